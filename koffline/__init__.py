@@ -1,0 +1,68 @@
+"""koffline: what is a policy worth, from logged transitions, by minimising the kernel Bellman loss.
+
+Names are imported when first used, so that ``import koffline`` stays fast and silent.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError
+from importlib.metadata import version as _version
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from koffline import errors, kernel_loss, kernels
+    from koffline.data.replay import ColumnarReplayBuffer
+    from koffline.data.sources import open_transitions
+    from koffline.data.transitions import Continuous, Discrete, Transitions
+    from koffline.ope.estimate import Estimate, Interval
+    from koffline.ope.evaluation import evaluate
+    from koffline.policies import load_policy
+
+try:
+    __version__ = _version("koffline")
+except PackageNotFoundError:  # used from a source tree that was never installed
+    __version__ = "0.0.0+source"
+
+_HOME_OF = {
+    "ColumnarReplayBuffer": "koffline.data.replay",
+    "Continuous": "koffline.data.transitions",
+    "Discrete": "koffline.data.transitions",
+    "Estimate": "koffline.ope.estimate",
+    "Interval": "koffline.ope.estimate",
+    "Transitions": "koffline.data.transitions",
+    "evaluate": "koffline.ope.evaluation",
+    "load_policy": "koffline.policies",
+    "open_transitions": "koffline.data.sources",
+}
+_MODULES = {"bellman", "errors", "fitting", "kernel_loss", "kernels", "objectives", "policies", "replicas"}
+
+__all__ = [
+    "ColumnarReplayBuffer",
+    "Continuous",
+    "Discrete",
+    "Estimate",
+    "Interval",
+    "Transitions",
+    "errors",
+    "evaluate",
+    "kernel_loss",
+    "kernels",
+    "load_policy",
+    "open_transitions",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name on first use (PEP 562)."""
+    if name in _HOME_OF:
+        value = getattr(import_module(_HOME_OF[name]), name)
+        globals()[name] = value
+        return value
+    if name in _MODULES:
+        return import_module(f"koffline.{name}")
+    raise AttributeError(f"module 'koffline' has no attribute '{name}'")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, *_MODULES})
