@@ -1,0 +1,46 @@
+# `make demo` and `make test` do everything on a fresh machine: Python >= 3.10 with venv is all they need.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+DATA := datasets/cartpole.hdf5
+POLICY := datasets/cartpole_policy.npz
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-slow check format bench clean
+
+help:  ## list the targets
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+
+$(VENV)/.base: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { echo "koffline needs Python 3.10 or newer; set PYTHON=…"; exit 2; }
+	@test -x $(BIN)/python || { echo "creating $(VENV)"; $(PYTHON) -m venv $(VENV); }
+	@echo "installing koffline (the first time this takes some minutes)"
+	@$(INSTALL) -e .
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.base
+	@echo "installing the test tools"
+	@$(INSTALL) -e '.[dev]'
+	@touch $@
+
+demo: $(VENV)/.base  ## evaluate a policy from the bundled log: a table and a report
+	@$(BIN)/koffline evaluate $(DATA) --policy $(POLICY) --truth datasets/cartpole_truth.json --out out/demo --force
+
+test: $(VENV)/.dev  ## the default tests
+	@$(BIN)/python -m pytest -n 2
+
+test-slow: $(VENV)/.dev  ## statistical checks that take minutes
+	@$(BIN)/python -m pytest -n 2 -m slow
+
+check: $(VENV)/.dev  ## lint, format and types
+	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
+
+format: $(VENV)/.dev  ## reformat the code
+	@$(BIN)/ruff check --fix . ; $(BIN)/ruff format .
+
+bench: $(VENV)/.dev  ## speed, as ratios measured side by side
+	@$(BIN)/python scripts/bench/replay.py && $(BIN)/python scripts/bench/replicas.py && $(BIN)/python scripts/bench/blockwise.py
+
+clean:  ## remove the environment and everything made
+	rm -rf $(VENV) build dist out *.egg-info
