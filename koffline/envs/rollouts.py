@@ -1,0 +1,166 @@
+"""Play a policy in a vectorised world: logs with time limits, and values by Monte Carlo without them.
+
+A policy here is plain: with discrete actions a callable from observations to probabilities (N, n); with
+continuous ones an object with ``sample(observations, generator) -> (N, k)``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from koffline.envs.classic import World
+
+Array = np.ndarray
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """One step of every copy still running; ``index`` (n,) says which copies these are."""
+
+    index: Array
+    observation: Array
+    action: Array
+    reward: Array
+    next_observation: Array
+    terminated: Array
+
+
+@dataclass(frozen=True, eq=False)
+class EpisodeLog:
+    """Rows of whole episodes, contiguous and in time order; the last episode may be cut by the log's end."""
+
+    observations: Array
+    actions: Array
+    rewards: Array
+    next_observations: Array
+    terminated: Array
+    truncated: Array
+    episode_ids: Array
+    steps: Array
+    start_states: Array  # (E, d) the world's own start state of each episode, for Monte Carlo from there
+
+    def __len__(self) -> int:
+        return len(self.rewards)
+
+
+@dataclass(frozen=True)
+class MonteCarloValue:
+    """Discounted value of a policy from a set of start states.
+
+    ``standard_error`` takes the starts as draws from a population, ``error_given_starts`` as fixed.
+    ``start_deviation`` is the standard deviation of V over starts: a log with E episodes cannot place the
+    population value better than about start_deviation / √E. ``horizon`` is where returns were cut.
+    """
+
+    value: float
+    standard_error: float
+    error_given_starts: float
+    start_deviation: float
+    horizon: int
+    n_rollouts: int
+
+
+def draw_actions(policy: Any, observations: Array, generator: np.random.Generator) -> Array:
+    """Sample one action per observation: (N,) int64 from probabilities, else (N, k)."""
+    if hasattr(policy, "sample"):
+        return policy.sample(observations, generator)
+    cumulative = np.cumsum(policy(observations), axis=1)
+    threshold = generator.random(len(observations))[:, None] * cumulative[:, -1:]
+    return np.sum(cumulative[:, :-1] <= threshold, axis=1).astype(np.int64)
+
+
+def play(
+    world: World, policy: Any, state: Array, limit: int, generator: np.random.Generator
+) -> Iterator[Step]:
+    """Yield step after step of every copy that still runs, for at most ``limit`` steps."""
+    index = np.arange(len(state))
+    observation = world.observe(state)
+    for _ in range(limit):
+        action = draw_actions(policy, observation, generator)
+        state, reward, terminated = world.step(state, action, generator)
+        next_observation = world.observe(state)
+        yield Step(index, observation, action, reward, next_observation, terminated)
+        running = ~terminated
+        if not running.any():
+            return
+        index, state, observation = index[running], state[running], next_observation[running]
+
+
+def log_episodes(
+    world: World, policy: Any, n_rows: int, time_limit: int, generator: np.random.Generator
+) -> EpisodeLog:
+    """Record exactly ``n_rows`` rows of independent episodes, cut (not ended) at ``time_limit`` steps."""
+    parts: list[EpisodeLog] = []
+    rows = episodes = 0
+    while rows < n_rows:
+        count = max(8, math.ceil((n_rows - rows) / time_limit))
+        part = _log_batch(world, policy, count, time_limit, generator)
+        parts.append(replace(part, episode_ids=part.episode_ids + episodes))
+        rows, episodes = rows + len(part), episodes + count
+    columns = {
+        name: np.concatenate([getattr(part, name) for part in parts])[:n_rows] for name in vars(parts[0])
+    }
+    columns["truncated"][-1] = not columns["terminated"][-1]
+    columns["start_states"] = columns["start_states"][: columns["episode_ids"][-1] + 1]
+    return EpisodeLog(**columns)
+
+
+def monte_carlo_value(
+    world: World,
+    policy: Any,
+    gamma: float,
+    start: Array,
+    generator: np.random.Generator,
+    repeats: int = 2,
+    horizon: int | None = None,
+) -> MonteCarloValue:
+    """Value by ``repeats`` ≥ 2 rollouts from each start state (n, d), without a time limit.
+
+    Returns are cut where gamma^t < 1e-5 (or at ``horizon``): 0.001 % of a constant reward stream.
+    Rollouts from one start share V(start) alone: what varies beyond their own noise is V over the starts.
+    """
+    horizon = horizon or math.ceil(math.log(1e-5) / math.log(gamma))
+    n = len(start)
+    returns = np.zeros(repeats * n)
+    for t, step in enumerate(play(world, policy, np.tile(start, (repeats, 1)), horizon, generator)):
+        returns[step.index] += gamma**t * step.reward
+    table = returns.reshape(repeats, n)
+    means = table.mean(axis=0)
+    noise = float(table.var(axis=0, ddof=1).mean())  # mean variance of one rollout given its start
+    spread = float(means.var(ddof=1)) if n > 1 else 0.0
+    return MonteCarloValue(
+        value=float(means.mean()),
+        standard_error=math.sqrt(spread / n),
+        error_given_starts=math.sqrt(noise / (repeats * n)),
+        start_deviation=math.sqrt(max(spread - noise / repeats, 0.0)),
+        horizon=horizon,
+        n_rollouts=repeats * n,
+    )
+
+
+def _log_batch(
+    world: World, policy: Any, count: int, limit: int, generator: np.random.Generator
+) -> EpisodeLog:
+    """``count`` episodes side by side, then sorted by episode and step."""
+    start = world.reset(count, generator)
+    steps = list(play(world, policy, start, limit, generator))
+    time = np.concatenate([np.full(len(step.index), t) for t, step in enumerate(steps)])
+    index = np.concatenate([step.index for step in steps])
+    order = np.lexsort((time, index))
+    terminated = np.concatenate([step.terminated for step in steps])[order]
+    return EpisodeLog(
+        observations=np.concatenate([step.observation for step in steps])[order],
+        actions=np.concatenate([step.action for step in steps])[order],
+        rewards=np.concatenate([step.reward for step in steps])[order],
+        next_observations=np.concatenate([step.next_observation for step in steps])[order],
+        terminated=terminated,
+        truncated=(time[order] == limit - 1) & ~terminated,
+        episode_ids=index[order],
+        steps=time[order],
+        start_states=start,
+    )

@@ -1,0 +1,132 @@
+"""Hand-written policies of the evaluation benchmark: frozen records, so that their repr names them exactly.
+
+Discrete ones map observations (N, d) to probabilities (N, n) when called; continuous ones have ``mean``,
+``sample`` and ``deterministic``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+Array = np.ndarray
+
+
+@dataclass(frozen=True)
+class LinearSoftmax:
+    """Two actions; the log-odds of action 1 are a linear function of the observation."""
+
+    weights: tuple[float, ...]
+
+    def __call__(self, observations: Array) -> Array:
+        odds = observations.astype(np.float64) @ np.asarray(self.weights)
+        right = 1.0 / (1.0 + np.exp(-np.clip(odds, -60, 60)))
+        return np.stack([1.0 - right, right], axis=1)
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """The same probabilities everywhere."""
+
+    chances: tuple[float, ...]
+
+    def __call__(self, observations: Array) -> Array:
+        return np.tile(np.asarray(self.chances), (len(observations), 1))
+
+
+@dataclass(frozen=True)
+class Mixed:
+    """Each step: with probability ``epsilon`` a uniformly random action, else the policy's own."""
+
+    epsilon: float
+    policy: Any
+
+    def __call__(self, observations: Array) -> Array:
+        own = self.policy(observations)
+        return (1.0 - self.epsilon) * own + self.epsilon / own.shape[1]
+
+
+@dataclass(frozen=True)
+class PushAlong:
+    """Three actions (−, 0, +): push in the direction of one observed velocity, which pumps energy."""
+
+    column: int
+    sharpness: float
+
+    def __call__(self, observations: Array) -> Array:
+        drive = np.tanh(self.sharpness * observations[:, self.column].astype(np.float64))
+        forward, backward = np.maximum(drive, 0.0), np.maximum(-drive, 0.0)
+        return np.stack([backward, 1.0 - forward - backward, forward], axis=1)
+
+
+@dataclass(frozen=True)
+class GoDiagonal:
+    """Four moves (up, right, down, left): up or right by which coordinate lags."""
+
+    sharpness: float
+
+    def __call__(self, observations: Array) -> Array:
+        lag = self.sharpness * (observations[:, 0] - observations[:, 1]).astype(np.float64)
+        up = 1.0 / (1.0 + np.exp(-lag))
+        nothing = np.zeros_like(up)
+        return np.stack([up, 1.0 - up, nothing, nothing], axis=1)
+
+
+@dataclass(frozen=True)
+class SwingUp:
+    """Pendulum torque: pump energy while low, proportional-derivative hold near the top."""
+
+    pump: float = 1.0
+    hold: tuple[float, float] = (10.0, 2.0)
+    limit: float = 2.0
+
+    def __call__(self, observations: Array) -> Array:
+        cos, sin, velocity = observations.astype(np.float64).T
+        missing_energy = 15.0 * (1.0 - cos) - 0.5 * velocity**2
+        swing = self.pump * np.sign(missing_energy) * np.sign(velocity) * self.limit
+        angle = np.arctan2(sin, cos)
+        steady = -self.hold[0] * angle - self.hold[1] * velocity
+        near_top = cos > 0.8
+        return np.clip(np.where(near_top, steady, swing), -self.limit, self.limit)[:, None]
+
+
+@dataclass(frozen=True)
+class Gaussian:
+    """Continuous policy: a controller's action plus Gaussian noise, clipped to the bounds."""
+
+    controller: Any
+    deviation: float
+    low: tuple[float, ...]
+    high: tuple[float, ...]
+
+    @property
+    def deterministic(self) -> bool:
+        return self.deviation == 0.0
+
+    def mean(self, observations: Array) -> Array:
+        return np.clip(self.controller(observations), self.low, self.high)
+
+    def sample(self, observations: Array, generator: np.random.Generator) -> Array:
+        centre = self.controller(observations)
+        noise = self.deviation * generator.standard_normal(centre.shape)
+        return np.clip(centre + noise, self.low, self.high)
+
+
+@dataclass(frozen=True)
+class PushSometimes:
+    """Continuous policy: with probability ``epsilon`` uniform in the bounds, else the policy's own."""
+
+    epsilon: float
+    policy: Gaussian
+    deterministic: bool = False
+
+    def mean(self, observations: Array) -> Array:
+        middle = (np.asarray(self.policy.low) + np.asarray(self.policy.high)) / 2
+        return (1.0 - self.epsilon) * self.policy.mean(observations) + self.epsilon * middle
+
+    def sample(self, observations: Array, generator: np.random.Generator) -> Array:
+        own = self.policy.sample(observations, generator)
+        random = generator.uniform(self.policy.low, self.policy.high, size=own.shape)
+        return np.where(generator.random((len(own), 1)) < self.epsilon, random, own)

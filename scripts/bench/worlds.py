@@ -1,0 +1,60 @@
+"""Worlds of the evaluation benchmark that no library ships: same interface as koffline.envs.classic."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+Array = np.ndarray
+_MOVES = np.array([[0.0, 1.0], [1.0, 0.0], [0.0, -1.0], [-1.0, 0.0]])
+
+
+@dataclass(frozen=True)
+class NoisyGrid:
+    """Continuous grid: the unit square, four moves with Gaussian noise, goal corner ends the episode.
+
+    Reward −1 a step, −5 in a swamp in the middle, +20 at the goal (x + y ≥ 1.8).
+    """
+
+    stride: float = 0.08
+    noise: float = 0.03
+    n_actions: int = 4
+    bounds: None = None
+
+    def reset(self, n: int, generator: np.random.Generator) -> Array:
+        return generator.uniform(0.0, 0.3, size=(n, 2))
+
+    def step(self, state: Array, action: Array, generator: np.random.Generator) -> tuple[Array, Array, Array]:
+        moved = state + self.stride * _MOVES[action] + self.noise * generator.standard_normal(state.shape)
+        following = np.clip(moved, 0.0, 1.0)
+        goal = following.sum(axis=1) >= 1.8
+        depth = np.exp(-np.sum((following - 0.5) ** 2, axis=1) / 0.15**2)
+        return following, -1.0 - 4.0 * depth + 20.0 * goal, goal
+
+    def observe(self, state: Array) -> Array:
+        return state.astype(np.float32)
+
+
+@dataclass(frozen=True)
+class Chain:
+    """A line of length 10: step left (0) or right (1) of about 1, slipping; the ends pay 1 and 10."""
+
+    slip: float = 0.1
+    length: float = 10.0
+    n_actions: int = 2
+    bounds: None = None
+
+    def reset(self, n: int, generator: np.random.Generator) -> Array:
+        return generator.uniform(2.0, 5.0, size=(n, 1))
+
+    def step(self, state: Array, action: Array, generator: np.random.Generator) -> tuple[Array, Array, Array]:
+        slipped = generator.random(len(state)) < self.slip
+        direction = np.where((action == 1) ^ slipped, 1.0, -1.0)
+        place = state[:, 0] + direction * generator.uniform(0.5, 1.5, size=len(state))
+        left, right = place <= 0.0, place >= self.length
+        reward = 1.0 * left + 10.0 * right - 0.05
+        return np.clip(place, 0.0, self.length)[:, None], reward, left | right
+
+    def observe(self, state: Array) -> Array:
+        return (state / self.length).astype(np.float32)
