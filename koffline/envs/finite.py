@@ -1,0 +1,251 @@
+"""Finite Markov decision processes whose values are exact (linear solves): the oracle of the tests.
+
+Policies are tables (S, A) of probabilities. Entering a terminal state ends the episode; its value is zero.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from koffline.errors import ConfigError
+
+Array = np.ndarray
+_SUM_TOLERANCE = 1e-9
+
+
+@dataclass(frozen=True, eq=False)
+class FiniteSample:
+    """Logged steps as state numbers. ``episode_ids`` and ``steps`` are None for independent tuples."""
+
+    states: Array  # (N,) int64
+    actions: Array  # (N,) int64
+    rewards: Array  # (N,)
+    next_states: Array  # (N,) int64
+    terminated: Array  # (N,) bool
+    truncated: Array  # (N,) bool
+    episode_ids: Array | None = None  # (N,) int64
+    steps: Array | None = None  # (N,) int64
+
+    def __len__(self) -> int:
+        return len(self.states)
+
+
+@dataclass(frozen=True, eq=False)
+class FiniteMDP:
+    """A finite process: ``transition[s, a, s']``, ``reward`` per (s, a) or (s, a, s'), terminal flags, start.
+
+    Raises ConfigError when shapes contradict each other or probabilities do not sum to one.
+    """
+
+    transition: Array  # (S, A, S)
+    reward: Array  # (S, A, S) once constructed; (S, A) is accepted and repeated over s'
+    terminal: Array  # (S,) bool
+    initial: Array  # (S,), zero on terminal states
+
+    def __post_init__(self) -> None:
+        transition = np.asarray(self.transition, dtype=np.float64)
+        if transition.ndim != 3 or transition.shape[0] != transition.shape[2]:
+            raise ConfigError(
+                f"transition must have shape (S, A, S), received {transition.shape}; reshape it"
+            )
+        reward = np.asarray(self.reward, dtype=np.float64)
+        if reward.shape == transition.shape[:2]:
+            reward = np.repeat(reward[:, :, None], transition.shape[2], axis=2)
+        _require_shape("reward", reward, transition.shape)
+        terminal = np.asarray(self.terminal, dtype=bool)
+        _require_shape("terminal", terminal, transition.shape[:1])
+        initial = np.asarray(self.initial, dtype=np.float64)
+        _require_shape("initial", initial, transition.shape[:1])
+        _require_probabilities("transition[s, a]", transition[~terminal])
+        _require_probabilities("initial", initial)
+        if initial[terminal].any():
+            raise ConfigError(
+                "initial gives weight to a terminal state; start episodes in non-terminal states"
+            )
+        for name, table in (("transition", transition), ("reward", reward), ("terminal", terminal)):
+            object.__setattr__(self, name, table)
+        object.__setattr__(self, "initial", initial)
+
+    @property
+    def n_states(self) -> int:
+        """S, terminal states included."""
+        return self.transition.shape[0]
+
+    @property
+    def n_actions(self) -> int:
+        """A."""
+        return self.transition.shape[1]
+
+    def state_values(self, policy: Array, gamma: float) -> Array:
+        """V^π, (S,): solves (I − γ P_π) V = r_π with V = 0 on terminal states."""
+        moves, gain = self._under(policy)
+        return np.linalg.solve(np.eye(self.n_states) - gamma * moves, gain)
+
+    def action_values(self, policy: Array, gamma: float) -> Array:
+        """Q^π, (S, A): one step of any action, then the policy; zero on terminal states."""
+        future = self.reward + gamma * self.state_values(policy, gamma)
+        return np.where(self.terminal[:, None], 0.0, np.einsum("sat,sat->sa", self.transition, future))
+
+    def policy_value(self, policy: Array, gamma: float) -> float:
+        """J = expected discounted return from the initial distribution."""
+        return float(self.initial @ self.state_values(policy, gamma))
+
+    def discounted_occupancy(self, policy: Array, gamma: float) -> Array:
+        """(1 − γ) Σ γ^t P(s_t = s, a_t = a), (S, A); sums to one when nothing terminates, else to less.
+
+        J = Σ occupancy · reward / (1 − γ).
+        """
+        moves, _ = self._under(policy)
+        visits = np.linalg.solve(np.eye(self.n_states) - gamma * moves.T, (1.0 - gamma) * self.initial)
+        return np.where(self.terminal, 0.0, visits)[:, None] * policy
+
+    def stationary_distribution(self, policy: Array) -> Array:
+        """Long-run share of steps in each state, (S,), when every ended episode starts anew."""
+        moves, _ = self._under(policy, cut_terminal=False)
+        moves = moves[:, ~self.terminal] + np.outer(
+            moves[:, self.terminal].sum(axis=1), self.initial[~self.terminal]
+        )
+        moves = moves[~self.terminal]
+        system = np.vstack([moves.T - np.eye(len(moves)), np.ones(len(moves))])
+        share = np.linalg.lstsq(system, np.append(np.zeros(len(moves)), 1.0), rcond=None)[0]
+        whole = np.zeros(self.n_states)
+        whole[~self.terminal] = share
+        return whole
+
+    def step(
+        self, states: Array, actions: Array, generator: np.random.Generator
+    ) -> tuple[Array, Array, Array]:
+        """Draw next states (N,), rewards (N,) and termination (N,) for pairs of state and action numbers."""
+        following = _draw(self.transition[states, actions], generator)
+        return following, self.reward[states, actions, following], self.terminal[following]
+
+    def sample_transitions(
+        self, n: int, policy: Array, generator: np.random.Generator, states: Array | None = None
+    ) -> FiniteSample:
+        """Draw n independent tuples: s from ``states`` (S,) (default: uniform), a from the policy."""
+        if states is None:
+            states = ~self.terminal / np.sum(~self.terminal)
+        _require_probabilities("states", states)
+        at = _draw(np.broadcast_to(states, (n, self.n_states)), generator)
+        actions = _draw(self._table(policy)[at], generator)
+        following, rewards, terminated = self.step(at, actions, generator)
+        return FiniteSample(at, actions, rewards, following, terminated, np.zeros(n, dtype=bool))
+
+    def sample_episodes(
+        self, n_episodes: int, policy: Array, time_limit: int, generator: np.random.Generator
+    ) -> FiniteSample:
+        """Draw whole episodes, cut (not ended) after ``time_limit`` steps; rows by episode and step."""
+        table = self._table(policy)
+        index = np.arange(n_episodes)
+        state = _draw(np.broadcast_to(self.initial, (n_episodes, self.n_states)), generator)
+        columns: list[tuple[Array, ...]] = []
+        for t in range(time_limit):
+            action = _draw(table[state], generator)
+            following, reward, terminated = self.step(state, action, generator)
+            cut = ~terminated & (t == time_limit - 1)
+            columns.append((state, action, reward, following, terminated, cut, index, np.full(len(index), t)))
+            index, state = index[~terminated], following[~terminated]
+            if not len(index):
+                break
+        joined = [np.concatenate(parts) for parts in zip(*columns, strict=True)]
+        order = np.lexsort((joined[7], joined[6]))
+        return FiniteSample(*(column[order] for column in joined))
+
+    def _table(self, policy: Array) -> Array:
+        policy = np.asarray(policy, dtype=np.float64)
+        _require_shape("policy", policy, (self.n_states, self.n_actions))
+        _require_probabilities("policy[s]", policy[~self.terminal])
+        return policy
+
+    def _under(self, policy: Array, cut_terminal: bool = True) -> tuple[Array, Array]:
+        """Moves (S, S) and expected rewards (S,) under the policy; no move out of or into terminal states."""
+        table = self._table(policy)
+        moves = np.einsum("sa,sat->st", table, self.transition)
+        gain = np.einsum("sa,sat,sat->s", table, self.transition, self.reward)
+        moves, gain = np.where(self.terminal[:, None], 0.0, moves), np.where(self.terminal, 0.0, gain)
+        return (np.where(self.terminal[None, :], 0.0, moves) if cut_terminal else moves), gain
+
+
+def chain(n_states: int = 7, slip: float = 0.1, end_rewards: tuple[float, float] = (0.0, 1.0)) -> FiniteMDP:
+    """States on a line, action 0 left and 1 right, reversed with chance ``slip``; both ends are terminal.
+
+    Entering an end pays ``end_rewards``; the start is the middle.
+    """
+    transition = np.zeros((n_states, 2, n_states))
+    for state in range(1, n_states - 1):
+        transition[state, :, state - 1] = (1.0 - slip, slip)
+        transition[state, :, state + 1] = (slip, 1.0 - slip)
+    reward = np.zeros_like(transition)
+    reward[:, :, 0], reward[:, :, -1] = end_rewards
+    terminal = np.zeros(n_states, dtype=bool)
+    terminal[[0, -1]] = True
+    initial = np.zeros(n_states)
+    initial[n_states // 2] = 1.0
+    return FiniteMDP(transition, reward, terminal, initial)
+
+
+def grid(width: int = 5, height: int = 5, slip: float = 0.2, terminal_goal: bool = True) -> FiniteMDP:
+    """Rooms on a grid (state = x + width·y), moves up, right, down, left; walls hold.
+
+    With chance ``slip`` the move is random. Reward −0.1 a step and +1 on entering the far
+    corner, where the episode ends (``terminal_goal``) or the agent is set back to the start; episodes start
+    anywhere in the near half of the first row.
+    """
+    n = width * height
+    moves = np.zeros((n, 4, n))
+    for state in range(n):
+        x, y = state % width, state // width
+        for action, (dx, dy) in enumerate(((0, 1), (1, 0), (0, -1), (-1, 0))):
+            to = min(max(x + dx, 0), width - 1) + width * min(max(y + dy, 0), height - 1)
+            moves[state, action, to] += 1.0
+    transition = (1.0 - slip) * moves + slip * moves.mean(axis=1, keepdims=True)
+    initial = np.zeros(n)
+    initial[: max(width // 2, 1)] = 1.0 / max(width // 2, 1)
+    reward = np.full_like(transition, -0.1)
+    reward[:, :, -1] += 1.0
+    if not terminal_goal:
+        transition[-1] = initial
+    return FiniteMDP(transition, reward, np.append(np.zeros(n - 1, dtype=bool), terminal_goal), initial)
+
+
+def random_mdp(
+    n_states: int, n_actions: int, generator: np.random.Generator, branching: int = 4, ending: float = 0.0
+) -> FiniteMDP:
+    """Each pair leads to ``branching`` random states with Dirichlet weights; standard normal rewards.
+
+    With ``ending`` > 0 the last state is terminal and every step enters it with that probability.
+    """
+    inner = n_states - 1 if ending else n_states
+    transition = np.zeros((n_states, n_actions, n_states))
+    for state in range(inner):
+        for action in range(n_actions):
+            to = generator.choice(inner, size=min(branching, inner), replace=False)
+            transition[state, action, to] = (1.0 - ending) * generator.dirichlet(np.ones(len(to)))
+            transition[state, action, -1] += ending
+    initial = np.zeros(n_states)
+    initial[:inner] = 1.0 / inner
+    return FiniteMDP(
+        transition, generator.standard_normal((n_states, n_actions)), np.arange(n_states) >= inner, initial
+    )
+
+
+def _draw(probabilities: Array, generator: np.random.Generator) -> Array:
+    """One category per row of (N, K) probabilities."""
+    cumulative = np.cumsum(probabilities, axis=1)
+    threshold = generator.random(len(cumulative))[:, None] * cumulative[:, -1:]
+    return np.sum(cumulative[:, :-1] <= threshold, axis=1).astype(np.int64)
+
+
+def _require_shape(name: str, table: Array, shape: tuple[int, ...]) -> None:
+    if table.shape != shape:
+        raise ConfigError(f"{name} has shape {table.shape}, expected {shape}; build it for the same S and A")
+
+
+def _require_probabilities(name: str, rows: Array) -> None:
+    gap = np.abs(np.asarray(rows).sum(axis=-1) - 1.0)
+    if np.any(np.asarray(rows) < 0) or np.any(gap > _SUM_TOLERANCE):
+        raise ConfigError(
+            f"{name} must be probabilities that sum to one (off by {gap.max():.2g}); normalise it"
+        )

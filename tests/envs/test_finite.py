@@ -1,0 +1,155 @@
+"""Finite processes: values by hand, by brute-force rollouts, and identities between them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from koffline.envs.finite import FiniteMDP, chain, grid, random_mdp
+from koffline.errors import ConfigError
+
+GAMMA = 0.9
+
+
+@pytest.fixture
+def generator():
+    return np.random.default_rng(0)
+
+
+def two_states() -> FiniteMDP:
+    """In 0: action 0 stays for reward 1, action 1 goes to 1 for nothing; state 1 returns for 2."""
+    transition = np.array([[[1.0, 0.0], [0.0, 1.0]], [[1.0, 0.0], [1.0, 0.0]]])
+    return FiniteMDP(transition, np.array([[1.0, 0.0], [2.0, 2.0]]), np.zeros(2, bool), np.array([1.0, 0.0]))
+
+
+def random_policy(mdp, generator):
+    return generator.dirichlet(np.ones(mdp.n_actions), size=mdp.n_states)
+
+
+def test_values_by_hand():
+    mdp = two_states()
+    stay, leave = np.array([[1.0, 0.0]] * 2), np.array([[0.0, 1.0]] * 2)
+    assert mdp.policy_value(stay, GAMMA) == pytest.approx(10.0)  # 1 / (1 − 0.9)
+    # V0 = 0.9 V1, V1 = 2 + 0.9 V0: V0 = 1.8 / 0.19, V1 = 2 / 0.19
+    np.testing.assert_allclose(mdp.state_values(leave, GAMMA), [1.8 / 0.19, 2 / 0.19])
+    np.testing.assert_allclose(mdp.action_values(stay, GAMMA), [[10.0, 0.9 * 11.0], [11.0, 11.0]])
+
+
+def test_terminal_state_is_worth_nothing():
+    # a coin: end with reward 1 or go on; V = 0.5 + 0.9 · 0.5 V
+    mdp = FiniteMDP(
+        np.array([[[0.5, 0.5]], [[0.0, 1.0]]]),
+        np.array([[[0.0, 1.0]], [[7.0, 7.0]]]),
+        [False, True],
+        [1.0, 0.0],
+    )
+    once = np.ones((2, 1))
+    np.testing.assert_allclose(mdp.state_values(once, GAMMA), [0.5 / 0.55, 0.0])
+    np.testing.assert_allclose(mdp.action_values(once, GAMMA), [[0.5 / 0.55], [0.0]])
+    # stationary with restarts: the only living state
+    np.testing.assert_allclose(mdp.stationary_distribution(once), [1.0, 0.0])
+    # (1 − γ) Σ (γ/2)^t
+    np.testing.assert_allclose(mdp.discounted_occupancy(once, GAMMA), [[0.1 / 0.55], [0.0]])
+
+
+def test_gamblers_ruin():
+    # symmetric walk on 0 … 6, γ → 1: the chance of the right end from state s is s / 6
+    fair = np.full((7, 2), 0.5)
+    values = chain(7, slip=0.1).state_values(fair, 1.0 - 1e-12)
+    np.testing.assert_allclose(values[1:-1], np.arange(1, 6) / 6, atol=1e-9)
+
+
+@pytest.mark.parametrize("ending", [0.0, 0.1])
+def test_bellman_equation_and_occupancy(generator, ending):
+    mdp = random_mdp(12, 3, generator, ending=ending)
+    policy = random_policy(mdp, generator)
+    value, action_value = mdp.state_values(policy, GAMMA), mdp.action_values(policy, GAMMA)
+    np.testing.assert_allclose(np.sum(policy * action_value, axis=1), value, atol=1e-12)
+    occupancy = mdp.discounted_occupancy(policy, GAMMA)
+    mean_reward = np.einsum("sat,sat->sa", mdp.transition, mdp.reward)
+    assert np.sum(occupancy * mean_reward) / (1 - GAMMA) == pytest.approx(mdp.policy_value(policy, GAMMA))
+    # without an end all mass stays; with one, t steps survive with chance 0.9^t: Σ 0.1 (0.9·0.9)^t = 0.1 / 0.19
+    assert occupancy.sum() == pytest.approx(0.1 / (1 - 0.9 * (1 - ending)))
+
+
+@pytest.mark.parametrize(
+    "mdp", [chain(6), grid(4, 3), grid(4, 3, terminal_goal=False)], ids=["chain", "grid", "loop"]
+)
+def test_exact_value_agrees_with_rollouts(generator, mdp):
+    policy = random_policy(mdp, generator)
+    sample = mdp.sample_episodes(4000, policy, 60, generator)
+    returns = np.bincount(sample.episode_ids, weights=sample.rewards * GAMMA**sample.steps)
+    error = returns.std(ddof=1) / np.sqrt(4000)
+    # 0.9^60 / 0.1 = 0.018 reward units of tail where episodes go on; four standard errors besides
+    assert returns.mean() == pytest.approx(mdp.policy_value(policy, GAMMA), abs=4 * error + 0.02)
+
+
+def test_episodes_are_whole_and_cut_by_the_limit(generator):
+    mdp = grid(4, 4)
+    sample = mdp.sample_episodes(200, np.full((16, 4), 0.25), 10, generator)
+    same = sample.episode_ids[1:] == sample.episode_ids[:-1]
+    np.testing.assert_array_equal(sample.states[1:][same], sample.next_states[:-1][same])
+    np.testing.assert_array_equal(sample.terminated, mdp.terminal[sample.next_states])
+    ends = ~np.append(same, False)
+    np.testing.assert_array_equal(sample.terminated | sample.truncated, ends)
+    assert np.all(sample.steps[sample.truncated] == 9)
+    assert not np.any(sample.terminated & sample.truncated)
+    assert len(np.unique(sample.episode_ids)) == 200
+    assert {0} == set(sample.steps[np.append(True, ~same)])
+
+
+def test_tuples_follow_the_tables(generator):
+    mdp = random_mdp(4, 2, generator)
+    states = np.array([0.5, 0.5, 0.0, 0.0])
+    policy = np.array([[0.2, 0.8]] * 4)
+    sample = mdp.sample_transitions(40_000, policy, generator, states)
+    assert sample.episode_ids is None
+    assert set(sample.states) == {0, 1}
+    pair = (sample.states == 0) & (sample.actions == 1)
+    # binomial: 40000 · 0.4 and, within it, each next state, four standard errors
+    assert pair.mean() == pytest.approx(0.4, abs=4 * np.sqrt(0.24 / 40_000))
+    share = np.bincount(sample.next_states[pair], minlength=4) / pair.sum()
+    np.testing.assert_allclose(share, mdp.transition[0, 1], atol=4 * 0.5 / np.sqrt(pair.sum()))
+    np.testing.assert_array_equal(
+        sample.rewards, mdp.reward[sample.states, sample.actions, sample.next_states]
+    )
+
+
+def test_tuples_default_to_every_living_state(generator):
+    sample = chain(5).sample_transitions(500, np.full((5, 2), 0.5), generator)
+    assert set(sample.states) == {1, 2, 3}
+
+
+def test_stationary_distribution_is_what_long_episodes_visit(generator):
+    mdp = grid(3, 3)
+    policy = random_policy(mdp, generator)
+    sample = mdp.sample_episodes(3000, policy, 400, generator)
+    share = np.bincount(sample.states, minlength=9) / len(sample)
+    # shares of correlated rows: 3000 episodes, each share's standard error below 0.006
+    np.testing.assert_allclose(share, mdp.stationary_distribution(policy), atol=0.025)
+
+
+GOOD = {"transition": np.ones((1, 1, 1)), "reward": np.ones((1, 1)), "terminal": [False], "initial": [1.0]}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"transition": np.ones((1, 2))}, r"transition must have shape \(S, A, S\)"),
+        ({"transition": np.full((1, 1, 1), 0.5)}, "sum to one"),
+        ({"reward": np.ones((2, 1))}, "reward has shape"),
+        ({"terminal": [False, True]}, "terminal has shape"),
+        ({"initial": [0.4]}, "initial must be probabilities"),
+        ({"terminal": [True]}, "weight to a terminal state"),
+    ],
+)
+def test_contradictions_are_refused(change, message):
+    with pytest.raises(ConfigError, match=message):
+        FiniteMDP(**{**GOOD, **change})
+
+
+def test_policy_table_must_fit():
+    with pytest.raises(ConfigError, match="policy has shape"):
+        two_states().state_values(np.ones((3, 2)), GAMMA)
+    with pytest.raises(ConfigError, match="policy"):
+        two_states().state_values(np.ones((2, 2)), GAMMA)
