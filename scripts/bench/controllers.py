@@ -130,3 +130,57 @@ class PushSometimes:
         own = self.policy.sample(observations, generator)
         random = generator.uniform(self.policy.low, self.policy.high, size=own.shape)
         return np.where(generator.random((len(own), 1)) < self.epsilon, random, own)
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Softmax over n actions of linear scores: a row of ``weights`` (n, d + 1) each, the constant last."""
+
+    weights: tuple[tuple[float, ...], ...]
+
+    def __call__(self, observations: Array) -> Array:
+        table = np.asarray(self.weights)
+        score = observations.astype(np.float64) @ table[:, :-1].T + table[:, -1]
+        chance = np.exp(score - score.max(axis=1, keepdims=True))
+        return chance / chance.sum(axis=1, keepdims=True)
+
+
+@dataclass(frozen=True)
+class NearestTo:
+    """Softmax over listed values by their distance from a controller's wish (N, 1)."""
+
+    values: tuple[float, ...]
+    controller: Any
+    sharpness: float
+
+    def __call__(self, observations: Array) -> Array:
+        score = -self.sharpness * (self.controller(observations) - np.asarray(self.values)) ** 2
+        chance = np.exp(score - score.max(axis=1, keepdims=True))
+        return chance / chance.sum(axis=1, keepdims=True)
+
+
+@dataclass(frozen=True)
+class Linear:
+    """Controller ``gain`` (k, d) · observation + ``constant`` (k,)."""
+
+    gain: tuple[tuple[float, ...], ...]
+    constant: tuple[float, ...] = (0.0,)
+
+    def __call__(self, observations: Array) -> Array:
+        return observations.astype(np.float64) @ np.asarray(self.gain).T + np.asarray(self.constant)
+
+
+@dataclass(frozen=True)
+class OrderUpTo:
+    """Five order sizes 0 … 20: aim at a level of stock that follows the season."""
+
+    level: float
+    season: float
+    sharpness: float
+
+    def __call__(self, observations: Array) -> Array:
+        stock, coming, sine, _ = (20.0 * observations.astype(np.float64)).T
+        wish = np.clip(self.level + self.season * sine / 20.0 - stock - coming, 0.0, 20.0)
+        score = -self.sharpness * (wish[:, None] - 5.0 * np.arange(5)) ** 2
+        chance = np.exp(score - score.max(axis=1, keepdims=True))
+        return chance / chance.sum(axis=1, keepdims=True)

@@ -10,140 +10,23 @@ problem, not to the seed; they are kept in $KOFFLINE_BENCH_CACHE (else a folder 
 from __future__ import annotations
 
 import argparse
-import hashlib
-import inspect
-import json
-import os
 import sys
-import tempfile
-from dataclasses import asdict, dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # also found when run as a plain script
 
-from koffline.envs import rollouts
 from koffline.envs.classic import Acrobot, CartPole, MountainCar, Pendulum
-from koffline.envs.rollouts import MonteCarloValue, log_episodes, monte_carlo_value
+from koffline.envs.embedded import EmbeddedMDP
+from koffline.envs.finite import random_mdp
+from koffline.envs.linear_quadratic import LinearGaussian, LinearQuadratic
 from scripts.bench import controllers as c
+from scripts.bench.held_out_worlds import Inventory, Navigation, PuddleWorld, Queues, Repriced, Treatment
+from scripts.bench.specs import Problem, Spec
 from scripts.bench.worlds import Chain, NoisyGrid
 
-
-@dataclass(frozen=True, eq=False)
-class Problem:
-    """A log, the policy to evaluate, and the answer. ``n_actions`` or ``low``/``high`` is None."""
-
-    name: str
-    observations: np.ndarray  # (N, d) float32
-    actions: np.ndarray  # (N,) int64 | (N, k) float64
-    rewards: np.ndarray  # (N,)
-    next_observations: np.ndarray  # (N, d) float32
-    terminated: np.ndarray  # (N,) bool
-    truncated: np.ndarray  # (N,) bool: time limit or end of the log
-    episode_ids: np.ndarray  # (N,) int64
-    steps: np.ndarray  # (N,) int64
-    n_actions: int | None
-    low: tuple[float, ...] | None
-    high: tuple[float, ...] | None
-    target: (
-        Any  # discrete: observations -> (N, n); else .sample(observations, generator), .mean, .deterministic
-    )
-    gamma: float
-    truth: float  # value over the world's start distribution, no time limit
-    truth_se: float
-    truth_at_starts: float  # value given the log's own start states: what the log can be asked for
-    truth_at_starts_se: float
-    start_deviation: (
-        float  # of V over start states; start_deviation / sqrt(episodes) is the unavoidable error
-    )
-    behavior: Any
-
-    @property
-    def n_episodes(self) -> int:
-        return int(self.episode_ids[-1] - self.episode_ids[0]) + 1
-
-    @property
-    def behavior_return(self) -> float:
-        """Mean discounted return of the logged episodes as they were cut."""
-        return float(np.sum(self.rewards * self.gamma**self.steps) / self.n_episodes)
-
-
-@dataclass(frozen=True)
-class Spec:
-    """How to build a problem: the world, who wrote the log, who is evaluated."""
-
-    name: str
-    world: Any
-    behavior: Any
-    target: Any
-    gamma: float
-    time_limit: int = 200
-    n_starts: int = 20_000
-
-    def truth(self) -> MonteCarloValue:
-        """The target policy's value over the world's start distribution, cached on disk."""
-        starts = self.world.reset(self.n_starts, np.random.default_rng(20190910))
-        return self.value_from(starts, repeats=2)
-
-    def value_from(self, starts: np.ndarray, repeats: int) -> MonteCarloValue:
-        """The target policy's value from these states (n, d), cached on disk."""
-        path = _cache_directory() / f"{self.name}-{self._fingerprint(starts, repeats)}.json"
-        if path.exists():
-            return MonteCarloValue(**json.loads(path.read_text()))
-        generator = np.random.default_rng(20190911)
-        value = monte_carlo_value(self.world, self.target, self.gamma, starts, generator, repeats)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_suffix(f".{os.getpid()}.part")
-        part.write_text(json.dumps(asdict(value)))
-        part.replace(path)
-        return value
-
-    def __call__(self, seed: int = 0, n_rows: int = 20_000) -> Problem:
-        name_key = int.from_bytes(hashlib.sha256(self.name.encode()).digest()[:4], "little")
-        generator = np.random.default_rng([seed, name_key])
-        log = log_episodes(self.world, self.behavior, n_rows, self.time_limit, generator)
-        truth = self.truth()
-        at_starts = self.value_from(log.start_states, repeats=20)
-        columns = {name: column for name, column in vars(log).items() if name != "start_states"}
-        low, high = self.world.bounds or (None, None)
-        return Problem(
-            name=self.name,
-            **columns,
-            n_actions=self.world.n_actions,
-            low=low,
-            high=high,
-            target=self.target,
-            gamma=self.gamma,
-            truth=truth.value,
-            truth_se=truth.standard_error,
-            truth_at_starts=at_starts.value,
-            truth_at_starts_se=at_starts.error_given_starts,
-            start_deviation=truth.start_deviation,
-            behavior=self.behavior,
-        )
-
-    def _fingerprint(self, starts: np.ndarray, repeats: int) -> str:
-        """Changes whenever the starts, the world, the target policy or the Monte-Carlo code does."""
-        text = [repr((self.world, self.target, self.gamma, repeats)), starts.tobytes().hex()]
-        text += [inspect.getsource(rollouts)]
-        text += [inspect.getsource(kind) for kind in sorted(_classes(self.world, self.target), key=repr)]
-        return hashlib.sha256("\n".join(text).encode()).hexdigest()[:16]
-
-
-def _classes(*records: Any) -> set[type]:
-    """The classes of these dataclass instances and of the dataclasses inside them."""
-    found: set[type] = set()
-    for record in records:
-        if is_dataclass(record):
-            found |= {type(record)} | _classes(*(getattr(record, field.name) for field in fields(record)))
-    return found
-
-
-def _cache_directory() -> Path:
-    return Path(os.environ.get("KOFFLINE_BENCH_CACHE") or Path(tempfile.gettempdir()) / "koffline-bench")
-
+__all__ = ["DEVELOPMENT", "HELD_OUT", "Problem", "Spec"]
 
 _BALANCE = c.LinearSoftmax((0.5, 1.0, 15.0, 4.0))
 _GRID_TARGET = c.Mixed(0.1, c.GoDiagonal(8.0))
@@ -187,7 +70,125 @@ DEVELOPMENT: dict[str, Spec] = {
         Spec("chain", Chain(), c.Fixed((0.5, 0.5)), c.Fixed((0.3, 0.7)), 0.95, 50),
     ]
 }
-HELD_OUT: dict[str, Spec] = {}
+
+_TORQUES = (-2.0, -1.0, 0.0, 1.0, 2.0)
+_PLANE = {"low": (-1.0, -1.0), "high": (1.0, 1.0)}
+_SYSTEM = LinearQuadratic(
+    drift=((1.0, 0.1, 0.0, 0.0), (0.0, 0.95, 0.1, 0.0), (0.0, 0.0, 1.0, 0.1), (0.1, 0.0, 0.0, 0.9)),
+    control=((0.0, 0.0), (0.3, 0.0), (0.0, 0.1), (0.0, 0.3)),
+)
+_HELD_GAIN = ((-0.8, -1.0, 0.0, 0.0), (0.0, 0.0, -0.6, -0.8))
+_CAR = c.Mixed(0.2, c.PushAlong(1, 200.0))
+
+
+def _random_world() -> EmbeddedMDP:
+    generator = np.random.default_rng(7)
+    mdp = random_mdp(40, 4, generator, branching=3)
+    points = generator.permutation(np.stack(np.meshgrid(*[np.arange(4)] * 3), axis=-1).reshape(-1, 3))[:40]
+    return EmbeddedMDP(mdp, points / 4.0, jitter=0.1)
+
+
+_RANDOM = _random_world()
+_CHANCES = np.random.default_rng(8).dirichlet(np.ones(4), size=(2, 40))
+
+HELD_OUT: dict[str, Spec] = {
+    spec.name: spec
+    for spec in [
+        Spec(
+            "cartpole_cost",
+            Repriced(CartPole(push_noise=10.0), scale=0.0, at_end=-1.0),
+            c.Mixed(0.5, c.LinearSoftmax((0.0, 0.2, 12.0, 3.0))),
+            c.Mixed(0.2, c.LinearSoftmax((0.3, 0.7, 12.0, 3.0))),
+            0.97,
+        ),
+        Spec(
+            "puddle",
+            PuddleWorld(),
+            c.Fixed((0.35, 0.35, 0.15, 0.15)),
+            c.Mixed(0.1, c.GoDiagonal(4.0)),
+            0.98,
+            100,
+        ),
+        Spec(
+            "navigation",
+            Navigation(),
+            c.PushSometimes(
+                0.3, c.Gaussian(c.Linear(((-0.3, 0, -0.2, 0), (0, -0.3, 0, -0.2))), 0.5, **_PLANE)
+            ),
+            c.Gaussian(c.Linear(((-0.8, 0, -0.5, 0), (0, -0.8, 0, -0.5))), 0.3, **_PLANE),
+            0.97,
+            100,
+        ),
+        Spec(
+            "pendulum_torques",
+            Pendulum(_TORQUES, noise=0.1),
+            c.Mixed(0.5, c.NearestTo(_TORQUES, c.SwingUp(0.8, (5.0, 1.0)), 1.0)),
+            c.NearestTo(_TORQUES, c.SwingUp(), 3.0),
+            0.98,
+            60,
+        ),
+        Spec(
+            "linear_quadratic",
+            _SYSTEM,
+            LinearGaussian(((-0.4, -0.6, 0.0, 0.0), (0.0, 0.0, -0.4, -0.5)), 0.8),
+            LinearGaussian(_HELD_GAIN, 0.2),
+            0.95,
+            50,
+        ),
+        Spec(
+            "queues_offset",
+            Queues(),
+            c.Fixed((0.4, 0.35, 0.25)),
+            c.Scores(((3, 0, 0.0), (0, 6, 0.0), (2, 4, -2.0))),
+            0.98,
+        ),
+        Spec(
+            "inventory",
+            Inventory(),
+            c.Mixed(0.5, c.OrderUpTo(15, 0, 0.02)),
+            c.OrderUpTo(20, 8, 0.1),
+            0.97,
+            104,
+        ),
+        Spec(
+            "random_finite",
+            Repriced(_RANDOM, offset=0.3),
+            _RANDOM.policy(_CHANCES[0]),
+            _RANDOM.policy(_CHANCES[1]),
+            0.95,
+            50,
+        ),
+        Spec(
+            "acrobot_tiny",
+            Repriced(Acrobot(torque_noise=0.3), scale=1e-3),
+            c.Mixed(0.5, c.PushAlong(5, 3.0)),
+            c.Mixed(0.05, c.PushAlong(5, 1.0)),
+            0.99,
+            250,
+        ),
+        Spec("mountain_car_on", MountainCar(noise=0.002), _CAR, _CAR, 0.98),
+        Spec(
+            "treatment",
+            Treatment(),
+            c.Mixed(
+                0.3,
+                c.Scores(
+                    ((-1, 0, 0, 0, 0, 0, 1), (0,) * 7, (1, 0, 0, 0, 0, 0, -1), (1.5, 0, 0, 0, 0, 0, -2))
+                ),
+            ),
+            c.Scores(
+                (
+                    (-1, 2, 0, 0, 0, 0, 0),
+                    (0, 1, 0, 0, 0, 0, 0),
+                    (2, -1, 0, 0, 0, 0, 0),
+                    (4, -2, 0, 0, 0, 0, -1),
+                )
+            ),
+            0.97,
+            40,
+        ),
+    ]
+}
 
 
 def main() -> None:

@@ -68,7 +68,7 @@ def test_bellman_equation_and_occupancy(generator, ending):
     occupancy = mdp.discounted_occupancy(policy, GAMMA)
     mean_reward = np.einsum("sat,sat->sa", mdp.transition, mdp.reward)
     assert np.sum(occupancy * mean_reward) / (1 - GAMMA) == pytest.approx(mdp.policy_value(policy, GAMMA))
-    # without an end all mass stays; with one, t steps survive with chance 0.9^t: Σ 0.1 (0.9·0.9)^t = 0.1 / 0.19
+    # with an end, t steps survive with chance 0.9^t: Σ 0.1 (0.9 · 0.9)^t = 0.1 / 0.19
     assert occupancy.sum() == pytest.approx(0.1 / (1 - 0.9 * (1 - ending)))
 
 
