@@ -1,0 +1,199 @@
+"""Checks and lossless casts of single columns; each failure is one sentence with the row and the remedy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from koffline.data.spaces import ActionSpace, Continuous, Discrete
+from koffline.errors import DataError
+
+# Rows looked at in one go: a check of a large log needs no second copy of it.
+BLOCK_ROWS = 65_536
+# Bounded actions may exceed their bounds by this much of the range: float32 rounding of squashed actions.
+_BOUND_TOLERANCE = 1e-5
+# Whole numbers up to this size are exact in float32.
+_EXACT_IN_FLOAT32 = 2**24
+
+
+def blocks(n_rows: int) -> Iterator[slice]:
+    """Slices that cover ``n_rows`` rows in order."""
+    for start in range(0, n_rows, BLOCK_ROWS):
+        yield slice(start, min(start + BLOCK_ROWS, n_rows))
+
+
+def as_array(name: str, values: Any) -> np.ndarray:
+    """``values`` as an array in the machine's byte order, without a copy where it is one already."""
+    try:
+        array = np.asarray(values)
+    except (TypeError, ValueError, RuntimeError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise DataError(
+            f"{name} is not a rectangular array ({reason}); give one row per transition"
+        ) from None
+    if array.dtype.kind not in "biuf":
+        raise DataError(f"{name} has dtype {array.dtype}; give numbers, one row per transition")
+    return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
+
+
+def read_only(array: np.ndarray) -> np.ndarray:
+    """A view that cannot be written through; the caller's own array stays as it was."""
+    view = array.view()
+    view.flags.writeable = False
+    return view
+
+
+def check_vector(name: str, array: np.ndarray) -> None:
+    """Raise DataError unless the column has one number per row."""
+    if array.ndim != 1:
+        remedy = f"use {name}.reshape(-1)" if array.size == len(array) else "give one number per row"
+        raise DataError(f"{name} has shape {array.shape}, expected (N,); {remedy}")
+
+
+def check_finite(name: str, array: np.ndarray) -> None:
+    """Raise DataError that names the first row holding NaN or an infinity."""
+    if array.dtype.kind != "f":
+        return
+    for block in blocks(len(array)):
+        good = np.isfinite(array[block])
+        if not good.all():
+            place = np.argwhere(~good)[0]
+            value = array[block][tuple(place)]
+            where = "" if array.ndim == 1 else f" at {[int(i) for i in place[1:]]}"
+            row = block.start + int(place[0])
+            raise DataError(f"{name} holds {value} in row {row}{where}; drop or mend that row")
+
+
+def observation_column(name: str, values: Any) -> np.ndarray:
+    """(N, ...) float32, float64 or uint8 with at least one number per row; others are cast exactly."""
+    array = as_array(name, values)
+    if array.ndim < 2:
+        raise DataError(f"{name} has shape {array.shape}, expected (N, …); use {name}.reshape(-1, 1)")
+    if len(array) and not array.size:
+        raise DataError(f"{name} has shape {array.shape}, no number in a row; give at least one feature")
+    array = as_float(array) if array.dtype != np.uint8 else array
+    check_finite(name, array)
+    return array
+
+
+def as_float(array: np.ndarray) -> np.ndarray:
+    """float32 and float64 as they are; float16 and small whole numbers as float32, all else as float64."""
+    if array.dtype in (np.float32, np.float64):
+        return array
+    if array.dtype in (np.float16, np.bool_) or array.dtype.itemsize <= 2:
+        return array.astype(np.float32)
+    if array.dtype.kind in "iu" and array.size:
+        small = int(array.max()) <= _EXACT_IN_FLOAT32 and int(array.min()) >= -_EXACT_IN_FLOAT32
+        return array.astype(np.float32 if small else np.float64)
+    return array.astype(np.float64)
+
+
+def number_column(name: str, values: Any) -> np.ndarray:
+    """(N,) finite float32 or float64."""
+    array = as_array(name, values)
+    check_vector(name, array)
+    array = as_float(array)
+    check_finite(name, array)
+    return array
+
+
+def integer_column(name: str, values: Any) -> np.ndarray:
+    """(N,) int64; floats are accepted where they are whole numbers."""
+    array = as_array(name, values)
+    check_vector(name, array)
+    if array.dtype == np.int64:
+        return array
+    check_finite(name, array)
+    if array.dtype.kind == "f":
+        whole = np.trunc(array) == array
+        if not whole.all():
+            row = int(np.argmin(whole))
+            raise DataError(f"{name} holds {array[row]:g} in row {row}; give whole numbers")
+    return array.astype(np.int64)
+
+
+def flag_column(name: str, values: Any) -> np.ndarray:
+    """(N,) bool; numbers are accepted where they are 0 or 1."""
+    array = as_array(name, values)
+    check_vector(name, array)
+    if array.dtype == np.bool_:
+        return array
+    proper = (array == 0) | (array == 1)
+    if not proper.all():
+        row = int(np.argmin(proper))
+        raise DataError(f"{name} holds {array[row]} in row {row}; give True or False")
+    return array.astype(np.bool_)
+
+
+def action_column(values: Any, space: ActionSpace) -> np.ndarray:
+    """(N,) int64 within 0 … n − 1, or (N, k) float within the bounds."""
+    if isinstance(space, Discrete):
+        return _discrete_actions(values, space)
+    return _continuous_actions(values, space)
+
+
+def _discrete_actions(values: Any, space: Discrete) -> np.ndarray:
+    actions = integer_column("actions", values)
+    if actions.size and (actions.min() < 0 or actions.max() >= space.n):
+        row = int(np.argmax((actions < 0) | (actions >= space.n)))
+        needed = f"Discrete({int(actions.max()) + 1})" if actions.min() >= 0 else "actions counted from 0"
+        raise DataError(
+            f"action {actions[row]} in row {row} is outside 0 … {space.n - 1}; "
+            f"declare {needed} or mend the row"
+        )
+    return actions
+
+
+def _continuous_actions(values: Any, space: Continuous) -> np.ndarray:
+    actions = as_array("actions", values)
+    if actions.ndim != 2 or actions.shape[1] != space.k:
+        remedy = (
+            "use actions.reshape(-1, 1)" if actions.ndim == 1 and space.k == 1 else "declare the space anew"
+        )
+        if actions.ndim == 2:
+            remedy = f"declare Continuous({actions.shape[1]}, low, high)"
+        raise DataError(f"actions has shape {actions.shape}, expected (N, {space.k}) for {space}; {remedy}")
+    actions = as_float(actions)
+    check_finite("actions", actions)
+    low, high = tolerant_bounds(space)
+    for block in blocks(len(actions)):
+        outside = (actions[block] < low) | (actions[block] > high)
+        if outside.any():
+            row, i = (int(place) for place in np.argwhere(outside)[0])
+            raise DataError(
+                f"action {actions[block][row, i]:g} in row {block.start + row}, dimension {i}, is outside "
+                f"{space.low[i]:g} … {space.high[i]:g}; declare wider bounds or clip the actions"
+            )
+    return actions
+
+
+def tolerant_bounds(space: Continuous) -> tuple[np.ndarray, np.ndarray]:
+    """The bounds (k,), widened by rounding of float32."""
+    bounds = np.asarray([space.low, space.high])
+    slack = _BOUND_TOLERANCE * np.maximum(1.0, np.where(np.isfinite(bounds), np.abs(bounds), 1.0))
+    return bounds[0] - slack[0], bounds[1] + slack[1]
+
+
+def log_probability_column(values: Any, space: ActionSpace) -> np.ndarray:
+    """(N,) finite; at most 0 for discrete actions. Densities of continuous ones may exceed 1."""
+    array = number_column("behaviorlog_probability_column", values)
+    if isinstance(space, Discrete) and (array > 1e-4).any():
+        row = int(np.argmax(array > 1e-4))
+        raise DataError(
+            f"behaviorlog_probability_column holds {array[row]:g} in row {row}, a probability above 1; "
+            "give natural logarithms of probabilities"
+        )
+    return array
+
+
+def weight_column(values: Any) -> np.ndarray:
+    """(N,) finite, at least 0, not all 0."""
+    array = number_column("weights", values)
+    if (array < 0).any():
+        row = int(np.argmax(array < 0))
+        raise DataError(f"weights holds {array[row]:g} in row {row}; give weights of at least 0")
+    if not (array > 0).any():
+        raise DataError("weights are all 0; give at least one row a positive weight")
+    return array

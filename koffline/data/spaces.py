@@ -1,0 +1,81 @@
+"""Action spaces, declared by whoever made the log and never inferred from it."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from koffline.errors import DataError
+
+
+@dataclass(frozen=True)
+class Discrete:
+    """Actions are the integers 0 … n − 1. Raises DataError unless n ≥ 1."""
+
+    n: int
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "n", _positive_int("Discrete(n)", self.n))
+
+    def __str__(self) -> str:
+        return f"Discrete({self.n})"
+
+
+@dataclass(frozen=True, init=False)
+class Continuous:
+    """Actions are vectors of k numbers within [low, high], one bound per number; infinite by default.
+
+    ``low`` and ``high`` are given as a number or as k numbers, and kept as tuples of k floats.
+    Raises DataError unless k ≥ 1, the bounds have k numbers each and low ≤ high.
+    """
+
+    k: int
+    low: tuple[float, ...]
+    high: tuple[float, ...]
+
+    def __init__(
+        self,
+        k: int,
+        low: float | Sequence[float] | np.ndarray = -math.inf,
+        high: float | Sequence[float] | np.ndarray = math.inf,
+    ) -> None:
+        object.__setattr__(self, "k", _positive_int("Continuous(k)", k))
+        object.__setattr__(self, "low", _bounds("low", low, self.k))
+        object.__setattr__(self, "high", _bounds("high", high, self.k))
+        for i, (lower, upper) in enumerate(zip(self.low, self.high, strict=True)):
+            if lower > upper:
+                raise DataError(f"action bound {i} has low {lower:g} above high {upper:g}; swap them")
+
+    def __str__(self) -> str:
+        if len(set(self.low)) == len(set(self.high)) == 1:
+            bounds = f"{self.low[0]:g} … {self.high[0]:g}"
+        else:
+            bounds = ", ".join(f"{a:g} … {b:g}" for a, b in zip(self.low, self.high, strict=True))
+        return f"Continuous({self.k}, {bounds})"
+
+
+ActionSpace = Discrete | Continuous
+
+
+def _positive_int(name: str, value: object) -> int:
+    try:
+        number = operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        number = 0
+    if isinstance(value, bool) or number < 1:
+        raise DataError(f"{name} is {value!r}; give an integer of at least 1")
+    return number
+
+
+def _bounds(name: str, value: object, k: int) -> tuple[float, ...]:
+    try:
+        given = np.asarray(value, dtype=np.float64)
+    except (TypeError, ValueError):
+        raise DataError(f"Continuous({name}=…) is {value!r}; give a number or {k} numbers") from None
+    if given.shape not in ((), (1,), (k,)) or np.isnan(given).any():
+        raise DataError(f"Continuous({name}=…) is {value!r}; give a number or {k} numbers, none of them NaN")
+    return tuple(float(bound) for bound in np.broadcast_to(given, (k,)))
