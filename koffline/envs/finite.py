@@ -186,10 +186,12 @@ def chain(n_states: int = 7, slip: float = 0.1, end_rewards: tuple[float, float]
     return FiniteMDP(transition, reward, terminal, initial)
 
 
-def grid(width: int = 5, height: int = 5, slip: float = 0.2, terminal_goal: bool = True) -> FiniteMDP:
+def grid(
+    width: int = 5, height: int = 5, slip: float = 0.2, goal: float = 1.0, terminal_goal: bool = True
+) -> FiniteMDP:
     """Rooms on a grid (state = x + width·y), moves up, right, down, left; walls hold.
 
-    With chance ``slip`` the move is random. Reward −0.1 a step and +1 on entering the far
+    With chance ``slip`` the move is random. Reward −0.1 a step, plus ``goal`` on entering the far
     corner, where the episode ends (``terminal_goal``) or the agent is set back to the start; episodes start
     anywhere in the near half of the first row.
     """
@@ -204,7 +206,7 @@ def grid(width: int = 5, height: int = 5, slip: float = 0.2, terminal_goal: bool
     initial = np.zeros(n)
     initial[: max(width // 2, 1)] = 1.0 / max(width // 2, 1)
     reward = np.full_like(transition, -0.1)
-    reward[:, :, -1] += 1.0
+    reward[:, :, -1] += goal
     if not terminal_goal:
         transition[-1] = initial
     return FiniteMDP(transition, reward, np.append(np.zeros(n - 1, dtype=bool), terminal_goal), initial)

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from koffline.data.transitions import Continuous, Discrete, Metadata, Transitions
 from koffline.envs.classic import World
 
 Array = np.ndarray
@@ -108,6 +109,29 @@ def log_episodes(
     columns["truncated"][-1] = not columns["terminated"][-1]
     columns["start_states"] = columns["start_states"][: columns["episode_ids"][-1] + 1]
     return EpisodeLog(**columns)
+
+
+def as_transitions(
+    log: EpisodeLog, world: World, with_episodes: bool = True, metadata: Metadata | None = None
+) -> Transitions:
+    """The log as a validated record; without episodes its rows stand alone and none is truncated."""
+    if world.bounds is None:
+        assert world.n_actions is not None, "a world has either bounds or a number of actions"
+        space: Discrete | Continuous = Discrete(world.n_actions)
+    else:
+        space = Continuous(len(world.bounds[0]), *world.bounds)
+    return Transitions(
+        observations=log.observations,
+        actions=log.actions,
+        rewards=log.rewards,
+        next_observations=log.next_observations,
+        terminated=log.terminated,
+        truncated=log.truncated & with_episodes,
+        action_space=space,
+        episode_ids=log.episode_ids if with_episodes else None,
+        steps=log.steps if with_episodes else None,
+        metadata=metadata or Metadata(),
+    )
 
 
 def monte_carlo_value(

@@ -13,8 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from koffline.envs import rollouts
-from koffline.envs.rollouts import MonteCarloValue, log_episodes, monte_carlo_value
+from koffline.envs.rollouts import MonteCarloValue, draw_actions, log_episodes, monte_carlo_value, play
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,7 +112,7 @@ class Spec:
     def _fingerprint(self, starts: np.ndarray, repeats: int) -> str:
         """Changes whenever the starts, the world, the target policy or the Monte-Carlo code does."""
         text = [repr((self.world, self.target, self.gamma, repeats)), starts.tobytes().hex()]
-        text += [inspect.getsource(rollouts)]
+        text += [inspect.getsource(function) for function in (monte_carlo_value, play, draw_actions)]
         text += [inspect.getsource(kind) for kind in sorted(_classes(self.world, self.target), key=repr)]
         return hashlib.sha256("\n".join(text).encode()).hexdigest()[:16]
 
