@@ -1,0 +1,206 @@
+"""The policy of a d3rlpy algorithm: rebuilt from the data of a .d3 file, or of an algorithm in memory.
+
+What the policy is, by algorithm (observation and action scalers of the model are applied as its `predict`
+does):
+
+- value-based discrete (DQN, DoubleDQN, NFQ, DiscreteCQL): greedy, the first best action;
+- DiscreteBC, DiscreteBCQ: greedy, what `predict` returns (DiscreteBCQ among the actions its imitator allows);
+- DiscreteSAC: the probabilities of its categorical policy;
+- DDPG, TD3, TD3PlusBC, ReBRAC, PRDC, PLAS, PLASWithPerturbation, BC (whatever its policy_type):
+  deterministic, `predict`;
+- SAC, CQL, CalQL, AWAC, IQL, CRR, BEAR and any other continuous algorithm: stochastic, draws from
+  `sample_action`, mean `predict` (for CRR and BEAR, whose `predict` draws candidates itself, with a fixed
+  seed);
+- BCQ: draws and mean are `predict`, which draws candidates; the mean with a fixed seed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from koffline.data.transitions import Continuous, Discrete
+from koffline.errors import PolicyError
+from koffline.policies.base import (
+    ActionSpace,
+    ContinuousPolicy,
+    DiscretePolicy,
+    Policy,
+    check_spaces,
+    chunk_rows_for,
+)
+from koffline.policies.d3 import D3File
+from koffline.policies.outputs import one_line
+
+
+def import_d3rlpy() -> ModuleType:
+    """d3rlpy, without gym's notice on stderr and without its change of torch's matrix precision on CUDA."""
+    if "d3rlpy" in sys.modules:
+        return sys.modules["d3rlpy"]
+    import torch
+
+    precision = torch.get_float32_matmul_precision()
+    with _without_gym_notice(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # deprecations inside gym are not the user's
+        import d3rlpy
+    torch.set_float32_matmul_precision(precision)
+    return d3rlpy
+
+
+@contextlib.contextmanager
+def _without_gym_notice() -> Iterator[None]:
+    """gym prints whatever this table holds for its version when it is imported."""
+    try:
+        from gym_notices.notices import notices
+    except ImportError:
+        notices = {}
+    kept = dict(notices)
+    notices.clear()
+    try:
+        yield
+    finally:
+        notices.update(kept)
+
+
+def policy_from_d3(file: D3File, action_space: ActionSpace, observation_shape: Sequence[int]) -> Policy:
+    """Rebuild the networks from the file's JSON and put its weights in. Raises PolicyError."""
+    import_d3rlpy()
+    import torch
+
+    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # remarks of the JSON reader on optional fields
+        algo = _create(file)
+        _check_spaces(
+            algo, file.name, file.observation_shape, file.action_size, action_space, observation_shape
+        )
+        _load_weights(algo, file)
+    return policy_from_algo(algo, file.name, action_space, observation_shape)
+
+
+def policy_from_algo(
+    algo: Any, name: str, action_space: ActionSpace, observation_shape: Sequence[int]
+) -> Policy:
+    """The policy of a d3rlpy algorithm that has been built or trained. Raises PolicyError."""
+    if not hasattr(algo, "predict") or not hasattr(algo, "sample_action"):
+        raise PolicyError(
+            f"{name}: {type(algo).__name__} does not act on one observation; "
+            "give a Q-learning algorithm of d3rlpy"
+        )
+    if algo.impl is None:
+        raise PolicyError(
+            f"{name}: the {type(algo).__name__} has no networks yet; fit it or load its weights first"
+        )
+    _check_spaces(algo, name, algo.observation_shape, algo.action_size, action_space, observation_shape)
+    shape = tuple(observation_shape)
+    repeats = int(getattr(algo.config, "n_action_samples", 1))
+    rows = chunk_rows_for(shape, max(1, repeats))
+    if isinstance(action_space, Discrete):
+        return DiscretePolicy(action_space.n, _discrete_function(algo), name, shape, rows)
+    if _is_deterministic(algo):
+        return ContinuousPolicy(action_space.k, algo.predict, None, name, shape, rows)
+
+    def mean(observations: np.ndarray) -> np.ndarray:
+        return _seeded(algo, 0, algo.predict, observations)
+
+    def sample(observations: np.ndarray, generator: np.random.Generator) -> np.ndarray:
+        return _seeded(algo, int(generator.integers(2**63)), algo.sample_action, observations)
+
+    return ContinuousPolicy(action_space.k, mean, sample, name, shape, rows)
+
+
+def _create(file: D3File) -> Any:
+    from d3rlpy.base import LearnableConfig, LearnableConfigWithShape
+    from d3rlpy.serializable_config import CONFIG_STORAGE
+
+    known = CONFIG_STORAGE[LearnableConfig].config_list
+    if file.algorithm not in known:
+        raise PolicyError(
+            f"{file.name}: the algorithm '{file.algorithm}' is not one of {', '.join(sorted(known))}; "
+            "import the package that defines it and pass the loaded algorithm, or export TorchScript"
+        )
+    try:
+        return LearnableConfigWithShape.deserialize(file.config).create(device="cpu:0")
+    except Exception as error:  # a configuration of another version or a damaged one fails in any way
+        raise PolicyError(
+            f"{file.name}: d3rlpy cannot rebuild the {file.algorithm} networks ({one_line(error)}); "
+            f"the file was written by d3rlpy {file.version}: save it again with the installed version"
+        ) from error
+
+
+def _check_spaces(
+    algo: Any,
+    name: str,
+    own_shape: Any,
+    action_size: int,
+    action_space: ActionSpace,
+    observation_shape: Sequence[int],
+) -> None:
+    from d3rlpy.constants import ActionSpace as D3ActionSpace
+
+    is_discrete = algo.get_action_type() == D3ActionSpace.DISCRETE
+    own_space = Discrete(action_size) if is_discrete else Continuous(action_size)
+    check_spaces(name, own_space, own_shape, action_space, observation_shape)
+    for scaler in (algo.observation_scaler, algo.action_scaler):
+        if scaler is not None and not scaler.built:
+            raise PolicyError(
+                f"{name}: its {type(scaler).__name__} holds no ranges; fit the model before saving it"
+            )
+
+
+def _load_weights(algo: Any, file: D3File) -> None:
+    """Only networks are loaded: optimisers do not matter for acting."""
+    try:
+        for key, module in algo.impl.modules.get_torch_modules().items():
+            module.load_state_dict(file.states[key])
+    except Exception as error:
+        raise PolicyError(
+            f"{file.name}: the weights do not fit the {file.algorithm} networks of the configuration "
+            f"({one_line(error)}); the file was written by d3rlpy {file.version}: save it again"
+        ) from error
+
+
+def _discrete_function(algo: Any) -> Callable[[np.ndarray], Any]:
+    from d3rlpy.algos import DiscreteSAC
+
+    if not isinstance(algo, DiscreteSAC):
+        return algo.predict
+    import torch
+    from d3rlpy.torch_utility import convert_to_torch
+
+    def probabilities(observations: np.ndarray) -> torch.Tensor:
+        algo.impl.modules.set_eval()
+        with torch.no_grad():
+            batch = convert_to_torch(observations, algo.impl.device)
+            if algo.observation_scaler is not None:
+                batch = algo.observation_scaler.transform(batch)
+            return algo.impl.policy(batch).probs
+
+    return probabilities
+
+
+def _is_deterministic(algo: Any) -> bool:
+    """Whether acting involves no draw; an unknown algorithm is taken to draw, which is right either way."""
+    from d3rlpy.algos import BC, DDPG, PLAS, PRDC, TD3, ReBRAC, TD3PlusBC
+
+    return isinstance(algo, (BC, DDPG, PLAS, PRDC, TD3, ReBRAC, TD3PlusBC))
+
+
+def _seeded(
+    algo: Any, seed: int, method: Callable[[np.ndarray], np.ndarray], observations: np.ndarray
+) -> np.ndarray:
+    """Call a method that draws from torch's global generators, seeded, and leave those as they were."""
+    import torch
+
+    device = torch.device(algo.impl.device)
+    devices = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices=devices):
+        torch.default_generator.manual_seed(seed)
+        if devices:
+            torch.cuda.manual_seed(seed)
+        return method(observations)

@@ -1,0 +1,158 @@
+"""Reading a d3rlpy .d3 file as pure data: nothing in the file can run.
+
+The file is a pickle of {torch: bytes, config: str, version: str}. It is read by an unpickler that refuses
+every global, so that a pickle can build nothing but numbers, text and containers; the weights inside are
+read by torch.load(weights_only=True), and only from its zip layout, because the older layout was once
+exploitable. The network is then rebuilt from the JSON text by koffline.algos.d3_policy, the only part that
+needs d3rlpy.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import pickle
+import re
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NoReturn
+
+from koffline.errors import PolicyError
+from koffline.policies.base import ActionSpace, Policy
+from koffline.policies.outputs import one_line
+
+_SAVE_AGAIN = "save the model again with d3rlpy's algo.save(path)"
+_SEQUENCE_MODELS = ("decision_transformer", "discrete_decision_transformer", "tacr")
+
+
+@dataclass(frozen=True)
+class D3File:
+    """What a .d3 file holds. observation_shape: a tuple; states: weights by module name."""
+
+    name: str
+    algorithm: str
+    observation_shape: tuple[int, ...]
+    action_size: int
+    config: str = field(repr=False)
+    version: str
+    states: dict[str, Any] = field(repr=False)
+
+
+def load_d3(path: Path, action_space: ActionSpace, observation_shape: Sequence[int]) -> Policy:
+    """The policy of a .d3 file; what each algorithm's policy is, is said in koffline.algos.d3_policy.
+
+    Raises PolicyError for a file with code in it, a corrupt one, one without a policy, and one that does not
+    fit.
+    """
+    file = read_d3(path)
+    from koffline.algos.d3_policy import policy_from_d3
+
+    return policy_from_d3(file, action_space, observation_shape)
+
+
+def read_d3(path: Path) -> D3File:
+    """Read the file as data. Raises PolicyError."""
+    name = str(path)
+    content = _read_pickle(path.read_bytes(), name)
+    if not (
+        isinstance(content, dict)
+        and isinstance(content.get("torch"), bytes)
+        and isinstance(content.get("config"), str)
+        and isinstance(content.get("version"), str)
+    ):
+        raise PolicyError(
+            f"{name}: the pickle does not hold a d3rlpy model (torch, config, version) but "
+            f"{_describe(content)}; {_SAVE_AGAIN}"
+        )
+    algorithm, shape, action_size = _read_config(content["config"], name)
+    _refuse_what_is_no_policy(algorithm, name)
+    states = _read_weights(content["torch"], name)
+    return D3File(name, algorithm, shape, action_size, content["config"], content["version"], states)
+
+
+class _DataUnpickler(pickle.Unpickler):
+    """Builds numbers, text, bytes and containers; anything that needs an import is refused."""
+
+    def find_class(self, module: str, name: str) -> NoReturn:
+        raise PolicyError(
+            f"the file asks to import {module}.{name}, so loading it could run code; "
+            f"it was refused and nothing ran: {_SAVE_AGAIN}, which never needs that"
+        )
+
+
+def _read_pickle(content: bytes, name: str) -> Any:
+    try:
+        return _DataUnpickler(io.BytesIO(content)).load()
+    except PolicyError as error:
+        raise PolicyError(f"{name}: {error}") from None
+    except Exception as error:  # a hostile or truncated pickle may fail in any way
+        raise PolicyError(
+            f"{name}: the file is truncated or corrupt ({one_line(error)}); {_SAVE_AGAIN}"
+        ) from error
+
+
+def _describe(content: Any) -> str:
+    if isinstance(content, dict):
+        return "a dict with " + (", ".join(sorted(str(key)[:20] for key in content)[:5]) or "no keys")
+    return f"a {type(content).__name__}"
+
+
+def _read_config(text: str, name: str) -> tuple[str, tuple[int, ...], int]:
+    try:
+        config = json.loads(text)
+        algorithm, shape, size = config["config"]["type"], config["observation_shape"], config["action_size"]
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise PolicyError(
+            f"{name}: the configuration cannot be read ({one_line(error)}); {_SAVE_AGAIN}"
+        ) from error
+    if not (isinstance(shape, list) and all(isinstance(side, int) and side > 0 for side in shape)):
+        raise PolicyError(
+            f"{name}: observations of shape {shape}; koffline evaluates policies with one observation array: "
+            "join the parts into one"
+        )
+    if not (isinstance(algorithm, str) and isinstance(size, int) and size > 0):
+        raise PolicyError(f"{name}: algorithm {algorithm!r} with action size {size!r}; {_SAVE_AGAIN}")
+    return algorithm, tuple(shape), size
+
+
+def _refuse_what_is_no_policy(algorithm: str, name: str) -> None:
+    if algorithm == "fqe":
+        raise PolicyError(
+            f"{name}: this is a saved FQE evaluator, which does not contain its policy; "
+            "save the algorithm it evaluates with algo.save(path) and give that file"
+        )
+    if algorithm in _SEQUENCE_MODELS:
+        raise PolicyError(
+            f"{name}: {algorithm} acts on a history and a target return, not on one observation; "
+            "give a policy that is a function of the observation, for instance a Q-learning algorithm"
+        )
+    if algorithm.endswith("random_policy"):
+        raise PolicyError(f"{name}: {algorithm} has nothing to load; give --policy uniform")
+
+
+def _read_weights(content: bytes, name: str) -> dict[str, Any]:
+    import torch
+
+    if not content.startswith(b"PK\x03\x04"):
+        raise PolicyError(f"{name}: the weights are not in torch's zip layout; {_SAVE_AGAIN}")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch's remarks on its own formats are not the user's
+            states = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+    except Exception as error:
+        wanted = re.search(r"(?:GLOBAL|global:?) +([\w.]+)", str(error))
+        if wanted:
+            raise PolicyError(
+                f"{name}: the weights ask to import {wanted.group(1)}, so loading them could run code; "
+                f"it was refused and nothing ran: {_SAVE_AGAIN}"
+            ) from error
+        raise PolicyError(
+            f"{name}: the weights are truncated or corrupt ({one_line(error)}); {_SAVE_AGAIN}"
+        ) from error
+    if not (isinstance(states, dict) and all(isinstance(key, str) for key in states)):
+        raise PolicyError(
+            f"{name}: the weights are a {type(states).__name__}, not named modules; {_SAVE_AGAIN}"
+        )
+    return states

@@ -1,0 +1,130 @@
+"""From what a user names or holds to a policy: `load_policy` for specs, `as_policy` for anything."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Sequence
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from koffline.errors import PolicyError
+from koffline.policies.base import (
+    ActionSpace,
+    ContinuousPolicy,
+    DiscretePolicy,
+    Policy,
+    check_fits,
+    check_output_shape,
+)
+from koffline.policies.builtin import epsilon_policy, uniform_policy
+from koffline.policies.d3 import load_d3
+from koffline.policies.detect import ACCEPTED, detect
+from koffline.policies.mlp import mlp_policy
+from koffline.policies.mlp_file import read_mlp_policy
+from koffline.policies.onnx_policy import load_onnx
+from koffline.policies.python_policy import callable_policy, import_object
+
+_MODULE_SPEC = re.compile(r"[A-Za-z_]\w*(\.\w+)*:[A-Za-z_]\w*(\.\w+)*")
+_EPSILON = "epsilon:"
+
+
+def load_policy(spec: str | Path, action_space: ActionSpace, observation_shape: Sequence[int]) -> Policy:
+    """The policy that a spec names.
+
+    spec: a file (d3rlpy .d3, TorchScript, ONNX, koffline .npz, told apart by content), `package.module:name`
+    (runs that module), `uniform`, or `epsilon:0.1:<spec>`. A file whose name is one of these words is given
+    as a path, `./uniform`. No code inside a .d3, ONNX or .npz file can run; a TorchScript file runs no
+    Python.
+
+    Raises PolicyError for anything missing, corrupt, unsafe or not fitting the log's action space and
+    observations.
+    """
+    if isinstance(spec, str):
+        if spec == "uniform":
+            return uniform_policy(action_space, observation_shape)
+        if spec.startswith(_EPSILON):
+            return _load_epsilon(spec, action_space, observation_shape)
+    path = Path(spec).expanduser()
+    if path.is_file():
+        return _load_file(path, action_space, observation_shape)
+    if spec and path.is_dir():  # Path("") is the current folder
+        raise PolicyError(f"{spec}: this is a folder; a policy is {ACCEPTED}")
+    if isinstance(spec, str) and _MODULE_SPEC.fullmatch(spec):
+        return as_policy(import_object(spec), action_space, observation_shape, name=spec)
+    near = get_close_matches(str(spec), ["uniform"], 1)
+    hint = "did you mean 'uniform'? " if near else ""
+    raise PolicyError(f"{str(spec)!r}: there is no such file; {hint}a policy is {ACCEPTED}")
+
+
+def as_policy(
+    policy: Any, action_space: ActionSpace, observation_shape: Sequence[int], name: str | None = None
+) -> Policy:
+    """A policy from a spec, a Policy, a d3rlpy algorithm, a torch module or any callable.
+
+    A callable maps a batch of observations (N, ...) to probabilities (N, n) or action indices (N,), for a
+    continuous space to actions (N, k); with a parameter named `generator` it is a stochastic continuous
+    policy. A torch module gets a float tensor, without gradients, in evaluation mode.
+
+    Raises PolicyError when it is none of these or does not fit the log.
+    """
+    if isinstance(policy, (str, Path)):
+        return load_policy(policy, action_space, observation_shape)
+    if isinstance(policy, (DiscretePolicy, ContinuousPolicy)):
+        return check_fits(policy, action_space, observation_shape)
+    name = str(name or getattr(policy, "__name__", type(policy).__name__))
+    if isinstance(policy, type):
+        raise PolicyError(
+            f"{name}: this is a class; give an instance of it or a function of a batch of observations"
+        )
+    if _is_instance_of_loaded("d3rlpy.base", "LearnableBase", policy):
+        from koffline.algos.d3_policy import policy_from_algo
+
+        return policy_from_algo(policy, name, action_space, observation_shape)
+    if _is_instance_of_loaded("torch.nn", "Module", policy):
+        from koffline.policies.torch_policy import module_function
+
+        return callable_policy(module_function(policy), name, action_space, observation_shape)
+    if not callable(policy):
+        raise PolicyError(
+            f"{name}: a {type(policy).__name__} is not a policy; give {ACCEPTED}, "
+            "or a function of a batch of observations"
+        )
+    return callable_policy(policy, name, action_space, observation_shape)
+
+
+def _is_instance_of_loaded(module: str, name: str, value: Any) -> bool:
+    """isinstance against a class of a heavy library, without importing it: no import, no instance."""
+    loaded = sys.modules.get(module)
+    return loaded is not None and isinstance(value, getattr(loaded, name))
+
+
+def _load_epsilon(spec: str, action_space: ActionSpace, observation_shape: Sequence[int]) -> Policy:
+    number, separator, base = spec[len(_EPSILON) :].partition(":")
+    try:
+        epsilon = float(number)
+    except ValueError:
+        epsilon = float("nan")
+    if not (separator and base and 0.0 <= epsilon <= 1.0):
+        raise PolicyError(
+            f"{spec}: write epsilon:<probability in [0, 1]>:<policy>, for instance epsilon:0.1:uniform"
+        )
+    return epsilon_policy(epsilon, load_policy(base, action_space, observation_shape), action_space)
+
+
+def _load_file(path: Path, action_space: ActionSpace, observation_shape: Sequence[int]) -> Policy:
+    kind = detect(path)
+    name = str(path)
+    if kind == "d3":
+        return load_d3(path, action_space, observation_shape)
+    if kind == "npz":
+        return mlp_policy(read_mlp_policy(path), name, action_space, observation_shape)
+    if kind == "onnx":
+        function = load_onnx(path, observation_shape)
+    else:
+        from koffline.policies.torch_policy import load_torchscript
+
+        function = load_torchscript(path)
+    policy = callable_policy(function, name, action_space, observation_shape)
+    return check_output_shape(policy, observation_shape)

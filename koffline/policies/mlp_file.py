@@ -1,0 +1,167 @@
+"""koffline's own policy file: an .npz of plain arrays, read without running code, byte-stable.
+
+Arrays: `format` = "koffline-policy", `version` = 1, W0 (in, out), b0 (out,), W1, b1, ..., `output`, and
+optionally `activation`, `temperature`, `observation_mean`, `observation_std`, `std` (or `log_std`),
+`action_low`, `action_high`; their meaning is that of `Mlp`.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import zipfile
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from koffline.errors import PolicyError
+from koffline.policies.mlp import Mlp
+from koffline.policies.outputs import one_line
+
+FORMAT = "koffline-policy"
+VERSION = 1
+_TEXT_KEYS = ("output", "activation")
+_NUMBER_KEYS = (
+    "temperature",
+    "observation_mean",
+    "observation_std",
+    "std",
+    "log_std",
+    "action_low",
+    "action_high",
+)
+
+
+def save_mlp_policy(
+    path: str | Path,
+    layers: Sequence[tuple[ArrayLike, ArrayLike]],
+    output: str,
+    **settings: Any,
+) -> None:
+    """Write a policy file; the same content gives the same bytes, and the file appears whole or not at all.
+
+    layers: (W, b) pairs of shapes (in, out) and (out,), stored as float32 if they are, else float64.
+    output and settings: as in `Mlp`; `log_std` may stand for `std`.
+
+    Raises PolicyError for content that `Mlp` refuses, and for an unknown setting.
+    """
+    columns: dict[str, Any] = {}
+    for layer, (weight, bias) in enumerate(layers):
+        columns[f"W{layer}"], columns[f"b{layer}"] = weight, bias
+    columns["output"] = output
+    columns.update({key: value for key, value in settings.items() if value is not None})
+    arrays = {key: _stored(value) for key, value in columns.items()}
+    try:
+        mlp_from_arrays(arrays)  # a file that could not be read back is never written
+    except PolicyError as error:
+        raise PolicyError(f"cannot write {path}: {error}") from error
+    arrays = {"format": np.array(FORMAT), "version": np.array(VERSION, np.int64), **arrays}
+    _write_atomically(Path(path), _npz_bytes(arrays))
+
+
+def read_mlp_policy(path: Path) -> Mlp:
+    """Read a policy file. Raises PolicyError naming the file for anything that is not a valid one."""
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            arrays = {key: archive[key] for key in archive.files}
+    except (OSError, ValueError, EOFError, MemoryError, zipfile.BadZipFile) as error:
+        raise PolicyError(
+            f"{path}: the .npz cannot be read ({one_line(error)}); write it again with "
+            "koffline.policies.save_mlp_policy"
+        ) from error
+    marker = str(arrays.pop("format", None))
+    if marker != FORMAT:
+        keys = ", ".join(sorted(arrays)[:8])
+        raise PolicyError(
+            f"{path}: the .npz is not a koffline policy (arrays: {keys}); "
+            "write one with koffline.policies.save_mlp_policy"
+        )
+    version = arrays.pop("version", None)
+    if version is None or version.shape != () or version != VERSION:
+        raise PolicyError(f"{path}: policy file version {version}; this koffline reads version {VERSION}")
+    try:
+        return mlp_from_arrays(arrays)
+    except PolicyError as error:
+        raise PolicyError(f"{path}: {error}") from error
+
+
+def mlp_from_arrays(arrays: Mapping[str, np.ndarray]) -> Mlp:
+    """The network in a policy file's arrays. Raises PolicyError for missing, unknown or wrong ones."""
+    depth = 0
+    while f"W{depth}" in arrays or f"b{depth}" in arrays:
+        depth += 1
+    layer_keys = [f"{kind}{layer}" for layer in range(depth) for kind in "Wb"]
+    _check_keys(arrays, layer_keys)
+    settings: dict[str, Any] = {key: str(arrays[key]) for key in _TEXT_KEYS if key in arrays}
+    settings |= {key: _numbers(key, arrays[key]) for key in _NUMBER_KEYS if key in arrays}
+    if "log_std" in settings:
+        settings["std"] = np.exp(settings.pop("log_std"))
+    if "temperature" in settings:
+        if settings["temperature"].shape != ():
+            raise PolicyError(f"temperature has shape {settings['temperature'].shape}; give one number")
+        settings["temperature"] = float(settings["temperature"])
+    weights = tuple(_numbers(f"W{layer}", arrays[f"W{layer}"]) for layer in range(depth))
+    biases = tuple(_numbers(f"b{layer}", arrays[f"b{layer}"]) for layer in range(depth))
+    return Mlp(weights, biases, **settings)
+
+
+def _check_keys(arrays: Mapping[str, np.ndarray], layer_keys: list[str]) -> None:
+    for key in ["W0", "b0", "output", *layer_keys]:
+        if key not in arrays:
+            raise PolicyError(f"{key} is missing; give W0, b0, W1, b1, ... and output")
+    if "std" in arrays and "log_std" in arrays:
+        raise PolicyError("std and log_std are both given; give one of them")
+    known = [*_TEXT_KEYS, *_NUMBER_KEYS]
+    for key in arrays:
+        if key not in known and key not in layer_keys:
+            near = get_close_matches(key, known, 1)
+            hint = f"did you mean {near[0]}?" if near else f"known are W0, b0, ..., {', '.join(known)}"
+            raise PolicyError(f"{key} is not a setting of a policy file; {hint}")
+
+
+def _numbers(key: str, array: np.ndarray) -> np.ndarray:
+    if array.dtype.kind not in "iuf":
+        raise PolicyError(f"{key} has dtype {array.dtype}; give numbers")
+    return array.astype(np.float64)
+
+
+def _stored(value: Any) -> np.ndarray:
+    """The array as written: text, float32, or float64 for every other kind of number."""
+    try:
+        array = np.asarray(value)
+    except ValueError as error:
+        raise PolicyError(f"a policy setting is ragged ({one_line(error)}); give one array") from error
+    if array.dtype.kind in "iuf" and array.dtype != np.float32:
+        array = array.astype(np.float64)
+    if array.dtype.kind not in "Uf":
+        raise PolicyError(f"a policy setting has dtype {array.dtype}; give numbers or text")
+    return np.ascontiguousarray(array).reshape(array.shape).astype(array.dtype.newbyteorder("<"), copy=False)
+
+
+def _npz_bytes(arrays: Mapping[str, np.ndarray]) -> bytes:
+    """An .npz with fixed time stamps and no compression, so that its bytes depend on the content alone."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:
+        for key, array in arrays.items():
+            entry = zipfile.ZipInfo(f"{key}.npy", date_time=(1980, 1, 1, 0, 0, 0))
+            entry.create_system = 3
+            entry.external_attr = 0o644 << 16
+            content = io.BytesIO()
+            np.lib.format.write_array(content, array, version=(1, 0), allow_pickle=False)
+            archive.writestr(entry, content.getvalue())
+    return buffer.getvalue()
+
+
+def _write_atomically(path: Path, content: bytes) -> None:
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        temporary.write_bytes(content)
+        os.replace(temporary, path)
+    except OSError as error:
+        raise PolicyError(f"{path} cannot be written ({one_line(error)}); give a writable folder") from error
+    finally:
+        temporary.unlink(missing_ok=True)

@@ -1,0 +1,83 @@
+"""Policies in ONNX files, run by onnxruntime (extra `onnx`); the file can run no Python."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from koffline.errors import PolicyError
+from koffline.policies.outputs import one_line
+
+_DTYPES = {"tensor(float)": np.float32, "tensor(double)": np.float64, "tensor(uint8)": np.uint8}
+
+
+def load_onnx(path: Path, observation_shape: Sequence[int]) -> Callable[[np.ndarray], np.ndarray]:
+    """A function from observations to the model's only output.
+
+    A model exported with a batch of exactly one row (as d3rlpy does) is called row by row. Raises
+    PolicyError for a missing onnxruntime, a corrupt file, several inputs or outputs, and observations that
+    do not fit.
+    """
+    session = _session(path)
+    inputs, outputs = session.get_inputs(), session.get_outputs()
+    if len(inputs) != 1 or len(outputs) != 1:
+        names = f"inputs {[item.name for item in inputs]}, outputs {[item.name for item in outputs]}"
+        raise PolicyError(
+            f"{path}: the model has {names}; export it with the observations as its only input and "
+            "probabilities or actions as its only output"
+        )
+    dtype = _DTYPES.get(inputs[0].type)
+    if dtype is None:
+        raise PolicyError(f"{path}: the input has type {inputs[0].type}; export it with a float32 input")
+    batch = _check_input(path, inputs[0].shape, observation_shape)
+    input_name = inputs[0].name
+
+    def function(observations: np.ndarray) -> np.ndarray:
+        values = np.ascontiguousarray(observations, dtype=dtype)
+        if batch is None:
+            return session.run(None, {input_name: values})[0]
+        rows = [session.run(None, {input_name: values[i : i + 1]})[0] for i in range(len(values))]
+        return np.concatenate([np.reshape(row, (1, -1)) for row in rows])
+
+    return function
+
+
+def _session(path: Path) -> Any:
+    try:
+        import onnxruntime
+    except ImportError as error:
+        raise PolicyError(
+            f"{path}: reading ONNX needs onnxruntime ({one_line(error)}); pip install 'koffline[onnx]'"
+        ) from error
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    try:
+        return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    except Exception as error:
+        raise PolicyError(
+            f"{path}: the ONNX file cannot be read ({one_line(error)}); export it again"
+        ) from error
+
+
+def _check_input(path: Path, shape: Sequence[Any], observation_shape: Sequence[int]) -> int | None:
+    """The fixed batch size, 1, or None when it is free."""
+    expected = tuple(observation_shape)
+    own = tuple(shape[1:])
+    free = [not isinstance(side, int) for side in own]
+    if len(own) != len(expected) or any(
+        not is_free and side != wanted for is_free, side, wanted in zip(free, own, expected, strict=True)
+    ):
+        raise PolicyError(
+            f"{path}: the model takes observations of shape {own}, the log has {expected}; "
+            "give a policy trained for this log"
+        )
+    batch = shape[0] if isinstance(shape[0], int) else None
+    if batch not in (None, 1):
+        raise PolicyError(
+            f"{path}: the model takes exactly {batch} rows at a time; export it with a free batch size"
+        )
+    return batch

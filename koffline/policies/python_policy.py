@@ -1,0 +1,100 @@
+"""Policies in Python: any callable, and `package.module:name`, whose loading runs the user's code."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from koffline.data.transitions import Discrete
+from koffline.errors import PolicyError
+from koffline.policies.base import ActionSpace, ContinuousPolicy, DiscretePolicy, Policy, chunk_rows_for
+from koffline.policies.outputs import continuous_actions, one_line
+
+_MEAN_DRAWS = 64
+
+
+def import_object(spec: str) -> Any:
+    """The object that `package.module:name` names; this runs the module, as an import in Python does.
+
+    The current directory is searched first, as with `python -m`. Raises PolicyError when the module or the
+    name is missing or the module fails.
+    """
+    module_name, _, attribute = spec.partition(":")
+    try:
+        with _current_directory_importable():
+            target = importlib.import_module(module_name)
+    except (Exception, SystemExit) as error:
+        missing = isinstance(error, ModuleNotFoundError) and f"{module_name}.".startswith(f"{error.name}.")
+        if missing and module_name.endswith(".py"):
+            remedy = f"write {module_name[:-3]}:{attribute}, without .py"
+        elif missing:
+            remedy = f"install it or run from the folder that holds it ({os.getcwd()} was searched)"
+        else:
+            remedy = "mend the module: it must be importable on its own"
+        raise PolicyError(f"{spec}: importing {module_name} failed ({one_line(error)}); {remedy}") from error
+    for part in attribute.split("."):
+        if not hasattr(target, part):
+            public = [
+                name for name in dir(target) if callable(getattr(target, name, None)) and name[0] != "_"
+            ]
+            raise PolicyError(
+                f"{spec}: {module_name} has no '{part}'; it has {', '.join(public[:8]) or 'nothing callable'}"
+            )
+        target = getattr(target, part)
+    return target
+
+
+@contextmanager
+def _current_directory_importable() -> Iterator[None]:
+    directory = os.getcwd()
+    sys.path.insert(0, directory)
+    importlib.invalidate_caches()  # the module may have been written a moment ago
+    try:
+        yield
+    finally:
+        # Only our entry goes: the module may have added its own.
+        if directory in sys.path:
+            sys.path.remove(directory)
+
+
+def callable_policy(
+    function: Callable[..., Any], name: str, action_space: ActionSpace, observation_shape: Sequence[int]
+) -> Policy:
+    """A policy from a function of a batch of observations.
+
+    Discrete: it returns probabilities (N, n) or greedy action indices (N,). Continuous: it returns actions
+    (N, k); when it has a parameter named `generator` it is stochastic and is called with a numpy Generator,
+    and its mean is the average of 64 draws with a fixed seed.
+    """
+    shape = tuple(observation_shape)
+    rows = chunk_rows_for(shape)
+    if isinstance(action_space, Discrete):
+        return DiscretePolicy(action_space.n, function, name, shape, rows)
+    if not _takes_generator(function):
+        return ContinuousPolicy(action_space.k, function, None, name, shape, rows)
+
+    def sample(observations: np.ndarray, generator: np.random.Generator) -> Any:
+        return function(observations, generator=generator)
+
+    def mean(observations: np.ndarray) -> np.ndarray:
+        generator = np.random.default_rng(0)
+        total = np.zeros((len(observations), action_space.k))
+        for _ in range(_MEAN_DRAWS):
+            total += continuous_actions(sample(observations, generator), len(total), action_space.k, name)
+        return total / _MEAN_DRAWS
+
+    return ContinuousPolicy(action_space.k, mean, sample, name, shape, rows)
+
+
+def _takes_generator(function: Callable[..., Any]) -> bool:
+    try:
+        return "generator" in inspect.signature(function).parameters
+    except (TypeError, ValueError):  # some callables in C have no signature
+        return False

@@ -1,0 +1,23 @@
+"""Policies for the tests of `package.module:name`."""
+
+from __future__ import annotations
+
+import numpy as np
+
+NOT_A_POLICY = 3
+
+
+def greedy(observations: np.ndarray) -> np.ndarray:
+    """The index of the largest feature."""
+    return observations.argmax(axis=1)
+
+
+def push(observations: np.ndarray) -> np.ndarray:
+    """Two action dimensions."""
+    return np.tanh(observations[:, :2])
+
+
+class Holder:
+    """A name with a dot."""
+
+    push = staticmethod(push)

@@ -1,0 +1,273 @@
+"""The two policy kinds, their output checks, the built-ins and callables."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from koffline.data.transitions import Continuous, Discrete
+from koffline.errors import PolicyError
+from koffline.policies import ContinuousPolicy, DiscretePolicy, as_policy, load_policy
+from koffline.policies.base import CHUNK_ROWS, chunk_rows_for
+
+BOX = Continuous(2, low=(-1.0, 0.0), high=(3.0, 0.5))
+
+
+def rows(n: int, width: int = 3, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).normal(size=(n, width))
+
+
+def discrete(output: object, n: int = 3) -> DiscretePolicy:
+    return DiscretePolicy(n, lambda observations: output, "test")
+
+
+def test_probabilities_are_renormalised_in_float64():
+    raw = np.array([[0.2, 0.3, 0.50005], [0.0, -5e-7, 1.0]], np.float32)
+    result = discrete(raw).probabilities(rows(2))
+    assert result.dtype == np.float64
+    np.testing.assert_allclose(result.sum(axis=1), 1.0, atol=1e-15)
+    np.testing.assert_allclose(result[0], raw[0] / raw[0].sum(dtype=float), rtol=1e-6)
+    np.testing.assert_array_equal(result[1], [0, 0, 1])
+
+
+@pytest.mark.parametrize(
+    "output",
+    [
+        np.array([2, 0]),
+        np.array([[2], [0]]),
+        np.array([2.0, 0.0], np.float32),
+        [2, 0],
+        torch.tensor([2, 0]),
+        torch.tensor([[0.0, 0, 1], [1, 0, 0]], requires_grad=True),
+        np.array([[0, 0, 1], [1, 0, 0]]),
+        np.array([[False, False, True], [True, False, False]]),
+    ],
+)
+def test_indices_tensors_and_lists_are_accepted(output):
+    np.testing.assert_array_equal(discrete(output).probabilities(rows(2)), [[0, 0, 1], [1, 0, 0]])
+
+
+@pytest.mark.parametrize(
+    ("output", "words"),
+    [
+        (np.array([[2.0, -1.0, 0.3]]), ["row 0", "sums to 1.3", "softmax(logits)", "argmax"]),
+        (np.array([[0.7, 0.4, -0.1]]), ["contains -0.1", "softmax"]),
+        (np.array([[0.5, 0.5, np.nan]]), ["row 0", "not finite", "weights"]),
+        (np.array([3]), ["row 0", "is 3", "0..2"]),
+        (np.array([-1]), ["is -1", "0..2"]),
+        (np.array([0.5]), ["is 0.5", "whole numbers"]),
+        (np.array([[0.5, 0.5]]), ["shape (1, 2)", "3 actions", "(1, 3)"]),
+        (np.zeros((1, 3, 1)), ["shape (1, 3, 1)", "return probabilities"]),
+        (None, ["dtype object", "NoneType", "return one array"]),
+        ([[1], [1, 2]], ["ragged", "return one array"]),
+    ],
+)
+def test_bad_discrete_output_is_one_line_with_the_remedy(output, words):
+    with pytest.raises(PolicyError) as caught:
+        discrete(output).probabilities(rows(1))
+    message = str(caught.value)
+    assert "\n" not in message
+    assert all(word in message for word in ["test", *words]), message
+
+
+@pytest.mark.parametrize(
+    ("output", "words"),
+    [
+        (np.zeros((1, 3)), ["shape (1, 3)", "2 action dimensions", "(1, 2)"]),
+        (np.zeros(1), ["shape (1,)", "(1, 2)"]),
+        (np.array([[0.0, np.inf]]), ["row 0", "not finite"]),
+        (np.array([["a", "b"]]), ["dtype", "numbers"]),
+    ],
+)
+def test_bad_continuous_output_is_one_line_with_the_remedy(output, words):
+    with pytest.raises(PolicyError) as caught:
+        ContinuousPolicy(2, lambda observations: output, name="test").mean(rows(1))
+    assert "\n" not in str(caught.value)
+    assert all(word in str(caught.value) for word in ["test", *words]), str(caught.value)
+
+
+def test_one_action_dimension_may_come_without_its_axis():
+    policy = as_policy(lambda observations: observations[:, 0], Continuous(1), (3,))
+    observations = rows(5)
+    np.testing.assert_array_equal(policy.mean(observations), observations[:, :1])
+
+
+def test_large_inputs_are_called_in_chunks_and_keep_their_order():
+    seen = []
+
+    def function(observations):
+        seen.append(len(observations))
+        return (observations[:, 0] > 0).astype(int)
+
+    observations = rows(2 * CHUNK_ROWS + 5)
+    policy = as_policy(function, Discrete(2), (3,))
+    np.testing.assert_array_equal(policy.probabilities(observations)[:, 1], observations[:, 0] > 0)
+    assert seen == [CHUNK_ROWS, CHUNK_ROWS, 5]
+    assert policy.probabilities(rows(0)).shape == (0, 2)
+
+
+def test_chunks_shrink_with_the_size_of_an_observation():
+    assert chunk_rows_for((4,)) == CHUNK_ROWS
+    assert chunk_rows_for((4, 84, 84)) == 2**24 // (4 * 84 * 84)
+    assert chunk_rows_for((4,), repeats=100) == CHUNK_ROWS // 100
+    assert chunk_rows_for((2**25,)) == 1
+
+
+def test_observations_of_another_shape_are_refused():
+    policy = load_policy("uniform", Discrete(2), (3,))
+    with pytest.raises(PolicyError, match=r"shape \(N, 3\), received \(4, 5\)"):
+        policy.probabilities(rows(4, 5))
+
+
+def test_a_failing_policy_is_named_with_its_error():
+    def broken(observations):
+        raise ValueError("first\nsecond")
+
+    with pytest.raises(PolicyError, match=r"^broken: .*\(4, 3\) with ValueError: first second; check"):
+        as_policy(broken, Discrete(2), (3,)).probabilities(rows(4))
+
+
+def test_samples_follow_the_probabilities_and_never_take_an_impossible_action():
+    probabilities = np.array([0.0, 0.2, 0.0, 0.8, 0.0])
+    policy = DiscretePolicy(5, lambda observations: np.tile(probabilities, (len(observations), 1)))
+    observations = rows(20_000, 1)
+    draws = policy.sample(observations, np.random.default_rng(0))
+    counts = np.bincount(draws, minlength=5)
+    assert counts[[0, 2, 4]].sum() == 0
+    # five standard errors of a binomial proportion
+    assert abs(counts[1] / 20_000 - 0.2) < 5 * np.sqrt(0.2 * 0.8 / 20_000)
+    np.testing.assert_array_equal(draws, policy.sample(observations, np.random.default_rng(0)))
+
+
+def test_uniform_discrete_has_equal_probabilities():
+    result = load_policy("uniform", Discrete(4), (3,)).probabilities(rows(6))
+    np.testing.assert_array_equal(result, np.full((6, 4), 0.25))
+
+
+def test_uniform_continuous_fills_the_box():
+    policy = load_policy("uniform", BOX, (3,))
+    assert not policy.deterministic
+    np.testing.assert_array_equal(policy.mean(rows(2)), [[1.0, 0.25]] * 2)
+    n = 20_000
+    draws = policy.sample(rows(n), np.random.default_rng(3))
+    assert (draws >= BOX.low).all()
+    assert (draws <= BOX.high).all()
+    width = np.subtract(BOX.high, BOX.low)
+    # moments of a uniform law; five standard errors of the mean, 2 % for the standard deviation
+    assert (np.abs(draws.mean(axis=0) - [1.0, 0.25]) < 5 * width / np.sqrt(12 * n)).all()
+    np.testing.assert_allclose(draws.std(axis=0), width / np.sqrt(12), rtol=0.02)
+
+
+@pytest.mark.parametrize("spec", ["uniform", "epsilon:0.2:tests.policy_zoo:push"])
+def test_uniform_parts_need_a_finite_box(spec):
+    with pytest.raises(PolicyError, match=r"finite bounds.*declare the action bounds"):
+        load_policy(spec, Continuous(2), (3,))
+
+
+def test_epsilon_mixes_discrete_probabilities_exactly():
+    policy = load_policy("epsilon:0.3:tests.policy_zoo:greedy", Discrete(3), (3,))
+    observations = rows(7)
+    expected = np.full((7, 3), 0.1)
+    expected[np.arange(7), observations.argmax(axis=1)] += 0.7
+    np.testing.assert_allclose(policy.probabilities(observations), expected, atol=1e-15)
+    assert policy.name == "epsilon:0.3:tests.policy_zoo:greedy"
+
+
+def test_epsilon_may_be_nested():
+    policy = load_policy("epsilon:0.5:epsilon:0.5:tests.policy_zoo:greedy", Discrete(2), (3,))
+    result = policy.probabilities(np.array([[0.0, 1.0, -1.0]]))
+    np.testing.assert_allclose(result, [[0.375, 0.625]], atol=1e-15)
+
+
+def test_epsilon_mixes_continuous_draws():
+    n, epsilon = 20_000, 0.3
+    policy = load_policy(f"epsilon:{epsilon}:tests.policy_zoo:push", BOX, (3,))
+    observations = rows(n)
+    base = load_policy("tests.policy_zoo:push", BOX, (3,)).mean(observations)
+    draws = policy.sample(observations, np.random.default_rng(1))
+    kept = (draws == base).all(axis=1)
+    # five standard errors of a binomial proportion
+    assert abs(kept.mean() - (1 - epsilon)) < 5 * np.sqrt(epsilon * (1 - epsilon) / n)
+    assert (draws[~kept] >= BOX.low).all()
+    assert (draws[~kept] <= BOX.high).all()
+    np.testing.assert_allclose(policy.mean(observations), epsilon * np.array([1, 0.25]) + 0.7 * base)
+    np.testing.assert_array_equal(draws, policy.sample(observations, np.random.default_rng(1)))
+
+
+def test_epsilon_zero_and_one_are_the_two_ends():
+    observations = rows(5)
+    base = load_policy("tests.policy_zoo:push", BOX, (3,))
+    none = load_policy("epsilon:0:tests.policy_zoo:push", BOX, (3,))
+    assert none.deterministic
+    np.testing.assert_array_equal(none.mean(observations), base.mean(observations))
+    all_random = load_policy("epsilon:1:tests.policy_zoo:greedy", Discrete(4), (3,))
+    np.testing.assert_allclose(all_random.probabilities(observations), 0.25)
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        "epsilon:1.5:uniform",
+        "epsilon:-0.1:uniform",
+        "epsilon:x:uniform",
+        "epsilon:nan:uniform",
+        "epsilon:0.1",
+        "epsilon:0.1:",
+    ],
+)
+def test_wrong_epsilon_shows_how_to_write_it(spec):
+    with pytest.raises(PolicyError, match=r"write epsilon:<probability in \[0, 1\]>:<policy>"):
+        load_policy(spec, Discrete(2), (3,))
+
+
+def test_a_callable_with_a_generator_is_stochastic():
+    def noisy(observations, generator):
+        return observations[:, :2] + generator.normal(size=(len(observations), 2))
+
+    policy = as_policy(noisy, Continuous(2), (3,))
+    observations = rows(2000)
+    assert not policy.deterministic
+    draws = policy.sample(observations, np.random.default_rng(5))
+    np.testing.assert_array_equal(draws, policy.sample(observations, np.random.default_rng(5)))
+    assert (draws != policy.sample(observations, np.random.default_rng(6))).all()
+    # the mean averages 64 draws of unit noise: 2000 x 2 errors of standard deviation 1/8
+    errors = policy.mean(observations) - observations[:, :2]
+    assert abs(errors.std() - 1 / 8) < 0.01
+    np.testing.assert_array_equal(policy.mean(observations), policy.mean(observations))
+
+
+def test_a_ready_policy_is_kept_and_checked():
+    policy = load_policy("uniform", Discrete(3), (4,))
+    assert as_policy(policy, Discrete(3), (4,)) is policy
+    with pytest.raises(PolicyError, match="3 discrete actions, the log 2 discrete actions"):
+        as_policy(policy, Discrete(2), (4,))
+    with pytest.raises(PolicyError, match="3 discrete actions, the log 3 continuous action dimensions"):
+        as_policy(policy, Continuous(3), (4,))
+    with pytest.raises(PolicyError, match=r"shape \(4,\), the log has \(5,\)"):
+        as_policy(policy, Discrete(3), (5,))
+
+
+def test_a_torch_module_is_called_without_gradients_in_evaluation_mode():
+    module = torch.nn.Sequential(
+        torch.nn.Linear(3, 2), torch.nn.Dropout(0.9), torch.nn.Softmax(dim=1)
+    ).double()
+    policy = as_policy(module, Discrete(2), (3,))
+    observations = rows(50)
+    observations.flags.writeable = False
+    result = policy.probabilities(observations)
+    assert module.training, "the user's module is left as it was"
+    with torch.no_grad():
+        expected = torch.softmax(module[0](torch.tensor(observations)), dim=1).numpy()
+    np.testing.assert_allclose(result, expected, atol=1e-12)
+
+
+@pytest.mark.parametrize("value", [3, None, {"a": 1}])
+def test_what_is_no_policy_is_refused(value):
+    with pytest.raises(PolicyError, match="is not a policy; give a d3rlpy"):
+        as_policy(value, Discrete(2), (3,))
+
+
+def test_a_class_is_refused_with_the_remedy():
+    with pytest.raises(PolicyError, match="this is a class; give an instance"):
+        as_policy(torch.nn.Identity, Discrete(2), (3,))
