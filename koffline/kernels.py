@@ -1,0 +1,275 @@
+"""Positive-definite kernels: Gram matrices, diagonals, random Fourier features and the median bandwidth.
+
+Rows may carry leading axes: ``gram`` maps (…, N, d) and (…, M, d) to (…, N, M).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from koffline.errors import ConfigError, DataError
+
+_SMALLEST_BANDWIDTH = 1e-6
+
+
+@runtime_checkable
+class Kernel(Protocol):
+    """A symmetric positive-definite function of two rows."""
+
+    def gram(self, x: Tensor, y: Tensor | None = None) -> Tensor:
+        """All pairs, (…, N, M); `y` defaults to `x`."""
+        ...
+
+    def diagonal(self, x: Tensor) -> Tensor:
+        """k(x_i, x_i), (…, N)."""
+        ...
+
+
+@runtime_checkable
+class StationaryKernel(Kernel, Protocol):
+    """A kernel of x − y with k(x, x) = 1: it has a spectral distribution to draw frequencies from."""
+
+    def draw_frequencies(
+        self, dimension: int, count: int, generator: torch.Generator, dtype: torch.dtype = torch.float64
+    ) -> Tensor:
+        """Frequencies (d, count) with E cos(ωᵀ(x − y)) = k(x, y)."""
+        ...
+
+
+@dataclass(frozen=True)
+class Gaussian:
+    """k(x, y) = exp(−‖x − y‖² / bandwidth²). (Feng et al. 2019, sec:exp_eval)"""
+
+    bandwidth: float
+
+    def __post_init__(self) -> None:
+        _check_bandwidth(self.bandwidth)
+
+    def gram(
+        self, x: Float[Tensor, "*batch n d"], y: Float[Tensor, "*batch m d"] | None = None
+    ) -> Float[Tensor, "*batch n m"]:
+        """All pairs; one product of augmented columns, then the exponential."""
+        left, right = self.exponent_columns(x, y)
+        exponent = (left @ right.mT).clamp_(max=0.0)  # rounding may leave +1e-7 at equal rows
+        if y is None or y is x:
+            exponent.diagonal(dim1=-2, dim2=-1).zero_()
+        return exponent.exp_()
+
+    def exponent_columns(self, x: Tensor, y: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Columns (…, N, d + 2) and (…, M, d + 2) whose product is −‖x − y‖² / bandwidth².
+
+        Rows are centred first: the product subtracts large squares when data lie far from zero.
+        """
+        other = x if y is None else y
+        centre = x.mean(dim=-2, keepdim=True)
+        rows, others = (x - centre) / self.bandwidth, (other - centre) / self.bandwidth
+        squares = -rows.square().sum(dim=-1, keepdim=True)
+        other_squares = -others.square().sum(dim=-1, keepdim=True)
+        left = torch.cat((squares, torch.ones_like(squares), 2.0 * rows), dim=-1)
+        right = torch.cat((torch.ones_like(other_squares), other_squares, others), dim=-1)
+        return left, right
+
+    def diagonal(self, x: Float[Tensor, "*batch n d"]) -> Float[Tensor, "*batch n"]:
+        """Ones."""
+        return torch.ones_like(x[..., 0])
+
+    def draw_frequencies(
+        self, dimension: int, count: int, generator: torch.Generator, dtype: torch.dtype = torch.float64
+    ) -> Tensor:
+        """Frequencies (d, count) from N(0, 2 / bandwidth²)."""
+        normal = torch.randn(dimension, count, generator=generator, dtype=dtype)
+        return normal * (math.sqrt(2.0) / self.bandwidth)
+
+
+@dataclass(frozen=True)
+class Laplacian:
+    """k(x, y) = exp(−‖x − y‖₁ / bandwidth), with the sum of absolute differences."""
+
+    bandwidth: float
+
+    def __post_init__(self) -> None:
+        _check_bandwidth(self.bandwidth)
+
+    def gram(
+        self, x: Float[Tensor, "*batch n d"], y: Float[Tensor, "*batch m d"] | None = None
+    ) -> Float[Tensor, "*batch n m"]:
+        """All pairs."""
+        return torch.cdist(x, x if y is None else y, p=1.0).mul(-1.0 / self.bandwidth).exp_()
+
+    def diagonal(self, x: Float[Tensor, "*batch n d"]) -> Float[Tensor, "*batch n"]:
+        """Ones."""
+        return torch.ones_like(x[..., 0])
+
+    def draw_frequencies(
+        self, dimension: int, count: int, generator: torch.Generator, dtype: torch.dtype = torch.float64
+    ) -> Tensor:
+        """Frequencies (d, count), each coordinate Cauchy with scale 1 / bandwidth."""
+        uniform = torch.rand(dimension, count, generator=generator, dtype=dtype)
+        return torch.tan(math.pi * (uniform - 0.5)) / self.bandwidth
+
+
+@dataclass(frozen=True)
+class InverseMultiquadric:
+    """k(x, y) = (1 + ‖x − y‖² / bandwidth²)^(−1/2); its tails are heavier than the Gaussian's."""
+
+    bandwidth: float
+
+    def __post_init__(self) -> None:
+        _check_bandwidth(self.bandwidth)
+
+    def gram(
+        self, x: Float[Tensor, "*batch n d"], y: Float[Tensor, "*batch m d"] | None = None
+    ) -> Float[Tensor, "*batch n m"]:
+        """All pairs."""
+        left, right = Gaussian(self.bandwidth).exponent_columns(x, y)
+        scaled = (left @ right.mT).clamp_(max=0.0)
+        if y is None or y is x:
+            scaled.diagonal(dim1=-2, dim2=-1).zero_()
+        return torch.rsqrt(1.0 - scaled)
+
+    def diagonal(self, x: Float[Tensor, "*batch n d"]) -> Float[Tensor, "*batch n"]:
+        """Ones."""
+        return torch.ones_like(x[..., 0])
+
+    def draw_frequencies(
+        self, dimension: int, count: int, generator: torch.Generator, dtype: torch.dtype = torch.float64
+    ) -> Tensor:
+        """Frequencies (d, count): the kernel is a mixture of Gaussians exp(−t‖x − y‖²/bandwidth²), t ~ Γ(1/2).
+
+        t = z²/2 for a standard normal z, so the frequencies are |z| / bandwidth times a standard normal.
+        """
+        normal = torch.randn(dimension, count, generator=generator, dtype=dtype)
+        mixing = torch.randn(1, count, generator=generator, dtype=dtype).abs()
+        return normal * mixing / self.bandwidth
+
+
+@dataclass(frozen=True)
+class Linear:
+    """k(x, y) = xᵀy: minimising the kernel loss gives the TD solution. (Feng et al. 2019, cor:same_as_td)"""
+
+    def gram(
+        self, x: Float[Tensor, "*batch n d"], y: Float[Tensor, "*batch m d"] | None = None
+    ) -> Float[Tensor, "*batch n m"]:
+        """All pairs."""
+        return x @ (x if y is None else y).mT
+
+    def diagonal(self, x: Float[Tensor, "*batch n d"]) -> Float[Tensor, "*batch n"]:
+        """Squared lengths."""
+        return x.square().sum(dim=-1)
+
+
+@dataclass(frozen=True)
+class Product:
+    """Product of kernels on consecutive column groups: factor i sees the next ``widths[i]`` columns.
+
+    ``Product((Gaussian(0.5), Linear()), (4, 2))`` multiplies a Gaussian of four state columns with a linear
+    kernel of a one-hot action of two.
+    """
+
+    factors: tuple[Kernel, ...]
+    widths: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if not self.factors or len(self.factors) != len(self.widths) or min(self.widths) < 1:
+            raise ConfigError(
+                f"Product received {len(self.factors)} factors and widths {self.widths}; "
+                "give one positive width per factor"
+            )
+
+    def gram(
+        self, x: Float[Tensor, "*batch n d"], y: Float[Tensor, "*batch m d"] | None = None
+    ) -> Float[Tensor, "*batch n m"]:
+        """All pairs."""
+        parts = self._split(x)
+        others: Sequence[Tensor | None] = [None] * len(parts) if y is None or y is x else self._split(y)
+        grams = [k.gram(part, other) for k, part, other in zip(self.factors, parts, others, strict=True)]
+        return math.prod(grams[1:], start=grams[0])
+
+    def diagonal(self, x: Float[Tensor, "*batch n d"]) -> Float[Tensor, "*batch n"]:
+        """Product of the factors' diagonals."""
+        parts = [k.diagonal(part) for k, part in zip(self.factors, self._split(x), strict=True)]
+        return math.prod(parts[1:], start=parts[0])
+
+    def draw_frequencies(
+        self, dimension: int, count: int, generator: torch.Generator, dtype: torch.dtype = torch.float64
+    ) -> Tensor:
+        """Frequencies (d, count), the factors' below each other; every factor must be stationary."""
+        if sum(self.widths) != dimension:
+            raise ConfigError(
+                f"Product has widths {self.widths}, received {dimension} columns; make them sum"
+            )
+        drawn = []
+        for factor, width in zip(self.factors, self.widths, strict=True):
+            if not isinstance(factor, StationaryKernel):
+                raise ConfigError(f"{factor} has no random Fourier features; use stationary factors")
+            drawn.append(factor.draw_frequencies(width, count, generator, dtype))
+        return torch.cat(drawn)
+
+    def _split(self, x: Tensor) -> Sequence[Tensor]:
+        if x.shape[-1] != sum(self.widths):
+            raise DataError(
+                f"Product has widths {self.widths}, received rows of {x.shape[-1]} columns; make them sum"
+            )
+        return x.split(list(self.widths), dim=-1)
+
+
+@dataclass(frozen=True, eq=False)
+class FourierFeatures:
+    """An explicit feature map whose inner products approximate a stationary kernel: ψ(x)ᵀψ(y) ≈ k(x, y).
+
+    Pairs of cosine and sine, so that ψ(x)ᵀψ(x) = 1 exactly. The error falls as count^(−1/2).
+    """
+
+    frequencies: Tensor  # (d, count / 2)
+
+    def __call__(self, x: Float[Tensor, "*batch n d"]) -> Float[Tensor, "*batch n m"]:
+        phases = x @ self.frequencies.to(x)
+        return torch.cat((phases.cos(), phases.sin()), dim=-1) / math.sqrt(self.frequencies.shape[1])
+
+
+def random_fourier_features(
+    kernel: StationaryKernel, dimension: int, count: int, generator: torch.Generator
+) -> FourierFeatures:
+    """Feature map with `count` (even) columns for rows of `dimension` columns, drawn in float64."""
+    if count < 2 or count % 2:
+        raise ConfigError(f"count is {count}; give an even number of random features, at least 2")
+    return FourierFeatures(kernel.draw_frequencies(dimension, count // 2, generator))
+
+
+def median_bandwidth(
+    x: Float[Tensor, "n d"], max_rows: int = 3000, generator: torch.Generator | None = None
+) -> float:
+    """Median of the off-diagonal Euclidean distances between rows, at least 1e-6.
+
+    More than `max_rows` rows are thinned: drawn by `generator`, or evenly spaced without one.
+    Raises DataError for fewer than two rows. (Feng et al. 2019, sec:exp_detail)
+    """
+    rows = torch.as_tensor(x).detach()
+    if rows.ndim != 2 or len(rows) < 2:
+        raise DataError(f"median_bandwidth received shape {tuple(rows.shape)}; give at least two rows (N, d)")
+    if len(rows) > max_rows:
+        rows = rows[_thinned(len(rows), max_rows, generator).to(rows.device)]
+    distances = torch.pdist(rows.to("cpu", torch.float64))
+    count = len(distances)
+    low = distances.kthvalue((count + 1) // 2).values
+    high = distances.kthvalue(count // 2 + 1).values
+    return max(float(low + high) / 2.0, _SMALLEST_BANDWIDTH)
+
+
+def _thinned(count: int, kept: int, generator: torch.Generator | None) -> Tensor:
+    """Indices (kept,) of a sample without replacement."""
+    if generator is None:
+        return torch.arange(kept) * count // kept
+    return torch.randperm(count, generator=generator)[:kept]
+
+
+def _check_bandwidth(bandwidth: float) -> None:
+    if not (math.isfinite(bandwidth) and bandwidth > 0.0):
+        raise ConfigError(f"bandwidth is {bandwidth}; give a positive number")

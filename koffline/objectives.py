@@ -1,0 +1,227 @@
+"""What a value function is trained to make small: the kernel loss and the baselines, behind one call.
+
+An objective is a frozen record. It says where the value of the next row comes from (`next_from`), which
+kernel it needs (`kernel`, or None), and gives
+
+- ``loss(...)``: a differentiable number per replica, with every stopped gradient visible;
+- ``compute_gradients(...)``: the same loss and its gradients in the residual's two values in closed form,
+  which is what the replica engine backpropagates (no autograd through the kernel).
+
+Objectives that train a second network beside the value (GTD2's w, SBEED's f) will implement the same
+``loss`` and a ``compute_auxiliary_loss``; the engine reaches every network through
+``networks.StackedNetwork.forward_with_pullback``, so a second one is a second pullback.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from koffline.bellman import state_value_residual
+from koffline.errors import ConfigError
+from koffline.kernel_loss import check_diag_weight, kernel_loss
+from koffline.kernels import Kernel
+
+NextFrom = Literal["network", "network_detached", "target"]
+
+
+@dataclass(frozen=True, eq=False)
+class ValueGradients:
+    """A loss per replica and its gradients in value and next value; `next_value` None where it is stopped."""
+
+    loss: Float[Tensor, " replica"]
+    value: Float[Tensor, "replica row"]
+    next_value: Float[Tensor, "replica row"] | None
+
+
+@dataclass(frozen=True)
+class CopyTarget:
+    """The target network becomes a copy of the trained one every `every` steps; None: at each epoch's end."""
+
+    every: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.every is not None and self.every < 1:
+            raise ConfigError(f"target copy interval is {self.every}; give a positive number of steps")
+
+
+@dataclass(frozen=True)
+class FollowTarget:
+    """The target network moves towards the trained one at each step: target += rate · (network − target)."""
+
+    rate: float = 0.01
+
+    def __post_init__(self) -> None:
+        if not 0.0 < self.rate <= 1.0:
+            raise ConfigError(f"target rate is {self.rate}; give a number in (0, 1]")
+
+
+class Objective(Protocol):
+    """See the module's docstring. Shapes: values (R, N), reward and discount (N,) or (R, N), gram (…, N, N)."""
+
+    @property
+    def kernel(self) -> Kernel | None:
+        """The kernel over rows, or None."""
+        ...
+
+    @property
+    def next_from(self) -> NextFrom:
+        """Which network values the next row, and whether gradients reach it."""
+        ...
+
+    def loss(
+        self, reward: Tensor, discount: Tensor, value: Tensor, next_value: Tensor, gram: Tensor | None = None
+    ) -> Tensor:
+        """Differentiable loss, (R,)."""
+        ...
+
+    def compute_gradients(
+        self, residual: Tensor, discount: Tensor, gram: Tensor | None = None
+    ) -> ValueGradients:
+        """Loss and gradients in closed form."""
+        ...
+
+
+@dataclass(frozen=True)
+class KernelLoss:
+    """The kernel Bellman loss of a mini-batch; gradients flow through both values, there is no target network.
+
+    diag_weight: w of kernel_loss; None means 1/n, the plain V-statistic of the mini-batch.
+    (Feng et al. 2019, sec:batch_lv)
+    """
+
+    kernel: Kernel
+    diag_weight: float | None = None
+    next_from: NextFrom = field(default="network", init=False)
+
+    def __post_init__(self) -> None:
+        if self.diag_weight is not None:
+            check_diag_weight(self.diag_weight)
+
+    def loss(
+        self, reward: Tensor, discount: Tensor, value: Tensor, next_value: Tensor, gram: Tensor | None = None
+    ) -> Tensor:
+        """kernel_loss of the residual, (R,)."""
+        assert gram is not None
+        residual = state_value_residual(reward, discount, value, next_value)
+        return kernel_loss(residual, gram, self._weight(residual.shape[-1]))
+
+    def compute_gradients(
+        self, residual: Tensor, discount: Tensor, gram: Tensor | None = None
+    ) -> ValueGradients:
+        """One product K δ serves the loss and its gradient 2 K δ / n²; gram is (N, N), (G, N, N) or (R, N, N).
+
+        With G grams, replicas g·R/G … (g+1)·R/G − 1 share gram g.
+        """
+        assert gram is not None
+        rows = residual.shape[-1]
+        weight = self._weight(rows)
+        weighted = gram_product(residual, gram)
+        if weight * rows != 1.0:  # the plain V-statistic needs no extra diagonal
+            off = (1.0 - weight) / (rows * (rows - 1))
+            diagonal = gram.diagonal(dim1=-2, dim2=-1)
+            if diagonal.ndim == 2:
+                diagonal = diagonal.repeat_interleave(len(residual) // len(diagonal), dim=0)
+            weighted = weighted * off + (weight / rows - off) * diagonal * residual
+        else:
+            weighted = weighted / rows**2
+        loss = (weighted * residual).sum(dim=-1)
+        return ValueGradients(loss, -2.0 * weighted, 2.0 * weighted * discount)
+
+    def _weight(self, rows: int) -> float:
+        return 1.0 / rows if self.diag_weight is None else self.diag_weight
+
+
+@dataclass(frozen=True)
+class ResidualGradient:
+    """Mean squared residual, gradients through both values; biased by the noise of transitions.
+
+    (Feng et al. 2019, equ:rg)
+    """
+
+    kernel: Kernel | None = field(default=None, init=False)
+    next_from: NextFrom = field(default="network", init=False)
+
+    def loss(
+        self, reward: Tensor, discount: Tensor, value: Tensor, next_value: Tensor, gram: Tensor | None = None
+    ) -> Tensor:
+        """mean δ², (R,)."""
+        return state_value_residual(reward, discount, value, next_value).square().mean(dim=-1)
+
+    def compute_gradients(
+        self, residual: Tensor, discount: Tensor, gram: Tensor | None = None
+    ) -> ValueGradients:
+        """2δ/n through both values."""
+        slope = residual * (2.0 / residual.shape[-1])
+        return ValueGradients(residual.square().mean(dim=-1), -slope, slope * discount)
+
+
+@dataclass(frozen=True)
+class TemporalDifference:
+    """TD(0): the target is the current network, detached; no objective is minimised.
+
+    (Feng et al. 2019, sec:background)
+    """
+
+    kernel: Kernel | None = field(default=None, init=False)
+    next_from: NextFrom = field(default="network_detached", init=False)
+
+    def loss(
+        self, reward: Tensor, discount: Tensor, value: Tensor, next_value: Tensor, gram: Tensor | None = None
+    ) -> Tensor:
+        """Mean squared distance to a target that is held still, (R,)."""
+        return state_value_residual(reward, discount, value, next_value.detach()).square().mean(dim=-1)
+
+    def compute_gradients(
+        self, residual: Tensor, discount: Tensor, gram: Tensor | None = None
+    ) -> ValueGradients:
+        """2δ/n through the value alone."""
+        return _semi_gradients(residual)
+
+
+@dataclass(frozen=True)
+class FittedIteration:
+    """Fitted value iteration (V) and fitted Q evaluation (Q): regression on targets from a second network.
+
+    target: CopyTarget() copies at each epoch's end, the paper's FVI; FollowTarget(rate) follows step by step.
+    (Feng et al. 2019, equ:fvi)
+    """
+
+    target: CopyTarget | FollowTarget = CopyTarget()
+    kernel: Kernel | None = field(default=None, init=False)
+    next_from: NextFrom = field(default="target", init=False)
+
+    def loss(
+        self, reward: Tensor, discount: Tensor, value: Tensor, next_value: Tensor, gram: Tensor | None = None
+    ) -> Tensor:
+        """Mean squared distance to the target network's Bellman backup, (R,)."""
+        return state_value_residual(reward, discount, value, next_value.detach()).square().mean(dim=-1)
+
+    def compute_gradients(
+        self, residual: Tensor, discount: Tensor, gram: Tensor | None = None
+    ) -> ValueGradients:
+        """2δ/n through the value alone."""
+        return _semi_gradients(residual)
+
+
+def fitted_q(rate: float = 0.01) -> FittedIteration:
+    """Fitted evaluation whose target network follows at `rate` per step: the objective of `fqe`."""
+    return FittedIteration(FollowTarget(rate))
+
+
+def gram_product(residual: Float[Tensor, "replica row"], gram: Float[Tensor, "*grams row row"]) -> Tensor:
+    """K δ per replica, (R, N), as row products: a batched product with one column is an order slower."""
+    if gram.ndim == 2:
+        return residual @ gram
+    replicas, rows = residual.shape
+    grouped = residual.view(len(gram), replicas // len(gram), rows)
+    return torch.bmm(grouped, gram).view(replicas, rows)  # (G, R/G, N) @ (G, N, N)
+
+
+def _semi_gradients(residual: Tensor) -> ValueGradients:
+    slope = residual * (-2.0 / residual.shape[-1])
+    return ValueGradients(residual.square().mean(dim=-1), slope, None)
