@@ -45,7 +45,10 @@ class StationaryKernel(Kernel, Protocol):
 
 @dataclass(frozen=True)
 class Gaussian:
-    """k(x, y) = exp(−‖x − y‖² / bandwidth²). (Feng et al. 2019, sec:exp_eval)"""
+    """k(x, y) = exp(−‖x − y‖² / bandwidth²).
+
+    (Feng et al. 2019, sec:exp_eval)
+    """
 
     bandwidth: float
 
@@ -141,9 +144,9 @@ class InverseMultiquadric:
     def draw_frequencies(
         self, dimension: int, count: int, generator: torch.Generator, dtype: torch.dtype = torch.float64
     ) -> Tensor:
-        """Frequencies (d, count): the kernel is a mixture of Gaussians exp(−t‖x − y‖²/bandwidth²), t ~ Γ(1/2).
+        """Frequencies (d, count): |z| / bandwidth times a standard normal, z standard normal.
 
-        t = z²/2 for a standard normal z, so the frequencies are |z| / bandwidth times a standard normal.
+        The kernel is a mixture of Gaussians exp(−t‖x − y‖²/bandwidth²) with t = z²/2 ~ Γ(1/2).
         """
         normal = torch.randn(dimension, count, generator=generator, dtype=dtype)
         mixing = torch.randn(1, count, generator=generator, dtype=dtype).abs()
@@ -152,7 +155,10 @@ class InverseMultiquadric:
 
 @dataclass(frozen=True)
 class Linear:
-    """k(x, y) = xᵀy: minimising the kernel loss gives the TD solution. (Feng et al. 2019, cor:same_as_td)"""
+    """k(x, y) = xᵀy: minimising the kernel loss gives the TD solution.
+
+    (Feng et al. 2019, cor:same_as_td)
+    """
 
     def gram(
         self, x: Float[Tensor, "*batch n d"], y: Float[Tensor, "*batch m d"] | None = None
@@ -230,6 +236,7 @@ class FourierFeatures:
     frequencies: Tensor  # (d, count / 2)
 
     def __call__(self, x: Float[Tensor, "*batch n d"]) -> Float[Tensor, "*batch n m"]:
+        """Features ψ(x)."""
         phases = x @ self.frequencies.to(x)
         return torch.cat((phases.cos(), phases.sin()), dim=-1) / math.sqrt(self.frequencies.shape[1])
 
@@ -249,7 +256,8 @@ def median_bandwidth(
     """Median of the off-diagonal Euclidean distances between rows, at least 1e-6.
 
     More than `max_rows` rows are thinned: drawn by `generator`, or evenly spaced without one.
-    Raises DataError for fewer than two rows. (Feng et al. 2019, sec:exp_detail)
+    Raises DataError for fewer than two rows.
+    (Feng et al. 2019, sec:exp_detail)
     """
     rows = torch.as_tensor(x).detach()
     if rows.ndim != 2 or len(rows) < 2:

@@ -61,7 +61,7 @@ class FollowTarget:
 
 
 class Objective(Protocol):
-    """See the module's docstring. Shapes: values (R, N), reward and discount (N,) or (R, N), gram (…, N, N)."""
+    """See the module's docstring. Values are (R, N), reward and discount (N,) or (R, N), gram (…, N, N)."""
 
     @property
     def kernel(self) -> Kernel | None:
@@ -88,7 +88,7 @@ class Objective(Protocol):
 
 @dataclass(frozen=True)
 class KernelLoss:
-    """The kernel Bellman loss of a mini-batch; gradients flow through both values, there is no target network.
+    """The kernel Bellman loss of a mini-batch; gradients flow through both values, no target network.
 
     diag_weight: w of kernel_loss; None means 1/n, the plain V-statistic of the mini-batch.
     (Feng et al. 2019, sec:batch_lv)
@@ -113,9 +113,9 @@ class KernelLoss:
     def compute_gradients(
         self, residual: Tensor, discount: Tensor, gram: Tensor | None = None
     ) -> ValueGradients:
-        """One product K δ serves the loss and its gradient 2 K δ / n²; gram is (N, N), (G, N, N) or (R, N, N).
+        """One product K δ serves the loss and its gradient 2 K δ / n².
 
-        With G grams, replicas g·R/G … (g+1)·R/G − 1 share gram g.
+        gram is (N, N), or (G, N, N) where replicas g·R/G … (g+1)·R/G − 1 share the g-th.
         """
         assert gram is not None
         rows = residual.shape[-1]
