@@ -1,0 +1,143 @@
+"""Evaluation problems whose value is known exactly: a log, a policy, γ, and the answer.
+
+Finite chain and grid seen through continuous observations (linear solve) and linear systems with a linear
+Gaussian policy (Lyapunov equation); on- and off-policy, episodes with and without time limits, and
+independent tuples. Each entry of ``EXACT_PROBLEMS`` is called as ``make(seed, n_rows)``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from koffline.data.transitions import Transitions
+from koffline.envs.embedded import EmbeddedMDP
+from koffline.envs.finite import chain, grid
+from koffline.envs.linear_quadratic import LinearGaussian, LinearQuadratic
+from koffline.envs.rollouts import as_transitions, log_episodes
+from koffline.policies import ContinuousPolicy, DiscretePolicy, Policy
+
+NO_LIMIT = 10_000  # steps; every terminating world here ends long before
+
+
+@dataclass(frozen=True, eq=False)
+class ExactProblem:
+    """``value`` is J over the world's start distribution; ``value_at_starts`` over the log's own starts.
+
+    Starts are the first rows of episodes, or all rows where the log has no episodes. ``is_on_policy``: the
+    log was written by the policy itself.
+    """
+
+    name: str
+    transitions: Transitions
+    policy: Policy
+    gamma: float
+    value: float
+    value_at_starts: float
+    is_on_policy: bool
+
+
+@dataclass(frozen=True, eq=False)
+class FiniteCase:
+    """An embedded finite process, the table that wrote the log, the table to evaluate."""
+
+    name: str
+    world: EmbeddedMDP
+    behavior: np.ndarray
+    target: np.ndarray
+    gamma: float
+    time_limit: int | None = NO_LIMIT  # None: independent tuples
+
+    def __call__(self, seed: int = 0, n_rows: int = 2000) -> ExactProblem:
+        generator = np.random.default_rng(seed)
+        mdp, values = self.world.mdp, self.world.mdp.state_values(self.target, self.gamma)
+        start = mdp.initial
+        if self.time_limit is None:
+            start = ~mdp.terminal / np.sum(~mdp.terminal)
+            log = self.world.log_tuples(self.behavior, n_rows, generator)
+        else:
+            log = log_episodes(
+                self.world, self.world.policy(self.behavior), n_rows, self.time_limit, generator
+            )
+        return ExactProblem(
+            name=self.name,
+            transitions=as_transitions(log, self.world, with_episodes=self.time_limit is not None),
+            policy=DiscretePolicy(mdp.n_actions, self.world.policy(self.target), name=self.name),
+            gamma=self.gamma,
+            value=float(start @ values),
+            value_at_starts=float(values[log.start_states[:, 0].astype(np.int64)].mean()),
+            is_on_policy=np.array_equal(self.behavior, self.target),
+        )
+
+
+@dataclass(frozen=True)
+class LinearCase:
+    """A linear system, the policy that wrote the log, the policy to evaluate; both linear and Gaussian."""
+
+    name: str
+    world: LinearQuadratic
+    behavior: LinearGaussian
+    target: LinearGaussian
+    gamma: float
+    time_limit: int | None = 20  # None: independent tuples, states as the world's starts
+
+    def __call__(self, seed: int = 0, n_rows: int = 2000) -> ExactProblem:
+        log = log_episodes(
+            self.world, self.behavior, n_rows, self.time_limit or 1, np.random.default_rng(seed)
+        )
+        sample = None if self.target.deterministic else self.target.sample
+        return ExactProblem(
+            name=self.name,
+            transitions=as_transitions(log, self.world, with_episodes=self.time_limit is not None),
+            policy=ContinuousPolicy(len(self.target.gain), self.target.mean, sample, name=self.name),
+            gamma=self.gamma,
+            value=self.world.policy_value(self.target, self.gamma),
+            value_at_starts=float(self.world.state_values(log.start_states, self.target, self.gamma).mean()),
+            is_on_policy=self.behavior == self.target,
+        )
+
+
+def _line() -> EmbeddedMDP:
+    return EmbeddedMDP(
+        chain(7, slip=0.2, end_rewards=(-0.5, 1.0)), np.linspace(-1, 1, 7)[:, None], jitter=0.1
+    )
+
+
+def _rooms(terminal_goal: bool) -> EmbeddedMDP:
+    mdp = grid(4, 4, goal=3.0, terminal_goal=terminal_goal)
+    points = np.stack([np.arange(16) % 4, np.arange(16) // 4], axis=1) / 3.0
+    return EmbeddedMDP(mdp, points, jitter=0.1)
+
+
+def _repeat(chances: tuple[float, ...], n_states: int) -> np.ndarray:
+    return np.tile(np.asarray(chances), (n_states, 1))
+
+
+_FAIR, _RIGHT = _repeat((0.5, 0.5), 7), _repeat((0.2, 0.8), 7)
+_ANYWHERE, _FORWARD = _repeat((0.25,) * 4, 16), _repeat((0.4, 0.4, 0.1, 0.1), 16)
+_CART = LinearQuadratic(drift=((1.0, 0.2), (0.0, 0.9)), control=((0.0,), (0.3,)), noise=0.1)
+_PLANE = LinearQuadratic(
+    drift=((0.9, 0.2), (0.0, 0.9)), control=((0.3, 0.0), (0.0, 0.3)), noise=0.1, action_cost=0.3
+)
+_STEADY = LinearGaussian(((-0.5, -0.7),))
+_SHAKY = LinearGaussian(((-0.3, -0.4),), deviation=0.6)
+_LOOSE = LinearGaussian(((-0.3, 0.0), (0.0, -0.3)), deviation=0.5)
+_TIGHT = LinearGaussian(((-0.6, -0.2), (0.0, -0.6)), deviation=0.2)
+
+_CASES: list[FiniteCase | LinearCase] = [
+    FiniteCase("chain_on", _line(), _RIGHT, _RIGHT, 0.95),
+    FiniteCase("chain_off", _line(), _FAIR, _RIGHT, 0.95),
+    FiniteCase("chain_off_limited", _line(), _FAIR, _RIGHT, 0.95, time_limit=5),
+    FiniteCase("chain_tuples", _line(), _FAIR, _RIGHT, 0.95, time_limit=None),
+    FiniteCase("grid_on", _rooms(True), _FORWARD, _FORWARD, 0.95),
+    FiniteCase("grid_off_limited", _rooms(True), _ANYWHERE, _FORWARD, 0.95, time_limit=20),
+    FiniteCase("grid_loop_off_limited", _rooms(False), _ANYWHERE, _FORWARD, 0.95, time_limit=20),
+    FiniteCase("grid_tuples", _rooms(True), _ANYWHERE, _FORWARD, 0.95, time_limit=None),
+    LinearCase("linear_on", _CART, _SHAKY, _SHAKY, 0.9),
+    LinearCase("linear_off_deterministic", _CART, _SHAKY, _STEADY, 0.9),
+    LinearCase("linear_off_plane", _PLANE, _LOOSE, _TIGHT, 0.9),
+    LinearCase("linear_tuples", _CART, _SHAKY, _STEADY, 0.9, time_limit=None),
+]
+EXACT_PROBLEMS: dict[str, Callable[..., ExactProblem]] = {case.name: case for case in _CASES}
