@@ -1,0 +1,57 @@
+"""Small d3rlpy models for the tests of policies."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from koffline.algos.d3_policy import import_d3rlpy
+from koffline.data.transitions import Continuous
+
+d3rlpy = import_d3rlpy()
+
+BOX = Continuous(2, low=(-2.0, 0.0), high=(3.0, 1.0))
+SHAPE = (4,)
+
+
+def raw_observations(n: int = 64) -> np.ndarray:
+    """Far from standardised, so that a forgotten scaler shows."""
+    observations = np.random.default_rng(0).normal(20.0, 8.0, size=(n, 4)).astype(np.float32)
+    observations.flags.writeable = False
+    return observations
+
+
+def build(algorithm: str, action_size: int, **settings):
+    config_class = getattr(d3rlpy.algos, f"{algorithm}Config")
+    encoder = d3rlpy.models.VectorEncoderFactory([8, 8])
+    encoders = {f.name: encoder for f in dataclasses.fields(config_class) if "encoder_factory" in f.name}
+    algo = config_class(**encoders, **settings).create()
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        algo.create_impl(SHAPE, action_size)
+    return algo
+
+
+def standard_scaler():
+    observations = raw_observations()
+    return d3rlpy.preprocessing.StandardObservationScaler(mean=observations.mean(0), std=observations.std(0))
+
+
+def minmax_scaler():
+    observations = raw_observations()
+    return d3rlpy.preprocessing.MinMaxObservationScaler(
+        minimum=observations.min(0), maximum=observations.max(0)
+    )
+
+
+def action_scaler():
+    return d3rlpy.preprocessing.MinMaxActionScaler(minimum=np.array(BOX.low), maximum=np.array(BOX.high))
+
+
+def saved(algo, folder: Path) -> str:
+    path = str(folder / "model.bin")  # the name plays no part
+    algo.save(path)
+    return path

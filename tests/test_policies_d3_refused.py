@@ -1,0 +1,175 @@
+"""d3rlpy files that are refused: code in them cannot run, and what does not fit is named."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import pickle
+from pathlib import Path
+
+import pytest
+import torch
+
+from koffline.data.transitions import Continuous, Discrete
+from koffline.errors import PolicyError
+from koffline.policies import as_policy, load_policy
+from tests.d3_models import (
+    SHAPE,
+    build,
+    d3rlpy,
+    saved,
+)
+
+
+@pytest.fixture(scope="module")
+def dqn_file(tmp_path_factory) -> Path:
+    return Path(saved(build("DQN", 3), tmp_path_factory.mktemp("dqn")))
+
+
+def rewritten(source: Path, target: Path, **changes) -> Path:
+    content = pickle.loads(source.read_bytes())
+    target.write_bytes(pickle.dumps({**content, **changes}))
+    return target
+
+
+@pytest.mark.parametrize(
+    ("action_space", "shape", "words"),
+    [
+        (Discrete(4), (4,), ["3 discrete actions", "the log 4 discrete actions"]),
+        (Continuous(3), (4,), ["3 discrete actions", "3 continuous action dimensions"]),
+        (Discrete(3), (5,), ["observations of shape (4,)", "the log has (5,)"]),
+    ],
+)
+def test_a_model_for_another_log_is_refused(dqn_file, action_space, shape, words):
+    with pytest.raises(PolicyError) as caught:
+        load_policy(dqn_file, action_space, shape)
+    assert all(word in str(caught.value) for word in [str(dqn_file), *words])
+
+
+class _Shell:
+    """Pickles as a call of os.system."""
+
+    def __init__(self, marker: Path) -> None:
+        self.marker = marker
+
+    def __reduce__(self):
+        return os.system, (f"touch {self.marker}",)
+
+
+def _ran(marker: Path, load) -> bool:
+    """Whether an ordinary pickle.load of this payload would have run it; removes the trace."""
+    load()
+    ran = marker.exists()
+    marker.unlink(missing_ok=True)
+    return ran
+
+
+@pytest.mark.parametrize(
+    ("place", "protocol"), [("whole", 2), ("whole", 5), ("version", 4), ("extra", 3), ("extra", 4)]
+)
+def test_code_in_the_pickle_is_refused_and_does_not_run(dqn_file, tmp_path, protocol, place):
+    marker = tmp_path / "ran"
+    content = pickle.loads(dqn_file.read_bytes())
+    payload = _Shell(marker) if place == "whole" else {**content, place: _Shell(marker)}
+    path = tmp_path / "model.d3"
+    path.write_bytes(pickle.dumps(payload, protocol))
+    assert _ran(marker, lambda: pickle.loads(path.read_bytes())), "the payload must work to prove anything"
+    with pytest.raises(PolicyError, match=r"asks to import \w+\.system.*nothing ran.*algo\.save") as caught:
+        load_policy(path, Discrete(3), SHAPE)
+    assert "\n" not in str(caught.value)
+    assert not marker.exists()
+
+
+def test_code_in_the_weights_is_refused_and_does_not_run(dqn_file, tmp_path):
+    marker = tmp_path / "ran"
+    buffer = io.BytesIO()
+    torch.save({"q_funcs": _Shell(marker)}, buffer)
+    assert _ran(marker, lambda: torch.load(io.BytesIO(buffer.getvalue()), weights_only=False))
+    path = rewritten(dqn_file, tmp_path / "model.d3", torch=buffer.getvalue())
+    with pytest.raises(PolicyError, match=r"weights ask to import \w+\.system.*nothing ran"):
+        load_policy(path, Discrete(3), SHAPE)
+    assert not marker.exists()
+
+
+def test_weights_in_an_older_layout_are_refused_unread(dqn_file, tmp_path):
+    marker = tmp_path / "ran"
+    path = rewritten(dqn_file, tmp_path / "model.d3", torch=pickle.dumps(_Shell(marker), 2))
+    with pytest.raises(PolicyError, match="not in torch's zip layout"):
+        load_policy(path, Discrete(3), SHAPE)
+    assert not marker.exists()
+
+
+@pytest.mark.parametrize("keep", [3, 20, 500, 0.5, 0.99])
+def test_a_truncated_model_is_refused(dqn_file, tmp_path, keep):
+    content = dqn_file.read_bytes()
+    path = tmp_path / "model.d3"
+    path.write_bytes(content[: int(keep * len(content)) if isinstance(keep, float) else keep])
+    with pytest.raises(PolicyError, match=r"truncated or corrupt.*save the model again"):
+        load_policy(path, Discrete(3), SHAPE)
+
+
+def test_truncated_weights_are_refused(dqn_file, tmp_path):
+    weights = pickle.loads(dqn_file.read_bytes())["torch"]
+    path = rewritten(dqn_file, tmp_path / "model.d3", torch=weights[: len(weights) // 2])
+    with pytest.raises(PolicyError, match="weights are truncated or corrupt"):
+        load_policy(path, Discrete(3), SHAPE)
+
+
+def edited_config(source: Path, target: Path, **changes) -> Path:
+    config = json.loads(pickle.loads(source.read_bytes())["config"])
+    config["config"]["type"] = changes.pop("type", config["config"]["type"])
+    config["config"]["params"] |= changes.pop("params", {})
+    return rewritten(source, target, config=json.dumps({**config, **changes}))
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"type": "fqe"}, ["FQE evaluator", "save the algorithm it evaluates"]),
+        ({"type": "decision_transformer"}, ["history and a target return", "function of the observation"]),
+        ({"type": "discrete_random_policy"}, ["nothing to load", "uniform"]),
+        ({"type": "my_algorithm"}, ["'my_algorithm' is not one of", "dqn", "import the package"]),
+        ({"type": "sac"}, ["cannot rebuild the sac", "save it again"]),
+        ({"observation_shape": [[4], [3]]}, ["one observation array", "join the parts"]),
+        ({"action_size": "many"}, ["action size 'many'", "save the model again"]),
+        ({"params": {"encoder_factory": {"type": "nothing", "params": {}}}}, ["cannot rebuild", "KeyError"]),
+        ({"params": {"n_critics": 2}}, ["weights do not fit", "save it again"]),
+    ],
+)
+def test_a_model_that_is_no_policy_or_contradicts_itself_is_refused(dqn_file, tmp_path, changes, words):
+    path = edited_config(dqn_file, tmp_path / "model.d3", **changes)
+    with pytest.raises(PolicyError) as caught:
+        load_policy(path, Discrete(3), SHAPE)
+    assert "\n" not in str(caught.value)
+    assert all(word in str(caught.value) for word in [str(path), *words]), str(caught.value)
+
+
+def test_a_saved_fqe_is_refused(tmp_path):
+    """A real one: its file carries weights but no policy."""
+    fqe = d3rlpy.ope.DiscreteFQE(algo=build("DQN", 3), config=d3rlpy.ope.FQEConfig())
+    fqe.create_impl(SHAPE, 3)
+    with pytest.raises(PolicyError, match="FQE evaluator"):
+        load_policy(saved(fqe, tmp_path), Discrete(3), SHAPE)
+
+
+def test_a_scaler_without_ranges_is_refused():
+    algo = build("DQN", 3, observation_scaler=d3rlpy.preprocessing.StandardObservationScaler())
+    with pytest.raises(PolicyError, match="StandardObservationScaler holds no ranges; fit the model"):
+        as_policy(algo, Discrete(3), SHAPE)
+
+
+@pytest.mark.parametrize("content", [[1, 2], {"torch": b"", "config": 3, "version": ""}, {"weights": 1}])
+def test_another_pickle_is_refused(tmp_path, content):
+    path = tmp_path / "model.d3"
+    path.write_bytes(pickle.dumps(content))
+    with pytest.raises(PolicyError, match="does not hold a d3rlpy model"):
+        load_policy(path, Discrete(3), SHAPE)
+
+
+def test_random_policies_cannot_be_saved_by_d3rlpy(tmp_path):
+    """Pins the reason why there is no loader for them."""
+    algo = d3rlpy.algos.RandomPolicyConfig().create()
+    algo.create_impl(SHAPE, 2)
+    with pytest.raises(AssertionError):
+        algo.save(str(tmp_path / "model.d3"))
