@@ -9,7 +9,7 @@ kernel it needs (`kernel`, or None), and gives
 
 Objectives that train a second network beside the value (GTD2's w, SBEED's f) will implement the same
 ``loss`` and a ``compute_auxiliary_loss``; the engine reaches every network through
-``networks.StackedNetwork.forward_with_pullback``, so a second one is a second pullback.
+``replicas.StackedNetwork.forward_with_pullback``, so a second one is a second pullback.
 """
 
 from __future__ import annotations

@@ -1,0 +1,244 @@
+"""What the replica engine reads: a table of rows, a plan of replicas, and the rows of each mini-batch.
+
+One table serves value functions of states and of actions alike:
+
+    value_i      = Σ_o readout_io · net(inputs_i)_o
+    next_value_i = Σ_o next_readout_io · net(next_inputs_i)_o
+    residual_i   = reward_i + discount_i · next_value_i − value_i
+
+V(s): one output, no readouts. Q(s, a), a discrete: n outputs, readout the one-hot logged action, next_readout
+the policy's probabilities at s'. Q(s, a), a continuous: inputs (s, a), next inputs (s', a') with m actions
+drawn beforehand from the policy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from koffline.errors import ConfigError, DataError
+
+_MIX = (1 << 63) - 1
+_DRAW_BLOCK = 64  # steps whose continuations are drawn together
+
+
+@dataclass(frozen=True, eq=False)
+class Table:
+    """Rows as tensors of one float dtype on one device; checked once, raising DataError."""
+
+    inputs: Float[Tensor, "row input"]
+    next_inputs: Float[Tensor, "row *draw input"]  # (N, d), or (N, m, d): m drawn continuations of a row
+    rewards: Float[Tensor, " row"]
+    discounts: Float[Tensor, " row"]  # γ^interval, zero after a termination
+    readout: Float[Tensor, "row output"] | None = None
+    next_readout: Float[Tensor, "row output"] | None = None
+    kernel_inputs: Float[Tensor, "row column"] | None = None  # what the kernel compares
+
+    def __post_init__(self) -> None:
+        rows, width = self.inputs.shape[0], self.inputs.shape[-1]
+        if self.inputs.ndim != 2 or rows == 0:
+            raise DataError(f"inputs has shape {tuple(self.inputs.shape)}; give (N, d) with N > 0")
+        if self.next_inputs.ndim not in (2, 3) or self.next_inputs.shape[-1] != width:
+            raise DataError(
+                f"next_inputs has shape {tuple(self.next_inputs.shape)}; give (N, {width}) or (N, m, {width})"
+            )
+        if (self.readout is None) != (self.next_readout is None):
+            raise DataError("readout and next_readout come together; give both or neither")
+        for name, column in self.columns():
+            if len(column) != rows:
+                raise DataError(f"{name} has {len(column)} rows, inputs {rows}; give equal lengths")
+            if column.dtype != self.inputs.dtype or column.device != self.inputs.device:
+                raise DataError(
+                    f"{name} is {column.dtype} on {column.device}, inputs {self.inputs.dtype} on "
+                    f"{self.inputs.device}; convert with Table.to or tensor.to"
+                )
+            if not bool(torch.isfinite(column).all()):
+                raise DataError(f"{name} holds NaN or infinite numbers; clean the log first")
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+    @property
+    def draws(self) -> int:
+        """m, the drawn continuations of each row."""
+        return 1 if self.next_inputs.ndim == 2 else self.next_inputs.shape[1]
+
+    def columns(self) -> list[tuple[str, Tensor]]:
+        """The columns that are there, by name."""
+        pairs = [(item.name, getattr(self, item.name)) for item in fields(self)]
+        return [(name, column) for name, column in pairs if column is not None]
+
+    def to(self, device: torch.device | str, dtype: torch.dtype | None = None) -> Table:
+        """The table elsewhere or in another precision; itself where nothing changes."""
+        moved = {name: column.to(device, dtype or column.dtype) for name, column in self.columns()}
+        return replace(self, **moved)
+
+    def select(self, rows: Tensor) -> Table:
+        """The table of the chosen rows."""
+        return replace(self, **{name: column[rows] for name, column in self.columns()})
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """Rows of one mini-batch, for every replica or every group (leading axis)."""
+
+    inputs: Float[Tensor, "replica row input"]
+    next_inputs: Float[Tensor, "replica next_row input"]  # m rows after each other for each row
+    rewards: Float[Tensor, "replica row"]
+    discounts: Float[Tensor, "replica row"]
+    readout: Float[Tensor, "replica row output"] | None
+    next_readout: Float[Tensor, "replica row output"] | None
+
+    @property
+    def draws(self) -> int:
+        """m, the next rows of each row."""
+        return self.next_inputs.shape[1] // self.inputs.shape[1]
+
+
+@dataclass(frozen=True, eq=False)
+class ReplicaPlan:
+    """What distinguishes the replicas of one run.
+
+    learning_rates: one per replica. batch_seeds: which mini-batches a replica sees; replicas with equal seeds
+    (and equal row sets) share them, and then the kernel is computed once for all of them.
+    row_sets: index tensors into the table, a bootstrap sample each (a row that occurs twice counts twice);
+    row_set_of: which of them a replica is trained on; None: every replica on the whole table.
+    """
+
+    learning_rates: tuple[float, ...]
+    batch_seeds: tuple[int, ...]
+    row_sets: tuple[Tensor, ...] = ()
+    row_set_of: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        count = len(self.learning_rates)
+        if count == 0 or len(self.batch_seeds) != count:
+            raise ConfigError(
+                f"plan has {count} learning rates and {len(self.batch_seeds)} batch seeds; "
+                "give one per replica"
+            )
+        if min(self.learning_rates) < 0.0:
+            raise ConfigError(f"learning rates are {self.learning_rates}; give numbers that are not negative")
+        if bool(self.row_sets) != bool(self.row_set_of):
+            raise ConfigError("row_sets and row_set_of come together; give both or neither")
+        if self.row_sets and len(self.row_set_of) != count:
+            raise ConfigError(f"row_set_of has {len(self.row_set_of)} entries for {count} replicas")
+        if self.row_sets and not all(0 <= which < len(self.row_sets) for which in self.row_set_of):
+            raise ConfigError(f"row_set_of is {self.row_set_of}; there are {len(self.row_sets)} row sets")
+        if any(len(rows) == 0 for rows in self.row_sets):
+            raise ConfigError("a row set is empty; give each at least one row")
+
+    @classmethod
+    def of_seeds(cls, seeds: Sequence[int], learning_rate: float = 1e-3) -> ReplicaPlan:
+        """One replica per seed, each with its own mini-batches of the whole table."""
+        return cls((learning_rate,) * len(seeds), tuple(int(seed) for seed in seeds))
+
+    @classmethod
+    def grid(cls, seeds: Sequence[int], learning_rates: Sequence[float]) -> ReplicaPlan:
+        """Every learning rate with every seed, seed by seed; the rates of one seed share mini-batches.
+
+        Initialise the networks with each seed repeated ``len(learning_rates)`` times.
+        """
+        return cls(
+            tuple(learning_rates) * len(seeds), tuple(int(seed) for seed in seeds for _ in learning_rates)
+        )
+
+    def __len__(self) -> int:
+        return len(self.learning_rates)
+
+    @property
+    def groups(self) -> tuple[tuple[int, int], ...]:
+        """(batch seed, row set) of each group of replicas that share mini-batches, in order of appearance."""
+        return tuple(dict.fromkeys(self._keys()))
+
+    @property
+    def group_of(self) -> tuple[int, ...]:
+        """Group of each replica."""
+        number = {key: index for index, key in enumerate(self.groups)}
+        return tuple(number[key] for key in self._keys())
+
+    def _keys(self) -> list[tuple[int, int]]:
+        return list(zip(self.batch_seeds, self.row_set_of or (-1,) * len(self), strict=True))
+
+
+class BatchSchedule:
+    """Row numbers of every mini-batch of every group: a pure function of seed and step, so resuming is free.
+
+    An epoch is ``rows // batch_size`` mini-batches of a fresh permutation (the remainder is left out); with
+    replacement, independent draws. A row set smaller than a mini-batch repeats permutations to fill it.
+    """
+
+    def __init__(
+        self,
+        plan: ReplicaPlan,
+        rows: int,
+        batch_size: int,
+        with_replacement: bool = False,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self._batch_size, self._with_replacement, self._device = batch_size, with_replacement, device
+        self._seeds = [seed for seed, _ in plan.groups]
+        self._sets = [plan.row_sets[which].cpu().long() if which >= 0 else None for _, which in plan.groups]
+        for chosen in self._sets:
+            if chosen is not None and not (int(chosen.min()) >= 0 and int(chosen.max()) < rows):
+                raise ConfigError(f"a row set points outside the table's {rows} rows; index from 0")
+        self._sizes = [rows if chosen is None else len(chosen) for chosen in self._sets]
+        self._lengths = [max(1, size // batch_size) for size in self._sizes]
+        self.steps_per_epoch = max(1, rows // batch_size)
+        self._uniform = len(set(self._lengths)) == 1
+        self._epochs = [-1] * len(self._seeds)
+        self._rows = torch.zeros(len(self._seeds), max(self._lengths) * batch_size, dtype=torch.int64)
+        self._rows_there = self._rows
+        self._draw_block, self._picks = (-1, 0), self._rows
+
+    def rows(self, step: int) -> Tensor:
+        """Row numbers (G, B) of the mini-batches of `step`."""
+        stale = [g for g, length in enumerate(self._lengths) if self._epochs[g] != step // length]
+        for group in stale:
+            self._epochs[group] = step // self._lengths[group]
+            drawn = self._draw(group, self._epochs[group])
+            self._rows[group, : len(drawn)] = drawn
+        if stale:
+            self._rows_there = self._rows.to(self._device)
+        size = self._batch_size
+        if self._uniform:
+            start = step % self._lengths[0] * size
+            return self._rows_there[:, start : start + size]
+        starts = torch.tensor([step % length * size for length in self._lengths])
+        index = (starts[:, None] + torch.arange(size)).to(self._device)
+        return self._rows_there.gather(1, index)
+
+    def draws(self, step: int, draws: int) -> Tensor:
+        """Which of `draws` continuations each row of the mini-batches uses, (G, B)."""
+        block, place = divmod(step, _DRAW_BLOCK)
+        if (block, draws) != self._draw_block:
+            shape = (_DRAW_BLOCK, self._batch_size)
+            picks = [torch.randint(draws, shape, generator=_generator(s, block, 1)) for s in self._seeds]
+            self._draw_block, self._picks = (block, draws), torch.stack(picks, dim=1).to(self._device)
+        return self._picks[place]
+
+    def _draw(self, group: int, epoch: int) -> Tensor:
+        """Row numbers of one epoch of one group."""
+        size, needed = self._sizes[group], self._lengths[group] * self._batch_size
+        generator = _generator(self._seeds[group], epoch, 0)
+        if self._with_replacement:
+            order = torch.randint(size, (needed,), generator=generator)
+        else:
+            repeats = -(-needed // size)
+            order = torch.cat([torch.randperm(size, generator=generator) for _ in range(repeats)])[:needed]
+        chosen = self._sets[group]
+        return order if chosen is None else chosen[order]
+
+
+def _generator(seed: int, number: int, stream: int) -> torch.Generator:
+    """A generator for (seed, number, stream); distinct triples give unrelated streams (splitmix64)."""
+    state = (
+        int(seed) * 0x9E3779B97F4A7C15 + number * 0xD1B54A32D192ED03 + stream * 0x8CB92BA72F3D8DD7
+    ) % 2**64
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        state = (state ^ (state >> shift)) * factor % 2**64
+    return torch.Generator().manual_seed((state ^ (state >> 31)) & _MIX)
