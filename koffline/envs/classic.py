@@ -1,39 +1,16 @@
 """Classic control tasks with vectorised dynamics, equal to Gymnasium's own step for step.
 
-A world is a frozen record with ``reset(n, generator) -> states``, ``step(states, actions, generator) ->
-(next states, rewards, terminated)`` and ``observe(states) -> observations``; every array has the n copies of
-the task on its first axis. Time limits belong to whoever writes the log (:mod:`koffline.envs.rollouts`).
+Each is a :class:`koffline.envs.world.World`; noise that Gymnasium's versions lack is off by default.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
+from jaxtyping import Float
 
-Array = np.ndarray
-
-
-class World(Protocol):
-    """Vectorised dynamics: n copies of one task, advanced together."""
-
-    @property
-    def n_actions(self) -> int | None:
-        """Number of discrete actions; None where actions are continuous."""
-
-    @property
-    def bounds(self) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
-        """Lowest and highest action, each of length k; None where actions are discrete."""
-
-    def reset(self, n: int, generator: np.random.Generator) -> Array:
-        """Draw n start states, (n, d) float64."""
-
-    def step(self, state: Array, action: Array, generator: np.random.Generator) -> tuple[Array, Array, Array]:
-        """Advance every copy once: next states (n, d), rewards (n,), terminated (n,)."""
-
-    def observe(self, state: Array) -> Array:
-        """What the log records of the states, (n, ...) float32."""
+from koffline.envs.world import Actions, Observations, Outcome, States
 
 
 @dataclass(frozen=True)
@@ -47,11 +24,11 @@ class CartPole:
     n_actions: int = 2
     bounds: None = None
 
-    def reset(self, n: int, generator: np.random.Generator) -> Array:
+    def reset(self, n: int, generator: np.random.Generator) -> States:
         """All four coordinates uniform in ±0.05."""
         return generator.uniform(-0.05, 0.05, size=(n, 4))
 
-    def step(self, state: Array, action: Array, generator: np.random.Generator) -> tuple[Array, Array, Array]:
+    def step(self, state: States, action: Actions, generator: np.random.Generator) -> Outcome:
         """One Euler step of 20 ms."""
         x, x_dot, theta, theta_dot = state.T
         force = np.where(action == 1, 10.0, -10.0)
@@ -69,9 +46,9 @@ class CartPole:
         )
         following = np.stack(columns, axis=1)
         fallen = (np.abs(following[:, 0]) > 2.4) | (np.abs(following[:, 2]) > 12 * 2 * np.pi / 360)
-        return following, np.ones(len(state)), fallen
+        return Outcome(following, np.ones(len(state)), fallen)
 
-    def observe(self, state: Array) -> Array:
+    def observe(self, state: States) -> Observations:
         """Position, velocity, angle, angular velocity."""
         return state.astype(np.float32)
 
@@ -87,11 +64,11 @@ class MountainCar:
     n_actions: int = 3
     bounds: None = None
 
-    def reset(self, n: int, generator: np.random.Generator) -> Array:
+    def reset(self, n: int, generator: np.random.Generator) -> States:
         """At rest near the bottom of the valley."""
         return np.stack([generator.uniform(-0.6, -0.4, size=n), np.zeros(n)], axis=1)
 
-    def step(self, state: Array, action: Array, generator: np.random.Generator) -> tuple[Array, Array, Array]:
+    def step(self, state: States, action: Actions, generator: np.random.Generator) -> Outcome:
         """One step; the left wall is inelastic."""
         position, velocity = state.T
         velocity = velocity + (action - 1) * 0.001 - 0.0025 * np.cos(3 * position)
@@ -101,9 +78,9 @@ class MountainCar:
         position = np.clip(position + velocity, -1.2, 0.6)
         velocity = np.where((position == -1.2) & (velocity < 0), 0.0, velocity)
         terminated = (position >= 0.5) & (velocity >= 0)
-        return np.stack([position, velocity], axis=1), np.full(len(state), -1.0), terminated
+        return Outcome(np.stack([position, velocity], axis=1), np.full(len(state), -1.0), terminated)
 
-    def observe(self, state: Array) -> Array:
+    def observe(self, state: States) -> Observations:
         """Position and velocity."""
         return state.astype(np.float32)
 
@@ -129,11 +106,11 @@ class Pendulum:
         """Torque bounds of the continuous version."""
         return None if self.torques else ((-2.0,), (2.0,))
 
-    def reset(self, n: int, generator: np.random.Generator) -> Array:
+    def reset(self, n: int, generator: np.random.Generator) -> States:
         """Any angle, angular velocity uniform in ±1."""
         return generator.uniform((-np.pi, -1.0), (np.pi, 1.0), size=(n, 2))
 
-    def step(self, state: Array, action: Array, generator: np.random.Generator) -> tuple[Array, Array, Array]:
+    def step(self, state: States, action: Actions, generator: np.random.Generator) -> Outcome:
         """One step of 50 ms; nothing ever terminates."""
         angle, velocity = state.T
         torque = np.asarray(self.torques)[action] if self.torques else np.clip(action[:, 0], -2.0, 2.0)
@@ -144,9 +121,9 @@ class Pendulum:
             velocity = velocity + self.noise * generator.standard_normal(len(state))
         velocity = np.clip(velocity, -8.0, 8.0)
         following = np.stack([angle + 0.05 * velocity, velocity], axis=1)
-        return following, reward, np.zeros(len(state), dtype=bool)
+        return Outcome(following, reward, np.zeros(len(state), dtype=bool))
 
-    def observe(self, state: Array) -> Array:
+    def observe(self, state: States) -> Observations:
         """Cosine and sine of the angle, angular velocity."""
         return np.stack([np.cos(state[:, 0]), np.sin(state[:, 0]), state[:, 1]], axis=1).astype(np.float32)
 
@@ -162,11 +139,11 @@ class Acrobot:
     n_actions: int = 3
     bounds: None = None
 
-    def reset(self, n: int, generator: np.random.Generator) -> Array:
+    def reset(self, n: int, generator: np.random.Generator) -> States:
         """Hanging down, all four coordinates uniform in ±0.1."""
         return generator.uniform(-0.1, 0.1, size=(n, 4))
 
-    def step(self, state: Array, action: Array, generator: np.random.Generator) -> tuple[Array, Array, Array]:
+    def step(self, state: States, action: Actions, generator: np.random.Generator) -> Outcome:
         """One Runge–Kutta step of 0.2 s; the reward of the terminating step is 0."""
         torque = np.asarray(action) - 1.0
         if self.torque_noise:
@@ -180,16 +157,18 @@ class Acrobot:
         limit = np.array([4 * np.pi, 9 * np.pi])
         following[:, 2:] = np.clip(following[:, 2:], -limit, limit)
         terminated = -np.cos(following[:, 0]) - np.cos(following[:, 1] + following[:, 0]) > 1.0
-        return following, np.where(terminated, 0.0, -1.0), terminated
+        return Outcome(following, np.where(terminated, 0.0, -1.0), terminated)
 
-    def observe(self, state: Array) -> Array:
+    def observe(self, state: States) -> Observations:
         """Cosine and sine of both angles, both angular velocities."""
         first, second = state[:, 0], state[:, 1]
         angles = [np.cos(first), np.sin(first), np.cos(second), np.sin(second)]
         return np.stack([*angles, state[:, 2], state[:, 3]], axis=1).astype(np.float32)
 
 
-def _acrobot_derivative(state: Array, torque: Array) -> Array:
+def _acrobot_derivative(
+    state: Float[np.ndarray, "copy 4"], torque: Float[np.ndarray, " copy"]
+) -> Float[np.ndarray, "copy 4"]:
     """Time derivative of (angle 1, angle 2, velocity 1, velocity 2); unit links, unit masses, inertia 1."""
     first, second, first_dot, second_dot = state.T
     inertia = 0.25 + (1.25 + np.cos(second)) + 2.0

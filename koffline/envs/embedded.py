@@ -9,12 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from jaxtyping import Float, Int
 
-from koffline.envs.finite import FiniteMDP
+from koffline.envs.finite import FiniteMDP, Probabilities
 from koffline.envs.rollouts import EpisodeLog
+from koffline.envs.world import Actions, Observations, Outcome, States
 from koffline.errors import ConfigError
-
-Array = np.ndarray
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,7 +26,7 @@ class EmbeddedMDP:
     """
 
     mdp: FiniteMDP
-    coordinates: Array  # (S, d)
+    coordinates: np.ndarray  # (S, d)
     jitter: float = 0.0  # observations lie within ± jitter of the state's point, per coordinate
 
     bounds: None = None
@@ -50,33 +50,37 @@ class EmbeddedMDP:
         """Number of actions of the finite process."""
         return self.mdp.n_actions
 
-    def reset(self, n: int, generator: np.random.Generator) -> Array:
+    def reset(self, n: int, generator: np.random.Generator) -> States:
         """Draw start states from the initial distribution."""
         index = generator.choice(self.mdp.n_states, size=n, p=self.mdp.initial)
         return self._place(index, generator)
 
-    def step(self, state: Array, action: Array, generator: np.random.Generator) -> tuple[Array, Array, Array]:
+    def step(self, state: States, action: Actions, generator: np.random.Generator) -> Outcome:
         """Advance the finite process; jitter is drawn anew."""
         following, rewards, terminated = self.mdp.step(state[:, 0].astype(np.int64), action, generator)
-        return self._place(following, generator), rewards, terminated
+        return Outcome(self._place(following, generator), rewards, terminated)
 
-    def observe(self, state: Array) -> Array:
+    def observe(self, state: States) -> Observations:
         """The state's point plus its jitter."""
         return (self.coordinates[state[:, 0].astype(np.int64)] + state[:, 1:]).astype(np.float32)
 
-    def states_of(self, observations: Array) -> Array:
+    def states_of(self, observations: Float[np.ndarray, "row d"]) -> Int[np.ndarray, " row"]:
         """State numbers (N,) of observations (N, d): the point nearest in the maximum norm."""
         gap = np.abs(np.asarray(observations)[:, None].astype(np.float64) - self.coordinates[None]).max(
             axis=2
         )
         return gap.argmin(axis=1)
 
-    def policy(self, table: Array) -> TablePolicy:
+    def policy(self, table: Probabilities) -> TablePolicy:
         """The policy with these probabilities (S, A), as a callable on observations."""
         return TablePolicy(self, np.asarray(table, dtype=np.float64))
 
     def log_tuples(
-        self, table: Array, n: int, generator: np.random.Generator, states: Array | None = None
+        self,
+        table: Probabilities,
+        n: int,
+        generator: np.random.Generator,
+        states: Float[np.ndarray, " state"] | None = None,
     ) -> EpisodeLog:
         """Draw n independent tuples, s from ``states`` (S,) (default: uniform); each is its own episode."""
         sample = self.mdp.sample_transitions(n, table, generator, states)
@@ -93,7 +97,7 @@ class EmbeddedMDP:
             start_states=start,
         )
 
-    def _place(self, index: Array, generator: np.random.Generator) -> Array:
+    def _place(self, index: Int[np.ndarray, " copy"], generator: np.random.Generator) -> States:
         spread = generator.uniform(-self.jitter, self.jitter, size=(len(index), self.coordinates.shape[1]))
         return np.column_stack([index.astype(np.float64), spread])
 
@@ -103,8 +107,8 @@ class TablePolicy:
     """Probabilities (S, A) looked up by the state that an observation shows."""
 
     world: EmbeddedMDP
-    table: Array
+    table: Probabilities
 
-    def __call__(self, observations: Array) -> Array:
+    def __call__(self, observations: Float[np.ndarray, "row d"]) -> Float[np.ndarray, "row action"]:
         """Probabilities (N, A) of observations (N, d)."""
         return self.table[self.world.states_of(observations)]

@@ -8,10 +8,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from jaxtyping import Bool, Float, Int
 
+from koffline.envs.world import Outcome
 from koffline.errors import ConfigError
 
-Array = np.ndarray
+Probabilities = Float[np.ndarray, "state action"]
+Numbers = Int[np.ndarray, " row"]
+Flags = Bool[np.ndarray, " row"]
 _SUM_TOLERANCE = 1e-9
 
 
@@ -19,14 +23,14 @@ _SUM_TOLERANCE = 1e-9
 class FiniteSample:
     """Logged steps as state numbers. ``episode_ids`` and ``steps`` are None for independent tuples."""
 
-    states: Array  # (N,) int64
-    actions: Array  # (N,) int64
-    rewards: Array  # (N,)
-    next_states: Array  # (N,) int64
-    terminated: Array  # (N,) bool
-    truncated: Array  # (N,) bool
-    episode_ids: Array | None = None  # (N,) int64
-    steps: Array | None = None  # (N,) int64
+    states: Numbers
+    actions: Numbers
+    rewards: Float[np.ndarray, " row"]
+    next_states: Numbers
+    terminated: Flags
+    truncated: Flags
+    episode_ids: Numbers | None = None
+    steps: Numbers | None = None
 
     def __len__(self) -> int:
         return len(self.states)
@@ -39,10 +43,10 @@ class FiniteMDP:
     Raises ConfigError when shapes contradict each other or probabilities do not sum to one.
     """
 
-    transition: Array  # (S, A, S)
-    reward: Array  # (S, A, S) once constructed; (S, A) is accepted and repeated over s'
-    terminal: Array  # (S,) bool
-    initial: Array  # (S,), zero on terminal states
+    transition: np.ndarray  # (S, A, S)
+    reward: np.ndarray  # (S, A, S) once constructed; (S, A) is accepted and repeated over s'
+    terminal: np.ndarray  # (S,) bool
+    initial: np.ndarray  # (S,), zero on terminal states
 
     def __post_init__(self) -> None:
         transition = np.asarray(self.transition, dtype=np.float64)
@@ -78,21 +82,21 @@ class FiniteMDP:
         """A."""
         return self.transition.shape[1]
 
-    def state_values(self, policy: Array, gamma: float) -> Array:
+    def state_values(self, policy: Probabilities, gamma: float) -> Float[np.ndarray, " state"]:
         """V^π, (S,): solves (I − γ P_π) V = r_π with V = 0 on terminal states."""
         moves, gain = self._under(policy)
         return np.linalg.solve(np.eye(self.n_states) - gamma * moves, gain)
 
-    def action_values(self, policy: Array, gamma: float) -> Array:
+    def action_values(self, policy: Probabilities, gamma: float) -> Float[np.ndarray, "state action"]:
         """Q^π, (S, A): one step of any action, then the policy; zero on terminal states."""
         future = self.reward + gamma * self.state_values(policy, gamma)
         return np.where(self.terminal[:, None], 0.0, np.einsum("sat,sat->sa", self.transition, future))
 
-    def policy_value(self, policy: Array, gamma: float) -> float:
+    def policy_value(self, policy: Probabilities, gamma: float) -> float:
         """J = expected discounted return from the initial distribution."""
         return float(self.initial @ self.state_values(policy, gamma))
 
-    def discounted_occupancy(self, policy: Array, gamma: float) -> Array:
+    def discounted_occupancy(self, policy: Probabilities, gamma: float) -> Float[np.ndarray, "state action"]:
         """(1 − γ) Σ γ^t P(s_t = s, a_t = a), (S, A); sums to one when nothing terminates, else to less.
 
         J = Σ occupancy · reward / (1 − γ).
@@ -101,7 +105,7 @@ class FiniteMDP:
         visits = np.linalg.solve(np.eye(self.n_states) - gamma * moves.T, (1.0 - gamma) * self.initial)
         return np.where(self.terminal, 0.0, visits)[:, None] * policy
 
-    def stationary_distribution(self, policy: Array) -> Array:
+    def stationary_distribution(self, policy: Probabilities) -> Float[np.ndarray, " state"]:
         """Long-run share of steps in each state, (S,), when every ended episode starts anew."""
         moves, _ = self._under(policy, cut_terminal=False)
         moves = moves[:, ~self.terminal] + np.outer(
@@ -114,15 +118,17 @@ class FiniteMDP:
         whole[~self.terminal] = share
         return whole
 
-    def step(
-        self, states: Array, actions: Array, generator: np.random.Generator
-    ) -> tuple[Array, Array, Array]:
-        """Draw next states (N,), rewards (N,) and termination (N,) for pairs of state and action numbers."""
+    def step(self, states: Numbers, actions: Numbers, generator: np.random.Generator) -> Outcome:
+        """Draw what pairs of state and action numbers lead to."""
         following = _draw(self.transition[states, actions], generator)
-        return following, self.reward[states, actions, following], self.terminal[following]
+        return Outcome(following, self.reward[states, actions, following], self.terminal[following])
 
     def sample_transitions(
-        self, n: int, policy: Array, generator: np.random.Generator, states: Array | None = None
+        self,
+        n: int,
+        policy: Probabilities,
+        generator: np.random.Generator,
+        states: Float[np.ndarray, " state"] | None = None,
     ) -> FiniteSample:
         """Draw n independent tuples: s from ``states`` (S,) (default: uniform), a from the policy."""
         if states is None:
@@ -134,13 +140,13 @@ class FiniteMDP:
         return FiniteSample(at, actions, rewards, following, terminated, np.zeros(n, dtype=bool))
 
     def sample_episodes(
-        self, n_episodes: int, policy: Array, time_limit: int, generator: np.random.Generator
+        self, n_episodes: int, policy: Probabilities, time_limit: int, generator: np.random.Generator
     ) -> FiniteSample:
         """Draw whole episodes, cut (not ended) after ``time_limit`` steps; rows by episode and step."""
         table = self._table(policy)
         index = np.arange(n_episodes)
         state = _draw(np.broadcast_to(self.initial, (n_episodes, self.n_states)), generator)
-        columns: list[tuple[Array, ...]] = []
+        columns: list[tuple[np.ndarray, ...]] = []
         for t in range(time_limit):
             action = _draw(table[state], generator)
             following, reward, terminated = self.step(state, action, generator)
@@ -153,13 +159,13 @@ class FiniteMDP:
         order = np.lexsort((joined[7], joined[6]))
         return FiniteSample(*(column[order] for column in joined))
 
-    def _table(self, policy: Array) -> Array:
+    def _table(self, policy: Probabilities) -> Probabilities:
         policy = np.asarray(policy, dtype=np.float64)
         _require_shape("policy", policy, (self.n_states, self.n_actions))
         _require_probabilities("policy[s]", policy[~self.terminal])
         return policy
 
-    def _under(self, policy: Array, cut_terminal: bool = True) -> tuple[Array, Array]:
+    def _under(self, policy: Probabilities, cut_terminal: bool = True) -> tuple[np.ndarray, np.ndarray]:
         """Moves (S, S) and expected rewards (S,) under the policy; no move out of or into terminal states."""
         table = self._table(policy)
         moves = np.einsum("sa,sat->st", table, self.transition)
@@ -233,19 +239,19 @@ def random_mdp(
     )
 
 
-def _draw(probabilities: Array, generator: np.random.Generator) -> Array:
+def _draw(probabilities: Float[np.ndarray, "row category"], generator: np.random.Generator) -> Numbers:
     """One category per row of (N, K) probabilities."""
     cumulative = np.cumsum(probabilities, axis=1)
     threshold = generator.random(len(cumulative))[:, None] * cumulative[:, -1:]
     return np.sum(cumulative[:, :-1] <= threshold, axis=1).astype(np.int64)
 
 
-def _require_shape(name: str, table: Array, shape: tuple[int, ...]) -> None:
+def _require_shape(name: str, table: np.ndarray, shape: tuple[int, ...]) -> None:
     if table.shape != shape:
         raise ConfigError(f"{name} has shape {table.shape}, expected {shape}; build it for the same S and A")
 
 
-def _require_probabilities(name: str, rows: Array) -> None:
+def _require_probabilities(name: str, rows: np.ndarray) -> None:
     gap = np.abs(np.asarray(rows).sum(axis=-1) - 1.0)
     if np.any(np.asarray(rows) < 0) or np.any(gap > _SUM_TOLERANCE):
         raise ConfigError(

@@ -11,11 +11,12 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
+from jaxtyping import Float
 from scipy.linalg import solve_discrete_lyapunov
 
+from koffline.envs.world import Actions, Observations, Outcome, States
 from koffline.errors import ConfigError
 
-Array = np.ndarray
 Matrix = tuple[tuple[float, ...], ...]
 
 
@@ -31,11 +32,13 @@ class LinearGaussian:
         """Whether every sample is the mean."""
         return self.deviation == 0.0
 
-    def mean(self, observations: Array) -> Array:
+    def mean(self, observations: Float[np.ndarray, "row d"]) -> Float[np.ndarray, "row k"]:
         """Mean actions (N, k)."""
         return observations.astype(np.float64) @ np.asarray(self.gain).T
 
-    def sample(self, observations: Array, generator: np.random.Generator) -> Array:
+    def sample(
+        self, observations: Float[np.ndarray, "row d"], generator: np.random.Generator
+    ) -> Float[np.ndarray, "row k"]:
         """Draw actions (N, k)."""
         centre = self.mean(observations)
         return centre + self.deviation * generator.standard_normal(centre.shape)
@@ -60,24 +63,26 @@ class LinearQuadratic:
         k = len(self.control[0])
         return (-math.inf,) * k, (math.inf,) * k
 
-    def reset(self, n: int, generator: np.random.Generator) -> Array:
+    def reset(self, n: int, generator: np.random.Generator) -> States:
         """Draw start states from N(0, start² I)."""
         return self.start * generator.standard_normal((n, len(self.drift)))
 
-    def step(self, state: Array, action: Array, generator: np.random.Generator) -> tuple[Array, Array, Array]:
+    def step(self, state: States, action: Actions, generator: np.random.Generator) -> Outcome:
         """One step; the cost is that of the state before the step."""
         push = action @ np.asarray(self.control).T
         following = (
             state @ np.asarray(self.drift).T + push + self.noise * generator.standard_normal(state.shape)
         )
         cost = self.state_cost * np.sum(state**2, axis=1) + self.action_cost * np.sum(action**2, axis=1)
-        return following, self.offset - cost, np.zeros(len(state), dtype=bool)
+        return Outcome(following, self.offset - cost, np.zeros(len(state), dtype=bool))
 
-    def observe(self, state: Array) -> Array:
+    def observe(self, state: States) -> Observations:
         """The state itself."""
         return state.astype(np.float32)
 
-    def state_values(self, states: Array, policy: LinearGaussian, gamma: float) -> Array:
+    def state_values(
+        self, states: Float[np.ndarray, "row d"], policy: LinearGaussian, gamma: float
+    ) -> Float[np.ndarray, " row"]:
         """V^π of states (N, d), exact."""
         hessian, constant = self._quadratic(policy, gamma)
         return constant - np.einsum("ni,ij,nj->n", states, hessian, states)
@@ -87,7 +92,7 @@ class LinearQuadratic:
         hessian, constant = self._quadratic(policy, gamma)
         return float(constant - self.start**2 * np.trace(hessian))
 
-    def _quadratic(self, policy: LinearGaussian, gamma: float) -> tuple[Array, float]:
+    def _quadratic(self, policy: LinearGaussian, gamma: float) -> tuple[np.ndarray, float]:
         """P and −c of V(x) = −xᵀPx − c."""
         gain, control = np.asarray(policy.gain), np.asarray(self.control)
         closed = math.sqrt(gamma) * (np.asarray(self.drift) + control @ gain)

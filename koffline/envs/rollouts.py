@@ -12,38 +12,39 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from jaxtyping import Bool, Int, Shaped
 
 from koffline.data.transitions import Continuous, Discrete, Metadata, Transitions
-from koffline.envs.classic import World
-
-Array = np.ndarray
+from koffline.envs.world import Actions, Flags, Observations, Rewards, States, World
 
 
 @dataclass(frozen=True, eq=False)
 class Step:
     """One step of every copy still running; ``index`` (n,) says which copies these are."""
 
-    index: Array
-    observation: Array
-    action: Array
-    reward: Array
-    next_observation: Array
-    terminated: Array
+    index: Int[np.ndarray, " copy"]
+    observation: Observations
+    action: Actions
+    reward: Rewards
+    next_observation: Observations
+    terminated: Flags
 
 
 @dataclass(frozen=True, eq=False)
 class EpisodeLog:
     """Rows of whole episodes, contiguous and in time order; the last episode may be cut by the log's end."""
 
-    observations: Array
-    actions: Array
-    rewards: Array
-    next_observations: Array
-    terminated: Array
-    truncated: Array
-    episode_ids: Array
-    steps: Array
-    start_states: Array  # (E, d) the world's own start state of each episode, for Monte Carlo from there
+    observations: Shaped[np.ndarray, "row *observation"]
+    actions: Shaped[np.ndarray, "row *action"]
+    rewards: Shaped[np.ndarray, " row"]
+    next_observations: Shaped[np.ndarray, "row *observation"]
+    terminated: Bool[np.ndarray, " row"]
+    truncated: Bool[np.ndarray, " row"]
+    episode_ids: Int[np.ndarray, " row"]
+    steps: Int[np.ndarray, " row"]
+    start_states: Shaped[
+        np.ndarray, "episode *state"
+    ]  # the world's own start state of each episode, for Monte Carlo from there
 
     def __len__(self) -> int:
         return len(self.rewards)
@@ -66,7 +67,7 @@ class MonteCarloValue:
     n_rollouts: int
 
 
-def draw_actions(policy: Any, observations: Array, generator: np.random.Generator) -> Array:
+def draw_actions(policy: Any, observations: Observations, generator: np.random.Generator) -> Actions:
     """Sample one action per observation: (N,) int64 from probabilities, else (N, k)."""
     if hasattr(policy, "sample"):
         return policy.sample(observations, generator)
@@ -76,7 +77,7 @@ def draw_actions(policy: Any, observations: Array, generator: np.random.Generato
 
 
 def play(
-    world: World, policy: Any, state: Array, limit: int, generator: np.random.Generator
+    world: World, policy: Any, state: States, limit: int, generator: np.random.Generator
 ) -> Iterator[Step]:
     """Yield step after step of every copy that still runs, for at most ``limit`` steps."""
     index = np.arange(len(state))
@@ -138,7 +139,7 @@ def monte_carlo_value(
     world: World,
     policy: Any,
     gamma: float,
-    start: Array,
+    start: States,
     generator: np.random.Generator,
     repeats: int = 2,
     horizon: int | None = None,

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from koffline.envs.world import Actions, Observations, Outcome, States
+
 Array = np.ndarray
 _MOVES = np.array([[0.0, 1.0], [1.0, 0.0], [0.0, -1.0], [-1.0, 0.0]])
 
@@ -22,17 +24,17 @@ class NoisyGrid:
     n_actions: int = 4
     bounds: None = None
 
-    def reset(self, n: int, generator: np.random.Generator) -> Array:
+    def reset(self, n: int, generator: np.random.Generator) -> States:
         return generator.uniform(0.0, 0.3, size=(n, 2))
 
-    def step(self, state: Array, action: Array, generator: np.random.Generator) -> tuple[Array, Array, Array]:
+    def step(self, state: States, action: Actions, generator: np.random.Generator) -> Outcome:
         moved = state + self.stride * _MOVES[action] + self.noise * generator.standard_normal(state.shape)
         following = np.clip(moved, 0.0, 1.0)
         goal = following.sum(axis=1) >= 1.8
         depth = np.exp(-np.sum((following - 0.5) ** 2, axis=1) / 0.15**2)
-        return following, -1.0 - 4.0 * depth + 20.0 * goal, goal
+        return Outcome(following, -1.0 - 4.0 * depth + 20.0 * goal, goal)
 
-    def observe(self, state: Array) -> Array:
+    def observe(self, state: States) -> Observations:
         return state.astype(np.float32)
 
 
@@ -45,16 +47,16 @@ class Chain:
     n_actions: int = 2
     bounds: None = None
 
-    def reset(self, n: int, generator: np.random.Generator) -> Array:
+    def reset(self, n: int, generator: np.random.Generator) -> States:
         return generator.uniform(2.0, 5.0, size=(n, 1))
 
-    def step(self, state: Array, action: Array, generator: np.random.Generator) -> tuple[Array, Array, Array]:
+    def step(self, state: States, action: Actions, generator: np.random.Generator) -> Outcome:
         slipped = generator.random(len(state)) < self.slip
         direction = np.where((action == 1) ^ slipped, 1.0, -1.0)
         place = state[:, 0] + direction * generator.uniform(0.5, 1.5, size=len(state))
         left, right = place <= 0.0, place >= self.length
         reward = 1.0 * left + 10.0 * right - 0.05
-        return np.clip(place, 0.0, self.length)[:, None], reward, left | right
+        return Outcome(np.clip(place, 0.0, self.length)[:, None], reward, left | right)
 
-    def observe(self, state: Array) -> Array:
+    def observe(self, state: States) -> Observations:
         return (state / self.length).astype(np.float32)

@@ -40,8 +40,8 @@ def test_terminal_state_is_worth_nothing():
     mdp = FiniteMDP(
         np.array([[[0.5, 0.5]], [[0.0, 1.0]]]),
         np.array([[[0.0, 1.0]], [[7.0, 7.0]]]),
-        [False, True],
-        [1.0, 0.0],
+        np.array([False, True]),
+        np.array([1.0, 0.0]),
     )
     once = np.ones((2, 1))
     np.testing.assert_allclose(mdp.state_values(once, GAMMA), [0.5 / 0.55, 0.0])
@@ -129,7 +129,12 @@ def test_stationary_distribution_is_what_long_episodes_visit(generator):
     np.testing.assert_allclose(share, mdp.stationary_distribution(policy), atol=0.025)
 
 
-GOOD = {"transition": np.ones((1, 1, 1)), "reward": np.ones((1, 1)), "terminal": [False], "initial": [1.0]}
+GOOD = {
+    "transition": np.ones((1, 1, 1)),
+    "reward": np.ones((1, 1)),
+    "terminal": np.zeros(1, bool),
+    "initial": np.ones(1),
+}
 
 
 @pytest.mark.parametrize(
@@ -138,9 +143,9 @@ GOOD = {"transition": np.ones((1, 1, 1)), "reward": np.ones((1, 1)), "terminal":
         ({"transition": np.ones((1, 2))}, r"transition must have shape \(S, A, S\)"),
         ({"transition": np.full((1, 1, 1), 0.5)}, "sum to one"),
         ({"reward": np.ones((2, 1))}, "reward has shape"),
-        ({"terminal": [False, True]}, "terminal has shape"),
-        ({"initial": [0.4]}, "initial must be probabilities"),
-        ({"terminal": [True]}, "weight to a terminal state"),
+        ({"terminal": np.zeros(2, bool)}, "terminal has shape"),
+        ({"initial": np.full(1, 0.4)}, "initial must be probabilities"),
+        ({"terminal": np.ones(1, bool)}, "weight to a terminal state"),
     ],
 )
 def test_contradictions_are_refused(change, message):

@@ -107,7 +107,7 @@ def test_horizon_cuts_the_return():
 def test_drawn_actions_have_the_given_probabilities():
     chances = np.array([0.2, 0.0, 0.5, 0.3])
     actions = draw_actions(
-        lambda x: np.tile(chances, (len(x), 1)), np.zeros((20_000, 1)), np.random.default_rng(0)
+        lambda x: np.tile(chances, (len(x), 1)), np.zeros((20_000, 1), np.float32), np.random.default_rng(0)
     )
     share = np.bincount(actions, minlength=4) / 20_000
     assert share[1] == 0
