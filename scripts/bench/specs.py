@@ -13,7 +13,9 @@ from typing import Any
 
 import numpy as np
 
+from koffline.data.transitions import Continuous, Discrete, Metadata, Transitions
 from koffline.envs.rollouts import MonteCarloValue, draw_actions, log_episodes, monte_carlo_value, play
+from koffline.policies import ContinuousPolicy, DiscretePolicy, Policy
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,6 +50,22 @@ class Problem:
     @property
     def n_episodes(self) -> int:
         return int(self.episode_ids[-1] - self.episode_ids[0]) + 1
+
+    def transitions(self) -> Transitions:
+        """The log as koffline's record, with γ as its hint."""
+        if self.n_actions is not None:
+            space: Discrete | Continuous = Discrete(self.n_actions)
+        else:
+            space = Continuous(len(self.low), self.low, self.high)
+        columns = {f.name: getattr(self, f.name) for f in fields(Transitions) if hasattr(self, f.name)}
+        return Transitions(**columns, action_space=space, metadata=Metadata(gamma=self.gamma))
+
+    def policy(self) -> Policy:
+        """The target as koffline's policy."""
+        if self.n_actions is not None:
+            return DiscretePolicy(self.n_actions, self.target, name=self.name)
+        sample = None if self.target.deterministic else self.target.sample
+        return ContinuousPolicy(len(self.low), self.target.mean, sample, name=self.name)
 
     @property
     def behavior_return(self) -> float:

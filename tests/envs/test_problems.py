@@ -66,6 +66,22 @@ def test_policies_fit_the_actions(name):
             assert policy.deterministic == bool(np.array_equal(draws, policy.mean(problem.observations)))
 
 
+@pytest.mark.parametrize("name", ["cartpole", "navigation", "linear_quadratic"])
+def test_as_record_and_policy(name):
+    problem = small(name)(n_rows=60)
+    log, policy = problem.transitions(), problem.policy()
+    assert (len(log), log.n_episodes, log.metadata.gamma) == (60, problem.n_episodes, problem.gamma)
+    np.testing.assert_array_equal(log.actions, problem.actions)
+    if problem.n_actions is None:
+        assert (log.action_space.low, log.action_space.high) == (problem.low, problem.high)
+        assert not policy.deterministic
+        np.testing.assert_array_equal(policy.mean(log.observations), problem.target.mean(log.observations))
+    else:
+        assert log.action_space.n == problem.n_actions
+        expected = problem.target(log.observations)
+        np.testing.assert_allclose(policy.probabilities(log.observations), expected, atol=1e-12)
+
+
 def test_truth_is_kept_and_belongs_to_the_problem(own_cache):
     spec = small("chain")
     first = spec(seed=0, n_rows=100)
