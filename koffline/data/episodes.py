@@ -36,8 +36,8 @@ def episode_columns(ids_given: Any, steps_given: Any) -> dict[str, np.ndarray]:
     if steps is not None and not np.array_equal(steps, counted):
         row = int(np.argmax(steps != counted))
         raise DataError(
-            f"row {row} of episode {ids[row]} has step {steps[row]}, expected {counted[row]}; count the rows of "
-            "an episode 0, 1, 2, … in time order (koffline.data.transitions.order_rows)"
+            f"row {row} of episode {ids[row]} has step {steps[row]}, expected {counted[row]}; count the rows "
+            "of an episode 0, 1, 2, … in time order (koffline.data.transitions.order_rows)"
         )
     return {"episode_ids": ids, "steps": counted if steps is None else steps}
 
@@ -50,8 +50,8 @@ def check_flags_end_episodes(checked: Mapping[str, np.ndarray]) -> None:
         if inside.any():
             row = int(np.argmax(inside))
             raise DataError(
-                f"row {row} is {name} but its episode {checked['episode_ids'][row]} goes on in row {row + 1}; "
-                "give the rows after it another episode id"
+                f"row {row} is {name} but its episode {checked['episode_ids'][row]} goes on in row "
+                f"{row + 1}; give the rows after it another episode id"
             )
 
 

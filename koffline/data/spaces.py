@@ -58,7 +58,17 @@ class Continuous:
         return f"Continuous({self.k}, {bounds})"
 
 
+@dataclass(frozen=True)
+class Bounds:
+    """A request for continuous actions within [low, high]; the log says how many numbers an action has."""
+
+    low: float
+    high: float
+
+
 ActionSpace = Discrete | Continuous
+# What a caller may ask of a reader.
+SpaceRequest = Discrete | Continuous | Bounds
 
 
 def _positive_int(name: str, value: object) -> int:

@@ -1,0 +1,136 @@
+"""``koffline data info | validate | convert``: what is in a log, what is wrong with it, other formats."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from koffline.data.sources import FORMATS
+from koffline.data.spaces import Bounds, Discrete, SpaceRequest
+from koffline.errors import DataError
+
+
+def action_space_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add --discrete N and --continuous LOW HIGH; read them with ``requested_space``."""
+    command = click.option(
+        "--continuous",
+        nargs=2,
+        type=float,
+        default=None,
+        metavar="LOW HIGH",
+        help="Declare continuous actions within these bounds.",
+    )(command)
+    return click.option(
+        "--discrete", type=int, default=None, metavar="N", help="Declare the N discrete actions 0 … N − 1."
+    )(command)
+
+
+def requested_space(discrete: int | None, continuous: tuple[float, float] | None) -> SpaceRequest | None:
+    """The space asked for on the command line, if any. Raises DataError for both at once."""
+    if discrete is not None and continuous is not None:
+        raise DataError("--discrete and --continuous were both given; choose one")
+    if discrete is not None:
+        return Discrete(discrete)
+    return Bounds(*continuous) if continuous is not None else None
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+def data() -> None:
+    """Look into logs, check them, convert them.
+
+    \b
+    SOURCE is a koffline, D4RL or d3rlpy HDF5 file, an NPZ archive, a Minari folder or minari:<id>;
+    its content decides, not its name.
+    """
+
+
+@data.command()
+@click.argument("source")
+@action_space_options
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
+def info(source: str, discrete: int | None, continuous: tuple[float, float] | None, as_json: bool) -> None:
+    """What is in a log: rows, episodes, spaces, returns, time limits, coverage of the actions.
+
+    \b
+    Examples:
+      koffline data info log.hdf5
+      koffline data info minari:D4RL/door/human-v2 --json
+      koffline data info buffer.h5 --discrete 4
+    """
+    from koffline.data.sources import open_transitions
+    from koffline.data.summary import summarise
+
+    summary = summarise(open_transitions(source, requested_space(discrete, continuous)))
+    if as_json:
+        click.echo(json.dumps(summary.to_json(), default=str))
+        return
+    from koffline.data.tables import print_summary
+
+    print_summary(summary)
+
+
+@data.command()
+@click.argument("source")
+@action_space_options
+def validate(source: str, discrete: int | None, continuous: tuple[float, float] | None) -> None:
+    """What is wrong with a log: all errors at once, then warnings. Exit code 2 on errors, else 0.
+
+    \b
+    Examples:
+      koffline data validate log.npz
+      koffline data validate d4rl.hdf5 --continuous -1 1
+    """
+    from koffline.data.findings import inspect_log
+    from koffline.data.sources import open_raw
+
+    raw = open_raw(source, requested_space(discrete, continuous))
+    findings = inspect_log(raw)
+    for note in raw.metadata.notes:
+        click.echo(f"note: {note}")
+    for finding in findings:
+        click.echo(f"{finding.severity}: {finding.message}", err=finding.severity == "error")
+    errors = sum(finding.severity == "error" for finding in findings)
+    if errors:
+        click.get_current_context().exit(2)
+    warnings = f"{len(findings)} warnings" if findings else "nothing to remark"
+    click.echo(f"{source}: {len(raw.columns['rewards'])} rows, sound, {warnings}")
+
+
+@data.command()
+@click.argument("source")
+@click.argument("target")
+@click.option(
+    "--format",
+    "format_",
+    type=click.Choice(FORMATS),
+    default=None,
+    help="Format; else told by TARGET's name.",
+)
+@click.option("--force", is_flag=True, help="Replace TARGET if it exists.")
+@action_space_options
+def convert(
+    source: str,
+    target: str,
+    format_: str | None,
+    force: bool,
+    discrete: int | None,
+    continuous: tuple[float, float] | None,
+) -> None:
+    """Write a log in another format, whole or not at all.
+
+    \b
+    Examples:
+      koffline data convert minari:cartpole/mixed-v0 cartpole.hdf5
+      koffline data convert cartpole.hdf5 minari:cartpole/copy-v0
+      koffline data convert cartpole.hdf5 buffer.h5 --format d3rlpy
+    """
+    from koffline.data.sources import open_transitions, write_transitions
+
+    log = open_transitions(source, requested_space(discrete, continuous))
+    written = write_transitions(log, target, format_, force)
+    for note in log.metadata.notes:
+        click.echo(f"note: {note}")
+    click.echo(f"{written.target} ({written.format}): {log}")

@@ -1,0 +1,149 @@
+"""d3rlpy's ReplayBuffer dumps (version 2.1), read and written without d3rlpy.
+
+Layout: ``columns`` (names), ``num_episodes``, ``version``, and per episode i ``observations_i (T, ...)``,
+``actions_i (T, k)``, ``rewards_i (T, 1)``, ``terminated_i``. d3rlpy takes the observation of step t + 1 as
+the next one of step t; an episode that did not terminate therefore has one transition less than steps. We
+write one step more there, whose observation is the last next observation and whose reward is 0, so that every
+transition is kept, for d3rlpy and for ourselves. What else a log holds goes into a group of its own, which
+d3rlpy does not look at.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import h5py
+import numpy as np
+
+from koffline.data.columns import as_array
+from koffline.data.episodic import EpisodeArrays, cut_episodes, join_episodes
+from koffline.data.files import atomic_file, reading
+from koffline.data.hdf5 import DESCRIPTION
+from koffline.data.raw import RawLog, describe_log, read_description, settle_actions
+from koffline.data.spaces import SpaceRequest
+from koffline.data.transitions import Metadata, Transitions
+from koffline.errors import DataError
+
+_VERSION = "2.1"
+_COLUMNS = ("observations", "actions", "rewards", "terminated")
+# Group with what a dump has no place for: one array per name, over all rows (or over the terminal ones).
+_BESIDE = "koffline_columns"
+_BESIDE_COLUMNS = ("truncated", "behavior_log_probabilities", "weights")
+_BESIDE_TERMINAL = "terminal_next_observations"
+
+
+def is_d3rlpy_dump(file: h5py.File) -> bool:
+    """Whether an open HDF5 file has the layout of a dump."""
+    return "columns" in file and "num_episodes" in file
+
+
+def read_d3rlpy_dump(path: Path, action_space: SpaceRequest | None = None) -> RawLog:
+    """Read a dump by d3rlpy 2 or by us. Raises DataError."""
+    with reading(path, "d3rlpy dump"), h5py.File(path, "r") as file:
+        _check_layout(file, path)
+        episodes = [_episode(file, i, path) for i in range(int(file["num_episodes"][()]))]
+        described = read_description(file.attrs[DESCRIPTION]) if DESCRIPTION in file.attrs else None
+        beside = {name: array[()] for name, array in file[_BESIDE].items()} if _BESIDE in file else {}
+    columns, notes = join_episodes(episodes, str(path))
+    if described is not None:
+        _put_back(columns, beside, path)
+        notes = []
+        if not described.episodes:
+            del columns["episode_ids"]
+    settled = settle_actions(columns["actions"], action_space, described.action_space if described else None)
+    columns["actions"] = settled.actions
+    metadata = described.metadata if described else Metadata()
+    notes = [*metadata.notes, *notes, *settled.notes]
+    return RawLog(columns, settled.space, dataclasses.replace(metadata, source=str(path), notes=tuple(notes)))
+
+
+def write_d3rlpy_dump(log: Transitions, path: Path, force: bool = False) -> None:
+    """Write a dump that ``ReplayBuffer.load`` reads, whole or not at all. Raises DataError."""
+    with atomic_file(path, force) as temporary, h5py.File(temporary, "w-", libver="v108") as file:
+        file["columns"] = list(_COLUMNS)
+        count = 0
+        for i, steps in enumerate(d3rlpy_steps(log)):
+            for name in _COLUMNS:
+                file[f"{name}_{i}"] = getattr(steps, name)
+            count = i + 1
+        file["num_episodes"] = count
+        file["version"] = _VERSION
+        for name in _BESIDE_COLUMNS:
+            if getattr(log, name) is not None:
+                file[f"{_BESIDE}/{name}"] = getattr(log, name)
+        file[f"{_BESIDE}/{_BESIDE_TERMINAL}"] = log.next_observations[log.terminated]
+        file.attrs[DESCRIPTION] = describe_log(log)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class D3rlpySteps:
+    """The arrays of one d3rlpy Episode: observations (T, ...), actions (T, k), rewards (T, 1), one flag."""
+
+    observations: np.ndarray
+    actions: np.ndarray
+    rewards: np.ndarray
+    terminated: bool
+
+
+def d3rlpy_steps(log: Transitions) -> Iterator[D3rlpySteps]:
+    """Episodes as d3rlpy keeps them, one added step where an episode did not terminate."""
+    actions = log.actions.reshape(-1, 1) if log.actions.ndim == 1 else log.actions
+    rewards = log.rewards.reshape(-1, 1)
+    for rows in cut_episodes(log, "a d3rlpy dump"):
+        last = slice(rows.stop - 1, rows.stop)
+        if log.terminated[rows.stop - 1]:
+            yield D3rlpySteps(log.observations[rows], actions[rows], rewards[rows], True)
+        else:
+            yield D3rlpySteps(
+                np.concatenate([log.observations[rows], log.next_observations[last]]),
+                np.concatenate([actions[rows], actions[last]]),
+                np.concatenate([rewards[rows], np.zeros_like(rewards[last])]),
+                False,
+            )
+
+
+def _put_back(columns: dict[str, np.ndarray], beside: Mapping[str, np.ndarray], path: Path) -> None:
+    """Restore what we kept beside the dump. Raises DataError where it does not fit the episodes."""
+    rows, terminal = len(columns["rewards"]), columns["terminated"]
+    fits = all(len(beside[name]) == rows for name in _BESIDE_COLUMNS if name in beside)
+    if not fits or len(beside.get(_BESIDE_TERMINAL, ())) != int(terminal.sum()):
+        raise DataError(f"{path}: {_BESIDE} does not fit the episodes; convert the log again")
+    columns.update({name: beside[name] for name in _BESIDE_COLUMNS if name in beside})
+    columns["next_observations"][terminal] = beside[_BESIDE_TERMINAL]
+
+
+def _check_layout(file: h5py.File, path: Path) -> None:
+    version = file["version"][()] if "version" in file else b""
+    version = version.decode() if isinstance(version, bytes) else str(version)
+    if version != _VERSION:
+        raise DataError(
+            f"{path} is a d3rlpy dump of version {version or 'unknown'}, known is {_VERSION}; "
+            "dump the buffer again with d3rlpy 2"
+        )
+    names = [name.decode() for name in file["columns"][()]]
+    missing = [name for name in _COLUMNS if name not in names]
+    if missing:
+        raise DataError(f"{path} lacks {', '.join(missing)}: found columns {', '.join(names)}; dump it again")
+
+
+def _episode(file: h5py.File, i: int, path: Path) -> EpisodeArrays:
+    if f"observations_{i}" not in file and f"observations_{i}_0" in file:
+        raise DataError(f"{path} holds tuple observations; flatten them into one array before dumping")
+    arrays = {name: as_array(f"{name}_{i}", file[f"{name}_{i}"][()]) for name in _COLUMNS[:3]}
+    rewards = arrays["rewards"].reshape(len(arrays["rewards"]), -1)
+    if rewards.shape[1] != 1:
+        raise DataError(f"{path}: rewards of episode {i} have {rewards.shape[1]} numbers per step; give one")
+    ends = np.zeros(len(rewards), dtype=np.bool_)
+    ends[-1:] = True
+    terminated = bool(file[f"terminated_{i}"][()])
+    observations = arrays["observations"]
+    return EpisodeArrays(
+        observations.reshape(-1, 1) if observations.ndim == 1 else observations,
+        arrays["actions"],
+        rewards.reshape(-1),
+        ends & terminated,
+        ends & (not terminated),
+        {},
+    )

@@ -1,0 +1,137 @@
+"""Files that appear whole or not at all, and reading errors that say what to do."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import shutil
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from koffline.errors import DataError
+
+# What numpy, h5py, zipfile and Minari raise on bytes that are not what their header promises.
+_BROKEN = (
+    OSError,
+    KeyError,
+    ValueError,
+    RuntimeError,
+    EOFError,
+    AssertionError,
+    zipfile.BadZipFile,
+    zlib.error,
+)
+
+
+@contextlib.contextmanager
+def reading(source: str | Path, kind: str) -> Iterator[None]:
+    """Turn the errors of a reader into one DataError; our own pass as they are."""
+    try:
+        yield
+    except DataError:
+        raise
+    except PermissionError:
+        raise DataError(f"{source}: no permission to read it; change its access rights") from None
+    except _BROKEN as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise DataError(
+            f"{source} is a truncated or corrupt {kind} file ({reason}); copy or export it again"
+        ) from None
+
+
+def check_target(target: Path, force: bool) -> None:
+    """Raise DataError where nothing may be written: the target exists (no ``force``), its folder does not."""
+    if os.path.lexists(target) and not force:
+        raise DataError(f"{target} exists already; choose another name or overwrite it with force (--force)")
+    if not target.parent.is_dir():
+        raise DataError(f"{target} cannot be written, the folder {target.parent} does not exist; create it")
+
+
+@contextlib.contextmanager
+def atomic_file(target: Path, force: bool) -> Iterator[Path]:
+    """Give a temporary path beside ``target``; it takes the final name only when the block ends well.
+
+    Raises DataError where the target exists without ``force``, is a folder, or cannot be written.
+    """
+    check_target(target, force)
+    if target.is_dir():
+        raise DataError(f"{target} is a folder; give a file name")
+    temporary = _temporary_beside(target)
+    try:
+        with _writing(target):
+            yield temporary
+            _flush_to_disk(temporary)
+            if force:
+                os.replace(temporary, target)
+            else:
+                _take_free_name(temporary, target)
+            _flush_to_disk(target.parent)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def atomic_folder(target: Path, force: bool, replaceable: Callable[[Path], bool]) -> Iterator[Path]:
+    """The same for a folder; with ``force`` only a folder that is ``replaceable`` gives way."""
+    check_target(target, force)
+    if os.path.lexists(target) and not replaceable(target):
+        raise DataError(f"{target} holds something else and will not be replaced; choose another name")
+    temporary = _temporary_beside(target)
+    retired = _temporary_beside(target)
+    try:
+        with _writing(target):
+            temporary.mkdir()
+            yield temporary
+            for path in sorted(temporary.rglob("*")):
+                _flush_to_disk(path)
+            if os.path.lexists(target):
+                os.rename(target, retired)
+            try:
+                os.rename(temporary, target)
+            except OSError:
+                if retired.exists():
+                    os.rename(retired, target)
+                raise
+            _flush_to_disk(target.parent)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+        shutil.rmtree(retired, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _writing(target: Path) -> Iterator[None]:
+    try:
+        yield
+    except FileExistsError:
+        raise DataError(f"{target} exists already; choose another name or overwrite it (--force)") from None
+    except OSError as error:
+        raise DataError(
+            f"{target} cannot be written ({error.strerror or error}); check the folder and the disk"
+        ) from None
+
+
+def _temporary_beside(target: Path) -> Path:
+    return target.with_name(f".{target.name}.{secrets.token_hex(6)}.tmp")
+
+
+def _take_free_name(temporary: Path, target: Path) -> None:
+    """Give a finished file its name without replacing one that appeared meanwhile."""
+    try:
+        os.link(temporary, target)
+    except FileExistsError:
+        raise
+    except OSError:  # a file system without hard links: checking just before renaming is the best there is
+        if os.path.lexists(target):
+            raise FileExistsError(str(target)) from None
+        os.rename(temporary, target)
+
+
+def _flush_to_disk(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,238 @@
+"""Flat logs, one array per key: our own, D4RL's, and plain arrays with the same names.
+
+D4RL's convention: the last row of an episode is marked in ``terminals`` (the world ended) or ``timeouts``
+(recording stopped). Where ``next_observations`` is missing it is the observation of the row below, inside an
+episode. The last row of an episode that did not terminate then has no next observation and is left out; the
+row above it becomes the last one. After a termination the next observation has no influence: the row's own
+observation stands in for it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+
+from koffline.data import columns as checks
+from koffline.data.episodes import order_rows
+from koffline.data.raw import FileDescription, RawLog, settle_actions
+from koffline.data.spaces import SpaceRequest
+from koffline.data.transitions import Metadata, Transitions
+from koffline.errors import DataError
+
+# Column of Transitions -> keys it may have in a file; we write the first (D4RL's, where it has one).
+_D4RL_LOG_PROBABILITIES = "infos/action_log_probs"
+KEYS = {
+    "observations": ("observations",),
+    "actions": ("actions",),
+    "rewards": ("rewards",),
+    "next_observations": ("next_observations",),
+    "terminated": ("terminals", "terminated", "terminations"),
+    "truncated": ("timeouts", "truncated", "truncations"),
+    "episode_ids": ("episode_ids",),
+    "steps": ("steps",),
+    "behavior_log_probabilities": ("behavior_log_probabilities", _D4RL_LOG_PROBABILITIES),
+    "weights": ("weights",),
+}
+_REQUIRED = ("observations", "actions", "rewards", "terminated")
+_VECTORS = tuple(name for name in KEYS if name not in ("observations", "next_observations", "actions"))
+
+
+def known_keys() -> list[str]:
+    """Every key that a flat file may use."""
+    return [key for keys in KEYS.values() for key in keys]
+
+
+def flat_arrays(log: Transitions) -> dict[str, np.ndarray]:
+    """The columns of a log by the keys we write."""
+    present = {name: getattr(log, name) for name in KEYS}
+    return {KEYS[name][0]: array for name, array in present.items() if array is not None}
+
+
+def check_required(found: Iterable[str], source: str) -> None:
+    """Raise DataError, listing what was found and expected, where a required key is missing."""
+    found = sorted(found)
+    missing = [KEYS[name][0] for name in _REQUIRED if not set(KEYS[name]) & set(found)]
+    if missing:
+        listed = ", ".join(found[:12]) + (", …" if len(found) > 12 else "") if found else "none"
+        expected = ", ".join(KEYS[name][0] for name in _REQUIRED)
+        raise DataError(
+            f"{source} lacks {', '.join(missing)}: found keys {listed}; expected {expected}, and optionally "
+            "next_observations, timeouts, episode_ids, steps; rename the arrays"
+        )
+
+
+def read_flat(
+    found: Mapping[str, np.ndarray],
+    described: FileDescription | None,
+    source: str,
+    action_space: SpaceRequest | None,
+) -> RawLog:
+    """Aligned columns from the arrays of a flat file; ``described`` is given for files that we wrote.
+
+    Raises DataError for missing keys and unequal lengths.
+    """
+    check_required(found, source)
+    log = _take_columns(found)
+    _check_equal_lengths(log, source)
+    settled = settle_actions(log["actions"], action_space, described.action_space if described else None)
+    log["actions"] = settled.actions
+    notes = list(settled.notes)
+    log.setdefault("truncated", np.zeros(len(log["rewards"]), dtype=np.bool_))
+    notes += _settle_flags_and_extras(log, found)
+    if "episode_ids" in log:
+        notes += _gather_episodes(log)
+    elif described is None and "steps" not in log:
+        notes += _find_episodes(log, has_timeouts="timeouts" in found or "truncated" in found)
+    if "next_observations" not in log:
+        notes += _derive_next_observations(log, source)
+    metadata = described.metadata if described else Metadata()
+    metadata = dataclasses.replace(metadata, source=source, notes=(*metadata.notes, *notes))
+    return RawLog(log, settled.space, metadata)
+
+
+def _take_columns(found: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    log: dict[str, np.ndarray] = {}
+    for name, keys in KEYS.items():
+        for key in keys:
+            if key in found and name not in log:
+                log[name] = checks.as_array(key, found[key])
+    for name in _VECTORS:
+        if name in log and log[name].ndim == 2 and log[name].shape[1] == 1:
+            log[name] = log[name].reshape(-1)
+    for name in ("observations", "next_observations"):
+        if name in log and log[name].ndim == 1:
+            log[name] = log[name].reshape(-1, 1)
+    return log
+
+
+def _check_equal_lengths(log: Mapping[str, np.ndarray], source: str) -> None:
+    sizes = {name: len(array) if array.ndim else 0 for name, array in log.items()}
+    expected = sizes["observations"]
+    for name, size in sizes.items():
+        if size != expected:
+            hint = "; observations has one row too many" if expected == sizes["rewards"] + 1 else ""
+            raise DataError(
+                f"{source}: {KEYS[name][0]} has {size} rows, observations {expected}{hint}; "
+                "re-export the log with equal lengths"
+            )
+    if expected == 0:
+        raise DataError(f"{source} has no rows; give a log with at least one transition")
+
+
+def _settle_flags_and_extras(log: dict[str, np.ndarray], found: Iterable[str]) -> list[str]:
+    """Flags as bool where they can be; D4RL's extra column only where it is usable."""
+    for name in ("terminated", "truncated"):
+        if log[name].dtype != np.bool_ and np.isin(log[name], (0, 1)).all():
+            log[name] = log[name].astype(np.bool_)
+    extra = log.get("behavior_log_probabilities")
+    if extra is None or "behavior_log_probabilities" in found:
+        return []
+    if extra.ndim == 1 and np.isfinite(extra).all():
+        return [f"behaviour log-probabilities were taken from {_D4RL_LOG_PROBABILITIES}"]
+    del log["behavior_log_probabilities"]
+    return [f"{_D4RL_LOG_PROBABILITIES} was left out: it is not one finite number per row"]
+
+
+def _gather_episodes(log: dict[str, np.ndarray]) -> list[str]:
+    """Interleaved episodes are put in order."""
+    ids = checks.integer_column("episode_ids", log["episode_ids"])
+    starts = np.flatnonzero(np.append(True, ids[1:] != ids[:-1]))
+    if len(np.unique(ids)) == len(starts):
+        return []
+    order = order_rows(ids, log.get("steps"))
+    for name in log:
+        log[name] = log[name][order]
+    return ["the rows of interleaved episodes were put in order"]
+
+
+def _find_episodes(log: dict[str, np.ndarray], has_timeouts: bool) -> list[str]:
+    """Episode ids from the flags, checked against next_observations where the flags may be incomplete."""
+    terminated, truncated = log["terminated"] == 1, log["truncated"] == 1
+    ends = terminated | truncated
+    notes = []
+    if "next_observations" in log:
+        inside = ~ends[:-1]
+        broken = inside & ~rows_are_linked(log["observations"], log["next_observations"])
+        n_broken, n_inside = int(broken.sum()), int(inside.sum())
+        if truncated.any():
+            if n_broken:
+                notes.append(
+                    f"{n_broken} of {n_inside} rows inside episodes have a next observation other than the "
+                    "observation of the row below; the flags were trusted"
+                )
+        elif 2 * n_broken > n_inside:
+            return [
+                "rows stand alone: next observations are not the observations of the rows below, "
+                "so terminals alone do not mark episodes"
+            ]
+        elif n_broken:
+            cut = truncated.copy()
+            cut[:-1] |= broken
+            log["truncated"], ends = cut, ends | cut
+            notes.append(
+                f"{n_broken} rows were marked as truncated: no timeouts are given, and the row below begins "
+                "elsewhere than the next observation"
+            )
+    elif not has_timeouts:
+        notes.append(
+            "neither timeouts nor next_observations are given: episodes were taken to end at terminals only; "
+            "where a time limit cut them, one transition per cut is wrong"
+        )
+    log["episode_ids"] = np.concatenate([[0], np.cumsum(ends)[:-1]])
+    return notes
+
+
+def rows_are_linked(observations: np.ndarray, following: np.ndarray) -> np.ndarray:
+    """(N − 1,) whether a row's next observation is, up to rounding, the observation of the row below."""
+    if following.shape != observations.shape:
+        return np.ones(len(observations) - 1, dtype=np.bool_)  # the record will refuse the shapes
+    linked = np.empty(len(observations) - 1, dtype=np.bool_)
+    for block in checks.blocks(len(linked)):
+        below = observations[block.start + 1 : block.stop + 1]
+        close = np.isclose(following[block], below, rtol=1e-4, atol=1e-6, equal_nan=True)
+        linked[block] = close.reshape(len(below), -1).all(axis=1)
+    return linked
+
+
+def _derive_next_observations(log: dict[str, np.ndarray], source: str) -> list[str]:
+    """Next observations from the rows below; rows that have none are left out."""
+    observations, terminated = log["observations"], log["terminated"] == 1
+    is_last = _last_rows(log)
+    following = np.empty_like(observations)
+    following[:-1] = observations[1:]
+    following[is_last] = observations[is_last]
+    log["next_observations"] = following
+    notes = ["next observations were derived from the rows below"]
+    if (is_last & terminated).any():
+        notes.append("terminal rows hold their own observation as next observation (it has no influence)")
+    return notes + leave_out_unfollowed(log, is_last & ~terminated, source)
+
+
+def _last_rows(log: Mapping[str, np.ndarray]) -> np.ndarray:
+    """(N,) whether a row is the last of its episode; without episodes all are."""
+    if "episode_ids" in log:
+        ids = log["episode_ids"]
+        return np.append(ids[1:] != ids[:-1], True)
+    if "steps" in log:
+        return np.append(log["steps"][1:] == 0, True)
+    return np.ones(len(log["rewards"]), dtype=np.bool_)
+
+
+def leave_out_unfollowed(log: dict[str, np.ndarray], lost: np.ndarray, source: str) -> list[str]:
+    """Drop the ``lost`` last rows; where one was truncated, the row above it becomes the truncated one."""
+    count = int(lost.sum())
+    if not count:
+        return []
+    if lost.all():
+        raise DataError(f"{source}: no row has a next observation; export the log with next_observations")
+    moved = np.zeros(len(lost), dtype=np.bool_)
+    moved[:-1] = lost[1:] & (log["truncated"][1:] == 1) & ~_last_rows(log)[:-1]
+    log["truncated"] = np.where(moved, True, log["truncated"] == 1)
+    for name in log:
+        log[name] = log[name][~lost]
+    return [
+        f"{count} rows were left out: the last step of an episode that did not terminate has no next "
+        "observation in this file"
+    ]

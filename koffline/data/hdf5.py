@@ -1,0 +1,51 @@
+"""HDF5: one flat layout that is D4RL's keys plus our description, readable by D4RL's readers too."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import h5py
+import numpy as np
+
+from koffline.data.files import atomic_file, reading
+from koffline.data.flat import check_required, flat_arrays, known_keys, read_flat
+from koffline.data.raw import RawLog, describe_log, read_description
+from koffline.data.spaces import SpaceRequest
+from koffline.data.transitions import Transitions
+
+# The root attribute that holds what describe_log says; any tool may ignore it.
+DESCRIPTION = "koffline"
+
+
+def read_hdf5(path: Path, action_space: SpaceRequest | None = None) -> RawLog:
+    """Read a flat file: ours, D4RL's, or any with the same keys. Raises DataError."""
+    with reading(path, "HDF5"), h5py.File(path, "r") as file:
+        check_required(dataset_names(file), str(path))
+        found = {key: file[key][()] for key in known_keys() if isinstance(file.get(key), h5py.Dataset)}
+        if "episode_terminals" in file and "terminals" in found and "timeouts" not in found:
+            # d3rlpy 1 marks the last row of every episode; where it is not terminal, time ran out
+            found["timeouts"] = (file["episode_terminals"][()] == 1) & (found["terminals"] != 1)
+        described = read_description(file.attrs[DESCRIPTION]) if DESCRIPTION in file.attrs else None
+    return read_flat(found, described, str(path), action_space)
+
+
+def write_hdf5(log: Transitions, path: Path, force: bool = False, compress: bool = True) -> None:
+    """Write the flat layout, whole or not at all; checksums guard every block. Raises DataError."""
+    filters = {"compression": "gzip", "compression_opts": 4, "shuffle": True} if compress else {}
+    with atomic_file(path, force) as temporary, h5py.File(temporary, "w-", libver="v108") as file:
+        for key, array in flat_arrays(log).items():
+            file.create_dataset(key, data=array, chunks=_chunks(array), fletcher32=True, **filters)
+        file.attrs[DESCRIPTION] = describe_log(log)
+
+
+def dataset_names(file: h5py.File) -> list[str]:
+    """Paths of all arrays of a file, nested ones included."""
+    names: list[str] = []
+    file.visititems(lambda name, item: names.append(name) if isinstance(item, h5py.Dataset) else None)
+    return names
+
+
+def _chunks(array: np.ndarray) -> tuple[int, ...]:
+    """About a quarter of a megabyte of whole rows."""
+    row_bytes = max(1, array[:1].nbytes)
+    return (min(len(array), max(1, 2**18 // row_bytes)), *array.shape[1:])

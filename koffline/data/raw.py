@@ -1,0 +1,154 @@
+"""What a reader hands over: aligned columns that nobody has checked yet, and how it settled the actions."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from koffline.data.columns import as_array
+from koffline.data.spaces import ActionSpace, Bounds, Continuous, Discrete, SpaceRequest
+from koffline.data.transitions import Metadata, Transitions
+from koffline.errors import DataError
+
+
+@dataclass(frozen=True, eq=False)
+class RawLog:
+    """Columns by the names of ``Transitions``, rows aligned and of equal number, values unchecked."""
+
+    columns: Mapping[str, np.ndarray]
+    action_space: ActionSpace
+    metadata: Metadata = field(default_factory=Metadata)
+
+    def transitions(self) -> Transitions:
+        """The checked record. Raises DataError at the first thing that is wrong."""
+        return Transitions(**self.columns, action_space=self.action_space, metadata=self.metadata)
+
+
+@dataclass(frozen=True, eq=False)
+class SettledActions:
+    """Actions in the shape their space asks for, and what was assumed on the way."""
+
+    actions: np.ndarray
+    space: ActionSpace
+    notes: tuple[str, ...] = ()
+
+
+def settle_actions(actions: Any, asked: SpaceRequest | None, declared: ActionSpace | None) -> SettledActions:
+    """Choose the space: the caller's, else the file's, else an assumption that is put on record.
+
+    Integers without a space are taken as Discrete(largest + 1), other numbers as unbounded Continuous(k).
+    (N, 1) actions of a discrete space become (N,), (N,) actions of a one-dimensional continuous space (N, 1).
+    """
+    actions = as_array("actions", actions)
+    if isinstance(asked, Bounds):
+        asked = Continuous(_numbers_per_row(actions), asked.low, asked.high)
+    notes: tuple[str, ...] = ()
+    if asked is not None and declared not in (None, asked):
+        notes = (f"action space {asked} as asked, the file declares {declared}",)
+    space = asked or declared
+    if space is None:
+        space = _assumed_space(actions)
+        remedy = "--discrete N" if isinstance(space, Discrete) else "--continuous LOW HIGH"
+        notes = (
+            f"the file declares no action space; assumed {space} from the actions ({remedy} declares it)",
+        )
+    if isinstance(space, Discrete) and actions.ndim == 2 and actions.shape[1] == 1:
+        actions = actions.reshape(-1)
+    if isinstance(space, Continuous) and actions.ndim == 1 and space.k == 1:
+        actions = actions.reshape(-1, 1)
+    return SettledActions(actions, space, notes)
+
+
+def _numbers_per_row(actions: np.ndarray) -> int:
+    return max(1, math.prod(actions.shape[1:]))
+
+
+def _assumed_space(actions: np.ndarray) -> ActionSpace:
+    if actions.dtype.kind == "f":
+        return Continuous(_numbers_per_row(actions))
+    if actions.ndim == 1 or actions.shape[1:] == (1,):
+        if actions.size and actions.min() < 0:
+            raise DataError(
+                f"actions are whole numbers from {actions.min()} up and the file declares no action space; "
+                "declare one (--continuous LOW HIGH, or count discrete actions from 0)"
+            )
+        return Discrete(int(actions.max()) + 1 if actions.size else 1)
+    raise DataError(
+        f"actions has shape {actions.shape} and dtype {actions.dtype}, and the file declares no action "
+        "space; declare one (--continuous LOW HIGH)"
+    )
+
+
+def space_to_json(space: ActionSpace) -> dict[str, Any]:
+    """{"type": "discrete", "n"} or {"type": "continuous", "k", "low", "high"}; null is an infinite bound."""
+    if isinstance(space, Discrete):
+        return {"type": "discrete", "n": space.n}
+    low, high = ([b if math.isfinite(b) else None for b in side] for side in (space.low, space.high))
+    return {"type": "continuous", "k": space.k, "low": low, "high": high}
+
+
+def space_from_json(value: Any) -> ActionSpace:
+    """The inverse. Raises DataError for anything else."""
+    try:
+        if value["type"] == "discrete":
+            return Discrete(value["n"])
+        if value["type"] == "continuous":
+            low = [-math.inf if bound is None else bound for bound in value["low"]]
+            high = [math.inf if bound is None else bound for bound in value["high"]]
+            return Continuous(value["k"], low, high)
+    except (KeyError, TypeError, IndexError):
+        pass
+    raise DataError(f"the file's action space is {value!r}, which koffline cannot read; declare the space")
+
+
+def describe_log(log: Transitions) -> str:
+    """What a file says beside its columns, as one JSON object: format, space, episodes, digest, metadata."""
+    described = {
+        "format": 1,
+        "action_space": space_to_json(log.action_space),
+        "episodes": log.has_episodes,
+        "sha256": log.sha256,
+        "gamma": log.metadata.gamma,
+        "source": log.metadata.source,
+        "extra": dict(log.metadata.extra),
+        "notes": list(log.metadata.notes),
+    }
+    return json.dumps(described, sort_keys=True, default=str)
+
+
+@dataclass(frozen=True)
+class FileDescription:
+    """What ``describe_log`` wrote, read back."""
+
+    action_space: ActionSpace
+    episodes: bool
+    metadata: Metadata
+
+
+def read_description(text: str | bytes) -> FileDescription:
+    """Read ``describe_log``. Raises DataError where it is broken or of a newer format."""
+    try:
+        described = json.loads(text)
+        if described["format"] != 1:
+            raise DataError(
+                f"the file has koffline format {described['format']}, known is 1; update koffline"
+            )
+        gamma = described.get("gamma")
+        return FileDescription(
+            space_from_json(described["action_space"]),
+            bool(described["episodes"]),
+            Metadata(
+                source=described.get("source"),
+                sha256=described.get("sha256"),
+                gamma=None if gamma is None else float(gamma),
+                extra=dict(described.get("extra") or {}),
+                notes=tuple(str(note) for note in described.get("notes") or ()),
+            ),
+        )
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise DataError("the file's koffline description is damaged; write the file again") from None

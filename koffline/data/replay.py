@@ -1,0 +1,301 @@
+"""The bridge to d3rlpy: a replay buffer over columns for its algorithms, evaluators and scalers as they are.
+
+The one module of the data floor that is built on d3rlpy; importing it takes as long as that, and is silent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from koffline.data.d3rlpy_dump import d3rlpy_steps
+from koffline.data.d3rlpy_import import import_d3rlpy
+from koffline.data.episodic import EpisodeArrays, join_episodes
+from koffline.data.replay_views import (
+    WINDOW_ROWS,
+    EpisodeView,
+    LazySequence,
+    RowWindow,
+    WindowPicker,
+    action_matrix,
+    dataset_info_of,
+    transition_at,
+)
+from koffline.data.spaces import Continuous, Discrete
+from koffline.data.transitions import Metadata, Transitions
+from koffline.errors import DataError, KofflineError
+
+import_d3rlpy()
+
+from d3rlpy.constants import ActionSpace  # noqa: E402
+from d3rlpy.dataset import (  # noqa: E402
+    BasicTrajectorySlicer,
+    BasicTransitionPicker,
+    DatasetInfo,
+    Episode,
+    EpisodeBase,
+    InfiniteBuffer,
+    PartialTrajectory,
+    ReplayBuffer,
+    ReplayBufferBase,
+    TrajectoryMiniBatch,
+    Transition,
+    TransitionMiniBatch,
+)
+from d3rlpy.dataset.io import dump as dump_episodes  # noqa: E402
+
+
+class ReadOnlyBufferError(KofflineError, NotImplementedError):
+    """Something was to be added to a buffer that shows a finished log."""
+
+
+class ColumnarReplayBuffer(ReplayBufferBase):
+    """A d3rlpy replay buffer that shows ``Transitions``; it copies nothing and cannot grow.
+
+    Differences from d3rlpy's own buffer, all on purpose: every row can be drawn, also the last one of an
+    episode that was cut; the next observation of a terminal row is the logged one instead of zeros (it has
+    no influence); the next action of an episode's last row is its own action, as none was logged; rows
+    are drawn in proportion to ``weights`` where the log has them. Without ``seed`` the draws follow
+    ``d3rlpy.seed``. Rows without episodes come in windows of 1024, for which evaluators that look at the
+    first row only (InitialStateValueEstimation) take one row in 1024; trajectories do not exist then.
+    """
+
+    def __init__(self, transitions: Transitions, seed: int | None = None) -> None:
+        self._log = transitions
+        self._actions = action_matrix(transitions)
+        # Whether the row below is the next step of the same episode; None where no row has a next one.
+        self._goes_on = None if transitions.steps is None else np.append(transitions.steps[1:] > 0, False)
+        self._thresholds = None if transitions.weights is None else _cumulative(transitions.weights)
+        if seed is None:  # one draw from the generator that d3rlpy.seed sets
+            seed = int(np.random.randint(2**31))  # noqa: NPY002
+        self._generator = np.random.default_rng(seed)
+        self._ones = np.ones((0, 1), dtype=np.float32)
+
+    @property
+    def transitions(self) -> Transitions:
+        """The log behind the buffer."""
+        return self._log
+
+    def sample_transition_batch(self, batch_size: int) -> TransitionMiniBatch:
+        """``batch_size`` rows drawn with replacement."""
+        log, rows = self._log, self._draw(batch_size)
+        actions = _gather(self._actions, rows)
+        next_actions = actions
+        if self._goes_on is not None:
+            next_actions = _gather(self._actions, rows + self._goes_on.take(rows))
+        if len(self._ones) != batch_size:
+            self._ones = np.ones((batch_size, 1), dtype=np.float32)
+        return TransitionMiniBatch(
+            observations=_gather(log.observations, rows),
+            actions=actions,
+            rewards=_gather(log.rewards, rows).reshape(-1, 1),
+            next_observations=_gather(log.next_observations, rows),
+            next_actions=next_actions,
+            terminals=_gather(log.terminated, rows).reshape(-1, 1),
+            intervals=self._ones,
+            transitions=LazySequence(batch_size, lambda i: self._transition_with_rewards_to_go(rows[i])),
+        )
+
+    def sample_transition(self) -> Transition:
+        """One row."""
+        row = int(self._draw(1)[0])
+        return transition_at(self._log, row, self._end_of_episode(row))
+
+    def sample_trajectory(self, length: int) -> PartialTrajectory:
+        """``length`` steps up to a row drawn at random, padded in front where the episode is shorter."""
+        episode, step = self.locate(int(self._draw(1)[0]))
+        return self.trajectory_slicer(episode, step, length)
+
+    def sample_trajectory_batch(self, batch_size: int, length: int) -> TrajectoryMiniBatch:
+        """``batch_size`` such trajectories."""
+        return TrajectoryMiniBatch.from_partial_trajectories(
+            [self.sample_trajectory(length) for _ in range(batch_size)]
+        )
+
+    def locate(self, row: int) -> tuple[Any, int]:
+        """The episode (or window) that holds a row, and the row's place in it."""
+        if not self._log.has_episodes:
+            return self.episodes[row // WINDOW_ROWS], row % WINDOW_ROWS
+        step = int(np.asarray(self._log.steps)[row])
+        return self._episode(row - step), step
+
+    @cached_property
+    def episodes(self) -> Sequence[Any]:
+        """Episodes as d3rlpy sees them, made when asked for."""
+        log = self._log
+        if log.has_episodes:
+            return LazySequence(log.n_episodes, lambda i: self._episode(int(log.episode_starts[i])))
+        return LazySequence(
+            -(-len(log) // WINDOW_ROWS),
+            lambda i: RowWindow(log, slice(i * WINDOW_ROWS, min((i + 1) * WINDOW_ROWS, len(log)))),
+        )
+
+    @cached_property
+    def dataset_info(self) -> DatasetInfo:
+        """Shapes, dtypes and the declared action space."""
+        return dataset_info_of(self._log)
+
+    def size(self) -> int:
+        """Number of episodes, or of windows."""
+        return len(self.episodes)
+
+    @property
+    def transition_count(self) -> int:
+        """Number of rows."""
+        return len(self._log)
+
+    @cached_property
+    def transition_picker(self) -> Any:
+        """d3rlpy's own picker where there are episodes."""
+        return BasicTransitionPicker() if self._log.has_episodes else WindowPicker()
+
+    @cached_property
+    def trajectory_slicer(self) -> Any:
+        """d3rlpy's own slicer."""
+        return BasicTrajectorySlicer()
+
+    @property
+    def buffer(self) -> Any:
+        """The rows by number, as d3rlpy's BufferProtocol."""
+        return _RowBuffer(self)
+
+    def dump(self, f: BinaryIO) -> None:
+        """Write a dump that ``ReplayBuffer.load`` reads."""
+        dump_episodes(_stock_episodes(self._log), f)
+
+    def append(self, observation: Any, action: Any, reward: Any) -> None:
+        """Raises ReadOnlyBufferError."""
+        raise _read_only("append")
+
+    def append_episode(self, episode: EpisodeBase) -> None:
+        """Raises ReadOnlyBufferError."""
+        raise _read_only("append_episode")
+
+    def clip_episode(self, terminated: bool) -> None:
+        """Raises ReadOnlyBufferError."""
+        raise _read_only("clip_episode")
+
+    @classmethod
+    def from_episode_generator(cls, *args: Any, **kwargs: Any) -> ReplayBuffer:
+        """d3rlpy's own buffer, as its interface says."""
+        return ReplayBuffer.from_episode_generator(*args, **kwargs)
+
+    @classmethod
+    def load(cls, *args: Any, **kwargs: Any) -> ReplayBuffer:
+        """d3rlpy's own buffer, as its interface says; for ours use ``open_transitions``."""
+        return ReplayBuffer.load(*args, **kwargs)
+
+    def _draw(self, count: int) -> np.ndarray:
+        if self._thresholds is None:
+            return self._generator.integers(len(self._log), size=count)
+        drawn = np.searchsorted(self._thresholds, self._generator.random(count), side="right")
+        return np.minimum(drawn, len(self._log) - 1)
+
+    def _end_of_episode(self, row: int) -> int:
+        if not self._log.has_episodes:
+            return row + 1
+        position = np.searchsorted(self._log.episode_starts, row, side="right") - 1
+        return int(self._log.episode_ends[position]) + 1
+
+    def _episode(self, start: int) -> EpisodeView:
+        return EpisodeView(self._log, slice(start, self._end_of_episode(start)))
+
+    def _transition_with_rewards_to_go(self, row: int) -> Transition:
+        if not self._log.has_episodes:
+            raise DataError("returns-to-go need episodes, this log has none; use another algorithm")
+        return transition_at(self._log, int(row), self._end_of_episode(int(row)))
+
+
+class _RowBuffer:
+    """d3rlpy's BufferProtocol over a columnar buffer."""
+
+    def __init__(self, buffer: ColumnarReplayBuffer) -> None:
+        self._buffer = buffer
+
+    @property
+    def episodes(self) -> Sequence[Any]:
+        return self._buffer.episodes
+
+    @property
+    def transition_count(self) -> int:
+        return self._buffer.transition_count
+
+    def __len__(self) -> int:
+        return self._buffer.transition_count
+
+    def __getitem__(self, index: int) -> tuple[Any, int]:
+        return self._buffer.locate(range(len(self))[index])
+
+    def append(self, episode: EpisodeBase, index: int) -> None:
+        raise _read_only("append")
+
+
+def to_d3rlpy(transitions: Transitions) -> ReplayBuffer:
+    """d3rlpy's own, growable buffer with every transition of the log.
+
+    An episode that did not terminate gets one step more, with reward 0, that carries its last observation;
+    rows without episodes become episodes of their own. Raises DataError where a next observation inside an
+    episode is not the observation of the row below.
+    """
+    info = dataset_info_of(transitions)
+    return ReplayBuffer(
+        InfiniteBuffer(),
+        episodes=_stock_episodes(transitions),
+        observation_signature=info.observation_signature,
+        action_signature=info.action_signature,
+        reward_signature=info.reward_signature,
+        action_space=info.action_space,
+        action_size=info.action_size,
+    )
+
+
+def from_d3rlpy(buffer: ReplayBufferBase) -> Transitions:
+    """The transitions of any d3rlpy buffer; the last step of an episode that was cut has none."""
+    if isinstance(buffer, ColumnarReplayBuffer):
+        return buffer.transitions
+    columns, notes = join_episodes([_episode_arrays(e) for e in buffer.episodes], "the replay buffer")
+    info = buffer.dataset_info
+    is_discrete = info.action_space == ActionSpace.DISCRETE
+    if is_discrete:
+        columns["actions"] = columns["actions"].reshape(-1)
+    space = Discrete(info.action_size) if is_discrete else Continuous(info.action_size)
+    return Transitions(**columns, action_space=space, metadata=Metadata(notes=tuple(notes)))
+
+
+def _episode_arrays(episode: EpisodeBase) -> EpisodeArrays:
+    ends = np.zeros(episode.size(), dtype=np.bool_)
+    ends[-1] = True
+    over = bool(episode.terminated)
+    if not isinstance(episode.observations, np.ndarray):
+        raise DataError("the replay buffer holds tuple observations; flatten them into one array")
+    rewards = np.asarray(episode.rewards).reshape(-1)
+    return EpisodeArrays(episode.observations, episode.actions, rewards, ends & over, ends & (not over), {})
+
+
+def _stock_episodes(log: Transitions) -> list[Episode]:
+    return [
+        Episode(s.observations, s.actions, s.rewards.astype(np.float32), s.terminated)
+        for s in d3rlpy_steps(log)
+    ]
+
+
+def _gather(column: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """Rows of a column as float32, which is all d3rlpy takes."""
+    # `take` is twice as fast, but copies the whole column first where it is not contiguous
+    picked = column.take(rows, axis=0) if column.flags.c_contiguous else column[rows]
+    return picked.astype(np.float32, copy=False)
+
+
+def _cumulative(weights: np.ndarray) -> np.ndarray:
+    total = np.cumsum(weights, dtype=np.float64)
+    return total / total[-1]
+
+
+def _read_only(method: str) -> ReadOnlyBufferError:
+    return ReadOnlyBufferError(
+        f"ColumnarReplayBuffer.{method}: the buffer shows a finished log and cannot grow; for online "
+        "training use koffline.data.replay.to_d3rlpy(transitions)"
+    )

@@ -1,0 +1,167 @@
+"""Opening a log by what it contains, whatever its name; writing it in the format asked for."""
+
+from __future__ import annotations
+
+import os
+import zipfile
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from koffline.data.files import reading
+from koffline.data.raw import RawLog, settle_actions
+from koffline.data.spaces import SpaceRequest
+from koffline.data.transitions import Transitions
+from koffline.errors import DataError
+
+FORMATS = ("hdf5", "minari", "npz", "d3rlpy")
+_SUFFIXES = {".hdf5": "hdf5", ".h5": "hdf5", ".npz": "npz"}
+_READABLE = "give a koffline, D4RL or d3rlpy HDF5 file, an NPZ archive, a Minari folder or minari:<id>"
+
+
+def open_transitions(
+    source: str | os.PathLike[str] | Transitions, action_space: SpaceRequest | None = None
+) -> Transitions:
+    """Read a log: a file, a folder or ``minari:<id>``, recognised by its content and not by its name.
+
+    ``action_space`` overrides what the log declares; without either, the reader assumes one and says so in
+    ``metadata.notes``. ``metadata.sha256`` is the digest of the rows. Raises DataError in one line.
+    """
+    if isinstance(source, Transitions):
+        if action_space is None:
+            return source
+        settled = settle_actions(source.actions, action_space, None)
+        return source.replace(actions=settled.actions, action_space=settled.space)
+    log = open_raw(source, action_space).transitions()
+    recorded, metadata = log.metadata.sha256, log.metadata
+    if recorded not in (None, log.sha256):
+        metadata = metadata.with_notes("the rows are not those the file was written with: it was edited")
+    return log.with_metadata(replace(metadata, sha256=log.sha256))
+
+
+def open_raw(source: str | os.PathLike[str], action_space: SpaceRequest | None = None) -> RawLog:
+    """The same with values unchecked, for looking at everything that is wrong. Raises DataError."""
+    from koffline.data.minari import PREFIX, minari_folder, read_minari
+
+    name = os.fspath(source)
+    if name.startswith(PREFIX):
+        folder = minari_folder(name.removeprefix(PREFIX))
+        if not folder.exists():
+            identifier = name.removeprefix(PREFIX)
+            raise DataError(f"{name} is not at {folder}; fetch it with `minari download {identifier}`")
+        return read_minari(folder, name, action_space)
+    path = Path(name)
+    if not _exists(path):
+        raise DataError(f"{name} does not exist; check the path, or {_READABLE}")
+    if path.is_dir():
+        return read_minari(path, name, action_space)
+    return _open_file(path, action_space)
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except (OSError, ValueError):  # a name too long, or with a zero byte
+        return False
+
+
+def _open_file(path: Path, action_space: SpaceRequest | None) -> RawLog:
+    import h5py
+
+    from koffline.data.d3rlpy_dump import is_d3rlpy_dump, read_d3rlpy_dump
+    from koffline.data.hdf5 import read_hdf5
+    from koffline.data.minari import data_folder, read_minari
+    from koffline.data.npz import read_npz
+
+    with reading(path, "data"), path.open("rb") as file:
+        head = file.read(4096)
+    if not head:
+        raise DataError(f"{path} is empty (0 bytes); copy or export it again")
+    if h5py.is_hdf5(path):
+        with reading(path, "HDF5"), h5py.File(path, "r") as opened:
+            dump, episodes = is_d3rlpy_dump(opened), "episode_0" in opened
+        if dump:
+            return read_d3rlpy_dump(path, action_space)
+        if episodes and data_folder(path.parent) == path.parent:  # Minari's main_data.hdf5 itself
+            return read_minari(path.parent, str(path), action_space)
+        return read_hdf5(path, action_space)
+    if head.startswith(b"\x89HDF"):
+        raise DataError(f"{path} is a truncated or corrupt HDF5 file (damaged header); copy it again")
+    if head.startswith(b"PK"):
+        if not zipfile.is_zipfile(path):
+            raise DataError(
+                f"{path} is a truncated or corrupt NPZ file (no table of contents); copy it again"
+            )
+        return read_npz(path, action_space)
+    raise DataError(f"{path} is {_guess(head)}, whatever its name says; {_READABLE}")
+
+
+def _guess(head: bytes) -> str:
+    if head.startswith(b"\x80"):
+        return "a Python pickle, which koffline never opens"
+    if head.startswith(b"\x1f\x8b"):
+        return "a gzip file"
+    try:
+        head.decode("utf-8", errors="strict")
+    except UnicodeDecodeError as error:
+        if error.start < len(head) - 4:
+            return "no data file koffline knows"
+    return "no data file koffline knows" if b"\0" in head else "a text file"
+
+
+@dataclass(frozen=True)
+class Written:
+    """Where a log went, and in which format."""
+
+    target: str
+    format: str
+
+
+def write_transitions(
+    transitions: Transitions,
+    target: str | os.PathLike[str],
+    format: str | None = None,
+    force: bool = False,
+) -> Written:
+    """Write a log as ``hdf5``, ``minari``, ``npz`` or ``d3rlpy``, whole or not at all.
+
+    Without ``format``: ``minari:<id>`` is Minari, .hdf5 and .h5 our HDF5, .npz NPZ. Minari takes a folder or
+    ``minari:<id>``. Raises DataError, also where the target exists without ``force``.
+    """
+    from koffline.data.d3rlpy_dump import write_d3rlpy_dump
+    from koffline.data.hdf5 import write_hdf5
+    from koffline.data.npz import write_npz
+
+    name = os.fspath(target)
+    chosen = _format_of(name, format)
+    if chosen == "minari":
+        _write_minari(transitions, name, force)
+    else:
+        writer = {"hdf5": write_hdf5, "npz": write_npz, "d3rlpy": write_d3rlpy_dump}[chosen]
+        writer(transitions, Path(name), force)
+    return Written(name, chosen)
+
+
+def _format_of(target: str, asked: str | None) -> str:
+    from koffline.data.minari import PREFIX
+
+    if asked is not None and asked not in FORMATS:
+        raise DataError(f"format {asked!r} is unknown; choose one of {', '.join(FORMATS)}")
+    guessed = "minari" if target.startswith(PREFIX) else _SUFFIXES.get(Path(target).suffix.lower())
+    chosen = asked or guessed
+    if chosen is None:
+        raise DataError(f"{target} does not tell its format; choose one of {', '.join(FORMATS)} (--format)")
+    if target.startswith(PREFIX) and chosen != "minari":
+        raise DataError(f"{target} names a Minari dataset but the format is {chosen}; give a file name")
+    return chosen
+
+
+def _write_minari(log: Transitions, target: str, force: bool) -> None:
+    from koffline.data.minari import PREFIX, minari_folder, write_minari
+
+    if not target.startswith(PREFIX):
+        write_minari(log, Path(target), Path(target).name, force)
+        return
+    identifier = target.removeprefix(PREFIX)
+    folder = minari_folder(identifier)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    write_minari(log, folder, identifier, force)
