@@ -146,7 +146,7 @@ class Queues:
 
 @dataclass(frozen=True)
 class Treatment:
-    """A patient and four dose levels; discharge (+5) or death (−10) ends the stay, most within 30 days.
+    """A patient and four dose levels; discharge (+5) or death (−10) ends the stay, most within 60 days.
 
     Observed: severity, toxicity, resistance, frailty, and two laboratory values that follow from them.
     """

@@ -122,10 +122,10 @@ HELD_OUT: dict[str, Spec] = {
         Spec(
             "pendulum_torques",
             Pendulum(_TORQUES, noise=0.1),
-            c.Mixed(0.5, c.NearestTo(_TORQUES, c.SwingUp(0.8, (5.0, 1.0)), 1.0)),
+            c.Mixed(0.3, c.NearestTo(_TORQUES, c.SwingUp(1.0, (8.0, 1.5)), 1.0)),
             c.NearestTo(_TORQUES, c.SwingUp(), 3.0),
             0.98,
-            60,
+            100,
         ),
         Spec(
             "linear_quadratic",
@@ -185,7 +185,7 @@ HELD_OUT: dict[str, Spec] = {
                 )
             ),
             0.97,
-            40,
+            100,
         ),
     ]
 }
