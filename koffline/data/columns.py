@@ -149,11 +149,11 @@ def _discrete_actions(values: Any, space: Discrete) -> np.ndarray:
 def _continuous_actions(values: Any, space: Continuous) -> np.ndarray:
     actions = as_array("actions", values)
     if actions.ndim != 2 or actions.shape[1] != space.k:
-        remedy = (
-            "use actions.reshape(-1, 1)" if actions.ndim == 1 and space.k == 1 else "declare the space anew"
-        )
+        remedy = f"give {space.k} numbers per row"
         if actions.ndim == 2:
             remedy = f"declare Continuous({actions.shape[1]}, low, high)"
+        elif actions.ndim == 1 and space.k == 1:
+            remedy = "use actions.reshape(-1, 1)"
         raise DataError(f"actions has shape {actions.shape}, expected (N, {space.k}) for {space}; {remedy}")
     actions = as_float(actions)
     check_finite("actions", actions)
@@ -178,11 +178,11 @@ def tolerant_bounds(space: Continuous) -> tuple[np.ndarray, np.ndarray]:
 
 def log_probability_column(values: Any, space: ActionSpace) -> np.ndarray:
     """(N,) finite; at most 0 for discrete actions. Densities of continuous ones may exceed 1."""
-    array = number_column("behaviorlog_probability_column", values)
+    array = number_column("behavior_log_probabilities", values)
     if isinstance(space, Discrete) and (array > 1e-4).any():
         row = int(np.argmax(array > 1e-4))
         raise DataError(
-            f"behaviorlog_probability_column holds {array[row]:g} in row {row}, a probability above 1; "
+            f"behavior_log_probabilities holds {array[row]:g} in row {row}, a probability above 1; "
             "give natural logarithms of probabilities"
         )
     return array

@@ -95,8 +95,9 @@ def validate(source: str, discrete: int | None, continuous: tuple[float, float] 
     errors = sum(finding.severity == "error" for finding in findings)
     if errors:
         click.get_current_context().exit(2)
-    warnings = f"{len(findings)} warnings" if findings else "nothing to remark"
-    click.echo(f"{source}: {len(raw.columns['rewards'])} rows, sound, {warnings}")
+    count = len(findings)
+    warnings = "no warnings" if not count else "1 warning" if count == 1 else f"{count} warnings"
+    click.echo(f"{source}: {len(raw.columns['rewards'])} rows, no errors, {warnings}")
 
 
 @data.command()

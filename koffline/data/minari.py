@@ -24,7 +24,7 @@ from koffline.data.minari_spaces import (
     flat_observations,
     minari_action_space,
     minari_observation_space,
-    shift_actions,
+    plain_actions,
     stored_spaces,
 )
 from koffline.data.raw import RawLog, describe_log, read_description, settle_actions
@@ -74,7 +74,7 @@ def read_minari(folder: Path, source: str, action_space: SpaceRequest | None = N
     columns, notes = join_episodes(episodes, source)
     ours = described_by.get(_DESCRIPTION)
     described = read_description(ours) if isinstance(ours, str) else None
-    declared = described.action_space if described else declared_space(spaces.action)
+    declared = described.action_space if described else declared_space(spaces)
     settled = settle_actions(columns["actions"], action_space, declared)
     columns["actions"] = settled.actions
     if described is not None and not described.episodes:
@@ -95,7 +95,7 @@ def write_minari(log: Transitions, folder: Path, identifier: str, force: bool = 
 
     with atomic_folder(folder, force, replaceable=lambda path: data_folder(path) is not None) as temporary:
         storage = MinariStorage.new(
-            temporary / "data",
+            temporary.resolve() / "data",  # Minari joins a relative path with itself
             observation_space=minari_observation_space(log),
             action_space=minari_action_space(log),
             jpeg_encoding=False,
@@ -158,7 +158,7 @@ def _episode(episode: dict[str, Any], spaces: Any, source: str) -> EpisodeArrays
     }
     return EpisodeArrays(
         flat_observations(episode["observations"], spaces.observation, source),
-        shift_actions(as_array("actions", episode["actions"]), spaces.action, source),
+        plain_actions(as_array("actions", episode["actions"]), spaces.action),
         rewards,
         as_array("terminations", episode["terminations"]).reshape(-1),
         as_array("truncations", episode["truncations"]).reshape(-1),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,45 +18,90 @@ from koffline.errors import DataError
 
 @dataclass(frozen=True, eq=False)
 class StoredSpaces:
-    """Gymnasium spaces of observations and actions, and what was assumed about them."""
+    """Gymnasium spaces of observations and actions, and what was assumed about them.
+
+    ``action_is_declared`` is False where the dataset stores no action space.
+    """
 
     observation: Any
     action: Any
+    action_is_declared: bool
     notes: tuple[str, ...]
 
 
 def stored_spaces(described_by: dict[str, Any], data: Path, source: str) -> StoredSpaces:
-    """The spaces in Minari's metadata. Raises DataError where they are missing or cannot be used."""
+    """The spaces in Minari's metadata; where it stores none, boxes in the shape of the first episode.
+
+    Raises DataError where neither can be had.
+    """
+    observation = _stored_space(described_by, "observation_space", source)
+    action = _stored_space(described_by, "action_space", source)
+    declared = action is not None
+    if observation is None or action is None:
+        shapes = _first_episode(data, source)
+        observation = observation if observation is not None else shapes["observations"]
+        action = action if action is not None else shapes["actions"]
+    return StoredSpaces(observation, action, declared, _notes(observation, action))
+
+
+def _stored_space(described_by: dict[str, Any], name: str, source: str) -> Any:
     from minari.serialization import deserialize_space
 
-    found = {}
-    for name in ("observation_space", "action_space"):
-        stored = described_by.get(name)
-        if not isinstance(stored, str):
-            raise DataError(
-                f"{source} stores no {name} (it would need its environment); create it again with Minari "
-                ">= 0.5, or convert it to hdf5 where the environment is installed"
-            )
-        try:
-            found[name] = deserialize_space(json.loads(stored))
-        except (NotImplementedError, KeyError, TypeError, ValueError, AssertionError) as error:
-            reason = " ".join(str(error).split()) or type(error).__name__
-            raise DataError(f"{source} has an unreadable {name} ({reason}); create it again") from None
-    return StoredSpaces(found["observation_space"], found["action_space"], _notes(found["observation_space"]))
+    stored = described_by.get(name)
+    if not isinstance(stored, str):
+        return None
+    try:
+        return deserialize_space(json.loads(stored))
+    except (NotImplementedError, KeyError, TypeError, ValueError, AssertionError) as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise DataError(f"{source} has an unreadable {name} ({reason}); create it again") from None
 
 
-def _notes(space: Any) -> tuple[str, ...]:
+def _first_episode(data: Path, source: str) -> dict[str, Any]:
+    """Boxes in the shape of the recorded arrays: no environment is asked for its spaces."""
+    import h5py
+
+    file_path = data / "main_data.hdf5"
+    if not file_path.is_file():
+        raise DataError(f"{source} stores no spaces; create it again with Minari 0.5 or newer")
+    with h5py.File(file_path, "r") as file:
+        return {name: _box_like(file[f"episode_0/{name}"]) for name in ("observations", "actions")}
+
+
+def _box_like(item: Any) -> Any:
+    import h5py
     from gymnasium import spaces
 
-    if isinstance(space, (spaces.Dict, spaces.Tuple)):
-        parts = ", ".join(f"{name} {box.shape}" for name, box in _leaves(space, ""))
-        return (f"observations were flattened and joined in this order: {parts}",)
-    if isinstance(space, spaces.Discrete):
-        return (
-            f"observations are the {space.n} states of a discrete space, kept as one number; "
-            "one-hot columns usually serve value functions better",
+    if isinstance(item, h5py.Group):
+        parts = {key: _box_like(item[key]) for key in item}
+        if all(key.startswith("_index_") for key in parts):
+            return spaces.Tuple([parts[f"_index_{i}"] for i in range(len(parts))])
+        return spaces.Dict(parts)
+    if item.dtype.kind == "f":
+        return spaces.Box(-np.inf, np.inf, item.shape[1:], item.dtype.type)
+    if item.dtype.kind not in "iu":
+        raise DataError(f"observations or actions have dtype {item.dtype}; record numbers")
+    limits = np.iinfo(item.dtype)
+    return spaces.Box(limits.min, limits.max, item.shape[1:], item.dtype.type)
+
+
+def _notes(observation: Any, action: Any) -> tuple[str, ...]:
+    from gymnasium import spaces
+
+    notes = []
+    if isinstance(observation, (spaces.Dict, spaces.Tuple)):
+        parts = ", ".join(f"{name} {box.shape}" for name, box in _leaves(observation, ""))
+        notes.append(f"observations were flattened and joined in this order: {parts}")
+    if isinstance(observation, spaces.Discrete):
+        notes.append(
+            f"observations are the {observation.n} states of a discrete space, kept as one number; "
+            "one-hot columns usually serve value functions better"
         )
-    return ()
+    if isinstance(action, spaces.Discrete) and int(action.start):
+        notes.append(f"actions {action.start}, {action.start + 1}, … were counted from 0 instead")
+    if isinstance(action, spaces.Box) and len(action.shape) > 1:
+        notes.append(f"actions of shape {action.shape} were flattened")
+    return tuple(notes)
 
 
 def _leaves(space: Any, name: str) -> list[tuple[str, Any]]:
@@ -98,10 +144,13 @@ def flat_observations(values: Any, space: Any, source: str) -> np.ndarray:
     return np.concatenate(parts, axis=1)
 
 
-def declared_space(space: Any) -> ActionSpace:
-    """Our declaration of a Gymnasium action space. Raises DataError for kinds koffline has no policy for."""
+def declared_space(stored: StoredSpaces) -> ActionSpace | None:
+    """Our declaration of the actions, if there is one. Raises DataError for kinds we have no policy for."""
     from gymnasium import spaces
 
+    if not stored.action_is_declared:
+        return None
+    space = stored.action
     if isinstance(space, spaces.Discrete):
         return Discrete(int(space.n))
     if isinstance(space, spaces.Box):
@@ -110,15 +159,13 @@ def declared_space(space: Any) -> ActionSpace:
     raise DataError(f"actions of {space} are not supported; record Discrete or Box actions")
 
 
-def shift_actions(actions: np.ndarray, space: Any, source: str) -> np.ndarray:
-    """Discrete actions counted from 0, box actions as (T, k)."""
+def plain_actions(actions: np.ndarray, space: Any) -> np.ndarray:
+    """Discrete actions (T,) counted from 0, box actions (T, k), and (T,) integers as they are."""
     from gymnasium import spaces
 
     if isinstance(space, spaces.Discrete):
-        return actions.reshape(-1) - int(space.start) if int(space.start) else actions.reshape(-1)
-    if isinstance(space, spaces.Box) and len(actions):
-        return actions.reshape(len(actions), -1)
-    return actions
+        return actions.reshape(-1) - int(space.start)
+    return actions.reshape(len(actions), math.prod(actions.shape[1:])) if actions.ndim > 2 else actions
 
 
 def minari_observation_space(log: Transitions) -> Any:

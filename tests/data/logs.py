@@ -1,0 +1,139 @@
+"""Logs whose every row is known: episodes of a random walk, recorded step by step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from hypothesis import strategies as st
+
+from koffline.data.transitions import Continuous, Discrete, Metadata, Transitions
+
+
+@dataclass(frozen=True)
+class Row:
+    """One step as it happened."""
+
+    observation: np.ndarray
+    action: np.ndarray
+    reward: float
+    next_observation: np.ndarray
+    terminated: bool
+    truncated: bool
+    episode: int
+    step: int
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """Rows of whole episodes, and the space their actions come from."""
+
+    rows: list[Row]
+    action_space: Discrete | Continuous
+    lengths: list[int] = field(default_factory=list)
+
+    def episode(self, index: int) -> list[Row]:
+        return [row for row in self.rows if row.episode == index]
+
+    def transitions(self, **changes) -> Transitions:
+        columns = {
+            "observations": np.stack([row.observation for row in self.rows]),
+            "actions": np.stack([row.action for row in self.rows]),
+            "rewards": np.array([row.reward for row in self.rows]),
+            "next_observations": np.stack([row.next_observation for row in self.rows]),
+            "terminated": np.array([row.terminated for row in self.rows]),
+            "truncated": np.array([row.truncated for row in self.rows]),
+            "episode_ids": np.array([row.episode for row in self.rows]),
+            "steps": np.array([row.step for row in self.rows]),
+            "action_space": self.action_space,
+        }
+        return Transitions(**{**columns, **changes})
+
+
+def roll_out(
+    ends=("terminated", "truncated", "truncated", "terminated", "truncated"),
+    lengths=(4, 3, 5, 1, 2),
+    discrete: bool = True,
+    shape: tuple[int, ...] = (3,),
+    dtype: type = np.float32,
+    seed: int = 0,
+) -> Rollout:
+    """Play episodes of a random walk; ``ends`` says how each ends: terminated, truncated, both or neither."""
+    generator = np.random.default_rng(seed)
+    space = Discrete(3) if discrete else Continuous(2, -1.0, 1.0)
+    rows = []
+    for episode, (end, length) in enumerate(zip(ends, lengths, strict=True)):
+        state = draw_state(generator, shape, dtype)
+        for step in range(length):
+            action = np.int64(generator.integers(3)) if discrete else generator.uniform(-1, 1, 2)
+            following = draw_state(generator, shape, dtype)
+            last = step == length - 1
+            rows.append(
+                Row(
+                    state,
+                    action,
+                    float(generator.standard_normal()),
+                    following,
+                    last and end in ("terminated", "both"),
+                    last and end in ("truncated", "both"),
+                    episode,
+                    step,
+                )
+            )
+            state = following
+    return Rollout(rows, space, list(lengths))
+
+
+def draw_state(generator: np.random.Generator, shape: tuple[int, ...], dtype: type) -> np.ndarray:
+    if dtype == np.uint8:
+        return generator.integers(0, 256, shape).astype(np.uint8)
+    return generator.standard_normal(shape).astype(dtype)
+
+
+def assert_same_rows(found: Transitions, expected: Transitions, terminal_next: bool = True) -> None:
+    """Every column equal, value for value; next observations of terminal rows only if they are kept."""
+    assert len(found) == len(expected)
+    np.testing.assert_array_equal(found.observations, expected.observations)
+    np.testing.assert_array_equal(found.actions, expected.actions)
+    np.testing.assert_array_equal(found.rewards, expected.rewards)
+    np.testing.assert_array_equal(found.terminated, expected.terminated)
+    np.testing.assert_array_equal(found.truncated, expected.truncated)
+    compared = slice(None) if terminal_next else ~expected.terminated
+    np.testing.assert_array_equal(found.next_observations[compared], expected.next_observations[compared])
+    assert found.has_episodes == expected.has_episodes
+    if expected.has_episodes:
+        np.testing.assert_array_equal(found.steps, expected.steps)
+        np.testing.assert_array_equal(found.episode_lengths, expected.episode_lengths)
+
+
+@st.composite
+def transitions(draw, linked: bool = True) -> Transitions:
+    """Any log: discrete or not, any mix of ends, with or without episodes, extras and metadata."""
+    lengths = draw(st.lists(st.integers(1, 6), min_size=1, max_size=6))
+    ends = draw(
+        st.lists(
+            st.sampled_from(["terminated", "truncated", "both", "neither"]),
+            min_size=len(lengths),
+            max_size=len(lengths),
+        )
+    )
+    rollout = roll_out(
+        ends,
+        lengths,
+        discrete=draw(st.booleans()),
+        shape=draw(st.sampled_from([(1,), (3,), (2, 2)])),
+        dtype=draw(st.sampled_from([np.float32, np.float64, np.uint8])),
+        seed=draw(st.integers(0, 2**16)),
+    )
+    generator = np.random.default_rng(1)
+    count = len(rollout.rows)
+    changes = {}
+    if draw(st.booleans()):
+        changes["behavior_log_probabilities"] = -generator.random(count)
+    if draw(st.booleans()):
+        changes["weights"] = generator.random(count).astype(np.float32) + 0.5
+    if draw(st.booleans()):
+        changes["metadata"] = Metadata(gamma=0.9, extra={"environment": "walk"}, notes=("made for a test",))
+    if not linked or draw(st.booleans()):
+        changes["episode_ids"] = changes["steps"] = None
+    return rollout.transitions(**changes)
