@@ -1,0 +1,103 @@
+"""The bundled demo: it can be rebuilt, its manifest is right, and its truth is the policy's value."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+import gymnasium
+import h5py
+import numpy as np
+import pytest
+
+from koffline.data.sources import open_transitions
+from koffline.policies import load_policy
+from scripts import build_demo
+
+DATASETS = Path(__file__).resolve().parents[1] / "datasets"
+MANIFEST = json.loads((DATASETS / "manifest.json").read_text())["cartpole"]
+TRUTH = json.loads((DATASETS / "cartpole_truth.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def log():
+    return open_transitions(DATASETS / "cartpole.hdf5")
+
+
+@pytest.fixture(scope="module")
+def rebuilt(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("datasets")
+    return folder, build_demo.build(folder, repeats=20)["cartpole"]
+
+
+def test_manifest_names_what_is_there():
+    assert {f"{build_demo.NAME}{end}" for end in (".hdf5", "_policy.npz", "_truth.json")} == set(
+        MANIFEST["files"]
+    )
+    for name, entry in MANIFEST["files"].items():
+        assert hashlib.sha256((DATASETS / name).read_bytes()).hexdigest() == entry["sha256"], name
+    assert (DATASETS / "cartpole.hdf5").stat().st_size < 1_000_000
+
+
+def test_rebuild_gives_the_same_content(rebuilt, log):
+    folder, manifest = rebuilt
+    for key in ("command", "seeds", "rows", "episodes", "content_sha256"):
+        assert manifest[key] == MANIFEST[key], key
+    assert log.sha256 == open_transitions(folder / "cartpole.hdf5").sha256 == MANIFEST["content_sha256"]
+
+
+def test_rebuild_gives_the_same_bytes(rebuilt):
+    _, manifest = rebuilt
+    same_writer = MANIFEST["made_with"] == {"h5py": h5py.version.version, "hdf5": h5py.version.hdf5_version}
+    names = ["cartpole_policy.npz"] + [
+        "cartpole.hdf5"
+    ] * same_writer  # other HDF5 versions lay bytes out anew
+    for name in names:
+        assert manifest["files"][name] == MANIFEST["files"][name], name
+
+
+def test_truth_is_reached_again_by_other_rollouts(rebuilt):
+    """Fewer rollouts, hence other draws: within four of their standard errors."""
+    folder, _ = rebuilt
+    again = json.loads((folder / "cartpole_truth.json").read_text())
+    assert again["n_rollouts"] < TRUTH["n_rollouts"]
+    error = np.hypot(again["standard_error"], TRUTH["standard_error"])
+    assert again["value"] == pytest.approx(TRUTH["value"], abs=4 * error)
+    assert TRUTH["standard_error"] < 0.001 * TRUTH["value"]
+
+
+def test_truth_is_reached_in_gymnasium_itself(log):
+    """The same policy stepped in Gymnasium's CartPole-v1, without its time limit: four standard errors."""
+    policy = load_policy(DATASETS / TRUTH["policy"], log.action_space, log.observation_shape)
+    generator = np.random.default_rng(0)
+    copies = [gymnasium.make("CartPole-v1").unwrapped for _ in range(100)]
+    observations = np.stack([copy.reset(seed=seed)[0] for seed, copy in enumerate(copies)])
+    returns, running = np.zeros(100), np.ones(100, dtype=bool)
+    for t in range(300):  # γ^300 / (1 − γ) = 0.12
+        actions = policy.sample(observations, generator)
+        for i in np.flatnonzero(running):
+            observations[i], reward, terminated, _, _ = copies[i].step(int(actions[i]))
+            returns[i] += TRUTH["gamma"] ** t * reward
+            running[i] = not terminated
+        if not running.any():
+            break
+    error = returns.std(ddof=1) / 10
+    assert returns.mean() == pytest.approx(TRUTH["value"], abs=4 * error + 0.12)
+
+
+def test_log_is_a_real_one(log):
+    assert 6000 <= len(log) <= 10_000
+    assert log.metadata.gamma == TRUTH["gamma"] == build_demo.GAMMA
+    assert log.n_episodes == MANIFEST["episodes"] > 100
+    assert log.terminated.sum() > 50
+    assert log.truncated.sum() > 20
+    assert log.episode_lengths.max() == build_demo.TIME_LIMIT
+    # the behaviour's probabilities are what the file says
+    own = build_demo.BEHAVIOR(log.observations)[np.arange(len(log)), log.actions]
+    np.testing.assert_allclose(np.exp(log.behavior_log_probabilities), own, rtol=1e-6)
+
+
+def test_policy_is_clearly_better_than_the_log(log):
+    returns = log.returns(TRUTH["gamma"])
+    assert TRUTH["value"] > returns.mean() + 10 * returns.std() / np.sqrt(len(returns))
