@@ -197,13 +197,8 @@ class BatchSchedule:
 
     def rows(self, step: int) -> Tensor:
         """Row numbers (G, B) of the mini-batches of `step`."""
-        stale = [g for g, length in enumerate(self._lengths) if self._epochs[g] != step // length]
-        for group in stale:
-            self._epochs[group] = step // self._lengths[group]
-            drawn = self._draw(group, self._epochs[group])
-            self._rows[group, : len(drawn)] = drawn
-        if stale:
-            self._rows_there = self._rows.to(self._device)
+        if not self._uniform or self._epochs[0] != step // self._lengths[0]:
+            self._refill(step)
         size = self._batch_size
         if self._uniform:
             start = step % self._lengths[0] * size
@@ -211,6 +206,15 @@ class BatchSchedule:
         starts = torch.tensor([step % length * size for length in self._lengths])
         index = (starts[:, None] + torch.arange(size)).to(self._device)
         return self._rows_there.gather(1, index)
+
+    def _refill(self, step: int) -> None:
+        """Draw the epochs that `step` begins."""
+        stale = [g for g, length in enumerate(self._lengths) if self._epochs[g] != step // length]
+        for group in stale:
+            self._epochs[group] = step // self._lengths[group]
+            self._draw(group, self._epochs[group])
+        if stale:
+            self._rows_there = self._rows.to(self._device)
 
     def draws(self, step: int, draws: int) -> Tensor:
         """Which of `draws` continuations each row of the mini-batches uses, (G, B)."""
@@ -221,17 +225,19 @@ class BatchSchedule:
             self._draw_block, self._picks = (block, draws), torch.stack(picks, dim=1).to(self._device)
         return self._picks[place]
 
-    def _draw(self, group: int, epoch: int) -> Tensor:
-        """Row numbers of one epoch of one group."""
+    def _draw(self, group: int, epoch: int) -> None:
+        """Write the row numbers of one epoch of one group."""
         size, needed = self._sizes[group], self._lengths[group] * self._batch_size
         generator = _generator(self._seeds[group], epoch, 0)
         if self._with_replacement:
             order = torch.randint(size, (needed,), generator=generator)
         else:
-            repeats = -(-needed // size)
-            order = torch.cat([torch.randperm(size, generator=generator) for _ in range(repeats)])[:needed]
+            order = torch.randperm(size, generator=generator)
+            while len(order) < needed:
+                order = torch.cat((order, torch.randperm(size, generator=generator)))
         chosen = self._sets[group]
-        return order if chosen is None else chosen[order]
+        order = order[:needed]
+        self._rows[group, :needed] = order if chosen is None else chosen[order]
 
 
 def _generator(seed: int, number: int, stream: int) -> torch.Generator:

@@ -40,7 +40,10 @@ from koffline.replicas import StackedAdam, StackedNetwork
 from koffline.steps import StepComputer
 
 Probe = Callable[[int, StackedNetwork], Tensor]
-_WATCHED_STEPS = {"cpu": 1, "cuda": 25}  # steps between looks at the losses: a look waits for the device
+_WATCHED_STEPS = {
+    "cpu": 10,
+    "cuda": 25,
+}  # steps between looks at the losses: a look costs, and waits for the device
 
 
 class Progress(Protocol):
@@ -230,7 +233,8 @@ class _Run:
     def update(self) -> None:
         """One gradient step of every replica."""
         loss, gradient = self._computer.compute(self.step, self._network, self._target_network)
-        rates = self._rates * self._settings.rate_factor(self.step)
+        factor = self._settings.rate_factor(self.step)
+        rates = self._rates if factor == 1.0 else self._rates * factor
         self._adam.update(self._network.flat, gradient, rates)
         self._window[self.step % self._watched] = loss
         self.step += 1

@@ -154,7 +154,7 @@ class _BlockGram:
             return self._kernel.gram(self._x[here], self._x[there])
         left, right = self._columns[0][here], self._columns[1][there]
         block = self._buffer[: len(left) * len(right)].view(len(left), len(right))
-        torch.mm(left, right.T, out=block).exp_()
+        torch.mm(left, right.T, out=block).exp2_()
         if here == there:
             block.diagonal().fill_(1.0)  # exactly, whatever the rounding of the exponent
         return block

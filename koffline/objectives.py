@@ -128,7 +128,7 @@ class KernelLoss:
                 diagonal = diagonal.repeat_interleave(len(residual) // len(diagonal), dim=0)
             weighted = weighted * off + (weight / rows - off) * diagonal * residual
         else:
-            weighted = weighted / rows**2
+            weighted = weighted.div_(rows**2)
         loss = (weighted * residual).sum(dim=-1)
         return ValueGradients(loss, -2.0 * weighted, 2.0 * weighted * discount)
 
@@ -157,7 +157,7 @@ class ResidualGradient:
     ) -> ValueGradients:
         """2δ/n through both values."""
         slope = residual * (2.0 / residual.shape[-1])
-        return ValueGradients(residual.square().mean(dim=-1), -slope, slope * discount)
+        return ValueGradients(residual.square().sum(dim=-1) / residual.shape[-1], -slope, slope * discount)
 
 
 @dataclass(frozen=True)
@@ -224,4 +224,4 @@ def gram_product(residual: Float[Tensor, "replica row"], gram: Float[Tensor, "*g
 
 def _semi_gradients(residual: Tensor) -> ValueGradients:
     slope = residual * (-2.0 / residual.shape[-1])
-    return ValueGradients(residual.square().mean(dim=-1), slope, None)
+    return ValueGradients(residual.square().sum(dim=-1) / residual.shape[-1], slope, None)

@@ -8,12 +8,11 @@ average is one operation for all. A replica's numbers do not depend on how many 
     network.features(observations)                # last hidden layer, (10, N, 64)
 
 ``StackedNetwork`` is what the training loop asks for; ``StackedMLP`` implements it with a hand-written
-backward pass, ``StackedModule`` for copies of any torch module by ``vmap`` and autograd.
+backward pass, ``stacked_module.StackedModule`` for copies of any torch module by ``vmap`` and autograd.
 """
 
 from __future__ import annotations
 
-import copy
 import itertools
 import math
 from collections.abc import Callable, Sequence
@@ -28,6 +27,8 @@ from koffline.errors import ConfigError, DataError
 Pullback = Callable[[Tensor], Tensor]
 Self = TypeVar("Self", bound="StackedNetwork")
 _ACTIVATIONS = ("relu", "tanh", "silu")
+_LARGEST_BUFFER = 1 << 24  # numbers
+_NARROW = 16  # outputs below which a batched product is computed as its transpose
 
 
 class StackedNetwork(Protocol):
@@ -46,6 +47,23 @@ class StackedNetwork(Protocol):
     def forward_with_pullback(self, x: Tensor) -> tuple[Tensor, Pullback]:
         """Outputs, and the map from a gradient in them (R, N, n) to the gradient in `flat` (R, P)."""
         ...
+
+
+class Workspace:
+    """Buffers that are used again in every step.
+
+    A fresh tensor of some megabytes is fresh memory, and touching it first costs more than the arithmetic.
+    """
+
+    def __init__(self) -> None:
+        self._buffers: dict[tuple[object, ...], Tensor] = {}
+
+    def take(self, name: object, shape: Sequence[int], like: Tensor) -> Tensor:
+        """The buffer of that name, shape, dtype and device; its content is whatever was left there."""
+        key = (name, *shape, like.dtype, like.device)
+        if key not in self._buffers:
+            self._buffers[key] = torch.empty(*shape, dtype=like.dtype, device=like.device)
+        return self._buffers[key]
 
 
 class StackedMLP:
@@ -75,10 +93,13 @@ class StackedMLP:
             raise ConfigError(
                 f"flat has shape {tuple(flat.shape)}; sizes {self.sizes} need (R, {self.parameter_count})"
             )
-        self.flat = flat
+        self._flat = flat
+        self._views = self.layers(flat)
         self.activation = activation
         self.scale = _per_replica(scale, flat, "scale")
         self.offset = _per_replica(offset, flat, "offset")
+        self._workspace = Workspace()
+        self._gradient_buffer: tuple[Tensor, list[tuple[Tensor, Tensor]]] | None = None
 
     @classmethod
     def initialise(
@@ -96,6 +117,11 @@ class StackedMLP:
         if not rows:
             raise ConfigError("seeds is empty; give one seed per replica")
         return cls(sizes, torch.stack(rows).to(device, dtype), activation, scale, offset)
+
+    @property
+    def flat(self) -> Tensor:
+        """Parameters, (R, P); written in place by training, replaced by `with_flat`."""
+        return self._flat
 
     @property
     def replicas(self) -> int:
@@ -119,9 +145,8 @@ class StackedMLP:
         )
         return StackedMLP(self.sizes, self.flat[index], self.activation, scale, offset)
 
-    def layers(self, flat: Tensor | None = None) -> list[tuple[Tensor, Tensor]]:
-        """Views of the parameters, or of a gradient: weights (R, in, out), biases (R, 1, out) per layer."""
-        flat = self.flat if flat is None else flat
+    def layers(self, flat: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """Views of parameters, or of a gradient: weights (R, in, out), biases (R, 1, out) per layer."""
         views, start = [], 0
         for fan_in, fan_out in itertools.pairwise(self.sizes):
             middle, end = start + fan_in * fan_out, start + (fan_in + 1) * fan_out
@@ -132,41 +157,83 @@ class StackedMLP:
 
     def forward(self, x: Float[Tensor, "*replica row input"]) -> Float[Tensor, "replica row output"]:
         """Outputs (R, N, n) for rows (N, d) shared by all replicas or (R, N, d) of their own."""
-        weight, bias = self.layers()[-1]
-        return self._scaled(torch.baddbmm(bias, self.features(x), weight))
+        *hidden_layers, (top, top_bias) = self._views
+        hidden = self._stacked(x)
+        for index, (weight, bias) in enumerate(hidden_layers):
+            hidden = self._activate(_affine(hidden, weight, bias, self._buffer(index, hidden, weight)))
+        return self._scaled(_affine(hidden, top, top_bias))
 
     def features(self, x: Float[Tensor, "*replica row input"]) -> Float[Tensor, "replica row hidden"]:
         """Last hidden layer, (R, N, H): what the last layer is linear in."""
         hidden = self._stacked(x)
-        for weight, bias in self.layers()[:-1]:
-            hidden = self._activate(torch.baddbmm(bias, hidden, weight))
+        for weight, bias in self._views[:-1]:
+            hidden = self._activate(_affine(hidden, weight, bias))
         return hidden
 
     def forward_with_pullback(self, x: Tensor) -> tuple[Tensor, Pullback]:
-        """Outputs, and the map from a gradient in them (R, N, n) to the gradient in `flat` (R, P)."""
-        layers = self.layers()
+        """Outputs, and the map from a gradient in them (R, N, n) to the gradient in `flat` (R, P).
+
+        Call the map once and before the next forward pass: both write into the same buffers.
+        """
+        layers = self._views
         inputs: list[Tensor] = [self._stacked(x)]  # of each layer
-        before: list[Tensor] = []  # hidden layers before the activation, kept where its slope needs them
-        for weight, bias in layers[:-1]:
-            linear = torch.baddbmm(bias, inputs[-1], weight)
-            before.append(linear)
+        before: list[Tensor | None] = []  # hidden layers before the activation, where its slope needs them
+        for index, (weight, bias) in enumerate(layers[:-1]):
+            linear = _affine(inputs[-1], weight, bias, self._buffer(index, inputs[-1], weight))
+            before.append(linear if self.activation == "silu" else None)
             inputs.append(self._activate(linear))
-        outputs = self._scaled(torch.baddbmm(layers[-1][1], inputs[-1], layers[-1][0]))
+        outputs = self._scaled(_affine(inputs[-1], *layers[-1]))
 
         def pullback(gradient: Tensor) -> Tensor:
-            result = torch.empty_like(self.flat)
-            slots = self.layers(result)
-            gradient = gradient * self.scale
-            for index in reversed(range(len(layers))):
-                weight_slot, bias_slot = slots[index]
-                torch.bmm(inputs[index].mT, gradient, out=weight_slot)
-                torch.sum(gradient, dim=1, keepdim=True, out=bias_slot)
-                if index:
-                    gradient = torch.bmm(gradient, layers[index][0].mT)
-                    gradient = self._chain(gradient, before[index - 1], inputs[index])
-            return result
+            scaled = gradient if self._plain_scale() else gradient * self.scale
+            if len(layers) == 2 and self.activation == "relu" and self.sizes[-1] == 1:
+                return self._pull_single_output(scaled, inputs)
+            return self._pull(scaled, inputs, before)
 
         return outputs, pullback
+
+    def _pull(self, gradient: Tensor, inputs: list[Tensor], before: list[Tensor | None]) -> Tensor:
+        """Layer by layer from the outputs down."""
+        result, slots = self._gradient()
+        for index in reversed(range(len(slots))):
+            weight_slot, bias_slot = slots[index]
+            weight_slot.copy_(_outer_sum(inputs[index], gradient))
+            torch.sum(gradient, dim=1, keepdim=True, out=bias_slot)
+            if index:
+                weight = self._views[index][0]
+                buffer = self._buffer(("gradient", index), gradient, weight.mT)
+                product = torch.mul if weight.shape[-1] == 1 else torch.bmm
+                gradient = product(gradient, weight.mT, out=buffer)
+                gradient = self._chain(gradient, before[index - 1], inputs[index])
+        return result
+
+    def _pull_single_output(self, gradient: Tensor, inputs: list[Tensor]) -> Tensor:
+        """One ReLU layer, one output: the gradient of the hidden layer, (R, N, H), is never formed.
+
+        It is g m w with m the 0/1 mask of active units, so its product with the inputs is T w where
+        T = (x g)ᵀ m; and as the hidden layer is m (x W), the last layer's gradient gᵀ m (x W) is Σ_d W T.
+        """
+        result, (_, (top_slot, top_bias_slot)) = self._gradient()
+        rows = gradient.squeeze(2).unsqueeze(1)  # (R, 1, N)
+        torch.sum(rows, dim=2, keepdim=True, out=top_bias_slot)
+        fan_in, hidden, top = self.sizes[0], self.sizes[1], self._views[1][0]
+        weighted = self._workspace.take("weighted", (len(rows), fan_in + 1, rows.shape[2]), rows)
+        torch.mul(inputs[0].mT, rows, out=weighted[:, :fan_in])
+        weighted[:, fan_in:] = rows  # the bias is one more input, always one
+        both = (fan_in + 1) * hidden  # weights and biases of the first layer follow each other
+        slot = result[:, :both].unflatten(1, (fan_in + 1, hidden))
+        product = torch.bmm(weighted, inputs[1].sign_())  # (R, d + 1, N) @ (R, N, H)
+        torch.mul(product, top.mT, out=slot)
+        product.mul_(self.flat[:, :both].unflatten(1, (fan_in + 1, hidden)))
+        torch.sum(product, dim=1, keepdim=True, out=top_slot.mT)
+        return result
+
+    def _gradient(self) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
+        """The buffer of the parameter gradient, and its views."""
+        if self._gradient_buffer is None:
+            result = torch.empty_like(self.flat)
+            self._gradient_buffer = result, self.layers(result)
+        return self._gradient_buffer
 
     def state_dict(self) -> dict[str, Any]:
         """Tensors and plain values; see `from_state_dict`."""
@@ -193,68 +260,36 @@ class StackedMLP:
             raise DataError(f"network inputs have {x.shape[0]} replicas; give one or {self.replicas}")
         return x.expand(self.replicas, *x.shape[-2:])
 
+    def _buffer(self, name: object, x: Tensor, weight: Tensor) -> Tensor | None:
+        """Where x W goes, (R, N, out); None where gradients are recorded or it is too large to keep."""
+        shape = (*x.shape[:2], weight.shape[2])
+        if torch.is_grad_enabled() or math.prod(shape) > _LARGEST_BUFFER:
+            return None
+        return self._workspace.take(name, shape, self.flat)
+
+    def _plain_scale(self) -> bool:
+        return not isinstance(self.scale, Tensor) and self.scale == 1.0
+
     def _scaled(self, outputs: Tensor) -> Tensor:
-        return outputs.mul_(self.scale).add_(self.offset)
+        if not self._plain_scale():
+            outputs = outputs.mul_(self.scale)
+        plain = not isinstance(self.offset, Tensor) and self.offset == 0.0
+        return outputs if plain else outputs.add_(self.offset)
 
     def _activate(self, linear: Tensor) -> Tensor:
+        """Overwrites `linear` where its slope can be told from what comes out."""
         if self.activation == "relu":
-            return linear.relu()
-        return linear.tanh() if self.activation == "tanh" else nn.functional.silu(linear)
+            return linear.relu_()
+        return linear.tanh_() if self.activation == "tanh" else nn.functional.silu(linear)
 
-    def _chain(self, gradient: Tensor, before: Tensor, after: Tensor) -> Tensor:
-        """Gradient before the activation from the gradient after it."""
+    def _chain(self, gradient: Tensor, before: Tensor | None, after: Tensor) -> Tensor:
+        """Gradient before the activation from the gradient after it; overwrites `gradient`."""
+        aten = torch.ops.aten
         if self.activation == "relu":
-            return torch.ops.aten.threshold_backward(gradient, after, 0.0)
+            return aten.threshold_backward.grad_input(gradient, after, 0.0, grad_input=gradient)
         if self.activation == "tanh":
-            return torch.ops.aten.tanh_backward(gradient, after)
-        return torch.ops.aten.silu_backward(gradient, before)
-
-
-class StackedModule:
-    """R copies of any torch module that maps (N, d) to (N, n), by ``vmap`` and autograd: the general path.
-
-    modules: equal in structure, one per replica; buffers are kept as they are. Slower than StackedMLP.
-    """
-
-    def __init__(self, modules: Sequence[nn.Module], flat: Tensor | None = None) -> None:
-        if not modules:
-            raise ConfigError("modules is empty; give one module per replica")
-        self._modules = tuple(modules)
-        parameters, buffers = torch.func.stack_module_state(list(modules))
-        self._shapes = {name: parameter.shape[1:] for name, parameter in parameters.items()}
-        self._buffers = {name: buffer.detach() for name, buffer in buffers.items()}
-        self._skeleton = copy.deepcopy(modules[0])
-        joined = torch.cat([part.detach().flatten(1) for part in parameters.values()], dim=1)
-        self.flat = joined if flat is None else flat
-
-    @property
-    def replicas(self) -> int:
-        """R."""
-        return self.flat.shape[0]
-
-    def with_flat(self, flat: Tensor) -> StackedModule:
-        """The same networks with other parameters; `flat` is not copied."""
-        return StackedModule(self._modules, flat)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Outputs (R, N, n) for rows (N, d) shared by all replicas or (R, N, d) of their own."""
-        return self._apply(self.flat, x)
-
-    def forward_with_pullback(self, x: Tensor) -> tuple[Tensor, Pullback]:
-        """Outputs, and the map from a gradient in them (R, N, n) to the gradient in `flat` (R, P)."""
-        outputs, vjp = torch.func.vjp(lambda flat: self._apply(flat, x), self.flat)
-        return outputs, lambda gradient: vjp(gradient)[0]
-
-    def _apply(self, flat: Tensor, x: Tensor) -> Tensor:
-        def call(row: Tensor, buffers: dict[str, Tensor], inputs: Tensor) -> Tensor:
-            parts = row.split([shape.numel() for shape in self._shapes.values()])
-            named = {
-                name: part.view(shape)
-                for (name, shape), part in zip(self._shapes.items(), parts, strict=True)
-            }
-            return torch.func.functional_call(self._skeleton, (named, buffers), (inputs,))
-
-        return torch.func.vmap(call, in_dims=(0, 0, 0 if x.ndim == 3 else None))(flat, self._buffers, x)
+            return aten.tanh_backward.grad_input(gradient, after, grad_input=gradient)
+        return aten.silu_backward.grad_input(gradient, before, grad_input=gradient)
 
 
 class StackedAdam:
@@ -302,6 +337,23 @@ def _initial_parameters(sizes: Sequence[int], seed: int) -> Tensor:
         uniform = torch.rand((fan_in + 1) * fan_out, generator=generator, dtype=torch.float64)
         parts.append((2.0 * uniform - 1.0) / math.sqrt(fan_in))
     return torch.cat(parts)
+
+
+def _affine(x: Tensor, weight: Tensor, bias: Tensor, out: Tensor | None = None) -> Tensor:
+    """x W + b, (R, N, out); with few outputs as its transpose, since narrow batched products are slow."""
+    if out is None and weight.shape[-1] < _NARROW:
+        # One output is no transpose but a row: a stride of one in both axes takes a slow path.
+        rows = weight.mT if weight.shape[-1] > 1 else weight.squeeze(2).unsqueeze(1)
+        return torch.baddbmm(bias.mT, rows, x.mT).mT  # (R, out, in) @ (R, in, N)
+    return torch.baddbmm(bias, x, weight, out=out)
+
+
+def _outer_sum(x: Tensor, gradient: Tensor) -> Tensor:
+    """xᵀ g, (R, in, out), likewise."""
+    if gradient.shape[-1] < _NARROW:
+        rows = gradient.mT if gradient.shape[-1] > 1 else gradient.squeeze(2).unsqueeze(1)
+        return torch.bmm(rows, x).mT
+    return torch.bmm(x.mT, gradient)
 
 
 def _per_replica(number: float | Tensor, flat: Tensor, name: str) -> float | Tensor:

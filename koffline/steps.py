@@ -11,7 +11,7 @@ from koffline.batches import Batch, BatchSchedule, ReplicaPlan, Table
 from koffline.errors import ConfigError
 from koffline.kernels import Gaussian, Kernel
 from koffline.objectives import Objective
-from koffline.replicas import StackedNetwork
+from koffline.replicas import StackedNetwork, Workspace
 
 
 class StepComputer:
@@ -25,52 +25,38 @@ class StepComputer:
         schedule: BatchSchedule,
         draws: Literal["one", "all"] = "one",
     ) -> None:
-        if objective.kernel is not None and table.kernel_inputs is None:
-            raise ConfigError("the objective needs a kernel, the table has no kernel_inputs; give them")
         self._objective, self._schedule = objective, schedule
-        self._packed = _PackedTable(table, objective, draws)
-        groups = len(plan.groups)
-        group_of = torch.tensor(plan.group_of, device=table.inputs.device)
-        self._group_of = None if groups == len(plan) else group_of
-        # Grams are shared as a view when groups follow each other in equal sizes, else repeated.
-        even = len(plan) % groups == 0
-        in_order = even and torch.equal(
-            group_of.cpu(), torch.arange(groups).repeat_interleave(len(plan) // groups)
-        )
-        self._repeat_gram = None if in_order else group_of
+        self._packed = _PackedTable(table, objective.kernel, plan, draws)
 
     def compute(
         self, step: int, network: StackedNetwork, target: StackedNetwork | None
     ) -> tuple[Tensor, Tensor]:
-        """Loss (R,) and its gradient in ``network.flat`` (R, P) on the mini-batches of `step`."""
+        """Loss (R,) and its gradient in ``network.flat`` (R, P) on the mini-batches of `step`.
+
+        The gradient may lie in a buffer that the next call overwrites.
+        """
         rows = self._schedule.rows(step)
         picks = self._schedule.draws(step, self._packed.draws) if self._packed.picks else None
-        batch, gram = self._packed.gather(rows, picks, self._group_of)
-        if gram is not None and self._repeat_gram is not None:
-            gram = gram[self._repeat_gram]
+        batch, gram = self._packed.gather(rows, picks)
         if self._objective.next_from == "network":
             return self._full_gradient(network, batch, gram)
-        return self._semi_gradient(network, network if target is None else target, batch, gram)
+        return self._semi_gradient(network, target or network, batch, gram)
 
     def _full_gradient(
         self, network: StackedNetwork, batch: Batch, gram: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         """Rows and next rows go through the network together; gradients reach both."""
         rows = batch.rewards.shape[1]
-        outputs, pullback = network.forward_with_pullback(torch.cat((batch.inputs, batch.next_inputs), dim=1))
+        inputs = torch.cat((batch.inputs, batch.next_inputs), dim=1)
+        outputs, pullback = network.forward_with_pullback(inputs)
         value = _read(outputs[:, :rows], batch.readout, 1)
         next_value = _read(outputs[:, rows:], batch.next_readout, batch.draws)
-        residual = batch.rewards + batch.discounts * next_value - value
+        residual = torch.addcmul(batch.rewards, batch.discounts, next_value).sub_(value)
         gradients = self._objective.compute_gradients(residual, batch.discounts, gram)
         assert gradients.next_value is not None
-        in_outputs = torch.cat(
-            (
-                _spread(gradients.value, batch.readout, 1),
-                _spread(gradients.next_value, batch.next_readout, batch.draws),
-            ),
-            dim=1,
-        )
-        return gradients.loss, pullback(in_outputs)
+        own = _spread(gradients.value, batch.readout, 1)
+        following = _spread(gradients.next_value, batch.next_readout, batch.draws)
+        return gradients.loss, pullback(torch.cat((own, following), dim=1))
 
     def _semi_gradient(
         self, network: StackedNetwork, following: StackedNetwork, batch: Batch, gram: Tensor | None
@@ -78,7 +64,8 @@ class StepComputer:
         """The next rows' values are held still; gradients reach the rows' own values."""
         next_value = _read(following.forward(batch.next_inputs), batch.next_readout, batch.draws)
         outputs, pullback = network.forward_with_pullback(batch.inputs)
-        residual = batch.rewards + batch.discounts * next_value - _read(outputs, batch.readout, 1)
+        value = _read(outputs, batch.readout, 1)
+        residual = torch.addcmul(batch.rewards, batch.discounts, next_value).sub_(value)
         gradients = self._objective.compute_gradients(residual, batch.discounts, gram)
         return gradients.loss, pullback(_spread(gradients.value, batch.readout, 1))
 
@@ -86,44 +73,50 @@ class StepComputer:
 class _PackedTable:
     """The table's columns side by side, so that a mini-batch is one gather (two with drawn continuations)."""
 
-    def __init__(self, table: Table, objective: Objective, draws: Literal["one", "all"]) -> None:
+    def __init__(
+        self, table: Table, kernel: Kernel | None, plan: ReplicaPlan, draws: Literal["one", "all"]
+    ) -> None:
         self.draws = table.draws
         self.picks = draws == "one" and table.draws > 1
-        self._kernel = objective.kernel
-        self._separate = table.next_inputs.reshape(-1, table.inputs.shape[1]) if self.picks else None
+        self._kernel, self._workspace = kernel, Workspace()
+        self._separate = table.next_inputs.flatten(0, 1) if self.picks else None
         parts: dict[str, Tensor] = {"inputs": table.inputs}
         if not self.picks:
             parts["next_inputs"] = table.next_inputs.flatten(1)
         parts["rewards"], parts["discounts"] = table.rewards[:, None], table.discounts[:, None]
         if table.readout is not None and table.next_readout is not None:
             parts["readout"], parts["next_readout"] = table.readout, table.next_readout
-        if self._kernel is not None:
-            parts.update(_kernel_columns(table, self._kernel))
-        self._slices: dict[str, slice] = {}
-        start = 0
-        for name, part in parts.items():
-            self._slices[name] = slice(start, start + part.shape[1])
-            start += part.shape[1]
+        parts.update(_kernel_columns(table, kernel))
+        self._names, self._widths = list(parts), [part.shape[1] for part in parts.values()]
         self._columns = torch.cat(list(parts.values()), dim=1).contiguous()
+        groups, device = len(plan.groups), table.inputs.device
+        self._group_of = None
+        self._repeat_gram = False
+        if groups < len(plan):
+            self._group_of = torch.tensor(plan.group_of, device=device)
+            # One gram serves its replicas as a view when groups follow each other in equal sizes.
+            each = torch.tensor([len(plan) // groups] * groups)
+            in_order = tuple(torch.arange(groups).repeat_interleave(each).tolist())
+            self._repeat_gram = in_order != plan.group_of
 
-    def gather(
-        self, rows: Tensor, picks: Tensor | None, group_of: Tensor | None
-    ) -> tuple[Batch, Tensor | None]:
+    def gather(self, rows: Tensor, picks: Tensor | None) -> tuple[Batch, Tensor | None]:
         """The batch of every replica (R, B, …) and the Gram matrix of every group (G, B, B)."""
-        packed = self._columns[rows]  # (G, B, C)
+        packed = self._columns.index_select(0, rows.flatten()).unflatten(0, rows.shape)  # (G, B, C)
         gram = self._gram(packed)
         following = None
         if self._separate is not None and picks is not None:
-            following = self._separate[rows * self.draws + picks]
-        if group_of is not None:
-            packed = packed.index_select(0, group_of)
-            following = None if following is None else following.index_select(0, group_of)
-        part = {name: packed[..., where] for name, where in self._slices.items()}
-        inputs = part["inputs"]
+            chosen = (rows * self.draws + picks).flatten()
+            following = self._separate.index_select(0, chosen).unflatten(0, rows.shape)
+        if self._group_of is not None:
+            packed = packed.index_select(0, self._group_of)
+            following = None if following is None else following.index_select(0, self._group_of)
+        part = dict(zip(self._names, packed.split(self._widths, dim=-1), strict=True))
         if following is None:
-            following = part["next_inputs"].reshape(len(packed), -1, inputs.shape[-1])
+            following = part["next_inputs"]
+            if self.draws > 1:
+                following = following.unflatten(-1, (self.draws, -1)).flatten(1, 2)
         batch = Batch(
-            inputs=inputs,
+            inputs=part["inputs"],
             next_inputs=following,
             rewards=part["rewards"].squeeze(-1),
             discounts=part["discounts"].squeeze(-1),
@@ -135,15 +128,24 @@ class _PackedTable:
     def _gram(self, packed: Tensor) -> Tensor | None:
         if self._kernel is None:
             return None
+        columns = packed.split(self._widths, dim=-1)
         if isinstance(self._kernel, Gaussian):
-            left, right = packed[..., self._slices["left"]], packed[..., self._slices["right"]]
-            return torch.bmm(left, right.mT).exp_()
-        return self._kernel.gram(packed[..., self._slices["kernel_inputs"]])
+            groups, rows = packed.shape[:2]
+            buffer = self._workspace.take("gram", (groups, rows, rows), packed)
+            gram = torch.bmm(columns[-2], columns[-1].mT, out=buffer).exp2_()
+        else:
+            gram = self._kernel.gram(columns[-1])
+        if self._group_of is None or not self._repeat_gram:
+            return gram
+        return gram.index_select(0, self._group_of)
 
 
-def _kernel_columns(table: Table, kernel: Kernel) -> dict[str, Tensor]:
+def _kernel_columns(table: Table, kernel: Kernel | None) -> dict[str, Tensor]:
     """Columns the kernel needs: for the Gaussian those whose product is its exponent, computed once."""
-    assert table.kernel_inputs is not None
+    if kernel is None:
+        return {}
+    if table.kernel_inputs is None:
+        raise ConfigError("the objective has a kernel, the table no kernel_inputs; give them")
     if isinstance(kernel, Gaussian):
         left, right = kernel.exponent_columns(table.kernel_inputs)
         return {"left": left, "right": right}
@@ -154,7 +156,9 @@ def _read(outputs: Tensor, readout: Tensor | None, draws: int) -> Tensor:
     """Values (R, B) from outputs (R, B·m, n): the readout of each row, averaged over its m continuations."""
     if draws > 1:
         outputs = outputs.unflatten(1, (-1, draws)).mean(dim=2)
-    return outputs.squeeze(-1) if readout is None else (outputs * readout).sum(dim=-1)
+    if readout is None:
+        return outputs.squeeze(-1)
+    return (outputs.mT * readout.mT).sum(dim=1)  # over the outer axis: summing a short inner one is slow
 
 
 def _spread(gradient: Tensor, readout: Tensor | None, draws: int) -> Tensor:
