@@ -1,0 +1,72 @@
+"""The command line: ``koffline evaluate``, ``koffline data …``; bad input ends with one line and exit code 2."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from koffline import __version__
+from koffline.errors import KofflineError
+
+
+class KofflineGroup(click.Group):
+    """A group whose sub-commands turn a KofflineError into one line on stderr and exit code 2."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the sub-command; what a user can mend is said in one line, without a traceback."""
+        try:
+            return super().invoke(ctx)
+        except KofflineError as error:
+            message = " ".join(str(error).split())
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            message = f"{error.filename or 'the system'}: {error.strerror or error}; check the path and the disk"
+        click.echo(f"error: {message}", err=True)
+        ctx.exit(2)
+
+
+class LazyGroup(KofflineGroup):
+    """Commands that live in other modules are imported when they are asked for."""
+
+    lazy = {"data": ("koffline.data.commands", "data"), "evaluate": ("koffline.ope.command", "evaluate")}
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Names of all commands."""
+        return sorted({*super().list_commands(ctx), *self.lazy})
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The command, imported now."""
+        if cmd_name in self.lazy:
+            from importlib import import_module
+
+            module, attribute = self.lazy[cmd_name]
+            command: click.Command = getattr(import_module(module), attribute)
+            return command
+        return super().get_command(ctx, cmd_name)
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="koffline")
+def cli() -> None:
+    """What is a policy worth? Answers from logged transitions, with an interval.
+
+    \b
+    Examples:
+      koffline evaluate log.hdf5 --policy policy.d3 --gamma 0.99
+      koffline evaluate log.npz --policy uniform --gamma 0.95 --out runs/uniform
+      koffline data info minari:cartpole/mixed-v0
+    """
+
+
+def main() -> None:
+    """Entry point of the ``koffline`` command."""
+    # Run as `python -m koffline`, the current directory is importable; make `koffline` find
+    # `package.module:name` policies in the same way.
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.append(here)
+    cli(prog_name="koffline")

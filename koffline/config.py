@@ -1,0 +1,109 @@
+"""Settings: YAML and ``key=value`` strings become one frozen record; every default lives here, once."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from koffline.errors import ConfigError
+
+
+class EvaluationSettings(BaseModel):
+    """Everything that decides an estimate, besides the log, the policy and the initial states.
+
+    Unknown names are refused with the nearest valid one. Units: ``bandwidth`` is a multiple of the median
+    distance between rows, ``learning_rate`` is Adam's, ``steps`` are gradient steps of every replica.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    gamma: float = Field(gt=0.0, lt=1.0, description="discount factor, inside (0, 1)")
+    estimator: Literal["kloss", "fqe"] = Field("kloss", description="kernel loss or fitted Q evaluation")
+    level: float = Field(0.95, gt=0.0, lt=1.0, description="level of the interval")
+    seed: int = Field(0, ge=0, lt=2**31, description="seed of everything random")
+
+    hidden_units: tuple[int, ...] = Field((64, 64), description="units of the hidden layers")
+    steps: int = Field(6000, ge=1, description="gradient steps of every replica")
+    batch_size: int = Field(256, ge=2, description="rows in a mini-batch")
+    learning_rate: float = Field(1e-3, gt=0.0, description="Adam's, decayed to zero by a cosine")
+    target_rate: float = Field(0.1, gt=0.0, le=1.0, description="rate at which the target network follows")
+    full_replicas: int = Field(3, ge=1, description="networks trained on the whole log; their mean counts")
+    resampled_replicas: int = Field(12, ge=2, description="networks trained on resampled episodes")
+    action_draws: int = Field(8, ge=1, description="actions drawn per state from a continuous policy")
+
+    bandwidth: float = Field(0.6, gt=0.0, description="kernel bandwidth as a multiple of the median distance")
+    instruments: int = Field(1000, ge=2, description="random Fourier features of the kernel")
+    ridge: float = Field(1e-3, gt=0.0, description="relative ridge toward the trained last layer")
+    device: str = Field("cpu", description="cpu or cuda")
+    threads: int = Field(1, ge=1, description="threads of this process")
+
+
+def make_settings(*layers: Mapping[str, Any]) -> EvaluationSettings:
+    """Later layers win over earlier ones, keys whose value is None say nothing.
+
+    Raises ConfigError in one line: an unknown key (with the nearest valid one) or a value out of range.
+    """
+    merged: dict[str, Any] = {}
+    for layer in layers:
+        merged.update({key: value for key, value in layer.items() if value is not None})
+    known = EvaluationSettings.model_fields
+    for key in merged:
+        if key not in known:
+            raise ConfigError(f"unknown option '{key}'; {_nearest(key, known)}")
+    if "gamma" not in merged:
+        raise ConfigError("gamma is missing; give the discount factor, as in --gamma 0.99")
+    try:
+        return EvaluationSettings(**merged)
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = str(first["loc"][0])
+        message = first["msg"][0].lower() + first["msg"][1:]
+        raise ConfigError(
+            f"option '{name}' is {merged[name]!r}: {message}; it is the {known[name].description}"
+        ) from None
+
+
+def read_yaml(path: str | Path) -> dict[str, Any]:
+    """The top-level mapping of a YAML file; ConfigError when it is missing, unreadable or no mapping."""
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"config file {path} cannot be read: {error.strerror}; check the path") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"config file {path} is not text; give a YAML file") from None
+    try:
+        content = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        place = getattr(error, "problem_mark", None)
+        line = f" (line {place.line + 1})" if place else ""
+        raise ConfigError(f"config file {path} is not valid YAML{line}; write lines of 'key: value'") from None
+    if content is None:
+        return {}
+    if not isinstance(content, dict):
+        raise ConfigError(f"config file {path} holds a {type(content).__name__}; write lines of 'key: value'")
+    return {str(key): value for key, value in content.items()}
+
+
+def parse_assignments(assignments: Iterable[str]) -> dict[str, Any]:
+    """``("steps=2000", …)`` as a mapping, the values read as YAML; ConfigError without an equals sign."""
+    parsed: dict[str, Any] = {}
+    for assignment in assignments:
+        key, equals, value = assignment.partition("=")
+        if not equals or not key.strip():
+            raise ConfigError(f"--set received '{assignment}'; write it as key=value")
+        try:
+            parsed[key.strip()] = yaml.safe_load(value)
+        except yaml.YAMLError:
+            raise ConfigError(f"--set {key.strip()} received '{value}'; write a number or a word") from None
+    return parsed
+
+
+def _nearest(key: str, known: Iterable[str]) -> str:
+    """The remedy for an unknown key."""
+    close = difflib.get_close_matches(key, list(known), n=1, cutoff=0.5)
+    return f"did you mean '{close[0]}'?" if close else f"known are {', '.join(sorted(known))}"

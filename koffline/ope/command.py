@@ -1,0 +1,147 @@
+"""``koffline evaluate``: a log and a policy in, a number with an interval out."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import shlex
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+
+from koffline.data.commands import action_space_options, requested_space
+from koffline.errors import ConfigError
+
+_EXAMPLES = """What is POLICY worth from the initial states of DATA?
+
+DATA is a koffline, D4RL or d3rlpy HDF5 file, an NPZ archive, a Minari folder or minari:<id>. POLICY is a
+d3rlpy .d3 model, a TorchScript, ONNX or koffline .npz file, package.module:name, uniform, or
+epsilon:0.1:<policy>.
+
+\b
+Examples:
+  koffline evaluate log.hdf5 --policy policy.d3 --gamma 0.99
+  koffline evaluate log.hdf5 --policy epsilon:0.1:policy.pt --gamma 0.99 --out runs/a
+  koffline evaluate log.npz --policy mypackage.policies:best --gamma 0.95 --json
+  koffline evaluate log.hdf5 --policy uniform --config eval.yaml --set steps=2000
+"""
+
+
+@click.command(help=_EXAMPLES, no_args_is_help=True)
+@click.argument("data")
+@click.option("--policy", required=True, help="The policy to evaluate: a file or a name.")
+@click.option("--gamma", type=float, help="Discount factor, inside (0, 1); default: the log's own hint.")
+@click.option("--estimator", help="kloss (default) or fqe.")
+@click.option("--level", type=float, help="Level of the interval; default 0.95.")
+@click.option("--seed", type=int, help="Seed of everything random; default 0.")
+@click.option("--initial-states", metavar="FILE", help="Start states (.npy, .npz or a log) instead of the log's.")
+@click.option("--config", metavar="FILE", help="YAML file of settings (see --set); options here win over it.")
+@click.option("--set", "assignments", multiple=True, metavar="KEY=VALUE", help="One setting, e.g. steps=2000.")
+@click.option("--truth", metavar="NUMBER|FILE", help="The true value, or a JSON file with 'value', to show beside it.")
+@click.option("--device", help="cpu (default) or cuda.")
+@click.option("--threads", type=int, help="Threads of this process; default 1.")
+@click.option("--out", metavar="DIR", help="Write estimate.json, plots and report.html there.")
+@click.option("--force", is_flag=True, help="Replace an earlier report in --out.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout and nothing else there.")
+@action_space_options
+def evaluate(
+    data: str,
+    policy: str,
+    config: str | None,
+    assignments: tuple[str, ...],
+    initial_states: str | None,
+    truth: str | None,
+    out: str | None,
+    force: bool,
+    as_json: bool,
+    discrete: int | None,
+    continuous: tuple[float, float] | None,
+    **options: Any,
+) -> None:
+    """Check everything that can be checked before the long part, then evaluate and print."""
+    from koffline.config import parse_assignments, read_yaml
+
+    layers = [read_yaml(config) if config else {}, parse_assignments(assignments), options]
+    _check_settings(layers)
+    true_value = None if truth is None else _read_truth(truth)
+    if out is not None:
+        from koffline.report.page import check_output_directory
+
+        check_output_directory(Path(out), force)
+    # A user's policy may print while it is imported or called: stdout belongs to the result alone.
+    with contextlib.redirect_stdout(sys.stderr):
+        estimate = _evaluate(data, policy, layers, initial_states, requested_space(discrete, continuous))
+    page = None
+    if out is not None:
+        from koffline.report.page import write_report
+
+        command = shlex.join(["koffline", *sys.argv[1:]])
+        page = write_report(estimate, Path(out), true_value, command, force)
+    if as_json:
+        click.echo(estimate.to_json())
+        return
+    from koffline.report.table import print_estimate
+
+    print_estimate(estimate, true_value, page)
+
+
+def _evaluate(data: str, policy: str, layers: list[dict[str, Any]], starts: str | None, space: Any) -> Any:
+    """Read, load, fit; the progress bar is on stderr and only on a terminal."""
+    from koffline.config import make_settings
+    from koffline.data.sources import open_transitions
+    from koffline.ope.evaluation import evaluate as evaluate_policy
+    from koffline.ope.initial_states import read_initial_states
+    from koffline.policies import load_policy
+
+    transitions = open_transitions(data, space)
+    settings = make_settings({"gamma": transitions.metadata.gamma}, *layers)
+    loaded = load_policy(policy, transitions.action_space, transitions.observation_shape)
+    initial = None if starts is None else read_initial_states(starts)
+    with _progress_bar(f"evaluating {loaded.name}") as progress:
+        return evaluate_policy(
+            transitions, loaded, settings=settings, initial_observations=initial, progress=progress
+        )
+
+
+def _check_settings(layers: list[dict[str, Any]]) -> None:
+    """A misspelt option is reported before a large log is read; gamma may still come from the log."""
+    from koffline.config import make_settings
+
+    make_settings({"gamma": 0.5}, *layers)
+
+
+def _read_truth(text: str) -> float:
+    """A number, or the ``value`` of a JSON file."""
+    path = Path(text)
+    try:
+        number = float(json.loads(path.read_text(encoding="utf-8"))["value"] if path.is_file() else text)
+    except (ValueError, KeyError, TypeError):
+        raise ConfigError(f"--truth received '{text}'; give a number or a JSON file with 'value'") from None
+    if not math.isfinite(number):
+        raise ConfigError(f"--truth received '{text}'; give a finite number")
+    return number
+
+
+@contextlib.contextmanager
+def _progress_bar(title: str) -> Iterator[Any]:
+    """A rich bar that the training loop updates; None where stderr is not a terminal."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn(), TextColumn("{task.fields[note]}"))
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(title, total=None, note="")
+
+        class Bar:
+            def update(self, step: int, steps: int, loss: float) -> None:
+                note = "last layer" if step == steps else f"objective {loss:.3g}"
+                bar.update(task, completed=step, total=steps, note=note)
+
+        yield Bar()

@@ -1,0 +1,155 @@
+"""What stands beside the number: diagnostics, and sentences for a person who is about to act on it."""
+
+from __future__ import annotations
+
+import math
+import platform
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import numpy as np
+import torch
+
+from koffline.config import EvaluationSettings
+from koffline.data.transitions import Transitions
+from koffline.kernels import Gaussian
+from koffline.ope.coverage import Coverage
+from koffline.ope.estimate import Interval
+from koffline.ope.learning import Ensemble
+from koffline.ope.problem import EvaluationProblem
+from koffline.ope.residuals import ResidualSummary
+from koffline.policies import ContinuousPolicy, DiscretePolicy
+
+_GRAM_ROWS = 1000
+_LOW_COVERAGE = 0.8
+_FEW_EPISODES = 20
+
+
+def collect_diagnostics(
+    transitions: Transitions,
+    policy: DiscretePolicy | ContinuousPolicy,
+    problem: EvaluationProblem,
+    ensemble: Ensemble,
+    settings: EvaluationSettings,
+    bandwidth: float,
+    residuals: ResidualSummary,
+    coverage: Coverage,
+    by_head: dict[str, np.ndarray],
+    spread: float,
+) -> dict[str, Any]:
+    """Numbers for the record, all finite or None; units are those of the reward or the return."""
+    heads = {name: float(values[: ensemble.full].mean()) for name, values in by_head.items()}
+    diagnostics: dict[str, Any] = {
+        "held_out_kernel_loss": residuals.held_out_kernel_loss,
+        "held_out_kernel_ratio": residuals.held_out_ratio,
+        "effective_bandwidth": bandwidth,
+        "mean_off_diagonal_kernel": _mean_off_diagonal(problem.kernel_inputs, bandwidth),
+        "coverage": coverage.fraction,
+        "estimates_by_head": heads,
+        "head_disagreement": max(heads.values()) - min(heads.values()),
+        "replica_standard_deviation": spread,
+        "residual_rms": residuals.rms,
+        "residual_mean": residuals.mean,
+        "n_terminated": int(transitions.terminated.sum()),
+        "n_truncated": int((transitions.truncated & ~transitions.terminated).sum()),
+        "n_initial_states": len(problem.start_inputs),
+        "reward_scale": problem.reward_scale,
+        **_behaviour_return(transitions, settings.gamma),
+        **_overlap(transitions, policy),
+    }
+    return {
+        key: None if isinstance(value, float) and not math.isfinite(value) else value
+        for key, value in diagnostics.items()
+    }
+
+
+def collect_warnings(
+    diagnostics: dict[str, Any],
+    interval: Interval,
+    transitions: Transitions,
+    settings: EvaluationSettings,
+    diverged_at: tuple[int | None, ...],
+) -> tuple[str, ...]:
+    """One sentence per reason to distrust the estimate."""
+    found = []
+    if diagnostics["coverage"] < _LOW_COVERAGE:
+        found.append(
+            f"Only {diagnostics['coverage']:.0%} of the policy's actions lie near logged ones "
+            "(95 % on-policy); the rest of the estimate is extrapolation."
+        )
+    width = interval.high - interval.low
+    if diagnostics["head_disagreement"] > max(0.5 * width, 0.02 * diagnostics["reward_scale"]):
+        heads = ", ".join(f"{name} {value:.4g}" for name, value in diagnostics["estimates_by_head"].items())
+        found.append(f"Estimators that should agree do not ({heads}); train longer or collect more data.")
+    if diagnostics["mean_off_diagonal_kernel"] < 1.0 / len(transitions):
+        found.append("The kernel sees every row as alone; raise the bandwidth.")
+    diverged = [step for step in diverged_at if step is not None]
+    if diverged:
+        found.append(
+            f"{len(diverged)} of {len(diverged_at)} networks diverged (first at step {min(diverged)}) "
+            "and were left out; lower learning_rate."
+        )
+    if transitions.has_episodes and transitions.n_episodes < _FEW_EPISODES:
+        found.append(f"The log has {transitions.n_episodes} episodes; resampling so few says little about spread.")
+    found += _horizon_warning(transitions, settings.gamma)
+    found += [f"Reader: {note}" for note in transitions.metadata.notes]
+    return tuple(found)
+
+
+def package_versions() -> dict[str, str]:
+    """Versions that decide the numbers."""
+    from koffline import __version__
+
+    found = {"koffline": __version__, "python": platform.python_version()}
+    for name in ("torch", "numpy", "d3rlpy"):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def _horizon_warning(transitions: Transitions, gamma: float) -> list[str]:
+    """A log whose every episode is cut early says nothing directly about the far future."""
+    if not transitions.has_episodes or transitions.terminated.any():
+        return []
+    longest = int(transitions.episode_lengths.max())
+    if gamma**longest < 0.05:
+        return []
+    return [
+        f"No episode ends by itself and the longest has {longest} steps, while γ = {gamma:g} looks "
+        f"{1.0 / (1.0 - gamma):.0f} steps ahead; the value beyond the log's horizon is inferred."
+    ]
+
+
+def _mean_off_diagonal(kernel_inputs: np.ndarray, bandwidth: float) -> float:
+    """Mean kernel value of two different rows, over an even sample."""
+    rows = np.unique(np.linspace(0, len(kernel_inputs) - 1, min(len(kernel_inputs), _GRAM_ROWS)).astype(int))
+    if len(rows) < 2:
+        return math.nan
+    gram = Gaussian(bandwidth).gram(torch.as_tensor(kernel_inputs[rows]))
+    count = len(rows)
+    return float((gram.sum() - gram.diagonal().sum()) / (count * (count - 1)))
+
+
+def _behaviour_return(transitions: Transitions, gamma: float) -> dict[str, Any]:
+    """Mean discounted return of the logged episodes as they were cut, with its standard error."""
+    if not transitions.has_episodes:
+        return {"behavior_return": None, "behavior_return_se": None}
+    returns = transitions.returns(gamma)
+    error = float(returns.std(ddof=1) / math.sqrt(len(returns))) if len(returns) > 1 else None
+    return {"behavior_return": float(returns.mean()), "behavior_return_se": error}
+
+
+def _overlap(transitions: Transitions, policy: DiscretePolicy | ContinuousPolicy) -> dict[str, Any]:
+    """Discrete actions: how probable the logged actions are to the policy, and the effective sample size."""
+    if not isinstance(policy, DiscretePolicy):
+        return {}
+    rows = np.arange(len(transitions))
+    taken = policy.probabilities(transitions.observations)[rows, transitions.actions]
+    overlap = {"mean_probability_of_logged_actions": float(taken.mean())}
+    if transitions.behavior_log_probabilities is not None:
+        ratios = taken / np.exp(transitions.behavior_log_probabilities)
+        total = float(np.square(ratios).sum())
+        overlap["effective_sample_size"] = float(ratios.sum() ** 2 / total) if total > 0.0 else 0.0
+    return overlap

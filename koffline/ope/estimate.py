@@ -1,0 +1,135 @@
+"""The record that an evaluation returns, and its form as JSON."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Interval:
+    """An interval for the value and what stands behind it.
+
+    ``kind`` says how it was made (``"bootstrap"``) and is never to be read without it: a bootstrap interval
+    is calibrated by resampling, not certified by a finite-sample bound. ``assumptions`` is one sentence.
+    """
+
+    low: float
+    high: float
+    level: float
+    kind: str
+    assumptions: str = ""
+
+    def as_dict(self) -> dict[str, Any]:
+        """The interval as plain JSON types."""
+        return {
+            "low": _finite(self.low),
+            "high": _finite(self.high),
+            "level": self.level,
+            "kind": self.kind,
+            "assumptions": self.assumptions,
+        }
+
+
+@dataclass(frozen=True, eq=False)
+class Evidence:
+    """What a person looks at beside the number; arrays for the plots of the report.
+
+    Shapes: ``steps (T,)``, ``objective (R, T)``, ``values (R, T)`` over training for R replicas;
+    ``residuals (N',)`` over a sample of the rows, in units of the reward; ``action_support (M,)`` with weights:
+    distances of the policy's state-actions to the log, relative to its own spacing; ``initial_values (E,)`` over the initial states;
+    ``replica_values (R,)`` with ``replica_roles`` naming each replica ``"full"`` or ``"resampled"``.
+    """
+
+    steps: np.ndarray
+    objective: np.ndarray
+    values: np.ndarray
+    residuals: np.ndarray
+    initial_values: np.ndarray
+    action_support: np.ndarray
+    support_weights: np.ndarray
+    support_label: str
+    replica_values: np.ndarray
+    replica_roles: tuple[str, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Estimate:
+    """What a policy is worth: the expected discounted return from the log's initial states.
+
+    ``value`` is J = E_{s0, a~π} Q(s0, a) in units of the discounted return, ``interval`` says how far it
+    can be trusted, ``warnings`` are sentences a person should read before acting on it.
+    """
+
+    value: float
+    interval: Interval
+    estimator: str
+    gamma: float
+    n_transitions: int
+    n_episodes: int
+    policy: str
+    source: str | None
+    seed: int
+    seconds: float
+    data_sha256: str
+    diagnostics: dict[str, Any] = field(default_factory=dict)
+    settings: dict[str, Any] = field(default_factory=dict)
+    versions: dict[str, str] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
+    evidence: Evidence | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        """The estimate as plain JSON types; the evidence stays behind."""
+        return {
+            "value": _finite(self.value),
+            "interval": self.interval.as_dict(),
+            "estimator": self.estimator,
+            "gamma": self.gamma,
+            "n_transitions": self.n_transitions,
+            "n_episodes": self.n_episodes,
+            "policy": self.policy,
+            "source": self.source,
+            "diagnostics": {key: _plain(value) for key, value in self.diagnostics.items()},
+            "warnings": list(self.warnings),
+            "settings": {key: _plain(value) for key, value in self.settings.items()},
+            "seed": self.seed,
+            "versions": dict(self.versions),
+            "data_sha256": self.data_sha256,
+            "seconds": round(self.seconds, 3),
+        }
+
+    def to_json(self) -> str:
+        """One JSON object, keys in reading order."""
+        return json.dumps(self.as_dict(), indent=2, allow_nan=False, ensure_ascii=False)
+
+    def __str__(self) -> str:
+        interval = self.interval
+        return (
+            f"{self.value:.4g}  [{interval.low:.4g}, {interval.high:.4g}] "
+            f"({interval.level:.0%} {interval.kind}, {self.estimator}, γ = {self.gamma:g}, "
+            f"{self.n_transitions} transitions)"
+        )
+
+
+def _finite(number: float) -> float | None:
+    """JSON has no NaN: what is not finite becomes null."""
+    return float(number) if math.isfinite(number) else None
+
+
+def _plain(value: Any) -> Any:
+    """Numpy scalars, arrays and nested containers as JSON types."""
+    if isinstance(value, (np.bool_, bool)):
+        return bool(value)
+    if isinstance(value, (np.integer, int)):
+        return int(value)
+    if isinstance(value, (np.floating, float)):
+        return _finite(float(value))
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple, np.ndarray)):
+        return [_plain(item) for item in value]
+    return value

@@ -1,0 +1,43 @@
+"""Start states from a file of their own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from koffline.data.sources import open_transitions
+from koffline.errors import DataError
+
+_NAMES = ("initial_observations", "observations")
+
+
+def read_initial_states(source: str) -> np.ndarray:
+    """Start states (E, …): a .npy array, an .npz with ``initial_observations`` or ``observations``, or a log.
+
+    A log (with ``rewards``) gives the first observations of its episodes. Raises DataError.
+    """
+    path = Path(source)
+    if not source.startswith("minari:") and not path.exists():
+        raise DataError(f"initial states {source} do not exist; check the path")
+    if path.is_file():
+        magic = path.read_bytes()[:8] if path.stat().st_size < 64 else path.open("rb").read(8)
+        if magic.startswith(b"\x93NUMPY"):
+            return _load(path)
+        if magic.startswith(b"PK"):
+            with np.load(path, allow_pickle=False) as archive:
+                if "rewards" not in archive.files:
+                    name = next((name for name in _NAMES if name in archive.files), None)
+                    if name is None:
+                        raise DataError(
+                            f"initial states {source} hold {', '.join(archive.files)}; name the array {_NAMES[0]}"
+                        )
+                    return np.asarray(archive[name])
+    return open_transitions(source).initial_observations()
+
+
+def _load(path: Path) -> np.ndarray:
+    try:
+        return np.asarray(np.load(path, allow_pickle=False))
+    except (ValueError, EOFError, OSError):
+        raise DataError(f"initial states {path} cannot be read as an array; save them with numpy.save") from None

@@ -1,0 +1,127 @@
+"""The kernel loss minimised exactly over the last layer, on all rows at once.
+
+A network is linear in its last layer θ, so its residual is r − Zθ with Z = φ(x) − discount · E φ(x'), and the
+full-batch V-statistic with an explicit feature map ψ of the kernel, ‖ψᵀ(r − Zθ)‖²/n², is a least-squares
+problem in θ. Only the sums ψᵀZ and ψᵀr over rows are needed: one pass in blocks, memory independent of n.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from koffline.batches import Table
+from koffline.replicas import StackedMLP
+
+_BLOCK_ROWS = 4096
+
+
+@dataclass(frozen=True, eq=False)
+class LinearSystems:
+    """What one pass over the rows leaves of a stack of R networks with p last-layer parameters.
+
+    ``kernel_matrix (R, m, p)`` is ψᵀWZ/n and ``kernel_vector (R, m)`` ψᵀWr/n for m instruments ψ and row
+    weights W; ``temporal_matrix (R, p, p)`` is φᵀWZ/n and ``temporal_vector (R, p)`` φᵀWr/n.
+    """
+
+    kernel_matrix: Float[Tensor, "replica instrument parameter"]
+    kernel_vector: Float[Tensor, "replica instrument"]
+    temporal_matrix: Float[Tensor, "replica parameter parameter"]
+    temporal_vector: Float[Tensor, "replica parameter"]
+
+
+def accumulate_systems(
+    network: StackedMLP,
+    table: Table,
+    instruments: Callable[[Tensor], Tensor],
+    row_weights: Float[Tensor, "replica row"],
+    progress: Callable[[int], None] = lambda rows: None,
+) -> LinearSystems:
+    """Sums over blocks of rows, in float64. ``instruments`` maps kernel inputs (B, k) to ψ (B, m)."""
+    kernel_inputs = table.inputs if table.kernel_inputs is None else table.kernel_inputs
+    sums: list[Tensor] | None = None
+    for start in range(0, len(table), _BLOCK_ROWS):
+        rows = slice(start, start + _BLOCK_ROWS)
+        psi = instruments(kernel_inputs[rows].double())  # (B, m)
+        now = last_layer_features(network, table.inputs[rows], _part(table.readout, rows))
+        later = last_layer_features(network, table.next_inputs[rows], _part(table.next_readout, rows))
+        discounts, rewards = table.discounts[rows].double(), table.rewards[rows].double()
+        difference = now - discounts[:, None] * later  # Z, (R, B, p)
+        weights = row_weights[:, rows].double()
+        weighted_psi = (psi * weights.unsqueeze(-1)).mT  # (R, m, B)
+        weighted_phi = (now * weights.unsqueeze(-1)).mT  # (R, p, B)
+        parts = [
+            weighted_psi @ difference,
+            weighted_psi @ rewards,
+            weighted_phi @ difference,
+            weighted_phi @ rewards,
+        ]
+        sums = parts if sums is None else [total.add_(part) for total, part in zip(sums, parts, strict=True)]
+        progress(len(psi))
+    assert sums is not None  # a table has rows
+    return LinearSystems(*(total / len(table) for total in sums))
+
+
+def minimise_kernel_loss(network: StackedMLP, systems: LinearSystems, ridge: float) -> StackedMLP:
+    """The networks with the last layer that minimises the full-batch kernel loss plus a ridge toward the old one.
+
+    ``ridge`` is relative to the mean curvature. A ridge toward zero would pull the values themselves to zero.
+    With the linear kernel (ψ = φ) this is the LSTD solution.
+    (Feng et al. 2019, cor:same_as_td)
+    """
+    theta = last_layer(network)
+    matrix, vector = systems.kernel_matrix, systems.kernel_vector
+    curvature = matrix.mT @ matrix  # (R, p, p)
+    gap = vector - (matrix @ theta.unsqueeze(-1)).squeeze(-1)  # ψᵀδ/n at the old layer, (R, m)
+    pull = (matrix.mT @ gap.unsqueeze(-1)).squeeze(-1)
+    return with_last_layer(network, theta + _ridge_solve(curvature, pull, ridge))
+
+
+def solve_temporal_difference(network: StackedMLP, systems: LinearSystems, ridge: float) -> StackedMLP:
+    """The networks with the last layer replaced by the LSTD-Q solution on the same features."""
+    theta = last_layer(network)
+    gap = systems.temporal_vector - (systems.temporal_matrix @ theta.unsqueeze(-1)).squeeze(-1)
+    return with_last_layer(network, theta + _ridge_solve(systems.temporal_matrix, gap, ridge))
+
+
+def last_layer_features(
+    network: StackedMLP, inputs: Float[Tensor, "row *draw input"], readout: Float[Tensor, "row output"] | None
+) -> Float[Tensor, "replica row parameter"]:
+    """φ with Σ readout · net(inputs) = φᵀθ for the last layer θ, averaged over draws; float64."""
+    rows, width = inputs.shape[0], inputs.shape[-1]
+    hidden = network.features(inputs.reshape(-1, width)).double()
+    hidden = hidden.unflatten(1, (rows, -1)).mean(dim=2)  # the draws of one row share its readout
+    hidden = torch.cat([hidden, torch.ones_like(hidden[..., :1])], dim=-1)  # the bias
+    if readout is None:
+        return hidden
+    return (hidden.unsqueeze(-1) * readout.double().unsqueeze(1)).flatten(2)  # (R, B, (H + 1) · n)
+
+
+def last_layer(network: StackedMLP) -> Float[Tensor, "replica parameter"]:
+    """θ (R, (H + 1) · n) in the order of ``last_layer_features``; float64."""
+    weight, bias = network.layers(network.flat)[-1]
+    return torch.cat([weight, bias], dim=1).double().flatten(1)
+
+
+def with_last_layer(network: StackedMLP, theta: Float[Tensor, "replica parameter"]) -> StackedMLP:
+    """The same networks in float64, the last layer replaced by θ."""
+    flat = network.flat.double().clone()
+    outputs = network.sizes[-1]
+    flat[:, -theta.shape[1] :] = theta  # weight rows, then the bias row: the layout of the flat parameters
+    assert theta.shape[1] == (network.sizes[-2] + 1) * outputs
+    return network.with_flat(flat)
+
+
+def _ridge_solve(matrix: Tensor, vector: Tensor, ridge: float) -> Tensor:
+    """(matrix + ridge · mean |diagonal| · I)⁻¹ vector, per replica; dead features leave the matrix singular."""
+    scale = matrix.diagonal(dim1=-2, dim2=-1).abs().mean(dim=-1)
+    eye = torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)
+    return torch.linalg.solve(matrix + (ridge * scale)[:, None, None] * eye, vector)
+
+
+def _part(column: Tensor | None, rows: slice) -> Tensor | None:
+    return None if column is None else column[rows]

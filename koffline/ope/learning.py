@@ -1,0 +1,145 @@
+"""Fitted Q evaluation of all replicas at once: the features, and the `fqe` estimate itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from koffline.batches import ReplicaPlan, Table
+from koffline.config import EvaluationSettings
+from koffline.fitting import FitRecord, FitSettings, Progress, fit
+from koffline.objectives import fitted_q
+from koffline.ope.problem import EvaluationProblem
+from koffline.replicas import StackedMLP
+
+_PROBES = 40
+
+
+@dataclass(frozen=True, eq=False)
+class Ensemble:
+    """R replicas: the first F trained on the whole log, the others each on resampled episodes.
+
+    ``row_counts (R, N)`` and ``start_counts (R, E)`` say how often a replica's sample holds a row or a
+    start state; both are ones for the first F. ``seeds (R,)`` decide initial parameters and mini-batches.
+    """
+
+    row_counts: Tensor
+    start_counts: Tensor
+    full: int
+    seeds: tuple[int, ...]
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        """"full" or "resampled" per replica."""
+        return ("full",) * self.full + ("resampled",) * (len(self.seeds) - self.full)
+
+
+def draw_ensemble(
+    problem: EvaluationProblem, full: int, resampled: int, generator: np.random.Generator
+) -> Ensemble:
+    """Bootstrap counts of episodes (rows where there are none) for every resampled replica."""
+    rows = [np.ones(problem.n_rows, dtype=np.int64)] * full
+    starts = [np.ones(len(problem.start_inputs), dtype=np.int64)] * full
+    for _ in range(resampled):
+        row_counts, start_counts = problem.resample(generator)
+        rows.append(row_counts)
+        starts.append(start_counts)
+    seeds = tuple(int(seed) for seed in generator.integers(2**31, size=full + resampled))
+    return Ensemble(torch.as_tensor(np.stack(rows)), torch.as_tensor(np.stack(starts)), full, seeds)
+
+
+def make_table(problem: EvaluationProblem, device: str) -> Table:
+    """The problem's rows in float32 on a device, as the replica engine reads them."""
+
+    def column(values: np.ndarray) -> Tensor:
+        return torch.as_tensor(values, dtype=torch.float32, device=device)
+
+    return Table(
+        inputs=column(problem.inputs),
+        next_inputs=column(problem.next_inputs),
+        rewards=column(problem.rewards),
+        discounts=column(problem.discounts),
+        readout=None if problem.readout is None else column(problem.readout),
+        next_readout=None if problem.next_probabilities is None else column(problem.next_probabilities),
+        kernel_inputs=column(problem.kernel_inputs),
+    )
+
+
+def fit_features(
+    table: Table,
+    problem: EvaluationProblem,
+    ensemble: Ensemble,
+    settings: EvaluationSettings,
+    probe: Callable[[int, StackedMLP], Tensor],
+    progress: Progress | None,
+) -> FitRecord:
+    """Train every replica by fitted Q evaluation; the output starts at the best constant value."""
+    outputs = 1 if problem.readout is None else problem.readout.shape[1]
+    sizes = (table.inputs.shape[1], *settings.hidden_units, outputs)
+    network = StackedMLP.initialise(sizes, ensemble.seeds, device=table.inputs.device)
+    output_bias = network.layers(network.flat)[-1][1]  # a view of the flat parameters
+    output_bias += _best_constant(problem)
+    row_sets = tuple(
+        torch.repeat_interleave(torch.arange(len(table)), counts)
+        for counts in ensemble.row_counts[ensemble.full :]
+    )
+    everything = torch.arange(len(table))
+    plan = ReplicaPlan(
+        learning_rates=(settings.learning_rate,) * len(ensemble.seeds),
+        batch_seeds=ensemble.seeds,
+        row_sets=(everything, *row_sets),
+        row_set_of=(0,) * ensemble.full + tuple(range(1, len(row_sets) + 1)),
+    )
+    return fit(
+        table,
+        network,
+        fitted_q(settings.target_rate),
+        plan,
+        FitSettings(
+            steps=settings.steps,
+            batch_size=min(settings.batch_size, len(table)),
+            schedule="cosine",
+            record_every=max(1, settings.steps // _PROBES),
+            threads=settings.threads,
+        ),
+        probe=lambda step, stack: probe(step, stack),  # type: ignore[arg-type]
+        probe_every=max(1, settings.steps // _PROBES),
+        progress=progress,
+    )
+
+
+def start_values(
+    network: StackedMLP, problem: EvaluationProblem, dtype: torch.dtype | None = None
+) -> Float[Tensor, "replica start"]:
+    """E_{a~π} Q(s0, a) per start state, within the bounds of any discounted return; reward units."""
+    dtype = dtype or network.flat.dtype
+    device = network.flat.device
+    inputs = torch.as_tensor(problem.start_inputs, dtype=dtype, device=device)
+    probabilities = (
+        None
+        if problem.start_probabilities is None
+        else torch.as_tensor(problem.start_probabilities, dtype=dtype, device=device)
+    )
+    parts = []
+    for begin in range(0, len(inputs), 8192):
+        block = inputs[begin : begin + 8192]
+        outputs = network.forward(block.flatten(0, 1)).unflatten(1, (len(block), -1))  # (R, B, m, n)
+        if probabilities is None:
+            values = outputs.squeeze(-1).mean(dim=-1)
+        else:
+            values = (outputs.squeeze(2) * probabilities[begin : begin + 8192]).sum(dim=-1)
+        parts.append(values)
+    low, high = problem.value_bounds
+    return torch.cat(parts, dim=1).clamp(low, high) * problem.reward_scale
+
+
+def _best_constant(problem: EvaluationProblem) -> float:
+    """The constant value function that solves the Bellman equation on average: mean r / mean (1 − discount)."""
+    constant = float(problem.rewards.mean() / (1.0 - problem.discounts).mean())
+    low, high = problem.value_bounds
+    return min(max(constant, low), high)

@@ -1,0 +1,48 @@
+"""The estimate as a table for a terminal."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from koffline.ope.estimate import Estimate
+
+
+def print_estimate(estimate: Estimate, truth: float | None = None, page: Path | None = None) -> None:
+    """Value, interval and the diagnostics a person needs; warnings and the report's path at the end."""
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    console = Console()
+    table = Table(title=f"What {escape(estimate.policy)} is worth", show_header=False, title_justify="left")
+    table.add_column(style="bold")
+    table.add_column(overflow="fold")
+    for name, text in _rows(estimate, truth):
+        table.add_row(name, escape(text))
+    console.print(table)
+    for warning in estimate.warnings:
+        console.print(f"[yellow]warning:[/] {escape(warning)}", soft_wrap=True)
+    if page is not None:
+        console.print(f"report: {escape(str(page))}", soft_wrap=True)
+
+
+def _rows(estimate: Estimate, truth: float | None) -> list[tuple[str, str]]:
+    interval, found = estimate.interval, estimate.diagnostics
+    episodes = f", {estimate.n_episodes:,} episodes" if estimate.n_episodes else ", no episodes"
+    rows = [
+        ("value", f"{estimate.value:.4g}   (expected discounted return, γ = {estimate.gamma:g})"),
+        ("interval", f"{interval.low:.4g} … {interval.high:.4g}   ({interval.level:.0%} {interval.kind})"),
+    ]
+    if truth is not None:
+        rows.append(("truth", f"{truth:.4g}"))
+    if found.get("behavior_return") is not None:
+        error = found.get("behavior_return_se")
+        rows.append(("log's own return", f"{found['behavior_return']:.4g}" + (f" ± {error:.2g}" if error else "")))
+    heads = ", ".join(f"{name} {value:.4g}" for name, value in found["estimates_by_head"].items())
+    rows += [
+        ("estimator", f"{estimate.estimator}   (by head: {heads})"),
+        ("log", f"{estimate.source or 'in memory'}: {estimate.n_transitions:,} transitions{episodes}"),
+        ("coverage", f"{found['coverage']:.0%} of the policy's actions lie near logged ones (95 % on-policy)"),
+        ("seed, time", f"{estimate.seed}, {estimate.seconds:.1f} s"),
+    ]
+    return rows
