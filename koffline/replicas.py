@@ -23,12 +23,12 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from koffline.errors import ConfigError, DataError
+from koffline.stacked_products import Workspace, affine, outer_sum
 
 Pullback = Callable[[Tensor], Tensor]
 Self = TypeVar("Self", bound="StackedNetwork")
 _ACTIVATIONS = ("relu", "tanh", "silu")
 _LARGEST_BUFFER = 1 << 24  # numbers
-_NARROW = 16  # outputs below which a batched product is computed as its transpose
 
 
 class StackedNetwork(Protocol):
@@ -47,23 +47,6 @@ class StackedNetwork(Protocol):
     def forward_with_pullback(self, x: Tensor) -> tuple[Tensor, Pullback]:
         """Outputs, and the map from a gradient in them (R, N, n) to the gradient in `flat` (R, P)."""
         ...
-
-
-class Workspace:
-    """Buffers that are used again in every step.
-
-    A fresh tensor of some megabytes is fresh memory, and touching it first costs more than the arithmetic.
-    """
-
-    def __init__(self) -> None:
-        self._buffers: dict[tuple[object, ...], Tensor] = {}
-
-    def take(self, name: object, shape: Sequence[int], like: Tensor) -> Tensor:
-        """The buffer of that name, shape, dtype and device; its content is whatever was left there."""
-        key = (name, *shape, like.dtype, like.device)
-        if key not in self._buffers:
-            self._buffers[key] = torch.empty(*shape, dtype=like.dtype, device=like.device)
-        return self._buffers[key]
 
 
 class StackedMLP:
@@ -160,14 +143,14 @@ class StackedMLP:
         *hidden_layers, (top, top_bias) = self._views
         hidden = self._stacked(x)
         for index, (weight, bias) in enumerate(hidden_layers):
-            hidden = self._activate(_affine(hidden, weight, bias, self._buffer(index, hidden, weight)))
-        return self._scaled(_affine(hidden, top, top_bias))
+            hidden = self._activate(affine(hidden, weight, bias, self._buffer(index, hidden, weight)))
+        return self._scaled(affine(hidden, top, top_bias))
 
     def features(self, x: Float[Tensor, "*replica row input"]) -> Float[Tensor, "replica row hidden"]:
         """Last hidden layer, (R, N, H): what the last layer is linear in."""
         hidden = self._stacked(x)
         for weight, bias in self._views[:-1]:
-            hidden = self._activate(_affine(hidden, weight, bias))
+            hidden = self._activate(affine(hidden, weight, bias))
         return hidden
 
     def forward_with_pullback(self, x: Tensor) -> tuple[Tensor, Pullback]:
@@ -179,10 +162,10 @@ class StackedMLP:
         inputs: list[Tensor] = [self._stacked(x)]  # of each layer
         before: list[Tensor | None] = []  # hidden layers before the activation, where its slope needs them
         for index, (weight, bias) in enumerate(layers[:-1]):
-            linear = _affine(inputs[-1], weight, bias, self._buffer(index, inputs[-1], weight))
+            linear = affine(inputs[-1], weight, bias, self._buffer(index, inputs[-1], weight))
             before.append(linear if self.activation == "silu" else None)
             inputs.append(self._activate(linear))
-        outputs = self._scaled(_affine(inputs[-1], *layers[-1]))
+        outputs = self._scaled(affine(inputs[-1], *layers[-1]))
 
         def pullback(gradient: Tensor) -> Tensor:
             scaled = gradient if self._plain_scale() else gradient * self.scale
@@ -197,7 +180,7 @@ class StackedMLP:
         result, slots = self._gradient()
         for index in reversed(range(len(slots))):
             weight_slot, bias_slot = slots[index]
-            weight_slot.copy_(_outer_sum(inputs[index], gradient))
+            weight_slot.copy_(outer_sum(inputs[index], gradient))
             torch.sum(gradient, dim=1, keepdim=True, out=bias_slot)
             if index:
                 weight = self._views[index][0]
@@ -292,43 +275,6 @@ class StackedMLP:
         return aten.silu_backward.grad_input(gradient, before, grad_input=gradient)
 
 
-class StackedAdam:
-    """Adam on flat (R, P) parameters, a handful of operations for all replicas, a learning rate for each."""
-
-    def __init__(
-        self, flat: Tensor, betas: tuple[float, float] = (0.9, 0.999), epsilon: float = 1e-8
-    ) -> None:
-        if not (0.0 <= betas[0] < 1.0 and 0.0 <= betas[1] < 1.0 and epsilon > 0.0):
-            raise ConfigError(
-                f"Adam received betas {betas}, epsilon {epsilon}; give [0, 1) and a positive one"
-            )
-        self._betas, self._epsilon = betas, epsilon
-        self._mean, self._square = torch.zeros_like(flat), torch.zeros_like(flat)
-        self._scratch = torch.empty_like(flat)
-        self._steps = 0
-
-    def update(self, flat: Tensor, gradient: Tensor, rates: Float[Tensor, "replica 1"]) -> None:
-        """Move `flat` in place against `gradient`; bias corrections are folded into the step's scalars."""
-        self._steps += 1
-        first, second = self._betas
-        root = math.sqrt(1.0 - second**self._steps)
-        self._mean.lerp_(gradient, 1.0 - first)
-        self._square.mul_(second).addcmul_(gradient, gradient, value=1.0 - second)
-        torch.sqrt(self._square, out=self._scratch).add_(self._epsilon * root)
-        torch.div(self._mean, self._scratch, out=self._scratch)
-        flat.addcmul_(self._scratch, rates, value=-root / (1.0 - first**self._steps))
-
-    def state_dict(self) -> dict[str, Any]:
-        """Moments and step count."""
-        return {"mean": self._mean, "square": self._square, "steps": self._steps}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from `state_dict`."""
-        self._mean.copy_(state["mean"])
-        self._square.copy_(state["square"])
-        self._steps = int(state["steps"])
-
-
 def _initial_parameters(sizes: Sequence[int], seed: int) -> Tensor:
     """(P,) float64, the layer's weights and biases uniform in ±1/√fan_in."""
     generator = torch.Generator().manual_seed(int(seed))
@@ -337,23 +283,6 @@ def _initial_parameters(sizes: Sequence[int], seed: int) -> Tensor:
         uniform = torch.rand((fan_in + 1) * fan_out, generator=generator, dtype=torch.float64)
         parts.append((2.0 * uniform - 1.0) / math.sqrt(fan_in))
     return torch.cat(parts)
-
-
-def _affine(x: Tensor, weight: Tensor, bias: Tensor, out: Tensor | None = None) -> Tensor:
-    """x W + b, (R, N, out); with few outputs as its transpose, since narrow batched products are slow."""
-    if out is None and weight.shape[-1] < _NARROW:
-        # One output is no transpose but a row: a stride of one in both axes takes a slow path.
-        rows = weight.mT if weight.shape[-1] > 1 else weight.squeeze(2).unsqueeze(1)
-        return torch.baddbmm(bias.mT, rows, x.mT).mT  # (R, out, in) @ (R, in, N)
-    return torch.baddbmm(bias, x, weight, out=out)
-
-
-def _outer_sum(x: Tensor, gradient: Tensor) -> Tensor:
-    """xᵀ g, (R, in, out), likewise."""
-    if gradient.shape[-1] < _NARROW:
-        rows = gradient.mT if gradient.shape[-1] > 1 else gradient.squeeze(2).unsqueeze(1)
-        return torch.bmm(rows, x).mT
-    return torch.bmm(x.mT, gradient)
 
 
 def _per_replica(number: float | Tensor, flat: Tensor, name: str) -> float | Tensor:

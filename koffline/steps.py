@@ -11,7 +11,8 @@ from koffline.batches import Batch, BatchSchedule, ReplicaPlan, Table
 from koffline.errors import ConfigError
 from koffline.kernels import Gaussian, Kernel
 from koffline.objectives import Objective
-from koffline.replicas import StackedNetwork, Workspace
+from koffline.replicas import StackedNetwork
+from koffline.stacked_products import Workspace
 
 
 class StepComputer:
