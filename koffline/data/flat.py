@@ -110,9 +110,12 @@ def _take_columns(found: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
 def _check_equal_lengths(log: Mapping[str, np.ndarray], source: str) -> None:
     sizes = {name: len(array) if array.ndim else 0 for name, array in log.items()}
     expected = sizes["observations"]
+    others = {size for name, size in sizes.items() if name != "observations"}
+    hint = (
+        " (one per step and a last one: store next_observations instead)" if others == {expected - 1} else ""
+    )
     for name, size in sizes.items():
         if size != expected:
-            hint = "; observations has one row too many" if expected == sizes["rewards"] + 1 else ""
             raise DataError(
                 f"{source}: {KEYS[name][0]} has {size} rows, observations {expected}{hint}; "
                 "re-export the log with equal lengths"

@@ -1,0 +1,152 @@
+"""Whole or not at all: nothing ever stands under the final name but a finished file."""
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import h5py
+import pytest
+
+from koffline.data import files
+from koffline.data.files import atomic_file, atomic_folder
+from koffline.data.sources import open_transitions, write_transitions
+from koffline.errors import DataError
+from tests.data.logs import roll_out
+
+FORMATS = {"hdf5": "log.hdf5", "npz": "log.npz", "d3rlpy": "log.h5", "minari": "log-v0"}
+
+
+class Boom(Exception):
+    pass
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("force", [False, True])
+def test_an_exception_in_the_middle_leaves_what_was_there(tmp_path, monkeypatch, format, force):
+    target = tmp_path / FORMATS[format]
+    first, second = roll_out(seed=1).transitions(), roll_out(seed=2).transitions()
+    if force:
+        write_transitions(first, target, format)
+
+    def explode(*args, **kwargs):
+        raise Boom
+
+    with monkeypatch.context() as patch:
+        patch.setattr(files, "_flush_to_disk", explode)
+        with pytest.raises(Boom):
+            write_transitions(second, target, format, force=force)
+    assert [path.name for path in tmp_path.iterdir()] == ([target.name] if force else [])
+    if force:
+        assert open_transitions(target).sha256 == first.sha256
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_a_kill_in_the_middle_leaves_what_was_there(tmp_path, force):
+    """The process dies after the second array: no clean-up runs."""
+    target = tmp_path / "log.hdf5"
+    first = roll_out(seed=1).transitions()
+    if force:
+        write_transitions(first, target)
+    program = f"""
+import os, signal, h5py
+from koffline.data.sources import write_transitions
+from tests.data.logs import roll_out
+create, count = h5py.Group.create_dataset, []
+def dying(self, *args, **kwargs):
+    count.append(1)
+    if len(count) == 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return create(self, *args, **kwargs)
+h5py.Group.create_dataset = dying
+write_transitions(roll_out(seed=2).transitions(), {str(target)!r}, force={force})
+"""
+    root = Path(__file__).parents[2]
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, cwd=root)
+    assert done.returncode == -signal.SIGKILL, done.stderr.decode()
+    visible = [path.name for path in tmp_path.iterdir() if not path.name.startswith(".")]
+    assert visible == (["log.hdf5"] if force else [])
+    if force:
+        assert open_transitions(target).sha256 == first.sha256
+
+
+def test_a_name_taken_meanwhile_is_not_replaced(tmp_path):
+    target = tmp_path / "file"
+
+    def lose_the_race():
+        with atomic_file(target, force=False) as temporary:
+            temporary.write_text("mine")
+            target.write_text("theirs")
+
+    with pytest.raises(DataError, match="exists already"):
+        lose_the_race()
+    assert target.read_text() == "theirs"
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_without_hard_links_the_name_is_still_taken_once(tmp_path, monkeypatch):
+    def no_links(*args):
+        raise OSError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", no_links)
+    with atomic_file(tmp_path / "file", force=False) as temporary:
+        temporary.write_text("mine")
+    assert (tmp_path / "file").read_text() == "mine"
+
+    def lose_the_race():
+        with atomic_file(tmp_path / "other", force=False) as temporary:
+            temporary.write_text("mine")
+            (tmp_path / "other").write_text("theirs")
+
+    with pytest.raises(DataError, match="exists already"):
+        lose_the_race()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "other"]
+
+
+def test_a_full_disk_is_one_line(tmp_path):
+    with (
+        pytest.raises(DataError, match=r"cannot be written \(No space left"),
+        atomic_file(tmp_path / "f", False),
+    ):
+        raise OSError(errno.ENOSPC, "No space left on device")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_is_no_file_name(tmp_path):
+    with pytest.raises(DataError, match="is a folder"), atomic_file(tmp_path, force=True):
+        pass
+
+
+def test_the_old_folder_returns_if_the_new_one_cannot_take_its_place(tmp_path, monkeypatch):
+    target = tmp_path / "set"
+    target.mkdir()
+    (target / "old").touch()
+    rename, calls = os.rename, []
+
+    def second_fails(source, destination):
+        calls.append(source)
+        if len(calls) == 2:
+            raise OSError(errno.EIO, "Input/output error")
+        rename(source, destination)
+
+    monkeypatch.setattr(os, "rename", second_fails)
+    with (
+        pytest.raises(DataError, match="Input/output error"),
+        atomic_folder(target, force=True, replaceable=lambda path: True) as temporary,
+    ):
+        (temporary / "new").touch()
+    assert [path.name for path in tmp_path.iterdir()] == ["set"]
+    assert (target / "old").exists()
+
+
+def test_files_are_flushed_before_they_get_their_name(tmp_path, monkeypatch):
+    order = []
+    flush, replace = files._flush_to_disk, os.replace
+    monkeypatch.setattr(files, "_flush_to_disk", lambda path: (order.append("flush"), flush(path)))
+    monkeypatch.setattr(os, "replace", lambda *args: (order.append("name"), replace(*args)))
+    write_transitions(roll_out().transitions(), tmp_path / "log.hdf5", force=True)
+    assert order == ["flush", "name", "flush"]
+    with h5py.File(tmp_path / "log.hdf5") as file:
+        assert len(file["rewards"]) == 15

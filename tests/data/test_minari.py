@@ -1,0 +1,322 @@
+"""Minari: every row aligned with the rollout that was recorded, which d3rlpy's own reader does not manage."""
+
+import json
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from koffline.data.d3rlpy_import import import_d3rlpy
+from koffline.data.minari import write_minari
+from koffline.data.sources import open_transitions
+from koffline.data.transitions import Continuous, Discrete, Metadata
+from koffline.errors import DataError
+from tests.data.logs import assert_same_rows, roll_out
+
+ENDS = ("truncated", "terminated", "truncated", "terminated", "truncated")
+LENGTHS = (4, 3, 5, 1, 2)
+BOX = spaces.Box(-np.inf, np.inf, (3,), np.float32)
+
+
+def record(folder, rollout, observation_space=BOX, action_space=None, to_stored=lambda array: array):
+    """Write the rollout with Minari's own storage, as its DataCollector would have: T + 1 observations."""
+    from minari.data_collector import EpisodeBuffer
+    from minari.dataset.minari_storage import MinariStorage
+
+    if action_space is None:
+        discrete = isinstance(rollout.action_space, Discrete)
+        action_space = spaces.Discrete(3) if discrete else spaces.Box(-1.0, 1.0, (2,), np.float64)
+    folder.mkdir()
+    storage = MinariStorage.new(
+        folder / "data", observation_space=observation_space, action_space=action_space
+    )
+    storage.update_metadata({"dataset_id": "walk/test-v0", "minari_version": "0.5.4"})
+    buffers = []
+    for index in range(len(rollout.lengths)):
+        rows = rollout.episode(index)
+        seen = np.stack([row.observation for row in rows] + [rows[-1].next_observation])
+        buffers.append(
+            EpisodeBuffer(
+                observations=to_stored(seen),
+                actions=np.stack([row.action for row in rows]),
+                rewards=np.array([row.reward for row in rows]),
+                terminations=np.array([row.terminated for row in rows]),
+                truncations=np.array([row.truncated for row in rows]),
+            )
+        )
+    storage.update_episodes(buffers)
+    return folder
+
+
+def edit_metadata(folder, **changes):
+    path = folder / "data" / "metadata.json"
+    described = json.loads(path.read_text())
+    for key, value in changes.items():
+        if value is None:
+            described.pop(key)
+        else:
+            described[key] = value
+    path.write_text(json.dumps(described))
+
+
+class TestReading:
+    @pytest.mark.parametrize("discrete", [True, False])
+    def test_five_episodes_row_by_row(self, tmp_path, discrete):
+        rollout = roll_out(ENDS, LENGTHS, discrete=discrete)
+        log = open_transitions(record(tmp_path / "walk", rollout))
+        assert len(log) == len(rollout.rows) == 15
+        for i, row in enumerate(rollout.rows):
+            np.testing.assert_array_equal(log.observations[i], row.observation)
+            np.testing.assert_array_equal(log.actions[i], row.action)
+            assert log.rewards[i] == row.reward
+            np.testing.assert_array_equal(log.next_observations[i], row.next_observation)
+            assert log.terminated[i] == row.terminated
+            assert log.truncated[i] == row.truncated
+            assert log.episode_ids[i] == row.episode
+            assert log.steps[i] == row.step
+        assert log.action_space == (Discrete(3) if discrete else Continuous(2, -1, 1))
+        assert log.metadata.extra["dataset_id"] == "walk/test-v0"
+        assert log.metadata.notes == ()
+
+    def test_d3rlpys_reader_is_misaligned_on_the_same_data(self, tmp_path, monkeypatch):
+        """`get_minari` joins T + 1 observations with T actions: right in the first episode only."""
+        rollout = roll_out(ENDS, LENGTHS, discrete=False)
+        folder = record(tmp_path / "walk", rollout)
+        d3rlpy = import_d3rlpy()
+        import minari
+
+        class Walk(gymnasium.Env):
+            observation_space, action_space = BOX, spaces.Box(-1.0, 1.0, (2,), np.float64)
+            spec = gymnasium.envs.registration.EnvSpec("Walk-v0", max_episode_steps=5)
+
+        dataset = minari.MinariDataset(folder / "data")
+        dataset.recover_environment = Walk
+        monkeypatch.setattr(minari, "load_dataset", lambda *args, **kwargs: dataset)
+        buffer, _ = d3rlpy.datasets.get_minari("walk/test-v0")
+
+        aligned = []
+        for index, episode in enumerate(buffer.episodes):
+            rows = rollout.episode(index)
+            assert len(episode) == len(rows)
+            np.testing.assert_array_equal(episode.actions, np.stack([row.action for row in rows]))
+            observed = np.stack([row.observation for row in rows])
+            aligned.append(
+                [bool(np.array_equal(a, b)) for a, b in zip(episode.observations, observed, strict=True)]
+            )
+        assert all(aligned[0])
+        assert not any(right for episode in aligned[1:] for right in episode)
+
+    def test_an_id_is_looked_up_where_minari_keeps_it(self, tmp_path, monkeypatch):
+        rollout = roll_out(ENDS, LENGTHS)
+        (tmp_path / "walk").mkdir()
+        record(tmp_path / "walk" / "test-v0", rollout)
+        monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
+        log = open_transitions("minari:walk/test-v0")
+        assert_same_rows(log, rollout.transitions())
+        assert log.metadata.source == "minari:walk/test-v0"
+        with pytest.raises(DataError, match="`minari download walk/other-v0`"):
+            open_transitions("minari:walk/other-v0")
+        with pytest.raises(DataError, match="is no Minari id"):
+            open_transitions("minari:../../etc")
+
+    @pytest.mark.parametrize("part", ["", "data", "data/main_data.hdf5"])
+    def test_any_way_into_the_folder(self, tmp_path, part):
+        rollout = roll_out(ENDS, LENGTHS)
+        folder = record(tmp_path / "walk", rollout)
+        assert_same_rows(open_transitions(folder / part), rollout.transitions())
+
+    def test_unfinished_episodes_keep_all_rows(self, tmp_path):
+        rollout = roll_out(("neither", "both", "neither"), (2, 3, 1))
+        assert_same_rows(open_transitions(record(tmp_path / "walk", rollout)), rollout.transitions())
+
+    def test_no_environment_is_made(self, tmp_path, monkeypatch):
+        folder = record(tmp_path / "walk", roll_out(ENDS, LENGTHS))
+        spec = {"id": "Absent-v0", "entry_point": "absent.module:Env"}
+        edit_metadata(folder, env_spec=json.dumps(spec))
+        monkeypatch.setattr(gymnasium, "make", lambda *args, **kwargs: pytest.fail("made an environment"))
+        assert open_transitions(folder).metadata.extra["environment"] == "Absent-v0"
+
+    def test_discrete_actions_that_start_elsewhere(self, tmp_path):
+        rollout = roll_out(ENDS, LENGTHS)
+        rows = [type(row)(**{**vars(row), "action": row.action + 5}) for row in rollout.rows]
+        moved = type(rollout)(rows, rollout.action_space, rollout.lengths)
+        log = open_transitions(record(tmp_path / "walk", moved, action_space=spaces.Discrete(3, start=5)))
+        np.testing.assert_array_equal(log.actions, rollout.transitions().actions)
+        assert "counted from 0" in log.metadata.notes[0]
+
+    def test_goal_observations_are_joined_as_gymnasium_flattens_them(self, tmp_path):
+        space = spaces.Dict(
+            {
+                "observation": spaces.Box(-9, 9, (2,), np.float32),
+                "desired_goal": spaces.Box(-9, 9, (1,), np.float32),
+            }
+        )
+        rollout = roll_out(ENDS, LENGTHS)
+        split = lambda array: {"observation": array[:, :2], "desired_goal": array[:, 2:]}  # noqa: E731
+        log = open_transitions(record(tmp_path / "walk", rollout, space, to_stored=split))
+        for i, row in enumerate(rollout.rows):
+            for found, was in (
+                (log.observations[i], row.observation),
+                (log.next_observations[i], row.next_observation),
+            ):
+                parts = {"observation": was[:2], "desired_goal": was[2:]}
+                np.testing.assert_array_equal(found, spaces.flatten(space, parts))
+        assert "desired_goal (1,), observation (2,)" in log.metadata.notes[0]
+
+    def test_tuples_are_joined_in_order(self, tmp_path):
+        space = spaces.Tuple([spaces.Box(-9, 9, (2,), np.float32), spaces.Box(-9, 9, (1,), np.float32)])
+        rollout = roll_out(ENDS, LENGTHS)
+        folder = record(tmp_path / "walk", rollout, space, to_stored=lambda a: (a[:, :2], a[:, 2:]))
+        assert_same_rows(open_transitions(folder), rollout.transitions())
+
+    def test_parts_that_are_no_numbers_are_refused_with_the_remedy(self, tmp_path):
+        space = spaces.Dict({"x": BOX, "kind": spaces.Discrete(2)})
+        folder = record(
+            tmp_path / "walk",
+            roll_out(ENDS, LENGTHS),
+            space,
+            to_stored=lambda array: {"x": array, "kind": np.zeros(len(array), dtype=np.int64)},
+        )
+        with pytest.raises(DataError, match=r"part kind is Discrete\(2\).*FlattenObservation"):
+            open_transitions(folder)
+
+    def test_discrete_states_are_one_number(self, tmp_path):
+        rollout = roll_out(ENDS, LENGTHS)
+        folder = record(
+            tmp_path / "walk",
+            rollout,
+            spaces.Discrete(1000),
+            to_stored=lambda array: np.abs(array[:, 0] * 100).astype(np.int64),
+        )
+        log = open_transitions(folder)
+        assert log.observation_shape == (1,)
+        assert log.observations[0, 0] == int(abs(rollout.rows[0].observation[0] * 100))
+        assert "one-hot" in log.metadata.notes[0]
+
+    def test_spaces_that_are_not_stored_are_read_off_the_arrays(self, tmp_path):
+        rollout = roll_out(ENDS, LENGTHS)
+        folder = record(tmp_path / "walk", rollout)
+        edit_metadata(folder, observation_space=None, action_space=None)
+        log = open_transitions(folder)
+        assert_same_rows(log, rollout.transitions())
+        assert any("assumed Discrete(3)" in note for note in log.metadata.notes)
+        assert_same_rows(open_transitions(folder, Discrete(4)), rollout.transitions(action_space=Discrete(4)))
+
+    def test_unsupported_actions(self, tmp_path):
+        rollout = roll_out(ENDS, LENGTHS, discrete=False)
+        folder = record(tmp_path / "walk", rollout, action_space=spaces.MultiBinary(2))
+        with pytest.raises(DataError, match=r"MultiBinary.*not supported; record Discrete or Box"):
+            open_transitions(folder)
+
+    @pytest.mark.parametrize(
+        ("changes", "words"),
+        [
+            ({"data_format": None}, "no Minari dataset"),
+            ({"data_format": "floppy"}, "Minari format 'floppy', unknown here"),
+            ({"observation_space": "{"}, "unreadable observation_space"),
+            ({"action_space": '{"type": "Graph"}'}, "unreadable action_space"),
+            ({"total_episodes": 9}, "truncated or corrupt Minari"),
+            ({"total_episodes": 0}, "has no steps"),
+        ],
+    )
+    def test_damaged_metadata(self, tmp_path, changes, words):
+        folder = record(tmp_path / "walk", roll_out(ENDS, LENGTHS))
+        edit_metadata(folder, **changes)
+        with pytest.raises(DataError, match=words):
+            open_transitions(folder)
+
+    def test_metadata_that_is_no_json(self, tmp_path):
+        folder = record(tmp_path / "walk", roll_out(ENDS, LENGTHS))
+        (folder / "data" / "metadata.json").write_text("no json")
+        with pytest.raises(DataError, match="truncated or corrupt Minari"):
+            open_transitions(folder)
+
+    def test_missing_observations_are_noticed(self, tmp_path):
+        import h5py
+
+        folder = record(tmp_path / "walk", roll_out(ENDS, LENGTHS))
+        with h5py.File(folder / "data" / "main_data.hdf5", "r+") as file:
+            kept = file["episode_2/observations"][:3]
+            del file["episode_2/observations"]
+            file["episode_2/observations"] = kept
+        with pytest.raises(DataError, match="episode 2 has 3 observations for 5 steps, expected 6"):
+            open_transitions(folder)
+
+
+class TestWriting:
+    @pytest.mark.parametrize("discrete", [True, False])
+    def test_minari_reads_it(self, tmp_path, discrete):
+        import minari
+
+        rollout = roll_out(ENDS, LENGTHS, discrete=discrete)
+        write_minari(rollout.transitions(), tmp_path / "walk", "walk/copy-v3")
+        dataset = minari.MinariDataset(tmp_path / "walk" / "data")
+        assert dataset.spec.dataset_id == "walk/copy-v3"
+        assert dataset.total_episodes == 5
+        assert dataset.total_steps == 15
+        for index, episode in enumerate(dataset):
+            rows = rollout.episode(index)
+            np.testing.assert_array_equal(
+                episode.observations,
+                np.stack([row.observation for row in rows] + [rows[-1].next_observation]),
+            )
+            np.testing.assert_array_equal(episode.actions, np.stack([row.action for row in rows]))
+            np.testing.assert_array_equal(episode.rewards, [row.reward for row in rows])
+            np.testing.assert_array_equal(episode.terminations, [row.terminated for row in rows])
+            np.testing.assert_array_equal(episode.truncations, [row.truncated for row in rows])
+            assert dataset.action_space.contains(episode.actions[0])
+
+    def test_everything_comes_back(self, tmp_path):
+        log = roll_out(ENDS, LENGTHS).transitions(
+            weights=np.arange(15.0),
+            behavior_log_probabilities=-np.arange(15.0),
+            metadata=Metadata(gamma=0.9, extra={"seed": 1}),
+        )
+        write_minari(log, tmp_path / "walk", "walk")
+        again = open_transitions(tmp_path / "walk")
+        assert_same_rows(again, log)
+        assert again.sha256 == log.sha256
+        assert again.metadata.gamma == 0.9
+        assert again.metadata.extra == {"seed": 1}
+
+    def test_images_are_not_compressed_lossily(self, tmp_path):
+        log = roll_out(ENDS, LENGTHS, shape=(32, 32, 3), dtype=np.uint8).transitions()
+        write_minari(log, tmp_path / "walk", "walk")
+        again = open_transitions(tmp_path / "walk")
+        assert again.observations.dtype == np.uint8
+        assert again.sha256 == log.sha256
+
+    def test_next_observations_that_do_not_chain_are_refused(self, tmp_path):
+        log = roll_out(ENDS, LENGTHS).transitions()
+        following = log.next_observations.copy()
+        following[5] += 1
+        with pytest.raises(DataError, match=r"next observation of row 5 is not .*write hdf5 or npz"):
+            write_minari(log.replace(next_observations=following), tmp_path / "walk", "walk")
+        assert list(tmp_path.iterdir()) == []
+
+    def test_names_become_ids_minari_accepts(self, tmp_path):
+        import minari
+
+        write_minari(roll_out().transitions(), tmp_path / "my log.d", "my log.d")
+        assert minari.MinariDataset(tmp_path / "my log.d" / "data").spec.dataset_id == "my-log-d-v0"
+
+    def test_only_datasets_are_replaced(self, tmp_path):
+        first, second = roll_out(seed=1).transitions(), roll_out(seed=2).transitions()
+        write_minari(first, tmp_path / "walk", "walk")
+        with pytest.raises(DataError, match="exists already"):
+            write_minari(second, tmp_path / "walk", "walk")
+        write_minari(second, tmp_path / "walk", "walk", force=True)
+        assert open_transitions(tmp_path / "walk").sha256 == second.sha256
+        (tmp_path / "home").mkdir()
+        (tmp_path / "home" / "letter.txt").write_text("dear")
+        with pytest.raises(DataError, match="holds something else"):
+            write_minari(second, tmp_path / "home", "walk", force=True)
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["home", "walk"]
+        assert (tmp_path / "home" / "letter.txt").read_text() == "dear"
+
+    def test_jax_is_not_imported(self, tmp_path):
+        import sys
+
+        write_minari(roll_out().transitions(), tmp_path / "walk", "walk")
+        assert "jax" not in sys.modules
