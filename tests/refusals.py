@@ -1,0 +1,21 @@
+"""Expect a refusal, by the library's own check or by the shape annotations that tests may turn on."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+from jaxtyping import TypeCheckError
+
+from koffline.errors import KofflineError
+
+
+@contextmanager
+def refused(kind: type[KofflineError], match: str) -> Iterator[None]:
+    """Like pytest.raises(kind, match), but content with a violated annotation too."""
+    with pytest.raises((kind, TypeCheckError)) as caught:
+        yield
+    if isinstance(caught.value, kind):
+        assert re.search(match, str(caught.value)), str(caught.value)

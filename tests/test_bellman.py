@@ -1,0 +1,146 @@
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+
+from koffline import bellman
+from koffline.errors import ConfigError, DataError
+from tests.refusals import refused
+from tests.strategies import draw_finite_case, finite_cases
+
+
+def tensor(*numbers):
+    return torch.tensor(numbers, dtype=torch.float64)
+
+
+def test_discount_ends_with_termination_and_knows_intervals():
+    terminated = torch.tensor([False, True, False])
+    torch.testing.assert_close(bellman.discount(0.9, terminated), tensor(0.9, 0.0, 0.9))
+    interval = torch.tensor([1, 2, 3])
+    torch.testing.assert_close(bellman.discount(0.5, terminated, interval), tensor(0.5, 0.0, 0.125))
+    torch.testing.assert_close(bellman.discount(0.5, terminated, 2), tensor(0.25, 0.0, 0.25))
+    with pytest.raises(ConfigError, match=r"gamma is 1\.5"):
+        bellman.discount(1.5, terminated)
+
+
+def test_state_value_residual_by_hand():
+    residual = bellman.state_value_residual(
+        tensor(1.0, 2.0), tensor(0.5, 0.0), tensor(3.0, 4.0), tensor(6.0, 100.0)
+    )
+    torch.testing.assert_close(residual, tensor(1.0 + 3.0 - 3.0, 2.0 - 4.0))
+
+
+def test_action_value_residual_by_hand():
+    q = torch.tensor([[1.0, 5.0], [2.0, 7.0]])
+    residual = bellman.action_value_residual(
+        reward=torch.tensor([1.0, 0.0]),
+        discount=torch.tensor([0.5, 0.5]),
+        action_values=q,
+        actions=torch.tensor([1, 0]),
+        next_action_values=torch.tensor([[4.0, 8.0], [2.0, 0.0]]),
+        next_probabilities=torch.tensor([[0.25, 0.75], [1.0, 0.0]]),
+    )
+    # 1 + .5 (1 + 6) − 5 and 0 + .5 · 2 − 2
+    torch.testing.assert_close(residual, torch.tensor([-0.5, -1.0]))
+
+
+def test_optimality_residual_takes_the_best_action():
+    residual = bellman.optimality_residual(
+        tensor(1.0), tensor(0.5), tensor(1.0, 5.0)[None], torch.tensor([0]), tensor(4.0, 8.0)[None]
+    )
+    torch.testing.assert_close(residual, tensor(1.0 + 4.0 - 1.0))
+
+
+def test_path_consistency_residual_by_hand():
+    residual = bellman.path_consistency_residual(
+        tensor(1.0), tensor(0.5), tensor(2.0), tensor(6.0), tensor(-3.0), entropy_coef=0.1
+    )
+    torch.testing.assert_close(residual, tensor(1.0 + 3.0 + 0.3 - 2.0))
+
+
+def test_path_consistency_is_zero_at_the_smoothed_optimum():
+    case, coef = draw_finite_case(3, states=4, actions=3), 0.2
+    transition, reward = case.mdp.transition, np.einsum("sat,sat->sa", case.mdp.transition, case.mdp.reward)
+    value = np.zeros(4)
+    for _ in range(400):  # a contraction by 0.9: 1e-18 left
+        q = reward + case.gamma * transition @ value
+        value = coef * np.log(np.exp(q / coef).sum(axis=1))
+    log_policy = (q - value[:, None]) / coef
+    for action in range(3):
+        residual = bellman.path_consistency_residual(
+            torch.tensor(reward[:, action]),
+            torch.full((4,), case.gamma, dtype=torch.float64),
+            torch.tensor(value),
+            torch.tensor(transition[:, action] @ value),
+            torch.tensor(log_policy[:, action]),
+            coef,
+        )
+        assert residual.abs().max() < 1e-12
+
+
+@settings(max_examples=20, deadline=None)
+@given(arguments=finite_cases)
+def test_expected_residuals_vanish_at_the_exact_values(arguments):
+    case = draw_finite_case(**arguments)
+    states, actions = case.policy.shape
+    q = torch.tensor(case.mdp.action_values(case.policy, case.gamma))
+    s, a, t = (index.flatten() for index in np.indices(case.mdp.transition.shape))
+    residual = bellman.action_value_residual(
+        torch.tensor(case.mdp.reward[s, a, t]),
+        torch.full((len(s),), case.gamma, dtype=torch.float64),
+        q[s],
+        torch.tensor(a),
+        q[t],
+        torch.tensor(case.policy[t]),
+    )
+    expected = (residual.numpy() * case.mdp.transition[s, a, t]).reshape(states, actions, states).sum(axis=2)
+    np.testing.assert_allclose(expected, 0.0, atol=1e-10)
+
+
+def test_replica_axis_gives_each_replica_its_own_residual():
+    reward, discount = torch.randn(5), torch.rand(5)
+    value, next_value = torch.randn(3, 5), torch.randn(3, 5)
+    residual = bellman.state_value_residual(reward, discount, value, next_value)
+    torch.testing.assert_close(
+        residual[2], bellman.state_value_residual(reward, discount, value[2], next_value[2])
+    )
+    q = torch.randn(3, 5, 2)
+    stacked = bellman.optimality_residual(reward, discount, q, torch.ones(5, dtype=torch.int64), q)
+    torch.testing.assert_close(
+        stacked[1],
+        bellman.optimality_residual(reward, discount, q[1], torch.ones(5, dtype=torch.int64), q[1]),
+    )
+
+
+def test_gradients_flow_through_both_values():
+    value, next_value = torch.randn(4, requires_grad=True), torch.randn(4, requires_grad=True)
+    bellman.state_value_residual(torch.zeros(4), torch.full((4,), 0.9), value, next_value).sum().backward()
+    torch.testing.assert_close(value.grad, torch.full((4,), -1.0))
+    torch.testing.assert_close(next_value.grad, torch.full((4,), 0.9))
+
+
+def test_a_smaller_residual_does_not_mean_a_smaller_value_error():
+    """The chain of Fujimoto et al. (2022): no reward, so the true values are zero."""
+    gamma, k = 0.9, 1.0
+    signs = torch.tensor([(-1.0) ** t for t in range(11)], dtype=torch.float64)
+    constant = torch.full((11,), k / (1.0 - gamma), dtype=torch.float64)
+    zero, discount = torch.zeros(10, dtype=torch.float64), torch.full((10,), gamma, dtype=torch.float64)
+    far = bellman.state_value_residual(zero, discount, constant[:-1], constant[1:])
+    near = bellman.state_value_residual(zero, discount, k * signs[:-1], k * signs[1:])
+    torch.testing.assert_close(far.abs(), torch.full((10,), k, dtype=torch.float64))
+    torch.testing.assert_close(near.abs(), torch.full((10,), (1.0 + gamma) * k, dtype=torch.float64))
+    assert far.square().mean() < near.square().mean()
+    assert constant.abs().max() > 9.0 * (k * signs).abs().max()
+
+
+def test_a_trailing_axis_of_one_is_refused_instead_of_broadcast():
+    with refused(DataError, match="equal N"):
+        bellman.state_value_residual(torch.zeros(4), torch.ones(4), torch.zeros(4, 1), torch.zeros(4, 1))
+    with refused(DataError, match="n_actions"):
+        bellman.optimality_residual(
+            torch.zeros(4),
+            torch.ones(4),
+            torch.zeros(3, 2),
+            torch.zeros(4, dtype=torch.int64),
+            torch.zeros(4, 2),
+        )

@@ -1,0 +1,192 @@
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from koffline.errors import ConfigError, DataError
+from koffline.kernel_loss import (
+    blockwise_v_statistic,
+    feature_v_statistic,
+    kernel_loss,
+    mini_batch_v_statistic,
+    mixture_diag_weight,
+    u_statistic,
+    v_statistic,
+)
+from koffline.kernels import Gaussian, Laplacian, Linear, random_fourier_features
+from tests import reference
+from tests.refusals import refused
+
+
+def problem(rows, seed=0, dtype=torch.float64):
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(rows, 2, generator=generator, dtype=dtype)
+    return x, torch.randn(rows, generator=generator, dtype=dtype)
+
+
+def test_statistics_by_hand():
+    residual = torch.tensor([1.0, -2.0])
+    gram = torch.tensor([[1.0, 0.5], [0.5, 1.0]])
+    assert v_statistic(residual, gram).item() == pytest.approx((1.0 + 4.0 - 2.0) / 4.0)
+    assert u_statistic(residual, gram).item() == pytest.approx(-1.0)  # 2 · 0.5 · 1 · (−2) / 2
+    assert kernel_loss(residual, gram, 0.25).item() == pytest.approx(0.75 * -1.0 + 0.25 * 2.5)
+    features = torch.tensor([[1.0], [2.0]])
+    assert feature_v_statistic(features, residual).item() == pytest.approx(9.0 / 4.0)  # (1 − 4)² / 2²
+
+
+@pytest.mark.parametrize("rows", [2, 5, 9])
+def test_statistics_agree_with_the_loops(rows):
+    x, residual = problem(rows)
+    gram = Gaussian(0.8).gram(x)
+    plain, matrix = residual.tolist(), gram.tolist()
+    v, u = reference.v_statistic(plain, matrix), reference.u_statistic(plain, matrix)
+    diagonal = reference.diagonal_mean(plain, matrix)
+    assert v_statistic(residual, gram).item() == pytest.approx(v, rel=1e-12)
+    assert u_statistic(residual, gram).item() == pytest.approx(u, rel=1e-12)
+    for weight in (0.0, 0.3, 1.0):
+        expected = (1.0 - weight) * u + weight * diagonal
+        assert kernel_loss(residual, gram, weight).item() == pytest.approx(expected, rel=1e-12)
+    assert kernel_loss(residual, gram, 1.0 / rows).item() == pytest.approx(v, rel=1e-12)
+    assert kernel_loss(residual, gram, 1.0).item() == pytest.approx(residual.square().mean().item())
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    seed=st.integers(0, 2**31), rows=st.integers(2, 8), population=st.integers(8, 1000), alpha=st.floats(0, 1)
+)
+def test_the_papers_mini_batch_family_is_one_number(seed, rows, population, alpha):
+    """L_KV = (1 − 1/n) U + (1/n) mean k_ii δ_i², hence alpha L_KV + (1 − alpha) L_KU has w = alpha / n."""
+    x, residual = problem(rows, seed)
+    gram = Gaussian(1.0).gram(x)
+    printed = reference.batch_v_statistic(residual.tolist(), gram.tolist(), population)
+    scale = residual.square().mean().item()
+    l_kv = mini_batch_v_statistic(residual, gram, population)
+    assert l_kv.item() == pytest.approx(printed, rel=1e-12, abs=1e-13 * scale)
+    assert kernel_loss(residual, gram, 1.0 / population).item() == pytest.approx(printed, abs=1e-13 * scale)
+    mixture = alpha * printed + (1.0 - alpha) * u_statistic(residual, gram).item()
+    weight = mixture_diag_weight(alpha, population)
+    assert kernel_loss(residual, gram, weight).item() == pytest.approx(mixture, abs=1e-13 * scale)
+
+
+def test_the_mini_batch_form_is_unbiased_for_the_whole_v_statistic():
+    """Averaged over every mini-batch of 3 out of 6 rows, L_KV is the V-statistic of the 6."""
+    x, residual = problem(6)
+    gram = Gaussian(0.8).gram(x)
+    values = []
+    for chosen in itertools.combinations(range(6), 3):
+        index = torch.tensor(chosen)
+        values.append(mini_batch_v_statistic(residual[index], gram[index][:, index], 6).item())
+    assert len(values) == 20
+    assert np.mean(values) == pytest.approx(v_statistic(residual, gram).item(), rel=1e-12)
+
+
+@settings(max_examples=30, deadline=None)
+@given(seed=st.integers(0, 2**31), rows=st.integers(2, 12))
+def test_order_does_not_matter_and_v_is_never_negative(seed, rows):
+    x, residual = problem(rows, seed)
+    order = torch.randperm(rows, generator=torch.Generator().manual_seed(seed))
+    gram, shuffled = Laplacian(0.5).gram(x), Laplacian(0.5).gram(x[order])
+    assert v_statistic(residual, gram) >= 0.0
+    for statistic in (v_statistic, u_statistic, lambda r, g: kernel_loss(r, g, 0.4)):
+        torch.testing.assert_close(statistic(residual[order], shuffled), statistic(residual, gram))
+
+
+def test_gradients_are_right_in_the_residual_and_the_gram():
+    x, residual = problem(5)
+    gram = Gaussian(0.8).gram(x)
+    residual, gram = residual.requires_grad_(), gram.detach().requires_grad_()
+    assert torch.autograd.gradcheck(v_statistic, (residual, gram))
+    assert torch.autograd.gradcheck(u_statistic, (residual, gram))
+    assert torch.autograd.gradcheck(lambda r, g: kernel_loss(r, g, 0.3), (residual, gram))
+    assert torch.autograd.gradcheck(lambda r, g: mini_batch_v_statistic(r, g, 50), (residual, gram))
+    features = torch.randn(5, 3, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(feature_v_statistic, (features, residual))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_replicas_are_evaluated_each_for_itself(dtype):
+    x, _ = problem(6, dtype=dtype)
+    residual = torch.randn(3, 6, dtype=dtype)
+    gram = Gaussian(0.8).gram(x)
+    own = torch.stack([Gaussian(h).gram(x) for h in (0.5, 1.0, 2.0)])
+    for statistic in (v_statistic, u_statistic, lambda r, g: kernel_loss(r, g, 0.2)):
+        assert statistic(residual, gram).shape == (3,)
+        assert statistic(residual, gram).dtype == dtype
+        torch.testing.assert_close(statistic(residual, gram)[1], statistic(residual[1], gram))
+        torch.testing.assert_close(statistic(residual, own)[2], statistic(residual[2], own[2]))
+    torch.testing.assert_close(feature_v_statistic(x, residual)[2], feature_v_statistic(x, residual[2]))
+
+
+def test_feature_form_is_the_v_statistic_of_its_kernel():
+    x, residual = problem(40)
+    torch.testing.assert_close(feature_v_statistic(x, residual), v_statistic(residual, Linear().gram(x)))
+    features = random_fourier_features(Gaussian(1.0), 2, 40_000, torch.Generator().manual_seed(0))
+    exact = v_statistic(residual, Gaussian(1.0).gram(x)).item()
+    assert feature_v_statistic(features(x), residual).item() == pytest.approx(exact, rel=0.1)
+
+
+@pytest.mark.parametrize("block_size", [1, 7, 16, 64, 100])
+@pytest.mark.parametrize("kernel", [Gaussian(0.8), Laplacian(0.8), Linear()], ids=lambda k: type(k).__name__)
+def test_blockwise_form_is_the_dense_one(kernel, block_size):
+    x, residual = problem(64)
+    dense = v_statistic(residual, kernel.gram(x))
+    blockwise = blockwise_v_statistic(x, residual, kernel, block_size)
+    assert blockwise.shape == ()
+    torch.testing.assert_close(blockwise, dense, rtol=1e-12, atol=0.0)
+    several = torch.stack((residual, 2.0 * residual))
+    torch.testing.assert_close(
+        blockwise_v_statistic(x, several, kernel, block_size), torch.stack((dense, 4.0 * dense))
+    )
+
+
+def test_blockwise_form_in_single_precision_sums_in_double():
+    x, residual = problem(3000)
+    exact = blockwise_v_statistic(x, residual, Gaussian(0.8))
+    single = blockwise_v_statistic(x.float(), residual.float(), Gaussian(0.8), block_size=500)
+    assert single.dtype == torch.float64
+    assert single.item() == pytest.approx(exact.item(), rel=1e-5)
+
+
+def test_blockwise_form_never_asks_for_more_than_a_block():
+    asked = []
+
+    class Recording(Linear):
+        def gram(self, x, y=None):
+            asked.append((len(x), len(y)))
+            return super().gram(x, y)
+
+    x, residual = problem(1000)
+    blockwise_v_statistic(x, residual, Recording(), block_size=128)
+    assert max(max(pair) for pair in asked) == 128
+    assert len(asked) == 8 * 9 // 2  # the upper triangle of 8 by 8 blocks
+
+
+def test_shapes_that_would_broadcast_are_refused():
+    gram = torch.eye(4)
+    for residual in (torch.zeros(4, 1), torch.zeros(3), torch.zeros(2, 2, 4), torch.tensor(1.0)):
+        for statistic in (v_statistic, u_statistic, lambda r, g: kernel_loss(r, g, 0.5)):
+            with refused(DataError, match="residual has shape"):
+                statistic(residual, gram)
+    with refused(DataError, match="residual has shape"):
+        v_statistic(torch.zeros(3, 4), torch.zeros(2, 4, 4))
+    with refused(DataError, match="convert one"):
+        v_statistic(torch.zeros(4, dtype=torch.float64), gram)
+    with refused(DataError, match="at least 2"):
+        u_statistic(torch.zeros(1), torch.eye(1))
+    with refused(DataError, match="features has shape"):
+        feature_v_statistic(torch.zeros(3, 2), torch.zeros(4))
+    with refused(DataError, match="x has shape"):
+        blockwise_v_statistic(torch.zeros(3, 2), torch.zeros(4), Linear())
+
+
+def test_numbers_out_of_range_are_refused():
+    for weight in (-0.1, 1.1, float("nan")):
+        with pytest.raises(ConfigError, match="diag_weight is"):
+            kernel_loss(torch.zeros(2), torch.eye(2), weight)
+    with pytest.raises(ConfigError, match="alpha is 2"):
+        mixture_diag_weight(2.0, 10)
+    with pytest.raises(ConfigError, match="block_size is 0"):
+        blockwise_v_statistic(torch.zeros(3, 2), torch.zeros(3), Linear(), 0)
