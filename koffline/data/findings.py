@@ -160,4 +160,4 @@ def _rows_where(column: np.ndarray, test: Callable[[np.ndarray], np.ndarray]) ->
 
 
 def _rows(rows: np.ndarray) -> str:
-    return f"row {rows[0]}" if rows.size == 1 else f"{rows.size} rows, the first {rows[0]}"
+    return f"row {rows[0]}" if rows.size == 1 else f"{rows.size} rows (first: row {rows[0]})"

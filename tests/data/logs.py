@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 
+import h5py
 import numpy as np
 from hypothesis import strategies as st
 
@@ -104,6 +106,32 @@ def assert_same_rows(found: Transitions, expected: Transitions, terminal_next: b
     if expected.has_episodes:
         np.testing.assert_array_equal(found.steps, expected.steps)
         np.testing.assert_array_equal(found.episode_lengths, expected.episode_lengths)
+
+
+def d4rl_arrays(
+    rollout: Rollout, next_observations: bool = True, timeouts: bool = True
+) -> dict[str, np.ndarray]:
+    """The arrays of a D4RL file, with or without those it may lack."""
+    log = rollout.transitions()
+    arrays = {
+        "observations": log.observations,
+        "actions": log.actions,
+        "rewards": log.rewards.astype(np.float32),
+        "terminals": log.terminated,
+    }
+    if next_observations:
+        arrays["next_observations"] = log.next_observations
+    if timeouts:
+        arrays["timeouts"] = log.truncated
+    return arrays
+
+
+def write_arrays(path: Path, arrays: dict[str, np.ndarray], **more: np.ndarray) -> Path:
+    """A plain HDF5 file with these arrays."""
+    with h5py.File(path, "w") as file:
+        for key, array in {**arrays, **more}.items():
+            file[key] = array
+    return path
 
 
 @st.composite
