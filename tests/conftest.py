@@ -1,0 +1,24 @@
+"""Shapes and types of koffline's own functions are checked at run time while the tests run."""
+
+import os
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: two busy threads on two cores collapse
+
+from jaxtyping import install_import_hook
+
+_CHECKED = (
+    "batches",
+    "bellman",
+    "checkpoints",
+    "data",
+    "envs",
+    "fitting",
+    "kernel_loss",
+    "kernels",
+    "objectives",
+    "ope",
+    "policies",
+    "replicas",
+    "steps",
+)
+install_import_hook([f"koffline.{name}" for name in _CHECKED], "beartype.beartype")
