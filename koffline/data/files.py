@@ -130,6 +130,8 @@ def _take_free_name(temporary: Path, target: Path) -> None:
 
 
 def _flush_to_disk(path: Path) -> None:
+    if os.name == "nt" and path.is_dir():
+        return  # Windows opens no folders
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

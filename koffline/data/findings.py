@@ -117,7 +117,7 @@ def _episode_warnings(log: Transitions) -> Iterator[str]:
     if shifted.size:
         yield (
             f"the next observation is the first one of the following episode in {_rows(shifted)}; "
-            "was it exported by shifting the observations by one?"
+            "is it one stream cut into pieces, or was it exported by shifting the observations by one?"
         )
 
 

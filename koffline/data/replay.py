@@ -36,7 +36,6 @@ from d3rlpy.dataset import (  # noqa: E402
     BasicTransitionPicker,
     DatasetInfo,
     Episode,
-    EpisodeBase,
     InfiniteBuffer,
     PartialTrajectory,
     ReplayBuffer,
@@ -170,7 +169,7 @@ class ColumnarReplayBuffer(ReplayBufferBase):
         """Raises ReadOnlyBufferError."""
         raise _read_only("append")
 
-    def append_episode(self, episode: EpisodeBase) -> None:
+    def append_episode(self, episode: Any) -> None:
         """Raises ReadOnlyBufferError."""
         raise _read_only("append_episode")
 
@@ -229,7 +228,7 @@ class _RowBuffer:
     def __getitem__(self, index: int) -> tuple[Any, int]:
         return self._buffer.locate(range(len(self))[index])
 
-    def append(self, episode: EpisodeBase, index: int) -> None:
+    def append(self, episode: Any, index: int) -> None:
         raise _read_only("append")
 
 
@@ -265,7 +264,7 @@ def from_d3rlpy(buffer: ReplayBufferBase) -> Transitions:
     return Transitions(**columns, action_space=space, metadata=Metadata(notes=tuple(notes)))
 
 
-def _episode_arrays(episode: EpisodeBase) -> EpisodeArrays:
+def _episode_arrays(episode: Any) -> EpisodeArrays:
     ends = np.zeros(episode.size(), dtype=np.bool_)
     ends[-1] = True
     over = bool(episode.terminated)

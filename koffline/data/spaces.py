@@ -11,6 +11,9 @@ import numpy as np
 
 from koffline.errors import DataError
 
+Number = float | int | np.number
+BoundLike = Number | Sequence[Number] | np.ndarray
+
 
 @dataclass(frozen=True)
 class Discrete:
@@ -40,8 +43,8 @@ class Continuous:
     def __init__(
         self,
         k: int,
-        low: float | Sequence[float] | np.ndarray = -math.inf,
-        high: float | Sequence[float] | np.ndarray = math.inf,
+        low: BoundLike = -math.inf,
+        high: BoundLike = math.inf,
     ) -> None:
         object.__setattr__(self, "k", _positive_int("Continuous(k)", k))
         object.__setattr__(self, "low", _bounds("low", low, self.k))

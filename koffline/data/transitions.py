@@ -47,7 +47,7 @@ class Metadata:
 class Transitions:
     """N logged transitions (s, a, r, s') as read-only columns.
 
-    Arrays of a fitting dtype are adopted without a copy. A row may be ``terminated`` (the world ended: no
+    Arrays of a fitting dtype are adopted without a copy: do not write into them afterwards. A row may be ``terminated`` (the world ended: no
     future value), ``truncated`` (recording stopped: the future goes on, ``next_observations`` holds the state
     reached), both (terminated wins), or neither. With ``episode_ids`` the rows of an episode are contiguous
     and in time order, ``steps`` count them 0, 1, 2, … and only its last row may be terminated or truncated;

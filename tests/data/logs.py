@@ -12,6 +12,20 @@ from hypothesis import strategies as st
 from koffline.data.transitions import Continuous, Discrete, Metadata, Transitions
 
 
+def small(**changes) -> Transitions:
+    """Four rows, any field of which may be changed."""
+    columns = {
+        "observations": np.arange(12.0, dtype=np.float32).reshape(4, 3),
+        "actions": np.array([0, 1, 1, 0]),
+        "rewards": np.array([1.0, 2.0, 3.0, 4.0]),
+        "next_observations": np.arange(12.0, dtype=np.float32).reshape(4, 3) + 3,
+        "terminated": np.array([False, True, False, False]),
+        "truncated": np.array([False, False, False, True]),
+        "action_space": Discrete(2),
+    }
+    return Transitions(**{**columns, **changes})
+
+
 @dataclass(frozen=True)
 class Row:
     """One step as it happened."""

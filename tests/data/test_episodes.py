@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 
 from koffline.data.transitions import Metadata, order_rows
 from koffline.errors import DataError
-from tests.data.logs import roll_out, transitions
-from tests.data.test_transitions import small
+from tests.data.logs import roll_out, small, transitions
 
 
 class TestEpisodes:

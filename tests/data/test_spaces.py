@@ -28,9 +28,7 @@ def test_discrete_needs_a_count(n):
         Discrete(n)
 
 
-@pytest.mark.parametrize(
-    "arguments", [(0,), (2, 1.0, 0.0), (2, [0.0, 0.0, 0.0]), (1, math.nan), (1, "a"), (2, None)]
-)
+@pytest.mark.parametrize("arguments", [(0,), (2, 1.0, 0.0), (2, [0.0, 0.0, 0.0]), (1, math.nan), (1, "a")])
 def test_continuous_needs_proper_bounds(arguments):
     with pytest.raises(DataError):
         Continuous(*arguments)

@@ -155,7 +155,7 @@ class TestWarnings:
             ),
             (
                 lambda log: {"next_observations": np.roll(log.observations, -1, axis=0)},
-                r"first one of the following episode in 6 rows \(first: row 4\); was it exported by shift",
+                r"first one of the following episode in 6 rows \(first: row 4\); is it one stream cut",
             ),
             (lambda log: {"metadata": Metadata(sha256="0" * 64)}, "it was edited"),
             (

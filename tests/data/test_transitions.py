@@ -8,19 +8,7 @@ import pytest
 
 from koffline.data.transitions import Continuous, Discrete, Metadata, Transitions
 from koffline.errors import DataError
-
-
-def small(**changes) -> Transitions:
-    columns = {
-        "observations": np.arange(12.0, dtype=np.float32).reshape(4, 3),
-        "actions": np.array([0, 1, 1, 0]),
-        "rewards": np.array([1.0, 2.0, 3.0, 4.0]),
-        "next_observations": np.arange(12.0, dtype=np.float32).reshape(4, 3) + 3,
-        "terminated": np.array([False, True, False, False]),
-        "truncated": np.array([False, False, False, True]),
-        "action_space": Discrete(2),
-    }
-    return Transitions(**{**columns, **changes})
+from tests.data.logs import small
 
 
 class TestConstruction:
