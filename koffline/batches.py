@@ -214,7 +214,7 @@ class BatchSchedule:
             self._epochs[group] = step // self._lengths[group]
             self._draw(group, self._epochs[group])
         if stale:
-            self._rows_there = self._rows.to(self._device)
+            self._rows_there = self._rows.to(self._device, copy=True)  # rows handed out stay as they are
 
     def draws(self, step: int, draws: int) -> Tensor:
         """Which of `draws` continuations each row of the mini-batches uses, (G, B)."""

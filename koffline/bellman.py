@@ -28,8 +28,8 @@ def discount(
 
 
 def state_value_residual(
-    reward: Float[Tensor, " row"],
-    discount: Float[Tensor, " row"],
+    reward: Float[Tensor, "*rewards row"],
+    discount: Float[Tensor, "*discounts row"],
     value: Float[Tensor, "*replica row"],
     next_value: Float[Tensor, "*replica row"],
 ) -> Float[Tensor, "*replica row"]:
@@ -76,8 +76,8 @@ def optimality_residual(
 
 
 def path_consistency_residual(
-    reward: Float[Tensor, " row"],
-    discount: Float[Tensor, " row"],
+    reward: Float[Tensor, "*rewards row"],
+    discount: Float[Tensor, "*discounts row"],
     value: Float[Tensor, "*replica row"],
     next_value: Float[Tensor, "*replica row"],
     log_probability: Float[Tensor, "*replica row"],
@@ -105,8 +105,9 @@ def _taken(action_values: Tensor, actions: Tensor) -> Tensor:
 
 
 def _check_rows(**columns: Tensor) -> None:
-    """Equal row counts and no trailing axis of one: (N, 1) against (N,) would broadcast to (N, N)."""
-    lengths = {name: tuple(column.shape) for name, column in columns.items()}
-    rows = {shape[-1] for shape in lengths.values() if shape}
-    if len(rows) != 1 or not all(lengths.values()):
-        raise DataError(f"residual received shapes {lengths}; give (N,) or (R, N) with equal N")
+    """Equal row counts and replica counts: (N, 1) against (N,) would broadcast to (N, N) in silence."""
+    shapes = {name: tuple(column.shape) for name, column in columns.items()}
+    ends = {shape[-1:] for shape in shapes.values()}
+    fronts = {shape[:-1] for shape in shapes.values()} - {()}
+    if len(ends) != 1 or () in ends or len(fronts) > 1:
+        raise DataError(f"residual received shapes {shapes}; give (N,) or (R, N) with equal N and R")

@@ -17,14 +17,14 @@ class Workspace:
     """
 
     def __init__(self) -> None:
-        self._buffers: dict[tuple[object, ...], Tensor] = {}
+        self._buffers: dict[object, Tensor] = {}
 
     def take(self, name: object, shape: Sequence[int], like: Tensor) -> Tensor:
-        """The buffer of that name, shape, dtype and device; its content is whatever was left there."""
-        key = (name, *shape, like.dtype, like.device)
-        if key not in self._buffers:
-            self._buffers[key] = torch.empty(*shape, dtype=like.dtype, device=like.device)
-        return self._buffers[key]
+        """The buffer of that name, made anew when the shape changes; holds whatever was left there."""
+        buffer = self._buffers.get(name)
+        if buffer is None or buffer.shape != tuple(shape):
+            buffer = self._buffers[name] = torch.empty(*shape, dtype=like.dtype, device=like.device)
+        return buffer
 
 
 def affine(x: Tensor, weight: Tensor, bias: Tensor, out: Tensor | None = None) -> Tensor:

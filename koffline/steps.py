@@ -14,6 +14,8 @@ from koffline.objectives import Objective
 from koffline.replicas import StackedNetwork
 from koffline.stacked_products import Workspace
 
+_LEAST_EXPONENT = -120.0  # of two: powers below 2**-126 are slow to compute and to multiply
+
 
 class StepComputer:
     """Computes losses and parameter gradients of a step; changes nothing."""
@@ -90,6 +92,7 @@ class _PackedTable:
         parts.update(_kernel_columns(table, kernel))
         self._names, self._widths = list(parts), [part.shape[1] for part in parts.values()]
         self._columns = torch.cat(list(parts.values()), dim=1).contiguous()
+        self._wide = isinstance(kernel, Gaussian) and _spans_tiny_kernel_values(table, kernel)
         groups, device = len(plan.groups), table.inputs.device
         self._group_of = None
         self._repeat_gram = False
@@ -133,7 +136,8 @@ class _PackedTable:
         if isinstance(self._kernel, Gaussian):
             groups, rows = packed.shape[:2]
             buffer = self._workspace.take("gram", (groups, rows, rows), packed)
-            gram = torch.bmm(columns[-2], columns[-1].mT, out=buffer).exp2_()
+            exponent = torch.bmm(columns[-2], columns[-1].mT, out=buffer)
+            gram = (exponent.clamp_(min=_LEAST_EXPONENT) if self._wide else exponent).exp2_()
         else:
             gram = self._kernel.gram(columns[-1])
         if self._group_of is None or not self._repeat_gram:
@@ -151,6 +155,14 @@ def _kernel_columns(table: Table, kernel: Kernel | None) -> dict[str, Tensor]:
         left, right = kernel.exponent_columns(table.kernel_inputs)
         return {"left": left, "right": right}
     return {"kernel_inputs": table.kernel_inputs}
+
+
+def _spans_tiny_kernel_values(table: Table, kernel: Gaussian) -> bool:
+    """Whether opposite corners of the data have kernel values that single precision cannot hold normally."""
+    assert table.kernel_inputs is not None
+    corners = torch.stack((table.kernel_inputs.amin(dim=0), table.kernel_inputs.amax(dim=0)))
+    left, right = kernel.exponent_columns(corners)
+    return float((left[0] * right[1]).sum()) < _LEAST_EXPONENT
 
 
 def _read(outputs: Tensor, readout: Tensor | None, draws: int) -> Tensor:

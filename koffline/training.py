@@ -176,17 +176,20 @@ class TrainingRun(Generic[Network]):
         bad = ~torch.isfinite(window) & alive
         first = self.step - len(window)
         for replica in torch.nonzero(bad.any(dim=0)).flatten().tolist():
-            self._diverged_at[replica] = first + int(bad[:, replica].nonzero()[0])
-            self._network.flat[replica] = math.nan
-            if self._average is not None:
-                self._average[replica] = math.nan
+            self._set_nan(replica, first + int(bad[:, replica].nonzero()[0]))
+
+    def _set_nan(self, replica: int, step: int) -> None:
+        self._diverged_at[replica] = step
+        self._network.flat[replica] = math.nan
+        if self._average is not None:
+            self._average[replica] = math.nan
 
     def _mark_broken_parameters(self) -> None:
         """Catch what the losses did not show any more: the last step itself."""
         finite = torch.isfinite(self._network.flat).all(dim=1).tolist()
         for replica, good in enumerate(finite):
             if not good and self._diverged_at[replica] < 0:
-                self._diverged_at[replica] = self.step
+                self._set_nan(replica, self.step)
 
 
 def _target_of(objective: Objective) -> CopyTarget | FollowTarget | None:

@@ -134,8 +134,10 @@ def test_a_smaller_residual_does_not_mean_a_smaller_value_error():
 
 
 def test_a_trailing_axis_of_one_is_refused_instead_of_broadcast():
-    with refused(DataError, match="equal N"):
+    with refused(DataError, match="equal N and R"):
         bellman.state_value_residual(torch.zeros(4), torch.ones(4), torch.zeros(4, 1), torch.zeros(4, 1))
+    with refused(DataError, match="equal N and R"):
+        bellman.state_value_residual(torch.zeros(4), torch.ones(4), torch.zeros(2, 4), torch.zeros(3, 4))
     with refused(DataError, match="n_actions"):
         bellman.optimality_residual(
             torch.zeros(4),

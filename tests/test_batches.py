@@ -1,0 +1,135 @@
+import dataclasses
+
+import pytest
+import torch
+
+from koffline.batches import BatchSchedule, ReplicaPlan, Table
+from koffline.errors import ConfigError, DataError
+from tests.refusals import refused
+
+
+def plan_of(seeds, **options):
+    return ReplicaPlan((1e-3,) * len(seeds), tuple(seeds), **options)
+
+
+def table_of(rows=5, draws=None):
+    following = torch.randn(rows, 2) if draws is None else torch.randn(rows, draws, 2)
+    return Table(torch.randn(rows, 2), following, torch.randn(rows), torch.rand(rows))
+
+
+def epoch_of(schedule, group, steps):
+    return torch.cat([schedule.rows(step)[group] for step in range(steps)])
+
+
+def test_an_epoch_visits_every_row_once():
+    schedule = BatchSchedule(plan_of([3, 4]), rows=12, batch_size=4)
+    assert schedule.steps_per_epoch == 3
+    first, second = epoch_of(schedule, 0, 3), epoch_of(schedule, 1, 3)
+    assert first.sort().values.tolist() == list(range(12))
+    assert first.tolist() != second.tolist()
+    following = torch.cat([schedule.rows(step)[0] for step in range(3, 6)])
+    assert following.sort().values.tolist() == list(range(12))
+    assert following.tolist() != first.tolist()
+
+
+def test_the_remainder_of_an_epoch_is_left_out():
+    schedule = BatchSchedule(plan_of([3]), rows=14, batch_size=4)
+    assert schedule.steps_per_epoch == 3
+    assert len(set(epoch_of(schedule, 0, 3).tolist())) == 12
+
+
+@pytest.mark.parametrize("with_replacement", [False, True])
+def test_rows_depend_on_seed_and_step_alone(with_replacement):
+    among = BatchSchedule(plan_of([1, 2, 3]), 20, 6, with_replacement)
+    alone = BatchSchedule(plan_of([2]), 20, 6, with_replacement)
+    expected = [alone.rows(step)[0].clone() for step in range(10)]
+    for step in (7, 0, 9, 3):  # any order: a resumed run starts in the middle
+        assert torch.equal(among.rows(step)[1], expected[step])
+        assert torch.equal(among.draws(step, 5)[1], alone.draws(step, 5)[0])
+
+
+def test_with_replacement_draws_rows_independently():
+    schedule = BatchSchedule(plan_of([0]), rows=10, batch_size=10, with_replacement=True)
+    drawn = epoch_of(schedule, 0, 300)
+    counts = torch.bincount(drawn, minlength=10)
+    assert (counts - 300).abs().max() < 5 * 17  # binomial standard deviation 16.4
+    assert any(len(set(schedule.rows(step)[0].tolist())) < 10 for step in range(5))
+
+
+def test_row_sets_are_multisets_and_replicas_keep_to_theirs():
+    sets = (torch.tensor([0, 0, 0, 1, 5, 5]), torch.tensor([2, 3, 4, 6, 7, 8, 9, 2]))
+    plan = plan_of([7, 7, 8], row_sets=sets, row_set_of=(0, 1, 1))
+    schedule = BatchSchedule(plan, rows=10, batch_size=2)
+    assert len(plan.groups) == 3  # one seed, two row sets: two groups
+    assert epoch_of(schedule, 0, 3).sort().values.tolist() == sets[0].sort().values.tolist()
+    assert epoch_of(schedule, 1, 4).sort().values.tolist() == sets[1].sort().values.tolist()
+    alone = BatchSchedule(plan_of([8], row_sets=sets, row_set_of=(1,)), rows=10, batch_size=2)
+    for step in range(9):
+        assert torch.equal(schedule.rows(step)[2], alone.rows(step)[0])
+
+
+def test_a_small_row_set_is_repeated_to_fill_a_mini_batch():
+    plan = plan_of([1], row_sets=(torch.tensor([4, 2, 9]),), row_set_of=(0,))
+    drawn = BatchSchedule(plan, rows=10, batch_size=7).rows(0)[0]
+    counts = torch.bincount(drawn, minlength=10)
+    assert counts.sum() == 7
+    assert set(counts[[2, 4, 9]].tolist()) == {2, 3}
+
+
+def test_draws_cover_all_continuations():
+    schedule = BatchSchedule(plan_of([1, 2]), rows=10, batch_size=5)
+    picks = torch.stack([schedule.draws(step, 4) for step in range(200)])
+    assert picks.shape == (200, 2, 5)
+    counts = torch.bincount(picks.flatten(), minlength=4)
+    assert (counts - 500).abs().max() < 100  # binomial standard deviation 19
+    assert not torch.equal(picks[:, 0], picks[:, 1])
+
+
+def test_plans_group_replicas_that_share_mini_batches():
+    grid = ReplicaPlan.grid([5, 6], [1e-2, 1e-3])
+    assert grid.learning_rates == (1e-2, 1e-3, 1e-2, 1e-3)
+    assert grid.batch_seeds == (5, 5, 6, 6)
+    assert grid.group_of == (0, 0, 1, 1)
+    own = ReplicaPlan.of_seeds(range(3), 0.1)
+    assert own.group_of == (0, 1, 2)
+    assert len(own) == 3
+
+
+def test_tables_are_checked_once():
+    good = table_of()
+    assert len(good) == 5
+    assert good.draws == 1
+    assert table_of(draws=3).draws == 3
+    with refused(DataError, "rewards has 4 rows"):
+        dataclasses.replace(good, rewards=torch.zeros(4))
+    with refused(DataError, "discounts holds NaN"):
+        dataclasses.replace(good, discounts=torch.full((5,), torch.nan))
+    with refused(DataError, r"rewards is torch\.float64"):
+        dataclasses.replace(good, rewards=good.rewards.double())
+    with refused(DataError, "next_inputs has shape"):
+        dataclasses.replace(good, next_inputs=torch.zeros(5, 3))
+    with refused(DataError, "come together"):
+        dataclasses.replace(good, readout=torch.ones(5, 1))
+    with refused(DataError, "inputs has shape"):
+        dataclasses.replace(good, inputs=torch.zeros(0, 2))
+    chosen = good.select(torch.tensor([4, 0]))
+    assert torch.equal(chosen.inputs, good.inputs[[4, 0]])
+    assert good.to("cpu", torch.float64).rewards.dtype == torch.float64
+
+
+def test_plans_are_checked_once():
+    with pytest.raises(ConfigError, match="one per replica"):
+        ReplicaPlan((1e-3,), (1, 2))
+    with pytest.raises(ConfigError, match="not negative"):
+        ReplicaPlan((-1e-3,), (1,))
+    with pytest.raises(ConfigError, match="come together"):
+        plan_of([1], row_sets=(torch.tensor([0]),))
+    with pytest.raises(ConfigError, match="entries for 1 replicas"):
+        plan_of([1], row_sets=(torch.tensor([0]),), row_set_of=(0, 0))
+    with pytest.raises(ConfigError, match="there are 1 row sets"):
+        plan_of([1], row_sets=(torch.tensor([0]),), row_set_of=(1,))
+    with pytest.raises(ConfigError, match="row set is empty"):
+        plan_of([1], row_sets=(torch.tensor([], dtype=torch.int64),), row_set_of=(0,))
+    outside = plan_of([1], row_sets=(torch.tensor([10]),), row_set_of=(0,))
+    with pytest.raises(ConfigError, match="points outside"):
+        BatchSchedule(outside, rows=10, batch_size=2)

@@ -1,0 +1,126 @@
+import pytest
+import torch
+
+from koffline.errors import ConfigError
+from koffline.kernel_loss import u_statistic, v_statistic
+from koffline.kernels import Gaussian, Linear
+from koffline.objectives import (
+    CopyTarget,
+    FittedIteration,
+    FollowTarget,
+    KernelLoss,
+    ResidualGradient,
+    TemporalDifference,
+    fitted_q,
+    gram_product,
+)
+
+OBJECTIVES = [
+    KernelLoss(Gaussian(0.7)),
+    KernelLoss(Gaussian(0.7), diag_weight=0.0),
+    KernelLoss(Linear(), diag_weight=0.3),
+    KernelLoss(Linear()),
+    ResidualGradient(),
+    TemporalDifference(),
+    FittedIteration(),
+    fitted_q(0.1),
+]
+
+
+def name_of(objective):
+    weight = getattr(objective, "diag_weight", None)
+    return type(objective).__name__ + ("" if weight is None else str(weight))
+
+
+def rows(replicas=3, count=6):
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(*shape):
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    discount = torch.rand(replicas, count, generator=generator, dtype=torch.float64)
+    return draw(replicas, count), discount, draw(replicas, count), draw(replicas, count), draw(count, 2)
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES, ids=name_of)
+@pytest.mark.parametrize("own_grams", [False, True])
+def test_closed_form_gradients_are_autograds(objective, own_grams):
+    reward, discount, value, next_value, x = rows()
+    gram = None
+    if objective.kernel is not None:
+        gram = objective.kernel.gram(x)
+        if own_grams:
+            gram = torch.stack([gram * factor for factor in (1.0, 0.5, 2.0)])
+    value.requires_grad_(), next_value.requires_grad_()
+    loss = objective.loss(reward, discount, value, next_value, gram)
+    slopes = torch.autograd.grad(loss.sum(), (value, next_value), allow_unused=True)
+    residual = (reward + discount * next_value - value).detach()
+    found = objective.compute_gradients(residual, discount, gram)
+    torch.testing.assert_close(found.loss, loss.detach(), rtol=1e-12, atol=1e-14)
+    torch.testing.assert_close(found.value, slopes[0], rtol=1e-12, atol=1e-14)
+    if objective.next_from == "network":
+        torch.testing.assert_close(found.next_value, slopes[1], rtol=1e-12, atol=1e-14)
+    else:
+        assert found.next_value is None
+        assert slopes[1] is None  # held still by detach
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES, ids=name_of)
+def test_losses_pass_finite_differences(objective):
+    reward, discount, value, next_value, x = rows(replicas=2, count=4)
+    gram = None if objective.kernel is None else objective.kernel.gram(x)
+    value.requires_grad_()
+    inputs = (value,)
+    if objective.next_from == "network":
+        inputs = (value, next_value.requires_grad_())
+    assert torch.autograd.gradcheck(
+        lambda *v: objective.loss(reward, discount, v[0], v[1] if len(v) > 1 else next_value, gram), inputs
+    )
+
+
+def test_kernel_loss_weights_name_the_statistics():
+    reward, discount, value, next_value, x = rows()
+    gram = Gaussian(0.7).gram(x)
+    residual = reward + discount * next_value - value
+    arguments = (reward, discount, value, next_value, gram)
+    torch.testing.assert_close(KernelLoss(Gaussian(0.7)).loss(*arguments), v_statistic(residual, gram))
+    torch.testing.assert_close(KernelLoss(Gaussian(0.7), 0.0).loss(*arguments), u_statistic(residual, gram))
+    residual_gradient = ResidualGradient().loss(*arguments[:-1])
+    torch.testing.assert_close(KernelLoss(Gaussian(0.7), 1.0).loss(*arguments), residual_gradient)
+
+
+def test_gradients_by_hand():
+    """Two rows, identity kernel: V-statistic gradients are 2 δ / 4, the mean-square ones 2 δ / 2."""
+    residual, discount = torch.tensor([[1.0, -2.0]]), torch.tensor([[0.5, 0.0]])
+    found = KernelLoss(Linear()).compute_gradients(residual, discount, torch.eye(2))
+    torch.testing.assert_close(found.loss, torch.tensor([5.0 / 4.0]))
+    torch.testing.assert_close(found.value, torch.tensor([[-0.5, 1.0]]))
+    torch.testing.assert_close(found.next_value, torch.tensor([[0.25, 0.0]]))
+    for objective in (TemporalDifference(), FittedIteration()):
+        found = objective.compute_gradients(residual, discount)
+        torch.testing.assert_close(found.loss, torch.tensor([2.5]))
+        torch.testing.assert_close(found.value, torch.tensor([[-1.0, 2.0]]))
+
+
+@pytest.mark.parametrize("weight", [None, 0.2])
+def test_replicas_of_a_group_share_its_gram(weight):
+    reward, discount, value, next_value, x = rows(replicas=6)
+    residual = reward + discount * next_value - value
+    grams = torch.stack((Gaussian(0.5).gram(x), Gaussian(2.0).gram(x)))
+    objective = KernelLoss(Gaussian(0.5), weight)
+    shared = objective.compute_gradients(residual, discount, grams)
+    repeated = objective.compute_gradients(residual, discount, grams.repeat_interleave(3, dim=0))
+    torch.testing.assert_close(shared.loss, repeated.loss)
+    torch.testing.assert_close(shared.value, repeated.value)
+    single = objective.compute_gradients(residual[3:], discount[3:], grams[1])
+    torch.testing.assert_close(shared.next_value[3:], single.next_value)
+    torch.testing.assert_close(gram_product(residual, grams)[4], grams[1] @ residual[4])
+
+
+def test_settings_are_checked():
+    with pytest.raises(ConfigError, match="diag_weight is 2"):
+        KernelLoss(Linear(), 2.0)
+    with pytest.raises(ConfigError, match="target rate is 0"):
+        FollowTarget(0.0)
+    with pytest.raises(ConfigError, match="copy interval is 0"):
+        CopyTarget(0)
