@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Generic, Literal, Protocol, TypeVar
+from typing import Generic, Literal, Protocol, TypeVar, runtime_checkable
 
 from torch import Tensor
 
@@ -17,6 +17,7 @@ Network = TypeVar("Network", bound=StackedNetwork)
 Probe = Callable[[int, Network], Tensor]
 
 
+@runtime_checkable
 class Progress(Protocol):
     """Anything that wants to be told; a progress bar lives with the caller."""
 

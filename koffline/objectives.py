@@ -15,7 +15,7 @@ Objectives that train a second network beside the value (GTD2's w, SBEED's f) wi
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
@@ -60,6 +60,7 @@ class FollowTarget:
             raise ConfigError(f"target rate is {self.rate}; give a number in (0, 1]")
 
 
+@runtime_checkable
 class Objective(Protocol):
     """See the module's docstring. Values are (R, N), reward and discount (N,) or (R, N), gram (…, N, N)."""
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import torch
 from jaxtyping import Float
@@ -31,6 +31,7 @@ _ACTIVATIONS = ("relu", "tanh", "silu")
 _LARGEST_BUFFER = 1 << 24  # numbers
 
 
+@runtime_checkable
 class StackedNetwork(Protocol):
     """R networks of one shape."""
 
