@@ -129,7 +129,7 @@ def fit_value_functions(
         Gaussian(bandwidth), kernel_inputs.shape[1], settings.instruments, generator
     )
     network = _without_diverged(record)
-    systems = accumulate_systems(network, table, instruments, ensemble.row_counts.to(settings.device))
+    systems = accumulate_systems(network, table, instruments, ensemble.row_counts.to(settings.device, torch.float64))
     heads = {
         "kloss": minimise_kernel_loss(network, systems, settings.ridge),
         "lstd": solve_temporal_difference(network, systems, _LSTD_RIDGE),

@@ -21,7 +21,8 @@ def read_initial_states(source: str) -> np.ndarray:
     if not source.startswith("minari:") and not path.exists():
         raise DataError(f"initial states {source} do not exist; check the path")
     if path.is_file():
-        magic = path.read_bytes()[:8] if path.stat().st_size < 64 else path.open("rb").read(8)
+        with path.open("rb") as file:
+            magic = file.read(8)
         if magic.startswith(b"\x93NUMPY"):
             return _load(path)
         if magic.startswith(b"PK"):

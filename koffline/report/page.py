@@ -30,6 +30,8 @@ def check_output_directory(out: Path, force: bool) -> None:
     if occupied and not (out / _MARKER).is_file():
         raise ConfigError(f"--out {out} holds no {_MARKER}, so --force will not replace it; name another directory")
     parent = next(folder for folder in [out.absolute(), *out.absolute().parents] if folder.exists())
+    if not parent.is_dir():
+        raise ConfigError(f"--out {out}: {parent} is a file; name a directory")
     if not os.access(parent, os.W_OK):
         raise ConfigError(f"--out {out}: {parent} is not writable; name a directory that is")
 
