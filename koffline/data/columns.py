@@ -197,3 +197,17 @@ def weight_column(values: Any) -> np.ndarray:
     if not (array > 0).any():
         raise DataError("weights are all 0; give at least one row a positive weight")
     return array
+
+
+def row_indices(rows: Any, size: int) -> np.ndarray:
+    """Indices within 0 … size − 1 from indices or a mask. Raises DataError where nothing is chosen."""
+    chosen = np.asarray(rows)
+    if chosen.dtype == np.bool_ and chosen.shape == (size,):
+        chosen = np.flatnonzero(chosen)
+    if chosen.ndim != 1 or not chosen.size or chosen.dtype.kind not in "iu":
+        raise DataError(
+            f"a selection of shape {chosen.shape} and dtype {chosen.dtype}; give at least one index"
+        )
+    if chosen.min() < 0 or chosen.max() >= size:
+        raise DataError(f"a selection reaches {chosen.min()} … {chosen.max()}, outside 0 … {size - 1}")
+    return chosen

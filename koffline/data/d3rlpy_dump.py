@@ -45,7 +45,9 @@ def read_d3rlpy_dump(path: Path, action_space: SpaceRequest | None = None) -> Ra
         _check_layout(file, path)
         episodes = [_episode(file, i, path) for i in range(int(file["num_episodes"][()]))]
         described = read_description(file.attrs[DESCRIPTION]) if DESCRIPTION in file.attrs else None
-        beside = {name: array[()] for name, array in file[_BESIDE].items()} if _BESIDE in file else {}
+        beside = (
+            {name: np.asarray(array[()]) for name, array in file[_BESIDE].items()} if _BESIDE in file else {}
+        )
     columns, notes = join_episodes(episodes, str(path))
     if described is not None:
         _put_back(columns, beside, path)

@@ -21,7 +21,8 @@ def read_hdf5(path: Path, action_space: SpaceRequest | None = None) -> RawLog:
     """Read a flat file: ours, D4RL's, or any with the same keys. Raises DataError."""
     with reading(path, "HDF5"), h5py.File(path, "r") as file:
         check_required(dataset_names(file), str(path))
-        found = {key: file[key][()] for key in known_keys() if isinstance(file.get(key), h5py.Dataset)}
+        present = [key for key in known_keys() if isinstance(file.get(key), h5py.Dataset)]
+        found = {key: np.asarray(file[key][()]) for key in present}
         if "episode_terminals" in file and "terminals" in found and "timeouts" not in found:
             # d3rlpy 1 marks the last row of every episode; where it is not terminal, time ran out
             found["timeouts"] = (file["episode_terminals"][()] == 1) & (found["terminals"] != 1)

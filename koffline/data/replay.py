@@ -95,7 +95,7 @@ class ColumnarReplayBuffer(ReplayBufferBase):
             next_actions=next_actions,
             terminals=_gather(log.terminated, rows).reshape(-1, 1),
             intervals=self._ones,
-            transitions=LazySequence(batch_size, lambda i: self._transition_with_rewards_to_go(rows[i])),
+            transitions=LazySequence(batch_size, lambda i: self._transition_with_rewards_to_go(int(rows[i]))),
         )
 
     def sample_transition(self) -> Transition:
@@ -205,7 +205,7 @@ class ColumnarReplayBuffer(ReplayBufferBase):
     def _transition_with_rewards_to_go(self, row: int) -> Transition:
         if not self._log.has_episodes:
             raise DataError("returns-to-go need episodes, this log has none; use another algorithm")
-        return transition_at(self._log, int(row), self._end_of_episode(int(row)))
+        return transition_at(self._log, row, self._end_of_episode(row))
 
 
 class _RowBuffer:

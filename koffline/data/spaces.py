@@ -4,25 +4,22 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from koffline.errors import DataError
 
-Number = float | int | np.number
-BoundLike = Number | Sequence[Number] | np.ndarray
 
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False)
 class Discrete:
-    """Actions are the integers 0 … n − 1. Raises DataError unless n ≥ 1."""
+    """Actions are the integers 0 … n − 1. Raises DataError unless n is an integer of at least 1."""
 
     n: int
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "n", _positive_int("Discrete(n)", self.n))
+    def __init__(self, n: Any) -> None:
+        object.__setattr__(self, "n", _positive_int("Discrete(n)", n))
 
     def __str__(self) -> str:
         return f"Discrete({self.n})"
@@ -40,12 +37,7 @@ class Continuous:
     low: tuple[float, ...]
     high: tuple[float, ...]
 
-    def __init__(
-        self,
-        k: int,
-        low: BoundLike = -math.inf,
-        high: BoundLike = math.inf,
-    ) -> None:
+    def __init__(self, k: Any, low: Any = -math.inf, high: Any = math.inf) -> None:
         object.__setattr__(self, "k", _positive_int("Continuous(k)", k))
         object.__setattr__(self, "low", _bounds("low", low, self.k))
         object.__setattr__(self, "high", _bounds("high", high, self.k))
@@ -65,8 +57,8 @@ class Continuous:
 class Bounds:
     """A request for continuous actions within [low, high]; the log says how many numbers an action has."""
 
-    low: float
-    high: float
+    low: float | int
+    high: float | int
 
 
 ActionSpace = Discrete | Continuous

@@ -43,15 +43,20 @@ class Metadata:
         return dataclasses.replace(self, notes=(*self.notes, *notes))
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+# Whatever a caller may hand over: an array or anything numpy makes one of; the constructor checks it.
+ArrayLike = Any
+
+
+@dataclass(frozen=True, eq=False, repr=False, init=False)
 class Transitions:
     """N logged transitions (s, a, r, s') as read-only columns.
 
-    Arrays of a fitting dtype are adopted without a copy: do not write into them afterwards. A row may be ``terminated`` (the world ended: no
-    future value), ``truncated`` (recording stopped: the future goes on, ``next_observations`` holds the state
-    reached), both (terminated wins), or neither. With ``episode_ids`` the rows of an episode are contiguous
-    and in time order, ``steps`` count them 0, 1, 2, … and only its last row may be terminated or truncated;
-    without ids every row stands alone. Given only ``steps``, an episode begins wherever they are 0.
+    Arrays of a fitting dtype are adopted without a copy: do not write into them afterwards. A row may be
+    ``terminated`` (the world ended: no future value), ``truncated`` (recording stopped: the future goes on,
+    ``next_observations`` holds the state reached), both (terminated wins), or neither. With ``episode_ids``
+    the rows of an episode are contiguous and in time order, ``steps`` count them 0, 1, 2, … and only its
+    last row may be terminated or truncated; without ids every row stands alone. Given only ``steps``, an
+    episode begins wherever they are 0.
 
     Shapes: observations and next_observations (N, ...) float32, float64 or uint8; actions (N,) int64 or
     (N, k) float; all else (N,). Raises DataError naming the column, the row and the remedy.
@@ -64,39 +69,48 @@ class Transitions:
     terminated: np.ndarray
     truncated: np.ndarray
     action_space: ActionSpace
-    episode_ids: np.ndarray | None = None
-    steps: np.ndarray | None = None
-    behavior_log_probabilities: np.ndarray | None = None
-    weights: np.ndarray | None = None
-    metadata: Metadata = field(default_factory=Metadata)
+    episode_ids: np.ndarray | None
+    steps: np.ndarray | None
+    behavior_log_probabilities: np.ndarray | None
+    weights: np.ndarray | None
+    metadata: Metadata
 
-    def __post_init__(self) -> None:
-        if not isinstance(self.action_space, (Discrete, Continuous)):
-            raise DataError(
-                f"action_space is {self.action_space!r}; declare koffline.Discrete(n) or "
-                "koffline.Continuous(k, low, high)"
-            )
-        _check_lengths(self)
-        checked = {
-            "observations": columns.observation_column("observations", self.observations),
-            "actions": columns.action_column(self.actions, self.action_space),
-            "rewards": columns.number_column("rewards", self.rewards),
-            "next_observations": columns.observation_column("next_observations", self.next_observations),
-            "terminated": columns.flag_column("terminated", self.terminated),
-            "truncated": columns.flag_column("truncated", self.truncated),
+    def __init__(
+        self,
+        observations: ArrayLike,
+        actions: ArrayLike,
+        rewards: ArrayLike,
+        next_observations: ArrayLike,
+        terminated: ArrayLike,
+        truncated: ArrayLike,
+        action_space: Any,
+        episode_ids: ArrayLike | None = None,
+        steps: ArrayLike | None = None,
+        behavior_log_probabilities: ArrayLike | None = None,
+        weights: ArrayLike | None = None,
+        metadata: Metadata | None = None,
+    ) -> None:
+        needed = {
+            "observations": observations,
+            "actions": actions,
+            "rewards": rewards,
+            "next_observations": next_observations,
+            "terminated": terminated,
+            "truncated": truncated,
         }
-        _check_observation_shapes(checked["observations"], checked["next_observations"])
-        if self.behavior_log_probabilities is not None:
-            checked["behavior_log_probabilities"] = columns.log_probability_column(
-                self.behavior_log_probabilities, self.action_space
-            )
-        if self.weights is not None:
-            checked["weights"] = columns.weight_column(self.weights)
-        if self.episode_ids is not None or self.steps is not None:
-            checked.update(episode_columns(self.episode_ids, self.steps))
-            check_flags_end_episodes(checked)
-        for name, array in checked.items():
-            object.__setattr__(self, name, columns.read_only(array))
+        optional = {
+            "episode_ids": episode_ids,
+            "steps": steps,
+            "behavior_log_probabilities": behavior_log_probabilities,
+            "weights": weights,
+        }
+        present = {name: values for name, values in optional.items() if values is not None}
+        checked = _checked_columns({**needed, **present}, action_space)
+        for name in (*needed, *optional):
+            column = checked.get(name)
+            object.__setattr__(self, name, None if column is None else columns.read_only(column))
+        object.__setattr__(self, "action_space", action_space)
+        object.__setattr__(self, "metadata", Metadata() if metadata is None else metadata)
 
     def __len__(self) -> int:
         return len(self.rewards)
@@ -175,7 +189,7 @@ class Transitions:
         Episodes survive where the selected ones still begin with their first step and have no gap; otherwise
         the selected rows stand alone, without episodes. Raises DataError for no rows or rows out of range.
         """
-        chosen = _row_indices(rows, len(self))
+        chosen = columns.row_indices(rows, len(self))
         picked = {name: array[chosen] for name, array in self._columns().items()}
         if self.episode_ids is not None and not keeps_episodes(picked["episode_ids"], picked["steps"]):
             picked["episode_ids"] = picked["steps"] = None
@@ -185,7 +199,7 @@ class Transitions:
         """Whole episodes by position 0 … E − 1 (or a mask), repeats allowed; ids are numbered anew from 0."""
         if not self.has_episodes:
             raise DataError("episodes cannot be selected, this log has none; use select(rows)")
-        chosen = _row_indices(episodes, self.n_episodes)
+        chosen = columns.row_indices(episodes, self.n_episodes)
         lengths, starts = self.episode_lengths[chosen], self.episode_starts[chosen]
         steps = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
         rows = np.repeat(starts, lengths) + steps
@@ -239,22 +253,40 @@ class Transitions:
         return selected
 
 
-def _check_lengths(log: Transitions) -> None:
-    sizes = {}
-    for f in dataclasses.fields(log):
-        value = getattr(log, f.name)
-        if f.name not in ("action_space", "metadata") and (
-            value is not None or f.default is dataclasses.MISSING
-        ):
-            array = columns.as_array(f.name, value)
-            if array.ndim == 0:
-                raise DataError(f"{f.name} is a single value, {value!r}; give one row per transition")
-            sizes[f.name] = len(array)
-    expected = sizes["observations"]
-    for name, size in sizes.items():
-        if size != expected:
+def _checked_columns(given: Mapping[str, Any], space: Any) -> dict[str, np.ndarray]:
+    """The given columns, each in its dtype, fitting together. Raises DataError."""
+    if not isinstance(space, (Discrete, Continuous)):
+        raise DataError(
+            f"action_space is {space!r}; declare koffline.Discrete(n) or koffline.Continuous(k, low, high)"
+        )
+    _check_lengths({name: columns.as_array(name, values) for name, values in given.items()})
+    checked = {"actions": columns.action_column(given["actions"], space)}
+    for name in ("observations", "next_observations"):
+        checked[name] = columns.observation_column(name, given[name])
+    _check_observation_shapes(checked["observations"], checked["next_observations"])
+    checked["rewards"] = columns.number_column("rewards", given["rewards"])
+    for name in ("terminated", "truncated"):
+        checked[name] = columns.flag_column(name, given[name])
+    if "behavior_log_probabilities" in given:
+        name = "behavior_log_probabilities"
+        checked[name] = columns.log_probability_column(given[name], space)
+    if "weights" in given:
+        checked["weights"] = columns.weight_column(given["weights"])
+    if "episode_ids" in given or "steps" in given:
+        checked.update(episode_columns(given.get("episode_ids"), given.get("steps")))
+        check_flags_end_episodes(checked)
+    return checked
+
+
+def _check_lengths(given: Mapping[str, np.ndarray]) -> None:
+    for name, array in given.items():
+        if array.ndim == 0:
+            raise DataError(f"{name} is a single value, {array}; give one row per transition")
+    expected = len(given["observations"])
+    for name, array in given.items():
+        if len(array) != expected:
             raise DataError(
-                f"{name} has {size} rows, observations {expected}; re-export the log with equal lengths"
+                f"{name} has {len(array)} rows, observations {expected}; re-export the log with equal lengths"
             )
     if expected == 0:
         raise DataError("the log has no rows; give at least one transition")
@@ -266,16 +298,3 @@ def _check_observation_shapes(observations: np.ndarray, next_observations: np.nd
             f"next_observations has shape {next_observations.shape}, observations {observations.shape}; "
             "re-export the log with equal shapes"
         )
-
-
-def _row_indices(rows: Any, size: int) -> np.ndarray:
-    chosen = np.asarray(rows)
-    if chosen.dtype == np.bool_ and chosen.shape == (size,):
-        chosen = np.flatnonzero(chosen)
-    if chosen.ndim != 1 or not chosen.size or chosen.dtype.kind not in "iu":
-        raise DataError(
-            f"a selection of shape {chosen.shape} and dtype {chosen.dtype}; give at least one index"
-        )
-    if chosen.min() < 0 or chosen.max() >= size:
-        raise DataError(f"a selection reaches {chosen.min()} … {chosen.max()}, outside 0 … {size - 1}")
-    return chosen

@@ -148,34 +148,50 @@ def write_arrays(path: Path, arrays: dict[str, np.ndarray], **more: np.ndarray) 
     return path
 
 
+@dataclass(frozen=True)
+class Drawn:
+    """What hypothesis drew; the log itself is made in the test, where it may be checked by any means."""
+
+    ends: list[str]
+    lengths: list[int]
+    discrete: bool
+    shape: tuple[int, ...]
+    dtype: type
+    seed: int
+    log_probabilities: bool
+    weights: bool
+    metadata: bool
+    episodes: bool
+
+    def log(self) -> Transitions:
+        rollout = roll_out(self.ends, self.lengths, self.discrete, self.shape, self.dtype, self.seed)
+        generator, count = np.random.default_rng(1), len(rollout.rows)
+        changes = {}
+        if self.log_probabilities:
+            changes["behavior_log_probabilities"] = -generator.random(count)
+        if self.weights:
+            changes["weights"] = generator.random(count).astype(np.float32) + 0.5
+        if self.metadata:
+            changes["metadata"] = Metadata(gamma=0.9, extra={"environment": "walk"}, notes=("made up",))
+        if not self.episodes:
+            changes["episode_ids"] = changes["steps"] = None
+        return rollout.transitions(**changes)
+
+
 @st.composite
-def transitions(draw, linked: bool = True) -> Transitions:
+def drawn_logs(draw, episodes: bool | None = None) -> Drawn:
     """Any log: discrete or not, any mix of ends, with or without episodes, extras and metadata."""
     lengths = draw(st.lists(st.integers(1, 6), min_size=1, max_size=6))
-    ends = draw(
-        st.lists(
-            st.sampled_from(["terminated", "truncated", "both", "neither"]),
-            min_size=len(lengths),
-            max_size=len(lengths),
-        )
-    )
-    rollout = roll_out(
-        ends,
-        lengths,
+    end = st.sampled_from(["terminated", "truncated", "both", "neither"])
+    return Drawn(
+        ends=draw(st.lists(end, min_size=len(lengths), max_size=len(lengths))),
+        lengths=lengths,
         discrete=draw(st.booleans()),
         shape=draw(st.sampled_from([(1,), (3,), (2, 2)])),
         dtype=draw(st.sampled_from([np.float32, np.float64, np.uint8])),
         seed=draw(st.integers(0, 2**16)),
+        log_probabilities=draw(st.booleans()),
+        weights=draw(st.booleans()),
+        metadata=draw(st.booleans()),
+        episodes=draw(st.booleans()) if episodes is None else episodes,
     )
-    generator = np.random.default_rng(1)
-    count = len(rollout.rows)
-    changes = {}
-    if draw(st.booleans()):
-        changes["behavior_log_probabilities"] = -generator.random(count)
-    if draw(st.booleans()):
-        changes["weights"] = generator.random(count).astype(np.float32) + 0.5
-    if draw(st.booleans()):
-        changes["metadata"] = Metadata(gamma=0.9, extra={"environment": "walk"}, notes=("made for a test",))
-    if not linked or draw(st.booleans()):
-        changes["episode_ids"] = changes["steps"] = None
-    return rollout.transitions(**changes)

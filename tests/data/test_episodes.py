@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from koffline.data.transitions import Metadata, order_rows
 from koffline.errors import DataError
-from tests.data.logs import roll_out, small, transitions
+from tests.data.logs import drawn_logs, roll_out, small
 
 
 class TestEpisodes:
@@ -40,10 +40,9 @@ class TestEpisodes:
         np.testing.assert_allclose(log.returns(0.5), [2.0, 5.0])
         np.testing.assert_allclose(log.returns_to_go(0.5), [2.0, 2.0, 5.0, 4.0])
 
-    @given(transitions(), st.floats(0, 1))
-    def test_returns_to_go_against_a_loop(self, log, gamma):
-        if not log.has_episodes:
-            return
+    @given(drawn_logs(episodes=True), st.floats(0, 1))
+    def test_returns_to_go_against_a_loop(self, drawn, gamma):
+        log = drawn.log()
         expected = np.zeros(len(log))
         for start, length in zip(log.episode_starts, log.episode_lengths, strict=True):
             for i in range(length):
@@ -56,10 +55,9 @@ class TestEpisodes:
         np.testing.assert_array_equal(order, [0, 4, 2, 3, 1])
         np.testing.assert_array_equal(order_rows(ids), [0, 2, 4, 1, 3])
 
-    @given(transitions(), st.randoms(use_true_random=False))
-    def test_any_shuffle_can_be_undone(self, log, random):
-        if not log.has_episodes:
-            return
+    @given(drawn_logs(episodes=True), st.randoms(use_true_random=False))
+    def test_any_shuffle_can_be_undone(self, drawn, random):
+        log = drawn.log()
         shuffled = list(range(len(log)))
         random.shuffle(shuffled)
         order = order_rows(log.episode_ids[shuffled], log.steps[shuffled])

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from koffline.data.sources import open_transitions, write_transitions
-from tests.data.logs import assert_same_rows, roll_out, transitions
+from tests.data.logs import assert_same_rows, drawn_logs, roll_out
 
 NAMES = {"hdf5": "log.hdf5", "npz": "log.npz", "minari": "log-v0", "d3rlpy": "log.h5"}
 ANY_FORMAT = st.sampled_from(sorted(NAMES))
@@ -41,17 +41,19 @@ def assert_equal(found, expected):
 
 
 @RELAXED
-@given(log=transitions(), format=ANY_FORMAT)
-def test_one_format(tmp_path, log, format):
+@given(drawn=drawn_logs(), format=ANY_FORMAT)
+def test_one_format(tmp_path, drawn, format):
     shutil.rmtree(tmp_path, ignore_errors=True)
     tmp_path.mkdir()
+    log = drawn.log()
     assert_equal(through(log, tmp_path, format), log)
     assert len(list(tmp_path.iterdir())) == 1  # nothing temporary is left behind
 
 
 @RELAXED
-@given(log=transitions(), formats=st.lists(ANY_FORMAT, min_size=2, max_size=4))
-def test_a_chain_of_formats(tmp_path, log, formats):
+@given(drawn=drawn_logs(), formats=st.lists(ANY_FORMAT, min_size=2, max_size=4))
+def test_a_chain_of_formats(tmp_path, drawn, formats):
+    log = drawn.log()
     changed = log
     for format in formats:
         changed = through(changed, tmp_path, format)
