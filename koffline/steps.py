@@ -138,6 +138,7 @@ class _PackedTable:
             buffer = self._workspace.take("gram", (groups, rows, rows), packed)
             exponent = torch.bmm(columns[-2], columns[-1].mT, out=buffer)
             gram = (exponent.clamp_(min=_LEAST_EXPONENT) if self._wide else exponent).exp2_()
+            gram.diagonal(dim1=-2, dim2=-1).fill_(1.0)  # exactly, whatever the rounding of the exponent
         else:
             gram = self._kernel.gram(columns[-1])
         if self._group_of is None or not self._repeat_gram:

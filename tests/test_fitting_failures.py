@@ -1,0 +1,191 @@
+"""Divergence, and runs that are interrupted and continued."""
+
+import math
+
+import pytest
+import torch
+
+from koffline import fitting
+from koffline.batches import ReplicaPlan, Table
+from koffline.checkpoints import read_checkpoint, write_checkpoint
+from koffline.errors import ConfigError
+from koffline.fitting import Checkpointing, FitSettings, fit
+from koffline.objectives import ResidualGradient, TemporalDifference
+from koffline.replicas import StackedMLP
+from tests.engine_problems import OBJECTIVES, SIZES, make_table
+
+SETTINGS = FitSettings(steps=57, batch_size=9, record_every=7, tail_average=0.4, schedule="cosine")
+
+
+def network_of(form, seeds):
+    return StackedMLP.initialise(SIZES[form], seeds, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("record_every", [1, 10, 50])
+def test_a_diverged_replica_is_named_and_never_a_number(record_every):
+    """Adam moves every weight by about its rate: 1e200 overflows the squared residual in the second step."""
+    table = make_table("state")
+    plan = ReplicaPlan((1e-3, 1e200, 1e-3), (0, 1, 2))
+    settings = FitSettings(steps=30, batch_size=9, record_every=record_every, tail_average=0.5)
+    record = fit(table, network_of("state", range(3)), ResidualGradient(), plan, settings)
+    assert record.diverged_at == (None, 1, None)
+    assert record.network.flat[1].isnan().all()
+    assert record.averaged.flat[1].isnan().all()
+    assert record.network.forward(table.inputs)[1].isnan().all()
+    alone = fit(table, network_of("state", [2]), ResidualGradient(), ReplicaPlan.of_seeds([2]), settings)
+    torch.testing.assert_close(record.network.flat[2], alone.network.flat[0], rtol=0.0, atol=1e-10)
+    assert record.losses[:, [0, 2]].isfinite().all()
+    assert not record.losses[0, 1].isfinite() or record_every == 1
+
+
+def test_a_last_step_that_breaks_a_replica_is_noticed():
+    table = make_table("state")
+    plan = ReplicaPlan((1e-3, math.inf), (0, 1))
+    record = fit(
+        table, network_of("state", range(2)), ResidualGradient(), plan, FitSettings(steps=1, batch_size=9)
+    )
+    assert record.losses.isfinite().all()
+    assert record.diverged_at == (None, 1)
+    assert record.network.flat[1].isnan().all()
+
+
+def test_slow_divergence_of_td_is_reported_with_its_step():
+    """Values w and 2w, the first state always followed by the second: TD(0) drives w away (discount 1)."""
+    ones = torch.ones(8, 1, dtype=torch.float64)
+    table = Table(ones, 2.0 * ones, 0.0 * ones[:, 0], ones[:, 0])
+    network = StackedMLP((1, 1), torch.tensor([[1.0, 0.0]], dtype=torch.float64))
+    settings = FitSettings(steps=300, batch_size=8, record_every=10)
+    # Adam moves by about its rate a step; δ² overflows beyond 1.3e154, some hundred steps of 1e152 away.
+    record = fit(table, network, TemporalDifference(), ReplicaPlan((1e152,), (0,)), settings)
+    step = record.diverged_at[0]
+    assert step is not None
+    assert 20 < step < 200
+    assert record.losses[: step // 10].isfinite().all()
+    assert record.losses[: step // 10].diff(dim=0).min() > 0.0  # it grew all the time
+    assert not record.losses[step // 10 :].isfinite().any()
+    assert record.network.flat.isnan().all()
+
+
+class Killed(Exception):
+    pass
+
+
+class KillAt:
+    """A progress bar that stops the process, so to speak."""
+
+    def __init__(self, step):
+        self.step = step
+
+    def update(self, step, steps, loss):
+        if step >= self.step:
+            raise Killed
+
+
+def probe(step, network):
+    return network.forward(torch.ones(2, network.sizes[0], dtype=torch.float64))
+
+
+def run(form, name, checkpoint=None, progress=None, settings=SETTINGS):
+    plan = ReplicaPlan((1e-2, 1e-3, 1e-2), (0, 0, 1))
+    return fit(
+        make_table(form),
+        network_of(form, range(3)),
+        OBJECTIVES[name],
+        plan,
+        settings,
+        probe=probe,
+        probe_every=5,
+        progress=progress,
+        checkpoint=checkpoint,
+    )
+
+
+@pytest.mark.parametrize("form", ["state", "discrete", "continuous"])
+@pytest.mark.parametrize("name", ["kloss", "fvi", "fqe"])
+def test_an_interrupted_run_ends_bit_for_bit_like_another(name, form, tmp_path):
+    whole = run(form, name)
+    checkpoint = Checkpointing(tmp_path / "run" / "state.pt", every=13)
+    with pytest.raises(Killed):
+        run(form, name, checkpoint, KillAt(30))
+    assert read_state(checkpoint.path)["step"] == 26
+    record = run(form, name, checkpoint)
+    assert torch.equal(record.network.flat, whole.network.flat)
+    assert torch.equal(record.averaged.flat, whole.averaged.flat)
+    assert torch.equal(record.losses, whole.losses)
+    assert record.loss_steps == whole.loss_steps
+    assert record.probe_steps == whole.probe_steps
+    assert all(torch.equal(a, b) for a, b in zip(record.probes, whole.probes, strict=True))
+    assert [path.name for path in checkpoint.path.parent.iterdir()] == ["state.pt"]
+
+
+def test_a_finished_run_is_read_back(tmp_path):
+    checkpoint = Checkpointing(tmp_path / "state.pt", every=19)
+    first = run("state", "kloss", checkpoint)
+    again = run("state", "kloss", checkpoint, KillAt(0))  # no step is taken, so nothing is killed
+    assert torch.equal(again.network.flat, first.network.flat)
+    assert again.seconds >= 0.0
+
+
+def test_divergence_survives_a_restart(tmp_path):
+    table, plan = make_table("state"), ReplicaPlan((1e-3, 1e200), (0, 1))
+    settings = FitSettings(steps=40, batch_size=9, record_every=7)
+    checkpoint = Checkpointing(tmp_path / "state.pt", every=20)
+    arguments = (table, network_of("state", range(2)), ResidualGradient(), plan, settings)
+    with pytest.raises(Killed):
+        fit(*arguments, checkpoint=checkpoint, progress=KillAt(25))
+    record = fit(*arguments, checkpoint=checkpoint)
+    assert record.diverged_at == (None, 1)
+
+
+def read_state(path):
+    return torch.load(path, weights_only=True)
+
+
+def test_another_run_does_not_continue_from_it(tmp_path):
+    checkpoint = Checkpointing(tmp_path / "state.pt", every=19)
+    run("state", "kloss", checkpoint)
+    with pytest.raises(ConfigError, match="other data or settings"):
+        run("state", "rg", checkpoint)
+    with pytest.raises(ConfigError, match="other data or settings"):
+        run("state", "kloss", checkpoint, settings=FitSettings(steps=57, batch_size=8))
+
+
+@pytest.mark.parametrize("content", [b"", b"not a checkpoint", b"PK\x03\x04 torn"])
+def test_damaged_checkpoints_are_refused_in_one_line(tmp_path, content):
+    path = tmp_path / "state.pt"
+    path.write_bytes(content)
+    with pytest.raises(ConfigError, match="cannot be read") as caught:
+        run("state", "kloss", Checkpointing(path))
+    assert "\n" not in str(caught.value)
+
+
+def test_checkpoints_hold_no_code(tmp_path):
+    class Evil:
+        def __reduce__(self):
+            return (print, ("executed",))
+
+    path = tmp_path / "state.pt"
+    torch.save({"fingerprint": "x", "evil": Evil()}, path)
+    with pytest.raises(ConfigError, match="cannot be read"):
+        read_checkpoint(path, "x")
+
+
+def test_a_failed_write_leaves_the_old_checkpoint(tmp_path, monkeypatch):
+    path = tmp_path / "state.pt"
+    write_checkpoint(path, {"fingerprint": "x", "step": 1})
+
+    def torn(state, file):
+        file.write(b"half")
+        raise OSError("disk full")
+
+    monkeypatch.setattr("koffline.checkpoints.torch.save", torn)
+    with pytest.raises(OSError, match="disk full"):
+        write_checkpoint(path, {"fingerprint": "x", "step": 2})
+    monkeypatch.undo()
+    assert read_checkpoint(path, "x") == {"fingerprint": "x", "step": 1}
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_intervals_are_positive(tmp_path):
+    with pytest.raises(ConfigError, match="checkpoint interval is 0"):
+        fitting.Checkpointing(tmp_path / "x", every=0)
