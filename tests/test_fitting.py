@@ -157,7 +157,7 @@ def test_fitted_evaluation_finds_the_exact_values():
         torch.tensor((copies * case.gains).sum(axis=1) / copies.sum(axis=1)),
     )
     for objective in (fitted_q(0.1), TemporalDifference(), FittedIteration(CopyTarget(20))):
-        settings = FitSettings(steps=500, batch_size=len(pairs), schedule="cosine")
+        settings = FitSettings(steps=1000, batch_size=len(pairs), schedule="cosine")
         network = StackedMLP.initialise((4, 1), [0], dtype=torch.float64)
         record = fit(table, network, objective, ReplicaPlan.of_seeds([0], 0.05), settings)
         values = record.network.forward(one_hot)[0, :, 0]

@@ -184,7 +184,7 @@ def main() -> None:
     arguments = parser.parse_args()
     counts = arguments.replicas or ([30] if arguments.device == "cpu" else [30, 300, 3000])
     print(
-        f"{'case':28s} {'R':>5s} {'ordinary':>10s} {'replica':>10s} {'ratio':>7s} {'target':>7s}   (µs per step)"
+        f"{'case':28s} {'R':>5s} {'ordinary':>10s} {'replica':>10s} {'ratio':>7s} {'target':>7s}   (µs a step)"
     )
     with threads(1):
         for case in CASES:
