@@ -116,8 +116,8 @@ def fit_fqe(buffer: Any, n_steps: int, batch_size: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--rows", type=int, default=1_000_000)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=300, help="gradient steps of a fit")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--steps", type=int, default=500, help="gradient steps of a fit")
     args = parser.parse_args()
     torch.set_num_threads(1)
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
@@ -134,7 +134,7 @@ def main() -> None:
     for batch_size in (64, 256):
         sampled = alternate(partial(sample, ours, batch_size), partial(sample, theirs, batch_size), 50)
         report(f"sample_transition_batch, B = {batch_size}", *sampled, "target 20")
-    for batch_size in (64, 256):
+    for batch_size in (64, 100, 256):  # 100 is what FQE takes by default
         fit = partial(fit_fqe, n_steps=args.steps, batch_size=batch_size)
         fitted = alternate(partial(fit, ours), partial(fit, theirs), args.rounds)
         report(f"fit of FQE, {args.steps} steps, B = {batch_size}", *fitted, "target 1.4")
