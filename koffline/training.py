@@ -13,6 +13,7 @@ from koffline.batches import BatchSchedule, ReplicaPlan, Table
 from koffline.errors import ConfigError
 from koffline.fit_records import FitRecord, FitSettings, Network, Probe
 from koffline.objectives import CopyTarget, FollowTarget, Objective
+from koffline.replicas import StackedNetwork
 from koffline.stacked_adam import StackedAdam
 from koffline.steps import StepComputer
 
@@ -30,17 +31,9 @@ class TrainingRun(Generic[Network]):
         plan: ReplicaPlan,
         settings: FitSettings,
     ) -> None:
+        _check_fit(table, network, plan)
         self._settings, self._plan = settings, plan
         device, replicas = table.inputs.device, len(plan)
-        if len(network.flat) != replicas:
-            raise ConfigError(
-                f"network has {len(network.flat)} replicas, the plan {replicas}; make them equal"
-            )
-        if network.flat.dtype != table.inputs.dtype or network.flat.device != device:
-            raise ConfigError(
-                f"network is {network.flat.dtype} on {network.flat.device}, "
-                f"the table {table.inputs.dtype} on {device}; make them equal"
-            )
         self._network = network.with_flat(network.flat.detach().clone())
         self._target = _target_of(objective)
         self._target_network = (
@@ -190,6 +183,18 @@ class TrainingRun(Generic[Network]):
         for replica, good in enumerate(finite):
             if not good and self._diverged_at[replica] < 0:
                 self._set_nan(replica, self.step)
+
+
+def _check_fit(table: Table, network: StackedNetwork, plan: ReplicaPlan) -> None:
+    """Raise ConfigError unless replicas, precision and device agree."""
+    flat = network.flat
+    if len(flat) != len(plan):
+        raise ConfigError(f"network has {len(flat)} replicas, the plan {len(plan)}; make them equal")
+    if flat.dtype != table.inputs.dtype or flat.device != table.inputs.device:
+        raise ConfigError(
+            f"network is {flat.dtype} on {flat.device}, the table {table.inputs.dtype} on "
+            f"{table.inputs.device}; make them equal"
+        )
 
 
 def _target_of(objective: Objective) -> CopyTarget | FollowTarget | None:

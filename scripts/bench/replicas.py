@@ -183,9 +183,8 @@ def main() -> None:
     parser.add_argument("--case", default="", help="only cases whose name contains this")
     arguments = parser.parse_args()
     counts = arguments.replicas or ([30] if arguments.device == "cpu" else [30, 300, 3000])
-    print(
-        f"{'case':28s} {'R':>5s} {'ordinary':>10s} {'replica':>10s} {'ratio':>7s} {'target':>7s}   (µs a step)"
-    )
+    heads = f"{'ordinary':>10s} {'replica':>10s} {'ratio':>7s} {'target':>7s}"
+    print(f"{'case':28s} {'R':>5s} {heads}   (µs per step)")
     with threads(1):
         for case in CASES:
             if arguments.case not in case.name:
