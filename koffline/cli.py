@@ -1,10 +1,10 @@
-"""The command line: ``koffline evaluate``, ``koffline data …``; bad input ends with one line and exit code 2."""
+"""The command line: ``koffline evaluate``, ``koffline data …``; bad input ends in one line, exit code 2."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import click
 
@@ -19,20 +19,25 @@ class KofflineGroup(click.Group):
         """Run the sub-command; what a user can mend is said in one line, without a traceback."""
         try:
             return super().invoke(ctx)
+        except BrokenPipeError:  # `koffline … | head` is not the user's mistake
+            raise
         except KofflineError as error:
             message = " ".join(str(error).split())
-        except BrokenPipeError:
-            raise
         except OSError as error:
-            message = f"{error.filename or 'the system'}: {error.strerror or error}; check the path and the disk"
+            message = (
+                f"{error.filename or 'the system'}: {error.strerror or error}; check the path and the disk"
+            )
         click.echo(f"error: {message}", err=True)
-        ctx.exit(2)
+        raise SystemExit(2)
 
 
 class LazyGroup(KofflineGroup):
     """Commands that live in other modules are imported when they are asked for."""
 
-    lazy = {"data": ("koffline.data.commands", "data"), "evaluate": ("koffline.ope.command", "evaluate")}
+    lazy: ClassVar = {
+        "data": ("koffline.data.commands", "data"),
+        "evaluate": ("koffline.ope.command", "evaluate"),
+    }
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Names of all commands."""

@@ -81,7 +81,9 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
     except yaml.YAMLError as error:
         place = getattr(error, "problem_mark", None)
         line = f" (line {place.line + 1})" if place else ""
-        raise ConfigError(f"config file {path} is not valid YAML{line}; write lines of 'key: value'") from None
+        raise ConfigError(
+            f"config file {path} is not valid YAML{line}; write lines of 'key: value'"
+        ) from None
     if content is None:
         return {}
     if not isinstance(content, dict):

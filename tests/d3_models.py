@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from koffline.algos.d3_policy import import_d3rlpy
+from koffline.data.d3rlpy_import import import_d3rlpy
 from koffline.data.transitions import Continuous
 
 d3rlpy = import_d3rlpy()

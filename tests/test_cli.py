@@ -48,7 +48,17 @@ def log(tmp_path: Path) -> Path:
 
 
 def test_evaluate_prints_one_json_object_on_stdout(log: Path) -> None:
-    command = [sys.executable, "-m", "koffline", "evaluate", str(log), "--policy", "uniform", "--gamma", "0.9"]
+    command = [
+        sys.executable,
+        "-m",
+        "koffline",
+        "evaluate",
+        str(log),
+        "--policy",
+        "uniform",
+        "--gamma",
+        "0.9",
+    ]
     done = subprocess.run([*command, "--json", *QUICK], capture_output=True, text=True, check=True)
     estimate = json.loads(done.stdout)
     assert set(estimate) >= {
@@ -205,7 +215,10 @@ def bad_inputs(folder: Path) -> dict[str, tuple[list[str], str]]:
         "text named hdf5": ([str(folder / "text.hdf5"), *usual], "text.hdf5"),
         "lengths differ": ([str(_npz(folder / "a.npz", rewards=rewards[:9])), *usual], "119|120|9"),
         "nan reward": ([str(_npz(folder / "b.npz", rewards=rewards)), *usual], "row 7"),
-        "action outside": ([str(_npz(folder / "c.npz", actions=actions)), *usual, "--discrete", "3"], "row 5"),
+        "action outside": (
+            [str(_npz(folder / "c.npz", actions=actions)), *usual, "--discrete", "3"],
+            "row 5",
+        ),
         "empty data": ([str(_npz(folder / "d.npz", **empty)), *usual], "empty|no rows|0 rows|no transitions"),
         "no rewards": ([str(_npz(folder / "e.npz", rewards=None)), *usual], "rewards"),
         "gamma one": ([str(good), *uniform, "--gamma", "1.0"], "gamma"),
@@ -231,7 +244,10 @@ def bad_inputs(folder: Path) -> dict[str, tuple[list[str], str]]:
             "actions|observations",
         ),
         "epsilon": ([str(good), *gamma, "--policy", "epsilon:1.5:uniform"], "epsilon"),
-        "initial states": ([str(good), *usual, "--initial-states", str(folder / "wide.npy")], "initial states"),
+        "initial states": (
+            [str(good), *usual, "--initial-states", str(folder / "wide.npy")],
+            "initial states",
+        ),
         "truth": ([str(good), *usual, "--truth", "much"], "truth"),
         "no cuda": ([str(good), *usual, "--device", "cuda:99"], "cuda"),
     }
@@ -305,7 +321,16 @@ def test_an_output_directory_that_cannot_be_used(log: Path, tmp_path: Path) -> N
     (tmp_path / "full" / "thesis.tex").write_text("mine")
     for name in ("file", "full", "file/below"):
         for extra in ([], ["--force"]):
-            arguments = ["--policy", "uniform", "--gamma", "0.9", "--out", str(tmp_path / name), *QUICK, *extra]
+            arguments = [
+                "--policy",
+                "uniform",
+                "--gamma",
+                "0.9",
+                "--out",
+                str(tmp_path / name),
+                *QUICK,
+                *extra,
+            ]
             result = run("evaluate", str(log), *arguments)
             assert result.exit_code == 2, result.output
             assert result.stderr.startswith("error: --out")
@@ -314,7 +339,9 @@ def test_an_output_directory_that_cannot_be_used(log: Path, tmp_path: Path) -> N
     assert (tmp_path / "full" / "thesis.tex").read_text() == "mine"
 
 
-def test_a_crash_while_writing_leaves_nothing(log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_crash_while_writing_leaves_nothing(
+    log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import koffline.report.page
 
     def fail(*arguments: object) -> str:

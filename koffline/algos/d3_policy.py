@@ -16,15 +16,13 @@ does):
 
 from __future__ import annotations
 
-import contextlib
-import sys
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from types import ModuleType
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
+from koffline.data.d3rlpy_import import import_d3rlpy
 from koffline.data.transitions import Continuous, Discrete
 from koffline.errors import PolicyError
 from koffline.policies.base import (
@@ -37,35 +35,6 @@ from koffline.policies.base import (
 )
 from koffline.policies.d3 import D3File
 from koffline.policies.outputs import one_line
-
-
-def import_d3rlpy() -> ModuleType:
-    """d3rlpy, without gym's notice on stderr and without its change of torch's matrix precision on CUDA."""
-    if "d3rlpy" in sys.modules:
-        return sys.modules["d3rlpy"]
-    import torch
-
-    precision = torch.get_float32_matmul_precision()
-    with _without_gym_notice(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # deprecations inside gym are not the user's
-        import d3rlpy
-    torch.set_float32_matmul_precision(precision)
-    return d3rlpy
-
-
-@contextlib.contextmanager
-def _without_gym_notice() -> Iterator[None]:
-    """gym prints whatever this table holds for its version when it is imported."""
-    try:
-        from gym_notices.notices import notices
-    except ImportError:
-        notices = {}
-    kept = dict(notices)
-    notices.clear()
-    try:
-        yield
-    finally:
-        notices.update(kept)
 
 
 def policy_from_d3(file: D3File, action_space: ActionSpace, observation_shape: Sequence[int]) -> Policy:

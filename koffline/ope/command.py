@@ -38,15 +38,23 @@ Examples:
 @click.option("--estimator", help="kloss (default) or fqe.")
 @click.option("--level", type=float, help="Level of the interval; default 0.95.")
 @click.option("--seed", type=int, help="Seed of everything random; default 0.")
-@click.option("--initial-states", metavar="FILE", help="Start states (.npy, .npz or a log) instead of the log's.")
+@click.option(
+    "--initial-states", metavar="FILE", help="Start states (.npy, .npz or a log) instead of the log's."
+)
 @click.option("--config", metavar="FILE", help="YAML file of settings (see --set); options here win over it.")
-@click.option("--set", "assignments", multiple=True, metavar="KEY=VALUE", help="One setting, e.g. steps=2000.")
-@click.option("--truth", metavar="NUMBER|FILE", help="The true value, or a JSON file with 'value', to show beside it.")
+@click.option(
+    "--set", "assignments", multiple=True, metavar="KEY=VALUE", help="One setting, e.g. steps=2000."
+)
+@click.option(
+    "--truth", metavar="NUMBER|FILE", help="The true value, or a JSON file with 'value', to show beside it."
+)
 @click.option("--device", help="cpu (default) or cuda.")
 @click.option("--threads", type=int, help="Threads of this process; default 1.")
 @click.option("--out", metavar="DIR", help="Write estimate.json, plots and report.html there.")
 @click.option("--force", is_flag=True, help="Replace an earlier report in --out.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout and nothing else there.")
+@click.option(
+    "--json", "as_json", is_flag=True, help="Print one JSON object on stdout and nothing else there."
+)
 @action_space_options
 def evaluate(
     data: str,
@@ -135,7 +143,12 @@ def _progress_bar(title: str) -> Iterator[Any]:
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn(), TextColumn("{task.fields[note]}"))
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[note]}"),
+    )
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(title, total=None, note="")
 

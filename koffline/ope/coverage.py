@@ -42,6 +42,7 @@ def measure_coverage(problem: EvaluationProblem, generator: np.random.Generator)
     parts, weights = [], []
     logged_actions = problem.actions[rows]
     for action in range(problem.n_actions):
+        assert problem.next_probabilities is not None  # discrete actions come with probabilities
         care = problem.next_probabilities[queries, action]
         if not care.any():
             continue

@@ -23,6 +23,7 @@ from koffline.policies import ContinuousPolicy, DiscretePolicy
 _GRAM_ROWS = 1000
 _LOW_COVERAGE = 0.8
 _FEW_EPISODES = 20
+_MOST_UNSEEN = 0.2  # share of the discounted horizon after the longest episode
 
 
 def collect_diagnostics(
@@ -90,7 +91,9 @@ def collect_warnings(
             "and were left out; lower learning_rate."
         )
     if transitions.has_episodes and transitions.n_episodes < _FEW_EPISODES:
-        found.append(f"The log has {transitions.n_episodes} episodes; resampling so few says little about spread.")
+        found.append(
+            f"The log has {transitions.n_episodes} episodes; resampling so few says little about spread."
+        )
     found += _horizon_warning(transitions, settings.gamma)
     found += [f"Reader: {note}" for note in transitions.metadata.notes]
     return tuple(found)
@@ -114,11 +117,12 @@ def _horizon_warning(transitions: Transitions, gamma: float) -> list[str]:
     if not transitions.has_episodes or transitions.terminated.any():
         return []
     longest = int(transitions.episode_lengths.max())
-    if gamma**longest < 0.05:
+    unseen = gamma**longest
+    if unseen < _MOST_UNSEEN:
         return []
     return [
-        f"No episode ends by itself and the longest has {longest} steps, while γ = {gamma:g} looks "
-        f"{1.0 / (1.0 - gamma):.0f} steps ahead; the value beyond the log's horizon is inferred."
+        f"No episode ends by itself and the longest has {longest} steps: with γ = {gamma:g}, "
+        f"{unseen:.0%} of a constant reward's value lies beyond what any episode shows."
     ]
 
 

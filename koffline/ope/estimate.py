@@ -40,8 +40,9 @@ class Evidence:
     """What a person looks at beside the number; arrays for the plots of the report.
 
     Shapes: ``steps (T,)``, ``objective (R, T)``, ``values (R, T)`` over training for R replicas;
-    ``residuals (N',)`` over a sample of the rows, in units of the reward; ``action_support (M,)`` with weights:
-    distances of the policy's state-actions to the log, relative to its own spacing; ``initial_values (E,)`` over the initial states;
+    ``residuals (N',)`` over a sample of the rows, in units of the reward; ``action_support (M,)`` with
+    weights: distances of the policy's state-actions to the log, relative to the log's own spacing;
+    ``initial_values (E,)`` over the initial states;
     ``replica_values (R,)`` with ``replica_roles`` naming each replica ``"full"`` or ``"resampled"``.
     """
 

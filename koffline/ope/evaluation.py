@@ -38,7 +38,7 @@ _ASSUMPTIONS = (
 
 @dataclass(frozen=True, eq=False)
 class FittedValues:
-    """The stacked networks of one evaluation, by head: ``kloss``, ``lstd`` and ``fqe`` share hidden layers."""
+    """The stacked networks by head: ``kloss``, ``lstd`` and ``fqe`` share their hidden layers."""
 
     heads: dict[str, StackedMLP]
     bandwidth: float
@@ -79,18 +79,27 @@ def evaluate(
         problem = prepare_problem(
             transitions, policy, settings.gamma, settings.action_draws, generator, initial_observations
         )
-        ensemble = draw_ensemble(
-            problem, settings.full_replicas, settings.resampled_replicas, generator
-        )
+        ensemble = draw_ensemble(problem, settings.full_replicas, settings.resampled_replicas, generator)
         table = make_table(problem, settings.device)
         fitted = fit_value_functions(table, problem, ensemble, settings, progress)
         chosen = fitted.heads[settings.estimator]
         residuals = summarise_residuals(chosen, table, fitted.instruments, ensemble, problem.reward_scale)
         coverage = measure_coverage(problem, generator)
         by_head = {name: _replica_values(head, problem, ensemble) for name, head in fitted.heads.items()}
-    value, interval, spread = _aggregate(by_head[settings.estimator], ensemble, problem, settings, fitted.record)
+    value, interval, spread = _aggregate(
+        by_head[settings.estimator], ensemble, problem, settings, fitted.record
+    )
     diagnostics = collect_diagnostics(
-        transitions, policy, problem, ensemble, settings, fitted.bandwidth, residuals, coverage, by_head, spread
+        transitions,
+        policy,
+        problem,
+        ensemble,
+        settings,
+        fitted.bandwidth,
+        residuals,
+        coverage,
+        by_head,
+        spread,
     )
     return Estimate(
         value=value,
@@ -119,7 +128,7 @@ def fit_value_functions(
     settings: EvaluationSettings,
     progress: Progress | None = None,
 ) -> FittedValues:
-    """Features by fitted Q evaluation, then the last layer by each head: exact kernel loss, LSTD, as trained."""
+    """Features by fitted Q evaluation; then the last layer: exact kernel loss, LSTD, or as trained."""
     probe = _start_value_probe(problem)
     record = fit_features(table, problem, ensemble, settings, probe, progress)
     generator = torch.Generator().manual_seed(settings.seed)
@@ -129,7 +138,9 @@ def fit_value_functions(
         Gaussian(bandwidth), kernel_inputs.shape[1], settings.instruments, generator
     )
     network = _without_diverged(record)
-    systems = accumulate_systems(network, table, instruments, ensemble.row_counts.to(settings.device, torch.float64))
+    systems = accumulate_systems(
+        network, table, instruments, ensemble.row_counts.to(settings.device, torch.float64)
+    )
     heads = {
         "kloss": minimise_kernel_loss(network, systems, settings.ridge),
         "lstd": solve_temporal_difference(network, systems, _LSTD_RIDGE),
@@ -164,7 +175,9 @@ def _check_starts(transitions: Transitions, initial_observations: np.ndarray | N
         return
     shape, expected = np.shape(initial_observations), transitions.observation_shape
     if len(shape) != len(expected) + 1 or shape[1:] != tuple(expected) or shape[0] == 0:
-        raise DataError(f"initial states have shape {shape}, observations {expected}; give (E, …) of the same shape")
+        raise DataError(
+            f"initial states have shape {shape}, observations {expected}; give (E, …) of the same shape"
+        )
     if not np.isfinite(np.asarray(initial_observations, dtype=np.float64)).all():
         raise DataError("initial states hold NaN or infinite numbers; remove those rows")
 

@@ -31,7 +31,8 @@ def read_initial_states(source: str) -> np.ndarray:
                     name = next((name for name in _NAMES if name in archive.files), None)
                     if name is None:
                         raise DataError(
-                            f"initial states {source} hold {', '.join(archive.files)}; name the array {_NAMES[0]}"
+                            f"initial states {source} hold {', '.join(archive.files)}; "
+                            f"name the array {_NAMES[0]}"
                         )
                     return np.asarray(archive[name])
     return open_transitions(source).initial_observations()
@@ -41,4 +42,6 @@ def _load(path: Path) -> np.ndarray:
     try:
         return np.asarray(np.load(path, allow_pickle=False))
     except (ValueError, EOFError, OSError):
-        raise DataError(f"initial states {path} cannot be read as an array; save them with numpy.save") from None
+        raise DataError(
+            f"initial states {path} cannot be read as an array; save them with numpy.save"
+        ) from None

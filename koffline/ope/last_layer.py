@@ -67,7 +67,7 @@ def accumulate_systems(
 
 
 def minimise_kernel_loss(network: StackedMLP, systems: LinearSystems, ridge: float) -> StackedMLP:
-    """The networks with the last layer that minimises the full-batch kernel loss plus a ridge toward the old one.
+    """The networks with the last layer that minimises the full-batch kernel loss, ridged toward the old.
 
     ``ridge`` is relative to the mean curvature. A ridge toward zero would pull the values themselves to zero.
     With the linear kernel (ψ = φ) this is the LSTD solution.
@@ -117,7 +117,7 @@ def with_last_layer(network: StackedMLP, theta: Float[Tensor, "replica parameter
 
 
 def _ridge_solve(matrix: Tensor, vector: Tensor, ridge: float) -> Tensor:
-    """(matrix + ridge · mean |diagonal| · I)⁻¹ vector, per replica; dead features leave the matrix singular."""
+    """(matrix + ridge · mean |diagonal| · I)⁻¹ vector per replica; dead features make the matrix singular."""
     scale = matrix.diagonal(dim1=-2, dim2=-1).abs().mean(dim=-1)
     eye = torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)
     return torch.linalg.solve(matrix + (ridge * scale)[:, None, None] * eye, vector)

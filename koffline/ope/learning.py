@@ -35,7 +35,7 @@ class Ensemble:
 
     @property
     def roles(self) -> tuple[str, ...]:
-        """"full" or "resampled" per replica."""
+        """ "full" or "resampled" per replica."""
         return ("full",) * self.full + ("resampled",) * (len(self.seeds) - self.full)
 
 
@@ -107,7 +107,7 @@ def fit_features(
             record_every=max(1, settings.steps // _PROBES),
             threads=settings.threads,
         ),
-        probe=lambda step, stack: probe(step, stack),  # type: ignore[arg-type]
+        probe=probe,
         probe_every=max(1, settings.steps // _PROBES),
         progress=progress,
     )
@@ -139,7 +139,7 @@ def start_values(
 
 
 def _best_constant(problem: EvaluationProblem) -> float:
-    """The constant value function that solves the Bellman equation on average: mean r / mean (1 − discount)."""
+    """The constant that solves the Bellman equation on average: mean r / mean (1 − discount)."""
     constant = float(problem.rewards.mean() / (1.0 - problem.discounts).mean())
     low, high = problem.value_bounds
     return min(max(constant, low), high)

@@ -1,4 +1,4 @@
-"""A log and a policy made ready for value functions: standardised, scaled, with the policy's actions attached."""
+"""A log and a policy made ready for value functions: standardised, with the policy's actions attached."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from koffline.data.transitions import Discrete, Transitions
+from koffline.data.transitions import Transitions
 from koffline.errors import DataError
 from koffline.policies import ContinuousPolicy, DiscretePolicy
 
@@ -40,7 +40,9 @@ class EvaluationProblem:
     reward_scale: float
     value_bounds: tuple[float, float]
     kernel_inputs: np.ndarray
-    episode_starts: np.ndarray  # (E,) first row of each resampling unit; every row where there are no episodes
+    episode_starts: (
+        np.ndarray
+    )  # (E,) first row of each resampling unit; every row where there are no episodes
     fixed_starts: bool  # start states were given from outside: resampling the log leaves them alone
 
     @property
@@ -49,7 +51,7 @@ class EvaluationProblem:
         return len(self.rewards)
 
     def resample(self, generator: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        """Counts of the rows (N,) and of the start states (E,) in one bootstrap draw of episodes (or rows)."""
+        """Counts of rows (N,) and of start states (E,) in one bootstrap draw of episodes (or rows)."""
         n_units = len(self.episode_starts)
         counts = np.bincount(generator.integers(n_units, size=n_units), minlength=n_units)
         lengths = np.diff(np.append(self.episode_starts, self.n_rows))
@@ -80,55 +82,59 @@ def prepare_problem(
     observations, following, first = (
         _standardise(_flat(part), mean, spread) for part in (log.observations, log.next_observations, starts)
     )
+    probabilities: tuple[np.ndarray | None, np.ndarray | None] = (None, None)
+    if isinstance(policy, DiscretePolicy):
+        probabilities = policy.probabilities(log.next_observations), policy.probabilities(starts)
+        readout = np.eye(policy.n)[np.asarray(log.actions)]
+        inputs, next_inputs, start_inputs = observations, following[:, None], first[:, None]
+        kernel_inputs = np.concatenate([observations, readout], axis=1)
+    else:
+        readout = None  # the action is among the inputs
+        actions = _PolicyActions(policy, np.asarray(log.actions, dtype=np.float64), action_draws, generator)
+        inputs = kernel_inputs = np.concatenate([observations, actions.logged], axis=1)
+        next_inputs = actions.beside(following, log.next_observations)
+        start_inputs = actions.beside(first, starts)
     rewards = np.asarray(log.rewards, dtype=np.float64)
     reward_scale = _reward_scale(log, gamma)
-    terminated = np.asarray(log.terminated)
-    common = {
-        "actions": np.asarray(log.actions),
-        "rewards": rewards / reward_scale,
-        "discounts": gamma * (1.0 - terminated),
-        "reward_scale": reward_scale,
-        "value_bounds": _value_bounds(rewards / reward_scale, terminated, gamma),
-        "episode_starts": log.episode_starts if log.has_episodes else np.arange(len(log)),
-        "fixed_starts": initial_observations is not None,
-    }
-    if isinstance(policy, DiscretePolicy):
-        one_hot = np.eye(policy.n)[np.asarray(log.actions)]
-        return EvaluationProblem(
-            inputs=observations,
-            next_inputs=following[:, None],
-            start_inputs=first[:, None],
-            n_actions=policy.n,
-            readout=one_hot,
-            next_probabilities=policy.probabilities(log.next_observations),
-            start_probabilities=policy.probabilities(starts),
-            kernel_inputs=np.concatenate([observations, one_hot], axis=1),
-            **common,
-        )
-    action_mean, action_spread = _location_and_scale(np.asarray(log.actions, dtype=np.float64))
-    draws = 1 if policy.deterministic else action_draws
-
-    def with_policy_actions(standardised: np.ndarray, raw: np.ndarray) -> np.ndarray:
-        """(M, draws, d + k): the same states beside independent draws of the policy's actions."""
-        parts = []
-        for _ in range(draws):
-            sampled = _standardise(policy.sample(raw, generator), action_mean, action_spread)
-            parts.append(np.concatenate([standardised, sampled], axis=1))
-        return np.stack(parts, axis=1)
-
-    logged = _standardise(np.asarray(log.actions, dtype=np.float64), action_mean, action_spread)
-    inputs = np.concatenate([observations, logged], axis=1)
     return EvaluationProblem(
         inputs=inputs,
-        next_inputs=with_policy_actions(following, log.next_observations),
-        start_inputs=with_policy_actions(first, starts),
-        n_actions=None,
-        readout=None,
-        next_probabilities=None,
-        start_probabilities=None,
-        kernel_inputs=inputs,
-        **common,
+        next_inputs=next_inputs,
+        start_inputs=start_inputs,
+        actions=np.asarray(log.actions),
+        n_actions=policy.n if isinstance(policy, DiscretePolicy) else None,
+        readout=readout,
+        next_probabilities=probabilities[0],
+        start_probabilities=probabilities[1],
+        rewards=rewards / reward_scale,
+        discounts=gamma * (1.0 - log.terminated),
+        reward_scale=reward_scale,
+        value_bounds=_value_bounds(rewards / reward_scale, np.asarray(log.terminated), gamma),
+        kernel_inputs=kernel_inputs,
+        episode_starts=log.episode_starts if log.has_episodes else np.arange(len(log)),
+        fixed_starts=initial_observations is not None,
     )
+
+
+class _PolicyActions:
+    """Standardised actions of the log (N, k), and draws of a continuous policy on the same scale."""
+
+    def __init__(
+        self, policy: ContinuousPolicy, actions: np.ndarray, draws: int, generator: np.random.Generator
+    ) -> None:
+        self._policy, self._generator = policy, generator
+        self._mean, self._spread = _location_and_scale(actions)
+        self._draws = 1 if policy.deterministic else draws
+        self.logged = _standardise(actions, self._mean, self._spread)
+
+    def beside(self, standardised: np.ndarray, observations: np.ndarray) -> np.ndarray:
+        """(M, draws, d + k): the same states beside independent draws of the policy's actions."""
+        parts = []
+        for _ in range(self._draws):
+            sampled = self._policy.sample(observations, self._generator)
+            parts.append(
+                np.concatenate([standardised, _standardise(sampled, self._mean, self._spread)], axis=1)
+            )
+        return np.stack(parts, axis=1)
 
 
 def _flat(observations: np.ndarray) -> np.ndarray:

@@ -28,7 +28,9 @@ def check_output_directory(out: Path, force: bool) -> None:
     if occupied and not force:
         raise ConfigError(f"--out {out} is not empty; name another directory or add --force to replace it")
     if occupied and not (out / _MARKER).is_file():
-        raise ConfigError(f"--out {out} holds no {_MARKER}, so --force will not replace it; name another directory")
+        raise ConfigError(
+            f"--out {out} holds no {_MARKER}, so --force will not replace it; name another directory"
+        )
     parent = next(folder for folder in [out.absolute(), *out.absolute().parents] if folder.exists())
     if not parent.is_dir():
         raise ConfigError(f"--out {out}: {parent} is a file; name a directory")
@@ -36,7 +38,9 @@ def check_output_directory(out: Path, force: bool) -> None:
         raise ConfigError(f"--out {out}: {parent} is not writable; name a directory that is")
 
 
-def write_report(estimate: Estimate, out: Path, truth: float | None, command: str, force: bool = False) -> Path:
+def write_report(
+    estimate: Estimate, out: Path, truth: float | None, command: str, force: bool = False
+) -> Path:
     """``estimate.json``, ``plots/*.png`` and ``report.html`` in ``out``; returns the page's path.
 
     All is written to a temporary directory beside ``out`` and renamed; an earlier report is replaced only

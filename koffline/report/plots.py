@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 INK, ACCENT, SOFT, WARM = "#1f2933", "#1769aa", "#9fb3c8", "#c2410c"
-_STYLE = {
+_STYLE: dict[Any, Any] = {
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.edgecolor": "#7b8794",
@@ -132,7 +132,11 @@ def plot_coverage(evidence: Evidence) -> Figure:
     def draw(axes: Axes) -> None:
         support = np.minimum(evidence.action_support, 5.0)
         axes.hist(
-            support, bins=np.linspace(0.0, 5.0, 51), weights=evidence.support_weights, color=ACCENT, alpha=0.8
+            support,
+            bins=[0.1 * edge for edge in range(51)],
+            weights=evidence.support_weights,
+            color=ACCENT,
+            alpha=0.8,
         )
         axes.axvline(1.0, color=WARM, lw=1.2, ls="--", label="95 % of the log's own rows are left of this")
         axes.set_xlabel(evidence.support_label + " (5 = 5 or more)")
@@ -146,7 +150,9 @@ def _curves(axes: Axes, evidence: Evidence, curves: np.ndarray) -> None:
     """Thin lines, one per replica: those of the whole log in front."""
     for line, role in zip(curves, evidence.replica_roles, strict=True):
         front = role == "full"
-        axes.plot(evidence.steps, line, color=ACCENT if front else SOFT, lw=1.5 if front else 0.8, zorder=2 + front)
+        axes.plot(
+            evidence.steps, line, color=ACCENT if front else SOFT, lw=1.5 if front else 0.8, zorder=2 + front
+        )
     axes.plot([], [], color=ACCENT, lw=1.5, label="trained on the whole log")
     if "resampled" in evidence.replica_roles:
         axes.plot([], [], color=SOFT, lw=0.8, label="trained on resampled episodes")

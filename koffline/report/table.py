@@ -37,12 +37,17 @@ def _rows(estimate: Estimate, truth: float | None) -> list[tuple[str, str]]:
         rows.append(("truth", f"{truth:.4g}"))
     if found.get("behavior_return") is not None:
         error = found.get("behavior_return_se")
-        rows.append(("log's own return", f"{found['behavior_return']:.4g}" + (f" ± {error:.2g}" if error else "")))
+        rows.append(
+            ("log's own return", f"{found['behavior_return']:.4g}" + (f" ± {error:.2g}" if error else ""))
+        )
     heads = ", ".join(f"{name} {value:.4g}" for name, value in found["estimates_by_head"].items())
     rows += [
         ("estimator", f"{estimate.estimator}   (by head: {heads})"),
         ("log", f"{estimate.source or 'in memory'}: {estimate.n_transitions:,} transitions{episodes}"),
-        ("coverage", f"{found['coverage']:.0%} of the policy's actions lie near logged ones (95 % on-policy)"),
+        (
+            "coverage",
+            f"{found['coverage']:.0%} of the policy's actions lie near logged ones (95 % on-policy)",
+        ),
         ("seed, time", f"{estimate.seed}, {estimate.seconds:.1f} s"),
     ]
     return rows

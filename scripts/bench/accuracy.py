@@ -1,0 +1,83 @@
+"""How far are the estimates from Monte-Carlo truths? Development and held-out problems, in one table.
+
+    python scripts/bench/accuracy.py --set held-out --seeds 3
+
+Each row is one log: the estimate by head (kloss, fqe and, for comparison, lstd share one run and its
+features), errors relative to the truth from the log's own start states, and whether the interval of kloss
+covers it. ``--out FILE`` keeps the rows as JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # also found when run as a plain script
+
+import koffline
+from koffline.config import parse_assignments
+from scripts.bench.problems import DEVELOPMENT, HELD_OUT
+
+HEADS = ("kloss", "fqe", "lstd")
+
+
+def measure(name: str, spec: Any, seed: int, n_rows: int, options: dict[str, Any]) -> dict[str, Any]:
+    """One log, one estimate."""
+    problem = spec(seed, n_rows)
+    estimate = koffline.evaluate(problem.transitions(), problem.policy(), problem.gamma, seed=seed, **options)
+    truth = problem.truth_at_starts
+    heads = estimate.diagnostics["estimates_by_head"]
+    return {
+        "problem": name,
+        "seed": seed,
+        "n_rows": n_rows,
+        "truth": truth,
+        "error": {head: (heads[head] - truth) / abs(truth) for head in HEADS},
+        "low": estimate.interval.low,
+        "high": estimate.interval.high,
+        "covered": estimate.interval.low <= truth <= estimate.interval.high,
+        "relative_width": (estimate.interval.high - estimate.interval.low) / abs(truth),
+        "coverage": estimate.diagnostics["coverage"],
+        "warnings": list(estimate.warnings),
+        "seconds": estimate.seconds,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("names", nargs="*", help="problems (default: all of the set)")
+    parser.add_argument("--set", dest="group", choices=["development", "held-out"], default="held-out")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--n-rows", type=int, default=20_000)
+    parser.add_argument("--option", action="append", default=[], metavar="KEY=VALUE", help="a setting")
+    parser.add_argument("--out", type=Path, help="JSON file for the rows")
+    arguments = parser.parse_args()
+    problems = DEVELOPMENT if arguments.group == "development" else HELD_OUT
+    options = parse_assignments(arguments.option)
+    rows = []
+    print(f"{'problem':<18}{'seed':>5}{'truth':>10}" + "".join(f"{head:>9}" for head in HEADS), end="")
+    print(f"{'width':>8}{'covered':>9}{'support':>9}{'seconds':>9}")
+    for name in arguments.names or problems:
+        for seed in range(arguments.seeds):
+            row = measure(name, problems[name], seed, arguments.n_rows, options)
+            rows.append(row)
+            errors = "".join(f"{row['error'][head]:>+9.3f}" for head in HEADS)
+            print(f"{name:<18}{seed:>5}{row['truth']:>10.4g}{errors}{row['relative_width']:>8.3f}", end="")
+            print(f"{row['covered']!s:>9}{row['coverage']:>9.2f}{row['seconds']:>9.1f}", flush=True)
+            for warning in row["warnings"]:
+                print(f"    {warning}")
+    for title, summary in (("mean |error|", statistics.mean), ("median |error|", statistics.median)):
+        print(f"{title:<33}" + "".join(f"{summary([abs(r['error'][h]) for r in rows]):>9.4f}" for h in HEADS))
+    print(f"intervals that cover: {sum(r['covered'] for r in rows)} of {len(rows)}")
+    if arguments.out:
+        arguments.out.parent.mkdir(parents=True, exist_ok=True)
+        content = {"command": " ".join(sys.argv), "koffline": koffline.__version__, "rows": rows}
+        arguments.out.write_text(json.dumps(content, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

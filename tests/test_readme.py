@@ -1,0 +1,79 @@
+"""Every command and code block of the README runs, and its table of the paper points at real symbols."""
+
+import importlib
+import re
+import shlex
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from koffline.cli import cli
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"```(\w+)\n(.*?)```", README, flags=re.DOTALL)
+COMMANDS = [
+    line.split("#")[0].strip()
+    for kind, text in BLOCKS
+    if kind == "bash"
+    for line in text.splitlines()
+    if line.strip()
+]
+SNIPPETS = [text for kind, text in BLOCKS if kind == "python"]
+TABLE = re.findall(r"^\| .* \| `([a-z]+:\w+)` \| `(koffline[\w.]+)` \|$", README, flags=re.MULTILINE)
+QUICK = ["--set", "steps=80", "--set", "full_replicas=1", "--set", "resampled_replicas=2"]
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    shutil.copytree(ROOT / "datasets", tmp_path / "datasets")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("command", [c for c in COMMANDS if c.startswith("koffline")])
+def test_koffline_commands_run(command: str, elsewhere: Path) -> None:
+    arguments = shlex.split(command)[1:]
+    if arguments[0] == "evaluate":
+        arguments += QUICK
+    result = CliRunner().invoke(cli, arguments, prog_name="koffline")
+    assert result.exit_code == 0, result.output
+
+
+@pytest.mark.parametrize("command", [c for c in COMMANDS if not c.startswith("koffline")])
+def test_other_commands_are_what_they_seem(command: str) -> None:
+    words = command.split()
+    if words[0] == "make":
+        done = subprocess.run(["make", "--dry-run", *words[1:]], cwd=ROOT, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        assert "koffline evaluate datasets/cartpole.hdf5" in done.stdout or "pytest" in done.stdout
+    else:
+        assert words == ["pip", "install", "."]
+
+
+@pytest.mark.parametrize("snippet", SNIPPETS, ids=range(len(SNIPPETS)))
+def test_snippets_run(snippet: str, elsewhere: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    exec(compile(snippet, "README.md", "exec"), {"__name__": "readme"})
+    assert "bootstrap" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("label", "symbol"), TABLE)
+def test_symbols_carry_the_label(label: str, symbol: str) -> None:
+    module, _, name = symbol.rpartition(".")
+    found = getattr(importlib.import_module(module), name)
+    assert f"(Feng et al. 2019, {label})" in (found.__doc__ or "")
+
+
+def test_the_table_is_there_and_pictures_exist() -> None:
+    assert len(TABLE) >= 15
+    for path in re.findall(r"!\[.*?\]\((.*?)\)", README):
+        assert (ROOT / path).is_file()
+
+
+def test_make_targets_of_the_readme_exist() -> None:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    for target in re.findall(r"`make ([a-z-]+)`", README):
+        assert re.search(rf"^{target}:", makefile, flags=re.MULTILINE), target
