@@ -178,7 +178,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--replicas", type=int, nargs="*", help="default: 30; on cuda 30 300 3000")
-    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--steps", type=int, default=500)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--case", default="", help="only cases whose name contains this")
     arguments = parser.parse_args()
