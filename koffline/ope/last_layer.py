@@ -52,13 +52,13 @@ def accumulate_systems(
         discounts, rewards = table.discounts[rows].double(), table.rewards[rows].double()
         difference = now - discounts[:, None] * later  # Z, (R, B, p)
         weights = row_weights[:, rows].double()
-        weighted_psi = (psi * weights.unsqueeze(-1)).mT  # (R, m, B)
-        weighted_phi = (now * weights.unsqueeze(-1)).mT  # (R, p, B)
+        weighted = difference * weights.unsqueeze(-1)  # (R, B, p)
+        weighted_rewards = weights * rewards  # (R, B)
         parts = [
-            weighted_psi @ difference,
-            weighted_psi @ rewards,
-            weighted_phi @ difference,
-            weighted_phi @ rewards,
+            _shared_product(psi, weighted),
+            weighted_rewards @ psi,
+            now.mT @ weighted,
+            (weighted_rewards.unsqueeze(1) @ now).squeeze(1),
         ]
         sums = parts if sums is None else [total.add_(part) for total, part in zip(sums, parts, strict=True)]
         progress(len(psi))
@@ -114,6 +114,13 @@ def with_last_layer(network: StackedMLP, theta: Float[Tensor, "replica parameter
     flat[:, -theta.shape[1] :] = theta  # weight rows, then the bias row: the layout of the flat parameters
     assert theta.shape[1] == (network.sizes[-2] + 1) * outputs
     return network.with_flat(flat)
+
+
+def _shared_product(psi: Tensor, weighted: Tensor) -> Tensor:
+    """ψᵀ Z_r for every replica as one product: (m, B) @ (B, R · p) = (m, R · p), returned as (R, m, p)."""
+    replicas, rows, parameters = weighted.shape
+    together = psi.mT @ weighted.transpose(0, 1).reshape(rows, replicas * parameters)
+    return together.unflatten(1, (replicas, parameters)).transpose(0, 1)
 
 
 def _ridge_solve(matrix: Tensor, vector: Tensor, ridge: float) -> Tensor:
