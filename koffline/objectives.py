@@ -189,17 +189,26 @@ class FittedIteration:
     """Fitted value iteration (V) and fitted Q evaluation (Q): regression on targets from a second network.
 
     target: CopyTarget() copies at each epoch's end, the paper's FVI; FollowTarget(rate) follows step by step.
+    next_bounds: the target network's values are cut to this range; where no return lies outside it, the
+    regression cannot run away.
     (Feng et al. 2019, equ:fvi)
     """
 
     target: CopyTarget | FollowTarget = CopyTarget()
+    next_bounds: tuple[float, float] | None = None
     kernel: Kernel | None = field(default=None, init=False)
     next_from: NextFrom = field(default="target", init=False)
+
+    def __post_init__(self) -> None:
+        if self.next_bounds is not None and not self.next_bounds[0] <= self.next_bounds[1]:
+            raise ConfigError(f"next_bounds is {self.next_bounds}; give (low, high) with low ≤ high")
 
     def loss(
         self, reward: Tensor, discount: Tensor, value: Tensor, next_value: Tensor, gram: Tensor | None = None
     ) -> Tensor:
         """Mean squared distance to the target network's Bellman backup, (R,)."""
+        if self.next_bounds is not None:
+            next_value = next_value.clamp(*self.next_bounds)
         return state_value_residual(reward, discount, value, next_value.detach()).square().mean(dim=-1)
 
     def compute_gradients(
@@ -209,9 +218,9 @@ class FittedIteration:
         return _semi_gradients(residual)
 
 
-def fitted_q(rate: float = 0.01) -> FittedIteration:
+def fitted_q(rate: float = 0.01, next_bounds: tuple[float, float] | None = None) -> FittedIteration:
     """Fitted evaluation whose target network follows at `rate` per step: the objective of `fqe`."""
-    return FittedIteration(FollowTarget(rate))
+    return FittedIteration(FollowTarget(rate), next_bounds)
 
 
 def gram_product(residual: Float[Tensor, "replica row"], gram: Float[Tensor, "*grams row row"]) -> Tensor:

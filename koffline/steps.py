@@ -29,6 +29,7 @@ class StepComputer:
         draws: Literal["one", "all"] = "one",
     ) -> None:
         self._objective, self._schedule = objective, schedule
+        self._next_bounds: tuple[float, float] | None = getattr(objective, "next_bounds", None)
         self._packed = _PackedTable(table, objective.kernel, plan, draws)
 
     def compute(
@@ -66,6 +67,8 @@ class StepComputer:
     ) -> tuple[Tensor, Tensor]:
         """The next rows' values are held still; gradients reach the rows' own values."""
         next_value = _read(following.forward(batch.next_inputs), batch.next_readout, batch.draws)
+        if self._next_bounds is not None:
+            next_value = next_value.clamp(*self._next_bounds)
         outputs, pullback = network.forward_with_pullback(batch.inputs)
         value = _read(outputs, batch.readout, 1)
         residual = torch.addcmul(batch.rewards, batch.discounts, next_value).sub_(value)

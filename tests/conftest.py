@@ -19,6 +19,10 @@ _CHECKED = (
     "ope",
     "policies",
     "replicas",
+    "stacked_adam",
+    "stacked_module",
+    "stacked_products",
     "steps",
+    "training",
 )
 install_import_hook([f"koffline.{name}" for name in _CHECKED], "beartype.beartype")

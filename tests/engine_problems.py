@@ -24,6 +24,7 @@ OBJECTIVES = {
     "fvi": FittedIteration(),
     "fvi_steps": FittedIteration(CopyTarget(3)),
     "fqe": fitted_q(0.2),
+    "fqe_bounded": fitted_q(0.2, (-0.05, 0.1)),
 }
 FORMS = ("state", "discrete", "continuous", "continuous_all")
 SIZES = {"state": (3, 12, 1), "discrete": (3, 8, 6, 4), "continuous": (5, 12, 1), "continuous_all": (5, 7, 1)}

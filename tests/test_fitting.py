@@ -164,6 +164,24 @@ def test_fitted_evaluation_finds_the_exact_values():
         torch.testing.assert_close(values, exact, rtol=0.0, atol=2e-3)
 
 
+def test_bounds_stop_a_divergent_regression():
+    """One feature, V(s') = 2 V(s): the fixed-point iteration multiplies by 1.98 (Tsitsiklis & Van Roy)."""
+    one = torch.ones(8, 1)
+    table = Table(inputs=one, next_inputs=2.0 * one, rewards=torch.zeros(8), discounts=torch.full((8,), 0.99))
+    network = StackedMLP((1, 1), torch.tensor([[1.0, 0.0]]))
+    settings = FitSettings(steps=4000, batch_size=8, record_every=100)
+    plan = ReplicaPlan.of_seeds([0], 0.05)
+    free, bounded = (
+        fit(table, network, FittedIteration(CopyTarget(1), bounds), plan, settings)
+        .network.forward(one)
+        .abs()
+        .max()
+        for bounds in (None, (-3.0, 3.0))
+    )
+    assert free > 100.0
+    assert bounded < 4.0
+
+
 def test_row_sets_train_on_their_rows_only():
     table = make_table("state")
     rows = torch.arange(10)

@@ -124,3 +124,5 @@ def test_settings_are_checked():
         FollowTarget(0.0)
     with pytest.raises(ConfigError, match="copy interval is 0"):
         CopyTarget(0)
+    with pytest.raises(ConfigError, match="next_bounds is"):
+        fitted_q(0.1, (1.0, -1.0))

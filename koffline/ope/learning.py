@@ -98,7 +98,7 @@ def fit_features(
     return fit(
         table,
         network,
-        fitted_q(settings.target_rate),
+        fitted_q(settings.target_rate, problem.value_bounds),
         plan,
         FitSettings(
             steps=settings.steps,
