@@ -28,9 +28,9 @@ class EvaluationSettings(BaseModel):
     seed: int = Field(0, ge=0, lt=2**31, description="seed of everything random")
 
     hidden_units: tuple[int, ...] = Field((64, 64), description="units of the hidden layers")
-    steps: int = Field(6000, ge=1, description="gradient steps of every replica")
+    steps: int = Field(8000, ge=1, description="gradient steps of every replica")
     batch_size: int = Field(256, ge=2, description="rows in a mini-batch")
-    learning_rate: float = Field(2e-3, gt=0.0, description="Adam's, decayed to zero by a cosine")
+    learning_rate: float = Field(3e-3, gt=0.0, description="Adam's, decayed to zero by a cosine")
     target_rate: float = Field(0.1, gt=0.0, le=1.0, description="rate at which the target network follows")
     full_replicas: int = Field(3, ge=1, description="networks trained on the whole log; their mean counts")
     resampled_replicas: int = Field(12, ge=2, description="networks trained on resampled episodes")
