@@ -10,13 +10,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from koffline.config import EvaluationSettings
 from koffline.data.transitions import Transitions
 from koffline.kernels import Gaussian
 from koffline.ope.coverage import Coverage
 from koffline.ope.estimate import Interval
-from koffline.ope.learning import Ensemble
-from koffline.ope.problem import EvaluationProblem
+from koffline.ope.fitted import FittedValues
 from koffline.ope.residuals import ResidualSummary
 from koffline.policies import ContinuousPolicy, DiscretePolicy
 
@@ -29,26 +27,23 @@ _MOST_UNSEEN = 0.2  # share of the discounted horizon after the longest episode
 def collect_diagnostics(
     transitions: Transitions,
     policy: DiscretePolicy | ContinuousPolicy,
-    problem: EvaluationProblem,
-    ensemble: Ensemble,
-    settings: EvaluationSettings,
-    bandwidth: float,
+    fitted: FittedValues,
     residuals: ResidualSummary,
     coverage: Coverage,
-    by_head: dict[str, np.ndarray],
-    spread: float,
 ) -> dict[str, Any]:
     """Numbers for the record, all finite or None; units are those of the reward or the return."""
-    heads = {name: float(values[: ensemble.full].mean()) for name, values in by_head.items()}
+    problem, settings = fitted.problem, fitted.settings
+    heads = fitted.estimate_by_head()
+    resampled = fitted.replica_values[settings.estimator][fitted.ensemble.full :]
     diagnostics: dict[str, Any] = {
         "held_out_kernel_loss": residuals.held_out_kernel_loss,
         "held_out_kernel_ratio": residuals.held_out_ratio,
-        "effective_bandwidth": bandwidth,
-        "mean_off_diagonal_kernel": _mean_off_diagonal(problem.kernel_inputs, bandwidth),
+        "effective_bandwidth": fitted.bandwidth,
+        "mean_off_diagonal_kernel": _mean_off_diagonal(problem.kernel_inputs, fitted.bandwidth),
         "coverage": coverage.fraction,
         "estimates_by_head": heads,
         "head_disagreement": max(heads.values()) - min(heads.values()),
-        "replica_standard_deviation": spread,
+        "replica_standard_deviation": float(np.nanstd(resampled, ddof=1)),
         "residual_rms": residuals.rms,
         "residual_mean": residuals.mean,
         "n_terminated": int(transitions.terminated.sum()),
@@ -65,11 +60,7 @@ def collect_diagnostics(
 
 
 def collect_warnings(
-    diagnostics: dict[str, Any],
-    interval: Interval,
-    transitions: Transitions,
-    settings: EvaluationSettings,
-    diverged_at: tuple[int | None, ...],
+    diagnostics: dict[str, Any], interval: Interval, transitions: Transitions, fitted: FittedValues
 ) -> tuple[str, ...]:
     """One sentence per reason to distrust the estimate."""
     found = []
@@ -82,19 +73,20 @@ def collect_warnings(
     if diagnostics["head_disagreement"] > max(0.5 * width, 0.02 * diagnostics["reward_scale"]):
         heads = ", ".join(f"{name} {value:.4g}" for name, value in diagnostics["estimates_by_head"].items())
         found.append(f"Estimators that should agree do not ({heads}); train longer or collect more data.")
-    if diagnostics["mean_off_diagonal_kernel"] < 1.0 / len(transitions):
+    off_diagonal = diagnostics["mean_off_diagonal_kernel"]
+    if off_diagonal is not None and off_diagonal < 1.0 / len(transitions):
         found.append("The kernel sees every row as alone; raise the bandwidth.")
-    diverged = [step for step in diverged_at if step is not None]
+    diverged = [step for step in fitted.record.diverged_at if step is not None]
     if diverged:
         found.append(
-            f"{len(diverged)} of {len(diverged_at)} networks diverged (first at step {min(diverged)}) "
+            f"{len(diverged)} of {len(fitted.alive)} networks diverged (first at step {min(diverged)}) "
             "and were left out; lower learning_rate."
         )
     if transitions.has_episodes and transitions.n_episodes < _FEW_EPISODES:
         found.append(
             f"The log has {transitions.n_episodes} episodes; resampling so few says little about spread."
         )
-    found += _horizon_warning(transitions, settings.gamma)
+    found += _horizon_warning(transitions, fitted.settings.gamma)
     found += [f"Reader: {note}" for note in transitions.metadata.notes]
     return tuple(found)
 

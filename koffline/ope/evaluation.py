@@ -4,46 +4,28 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from koffline.batches import Table
 from koffline.config import EvaluationSettings, make_settings
 from koffline.data.transitions import Transitions
 from koffline.errors import ConfigError, DataError, KofflineError
-from koffline.fitting import FitRecord, Progress, threads
-from koffline.kernels import FourierFeatures, Gaussian, median_bandwidth, random_fourier_features
+from koffline.fitting import Progress, threads
 from koffline.ope.coverage import Coverage, measure_coverage
 from koffline.ope.diagnostics import collect_diagnostics, collect_warnings, package_versions
 from koffline.ope.estimate import Estimate, Evidence, Interval
-from koffline.ope.last_layer import accumulate_systems, minimise_kernel_loss, solve_temporal_difference
-from koffline.ope.learning import Ensemble, draw_ensemble, fit_features, make_table, start_values
-from koffline.ope.problem import EvaluationProblem, prepare_problem
+from koffline.ope.fitted import FittedValues, fit_value_functions
+from koffline.ope.learning import draw_ensemble, start_values
+from koffline.ope.problem import prepare_problem
 from koffline.ope.residuals import ResidualSummary, summarise_residuals
 from koffline.policies import as_policy
-from koffline.replicas import StackedMLP
 
-_PROBE_STARTS = 1000
-_LSTD_RIDGE = 1e-3
 _ASSUMPTIONS = (
     "Standard deviation over networks retrained on resampled {units}, Student t: it covers the choice of "
     "{units}, start states and training noise, not what the log or the network cannot express."
 )
-
-
-@dataclass(frozen=True, eq=False)
-class FittedValues:
-    """The stacked networks by head: ``kloss``, ``lstd`` and ``fqe`` share their hidden layers."""
-
-    heads: dict[str, StackedMLP]
-    bandwidth: float
-    instruments: FourierFeatures
-    record: FitRecord
 
 
 def evaluate(
@@ -80,27 +62,14 @@ def evaluate(
             transitions, policy, settings.gamma, settings.action_draws, generator, initial_observations
         )
         ensemble = draw_ensemble(problem, settings.full_replicas, settings.resampled_replicas, generator)
-        table = make_table(problem, settings.device)
-        fitted = fit_value_functions(table, problem, ensemble, settings, progress)
-        chosen = fitted.heads[settings.estimator]
-        residuals = summarise_residuals(chosen, table, fitted.instruments, ensemble, problem.reward_scale)
+        fitted = fit_value_functions(problem, ensemble, settings, progress)
+        value, interval = _value_and_interval(fitted)
+        residuals = summarise_residuals(
+            fitted.chosen, fitted.table, fitted.instruments, ensemble, problem.reward_scale
+        )
         coverage = measure_coverage(problem, generator)
-        by_head = {name: _replica_values(head, problem, ensemble) for name, head in fitted.heads.items()}
-    value, interval, spread = _aggregate(
-        by_head[settings.estimator], ensemble, problem, settings, fitted.record
-    )
-    diagnostics = collect_diagnostics(
-        transitions,
-        policy,
-        problem,
-        ensemble,
-        settings,
-        fitted.bandwidth,
-        residuals,
-        coverage,
-        by_head,
-        spread,
-    )
+        evidence = _evidence(fitted, residuals, coverage)
+    diagnostics = collect_diagnostics(transitions, policy, fitted, residuals, coverage)
     return Estimate(
         value=value,
         interval=interval,
@@ -116,37 +85,9 @@ def evaluate(
         diagnostics=diagnostics,
         settings=settings.model_dump(exclude={"gamma", "estimator", "seed"}),
         versions=package_versions(),
-        warnings=collect_warnings(diagnostics, interval, transitions, settings, fitted.record.diverged_at),
-        evidence=_evidence(fitted.record, chosen, problem, ensemble, residuals, coverage, by_head, settings),
+        warnings=collect_warnings(diagnostics, interval, transitions, fitted),
+        evidence=evidence,
     )
-
-
-def fit_value_functions(
-    table: Table,
-    problem: EvaluationProblem,
-    ensemble: Ensemble,
-    settings: EvaluationSettings,
-    progress: Progress | None = None,
-) -> FittedValues:
-    """Features by fitted Q evaluation; then the last layer: exact kernel loss, LSTD, or as trained."""
-    probe = _start_value_probe(problem)
-    record = fit_features(table, problem, ensemble, settings, probe, progress)
-    generator = torch.Generator().manual_seed(settings.seed)
-    kernel_inputs = torch.as_tensor(problem.kernel_inputs)
-    bandwidth = settings.bandwidth * median_bandwidth(kernel_inputs, generator=generator)
-    instruments = random_fourier_features(
-        Gaussian(bandwidth), kernel_inputs.shape[1], settings.instruments, generator
-    )
-    network = _without_diverged(record)
-    systems = accumulate_systems(
-        network, table, instruments, ensemble.row_counts.to(settings.device, torch.float64)
-    )
-    heads = {
-        "kloss": minimise_kernel_loss(network, systems, settings.ridge),
-        "lstd": solve_temporal_difference(network, systems, _LSTD_RIDGE),
-        "fqe": network.with_flat(network.flat.double()),
-    }
-    return FittedValues(heads, bandwidth, instruments, record)
 
 
 def _settings(
@@ -182,90 +123,45 @@ def _check_starts(transitions: Transitions, initial_observations: np.ndarray | N
         raise DataError("initial states hold NaN or infinite numbers; remove those rows")
 
 
-def _start_value_probe(problem: EvaluationProblem) -> Callable[[int, StackedMLP], Tensor]:
-    """The mean value over (at most a thousand) start states, for the learning curve of the estimate."""
-    import dataclasses
-
-    count = len(problem.start_inputs)
-    some = np.unique(np.linspace(0, count - 1, min(count, _PROBE_STARTS)).astype(int))
-    probabilities = problem.start_probabilities
-    fewer = dataclasses.replace(
-        problem,
-        start_inputs=problem.start_inputs[some],
-        start_probabilities=None if probabilities is None else probabilities[some],
-    )
-    return lambda step, network: start_values(network, fewer).mean(dim=1)
-
-
-def _without_diverged(record: FitRecord) -> StackedMLP:
-    """The trained stack; zeros stand in for a diverged replica, whose values are masked later."""
-    network: StackedMLP = record.network
-    if all(step is None for step in record.diverged_at):
-        return network
-    return network.with_flat(torch.nan_to_num(network.flat))
-
-
-def _replica_values(network: StackedMLP, problem: EvaluationProblem, ensemble: Ensemble) -> np.ndarray:
-    """J per replica (R,): its own start states, as often as its sample holds them."""
-    values = start_values(network, problem).cpu()
-    counts = ensemble.start_counts.double()
-    return ((values * counts).sum(dim=1) / counts.sum(dim=1)).numpy()
-
-
-def _aggregate(
-    values: np.ndarray,
-    ensemble: Ensemble,
-    problem: EvaluationProblem,
-    settings: EvaluationSettings,
-    record: FitRecord,
-) -> tuple[float, Interval, float]:
+def _value_and_interval(fitted: FittedValues) -> tuple[float, Interval]:
     """Mean over the replicas of the whole log, Student-t interval from the spread of the resampled ones."""
     from scipy import stats
 
-    alive = np.array([step is None for step in record.diverged_at])
+    settings, ensemble, alive = fitted.settings, fitted.ensemble, fitted.alive
+    values = fitted.replica_values[settings.estimator]
     full = values[: ensemble.full][alive[: ensemble.full]]
     resampled = values[ensemble.full :][alive[ensemble.full :]]
     if len(full) == 0 or len(resampled) < 2:
-        steps = sorted(step for step in record.diverged_at if step is not None)
+        steps = [step for step in fitted.record.diverged_at if step is not None]
         raise KofflineError(
-            f"{len(steps)} of {len(alive)} networks diverged, the first at step {steps[0]}; "
+            f"{len(steps)} of {len(alive)} networks diverged, the first at step {min(steps)}; "
             "lower learning_rate or look for outliers with 'koffline data validate'"
         )
     value, spread = float(full.mean()), float(resampled.std(ddof=1))
     quantile = float(stats.t.ppf(0.5 + settings.level / 2.0, df=len(resampled) - 1))
     half_width = quantile * spread * math.sqrt(1.0 + 1.0 / len(full))
-    units = "episodes" if len(problem.episode_starts) < problem.n_rows else "rows"
-    interval = Interval(
-        value - half_width, value + half_width, settings.level, "bootstrap", _ASSUMPTIONS.format(units=units)
-    )
-    return value, interval, spread
+    units = "episodes" if len(fitted.problem.episode_starts) < fitted.problem.n_rows else "rows"
+    assumptions = _ASSUMPTIONS.format(units=units)
+    return value, Interval(value - half_width, value + half_width, settings.level, "bootstrap", assumptions)
 
 
-def _evidence(
-    record: FitRecord,
-    network: StackedMLP,
-    problem: EvaluationProblem,
-    ensemble: Ensemble,
-    residuals: ResidualSummary,
-    coverage: Coverage,
-    by_head: dict[str, np.ndarray],
-    settings: EvaluationSettings,
-) -> Evidence:
+def _evidence(fitted: FittedValues, residuals: ResidualSummary, coverage: Coverage) -> Evidence:
     """Arrays for the plots."""
-    starts = start_values(network, problem)[: ensemble.full].mean(dim=0).cpu().numpy()
+    record, full = fitted.record, fitted.ensemble.full
     steps = np.array(record.probe_steps)
     losses = record.losses.T.numpy()
     at = np.minimum(np.searchsorted(np.array(record.loss_steps), steps), losses.shape[1] - 1)
+    starts = start_values(fitted.chosen, fitted.problem)[:full].cpu().numpy()[fitted.alive[:full]]
     relevant = coverage.weights > 0
     return Evidence(
         steps=steps,
         objective=losses[:, at],
         values=torch.stack(record.probes).T.numpy(),
         residuals=residuals.sample,
-        initial_values=starts,
+        initial_values=starts.mean(axis=0),
         action_support=coverage.ratios[relevant],
         support_weights=coverage.weights[relevant],
         support_label="distance to the nearest logged row / the log's own spacing",
-        replica_values=by_head[settings.estimator],
-        replica_roles=ensemble.roles,
+        replica_values=fitted.replica_values[fitted.settings.estimator],
+        replica_roles=fitted.ensemble.roles,
     )

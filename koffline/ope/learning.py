@@ -25,10 +25,12 @@ class Ensemble:
     """R replicas: the first F trained on the whole log, the others each on resampled episodes.
 
     ``row_counts (R, N)`` and ``start_counts (R, E)`` say how often a replica's sample holds a row or a
-    start state; both are ones for the first F. ``seeds (R,)`` decide initial parameters and mini-batches.
+    start state; both are ones for the first F. ``row_weights (R, N)`` are the counts times the log's own
+    weights. ``seeds (R,)`` decide initial parameters and mini-batches.
     """
 
     row_counts: Tensor
+    row_weights: Tensor
     start_counts: Tensor
     full: int
     seeds: tuple[int, ...]
@@ -50,7 +52,11 @@ def draw_ensemble(
         rows.append(row_counts)
         starts.append(start_counts)
     seeds = tuple(int(seed) for seed in generator.integers(2**31, size=full + resampled))
-    return Ensemble(torch.as_tensor(np.stack(rows)), torch.as_tensor(np.stack(starts)), full, seeds)
+    counts = torch.as_tensor(np.stack(rows))
+    weights = counts.double()
+    if problem.row_weights is not None:
+        weights = weights * torch.as_tensor(problem.row_weights)
+    return Ensemble(counts, weights, torch.as_tensor(np.stack(starts)), full, seeds)
 
 
 def make_table(problem: EvaluationProblem, device: str) -> Table:
@@ -84,16 +90,12 @@ def fit_features(
     network = StackedMLP.initialise(sizes, ensemble.seeds, device=table.inputs.device)
     output_bias = network.layers(network.flat)[-1][1]  # a view of the flat parameters
     output_bias += _best_constant(problem)
-    row_sets = tuple(
-        torch.repeat_interleave(torch.arange(len(table)), counts)
-        for counts in ensemble.row_counts[ensemble.full :]
-    )
-    everything = torch.arange(len(table))
+    row_sets = tuple(_rows_by_weight(weights) for weights in _distinct(ensemble))
     plan = ReplicaPlan(
         learning_rates=(settings.learning_rate,) * len(ensemble.seeds),
         batch_seeds=ensemble.seeds,
-        row_sets=(everything, *row_sets),
-        row_set_of=(0,) * ensemble.full + tuple(range(1, len(row_sets) + 1)),
+        row_sets=row_sets,
+        row_set_of=(0,) * ensemble.full + tuple(range(1, len(row_sets))),
     )
     return fit(
         table,
@@ -136,6 +138,21 @@ def start_values(
         parts.append(values)
     low, high = problem.value_bounds
     return torch.cat(parts, dim=1).clamp(low, high) * problem.reward_scale
+
+
+def _distinct(ensemble: Ensemble) -> Tensor:
+    """Row weights of the whole log and of each resampled replica, (1 + R − F, N)."""
+    return torch.cat([ensemble.row_weights[:1], ensemble.row_weights[ensemble.full :]])
+
+
+def _rows_by_weight(weights: Float[Tensor, " row"]) -> Tensor:
+    """Row indices, each as often as its weight says; fractions are rounded so that their sums are kept.
+
+    Whole numbers are kept exactly; weights of mean one give about N rows.
+    """
+    ends = (weights.cumsum(0) + 0.5).floor().long()
+    repeats = torch.diff(ends, prepend=torch.zeros(1, dtype=torch.int64))
+    return torch.repeat_interleave(torch.arange(len(weights)), repeats)
 
 
 def _best_constant(problem: EvaluationProblem) -> float:

@@ -43,6 +43,7 @@ class EvaluationProblem:
     episode_starts: (
         np.ndarray
     )  # (E,) first row of each resampling unit; every row where there are no episodes
+    row_weights: np.ndarray | None  # (N,) the log's own weights, scaled to mean one
     fixed_starts: bool  # start states were given from outside: resampling the log leaves them alone
 
     @property
@@ -111,6 +112,7 @@ def prepare_problem(
         value_bounds=_value_bounds(rewards / reward_scale, np.asarray(log.terminated), gamma),
         kernel_inputs=kernel_inputs,
         episode_starts=log.episode_starts if log.has_episodes else np.arange(len(log)),
+        row_weights=_mean_one(log.weights),
         fixed_starts=initial_observations is not None,
     )
 
@@ -164,6 +166,16 @@ def _reward_scale(log: Transitions, gamma: float) -> float:
     values = log.returns_to_go(gamma) if log.has_episodes else np.asarray(log.rewards) / (1.0 - gamma)
     scale = math.sqrt(float(np.mean(np.square(values, dtype=np.float64))))
     return scale if scale > 0.0 else 1.0
+
+
+def _mean_one(weights: np.ndarray | None) -> np.ndarray | None:
+    """Weights scaled to mean one; DataError when all are zero."""
+    if weights is None:
+        return None
+    total = float(np.sum(weights, dtype=np.float64))
+    if total <= 0.0:
+        raise DataError("weights are all zero; give at least one row a positive weight or leave them out")
+    return np.asarray(weights, dtype=np.float64) * (len(weights) / total)
 
 
 def _value_bounds(rewards: np.ndarray, terminated: np.ndarray, gamma: float) -> tuple[float, float]:

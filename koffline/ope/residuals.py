@@ -59,7 +59,8 @@ def summarise_residuals(
 ) -> ResidualSummary:
     """One pass over the rows in blocks."""
     assert table.kernel_inputs is not None
-    unseen_counts = (ensemble.row_counts[ensemble.full :] == 0).to(network.flat.device)
+    counted = ensemble.row_weights[:1] > 0.0  # a row of weight zero is no evidence
+    unseen_counts = ((ensemble.row_counts[ensemble.full :] == 0) & counted).to(network.flat.device)
     projected: Tensor | float = 0.0
     squares = torch.zeros(len(unseen_counts), dtype=torch.float64, device=network.flat.device)
     parts = []
