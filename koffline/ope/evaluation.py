@@ -55,7 +55,7 @@ def evaluate(
     started = time.perf_counter()
     settings = _settings(transitions, gamma, estimator, level, seed, settings, options)
     policy = as_policy(policy, transitions.action_space, transitions.observation_shape)
-    _check_starts(transitions, initial_observations)
+    _check_rows(transitions, initial_observations)
     generator = np.random.default_rng(settings.seed)
     with torch.no_grad(), threads(settings.threads):
         problem = prepare_problem(
@@ -110,8 +110,10 @@ def _settings(
     return made
 
 
-def _check_starts(transitions: Transitions, initial_observations: np.ndarray | None) -> None:
-    """DataError when start states from outside do not look like the log's observations."""
+def _check_rows(transitions: Transitions, initial_observations: np.ndarray | None) -> None:
+    """DataError for a single row, or start states from outside that do not look like the log's."""
+    if len(transitions) < 2:
+        raise DataError("the log has 1 row; an estimate needs at least 2, an honest one hundreds")
     if initial_observations is None:
         return
     shape, expected = np.shape(initial_observations), transitions.observation_shape

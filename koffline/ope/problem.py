@@ -169,13 +169,10 @@ def _reward_scale(log: Transitions, gamma: float) -> float:
 
 
 def _mean_one(weights: np.ndarray | None) -> np.ndarray | None:
-    """Weights scaled to mean one; DataError when all are zero."""
+    """Weights scaled to mean one; a log holds at least one positive weight."""
     if weights is None:
         return None
-    total = float(np.sum(weights, dtype=np.float64))
-    if total <= 0.0:
-        raise DataError("weights are all zero; give at least one row a positive weight or leave them out")
-    return np.asarray(weights, dtype=np.float64) * (len(weights) / total)
+    return np.asarray(weights, dtype=np.float64) / np.mean(weights, dtype=np.float64)
 
 
 def _value_bounds(rewards: np.ndarray, terminated: np.ndarray, gamma: float) -> tuple[float, float]:

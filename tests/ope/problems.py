@@ -1,0 +1,86 @@
+"""Small logs and networks for the tests of the estimators."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+import koffline
+from koffline.ope.learning import make_table
+from koffline.ope.problem import EvaluationProblem, prepare_problem
+from koffline.policies import ContinuousPolicy, DiscretePolicy
+from koffline.replicas import StackedMLP
+
+QUICK = {"steps": 60, "full_replicas": 1, "resampled_replicas": 2}
+
+
+def discrete_log(n: int = 60, length: int = 10, **changes: object) -> koffline.Transitions:
+    """Episodes of `length` steps, every second one terminated, the others cut by a time limit."""
+    generator = np.random.default_rng(3)
+    steps = np.arange(n) % length
+    last, episode = steps == length - 1, np.arange(n) // length
+    states = generator.normal(size=(n, 2))
+    columns: dict[str, object] = {
+        "observations": states,
+        "actions": generator.integers(3, size=n),
+        "rewards": generator.normal(size=n),
+        "next_observations": states + generator.normal(size=(n, 2)) * 0.3,
+        "terminated": last & (episode % 2 == 0),
+        "truncated": last & (episode % 2 == 1),
+        "action_space": koffline.Discrete(3),
+        "episode_ids": episode,
+        "steps": steps,
+        **changes,
+    }
+    return koffline.Transitions(**columns)  # type: ignore[arg-type]
+
+
+def continuous_log(n: int = 50) -> koffline.Transitions:
+    generator = np.random.default_rng(4)
+    states = generator.normal(size=(n, 2))
+    return koffline.Transitions(
+        observations=states,
+        actions=generator.uniform(-1.0, 1.0, size=(n, 1)),
+        rewards=generator.normal(size=n),
+        next_observations=states * 0.5,
+        terminated=np.zeros(n, bool),
+        truncated=np.zeros(n, bool),
+        action_space=koffline.Continuous(1, -1.0, 1.0),
+    )
+
+
+SOFT = DiscretePolicy(3, lambda s: _softmax(np.stack([s[:, 0], s[:, 1], 0.0 * s[:, 0]], axis=1)))
+NOISY = ContinuousPolicy(
+    1,
+    lambda s: np.tanh(s[:, :1]),
+    lambda s, generator: np.clip(np.tanh(s[:, :1]) + 0.2 * generator.normal(size=(len(s), 1)), -1.0, 1.0),
+)
+
+
+def _softmax(scores: np.ndarray) -> np.ndarray:
+    weights = np.exp(scores - scores.max(axis=1, keepdims=True))
+    return np.asarray(weights / weights.sum(axis=1, keepdims=True))
+
+
+def prepared(kind: str, gamma: float = 0.9, draws: int = 3) -> EvaluationProblem:
+    log, policy = (discrete_log(), SOFT) if kind == "discrete" else (continuous_log(), NOISY)
+    return prepare_problem(log, policy, gamma, draws, np.random.default_rng(0))
+
+
+def stack(problem: EvaluationProblem, replicas: int = 2) -> tuple[StackedMLP, object]:
+    """Untrained float64 networks and the float64 table."""
+    outputs = 1 if problem.readout is None else problem.readout.shape[1]
+    sizes = (problem.inputs.shape[1], 7, 5, outputs)
+    network = StackedMLP.initialise(sizes, range(replicas), dtype=torch.float64)
+    return network, make_table(problem, "cpu").to("cpu", torch.float64)
+
+
+def plain_q(network: StackedMLP, replica: int, inputs: np.ndarray) -> np.ndarray:
+    """Outputs (B, n) of one network, layer by layer in numpy."""
+    hidden = inputs
+    layers = network.layers(network.flat)
+    for number, (weight, bias) in enumerate(layers):
+        hidden = hidden @ weight[replica].numpy() + bias[replica].numpy()
+        if number < len(layers) - 1:
+            hidden = np.maximum(hidden, 0.0)
+    return hidden

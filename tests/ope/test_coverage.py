@@ -1,0 +1,72 @@
+"""Coverage: high where the policy's actions are in the log, zero where they are not."""
+
+import numpy as np
+import pytest
+
+import koffline
+from koffline.ope.coverage import measure_coverage
+from koffline.ope.problem import prepare_problem
+from koffline.policies import DiscretePolicy
+from tests.ope.problems import discrete_log
+
+
+def coverage_of(log: koffline.Transitions, probabilities: list[float]) -> float:
+    policy = DiscretePolicy(3, lambda s: np.tile(probabilities, (len(s), 1)))
+    problem = prepare_problem(log, policy, 0.9, 1, np.random.default_rng(0))
+    return measure_coverage(problem, np.random.default_rng(1)).fraction
+
+
+def walk(actions: np.ndarray) -> koffline.Transitions:
+    """Rows spread evenly over the square, next states drawn from the same law."""
+    generator = np.random.default_rng(7)
+    n = len(actions)
+    states, following = generator.uniform(size=(2, n, 2))
+    return discrete_log(n, observations=states, next_observations=following, actions=actions)
+
+
+def test_logged_actions_are_covered_as_well_as_the_log_itself() -> None:
+    log = walk(np.random.default_rng(8).integers(3, size=3000))
+    # 95 % by construction; the quantile is taken over some 1000 rows per action, s.e. below 0.01
+    assert coverage_of(log, [0.2, 0.3, 0.5]) == pytest.approx(0.95, abs=0.03)
+
+
+def test_an_action_that_was_never_taken_is_not_covered() -> None:
+    log = walk(np.random.default_rng(8).integers(2, size=3000))
+    assert coverage_of(log, [0.0, 0.0, 1.0]) == 0.0
+    assert coverage_of(log, [0.5, 0.0, 0.5]) == pytest.approx(0.475, abs=0.03)
+
+
+def test_states_far_from_the_log_are_not_covered() -> None:
+    log = walk(np.random.default_rng(8).integers(3, size=600))
+    far = log.replace(next_observations=log.next_observations + 3.0)
+    assert coverage_of(far, [1.0, 0.0, 0.0]) == 0.0
+
+
+def test_low_coverage_is_a_warning() -> None:
+    log = walk(np.random.default_rng(8).integers(2, size=600))
+    estimate = koffline.evaluate(
+        log,
+        lambda s: np.tile([0.0, 0.0, 1.0], (len(s), 1)),
+        0.9,
+        steps=30,
+        full_replicas=1,
+        resampled_replicas=2,
+    )
+    assert any("extrapolation" in warning for warning in estimate.warnings)
+
+
+def test_effective_sample_size_by_hand() -> None:
+    log = walk(np.random.default_rng(8).integers(2, size=100))
+    log = log.replace(behavior_log_probabilities=np.full(100, np.log(0.5)))
+    estimate = koffline.evaluate(
+        log,
+        lambda s: np.tile([0.9, 0.1, 0.0], (len(s), 1)),
+        0.9,
+        steps=30,
+        full_replicas=1,
+        resampled_replicas=2,
+    )
+    ratios = np.where(log.actions == 0, 1.8, 0.2)
+    expected = ratios.sum() ** 2 / np.sum(ratios**2)
+    assert estimate.diagnostics["effective_sample_size"] == pytest.approx(expected)
+    assert estimate.diagnostics["mean_probability_of_logged_actions"] == pytest.approx(ratios.mean() / 2.0)

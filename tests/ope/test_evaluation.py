@@ -1,0 +1,148 @@
+"""The estimate against exact answers, and what it does with odd logs. Settings are cut down to stay quick."""
+
+import numpy as np
+import pytest
+
+import koffline
+from koffline.config import EvaluationSettings
+from koffline.errors import ConfigError, DataError, KofflineError
+from tests.exact_problems import EXACT_PROBLEMS
+from tests.ope.problems import QUICK, SOFT, discrete_log
+
+SHORT = {"steps": 2500, "full_replicas": 2, "resampled_replicas": 2}
+# Problem: rows, tolerance relative to J from the log's own starts. Each tolerance is about twice the largest
+# error over five other seeds at these settings; what remains is the sampling error of the log itself.
+TOLERANCES = {
+    "chain_on": (4000, 0.08),
+    "chain_off": (4000, 0.10),
+    "chain_off_limited": (4000, 0.10),
+    "chain_tuples": (4000, 0.10),
+    "grid_on": (4000, 0.15),
+    "linear_on": (4000, 0.15),
+    "linear_off_deterministic": (4000, 0.20),
+    "linear_tuples": (4000, 0.15),
+}
+
+
+@pytest.mark.parametrize("name", TOLERANCES)
+def test_exact_answers(name: str) -> None:
+    rows, tolerance = TOLERANCES[name]
+    problem = EXACT_PROBLEMS[name](11, rows)
+    estimate = koffline.evaluate(problem.transitions, problem.policy, problem.gamma, **SHORT)
+    truth = problem.value_at_starts
+    assert estimate.value == pytest.approx(truth, rel=tolerance)
+    assert estimate.diagnostics["estimates_by_head"]["fqe"] == pytest.approx(truth, rel=1.5 * tolerance)
+
+
+def test_same_seed_same_estimate_other_seed_another() -> None:
+    first, again, other = (koffline.evaluate(discrete_log(), SOFT, 0.9, seed=s, **QUICK) for s in (1, 1, 2))
+    assert first.value == again.value
+    assert first.interval == again.interval
+    assert first.diagnostics == again.diagnostics
+    assert other.value != first.value
+
+
+@pytest.mark.parametrize("scale", [1e-6, 1e6])
+def test_estimates_scale_with_the_rewards(scale: float) -> None:
+    log = discrete_log()
+    one, scaled = (
+        koffline.evaluate(log.replace(rewards=log.rewards * factor), SOFT, 0.9, **QUICK)
+        for factor in (1.0, scale)
+    )
+    # float32 training sees the same scaled rewards up to their last bit; 60 steps amplify it little
+    assert scaled.value == pytest.approx(one.value * scale, rel=1e-3)
+    assert scaled.interval.low == pytest.approx(one.interval.low * scale, rel=1e-2)
+
+
+def test_terminals_only_is_a_bandit() -> None:
+    n = 2000
+    generator = np.random.default_rng(0)
+    actions = generator.integers(3, size=n)
+    log = discrete_log(
+        n,
+        length=1,
+        actions=actions,
+        rewards=np.array([1.0, 2.0, 6.0])[actions],
+        terminated=np.ones(n, bool),
+        truncated=np.zeros(n, bool),
+    )
+    estimate = koffline.evaluate(
+        log, lambda s: np.tile([0.5, 0.25, 0.25], (len(s), 1)), 0.99, **{**SHORT, "steps": 800}
+    )
+    assert estimate.value == pytest.approx(0.5 * 1.0 + 0.25 * 2.0 + 0.25 * 6.0, rel=0.02)  # γ does not matter
+
+
+def test_constant_rewards_without_an_end_are_worth_their_geometric_sum() -> None:
+    log = discrete_log(rewards=np.full(60, 3.0), terminated=np.zeros(60, bool))
+    estimate = koffline.evaluate(log, SOFT, 0.95, **QUICK)
+    assert estimate.value == pytest.approx(3.0 / 0.05, rel=1e-9)  # the bounds leave one value
+
+
+def test_start_states_from_outside_and_the_logs_hint() -> None:
+    log = discrete_log()
+    given = koffline.evaluate(log, SOFT, 0.9, initial_observations=log.observations[:7], **QUICK)
+    assert given.diagnostics["n_initial_states"] == 7
+    assert given.evidence.initial_values.shape == (7,)
+    with pytest.raises(DataError, match="initial states have shape"):
+        koffline.evaluate(log, SOFT, 0.9, initial_observations=np.zeros((3, 5)))
+    with pytest.raises(DataError, match="NaN"):
+        koffline.evaluate(log, SOFT, 0.9, initial_observations=np.full((3, 2), np.nan))
+    hinted = log.with_metadata(type(log.metadata)(gamma=0.8))
+    assert koffline.evaluate(hinted, SOFT, **QUICK).gamma == 0.8
+    assert koffline.evaluate(hinted, SOFT, 0.7, **QUICK).gamma == 0.7
+
+
+@pytest.mark.parametrize("rows", [1, 2, 10])
+def test_tiny_logs_give_finite_numbers(rows: int) -> None:
+    estimate = koffline.evaluate(discrete_log().select(np.arange(rows)), SOFT, 0.9, **QUICK)
+    assert np.isfinite([estimate.value, estimate.interval.low, estimate.interval.high]).all()
+    assert '"value"' in estimate.to_json()
+
+
+def test_all_zero_rewards_are_worth_nothing() -> None:
+    estimate = koffline.evaluate(discrete_log(rewards=np.zeros(60)), SOFT, 0.9, **QUICK)
+    assert (estimate.value, estimate.interval.low, estimate.interval.high) == (0.0, 0.0, 0.0)
+
+
+def test_zero_weight_is_no_row() -> None:
+    log = discrete_log()
+    spoilt = np.concatenate([log.rewards[:50], np.full(10, 50.0)])
+    weights = np.concatenate([np.ones(50), np.zeros(10)])
+    with_weights = discrete_log(rewards=spoilt, weights=weights)
+    ignored = discrete_log(rewards=spoilt)
+    starts = log.observations[:50:10]
+    values = [
+        koffline.evaluate(data, SOFT, 0.5, initial_observations=starts, **{**QUICK, "steps": 400}).value
+        for data in (log.select(np.arange(50)), with_weights, ignored)
+    ]
+    assert abs(values[1] - values[0]) < 0.2 * abs(values[2] - values[0])
+
+
+def test_divergence_is_an_error_and_never_a_number() -> None:
+    with pytest.raises(KofflineError, match="diverged"):
+        koffline.evaluate(discrete_log(), SOFT, 0.9, **{**QUICK, "learning_rate": 1e30})
+
+
+def test_settings_and_options() -> None:
+    settings = EvaluationSettings(gamma=0.9, **QUICK)
+    first = koffline.evaluate(discrete_log(), SOFT, settings=settings)
+    assert first.gamma == 0.9
+    assert koffline.evaluate(discrete_log(), SOFT, settings=settings, estimator="fqe").estimator == "fqe"
+    with pytest.raises(ConfigError, match="did you mean 'steps'"):
+        koffline.evaluate(discrete_log(), SOFT, 0.9, step=3)
+    with pytest.raises(ConfigError, match="gamma"):
+        koffline.evaluate(discrete_log(), SOFT, 1.0)
+    with pytest.raises(ConfigError, match="gamma is missing"):
+        koffline.evaluate(discrete_log(), SOFT)
+
+
+def test_wider_level_wider_interval_around_the_same_value() -> None:
+    narrow, wide = (
+        koffline.evaluate(discrete_log(), SOFT, 0.9, level=level, **QUICK) for level in (0.5, 0.9)
+    )
+    assert narrow.value == wide.value
+    # Student's t with one degree of freedom: 6.3138 at 90 %, 1 at 50 %
+    ratio = (wide.interval.high - wide.interval.low) / (narrow.interval.high - narrow.interval.low)
+    assert ratio == pytest.approx(6.3138, rel=1e-3)
+    spread = narrow.diagnostics["replica_standard_deviation"]
+    assert narrow.interval.high - narrow.value == pytest.approx(spread * np.sqrt(2.0))

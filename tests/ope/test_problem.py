@@ -1,0 +1,115 @@
+"""Preparation: standardising, scaling, bounds, the policy's actions, and resampling."""
+
+import numpy as np
+import pytest
+
+import koffline
+from koffline.errors import DataError
+from koffline.ope.problem import prepare_problem
+from tests.ope.problems import NOISY, SOFT, continuous_log, discrete_log, prepared
+
+
+def test_discrete_columns_row_by_row() -> None:
+    log, problem = discrete_log(), prepared("discrete")
+    mean, spread = log.observations.mean(axis=0), log.observations.std(axis=0)
+    np.testing.assert_allclose(problem.inputs, (log.observations - mean) / spread)
+    np.testing.assert_allclose(problem.next_inputs[:, 0], (log.next_observations - mean) / spread)
+    np.testing.assert_allclose(problem.start_inputs[:, 0], problem.inputs[::10])
+    np.testing.assert_array_equal(problem.readout, np.eye(3)[log.actions])
+    np.testing.assert_allclose(problem.next_probabilities, SOFT.probabilities(log.next_observations))
+    np.testing.assert_allclose(problem.start_probabilities, SOFT.probabilities(log.observations[::10]))
+
+
+def test_time_limits_do_not_cut_the_future() -> None:
+    log, problem = discrete_log(), prepared("discrete", gamma=0.9)
+    assert log.truncated.any()
+    np.testing.assert_allclose(problem.discounts, np.where(log.terminated, 0.0, 0.9))
+
+
+def test_rewards_are_scaled_by_the_rms_return_to_go() -> None:
+    log, problem = discrete_log(), prepared("discrete", gamma=0.9)
+    returns = np.zeros(len(log))
+    for row in reversed(range(len(log))):
+        later = 0.0 if log.steps[row] == 9 else returns[row + 1]
+        returns[row] = log.rewards[row] + 0.9 * later
+    assert problem.reward_scale == pytest.approx(np.sqrt(np.mean(returns**2)))
+    np.testing.assert_allclose(problem.rewards * problem.reward_scale, log.rewards)
+    alone = prepared("continuous", gamma=0.9)
+    np.testing.assert_allclose(alone.reward_scale, np.sqrt(np.mean((continuous_log().rewards / 0.1) ** 2)))
+
+
+def test_bounds_hold_zero_only_where_episodes_end() -> None:
+    positive = discrete_log(rewards=np.linspace(1.0, 2.0, 60))
+    ends = prepare_problem(positive, SOFT, 0.9, 1, np.random.default_rng(0))
+    goes_on = prepare_problem(
+        positive.replace(terminated=np.zeros(60, bool)), SOFT, 0.9, 1, np.random.default_rng(0)
+    )
+    scale = ends.reward_scale
+    assert np.multiply(ends.value_bounds, scale) == pytest.approx((0.0, 20.0))
+    assert np.multiply(goes_on.value_bounds, goes_on.reward_scale) == pytest.approx((10.0, 20.0))
+
+
+def test_continuous_policies_are_drawn_beside_the_states() -> None:
+    problem, log = prepared("continuous"), continuous_log()
+    assert problem.inputs.shape == (50, 3)
+    assert problem.next_inputs.shape == (50, 3, 3)
+    assert problem.start_inputs.shape == (50, 3, 3)
+    for draw in range(3):  # the states repeat, the actions do not
+        np.testing.assert_array_equal(problem.next_inputs[:, draw, :2], problem.next_inputs[:, 0, :2])
+    assert not np.array_equal(problem.next_inputs[:, 0, 2], problem.next_inputs[:, 1, 2])
+    mean, spread = log.actions.mean(), log.actions.std()
+    drawn = problem.next_inputs[:, :, 2] * spread + mean
+    assert np.abs(drawn - np.tanh(log.next_observations[:, :1])).mean() == pytest.approx(
+        0.16, abs=0.05
+    )  # 0.2·√(2/π)
+    same = prepare_problem(log, NOISY, 0.9, 3, np.random.default_rng(0))
+    np.testing.assert_array_equal(same.next_inputs, problem.next_inputs)
+
+
+def test_constant_columns_and_far_states() -> None:
+    states = np.zeros((60, 2))
+    states[:, 1] = np.arange(60)
+    following = states.copy()
+    following[5, 1] = 1e9
+    problem = prepare_problem(
+        discrete_log(observations=states, next_observations=following), SOFT, 0.9, 1, np.random.default_rng(0)
+    )
+    assert np.all(problem.inputs[:, 0] == 0.0)
+    assert problem.next_inputs.max() == 10.0
+
+
+def test_resampling_draws_whole_episodes_and_their_starts() -> None:
+    problem = prepared("discrete")
+    rows, starts = problem.resample(np.random.default_rng(1))
+    assert starts.sum() == 6
+    np.testing.assert_array_equal(rows, np.repeat(starts, 10))
+    alone_rows, alone_starts = prepared("continuous").resample(np.random.default_rng(1))
+    np.testing.assert_array_equal(alone_rows, alone_starts)
+    assert alone_rows.sum() == 50
+    given = prepare_problem(discrete_log(), SOFT, 0.9, 1, np.random.default_rng(0), np.zeros((4, 2)))
+    rows, starts = given.resample(np.random.default_rng(1))
+    assert (rows.sum(), starts.shape, starts.sum()) == (60, (4,), 4)
+
+
+def test_images_are_refused_with_the_remedy() -> None:
+    n = 4
+    pixels = np.zeros((n, 3, 64, 64), np.uint8)
+    log = koffline.Transitions(
+        observations=pixels,
+        actions=np.zeros(n, np.int64),
+        rewards=np.ones(n),
+        next_observations=pixels,
+        terminated=np.zeros(n, bool),
+        truncated=np.zeros(n, bool),
+        action_space=koffline.Discrete(2),
+    )
+    with pytest.raises(DataError, match="embed"):
+        koffline.evaluate(log, "uniform", 0.9)
+
+
+def test_weights_are_scaled_to_mean_one_and_not_all_zero() -> None:
+    log = discrete_log(weights=np.linspace(0.0, 3.0, 60))
+    problem = prepare_problem(log, SOFT, 0.9, 1, np.random.default_rng(0))
+    assert problem.row_weights.mean() == pytest.approx(1.0)
+    with pytest.raises(DataError, match="all zero"):
+        prepare_problem(discrete_log(weights=np.zeros(60)), SOFT, 0.9, 1, np.random.default_rng(0))
