@@ -7,7 +7,7 @@ import koffline
 from koffline.ope.coverage import measure_coverage
 from koffline.ope.problem import prepare_problem
 from koffline.policies import DiscretePolicy
-from tests.ope.problems import discrete_log
+from tests.ope.problems import QUICK, discrete_log
 
 
 def coverage_of(log: koffline.Transitions, probabilities: list[float]) -> float:
@@ -44,28 +44,14 @@ def test_states_far_from_the_log_are_not_covered() -> None:
 
 def test_low_coverage_is_a_warning() -> None:
     log = walk(np.random.default_rng(8).integers(2, size=600))
-    estimate = koffline.evaluate(
-        log,
-        lambda s: np.tile([0.0, 0.0, 1.0], (len(s), 1)),
-        0.9,
-        steps=30,
-        full_replicas=1,
-        resampled_replicas=2,
-    )
+    estimate = koffline.evaluate(log, lambda s: np.tile([0.0, 0.0, 1.0], (len(s), 1)), 0.9, **QUICK)
     assert any("extrapolation" in warning for warning in estimate.warnings)
 
 
 def test_effective_sample_size_by_hand() -> None:
     log = walk(np.random.default_rng(8).integers(2, size=100))
     log = log.replace(behavior_log_probabilities=np.full(100, np.log(0.5)))
-    estimate = koffline.evaluate(
-        log,
-        lambda s: np.tile([0.9, 0.1, 0.0], (len(s), 1)),
-        0.9,
-        steps=30,
-        full_replicas=1,
-        resampled_replicas=2,
-    )
+    estimate = koffline.evaluate(log, lambda s: np.tile([0.9, 0.1, 0.0], (len(s), 1)), 0.9, **QUICK)
     ratios = np.where(log.actions == 0, 1.8, 0.2)
     expected = ratios.sum() ** 2 / np.sum(ratios**2)
     assert estimate.diagnostics["effective_sample_size"] == pytest.approx(expected)

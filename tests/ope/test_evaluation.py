@@ -92,11 +92,16 @@ def test_start_states_from_outside_and_the_logs_hint() -> None:
     assert koffline.evaluate(hinted, SOFT, 0.7, **QUICK).gamma == 0.7
 
 
-@pytest.mark.parametrize("rows", [1, 2, 10])
+@pytest.mark.parametrize("rows", [2, 10])
 def test_tiny_logs_give_finite_numbers(rows: int) -> None:
     estimate = koffline.evaluate(discrete_log().select(np.arange(rows)), SOFT, 0.9, **QUICK)
     assert np.isfinite([estimate.value, estimate.interval.low, estimate.interval.high]).all()
     assert '"value"' in estimate.to_json()
+
+
+def test_one_row_is_refused() -> None:
+    with pytest.raises(DataError, match="1 row"):
+        koffline.evaluate(discrete_log().select([0]), SOFT, 0.9)
 
 
 def test_all_zero_rewards_are_worth_nothing() -> None:

@@ -41,11 +41,10 @@ def test_start_values_are_expectations_within_bounds(kind):
     low, high = problem.value_bounds
     for start in range(3):
         outputs = plain_q(network, 1, problem.start_inputs[start])
-        plain = (
-            outputs[:, 0].mean()
-            if problem.readout is None
-            else outputs[0] @ problem.start_probabilities[start]
-        )
+        if problem.readout is None:
+            plain = outputs[:, 0].mean()
+        else:
+            plain = outputs[0] @ problem.start_probabilities[start]
         expected = np.clip(plain, low, high) * problem.reward_scale
         assert float(start_values(network, problem)[1, start]) == pytest.approx(expected, abs=1e-6)
 
