@@ -15,6 +15,27 @@ from koffline.errors import KofflineError
 class KofflineGroup(click.Group):
     """A group whose sub-commands turn a KofflineError into one line on stderr and exit code 2."""
 
+    def main(self, *args: Any, standalone_mode: bool = True, **extra: Any) -> Any:  # type: ignore[override]
+        """As click's, but a usage error is one line too."""
+        if not standalone_mode:
+            return super().main(*args, standalone_mode=False, **extra)
+        try:
+            code = super().main(*args, standalone_mode=False, **extra)
+        except click.exceptions.NoArgsIsHelpError as error:
+            error.show()
+            raise SystemExit(2) from None
+        except click.ClickException as error:
+            where = (
+                error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else "koffline"
+            )
+            message = " ".join(error.format_message().split()).rstrip(".")
+            click.echo(f"error: {message}; see '{where} --help'", err=True)
+            raise SystemExit(2) from None
+        except click.Abort:
+            click.echo("interrupted; nothing was written", err=True)
+            raise SystemExit(130) from None
+        raise SystemExit(code if isinstance(code, int) else 0)
+
     def invoke(self, ctx: click.Context) -> Any:
         """Run the sub-command; what a user can mend is said in one line, without a traceback."""
         try:

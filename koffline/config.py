@@ -5,10 +5,11 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic_core import PydanticCustomError
 
 from koffline.errors import ConfigError
 
@@ -27,7 +28,9 @@ class EvaluationSettings(BaseModel):
     level: float = Field(0.95, gt=0.0, lt=1.0, description="level of the interval")
     seed: int = Field(0, ge=0, lt=2**31, description="seed of everything random")
 
-    hidden_units: tuple[int, ...] = Field((64, 64), description="units of the hidden layers")
+    hidden_units: tuple[Annotated[int, Field(ge=1)], ...] = Field(
+        (64, 64), description="units of the hidden layers"
+    )
     steps: int = Field(8000, ge=1, description="gradient steps of every replica")
     batch_size: int = Field(256, ge=2, description="rows in a mini-batch")
     learning_rate: float = Field(3e-3, gt=0.0, description="Adam's, decayed to zero by a cosine")
@@ -37,10 +40,24 @@ class EvaluationSettings(BaseModel):
     action_draws: int = Field(8, ge=1, description="actions drawn per state from a continuous policy")
 
     bandwidth: float = Field(0.6, gt=0.0, description="kernel bandwidth as a multiple of the median distance")
-    instruments: int = Field(1000, ge=2, description="random Fourier features of the kernel")
+    instruments: int = Field(1000, ge=2, multiple_of=2, description="random Fourier features of the kernel")
     ridge: float = Field(1e-3, gt=0.0, description="relative ridge toward the trained last layer")
-    device: str = Field("cpu", description="cpu or cuda")
-    threads: int = Field(1, ge=1, description="threads of this process")
+    device: str = Field("cpu", pattern=r"^(cpu|cuda(:\d+)?)$", description="device: cpu, cuda or cuda:N")
+    threads: int = Field(1, ge=1, description="number of threads of this process")
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _plain_numbers(cls, value: Any) -> Any:
+        """No yes/no where a number belongs; 1e4, which YAML takes for text, is a number."""
+        if isinstance(value, bool):
+            raise PydanticCustomError("no_yes_or_no", "a yes or no is no value here")
+        if isinstance(value, str):
+            try:
+                number = float(value)
+            except ValueError:
+                return value
+            return int(number) if number.is_integer() else number
+        return value
 
 
 def make_settings(*layers: Mapping[str, Any]) -> EvaluationSettings:
@@ -77,7 +94,9 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
     except UnicodeDecodeError:
         raise ConfigError(f"config file {path} is not text; give a YAML file") from None
     try:
-        content = yaml.safe_load(text)
+        content = yaml.load(text, Loader=_UniqueKeyLoader)
+    except _DuplicateKeyError as error:
+        raise ConfigError(f"config file {path} names '{error}' twice; keep one of them") from None
     except yaml.YAMLError as error:
         place = getattr(error, "problem_mark", None)
         line = f" (line {place.line + 1})" if place else ""
@@ -103,6 +122,22 @@ def parse_assignments(assignments: Iterable[str]) -> dict[str, Any]:
         except yaml.YAMLError:
             raise ConfigError(f"--set {key.strip()} received '{value}'; write a number or a word") from None
     return parsed
+
+
+class _DuplicateKeyError(ValueError):
+    """A key that occurs twice in one mapping."""
+
+
+class _UniqueKeyLoader(yaml.SafeLoader):
+    """The safe loader, but the last of two equal keys does not win in silence."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """The mapping; raises _DuplicateKeyError."""
+        keys = [key.value for key, _ in node.value]
+        for key in keys:
+            if keys.count(key) > 1:
+                raise _DuplicateKeyError(key)
+        return super().construct_mapping(node, deep)
 
 
 def _nearest(key: str, known: Iterable[str]) -> str:

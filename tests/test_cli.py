@@ -353,3 +353,57 @@ def test_a_crash_while_writing_leaves_nothing(
     assert result.exit_code == 2
     assert "No space left" in result.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["log.hdf5"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["evaluate", "log.hdf5"], "--policy"),
+        (["evaluate", "log.hdf5", "--polcy", "uniform"], "Did you mean '--policy'"),
+        (["evaluate", "log.hdf5", "--policy", "uniform", "--gamma", "high"], "--gamma"),
+        (["evaluat"], "evaluat"),
+        (["data", "convert", "a", "b", "--format", "parquet"], "parquet"),
+    ],
+)
+def test_wrong_usage_is_one_line_too(arguments: list[str], words: str) -> None:
+    result = run(*arguments)
+    assert result.exit_code == 2
+    assert len(result.stderr.splitlines()) == 1
+    assert result.stderr.startswith("error: ")
+    assert words in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ("steps=true", "yes or no"),
+        ("instruments=3", "instruments"),
+        ("hidden_units=[0]", "hidden_units"),
+        ("device=tpu", "device"),
+        ("threads=0", "threads"),
+        ("learning_rate=.nan", "learning_rate"),
+        ("seed=-1", "seed"),
+    ],
+)
+def test_settings_out_of_range(log: Path, setting: str, words: str) -> None:
+    result = run("evaluate", str(log), "--policy", "uniform", "--gamma", "0.9", "--set", setting)
+    assert result.exit_code == 2
+    assert result.stderr.startswith(f"error: option '{words}'") or words in result.stderr
+
+
+def test_numbers_as_people_write_them_and_keys_named_once(log: Path, tmp_path: Path) -> None:
+    arguments = ["evaluate", str(log), "--policy", "uniform", "--gamma", "0.9", "--json", *QUICK]
+    result = run(*arguments, "--set", "steps=2e1", "--set", "learning_rate=1e-4")
+    settings = json.loads(result.stdout)["settings"]
+    assert (settings["steps"], settings["learning_rate"]) == (20, 1e-4)
+    config = tmp_path / "twice.yaml"
+    config.write_text("steps: 30\nsteps: 40\n")
+    assert "'steps' twice" in run(*arguments, "--config", str(config)).stderr
+
+
+def test_a_policy_that_exits_is_an_error(log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "leaving_policies.py").write_text("def leave(observations):\n    raise SystemExit(0)\n")
+    monkeypatch.chdir(tmp_path)
+    result = run("evaluate", str(log), "--policy", "leaving_policies:leave", "--gamma", "0.9", *QUICK)
+    assert result.exit_code == 2
+    assert "SystemExit" in result.stderr

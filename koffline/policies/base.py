@@ -180,7 +180,7 @@ def _call(function: Callable[..., Any], name: str, observations: np.ndarray, *ar
         return function(observations, *arguments)
     except KofflineError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise PolicyError(
             f"{name}: the policy failed on observations of shape {observations.shape} with "
             f"{one_line(error)}; check that it accepts such a batch"
