@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -15,12 +16,13 @@ from koffline.errors import KofflineError
 class KofflineGroup(click.Group):
     """A group whose sub-commands turn a KofflineError into one line on stderr and exit code 2."""
 
-    def main(self, *args: Any, standalone_mode: bool = True, **extra: Any) -> Any:  # type: ignore[override]
+    def main(self, *args: Any, **extra: Any) -> Any:
         """As click's, but a usage error is one line too."""
-        if not standalone_mode:
-            return super().main(*args, standalone_mode=False, **extra)
+        run: Callable[..., Any] = super().main
+        if not extra.pop("standalone_mode", True):
+            return run(*args, standalone_mode=False, **extra)
         try:
-            code = super().main(*args, standalone_mode=False, **extra)
+            code = run(*args, standalone_mode=False, **extra)
         except click.exceptions.NoArgsIsHelpError as error:
             error.show()
             raise SystemExit(2) from None
