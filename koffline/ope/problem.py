@@ -14,6 +14,7 @@ from koffline.policies import ContinuousPolicy, DiscretePolicy
 # Standardised next states and policy actions are cut here, so that one far outlier cannot blow a network up.
 _FAR = 10.0
 _MOST_INPUTS = 4096
+_LARGEST = 1e100  # squares and discounted sums of anything below stay finite
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,6 +79,9 @@ def prepare_problem(
     only ``terminated`` does.
     """
     log = transitions
+    _check_magnitude(
+        observations=log.observations, rewards=log.rewards, next_observations=log.next_observations
+    )
     starts = log.initial_observations() if initial_observations is None else initial_observations
     mean, spread = _location_and_scale(_flat(log.observations))
     observations, following, first = (
@@ -137,6 +141,16 @@ class _PolicyActions:
                 np.concatenate([standardised, _standardise(sampled, self._mean, self._spread)], axis=1)
             )
         return np.stack(parts, axis=1)
+
+
+def _check_magnitude(**columns: np.ndarray) -> None:
+    """DataError for numbers whose squares would overflow."""
+    for name, column in columns.items():
+        if column.dtype == np.float64 and max(abs(float(column.min())), abs(float(column.max()))) > _LARGEST:
+            row = int(np.argmax(np.abs(column).reshape(len(column), -1).max(axis=1)))
+            raise DataError(
+                f"{name} reaches {np.abs(column[row]).max():.3g} in row {row}; rescale it below 1e100"
+            )
 
 
 def _flat(observations: np.ndarray) -> np.ndarray:

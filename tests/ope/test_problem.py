@@ -110,3 +110,12 @@ def test_weights_are_scaled_to_mean_one() -> None:
     log = discrete_log(weights=np.linspace(0.0, 3.0, 60))
     problem = prepare_problem(log, SOFT, 0.9, 1, np.random.default_rng(0))
     assert problem.row_weights.mean() == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("name", ["observations", "rewards", "next_observations"])
+def test_numbers_that_would_overflow_are_refused(name: str) -> None:
+    log = discrete_log()
+    column = np.array(getattr(log, name))
+    column[7] = -1e200
+    with pytest.raises(DataError, match=f"{name} reaches 1e.200 in row 7"):
+        prepare_problem(log.replace(**{name: column}), SOFT, 0.9, 1, np.random.default_rng(0))
