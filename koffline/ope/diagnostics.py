@@ -21,6 +21,7 @@ from koffline.policies import ContinuousPolicy, DiscretePolicy
 _GRAM_ROWS = 1000
 _LOW_COVERAGE = 0.8
 _FEW_EPISODES = 20
+_LARGE_RESIDUAL = 3.0  # times the rms return; a value function that is zero everywhere stays below one
 _MOST_UNSEEN = 0.2  # share of the discounted horizon after the longest episode
 
 
@@ -34,21 +35,24 @@ def collect_diagnostics(
     """Numbers for the record, all finite or None; units are those of the reward or the return."""
     problem, settings = fitted.problem, fitted.settings
     heads = fitted.estimate_by_head()
-    resampled = fitted.replica_values[settings.estimator][fitted.ensemble.full :]
+    values, kept = fitted.replica_values[settings.estimator], fitted.alive.copy()
+    kept[: fitted.ensemble.full] = False
     diagnostics: dict[str, Any] = {
         "held_out_kernel_loss": residuals.held_out_kernel_loss,
         "held_out_kernel_ratio": residuals.held_out_ratio,
         "effective_bandwidth": fitted.bandwidth,
-        "mean_off_diagonal_kernel": _mean_off_diagonal(problem.kernel_inputs, fitted.bandwidth),
+        "mean_off_diagonal_kernel": _mean_off_diagonal(
+            problem.kernel_inputs[problem.row_weights > 0.0], fitted.bandwidth
+        ),
         "coverage": coverage.fraction,
         "estimates_by_head": heads,
         "head_disagreement": max(heads.values()) - min(heads.values()),
-        "replica_standard_deviation": float(np.nanstd(resampled, ddof=1)),
+        "replica_standard_deviation": float(values[kept].std(ddof=1)),
         "residual_rms": residuals.rms,
         "residual_mean": residuals.mean,
         "n_terminated": int(transitions.terminated.sum()),
         "n_truncated": int((transitions.truncated & ~transitions.terminated).sum()),
-        "n_initial_states": len(problem.start_inputs),
+        "n_initial_states": int(np.count_nonzero(problem.start_weights)),
         "reward_scale": problem.reward_scale,
         **_behaviour_return(transitions, settings.gamma),
         **_overlap(transitions, policy),
@@ -76,11 +80,13 @@ def collect_warnings(
     off_diagonal = diagnostics["mean_off_diagonal_kernel"]
     if off_diagonal is not None and off_diagonal < 1.0 / len(transitions):
         found.append("The kernel sees every row as alone; raise the bandwidth.")
-    diverged = [step for step in fitted.record.diverged_at if step is not None]
-    if diverged:
+    if not fitted.alive.all():
+        found.append(f"{fitted.describe_diverged()}, and were left out; lower learning_rate.")
+    rms, scale = diagnostics["residual_rms"], diagnostics["reward_scale"]
+    if rms is None or rms > _LARGE_RESIDUAL * scale:
         found.append(
-            f"{len(diverged)} of {len(fitted.alive)} networks diverged (first at step {min(diverged)}) "
-            "and were left out; lower learning_rate."
+            f"Bellman residuals (rms {math.inf if rms is None else rms:.3g}) are larger than the logged "
+            f"returns themselves (rms {scale:.3g}): nothing was learnt; lower learning_rate."
         )
     if transitions.has_episodes and transitions.n_episodes < _FEW_EPISODES:
         found.append(
@@ -145,7 +151,15 @@ def _overlap(transitions: Transitions, policy: DiscretePolicy | ContinuousPolicy
     taken = policy.probabilities(transitions.observations)[rows, transitions.actions]
     overlap = {"mean_probability_of_logged_actions": float(taken.mean())}
     if transitions.behavior_log_probabilities is not None:
-        ratios = taken / np.exp(transitions.behavior_log_probabilities)
-        total = float(np.square(ratios).sum())
-        overlap["effective_sample_size"] = float(ratios.sum() ** 2 / total) if total > 0.0 else 0.0
+        overlap["effective_sample_size"] = _effective_size(taken, transitions.behavior_log_probabilities)
     return overlap
+
+
+def _effective_size(taken: np.ndarray, log_behavior: np.ndarray) -> float:
+    """(Σ ρ)² / Σ ρ² of the ratios ρ = π(a|s) / exp(log_behavior), (N,) each; 0 when all ratios are."""
+    possible = taken > 0.0
+    if not possible.any():
+        return 0.0
+    logarithms = np.log(taken[possible]) - np.asarray(log_behavior, dtype=np.float64)[possible]
+    ratios = np.exp(logarithms - logarithms.max())  # their common factor cancels
+    return float(ratios.sum() ** 2 / np.square(ratios).sum())

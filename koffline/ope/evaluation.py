@@ -55,7 +55,9 @@ def evaluate(
     started = time.perf_counter()
     settings = _settings(transitions, gamma, estimator, level, seed, settings, options)
     policy = as_policy(policy, transitions.action_space, transitions.observation_shape)
-    _check_rows(transitions, initial_observations)
+    _check_rows(transitions)
+    if initial_observations is not None:
+        initial_observations = _checked_starts(transitions, initial_observations)
     generator = np.random.default_rng(settings.seed)
     with torch.no_grad(), threads(settings.threads):
         problem = prepare_problem(
@@ -65,7 +67,7 @@ def evaluate(
         fitted = fit_value_functions(problem, ensemble, settings, progress)
         value, interval = _value_and_interval(fitted)
         residuals = summarise_residuals(
-            fitted.chosen, fitted.table, fitted.instruments, ensemble, problem.reward_scale
+            fitted.chosen, fitted.table, fitted.instruments, ensemble, fitted.alive, problem.reward_scale
         )
         coverage = measure_coverage(problem, generator)
         evidence = _evidence(fitted, residuals, coverage)
@@ -110,19 +112,33 @@ def _settings(
     return made
 
 
-def _check_rows(transitions: Transitions, initial_observations: np.ndarray | None) -> None:
-    """DataError for a single row, or start states from outside that do not look like the log's."""
+def _check_rows(transitions: Transitions) -> None:
+    """DataError for a single row, or a single one that counts."""
     if len(transitions) < 2:
         raise DataError("the log has 1 row; an estimate needs at least 2, an honest one hundreds")
-    if initial_observations is None:
-        return
-    shape, expected = np.shape(initial_observations), transitions.observation_shape
-    if len(shape) != len(expected) + 1 or shape[1:] != tuple(expected) or shape[0] == 0:
+    if transitions.weights is not None and np.count_nonzero(transitions.weights) < 2:
         raise DataError(
-            f"initial states have shape {shape}, observations {expected}; give (E, …) of the same shape"
+            "weights leave fewer than 2 rows; an estimate needs at least 2, an honest one hundreds"
         )
-    if not np.isfinite(np.asarray(initial_observations, dtype=np.float64)).all():
+
+
+def _checked_starts(transitions: Transitions, given: Any) -> np.ndarray:
+    """Start states from outside as the log's observations are, so that the policy sees what it is used to."""
+    expected = transitions.observation_shape
+    try:
+        starts = np.asarray(given)
+        numbers = starts.astype(np.float64)
+    except (TypeError, ValueError):
+        raise DataError("initial states are not an array of numbers; give one row per start state") from None
+    if starts.ndim != len(expected) + 1 or starts.shape[1:] != expected or len(starts) == 0:
+        raise DataError(
+            f"initial states have shape {starts.shape}, observations {expected}; "
+            "give (E, …) of the same shape"
+        )
+    if not np.isfinite(numbers).all():
         raise DataError("initial states hold NaN or infinite numbers; remove those rows")
+    dtype = transitions.observations.dtype
+    return numbers.astype(dtype) if dtype.kind == "f" else starts
 
 
 def _value_and_interval(fitted: FittedValues) -> tuple[float, Interval]:
@@ -134,9 +150,8 @@ def _value_and_interval(fitted: FittedValues) -> tuple[float, Interval]:
     full = values[: ensemble.full][alive[: ensemble.full]]
     resampled = values[ensemble.full :][alive[ensemble.full :]]
     if len(full) == 0 or len(resampled) < 2:
-        steps = [step for step in fitted.record.diverged_at if step is not None]
         raise KofflineError(
-            f"{len(steps)} of {len(alive)} networks diverged, the first at step {min(steps)}; "
+            f"{fitted.describe_diverged()}; "
             "lower learning_rate or look for outliers with 'koffline data validate'"
         )
     value, spread = float(full.mean()), float(resampled.std(ddof=1))
@@ -154,7 +169,7 @@ def _evidence(fitted: FittedValues, residuals: ResidualSummary, coverage: Covera
     losses = record.losses.T.numpy()
     at = np.minimum(np.searchsorted(np.array(record.loss_steps), steps), losses.shape[1] - 1)
     starts = start_values(fitted.chosen, fitted.problem)[:full].cpu().numpy()[fitted.alive[:full]]
-    relevant = coverage.weights > 0
+    starts, relevant = starts[:, fitted.problem.start_weights > 0.0], coverage.weights > 0.0
     return Evidence(
         steps=steps,
         objective=losses[:, at],

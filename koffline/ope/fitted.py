@@ -45,28 +45,32 @@ class FittedValues:
 
     @property
     def alive(self) -> np.ndarray:
-        """Which replicas did not diverge, (R,)."""
-        return np.array([step is None for step in self.record.diverged_at])
+        """Which replicas neither diverged nor ended with a J that is no number, (R,)."""
+        trained = np.array([step is None for step in self.record.diverged_at])
+        return trained & np.isfinite(self.replica_values[self.settings.estimator])
 
     @cached_property
     def replica_values(self) -> dict[str, Float[np.ndarray, " replica"]]:
-        """J per head and replica, start states as often as its sample holds them; NaN if diverged."""
-        counts = self.ensemble.start_counts.double()
+        """J per head and replica: its own start states, as its sample weighs them; NaN if it diverged."""
+        weights = self.ensemble.start_weights
         found = {}
         for name, network in self.heads.items():
             values = start_values(network, self.problem).cpu()
-            means = ((values * counts).sum(dim=1) / counts.sum(dim=1)).numpy()
-            found[name] = np.where(self.alive, means, np.nan)
+            found[name] = ((values * weights).sum(dim=1) / weights.sum(dim=1)).numpy()
         return found
 
     def estimate_by_head(self) -> dict[str, float]:
-        """Mean of J over the replicas of the whole log that did not diverge."""
+        """Mean of J over the replicas of the whole log that did not diverge; no head that is no number."""
         full = self.ensemble.full
         kept = self.alive[:full]
-        return {
-            name: float(values[:full][kept].mean()) if kept.any() else float("nan")
-            for name, values in self.replica_values.items()
-        }
+        means = {name: float(values[:full][kept].mean()) for name, values in self.replica_values.items()}
+        return {name: mean for name, mean in means.items() if np.isfinite(mean)}
+
+    def describe_diverged(self) -> str:
+        """How many networks diverged, and from which step on."""
+        steps = [step for step in self.record.diverged_at if step is not None]
+        since = f", the first at step {min(steps)}" if steps else ""
+        return f"{np.count_nonzero(~self.alive)} of {len(self.alive)} networks diverged{since}"
 
 
 def fit_value_functions(
@@ -79,12 +83,12 @@ def fit_value_functions(
     table = make_table(problem, settings.device)
     record = fit_features(table, problem, ensemble, settings, _start_value_probe(problem), progress)
     generator = torch.Generator().manual_seed(settings.seed)
-    kernel_inputs = torch.as_tensor(problem.kernel_inputs)
+    kernel_inputs = torch.as_tensor(problem.kernel_inputs[problem.row_weights > 0.0])
     bandwidth = settings.bandwidth * median_bandwidth(kernel_inputs, generator=generator)
     instruments = random_fourier_features(
         Gaussian(bandwidth), kernel_inputs.shape[1], settings.instruments, generator
     )
-    network = _without_diverged(record)
+    network = record.network
     systems = accumulate_systems(network, table, instruments, ensemble.row_weights.to(settings.device))
     heads = {
         "kloss": minimise_kernel_loss(network, systems, settings.ridge),
@@ -96,20 +100,13 @@ def fit_value_functions(
 
 def _start_value_probe(problem: EvaluationProblem) -> Callable[[int, StackedMLP], Tensor]:
     """The mean value over (at most a thousand) start states, for the learning curve of the estimate."""
-    count = len(problem.start_inputs)
-    some = np.unique(np.linspace(0, count - 1, min(count, _PROBE_STARTS)).astype(int))
+    counted = np.flatnonzero(problem.start_weights)
+    some = counted[np.unique(np.linspace(0, len(counted) - 1, min(len(counted), _PROBE_STARTS)).astype(int))]
     probabilities = problem.start_probabilities
     fewer = dataclasses.replace(
         problem,
         start_inputs=problem.start_inputs[some],
         start_probabilities=None if probabilities is None else probabilities[some],
     )
-    return lambda step, network: start_values(network, fewer).mean(dim=1)
-
-
-def _without_diverged(record: FitRecord) -> StackedMLP:
-    """The trained stack; zeros stand in for a diverged replica, whose values are masked."""
-    network: StackedMLP = record.network
-    if all(step is None for step in record.diverged_at):
-        return network
-    return network.with_flat(torch.nan_to_num(network.flat))
+    share = torch.as_tensor(problem.start_weights[some] / problem.start_weights[some].sum())
+    return lambda step, network: start_values(network, fewer).cpu().double() @ share

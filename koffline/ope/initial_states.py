@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
+from koffline.data.files import reading
 from koffline.data.sources import open_transitions
 from koffline.errors import DataError
 
@@ -21,21 +22,28 @@ def read_initial_states(source: str) -> np.ndarray:
     if not source.startswith("minari:") and not path.exists():
         raise DataError(f"initial states {source} do not exist; check the path")
     if path.is_file():
-        with path.open("rb") as file:
+        with reading(path, "NumPy"), path.open("rb") as file:
             magic = file.read(8)
         if magic.startswith(b"\x93NUMPY"):
             return _load(path)
         if magic.startswith(b"PK"):
-            with np.load(path, allow_pickle=False) as archive:
-                if "rewards" not in archive.files:
-                    name = next((name for name in _NAMES if name in archive.files), None)
-                    if name is None:
-                        raise DataError(
-                            f"initial states {source} hold {', '.join(archive.files)}; "
-                            f"name the array {_NAMES[0]}"
-                        )
-                    return np.asarray(archive[name])
+            found = _from_archive(path)
+            if found is not None:
+                return found
     return open_transitions(source).initial_observations()
+
+
+def _from_archive(path: Path) -> np.ndarray | None:
+    """The array that holds start states; None where the archive is a whole log."""
+    with reading(path, "NPZ"), np.load(path, allow_pickle=False) as archive:
+        if "rewards" in archive.files:
+            return None
+        name = next((name for name in _NAMES if name in archive.files), None)
+        if name is None:
+            raise DataError(
+                f"initial states {path} hold {', '.join(archive.files)}; name the array {_NAMES[0]}"
+            )
+        return np.asarray(archive[name])
 
 
 def _load(path: Path) -> np.ndarray:

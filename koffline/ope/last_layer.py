@@ -7,6 +7,7 @@ problem in θ. Only the sums ψᵀZ and ψᵀr over rows are needed: one pass in
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -124,10 +125,14 @@ def _shared_product(psi: Tensor, weighted: Tensor) -> Tensor:
 
 
 def _ridge_solve(matrix: Tensor, vector: Tensor, ridge: float) -> Tensor:
-    """(matrix + ridge · mean |diagonal| · I)⁻¹ vector per replica; dead features make the matrix singular."""
+    """(matrix + ridge · mean |diagonal| · I)⁻¹ vector per replica; dead features make the matrix singular.
+
+    NaN where a replica has diverged (its matrix is no matrix): the others are solved all the same.
+    """
     scale = matrix.diagonal(dim1=-2, dim2=-1).abs().mean(dim=-1)
     eye = torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)
-    return torch.linalg.solve(matrix + (ridge * scale)[:, None, None] * eye, vector)
+    solution, info = torch.linalg.solve_ex(matrix + (ridge * scale)[:, None, None] * eye, vector)
+    return torch.where(info[:, None] == 0, solution, math.nan)
 
 
 def _part(column: Tensor | None, rows: slice) -> Tensor | None:

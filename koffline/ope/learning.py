@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -18,20 +19,22 @@ from koffline.ope.problem import EvaluationProblem
 from koffline.replicas import StackedMLP
 
 _PROBES = 40
+_FINENESS = 16  # how many rows of a mini-batch sample stand for one row of mean weight
+_MOST_COPIES = 2_000_000  # rows in such a sample
 
 
 @dataclass(frozen=True, eq=False)
 class Ensemble:
     """R replicas: the first F trained on the whole log, the others each on resampled episodes.
 
-    ``row_counts (R, N)`` and ``start_counts (R, E)`` say how often a replica's sample holds a row or a
-    start state; both are ones for the first F. ``row_weights (R, N)`` are the counts times the log's own
+    ``row_counts (R, N)`` say how often a replica's sample holds a row, ones for the first F. ``row_weights
+    (R, N)`` and ``start_weights (R, E)`` are such counts of rows and start states times the log's own
     weights. ``seeds (R,)`` decide initial parameters and mini-batches.
     """
 
     row_counts: Tensor
     row_weights: Tensor
-    start_counts: Tensor
+    start_weights: Tensor
     full: int
     seeds: tuple[int, ...]
 
@@ -52,11 +55,13 @@ def draw_ensemble(
         rows.append(row_counts)
         starts.append(start_counts)
     seeds = tuple(int(seed) for seed in generator.integers(2**31, size=full + resampled))
-    counts = torch.as_tensor(np.stack(rows))
-    weights = counts.double()
-    if problem.row_weights is not None:
-        weights = weights * torch.as_tensor(problem.row_weights)
-    return Ensemble(counts, weights, torch.as_tensor(np.stack(starts)), full, seeds)
+    return Ensemble(
+        row_counts=torch.as_tensor(np.stack(rows)),
+        row_weights=torch.as_tensor(np.stack(rows) * problem.row_weights),
+        start_weights=torch.as_tensor(np.stack(starts) * problem.start_weights),
+        full=full,
+        seeds=seeds,
+    )
 
 
 def make_table(problem: EvaluationProblem, device: str) -> Table:
@@ -90,7 +95,8 @@ def fit_features(
     network = StackedMLP.initialise(sizes, ensemble.seeds, device=table.inputs.device)
     output_bias = network.layers(network.flat)[-1][1]  # a view of the flat parameters
     output_bias += _best_constant(problem)
-    row_sets = tuple(_rows_by_weight(weights) for weights in _distinct(ensemble))
+    generator = torch.Generator().manual_seed(ensemble.seeds[0])
+    row_sets = tuple(_rows_by_weight(weights, generator) for weights in _distinct(ensemble))
     plan = ReplicaPlan(
         learning_rates=(settings.learning_rate,) * len(ensemble.seeds),
         batch_seeds=ensemble.seeds,
@@ -136,8 +142,10 @@ def start_values(
         else:
             values = (outputs.squeeze(2) * probabilities[begin : begin + 8192]).sum(dim=-1)
         parts.append(values)
+    values = torch.cat(parts, dim=1)
     low, high = problem.value_bounds
-    return torch.cat(parts, dim=1).clamp(low, high) * problem.reward_scale
+    within = values.clamp(low, high) * problem.reward_scale
+    return torch.where(values.isfinite(), within, math.nan)  # an infinite value is no value at the bound
 
 
 def _distinct(ensemble: Ensemble) -> Tensor:
@@ -145,18 +153,23 @@ def _distinct(ensemble: Ensemble) -> Tensor:
     return torch.cat([ensemble.row_weights[:1], ensemble.row_weights[ensemble.full :]])
 
 
-def _rows_by_weight(weights: Float[Tensor, " row"]) -> Tensor:
-    """Row indices, each as often as its weight says; fractions are rounded so that their sums are kept.
+def _rows_by_weight(weights: Float[Tensor, " row"], generator: torch.Generator) -> Tensor:
+    """Row indices for mini-batches, each as often as its weight says.
 
-    Whole numbers are kept exactly; weights of mean one give about N rows.
+    Whole numbers are kept exactly. Others are scaled up, so that small weights are told apart, and rounded
+    up or down by chance: right on average, and blind to any pattern in the order of the rows.
     """
-    ends = (weights.cumsum(0) + 0.5).floor().long()
-    repeats = torch.diff(ends, prepend=torch.zeros(1, dtype=torch.int64))
-    return torch.repeat_interleave(torch.arange(len(weights)), repeats)
+    repeats = weights.round()
+    if not torch.equal(repeats, weights):
+        copies = min(_FINENESS, max(1, _MOST_COPIES // len(weights)))
+        scaled = weights * (copies / weights.mean())
+        repeats = (scaled + torch.rand(len(weights), generator=generator, dtype=scaled.dtype)).floor()
+    return torch.repeat_interleave(torch.arange(len(weights)), repeats.long())
 
 
 def _best_constant(problem: EvaluationProblem) -> float:
     """The constant that solves the Bellman equation on average: mean r / mean (1 − discount)."""
-    constant = float(problem.rewards.mean() / (1.0 - problem.discounts).mean())
+    weights = problem.row_weights
+    constant = float((weights @ problem.rewards) / (weights @ (1.0 - problem.discounts)))
     low, high = problem.value_bounds
     return min(max(constant, low), high)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -41,10 +42,9 @@ class EvaluationProblem:
     reward_scale: float
     value_bounds: tuple[float, float]
     kernel_inputs: np.ndarray
-    episode_starts: (
-        np.ndarray
-    )  # (E,) first row of each resampling unit; every row where there are no episodes
-    row_weights: np.ndarray | None  # (N,) the log's own weights, scaled to mean one
+    episode_starts: np.ndarray  # first row of each unit of resampling: episodes, or rows where there are none
+    row_weights: np.ndarray  # (N,) the log's own weights, scaled to mean one
+    start_weights: np.ndarray  # (E,) the weight of the row a start state was logged in; ones from outside
     fixed_starts: bool  # start states were given from outside: resampling the log leaves them alone
 
     @property
@@ -53,16 +53,26 @@ class EvaluationProblem:
         return len(self.rewards)
 
     def resample(self, generator: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        """Counts of rows (N,) and of start states (E,) in one bootstrap draw of episodes (or rows)."""
-        n_units = len(self.episode_starts)
-        counts = np.bincount(generator.integers(n_units, size=n_units), minlength=n_units)
+        """Counts of rows (N,) and of start states (E,) in one bootstrap draw of episodes (or rows).
+
+        Episodes whose rows all have weight zero are not there to be drawn; a draw in which no start state has
+        weight is drawn again.
+        """
+        units = np.flatnonzero(np.add.reduceat(self.row_weights, self.episode_starts))
         lengths = np.diff(np.append(self.episode_starts, self.n_rows))
-        if self.fixed_starts:
-            n_starts = len(self.start_inputs)
-            starts = np.bincount(generator.integers(n_starts, size=n_starts), minlength=n_starts)
-        else:
+        while True:
+            counts = _resampled_counts(units, len(self.episode_starts), generator)
             starts = counts
-        return np.repeat(counts, lengths), starts
+            if self.fixed_starts:
+                n_starts = len(self.start_inputs)
+                starts = _resampled_counts(np.arange(n_starts), n_starts, generator)
+            if np.any(starts * self.start_weights > 0.0):
+                return np.repeat(counts, lengths), starts
+
+
+def _resampled_counts(units: np.ndarray, size: int, generator: np.random.Generator) -> np.ndarray:
+    """How often each of 0 … size − 1 occurs in len(units) draws from ``units``, (size,)."""
+    return np.bincount(units[generator.integers(len(units), size=len(units))], minlength=size)
 
 
 def prepare_problem(
@@ -76,71 +86,95 @@ def prepare_problem(
     """Standardise states and actions, scale rewards, and ask the policy at next and initial states.
 
     ``initial_observations`` (E, ...) replaces the log's own. Time limits do not cut the future:
-    only ``terminated`` does.
+    only ``terminated`` does. A row of weight two counts as two rows, as a start state too.
     """
     log = transitions
     _check_magnitude(
-        observations=log.observations, rewards=log.rewards, next_observations=log.next_observations
+        observations=log.observations,
+        actions=log.actions,
+        rewards=log.rewards,
+        next_observations=log.next_observations,
     )
     starts = log.initial_observations() if initial_observations is None else initial_observations
-    mean, spread = _location_and_scale(_flat(log.observations))
-    observations, following, first = (
-        _standardise(_flat(part), mean, spread) for part in (log.observations, log.next_observations, starts)
-    )
-    probabilities: tuple[np.ndarray | None, np.ndarray | None] = (None, None)
+    units = log.episode_starts if log.has_episodes else np.arange(len(log))
+    weights, start_weights = _weights(log, units, None if initial_observations is None else len(starts))
     if isinstance(policy, DiscretePolicy):
-        probabilities = policy.probabilities(log.next_observations), policy.probabilities(starts)
-        readout = np.eye(policy.n)[np.asarray(log.actions)]
-        inputs, next_inputs, start_inputs = observations, following[:, None], first[:, None]
-        kernel_inputs = np.concatenate([observations, readout], axis=1)
+        columns = _discrete_columns(log, starts, weights, policy)
     else:
-        readout = None  # the action is among the inputs
-        actions = _PolicyActions(policy, np.asarray(log.actions, dtype=np.float64), action_draws, generator)
-        inputs = kernel_inputs = np.concatenate([observations, actions.logged], axis=1)
-        next_inputs = actions.beside(following, log.next_observations)
-        start_inputs = actions.beside(first, starts)
-    rewards = np.asarray(log.rewards, dtype=np.float64)
-    reward_scale = _reward_scale(log, gamma)
+        columns = _continuous_columns(log, starts, weights, policy, action_draws, generator)
+    rewards, discounts = np.asarray(log.rewards, dtype=np.float64), gamma * (1.0 - log.terminated)
+    reward_scale = _reward_scale(log, gamma, discounts, weights)
     return EvaluationProblem(
-        inputs=inputs,
-        next_inputs=next_inputs,
-        start_inputs=start_inputs,
+        **columns,
         actions=np.asarray(log.actions),
-        n_actions=policy.n if isinstance(policy, DiscretePolicy) else None,
-        readout=readout,
-        next_probabilities=probabilities[0],
-        start_probabilities=probabilities[1],
         rewards=rewards / reward_scale,
-        discounts=gamma * (1.0 - log.terminated),
+        discounts=discounts,
         reward_scale=reward_scale,
-        value_bounds=_value_bounds(rewards / reward_scale, np.asarray(log.terminated), gamma),
-        kernel_inputs=kernel_inputs,
-        episode_starts=log.episode_starts if log.has_episodes else np.arange(len(log)),
-        row_weights=_mean_one(log.weights),
+        value_bounds=_value_bounds(rewards[weights > 0.0] / reward_scale, bool(log.terminated.any()), gamma),
+        episode_starts=units,
+        row_weights=weights,
+        start_weights=start_weights,
         fixed_starts=initial_observations is not None,
     )
 
 
-class _PolicyActions:
-    """Standardised actions of the log (N, k), and draws of a continuous policy on the same scale."""
+def _discrete_columns(
+    log: Transitions, starts: np.ndarray, weights: np.ndarray, policy: DiscretePolicy
+) -> dict[str, Any]:
+    """The action reads out one of n outputs."""
+    mean, spread = _location_and_scale(_flat(log.observations), weights)
+    inputs, following, first = (
+        _standardise(_flat(part), mean, spread) for part in (log.observations, log.next_observations, starts)
+    )
+    readout = np.eye(policy.n)[np.asarray(log.actions)]
+    return {
+        "inputs": inputs,
+        "next_inputs": following[:, None],
+        "start_inputs": first[:, None],
+        "n_actions": policy.n,
+        "readout": readout,
+        "next_probabilities": policy.probabilities(log.next_observations),
+        "start_probabilities": policy.probabilities(starts),
+        "kernel_inputs": np.concatenate([inputs, readout], axis=1),
+    }
 
-    def __init__(
-        self, policy: ContinuousPolicy, actions: np.ndarray, draws: int, generator: np.random.Generator
-    ) -> None:
-        self._policy, self._generator = policy, generator
-        self._mean, self._spread = _location_and_scale(actions)
-        self._draws = 1 if policy.deterministic else draws
-        self.logged = _standardise(actions, self._mean, self._spread)
 
-    def beside(self, standardised: np.ndarray, observations: np.ndarray) -> np.ndarray:
+def _continuous_columns(
+    log: Transitions,
+    starts: np.ndarray,
+    weights: np.ndarray,
+    policy: ContinuousPolicy,
+    action_draws: int,
+    generator: np.random.Generator,
+) -> dict[str, Any]:
+    """The action is among the inputs; a deterministic policy is asked once, any other for several draws."""
+    mean, spread = _location_and_scale(_flat(log.observations), weights)
+    logged = np.asarray(log.actions, dtype=np.float64)
+    action_mean, action_spread = _location_and_scale(logged, weights)
+
+    def beside(observations: np.ndarray, actions: np.ndarray) -> np.ndarray:
+        """(M, d + k)"""
+        states = _standardise(_flat(observations), mean, spread)
+        return np.concatenate([states, _standardise(actions, action_mean, action_spread)], axis=1)
+
+    def with_draws(observations: np.ndarray) -> np.ndarray:
         """(M, draws, d + k): the same states beside independent draws of the policy's actions."""
-        parts = []
-        for _ in range(self._draws):
-            sampled = self._policy.sample(observations, self._generator)
-            parts.append(
-                np.concatenate([standardised, _standardise(sampled, self._mean, self._spread)], axis=1)
-            )
-        return np.stack(parts, axis=1)
+        count = 1 if policy.deterministic else action_draws
+        return np.stack(
+            [beside(observations, policy.sample(observations, generator)) for _ in range(count)], axis=1
+        )
+
+    inputs = beside(log.observations, logged)
+    return {
+        "inputs": inputs,
+        "next_inputs": with_draws(log.next_observations),
+        "start_inputs": with_draws(starts),
+        "n_actions": None,
+        "readout": None,
+        "next_probabilities": None,
+        "start_probabilities": None,
+        "kernel_inputs": inputs,
+    }
 
 
 def _check_magnitude(**columns: np.ndarray) -> None:
@@ -164,34 +198,50 @@ def _flat(observations: np.ndarray) -> np.ndarray:
     return flat
 
 
-def _location_and_scale(columns: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and standard deviation per column; a constant column keeps the scale 1."""
-    mean, spread = columns.mean(axis=0), columns.std(axis=0)
-    constant = spread <= 1e-8 * np.maximum(1.0, np.abs(mean))
-    return mean, np.where(constant, 1.0, spread)
+def _location_and_scale(columns: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and standard deviation per column; a constant column keeps the scale 1.
+
+    Constant means: no spread beyond rounding, relative to the numbers themselves, whatever their unit.
+    """
+    share = weights / weights.sum()
+    mean = share @ columns  # (N,) @ (N, d) = (d,)
+    spread = np.sqrt(share @ np.square(columns - mean))
+    return mean, np.where(spread <= 1e-8 * np.abs(mean), 1.0, spread)
 
 
 def _standardise(columns: np.ndarray, mean: np.ndarray, spread: np.ndarray) -> np.ndarray:
     return np.clip((columns - mean) / spread, -_FAR, _FAR)
 
 
-def _reward_scale(log: Transitions, gamma: float) -> float:
-    """Root mean square of the logged return-to-go; of r/(1−γ) where there are no episodes. Never zero."""
-    values = log.returns_to_go(gamma) if log.has_episodes else np.asarray(log.rewards) / (1.0 - gamma)
-    scale = math.sqrt(float(np.mean(np.square(values, dtype=np.float64))))
-    return scale if scale > 0.0 else 1.0
+def _reward_scale(log: Transitions, gamma: float, discounts: np.ndarray, weights: np.ndarray) -> float:
+    """Root mean square of the logged return-to-go; of r/(1−discount) without episodes. Never zero."""
+    rewards = np.asarray(log.rewards, dtype=np.float64)
+    values = log.returns_to_go(gamma) if log.has_episodes else rewards / (1.0 - discounts)
+    largest = float(np.abs(values).max())
+    if largest == 0.0:
+        return 1.0
+    return largest * math.sqrt(float(np.average(np.square(values / largest), weights=weights))) or 1.0
 
 
-def _mean_one(weights: np.ndarray | None) -> np.ndarray | None:
-    """Weights scaled to mean one; a log holds at least one positive weight."""
-    if weights is None:
-        return None
-    return np.asarray(weights, dtype=np.float64) / np.mean(weights, dtype=np.float64)
+def _weights(log: Transitions, units: np.ndarray, given_starts: int | None) -> tuple[np.ndarray, np.ndarray]:
+    """Weights of rows (N,), scaled to mean one, and of start states (E,); DataError when one kind is zero."""
+    weights = np.ones(len(log)) if log.weights is None else np.asarray(log.weights, dtype=np.float64)
+    if not weights.any():
+        raise DataError("weights are all zero; give at least one row a positive weight or leave them out")
+    weights = weights / weights.max()  # so that no sum overflows
+    weights = weights / weights.mean()
+    starts = np.ones(given_starts) if given_starts is not None else weights[units]
+    if not starts.any():
+        raise DataError(
+            "weights are zero in the first row of every episode; give start states (initial_observations) "
+            "or a first row a positive weight"
+        )
+    return weights, starts
 
 
-def _value_bounds(rewards: np.ndarray, terminated: np.ndarray, gamma: float) -> tuple[float, float]:
-    """Bounds of any discounted sum of rewards like the logged ones; an episode may end, then zeros follow."""
+def _value_bounds(rewards: np.ndarray, may_end: bool, gamma: float) -> tuple[float, float]:
+    """Bounds of any discounted sum of rewards like these; where an episode may end, zeros follow."""
     low, high = float(rewards.min()), float(rewards.max())
-    if terminated.any():
+    if may_end:
         low, high = min(low, 0.0), max(high, 0.0)
     return low / (1.0 - gamma), high / (1.0 - gamma)

@@ -55,31 +55,40 @@ def summarise_residuals(
     table: Table,
     instruments: Callable[[Tensor], Tensor],
     ensemble: Ensemble,
+    alive: np.ndarray,
     reward_scale: float,
 ) -> ResidualSummary:
-    """One pass over the rows in blocks."""
+    """One pass over the rows in blocks. ``alive (R,)``: the replicas that count, a full one among them.
+
+    Rows of weight zero are no evidence.
+    """
     assert table.kernel_inputs is not None
-    counted = ensemble.row_weights[:1] > 0.0  # a row of weight zero is no evidence
-    unseen_counts = ((ensemble.row_counts[ensemble.full :] == 0) & counted).to(network.flat.device)
-    projected: Tensor | float = 0.0
-    squares = torch.zeros(len(unseen_counts), dtype=torch.float64, device=network.flat.device)
+    device = network.flat.device
+    network = network.select(np.flatnonzero(alive).tolist())
+    full = int(alive[: ensemble.full].sum())
+    weights = ensemble.row_weights[0]
+    drawn = ensemble.row_counts[ensemble.full :][torch.as_tensor(alive[ensemble.full :])]
+    unseen = ((drawn == 0) & (weights > 0.0)).to(device)
+    projected = torch.zeros(len(unseen), 1, dtype=torch.float64, device=device)
+    squares = torch.zeros(len(unseen), dtype=torch.float64, device=device)
     parts = []
     for start in range(0, len(table), _BLOCK_ROWS):
         rows = slice(start, start + _BLOCK_ROWS)
         residual = compute_residuals(network, table, rows)
-        unseen = residual[ensemble.full :] * unseen_counts[:, rows]
-        projected = projected + unseen @ instruments(table.kernel_inputs[rows].double())  # (R', m)
-        squares += unseen.square().sum(dim=1)
-        parts.append(residual[: ensemble.full].mean(dim=0).cpu())
+        held_out = residual[full:] * unseen[:, rows]
+        projected = projected + held_out @ instruments(table.kernel_inputs[rows].double())  # (R', m)
+        squares += held_out.square().sum(dim=1)
+        parts.append(residual[:full].mean(dim=0).cpu())
+    loss, ratio = _held_out(projected, squares, unseen.sum(dim=1))
     mean_residual = torch.cat(parts).numpy() * reward_scale
-    loss, ratio = _held_out(torch.as_tensor(projected), squares, unseen_counts.sum(dim=1))
-    stride = max(1, len(mean_residual) // _SAMPLE_ROWS)
+    share = (weights / weights.sum()).numpy()
+    sample = mean_residual[share > 0.0]
     return ResidualSummary(
         held_out_kernel_loss=loss * reward_scale**2,
         held_out_ratio=ratio,
-        rms=float(np.sqrt(np.mean(mean_residual**2))),
-        mean=float(mean_residual.mean()),
-        sample=mean_residual[::stride],
+        rms=float(np.sqrt(share @ mean_residual**2)),
+        mean=float(share @ mean_residual),
+        sample=sample[:: max(1, len(sample) // _SAMPLE_ROWS)],
     )
 
 

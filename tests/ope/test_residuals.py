@@ -57,7 +57,9 @@ def test_held_out_loss_is_the_u_statistic_of_unseen_rows(monkeypatch):
     instruments = random_fourier_features(
         Gaussian(1.0), table.kernel_inputs.shape[1], 60, torch.Generator().manual_seed(1)
     )
-    summary = summarise_residuals(network, table, instruments, ensemble, problem.reward_scale)
+    summary = summarise_residuals(
+        network, table, instruments, ensemble, np.ones(3, bool), problem.reward_scale
+    )
     psi = instruments(table.kernel_inputs).numpy()
     losses, ratios = [], []
     for replica in (1, 2):
