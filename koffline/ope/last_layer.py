@@ -16,9 +16,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from koffline.batches import Table
+from koffline.ope.blocks import row_blocks
 from koffline.replicas import StackedMLP
-
-_BLOCK_ROWS = 4096
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,8 +44,7 @@ def accumulate_systems(
     """Sums over blocks of rows, in float64. ``instruments`` maps kernel inputs (B, k) to ψ (B, m)."""
     kernel_inputs = table.inputs if table.kernel_inputs is None else table.kernel_inputs
     sums: list[Tensor] | None = None
-    for start in range(0, len(table), _BLOCK_ROWS):
-        rows = slice(start, start + _BLOCK_ROWS)
+    for rows in row_blocks(network, len(table), table.draws):
         psi = instruments(kernel_inputs[rows].double())  # (B, m)
         now = last_layer_features(network, table.inputs[rows], _part(table.readout, rows))
         later = last_layer_features(network, table.next_inputs[rows], _part(table.next_readout, rows))

@@ -15,6 +15,7 @@ from koffline.batches import ReplicaPlan, Table
 from koffline.config import EvaluationSettings
 from koffline.fitting import FitRecord, FitSettings, Progress, fit
 from koffline.objectives import fitted_q
+from koffline.ope.blocks import row_blocks
 from koffline.ope.problem import EvaluationProblem
 from koffline.replicas import StackedMLP
 
@@ -134,13 +135,13 @@ def start_values(
         else torch.as_tensor(problem.start_probabilities, dtype=dtype, device=device)
     )
     parts = []
-    for begin in range(0, len(inputs), 8192):
-        block = inputs[begin : begin + 8192]
+    for rows in row_blocks(network, len(inputs), inputs.shape[1]):
+        block = inputs[rows]
         outputs = network.forward(block.flatten(0, 1)).unflatten(1, (len(block), -1))  # (R, B, m, n)
         if probabilities is None:
             values = outputs.squeeze(-1).mean(dim=-1)
         else:
-            values = (outputs.squeeze(2) * probabilities[begin : begin + 8192]).sum(dim=-1)
+            values = (outputs.squeeze(2) * probabilities[rows]).sum(dim=-1)
         parts.append(values)
     values = torch.cat(parts, dim=1)
     low, high = problem.value_bounds

@@ -12,10 +12,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from koffline.batches import Table
+from koffline.ope.blocks import row_blocks
 from koffline.ope.learning import Ensemble
 from koffline.replicas import StackedMLP
 
-_BLOCK_ROWS = 4096
 _SAMPLE_ROWS = 20_000
 
 
@@ -72,8 +72,7 @@ def summarise_residuals(
     projected = torch.zeros(len(unseen), 1, dtype=torch.float64, device=device)
     squares = torch.zeros(len(unseen), dtype=torch.float64, device=device)
     parts = []
-    for start in range(0, len(table), _BLOCK_ROWS):
-        rows = slice(start, start + _BLOCK_ROWS)
+    for rows in row_blocks(network, len(table), table.draws):
         residual = compute_residuals(network, table, rows)
         held_out = residual[full:] * unseen[:, rows]
         projected = projected + held_out @ instruments(table.kernel_inputs[rows].double())  # (R', m)
