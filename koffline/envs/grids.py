@@ -1,0 +1,113 @@
+"""A continuous two-dimensional world as a finite process on a grid of cells."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float, Int, Shaped
+
+from koffline.envs.boxes import BoxWorld
+from koffline.envs.finite import FiniteMDP
+from koffline.errors import ConfigError
+
+Points = Shaped[np.ndarray, "row 2"]
+
+
+@dataclass(frozen=True, eq=False)
+class GridProcess:
+    """A finite process with one state per cell, row-major, and a last state in which every episode ends."""
+
+    mdp: FiniteMDP
+    low: tuple[float, float]
+    high: tuple[float, float]
+    shape: tuple[int, int]
+
+    @property
+    def centres(self) -> Float[np.ndarray, "cell 2"]:
+        """Centres of the cells in native units, (n1·n2, 2)."""
+        axes = [
+            low + (np.arange(count) + 0.5) * (high - low) / count
+            for low, high, count in zip(self.low, self.high, self.shape, strict=True)
+        ]
+        return np.stack(np.meshgrid(*axes, indexing="ij"), axis=-1).reshape(-1, 2)
+
+    def cell_of(self, states: Points) -> Int[np.ndarray, " row"]:
+        """The cell in which each state (N, 2) lies."""
+        index = np.clip(np.floor(self._places(states)).astype(np.int64), 0, np.asarray(self.shape) - 1)
+        return index[:, 0] * self.shape[1] + index[:, 1]
+
+    def weights_of(self, states: Points) -> tuple[Int[np.ndarray, "row 4"], Float[np.ndarray, "row 4"]]:
+        """The four cells around each state and their bilinear weights; constant beyond the outer centres."""
+        last = np.asarray(self.shape) - 1
+        place = np.clip(self._places(states) - 0.5, 0.0, last)
+        lower = np.minimum(np.floor(place).astype(np.int64), np.maximum(last - 1, 0))
+        share = place - lower
+        cells, weights = [], []
+        for first in (0, 1):
+            for second in (0, 1):
+                index = np.minimum(lower + np.array([first, second]), last)
+                cells.append(index[:, 0] * self.shape[1] + index[:, 1])
+                weights.append(
+                    np.where(first, share[:, 0], 1.0 - share[:, 0])
+                    * np.where(second, share[:, 1], 1.0 - share[:, 1])
+                )
+        return np.stack(cells, axis=1), np.stack(weights, axis=1)
+
+    def values_at(
+        self, values: Float[np.ndarray, " state"], states: Points, interpolate: bool = False
+    ) -> Float[np.ndarray, " row"]:
+        """Values (n1·n2 + 1,) of cells read off at states (N, 2)."""
+        if not interpolate:
+            return values[self.cell_of(states)]
+        cells, weights = self.weights_of(states)
+        return (values[cells] * weights).sum(axis=1)
+
+    def _places(self, states: Points) -> Float[np.ndarray, "row 2"]:
+        """States in units of cells."""
+        low, high = np.asarray(self.low), np.asarray(self.high)
+        return (np.asarray(states, dtype=np.float64) - low) / (high - low) * np.asarray(self.shape)
+
+
+def discretise(
+    world: BoxWorld,
+    shape: tuple[int, int],
+    generator: np.random.Generator,
+    samples: int = 64,
+    interpolate: bool = False,
+) -> GridProcess:
+    """Transitions estimated from ``samples`` steps of the world out of every cell's centre.
+
+    A step leads to the cell it ends in, or with ``interpolate`` to the four cells around it by weight: one
+    step then moves values by less than a cell, and grids need fewer cells. Cells whose centre is terminal
+    are terminal. Memory is 16 (n1·n2)² A bytes. Raises ConfigError.
+    """
+    if min(shape) < 1 or samples < 1 or world.n_actions is None or len(world.low) != 2:
+        raise ConfigError(
+            f"a grid of {shape} cells with {samples} samples of {type(world).__name__} cannot be made; "
+            "give positive numbers and a world with two dimensions and discrete actions"
+        )
+    cells, actions = shape[0] * shape[1], world.n_actions
+    shell = FiniteMDP(np.ones((1, 1, 1)), np.zeros((1, 1)), np.array([False]), np.ones(1))
+    low, high = (float(world.low[0]), float(world.low[1])), (float(world.high[0]), float(world.high[1]))
+    empty = GridProcess(shell, low, high, shape)
+    centres = empty.centres
+    transition = np.zeros((cells + 1, actions, cells + 1))
+    reward = np.zeros((cells + 1, actions))
+    from_cell = np.repeat(np.arange(cells), samples)
+    for action in range(actions):
+        chosen = np.full(cells * samples, action)
+        state, gain, ended = world.step(centres[from_cell], chosen, generator)
+        reward[:cells, action] = gain.reshape(cells, samples).mean(axis=1)
+        table = transition[:, action]
+        np.add.at(table, (from_cell[ended], cells), 1.0 / samples)
+        on = ~ended
+        if interpolate:
+            to, weights = empty.weights_of(state[on])
+            np.add.at(table, (from_cell[on][:, None], to), weights / samples)
+        else:
+            np.add.at(table, (from_cell[on], empty.cell_of(state[on])), 1.0 / samples)
+    transition[cells, :, cells] = 1.0
+    terminal = np.append(world.is_terminal(centres), True)
+    initial = ~terminal / np.sum(~terminal)
+    return GridProcess(FiniteMDP(transition, reward, terminal, initial), low, high, shape)
