@@ -29,6 +29,7 @@ import torch
 
 from koffline.batches import ReplicaPlan, Table
 from koffline.checkpoints import fingerprint_of, read_checkpoint, write_checkpoint
+from koffline.dual_objectives import DualObjective
 from koffline.fit_records import Checkpointing, FitRecord, FitSettings, Network, Probe, Progress
 from koffline.objectives import Objective
 from koffline.training import TrainingRun
@@ -39,7 +40,7 @@ __all__ = ["Checkpointing", "FitRecord", "FitSettings", "Progress", "fit", "thre
 def fit(
     table: Table,
     network: Network,
-    objective: Objective,
+    objective: Objective | DualObjective,
     plan: ReplicaPlan,
     settings: FitSettings,
     *,

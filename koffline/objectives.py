@@ -7,9 +7,7 @@ kernel it needs (`kernel`, or None), and gives
 - ``compute_gradients(...)``: the same loss and its gradients in the residual's two values in closed form,
   which is what the replica engine backpropagates (no autograd through the kernel).
 
-Objectives that train a second network beside the value (GTD2's w, SBEED's f) will implement the same
-``loss`` and a ``compute_auxiliary_loss``; the engine reaches every network through
-``replicas.StackedNetwork.forward_with_pullback``, so a second one is a second pullback.
+Objectives that train a second function beside the value (GTD2's w, SBEED's f) live in `dual_objectives`.
 """
 
 from __future__ import annotations

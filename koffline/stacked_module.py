@@ -40,14 +40,15 @@ class StackedModule:
 
     def forward(self, x: Tensor) -> Tensor:
         """Outputs (R, N, n) for rows (N, d) shared by all replicas or (R, N, d) of their own."""
-        return self._apply(self.flat, x)
+        return self.apply(self.flat, x)
 
     def forward_with_pullback(self, x: Tensor) -> tuple[Tensor, Pullback]:
         """Outputs, and the map from a gradient in them (R, N, n) to the gradient in `flat` (R, P)."""
-        outputs, vjp = torch.func.vjp(lambda flat: self._apply(flat, x), self.flat)  # type: ignore[misc]
+        outputs, vjp = torch.func.vjp(lambda flat: self.apply(flat, x), self.flat)  # type: ignore[misc]
         return outputs, lambda gradient: vjp(gradient)[0]
 
-    def _apply(self, flat: Tensor, x: Tensor) -> Tensor:
+    def apply(self, flat: Tensor, x: Tensor) -> Tensor:
+        """Outputs (R, N, n) with parameters `flat` (R, P); works inside torch.func transforms."""
         def call(row: Tensor, buffers: dict[str, Tensor], inputs: Tensor) -> Tensor:
             parts = row.split([shape.numel() for shape in self._shapes.values()])
             named = {

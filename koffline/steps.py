@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Literal
 
 import torch
@@ -10,27 +12,42 @@ from torch import Tensor
 from koffline.batches import Batch, BatchSchedule, ReplicaPlan, Table
 from koffline.errors import ConfigError
 from koffline.kernels import Gaussian, Kernel
-from koffline.objectives import Objective
+from koffline.objectives import Objective, ValueGradients
 from koffline.replicas import StackedNetwork
 from koffline.stacked_products import Workspace
 
 _LEAST_EXPONENT = -120.0  # of two: powers below 2**-126 are slow to compute and to multiply
 
 
-class StepComputer:
-    """Computes losses and parameter gradients of a step; changes nothing."""
+class BatchSource:
+    """The mini-batches of every step, and their Gram matrices where there is a kernel."""
 
     def __init__(
         self,
         table: Table,
-        objective: Objective,
+        kernel: Kernel | None,
         plan: ReplicaPlan,
         schedule: BatchSchedule,
         draws: Literal["one", "all"] = "one",
     ) -> None:
-        self._objective, self._schedule = objective, schedule
+        self._schedule, self._packed = schedule, _PackedTable(table, kernel, plan, draws)
+        self._kept: tuple[int, Batch, Tensor | None] | None = None
+
+    def batch(self, step: int) -> tuple[Batch, Tensor | None]:
+        """Rows of every replica (R, B, …) and Gram matrices (G, B, B), until another step is asked for."""
+        if self._kept is None or self._kept[0] != step:
+            rows = self._schedule.rows(step)
+            picks = self._schedule.draws(step, self._packed.draws) if self._packed.picks else None
+            self._kept = step, *self._packed.gather(rows, picks)
+        return self._kept[1], self._kept[2]
+
+
+class StepComputer:
+    """Computes losses and parameter gradients of a step; changes nothing."""
+
+    def __init__(self, source: BatchSource, objective: Objective) -> None:
+        self._source, self._objective = source, objective
         self._next_bounds: tuple[float, float] | None = getattr(objective, "next_bounds", None)
-        self._packed = _PackedTable(table, objective.kernel, plan, draws)
 
     def compute(
         self, step: int, network: StackedNetwork, target: StackedNetwork | None
@@ -39,41 +56,41 @@ class StepComputer:
 
         The gradient may lie in a buffer that the next call overwrites.
         """
-        rows = self._schedule.rows(step)
-        picks = self._schedule.draws(step, self._packed.draws) if self._packed.picks else None
-        batch, gram = self._packed.gather(rows, picks)
+        batch, gram = self._source.batch(step)
         if self._objective.next_from == "network":
-            return self._full_gradient(network, batch, gram)
+            gradients = partial(self._objective.compute_gradients, discount=batch.discounts, gram=gram)
+            return full_gradient(network, batch, gradients)
         return self._semi_gradient(network, target or network, batch, gram)
-
-    def _full_gradient(
-        self, network: StackedNetwork, batch: Batch, gram: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
-        """Rows and next rows go through the network together; gradients reach both."""
-        rows = batch.rewards.shape[1]
-        inputs = torch.cat((batch.inputs, batch.next_inputs), dim=1)
-        outputs, pullback = network.forward_with_pullback(inputs)
-        value = _read(outputs[:, :rows], batch.readout, 1)
-        next_value = _read(outputs[:, rows:], batch.next_readout, batch.draws)
-        residual = torch.addcmul(batch.rewards, batch.discounts, next_value).sub_(value)
-        gradients = self._objective.compute_gradients(residual, batch.discounts, gram)
-        assert gradients.next_value is not None
-        own = _spread(gradients.value, batch.readout, 1)
-        following = _spread(gradients.next_value, batch.next_readout, batch.draws)
-        return gradients.loss, pullback(torch.cat((own, following), dim=1))
 
     def _semi_gradient(
         self, network: StackedNetwork, following: StackedNetwork, batch: Batch, gram: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         """The next rows' values are held still; gradients reach the rows' own values."""
-        next_value = _read(following.forward(batch.next_inputs), batch.next_readout, batch.draws)
+        next_value = read_values(following.forward(batch.next_inputs), batch.next_readout, batch.draws)
         if self._next_bounds is not None:
             next_value = next_value.clamp(*self._next_bounds)
         outputs, pullback = network.forward_with_pullback(batch.inputs)
-        value = _read(outputs, batch.readout, 1)
+        value = read_values(outputs, batch.readout, 1)
         residual = torch.addcmul(batch.rewards, batch.discounts, next_value).sub_(value)
         gradients = self._objective.compute_gradients(residual, batch.discounts, gram)
-        return gradients.loss, pullback(_spread(gradients.value, batch.readout, 1))
+        return gradients.loss, pullback(spread_gradient(gradients.value, batch.readout, 1))
+
+
+def full_gradient(
+    network: StackedNetwork, batch: Batch, compute_gradients: Callable[[Tensor], ValueGradients]
+) -> tuple[Tensor, Tensor]:
+    """Rows and next rows go through the network together; gradients of residuals (R, B) reach both."""
+    rows = batch.rewards.shape[1]
+    inputs = torch.cat((batch.inputs, batch.next_inputs), dim=1)
+    outputs, pullback = network.forward_with_pullback(inputs)
+    value = read_values(outputs[:, :rows], batch.readout, 1)
+    next_value = read_values(outputs[:, rows:], batch.next_readout, batch.draws)
+    residual = torch.addcmul(batch.rewards, batch.discounts, next_value).sub_(value)
+    gradients = compute_gradients(residual)
+    assert gradients.next_value is not None
+    own = spread_gradient(gradients.value, batch.readout, 1)
+    following = spread_gradient(gradients.next_value, batch.next_readout, batch.draws)
+    return gradients.loss, pullback(torch.cat((own, following), dim=1))
 
 
 class _PackedTable:
@@ -169,7 +186,7 @@ def _spans_tiny_kernel_values(table: Table, kernel: Gaussian) -> bool:
     return float((left[0] * right[1]).sum()) < _LEAST_EXPONENT
 
 
-def _read(outputs: Tensor, readout: Tensor | None, draws: int) -> Tensor:
+def read_values(outputs: Tensor, readout: Tensor | None, draws: int) -> Tensor:
     """Values (R, B) from outputs (R, B·m, n): the readout of each row, averaged over its m continuations."""
     if draws > 1:
         outputs = outputs.unflatten(1, (-1, draws)).mean(dim=2)
@@ -178,7 +195,7 @@ def _read(outputs: Tensor, readout: Tensor | None, draws: int) -> Tensor:
     return (outputs.mT * readout.mT).sum(dim=1)  # over the outer axis: summing a short inner one is slow
 
 
-def _spread(gradient: Tensor, readout: Tensor | None, draws: int) -> Tensor:
-    """The transpose of `_read`: gradients in values (R, B) as gradients in outputs (R, B·m, n)."""
+def spread_gradient(gradient: Tensor, readout: Tensor | None, draws: int) -> Tensor:
+    """The transpose of `read_values`: gradients in values (R, B) as gradients in outputs (R, B·m, n)."""
     spread = gradient.unsqueeze(-1) if readout is None else gradient.unsqueeze(-1) * readout
     return spread.repeat_interleave(draws, dim=1) / draws if draws > 1 else spread

@@ -10,12 +10,14 @@ import torch
 from torch import Tensor
 
 from koffline.batches import BatchSchedule, ReplicaPlan, Table
+from koffline.dual_objectives import DualObjective, GradientTD2, SaddlePoint
+from koffline.dual_steps import DualStep, dual_step
 from koffline.errors import ConfigError
 from koffline.fit_records import FitRecord, FitSettings, Network, Probe
 from koffline.objectives import CopyTarget, FollowTarget, Objective
 from koffline.replicas import StackedNetwork
 from koffline.stacked_adam import StackedAdam
-from koffline.steps import StepComputer
+from koffline.steps import BatchSource, StepComputer
 
 _WATCHED_STEPS = {"cpu": 10, "cuda": 25}  # steps between looks at the losses: a look waits for the device
 
@@ -27,7 +29,7 @@ class TrainingRun(Generic[Network]):
         self,
         table: Table,
         network: Network,
-        objective: Objective,
+        objective: Objective | DualObjective,
         plan: ReplicaPlan,
         settings: FitSettings,
     ) -> None:
@@ -42,7 +44,14 @@ class TrainingRun(Generic[Network]):
         self._schedule = BatchSchedule(
             plan, len(table), settings.batch_size, settings.with_replacement, device
         )
-        self._computer = StepComputer(table, objective, plan, self._schedule, settings.draws)
+        source = BatchSource(table, objective.kernel, plan, self._schedule, settings.draws)
+        self._computer: StepComputer | None = None
+        self._dual: DualStep | None = None
+        if isinstance(objective, GradientTD2 | SaddlePoint):
+            adam = settings.betas, settings.epsilon
+            self._dual = dual_step(objective, source, self._network, plan, *adam)
+        else:
+            self._computer = StepComputer(source, objective)
         self._adam = StackedAdam(self._network.flat, settings.betas, settings.epsilon)
         self._rates = torch.tensor(plan.learning_rates, dtype=table.inputs.dtype, device=device)[:, None]
         self._average_from = settings.steps - round(settings.tail_average * settings.steps)
@@ -63,10 +72,16 @@ class TrainingRun(Generic[Network]):
 
     def update(self) -> None:
         """One gradient step of every replica."""
-        loss, gradient = self._computer.compute(self.step, self._network, self._target_network)
         factor = self._settings.rate_factor(self.step)
         rates = self._rates if factor == 1.0 else self._rates * factor
+        if self._computer is not None:
+            loss, gradient = self._computer.compute(self.step, self._network, self._target_network)
+        elif self._dual is not None:
+            self._dual.update_before(self.step, self._network, rates)
+            loss, gradient = self._dual.compute(self.step, self._network)
         self._adam.update(self._network.flat, gradient, rates)
+        if self._dual is not None:
+            self._dual.update_after(rates)
         self._window[self.step % self._watched] = loss
         self.step += 1
         self._update_target()
@@ -94,6 +109,8 @@ class TrainingRun(Generic[Network]):
             self._target_network.flat.copy_(state["target"])
         if self._average is not None:
             self._average.copy_(state["average"])
+        if self._dual is not None:
+            self._dual.load_state_dict(state["dual"])
         self._adam.load_state_dict(state["adam"])
         self._window.copy_(state["window"])
         self._sums.copy_(state["sums"])
@@ -109,6 +126,7 @@ class TrainingRun(Generic[Network]):
             "flat": self._network.flat,
             "target": None if self._target_network is None else self._target_network.flat,
             "average": self._average,
+            "dual": None if self._dual is None else self._dual.state_dict(),
             "adam": self._adam.state_dict(),
             "window": self._window,
             "sums": self._sums,
@@ -197,7 +215,7 @@ def _check_fit(table: Table, network: StackedNetwork, plan: ReplicaPlan) -> None
         )
 
 
-def _target_of(objective: Objective) -> CopyTarget | FollowTarget | None:
+def _target_of(objective: Objective | DualObjective) -> CopyTarget | FollowTarget | None:
     """The rule of the target network; None where the objective has none."""
     if objective.next_from != "target":
         return None

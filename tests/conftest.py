@@ -11,6 +11,8 @@ _CHECKED = (
     "bellman",
     "checkpoints",
     "data",
+    "dual_objectives",
+    "dual_steps",
     "envs",
     "fitting",
     "kernel_loss",
@@ -22,6 +24,7 @@ _CHECKED = (
     "stacked_adam",
     "stacked_module",
     "stacked_products",
+    "stacked_tangents",
     "steps",
     "training",
 )

@@ -7,7 +7,7 @@ from koffline.kernels import Gaussian
 from koffline.objectives import KernelLoss, ResidualGradient
 from koffline.replicas import StackedMLP
 from koffline.stacked_module import StackedModule
-from koffline.steps import StepComputer
+from koffline.steps import BatchSource, StepComputer
 from tests.engine_problems import FORMS, OBJECTIVES, SIZES, draws_of, make_table
 from tests.test_replicas import module_of
 
@@ -18,6 +18,10 @@ PLANS = {
     "uneven": ReplicaPlan((1e-3,) * 4, (1, 2, 2, 2)),
     "crossed": ReplicaPlan((1e-3,) * 4, (1, 2, 1, 2)),
 }
+
+
+def computer_of(table, objective, plan, schedule, draws="one"):
+    return StepComputer(BatchSource(table, objective.kernel, plan, schedule, draws), objective)
 
 
 def plain_step(table, objective, form, rows, picks, network, target, replica):
@@ -52,7 +56,7 @@ def test_stacked_gradients_are_autograds(name, form, plan):
     if objective.next_from == "target":
         target = StackedMLP.initialise(SIZES[form], range(10, 14), dtype=torch.float64, offset=1.0)
     schedule = BatchSchedule(plan, len(table), 9)
-    computer = StepComputer(table, objective, plan, schedule, draws_of(form))
+    computer = computer_of(table, objective, plan, schedule, draws_of(form))
     for step in (0, 5):
         with torch.no_grad():
             loss, gradient = computer.compute(step, network, target)
@@ -68,7 +72,7 @@ def test_any_module_takes_the_same_step(name):
     table, objective, plan = make_table("state"), OBJECTIVES[name], PLANS["shared"]
     fast = StackedMLP.initialise(SIZES["state"], range(4), dtype=torch.float64)
     general = StackedModule([module_of(fast, replica) for replica in range(4)])
-    computer = StepComputer(table, objective, plan, BatchSchedule(plan, len(table), 9))
+    computer = computer_of(table, objective, plan, BatchSchedule(plan, len(table), 9))
     with torch.no_grad():
         loss, gradient = computer.compute(0, fast, None)
         other_loss, other = computer.compute(0, general, None)
@@ -83,7 +87,7 @@ def test_single_precision_follows_double():
     for dtype in (torch.float32, torch.float64):
         table = make_table("state", rows=400, dtype=dtype)
         network = StackedMLP.initialise((3, 12, 1), range(4), dtype=dtype)
-        computer = StepComputer(table, OBJECTIVES["kloss"], plan, BatchSchedule(plan, 400, 100))
+        computer = computer_of(table, OBJECTIVES["kloss"], plan, BatchSchedule(plan, 400, 100))
         with torch.no_grad():
             results.append([part.double() for part in computer.compute(0, network, None)])
     for single, double in zip(*results, strict=True):
@@ -95,8 +99,8 @@ def test_a_kernel_far_narrower_than_the_data_is_the_residual_gradient():
     plan = PLANS["own"]
     schedule = BatchSchedule(plan, len(table), 9)
     network = StackedMLP.initialise((3, 12, 1), range(4))
-    narrow = StepComputer(table, KernelLoss(Gaussian(1e-3), 1.0 / 9.0), plan, schedule)
-    plain = StepComputer(table, ResidualGradient(), plan, schedule)
+    narrow = computer_of(table, KernelLoss(Gaussian(1e-3), 1.0 / 9.0), plan, schedule)
+    plain = computer_of(table, ResidualGradient(), plan, schedule)
     with torch.no_grad():
         loss, gradient = (part.clone() for part in narrow.compute(0, network, None))
         expected_loss, expected = plain.compute(0, network, None)
@@ -109,4 +113,4 @@ def test_a_kernel_needs_its_columns():
     bare = Table(table.inputs, table.next_inputs, table.rewards, table.discounts)
     plan = PLANS["own"]
     with pytest.raises(ConfigError, match="no kernel_inputs"):
-        StepComputer(bare, OBJECTIVES["kloss"], plan, BatchSchedule(plan, 40, 9))
+        computer_of(bare, OBJECTIVES["kloss"], plan, BatchSchedule(plan, 40, 9))
