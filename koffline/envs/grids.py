@@ -32,6 +32,11 @@ class GridProcess:
         ]
         return np.stack(np.meshgrid(*axes, indexing="ij"), axis=-1).reshape(-1, 2)
 
+    @property
+    def cell_size(self) -> Float[np.ndarray, " 2"]:
+        """Width and height of a cell in native units."""
+        return (np.asarray(self.high) - np.asarray(self.low)) / np.asarray(self.shape)
+
     def cell_of(self, states: Points) -> Int[np.ndarray, " row"]:
         """The cell in which each state (N, 2) lies."""
         index = np.clip(np.floor(self._places(states)).astype(np.int64), 0, np.asarray(self.shape) - 1)
@@ -39,20 +44,7 @@ class GridProcess:
 
     def weights_of(self, states: Points) -> tuple[Int[np.ndarray, "row 4"], Float[np.ndarray, "row 4"]]:
         """The four cells around each state and their bilinear weights; constant beyond the outer centres."""
-        last = np.asarray(self.shape) - 1
-        place = np.clip(self._places(states) - 0.5, 0.0, last)
-        lower = np.minimum(np.floor(place).astype(np.int64), np.maximum(last - 1, 0))
-        share = place - lower
-        cells, weights = [], []
-        for first in (0, 1):
-            for second in (0, 1):
-                index = np.minimum(lower + np.array([first, second]), last)
-                cells.append(index[:, 0] * self.shape[1] + index[:, 1])
-                weights.append(
-                    np.where(first, share[:, 0], 1.0 - share[:, 0])
-                    * np.where(second, share[:, 1], 1.0 - share[:, 1])
-                )
-        return np.stack(cells, axis=1), np.stack(weights, axis=1)
+        return bilinear_weights(self._places(states), self.shape)
 
     def values_at(
         self, values: Float[np.ndarray, " state"], states: Points, interpolate: bool = False
@@ -65,8 +57,35 @@ class GridProcess:
 
     def _places(self, states: Points) -> Float[np.ndarray, "row 2"]:
         """States in units of cells."""
-        low, high = np.asarray(self.low), np.asarray(self.high)
-        return (np.asarray(states, dtype=np.float64) - low) / (high - low) * np.asarray(self.shape)
+        return places(states, self.low, self.high, self.shape)
+
+
+def places(
+    states: Points, low: tuple[float, float], high: tuple[float, float], shape: tuple[int, int]
+) -> Float[np.ndarray, "row 2"]:
+    """States of the box as places in units of cells: cell i of an axis reaches from i to i + 1."""
+    corner = np.asarray(low, dtype=np.float64)
+    share = (np.asarray(states, dtype=np.float64) - corner) / (np.asarray(high) - corner)
+    return share * np.asarray(shape)
+
+
+def bilinear_weights(
+    place: Float[np.ndarray, "row 2"], shape: tuple[int, int]
+) -> tuple[Int[np.ndarray, "row 4"], Float[np.ndarray, "row 4"]]:
+    """The four cells (row-major numbers) around each place and their weights; constant beyond outer centres."""
+    last = np.asarray(shape) - 1
+    place = np.clip(place - 0.5, 0.0, last)
+    lower = np.minimum(np.floor(place).astype(np.int64), np.maximum(last - 1, 0))
+    share = place - lower
+    cells, weights = [], []
+    for first in (0, 1):
+        for second in (0, 1):
+            index = np.minimum(lower + np.array([first, second]), last)
+            cells.append(index[:, 0] * shape[1] + index[:, 1])
+            weights.append(
+                (share[:, 0] if first else 1.0 - share[:, 0]) * (share[:, 1] if second else 1.0 - share[:, 1])
+            )
+    return np.stack(cells, axis=1), np.stack(weights, axis=1)
 
 
 def discretise(
@@ -75,10 +94,11 @@ def discretise(
     generator: np.random.Generator,
     samples: int = 64,
     interpolate: bool = False,
+    aggregate: bool = False,
 ) -> GridProcess:
-    """Transitions estimated from ``samples`` steps of the world out of every cell's centre.
+    """Transitions estimated from ``samples`` steps of the world out of every cell.
 
-    A step leads to the cell it ends in, or with ``interpolate`` to the four cells around it by weight: one
+    They start from the cell's centre, or with ``aggregate`` from points uniform in the cell. A step leads to the cell it ends in, or with ``interpolate`` to the four cells around it by weight: one
     step then moves values by less than a cell, and grids need fewer cells. Cells whose centre is terminal
     are terminal. Memory is 16 (n1·n2)² A bytes. Raises ConfigError.
     """
@@ -97,7 +117,10 @@ def discretise(
     from_cell = np.repeat(np.arange(cells), samples)
     for action in range(actions):
         chosen = np.full(cells * samples, action)
-        state, gain, ended = world.step(centres[from_cell], chosen, generator)
+        start = centres[from_cell]
+        if aggregate:
+            start = start + empty.cell_size * generator.uniform(-0.5, 0.5, size=start.shape)
+        state, gain, ended = world.step(start, chosen, generator)
         reward[:cells, action] = gain.reshape(cells, samples).mean(axis=1)
         table = transition[:, action]
         np.add.at(table, (from_cell[ended], cells), 1.0 / samples)

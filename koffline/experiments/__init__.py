@@ -1,0 +1,1 @@
+"""The paper's experiments, one file per figure, and what they share."""

@@ -1,0 +1,206 @@
+"""One cell of a benchmark: a method on a problem, all its learning rates and seeds trained at once.
+
+A cell's result is one file, written whole or not at all and named by a digest of everything it depends on;
+a cell whose file is there is not computed again. While it runs, a checkpoint beside the file lets a killed run
+continue where it was.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int, Shaped
+
+from koffline.batches import ReplicaPlan
+from koffline.data.files import atomic_file
+from koffline.dual_objectives import DualObjective
+from koffline.errors import ConfigError
+from koffline.experiments.metrics import NAMES, Metrics, held_out_kernel_loss
+from koffline.experiments.offset import offset_networks
+from koffline.experiments.problem import Problem, ProblemSettings, build_problem
+from koffline.fitting import Checkpointing, FitSettings, Progress, fit
+from koffline.objectives import Objective
+from koffline.replicas import StackedMLP, StackedNetwork
+
+FORMAT = 1  # of the files; part of the digest
+_CHECKPOINT_SECONDS = 30
+
+
+@dataclass(frozen=True)
+class TrainingSettings:
+    """The paper's, but for the reward scale: rewards are divided by the world's times ``reward_factor``.
+
+    offset: the network gets a learned output offset b/(1−γ) of its own (slower: any torch module).
+    (Feng et al. 2019, sec:exp_eval)
+    """
+
+    learning_rates: tuple[float, ...] = (0.003, 0.001, 0.0003)
+    seeds: int = 10
+    epochs: int = 2000
+    batch_size: int = 150
+    hidden: tuple[int, ...] = (80,)
+    probe_every: int = 20  # epochs
+    reward_factor: float = 1.0
+    offset: bool = False
+
+    def __post_init__(self) -> None:
+        if min(self.seeds, self.epochs, self.batch_size, self.probe_every) < 1 or not self.learning_rates:
+            raise ConfigError(f"{self} cannot be trained; give positive numbers and a learning rate")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A method on a problem."""
+
+    problem: ProblemSettings
+    method: str
+    objective: Objective | DualObjective
+    training: TrainingSettings = field(default_factory=TrainingSettings)
+
+    @property
+    def name(self) -> str:
+        """Short and unique: world, method and a digest of all settings."""
+        digest = hashlib.sha256(repr((FORMAT, self)).encode()).hexdigest()[:12]
+        return f"{self.problem.world}-{self.method}-{digest}"
+
+
+@dataclass(frozen=True, eq=False)
+class CellResult:
+    """Curves (T, L, S) at ``epochs`` (T,) for L learning rates and S seeds, in native reward units.
+
+    objective: mean training loss since the last record. diverged_at (L, S): step at which a number stopped
+    being finite, −1 where none did. held_out (L, S): kernel loss of unseen tuples at the end.
+    """
+
+    epochs: Int[np.ndarray, " time"]
+    learning_rates: Float[np.ndarray, " rate"]
+    curves: dict[str, Shaped[np.ndarray, "time rate seed"]]
+    diverged_at: Int[np.ndarray, "rate seed"]
+    held_out: Float[np.ndarray, "rate seed"]
+    paper_noise: float  # mean squared difference of the two truths
+    value_variance: float
+    largest_return: float  # largest |V| that the log's rewards allow: max |r| / (1 − γ)
+    seconds: float
+
+
+def problem_path(settings: ProblemSettings, folder: Path) -> Path:
+    """Where the arrays of a problem are kept."""
+    digest = hashlib.sha256(repr((FORMAT, settings)).encode()).hexdigest()[:12]
+    return folder / f"problem-{settings.world}-{digest}.npz"
+
+
+def cell_path(cell: Cell, folder: Path) -> Path:
+    """Where the result of a cell is kept."""
+    return folder / f"{cell.name}.npz"
+
+
+def prepare_problem(settings: ProblemSettings, folder: Path) -> Problem:
+    """The problem, from its file or built now and written."""
+    path = problem_path(settings, folder)
+    if path.exists():
+        return _read(path, lambda: Problem.load(path, settings))
+    problem = build_problem(settings)
+    with atomic_file(path, force=True) as temporary:
+        problem.save(temporary)
+    return Problem.load(path, settings)
+
+
+def run_cell(cell: Cell, folder: Path, progress: Progress | None = None) -> CellResult:
+    """Train all replicas of a cell, or read the result that is there."""
+    path = cell_path(cell, folder)
+    if path.exists():
+        return read_cell(path)
+    problem = prepare_problem(cell.problem, folder)
+    checkpoint = path.with_suffix(".partial")
+    result = _train(cell, problem, checkpoint, progress)
+    arrays = {f"curve.{name}": curve for name, curve in result.curves.items()}
+    arrays |= {name: np.asarray(part) for name, part in vars(result).items() if name != "curves"}
+    with atomic_file(path, force=True) as temporary, temporary.open("wb") as file:
+        np.savez(file, **arrays)
+    checkpoint.unlink(missing_ok=True)
+    return result
+
+
+def read_cell(path: Path) -> CellResult:
+    """The result of a cell. Raises ConfigError for a file that is damaged."""
+
+    def read() -> CellResult:
+        with np.load(path, allow_pickle=False) as archive:
+            arrays = {name: archive[name] for name in archive.files}
+        curves = {
+            name.removeprefix("curve."): arrays.pop(name)
+            for name in list(arrays)
+            if name.startswith("curve.")
+        }
+        numbers = ("paper_noise", "value_variance", "largest_return", "seconds")
+        return CellResult(
+            curves=curves, **{name: float(a) if name in numbers else a for name, a in arrays.items()}
+        )
+
+    return _read(path, read)
+
+
+def _train(cell: Cell, problem: Problem, checkpoint: Path, progress: Progress | None) -> CellResult:
+    settings, scale = cell.training, problem.world.reward_scale * cell.training.reward_factor
+    plan = ReplicaPlan.grid(range(settings.seeds), settings.learning_rates)
+    table = problem.log.table(problem.world, scale)
+    per_epoch = max(1, len(table) // settings.batch_size)
+    metrics = Metrics(problem, scale)
+    network: StackedNetwork = StackedMLP.initialise((2, *settings.hidden, 1), plan.batch_seeds)
+    if settings.offset:
+        network = offset_networks(settings.hidden, plan.batch_seeds)
+    every = settings.probe_every * per_epoch
+    steps = settings.epochs * per_epoch
+    record = fit(
+        table,
+        network,
+        cell.objective,
+        plan,
+        FitSettings(steps=steps, batch_size=settings.batch_size, record_every=per_epoch),
+        probe=metrics,
+        probe_every=every,
+        progress=progress,
+        checkpoint=Checkpointing(checkpoint, every=max(every, 5000)),
+    )
+    grid = (settings.seeds, len(settings.learning_rates))
+    seen = torch.stack(record.probes).numpy().reshape(-1, *grid, len(NAMES)).transpose(0, 2, 1, 3)
+    curves = {name: seen[..., index].astype(np.float32) for index, name in enumerate(NAMES)}
+    curves["objective"] = _objective_curve(record.losses.numpy(), record.loss_steps, record.probe_steps, grid)
+    curves["objective"] *= np.float32(scale**2)
+    bound = float(np.abs(problem.log.rewards).max()) / (1.0 - 0.98)
+    diverged = [-1 if step is None else step for step in record.diverged_at]
+    held_out = held_out_kernel_loss(problem, record.network, scale)
+    return CellResult(
+        epochs=np.asarray(record.probe_steps) // per_epoch,
+        learning_rates=np.asarray(settings.learning_rates),
+        curves=curves,
+        diverged_at=np.asarray(diverged).reshape(grid).T,
+        held_out=held_out.reshape(grid).T,
+        paper_noise=float(np.mean((problem.paper.values - problem.monte_carlo.values) ** 2)),
+        value_variance=problem.monte_carlo.variance,
+        largest_return=bound,
+        seconds=record.seconds,
+    )
+
+
+def _objective_curve(
+    losses: np.ndarray, loss_steps: tuple[int, ...], probe_steps: tuple[int, ...], grid: tuple[int, int]
+) -> np.ndarray:
+    """Mean of the losses recorded since the last probe, (T, L, S)."""
+    ends = np.searchsorted(loss_steps, probe_steps, side="right")
+    starts = np.concatenate([[0], ends[:-1]])
+    means = [losses[start:end].mean(axis=0) for start, end in zip(starts, ends, strict=True)]
+    return np.stack(means).reshape(-1, *grid).transpose(0, 2, 1).astype(np.float32)
+
+
+def _read(path: Path, read):  # type: ignore[no-untyped-def]
+    try:
+        return read()
+    except Exception as error:  # numpy and zipfile raise many kinds; all mean that the file is not ours
+        raise ConfigError(
+            f"{path} is damaged or of another version ({type(error).__name__}); delete it and run again"
+        ) from None
