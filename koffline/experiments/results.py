@@ -1,0 +1,196 @@
+"""What an experiment leaves behind: final numbers as JSON, curves as HDF5; both whole or not at all.
+
+``NAME.json`` holds the rows (see `Row`), ``NAME.curves.h5`` one group per world and method.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from koffline.data.files import atomic_file
+from koffline.errors import ConfigError
+
+VERSION = 1
+
+
+@dataclass(frozen=True)
+class Row:
+    """One number and its interval: a method at a learning rate on a world, against one of the two truths.
+
+    Errors are mean squares in native reward units; None where a seed diverged or nothing was measured.
+    diverged: how many seeds; diverged_at: their steps, None for the others. best_*: whether this learning
+    rate is the best of the method's by the truth of the row, and by the held-out kernel loss.
+    """
+
+    world: str
+    method: str
+    learning_rate: float
+    seeds: int
+    truth: str
+    mse: float | None
+    mse_low: float | None
+    mse_high: float | None
+    bellman_error: float | None
+    bellman_error_low: float | None = None
+    bellman_error_high: float | None = None
+    diverged: int = 0
+    diverged_at: tuple[int | None, ...] = ()
+    best_by_truth: bool = False
+    best_without_truth: bool = False
+    held_out_loss: float | None = None
+    value_variance: float | None = None
+    epochs: int | None = None
+    weight_error: float | None = None
+    weight_error_low: float | None = None
+    weight_error_high: float | None = None
+    group: str | None = None  # of an ablation
+    variant: str | None = None
+
+
+@dataclass(frozen=True)
+class Correlation:
+    """Spearman's rank correlation of a loss with an error along training, and its interval over seeds."""
+
+    world: str
+    loss: str  # "kloss" or "l2"
+    error: str  # "mse" or "bellman_error"
+    spearman: float
+    low: float
+    high: float
+    points: int
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A sentence of the paper beside our measurement. verdict: holds, does not hold, undecided."""
+
+    sentence: str
+    where: str
+    world: str
+    measured: str
+    value: float | None
+    low: float | None
+    high: float | None
+    verdict: str
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Results:
+    """Everything `NAME.json` holds."""
+
+    name: str
+    seconds: float
+    command: str
+    versions: Mapping[str, str]
+    settings: Mapping[str, Any]
+    rows: tuple[Row, ...]
+    correlations: tuple[Correlation, ...] = ()
+    claims: tuple[Claim, ...] = ()
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+    def select(self, **wanted: Any) -> list[Row]:
+        """Rows whose fields equal the given ones."""
+        return [
+            row for row in self.rows if all(getattr(row, name) == value for name, value in wanted.items())
+        ]
+
+
+Curves = Mapping[str, Mapping[str, np.ndarray]]  # group ("puddle_world/kloss") -> dataset -> array
+
+
+def write_results(results: Results, path: Path) -> None:
+    """Write the JSON file; numbers that are not finite become null."""
+    content = {"name": results.name, "version": VERSION, **asdict(results)}
+    with atomic_file(path, force=True) as temporary:
+        temporary.write_text(json.dumps(_plain(content), indent=1) + "\n", encoding="utf-8")
+
+
+def read_results(path: Path) -> Results:
+    """Read what `write_results` wrote. Raises ConfigError for another version or a damaged file."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        version = content.pop("version", None)
+    except (OSError, ValueError, AttributeError) as error:
+        raise ConfigError(
+            f"{path} is not a results file ({_reason(error)}); delete it and run again"
+        ) from None
+    if version != VERSION:
+        raise ConfigError(
+            f"{path} is of version {version}, this koffline reads {VERSION}; delete it and run again"
+        )
+    try:
+        for name, kind in (("rows", Row), ("correlations", Correlation), ("claims", Claim)):
+            content[name] = tuple(_record(kind, item) for item in content[name])
+        return Results(**content)
+    except (KeyError, TypeError) as error:
+        raise ConfigError(f"{path} is damaged ({_reason(error)}); delete it and run again") from None
+
+
+def write_curves(curves: Curves, path: Path) -> None:
+    """Write every group's arrays, compressed."""
+    import h5py
+
+    with atomic_file(path, force=True) as temporary, h5py.File(temporary, "w-") as file:
+        file.attrs["koffline_curves"] = VERSION
+        for name, datasets in curves.items():
+            group = file.create_group(name)
+            group.attrs["world"], _, group.attrs["method"] = name.partition("/")
+            for key, array in datasets.items():
+                options = {"compression": "gzip", "shuffle": True} if np.ndim(array) else {}
+                group.create_dataset(key, data=array, **options)
+
+
+def read_curves(path: Path) -> dict[str, dict[str, np.ndarray]]:
+    """Read what `write_curves` wrote. Raises ConfigError."""
+    import h5py
+
+    curves: dict[str, dict[str, np.ndarray]] = {}
+
+    def visit(name: str, item: Any) -> None:
+        if isinstance(item, h5py.Dataset):
+            group, _, key = name.rpartition("/")
+            curves.setdefault(group, {})[key] = item[()]
+
+    try:
+        with h5py.File(path, "r") as file:
+            version = file.attrs.get("koffline_curves")
+            if version != VERSION:
+                raise ConfigError(
+                    f"{path} holds curves of version {version}, this koffline reads {VERSION}; "
+                    "delete it and run again"
+                )
+            file.visititems(visit)
+    except (OSError, KeyError, RuntimeError) as error:
+        raise ConfigError(f"{path} is damaged ({_reason(error)}); delete it and run again") from None
+    return curves
+
+
+def _plain(value: Any) -> Any:
+    """Plain JSON values; NaN and infinities are null."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, np.generic):
+        value = value.item()
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _record(kind: type, item: dict[str, Any]) -> Any:
+    names = {part.name for part in fields(kind)}
+    unknown = set(item) - names
+    if unknown:
+        raise TypeError(f"unknown fields {', '.join(sorted(unknown))}")
+    return kind(**{name: tuple(part) if isinstance(part, list) else part for name, part in item.items()})
+
+
+def _reason(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
