@@ -14,6 +14,7 @@ _CHECKED = (
     "dual_objectives",
     "dual_steps",
     "envs",
+    "experiments",
     "fitting",
     "kernel_loss",
     "kernels",

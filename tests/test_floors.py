@@ -34,6 +34,7 @@ FLOORS = {
     "ope": 3,
     "algos": 3,
     "report": 4,
+    "experiments": 4,
     "cli": 4,
     "__main__": 4,
     "__init__": 4,

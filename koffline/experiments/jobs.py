@@ -1,0 +1,261 @@
+"""Independent jobs whose results are files: in this process, in several, or on a Ray cluster.
+
+A job whose file is there is not run again, so that a killed run continues where it was.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+from typing import Any, Protocol, runtime_checkable
+
+from koffline.data.files import atomic_file
+from koffline.errors import ConfigError, KofflineError
+
+
+class JobError(KofflineError):
+    """A job that failed. ``trace`` is the traceback of where it ran, for a fault that is not the user's."""
+
+    def __init__(self, message: str, trace: str = "") -> None:
+        super().__init__(message)
+        self.trace = trace
+
+
+@dataclass(frozen=True)
+class Job:
+    """One piece of work: ``call(path, *arguments)`` writes its result at ``path``, whole or not at all.
+
+    call: importable by name (other processes import it). It may keep files of its own beside ``path``.
+    path: on Ray the call receives a path of the same name in a scratch folder of the worker.
+    is_valid: whether the file at ``path`` is a result of this job; an invalid one is computed again.
+    """
+
+    name: str
+    call: Callable[..., Any]
+    arguments: tuple[Any, ...]
+    path: Path
+    is_valid: Callable[[Path], bool] | None = None
+
+    @property
+    def done(self) -> bool:
+        """Whether a result is there."""
+        return self.path.is_file() and (self.is_valid is None or self.is_valid(self.path))
+
+
+@dataclass(frozen=True)
+class JobStatus:
+    """``done`` of ``total`` jobs, ``found`` of them finished by an earlier run; the names of what runs."""
+
+    done: int
+    found: int
+    total: int
+    running: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class JobsRun:
+    """What `run_jobs` did: jobs run now, jobs found finished, seconds."""
+
+    ran: int
+    found: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a job has no result, in words that can travel between processes."""
+
+    reason: str
+    trace: str
+
+
+Result = bytes | Failure | None
+"""What comes back of a job: its file's content where the worker's disk is another, a failure, nothing."""
+
+
+@runtime_checkable
+class Pool(Protocol):
+    """What runs jobs: takes up to ``capacity`` at a time and gives back whichever ends first."""
+
+    capacity: int
+
+    def submit(self, job: Job) -> None:
+        """Start a job."""
+
+    def next_finished(self) -> tuple[Job, Result]:
+        """Wait for one of the submitted jobs."""
+        ...
+
+    def close(self, at_once: bool) -> None:
+        """Let go of the workers; with ``at_once`` stop what they do."""
+
+
+Report = Callable[[JobStatus], None]
+
+
+def run_jobs(
+    jobs: Sequence[Job], workers: int = 1, ray: str | None = None, progress: bool | Report = True
+) -> JobsRun:
+    """Run the jobs that have no result yet; when it returns, every job's file is there.
+
+    workers: 1 runs in this process, more in as many processes with one thread each.
+    ray: "local", "auto" or the address of a Ray cluster; results come back to this machine's disk.
+    progress: True draws a bar on a terminal; or a callable that hears every change.
+
+    After a failure no further job starts, those that run may end, and JobError names the job. An interrupt
+    stops the workers at once. Finished files stay in both cases.
+    """
+    if workers < 1:
+        raise ConfigError(f"workers is {workers}; give a positive number")
+    paths = [job.path for job in jobs]
+    for job in jobs:
+        if paths.count(job.path) > 1:
+            raise ConfigError(f"several jobs write {job.path}; give each its own file")
+    started = perf_counter()
+    missing = [job for job in jobs if not job.done]
+    found = len(jobs) - len(missing)
+    with ExitStack() as stack:
+        report = stack.enter_context(_bar()) if progress is True else progress
+        for job in missing:
+            _make_folder(job.path.parent)
+        if missing:
+            _run_missing(missing, found, _open_pool(workers, ray), report or _silence)
+        else:
+            (report or _silence)(JobStatus(found, found, found, ()))
+    return JobsRun(len(missing), found, perf_counter() - started)
+
+
+def perform(job: Job) -> Failure | None:
+    """Run one job where this process is; any error becomes a Failure."""
+    try:
+        job.call(job.path, *job.arguments)
+    except Exception as error:
+        trace = "".join(traceback.format_exception(error))
+        return Failure(_in_words(error), trace)
+    if not job.done:
+        return Failure(f"it ended without a valid result at {job.path}", "")
+    return None
+
+
+class _ThisProcess:
+    """Runs a job when its result is asked for."""
+
+    capacity = 1
+
+    def __init__(self) -> None:
+        self._job: Job | None = None
+
+    def submit(self, job: Job) -> None:
+        self._job = job
+
+    def next_finished(self) -> tuple[Job, Result]:
+        assert self._job is not None
+        return self._job, perform(self._job)
+
+    def close(self, at_once: bool) -> None:
+        pass
+
+
+def _open_pool(workers: int, ray: str | None) -> Pool:
+    if ray is not None:
+        from koffline.experiments.ray_pool import RayPool
+
+        return RayPool(ray, workers)
+    if workers > 1:
+        from koffline.experiments.process_pool import ProcessPool
+
+        return ProcessPool(workers)
+    return _ThisProcess()
+
+
+def _run_missing(missing: Sequence[Job], found: int, pool: Pool, report: Report) -> None:
+    total = found + len(missing)
+    waiting, done = list(missing), found
+    running: list[Job] = []
+    failures: list[tuple[Job, Failure]] = []
+    ended_well = False
+    try:
+        while running or (waiting and not failures):
+            while waiting and not failures and len(running) < pool.capacity:
+                running.append(waiting.pop(0))
+                pool.submit(running[-1])
+            report(JobStatus(done, found, total, tuple(job.name for job in running)))
+            job, result = pool.next_finished()
+            running.remove(job)
+            if isinstance(result, Failure):
+                failures.append((job, result))
+                continue
+            if result is not None:
+                with atomic_file(job.path, force=True) as temporary:
+                    temporary.write_bytes(result)
+            done += 1
+        ended_well = True
+    finally:
+        pool.close(at_once=not ended_well)
+    report(JobStatus(done, found, total, ()))
+    if failures:
+        raise _error_of(failures, done, total)
+
+
+def _error_of(failures: Sequence[tuple[Job, Failure]], done: int, total: int) -> JobError:
+    job, failure = failures[0]
+    others = f" (so did {', '.join(other.name for other, _ in failures[1:])})" if failures[1:] else ""
+    return JobError(
+        f"job {job.name} failed{others}: {failure.reason}; {done} of {total} results are kept, "
+        "mend the cause and run the same command again",
+        failure.trace,
+    )
+
+
+def _in_words(error: Exception) -> str:
+    """The message of an error of ours; for others also their kind and the line they come from."""
+    text = " ".join(str(error).split())
+    if isinstance(error, KofflineError):
+        return text
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__} at {Path(frame.filename).name}:{frame.lineno}" + (text and f": {text}")
+
+
+def _make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"{folder} cannot be created ({error.strerror or error}); choose another") from None
+
+
+def _silence(status: JobStatus) -> None:
+    pass
+
+
+@contextmanager
+def _bar() -> Iterator[Report | None]:
+    """A bar on stderr where it is a terminal."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield None
+        return
+    columns = (MofNCompleteColumn(), BarColumn(24), TimeElapsedColumn(), TextColumn("{task.description}"))
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("", total=None)
+
+        def report(status: JobStatus) -> None:
+            bar.update(task, completed=status.done, total=status.total, description=_running_text(status))
+
+        yield report
+
+
+def _running_text(status: JobStatus, most: int = 3) -> str:
+    """The names of what runs; rich's markup has no hold on them."""
+    from rich.markup import escape
+
+    names = ", ".join(status.running[:most])
+    more = f" and {len(status.running) - most} more" if len(status.running) > most else ""
+    earlier = f" ({status.found} found finished)" if status.found else ""
+    return escape(names + more + earlier)

@@ -1,0 +1,191 @@
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from koffline.errors import ConfigError
+from koffline.experiments.jobs import Job, JobError, JobStatus, run_jobs
+from koffline.experiments.ray_pool import RayPool
+from tests.experiments import job_functions as functions
+
+WHERE = [pytest.param({}, id="here"), pytest.param({"workers": 2}, id="processes")]
+
+
+def jobs_in(folder: Path, count: int = 3) -> list[Job]:
+    return [Job(f"job{i}", functions.write, (str(i),), folder / f"{i}.txt") for i in range(count)]
+
+
+@pytest.mark.parametrize("where", WHERE)
+def test_every_job_leaves_its_file(tmp_path: Path, where: dict[str, int]) -> None:
+    heard: list[JobStatus] = []
+    run = run_jobs(jobs_in(tmp_path / "new"), **where, progress=heard.append)
+    assert (run.ran, run.found) == (3, 0)
+    assert [(tmp_path / "new" / f"{i}.txt").read_text() for i in range(3)] == ["0", "1", "2"]
+    assert [status.done for status in heard] == [0, 1, 2, 3]
+    assert heard[0].running == ("job0", "job1")[: where.get("workers", 1)]
+    assert heard[-1] == JobStatus(3, 0, 3, ())
+
+
+def test_finished_jobs_are_not_run_again(tmp_path: Path) -> None:
+    (tmp_path / "1.txt").write_text("from before")
+    heard: list[JobStatus] = []
+    assert run_jobs(jobs_in(tmp_path), progress=heard.append).ran == 2
+    assert (tmp_path / "1.txt").read_text() == "from before"
+    assert heard[0] == JobStatus(1, 1, 3, ("job0",))
+    again = run_jobs(jobs_in(tmp_path), progress=heard.append)
+    assert (again.ran, again.found) == (0, 3)
+    assert heard[-1] == JobStatus(3, 3, 3, ())
+
+
+@pytest.mark.parametrize("where", WHERE)
+def test_an_invalid_file_is_computed_again(tmp_path: Path, where: dict[str, int]) -> None:
+    (tmp_path / "file").write_text("")
+    job = Job("job", functions.write, ("whole",), tmp_path / "file", is_whole)
+    assert run_jobs([job], **where).ran == 1
+    assert run_jobs([job], **where).found == 1
+    wrong = Job("job", functions.write, ("half",), tmp_path / "other", is_whole)
+    with pytest.raises(JobError, match="ended without a valid result"):
+        run_jobs([wrong], **where)
+
+
+@pytest.mark.parametrize("where", WHERE)
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (functions.refuse, r"job bad failed: the log is empty; record one; 1 of 2 results are kept"),
+        (functions.stumble, r"job bad failed: ZeroDivisionError at job_functions.py:\d+: by zero; 1 of 2"),
+        (functions.forget, r"job bad failed: it ended without a valid result at .*file; 1 of 2"),
+    ],
+)
+def test_a_failure_is_named_and_stops_what_has_not_begun(
+    tmp_path: Path, where: dict[str, int], call: Callable[[Path], None], message: str
+) -> None:
+    good = jobs_in(tmp_path, 1)[0]
+    (tmp_path / "0.txt").write_text("finished before")
+    with pytest.raises(JobError, match=message) as caught:
+        run_jobs([good, Job("bad", call, (), tmp_path / "file")], **where)
+    assert good.path.exists()
+    assert ("in stumble" in caught.value.trace) == (call is functions.stumble)
+    assert "\n" not in str(caught.value)
+
+
+def test_no_job_starts_after_a_failure(tmp_path: Path) -> None:
+    late = jobs_in(tmp_path, 1)[0]
+    with pytest.raises(JobError):
+        run_jobs([Job("bad", functions.refuse, (), tmp_path / "file"), late])
+    assert not late.path.exists()
+
+
+def test_a_dead_worker_is_a_failure(tmp_path: Path) -> None:
+    with pytest.raises(JobError, match="job dead failed: a worker process died"):
+        run_jobs([Job("dead", functions.die, (), tmp_path / "file")], workers=2)
+
+
+def test_what_cannot_travel_is_a_failure(tmp_path: Path) -> None:
+    with pytest.raises(JobError, match="job local failed: it cannot be sent to a worker"):
+        run_jobs([Job("local", lambda path: None, (), tmp_path / "file")], workers=2)
+
+
+def test_workers_have_one_thread_and_leave_ours_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    monkeypatch.delenv("MKL_NUM_THREADS", raising=False)
+    run_jobs([Job("one", functions.write_surroundings, (1,), tmp_path / "file")], workers=2)
+    _, process, threads, folder = (tmp_path / "file").read_text().split(maxsplit=3)
+    assert (int(process) != os.getpid(), threads, folder) == (True, "1", str(tmp_path))
+    assert os.environ["OMP_NUM_THREADS"] == "2"
+    assert "MKL_NUM_THREADS" not in os.environ
+
+
+@pytest.mark.skipif(os.name == "nt", reason="signals of POSIX")
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
+def test_an_interrupt_stops_the_workers_and_keeps_what_is_finished(tmp_path: Path, how: int) -> None:
+    command = [sys.executable, "-m", "tests.experiments.job_functions", str(tmp_path)]
+    driver = subprocess.Popen(command, cwd=Path(__file__).parents[2], start_new_session=True)
+    pids = [wait_for(lambda name=name: read_pid(tmp_path / name)) for name in ("long0.pid", "long1.pid")]
+    # To the whole group, as a terminal does on Ctrl-C; a kill reaches the driver alone.
+    (os.killpg if how == signal.SIGINT else os.kill)(driver.pid, how)
+    assert driver.wait(20) == (130 if how == signal.SIGINT else -how)
+    for pid in pids:
+        wait_for(lambda pid=pid: not alive(pid))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["long0.pid", "long1.pid", "short"]
+
+
+def is_whole(path: Path) -> bool:
+    return path.read_text() == "whole"
+
+
+def test_bad_settings(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="workers is 0; give a positive number"):
+        run_jobs([], workers=0)
+    with pytest.raises(ConfigError, match="several jobs write"):
+        run_jobs([*jobs_in(tmp_path, 1), *jobs_in(tmp_path, 1)])
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="cannot be created"):
+        run_jobs(jobs_in(tmp_path / "file"))
+
+
+def test_ray_runs_the_same_jobs(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    ray = pytest.importorskip("ray")
+    jobs = [Job(f"job{i}", functions.write_surroundings, (i,), tmp_path / f"{i}.txt") for i in range(3)]
+    bad = Job("bad", functions.refuse, (), tmp_path / "bad.txt")
+    heard: list[JobStatus] = []
+    with pytest.raises(JobError, match="job bad failed: the log is empty; record one; 3 of 4 results"):
+        run_jobs([*jobs, bad], workers=2, ray="local", progress=heard.append)
+    assert not ray.is_initialized()
+    assert heard[0].running == ("job0", "job1", "job2", "bad")
+    for number, job in enumerate(jobs):
+        text, process, threads, folder = job.path.read_text().split(maxsplit=3)
+        assert (text, threads) == (str(number), "1")
+        assert int(process) != os.getpid()
+        assert folder != str(tmp_path)  # the worker had a disk of its own
+    assert run_jobs(jobs, ray="local").found == 3  # nothing to do, nothing started
+    assert capfd.readouterr() == ("", "")
+
+
+def test_ray_is_asked_for_by_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(ConfigError, match=re.escape("run `pip install koffline[ray]`")):
+        run_jobs(jobs_in(tmp_path), ray="auto")
+
+
+def test_no_cluster_is_one_clear_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("ray")
+    for name in ("RAY_ADDRESS", "RAY_TMPDIR"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(ConfigError, match="no Ray cluster at 'auto'"):
+        RayPool("auto", 1)
+
+
+def read_pid(path: Path) -> int | None:
+    with contextlib.suppress(OSError, ValueError):
+        return int(path.read_text())
+    return None
+
+
+def alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    # A process that nobody has waited for yet counts as ended.
+    stat = Path(f"/proc/{pid}/stat")
+    return not (stat.exists() and stat.read_text().rpartition(")")[2].split()[0] == "Z")
+
+
+def wait_for(look: Callable[[], Any], seconds: float = 20.0) -> Any:
+    """The first true answer."""
+    end = time.monotonic() + seconds
+    while not (answer := look()):
+        assert time.monotonic() < end, "it did not happen in time"
+        time.sleep(0.02)
+    return answer
