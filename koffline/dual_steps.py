@@ -7,7 +7,7 @@ gradient, nothing changes) and ``update_after`` (GTD2: w moves, from the same ol
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -21,6 +21,7 @@ from koffline.stacked_tangents import forward_with_tangent
 from koffline.steps import BatchSource, full_gradient, read_values, spread_gradient
 
 
+@runtime_checkable
 class DualStep(Protocol):
     """See the module's docstring. rates: learning rates of the value, (R, 1)."""
 
