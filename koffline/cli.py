@@ -60,6 +60,7 @@ class LazyGroup(KofflineGroup):
     lazy: ClassVar = {
         "data": ("koffline.data.commands", "data"),
         "evaluate": ("koffline.ope.command", "evaluate"),
+        "reproduce": ("koffline.experiments.command", "reproduce"),
     }
 
     def list_commands(self, ctx: click.Context) -> list[str]:

@@ -49,6 +49,7 @@ class StackedModule:
 
     def apply(self, flat: Tensor, x: Tensor) -> Tensor:
         """Outputs (R, N, n) with parameters `flat` (R, P); works inside torch.func transforms."""
+
         def call(row: Tensor, buffers: dict[str, Tensor], inputs: Tensor) -> Tensor:
             parts = row.split([shape.numel() for shape in self._shapes.values()])
             named = {

@@ -72,7 +72,7 @@ def places(
 def bilinear_weights(
     place: Float[np.ndarray, "row 2"], shape: tuple[int, int]
 ) -> tuple[Int[np.ndarray, "row 4"], Float[np.ndarray, "row 4"]]:
-    """The four cells (row-major numbers) around each place and their weights; constant beyond outer centres."""
+    """The four cells (row-major) around each place and their weights; constant beyond the outer centres."""
     last = np.asarray(shape) - 1
     place = np.clip(place - 0.5, 0.0, last)
     lower = np.minimum(np.floor(place).astype(np.int64), np.maximum(last - 1, 0))
@@ -98,9 +98,10 @@ def discretise(
 ) -> GridProcess:
     """Transitions estimated from ``samples`` steps of the world out of every cell.
 
-    They start from the cell's centre, or with ``aggregate`` from points uniform in the cell. A step leads to the cell it ends in, or with ``interpolate`` to the four cells around it by weight: one
-    step then moves values by less than a cell, and grids need fewer cells. Cells whose centre is terminal
-    are terminal. Memory is 16 (n1·n2)² A bytes. Raises ConfigError.
+    They start from the cell's centre, or with ``aggregate`` from points uniform in the cell. A step leads to
+    the cell it ends in, or with ``interpolate`` to the four cells around it by weight: one step then moves
+    values by less than a cell, and grids need fewer cells. Cells whose centre is terminal are terminal. Memory
+    is 16 (n1·n2)² A bytes. Raises ConfigError.
     """
     if min(shape) < 1 or samples < 1 or world.n_actions is None or len(world.low) != 2:
         raise ConfigError(

@@ -1,15 +1,18 @@
 """One cell of a benchmark: a method on a problem, all its learning rates and seeds trained at once.
 
 A cell's result is one file, written whole or not at all and named by a digest of everything it depends on;
-a cell whose file is there is not computed again. While it runs, a checkpoint beside the file lets a killed run
-continue where it was.
+a cell whose file is there is not computed again. While it runs, a checkpoint beside the file lets a killed
+run continue where it was.
 """
 
 from __future__ import annotations
 
 import hashlib
+import zipfile
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -19,15 +22,16 @@ from koffline.batches import ReplicaPlan
 from koffline.data.files import atomic_file
 from koffline.dual_objectives import DualObjective
 from koffline.errors import ConfigError
+from koffline.experiments.jobs import Job
 from koffline.experiments.metrics import NAMES, Metrics, held_out_kernel_loss
 from koffline.experiments.offset import offset_networks
 from koffline.experiments.problem import Problem, ProblemSettings, build_problem
 from koffline.fitting import Checkpointing, FitSettings, Progress, fit
 from koffline.objectives import Objective
-from koffline.replicas import StackedMLP, StackedNetwork
+from koffline.replicas import StackedMLP
 
+Read = TypeVar("Read")
 FORMAT = 1  # of the files; part of the digest
-_CHECKPOINT_SECONDS = 30
 
 
 @dataclass(frozen=True)
@@ -87,6 +91,10 @@ class CellResult:
     seconds: float
 
 
+_NUMBERS = ("paper_noise", "value_variance", "largest_return", "seconds")
+_COLUMNS = ("epochs", "learning_rates", "diverged_at", "held_out")
+
+
 def problem_path(settings: ProblemSettings, folder: Path) -> Path:
     """Where the arrays of a problem are kept."""
     digest = hashlib.sha256(repr((FORMAT, settings)).encode()).hexdigest()[:12]
@@ -98,31 +106,46 @@ def cell_path(cell: Cell, folder: Path) -> Path:
     return folder / f"{cell.name}.npz"
 
 
-def prepare_problem(settings: ProblemSettings, folder: Path) -> Problem:
-    """The problem, from its file or built now and written."""
-    path = problem_path(settings, folder)
-    if path.exists():
-        return _read(path, lambda: Problem.load(path, settings))
+def cell_jobs(cells: Sequence[Cell], folder: Path) -> tuple[list[Job], list[Job]]:
+    """Jobs that build the problems of the cells, and those that train the cells."""
+    settings = dict.fromkeys(cell.problem for cell in cells)
+    problems = [
+        Job(f"truth of {s.world}", write_problem, (s,), problem_path(s, folder), _is_archive)
+        for s in settings
+    ]
+    training = [
+        Job(
+            f"{cell.method} on {cell.problem.world}",
+            write_cell,
+            (cell,),
+            cell_path(cell, folder),
+            _is_archive,
+        )
+        for cell in dict.fromkeys(cells)
+    ]
+    return problems, training
+
+
+def write_problem(path: Path, settings: ProblemSettings) -> None:
+    """Build a problem and write it."""
     problem = build_problem(settings)
     with atomic_file(path, force=True) as temporary:
         problem.save(temporary)
-    return Problem.load(path, settings)
 
 
-def run_cell(cell: Cell, folder: Path, progress: Progress | None = None) -> CellResult:
-    """Train all replicas of a cell, or read the result that is there."""
-    path = cell_path(cell, folder)
-    if path.exists():
-        return read_cell(path)
-    problem = prepare_problem(cell.problem, folder)
+def write_cell(path: Path, cell: Cell, progress: Progress | None = None) -> None:
+    """Train all replicas of a cell and write the result; the problem's file is made where it is missing."""
+    store = problem_path(cell.problem, path.parent)
+    if not _is_archive(store):
+        write_problem(store, cell.problem)
+    problem = _read(store, lambda: Problem.load(store, cell.problem))
     checkpoint = path.with_suffix(".partial")
     result = _train(cell, problem, checkpoint, progress)
     arrays = {f"curve.{name}": curve for name, curve in result.curves.items()}
     arrays |= {name: np.asarray(part) for name, part in vars(result).items() if name != "curves"}
     with atomic_file(path, force=True) as temporary, temporary.open("wb") as file:
-        np.savez(file, **arrays)
+        np.savez(file, **arrays)  # type: ignore[arg-type]
     checkpoint.unlink(missing_ok=True)
-    return result
 
 
 def read_cell(path: Path) -> CellResult:
@@ -131,15 +154,10 @@ def read_cell(path: Path) -> CellResult:
     def read() -> CellResult:
         with np.load(path, allow_pickle=False) as archive:
             arrays = {name: archive[name] for name in archive.files}
-        curves = {
-            name.removeprefix("curve."): arrays.pop(name)
-            for name in list(arrays)
-            if name.startswith("curve.")
-        }
-        numbers = ("paper_noise", "value_variance", "largest_return", "seconds")
-        return CellResult(
-            curves=curves, **{name: float(a) if name in numbers else a for name, a in arrays.items()}
-        )
+        curves = {name[6:]: array for name, array in arrays.items() if name.startswith("curve.")}
+        parts: dict[str, Any] = {name: float(arrays[name]) for name in _NUMBERS}
+        parts |= {name: arrays[name] for name in _COLUMNS}
+        return CellResult(curves=curves, **parts)
 
     return _read(path, read)
 
@@ -150,9 +168,11 @@ def _train(cell: Cell, problem: Problem, checkpoint: Path, progress: Progress | 
     table = problem.log.table(problem.world, scale)
     per_epoch = max(1, len(table) // settings.batch_size)
     metrics = Metrics(problem, scale)
-    network: StackedNetwork = StackedMLP.initialise((2, *settings.hidden, 1), plan.batch_seeds)
-    if settings.offset:
-        network = offset_networks(settings.hidden, plan.batch_seeds)
+    network: Any = (
+        offset_networks(settings.hidden, plan.batch_seeds)
+        if settings.offset
+        else StackedMLP.initialise((2, *settings.hidden, 1), plan.batch_seeds)
+    )
     every = settings.probe_every * per_epoch
     steps = settings.epochs * per_epoch
     record = fit(
@@ -197,10 +217,15 @@ def _objective_curve(
     return np.stack(means).reshape(-1, *grid).transpose(0, 2, 1).astype(np.float32)
 
 
-def _read(path: Path, read):  # type: ignore[no-untyped-def]
+def _read(path: Path, read: Callable[[], Read]) -> Read:
     try:
         return read()
     except Exception as error:  # numpy and zipfile raise many kinds; all mean that the file is not ours
         raise ConfigError(
             f"{path} is damaged or of another version ({type(error).__name__}); delete it and run again"
         ) from None
+
+
+def _is_archive(path: Path) -> bool:
+    """Whether a whole .npz lies there; half a file or something else is computed again."""
+    return path.is_file() and zipfile.is_zipfile(path)

@@ -12,7 +12,7 @@ from koffline.envs.grids import bilinear_weights, places
 
 @dataclass(frozen=True, eq=False)
 class GridPolicy:
-    """π(a|s) ∝ exp(Q(s, a) / temperature), Q bilinear between cell centres and constant beyond the outer ones.
+    """π(a|s) ∝ exp(Q(s, a) / temperature), Q bilinear between cell centres and constant beyond them.
 
     low, high: the box in native units. action_values: (n1, n2, A).
     """

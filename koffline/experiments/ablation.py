@@ -1,0 +1,105 @@
+"""What the K-loss depends on: one change at a time from a base, on all three worlds.
+
+Groups: bandwidth, kernel family, statistic (U, V, mixtures, residual gradient), batch size, reward scale,
+output offset, transition noise (K-loss beside RG), and the pole's reward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from koffline.envs.boxes import make_world
+from koffline.experiments.cells import Cell, TrainingSettings
+from koffline.experiments.settings import Scale
+from koffline.kernel_loss import mixture_diag_weight
+from koffline.kernels import Gaussian, InverseMultiquadric, Kernel, Laplacian
+from koffline.objectives import FittedIteration, KernelLoss, Objective, ResidualGradient
+
+WORLDS = ("puddle_world", "cart_pole", "mountain_car")
+BASE_BANDWIDTH = 0.25
+MEDIAN_DISTANCE = 0.512  # of two points uniform in the unit square
+BANDWIDTHS: dict[str, float] = {
+    **{str(value): value for value in (0.05, 0.1, 0.25, 0.5, 1.0)},
+    "median": MEDIAN_DISTANCE,
+}
+NOISE_FACTORS = (0.0, 0.5, 1.0, 2.0, 4.0)
+_RATES, _SEEDS = (0.003, 0.001), 3
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One cell of the ablation and where it stands in it."""
+
+    group: str
+    name: str
+    cell: Cell
+
+
+def ablation_variants(scale: Scale) -> list[Variant]:
+    """All cells, group by group; variants that equal the base share its cell."""
+    return [variant for world in WORLDS for variant in _variants_of(world, scale)]
+
+
+def _variants_of(world: str, scale: Scale) -> Iterator[Variant]:
+    problem = replace(scale.problem(world), truth_repeats=20 if scale.quick else 50)
+    training = replace(scale.training(world), learning_rates=_RATES, seeds=_SEEDS)
+    base = KernelLoss(Gaussian(BASE_BANDWIDTH))
+
+    def cell(objective: Objective, training: TrainingSettings = training, method: str = "kloss") -> Cell:
+        return Cell(problem, method, objective, training)
+
+    for name, bandwidth in BANDWIDTHS.items():
+        yield Variant("bandwidth", name, cell(KernelLoss(Gaussian(bandwidth))))
+    kernels: dict[str, Kernel] = {
+        "gaussian": Gaussian(BASE_BANDWIDTH),
+        "laplacian": Laplacian(BASE_BANDWIDTH),
+        "inverse_multiquadric": InverseMultiquadric(BASE_BANDWIDTH),
+    }
+    for name, kernel in kernels.items():
+        yield Variant("kernel", name, cell(KernelLoss(kernel)))
+    for name, weight in _statistics(problem.rows, training.batch_size).items():
+        yield Variant("statistic", name, cell(KernelLoss(Gaussian(0.5), weight)))
+    for size in (50, 150, 500):
+        yield Variant("batch_size", str(size), cell(base, replace(training, batch_size=size)))
+    unscaled = 1.0 / make_world(world).reward_scale
+    for name, factor in (("unscaled", unscaled), ("scaled", 1.0), ("scaled_by_10_more", 10.0)):
+        yield Variant("reward_scale", name, cell(base, replace(training, reward_factor=factor)))
+    yield Variant("offset", "none", cell(base))
+    yield Variant("offset", "learned", cell(base, replace(training, offset=True)))
+    own_noise = make_world(world).noise  # type: ignore[attr-defined]
+    for factor in NOISE_FACTORS:
+        noisy = problem if factor == 1.0 else replace(problem, noise=factor * own_noise)
+        pair: dict[str, Objective] = {"kloss": base, "rg": ResidualGradient()}
+        for method, objective in pair.items():
+            yield Variant("noise", f"{factor:g}x {method}", Cell(noisy, method, objective, training))
+    if world == "cart_pole":
+        for reward in ("fall", "balance"):
+            paid = problem if reward == "fall" else replace(problem, overrides=(("reward", reward),))
+            methods: dict[str, Objective] = {
+                "kloss": base,
+                "rg": ResidualGradient(),
+                "fvi": FittedIteration(),
+            }
+            for method, objective in methods.items():
+                yield Variant("reward", f"{reward} {method}", Cell(paid, method, objective, training))
+
+
+def _statistics(rows: int, batch_size: int) -> dict[str, float | None]:
+    """diag_weight of the paper's statistics and of some between V and the residual gradient."""
+    return {
+        "U": 0.0,
+        "mixture 0.5": mixture_diag_weight(0.5, rows),
+        "L_KV": mixture_diag_weight(1.0, rows),
+        f"V of {batch_size} rows": None,
+        "0.05": 0.05,
+        "0.25": 0.25,
+        "residual gradient": 1.0,
+    }
+
+
+def relative_error(errors: np.ndarray, value_variance: float) -> np.ndarray:
+    """Mean squared errors as shares of the variance of V: 1 is the best constant."""
+    return errors / max(value_variance, 1e-12)

@@ -1,0 +1,188 @@
+"""`koffline reproduce`: run an experiment's jobs, then write its numbers, curves, figures and table."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from koffline.errors import ConfigError
+from koffline.experiments import ablation, claims, policy_evaluation
+from koffline.experiments.cells import Cell, CellResult, cell_jobs, cell_path, read_cell
+from koffline.experiments.jobs import run_jobs
+from koffline.experiments.results import Curves, Results, read_results, write_curves, write_results
+from koffline.experiments.settings import Scale
+
+DESCRIPTIONS = {
+    "figure-toy": "four methods on the modified Tsitsiklis–Van Roy chain",
+    "figure-puddle": "six methods on Puddle World: errors, Bellman errors, what the losses tell",
+    "figure-bench": "six methods on the noisy pole and the noisy Mountain Car",
+    "ablation": "what the K-loss depends on: bandwidth, kernel, statistic, batch, scale, offset, noise",
+    "claims": "the paper's empirical sentences beside our measurements (runs all of the above)",
+}
+
+
+@dataclass(frozen=True)
+class Run:
+    """One call of `koffline reproduce`."""
+
+    name: str
+    folder: Path
+    scale: Scale
+    workers: int = 1
+    ray: str | None = None
+    command: str = ""
+    force: bool = False
+
+    def __post_init__(self) -> None:
+        if self.name not in DESCRIPTIONS:
+            raise ConfigError(f"there is no experiment '{self.name}'; known are {', '.join(DESCRIPTIONS)}")
+
+    @property
+    def cells_folder(self) -> Path:
+        """Where finished cells are kept for a resumed run and for other experiments."""
+        return self.folder / "cells"
+
+
+def reproduce(run: Run) -> Results:
+    """Run what is missing, write ``NAME.json``, ``.curves.h5``, ``.png``, ``.svg`` and ``.md``.
+
+    A killed run continues where it was. Raises ConfigError where the folder holds the same experiment at
+    another scale (unless ``force``).
+    """
+    _check_folder(run)
+    run.folder.mkdir(parents=True, exist_ok=True)
+    started = time.perf_counter()
+    collect: dict[str, Callable[[Run], tuple[dict[str, Any], Curves]]] = {
+        "figure-toy": _toy,
+        "figure-puddle": _evaluation,
+        "figure-bench": _evaluation,
+        "ablation": _ablation,
+        "claims": _claims,
+    }
+    parts, curves = collect[run.name](run)
+    results = Results(
+        name=run.name,
+        seconds=time.perf_counter() - started,
+        command=run.command,
+        versions=_versions(),
+        settings={"quick": run.scale.quick, "seed": run.scale.seed},
+        **parts,
+    )
+    _write(run, results, curves)
+    return results
+
+
+def result_path(name: str, folder: Path) -> Path:
+    """The JSON file of an experiment."""
+    return folder / f"{name}.json"
+
+
+def run_cells(run: Run, cells: Sequence[Cell]) -> list[tuple[Cell, CellResult]]:
+    """Problems first, then the cells; both from their files where they are there."""
+    for jobs in cell_jobs(cells, run.cells_folder):
+        run_jobs(jobs, workers=run.workers, ray=run.ray)
+    return [(cell, read_cell(cell_path(cell, run.cells_folder))) for cell in cells]
+
+
+def _evaluation(run: Run) -> tuple[dict[str, Any], Curves]:
+    worlds = policy_evaluation.WORLDS[run.name]
+    finished = run_cells(run, policy_evaluation.evaluation_cells(worlds, run.scale))
+    rows = [row for cell, result in finished for row in policy_evaluation.rows_of(cell, result)]
+    parts = {"rows": tuple(rows), "correlations": tuple(policy_evaluation.correlations_of(finished))}
+    return parts | {"extra": _truths(finished)}, policy_evaluation.curves_of(finished)
+
+
+def _ablation(run: Run) -> tuple[dict[str, Any], Curves]:
+    variants = ablation.ablation_variants(run.scale)
+    finished = run_cells(run, [variant.cell for variant in variants])
+    rows = [
+        row
+        for variant, (cell, result) in zip(variants, finished, strict=True)
+        for row in policy_evaluation.rows_of(cell, result, variant.group, variant.name)
+    ]
+    return {"rows": tuple(rows)}, {}
+
+
+def _claims(run: Run) -> tuple[dict[str, Any], Curves]:
+    worlds = [world for group in policy_evaluation.WORLDS.values() for world in group]
+    finished = run_cells(run, policy_evaluation.evaluation_cells(worlds, run.scale))
+    cells = {(cell.problem.world, cell.method): result for cell, result in finished}
+    correlations = tuple(policy_evaluation.correlations_of(finished))
+    statistics = [v for v in ablation.ablation_variants(run.scale) if v.group == "statistic"]
+    errors = {
+        (variant.cell.problem.world, variant.name): claims.best_errors(result)
+        for variant, (_, result) in zip(
+            statistics, run_cells(run, [variant.cell for variant in statistics]), strict=True
+        )
+    }
+    toy, _ = _toy(run)
+    found = (
+        *claims.toy_claims(toy["rows"], toy["extra"]),
+        *claims.evaluation_claims(cells, correlations),
+        *claims.statistic_claims(errors),
+        *claims.not_measured(),
+    )
+    rows = [row for cell, result in finished for row in policy_evaluation.rows_of(cell, result)]
+    return {"rows": (*toy["rows"], *rows), "correlations": correlations, "claims": found}, {}
+
+
+def _toy(run: Run) -> tuple[dict[str, Any], Curves]:
+    from koffline.experiments.toy import run_toy
+
+    return run_toy(run.scale)
+
+
+def _truths(finished: policy_evaluation.Finished) -> dict[str, Any]:
+    """How far the paper's truth is from Monte Carlo, per world."""
+    return {
+        "truths": {
+            cell.problem.world: {
+                "value_variance": result.value_variance,
+                "paper_against_monte_carlo_mse": result.paper_noise,
+            }
+            for cell, result in finished
+        }
+    }
+
+
+def _write(run: Run, results: Results, curves: Curves) -> None:
+    """The JSON file comes last: where it is, everything is."""
+    from koffline.experiments.figures import draw
+    from koffline.experiments.tables import write_table
+
+    if curves:
+        write_curves(curves, run.folder / f"{run.name}.curves.h5")
+    draw(results, curves, run.folder)
+    write_table(results, run.folder / f"{run.name}.md")
+    write_results(results, result_path(run.name, run.folder))
+
+
+def _check_folder(run: Run) -> None:
+    path = result_path(run.name, run.folder)
+    if run.force or not path.exists():
+        return
+    there = dict(read_results(path).settings)
+    wanted = {"quick": run.scale.quick, "seed": run.scale.seed}
+    if there != wanted:
+        raise ConfigError(
+            f"{path} was run with {_in_words(there)}, this run has {_in_words(wanted)}; "
+            "choose another --out or replace it with --force"
+        )
+
+
+def _in_words(settings: dict[str, Any]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in settings.items())
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for package in ("koffline", "torch", "numpy", "scipy"):
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            found[package] = "unknown"
+    return found
