@@ -5,6 +5,7 @@ Names are imported when first used, so that ``import koffline`` stays fast and s
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as _version
@@ -51,6 +52,10 @@ __all__ = [
     "load_policy",
     "open_transitions",
 ]
+
+
+if "gymnasium" in sys.modules:  # whoever has it may ask it for our worlds by name
+    import_module("koffline.envs")
 
 
 def __getattr__(name: str) -> Any:

@@ -11,6 +11,7 @@ from jaxtyping import Float, Shaped
 from koffline.envs.mountain_car import NoisyMountainCar
 from koffline.envs.pole import NoisyPole
 from koffline.envs.puddle_world import PuddleWorld
+from koffline.envs.registration import GYMNASIUM_IDS
 from koffline.envs.world import Flags, States, World
 from koffline.errors import ConfigError
 
@@ -43,11 +44,6 @@ WORLDS: dict[str, type[BoxWorld]] = {
     "puddle_world": PuddleWorld,
     "cart_pole": NoisyPole,
     "mountain_car": NoisyMountainCar,
-}
-GYMNASIUM_IDS = {
-    "puddle_world": "koffline/PuddleWorld-v0",
-    "cart_pole": "koffline/NoisyPole-v0",
-    "mountain_car": "koffline/NoisyMountainCar-v0",
 }
 
 

@@ -98,8 +98,8 @@ def discretise(
 ) -> GridProcess:
     """Transitions estimated from ``samples`` steps of the world out of every cell.
 
-    They start from the cell's centre, or with ``aggregate`` from points uniform in the cell. A step leads to
-    the cell it ends in, or with ``interpolate`` to the four cells around it by weight: one step then moves
+    They start from the cell's centre, or with ``aggregate`` from points uniform in the cell. A step leads
+    to the cell it ends in, or with ``interpolate`` to the four cells around it by weight: one step then moves
     values by less than a cell, and grids need fewer cells. Cells whose centre is terminal are terminal. Memory
     is 16 (n1·n2)² A bytes. Raises ConfigError.
     """

@@ -1,0 +1,89 @@
+"""The vectorised worlds as ordinary Gymnasium environments, one copy at a time."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import gymnasium
+import numpy as np
+
+from koffline.envs.boxes import make_world, uniform_states
+from koffline.envs.pictures import draw_world
+from koffline.errors import ConfigError
+
+
+class BoxWorldEnv(gymnasium.Env[np.ndarray, np.int64]):
+    """One copy of a world; observations are its states in native units, float32, within its box.
+
+    world: its name, see `boxes.WORLDS`. start: "reset" draws the world's own start states, "uniform" any
+    state in which episodes go on. Further keywords replace fields of the world, for instance noise=0.0.
+    Options of ``reset``: {"state": (x, y)} starts there.
+    """
+
+    metadata: ClassVar[dict[str, Any]] = {  # type: ignore[misc]  # as Gymnasium has it
+        "render_modes": ["rgb_array"],
+        "render_fps": 20,
+    }
+
+    def __init__(
+        self, world: str, start: str = "reset", render_mode: str | None = None, **overrides: Any
+    ) -> None:
+        if start not in ("reset", "uniform"):
+            raise ConfigError(f"start is '{start}'; use 'reset' or 'uniform'")
+        if render_mode not in (None, *self.metadata["render_modes"]):
+            raise ConfigError(f"render_mode is '{render_mode}'; use 'rgb_array' or None")
+        try:
+            self.world = replace(make_world(world), **overrides)  # type: ignore[type-var]
+        except TypeError as error:
+            raise ConfigError(f"{world} has no such setting ({error}); see its class") from None
+        self.render_mode, self._start = render_mode, start
+        low, high = (np.asarray(corner, dtype=np.float32) for corner in (self.world.low, self.world.high))
+        self.observation_space = gymnasium.spaces.Box(low, high, dtype=np.float32)
+        assert self.world.n_actions is not None
+        self.action_space = gymnasium.spaces.Discrete(self.world.n_actions)
+        self._state: np.ndarray | None = None
+        self._action: int | None = None
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[np.ndarray, dict[str, Any]]:
+        """Start an episode; the same seed gives the same one."""
+        super().reset(seed=seed)
+        wanted = (options or {}).get("state")
+        if wanted is not None:
+            self._state = self._checked(wanted)
+        elif self._start == "uniform":
+            self._state = uniform_states(self.world, 1, self.np_random)
+        else:
+            self._state = self.world.reset(1, self.np_random)
+        self._action = None
+        return self._observation(), {}
+
+    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        """One step of the world; a time limit belongs to the registration."""
+        if self._state is None:
+            raise gymnasium.error.ResetNeeded("call reset before step")
+        outcome = self.world.step(self._state, np.array([int(action)]), self.np_random)
+        self._state, self._action = outcome.state, int(action)
+        return self._observation(), float(outcome.reward[0]), bool(outcome.terminated[0]), False, {}
+
+    def render(self) -> np.ndarray | None:  # type: ignore[override]
+        """The world as a picture, (height, width, 3) uint8; None without a render mode."""
+        if self.render_mode is None or self._state is None:
+            return None
+        return draw_world(self.world, self._state[0], self._action)
+
+    def _observation(self) -> np.ndarray:
+        assert self._state is not None
+        space = self.observation_space
+        return np.clip(self.world.observe(self._state)[0], space.low, space.high)  # type: ignore[attr-defined]
+
+    def _checked(self, state: Any) -> np.ndarray:
+        point = np.asarray(state, dtype=np.float64).reshape(1, -1)
+        inside = point.shape == (1, len(self.world.low)) and bool(
+            np.all((point >= self.world.low) & (point <= self.world.high))
+        )
+        if not inside or bool(self.world.is_terminal(point)[0]):
+            raise ConfigError(f"state is {state}; give a point of the box in which episodes go on")
+        return point
