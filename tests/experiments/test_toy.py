@@ -1,0 +1,163 @@
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from koffline.bellman import state_value_residual
+from koffline.envs.tsitsiklis import EXACT_WEIGHTS, FEATURES
+from koffline.errors import ConfigError
+from koffline.experiments import toy
+from koffline.experiments.results import read_curves, read_results, write_curves, write_results
+from koffline.experiments.settings import Scale
+from koffline.experiments.toy import (
+    METHODS,
+    LinearKernelLoss,
+    ToyRun,
+    ToySettings,
+    descend,
+    draw_log,
+    run_methods,
+    run_toy,
+    value_errors,
+    weight_errors,
+)
+from koffline.kernels import Linear
+from koffline.objectives import KernelLoss
+from tests.experiments.fakes import make_results
+
+SETTINGS = ToySettings(seeds=3, iterations=1250)
+
+
+@pytest.fixture(scope="module")
+def run() -> ToyRun:
+    return run_methods(SETTINGS)
+
+
+def test_the_log_is_the_chains() -> None:
+    log = draw_log(ToySettings(seeds=2, tuples=4000))
+    features = np.asarray(FEATURES)
+    seen = {
+        (tuple(now), tuple(then), reward, going_on)
+        for now, then, reward, going_on in zip(
+            log.features[0].tolist(),
+            log.next_features[0].tolist(),
+            log.reward[0].tolist(),
+            log.discount[0].tolist(),
+            strict=True,
+        )
+    }
+    s1, s2, s3, s4, end = (tuple(row) for row in features)
+    assert seen == {
+        (s1, s2, 0.0, 1.0),
+        (s1, s3, 0.0, 1.0),
+        (s2, end, 1.0, 0.0),
+        (s3, s4, 0.0, 1.0),
+        (s4, s4, 0.0, 1.0),
+        (s4, end, 0.0, 0.0),
+    }
+    share_of_s2 = (log.reward == 1.0).double().mean(dim=1)
+    assert share_of_s2.numpy() == pytest.approx(0.25, abs=4 * math.sqrt(0.25 * 0.75 / 4000))
+    assert not torch.equal(log.features[0], log.features[1])
+
+
+def test_errors_by_hand() -> None:
+    exact = np.array([EXACT_WEIGHTS])
+    assert weight_errors(exact + np.array([3.0, 0.0, 4.0])) == pytest.approx(5.0)
+    # V changes by (0, 0, 0.5, 1) when w3 does by 0.5.
+    assert value_errors(exact + np.array([0.0, 0.0, 0.5])) == pytest.approx((0.25 + 1.0) / 4)
+
+
+def test_the_linear_time_loss_is_the_kernel_loss() -> None:
+    log = draw_log(ToySettings(seeds=2, tuples=40))
+    residual = torch.randn(2, 40, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    grams = Linear().gram(log.features)
+    ours = LinearKernelLoss(log.features).compute_gradients(residual, log.discount)
+    theirs = KernelLoss(Linear()).compute_gradients(residual, log.discount, grams)
+    assert theirs.next_value is not None
+    assert ours.next_value is not None
+    torch.testing.assert_close(ours.loss, theirs.loss)
+    torch.testing.assert_close(ours.value, theirs.value)
+    torch.testing.assert_close(ours.next_value, theirs.next_value)
+
+
+@pytest.mark.parametrize("method", ["td0", "rg", "kloss"])
+def test_a_step_follows_the_gradient(method: str) -> None:
+    """One step from (1, 1, 1), the gradient by autograd through the loss."""
+    settings = ToySettings(seeds=1, tuples=30, iterations=1, learning_rate=0.3)
+    log = draw_log(settings)
+    weights = torch.ones(3, dtype=torch.float64, requires_grad=True)
+    value, following = log.features[0] @ weights, log.next_features[0] @ weights
+    following = following.detach() if method == "td0" else following
+    residual = state_value_residual(log.reward[0], log.discount[0], value, following)
+    gram = log.features[0] @ log.features[0].T
+    loss = residual @ gram @ residual / 30**2 if method == "kloss" else residual.square().mean()
+    (gradient,) = torch.autograd.grad(loss, weights)
+    expected = weights.detach() - 0.3 * gradient
+    assert descend(method, log, settings).weights[0] == pytest.approx(expected.numpy(), rel=1e-12)
+
+
+def test_fvi_with_a_copy_at_every_step_is_td0() -> None:
+    settings = ToySettings(seeds=2, tuples=200, iterations=20, copy_every=1)
+    log = draw_log(settings)
+    assert np.array_equal(descend("fvi", log, settings).weights, descend("td0", log, settings).weights)
+
+
+def test_td0_and_fvi_diverge_and_say_when(run: ToyRun) -> None:
+    for descent in run.descents[:2]:
+        assert np.all(descent.diverged_at > 0)
+        for seed, step in enumerate(descent.diverged_at):
+            after = descent.iterations >= step
+            assert np.all(np.isnan(descent.mse[after, seed]))
+            assert np.all(np.isfinite(descent.weight_error[~after, seed]))
+            assert descent.weight_error[~after, seed][-1] > 1e6
+
+
+@pytest.mark.parametrize("method", ["gtd2", "sbeed", "kloss"])
+def test_three_methods_reach_lstd(run: ToyRun, method: str) -> None:
+    """GTD2 is the slowest: 1e-4 after some 650 iterations."""
+    assert run.descents[METHODS.index(method)].weights == pytest.approx(run.least_squares, abs=1e-6)
+
+
+def test_rg_settles_at_its_own_minimum(run: ToyRun) -> None:
+    log = draw_log(SETTINGS)
+    change = log.features - log.discount.unsqueeze(-1) * log.next_features
+    solution = torch.linalg.lstsq(change, log.reward.unsqueeze(-1)).solution.squeeze(-1)
+    rg = run.descents[METHODS.index("rg")]
+    assert rg.weights == pytest.approx(solution.numpy(), abs=1e-9)
+    # The minimum over infinitely many tuples is 0.179 away from w*; LSTD's is w* itself.
+    assert np.all(rg.weight_error[-1] > 3 * weight_errors(run.least_squares))
+
+
+def test_results_and_curves_are_written_and_read(
+    run: ToyRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[ToySettings] = []
+    monkeypatch.setattr(toy, "run_methods", lambda settings: asked.append(settings) or run)
+    parts, curves = run_toy(Scale(quick=True, seed=4))
+    assert asked == [ToySettings(seeds=3, first_seed=4)]
+    write_results(make_results("figure-toy", **parts), tmp_path / "toy.json")
+    write_curves(curves, tmp_path / "toy.h5")
+    rows = {row.method: row for row in read_results(tmp_path / "toy.json").rows}
+    assert tuple(rows) == METHODS
+    assert (rows["td0"].diverged, rows["td0"].weight_error) == (3, None)
+    assert rows["kloss"].diverged_at == (None, None, None)
+    assert rows["kloss"].weight_error == pytest.approx(parts["extra"]["lstd_weight_error"], rel=1e-6)
+    assert rows["rg"].mse_low < rows["rg"].mse < rows["rg"].mse_high
+    kept = read_curves(tmp_path / "toy.h5")
+    assert kept["chain/kloss"]["mse"].shape == (len(kept["chain/kloss"]["iterations"]), 3)
+    assert kept["chain/kloss"]["mse"][0] == pytest.approx(value_errors(np.ones((3, 3))))
+    assert kept["chain/lstd"]["weights"].shape == (3, 3)
+
+
+def test_the_seed_of_a_run_moves_the_draws() -> None:
+    first, second = (draw_log(ToySettings(seeds=2, first_seed=seed, tuples=50)) for seed in (0, 1))
+    assert torch.equal(first.features[1], second.features[0])
+
+
+def test_bad_settings() -> None:
+    with pytest.raises(ConfigError, match="cannot be run; give positive numbers"):
+        ToySettings(seeds=0)
+    with pytest.raises(ConfigError, match="cannot be run; give positive numbers"):
+        ToySettings(learning_rate=0.0)
