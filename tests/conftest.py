@@ -22,6 +22,7 @@ _CHECKED = (
     "ope",
     "policies",
     "replicas",
+    "solvers",
     "stacked_adam",
     "stacked_module",
     "stacked_products",

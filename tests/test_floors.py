@@ -30,6 +30,7 @@ FLOORS = {
     "replicas": 2,
     "steps": 2,
     "fitting": 2,
+    "solvers": 2,
     "config": 2,  # settings are read by floor 3 and made by floor 4
     "ope": 3,
     "algos": 3,

@@ -18,6 +18,17 @@ from torch import Tensor
 from koffline.batches import Table
 from koffline.ope.blocks import row_blocks
 from koffline.replicas import StackedMLP
+from koffline.solvers.last_layer import last_layer, last_layer_features, with_last_layer
+
+__all__ = [
+    "LinearSystems",
+    "accumulate_systems",
+    "last_layer",
+    "last_layer_features",
+    "minimise_kernel_loss",
+    "solve_temporal_difference",
+    "with_last_layer",
+]
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,34 +96,6 @@ def solve_temporal_difference(network: StackedMLP, systems: LinearSystems, ridge
     theta = last_layer(network)
     gap = systems.temporal_vector - (systems.temporal_matrix @ theta.unsqueeze(-1)).squeeze(-1)
     return with_last_layer(network, theta + _ridge_solve(systems.temporal_matrix, gap, ridge))
-
-
-def last_layer_features(
-    network: StackedMLP, inputs: Float[Tensor, "row *draw input"], readout: Float[Tensor, "row output"] | None
-) -> Float[Tensor, "replica row parameter"]:
-    """φ with Σ readout · net(inputs) = φᵀθ for the last layer θ, averaged over draws; float64."""
-    rows, width = inputs.shape[0], inputs.shape[-1]
-    hidden = network.features(inputs.reshape(-1, width)).double()
-    hidden = hidden.unflatten(1, (rows, -1)).mean(dim=2)  # the draws of one row share its readout
-    hidden = torch.cat([hidden, torch.ones_like(hidden[..., :1])], dim=-1)  # the bias
-    if readout is None:
-        return hidden
-    return (hidden.unsqueeze(-1) * readout.double().unsqueeze(1)).flatten(2)  # (R, B, (H + 1) · n)
-
-
-def last_layer(network: StackedMLP) -> Float[Tensor, "replica parameter"]:
-    """θ (R, (H + 1) · n) in the order of ``last_layer_features``; float64."""
-    weight, bias = network.layers(network.flat)[-1]
-    return torch.cat([weight, bias], dim=1).double().flatten(1)
-
-
-def with_last_layer(network: StackedMLP, theta: Float[Tensor, "replica parameter"]) -> StackedMLP:
-    """The same networks in float64, the last layer replaced by θ."""
-    flat = network.flat.double().clone()
-    outputs = network.sizes[-1]
-    flat[:, -theta.shape[1] :] = theta  # weight rows, then the bias row: the layout of the flat parameters
-    assert theta.shape[1] == (network.sizes[-2] + 1) * outputs
-    return network.with_flat(flat)
 
 
 def _shared_product(psi: Tensor, weighted: Tensor) -> Tensor:

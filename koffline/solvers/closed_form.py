@@ -1,0 +1,181 @@
+"""The kernel Bellman loss minimised exactly over value functions linear in given features; LSTD beside it.
+
+value = solve_kernel_loss(table, RandomFourierFeatures(0.15, 400), Gaussian(0.1), ridge=1e-6)
+value.values(states)   # (M,) float64
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from koffline.batches import Table
+from koffline.errors import ConfigError, DataError
+from koffline.kernels import Kernel
+from koffline.solvers.features import FeatureMap, UnitBox
+from koffline.solvers.forms import KernelMap, accumulate_forms, normalised_weights
+from koffline.solvers.linear import LinearResidual, combine_features
+from koffline.solvers.quadratic import RidgePath, check_ridge, mean_curvature
+
+_BLOCK = 4096
+
+
+@dataclass(frozen=True, eq=False)
+class LinearValue:
+    """A value function linear in features, and how it was found.
+
+    scale: applied to inputs before the features. weights (p,) float64: as in `linear.combine_features`, the
+    constant last. loss: what was minimised, on the rows it was fitted to, without the ridge.
+    degrees_of_freedom: how many weights the data, rather than the ridge, decide. condition: of the ridged
+    system, infinite where the data leave a direction open.
+    kernel: None for LSTD. ridge: relative, as given.
+    """
+
+    features: FeatureMap
+    weights: Float[Tensor, " parameter"]
+    constant: bool
+    outputs: int | None  # length of a readout; None: the values are the outputs
+    loss: float
+    degrees_of_freedom: float
+    condition: float
+    rows: int
+    ridge: float
+    kernel: Kernel | KernelMap | None = None
+    scale: UnitBox | None = None
+
+    @torch.no_grad()
+    def values(self, inputs: Any, readout: Any = None) -> Float[Tensor, " row"]:
+        """Values (M,) float64 of rows (M, d), an array or a tensor.
+
+        readout (M, n): for Q functions, one-hot actions or a policy's probabilities. Raises DataError.
+        """
+        rows = torch.as_tensor(inputs, dtype=torch.float64, device=self.weights.device)
+        if rows.ndim != 2 or (readout is None) != (self.outputs is None):
+            raise DataError(
+                f"values received shape {tuple(rows.shape)} and {'no' if readout is None else 'a'} readout; "
+                f"give (M, d){' and a readout (M, ' + str(self.outputs) + ')' if self.outputs else ''}"
+            )
+        rows = rows if self.scale is None else self.scale(rows)
+        reads = None if readout is None else torch.as_tensor(readout, dtype=torch.float64).to(rows)
+        parts = [rows.new_zeros(0)]
+        for start in range(0, len(rows), _BLOCK):
+            block = slice(start, start + _BLOCK)
+            features = self.features(rows[block]).double()
+            read = None if reads is None else reads[block]
+            parts.append(combine_features(features, 1, read, self.constant) @ self.weights)
+        return torch.cat(parts)
+
+
+def solve_kernel_loss(
+    table: Table,
+    features: FeatureMap,
+    kernel: Kernel | KernelMap,
+    *,
+    diag_weight: float | None = None,
+    ridge: float = 0.0,
+    toward: Float[Tensor, " parameter"] | None = None,
+    constant: bool = True,
+    row_weights: Float[Tensor, " row"] | None = None,
+    block_size: int = 1024,
+) -> LinearValue:
+    """argmin_θ (1 − w) · U + w · mean(k_ii δ²) + λ‖θ − toward‖², w = diag_weight; None: the V-statistic.
+
+    kernel: exact, O(n² p) time in bounded memory, or a feature map ψ of it with m columns, O(n m p).
+    ridge: λ relative to the mean curvature of the loss; the constant feature is not penalised.
+    Raises ConfigError where the loss has no minimum: without its diagonal it may fall for ever.
+    (Feng et al. 2019, equ:vstat)
+    """
+    check_ridge(ridge)
+    residual = LinearResidual(table, features, constant)
+    loss = accumulate_forms(residual, kernel, row_weights, block_size).loss(diag_weight)
+    solution = RidgePath(loss, residual.free, _checked_toward(toward, residual)).solve(ridge)
+    if not bool(torch.isfinite(solution.weights).all()):
+        raise ConfigError(
+            f"the kernel loss with diag_weight {diag_weight} and ridge {ridge} has no minimum on these rows; "
+            f"raise the ridge or use diag_weight {1.0 / len(table):.3g} (1/n) or more"
+        )
+    return LinearValue(
+        features=features,
+        weights=solution.weights,
+        constant=constant,
+        outputs=None if table.readout is None else residual.outputs,
+        loss=float(loss.at(solution.weights)),
+        degrees_of_freedom=float(solution.degrees_of_freedom),
+        condition=float(solution.condition),
+        rows=len(table),
+        ridge=ridge,
+        kernel=kernel,
+    )
+
+
+@torch.no_grad()
+def solve_lstd(
+    table: Table,
+    features: FeatureMap,
+    *,
+    ridge: float = 0.0,
+    toward: Float[Tensor, " parameter"] | None = None,
+    constant: bool = True,
+    row_weights: Float[Tensor, " row"] | None = None,
+) -> LinearValue:
+    """LSTD: θ with φᵀ(r − Zθ)/n = λ(θ − toward), the minimiser of the kernel loss with the kernel φᵀφ.
+
+    ridge: λ relative to the mean of |diag(φᵀZ/n)|. Its `loss` is that V-statistic, ‖φᵀδ‖²/n².
+    (Feng et al. 2019, cor:same_as_td)
+    """
+    check_ridge(ridge)
+    residual = LinearResidual(table, features, constant)
+    moments = temporal_moments(residual, row_weights)  # [A, b]
+    matrix, vector = moments[:, :-1], moments[:, -1]
+    start = _checked_toward(toward, residual)
+    start = torch.zeros_like(vector) if start is None else start.to(vector)
+    added = ridge * mean_curvature(matrix.diagonal(), residual.free)
+    ridged = matrix + torch.diag(added * (~residual.free))
+    step = _solve_general(ridged, vector - matrix @ start)
+    spread = torch.linalg.svdvals(ridged)
+    return LinearValue(
+        features=features,
+        weights=start + step,
+        constant=constant,
+        outputs=None if table.readout is None else residual.outputs,
+        loss=float((vector - matrix @ (start + step)).square().sum()),
+        degrees_of_freedom=float(_solve_general(ridged, matrix).trace()),
+        condition=float(spread[0] / spread[-1]),
+        rows=len(table),
+        ridge=ridge,
+    )
+
+
+def temporal_moments(
+    residual: LinearResidual, row_weights: Float[Tensor, " row"] | None = None
+) -> Float[Tensor, "parameter column"]:
+    """φᵀ[Z, r]/n, (p, p + 1), in blocks."""
+    weights = normalised_weights(row_weights, len(residual))
+    total: Tensor | None = None
+    for rows in residual.blocks():
+        now = residual.now(rows)
+        if weights is not None:
+            now = now * weights[rows, None]
+        part = now.mT @ residual.augmented(rows)
+        total = part if total is None else total.add_(part)
+    assert total is not None  # a table has rows
+    return total / len(residual)
+
+
+def _solve_general(matrix: Tensor, right: Tensor) -> Tensor:
+    """The solution of least length: redundant features (several tilings) make the matrix singular."""
+    columns = right if right.ndim == 2 else right.unsqueeze(1)
+    solution = torch.linalg.pinv(matrix) @ columns
+    return solution if right.ndim == 2 else solution.squeeze(1)
+
+
+def _checked_toward(toward: Tensor | None, residual: LinearResidual) -> Tensor | None:
+    if toward is not None and toward.shape != (residual.parameters,):
+        raise ConfigError(
+            f"toward has shape {tuple(toward.shape)}; give one weight per parameter, ({residual.parameters},)"
+        )
+    return toward
