@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from koffline.errors import PolicyError
+from koffline.policies.array_file import read_arrays
 from koffline.policies.base import (
     ActionSpace,
     ContinuousPolicy,
@@ -21,6 +22,8 @@ from koffline.policies.base import (
 from koffline.policies.builtin import epsilon_policy, uniform_policy
 from koffline.policies.d3 import load_d3
 from koffline.policies.detect import ACCEPTED, detect
+from koffline.policies.grid_policy import FORMAT as GRID_FORMAT
+from koffline.policies.grid_policy import grid_of_file, grid_policy
 from koffline.policies.mlp import mlp_policy
 from koffline.policies.mlp_file import read_mlp_policy
 from koffline.policies.onnx_policy import load_onnx
@@ -119,6 +122,9 @@ def _load_file(path: Path, action_space: ActionSpace, observation_shape: Sequenc
     if kind == "d3":
         return load_d3(path, action_space, observation_shape)
     if kind == "npz":
+        marker, arrays = read_arrays(path)
+        if marker == GRID_FORMAT:
+            return grid_policy(grid_of_file(path, arrays), name, action_space, observation_shape)
         return mlp_policy(read_mlp_policy(path), name, action_space, observation_shape)
     if kind == "onnx":
         function = load_onnx(path, observation_shape)

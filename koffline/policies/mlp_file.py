@@ -7,9 +7,6 @@ optionally `activation`, `temperature`, `observation_mean`, `observation_std`, `
 
 from __future__ import annotations
 
-import io
-import os
-import zipfile
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
@@ -19,8 +16,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from koffline.errors import PolicyError
+from koffline.policies.array_file import check_version, read_arrays, stored_array, write_arrays
 from koffline.policies.mlp import Mlp
-from koffline.policies.outputs import one_line
 
 FORMAT = "koffline-policy"
 VERSION = 1
@@ -54,35 +51,29 @@ def save_mlp_policy(
         columns[f"W{layer}"], columns[f"b{layer}"] = weight, bias
     columns["output"] = output
     columns.update({key: value for key, value in settings.items() if value is not None})
-    arrays = {key: _stored(value) for key, value in columns.items()}
+    arrays = {key: stored_array(value) for key, value in columns.items()}
     try:
         mlp_from_arrays(arrays)  # a file that could not be read back is never written
     except PolicyError as error:
         raise PolicyError(f"cannot write {path}: {error}") from error
-    arrays = {"format": np.array(FORMAT), "version": np.array(VERSION, np.int64), **arrays}
-    _write_atomically(Path(path), _npz_bytes(arrays))
+    write_arrays(Path(path), FORMAT, VERSION, arrays)
 
 
 def read_mlp_policy(path: Path) -> Mlp:
     """Read a policy file. Raises PolicyError naming the file for anything that is not a valid one."""
-    try:
-        with np.load(path, allow_pickle=False) as archive:
-            arrays = {key: archive[key] for key in archive.files}
-    except (OSError, ValueError, EOFError, MemoryError, zipfile.BadZipFile) as error:
-        raise PolicyError(
-            f"{path}: the .npz cannot be read ({one_line(error)}); write it again with "
-            "koffline.policies.save_mlp_policy"
-        ) from error
-    marker = str(arrays.pop("format", None))
+    marker, arrays = read_arrays(path)
     if marker != FORMAT:
         keys = ", ".join(sorted(arrays)[:8])
         raise PolicyError(
             f"{path}: the .npz is not a koffline policy (arrays: {keys}); "
             "write one with koffline.policies.save_mlp_policy"
         )
-    version = arrays.pop("version", None)
-    if version is None or version.shape != () or version != VERSION:
-        raise PolicyError(f"{path}: policy file version {version}; this koffline reads version {VERSION}")
+    return mlp_of_file(path, arrays)
+
+
+def mlp_of_file(path: Path, arrays: dict[str, np.ndarray]) -> Mlp:
+    """The network in the arrays of a file of this format. Raises PolicyError naming the file."""
+    check_version(path, arrays, VERSION)
     try:
         return mlp_from_arrays(arrays)
     except PolicyError as error:
@@ -127,41 +118,3 @@ def _numbers(key: str, array: np.ndarray) -> np.ndarray:
     if array.dtype.kind not in "iuf":
         raise PolicyError(f"{key} has dtype {array.dtype}; give numbers")
     return array.astype(np.float64)
-
-
-def _stored(value: Any) -> np.ndarray:
-    """The array as written: text, float32, or float64 for every other kind of number."""
-    try:
-        array = np.asarray(value)
-    except ValueError as error:
-        raise PolicyError(f"a policy setting is ragged ({one_line(error)}); give one array") from error
-    if array.dtype.kind in "iuf" and array.dtype != np.float32:
-        array = array.astype(np.float64)
-    if array.dtype.kind not in "Uf":
-        raise PolicyError(f"a policy setting has dtype {array.dtype}; give numbers or text")
-    return np.ascontiguousarray(array).reshape(array.shape).astype(array.dtype.newbyteorder("<"), copy=False)
-
-
-def _npz_bytes(arrays: Mapping[str, np.ndarray]) -> bytes:
-    """An .npz with fixed time stamps and no compression, so that its bytes depend on the content alone."""
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:
-        for key, array in arrays.items():
-            entry = zipfile.ZipInfo(f"{key}.npy", date_time=(1980, 1, 1, 0, 0, 0))
-            entry.create_system = 3
-            entry.external_attr = 0o644 << 16
-            content = io.BytesIO()
-            np.lib.format.write_array(content, array, version=(1, 0), allow_pickle=False)
-            archive.writestr(entry, content.getvalue())
-    return buffer.getvalue()
-
-
-def _write_atomically(path: Path, content: bytes) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        temporary.write_bytes(content)
-        os.replace(temporary, path)
-    except OSError as error:
-        raise PolicyError(f"{path} cannot be written ({one_line(error)}); give a writable folder") from error
-    finally:
-        temporary.unlink(missing_ok=True)
