@@ -100,8 +100,8 @@ def discretise(
 
     They start from the cell's centre, or with ``aggregate`` from points uniform in the cell. A step leads
     to the cell it ends in, or with ``interpolate`` to the four cells around it by weight: one step then moves
-    values by less than a cell, and grids need fewer cells. Cells whose centre is terminal are terminal. Memory
-    is 16 (n1·n2)² A bytes. Raises ConfigError.
+    values by less than a cell, and grids need fewer cells. Cells whose centre is terminal are terminal.
+    Memory is 16 (n1·n2)² A bytes. Raises ConfigError.
     """
     if min(shape) < 1 or samples < 1 or world.n_actions is None or len(world.low) != 2:
         raise ConfigError(

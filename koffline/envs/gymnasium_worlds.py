@@ -61,9 +61,11 @@ class BoxWorldEnv(gymnasium.Env[np.ndarray, np.int64]):
         return self._observation(), {}
 
     def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
-        """One step of the world; a time limit belongs to the registration."""
+        """One step of the world; a time limit belongs to the registration. Raises ConfigError."""
         if self._state is None:
             raise gymnasium.error.ResetNeeded("call reset before step")
+        if not self.action_space.contains(action):
+            raise ConfigError(f"action is {action!r}; give one of {self.action_space}")
         outcome = self.world.step(self._state, np.array([int(action)]), self.np_random)
         self._state, self._action = outcome.state, int(action)
         return self._observation(), float(outcome.reward[0]), bool(outcome.terminated[0]), False, {}
@@ -80,10 +82,13 @@ class BoxWorldEnv(gymnasium.Env[np.ndarray, np.int64]):
         return np.clip(self.world.observe(self._state)[0], space.low, space.high)  # type: ignore[attr-defined]
 
     def _checked(self, state: Any) -> np.ndarray:
-        point = np.asarray(state, dtype=np.float64).reshape(1, -1)
-        inside = point.shape == (1, len(self.world.low)) and bool(
-            np.all((point >= self.world.low) & (point <= self.world.high))
-        )
-        if not inside or bool(self.world.is_terminal(point)[0]):
-            raise ConfigError(f"state is {state}; give a point of the box in which episodes go on")
-        return point
+        """A state to start from, (1, d); what was observed is accepted, although rounded to float32."""
+        try:
+            point = np.asarray(state, dtype=np.float64).reshape(1, -1)
+        except (TypeError, ValueError):
+            point = np.empty((1, 0))
+        if self.observation_space.contains(point[0].astype(np.float32)):
+            point = np.clip(point, self.world.low, self.world.high)
+            if not self.world.is_terminal(point)[0]:
+                return point
+        raise ConfigError(f"state is {state}; give a point of the box in which episodes go on")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from koffline.envs.classic import MountainCar
-from koffline.envs.world import Actions, Flags, Observations, Outcome, States
+from koffline.envs.world import Actions, Flags, Observations, Outcome, States, check_noise
 
 GOAL = 0.5
 
@@ -26,6 +26,9 @@ class NoisyMountainCar:
     reward_scale: float = 10.0
     n_actions: int = 3
     bounds: None = None
+
+    def __post_init__(self) -> None:
+        check_noise(self.noise)
 
     def reset(self, n: int, generator: np.random.Generator) -> States:
         """At rest near the bottom of the valley."""

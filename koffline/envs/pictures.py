@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float, UInt8
@@ -10,15 +11,25 @@ from jaxtyping import Float, UInt8
 from koffline.envs.boxes import BoxWorld
 from koffline.envs.mountain_car import NoisyMountainCar
 from koffline.envs.pole import FORCES, NoisyPole
-from koffline.envs.puddle_world import GOAL, PuddleWorld, puddle_depth
+from koffline.envs.puddle_world import GOAL, RADIUS, PuddleWorld, puddle_depth
 
 Picture = UInt8[np.ndarray, "height width 3"]
 Canvas = Float[np.ndarray, "height width 3"]
 Mask = Float[np.ndarray, "height width"]
+Color = tuple[int, int, int]
 
 SIZE = 320  # pixels
 _PAPER, _INK, _GREY = (250, 249, 246), (40, 44, 52), (190, 190, 186)
 _WATER, _GOAL, _AGENT, _WOOD = (58, 110, 165), (96, 168, 92), (214, 84, 54), (183, 140, 92)
+_EDGE = 1.3  # pixels from within a shape to without
+
+
+class View(NamedTuple):
+    """World coordinates of the pixels' centres, the first row at the top, and the width of a pixel."""
+
+    x: Mask
+    y: Mask
+    pixel: float
 
 
 def draw_world(world: BoxWorld, state: Float[np.ndarray, " 2"], action: int | None = None) -> Picture:
@@ -35,60 +46,85 @@ def draw_world(world: BoxWorld, state: Float[np.ndarray, " 2"], action: int | No
 
 
 def _puddles(state: np.ndarray) -> Canvas:
-    x, y = _pixels(0.0, 1.0, 0.0, 1.0)
-    canvas = _blank()
-    points = np.stack([x.ravel(), y.ravel()], axis=1)
-    depth = puddle_depth(points).reshape(x.shape)
-    _paint(canvas, _WATER, np.clip(depth / 0.1, 0.0, 1.0) * 0.85 + 0.15 * (depth > 0))
-    _paint(canvas, _GOAL, _inside(GOAL - x - y))
-    _paint(canvas, _INK, _disc(x, y, state, 0.026))
-    _paint(canvas, _AGENT, _disc(x, y, state, 0.02))
+    view, canvas = _square(), _empty_puddles().copy()
+    _paint(canvas, _INK, _inside(_distance(view, state, state) - 0.026, view))
+    _paint(canvas, _AGENT, _inside(_distance(view, state, state) - 0.02, view))
+    return canvas
+
+
+@lru_cache(maxsize=1)
+def _square() -> View:
+    return _view(0.0, 0.0, 1.0)
+
+
+@lru_cache(maxsize=1)
+def _empty_puddles() -> Canvas:
+    view, canvas = _square(), _blank()
+    depth = puddle_depth(np.stack([view.x.ravel(), view.y.ravel()], axis=1)).reshape(view.x.shape)
+    _paint(canvas, _WATER, 0.85 * depth / RADIUS + 0.15 * (depth > 0))
+    _paint(canvas, _GOAL, _inside((GOAL - view.x - view.y) / np.sqrt(2.0), view))
     return canvas
 
 
 def _pole(state: np.ndarray, action: int | None) -> Canvas:
-    x, y = _pixels(-1.0, 1.0, -0.6, 1.4)
-    canvas = _blank()
-    _paint(canvas, _GREY, _inside(np.abs(y + 0.17) - 0.006))
-    _paint(canvas, _INK, _inside(np.maximum(np.abs(x) - 0.28, np.abs(y + 0.08) - 0.08)))
-    tip = np.array([np.sin(state[0]), np.cos(state[0])])
-    _paint(canvas, _WOOD, _inside(_segment(x, y, np.zeros(2), tip) - 0.035))
-    _paint(canvas, _AGENT, _disc(x, y, np.zeros(2), 0.04))
-    push = 0 if action is None else np.sign(FORCES[action])
+    view, canvas = _stage(), _empty_stage().copy()
+    foot, tip = np.zeros(2), np.array([np.sin(state[0]), np.cos(state[0])])
+    _paint(canvas, _WOOD, _inside(_distance(view, foot, tip) - 0.035, view))
+    _paint(canvas, _AGENT, _inside(_distance(view, foot, foot) - 0.04, view))
+    push = 0.0 if action is None else float(np.sign(FORCES[action]))
     if push:
-        start = np.array([-0.32 * push, -0.08])
-        shaft = _segment(x, y, start - [0.22 * push, 0.0], start)
-        _paint(canvas, _AGENT, _inside(shaft - 0.015))
-        ahead = (x - start[0]) * push
-        head = np.maximum(np.abs(y + 0.08) + 0.6 * ahead - 0.02, -0.06 - ahead)
-        _paint(canvas, _AGENT, _inside(head))
+        _arrow(canvas, view, np.array([-0.56 * push, -0.08]), np.array([-0.31 * push, -0.08]), _AGENT)
+    return canvas
+
+
+@lru_cache(maxsize=1)
+def _stage() -> View:
+    return _view(-1.1, -0.5, 2.2)
+
+
+@lru_cache(maxsize=1)
+def _empty_stage() -> Canvas:
+    view, canvas = _stage(), _blank()
+    _paint(canvas, _GREY, _inside(np.abs(view.y + 0.17) - 0.008, view))
+    _paint(canvas, _INK, _inside(np.maximum(np.abs(view.x) - 0.28, np.abs(view.y + 0.08) - 0.08), view))
     return canvas
 
 
 def _valley(state: np.ndarray, action: int | None) -> Canvas:
-    x, y = _pixels(-1.25, 0.65, -0.1, 1.8)
-    canvas = _blank()
-    ground = _height(x)
-    _paint(canvas, _GREY, _inside(y - ground))
-    slope = 1.35 * np.cos(3.0 * x)
-    _paint(canvas, _INK, _inside(np.abs(y - ground) / np.sqrt(1.0 + slope**2) - 0.012))
-    flag = np.array([0.5, _height(0.5)])
-    _paint(canvas, _INK, _inside(_segment(x, y, flag, flag + np.array([0.0, 0.42])) - 0.008))
-    pennant = np.maximum(np.abs(y - flag[1] - 0.34) - 0.08, np.abs(x - flag[0] - 0.065) - 0.055)
-    _paint(canvas, _GOAL, _inside(pennant))
-    steep = 1.35 * np.cos(3.0 * state[0])
-    way = np.array([1.0, steep]) / np.hypot(1.0, steep)
+    view, canvas = _hills(), _empty_hills().copy()
+    way = np.array([1.0, 1.35 * np.cos(3.0 * state[0])])
+    way /= np.linalg.norm(way)
     up = np.array([-way[1], way[0]])
     foot = np.array([state[0], _height(state[0])])
     centre = foot + 0.1 * up
-    along = (x - centre[0]) * way[0] + (y - centre[1]) * way[1]
-    across = (x - centre[0]) * up[0] + (y - centre[1]) * up[1]
-    _paint(canvas, _AGENT, _inside(np.maximum(np.abs(along) - 0.1, np.abs(across) - 0.05)))
+    along = (view.x - centre[0]) * way[0] + (view.y - centre[1]) * way[1]
+    across = (view.x - centre[0]) * up[0] + (view.y - centre[1]) * up[1]
+    _paint(canvas, _AGENT, _inside(np.maximum(np.abs(along) - 0.1, np.abs(across) - 0.05), view))
     for side in (-0.06, 0.06):
-        _paint(canvas, _INK, _disc(x, y, foot + 0.045 * up + side * way, 0.035))
+        wheel = foot + 0.045 * up + side * way
+        _paint(canvas, _INK, _inside(_distance(view, wheel, wheel) - 0.035, view))
     if action is not None and action != 1:
-        gone = centre + 0.12 * up
-        _paint(canvas, _INK, _inside(_segment(x, y, gone, gone + (action - 1) * 0.14 * way) - 0.012))
+        over, push = centre + 0.13 * up, (action - 1) * way
+        _arrow(canvas, view, over - 0.09 * push, over + 0.13 * push, _AGENT)
+    return canvas
+
+
+@lru_cache(maxsize=1)
+def _hills() -> View:
+    return _view(-1.25, -0.1, 1.9)
+
+
+@lru_cache(maxsize=1)
+def _empty_hills() -> Canvas:
+    view, canvas = _hills(), _blank()
+    above, steep = view.y - _height(view.x), 1.35 * np.cos(3.0 * view.x)
+    distance = above / np.sqrt(1.0 + steep**2)  # to first order
+    _paint(canvas, _GREY, _inside(distance, view))
+    _paint(canvas, _INK, _inside(np.abs(distance) - 0.012, view))
+    foot = np.array([0.5, _height(0.5)])
+    _paint(canvas, _INK, _inside(_distance(view, foot, foot + np.array([0.0, 0.42])) - 0.008, view))
+    pennant = np.maximum(np.abs(view.y - foot[1] - 0.34) - 0.08, np.abs(view.x - foot[0] - 0.065) - 0.055)
+    _paint(canvas, _GOAL, _inside(pennant, view))
     return canvas
 
 
@@ -97,33 +133,42 @@ def _height(position: Any) -> Any:
     return 0.45 * np.sin(3.0 * position) + 0.55
 
 
-def _pixels(left: float, right: float, bottom: float, top: float) -> tuple[Mask, Mask]:
-    """World coordinates (x, y) of all pixels, the first row at the top."""
-    columns = left + (np.arange(SIZE) + 0.5) * (right - left) / SIZE
-    rows = top - (np.arange(SIZE) + 0.5) * (top - bottom) / SIZE
-    x, y = np.meshgrid(columns, rows)
-    return x, y
+def _arrow(canvas: Canvas, view: View, start: np.ndarray, end: np.ndarray, color: Color) -> None:
+    way = (end - start) / np.linalg.norm(end - start)
+    _paint(canvas, color, _inside(_distance(view, start, end - 0.05 * way) - 0.014, view))
+    back = (end[0] - view.x) * way[0] + (end[1] - view.y) * way[1]  # how far behind the point
+    beside = np.abs((view.x - end[0]) * way[1] - (view.y - end[1]) * way[0])
+    _paint(canvas, color, _inside(np.maximum(beside - 0.6 * back, back - 0.08), view))
+
+
+def _view(left: float, bottom: float, side: float) -> View:
+    """A square part of the world, its lower left corner and its side."""
+    places = (np.arange(SIZE) + 0.5) * side / SIZE
+    x, y = np.meshgrid(left + places, bottom + side - places)
+    return View(x, y, side / SIZE)
 
 
 def _blank() -> Canvas:
     return np.tile(np.asarray(_PAPER, dtype=np.float64), (SIZE, SIZE, 1))
 
 
-def _paint(canvas: Canvas, color: tuple[int, int, int], mask: Mask) -> None:
-    canvas += mask[..., None] * (np.asarray(color) - canvas)
+def _paint(canvas: Canvas, color: Color, mask: Mask) -> None:
+    """Blend a color in, only where the mask is not zero: most shapes are small."""
+    rows, columns = np.flatnonzero(mask.any(axis=1)), np.flatnonzero(mask.any(axis=0))
+    if len(rows):
+        part = np.s_[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1]
+        canvas[part] += mask[part][..., None] * (np.asarray(color) - canvas[part])
 
 
-def _inside(distance: Mask, edge: float = 0.004) -> Mask:
-    """1 where a signed distance is negative, 0 where it is positive, soft over an edge."""
-    return np.clip(0.5 - distance / (2.0 * edge), 0.0, 1.0)
+def _inside(distance: Mask, view: View) -> Mask:
+    """1 where a signed distance is negative, 0 where it is positive, soft over the edge."""
+    return np.clip(0.5 - distance / (_EDGE * view.pixel), 0.0, 1.0)
 
 
-def _disc(x: Mask, y: Mask, centre: np.ndarray, radius: float) -> Mask:
-    return _inside(np.hypot(x - centre[0], y - centre[1]) - radius)
-
-
-def _segment(x: Mask, y: Mask, start: np.ndarray, end: np.ndarray) -> Mask:
-    """Distance of all pixels from a segment."""
-    along = np.asarray(end, dtype=np.float64) - start
-    share = np.clip(((x - start[0]) * along[0] + (y - start[1]) * along[1]) / (along @ along), 0.0, 1.0)
-    return np.hypot(x - start[0] - share * along[0], y - start[1] - share * along[1])
+def _distance(view: View, start: np.ndarray, end: np.ndarray) -> Mask:
+    """Distance of all pixels from a segment, or from a point that is both its ends."""
+    x, y, along = view.x - start[0], view.y - start[1], end - start
+    if along.any():
+        share = np.clip((x * along[0] + y * along[1]) / (along @ along), 0.0, 1.0)
+        x, y = x - share * along[0], y - share * along[1]
+    return np.sqrt(x**2 + y**2)

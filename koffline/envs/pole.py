@@ -12,7 +12,7 @@ from typing import Literal
 
 import numpy as np
 
-from koffline.envs.world import Actions, Flags, Observations, Outcome, States
+from koffline.envs.world import Actions, Flags, Observations, Outcome, States, check_noise
 from koffline.errors import ConfigError
 
 FORCES = (-50.0, 0.0, 50.0)  # newtons
@@ -38,6 +38,7 @@ class NoisyPole:
     bounds: None = None
 
     def __post_init__(self) -> None:
+        check_noise(self.noise)
         if self.reward not in ("fall", "balance"):
             raise ConfigError(f"reward is '{self.reward}'; use 'fall' or 'balance'")
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float
 
-from koffline.envs.world import Actions, Flags, Observations, Outcome, States
+from koffline.envs.world import Actions, Flags, Observations, Outcome, States, check_noise
 
 MOVES = ((0.0, 0.05), (0.05, 0.0), (0.0, -0.05), (-0.05, 0.0))  # up, right, down, left
 PUDDLES = (((0.10, 0.75), (0.45, 0.75)), ((0.45, 0.40), (0.45, 0.80)))  # segments that puddles surround
@@ -32,6 +32,9 @@ class PuddleWorld:
     reward_scale: float = 20.0
     n_actions: int = 4
     bounds: None = None
+
+    def __post_init__(self) -> None:
+        check_noise(self.noise)
 
     def reset(self, n: int, generator: np.random.Generator) -> States:
         """Anywhere but in the goal, uniformly."""

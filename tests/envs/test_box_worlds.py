@@ -1,0 +1,210 @@
+"""The worlds of the paper's evaluation against scalar references, and what they promise about their box."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from koffline.envs.boxes import WORLDS, BoxWorld, make_world, to_unit_square, uniform_states
+from koffline.envs.mountain_car import NoisyMountainCar
+from koffline.envs.pole import NoisyPole
+from koffline.envs.puddle_world import PuddleWorld, puddle_depth
+from koffline.errors import ConfigError
+from tests.envs.reference_worlds import inverted_pendulum, mountain_car, puddle_world
+from tests.refusals import refused
+
+MOVES = ("up", "right", "down", "left")
+EACH = pytest.mark.parametrize("name", WORLDS)
+SAME = {"rtol": 1e-12, "atol": 1e-12}  # sums of a dozen numbers of order one in another order
+
+
+@pytest.fixture
+def generator():
+    return np.random.default_rng(0)
+
+
+def anywhere(world, n, generator):
+    """Points of the whole box, its corners first."""
+    corners = [(a, b) for a in (world.low[0], world.high[0]) for b in (world.low[1], world.high[1])]
+    return np.concatenate([corners, generator.uniform(world.low, world.high, size=(n - 4, 2))])
+
+
+def test_puddle_world_against_the_reference(generator):
+    world = PuddleWorld(noise=0.0)
+    state = anywhere(world, 2000, generator)
+    action = generator.integers(4, size=2000)
+    following, reward, terminated = world.step(state, action, generator)
+    for i in range(2000):
+        x, y, cost, over = puddle_world(*state[i], MOVES[action[i]])
+        np.testing.assert_allclose([*following[i], reward[i]], [x, y, cost], **SAME)
+        assert terminated[i] == over
+
+
+def test_puddle_costs_by_hand(generator):
+    # on both centre lines, 0.04 from one, at the rim, outside, 0.06 beyond the left end
+    points = [(0.2, 0.75), (0.45, 0.5), (0.2, 0.71), (0.2, 0.65), (0.9, 0.1), (0.04, 0.75)]
+    np.testing.assert_allclose(puddle_depth(np.array(points)), [0.1, 0.1, 0.06, 0.0, 0.0, 0.04], atol=1e-15)
+    # the worst step of all costs 1 + 400 · 0.1
+    _, reward, _ = PuddleWorld(noise=0.0).step(np.array([[0.2, 0.70]]), np.array([0]), generator)
+    assert reward[0] == pytest.approx(-41.0)
+
+
+def test_pole_against_the_reference(generator):
+    world = NoisyPole(noise=0.0)
+    state = anywhere(world, 2000, generator)
+    action = generator.integers(3, size=2000)
+    following, reward, terminated = world.step(state, action, generator)
+    _, alive, _ = NoisyPole(noise=0.0, reward="balance").step(state, action, generator)
+    for i in range(2000):
+        angle, velocity, fallen = inverted_pendulum(*state[i], (-50.0, 0.0, 50.0)[action[i]])
+        kept = (min(max(angle, -math.pi / 2), math.pi / 2), min(max(velocity, -4.0), 4.0))
+        np.testing.assert_allclose(following[i], kept, **SAME)
+        assert (terminated[i], reward[i], alive[i]) == (fallen, -float(fallen), 1.0 - float(fallen))
+    assert 50 < terminated.sum() < 1000  # both kinds were seen
+
+
+def test_mountain_car_against_the_reference(generator):
+    world = NoisyMountainCar(noise=0.0)
+    state = anywhere(world, 2000, generator)
+    action = generator.integers(3, size=2000)
+    following, reward, terminated = world.step(state, action, generator)
+    for i in range(2000):
+        x, v, over = mountain_car(*state[i], int(action[i]) - 1)
+        np.testing.assert_allclose(following[i], [x, v], **SAME)
+        assert (terminated[i], reward[i]) == (over, -1.0)
+
+
+def test_left_wall_takes_all_speed_and_the_right_end_none(generator):
+    state = np.array([[-1.19, -0.07], [0.58, 0.069], [0.49, 0.02]])
+    following, _, terminated = NoisyMountainCar(noise=0.0).step(state, np.array([0, 2, 2]), generator)
+    np.testing.assert_array_equal(following[0], [-1.2, 0.0])
+    assert following[1, 0] == 0.6
+    assert following[1, 1] > 0.06
+    np.testing.assert_array_equal(terminated, [False, True, True])
+
+
+def test_puddle_noise_is_normal_per_axis(generator):
+    start = np.tile([[0.7, 0.3]], (4000, 1))
+    following, _, _ = PuddleWorld(noise=0.02).step(start, np.full(4000, 1), generator)
+    noise = (following - [0.75, 0.3]) / 0.02
+    for axis in noise.T:
+        assert stats.kstest(axis, "norm").pvalue > 1e-3
+    # independent axes: the correlation of 4000 pairs has standard error 0.016
+    assert abs(np.corrcoef(noise.T)[0, 1]) < 4 / math.sqrt(4000)
+
+
+def test_pole_noise_is_a_uniform_force(generator):
+    start = np.tile([[0.3, 1.0]], (4000, 1))
+    following, _, _ = NoisyPole(noise=10.0).step(start, np.full(4000, 2), generator)
+    np.testing.assert_allclose(following[:, 0], 0.4, **SAME)  # the push is felt in the velocity only
+    at_rest, pushed = inverted_pendulum(0.3, 1.0, 0.0)[1], inverted_pendulum(0.3, 1.0, 1.0)[1]
+    force = (following[:, 1] - at_rest) / (pushed - at_rest)  # velocity is linear in the force
+    assert stats.kstest(force, "uniform", args=(40.0, 20.0)).pvalue > 1e-3
+
+
+def test_mountain_car_noise_jolts_the_velocity(generator):
+    start = np.tile([[-0.5, 0.01]], (4000, 1))
+    following, _, _ = NoisyMountainCar(noise=0.002).step(start, np.full(4000, 0), generator)
+    np.testing.assert_allclose(following[:, 0], -0.5 + following[:, 1], **SAME)
+    jolt = (following[:, 1] - mountain_car(-0.5, 0.01, -1)[1]) / 0.002
+    assert stats.kstest(jolt, "norm").pvalue > 1e-3
+
+
+@EACH
+def test_no_state_ever_leaves_the_box(name, generator):
+    world = make_world(name)
+    assert isinstance(world, BoxWorld)
+    state = np.concatenate([anywhere(world, 500, generator), world.reset(500, generator)])
+    for _ in range(200):
+        action = generator.integers(world.n_actions, size=len(state))
+        state, reward, terminated = world.step(state, action, generator)
+        assert np.all((state >= world.low) & (state <= world.high))
+        assert np.all(np.isfinite(reward))
+        if name != "cart_pole":  # whose fallen states lie on the border of the box
+            np.testing.assert_array_equal(terminated, world.is_terminal(state))
+        state = np.where(terminated[:, None], world.reset(len(state), generator), state)
+
+
+@EACH
+def test_copies_do_not_touch_each_other(name, generator):
+    world = make_world(name)
+    world = type(world)(noise=0.0)
+    state = anywhere(world, 50, generator)
+    action = generator.integers(world.n_actions, size=50)
+    before = state.copy()
+    together = world.step(state, action, generator)
+    np.testing.assert_array_equal(state, before)
+    for i in range(50):
+        alone = world.step(state[i : i + 1], action[i : i + 1], generator)
+        for one, many in zip(alone, together, strict=True):
+            np.testing.assert_array_equal(one[0], many[i])
+
+
+@EACH
+def test_same_generator_same_steps(name):
+    world = make_world(name)
+    runs = []
+    for _ in range(2):
+        generator = np.random.default_rng(5)
+        state = uniform_states(world, 20, generator)
+        runs.append((state, *world.step(state, np.zeros(20, dtype=np.int64), generator)))
+    for one, other in zip(*runs, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+@EACH
+def test_uniform_states_go_on_and_fill_what_is_left_of_the_box(name, generator):
+    world = make_world(name)
+    states = uniform_states(world, 20_000, generator)
+    assert states.shape == (20_000, 2)
+    assert not world.is_terminal(states).any()
+    # a 10 × 10 histogram of the part that has no terminal corner is flat
+    edges = [np.linspace(low, high, 11) for low, high in zip(world.low, world.high, strict=True)]
+    counts, _, _ = np.histogram2d(*states.T, bins=edges)
+    corners = np.stack(np.meshgrid(edges[0][1:], edges[1][1:], indexing="ij"), axis=-1).reshape(-1, 2)
+    whole = ~world.is_terminal(corners - 1e-9).reshape(10, 10)
+    assert whole.sum() >= 85
+    assert stats.chisquare(counts[whole]).pvalue > 1e-3
+    with pytest.raises(ConfigError, match="n is 0; give a positive number"):
+        uniform_states(world, 0, generator)
+
+
+@EACH
+def test_episodes_start_where_they_go_on(name, generator):
+    world = make_world(name)
+    start = world.reset(2000, generator)
+    assert not world.is_terminal(start).any()
+    assert world.observe(start).dtype == np.float32
+    np.testing.assert_allclose(world.observe(start), start, rtol=1e-6)
+
+
+def test_the_unit_square_is_the_box():
+    for name in WORLDS:
+        world = make_world(name)
+        middle = (np.asarray(world.low) + np.asarray(world.high)) / 2
+        points = to_unit_square(world, np.array([world.low, middle, world.high]))
+        np.testing.assert_allclose(points, [[0, 0], [0.5, 0.5], [1, 1]], atol=1e-15)
+
+
+def test_worlds_are_found_by_name_and_by_id():
+    assert make_world("puddle_world") == make_world("koffline/PuddleWorld-v0") == PuddleWorld()
+    assert make_world("koffline/NoisyPole-v0") == NoisyPole()
+    with pytest.raises(ConfigError, match=r"no world 'mountain-car'; did you mean mountain_car\?"):
+        make_world("mountain-car")
+    with pytest.raises(ConfigError, match="known are puddle_world, cart_pole"):
+        make_world("xyz")
+
+
+@EACH
+@pytest.mark.parametrize("noise", [-1.0, math.nan, math.inf])
+def test_noise_that_makes_no_sense_is_refused(name, noise):
+    with pytest.raises(ConfigError, match=r"noise is .*; give a number that is not negative"):
+        WORLDS[name](noise=noise)
+
+
+def test_an_unknown_reward_of_the_pole_is_refused():
+    with refused(ConfigError, "reward is 'penalty'; use 'fall' or 'balance'"):
+        NoisyPole(reward="penalty")
