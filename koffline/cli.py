@@ -58,6 +58,7 @@ class LazyGroup(KofflineGroup):
     """Commands that live in other modules are imported when they are asked for."""
 
     lazy: ClassVar = {
+        "build": ("koffline.builders.command", "build"),
         "data": ("koffline.data.commands", "data"),
         "evaluate": ("koffline.ope.command", "evaluate"),
         "reproduce": ("koffline.experiments.command", "reproduce"),

@@ -9,6 +9,7 @@ from jaxtyping import install_import_hook
 _CHECKED = (
     "batches",
     "bellman",
+    "builders",
     "checkpoints",
     "data",
     "dual_objectives",

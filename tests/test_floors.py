@@ -32,6 +32,7 @@ FLOORS = {
     "fitting": 2,
     "solvers": 2,
     "config": 2,  # settings are read by floor 3 and made by floor 4
+    "builders": 3,
     "ope": 3,
     "algos": 3,
     "report": 4,

@@ -132,7 +132,7 @@ def write_transitions(
     from koffline.data.npz import write_npz
 
     name = os.fspath(target)
-    chosen = _format_of(name, format)
+    chosen = target_format(name, format)
     if chosen == "minari":
         _write_minari(transitions, name, force)
     else:
@@ -141,7 +141,8 @@ def write_transitions(
     return Written(name, chosen)
 
 
-def _format_of(target: str, asked: str | None) -> str:
+def target_format(target: str, asked: str | None) -> str:
+    """The format asked for, else the one that the target's name tells. Raises DataError."""
     from koffline.data.minari import PREFIX
 
     if asked is not None and asked not in FORMATS:

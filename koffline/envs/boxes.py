@@ -49,13 +49,18 @@ WORLDS: dict[str, type[BoxWorld]] = {
 
 def make_world(name: str) -> BoxWorld:
     """The world of a name or a Gymnasium id, with its default noise. Raises ConfigError."""
+    return WORLDS[world_name(name)]()
+
+
+def world_name(name: str) -> str:
+    """The name of a world from itself or its Gymnasium id. Raises ConfigError."""
     key = {identifier: key for key, identifier in GYMNASIUM_IDS.items()}.get(name, name)
     if key not in WORLDS:
         known = [*WORLDS, *GYMNASIUM_IDS.values()]
         near = get_close_matches(name, known, 1)
         hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}"
         raise ConfigError(f"there is no world '{name}'; {hint}")
-    return WORLDS[key]()
+    return key
 
 
 def uniform_states(world: BoxWorld, n: int, generator: np.random.Generator) -> Float[np.ndarray, "copy d"]:

@@ -13,10 +13,10 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from koffline.batches import Table
-from koffline.envs.boxes import BoxWorld, make_world, to_unit_square, uniform_states
-from koffline.envs.rollouts import draw_actions
+from koffline.builders.target_policy import learn_grid_policy
+from koffline.builders.uniform import draw_uniform_tuples
+from koffline.envs.boxes import BoxWorld, make_world, to_unit_square
 from koffline.errors import ConfigError
-from koffline.experiments.target_policy import learn_target_policy
 from koffline.experiments.truth import Probabilities, StateValues, grid_values, monte_carlo_values
 
 GAMMA = 0.98  # (Feng et al. 2019, sec:exp_eval)
@@ -136,7 +136,7 @@ class Problem:
 def build_problem(settings: ProblemSettings) -> Problem:
     """Learn the target policy, draw the logs, find both truths; some seconds to a minute."""
     world = settings.build_world()
-    policy = learn_target_policy(settings.world)
+    policy = learn_grid_policy(settings.world)
     streams = [np.random.default_rng(s) for s in np.random.SeedSequence(settings.seed).spawn(5)]
     log = draw_tuples(world, policy, settings.rows, streams[0])
     held_out = draw_tuples(world, policy, settings.held_out_rows, streams[1])
@@ -152,10 +152,8 @@ def build_problem(settings: ProblemSettings) -> Problem:
 
 def draw_tuples(world: BoxWorld, policy: Probabilities, n: int, generator: np.random.Generator) -> Tuples:
     """n independent tuples of the policy from uniform states."""
-    states = uniform_states(world, n, generator)
-    actions = draw_actions(policy, world.observe(states), generator)
-    outcome = world.step(states, actions, generator)
-    return Tuples(states, outcome.reward, outcome.state, outcome.terminated)
+    drawn = draw_uniform_tuples(world, policy, n, generator)
+    return Tuples(drawn.states, drawn.outcome.reward, drawn.outcome.state, drawn.outcome.terminated)
 
 
 def _draw_backups(

@@ -1,0 +1,67 @@
+"""A d3rlpy DQN as a second source of target policies, trained offline on tuples with uniform states."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+
+from koffline.data.d3rlpy_import import import_d3rlpy
+from koffline.data.transitions import Transitions
+from koffline.fitting import threads
+
+TUPLES = 20_000
+
+
+def train_dqn(
+    log: Transitions,
+    gamma: float,
+    steps: int,
+    seed: int,
+    path: Path,
+    progress: Callable[[int], None] | None = None,
+) -> None:
+    """Fit d3rlpy's double DQN on a log with discrete actions and save it as a .d3 file.
+
+    Observations and rewards are standardised by the model's own scalers. The same seed on the same machine
+    gives the same weights.
+    """
+    d3rlpy = import_d3rlpy()
+    from koffline.data.replay import ColumnarReplayBuffer
+
+    d3rlpy.seed(seed)
+    np.random.seed(seed)  # noqa: NPY002  (d3rlpy draws from numpy's global state)
+    algo = d3rlpy.algos.DoubleDQNConfig(
+        gamma=gamma,
+        batch_size=128,
+        learning_rate=1e-3,
+        target_update_interval=200,
+        observation_scaler=d3rlpy.preprocessing.StandardObservationScaler(),
+        reward_scaler=d3rlpy.preprocessing.StandardRewardScaler(),
+    ).create(device="cpu")
+    with threads(1), _quiet():
+        algo.fit(
+            ColumnarReplayBuffer(log),
+            n_steps=steps,
+            n_steps_per_epoch=steps,
+            logger_adapter=d3rlpy.logging.NoopAdapterFactory(),
+            show_progress=False,
+            callback=None if progress is None else lambda _, __, step: progress(step),
+        )
+    algo.save(str(path))
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Without d3rlpy's log lines, which go to stdout."""
+    import structlog
+
+    before = structlog.get_config()
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+    try:
+        yield
+    finally:
+        structlog.configure(**before)

@@ -1,0 +1,100 @@
+"""Independent tuples with states uniform over a world's state space: the paper's evaluation data.
+
+(Feng et al. 2019, sec:exp_eval)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from koffline.data.transitions import Discrete, Metadata, Transitions
+from koffline.envs.boxes import BoxWorld, make_world, uniform_states
+from koffline.envs.registration import GYMNASIUM_IDS
+from koffline.envs.rollouts import draw_actions
+from koffline.envs.tsitsiklis import FEATURES, tsitsiklis_van_roy
+from koffline.envs.world import Actions, Outcome, States
+from koffline.errors import ConfigError
+from koffline.policies.base import DiscretePolicy
+from koffline.policies.loading import as_policy
+
+CHAIN = "chain"
+
+
+@dataclass(frozen=True, eq=False)
+class UniformTuples:
+    """n tuples as the world sees them: states (n, d) in double precision."""
+
+    states: States
+    actions: Actions
+    outcome: Outcome
+
+
+def draw_uniform_tuples(
+    world: BoxWorld, policy: Any, n: int, generator: np.random.Generator
+) -> UniformTuples:
+    """s uniform where episodes go on, a ~ policy(s), one step of the world."""
+    states = uniform_states(world, n, generator)
+    actions = draw_actions(policy, world.observe(states), generator)
+    return UniformTuples(states, actions, world.step(states, actions, generator))
+
+
+def build_uniform(
+    world: BoxWorld | str, policy: Any, n: int, generator: np.random.Generator, gamma: float | None = 0.98
+) -> Transitions:
+    """n independent tuples with the policy's log-probabilities; observations are states in native units.
+
+    world: an object, its name or its Gymnasium id. policy: what `koffline.load_policy` takes, or a callable.
+    Raises ConfigError, and PolicyError for a policy that does not fit.
+    """
+    world = _world_of(world) if isinstance(world, str) else world
+    assert world.n_actions is not None
+    space = Discrete(world.n_actions)
+    fitting = as_policy(policy, space, (len(world.low),))
+    assert isinstance(fitting, DiscretePolicy)
+    drawn = draw_uniform_tuples(world, fitting, n, generator)
+    observations = world.observe(drawn.states)
+    taken = fitting.probabilities(observations)[np.arange(n), drawn.actions]
+    return Transitions(
+        observations=observations,
+        actions=drawn.actions,
+        rewards=drawn.outcome.reward,
+        next_observations=world.observe(drawn.outcome.state),
+        terminated=drawn.outcome.terminated,
+        truncated=np.zeros(n, dtype=bool),
+        action_space=space,
+        behavior_log_probabilities=np.log(taken),
+        metadata=Metadata(gamma=gamma, extra={"task": type(world).__name__, "states": "uniform"}),
+    )
+
+
+def build_chain(n: int, generator: np.random.Generator) -> Transitions:
+    """n independent tuples of the modified Tsitsiklis–Van Roy chain; observations are its features (3,).
+
+    (Feng et al. 2019, fig:toy_diverge)
+    """
+    if n < 1:
+        raise ConfigError(f"n is {n}; give a positive number of tuples")
+    features = np.asarray(FEATURES, dtype=np.float32)
+    sample = tsitsiklis_van_roy().sample_transitions(n, np.ones((5, 1)), generator)
+    return Transitions(
+        observations=features[sample.states],
+        actions=sample.actions,
+        rewards=sample.rewards,
+        next_observations=features[sample.next_states],
+        terminated=sample.terminated,
+        truncated=sample.truncated,
+        action_space=Discrete(1),
+        behavior_log_probabilities=np.zeros(n),
+        metadata=Metadata(extra={"task": "Tsitsiklis-Van Roy chain", "states": "uniform"}),
+    )
+
+
+def _world_of(name: str) -> BoxWorld:
+    try:
+        return make_world(name)
+    except ConfigError as error:
+        known = ", ".join((*GYMNASIUM_IDS.values(), CHAIN))
+        raise ConfigError(f"{error}. Uniform states need a world whose state can be set: {known}") from None
