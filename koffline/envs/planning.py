@@ -12,7 +12,10 @@ ActionValues = Float[np.ndarray, "state action"]
 
 
 def value_iteration(mdp: FiniteMDP, gamma: float, tolerance: float = 1e-8) -> ActionValues:
-    """Optimal action values (S, A) within ``tolerance``, zero on terminal states. Raises ConfigError."""
+    """Optimal action values (S, A) within ``tolerance`` or, where they are too large for that, rounding.
+
+    Zero on terminal states. Raises ConfigError.
+    """
     if not 0.0 <= gamma < 1.0:
         raise ConfigError(f"gamma is {gamma}; value iteration needs it in [0, 1)")
     gain = np.einsum("sat,sat->sa", mdp.transition, mdp.reward)
@@ -24,7 +27,8 @@ def value_iteration(mdp: FiniteMDP, gamma: float, tolerance: float = 1e-8) -> Ac
         following = action_values.max(axis=1)
         gap = np.abs(following - values).max()
         values = following
-        if gap * gamma <= tolerance * (1.0 - gamma):
+        rounding = 4.0 * np.finfo(np.float64).eps * np.abs(values).max()
+        if gap * gamma <= max(tolerance * (1.0 - gamma), rounding):
             return action_values
 
 
