@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from difflib import get_close_matches
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import gymnasium
 import numpy as np
@@ -25,6 +25,7 @@ class CopiesStep(NamedTuple):
     truncated: np.ndarray
 
 
+@runtime_checkable
 class Copies(Protocol):
     """See the module's docstring. Nothing is reset by itself."""
 

@@ -62,8 +62,9 @@ def build_rollouts(
 ) -> Transitions:
     """Whole episodes, with the log-probability that the policy of each episode gave to each action.
 
-    policies: what `koffline.load_policy` takes, or callables, one per weight. Log-probabilities are stored where
-    all policies have discrete actions; continuous actions are clipped to the action space. progress hears how many episodes are done.
+    policies: what `koffline.load_policy` takes, or callables, one per weight. Log-probabilities are stored
+    where all policies have discrete actions; continuous actions are clipped to the action space.
+    progress hears how many episodes are done.
     Raises ConfigError, and PolicyError for a policy that does not fit.
     """
     with RolloutPlayer(settings, policies) as player:

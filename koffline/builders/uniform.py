@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Any
 
 import numpy as np
@@ -93,8 +94,9 @@ def build_chain(n: int, generator: np.random.Generator) -> Transitions:
 
 
 def _world_of(name: str) -> BoxWorld:
-    try:
+    known = [*GYMNASIUM_IDS.values(), *GYMNASIUM_IDS, CHAIN]
+    if name in known:
         return make_world(name)
-    except ConfigError as error:
-        known = ", ".join((*GYMNASIUM_IDS.values(), CHAIN))
-        raise ConfigError(f"{error}. Uniform states need a world whose state can be set: {known}") from None
+    near = get_close_matches(name, known, 1, cutoff=0.8)
+    hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(known[:3])} and {CHAIN}"
+    raise ConfigError(f"'{name}' is no world whose state can be set, as uniform states need; {hint}")

@@ -1,0 +1,136 @@
+import json
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+import koffline
+from koffline.cli import cli
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+    def call(*arguments):
+        return CliRunner().invoke(cli, ["build", *arguments], prog_name="koffline")
+
+    return call
+
+
+UNIFORM = ("uniform", "--env", "koffline/PuddleWorld-v0", "--n", "30", "--policy", "uniform")
+ROLLOUTS = ("rollouts", "--env", "CartPole-v1", "--policy", "uniform", "--episodes", "5", "--time-limit", "8")
+
+
+def test_uniform_writes_a_log_and_its_entry(run, tmp_path):
+    for name in ("a.hdf5", "b.hdf5"):
+        done = run(*UNIFORM, "--out", name)
+        assert done.exit_code == 0, done.output
+    assert (tmp_path / "a.hdf5").read_bytes() == (tmp_path / "b.hdf5").read_bytes()
+    log = koffline.open_transitions(tmp_path / "a.hdf5")
+    assert (len(log), log.has_episodes, log.metadata.gamma) == (30, False, 0.98)
+    entries = json.loads((tmp_path / "manifest.json").read_text())
+    assert set(entries) == {"a.hdf5", "b.hdf5"}
+    assert entries["a.hdf5"]["content_sha256"] == log.sha256
+    assert entries["a.hdf5"]["seed"] == 0
+    assert set(entries["a.hdf5"]["files"]) == {"a.hdf5"}
+
+
+def test_rollouts_can_be_evaluated_and_converted_formats_agree(run, tmp_path, monkeypatch):
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "minari"))
+    for target in ("log.hdf5", "log.npz", "minari:pole/mixed-v0"):
+        done = run(*ROLLOUTS, "--out", target)
+        assert done.exit_code == 0, done.output
+    logs = [koffline.open_transitions(target) for target in ("log.hdf5", "log.npz", "minari:pole/mixed-v0")]
+    assert len({log.sha256 for log in logs[:2]}) == 1
+    np.testing.assert_array_equal(logs[0].observations, logs[2].observations)
+    np.testing.assert_array_equal(logs[0].truncated, logs[2].truncated)
+    estimate = koffline.evaluate(
+        logs[0], "uniform", gamma=0.9, steps=40, full_replicas=1, resampled_replicas=2
+    )
+    assert np.isfinite(estimate.value)
+    assert not list(tmp_path.glob("*.parts"))
+
+
+def test_policies_are_files_that_a_build_takes(run, tmp_path):
+    assert run("policy", "--env", "koffline/NoisyPole-v0", "--out", "a.npz").exit_code == 0
+    assert run("policy", "--env", "cart_pole", "--out", "b.npz").exit_code == 0
+    assert (tmp_path / "a.npz").read_bytes() == (tmp_path / "b.npz").read_bytes()
+    done = run(
+        "uniform", "--env", "koffline/NoisyPole-v0", "--n", "9", "--policy", "a.npz", "--out", "c.hdf5"
+    )
+    assert done.exit_code == 0, done.output
+
+
+@pytest.mark.filterwarnings("ignore")  # d3rlpy's own, while it trains
+def test_a_dqn_is_a_policy_too(run, tmp_path):
+    world = ("--env", "koffline/NoisyPole-v0")
+    done = run("policy", *world, "--source", "dqn", "--steps", "5", "--out", "p.d3")
+    assert done.exit_code == 0, done.output
+    assert done.output == "p.d3: a policy for koffline/NoisyPole-v0\n"
+    done = run(
+        "rollouts", *world, "--policy", "p.d3", "--episodes", "2", "--time-limit", "3", "--out", "r.hdf5"
+    )
+    assert done.exit_code == 0, done.output
+
+
+BAD = {
+    "no rows": (*UNIFORM[:4], "0", *UNIFORM[5:], "--out", "x.hdf5"),
+    "unknown world": (
+        "uniform",
+        "--env",
+        "CartPole-v1",
+        "--n",
+        "3",
+        "--policy",
+        "uniform",
+        "--out",
+        "x.hdf5",
+    ),
+    "no policy": (*UNIFORM[:5], "--out", "x.hdf5"),
+    "missing policy": (*UNIFORM[:5], "--policy", "nowhere.npz", "--out", "x.hdf5"),
+    "unknown format": (*UNIFORM, "--out", "x.log"),
+    "missing folder": (*UNIFORM, "--out", "nowhere/x.hdf5"),
+    "negative seed": (*UNIFORM, "--seed", "-1", "--out", "x.hdf5"),
+    "existing": (*UNIFORM, "--out", "there.hdf5"),
+    "existing rollouts": (*ROLLOUTS, "--out", "there.hdf5"),
+    "broken manifest": (*UNIFORM, "--out", "x.hdf5", "--manifest", "broken.json"),
+    "manifest nowhere": (*UNIFORM, "--out", "x.hdf5", "--manifest", "nowhere/m.json"),
+    "no episodes": (*ROLLOUTS[:6], "0", "--out", "x.hdf5"),
+    "unknown environment": (
+        "rollouts",
+        "--env",
+        "Cart",
+        "--policy",
+        "uniform",
+        "--episodes",
+        "1",
+        "--out",
+        "x.hdf5",
+    ),
+    "weights": (*ROLLOUTS, "--weight", "1", "--weight", "2", "--out", "x.hdf5"),
+    "gamma": (*ROLLOUTS, "--gamma", "1", "--out", "x.hdf5"),
+    "policy exists": ("policy", "--env", "cart_pole", "--out", "there.hdf5"),
+    "policy world": ("policy", "--env", "CartPole-v1", "--out", "x.npz"),
+    "policy temperature": ("policy", "--env", "cart_pole", "--temperature", "0", "--out", "x.npz"),
+    "policy steps": ("policy", "--env", "cart_pole", "--source", "dqn", "--steps", "0", "--out", "x.d3"),
+}
+
+
+@pytest.mark.parametrize("arguments", BAD.values(), ids=BAD)
+def test_bad_input_is_one_line_and_leaves_nothing(run, tmp_path, arguments):
+    (tmp_path / "there.hdf5").write_bytes(b"mine")
+    (tmp_path / "broken.json").write_text("[]")
+    before = sorted(tmp_path.iterdir())
+    done = run(*arguments)
+    assert done.exit_code == 2, done.output
+    assert done.stdout == ""
+    assert done.stderr.startswith("error: ")
+    assert done.stderr.count("\n") == 1
+    assert sorted(tmp_path.iterdir()) == before
+    assert (tmp_path / "there.hdf5").read_bytes() == b"mine"
+
+
+def test_help_has_examples(run):
+    for command in ("uniform", "rollouts", "policy"):
+        assert "Examples:" in run(command, "--help").output

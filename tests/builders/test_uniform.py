@@ -1,0 +1,78 @@
+import numpy as np
+import pytest
+
+from koffline.builders import build_chain, build_uniform, learn_grid_policy
+from koffline.envs.boxes import GYMNASIUM_IDS, make_world
+from koffline.envs.tsitsiklis import FEATURES
+from koffline.errors import ConfigError, PolicyError
+
+
+@pytest.mark.parametrize("name", GYMNASIUM_IDS)
+def test_states_are_uniform_and_rows_are_steps_of_the_world(name):
+    world = make_world(GYMNASIUM_IDS[name])
+    policy = learn_grid_policy(name)
+    log = build_uniform(name, policy, 3000, np.random.default_rng(0))
+    assert not log.has_episodes
+    assert not log.truncated.any()
+    assert not world.is_terminal(log.observations.astype(np.float64)).any()
+    share = (log.observations - world.low) / (np.array(world.high) - world.low)
+    quarter = np.histogram2d(*share.T, bins=4, range=[[0, 1], [0, 1]])[0]
+    whole = quarter[quarter > 0.9 * np.median(quarter)]
+    # Cells without terminal states: 3000 draws over at least 12 cells scatter by 15 of 190 at most.
+    assert whole.std() < 30
+    np.testing.assert_array_equal(log.terminated, world.is_terminal(log.next_observations.astype(np.float64)))
+    chances = policy(log.observations)[np.arange(3000), log.actions]
+    np.testing.assert_allclose(np.exp(log.behavior_log_probabilities), chances, rtol=1e-5)
+    assert chances.mean() == pytest.approx((policy(log.observations) ** 2).sum(axis=1).mean(), abs=0.03)
+
+
+def test_a_noiseless_step_is_what_the_world_does():
+    from dataclasses import replace
+
+    world = replace(make_world("mountain_car"), noise=0.0)
+    log = build_uniform(world, "uniform", 200, np.random.default_rng(1))
+    x, v = log.observations.astype(np.float64).T
+    following = np.clip(v + (log.actions - 1) * 0.001 - 0.0025 * np.cos(3 * x), -0.07, 0.07)
+    place = np.clip(x + following, -1.2, 0.6)
+    following = np.where((place == -1.2) & (following < 0), 0.0, following)
+    np.testing.assert_allclose(log.next_observations, np.stack([place, following], axis=1), atol=1e-6)
+
+
+def test_the_same_seed_gives_the_same_rows():
+    first, again, other = (
+        build_uniform("cart_pole", "uniform", 50, np.random.default_rng(s)) for s in (0, 0, 1)
+    )
+    assert first.sha256 == again.sha256 != other.sha256
+
+
+def test_the_chain_moves_as_drawn():
+    log = build_chain(4000, np.random.default_rng(0))
+    features = np.asarray(FEATURES)
+    at = (log.observations[:, None] == features[None]).all(axis=2).argmax(axis=1)
+    to = (log.next_observations[:, None] == features[None]).all(axis=2).argmax(axis=1)
+    counts = np.zeros((5, 5))
+    np.add.at(counts, (at, to), 1)
+    np.testing.assert_allclose(counts.sum(axis=1)[:4], 1000, atol=110)  # four standard deviations
+    shares = counts[:4] / counts[:4].sum(axis=1, keepdims=True)
+    expected = [[0, 0.8, 0.2, 0, 0], [0, 0, 0, 0, 1], [0, 0, 0, 1, 0], [0, 0, 0, 0.95, 0.05]]
+    np.testing.assert_allclose(shares, expected, atol=0.05)
+    np.testing.assert_array_equal(log.rewards, at == 1)
+    np.testing.assert_array_equal(log.terminated, to == 4)
+
+
+def test_bad_requests_are_one_line():
+    generator = np.random.default_rng(0)
+    with pytest.raises(ConfigError, match=r"'CartPole-v1' is no world .* known are koffline/PuddleWorld-v0"):
+        build_uniform("CartPole-v1", "uniform", 5, generator)
+    with pytest.raises(ConfigError, match=r"did you mean koffline/PuddleWorld-v0\?"):
+        build_uniform("koffline/PudleWorld-v0", "uniform", 5, generator)
+    with pytest.raises(ConfigError, match="give a positive number"):
+        build_uniform("puddle_world", "uniform", 0, generator)
+    with pytest.raises(ConfigError, match="give a positive number"):
+        build_chain(0, generator)
+    with pytest.raises(PolicyError):
+        build_uniform(
+            "puddle_world", lambda observations: np.full((len(observations), 3), 1 / 3), 5, generator
+        )
+    with pytest.raises(ConfigError, match="temperature"):
+        learn_grid_policy("puddle_world", temperature=0.0)
