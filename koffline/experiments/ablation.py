@@ -1,7 +1,8 @@
 """What the K-loss depends on: one change at a time from a base, on all three worlds.
 
 Groups: bandwidth, kernel family, statistic (U, V, mixtures, residual gradient), batch size, reward scale,
-output offset, transition noise (K-loss beside RG), and the pole's reward.
+output offset, GTD2's second learning rate, transition noise (K-loss beside RG), and the pole's reward.
+Three seeds, two learning rates, half the epochs of the figures.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from koffline.dual_objectives import DualObjective, GradientTD2
 from koffline.envs.boxes import make_world
 from koffline.experiments.cells import Cell, TrainingSettings
 from koffline.experiments.settings import Scale
@@ -45,10 +47,13 @@ def ablation_variants(scale: Scale) -> list[Variant]:
 
 def _variants_of(world: str, scale: Scale) -> Iterator[Variant]:
     problem = replace(scale.problem(world), truth_repeats=20 if scale.quick else 50)
-    training = replace(scale.training(world), learning_rates=_RATES, seeds=_SEEDS)
+    whole = scale.training(world)
+    training = replace(whole, learning_rates=_RATES, seeds=_SEEDS, epochs=max(1, whole.epochs // 2))
     base = KernelLoss(Gaussian(BASE_BANDWIDTH))
 
-    def cell(objective: Objective, training: TrainingSettings = training, method: str = "kloss") -> Cell:
+    def cell(
+        objective: Objective | DualObjective, training: TrainingSettings = training, method: str = "kloss"
+    ) -> Cell:
         return Cell(problem, method, objective, training)
 
     for name, bandwidth in BANDWIDTHS.items():
@@ -69,6 +74,8 @@ def _variants_of(world: str, scale: Scale) -> Iterator[Variant]:
         yield Variant("reward_scale", name, cell(base, replace(training, reward_factor=factor)))
     yield Variant("offset", "none", cell(base))
     yield Variant("offset", "learned", cell(base, replace(training, offset=True)))
+    for factor in (0.1, 1.0, 10.0):
+        yield Variant("gtd2_rate", f"{factor:g}x", cell(GradientTD2(factor), method="gtd2"))
     own_noise = make_world(world).noise  # type: ignore[attr-defined]
     for factor in NOISE_FACTORS:
         noisy = problem if factor == 1.0 else replace(problem, noise=factor * own_noise)

@@ -31,7 +31,7 @@ from koffline.objectives import Objective
 from koffline.replicas import StackedMLP
 
 Read = TypeVar("Read")
-FORMAT = 1  # of the files; part of the digest
+FORMAT = 2  # of the files; part of the digest
 
 
 @dataclass(frozen=True)

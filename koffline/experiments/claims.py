@@ -156,7 +156,7 @@ def _instability(cells: Cells) -> Iterator[Claim]:
 
 def _proxies(correlations: tuple[Correlation, ...]) -> Iterator[Claim]:
     for found in correlations:
-        if found.world != "puddle_world":
+        if found.networks != "own":
             continue
         good = found.low >= GOOD_PROXY
         bad = found.high < GOOD_PROXY

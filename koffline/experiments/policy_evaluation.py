@@ -24,7 +24,8 @@ from koffline.experiments.summaries import (
 )
 
 WORLDS = {"figure-puddle": ("puddle_world",), "figure-bench": ("cart_pole", "mountain_car")}
-LOSSES = {"kloss": "kernel_loss", "l2": "l2_loss"}
+LOSSES = {"kloss": "kloss", "l2": "rg"}  # and the method that minimises it
+LOSS_CURVES = {"kloss": "kernel_loss", "l2": "l2_loss"}
 ERRORS = {"mse": "mse_monte_carlo", "bellman_error": "bellman_error"}
 
 Finished = Sequence[tuple[Cell, CellResult]]
@@ -93,22 +94,22 @@ def curves_of(finished: Finished) -> dict[str, dict[str, np.ndarray]]:
 
 
 def correlations_of(finished: Finished) -> list[Correlation]:
-    """Each loss with each error along the training of the two methods that minimise one, all rates pooled."""
+    """Each loss with each error along training, all learning rates pooled."""
     found = []
     for world in dict.fromkeys(cell.problem.world for cell, _ in finished):
-        results = [
-            r for cell, r in finished if cell.problem.world == world and cell.method in ("kloss", "rg")
-        ]
-        for loss, loss_curve in LOSSES.items():
-            for error, error_curve in ERRORS.items():
-                x, y = (
-                    np.concatenate([r.curves[c].reshape(-1, r.curves[c].shape[-1]) for r in results])
-                    for c in (loss_curve, error_curve)
-                )
-                rank = spearman_over_seeds(x, y)
-                found.append(
-                    Correlation(
-                        world, loss, error, rank.value, rank.low, rank.high, int(np.isfinite(x * y).sum())
-                    )
-                )
+        by_method = {cell.method: result for cell, result in finished if cell.problem.world == world}
+        for loss, trained in LOSSES.items():
+            for networks, methods in (("own", (trained,)), ("both", tuple(LOSSES.values()))):
+                results = [by_method[method] for method in methods]
+                for error, error_curve in ERRORS.items():
+                    x, y = (_points(results, curve) for curve in (LOSS_CURVES[loss], error_curve))
+                    rank = spearman_over_seeds(x, y)
+                    points = int(np.isfinite(x * y).sum())
+                    numbers = (rank.value, rank.low, rank.high, points)
+                    found.append(Correlation(world, loss, error, networks, *numbers))
     return found
+
+
+def _points(results: Sequence[CellResult], curve: str) -> np.ndarray:
+    """All records of all rates and runs, (points, seeds)."""
+    return np.concatenate([r.curves[curve].reshape(-1, r.curves[curve].shape[-1]) for r in results])

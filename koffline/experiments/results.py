@@ -56,11 +56,15 @@ class Row:
 
 @dataclass(frozen=True)
 class Correlation:
-    """Spearman's rank correlation of a loss with an error along training, and its interval over seeds."""
+    """Spearman's rank correlation of a loss with an error along training, and its interval over seeds.
+
+    networks: "own" are those that the method trained by this loss passed through, "both" K-loss's and RG's.
+    """
 
     world: str
     loss: str  # "kloss" or "l2"
     error: str  # "mse" or "bellman_error"
+    networks: str
     spearman: float
     low: float
     high: float
@@ -118,7 +122,7 @@ def read_results(path: Path) -> Results:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         version = content.pop("version", None)
-    except (OSError, ValueError, AttributeError) as error:
+    except (OSError, ValueError, AttributeError, TypeError) as error:
         raise ConfigError(
             f"{path} is not a results file ({_reason(error)}); delete it and run again"
         ) from None

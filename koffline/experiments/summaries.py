@@ -12,6 +12,7 @@ from koffline.experiments.cells import CellResult
 
 LAST_RECORDS = 5  # averaged into the final number of a seed: a single record of a noisy curve is luck
 LEVEL = 0.95
+_FAR = 10.0
 
 TRUTHS = {"paper": "mse_paper", "monte_carlo": "mse_monte_carlo"}
 
@@ -55,12 +56,12 @@ def best_rate_without_truth(result: CellResult) -> int:
 
 
 def diverged_seeds(result: CellResult) -> Shaped[np.ndarray, "rate seed"]:
-    """Whether a number stopped being finite, or V grew beyond any return that the rewards allow."""
+    """Whether a number stopped being finite, or V grew to ten times any return that the rewards allow."""
     with np.errstate(invalid="ignore"):
         beyond = np.nanmax(
             np.where(np.isnan(result.curves["largest_value"]), 0.0, result.curves["largest_value"]), axis=0
         )
-    return (result.diverged_at >= 0) | (beyond > result.largest_return)
+    return (result.diverged_at >= 0) | (beyond > _FAR * result.largest_return)
 
 
 def _smallest(means: Shaped[np.ndarray, " rate"]) -> int:
