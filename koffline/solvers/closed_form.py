@@ -18,7 +18,7 @@ from koffline.errors import ConfigError, DataError
 from koffline.kernels import Kernel
 from koffline.solvers.features import FeatureMap, UnitBox
 from koffline.solvers.forms import KernelMap, accumulate_forms, normalised_weights
-from koffline.solvers.linear import LinearResidual, combine_features
+from koffline.solvers.linear import LinearResidual, as_double, combine_features
 from koffline.solvers.quadratic import RidgePath, check_ridge, mean_curvature
 
 _BLOCK = 4096
@@ -53,14 +53,14 @@ class LinearValue:
 
         readout (M, n): for Q functions, one-hot actions or a policy's probabilities. Raises DataError.
         """
-        rows = torch.as_tensor(inputs, dtype=torch.float64, device=self.weights.device)
+        rows = as_double(inputs, self.weights.device)
         if rows.ndim != 2 or (readout is None) != (self.outputs is None):
             raise DataError(
                 f"values received shape {tuple(rows.shape)} and {'no' if readout is None else 'a'} readout; "
                 f"give (M, d){' and a readout (M, ' + str(self.outputs) + ')' if self.outputs else ''}"
             )
         rows = rows if self.scale is None else self.scale(rows)
-        reads = None if readout is None else torch.as_tensor(readout, dtype=torch.float64).to(rows)
+        reads = None if readout is None else as_double(readout, self.weights.device)
         parts = [rows.new_zeros(0)]
         for start in range(0, len(rows), _BLOCK):
             block = slice(start, start + _BLOCK)

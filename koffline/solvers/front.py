@@ -18,7 +18,7 @@ from koffline.solvers.features import FeatureMap, RandomFourierFeatures, UnitBox
 from koffline.solvers.held_out import Candidate, CandidateGrid
 from koffline.solvers.prepare import Prepared, prepare
 from koffline.solvers.selection import default_grid, select
-from koffline.solvers.settings import SolverName, SolverSettings, make_solver_settings
+from koffline.solvers.settings import SolverSettings, make_solver_settings
 from koffline.solvers.variable_projection import (
     ProjectedNetworks,
     ProjectionSettings,
@@ -57,7 +57,7 @@ def solve(
 
 def solve(
     data: Table | Transitions,
-    solver: SolverName = "closed-form",
+    solver: str = "closed-form",
     *,
     gamma: float | None = None,
     box: UnitBox | None = None,

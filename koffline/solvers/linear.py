@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -111,6 +113,13 @@ def combine_features(
     if readout is None:
         return mean
     return (mean.unsqueeze(-1) * readout.to(mean).unsqueeze(-2)).flatten(-2)
+
+
+def as_double(array: Any, device: torch.device | str = "cpu") -> Tensor:
+    """A float64 tensor of an array or tensor; arrays are copied (those of a log are read-only)."""
+    if isinstance(array, Tensor):
+        return array.to(device, torch.float64)
+    return torch.from_numpy(np.array(array, dtype=np.float64)).to(device)
 
 
 def free_parameters(parameters: int, constants: int) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -12,6 +13,7 @@ from koffline.bellman import discount
 from koffline.data.transitions import Transitions
 from koffline.errors import ConfigError, DataError
 from koffline.solvers.features import UnitBox
+from koffline.solvers.linear import as_double
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,13 +34,10 @@ class Prepared:
 def make_state_value_table(log: Transitions, gamma: float, box: UnitBox) -> Table:
     """V-form rows of a log in float64: observations flattened and in units of the box."""
     states, following = (
-        box(torch.as_tensor(part, dtype=torch.float64).flatten(1))
-        for part in (log.observations, log.next_observations)
+        box(as_double(part).flatten(1)) for part in (log.observations, log.next_observations)
     )
-    rewards = torch.as_tensor(log.rewards, dtype=torch.float64)
-    return Table(
-        states, following, rewards, discount(gamma, torch.as_tensor(log.terminated)), None, None, states
-    )
+    rewards = as_double(log.rewards)
+    return Table(states, following, rewards, discount(gamma, as_double(log.terminated)), None, None, states)
 
 
 def prepare(data: Table | Transitions, gamma: float | None, box: UnitBox | None) -> Prepared:
@@ -55,19 +54,14 @@ def prepare(data: Table | Transitions, gamma: float | None, box: UnitBox | None)
     return Prepared(
         table=make_state_value_table(data, gamma, box),
         scale=box,
-        row_weights=None if data.weights is None else torch.as_tensor(data.weights, dtype=torch.float64),
-        groups=torch.as_tensor(data.episode_ids) if data.has_episodes else None,
+        row_weights=None if data.weights is None else as_double(data.weights),
+        groups=torch.from_numpy(np.array(data.episode_ids)) if data.has_episodes else None,
     )
 
 
 def _range_of(log: Transitions) -> UnitBox:
     """Smallest and largest observation; a constant column keeps the unit 1."""
-    rows = torch.cat(
-        [
-            torch.as_tensor(part, dtype=torch.float64).flatten(1)
-            for part in (log.observations, log.next_observations)
-        ]
-    )
+    rows = torch.cat([as_double(part).flatten(1) for part in (log.observations, log.next_observations)])
     low, high = rows.amin(dim=0), rows.amax(dim=0)
     high = torch.where(high > low, high, low + 1.0)
     return UnitBox(tuple(low.tolist()), tuple(high.tolist()))

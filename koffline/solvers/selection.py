@@ -15,7 +15,6 @@ scripts/bench/selection.py measures both against the best candidate in hindsight
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from jaxtyping import Float, Int
@@ -27,8 +26,7 @@ from koffline.kernels import InverseMultiquadric, StationaryKernel, median_bandw
 from koffline.solvers.features import RandomFourierFeatures
 from koffline.solvers.held_out import Candidate, CandidateGrid, HeldOut, make_folds, predict_held_out
 
-Rule = Literal["lstd-tournament", "held-out-loss"]
-RULES: tuple[Rule, ...] = ("lstd-tournament", "held-out-loss")
+RULES = ("lstd-tournament", "held-out-loss")
 _LEAST_DECAY = 1e-3
 _ALIKE = 1e-6  # candidates closer than this, relative to their size, do not play against each other
 
@@ -37,7 +35,7 @@ _ALIKE = 1e-6  # candidates closer than this, relative to their size, do not pla
 class Selection:
     """Candidates and their scores (C,), smaller is better, infinite for candidates without a fit."""
 
-    rule: Rule
+    rule: str
     candidates: tuple[Candidate, ...]
     scores: Float[Tensor, " candidate"]
 
@@ -66,7 +64,7 @@ def select(
     grid: CandidateGrid,
     generator: torch.Generator,
     *,
-    rule: Rule = "lstd-tournament",
+    rule: str = "lstd-tournament",
     folds: int = 5,
     groups: Int[Tensor, " row"] | None = None,
     judge: StationaryKernel | None = None,

@@ -7,15 +7,14 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from numbers import Integral, Real
-from typing import Any, Literal
+from typing import Any
 
 from koffline.errors import ConfigError
 from koffline.kernel_loss import check_diag_weight
 from koffline.solvers.quadratic import check_ridge
-from koffline.solvers.selection import RULES, Rule
+from koffline.solvers.selection import RULES
 
-SolverName = Literal["closed-form", "variable-projection"]
-SOLVERS: tuple[SolverName, ...] = ("closed-form", "variable-projection")
+SOLVERS = ("closed-form", "variable-projection")
 
 
 @dataclass(frozen=True)
@@ -38,7 +37,7 @@ class SolverSettings:
     seed: int = 0
     feature_width: float | None = None
     feature_count: int = 400
-    rule: Rule = "lstd-tournament"
+    rule: str = "lstd-tournament"
     folds: int = 5
     hidden_units: tuple[int, ...] = (80,)
     steps: int = 500

@@ -27,7 +27,7 @@ from koffline.solvers.closed_form import LinearValue, solve_kernel_loss
 from koffline.solvers.features import UnitBox
 from koffline.solvers.forms import KernelMap, ResidualForms
 from koffline.solvers.last_layer import last_layer_features, with_last_layer
-from koffline.solvers.linear import free_parameters
+from koffline.solvers.linear import as_double, free_parameters
 from koffline.solvers.quadratic import RidgePath, check_ridge
 from koffline.stacked_adam import StackedAdam
 
@@ -79,7 +79,7 @@ class ProjectedNetworks:
     @torch.no_grad()
     def values(self, inputs: Any, readout: Any = None) -> Float[Tensor, "replica row"]:
         """Values (R, M) float64 of rows (M, d); readout (M, n) for Q functions."""
-        rows = torch.as_tensor(inputs, dtype=torch.float64, device=self.network.flat.device)
+        rows = as_double(inputs, self.network.flat.device)
         rows = rows if self.scale is None else self.scale(rows)
         blank = torch.full((len(rows),), math.nan, dtype=torch.float64, device=rows.device)
         return torch.stack([blank if one is None else one.values(rows, readout) for one in self.solutions])

@@ -1,0 +1,207 @@
+"""`solve`: logs and tables, chosen and given settings, and every refusal in one line."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+import koffline.solvers as solvers
+from koffline.data.transitions import Discrete, Transitions
+from koffline.errors import ConfigError, DataError
+from koffline.kernels import Gaussian
+from koffline.solvers import (
+    ProjectedNetworks,
+    SolverSettings,
+    TileCoding,
+    UnitBox,
+    prepare,
+    solve,
+    solve_kernel_loss,
+)
+from tests.engine_problems import make_table
+from tests.refusals import refused
+
+GIVEN = {"bandwidth": 0.3, "ridge": 1e-4, "feature_width": 0.4, "feature_count": 20}
+QUICK = {"steps": 5, "hidden_units": (6,), "kernel_features": 20}
+
+
+def make_log(rows=80, **columns):
+    """States in [−5, 5] × [0, 100]; the reward is the first coordinate, rows in episodes of eight."""
+    rng = np.random.default_rng(0)
+    states = rng.uniform((-5.0, 0.0), (5.0, 100.0), size=(rows, 2)).astype(np.float32)
+    following = np.clip(states + rng.normal(size=(rows, 2)), (-5.0, 0.0), (5.0, 100.0)).astype(np.float32)
+    terminated = np.arange(rows) % 8 == 7
+    return Transitions(
+        **{
+            "observations": states,
+            "actions": np.zeros(rows, dtype=np.int64),
+            "rewards": states[:, 0],
+            "next_observations": following,
+            "terminated": terminated,
+            "truncated": np.zeros(rows, dtype=bool),
+            "action_space": Discrete(2),
+            "episode_ids": np.arange(rows) // 8,
+            "steps": np.arange(rows) % 8,
+            **columns,
+        }
+    )
+
+
+@pytest.mark.parametrize("box", [None, UnitBox((-5.0, 0.0), (5.0, 100.0))])
+def test_a_log_is_solved_in_units_of_its_box(box):
+    log = make_log()
+    value = solve(log, gamma=0.9, box=box, **GIVEN)
+    both = np.concatenate([log.observations, log.next_observations]).astype(np.float64)
+    low, high = ((-5.0, 0.0), (5.0, 100.0)) if box else (both.min(axis=0), both.max(axis=0))
+    table = make_table("state")
+    table = replace(
+        table,
+        inputs=torch.as_tensor((log.observations - low) / np.subtract(high, low)),
+        next_inputs=torch.as_tensor((log.next_observations - low) / np.subtract(high, low)),
+        rewards=torch.tensor(log.rewards.tolist(), dtype=torch.float64),
+        discounts=torch.as_tensor(0.9 * ~log.terminated),
+        kernel_inputs=torch.as_tensor((log.observations - low) / np.subtract(high, low)),
+    )
+    expected = solve_kernel_loss(table, solvers.RandomFourierFeatures(0.4, 20), Gaussian(0.3), ridge=1e-4)
+    torch.testing.assert_close(value.values(log.observations), expected.values(table.inputs))
+
+
+def test_what_is_not_given_is_chosen():
+    log = make_log()
+    value = solve(log, gamma=0.9, feature_count=20, folds=3)
+    assert isinstance(value.kernel, Gaussian)
+    fixed = solve(log, gamma=0.9, feature_count=20, folds=3, bandwidth=0.3)
+    assert fixed.kernel == Gaussian(0.3)
+    again = solve(
+        log,
+        gamma=0.9,
+        feature_count=20,
+        bandwidth=value.kernel.bandwidth,
+        ridge=value.ridge,
+        feature_width=value.features.width,
+    )
+    torch.testing.assert_close(again.weights, value.weights)
+    # Values follow the reward, the first coordinate; a constant would not.
+    values, rewards = value.values(log.observations).numpy(), log.rewards
+    assert np.corrcoef(values, rewards)[0, 1] > 0.8
+
+
+def test_episodes_are_left_out_together(monkeypatch):
+    seen = []
+    original = solvers.front.select
+
+    def watch(table, grid, generator, **more):
+        seen.append(more["groups"])
+        return original(table, grid, generator, **more)
+
+    monkeypatch.setattr(solvers.front, "select", watch)
+    solve(make_log(), gamma=0.9, feature_count=10, folds=2, rule="held-out-loss")
+    solve(make_log(episode_ids=None, steps=None), gamma=0.9, feature_count=10, folds=2)
+    assert torch.equal(seen[0], torch.arange(80) // 8)
+    assert seen[1] is None
+
+
+def test_weights_of_the_log_count():
+    counts = np.random.default_rng(1).integers(1, 4, size=80)
+    plain = make_log(episode_ids=None, steps=None)
+    weighted = make_log(episode_ids=None, steps=None, weights=counts.astype(np.float64))
+    copies = plain.select(np.repeat(np.arange(80), counts))
+    box = UnitBox((-5.0, 0.0), (5.0, 100.0))
+    torch.testing.assert_close(
+        solve(weighted, gamma=0.9, box=box, **GIVEN).weights,
+        solve(copies, gamma=0.9, box=box, **GIVEN).weights,
+        rtol=1e-6,
+        atol=1e-8,
+    )
+    with pytest.raises(ConfigError, match="takes no row weights; resample the log"):
+        solve(weighted, "variable-projection", gamma=0.9, **QUICK)
+
+
+def test_tables_and_own_features():
+    table = make_table("discrete")
+    tiles = TileCoding((-2.0, -2.0, -2.0), (2.0, 2.0, 2.0), (2, 2, 2))
+    value = solve(table, features=tiles, bandwidth=1.0, ridge=1e-3)
+    expected = solve_kernel_loss(table, tiles, Gaussian(1.0), ridge=1e-3)
+    assert torch.equal(value.weights, expected.weights)
+    assert value.scale is None
+
+
+def test_random_kernel_features_on_request():
+    value = solve(make_table("state"), kernel_features=20, **GIVEN)
+    assert not isinstance(value.kernel, Gaussian)
+    assert value.kernel(torch.zeros(1, 3, dtype=torch.float64)).shape == (1, 20)
+
+
+def test_networks_take_unscaled_states():
+    log = make_log()
+    box = UnitBox((-5.0, 0.0), (5.0, 100.0))
+    fitted = solve(log, "variable-projection", gamma=0.9, box=box, replicas=3, seed=5, **QUICK)
+    assert isinstance(fitted, ProjectedNetworks)
+    values = fitted.values(log.observations)
+    scaled = torch.tensor(log.observations.tolist(), dtype=torch.float64)
+    torch.testing.assert_close(values, fitted.network.forward(box(scaled)).squeeze(-1))
+    assert values.shape == (3, 80)
+    alone = solve(log, "variable-projection", gamma=0.9, box=box, replicas=1, seed=5, **QUICK)
+    torch.testing.assert_close(values[:1], alone.values(log.observations), rtol=1e-6, atol=1e-8)
+
+
+def test_a_constant_column_keeps_its_unit():
+    states = np.random.default_rng(0).normal(size=(80, 2)).astype(np.float32)
+    states[:, 1] = 7.0
+    log = make_log(observations=states, next_observations=states)
+    assert prepare.prepare(log, 0.9, None).scale.high[1] == 8.0
+    assert bool(torch.isfinite(solve(log, gamma=0.9, **GIVEN).values(states)).all())
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"bandwith": 0.1}, "there is no setting 'bandwith'; did you mean 'bandwidth'?"),
+        ({"zzz": 1}, "there is no setting 'zzz'; known are bandwidth, ridge"),
+        ({"bandwidth": 0.0}, "bandwidth is 0.0; give a positive number"),
+        ({"feature_width": float("nan")}, "feature_width is nan; give a positive number"),
+        ({"learning_rate": -1.0}, "learning_rate is -1.0; give a positive number"),
+        ({"ridge": -1.0}, "ridge is -1.0; give a number that is not negative"),
+        ({"diag_weight": 1.1}, "diag_weight is 1.1; give a number in"),
+        ({"kernel_features": 3}, "kernel_features is 3; give an even number, at least 2"),
+        ({"feature_count": 0}, "feature_count is 0; give an even number, at least 2"),
+        ({"folds": 1}, "folds is 1; give a whole number, at least 2"),
+        ({"seed": -1}, "seed is -1; give a whole number, at least 0"),
+        ({"steps": 0}, "steps is 0; give a whole number, at least 1"),
+        ({"replicas": 0}, "replicas is 0"),
+        ({"batch_size": 1}, "batch_size is 1; give a whole number, at least 2"),
+        ({"hidden_units": ()}, "hidden_units is (); give a tuple"),
+        ({"hidden_units": (4, 0)}, "hidden_units is 0; give a whole number, at least 1"),
+        ({"rule": "oracle"}, "rule is 'oracle'; use one of lstd-tournament, held-out-loss"),
+    ],
+)
+def test_bad_settings_are_one_line(settings, message):
+    with pytest.raises(ConfigError) as caught:
+        solve(make_table("state"), **settings)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("settings", [{"bandwidth": "wide"}, {"ridge": True}, {"steps": 1.5}, {"seed": None}])
+def test_settings_of_another_type(settings):
+    with refused(ConfigError, f"{next(iter(settings))} is"):
+        SolverSettings(**settings)
+
+
+def test_solvers_and_data_that_do_not_fit():
+    table, log = make_table("state"), make_log()
+    with pytest.raises(ConfigError, match="no solver 'closed-from'; did you mean 'closed-form'"):
+        solve(table, "closed-from")
+    with pytest.raises(ConfigError, match="a Table holds discounts and scaled inputs"):
+        solve(table, gamma=0.9)
+    with pytest.raises(ConfigError, match="gamma is missing"):
+        solve(log)
+    with pytest.raises(ConfigError, match=r"gamma is 1\.5"):
+        solve(log, gamma=1.5)
+    with pytest.raises(DataError, match="the box has 1 axes, received rows of 2 columns"):
+        solve(log, gamma=0.9, box=UnitBox((0.0,), (1.0,)))
+    with pytest.raises(ConfigError, match="learns its features; leave features out"):
+        solve(table, "variable-projection", features=lambda x: x)
+    with refused(DataError, "data is a ndarray; give a Table or Transitions"):
+        solve(np.zeros(3))

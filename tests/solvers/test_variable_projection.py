@@ -1,0 +1,196 @@
+"""The reduced loss and its gradient by finite differences; networks trained on it."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from koffline.batches import ReplicaPlan
+from koffline.errors import ConfigError
+from koffline.kernels import Gaussian, random_fourier_features
+from koffline.replicas import StackedMLP
+from koffline.solvers import ProjectionSettings, fit_variable_projection, reduced_loss, solve_kernel_loss
+from koffline.solvers.last_layer import last_layer
+from tests.engine_problems import FORMS, SIZES, make_table
+
+QUICK = ProjectionSettings(steps=12, ridge=1e-3, record_every=5)
+
+
+def make_network(form="state", seeds=(0, 1), activation="tanh"):
+    return StackedMLP.initialise(SIZES[form], seeds, activation, dtype=torch.float64)
+
+
+def make_kernel(table, count=30):
+    generator = torch.Generator().manual_seed(7)
+    return random_fourier_features(Gaussian(1.5), table.kernel_inputs.shape[1], count, generator)
+
+
+@pytest.mark.parametrize("weight", [None, 0.3])
+@pytest.mark.parametrize("ridge", [1e-3, 0.3])
+@pytest.mark.parametrize("form", FORMS)
+def test_gradient_of_the_reduced_loss(form, ridge, weight):
+    """Central differences of J itself, whose last layer is solved anew at each point."""
+    table = make_table(form)
+    psi = make_kernel(table)(table.kernel_inputs)
+
+    def reduced(flat):
+        return reduced_loss(make_network(form).with_flat(flat), table, psi, ridge, weight)[0]
+
+    flat = make_network(form).flat.clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(reduced(flat).sum(), flat)
+    generator = torch.Generator().manual_seed(1)
+    for _ in range(3):
+        direction = torch.randn(*flat.shape, generator=generator, dtype=torch.float64)
+        step = 1e-5 * direction
+        slope = (reduced(flat.detach() + step) - reduced(flat.detach() - step)) / 2e-5
+        torch.testing.assert_close((gradient * direction).sum(dim=1), slope, rtol=1e-5, atol=1e-9)
+    last = last_layer(make_network(form)).shape[1]
+    assert float(gradient[:, :-last].abs().min()) > 0.0
+    assert float(gradient[:, -last:].abs().max()) == 0.0
+
+
+@pytest.mark.parametrize("weight", [None, 0.3])
+def test_reduced_loss_is_the_minimum_of_the_closed_form(weight):
+    table, network = make_table("discrete"), make_network("discrete", (5,))
+    kernel = make_kernel(table)
+    with torch.no_grad():
+        loss, theta = reduced_loss(network, table, kernel(table.kernel_inputs), 0.05, weight)
+    value = solve_kernel_loss(table, lambda x: network.features(x)[0], kernel, ridge=0.05, diag_weight=weight)
+    torch.testing.assert_close(theta[0], value.weights)
+    assert float(loss) > value.loss  # the ridge is part of it
+    with torch.no_grad():
+        bare, _ = reduced_loss(network, table, kernel(table.kernel_inputs), 0.0, weight)
+    unridged = solve_kernel_loss(table, lambda x: network.features(x)[0], kernel, diag_weight=weight)
+    assert float(bare) == pytest.approx(unridged.loss, rel=1e-6)
+
+
+@pytest.mark.parametrize("batch_size", [40, 16])
+@pytest.mark.parametrize("form", ["state", "discrete", "continuous"])
+def test_replicas_together_are_replicas_alone(form, batch_size):
+    table, kernel = make_table(form), make_kernel(make_table(form))
+    settings = replace(QUICK, batch_size=batch_size)
+    plan = ReplicaPlan((0.01, 0.03, 0.01), (4, 4, 9))
+    network = make_network(form, (0, 1, 2))
+    together = fit_variable_projection(table, network, kernel, plan, settings)
+    for replica, (rate, seed) in enumerate(zip(plan.learning_rates, plan.batch_seeds, strict=True)):
+        alone = fit_variable_projection(
+            table, network.select([replica]), kernel, ReplicaPlan((rate,), (seed,)), settings
+        )
+        torch.testing.assert_close(
+            together.network.flat[replica], alone.network.flat[0], rtol=1e-6, atol=1e-8
+        )
+        torch.testing.assert_close(together.losses[:, replica], alone.losses[:, 0], rtol=1e-6, atol=1e-12)
+
+
+def test_training_lowers_the_loss_below_fixed_features():
+    table, kernel = make_table("state", rows=120), make_kernel(make_table("state"))
+    network = make_network(activation="relu")
+    fitted = fit_variable_projection(
+        table, network, kernel, ReplicaPlan.of_seeds((0, 1), 0.03), replace(QUICK, steps=60)
+    )
+    for replica, solution in enumerate(fitted.solutions):
+        alone = network.select([replica])
+        fixed = solve_kernel_loss(table, lambda x, n=alone: n.features(x)[0], kernel, ridge=1e-3)
+        assert solution.loss < 0.7 * fixed.loss
+    assert fitted.loss_steps == tuple(range(5, 61, 5))
+    assert bool((fitted.losses[-1] < 0.8 * fitted.losses[0]).all())
+
+
+def test_networks_hold_the_solved_last_layer():
+    table = make_table("discrete")
+    network = make_network("discrete")
+    before = network.flat.clone()
+    fitted = fit_variable_projection(
+        table, network, make_kernel(table), ReplicaPlan.of_seeds((0, 1), 0.01), QUICK
+    )
+    outputs = fitted.network.forward(table.inputs)
+    expected = (outputs * table.readout).sum(dim=-1)
+    torch.testing.assert_close(fitted.values(table.inputs.numpy(), table.readout), expected)
+    assert torch.equal(network.flat, before)
+
+
+def test_a_scale_of_the_outputs_changes_nothing():
+    """The last layer is solved: what the outputs were multiplied by is of no consequence."""
+    table, kernel, plan = make_table("state"), make_kernel(make_table("state")), ReplicaPlan.of_seeds((0, 1))
+    plain = make_network()
+    scaled = StackedMLP(plain.sizes, plain.flat, plain.activation, scale=9.0, offset=-3.0)
+    results = [fit_variable_projection(table, network, kernel, plan, QUICK) for network in (plain, scaled)]
+    assert torch.equal(results[0].values(table.inputs), results[1].values(table.inputs))
+
+
+def test_values_have_the_unit_of_the_reward():
+    """Also for tiny rewards, whose gradients lie below Adam's ε before they are scaled."""
+    table, kernel, plan = make_table("state"), make_kernel(make_table("state")), ReplicaPlan.of_seeds((0, 1))
+    tiny = replace(table, rewards=table.rewards * 2.0**-30)
+    values, small = (
+        fit_variable_projection(part, make_network(), kernel, plan, QUICK).values(table.inputs)
+        for part in (table, tiny)
+    )
+    torch.testing.assert_close(small * 2.0**30, values)
+
+
+def test_row_sets_are_what_a_replica_sees():
+    table, kernel = make_table("state"), make_kernel(make_table("state"))
+    rows = torch.arange(0, 40, 2)
+    plan = ReplicaPlan((0.01,), (3,), (rows,), (0,))
+    network = make_network(seeds=(0,))
+    on_set = fit_variable_projection(table, network, kernel, plan, replace(QUICK, batch_size=10))
+    on_part = fit_variable_projection(
+        table.select(rows), network, kernel, ReplicaPlan((0.01,), (3,)), replace(QUICK, batch_size=10)
+    )
+    torch.testing.assert_close(on_set.network.flat, on_part.network.flat)
+    assert on_set.solutions[0].rows == 20
+
+
+def test_a_diverged_replica_is_nan_and_the_other_goes_on():
+    table, kernel, plan = make_table("state"), make_kernel(make_table("state")), ReplicaPlan.of_seeds((0, 1))
+    network = make_network()
+    alone = fit_variable_projection(
+        table, network.select([1]), kernel, ReplicaPlan.of_seeds((1,)), QUICK
+    ).values(table.inputs)
+    network.flat[0, 0] = torch.nan
+    fitted = fit_variable_projection(table, network, kernel, plan, QUICK)
+    assert fitted.diverged_at == (0, None)
+    assert fitted.solutions[0] is None
+    assert bool(fitted.network.flat[0].isnan().all())
+    values = fitted.values(table.inputs)
+    assert bool(values[0].isnan().all())
+    torch.testing.assert_close(values[1], alone[0])
+
+
+def test_progress_is_told():
+    class Told:
+        def __init__(self):
+            self.steps = []
+
+        def update(self, step, steps, loss):
+            self.steps.append((step, steps, np.isfinite(loss)))
+
+    told = Told()
+    table = make_table("state")
+    fit_variable_projection(
+        table, make_network(), make_kernel(table), ReplicaPlan.of_seeds((0, 1)), QUICK, progress=told
+    )
+    assert told.steps == [(5, 12, True), (10, 12, True)]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"steps": 0}, "steps is 0"),
+        ({"record_every": 0}, "record_every is 0"),
+        ({"batch_size": 1}, "batch_size is 1; give at least 2 rows"),
+        ({"ridge": -1.0}, "ridge is -1.0"),
+        ({"diag_weight": 2.0}, "diag_weight is 2.0"),
+    ],
+)
+def test_bad_settings(changes, message):
+    with pytest.raises(ConfigError, match=message):
+        ProjectionSettings(**changes)
+
+
+def test_a_plan_of_another_size_is_refused():
+    table = make_table("state")
+    with pytest.raises(ConfigError, match="network has 2 replicas, the plan 3"):
+        fit_variable_projection(table, make_network(), make_kernel(table), ReplicaPlan.of_seeds((0, 1, 2)))
