@@ -87,9 +87,10 @@ class LinearResidual:
     def _features(self, inputs: Tensor, readout: Tensor | None) -> Tensor:
         flat = inputs.reshape(-1, inputs.shape[-1]).double()
         features = self.features(flat)
-        if not isinstance(features, Tensor) or features.ndim != 2 or len(features) != len(flat):
-            shape = tuple(features.shape) if isinstance(features, Tensor) else type(features).__name__
-            raise DataError(f"the feature map gave {shape} for {len(flat)} rows; give a tensor (N, F)")
+        shape = tuple(features.shape) if isinstance(features, Tensor) else None
+        if shape is None or len(shape) != 2 or shape[0] != len(flat) or shape[1] == 0:
+            given = type(features).__name__ if shape is None else shape
+            raise DataError(f"the feature map gave {given} for {len(flat)} rows; give a tensor (N, F), F > 0")
         if not bool(torch.isfinite(features).all()):
             raise DataError("the feature map gave NaN or infinite numbers; check its scale")
         draws = len(flat) // max(1, len(inputs))

@@ -78,8 +78,8 @@ class RidgePath:
         outer = curvature[..., bound, :][..., bound] - self._cross.mT @ self._inverse @ self._cross
         pull = slope[..., bound] - _times(self._cross.mT @ self._inverse, self._free_slope)
         self._values, self._vectors = torch.linalg.eigh(_defused(0.5 * (outer + outer.mT), broken))
-        largest = self._values.abs().amax(dim=-1) if self._values.shape[-1] else self._values.sum(dim=-1)
-        size = curvature.diagonal(dim1=-2, dim2=-1).abs().amax(dim=-1)  # what was subtracted rounds too
+        largest = self._values.abs().amax(dim=-1)
+        size = curvature.diagonal(dim1=-2, dim2=-1)[..., bound].abs().amax(dim=-1)  # before the subtraction
         self._tiny = torch.finfo(curvature.dtype).eps * curvature.shape[-1] * torch.maximum(largest, size)
         self._pull = _times(self._vectors.mT, pull)
         self._scale = quadratic.ridge_scale(free)
@@ -100,7 +100,7 @@ class RidgePath:
         weights[..., self._free] += inner
         unbounded = (total < -tiny).any(dim=-1) | self._broken
         rank = int(self._free.sum())
-        largest, least = (total.amax(dim=-1), total.amin(dim=-1)) if total.shape[-1] else (added, added)
+        largest, least = total.amax(dim=-1), total.amin(dim=-1)
         return RidgeSolution(
             weights=torch.where(unbounded.unsqueeze(-1), math.nan, weights),
             degrees_of_freedom=torch.where(open_, 0.0, values / safe).sum(dim=-1) + rank,
@@ -111,9 +111,8 @@ class RidgePath:
 def mean_curvature(
     diagonal: Float[Tensor, "*replica parameter"], free: Bool[Tensor, " parameter"]
 ) -> Float[Tensor, "*replica"]:
-    """Mean absolute entry over the parameters that are not free; 0 where all are."""
-    bound = diagonal[..., ~free]
-    return bound.abs().sum(dim=-1) / max(1, bound.shape[-1])
+    """Mean absolute entry over the parameters that are not free."""
+    return diagonal[..., ~free].abs().mean(dim=-1)
 
 
 def check_ridge(ridge: float) -> None:

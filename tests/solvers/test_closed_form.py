@@ -181,6 +181,7 @@ def test_an_unbounded_loss_is_refused_with_the_remedy():
         ({"row_weights": -torch.ones(40)}, DataError, "not negative"),
         ({"row_weights": torch.zeros(40)}, DataError, "all zero"),
         ({"features": lambda x: x[:, 0]}, DataError, r"gave \(1,\) for 1 rows; give a tensor \(N, F\)"),
+        ({"features": lambda x: x[:, :0]}, DataError, r"gave \(1, 0\) for 1 rows; .* F > 0"),
         ({"features": lambda x: x.numpy()}, DataError, "gave ndarray for 1 rows"),
         ({"features": lambda x: x / 0.0}, DataError, "NaN or infinite"),
     ],
