@@ -124,7 +124,8 @@ def solve_lstd(
 ) -> LinearValue:
     """LSTD: θ with φᵀ(r − Zθ)/n = λ(θ − toward), the minimiser of the kernel loss with the kernel φᵀφ.
 
-    ridge: λ relative to the mean of |diag(φᵀZ/n)|. Its `loss` is that V-statistic, ‖φᵀδ‖²/n².
+    ridge: λ relative to the mean of |diag(φᵀZ/n)|. Its `loss` is that V-statistic, ‖φᵀδ‖²/n²; its
+    `condition` that of the system with features and constant in one unit.
     (Feng et al. 2019, cor:same_as_td)
     """
     check_ridge(ridge)
@@ -134,8 +135,12 @@ def solve_lstd(
     start = _checked_toward(toward, residual)
     start = torch.zeros_like(vector) if start is None else start.to(vector)
     added = ridge * mean_curvature(matrix.diagonal(), residual.free)
-    ridged = matrix + torch.diag(added * (~residual.free))
-    step = _solve_general(ridged, vector - matrix @ start)
+    # Features and constant in one unit first: what is small beside the other must not pass for zero.
+    unit = _units(matrix.diagonal().abs(), residual.free)
+    ridged = (matrix + torch.diag(added * (~residual.free))) / torch.outer(unit, unit)
+    # The solution of least length: redundant features (several tilings) make the matrix singular.
+    inverse = torch.linalg.pinv(ridged) / torch.outer(unit, unit)
+    step = inverse @ (vector - matrix @ start)
     spread = torch.linalg.svdvals(ridged)
     return LinearValue(
         features=features,
@@ -143,7 +148,7 @@ def solve_lstd(
         constant=constant,
         outputs=None if table.readout is None else residual.outputs,
         loss=float((vector - matrix @ (start + step)).square().sum()),
-        degrees_of_freedom=float(_solve_general(ridged, matrix).trace()),
+        degrees_of_freedom=float((inverse @ matrix).trace()),
         condition=float(spread[0] / spread[-1]),
         rows=len(table),
         ridge=ridge,
@@ -166,11 +171,13 @@ def temporal_moments(
     return total / len(residual)
 
 
-def _solve_general(matrix: Tensor, right: Tensor) -> Tensor:
-    """The solution of least length: redundant features (several tilings) make the matrix singular."""
-    columns = right if right.ndim == 2 else right.unsqueeze(1)
-    solution = torch.linalg.pinv(matrix) @ columns
-    return solution if right.ndim == 2 else solution.squeeze(1)
+def _units(diagonal: Tensor, free: Tensor) -> Tensor:
+    """Square root of the largest entry among the free parameters and among the others, (p,); never zero."""
+    unit = torch.ones_like(diagonal)
+    for group in (free, ~free):
+        if bool((diagonal[group] > 0.0).any()):
+            unit[group] = diagonal[group].max().sqrt()
+    return unit
 
 
 def _checked_toward(toward: Tensor | None, residual: LinearResidual) -> Tensor | None:

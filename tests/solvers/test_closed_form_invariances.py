@@ -49,11 +49,14 @@ def test_a_shift_of_the_reward_shifts_the_constant_alone(solver):
 
 
 @pytest.mark.parametrize("unit", [1e-8, 1e6])
-def test_values_do_not_know_the_unit_of_the_features(unit):
+@pytest.mark.parametrize("name", ["v_statistic", "lstd"])
+def test_values_do_not_know_the_unit_of_the_features(name, unit):
     """The ridge is relative; the constant beside the features has a curvature of its own."""
     table = make_table("state")
 
     def solve(features):
+        if name == "lstd":
+            return solve_lstd(table, features, ridge=1e-3).values(table.inputs)
         return solve_kernel_loss(table, features, Gaussian(1.0), ridge=1e-3).values(table.inputs)
 
     torch.testing.assert_close(solve(lambda x: unit * cosines(x)), solve(cosines), rtol=1e-6, atol=1e-8)
