@@ -15,6 +15,7 @@ from koffline.experiments.cells import Cell, CellResult, cell_jobs, cell_path, r
 from koffline.experiments.jobs import run_jobs
 from koffline.experiments.results import Curves, Results, read_results, write_curves, write_results
 from koffline.experiments.settings import Scale
+from koffline.fitting import threads
 
 DESCRIPTIONS = {
     "figure-toy": "four methods on the modified Tsitsiklis–Van Roy chain",
@@ -63,7 +64,8 @@ def reproduce(run: Run) -> Results:
         "ablation": _ablation,
         "claims": _claims,
     }
-    parts, curves = collect[run.name](run)
+    with threads(1):
+        parts, curves = collect[run.name](run)
     results = Results(
         name=run.name,
         seconds=time.perf_counter() - started,
