@@ -1,0 +1,135 @@
+"""Learn the policies whose values the evaluation problems ask for, and say how good they are.
+
+    python scripts/learn_policies.py [--out datasets/policies]                       # all three, from grids
+    python scripts/learn_policies.py --source dqn --env koffline/NoisyPole-v0 --steps 20000 --out runs/dqn
+
+The grid's policies (value iteration, then a softmax) are the ones of the experiments; the same versions of
+numpy give the same bytes. The second source is a greedy d3rlpy DQN. Beside each file policies.json takes an
+entry: the command, the file's sha256, and discounted returns from uniform states of the policy, of its greedy
+version where it has one, and of the uniform policy.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # also found when run as a plain script
+
+from koffline.builders.target_policy import learn_grid_policy
+from koffline.builders.uniform import build_uniform
+from koffline.data.transitions import Discrete
+from koffline.envs.boxes import WORLDS, make_world, uniform_states, world_name
+from koffline.envs.rollouts import monte_carlo_value
+from koffline.errors import KofflineError
+from koffline.policies import load_policy, save_grid_policy
+
+GAMMA = 0.98
+STARTS, REPEATS, RETURN_SEED = 1000, 10, 20190535
+_COLD = 1e-9  # a temperature at which the softmax is the argmax
+
+Function = Callable[[np.ndarray], np.ndarray]
+
+
+def learn_grid(name: str, folder: Path) -> dict[str, Any]:
+    """Write folder/<name>.npz and return its entry."""
+    path, policy = folder / f"{name}.npz", learn_grid_policy(name, GAMMA)
+    save_grid_policy(path, policy)
+    greedy = replace(policy, temperature=_COLD)
+    return entry_of(name, path, {"temperature": policy.temperature}, {"greedy": greedy})
+
+
+def learn_dqn(name: str, folder: Path, steps: int, seed: int) -> dict[str, Any]:
+    """Write folder/<name>_dqn.d3 and return its entry."""
+    from koffline.algos.offline_dqn import TUPLES, train_dqn
+
+    path = folder / f"{name}_dqn.d3"
+    log = build_uniform(name, "uniform", TUPLES, np.random.default_rng(seed), GAMMA)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        train_dqn(log, GAMMA, steps, seed, temporary)
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    return entry_of(name, path, {"steps": steps, "seed": seed, "rows": TUPLES}, {})
+
+
+def entry_of(name: str, path: Path, settings: dict[str, Any], others: dict[str, Function]) -> dict[str, Any]:
+    """What policies.json says of a file; the policy is read back the way a user does."""
+    world = make_world(name)
+    assert world.n_actions is not None
+    loaded = load_policy(path, Discrete(world.n_actions), (len(world.low),))
+    uniform = load_policy("uniform", Discrete(world.n_actions), (len(world.low),))
+    functions = {"policy": loaded.probabilities, **others, "uniform": uniform.probabilities}
+    generator = np.random.default_rng(RETURN_SEED)
+    starts = uniform_states(world, STARTS, generator)
+    returns = {}
+    for kind, function in functions.items():
+        value = monte_carlo_value(world, function, GAMMA, starts, np.random.default_rng(0), REPEATS)
+        returns[kind] = {"mean": round(value.value, 4), "error": round(value.error_given_starts, 4)}
+    return {
+        "world": name,
+        "gamma": GAMMA,
+        **settings,
+        "entropy": round(mean_entropy(loaded.probabilities(world.observe(starts))), 3),
+        "returns": returns,
+        "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
+    }
+
+
+def mean_entropy(probabilities: np.ndarray) -> float:
+    """Mean entropy over the rows (N, A), as a share of the largest, log A."""
+    terms = np.where(probabilities > 0, probabilities * np.log(np.maximum(probabilities, 1e-300)), 0.0)
+    return float(-terms.sum(axis=1).mean() / np.log(probabilities.shape[1]))
+
+
+def write_entries(folder: Path, entries: dict[str, dict[str, Any]]) -> None:
+    """Add entries to policies.json or replace them; the others stay."""
+    path = folder / "policies.json"
+    known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    path.write_text(json.dumps(known | entries, indent=2) + "\n", encoding="utf-8")
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Learn, write, print."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--source", choices=("grid", "dqn"), default="grid")
+    parser.add_argument(
+        "--env", action="append", help="world or Gymnasium id; may be repeated (default: all)"
+    )
+    parser.add_argument("--steps", type=int, default=20_000, help="gradient steps of the DQN")
+    parser.add_argument("--seed", type=int, default=0, help="of the DQN and its tuples")
+    parser.add_argument("--out", type=Path, default=Path("datasets/policies"))
+    options = parser.parse_args(arguments)
+    if options.steps < 1 or options.seed < 0:
+        parser.error("--steps must be positive and --seed not negative")
+    try:
+        names = [world_name(env) for env in options.env or WORLDS]
+        options.out.mkdir(parents=True, exist_ok=True)
+        for name in names:
+            if options.source == "grid":
+                entry, command = learn_grid(name, options.out), f"--env {name}"
+                file = f"{name}.npz"
+            else:
+                entry = learn_dqn(name, options.out, options.steps, options.seed)
+                command = f"--source dqn --env {name} --steps {options.steps} --seed {options.seed}"
+                file = f"{name}_dqn.d3"
+            entry = {"command": f"python scripts/learn_policies.py {command}", **entry}
+            write_entries(options.out, {file: entry})
+            shown = ", ".join(f"{k} {v['mean']} ± {v['error']}" for k, v in entry["returns"].items())
+            print(f"{options.out / file}: entropy {entry['entropy']} of the largest; returns: {shown}")
+    except KofflineError as error:
+        parser.error(str(error))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,105 @@
+"""The bundled target policies: rebuilt bit for bit, as good as said, and a DQN as the second source."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from koffline.data.transitions import Discrete
+from koffline.envs.boxes import WORLDS, make_world, uniform_states
+from koffline.envs.rollouts import monte_carlo_value
+from koffline.policies import load_policy
+from scripts import learn_policies
+
+FOLDER = Path(__file__).resolve().parents[1] / "datasets" / "policies"
+ENTRIES = json.loads((FOLDER / "policies.json").read_text())
+EACH = pytest.mark.parametrize("name", WORLDS)
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    """Returns from a few states: what is tested is the file, not the table."""
+    monkeypatch.setattr(learn_policies, "STARTS", 5)
+    monkeypatch.setattr(learn_policies, "REPEATS", 2)
+
+
+@EACH
+def test_rebuilt_bit_for_bit(name, quick, tmp_path, capsys):
+    learn_policies.main(["--env", name, "--out", str(tmp_path)])
+    written = (tmp_path / f"{name}.npz").read_bytes()
+    assert written == (FOLDER / f"{name}.npz").read_bytes()
+    entry = json.loads((tmp_path / "policies.json").read_text())[f"{name}.npz"]
+    assert entry["sha256"] == hashlib.sha256(written).hexdigest() == ENTRIES[f"{name}.npz"]["sha256"]
+    assert entry["command"] == ENTRIES[f"{name}.npz"]["command"]
+    assert f"{name}.npz: entropy" in capsys.readouterr().out
+
+
+@EACH
+def test_good_but_stochastic(name):
+    entry = ENTRIES[f"{name}.npz"]
+    returns = {kind: value["mean"] for kind, value in entry["returns"].items()}
+    # it loses little to the greedy policy and much less than the uniform one does
+    assert returns["uniform"] < returns["policy"] < returns["greedy"] + 0.01
+    assert returns["greedy"] - returns["policy"] < 0.1 * (returns["greedy"] - returns["uniform"])
+    assert 0.3 < entry["entropy"] < 0.65
+
+
+@EACH
+def test_returns_are_those_of_the_file(name):
+    world, entry = make_world(name), ENTRIES[f"{name}.npz"]
+    policy = load_policy(FOLDER / f"{name}.npz", Discrete(world.n_actions), (2,))
+    generator = np.random.default_rng(1)
+    starts = uniform_states(world, 200, generator)
+    found = monte_carlo_value(world, policy.probabilities, entry["gamma"], starts, generator)
+    said = entry["returns"]["policy"]
+    # other starts, 200 here and 1000 there: four standard errors of both means
+    error = found.standard_error * np.sqrt(1 + 200 / learn_policies.STARTS)
+    assert found.value == pytest.approx(said["mean"], abs=4 * error)
+
+
+def test_entropy_by_hand():
+    table = np.array([[0.5, 0.5], [1.0, 0.0], [0.25, 0.75]])
+    third = (0.25 * np.log(4) + 0.75 * np.log(4 / 3)) / np.log(2)
+    assert learn_policies.mean_entropy(table) == pytest.approx((1 + 0 + third) / 3)
+
+
+@pytest.mark.filterwarnings("ignore")  # d3rlpy's own, while it trains
+def test_a_dqn_is_the_second_source(quick, monkeypatch, tmp_path, capsys):
+    from koffline.algos import offline_dqn
+
+    monkeypatch.setattr(offline_dqn, "TUPLES", 300)
+    choices = []
+    for folder in ("a", "b"):
+        arguments = ["--source", "dqn", "--env", "koffline/NoisyPole-v0", "--steps", "3", "--seed", "2"]
+        learn_policies.main([*arguments, "--out", str(tmp_path / folder)])
+        policy = load_policy(tmp_path / folder / "cart_pole_dqn.d3", Discrete(3), (2,))
+        points = uniform_states(make_world("cart_pole"), 200, np.random.default_rng(0)).astype(np.float32)
+        choices.append(policy.probabilities(points))
+        assert sorted(path.name for path in (tmp_path / folder).iterdir()) == [
+            "cart_pole_dqn.d3",
+            "policies.json",
+        ]
+    np.testing.assert_array_equal(*choices)
+    np.testing.assert_array_equal(choices[0].max(axis=1), 1.0)
+    entry = json.loads((tmp_path / "b" / "policies.json").read_text())["cart_pole_dqn.d3"]
+    assert (entry["steps"], entry["seed"], entry["rows"]) == (3, 2, 300)
+    assert set(entry["returns"]) == {"policy", "uniform"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--env", "puddleworld"], "did you mean puddle_world?"),
+        (["--steps", "0"], "--steps must be positive"),
+        (["--source", "tabular"], "invalid choice"),
+    ],
+)
+def test_bad_arguments_are_one_line(arguments, message, capsys, tmp_path):
+    with pytest.raises(SystemExit):
+        learn_policies.main([*arguments, "--out", str(tmp_path)])
+    last = capsys.readouterr().err.strip().splitlines()[-1]
+    assert message in last
