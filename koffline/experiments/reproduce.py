@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from koffline.errors import ConfigError
-from koffline.experiments import ablation, claims, policy_evaluation
+from koffline.experiments import ablation, claims, policy_evaluation, solver_study
 from koffline.experiments.cells import Cell, CellResult, cell_jobs, cell_path, read_cell
 from koffline.experiments.jobs import run_jobs
-from koffline.experiments.results import Curves, Results, read_results, write_curves, write_results
+from koffline.experiments.results import Curves, Results, Row, read_results, write_curves, write_results
 from koffline.experiments.settings import Scale
 from koffline.fitting import threads
 
@@ -106,7 +106,17 @@ def _ablation(run: Run) -> tuple[dict[str, Any], Curves]:
         for variant, (cell, result) in zip(variants, finished, strict=True)
         for row in policy_evaluation.rows_of(cell, result, variant.group, variant.name)
     ]
-    return {"rows": tuple(rows)}, {}
+    return {"rows": (*rows, *_solver_rows(run))}, {}
+
+
+def _solver_rows(run: Run) -> list[Row]:
+    settings = solver_study.study_settings(run.scale)
+    jobs = solver_study.study_jobs(settings, run.cells_folder)
+    run_jobs(jobs, workers=run.workers, ray=run.ray)
+    found: dict[str, list[dict[str, float]]] = {}
+    for part, job in zip(settings, jobs, strict=True):
+        found.setdefault(part.problem.world, []).append(solver_study.read_study(job.path))
+    return list(solver_study.rows_of_study(found))
 
 
 def _claims(run: Run) -> tuple[dict[str, Any], Curves]:

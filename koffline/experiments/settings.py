@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from koffline.errors import ConfigError
 from koffline.experiments.cells import TrainingSettings
 from koffline.experiments.problem import ProblemSettings
 
@@ -18,6 +19,10 @@ class Scale:
 
     quick: bool = False
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.seed < 0:
+            raise ConfigError(f"seed is {self.seed}; give a number that is not negative")
 
     def problem(self, world: str) -> ProblemSettings:
         """The world's problem; fewer rollouts for the truth of a quick run."""

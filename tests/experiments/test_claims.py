@@ -1,0 +1,159 @@
+"""Verdicts follow from intervals: fabricated results whose answer is known."""
+
+import numpy as np
+import pytest
+
+from koffline.experiments import claims
+from koffline.experiments.cells import CellResult
+from koffline.experiments.comparisons import ratio_of_means, spearman_over_seeds
+from koffline.experiments.results import Correlation, Row
+
+SEEDS = 10
+
+
+def result_of(error, swing=1.0, bellman=0.1, diverged=False):
+    """One learning rate, ten seeds around an error; late errors swing up by a factor."""
+    generator = np.random.default_rng(int(error * 1000))
+    late = error * (1.0 + 0.05 * generator.standard_normal(SEEDS))
+    curve = np.tile(late, (30, 1, 1)).astype(np.float32)
+    curve[-6::2] *= swing
+    flags = np.full((1, SEEDS), 7 if diverged else -1)
+    names = ("mse_monte_carlo", "mse_paper", "kernel_loss", "l2_loss", "objective")
+    return CellResult(
+        epochs=np.arange(30),
+        learning_rates=np.array([0.001]),
+        curves={
+            **dict.fromkeys(names, curve),
+            "bellman_error": np.full_like(curve, bellman),
+            "largest_value": np.ones_like(curve),
+        },
+        diverged_at=flags,
+        held_out=np.ones((1, SEEDS)),
+        paper_noise=0.0,
+        value_variance=1.0,
+        largest_return=50.0,
+        seconds=1.0,
+    )
+
+
+def verdicts(cells, correlations=()):
+    found = list(claims.evaluation_claims(cells, tuple(correlations)))
+    return {(claim.sentence[:20], claim.world, claim.measured): claim for claim in found}
+
+
+def fabricated(**puddle):
+    errors = {"td0": 3.0, "fvi": 3.0, "rg": 3.0, "gtd2": 3.0, "sbeed": 3.0, "kloss": 1.0} | puddle
+    cells = {}
+    for world in ("puddle_world", "cart_pole", "mountain_car"):
+        for method, error in errors.items():
+            cells[world, method] = result_of(error)
+    return cells
+
+
+def by_world(claims_, world, other):
+    return next(
+        c for c in claims_.values() if c.world == world and c.measured.startswith(f"MSE of {other} /")
+    )
+
+
+def test_larger_errors_of_others_make_the_claim_hold_and_smaller_ones_break_it():
+    for error, verdict in ((3.0, "holds"), (0.4, "does not hold"), (1.0, "undecided")):
+        found = by_world(verdicts(fabricated(rg=error)), "puddle_world", "RG")
+        assert found.verdict == verdict
+        assert found.value == pytest.approx(error, rel=0.1)
+        assert found.low <= found.value <= found.high
+        assert bool(found.reason) == (verdict == "does not hold")
+
+
+def test_no_better_solution_holds_when_level_and_breaks_when_better():
+    for error, verdict in ((1.0, "holds"), (3.0, "holds"), (0.4, "does not hold")):
+        assert by_world(verdicts(fabricated(sbeed=error)), "puddle_world", "SBEED").verdict == verdict
+
+
+def test_oscillation_is_counted_per_run():
+    cells = fabricated()
+    cells["puddle_world", "td0"] = result_of(3.0, swing=5.0)
+    found = [c for c in verdicts(cells).values() if "oscillating" in c.sentence]
+    assert {c.measured.split(" of ")[2].split(" whose")[0]: (c.value, c.verdict) for c in found} == {
+        "FVI": (0.0, "does not hold"),
+        "TD(0)": (1.0, "holds"),
+    }
+
+
+def test_divergence_of_the_kernel_loss_is_counted():
+    cells = fabricated()
+    assert next(c for c in verdicts(cells).values() if "convergent" in c.sentence).verdict == "holds"
+    cells["cart_pole", "kloss"] = result_of(1.0, diverged=True)
+    broken = next(c for c in verdicts(cells).values() if "convergent" in c.sentence)
+    assert (broken.value, broken.verdict) == (SEEDS, "does not hold")
+
+
+@pytest.mark.parametrize(
+    ("loss", "low", "high", "verdict"),
+    [
+        ("kloss", 0.8, 0.9, "holds"),
+        ("kloss", 0.6, 0.8, "undecided"),
+        ("kloss", 0.1, 0.2, "does not hold"),
+        ("l2", 0.8, 0.9, "does not hold"),
+        ("l2", 0.1, 0.2, "holds"),
+    ],
+)
+def test_proxies_are_judged_by_the_interval(loss, low, high, verdict):
+    correlation = Correlation("puddle_world", loss, "mse", "own", (low + high) / 2, low, high, 99)
+    found = [c for c in verdicts(fabricated(), [correlation]).values() if "rank correlation" in c.measured]
+    assert [c.verdict for c in found] == [verdict]
+
+
+def toy_row(method, error, diverged=0):
+    return Row(
+        "chain", method, 0.5, 10, "exact", None, None, None, None, diverged=diverged,
+        weight_error=error, weight_error_low=None if error is None else 0.9 * error,
+        weight_error_high=None if error is None else 1.1 * error,
+    )  # fmt: skip
+
+
+def test_toy_claims():
+    rows = [toy_row("kloss", 0.01), toy_row("rg", 0.16), toy_row("td0", None, 10), toy_row("fvi", None, 9)]
+    found = list(claims.toy_claims(rows, {"lstd_weight_error": 0.01}))
+    assert [claim.verdict for claim in found] == ["holds", "does not hold", "holds", "holds"]
+    rows[0], rows[1] = toy_row("kloss", 0.3), toy_row("rg", 0.011)
+    found = list(claims.toy_claims(rows, {"lstd_weight_error": 0.01}))
+    assert [found[0].verdict, found[3].verdict] == ["does not hold", "does not hold"]
+
+
+def test_statistics_are_compared_on_every_world():
+    errors = {
+        ("a", "U"): np.array([2.0, 2.1, 1.9]),
+        ("a", "V of 150 rows"): np.array([1.0, 1.1, 0.9]),
+        ("a", "mixture 0.5"): np.array([3.0, 3.1, 2.9]),
+    }
+    v_better, mixture = claims.statistic_claims(errors)
+    assert (v_better.verdict, mixture.verdict) == ("holds", "does not hold")
+
+
+def test_ratio_and_its_interval():
+    generator = np.random.default_rng(0)
+    covered = 0
+    for seed in range(200):
+        first, second = 2.0 + 0.3 * generator.standard_normal((2, 12))
+        second = second + 2.0
+        found = ratio_of_means(first, second, seed)
+        covered += found.low <= 0.5 <= found.high
+    assert 170 <= covered <= 198  # a bootstrap of 12 covers somewhat less than 95 %
+    assert ratio_of_means(np.array([1.0, np.nan]), np.ones(2)).value == np.inf
+    assert ratio_of_means(np.ones(2), np.array([1.0, np.inf])).value == 0.0
+
+
+def test_rank_correlation_against_ranks_by_hand():
+    x = np.array([[1.0, 5.0], [2.0, 4.0], [3.0, 6.0]])
+    y = x**3
+    assert spearman_over_seeds(x, y).value == pytest.approx(1.0)
+    assert spearman_over_seeds(x, -y).value == pytest.approx(-1.0)
+    y[0, 0] = np.nan  # a diverged network is left out
+    assert spearman_over_seeds(x, y).value == pytest.approx(1.0)
+    generator = np.random.default_rng(0)
+    a, b = generator.standard_normal((2, 50, 10))
+    found = spearman_over_seeds(a, b)
+    ranks = [np.argsort(np.argsort(part.ravel())) for part in (a, b)]
+    assert found.value == pytest.approx(np.corrcoef(*ranks)[0, 1])
+    assert found.low < 0.0 < found.high

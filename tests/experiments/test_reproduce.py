@@ -1,0 +1,163 @@
+"""`koffline reproduce` from the command line, with experiments shrunk to seconds."""
+
+import json
+from dataclasses import replace
+
+import h5py
+import pytest
+from click.testing import CliRunner
+
+from koffline.cli import cli
+from koffline.experiments import ablation, reproduce, toy
+from koffline.experiments.cells import TrainingSettings
+from koffline.experiments.problem import ProblemSettings
+from koffline.experiments.results import read_results
+from koffline.experiments.settings import EPOCHS, Scale
+
+TINY = TrainingSettings(
+    learning_rates=(0.003, 0.001, 0.0003), seeds=2, epochs=4, batch_size=50, hidden=(4,), probe_every=1
+)
+
+
+KEPT = ("U", "mixture 0.5", "V of 50 rows")
+
+
+@pytest.fixture(autouse=True)
+def tiny(monkeypatch):
+    monkeypatch.setattr(
+        Scale, "problem", lambda self, world: ProblemSettings(world, None, (), 120, 40, 2, self.seed)
+    )
+    monkeypatch.setattr(Scale, "training", lambda self, world: TINY)
+    small = replace(toy.ToySettings(), seeds=2, tuples=300, iterations=60)
+    monkeypatch.setattr(toy, "ToySettings", lambda **changes: replace(small, **changes))
+
+
+@pytest.fixture
+def run(tmp_path):
+    def call(*arguments):
+        where = () if "--out" in arguments else ("--out", str(tmp_path))
+        return CliRunner().invoke(cli, ["reproduce", *arguments, *where], prog_name="koffline")
+
+    return call
+
+
+def test_a_figure_leaves_everything_it_promises(run, tmp_path):
+    done = run("figure-puddle")
+    assert done.exit_code == 0, done.output
+    for suffix in ("json", "png", "svg", "md", "curves.h5"):
+        assert (tmp_path / f"figure-puddle.{suffix}").stat().st_size > 500
+    content = json.loads((tmp_path / "figure-puddle.json").read_text())
+    assert content["name"] == "figure-puddle"
+    assert {"seconds", "command", "versions"} <= set(content)
+    rows = content["rows"]
+    assert len(rows) == 6 * 3 * 2
+    assert {row["method"] for row in rows} == {"td0", "fvi", "rg", "gtd2", "sbeed", "kloss"}
+    assert {row["truth"] for row in rows} == {"paper", "monte_carlo"}
+    for row in rows:
+        assert row["world"] == "puddle_world"
+        assert row["mse_low"] <= row["mse"] <= row["mse_high"]
+        assert row["seeds"] == 2
+    for flag in ("best_by_truth", "best_without_truth"):
+        chosen = [(row["method"], row["truth"]) for row in rows if row[flag]]
+        assert len(chosen) == len(set(chosen)) == 12
+    with h5py.File(tmp_path / "figure-puddle.curves.h5") as file:
+        assert file["puddle_world/kloss/mse_monte_carlo"].shape == (4, 3, 2)
+
+
+def test_a_second_run_finds_the_cells_and_says_the_same(run, tmp_path, monkeypatch):
+    assert run("figure-puddle").exit_code == 0
+    first = read_results(tmp_path / "figure-puddle.json")
+    monkeypatch.setattr("koffline.experiments.cells._train", lambda *arguments: 1 / 0)
+    assert run("figure-puddle").exit_code == 0
+    assert read_results(tmp_path / "figure-puddle.json").rows == first.rows
+    broken = next((tmp_path / "cells").glob("puddle_world-rg-*.npz"))
+    broken.unlink()
+    failed = run("figure-puddle")
+    assert failed.exit_code == 2
+    assert "rg on puddle_world" in failed.stderr
+    assert failed.stderr.count("\n") == 1
+
+
+def test_claims_share_cells_and_carry_verdicts(run, tmp_path, monkeypatch):
+    whole = ablation.ablation_variants
+    monkeypatch.setattr(
+        ablation,
+        "ablation_variants",
+        lambda scale: [v for v in whole(scale) if v.group == "statistic" and v.name in KEPT],
+    )
+    done = run("claims")
+    assert done.exit_code == 0, done.output
+    found = read_results(tmp_path / "claims.json").claims
+    assert {claim.verdict for claim in found} <= {"holds", "does not hold", "undecided"}
+    assert len({claim.sentence for claim in found}) >= 10
+    assert any("Trust-PCL" in claim.sentence and claim.verdict == "undecided" for claim in found)
+    monkeypatch.setattr("koffline.experiments.cells._train", lambda *arguments: 1 / 0)
+    assert run("ablation").exit_code == 0  # its cells are there
+
+
+def test_toy(run, tmp_path):
+    done = run("figure-toy")
+    assert done.exit_code == 0, done.output
+    rows = json.loads((tmp_path / "figure-toy.json").read_text())["rows"]
+    assert {row["world"] for row in rows} == {"chain"}
+    assert all("weight_error" in row for row in rows)
+
+
+def test_other_scale_is_refused_unless_forced(run, tmp_path):
+    assert run("figure-toy").exit_code == 0
+    before = (tmp_path / "figure-toy.json").read_bytes()
+    refused = run("figure-toy", "--quick")
+    assert refused.exit_code == 2
+    assert refused.stderr.startswith("error: ")
+    assert "--force" in refused.stderr
+    assert (tmp_path / "figure-toy.json").read_bytes() == before
+    assert run("figure-toy", "--quick", "--force").exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("figure-9",), "no experiment 'figure-9'; known are figure-toy"),
+        (("figure-puddle", "--workers", "0"), "workers is 0"),
+        (("figure-puddle", "--seed", "-1"), "seed is -1"),
+    ],
+)
+def test_bad_requests_are_one_line(run, tmp_path, arguments, message):
+    done = run(*arguments)
+    assert done.exit_code == 2
+    assert done.stderr.count("\n") == 1
+    assert message in done.stderr
+    assert done.stdout == ""
+
+
+@pytest.mark.parametrize("content", ["", "{}", '{"version": 99}', "[1]", '{"version": 1, "rows": 3}'])
+def test_a_results_file_that_is_not_ours_is_left_alone(run, tmp_path, content):
+    path = tmp_path / "figure-toy.json"
+    path.write_text(content)
+    done = run("figure-toy")
+    assert done.exit_code == 2
+    assert "figure-toy.json" in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert path.read_text() == content
+
+
+def test_the_scales_are_those_of_the_paper(monkeypatch):
+    monkeypatch.undo()
+    assert EPOCHS == {"puddle_world": 2000, "cart_pole": 2000, "mountain_car": 3000}
+    full, quick = Scale(), Scale(quick=True)
+    settings = full.training("mountain_car")
+    assert (settings.epochs, settings.seeds, settings.batch_size, settings.hidden) == (3000, 10, 150, (80,))
+    assert settings.learning_rates == (0.003, 0.001, 0.0003)
+    assert full.problem("puddle_world").rows == 5000
+    assert quick.training("mountain_car").epochs == 150
+    variants = ablation.ablation_variants(full)
+    bandwidths = {v.name for v in variants if v.group == "bandwidth"}
+    assert bandwidths == {"0.05", "0.1", "0.25", "0.5", "1.0", "median"}
+    assert len({v.cell.name for v in variants}) == len({v.cell for v in variants})
+    assert reproduce.DESCRIPTIONS.keys() == {
+        "figure-toy",
+        "figure-puddle",
+        "figure-bench",
+        "ablation",
+        "claims",
+    }
