@@ -2,7 +2,7 @@
 
 Every candidate of the default grid (features, bandwidth, ridge) is fitted on a log by the closed form. The
 oracle takes the one with the smallest error against Monte Carlo; the rules see the log alone. "linear kernel"
-is LSTD on the same features (Feng et al. 2019, cor:same_as_td), "networks" variable projection at its defaults.
+is LSTD on the same features (Feng et al. 2019, cor:same_as_td), "networks" variable projection as it comes.
 """
 
 from __future__ import annotations
