@@ -1,8 +1,8 @@
 """What the K-loss depends on: one change at a time from a base, on all three worlds.
 
 Groups: bandwidth, kernel family, statistic (U, V, mixtures, residual gradient), batch size, reward scale,
-output offset, GTD2's second learning rate, transition noise (K-loss beside RG), and the pole's reward.
-Three seeds, two learning rates, half the epochs of the figures.
+output offset, the best of these combined, GTD2's second learning rate, transition noise (K-loss beside RG),
+and the pole's reward. Three seeds, two learning rates, half the epochs of the figures.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
+import torch
 
 from koffline.dual_objectives import DualObjective, GradientTD2
 from koffline.envs.boxes import make_world
@@ -18,7 +19,13 @@ from koffline.experiments.cells import Cell, TrainingSettings
 from koffline.experiments.settings import Scale
 from koffline.kernel_loss import mixture_diag_weight
 from koffline.kernels import Gaussian, InverseMultiquadric, Kernel, Laplacian
-from koffline.objectives import FittedIteration, KernelLoss, Objective, ResidualGradient
+from koffline.objectives import (
+    FittedIteration,
+    KernelLoss,
+    Objective,
+    ResidualGradient,
+    default_kernel_loss,
+)
 
 WORLDS = ("puddle_world", "cart_pole", "mountain_car")
 BASE_BANDWIDTH = 0.25
@@ -74,6 +81,8 @@ def _variants_of(world: str, scale: Scale) -> Iterator[Variant]:
         yield Variant("reward_scale", name, cell(base, replace(training, reward_factor=factor)))
     yield Variant("offset", "none", cell(base))
     yield Variant("offset", "learned", cell(base, replace(training, offset=True)))
+    for name, combined in _combined(problem.rows).items():
+        yield Variant("combined", name, cell(combined))
     for factor in (0.1, 1.0, 10.0):
         yield Variant("gtd2_rate", f"{factor:g}x", cell(GradientTD2(factor), method="gtd2"))
     own_noise = make_world(world).noise  # type: ignore[attr-defined]
@@ -92,6 +101,17 @@ def _variants_of(world: str, scale: Scale) -> Iterator[Variant]:
             }
             for method, objective in methods.items():
                 yield Variant("reward", f"{reward} {method}", Cell(paid, method, objective, training))
+
+
+def _combined(rows: int) -> dict[str, Objective]:
+    """The best parts together, and the default that comes out of it."""
+    square = torch.rand(rows, 2, generator=torch.Generator().manual_seed(0))  # where the states are
+    return {
+        "default": default_kernel_loss(square),
+        "laplacian": KernelLoss(Laplacian(BASE_BANDWIDTH)),
+        "laplacian, weight 0.05": KernelLoss(Laplacian(BASE_BANDWIDTH), 0.05),
+        "gaussian, weight 0.05": KernelLoss(Gaussian(BASE_BANDWIDTH), 0.05),
+    }
 
 
 def _statistics(rows: int, batch_size: int) -> dict[str, float | None]:

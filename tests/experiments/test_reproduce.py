@@ -1,35 +1,21 @@
 """`koffline reproduce` from the command line, with experiments shrunk to seconds."""
 
 import json
-from dataclasses import replace
 
 import h5py
 import pytest
 from click.testing import CliRunner
 
 from koffline.cli import cli
-from koffline.experiments import ablation, reproduce, toy
-from koffline.experiments.cells import TrainingSettings
-from koffline.experiments.problem import ProblemSettings
+from koffline.experiments import ablation, reproduce
 from koffline.experiments.results import read_results
 from koffline.experiments.settings import EPOCHS, Scale
-
-TINY = TrainingSettings(
-    learning_rates=(0.003, 0.001, 0.0003), seeds=2, epochs=4, batch_size=50, hidden=(4,), probe_every=1
-)
-
-
-KEPT = ("U", "mixture 0.5", "V of 50 rows")
+from tests.experiments.shrunk import shrink_experiments
 
 
 @pytest.fixture(autouse=True)
 def tiny(monkeypatch):
-    monkeypatch.setattr(
-        Scale, "problem", lambda self, world: ProblemSettings(world, None, (), 120, 40, 2, self.seed)
-    )
-    monkeypatch.setattr(Scale, "training", lambda self, world: TINY)
-    small = replace(toy.ToySettings(), seeds=2, tuples=300, iterations=60)
-    monkeypatch.setattr(toy, "ToySettings", lambda **changes: replace(small, **changes))
+    shrink_experiments(monkeypatch)
 
 
 @pytest.fixture
@@ -79,12 +65,6 @@ def test_a_second_run_finds_the_cells_and_says_the_same(run, tmp_path, monkeypat
 
 
 def test_claims_share_cells_and_carry_verdicts(run, tmp_path, monkeypatch):
-    whole = ablation.ablation_variants
-    monkeypatch.setattr(
-        ablation,
-        "ablation_variants",
-        lambda scale: [v for v in whole(scale) if v.group == "statistic" and v.name in KEPT],
-    )
     done = run("claims")
     assert done.exit_code == 0, done.output
     found = read_results(tmp_path / "claims.json").claims
