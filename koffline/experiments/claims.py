@@ -117,14 +117,14 @@ def _against(
 
 
 def _reason(cells: Cells, world: str, other: str, verdict: str) -> str:
-    if verdict != FAILS:
-        return ""
     ours, theirs = cells[world, "kloss"], cells[world, other]
+    share = best_errors(ours).mean() / ours.value_variance
+    if verdict != FAILS:
+        return "" if share < 1.0 else f"and yet K-loss is worse than a constant: MSE / Var V = {share:.2f}"
     own, their = (
         final_values(r, "bellman_error")[best_rate_by_truth(r, "monte_carlo")].mean() for r in (ours, theirs)
     )
-    variance = ours.value_variance
-    if own < their and best_errors(ours).mean() > 0.5 * variance:
+    if own < their and share > 0.5:
         return (
             f"K-loss has the smaller Bellman error ({own:.2g} against {their:.2g}) and the larger value "
             "error: an error that is nearly constant costs only (1 − γ) of itself in every residual"

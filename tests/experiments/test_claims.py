@@ -30,7 +30,7 @@ def result_of(error, swing=1.0, bellman=0.1, diverged=False):
         diverged_at=flags,
         held_out=np.ones((1, SEEDS)),
         paper_noise=0.0,
-        value_variance=1.0,
+        value_variance=10.0,
         largest_return=50.0,
         seconds=1.0,
     )
