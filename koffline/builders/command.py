@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shlex
 import sys
 from collections.abc import Callable, Iterator
@@ -66,6 +67,8 @@ def uniform(
         raise ConfigError(f"--n is {n}; give a positive number of tuples")
     target = _Target(out, format_, force, manifest)
     generator = np.random.default_rng(_checked_seed(seed))
+    if env == CHAIN and policy is not None:
+        raise ConfigError(f"--policy is {policy}, but the chain has no actions to choose; leave it out")
     if env == CHAIN:
         log = build_chain(n, generator)
     elif policy is None:
@@ -76,12 +79,12 @@ def uniform(
 
 
 @build.command(no_args_is_help=True)
-@click.option("--env", required=True, help="Any Gymnasium environment.")
+@click.option("--env", required=True, help="Any Gymnasium id, or package:id to import it first.")
 @click.option("--policy", "policies", multiple=True, required=True, help="A policy; repeat it for a mixture.")
 @click.option("--weight", "weights", multiple=True, type=float, help="Share of each policy of a mixture.")
 @click.option("--episodes", type=int, required=True, help="Number of episodes.")
 @click.option("--time-limit", type=int, help="Steps until truncation; default: the environment's.")
-@click.option("--num-envs", type=int, default=16, show_default=True, help="Copies played side by side.")
+@click.option("--num-envs", type=int, help="Copies played side by side; rows do not depend on it.")
 @click.option("--gamma", type=float, help="Discount to note in the log as a hint.")
 @click.option("--resume", is_flag=True, help="Continue a build that was cut.")
 @_SEED
@@ -95,7 +98,7 @@ def rollouts(
     weights: tuple[float, ...],
     episodes: int,
     time_limit: int | None,
-    num_envs: int,
+    num_envs: int | None,
     gamma: float | None,
     resume: bool,
     seed: int,
@@ -107,7 +110,11 @@ def rollouts(
     """Whole episodes of a policy or a mixture; time limits are truncations, log-probabilities are stored.
 
     Each episode of a mixture is played by one policy, drawn by weight; the log-probability of an action is
-    that policy's. A build that is cut leaves TARGET.parts; --resume continues it to the same rows.
+    that policy's. Continuous actions have none; those outside the action space are clipped to it and stored
+    as played. An environment without a time limit of its own may need --time-limit to end.
+
+    An episode depends on the seed and its own number alone. A build that is cut leaves TARGET.parts;
+    --resume continues it to the same rows.
 
     \b
     Examples:
@@ -119,17 +126,21 @@ def rollouts(
     from koffline.builders.resumable import PartsFolder, policy_digests
     from koffline.builders.rollouts import RolloutPlayer, RolloutSettings
 
-    if gamma is not None and not 0.0 < gamma < 1.0:
-        raise ConfigError(f"--gamma is {gamma}; give a discount between 0 and 1")
     shares = weights or (1.0,) * len(policies)
-    settings = RolloutSettings(env, episodes, shares, time_limit, num_envs, _checked_seed(seed), gamma)
+    settings = RolloutSettings(env, episodes, shares, time_limit, num_envs, seed, gamma)
     target = _Target(out, format_, force, manifest)
     with RolloutPlayer(settings, policies) as player:
         parts = PartsFolder(target.parts, settings, policy_digests(policies))
         parts.open(resume, force)
-        with _bar(f"playing {env}", episodes) as progress:
-            log = parts.build(player, progress)
-    target.write(log, seed)
+        try:
+            with _bar(f"playing {env}", episodes) as progress:
+                log = parts.build(player, progress)
+            target.write(log, seed)
+        except KeyboardInterrupt:
+            if not parts.kept:
+                raise
+            click.echo(f"interrupted; finished episodes are in {parts.folder}: --resume goes on", err=True)
+            raise SystemExit(130) from None
     parts.remove()
 
 
@@ -202,13 +213,12 @@ class _Target:
         self._out, self._force = out, force
         self._format = target_format(out, format_)
         folder = minari_folder(out.removeprefix(PREFIX)) if out.startswith(PREFIX) else Path(out)
-        if out.startswith(PREFIX):
-            folder.parent.mkdir(parents=True, exist_ok=True)
-        check_target(folder, force)
+        if not out.startswith(PREFIX) or os.path.lexists(folder):  # folders of Minari's are made when written
+            check_target(folder, force)
         self.path = folder
         self.parts = folder.with_name(f"{folder.name}.parts")
         self._manifest = Path(manifest) if manifest else folder.parent / NAME
-        if not self._manifest.parent.is_dir():
+        if manifest and not self._manifest.parent.is_dir():
             raise DataError(f"{self._manifest.parent} does not exist; create it or name another --manifest")
         read_manifest(self._manifest)
 
@@ -219,7 +229,7 @@ class _Target:
 
         write_transitions(log, self._out, self._format, self._force)
         command = shlex.join(["koffline", *sys.argv[1:]])
-        add_to_manifest(self._manifest, self.path.name, log, command, seed, self.path)
+        add_to_manifest(self._manifest, self.path, log, command, seed)
         click.echo(f"{self._out}: {log}")
         click.echo(f"sha256 {log.sha256}, entry in {self._manifest}")
 

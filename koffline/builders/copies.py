@@ -1,19 +1,23 @@
-"""Copies of an environment, played side by side: any Gymnasium environment, and our worlds at once."""
+"""Copies of an environment, played side by side: any Gymnasium environment, and our worlds at once.
+
+Gymnasium's own vector environments reset a copy by themselves, one step after its end, and give rows that
+belong to no episode; here a copy that ended just rests, and the last observation of an episode is at hand.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from difflib import get_close_matches
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
-import gymnasium
 import numpy as np
 
 import koffline.envs  # noqa: F401  (makes our worlds known to Gymnasium)
-from koffline.data.transitions import ActionSpace, Continuous, Discrete
-from koffline.envs.boxes import BoxWorld, make_world, world_name
+from koffline.builders.gymnasium_spaces import SpaceTranslator
+from koffline.builders.make_env import make_env, playing
+from koffline.builders.streams import RowGenerators
+from koffline.data.transitions import ActionSpace, Discrete
+from koffline.envs.boxes import WORLDS, BoxWorld, make_world, world_name
 from koffline.envs.registration import GYMNASIUM_IDS, TIME_LIMITS
-from koffline.errors import ConfigError
 
 
 class CopiesStep(NamedTuple):
@@ -27,17 +31,27 @@ class CopiesStep(NamedTuple):
 
 @runtime_checkable
 class Copies(Protocol):
-    """See the module's docstring. Nothing is reset by itself."""
+    """See the module's docstring. Nothing is reset by itself.
 
+    ``name`` is the full Gymnasium id, ``action_dtype`` the precision in which actions are received,
+    ``time_limit`` the steps after which episodes are cut (None: the environment says when),
+    ``usual_number`` how many copies are a good choice, ``notes`` what was changed about observations.
+    """
+
+    name: str
     action_space: ActionSpace
+    action_dtype: np.dtype[Any]
     observation_shape: tuple[int, ...]
+    time_limit: int | None
+    usual_number: int
+    notes: tuple[str, ...]
 
     def reset(self, seeds: Sequence[int]) -> np.ndarray:
         """Start one copy per seed; observations (n, …)."""
         ...
 
     def step(self, running: Sequence[int], actions: np.ndarray) -> CopiesStep:
-        """One step of the copies that still run."""
+        """One step of the copies that still run; actions (n,) or (n, k) of the action space."""
         ...
 
     def close(self) -> None:
@@ -46,35 +60,42 @@ class Copies(Protocol):
 
 
 def make_copies(identifier: str, time_limit: int | None) -> Copies:
-    """Copies of an environment; ours are played as one array. Raises ConfigError."""
-    if identifier in GYMNASIUM_IDS.values():
+    """Copies of an environment; ours, by id or name, are played as one array. Raises ConfigError."""
+    if identifier in WORLDS or identifier in GYMNASIUM_IDS.values():
         name = world_name(identifier)
-        return WorldCopies(make_world(name), time_limit or TIME_LIMITS[name])
+        return WorldCopies(GYMNASIUM_IDS[name], make_world(name), time_limit or TIME_LIMITS[name])
     return GymnasiumCopies(identifier, time_limit)
 
 
 class WorldCopies:
-    """Copies of one of our worlds, stepped together."""
+    """Copies of one of our worlds, stepped together; rows are those of the Gymnasium environment."""
 
-    def __init__(self, world: BoxWorld, time_limit: int) -> None:
+    usual_number = 256
+    notes: tuple[str, ...] = ()
+
+    def __init__(self, identifier: str, world: BoxWorld, time_limit: int) -> None:
         assert world.n_actions is not None
-        self._world, self._limit = world, time_limit
+        self.name, self._world = identifier, world
+        self.time_limit: int | None = time_limit
         self.action_space: ActionSpace = Discrete(world.n_actions)
+        self.action_dtype: np.dtype[Any] = np.dtype(np.int64)
         self.observation_shape: tuple[int, ...] = (len(world.low),)
 
     def reset(self, seeds: Sequence[int]) -> np.ndarray:
         """Start one copy per seed."""
-        self._generator = np.random.default_rng(list(seeds))
-        self._states = self._world.reset(len(seeds), self._generator)
+        generators = [np.random.default_rng(seed) for seed in seeds]
+        self._states = np.concatenate([self._world.reset(1, generator) for generator in generators])
+        self._generators = RowGenerators(generators)
         self._steps = 0
         return self._world.observe(self._states)
 
     def step(self, running: Sequence[int], actions: np.ndarray) -> CopiesStep:
         """One step of the copies that still run."""
+        assert self.time_limit is not None
         self._steps += 1
-        outcome = self._world.step(self._states[running], actions, self._generator)
+        outcome = self._world.step(self._states[running], actions, self._generators.next_step(running))
         self._states[running] = outcome.state
-        cut = ~outcome.terminated & (self._steps >= self._limit)
+        cut = ~outcome.terminated & (self._steps >= self.time_limit)
         return CopiesStep(self._world.observe(outcome.state), outcome.reward, outcome.terminated, cut)
 
     def close(self) -> None:
@@ -84,64 +105,40 @@ class WorldCopies:
 class GymnasiumCopies:
     """Copies of any Gymnasium environment, made when they are first needed."""
 
+    usual_number = 16
+
     def __init__(self, identifier: str, time_limit: int | None) -> None:
         self._identifier = identifier
         self._options = {} if time_limit is None else {"max_episode_steps": time_limit}
-        self._envs = [make_env(identifier, **self._options)]
-        self.action_space, self.observation_shape = _spaces_of(identifier, self._envs[0])
+        first = make_env(identifier, **self._options)
+        self._envs = [first]
+        self.name = identifier if first.spec is None else first.spec.id
+        self.time_limit = time_limit if first.spec is None else first.spec.max_episode_steps
+        self._spaces = SpaceTranslator(self.name, first.observation_space, first.action_space)
+        self.action_space, self.action_dtype = self._spaces.action_space, self._spaces.action_dtype
+        self.observation_shape, self.notes = self._spaces.observation_shape, self._spaces.notes
 
     def reset(self, seeds: Sequence[int]) -> np.ndarray:
         """Start one copy per seed."""
-        while len(self._envs) < len(seeds):
-            self._envs.append(make_env(self._identifier, **self._options))
-        pairs = zip(self._envs, seeds, strict=False)
-        return np.stack([env.reset(seed=int(seed))[0] for env, seed in pairs])
+        while len(self._envs) < len(seeds):  # the first copy was checked by Gymnasium, the others are like it
+            self._envs.append(make_env(self._identifier, disable_env_checker=True, **self._options))
+        with playing(self.name, "reset"):
+            pairs = zip(self._envs, seeds, strict=False)
+            first = [env.reset(seed=seed)[0] for env, seed in pairs]
+            return self._spaces.observations(first)
 
     def step(self, running: Sequence[int], actions: np.ndarray) -> CopiesStep:
         """One step of the copies that still run."""
-        steps = [
-            self._envs[copy].step(self._native(action)) for copy, action in zip(running, actions, strict=True)
-        ]
-        observations, rewards, ended, cut, _ = zip(*steps, strict=True)
-        terminated = np.asarray(ended, dtype=bool)
-        truncated = np.asarray(cut, dtype=bool) & ~terminated
-        return CopiesStep(np.stack(observations), np.asarray(rewards, np.float64), terminated, truncated)
+        native = self._spaces.native_actions(actions)
+        with playing(self.name, "step"):
+            steps = [self._envs[copy].step(action) for copy, action in zip(running, native, strict=True)]
+            observations, rewards, ended, cut, _ = zip(*steps, strict=True)
+            terminated = np.asarray(ended, dtype=bool)
+            truncated = np.asarray(cut, dtype=bool) & ~terminated
+            numbers = np.asarray(rewards, dtype=np.float64)
+            return CopiesStep(self._spaces.observations(observations), numbers, terminated, truncated)
 
     def close(self) -> None:
         """Close every environment."""
         for env in self._envs:
             env.close()
-
-    def _native(self, action: Any) -> Any:
-        space = self._envs[0].action_space
-        if isinstance(space, gymnasium.spaces.Discrete):
-            return int(action) + int(space.start)
-        return np.asarray(action, dtype=space.dtype)
-
-
-def make_env(identifier: str, **options: Any) -> gymnasium.Env[Any, Any]:
-    """gymnasium.make with its errors in one line. Raises ConfigError."""
-    try:
-        return gymnasium.make(identifier, **options)
-    except gymnasium.error.NameNotFound:
-        near = get_close_matches(identifier, list(gymnasium.registry), 1)
-        hint = f"did you mean {near[0]}?" if near else "check its name, or import the package that has it"
-        raise ConfigError(f"there is no environment '{identifier}'; {hint}") from None
-    except (gymnasium.error.Error, ImportError, AttributeError, TypeError, ValueError) as error:
-        reason = " ".join(str(error).split())
-        raise ConfigError(f"the environment '{identifier}' cannot be made: {reason}") from None
-
-
-def _spaces_of(name: str, env: gymnasium.Env[Any, Any]) -> tuple[ActionSpace, tuple[int, ...]]:
-    """The action space as koffline has it, and the shape of an observation. Raises ConfigError."""
-    seen, acts = env.observation_space, env.action_space
-    if not isinstance(seen, gymnasium.spaces.Box):
-        raise ConfigError(
-            f"{name} has observations of {seen}; wrap it so that they are arrays (FlattenObservation)"
-        )
-    if isinstance(acts, gymnasium.spaces.Discrete):
-        return Discrete(int(acts.n)), seen.shape
-    if isinstance(acts, gymnasium.spaces.Box) and len(acts.shape) == 1:
-        low, high = (tuple(float(x) for x in corner) for corner in (acts.low, acts.high))
-        return Continuous(acts.shape[0], low, high), seen.shape
-    raise ConfigError(f"{name} has actions of {acts}; koffline takes Discrete and flat Box actions")

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
+import os
+from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -30,10 +33,11 @@ def read_manifest(path: Path) -> dict[str, Any]:
     return entries
 
 
-def add_to_manifest(
-    path: Path, name: str, log: Transitions, command: str, seed: int, written: Path | None
-) -> None:
-    """Add or replace the entry of a dataset; the others stay. written: its file, None for a folder."""
+def add_to_manifest(path: Path, dataset: Path, log: Transitions, command: str, seed: int) -> None:
+    """Add or replace the entry of a dataset, a file or a folder; the others stay.
+
+    Entries are named by the dataset's path as seen from the manifest's folder. Raises DataError.
+    """
     entry: dict[str, Any] = {
         "command": command,
         "seed": seed,
@@ -42,9 +46,27 @@ def add_to_manifest(
         "content_sha256": log.sha256,
         "made_with": {package: version(package) for package in ("koffline", "numpy", "h5py", "gymnasium")},
     }
-    if written is not None and written.is_file():
-        digest = hashlib.sha256(written.read_bytes()).hexdigest()
-        entry["files"] = {written.name: {"sha256": digest}}
-    entries = read_manifest(path) | {name: entry}
-    with atomic_file(path, force=True) as temporary:
-        temporary.write_text(json.dumps(entries, indent=2) + "\n", encoding="utf-8")
+    if dataset.is_file():
+        entry["files"] = {dataset.name: {"sha256": hashlib.sha256(dataset.read_bytes()).hexdigest()}}
+    name = Path(os.path.relpath(dataset, path.parent)).as_posix()
+    with _alone(path.parent):
+        entries = read_manifest(path) | {name: entry}
+        with atomic_file(path, force=True) as temporary:
+            temporary.write_text(json.dumps(entries, indent=2) + "\n", encoding="utf-8")
+
+
+@contextlib.contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Builds that end together change a manifest one after the other, where the system has locks."""
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        yield
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):  # a file system without locks
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)

@@ -6,25 +6,28 @@ import hashlib
 import json
 import shutil
 import zipfile
+import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from koffline.builders.rollouts import Columns, RolloutPlayer, RolloutSettings, batch_names
+from koffline import __version__
+from koffline.builders.rollouts import Columns, RolloutPlayer, RolloutSettings
 from koffline.data.files import atomic_file
 from koffline.data.transitions import Transitions
 from koffline.errors import DataError
 
 _RUN = "run.json"
+_EPSILON = "epsilon:"
 
 
 class PartsFolder:
     """The folder of parts of one build; a build with other settings is refused."""
 
     def __init__(self, folder: Path, settings: RolloutSettings, policies: Sequence[str]) -> None:
-        self.folder, self._settings = folder, settings
+        self.folder = folder
         self._fingerprint = _fingerprint(settings, policies)
 
     def open(self, resume: bool, force: bool) -> None:
@@ -39,25 +42,41 @@ class PartsFolder:
                 )
             self._check()
         else:
-            self.folder.mkdir()
+            self.folder.mkdir(parents=True)
             with atomic_file(self.folder / _RUN, force=True) as temporary:
                 temporary.write_text(json.dumps({"fingerprint": self._fingerprint}) + "\n", encoding="utf-8")
 
     def build(self, player: RolloutPlayer, progress: Callable[[int], None] | None = None) -> Transitions:
-        """Play the batches that are missing, then join all."""
-        parts = []
-        for number, name in enumerate(batch_names(self._settings)):
-            path = self.folder / name
-            if not (path.is_file() and zipfile.is_zipfile(path)):
-                _write_part(path, player.play_batch(number))
-            parts.append(_read_part(path))
-            if progress is not None:
-                progress(min((number + 1) * self._settings.num_envs, self._settings.episodes))
-        return player.join(parts)
+        """Play the batches that are missing, then join all; what fails before any is done leaves nothing."""
+        try:
+            parts = []
+            for number in range(player.batches):
+                parts.append(self._part(number, player))
+                if progress is not None:
+                    progress(player.episodes_until(number))
+            return player.join(parts)
+        except BaseException:
+            if not self.kept:
+                self.remove()
+            raise
+
+    @property
+    def kept(self) -> int:
+        """How many batches are on the disk."""
+        return len(list(self.folder.glob("part-*.npz")))
 
     def remove(self) -> None:
         """The output is there: the parts are not needed any more."""
         shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _part(self, number: int, player: RolloutPlayer) -> Columns:
+        path = self.folder / f"part-{number:06d}.npz"
+        try:
+            return _read_part(path)
+        except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error):  # missing, or not whole
+            columns = player.play_batch(number)
+        _write_part(path, columns)
+        return columns
 
     def _check(self) -> None:
         try:
@@ -72,15 +91,20 @@ class PartsFolder:
 
 
 def policy_digests(specs: Sequence[str]) -> list[str]:
-    """What tells policies apart: the digest of a file, else the spec itself."""
-    return [
-        hashlib.sha256(Path(spec).read_bytes()).hexdigest() if Path(spec).is_file() else spec
-        for spec in specs
-    ]
+    """What tells policies apart: the spec, with the digest of the file that it names, if it does."""
+    return [_policy_digest(spec) for spec in specs]
+
+
+def _policy_digest(spec: str) -> str:
+    if spec.startswith(_EPSILON) and spec.count(":") > 1:
+        _, number, base = spec.split(":", 2)
+        return f"{_EPSILON}{number}:{_policy_digest(base)}"
+    path = Path(spec).expanduser()
+    return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else spec
 
 
 def _fingerprint(settings: RolloutSettings, policies: Sequence[str]) -> str:
-    return hashlib.sha256(repr((settings, list(policies))).encode()).hexdigest()
+    return hashlib.sha256(repr((__version__, settings, list(policies))).encode()).hexdigest()
 
 
 def _write_part(path: Path, columns: Columns) -> None:
@@ -90,5 +114,6 @@ def _write_part(path: Path, columns: Columns) -> None:
 
 
 def _read_part(path: Path) -> Columns:
-    with np.load(path, allow_pickle=False) as archive:
+    # opened here: numpy leaves a broken file open
+    with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
         return {name: archive[name] for name in archive.files}

@@ -1,23 +1,25 @@
 """Episodes of a policy, or of a mixture of policies, in any Gymnasium environment.
 
-Episodes are played in batches of ``num_envs`` copies side by side: the policy is asked once for all copies. A
-batch depends on the seed and its own number alone, so that a build can be cut anywhere and continued.
+Episodes are played in batches of copies side by side: the policy is asked once for all copies. Each has
+random numbers of its own (`streams`), so that a build can be cut between two batches and continued. Rows do
+not depend on the size of batches, except that a network's outputs may differ in their last bits with it.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from koffline.builders.actors import Actor
 from koffline.builders.copies import make_copies
-from koffline.data.transitions import Continuous, Metadata, Transitions
-from koffline.envs.rollouts import draw_actions
+from koffline.builders.streams import action_generator, environment_seed
+from koffline.data.transitions import Discrete, Metadata, Transitions
 from koffline.errors import ConfigError
-from koffline.policies.base import DiscretePolicy, Policy
+from koffline.policies.base import Policy
 from koffline.policies.loading import as_policy
 
 Columns = dict[str, np.ndarray]
@@ -27,32 +29,33 @@ Columns = dict[str, np.ndarray]
 class RolloutSettings:
     """What a build of rollouts depends on besides the policies.
 
-    weights: shares of the policies; every episode is played by one of them. time_limit: steps after which an
-    episode is truncated; None: the environment's own.
+    env: a Gymnasium id, or the name of one of our worlds. weights: shares of the policies; every episode is
+    played by one of them. time_limit: steps after which an episode is truncated; None: the environment's own.
+    num_envs: copies played side by side; None: a number that suits the environment.
     """
 
     env: str
     episodes: int
     weights: tuple[float, ...] = (1.0,)
     time_limit: int | None = None
-    num_envs: int = 16
+    num_envs: int | None = None
     seed: int = 0
     gamma: float | None = None
 
     def __post_init__(self) -> None:
         for name in ("episodes", "num_envs"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} is {getattr(self, name)}; give a positive whole number")
+            number = getattr(self, name)
+            if number is not None and number < 1:
+                raise ConfigError(f"{name} is {number}; give a positive whole number")
         if self.time_limit is not None and self.time_limit < 1:
             raise ConfigError(f"time_limit is {self.time_limit}; give a positive number of steps")
+        if self.seed < 0:
+            raise ConfigError(f"seed is {self.seed}; give a number that is not negative")
+        if self.gamma is not None and not 0.0 < self.gamma < 1.0:
+            raise ConfigError(f"gamma is {self.gamma}; give a discount between 0 and 1")
         good = all(math.isfinite(weight) and weight >= 0.0 for weight in self.weights)
-        if not good or not sum(self.weights) > 0.0:
+        if not good or not 0.0 < sum(self.weights) < math.inf:
             raise ConfigError(f"weights are {self.weights}; give finite shares that are not all zero")
-
-    @property
-    def batches(self) -> int:
-        """How many batches of episodes there are."""
-        return math.ceil(self.episodes / self.num_envs)
 
 
 def build_rollouts(
@@ -63,16 +66,17 @@ def build_rollouts(
     """Whole episodes, with the log-probability that the policy of each episode gave to each action.
 
     policies: what `koffline.load_policy` takes, or callables, one per weight. Log-probabilities are stored
-    where all policies have discrete actions; continuous actions are clipped to the action space.
+    for discrete actions; policies with continuous ones tell no density. Continuous actions outside the space
+    are clipped to it, stored as played, and counted in ``metadata.notes``.
     progress hears how many episodes are done.
     Raises ConfigError, and PolicyError for a policy that does not fit.
     """
     with RolloutPlayer(settings, policies) as player:
         parts = []
-        for number in range(settings.batches):
+        for number in range(player.batches):
             parts.append(player.play_batch(number))
             if progress is not None:
-                progress(min((number + 1) * settings.num_envs, settings.episodes))
+                progress(player.episodes_until(number))
         return player.join(parts)
 
 
@@ -86,8 +90,14 @@ class RolloutPlayer:
             )
         self._settings = settings
         self._copies = make_copies(settings.env, settings.time_limit)
+        self._batch_size = settings.num_envs or self._copies.usual_number
         self.action_space, shape = self._copies.action_space, self._copies.observation_shape
-        self.policies: list[Policy] = [as_policy(policy, self.action_space, shape) for policy in policies]
+        try:
+            self.policies: list[Policy] = [as_policy(policy, self.action_space, shape) for policy in policies]
+        except BaseException:
+            self._copies.close()
+            raise
+        self.batches = math.ceil(settings.episodes / self._batch_size)
 
     def __enter__(self) -> RolloutPlayer:
         return self
@@ -95,80 +105,67 @@ class RolloutPlayer:
     def __exit__(self, *error: object) -> None:
         self._copies.close()
 
+    def episodes_until(self, number: int) -> int:
+        """Episodes of the batches up to and with a batch."""
+        return min((number + 1) * self._batch_size, self._settings.episodes)
+
     def play_batch(self, number: int) -> Columns:
-        """The episodes of a batch, sorted by episode and step; numbers of episodes are the build's own."""
-        first = number * self._settings.num_envs
-        count = min(self._settings.num_envs, self._settings.episodes - first)
-        seeds = np.random.SeedSequence([self._settings.seed, number])
-        generator = np.random.default_rng(seeds)
-        shares = np.asarray(self._settings.weights) / sum(self._settings.weights)
-        chosen = generator.choice(len(self.policies), size=count, p=shares)
-        observations = self._copies.reset(seeds.generate_state(count).tolist())
-        running = np.arange(count)
+        """The episodes of a batch, sorted by episode and step; their numbers are the build's own."""
+        seed, episodes = (
+            self._settings.seed,
+            np.arange(number * self._batch_size, self.episodes_until(number)),
+        )
+        generators = [action_generator(seed, episode) for episode in episodes.tolist()]
+        actor = Actor(self.policies, self._settings.weights, generators, self._copies)
+        observations = self._copies.reset([environment_seed(seed, episode) for episode in episodes.tolist()])
+        running = np.arange(len(episodes))
         parts: list[Columns] = []
         while len(running):
-            actions, log_probabilities = self._act(observations, chosen[running], generator)
-            step = self._copies.step(running.tolist(), actions)
+            acted = actor.act(len(parts), running, observations)
+            step = self._copies.step(running.tolist(), acted.actions)
             parts.append(
                 {
                     "observations": observations,
-                    "actions": actions,
-                    "rewards": step.rewards,
                     "next_observations": step.observations,
+                    "rewards": step.rewards,
                     "terminated": step.terminated,
                     "truncated": step.truncated,
-                    "log_probabilities": log_probabilities,
-                    "episode_ids": first + running,
+                    "episode_ids": episodes[running],
                     "steps": np.full(len(running), len(parts)),
+                    **acted._asdict(),
                 }
             )
             on = ~(step.terminated | step.truncated)
             running, observations = running[on], step.observations[on]
         columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
         order = np.lexsort((columns["steps"], columns["episode_ids"]))
-        return {name: column[order] for name, column in columns.items()}
+        columns = {name: column[order] for name, column in columns.items()}
+        _check_numbers(self._copies.name, columns)
+        return columns
 
     def join(self, parts: Sequence[Columns]) -> Transitions:
         """All batches as one record."""
         columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-        log_probabilities = columns.pop("log_probabilities")
-        known = all(isinstance(policy, DiscretePolicy) for policy in self.policies)
-        limit = {} if self._settings.time_limit is None else {"time_limit": self._settings.time_limit}
+        log_probabilities, clipped = columns.pop("log_probabilities"), int(columns.pop("clipped").sum())
+        notes = self._copies.notes
+        if clipped:
+            notes = (*notes, f"{clipped} actions were outside the action space; they are stored as clipped")
+        limit = {} if self._copies.time_limit is None else {"time_limit": self._copies.time_limit}
         return Transitions(
             **columns,
             action_space=self.action_space,
-            behavior_log_probabilities=log_probabilities if known else None,
-            metadata=Metadata(gamma=self._settings.gamma, extra={"task": self._settings.env, **limit}),
+            behavior_log_probabilities=log_probabilities if isinstance(self.action_space, Discrete) else None,
+            metadata=Metadata(
+                gamma=self._settings.gamma, extra={"task": self._copies.name, **limit}, notes=notes
+            ),
         )
 
-    def _act(
-        self, observations: np.ndarray, chosen: np.ndarray, generator: np.random.Generator
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Actions of all running copies, each by its own policy, and their log-probabilities."""
-        log_probabilities = np.zeros(len(observations))
-        actions: np.ndarray | None = None
-        for index in np.unique(chosen):
-            mine, policy = chosen == index, self.policies[index]
-            drawn: np.ndarray
-            if isinstance(policy, DiscretePolicy):
-                table = policy.probabilities(observations[mine])
-                drawn = draw_actions(lambda _, table=table: table, observations[mine], generator)
-                log_probabilities[mine] = np.log(table[np.arange(len(table)), drawn])
-            else:
-                assert isinstance(self.action_space, Continuous)
-                drawn = np.clip(
-                    policy.sample(observations[mine], generator),
-                    self.action_space.low,
-                    self.action_space.high,
-                )
-            if actions is None:
-                actions = np.zeros((len(observations), *drawn.shape[1:]), dtype=drawn.dtype)
-            actions[mine] = drawn
-        assert actions is not None
-        return actions, log_probabilities
 
-
-def batch_names(settings: RolloutSettings) -> Iterator[str]:
-    """File names of the parts of a resumable build."""
-    for number in range(settings.batches):
-        yield f"part-{number:06d}.npz"
+def _check_numbers(name: str, columns: Columns) -> None:
+    """A log holds finite numbers only; better said after the first batch than after the last."""
+    for column in ("observations", "next_observations", "rewards"):
+        finite = np.isfinite(columns[column]).reshape(len(columns[column]), -1).all(axis=1)
+        if not finite.all():
+            row = int(np.argmin(finite))
+            where = f"step {columns['steps'][row]} of episode {columns['episode_ids'][row]}"
+            raise ConfigError(f"{name} gave {column} that are not finite in {where}; mend it or wrap it")

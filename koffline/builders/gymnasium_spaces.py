@@ -1,0 +1,79 @@
+"""Between Gymnasium's spaces and ours: observations are arrays, actions indices or flat vectors."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+
+from koffline.data.transitions import ActionSpace, Continuous, Discrete
+from koffline.errors import ConfigError
+
+_EXACT_IN_FLOAT32 = 2**24  # whole numbers up to this size
+
+
+class SpaceTranslator:
+    """Observations out of an environment, actions into it.
+
+    Boxes keep their shape and their bytes or floats; other observations are flattened as Gymnasium does
+    (discrete ones become one-hot), which ``notes`` says. Raises ConfigError for spaces without such a form.
+    """
+
+    def __init__(self, name: str, observation: spaces.Space[Any], action: spaces.Space[Any]) -> None:
+        self._observation, self._action = observation, action
+        self.notes: tuple[str, ...] = ()
+        box = observation
+        if not isinstance(box, spaces.Box):
+            box = _flattened(name, observation)
+            self.notes = (f"observations of {observation} were flattened; discrete parts are one-hot",)
+        self.observation_shape: tuple[int, ...] = box.shape or (1,)
+        self._dtype = _number_type(box)
+        self.action_space = _action_space(name, action)
+        self.action_dtype = np.dtype(np.int64 if isinstance(action, spaces.Discrete) else action.dtype)
+
+    def observations(self, values: Sequence[Any]) -> np.ndarray:
+        """(n, …), a copy; uint8, float32 or float64 as the space says. Raises TypeError for other numbers."""
+        if not isinstance(self._observation, spaces.Box):
+            values = [spaces.flatten(self._observation, value) for value in values]
+        stacked = np.stack([np.asarray(value) for value in values])
+        return stacked.reshape(-1, *self.observation_shape).astype(self._dtype, casting="same_kind")
+
+    def native_actions(self, actions: np.ndarray) -> Sequence[Any]:
+        """What the environment's step takes, one per row."""
+        space = self._action
+        if isinstance(space, spaces.Discrete):
+            return [int(action) + int(space.start) for action in actions]
+        assert isinstance(space, spaces.Box)
+        return list(actions.astype(space.dtype).reshape(-1, *space.shape))
+
+
+def _flattened(name: str, space: spaces.Space[Any]) -> spaces.Box:
+    try:
+        flat: spaces.Space[Any] = spaces.flatten_space(space)
+    except (NotImplementedError, ValueError):
+        flat = space
+    if not isinstance(flat, spaces.Box) or not math.prod(flat.shape):
+        raise ConfigError(f"{name} has observations of {space}; wrap it so that they are arrays of numbers")
+    return flat
+
+
+def _action_space(name: str, space: spaces.Space[Any]) -> ActionSpace:
+    if isinstance(space, spaces.Discrete):
+        return Discrete(int(space.n))
+    if isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.floating):
+        low, high = (tuple(float(x) for x in corner.reshape(-1)) for corner in (space.low, space.high))
+        return Continuous(len(low), low, high)
+    raise ConfigError(f"{name} has actions of {space}; koffline takes Discrete and Box actions")
+
+
+def _number_type(box: spaces.Box) -> np.dtype[Any]:
+    """The type of a log's observations that holds all numbers of a box exactly."""
+    if box.dtype in (np.uint8, np.float32, np.float64):
+        return np.dtype(box.dtype)
+    if np.issubdtype(box.dtype, np.floating):
+        return np.dtype(np.float32 if np.dtype(box.dtype).itemsize <= 2 else np.float64)
+    small = np.abs([box.low.astype(float), box.high.astype(float)]).max() <= _EXACT_IN_FLOAT32
+    return np.dtype(np.float32 if small else np.float64)

@@ -1,0 +1,42 @@
+"""Other people's environments: their errors, whatever they are, in one line."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from difflib import get_close_matches
+from typing import Any
+
+import gymnasium
+
+from koffline.envs.boxes import WORLDS
+from koffline.errors import ConfigError, KofflineError
+
+
+def make_env(identifier: str, **options: Any) -> gymnasium.Env[Any, Any]:
+    """gymnasium.make with its errors in one line. Raises ConfigError."""
+    try:
+        return gymnasium.make(identifier, **options)
+    except gymnasium.error.NameNotFound:
+        near = get_close_matches(identifier, [*gymnasium.registry, *WORLDS], 1)
+        hint = f"did you mean {near[0]}?" if near else "check its name, or write package:name to import it"
+        raise ConfigError(f"there is no environment '{identifier}'; {hint}") from None
+    except Exception as error:
+        reason = " ".join(str(error).split()).rstrip(".") or type(error).__name__
+        raise ConfigError(
+            f"the environment '{identifier}' cannot be made: {reason}; check its name and what it needs"
+        ) from error
+
+
+@contextlib.contextmanager
+def playing(name: str, method: str) -> Iterator[None]:
+    """Errors of an environment's method as a ConfigError; our own pass as they are."""
+    try:
+        yield
+    except KofflineError:
+        raise
+    except Exception as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        raise ConfigError(
+            f"{name} failed in {method} ({reason}); try it alone with gymnasium.make"
+        ) from error
