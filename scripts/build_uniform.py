@@ -1,18 +1,20 @@
 """Build the paper's evaluation data: 5000 tuples with uniform states for three worlds, 2000 of the chain.
 
-    python scripts/build_uniform.py [--out datasets]
+    python scripts/build_uniform.py [--out datasets/uniform] [--policies datasets/policies]
 
-Writes OUT/policies/<world>.npz and OUT/uniform/<world>.hdf5 with their manifests, by the commands that the
-manifests name; the same versions of numpy and h5py give the same bytes.
+Writes OUT/<world>.hdf5 and their manifest, by the commands that it names (run them in the folder above OUT);
+the same versions of numpy and h5py give the same bytes. The policies are those of learn_policies.py.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import subprocess
 import sys
 from pathlib import Path
 
+DATASETS = Path(__file__).resolve().parents[1] / "datasets"
 WORLDS = {
     "puddle_world": "koffline/PuddleWorld-v0",
     "cart_pole": "koffline/NoisyPole-v0",
@@ -20,25 +22,37 @@ WORLDS = {
 }
 
 
-def koffline(folder: Path, *arguments: str) -> None:
-    """Run the command line in a folder, so that manifests name relative paths."""
-    subprocess.run([sys.executable, "-m", "koffline", *arguments], cwd=folder, check=True)
+def build(folder: Path, kind: str, *arguments: str) -> None:
+    """``koffline build`` in a folder, so that manifests name relative paths; its errors end the script."""
+    done = subprocess.run([sys.executable, "-m", "koffline", "build", kind, *arguments], cwd=folder)
+    if done.returncode:
+        raise SystemExit(done.returncode)
+
+
+def policy_of(world: str, policies: Path, folder: Path) -> str:
+    """The path of a world's target policy as seen from a folder."""
+    path = policies / f"{world}.npz"
+    if not path.is_file():
+        raise SystemExit(f"error: {path} is missing; make it with python scripts/learn_policies.py")
+    return os.path.relpath(path, folder)
 
 
 def main() -> None:
-    """Build policies, then data."""
+    """One command per dataset."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, default=Path(__file__).resolve().parents[1] / "datasets")
-    folder = parser.parse_args().out.resolve()
-    for part in ("policies", "uniform"):
-        (folder / part).mkdir(parents=True, exist_ok=True)
-    for name, env in WORLDS.items():
-        policy, log = f"policies/{name}.npz", f"uniform/{name}.hdf5"
-        koffline(folder, "build", "policy", "--env", env, "--out", policy, "--force")
-        arguments = ("--n", "5000", "--policy", policy, "--seed", "0", "--out", log, "--force")
-        koffline(folder, "build", "uniform", "--env", env, *arguments)
-    arguments = ("--n", "2000", "--seed", "0", "--out", "uniform/chain.hdf5", "--force")
-    koffline(folder, "build", "uniform", "--env", "chain", *arguments)
+    parser.add_argument("--out", type=Path, default=DATASETS / "uniform")
+    parser.add_argument("--policies", type=Path, default=DATASETS / "policies")
+    options = parser.parse_args()
+    out, policies = options.out.resolve(), options.policies.resolve()
+    specs = {world: policy_of(world, policies, out.parent) for world in WORLDS}
+    out.mkdir(parents=True, exist_ok=True)
+    common = ("--seed", "0", "--out")
+    for world, env in WORLDS.items():
+        target = (*common, f"{out.name}/{world}.hdf5", "--force")
+        build(out.parent, "uniform", "--env", env, "--n", "5000", "--policy", specs[world], *target)
+    build(
+        out.parent, "uniform", "--env", "chain", "--n", "2000", *common, f"{out.name}/chain.hdf5", "--force"
+    )
 
 
 if __name__ == "__main__":
