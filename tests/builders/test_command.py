@@ -1,10 +1,14 @@
+import io
 import json
+import sys
 
 import numpy as np
 import pytest
 from click.testing import CliRunner
 
 import koffline
+from koffline.builders.command import _bar
+from koffline.builders.rollouts import RolloutPlayer
 from koffline.cli import cli
 
 
@@ -50,6 +54,54 @@ def test_rollouts_can_be_evaluated_and_converted_formats_agree(run, tmp_path, mo
     )
     assert np.isfinite(estimate.value)
     assert not list(tmp_path.glob("*.parts"))
+
+
+def test_rollouts_have_the_same_bytes_and_only_the_datasets_are_there(run, tmp_path):
+    for name in ("a.hdf5", "b.hdf5"):
+        assert run(*ROLLOUTS, "--num-envs", "2", "--out", name).exit_code == 0
+    assert (tmp_path / "a.hdf5").read_bytes() == (tmp_path / "b.hdf5").read_bytes()
+    assert run(*ROLLOUTS, "--out", "folder", "--format", "minari").exit_code == 0
+    assert koffline.open_transitions("folder").sha256 == koffline.open_transitions("a.hdf5").sha256
+    assert run(*ROLLOUTS, "--seed", "1", "--out", "a.hdf5", "--force").exit_code == 0
+    assert (tmp_path / "a.hdf5").read_bytes() != (tmp_path / "b.hdf5").read_bytes()
+    entries = json.loads((tmp_path / "manifest.json").read_text())
+    assert [entry["seed"] for entry in entries.values()] == [1, 0, 0]
+    assert {path.name for path in tmp_path.iterdir()} == {"a.hdf5", "b.hdf5", "folder", "manifest.json"}
+
+
+def test_a_mixture_is_given_by_pairs(run, tmp_path):
+    mixture = ("--policy", "epsilon:0.2:uniform", "--weight", "1", "--weight", "0")
+    done = run(*ROLLOUTS, *mixture, "--out", "a.hdf5")
+    assert done.exit_code == 0, done.output
+    assert run(*ROLLOUTS, "--out", "b.hdf5").exit_code == 0
+    logs = [koffline.open_transitions(tmp_path / name) for name in ("a.hdf5", "b.hdf5")]
+    assert logs[0].sha256 == logs[1].sha256
+
+
+def test_interrupted_before_anything_is_done(run, tmp_path, monkeypatch):
+    def interrupted(self, number):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(RolloutPlayer, "play_batch", interrupted)
+    done = run(*ROLLOUTS, "--out", "x.hdf5")
+    assert done.exit_code == 130
+    assert done.stderr.strip() == "interrupted; nothing was written"
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_bar_is_for_terminals(monkeypatch):
+    with _bar("playing", 3) as progress:
+        assert progress is None
+
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    screen = Terminal()
+    monkeypatch.setattr("sys.stderr", screen)
+    with _bar("playing", 3) as progress:
+        progress(2)
+    assert "playing" in screen.getvalue()
 
 
 def test_policies_are_files_that_a_build_takes(run, tmp_path):
@@ -109,6 +161,18 @@ BAD = {
         "x.hdf5",
     ),
     "weights": (*ROLLOUTS, "--weight", "1", "--weight", "2", "--out", "x.hdf5"),
+    "one weight of two": (*ROLLOUTS, "--policy", "uniform", "--weight", "1", "--out", "x.hdf5"),
+    "nothing weighs": (*ROLLOUTS, "--weight", "0", "--out", "x.hdf5"),
+    "copies": (*ROLLOUTS, "--num-envs", "0", "--out", "x.hdf5"),
+    "limit": (*ROLLOUTS[:-1], "0", "--out", "x.hdf5"),
+    "not a number": (*ROLLOUTS[:-1], "many", "--out", "x.hdf5"),
+    "rollouts nowhere": (*ROLLOUTS, "--out", "nowhere/x.hdf5"),
+    "rollouts seed": (*ROLLOUTS, "--seed", "-1", "--out", "x.hdf5"),
+    "policy fails": (*ROLLOUTS[:4], "unfit:late", *ROLLOUTS[5:], "--out", "x.hdf5"),
+    "policy of another size": (*ROLLOUTS[:4], "unfit:three", *ROLLOUTS[5:], "--out", "x.hdf5"),
+    "Minari id": (*ROLLOUTS, "--out", "minari:no good"),
+    "Minari and policy": (*UNIFORM[:-1], "nowhere.npz", "--out", "minari:group/log-v0"),
+    "chain and policy": ("uniform", "--env", "chain", "--n", "3", "--policy", "uniform", "--out", "x.hdf5"),
     "gamma": (*ROLLOUTS, "--gamma", "1", "--out", "x.hdf5"),
     "policy exists": ("policy", "--env", "cart_pole", "--out", "there.hdf5"),
     "policy world": ("policy", "--env", "CartPole-v1", "--out", "x.npz"),
@@ -117,8 +181,25 @@ BAD = {
 }
 
 
+UNFIT = """
+import numpy as np
+
+def three(observations):
+    return np.full((len(observations), 3), 1 / 3)
+
+def late(observations):
+    if np.abs(observations).max() > 0.05:
+        raise ValueError("too far")
+    return np.full((len(observations), 2), 0.5)
+"""
+
+
 @pytest.mark.parametrize("arguments", BAD.values(), ids=BAD)
-def test_bad_input_is_one_line_and_leaves_nothing(run, tmp_path, arguments):
+def test_bad_input_is_one_line_and_leaves_nothing(run, tmp_path, monkeypatch, arguments):
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "minari"))
+    monkeypatch.setattr("sys.dont_write_bytecode", True)
+    (tmp_path / "unfit.py").write_text(UNFIT)
+    monkeypatch.delitem(sys.modules, "unfit", raising=False)
     (tmp_path / "there.hdf5").write_bytes(b"mine")
     (tmp_path / "broken.json").write_text("[]")
     before = sorted(tmp_path.iterdir())

@@ -5,66 +5,108 @@ import numpy as np
 import pytest
 
 from koffline.builders import RolloutSettings, build_rollouts
-from koffline.builders import rollouts as rollouts_module
-from koffline.builders.resumable import PartsFolder
-from koffline.builders.rollouts import RolloutPlayer
-from koffline.errors import ConfigError, DataError, PolicyError
+from koffline.envs.boxes import GYMNASIUM_IDS
+from koffline.errors import ConfigError, PolicyError
+from tests.builders import environments
+from tests.builders.one_by_one import assert_same_rows, choose_from, play_all
 
 
-def greedy(observations):
-    """Push towards the side the pole leans to."""
-    right = (observations[:, 2] + 0.5 * observations[:, 3] > 0).astype(float)
+def lean(observations):
+    """Pushes mostly towards the side that the second last number points to."""
+    right = 1.0 / (1.0 + np.exp(-9.0 * observations[:, -2].astype(np.float64)))
     return np.stack([1.0 - right, right], axis=1)
 
 
-def episodes_of(log):
+def lean_one(observation):
+    right = 1.0 / (1.0 + np.exp(-9.0 * float(observation[-2])))
+    return [1.0 - right, right]
+
+
+def rows_of(log):
     starts = np.flatnonzero(log.steps == 0)
     return [slice(a, b) for a, b in zip(starts, [*starts[1:], len(log)], strict=True)]
 
 
-def test_rows_are_those_of_a_single_environment():
-    settings = RolloutSettings("CartPole-v1", 7, time_limit=30, num_envs=3, seed=5)
-    log = build_rollouts(settings, [greedy])
-    assert log.n_episodes == 7
-    for number, rows in enumerate(episodes_of(log)):
-        batch, place = divmod(number, 3)
-        count = min(3, 7 - 3 * batch)
-        seeds = np.random.SeedSequence([5, batch]).generate_state(count)
-        env = gymnasium.make("CartPole-v1", max_episode_steps=30)
-        seen, _ = env.reset(seed=int(seeds[place]))
-        for row in range(rows.start, rows.stop):
-            np.testing.assert_array_equal(log.observations[row], seen)
-            action = int(greedy(seen[None])[0].argmax())
-            seen, reward, ended, cut, _ = env.step(action)
-            assert log.actions[row] == action
-            assert (log.rewards[row], log.terminated[row], log.truncated[row]) == (reward, ended, cut)
-            np.testing.assert_array_equal(log.next_observations[row], seen)
-        assert ended or cut
-    assert log.truncated.sum() > 0
-    assert not (log.truncated & log.terminated).any()
+@pytest.mark.parametrize("num_envs", [1, 3, None])
+def test_a_mixture_gives_the_rows_of_a_single_environment(num_envs):
+    settings = RolloutSettings("CartPole-v1", 7, (1.0, 3.0), time_limit=30, num_envs=num_envs, seed=5)
+    log = build_rollouts(settings, ["uniform", lean])
+    choose = choose_from([lambda observation: [0.5, 0.5], lean_one])
+    expected = play_all("CartPole-v1", choose, (1.0, 3.0), 5, 7, time_limit=30)
+    assert_same_rows(log, expected)
+    np.testing.assert_allclose(log.behavior_log_probabilities, expected[6], rtol=1e-6)
+    assert log.truncated.any()
+    assert log.terminated.any()
+    assert log.metadata.extra == {"task": "CartPole-v1", "time_limit": 30}
 
 
-@pytest.mark.parametrize("env", ["koffline/NoisyPole-v0", "koffline/PuddleWorld-v0"])
-def test_our_worlds_keep_their_episodes_and_limits(env):
-    log = build_rollouts(RolloutSettings(env, 40, time_limit=9, num_envs=16), ["uniform"])
-    assert log.n_episodes == 40
-    for rows in episodes_of(log):
-        np.testing.assert_array_equal(log.observations[rows][1:], log.next_observations[rows][:-1])
-        assert not (log.terminated[rows][:-1] | log.truncated[rows][:-1]).any()
-        ended = log.terminated[rows][-1]
-        assert log.truncated[rows][-1] == (not ended)
-        assert rows.stop - rows.start <= 9
-        assert ended or rows.stop - rows.start == 9
+@pytest.mark.parametrize("name", GYMNASIUM_IDS)
+def test_our_worlds_played_as_one_array_give_the_rows_of_gymnasium(name):
+    env_id, n = GYMNASIUM_IDS[name], {"puddle_world": 4}.get(name, 3)
+    log = build_rollouts(RolloutSettings(name, 12, time_limit=80, num_envs=5, seed=2), ["uniform"])
+    expected = play_all(env_id, choose_from([lambda observation: [1.0] * n]), (1.0,), 2, 12, time_limit=80)
+    for column in (1, 4, 5, 7, 8):  # whole numbers
+        names = {1: "actions", 4: "terminated", 5: "truncated", 7: "episode_ids", 8: "steps"}
+        np.testing.assert_array_equal(getattr(log, names[column]), expected[column])
+    # Sines of arrays and of single numbers may differ in their last bits on some processors.
+    np.testing.assert_allclose(log.observations, expected[0], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(log.next_observations, expected[3], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(log.rewards, expected[2], rtol=1e-5, atol=1e-6)
+    assert log.metadata.extra == {"task": env_id, "time_limit": 80}
 
 
-def test_a_mixture_plays_whole_episodes_by_weight():
+def test_continuous_actions_are_sampled_by_each_episode_clipped_and_counted():
+    def wide(observations, generator):
+        return generator.normal(observations[:, :1], 2.0)
+
+    def choose(index, observation, stream):
+        drawn = stream.normal(float(observation[0]), 2.0)
+        choose.clipped += abs(drawn) > 2.0
+        return np.array([np.clip(drawn, -2.0, 2.0)], dtype=np.float32), 0.0
+
+    choose.clipped = 0
+    log = build_rollouts(RolloutSettings("Pendulum-v1", 4, time_limit=25, num_envs=3, seed=1), [wide])
+    assert_same_rows(log, play_all("Pendulum-v1", choose, (1.0,), 1, 4, time_limit=25))
+    assert log.actions.dtype == np.float32
+    assert log.behavior_log_probabilities is None
+    assert choose.clipped > 10
+    note = f"{choose.clipped} actions were outside the action space; they are stored as clipped"
+    assert log.metadata.notes == (note,)
+    assert log.truncated.sum() == 4
+
+
+def test_deterministic_actions_within_the_space_need_no_note():
+    log = build_rollouts(RolloutSettings("Pendulum-v1", 1, time_limit=6), [lambda seen: 1.5 * seen[:, :1]])
+    np.testing.assert_allclose(log.actions, 1.5 * log.observations[:, :1], rtol=1e-6)
+    assert log.metadata.notes == ()
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_mujoco():
+    pytest.importorskip("mujoco")
+    log = build_rollouts(RolloutSettings("InvertedPendulum-v5", 3, time_limit=10, num_envs=2), ["uniform"])
+    choose = lambda index, observation, stream: (stream.uniform(-3, 3, 1).astype(np.float32), 0.0)  # noqa: E731
+    assert_same_rows(log, play_all("InvertedPendulum-v5", choose, (1.0,), 0, 3, time_limit=10))
+
+
+def test_rows_depend_neither_on_the_copies_nor_on_the_number_of_episodes():
+    for env in ("CartPole-v1", "koffline/PuddleWorld-v0"):
+        logs = [
+            build_rollouts(RolloutSettings(env, n, time_limit=70, num_envs=k), ["uniform"])
+            for n, k in ((5, 2), (5, 16), (9, 4))
+        ]
+        assert logs[0].sha256 == logs[1].sha256 == logs[2].select(logs[2].episode_ids < 5).sha256
+
+
+def test_weights_are_the_shares_of_episodes():
     left = lambda observations: np.tile([1.0, 0.0], (len(observations), 1))  # noqa: E731
     right = lambda observations: np.tile([0.25, 0.75], (len(observations), 1))  # noqa: E731
-    settings = RolloutSettings("CartPole-v1", 300, (1.0, 3.0), time_limit=5, num_envs=50)
-    log = build_rollouts(settings, [left, right])
+    never = lambda observations: np.full((len(observations), 2), np.nan)  # noqa: E731
+    settings = RolloutSettings("CartPole-v1", 300, (0.0, 1.0, 3.0, 0.0), time_limit=5, num_envs=50)
+    log = build_rollouts(settings, [never, left, right, never])
     chances = np.exp(log.behavior_log_probabilities)
     lefts = 0
-    for rows in episodes_of(log):
+    for rows in rows_of(log):
         if np.all(chances[rows] == 1.0):
             assert (log.actions[rows] == 0).all()
             lefts += 1
@@ -73,57 +115,65 @@ def test_a_mixture_plays_whole_episodes_by_weight():
     assert 45 <= lefts <= 105  # 75 expected, four standard deviations
 
 
-def test_continuous_actions_are_clipped_and_have_no_log_probabilities():
-    log = build_rollouts(
-        RolloutSettings("Pendulum-v1", 2, time_limit=6, num_envs=2),
-        [lambda observations: 5.0 * observations[:, :1]],
-    )
-    assert log.actions.min() >= -2.0
-    assert log.actions.max() <= 2.0
-    np.testing.assert_allclose(log.actions[:, 0], np.clip(5.0 * log.observations[:, 0], -2, 2), rtol=1e-6)
-    assert log.behavior_log_probabilities is None
-    assert log.truncated.sum() == 2
+def test_time_limits_cut_and_do_not_end():
+    log = build_rollouts(RolloutSettings("koffline/PuddleWorld-v0", 40, time_limit=9), ["uniform"])
+    assert log.n_episodes == 40
+    for rows in rows_of(log):
+        np.testing.assert_array_equal(log.observations[rows][1:], log.next_observations[rows][:-1])
+        assert not (log.terminated[rows][:-1] | log.truncated[rows][:-1]).any()
+        ended = log.terminated[rows][-1]
+        assert log.truncated[rows][-1] == (not ended)
+        assert rows.stop - rows.start <= 9
+        assert ended or rows.stop - rows.start == 9
 
 
 def test_the_same_seed_gives_the_same_rows_and_another_another():
     def digest(seed):
-        return build_rollouts(
-            RolloutSettings("koffline/NoisyPole-v0", 9, num_envs=4, seed=seed), ["uniform"]
-        ).sha256
+        return build_rollouts(RolloutSettings("cart_pole", 9, seed=seed), ["uniform"]).sha256
 
     assert digest(0) == digest(0) != digest(1)
 
 
-def test_a_build_that_was_cut_continues_to_the_same_rows(tmp_path, monkeypatch):
-    settings = RolloutSettings("CartPole-v1", 10, time_limit=12, num_envs=3)
-    whole = build_rollouts(settings, ["uniform"])
-    folder = PartsFolder(tmp_path / "log.parts", settings, ["uniform"])
-    folder.open(resume=False, force=False)
-    real, calls = rollouts_module.RolloutPlayer.play_batch, []
+def test_progress_hears_of_every_batch():
+    heard = []
+    build_rollouts(
+        RolloutSettings("CartPole-v1", 7, time_limit=2, num_envs=3), ["uniform"], progress=heard.append
+    )
+    assert heard == [3, 6, 7]
 
-    def cut(self, number):
-        calls.append(number)
-        if len(calls) == 3:
-            raise KeyboardInterrupt
-        return real(self, number)
 
-    monkeypatch.setattr(rollouts_module.RolloutPlayer, "play_batch", cut)
-    with RolloutPlayer(settings, ["uniform"]) as player, pytest.raises(KeyboardInterrupt):
-        folder.build(player)
-    with pytest.raises(DataError, match="--resume"):
-        folder.open(resume=False, force=False)
-    other = PartsFolder(tmp_path / "log.parts", RolloutSettings("CartPole-v1", 11), ["uniform"])
-    with pytest.raises(DataError, match="other settings"):
-        other.open(resume=True, force=False)
-    half = tmp_path / "log.parts" / "part-000001.npz"
-    half.write_bytes(half.read_bytes()[:100])
-    folder.open(resume=True, force=False)
-    with RolloutPlayer(settings, ["uniform"]) as player:
-        log = folder.build(player)
-    assert calls == [0, 1, 2, 1, 2, 3]
-    assert log.sha256 == whole.sha256
-    folder.remove()
-    assert not (tmp_path / "log.parts").exists()
+def test_an_array_that_is_used_again_and_actions_from_one():
+    log = build_rollouts(RolloutSettings("koffline-tests/Odd-v0", 3, num_envs=2), ["uniform"])
+    np.testing.assert_allclose(log.observations[:, 0], np.tile([0, 0.1, 0.2, 0.3, 0.4], 3), atol=1e-6)
+    np.testing.assert_allclose(log.next_observations[:, 0], log.observations[:, 0] + 0.1, atol=1e-6)
+    np.testing.assert_array_equal(log.next_observations[:, 1], log.actions - 0.5)
+    np.testing.assert_array_equal(log.rewards, log.actions + 1)
+    assert set(log.actions) == {0, 1}
+    assert log.metadata.extra == {"task": "koffline-tests/Odd-v0"}
+
+
+def test_other_observations_are_flattened_and_boxes_of_actions_reshaped():
+    log = build_rollouts(RolloutSettings("koffline-tests/Shapes-v0", 2), ["uniform"])
+    np.testing.assert_array_equal(log.next_observations[:4, :3], np.eye(3)[[1, 2, 0, 1]])
+    sums = log.actions.reshape(-1, 2, 2).sum(axis=2)
+    np.testing.assert_array_equal(log.next_observations[:, 3:], sums)
+    np.testing.assert_array_equal(log.rewards, log.actions[:, 1])
+    assert (log.action_space.k, log.action_space.low) == (4, (-1.0,) * 4)
+    assert "one-hot" in log.metadata.notes[0]
+
+
+def test_states_of_a_discrete_space_are_one_hot():
+    log = build_rollouts(RolloutSettings("FrozenLake-v1", 2, time_limit=5), ["uniform"])
+    assert log.observations.shape[1:] == (16,)
+    np.testing.assert_array_equal(log.observations.sum(axis=1), 1.0)
+    assert (log.observations[log.steps == 0].argmax(axis=1) == 0).all()
+
+
+def test_single_numbers_are_columns_and_a_limit_ends_what_is_endless():
+    log = build_rollouts(RolloutSettings("koffline-tests/Endless-v0", 2, time_limit=3), ["uniform"])
+    np.testing.assert_array_equal(log.observations[:, 0], [0, 1, 2, 0, 1, 2])
+    assert log.observations.dtype == np.float32
+    np.testing.assert_array_equal(log.truncated, [False, False, True] * 2)
 
 
 @pytest.mark.parametrize(
@@ -132,20 +182,44 @@ def test_a_build_that_was_cut_continues_to_the_same_rows(tmp_path, monkeypatch):
         (lambda: RolloutSettings("CartPole-v1", 0), ["uniform"], "episodes is 0"),
         (lambda: RolloutSettings("CartPole-v1", 1, num_envs=0), ["uniform"], "num_envs is 0"),
         (lambda: RolloutSettings("CartPole-v1", 1, time_limit=0), ["uniform"], "time_limit is 0"),
+        (lambda: RolloutSettings("CartPole-v1", 1, seed=-1), ["uniform"], "seed is -1"),
+        (lambda: RolloutSettings("CartPole-v1", 1, gamma=1.0), ["uniform"], "gamma is 1"),
         (lambda: RolloutSettings("CartPole-v1", 1, (0.0,)), ["uniform"], "weights"),
+        (lambda: RolloutSettings("CartPole-v1", 1, ()), [], "weights"),
         (lambda: RolloutSettings("CartPole-v1", 1, (1.0, -1.0)), ["uniform"] * 2, "weights"),
+        (lambda: RolloutSettings("CartPole-v1", 1, (1e308, 1e308)), ["uniform"] * 2, "weights"),
         (lambda: RolloutSettings("CartPole-v1", 1, (1.0, 1.0)), ["uniform"], "1 policies and 2 weights"),
         (lambda: RolloutSettings("CartPoel-v1", 1), ["uniform"], r"did you mean CartPole-v1\?"),
+        (lambda: RolloutSettings("puddle_wrld", 1), ["uniform"], r"did you mean puddle_world\?"),
+        (lambda: RolloutSettings("CartPole-v7", 1), ["uniform"], "cannot be made: Environment version"),
         (lambda: RolloutSettings("nothing at all", 1), ["uniform"], "cannot be made"),
-        (lambda: RolloutSettings("Taxi-v3", 1), ["uniform"], "FlattenObservation"),
+        (lambda: RolloutSettings("nowhere:Env-v0", 1), ["uniform"], "cannot be made: No module"),
+        (lambda: RolloutSettings("koffline-tests/Fails-make-v0", 1), ["uniform"], "be made: no licence; "),
+        (lambda: RolloutSettings("koffline-tests/Fails-reset-v0", 1), ["uniform"], r"reset \(RuntimeError"),
+        (lambda: RolloutSettings("koffline-tests/Fails-step-v0", 1), ["uniform"], r"step \(KeyError"),
+        (lambda: RolloutSettings("koffline-tests/Fails-nan-v0", 2), ["uniform"], "step 1 of episode 0"),
+        (lambda: RolloutSettings("koffline-tests/TwoActions-v0", 1), ["uniform"], "actions of MultiDiscrete"),
     ],
 )
+@pytest.mark.filterwarnings("ignore::UserWarning")  # Gymnasium's own, of the reward that is no number
 def test_bad_requests_are_one_line(settings, policies, message):
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(ConfigError, match=message) as caught:
         build_rollouts(settings(), policies)
+    assert "\n" not in str(caught.value)
 
 
 def test_a_policy_that_does_not_fit_is_named():
     three = lambda observations: np.full((len(observations), 3), 1 / 3)  # noqa: E731
     with pytest.raises(PolicyError):
         build_rollouts(RolloutSettings("CartPole-v1", 1), [three])
+
+
+def test_every_copy_is_closed(monkeypatch):
+    closed = []
+    monkeypatch.setattr(environments.Odd, "close", lambda self: closed.append(self))
+    build_rollouts(RolloutSettings("koffline-tests/Odd-v0", 5, num_envs=2), ["uniform"])
+    assert len(closed) == 2
+    with pytest.raises(PolicyError):
+        build_rollouts(RolloutSettings("koffline-tests/Odd-v0", 5, num_envs=2), ["nowhere.d3"])
+    assert len(closed) == 3
+    assert isinstance(closed[0], gymnasium.Env)

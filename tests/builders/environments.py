@@ -1,0 +1,91 @@
+"""Small environments with the oddities that other people's environments have."""
+
+import gymnasium
+import numpy as np
+
+Box, Discrete = gymnasium.spaces.Box, gymnasium.spaces.Discrete
+
+
+class Odd(gymnasium.Env):
+    """Five steps; hands out the same array every time, counts actions from 1."""
+
+    observation_space = Box(-1, 1, (2,), np.float32)
+    action_space = Discrete(2, start=1)
+
+    def __init__(self, fault=None):
+        self.fault, self.seen = fault, np.zeros(2, np.float32)
+        if fault == "make":
+            raise RuntimeError("no\nlicence.")
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        if self.fault == "reset":
+            raise RuntimeError("no reset")
+        self.time, self.seen[:] = 0, 0
+        return self.seen, {}
+
+    def step(self, action):
+        assert action in (1, 2)
+        self.time += 1
+        self.seen[:] = self.time / 10, action - 1.5
+        if self.fault == "step" and self.time == 3:
+            raise KeyError("lost\nconnection")
+        reward = np.nan if self.fault == "nan" and self.time == 2 else float(action)
+        return self.seen, reward, self.time == 5, False, {}
+
+
+class Shapes(gymnasium.Env):
+    """A Dict of a position and one of three colours; actions are a 2 × 2 box."""
+
+    observation_space = gymnasium.spaces.Dict({"place": Box(-9, 9, (2,), np.float32), "colour": Discrete(3)})
+    action_space = Box(-1.0, 1.0, (2, 2), np.float32)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.time = 0
+        return {"place": np.zeros(2, np.float32), "colour": 0}, {}
+
+    def step(self, action):
+        assert action.shape == (2, 2)
+        assert action.dtype == np.float32
+        self.time += 1
+        seen = {"place": action.sum(axis=1), "colour": self.time % 3}
+        return seen, float(action[0, 1]), self.time == 4, False, {}
+
+
+class Endless(gymnasium.Env):
+    """A number in 0 … 1000 that counts steps and never ends."""
+
+    observation_space = Box(0, 1000, (), np.int64)
+    action_space = Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.time = 0
+        return np.array(0), {}
+
+    def step(self, action):
+        self.time += 1
+        return np.array(self.time), 1.0, False, False, {}
+
+
+class TwoActions(Odd):
+    """Actions of two parts, which koffline does not take."""
+
+    action_space = gymnasium.spaces.MultiDiscrete([2, 3])
+
+
+def register():
+    """Under koffline-tests/; twice is fine."""
+    for name, entry, options in (
+        ("Odd", Odd, {}),
+        ("Shapes", Shapes, {}),
+        ("Endless", Endless, {}),
+        ("TwoActions", TwoActions, {}),
+        *((f"Fails-{fault}", Odd, {"fault": fault}) for fault in ("make", "reset", "step", "nan")),
+    ):
+        if f"koffline-tests/{name}-v0" not in gymnasium.registry:
+            gymnasium.register(f"koffline-tests/{name}-v0", entry, kwargs=options)
+
+
+register()

@@ -1,0 +1,158 @@
+"""Builds that are cut: the parts that stay, and what a second run makes of them."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import koffline
+from koffline.builders import RolloutSettings, build_rollouts
+from koffline.builders.resumable import PartsFolder, policy_digests
+from koffline.builders.rollouts import RolloutPlayer
+from koffline.errors import DataError
+
+SETTINGS = RolloutSettings("CartPole-v1", 10, time_limit=12, num_envs=3)
+
+
+@pytest.fixture
+def cut(tmp_path, monkeypatch):
+    """A build cut in its third batch of four; the batches that were played are listed."""
+    folder = PartsFolder(tmp_path / "log.parts", SETTINGS, ["uniform"])
+    folder.open(resume=False, force=False)
+    real, calls = RolloutPlayer.play_batch, []
+
+    def interrupted(self, number):
+        calls.append(number)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return real(self, number)
+
+    monkeypatch.setattr(RolloutPlayer, "play_batch", interrupted)
+    with RolloutPlayer(SETTINGS, ["uniform"]) as player, pytest.raises(KeyboardInterrupt):
+        folder.build(player)
+    assert folder.kept == 2
+    return folder, calls
+
+
+def test_it_continues_to_the_same_rows(cut):
+    folder, calls = cut
+    folder.open(resume=True, force=False)
+    with RolloutPlayer(SETTINGS, ["uniform"]) as player:
+        log = folder.build(player)
+    assert calls == [0, 1, 2, 2, 3]
+    assert log.sha256 == build_rollouts(SETTINGS, ["uniform"]).sha256
+    folder.remove()
+    assert not folder.folder.exists()
+
+
+@pytest.mark.parametrize("damage", [lambda data: data[:100], lambda data: b"", lambda data: b"x" + data[1:]])
+def test_a_part_that_is_not_whole_is_played_again(cut, damage):
+    folder, calls = cut
+    part = folder.folder / "part-000001.npz"
+    part.write_bytes(damage(part.read_bytes()))
+    folder.open(resume=True, force=False)
+    with RolloutPlayer(SETTINGS, ["uniform"]) as player:
+        log = folder.build(player)
+    assert calls == [0, 1, 2, 1, 2, 3]
+    assert log.sha256 == build_rollouts(SETTINGS, ["uniform"]).sha256
+
+
+def test_it_is_not_continued_by_accident_nor_with_other_settings(cut, tmp_path):
+    folder, _ = cut
+    with pytest.raises(DataError, match="--resume"):
+        folder.open(resume=False, force=False)
+    others = (
+        PartsFolder(folder.folder, RolloutSettings("CartPole-v1", 11), ["uniform"]),
+        PartsFolder(folder.folder, SETTINGS, ["epsilon:0.1:uniform"]),
+    )
+    for other in others:
+        with pytest.raises(DataError, match="other settings"):
+            other.open(resume=True, force=False)
+    (folder.folder / "run.json").write_text("{")
+    with pytest.raises(DataError, match="other settings"):
+        folder.open(resume=True, force=False)
+    folder.open(resume=False, force=True)
+    assert folder.kept == 0
+
+
+def test_what_fails_at_once_leaves_nothing(tmp_path):
+    folder = PartsFolder(tmp_path / "log.parts", SETTINGS, ["fails"])
+    folder.open(resume=True, force=False)
+
+    def fails(observations):
+        if not observations.any():  # as for the check when it is loaded
+            return np.full((len(observations), 2), 0.5)
+        raise ValueError("no such observation")
+
+    with RolloutPlayer(SETTINGS, [fails]) as player, pytest.raises(koffline.errors.PolicyError):
+        folder.build(player)
+    assert not folder.folder.exists()
+
+
+def test_a_policy_file_that_changed_is_another_policy(tmp_path):
+    path = tmp_path / "p.npz"
+    seen = set()
+    for content in (b"one", b"two"):
+        path.write_bytes(content)
+        seen.update(policy_digests([str(path), f"epsilon:0.1:{path}", f"epsilon:0.1:epsilon:0.2:{path}"]))
+    assert len(seen) == 6
+    assert policy_digests(["uniform", "epsilon:0.1:uniform"]) == ["uniform", "epsilon:0.1:uniform"]
+
+
+MORTAL = """
+import os
+import numpy as np
+
+calls = 0
+
+def policy(observations):
+    global calls
+    calls += 1
+    if calls == 50 and "KILL" in os.environ:
+        os.kill(os.getpid(), int(os.environ["KILL"]))
+    return np.full((len(observations), 2), 0.5)
+"""
+
+
+@pytest.mark.parametrize(("kill", "code"), [(signal.SIGINT, 130), (signal.SIGKILL, -signal.SIGKILL)])
+def test_a_killed_command_resumes_to_the_same_bytes(tmp_path, kill, code):
+    (tmp_path / "mortal.py").write_text(MORTAL)
+
+    def build(out, *more, **variables):
+        arguments = [
+            "--env",
+            "CartPole-v1",
+            "--policy",
+            "mortal:policy",
+            "--episodes",
+            "10",
+            "--num-envs",
+            "2",
+        ]
+        limit = ["--time-limit", "20", "--out", out]
+        return subprocess.run(
+            [sys.executable, "-m", "koffline", "build", "rollouts", *arguments, *limit, *more],
+            cwd=tmp_path,
+            env=os.environ | variables,
+            capture_output=True,
+            text=True,
+        )
+
+    killed = build("a.hdf5", KILL=str(int(kill)))
+    assert killed.returncode == code
+    assert killed.stdout == ""
+    if kill == signal.SIGINT:
+        message = "interrupted; finished episodes are in a.hdf5.parts: --resume goes on\n"
+        assert killed.stderr == message
+    assert not (tmp_path / "a.hdf5").exists()
+    assert 1 <= len(list((tmp_path / "a.hdf5.parts").glob("part-*.npz"))) < 5
+    refused = build("a.hdf5")
+    assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
+    assert "--resume" in refused.stderr
+    for done in (build("a.hdf5", "--resume"), build("b.hdf5")):
+        assert done.returncode == 0, done.stderr
+    assert (tmp_path / "a.hdf5").read_bytes() == (tmp_path / "b.hdf5").read_bytes()
+    assert not list(tmp_path.glob("*.parts"))
