@@ -40,7 +40,14 @@ def test_tiles_by_hand():
     code = TileCoding((0.0, 0.0), (1.0, 2.0), (2, 1), 2, ((0.0, 0.0), (0.5, 0.0)))
     assert code.count == 2 * 3 * 2
     # Cell of a tiling: 2 · (tile on axis 0) + (tile on axis 1); the second tiling's cells start at 6.
-    expected = {(0.1, 1.0): {0, 6}, (0.3, 0.0): {0, 8}, (0.6, 1.9): {2, 8}, (0.9, 1.0): {2, 10}}
+    # The upper border belongs to the last tile inside.
+    expected = {
+        (0.1, 1.0): {0, 6},
+        (0.3, 0.0): {0, 8},
+        (0.6, 1.9): {2, 8},
+        (0.9, 1.0): {2, 10},
+        (1.0, 2.0): {2, 10},
+    }
     found = code(rows(*expected))
     for row, cells in zip(found, expected.values(), strict=True):
         assert set(torch.nonzero(row).flatten().tolist()) == cells
