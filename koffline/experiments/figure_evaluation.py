@@ -96,9 +96,11 @@ def _draw_mse(axes: Axes, results: Results, curves: Curves, world: str) -> None:
         values = group["mse_paper"][:, best_rate(results, curves, world, method, "paper")]
         mean = Band.over_seeds(values).mean
         whole = np.isfinite(values).all(axis=1) & (mean > 0.0)
-        axes.plot(
-            group["epochs"], np.where(whole, mean, np.nan), color=COLOURS[method], ls=_PAPER, lw=0.8, zorder=2
-        )
+        shown = np.where(whole, mean, np.nan)
+        axes.plot(group["epochs"], shown, color=COLOURS[method], ls=_PAPER, lw=0.8, zorder=2)
+        if np.isfinite(shown).any():
+            low, high = axes.get_ylim()
+            axes.set_ylim(min(low, 0.9 * float(np.nanmin(shown))), high)
     if variances:
         axes.axhline(variances[0], color=INK, ls=(0, (1, 2)), lw=1.0, zorder=1)
     axes.set_ylabel("$\\|V - V^\\pi\\|^2$ per state")

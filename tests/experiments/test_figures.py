@@ -204,13 +204,26 @@ def test_ablation_points() -> None:
     figure = FIGURES["ablation"](results, {})
     panel = figure.axes[0]
     assert panel.get_title(loc="left") == "bandwidth"
-    row = results.select(world="puddle_world", variant="0.25", best_by_truth=True)[0]
+    assert [axes.get_title() for axes in figure.axes[:3]] == ["Puddle World", "CartPole", "Mountain Car"]
+    assert [label.get_text() for label in panel.get_yticklabels()][:2] == ["0.05", "0.1"]
+    row = results.select(world="puddle_world", group="bandwidth", variant="0.1", best_by_truth=True)[0]
     assert row.mse is not None
-    heights = [float(line.get_ydata()[0]) for line in panel.lines if len(line.get_xdata()) == 1]
-    assert row.mse / 5.0 in [pytest.approx(height) for height in heights]
+    points = [
+        (float(line.get_xdata()[0]), float(line.get_ydata()[0]))
+        for line in panel.lines
+        if line.get_marker() == "o"
+    ]
+    assert (pytest.approx(row.mse / 5.0), 1.0) in points
     assert "40" in [text.get_text() for text in panel.texts]  # 40 times the variance is beyond the axis
     scale = next(axes for axes in figure.axes if axes.get_title(loc="left") == "reward scale")
-    assert "2/3" in [text.get_text() for text in scale.texts]
+    assert "2/3 diverged" in [text.get_text() for text in scale.texts]
+
+
+def test_ablation_leaves_panels_without_rows_empty() -> None:
+    figure = FIGURES["ablation"](make_ablation(), {})
+    first, pole, last = figure.axes[-3:]
+    assert first.get_title(loc="left") == "reward of the pole"
+    assert [len(axes.lines) > 0 for axes in (first, pole, last)] == [False, True, False]
 
 
 def test_claims_have_a_mark_each() -> None:
