@@ -139,7 +139,9 @@ def _claims(run: Run) -> tuple[dict[str, Any], Curves]:
         *claims.not_measured(),
     )
     rows = [row for cell, result in finished for row in policy_evaluation.rows_of(cell, result)]
-    return {"rows": (*toy["rows"], *rows), "correlations": correlations, "claims": found}, {}
+    extra = {**toy["extra"], **_truths(finished)}
+    parts = {"rows": (*toy["rows"], *rows), "correlations": correlations, "claims": found}
+    return {**parts, "extra": extra}, {}
 
 
 def _toy(run: Run) -> tuple[dict[str, Any], Curves]:
