@@ -13,6 +13,7 @@ from koffline.builders import RolloutSettings, build_rollouts
 from koffline.builders.resumable import PartsFolder, policy_digests
 from koffline.builders.rollouts import RolloutPlayer
 from koffline.errors import DataError
+from tests.interrupts import hear_interrupts
 
 SETTINGS = RolloutSettings("CartPole-v1", 10, time_limit=12, num_envs=3)
 
@@ -137,6 +138,7 @@ def test_a_killed_command_resumes_to_the_same_bytes(tmp_path, kill, code):
             [sys.executable, "-m", "koffline", "build", "rollouts", *arguments, *limit, *more],
             cwd=tmp_path,
             env=os.environ | variables,
+            preexec_fn=hear_interrupts,
             capture_output=True,
             text=True,
         )
