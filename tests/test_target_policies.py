@@ -13,6 +13,7 @@ from koffline.data.transitions import Discrete
 from koffline.envs.boxes import WORLDS, make_world, uniform_states
 from koffline.envs.rollouts import monte_carlo_value
 from koffline.policies import load_policy
+from koffline.policies.d3 import read_d3
 from scripts import learn_policies
 
 FOLDER = Path(__file__).resolve().parents[1] / "datasets" / "policies"
@@ -85,6 +86,11 @@ def test_a_dqn_is_the_second_source(quick, monkeypatch, tmp_path, capsys):
         ]
     np.testing.assert_array_equal(*choices)
     np.testing.assert_array_equal(choices[0].max(axis=1), 1.0)
+    # rewards are scaled but not centred: a constant added to every step would change what is best
+    config = json.loads(read_d3(tmp_path / "b" / "cart_pole_dqn.d3").config)
+    scaler = config["config"]["params"]["reward_scaler"]
+    assert scaler["type"] == "clip"
+    assert scaler["params"]["low"] == -scaler["params"]["high"] == -3.0
     entry = json.loads((tmp_path / "b" / "policies.json").read_text())["cart_pole_dqn.d3"]
     assert (entry["steps"], entry["seed"], entry["rows"]) == (3, 2, 300)
     assert set(entry["returns"]) == {"policy", "uniform"}
