@@ -9,7 +9,10 @@ Two rules, each a score per candidate, the smaller the better:
 - ``held_out_loss``: the U-statistic of the held-out residuals under one kernel, the same for all candidates;
   losses under their own kernels cannot be compared.
 
-scripts/bench/selection.py measures both against the best candidate in hindsight.
+scripts/bench/selection.py divides the mean squared error of a choice by that of the best candidate in
+hindsight. On nine logs of three worlds the geometric mean is 2.0 for the tournament, 2.7 and 2.3 for the
+held-out loss (inverse multiquadric, Gaussian), 6.6 for the median candidate: hence the default. On the
+nearly greedy pole no rule is good (2.0 to 3.7): a constant error leaves hardly a residual to see.
 """
 
 from __future__ import annotations

@@ -1,12 +1,15 @@
 """How far from the best candidate in hindsight are rules that choose bandwidth, ridge and features?
 
-    python scripts/bench/selection.py --seeds 5
+    python scripts/bench/selection.py --seeds 5 --networks
+    python scripts/bench/selection.py --seeds 5 --networks --temperature 0.1
 
 The paper's three evaluation problems: 5000 tuples from uniform states, a softmax policy, truth by Monte
 Carlo. Every candidate of the default grid is fitted on all rows by the closed form; the oracle is the one
 with the smallest mean squared error. Printed: its error in native units, the error of each rule's choice
 divided by it, the same for the median candidate, for the best LSTD solution on the same features (chosen
-with the truth, over the same ridges) and for networks by variable projection at their defaults.
+with the truth, over the same ridges) and for networks by variable projection at their defaults. The
+temperature of the softmax decides how hard a problem is: the benchmark's own policies are nearly greedy on
+the pole (0.003), softer on Puddle World (0.3).
 """
 
 from __future__ import annotations
@@ -27,8 +30,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # also found when 
 
 import koffline
 from koffline.batches import Table
-from koffline.envs.boxes import WORLDS
-from koffline.experiments.problem import Problem, ProblemSettings, build_problem
+from koffline.builders.target_policy import learn_grid_policy
+from koffline.envs.boxes import WORLDS, BoxWorld, make_world
+from koffline.experiments.problem import GAMMA, Tuples, draw_tuples
+from koffline.experiments.truth import StateValues, monte_carlo_values
 from koffline.kernels import Gaussian, InverseMultiquadric, median_bandwidth
 from koffline.solvers import CandidateGrid, LinearValue, solve, solve_lstd
 from koffline.solvers.forms import accumulate_forms
@@ -50,11 +55,10 @@ def candidate_values(table: Table, grid: CandidateGrid) -> Tensor:
     return torch.stack(values)
 
 
-def measure(problem: Problem, seed: int, networks: bool) -> dict[str, Any]:
+def measure(world: BoxWorld, log: Tuples, truth: StateValues, seed: int, networks: bool) -> dict[str, Any]:
     """Errors of the oracle, the rules' choices and the references on one log."""
-    scale = problem.world.reward_scale
-    table = problem.log.table(problem.world, scale).to("cpu", torch.float64)
-    truth = problem.monte_carlo
+    scale = world.reward_scale
+    table = log.table(world, scale).to("cpu", torch.float64)
 
     def error(values: Tensor) -> float:
         """Mean squared error in native units, without the noise of the truth."""
@@ -84,7 +88,6 @@ def measure(problem: Problem, seed: int, networks: bool) -> dict[str, Any]:
         found["networks"] = error(solve(table, "variable-projection", seed=seed).values(table.inputs)[0])
     chosen = {rule: str(grid.candidates[int(score.argmin())]) for rule, score in scores.items()}
     return {
-        "world": problem.settings.world,
         "seed": seed,
         "oracle": errors[best],
         "oracle_candidate": str(grid.candidates[best]),
@@ -100,23 +103,25 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--rows", type=int, default=5000)
     parser.add_argument("--truth-repeats", type=int, default=100)
+    parser.add_argument("--temperature", type=float, help="of the softmax (default: the benchmark's own)")
     parser.add_argument("--networks", action="store_true", help="also variable projection (20 s a log)")
     parser.add_argument("--out", type=Path, help="JSON file for the rows")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     rows: list[dict[str, Any]] = []
-    for world in arguments.worlds or WORLDS:
+    for name in arguments.worlds or WORLDS:
+        world, policy = make_world(name), learn_grid_policy(name, GAMMA, arguments.temperature)
         for seed in range(arguments.seeds):
-            settings = ProblemSettings(
-                world, rows=arguments.rows, truth_repeats=arguments.truth_repeats, seed=seed
-            )
-            rows.append(measure(build_problem(settings), seed, arguments.networks))
+            generator = np.random.default_rng(seed)
+            log = draw_tuples(world, policy, arguments.rows, generator)
+            truth = monte_carlo_values(world, policy, log.states, GAMMA, generator, arguments.truth_repeats)
+            rows.append({"world": name, **measure(world, log, truth, seed, arguments.networks)})
             if len(rows) == 1:
-                print(f"{'world':<14}{'seed':>8}{'oracle':>9}", *(f"{name:>15}" for name in rows[0]["ratio"]))
+                print(f"{'world':<14}{'seed':>8}{'oracle':>9}", *(f"{key:>15}" for key in rows[0]["ratio"]))
             line = (f"{ratio:>15.2f}" for ratio in rows[-1]["ratio"].values())
-            print(f"{world:<14}{seed:>8}{rows[-1]['oracle']:>9.3f}", *line, flush=True)
+            print(f"{name:<14}{seed:>8}{rows[-1]['oracle']:>9.3f}", *line, flush=True)
     for title, summary in (("geometric mean", statistics.geometric_mean), ("worst", max)):
-        parts = (summary([row["ratio"][name] for row in rows]) for name in rows[0]["ratio"])
+        parts = (summary([row["ratio"][key] for row in rows]) for key in rows[0]["ratio"])
         print(f"{title:<31}", *(f"{part:>15.2f}" for part in parts))
     print(f"scoring {arguments.rows} rows: {statistics.median(row['seconds'] for row in rows):.1f} s")
     if arguments.out:
