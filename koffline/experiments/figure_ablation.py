@@ -15,6 +15,7 @@ from koffline.experiments.figure_style import (
     WORLD_NAMES,
     house_style,
     method_legend,
+    tidy_log_ticks,
 )
 from koffline.experiments.results import Curves, Results, Row
 
@@ -82,7 +83,7 @@ def _draw_group(axes: Axes, rows: Sequence[Row], names: Sequence[str]) -> None:
     """Errors with intervals, one line per variant; a panel without rows stays empty."""
     if not rows:
         axes.grid(visible=False)
-        axes.tick_params(left=False, bottom=False)
+        axes.tick_params(which="both", left=False, bottom=False)
         axes.spines[["left", "bottom"]].set_visible(False)
         return
     methods = [method for method in METHODS if any(row.method == method for row in rows)]
@@ -116,6 +117,7 @@ def _set_limits(axes: Axes, rows: Sequence[Row]) -> None:
     means = [share[0] for row in rows if (share := _shares(row)) is not None and share[0] > 0.0]
     axes.set_xscale("log")
     axes.set_xlim(0.5 * min(means, default=0.1), _WIDEST)
+    tidy_log_ticks(axes.xaxis)
 
 
 def _shares(row: Row) -> tuple[float, float, float] | None:

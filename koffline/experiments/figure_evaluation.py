@@ -23,6 +23,7 @@ from koffline.experiments.figure_style import (
     mark_beyond,
     mark_divergences,
     method_legend,
+    tidy_log_ticks,
 )
 from koffline.experiments.results import Curves, Results
 
@@ -101,6 +102,7 @@ def _draw_mse(axes: Axes, results: Results, curves: Curves, world: str) -> None:
         if np.isfinite(shown).any():
             low, high = axes.get_ylim()
             axes.set_ylim(min(low, 0.9 * float(np.nanmin(shown))), high)
+            tidy_log_ticks(axes.yaxis)
     if variances:
         axes.axhline(variances[0], color=INK, ls=(0, (1, 2)), lw=1.0, zorder=1)
     axes.set_ylabel("$\\|V - V^\\pi\\|^2$ per state")
@@ -162,6 +164,8 @@ def _draw_scatter(axes: Axes, results: Results, curves: Curves, world: str, erro
     # Room for the legend above the points.
     low, high = axes.get_ylim()
     axes.set_ylim(low, high * (high / low) ** 0.22)
+    tidy_log_ticks(axes.xaxis)
+    tidy_log_ticks(axes.yaxis)
 
 
 def _legend(figure: Figure, results: Results, curves: Curves) -> None:

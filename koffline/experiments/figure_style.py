@@ -18,6 +18,7 @@ from koffline.experiments.summaries import LEVEL
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
 METHODS = ("td0", "fvi", "rg", "gtd2", "sbeed", "kloss")
@@ -31,6 +32,7 @@ COLOURS = {
     "kloss": "#D55E00",
 }
 MARKERS = {"td0": "v", "fvi": "^", "rg": "s", "gtd2": "D", "sbeed": "P", "kloss": "o"}
+_FEW_DECADES = 40.0  # ratio of the ends of an axis
 INK, SOFT = "#1f2933", "#9aa5b1"
 WORLD_NAMES = {
     "chain": "Chain",
@@ -210,6 +212,18 @@ def log_limits(axes: Axes, series: Sequence[Shaped[np.ndarray, "..."]], most: fl
     high = max(high, 2.0 * low)
     room = (high / low) ** 0.06
     axes.set_ylim(low / room, high * room)
+    tidy_log_ticks(axes.yaxis)
+
+
+def tidy_log_ticks(axis: Axis) -> None:
+    """Labels at 1, 2, 5 where a logarithmic axis spans little, else at the powers of ten; none overlap."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    low, high = axis.get_view_interval()
+    axis.set_minor_formatter(NullFormatter())
+    if high / low < _FEW_DECADES:
+        axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
 
 
 def method_legend(figure: Figure, methods: Sequence[str], extra: Mapping[str, Mapping[str, Any]]) -> None:

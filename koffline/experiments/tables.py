@@ -108,12 +108,13 @@ def _about(results: Results, world: str, rows: Sequence[Row]) -> str:
 
 def _toy(results: Results, rows: Sequence[Row]) -> str:
     extra = results.extra
-    error = _interval(*(extra.get(f"lstd_weight_error{end}") for end in ("", "_low", "_high")))
     note = (
         f"Plain gradient descent, {rows[0].epochs} iterations at learning rate {rows[0].learning_rate:g}, "
-        f"{rows[0].seeds} draws of the tuples. The LSTD solution of the same tuples is {error} away from w*: "
-        "that much is sampling error."
+        f"{rows[0].seeds} draws of the tuples."
     )
+    if "lstd_weight_error" in extra:
+        error = _interval(*(extra.get(f"lstd_weight_error{end}") for end in ("", "_low", "_high")))
+        note += f" The LSTD solution of the same tuples is {error} away from w*: that much is sampling error."
     gaps = extra.get("largest_distance_from_lstd", {})
     cells = []
     for row in rows:
@@ -167,7 +168,8 @@ def _group(group: str, rows: Sequence[Row]) -> str:
             line.append(_share_cell(row, rivals))
         cells.append(line)
     title = group.replace("_", " ")
-    note = "MSE / Var V against Monte Carlo at the best learning rate of each; the smallest "
+    rate = " at the best learning rate of each" if any(row.learning_rate for row in rows) else ""
+    note = f"MSE / Var V against Monte Carlo{rate}; the smallest "
     note += "of the methods in bold." if several else "in bold."
     header = (title, *(_WORLDS.get(world, world) for world in worlds))
     return "\n".join([f"## {title.capitalize()}", "", note, "", *_table(header, cells)])

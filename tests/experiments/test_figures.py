@@ -12,7 +12,15 @@ from matplotlib.lines import Line2D
 from PIL import Image
 
 from koffline.errors import ConfigError
-from koffline.experiments.figure_style import COLOURS, METHODS, Band, divergences, log_limits, positive_floor
+from koffline.experiments.figure_style import (
+    COLOURS,
+    METHODS,
+    Band,
+    divergences,
+    log_limits,
+    positive_floor,
+    tidy_log_ticks,
+)
 from koffline.experiments.figures import FIGURES, draw
 from koffline.experiments.results import Curves, Results
 from koffline.experiments.summaries import MeanInterval
@@ -252,6 +260,27 @@ def test_bands_agree_with_the_tables() -> None:
     assert np.isnan(band.low[2])
     assert np.isnan(band.mean[3])
     assert band.alive.tolist() == [3, 2, 1, 0]
+
+
+@pytest.mark.parametrize(
+    ("ends", "expected"), [((1.5, 22.0), ["2", "5", "10", "20"]), ((3e-3, 0.03), ["0.005", "0.01", "0.02"])]
+)
+def test_a_short_logarithmic_axis_is_labelled_at_1_2_5(
+    ends: tuple[float, float], expected: list[str]
+) -> None:
+    figure = Figure()
+    axes = figure.add_subplot()
+    axes.set_yscale("log")
+    axes.set_ylim(*ends)
+    tidy_log_ticks(axes.yaxis)
+    figure.draw_without_rendering()
+    inside = [
+        label.get_text()
+        for label, place in zip(axes.get_yticklabels(), axes.get_yticks(), strict=True)
+        if ends[0] <= place <= ends[1]
+    ]
+    assert inside == expected
+    assert not any(label.get_text() for label in axes.get_yticklabels(minor=True))
 
 
 def test_divergences_and_limits_by_hand() -> None:

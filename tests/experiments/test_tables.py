@@ -85,6 +85,11 @@ def test_the_toy_table_names_the_iterations_of_divergence(results: Results) -> N
     assert cells_of(text, "K-loss")[1:4] == ["0.0125", "0.0001 [0, 0.0002]", "4e-15"]
 
 
+def test_the_toy_in_the_table_of_claims_has_no_lstd_line(results: Results) -> None:
+    row = replace(results.rows[0], world="chain", truth="exact")
+    assert "LSTD solution" not in table_text(make_results("claims", [row]))
+
+
 def test_ablation_gives_shares_of_the_variance() -> None:
     results = make_ablation()
     text = table_text(results)
