@@ -36,7 +36,17 @@ _HOME_OF = {
     "load_policy": "koffline.policies",
     "open_transitions": "koffline.data.sources",
 }
-_MODULES = {"bellman", "errors", "fitting", "kernel_loss", "kernels", "objectives", "policies", "replicas"}
+_MODULES = {
+    "bellman",
+    "errors",
+    "fitting",
+    "kernel_loss",
+    "kernels",
+    "objectives",
+    "policies",
+    "replicas",
+    "solvers",
+}
 
 __all__ = [
     "ColumnarReplayBuffer",
