@@ -46,6 +46,9 @@ class KofflineGroup(click.Group):
             raise
         except KofflineError as error:
             message = " ".join(str(error).split())
+        except MemoryError as error:
+            reason = " ".join(str(error).split()) or "out of memory"
+            message = f"not enough memory ({reason}); ask for less at a time"
         except OSError as error:
             message = (
                 f"{error.filename or 'the system'}: {error.strerror or error}; check the path and the disk"

@@ -207,7 +207,7 @@ class _Target:
     def __init__(self, out: str, format_: str | None, force: bool, manifest: str | None) -> None:
         from koffline.builders.manifest import NAME, read_manifest
         from koffline.data.files import check_target
-        from koffline.data.minari import PREFIX, minari_folder
+        from koffline.data.minari import PREFIX, data_folder, minari_folder
         from koffline.data.sources import target_format
 
         self._out, self._force = out, force
@@ -215,6 +215,10 @@ class _Target:
         folder = minari_folder(out.removeprefix(PREFIX)) if out.startswith(PREFIX) else Path(out)
         if not out.startswith(PREFIX) or os.path.lexists(folder):  # folders of Minari's are made when written
             check_target(folder, force)
+        if folder.is_dir() and self._format != "minari":
+            raise DataError(f"{folder} is a folder; give a file name")
+        if os.path.lexists(folder) and self._format == "minari" and data_folder(folder) is None:
+            raise DataError(f"{folder} holds something else and will not be replaced; choose another name")
         self.path = folder
         self.parts = folder.with_name(f"{folder.name}.parts")
         self._manifest = Path(manifest) if manifest else folder.parent / NAME

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shutil
 import zipfile
 import zlib
@@ -32,6 +33,8 @@ class PartsFolder:
 
     def open(self, resume: bool, force: bool) -> None:
         """Make the folder, or take the one that is there. Raises DataError."""
+        if os.path.lexists(self.folder) and not self._ours:
+            raise DataError(f"{self.folder} is no unfinished build; move it or name another --out")
         if self.folder.exists() and force and not resume:
             shutil.rmtree(self.folder)
         if self.folder.exists():
@@ -59,6 +62,14 @@ class PartsFolder:
             if not self.kept:
                 self.remove()
             raise
+
+    @property
+    def _ours(self) -> bool:
+        """Whether the folder holds what a build leaves and nothing else."""
+        if not self.folder.is_dir():
+            return False
+        names = [path.name for path in self.folder.iterdir()]
+        return all(name == _RUN or name.startswith(("part-", f".{_RUN}", ".part-")) for name in names)
 
     @property
     def kept(self) -> int:

@@ -17,8 +17,9 @@ from koffline.envs.registration import GYMNASIUM_IDS
 from koffline.envs.rollouts import draw_actions
 from koffline.envs.tsitsiklis import FEATURES, tsitsiklis_van_roy
 from koffline.envs.world import Actions, Outcome, States
-from koffline.errors import ConfigError
+from koffline.errors import ConfigError, PolicyError
 from koffline.policies.base import DiscretePolicy
+from koffline.policies.grid_policy import GridPolicy
 from koffline.policies.loading import as_policy
 
 CHAIN = "chain"
@@ -55,6 +56,7 @@ def build_uniform(
     space = Discrete(world.n_actions)
     fitting = as_policy(policy, space, (len(world.low),))
     assert isinstance(fitting, DiscretePolicy)
+    _check_box(fitting, world)
     drawn = draw_uniform_tuples(world, fitting, n, generator)
     observations = world.observe(drawn.states)
     taken = fitting.probabilities(observations)[np.arange(n), drawn.actions]
@@ -69,6 +71,16 @@ def build_uniform(
         behavior_log_probabilities=np.log(taken),
         metadata=Metadata(gamma=gamma, extra={"task": type(world).__name__, "states": "uniform"}),
     )
+
+
+def _check_box(policy: DiscretePolicy, world: BoxWorld) -> None:
+    """A grid policy knows the box it was made for."""
+    grid = policy.function
+    if isinstance(grid, GridPolicy) and not np.allclose([grid.low, grid.high], [world.low, world.high]):
+        raise PolicyError(
+            f"{policy.name}: its grid covers {grid.low} to {grid.high}, the states of {type(world).__name__} "
+            f"{world.low} to {world.high}; give a policy of this world"
+        )
 
 
 def build_chain(n: int, generator: np.random.Generator) -> Transitions:

@@ -40,6 +40,12 @@ def reproduce(
 
     command = shlex.join(["koffline", *sys.argv[1:]])
     run = Run(name, Path(out), Scale(quick, seed), workers, ray, command, force)
-    results = run_experiment(run)
+    try:
+        results = run_experiment(run)
+    except KeyboardInterrupt:
+        click.echo(
+            f"interrupted; what is finished is in {run.cells_folder}: the same command goes on", err=True
+        )
+        raise SystemExit(130) from None
     click.echo((run.folder / f"{name}.md").read_text(encoding="utf-8"))
     click.echo(f"{results.seconds:.0f} s; figure {run.folder / name}.png, numbers {run.folder / name}.json")

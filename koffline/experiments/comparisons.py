@@ -1,7 +1,12 @@
-"""Comparisons over seeds: ratios of mean errors and rank correlations, each with a bootstrap interval."""
+"""Comparisons over seeds: ratios of mean errors and rank correlations, with intervals for few seeds.
+
+Both intervals are jackknife ones on a scale where the statistic is nearly normal (the logarithm of a ratio,
+Fisher's z of a correlation) with Student's t: a percentile bootstrap of three seeds covers 77 % and not 95.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,12 +14,13 @@ import numpy as np
 from jaxtyping import Shaped
 from scipy import stats
 
-_DRAWS = 2000
+_LEVEL = 0.95
+_LEAST = 1e-12  # errors freed of the truth's noise may fall below zero
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """An estimate and its 95 % bootstrap interval over seeds."""
+    """An estimate and its 95 % interval over seeds."""
 
     value: float
     low: float
@@ -24,10 +30,8 @@ class Comparison:
         return f"{self.value:.3g} [{self.low:.3g}, {self.high:.3g}]"
 
 
-def ratio_of_means(
-    first: Shaped[np.ndarray, " seed"], second: Shaped[np.ndarray, " seed"], seed: int = 0
-) -> Comparison:
-    """mean(first) / mean(second); seeds are drawn in pairs where both have equally many.
+def ratio_of_means(first: Shaped[np.ndarray, " seed"], second: Shaped[np.ndarray, " seed"]) -> Comparison:
+    """mean(first) / mean(second), seeds left out in pairs.
 
     Infinite where the first has no finite mean, zero where the second has none.
     """
@@ -35,29 +39,37 @@ def ratio_of_means(
         return Comparison(np.inf, np.inf, np.inf)
     if not np.all(np.isfinite(second)):
         return Comparison(0.0, 0.0, 0.0)
-    generator = np.random.default_rng(seed)
-    draws = generator.integers(len(first), size=(_DRAWS, len(first)))
-    others = (
-        draws if len(first) == len(second) else generator.integers(len(second), size=(_DRAWS, len(second)))
-    )
-    below = np.maximum(second[others].mean(axis=1), 1e-12)
-    ratios = first[draws].mean(axis=1) / below
-    low, high = np.quantile(ratios, [0.025, 0.975])
-    return Comparison(float(first.mean() / max(second.mean(), 1e-12)), float(low), float(high))
+
+    def log_ratio(seeds: np.ndarray) -> float:
+        above, below = (max(float(part[seeds].mean()), _LEAST) for part in (first, second))
+        return float(np.log(above / below))
+
+    value, low, high = _jackknife(log_ratio, len(first))
+    return Comparison(float(np.exp(value)), float(np.exp(low)), float(np.exp(high)))
 
 
 def spearman_over_seeds(
-    first: Shaped[np.ndarray, "point seed"], second: Shaped[np.ndarray, "point seed"], seed: int = 0
+    first: Shaped[np.ndarray, "point seed"], second: Shaped[np.ndarray, "point seed"]
 ) -> Comparison:
-    """Rank correlation of all points (finite in both), interval by drawing whole seeds."""
-    generator = np.random.default_rng(seed)
+    """Rank correlation of all points (finite in both), interval by leaving out whole seeds."""
 
-    def correlation(seeds: Any) -> float:
+    def z_value(seeds: np.ndarray) -> float:
         x, y = first[:, seeds].ravel(), second[:, seeds].ravel()
         good = np.isfinite(x) & np.isfinite(y)
-        return float(stats.spearmanr(x[good], y[good]).statistic) if good.sum() > 2 else np.nan
+        rank: Any = stats.spearmanr(x[good], y[good]).statistic if good.sum() > 2 else np.nan
+        return float(np.arctanh(np.clip(rank, -1.0 + 1e-9, 1.0 - 1e-9)))
 
-    count = first.shape[1]
-    drawn = [correlation(generator.integers(0, count, size=count)) for _ in range(200)]
-    low, high = np.nanquantile(drawn, [0.025, 0.975])
-    return Comparison(correlation(np.arange(count)), float(low), float(high))
+    value, low, high = _jackknife(z_value, first.shape[1])
+    return Comparison(float(np.tanh(value)), float(np.tanh(low)), float(np.tanh(high)))
+
+
+def _jackknife(statistic: Callable[[np.ndarray], float], seeds: int) -> tuple[float, float, float]:
+    """The statistic of all seeds and its t-interval from leaving out one at a time."""
+    whole = np.arange(seeds)
+    value = statistic(whole)
+    if seeds < 2:
+        return value, -np.inf, np.inf
+    without = np.array([statistic(np.delete(whole, seed)) for seed in whole])
+    spread = (seeds - 1) / seeds * np.sum((without - without.mean()) ** 2)
+    half = float(stats.t.ppf(0.5 + _LEVEL / 2.0, seeds - 1) * np.sqrt(spread))
+    return value, value - half, value + half

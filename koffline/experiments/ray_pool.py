@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import sys
 import tempfile
 from dataclasses import replace
@@ -24,6 +25,7 @@ class RayPool:
 
     def __init__(self, address: str, workers: int) -> None:
         self._ray = _import_ray()
+        _check_reachable(address)
         self._own = not self._ray.is_initialized()
         if self._own:
             _connect(self._ray, address, workers)
@@ -51,6 +53,19 @@ class RayPool:
                 self._ray.cancel(reference, force=True)
         if self._own:
             self._ray.shutdown()
+
+
+def _check_reachable(address: str) -> None:
+    """Ray itself waits for minutes, and talks, before it gives up on an address. Raises ConfigError."""
+    host, separator, port = address.removeprefix("ray://").rpartition(":")
+    if not separator:
+        return
+    try:
+        socket.create_connection((host, int(port)), timeout=10).close()
+    except (OSError, ValueError, OverflowError) as error:
+        raise ConfigError(
+            f"no Ray cluster at '{address}' ({error}); check the address, or use local"
+        ) from None
 
 
 def perform_elsewhere(job: Job) -> bytes | Failure:

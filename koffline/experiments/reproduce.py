@@ -17,6 +17,7 @@ from koffline.experiments.results import Curves, Results, Row, read_results, wri
 from koffline.experiments.settings import Scale
 from koffline.fitting import threads
 
+_SUFFIXES = (".md", ".png", ".svg", ".curves.h5")
 DESCRIPTIONS = {
     "figure-toy": "four methods on the modified Tsitsiklis–Van Roy chain",
     "figure-puddle": "six methods on Puddle World: errors, Bellman errors, what the losses tell",
@@ -41,6 +42,8 @@ class Run:
     def __post_init__(self) -> None:
         if self.name not in DESCRIPTIONS:
             raise ConfigError(f"there is no experiment '{self.name}'; known are {', '.join(DESCRIPTIONS)}")
+        if self.workers < 1:
+            raise ConfigError(f"workers is {self.workers}; give a positive number")
 
     @property
     def cells_folder(self) -> Path:
@@ -55,7 +58,7 @@ def reproduce(run: Run) -> Results:
     another scale (unless ``force``).
     """
     _check_folder(run)
-    run.folder.mkdir(parents=True, exist_ok=True)
+    run.cells_folder.mkdir(parents=True, exist_ok=True)
     started = time.perf_counter()
     collect: dict[str, Callable[[Run], tuple[dict[str, Any], Curves]]] = {
         "figure-toy": _toy,
@@ -160,7 +163,7 @@ def _truths(finished: policy_evaluation.Finished) -> dict[str, Any]:
                 "paper_against_monte_carlo_mse": result.paper_noise,
             }
             for cell, result in finished
-        }
+        },
     }
 
 
@@ -178,7 +181,13 @@ def _write(run: Run, results: Results, curves: Curves) -> None:
 
 def _check_folder(run: Run) -> None:
     path = result_path(run.name, run.folder)
-    if run.force or not path.exists():
+    if run.force:
+        return
+    if not path.exists():
+        strangers = [run.folder / f"{run.name}{suffix}" for suffix in _SUFFIXES]
+        found = [str(other) for other in strangers if other.exists()]
+        if found and not run.cells_folder.exists():  # an interrupted run of ours has left its cells
+            raise ConfigError(f"{found[0]} exists already; choose another --out or replace it with --force")
         return
     there = dict(read_results(path).settings)
     wanted = {"quick": run.scale.quick, "seed": run.scale.seed}

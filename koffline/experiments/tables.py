@@ -21,6 +21,12 @@ _ERRORS = {"mse": "MSE", "bellman_error": "Bellman error"}
 _LOSSES = {"kloss": "K-loss", "l2": "L2 loss"}
 _NETWORKS = {"own": "the method trained by it", "both": "K-loss and RG"}
 
+_DEFAULT_NOTE = (
+    "\n\nHalf the epochs of the figures, two learning rates, three seeds: compare within a table. "
+    "The default that comes out is `koffline.objectives.default_kernel_loss` (group combined); "
+    "the figures keep the paper's kernel."
+)
+
 
 def write_table(results: Results, path: Path) -> None:
     """Write the tables, whole or not at all."""
@@ -48,7 +54,14 @@ def table_text(results: Results) -> str:
 def _heading(results: Results) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in results.versions.items())
     settings = ", ".join(f"{name} {value}" for name, value in results.settings.items())
-    return f"# {results.name}\n\n`{results.command}`\n\n{results.seconds:.0f} s; {settings}; {versions}."
+    trained = results.extra.get("training_seconds")
+    seconds = (
+        f"{results.seconds:.0f} s"
+        if trained is None
+        else (f"{results.seconds:.0f} s in this run, {trained:.0f} s of training in all its cells")
+    )
+    note = _DEFAULT_NOTE if results.name == "ablation" else ""
+    return f"# {results.name}\n\n`{results.command}`\n\n{seconds}; {settings}; {versions}.{note}"
 
 
 def _world(results: Results, world: str, rows: Sequence[Row]) -> str:

@@ -212,6 +212,34 @@ def test_bad_input_is_one_line_and_leaves_nothing(run, tmp_path, monkeypatch, ar
     assert (tmp_path / "there.hdf5").read_bytes() == b"mine"
 
 
+def test_a_folder_that_is_not_ours_survives_force(run, tmp_path):
+    mine = tmp_path / "log.hdf5.parts" / "data.txt"
+    mine.parent.mkdir()
+    mine.write_text("precious")
+    done = run(*ROLLOUTS, "--force", "--out", "log.hdf5")
+    assert done.exit_code == 2
+    assert "is no unfinished build" in done.stderr
+    assert mine.read_text() == "precious"
+    (tmp_path / "plain.hdf5").mkdir()
+    refused = run(*ROLLOUTS, "--force", "--out", "plain.hdf5")
+    assert (refused.exit_code, refused.stderr.count("\n")) == (2, 1)
+    assert not (tmp_path / "plain.hdf5.parts").exists()
+
+
+def test_more_than_the_memory_holds_is_one_line(run):
+    done = run(*UNIFORM[:4], "10000000000000", *UNIFORM[5:], "--out", "x.hdf5")
+    assert done.exit_code == 2
+    assert done.stderr.startswith("error: not enough memory")
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_grid_policy_of_another_world_is_refused(run):
+    assert run("policy", "--env", "cart_pole", "--out", "pole.npz").exit_code == 0
+    done = run("uniform", "--env", "mountain_car", "--n", "5", "--policy", "pole.npz", "--out", "x.hdf5")
+    assert done.exit_code == 2
+    assert "give a policy of this world" in done.stderr
+
+
 def test_help_has_examples(run):
     for command in ("uniform", "rollouts", "policy"):
         assert "Examples:" in run(command, "--help").output

@@ -155,6 +155,13 @@ def test_ray_runs_the_same_jobs(tmp_path: Path, capfd: pytest.CaptureFixture[str
     assert capfd.readouterr() == ("", "")
 
 
+def test_an_address_where_nobody_answers_is_one_clear_line() -> None:
+    pytest.importorskip("ray")
+    for address in ("127.0.0.1:1", "ray://127.0.0.1:1", "nowhere:port"):
+        with pytest.raises(ConfigError, match="no Ray cluster at"):
+            RayPool(address, 1)
+
+
 def test_ray_is_asked_for_by_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(ConfigError, match=re.escape("run `pip install koffline[ray]`")):

@@ -83,6 +83,25 @@ def test_toy(run, tmp_path):
     assert all("weight_error" in row for row in rows)
 
 
+def test_files_of_somebody_else_are_left_alone(run, tmp_path):
+    (tmp_path / "figure-toy.md").write_text("precious")
+    done = run("figure-toy")
+    assert done.exit_code == 2
+    assert "figure-toy.md exists already" in done.stderr
+    assert (tmp_path / "figure-toy.md").read_text() == "precious"
+    assert run("figure-toy", "--force").exit_code == 0
+
+
+def test_an_interrupt_says_where_to_go_on(run, tmp_path, monkeypatch):
+    def interrupted(*arguments, **options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(reproduce, "run_jobs", interrupted)
+    done = run("figure-puddle")
+    assert done.exit_code == 130
+    assert done.stderr == f"interrupted; what is finished is in {tmp_path}/cells: the same command goes on\n"
+
+
 def test_other_scale_is_refused_unless_forced(run, tmp_path):
     assert run("figure-toy").exit_code == 0
     before = (tmp_path / "figure-toy.json").read_bytes()
