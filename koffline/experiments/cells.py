@@ -8,7 +8,6 @@ run continue where it was.
 from __future__ import annotations
 
 import hashlib
-import zipfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -143,6 +142,7 @@ def write_cell(path: Path, cell: Cell, progress: Progress | None = None) -> None
     result = _train(cell, problem, checkpoint, progress)
     arrays = {f"curve.{name}": curve for name, curve in result.curves.items()}
     arrays |= {name: np.asarray(part) for name, part in vars(result).items() if name != "curves"}
+    arrays["name"] = np.asarray(cell.name)
     with atomic_file(path, force=True) as temporary, temporary.open("wb") as file:
         np.savez(file, **arrays)  # type: ignore[arg-type]
     checkpoint.unlink(missing_ok=True)
@@ -227,5 +227,9 @@ def _read(path: Path, read: Callable[[], Read]) -> Read:
 
 
 def _is_archive(path: Path) -> bool:
-    """Whether a whole .npz lies there; half a file or something else is computed again."""
-    return path.is_file() and zipfile.is_zipfile(path)
+    """Whether a whole .npz of that name lies there; half a file or another's is computed again."""
+    try:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
+            return "name" not in archive.files or str(archive["name"]) == path.stem
+    except Exception:  # numpy and zipfile raise many kinds; all mean that the file is not ours
+        return False
