@@ -5,9 +5,10 @@ does):
 
 - value-based discrete (DQN, DoubleDQN, NFQ, DiscreteCQL): greedy, the first best action;
 - DiscreteBC, DiscreteBCQ: greedy, what `predict` returns (DiscreteBCQ among the actions its imitator allows);
-- DiscreteSAC: the probabilities of its categorical policy;
-- DDPG, TD3, TD3PlusBC, ReBRAC, PRDC, PLAS, PLASWithPerturbation, BC (whatever its policy_type):
-  deterministic, `predict`;
+- DiscreteSAC, KLossDiscreteSAC, DiscreteTrustPCL: the probabilities of their categorical policy;
+- KLossDQN with a temperature: softmax of its values;
+- DDPG, TD3, TD3PlusBC, KLossTD3PlusBC, ReBRAC, PRDC, PLAS, PLASWithPerturbation, BC (whatever its
+  policy_type): deterministic, `predict`;
 - SAC, CQL, CalQL, AWAC, IQL, CRR, BEAR and any other continuous algorithm: stochastic, draws from
   `sample_action`, mean `predict` (for CRR and BEAR, whose `predict` draws candidates itself, with a fixed
   seed);
@@ -22,6 +23,7 @@ from typing import Any
 
 import numpy as np
 
+from koffline.algos.acting import action_probabilities, acts_deterministically
 from koffline.data.d3rlpy_import import import_d3rlpy
 from koffline.data.transitions import Continuous, Discrete
 from koffline.errors import PolicyError
@@ -71,7 +73,7 @@ def policy_from_algo(
     rows = chunk_rows_for(shape, max(1, repeats))
     if isinstance(action_space, Discrete):
         return DiscretePolicy(action_space.n, _discrete_function(algo), name, shape, rows)
-    if _is_deterministic(algo):
+    if acts_deterministically(algo):
         return ContinuousPolicy(action_space.k, algo.predict, None, name, shape, rows)
 
     def mean(observations: np.ndarray) -> np.ndarray:
@@ -137,27 +139,16 @@ def _load_weights(algo: Any, file: D3File) -> None:
 def _discrete_function(algo: Any) -> Callable[[np.ndarray], Any]:
     from d3rlpy.algos import DiscreteSAC
 
-    if not isinstance(algo, DiscreteSAC):
+    if not isinstance(algo, DiscreteSAC) and not hasattr(algo.impl, "action_probabilities"):
         return algo.predict
     import torch
     from d3rlpy.torch_utility import convert_to_torch
 
     def probabilities(observations: np.ndarray) -> torch.Tensor:
-        algo.impl.modules.set_eval()
         with torch.no_grad():
-            batch = convert_to_torch(observations, algo.impl.device)
-            if algo.observation_scaler is not None:
-                batch = algo.observation_scaler.transform(batch)
-            return algo.impl.policy(batch).probs
+            return action_probabilities(algo, convert_to_torch(observations, algo.impl.device))
 
     return probabilities
-
-
-def _is_deterministic(algo: Any) -> bool:
-    """Whether acting involves no draw; an unknown algorithm is taken to draw, which is right either way."""
-    from d3rlpy.algos import BC, DDPG, PLAS, PRDC, TD3, ReBRAC, TD3PlusBC
-
-    return isinstance(algo, (BC, DDPG, PLAS, PRDC, TD3, ReBRAC, TD3PlusBC))
 
 
 def _seeded(

@@ -1,0 +1,195 @@
+"""What all algorithms with a kernel-loss critic share: checks, the bandwidth before training, saving."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Generator, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from torch import nn
+
+from koffline.algos.kernel_bellman_loss import KernelBellmanLoss
+from koffline.algos.kernel_impl import KernelCriticImpl
+from koffline.algos.kernel_options import KernelCriticConfig, check_kernel_options
+from koffline.data.d3rlpy_import import import_d3rlpy
+from koffline.errors import ConfigError
+
+import_d3rlpy()
+
+from d3rlpy.algos.qlearning.base import QLearningAlgoBase  # noqa: E402
+from d3rlpy.constants import ActionSpace  # noqa: E402
+from d3rlpy.dataset import ReplayBufferBase, TransitionMiniBatch  # noqa: E402
+from d3rlpy.models.builders import create_continuous_q_function, create_discrete_q_function  # noqa: E402
+from d3rlpy.optimizers import OptimizerWrapper  # noqa: E402
+from d3rlpy.torch_utility import convert_to_torch  # noqa: E402
+
+TImpl = TypeVar("TImpl", bound=KernelCriticImpl)
+TConfig = TypeVar("TConfig", bound=KernelCriticConfig)
+_KERNEL_ROWS = 1024
+
+
+class KernelCriticAlgo(QLearningAlgoBase[TImpl, TConfig]):
+    """A d3rlpy algorithm whose critic minimises the kernel Bellman loss.
+
+    Everything d3rlpy offers works as on its own algorithms. The kernel's bandwidth and scales are taken
+    from rows of the log before the first gradient step (with ``fit_online``, from the first mini-batch), are
+    saved with the model and never change after that. The count of gradient steps is saved too.
+    Raises ConfigError for options that make no sense.
+    """
+
+    def __init__(
+        self, config: TConfig, device: Any = False, enable_ddp: bool = False, impl: Any = None
+    ) -> None:
+        check_kernel_options(config, is_discrete=self.get_action_type() == ActionSpace.DISCRETE)
+        if self.get_action_type() == ActionSpace.DISCRETE and config.action_scaler is not None:
+            raise ConfigError("action_scaler is set, but the actions are discrete; leave it out")
+        self._steps_before_build = 0
+        self._kernel_rows: TransitionMiniBatch | None = None
+        super().__init__(config, device, enable_ddp, impl)
+
+    @property
+    def _grad_step(self) -> int:
+        return self._steps_before_build if self._impl is None else self._impl.grad_step
+
+    @_grad_step.setter
+    def _grad_step(self, value: int) -> None:
+        self._steps_before_build = value
+        if getattr(self, "_impl", None) is not None:
+            self._impl.grad_step = value
+
+    def create_impl(self, observation_shape: Any, action_size: int) -> None:
+        """Build the networks. Raises ConfigError where the kernel would have no meaning."""
+        shape = tuple(np.atleast_1d(np.asarray(observation_shape, dtype=object)))
+        if len(shape) != 1 or not isinstance(shape[0], (int, np.integer)):
+            kind = "images" if len(shape) == 3 else "arrays"
+            raise ConfigError(
+                f"observations of shape {observation_shape} are {kind}, for which distances between rows "
+                "mean little; give the log's embedding of them, one vector per observation"
+            )
+        super().create_impl((int(shape[0]),), action_size)
+
+    def fitter(
+        self, dataset: ReplayBufferBase, n_steps: int, n_steps_per_epoch: int = 10000, **options: Any
+    ) -> Generator[tuple[int, dict[str, float]], None, None]:
+        """As d3rlpy's; raises ConfigError for the other kind of actions and for fewer steps than an epoch."""
+        self._check_actions(dataset)
+        if n_steps < n_steps_per_epoch:
+            raise ConfigError(
+                f"n_steps is {n_steps}, n_steps_per_epoch {n_steps_per_epoch}: not one epoch would be "
+                "trained; lower n_steps_per_epoch"
+            )
+        self._kernel_rows = dataset.sample_transition_batch(_KERNEL_ROWS)
+        yield from super().fitter(dataset, n_steps, n_steps_per_epoch, **options)
+
+    def update(self, batch: TransitionMiniBatch) -> dict[str, float]:
+        """One gradient step; the first one fixes the kernel."""
+        self.fix_kernel_before(batch)
+        return super().update(batch)
+
+    def fix_kernel_before(self, batch: TransitionMiniBatch) -> None:
+        """Fix the kernel from rows of the log, or from this mini-batch, unless that has been done."""
+        if self._impl is not None and not self._impl.kernel_is_fixed:
+            self._fix_kernel(batch if self._kernel_rows is None else self._kernel_rows)
+            self._kernel_rows = None
+
+    def save(self, fname: str) -> None:
+        """Save everything; the file appears whole or not at all."""
+        path = Path(fname)
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".part")
+        os.close(handle)
+        try:
+            super().save(temporary)
+            os.chmod(temporary, 0o666 & ~_umask())
+            os.replace(temporary, path)
+        except BaseException:
+            Path(temporary).unlink(missing_ok=True)
+            raise
+
+    def save_policy(self, fname: str) -> None:
+        """Save the greedy policy as TorchScript (.pt) or ONNX (.onnx), scalers included."""
+        from koffline.algos.export import export_policy
+
+        export_policy(self, fname)
+
+    def make_kernel(self, observation_shape: Sequence[int], action_size: int) -> KernelBellmanLoss:
+        """The loss for these rows, on the algorithm's device."""
+        is_discrete = self.get_action_type() == ActionSpace.DISCRETE
+        n_actions = action_size if is_discrete else 0
+        kernel = KernelBellmanLoss(self._config, int(observation_shape[0]), action_size, n_actions)
+        return kernel.to(self._device)
+
+    def make_discrete_critic(
+        self, observation_shape: Any, action_size: int, encoder: Any, optim: Any, learning_rate: float
+    ) -> tuple[nn.ModuleList, Any, OptimizerWrapper]:
+        """Q(s, ·): networks, d3rlpy's forwarder over them, optimiser."""
+        config: Any = self._config
+        q_funcs, forwarder = create_discrete_q_function(
+            observation_shape,
+            action_size,
+            encoder,
+            config.q_func_factory,
+            n_ensembles=config.n_critics,
+            device=self._device,
+            enable_ddp=self._enable_ddp,
+        )
+        return q_funcs, forwarder, self.make_optimizer(optim, q_funcs, learning_rate)
+
+    def make_continuous_critic(
+        self, observation_shape: Any, action_size: int, encoder: Any, optim: Any, learning_rate: float
+    ) -> tuple[nn.ModuleList, Any, OptimizerWrapper]:
+        """Q(s, a): networks, d3rlpy's forwarder over them, optimiser."""
+        config: Any = self._config
+        q_funcs, forwarder = create_continuous_q_function(
+            observation_shape,
+            action_size,
+            encoder,
+            config.q_func_factory,
+            n_ensembles=config.n_critics,
+            device=self._device,
+            enable_ddp=self._enable_ddp,
+        )
+        return q_funcs, forwarder, self.make_optimizer(optim, q_funcs, learning_rate)
+
+    def make_optimizer(self, factory: Any, module: nn.Module, learning_rate: float) -> OptimizerWrapper:
+        """An optimiser that is saved with the model."""
+        return factory.create(module.named_modules(), lr=learning_rate, compiled=self.compiled)
+
+    def impl_options(self, observation_shape: Any, action_size: int) -> dict[str, Any]:
+        """What every implementation is given."""
+        return {
+            "observation_shape": observation_shape,
+            "action_size": action_size,
+            "gamma": self._config.gamma,
+            "backup": self._config.backup,
+            "compiled": self.compiled,
+            "device": self._device,
+        }
+
+    def _fix_kernel(self, batch: TransitionMiniBatch) -> None:
+        assert self._impl is not None
+        observations = convert_to_torch(np.asarray(batch.observations), self._device)
+        actions = convert_to_torch(batch.actions, self._device)
+        with torch.no_grad():
+            if self._config.observation_scaler is not None:
+                observations = self._config.observation_scaler.transform(observations)
+            if self._config.action_scaler is not None:
+                actions = self._config.action_scaler.transform(actions)
+            self._impl.fix_kernel(observations, actions, self._config.batch_size)
+
+    def _check_actions(self, dataset: ReplayBufferBase) -> None:
+        wanted, found = self.get_action_type(), dataset.dataset_info.action_space
+        if wanted not in (found, ActionSpace.BOTH):
+            raise ConfigError(
+                f"{type(self).__name__} is for {wanted.name.lower()} actions, the log's are "
+                f"{found.name.lower()}; choose an algorithm for {found.name.lower()} actions"
+            )
+
+
+def _umask() -> int:
+    current = os.umask(0)
+    os.umask(current)
+    return current

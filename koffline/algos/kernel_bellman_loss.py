@@ -1,0 +1,132 @@
+"""The kernel Bellman loss as a module of a d3rlpy algorithm; what it takes from the log is in its buffers."""
+
+from __future__ import annotations
+
+import logging
+import math
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from koffline.algos.kernel_options import KERNELS, KernelCriticConfig, median_factor
+from koffline.errors import DataError
+from koffline.kernel_loss import kernel_loss, v_statistic
+
+_LOG = logging.getLogger(__name__)
+_MOST_ROWS = 1000  # half a million distances are enough for a median
+_SMALLEST = 1e-6
+
+
+class KernelBellmanLoss(nn.Module):
+    """(1 − w) U + w mean(k_ii δ_i²) of residuals δ under a kernel over rows (s, a).
+
+    Centre and scale of the rows, bandwidth and the factor of the loss are buffers: fixed once by ``fix``,
+    saved and loaded with the model, and the same for every step (no host-side branch on them, so that a
+    CUDA graph can hold the loss). n_actions: 0 for continuous actions.
+    (Feng et al. 2019, sec:batch_lv)
+    """
+
+    mean: Tensor
+    inverse_scale: Tensor
+    bandwidth: Tensor
+    factor: Tensor
+    step: Tensor
+
+    def __init__(self, config: KernelCriticConfig, observation_size: int, action_size: int, n_actions: int):
+        super().__init__()
+        self._kernel = KERNELS[config.kernel]
+        self._uses_absolute_distance = config.kernel == "laplacian"
+        self._rule = config.bandwidth
+        self._diag_weight = config.diag_weight
+        self._action_kernel = config.action_kernel
+        self._standardise, self._normalise = config.standardise, config.normalise
+        self._n_actions = n_actions
+        columns = observation_size + (action_size if config.action_kernel == "joint" else 0)
+        self.register_buffer("mean", torch.zeros(columns))
+        self.register_buffer("inverse_scale", torch.ones(columns))
+        self.register_buffer("bandwidth", torch.tensor(math.nan))  # NaN: not fixed yet
+        self.register_buffer("factor", torch.tensor(1.0))
+        self.register_buffer("step", torch.tensor(0))  # the algorithm's gradient steps, set when it is saved
+
+    def forward(
+        self, residual: Float[Tensor, "critic row"], observations: Tensor, actions: Tensor
+    ) -> Float[Tensor, " critic"]:
+        """One loss per critic. observations (N, d); actions (N, k), or (N, 1) indices."""
+        gram = self.gram(observations, actions)
+        rows = residual.shape[-1]
+        if self._diag_weight is None:
+            return v_statistic(residual, gram) * self.factor
+        return kernel_loss(residual, gram, self._diag_weight if rows > 1 else 1.0) * self.factor
+
+    def gram(self, observations: Tensor, actions: Tensor) -> Float[Tensor, "row row"]:
+        """k between all rows of a batch; no gradient flows into it."""
+        with torch.no_grad():
+            rows = (self._columns(observations, actions) - self.mean) * self.inverse_scale
+            gram = self._kernel.gram(rows)
+            if self._action_kernel == "indicator":
+                index = actions.reshape(-1)
+                gram = gram * (index.unsqueeze(0) == index.unsqueeze(1))
+            return gram
+
+    def is_fixed(self) -> bool:
+        """Whether the bandwidth has been set."""
+        return not math.isnan(float(self.bandwidth))
+
+    def fix(self, observations: Tensor, actions: Tensor, batch_size: int) -> None:
+        """Take centre, scale, bandwidth and factor from rows of the log. Raises DataError.
+
+        A warning is logged when the kernel of a mini-batch is so narrow that the loss is the
+        residual-gradient loss in all but name: mean off-diagonal value below 1/batch_size.
+        """
+        rows = self._columns(observations, actions).double()[:_MOST_ROWS]
+        if len(rows) < 2 or not bool(torch.isfinite(rows).all()):
+            raise DataError(f"the kernel needs at least two finite rows, received {len(rows)}; check the log")
+        centre, deviation = rows.mean(dim=0), rows.std(dim=0)
+        if self._standardise:
+            deviation = torch.where(deviation > _SMALLEST, deviation, torch.ones_like(deviation))
+        else:
+            centre, deviation = torch.zeros_like(centre), torch.ones_like(deviation)
+        scaled = (rows - centre) / deviation
+        bandwidth = self._bandwidth_of(scaled)
+        off_diagonal = self._mean_off_diagonal(scaled / bandwidth, actions[:_MOST_ROWS])
+        weight = 1.0 / batch_size if self._diag_weight is None else self._diag_weight
+        mean_value = (1.0 - weight) * off_diagonal + weight
+        is_kernel_bounded = not isinstance(self._kernel, type(KERNELS["linear"]))
+        self.mean.copy_(centre)
+        self.inverse_scale.copy_(1.0 / (deviation * bandwidth))
+        self.factor.fill_(1.0 / mean_value if self._normalise and is_kernel_bounded else 1.0)
+        self.bandwidth.fill_(bandwidth)
+        if is_kernel_bounded and off_diagonal < 1.0 / batch_size:
+            _LOG.warning(
+                "the mean kernel value between rows is %.1e, below 1/batch_size: the loss is nearly that of "
+                "residual gradient; give a larger bandwidth than %.3g",
+                off_diagonal,
+                bandwidth,
+            )
+
+    def _columns(self, observations: Tensor, actions: Tensor) -> Tensor:
+        """Rows (N, columns) of the kernel before scaling."""
+        rows = observations.flatten(1)
+        if self._action_kernel != "joint":
+            return rows
+        if self._n_actions:
+            one_hot = F.one_hot(actions.reshape(-1).long(), self._n_actions)
+            return torch.cat((rows, one_hot.to(rows)), dim=1)
+        return torch.cat((rows, actions), dim=1)
+
+    def _bandwidth_of(self, scaled: Tensor) -> float:
+        factor = median_factor(self._rule)
+        if factor is None:
+            return float(self._rule)
+        distances = torch.pdist(scaled, p=1.0 if self._uses_absolute_distance else 2.0)
+        return max(factor * float(distances.median()), _SMALLEST)
+
+    def _mean_off_diagonal(self, scaled: Tensor, actions: Tensor) -> float:
+        gram = self._kernel.gram(scaled)
+        if self._action_kernel == "indicator":
+            index = actions.reshape(-1)
+            gram = gram * (index.unsqueeze(0) == index.unsqueeze(1))
+        rows = len(gram)
+        return float((gram.sum() - gram.diagonal().sum()) / (rows * (rows - 1)))
