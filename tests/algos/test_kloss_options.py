@@ -1,0 +1,262 @@
+"""Options, the kernel before training, refusals, n-step intervals."""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+import pytest
+import torch
+
+import koffline.algos as ours
+from koffline import ColumnarReplayBuffer, Continuous, Transitions
+from koffline.errors import ConfigError, DataError
+from tests.algos.makers import (
+    ACTIONS,
+    ALL,
+    COLUMNS,
+    EVALUATORS,
+    d3rlpy,
+    fit,
+    is_discrete,
+    make,
+    make_buffer,
+    make_log,
+    make_target,
+    observations,
+)
+
+
+def fixed_kernel(name: str = "KLossDQN", **settings):
+    algo = make(name, build=True, **settings)
+    algo._kernel_rows = None
+    algo.fix_kernel_before(make_buffer(name).sample_transition_batch(100))
+    return algo.impl.modules.kernel
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "says"),
+    [
+        ("kernel", "gausian", "did you mean 'gaussian'"),
+        ("bandwidth", -1.0, "give a positive number or a multiple"),
+        ("bandwidth", "0.5 mean", "0.5 median"),
+        ("bandwidth", float("nan"), "give a positive number"),
+        ("bandwidth", True, "give a positive number"),
+        ("diag_weight", 1.5, r"in \[0, 1\]"),
+        ("action_kernel", "jiont", "did you mean 'joint'"),
+        ("backup", "max", "own, min, mean|did you mean"),
+        ("standardise", 1, "true or false"),
+        ("batch_size", 1, "at least 2"),
+        ("gamma", 1.5, "discount factor"),
+        ("n_critics", 0, "positive number"),
+        ("learning_rate", -1.0, "not negative"),
+        ("temperature", -0.1, "positive number"),
+    ],
+)
+def test_an_option_out_of_range_is_refused(option: str, value, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        make("KLossDQN", **{option: value})
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "says"),
+    [
+        ("KLossSAC", {"action_kernel": "indicator"}, "discrete actions"),
+        ("KLossSAC", {"initial_temperature": 0.0}, "positive"),
+        ("KLossDiscreteSAC", {"initial_temperature": -1.0}, "positive"),
+        ("KLossTD3PlusBC", {"update_actor_interval": 0}, "positive"),
+        ("KLossIQL", {"expectile": 1.0}, "inside"),
+        ("KLossCQL", {"conservative_weight": -1.0}, "positive"),
+        ("KLossDiscreteCQL", {"alpha": -1.0}, "positive"),
+        ("TrustPCL", {"critic": "klos"}, "did you mean 'kloss'"),
+        ("TrustPCL", {"path_length": 0}, "positive"),
+        ("TrustPCL", {"entropy_coef": 0.0, "kl_coef": 0.0}, "both 0"),
+        ("TrustPCL", {"target_decay": 2.0}, r"\[0, 1\]"),
+    ],
+)
+def test_an_algorithms_own_option_out_of_range_is_refused(name: str, settings: dict, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        make(name, **settings)
+
+
+@pytest.mark.parametrize("name", [name for name in ALL if "TrustPCL" not in name])
+def test_distributional_q_functions_are_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match="needs the mean"):
+        make(name, q_func_factory=d3rlpy.models.QRQFunctionFactory())
+
+
+@pytest.mark.parametrize("name", [name for name in ALL if name not in EVALUATORS])
+def test_images_are_refused_with_the_remedy(name: str) -> None:
+    with pytest.raises(ConfigError, match="embedding"):
+        make(name).create_impl((3, 84, 84), ACTIONS)
+    with pytest.raises(ConfigError, match="one vector per observation"):
+        make(name).create_impl(((4,), (5,)), ACTIONS)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_the_other_kind_of_actions_is_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match="choose an algorithm for"):
+        fit(make(name), ColumnarReplayBuffer(make_log(not is_discrete(name))))
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_fewer_steps_than_an_epoch_are_refused_instead_of_training_nothing(name: str) -> None:
+    with pytest.raises(ConfigError, match="not one epoch"):
+        make(name).fit(make_buffer(name), n_steps=5)
+
+
+def test_a_number_is_the_bandwidth_and_a_rule_a_multiple_of_the_median() -> None:
+    assert float(fixed_kernel(bandwidth=0.37).bandwidth) == pytest.approx(0.37)
+    batch = make_buffer("KLossDQN").sample_transition_batch(100)
+    one_hot = np.eye(ACTIONS)[batch.actions[:, 0].astype(int)]
+    rows = np.concatenate([batch.observations, one_hot], axis=1).astype(np.float64)
+    rows = (rows - rows.mean(axis=0)) / rows.std(axis=0, ddof=1)
+    for kernel, order in (("laplacian", 1), ("gaussian", 2)):
+        distances = [
+            np.linalg.norm(rows[i] - rows[j], ord=order) for i in range(100) for j in range(i + 1, 100)
+        ]
+        found = float(fixed_kernel(kernel=kernel, bandwidth="0.5 median").bandwidth)
+        assert found == pytest.approx(0.5 * np.median(distances), rel=1e-3)
+
+
+def test_a_constant_residual_costs_its_square_when_normalised() -> None:
+    kernel = fixed_kernel(bandwidth="1 median", batch_size=100)
+    batch = make_buffer("KLossDQN").sample_transition_batch(100)
+    x, actions = torch.as_tensor(batch.observations), torch.as_tensor(batch.actions)
+    loss = kernel(torch.full((1, 100), 3.0), x, actions)
+    assert float(loss) == pytest.approx(9.0, rel=1e-4)
+
+
+def test_the_kernel_is_fixed_before_training_and_never_again() -> None:
+    algo, buffer = make("KLossSAC"), make_buffer("KLossSAC")
+    fit(algo, buffer)
+    first = {k: v.clone() for k, v in algo.impl.modules.kernel.state_dict().items()}
+    assert np.isfinite(float(first["bandwidth"]))
+    other = ColumnarReplayBuffer(make_log(discrete=False, seed=9), seed=1)
+    fit(algo, other)
+    second = algo.impl.modules.kernel.state_dict()
+    for key in ("mean", "inverse_scale", "bandwidth", "factor"):
+        assert torch.equal(first[key], second[key])
+
+
+def test_standardising_makes_units_irrelevant() -> None:
+    log = make_log(discrete=False)
+    scale = np.array([1.0, 1000.0, 0.01, 5.0], dtype=np.float32)
+    grams = []
+    for factor in (np.ones(4, np.float32), scale):
+        algo = make("KLossSAC", build=True)
+        x, actions = (
+            torch.as_tensor(log.observations * factor),
+            torch.tensor(log.actions, dtype=torch.float32),
+        )
+        algo.impl.fix_kernel(x, actions, 16)
+        grams.append(algo.impl.modules.kernel.gram(x, actions))
+    torch.testing.assert_close(grams[0], grams[1], rtol=1e-3, atol=1e-5)
+
+
+def test_a_kernel_that_sees_no_other_row_is_warned_about(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, logger="koffline"):
+        fixed_kernel(bandwidth=0.001)
+    assert "larger bandwidth" in caplog.text
+    caplog.clear()
+    with caplog.at_level(logging.WARNING, logger="koffline"):
+        fixed_kernel(bandwidth="1 median")
+    assert caplog.text == ""
+
+
+def test_rows_that_are_not_finite_are_refused() -> None:
+    kernel = fixed_kernel()
+    with pytest.raises(DataError, match="finite"):
+        kernel.fix(torch.full((4, COLUMNS), float("nan")), torch.zeros(4, 1), 16)
+
+
+def test_an_indicator_kernel_keeps_actions_apart() -> None:
+    kernel = fixed_kernel(action_kernel="indicator")
+    x, actions = torch.zeros(3, COLUMNS), torch.tensor([[0.0], [1.0], [0.0]])
+    gram = kernel.gram(x, actions)
+    assert gram[0, 1] == 0.0
+    assert gram[0, 2] == 1.0
+
+
+def test_an_evaluator_needs_a_policy_of_its_own_kind() -> None:
+    with pytest.raises(ConfigError, match="DiscreteKLossFQE"):
+        ours.KLossFQE(make_target(discrete=True))
+    with pytest.raises(ConfigError, match="KLossFQE"):
+        ours.DiscreteKLossFQE(make_target(discrete=False))
+    with pytest.raises(ConfigError, match=r"koffline\.load"):
+        ours.KLossFQE("model.d3")
+    with pytest.raises(ConfigError, match="no policy to evaluate"):
+        ours.KLossFQEConfig().create()
+    with pytest.raises(ConfigError, match="the log has 5 and|log\n? *has"):
+        ours.KLossFQE(make_target(discrete=False)).create_impl((5,), ACTIONS)
+
+
+def test_scalers_of_target_and_evaluator_may_differ() -> None:
+    """The policy's actions, seen through both scalers, are what the policy does on the raw observation."""
+    log = make_log(discrete=False)
+    raw = log.observations * 7.0 + 3.0
+    shifted = Transitions(
+        observations=raw,
+        actions=log.actions,
+        rewards=log.rewards,
+        next_observations=log.next_observations * 7.0 + 3.0,
+        terminated=log.terminated,
+        truncated=log.truncated,
+        action_space=Continuous(ACTIONS, -1.0, 1.0),
+        episode_ids=log.episode_ids,
+        steps=log.steps,
+    )
+    preprocessing = d3rlpy.preprocessing
+    target = make_target(
+        discrete=False,
+        observation_scaler=preprocessing.MinMaxObservationScaler(minimum=raw.min(0), maximum=raw.max(0)),
+        action_scaler=preprocessing.MinMaxActionScaler(np.full(ACTIONS, -2.0), np.full(ACTIONS, 2.0)),
+    )
+    algo = make(
+        "KLossFQE",
+        target,
+        observation_scaler=preprocessing.StandardObservationScaler(),
+        action_scaler=preprocessing.MinMaxActionScaler(np.full(ACTIONS, -4.0), np.full(ACTIONS, 4.0)),
+    )
+    fit(algo, ColumnarReplayBuffer(shifted, seed=0), steps=2)
+    scaled = algo.config.observation_scaler.transform(torch.as_tensor(raw[:10]))
+    acted = algo.impl.inner_predict_best_action(scaled)
+    np.testing.assert_allclose(4.0 * acted.numpy(), target.predict(raw[:10]), atol=1e-4)
+    np.testing.assert_array_equal(algo.predict(raw[:10]), target.predict(raw[:10]))
+
+
+def test_a_stochastic_policy_has_an_expected_state_value() -> None:
+    target = make_target(discrete=True)
+    algo = make("DiscreteKLossFQE", target, build=True)
+    x = observations()
+    with torch.no_grad():
+        probabilities = target.impl.policy(torch.as_tensor(x)).probs.numpy()
+    values = np.stack([algo.predict_value(x, np.full(10, a)) for a in range(ACTIONS)], axis=1)
+    np.testing.assert_allclose(algo.predict_state_value(x), (probabilities * values).sum(1), rtol=1e-5)
+
+
+def test_the_evaluated_policy_does_not_train() -> None:
+    target = make_target(discrete=False)
+    before = [p.detach().clone() for p in target.impl.policy.parameters()]
+    fit(make("KLossFQE", target), make_buffer("KLossFQE"))
+    assert all(torch.equal(a, b) for a, b in zip(before, target.impl.policy.parameters(), strict=True))
+
+
+def test_n_step_intervals_discount_by_their_length() -> None:
+    from koffline.data.replay import to_d3rlpy
+
+    stock = to_d3rlpy(make_log(discrete=True))
+    buffer = d3rlpy.dataset.ReplayBuffer(
+        d3rlpy.dataset.InfiniteBuffer(),
+        episodes=list(stock.episodes),
+        transition_picker=d3rlpy.dataset.MultiStepTransitionPicker(n_steps=3, gamma=0.99),
+        action_space=stock.dataset_info.action_space,
+        action_size=ACTIONS,
+    )
+    batch = buffer.sample_transition_batch(16)
+    assert batch.intervals.max() == 3
+    algo = make("KLossDQN", gamma=0.9, build=True)
+    torch_batch = d3rlpy.torch_utility.TorchMiniBatch.from_batch(batch, 0.9, False, "cpu:0")
+    expected = 0.9 ** batch.intervals[:, 0] * (1 - batch.terminals[:, 0])
+    np.testing.assert_allclose(algo.impl.discount(torch_batch).numpy(), expected, rtol=1e-6)
+    assert len(fit(algo, buffer)) == 1
