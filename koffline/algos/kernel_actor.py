@@ -8,6 +8,7 @@ from typing import Any, Optional
 
 import torch
 from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
 
 from koffline.algos.kernel_impl import KernelCriticImpl, KernelCriticModules
 from koffline.data.d3rlpy_import import import_d3rlpy
@@ -104,5 +105,9 @@ def update_temperature(log_temp: Parameter, optim: OptimizerWrapper, excess: Ten
     optim.zero_grad()
     loss = -(temperature_of(log_temp) * excess.detach()).mean()
     loss.backward()
+    if isinstance(log_temp, DistributedDataParallel):  # used without its forward, which would do this
+        gradient = get_parameter(log_temp).grad
+        torch.distributed.all_reduce(gradient)
+        gradient /= torch.distributed.get_world_size()
     optim.step()
     return loss

@@ -37,7 +37,8 @@ class KernelCriticAlgo(QLearningAlgoBase[TImpl, TConfig]):
 
     Everything d3rlpy offers works as on its own algorithms. The kernel's bandwidth and scales are taken
     from rows of the log before the first gradient step (with ``fit_online``, from the first mini-batch), are
-    saved with the model and never change after that. The count of gradient steps is saved too.
+    saved with the model and never change after that. The count of gradient steps is saved too. With DDP every
+    process pairs the rows of its own mini-batch, and all use the first one's kernel.
     Raises ConfigError for options that make no sense.
     """
 
@@ -179,6 +180,9 @@ class KernelCriticAlgo(QLearningAlgoBase[TImpl, TConfig]):
             if self._config.action_scaler is not None:
                 actions = self._config.action_scaler.transform(actions)
             self._impl.fix_kernel(observations, actions, self._config.batch_size)
+            if self._enable_ddp:  # every process drew rows of its own; the first one's count
+                for buffer in self._impl.modules.kernel.buffers():
+                    torch.distributed.broadcast(buffer, 0)
 
     def _check_actions(self, dataset: ReplayBufferBase) -> None:
         wanted, found = self.get_action_type(), dataset.dataset_info.action_space

@@ -187,7 +187,7 @@ def test_an_evaluator_needs_a_policy_of_its_own_kind() -> None:
         ours.KLossFQE("model.d3")
     with pytest.raises(ConfigError, match="no policy to evaluate"):
         ours.KLossFQEConfig().create()
-    with pytest.raises(ConfigError, match="the log has 5 and|log\n? *has"):
+    with pytest.raises(ConfigError, match="the policy is for"):
         ours.KLossFQE(make_target(discrete=False)).create_impl((5,), ACTIONS)
 
 

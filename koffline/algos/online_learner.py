@@ -1,0 +1,155 @@
+"""A small learner that acts in an environment while it learns: d3rlpy's double DQN or SAC, one update at a time.
+
+It makes the policies whose logs the control benchmarks learn from; `koffline.builders.control_learning` plays.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from koffline.data.d3rlpy_import import import_d3rlpy
+from koffline.data.transitions import ActionSpace, Discrete
+from koffline.errors import ConfigError
+from koffline.fitting import threads
+from koffline.policies.builtin import finite_box
+from koffline.policies.mlp import Mlp
+
+import_d3rlpy()
+
+from d3rlpy.algos import DoubleDQNConfig, SACConfig  # noqa: E402
+from d3rlpy.dataset import TransitionMiniBatch  # noqa: E402
+from d3rlpy.models import VectorEncoderFactory  # noqa: E402
+from d3rlpy.preprocessing import MinMaxActionScaler, MultiplyRewardScaler  # noqa: E402
+
+
+@dataclass(frozen=True)
+class LearnerSettings:
+    """The learner's numbers; ``target_interval`` is double DQN's, in updates."""
+
+    gamma: float = 0.99
+    hidden: tuple[int, ...] = (64, 64)
+    learning_rate: float = 1e-3
+    batch_size: int = 128
+    target_interval: int = 200
+    reward_factor: float = 1.0
+
+
+class OnlineLearner:
+    """Double DQN for discrete actions, SAC for a finite box; call it inside ``randomness()``.
+
+    Raises ConfigError for observations that are not vectors, PolicyError for an infinite box.
+    """
+
+    def __init__(
+        self, action_space: ActionSpace, observation_shape: tuple[int, ...], settings: LearnerSettings
+    ) -> None:
+        if len(observation_shape) != 1:
+            raise ConfigError(
+                f"observations have shape {observation_shape}; the learner takes vectors: wrap the environment"
+            )
+        self._space = action_space
+        encoder = VectorEncoderFactory(hidden_units=list(settings.hidden))
+        scaler = None if settings.reward_factor == 1.0 else MultiplyRewardScaler(settings.reward_factor)
+        common: dict[str, Any] = {
+            "gamma": settings.gamma,
+            "batch_size": settings.batch_size,
+            "reward_scaler": scaler,
+        }
+        if isinstance(action_space, Discrete):
+            self._algo: Any = DoubleDQNConfig(
+                learning_rate=settings.learning_rate,
+                encoder_factory=encoder,
+                target_update_interval=settings.target_interval,
+                **common,
+            ).create(device="cpu")
+        else:
+            low, high = finite_box(action_space, "the learner")
+            self._box = low, high
+            self._algo = SACConfig(
+                actor_learning_rate=settings.learning_rate,
+                critic_learning_rate=settings.learning_rate,
+                temp_learning_rate=settings.learning_rate,
+                actor_encoder_factory=encoder,
+                critic_encoder_factory=encoder,
+                action_scaler=MinMaxActionScaler(minimum=low.tolist(), maximum=high.tolist()),
+                **common,
+            ).create(device="cpu")
+        actions = action_space.n if isinstance(action_space, Discrete) else action_space.k
+        self._algo.create_impl(observation_shape, actions)
+
+    def act(self, observations: np.ndarray) -> np.ndarray:
+        """Actions (n,) or (n, k) while learning: best ones of DQN, draws of SAC."""
+        observations = observations.astype(np.float32)
+        if isinstance(self._space, Discrete):
+            return self._algo.predict(observations)
+        return np.clip(self._algo.sample_action(observations), *self._box)
+
+    def update(self, batch: Mapping[str, np.ndarray]) -> None:
+        """One gradient step on columns (B, …) named as in Transitions, B the learner's batch size."""
+        count = len(batch["rewards"])
+        actions = batch["actions"].reshape(count, -1)
+        self._algo.update(
+            TransitionMiniBatch(
+                observations=batch["observations"].astype(np.float32),
+                actions=actions.astype(np.float32),
+                rewards=batch["rewards"].astype(np.float32).reshape(-1, 1),
+                next_observations=batch["next_observations"].astype(np.float32),
+                next_actions=actions.astype(np.float32),  # neither algorithm looks at them
+                terminals=batch["terminated"].astype(np.float32).reshape(-1, 1),
+                intervals=np.ones((count, 1), dtype=np.float32),
+                transitions=[],
+            )
+        )
+
+    def policy(self) -> Mlp:
+        """The best action as a network of plain arrays: argmax of the values, or SAC's mean."""
+        if isinstance(self._space, Discrete):
+            network = self._algo.impl.q_function[0]
+            return Mlp(*_layers(network.encoder, network._fc), output="argmax")
+        network = self._algo.impl.policy
+        low, high = self._box
+        layers = _layers(network._encoder, network._mu)
+        return Mlp(*layers, output="tanh", action_low=low, action_high=high)
+
+    def state(self) -> bytes:
+        """Networks, optimisers, count of updates and the state of torch's generator."""
+        content = io.BytesIO()
+        self._algo.impl.save_model(content)
+        parts = {
+            "model": content.getvalue(),
+            "grad_step": self._algo.grad_step,
+            "generator": torch.get_rng_state(),
+        }
+        whole = io.BytesIO()
+        torch.save(parts, whole)
+        return whole.getvalue()
+
+    def load_state(self, state: bytes) -> None:
+        """Go on from what ``state`` gave."""
+        parts = torch.load(io.BytesIO(state), weights_only=True)
+        self._algo.impl.load_model(io.BytesIO(parts["model"]))
+        self._algo.set_grad_step(parts["grad_step"])
+        torch.set_rng_state(parts["generator"])
+
+
+@contextmanager
+def randomness(seed: int) -> Iterator[None]:
+    """torch's generator seeded for the block and as before afterwards, one thread."""
+    with torch.random.fork_rng(devices=[]), threads(1):
+        torch.default_generator.manual_seed(seed)
+        yield
+
+
+def _layers(encoder: Any, last: Any) -> tuple[tuple[np.ndarray, ...], tuple[np.ndarray, ...]]:
+    """Weights (in, out) and biases (out,) of the hidden layers and the last one, float32."""
+    linear = [module for module in encoder.modules() if isinstance(module, torch.nn.Linear)]
+    weights = [module.weight.detach().numpy().T.copy() for module in (*linear, last)]
+    biases = [module.bias.detach().numpy().copy() for module in (*linear, last)]
+    return tuple(weights), tuple(biases)
