@@ -1,0 +1,238 @@
+"""Paths of a log, and one step of Trust-PCL written out by hand in float64."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from koffline.algos.path_batch import TorchPathBatch
+from koffline.algos.path_buffer import PathMiniBatch, PathReplayBuffer
+from koffline.algos.trust_pcl import CRITICS
+from koffline.data.replay import ColumnarReplayBuffer, to_d3rlpy
+from koffline.errors import DataError
+from tests.algos.makers import ACTIONS, COLUMNS, d3rlpy, fit, make, make_log
+from tests.algos.test_kloss_steps import RATE, SGD, hand_loss, stepped
+
+GAMMA, LENGTH, ROWS = 0.9, 3, 7
+ENTROPY, KL, CLIP, DECAY = 0.2, 0.5, 0.4, 0.9
+
+
+def test_paths_are_consecutive_rows_of_one_episode() -> None:
+    log = make_log(discrete=False)
+    buffer = PathReplayBuffer(log, length=5, seed=0)
+    batch = buffer.sample_transition_batch(300)
+    where = {tuple(row): i for i, row in enumerate(log.observations)}
+    seen = set()
+    for i in range(300):
+        start, length = where[tuple(batch.observations[i])], int(batch.intervals[i, 0])
+        left = 12 - start % 12
+        assert length == min(5, left)
+        seen.add(length)
+        for t in range(length):
+            np.testing.assert_array_equal(batch.path_observations[i, t], log.observations[start + t])
+            np.testing.assert_allclose(batch.path_actions[i, t], log.actions[start + t], rtol=1e-6)
+            np.testing.assert_allclose(batch.path_rewards[i, t], log.rewards[start + t], rtol=1e-6)
+        last = start + length - 1
+        np.testing.assert_allclose(batch.next_observations[i], log.next_observations[last], rtol=1e-6)
+        assert batch.terminals[i, 0] == log.terminated[last], "a time limit is no termination"
+    assert seen == {1, 2, 3, 4, 5}
+
+
+def test_paths_need_episodes() -> None:
+    log = make_log(discrete=False)
+    columns = ("observations", "actions", "rewards", "next_observations", "terminated", "truncated")
+    loose = type(log)(**{c: getattr(log, c) for c in columns}, action_space=log.action_space)
+    with pytest.raises(DataError, match="set path_length to 1"):
+        fit(make("TrustPCL", path_length=4), ColumnarReplayBuffer(loose))
+    assert len(fit(make("TrustPCL", path_length=1), ColumnarReplayBuffer(loose))) == 1
+
+
+@pytest.mark.parametrize("name", ["TrustPCL", "DiscreteTrustPCL"])
+def test_stock_buffers_give_paths_too(name: str) -> None:
+    log = make_log(name.startswith("Discrete"))
+    assert len(fit(make(name, path_length=4), to_d3rlpy(log))) == 1
+
+
+def test_an_n_step_mini_batch_is_no_path() -> None:
+    batch = ColumnarReplayBuffer(make_log(False), seed=0).sample_transition_batch(4)
+    n_step = type(batch)(**{**vars(batch), "intervals": np.full((4, 1), 3.0, np.float32)})
+    with pytest.raises(DataError, match="one-step transitions"):
+        PathMiniBatch.of_single_steps(n_step)
+
+
+def make_paths(discrete: bool, seed: int = 0) -> TorchPathBatch:
+    """Paths of true lengths 1 to 3."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def normal(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    lengths = torch.randint(1, LENGTH + 1, (ROWS, 1), generator=generator).double()
+    states = normal(ROWS, LENGTH, COLUMNS)
+    if discrete:
+        actions = torch.randint(0, ACTIONS, (ROWS, LENGTH, 1), generator=generator).double()
+    else:
+        actions = normal(ROWS, LENGTH, ACTIONS).clamp(-1, 1)
+    return TorchPathBatch(
+        observations=states[:, 0],
+        actions=actions[:, 0],
+        next_observations=normal(ROWS, COLUMNS),
+        terminals=(torch.rand(ROWS, 1, generator=generator) < 0.3).double(),
+        intervals=lengths,
+        path_observations=states.reshape(-1, COLUMNS),
+        path_actions=actions.reshape(ROWS * LENGTH, -1),
+        path_rewards=normal(ROWS, LENGTH),
+        mask=(torch.arange(LENGTH) < lengths).double(),
+    )
+
+
+def in_float64(name: str, critic: str):
+    algo = make(
+        name,
+        build=True,
+        gamma=GAMMA,
+        critic=critic,
+        path_length=LENGTH,
+        entropy_coef=ENTROPY,
+        kl_coef=KL,
+        clip_adv=CLIP,
+        target_decay=DECAY,
+        bandwidth=0.8,
+        kernel="gaussian",
+        normalise=False,
+        actor_optim_factory=SGD(),
+        critic_optim_factory=SGD(),
+        actor_learning_rate=RATE,
+        critic_learning_rate=RATE,
+    )
+    for module in algo.impl.modules.get_torch_modules().values():
+        module.double()
+    with torch.no_grad():  # slow copies that differ from the networks
+        for slow in (algo.impl.modules.targ_policy, algo.impl.modules.targ_q_funcs):
+            for parameter in slow.parameters():
+                parameter.add_(0.1)
+    algo.impl.modules.kernel.inverse_scale.fill_(1.0 / 0.8)
+    return algo
+
+
+def log_density(policy, state: torch.Tensor, action: torch.Tensor, discrete: bool) -> torch.Tensor:
+    """log π(a|s) of one state, by the definition of the density."""
+    if discrete:
+        logits = policy._fc(policy._encoder(state[None]))[0]
+        return logits[int(action[0])] - torch.log(torch.exp(logits).sum())
+    output = policy(state[None])
+    mean, deviation = torch.tanh(output.mu[0]), output.logstd[0].exp()
+    return sum(
+        -0.5 * ((action[k] - mean[k]) / deviation[k]) ** 2 - torch.log(deviation[k]) - 0.5 * np.log(2 * np.pi)
+        for k in range(ACTIONS)
+    )
+
+
+@pytest.mark.parametrize("critic", CRITICS)
+@pytest.mark.parametrize("name", ["TrustPCL", "DiscreteTrustPCL"])
+def test_one_step_by_hand(name: str, critic: str) -> None:
+    discrete = name.startswith("Discrete")
+    algo, paths = in_float64(name, critic), make_paths(discrete)
+    modules = algo.impl.modules
+    with torch.no_grad():  # the slow copies move first
+        for slow, fast in ((modules.targ_policy, modules.policy), (modules.targ_q_funcs, modules.q_funcs)):
+            moved = [
+                DECAY * s + (1 - DECAY) * f for s, f in zip(slow.parameters(), fast.parameters(), strict=True)
+            ]
+            slow_parameters = list(slow.parameters())
+            held = [p.clone() for p in slow_parameters]
+            for p, value in zip(slow_parameters, moved, strict=True):
+                p.copy_(value)
+            slow.held = held
+    value_of, slow_value_of = modules.q_funcs[0], modules.targ_q_funcs[0]
+    states = paths.path_observations.view(ROWS, LENGTH, COLUMNS)
+    actions = paths.path_actions.view(ROWS, LENGTH, -1)
+    residuals, surrogates = [], []
+    for i in range(ROWS):
+        length = int(paths.intervals[i, 0])
+        residual = -value_of(states[i, :1])[0, 0]
+        going_on = GAMMA**length * (1 - paths.terminals[i, 0])
+        there = paths.next_observations[i : i + 1]
+        if critic == "fvi":
+            next_value = slow_value_of(there)[0, 0].detach()
+        else:
+            next_value = value_of(there)[0, 0]
+            next_value = next_value.detach() if critic == "td0" else next_value
+        residual = residual + going_on * next_value
+        surrogate = torch.zeros((), dtype=torch.float64)
+        for t in range(length):
+            here = log_density(modules.policy, states[i, t], actions[i, t], discrete)
+            slow = log_density(modules.targ_policy, states[i, t], actions[i, t], discrete).detach()
+            reward = paths.path_rewards[i, t] - (ENTROPY + KL) * here.detach() + KL * slow
+            residual = residual + GAMMA**t * reward
+            surrogate = surrogate + GAMMA**t * here
+        residuals.append(residual)
+        surrogates.append(surrogate)
+    residual = torch.stack(residuals)
+    if critic == "kloss":
+        acted = actions[:, 0]
+        if discrete:
+            acted = torch.eye(ACTIONS, dtype=torch.float64)[acted[:, 0].long()]
+        rows = torch.cat([states[:, 0], acted], dim=1)
+        gram = torch.exp(-((rows[:, None] - rows[None]) ** 2).sum(dim=2) / 0.8**2)
+        critic_loss = hand_loss(residual, gram, None)
+    else:
+        critic_loss = (residual**2).mean()
+    advantage = residual.detach().clamp(-CLIP, CLIP)
+    actor_loss = -(advantage * torch.stack(surrogates)).sum() / ROWS
+    expected_value = stepped(modules.q_funcs, critic_loss)
+    expected_policy = stepped(modules.policy, actor_loss)
+    with torch.no_grad():  # undo the move: the update does it itself
+        for slow in (modules.targ_policy, modules.targ_q_funcs):
+            for p, value in zip(slow.parameters(), slow.held, strict=True):
+                p.copy_(value)
+    metrics = algo.impl.inner_update(paths, 0)
+    assert metrics["critic_loss"] == pytest.approx(float(critic_loss.detach()), rel=1e-6)
+    for module, expected in ((modules.q_funcs, expected_value), (modules.policy, expected_policy)):
+        for parameter, wanted in zip(module.parameters(), expected, strict=True):
+            torch.testing.assert_close(parameter.detach(), wanted, rtol=1e-6, atol=1e-9)
+
+
+def test_implied_action_values_satisfy_path_consistency() -> None:
+    """Q(s, a) = V(s) + (λ + τ) log π(a|s) − τ log π̃(a|s)."""
+    algo, paths = in_float64("DiscreteTrustPCL", "kloss"), make_paths(discrete=True)
+    with torch.no_grad():
+        value = algo.impl.modules.q_funcs[0](paths.observations)[:, 0]
+        expected = torch.stack(
+            [
+                value[i]
+                + (ENTROPY + KL)
+                * log_density(algo.impl.modules.policy, paths.observations[i], paths.actions[i], True)
+                - KL
+                * log_density(algo.impl.modules.targ_policy, paths.observations[i], paths.actions[i], True)
+                for i in range(ROWS)
+            ]
+        )
+        found = algo.impl.inner_predict_value(paths.observations, paths.actions)
+    torch.testing.assert_close(found, expected)
+
+
+def test_scalers_reach_every_step_of_a_path() -> None:
+    preprocessing = d3rlpy.preprocessing
+    log = make_log(discrete=False)
+    algo = make(
+        "TrustPCL",
+        observation_scaler=preprocessing.StandardObservationScaler(),
+        action_scaler=preprocessing.MinMaxActionScaler(np.full(ACTIONS, -2.0), np.full(ACTIONS, 2.0)),
+        reward_scaler=preprocessing.MultiplyRewardScaler(0.5),
+        path_length=4,
+    )
+    fit(algo, ColumnarReplayBuffer(log, seed=0), steps=1)
+    batch = PathReplayBuffer(log, 4, seed=0).sample_transition_batch(6)
+    paths = TorchPathBatch.from_paths(batch, algo.config, "cpu:0")
+    mean, deviation = log.observations.mean(0), log.observations.std(0)
+    np.testing.assert_allclose(
+        paths.path_observations.view(6, 4, COLUMNS).numpy(),
+        (batch.path_observations - mean) / (deviation + 1e-3),
+        atol=0.05,
+    )
+    np.testing.assert_allclose(
+        paths.path_actions.view(6, 4, ACTIONS).numpy(), batch.path_actions / 2, atol=1e-6
+    )
+    np.testing.assert_allclose(paths.path_rewards.numpy(), batch.path_rewards / 2, rtol=1e-6)
