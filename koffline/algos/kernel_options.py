@@ -49,7 +49,7 @@ class KernelCriticConfig(LearnableConfig):
     action_kernel: str = "joint"
     standardise: bool = True
     normalise: bool = True
-    backup: str = "min"
+    backup: str = "own"
 
 
 def check_kernel_options(config: KernelCriticConfig, is_discrete: bool) -> None:

@@ -324,7 +324,13 @@ def test_iql_critic_and_value() -> None:
     residual = batch.rewards[:, 0] + hand_discount(batch) * next_value - values
     gram = hand_gram(batch, "laplacian", 0.8, False)
     expected_q = stepped(algo.impl.q_function, sum(hand_loss(row, gram, None) for row in residual))
-    gap = values.min(dim=0).values.detach() - value_func(batch.observations)[:, 0]
+    with torch.no_grad():
+        for parameter in algo.impl.modules.slow_q_funcs.parameters():
+            parameter.add_(0.05)
+        slow = torch.stack(
+            [q(batch.observations, batch.actions).q_value[:, 0] for q in algo.impl.modules.slow_q_funcs]
+        )
+    gap = slow.min(dim=0).values - value_func(batch.observations)[:, 0]
     weights = torch.where(gap > 0, 0.8, 0.2)
     expected_v = stepped(value_func, (weights * gap.square()).mean())
     update(algo, batch)
