@@ -35,6 +35,7 @@ FLOORS = {
     "builders": 3,
     "ope": 3,
     "algos": 3,
+    "train": 4,
     "report": 4,
     "experiments": 4,
     "cli": 4,

@@ -52,7 +52,9 @@ class PathReplayBuffer(ColumnarReplayBuffer):
     Raises DataError for a length above 1 without episodes.
     """
 
-    def __init__(self, transitions: Transitions, length: int, seed: int | None = None) -> None:
+    def __init__(
+        self, transitions: Transitions, length: int, seed: int | np.random.Generator | None = None
+    ) -> None:
         super().__init__(transitions, seed)
         if length > 1 and not transitions.has_episodes:
             raise DataError(f"paths of {length} steps need episodes, this log has none; set path_length to 1")

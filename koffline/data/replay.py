@@ -62,7 +62,7 @@ class ColumnarReplayBuffer(ReplayBufferBase):
     first row only (InitialStateValueEstimation) take one row in 1024; trajectories do not exist then.
     """
 
-    def __init__(self, transitions: Transitions, seed: int | None = None) -> None:
+    def __init__(self, transitions: Transitions, seed: int | np.random.Generator | None = None) -> None:
         self._log = transitions
         self._actions = action_matrix(transitions)
         # Whether the row below is the next step of the same episode; None where no row has a next one.

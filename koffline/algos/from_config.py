@@ -1,0 +1,203 @@
+"""Any d3rlpy Q-learning algorithm, stock or ours, from its type and options."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import koffline.algos
+from koffline.algos.config_fields import build, fill_in, nearest, slots_of
+from koffline.algos.path_buffer import PathReplayBuffer
+from koffline.algos.trust_pcl import TrustPCL
+from koffline.data.d3rlpy_import import import_d3rlpy
+from koffline.data.replay import ColumnarReplayBuffer
+from koffline.data.transitions import Discrete, Transitions
+from koffline.errors import ConfigError, KofflineError
+
+d3rlpy = import_d3rlpy()
+
+from d3rlpy.algos.utility import build_scalers_with_transition_picker  # noqa: E402
+from d3rlpy.base import LearnableConfig  # noqa: E402
+from d3rlpy.constants import ActionSpace  # noqa: E402
+from d3rlpy.serializable_config import CONFIG_STORAGE  # noqa: E402
+
+_SEQUENCES = "it acts on histories; choose an algorithm whose policy is a function of the observation"
+_NOT_TRAINED = {
+    "decision_transformer": _SEQUENCES,
+    "discrete_decision_transformer": _SEQUENCES,
+    "tacr": _SEQUENCES,
+    "random_policy": "it has nothing to train",
+    "discrete_random_policy": "it has nothing to train",
+}
+EVALUATORS = ("fqe", "kloss_fqe")  # of a policy that is given
+
+
+def algorithm_types() -> tuple[str, ...]:
+    """Types that can be trained on a log, in alphabetical order."""
+    return tuple(sorted(set(CONFIG_STORAGE[LearnableConfig].config_list) - set(_NOT_TRAINED)))
+
+
+def resolve_params(kind: Any, params: Mapping[str, Any], where: str = "algo") -> dict[str, Any]:
+    """All options of an algorithm as plain values. Raises ConfigError naming the nearest valid name."""
+    if kind in _NOT_TRAINED:
+        raise ConfigError(f"{where}.type is '{kind}': {_NOT_TRAINED[kind]}")
+    known = algorithm_types()
+    if not isinstance(kind, str) or kind not in known:
+        raise ConfigError(f"{where}.type is {kind!r}; {nearest(str(kind), known)}")
+    if kind in EVALUATORS and "policy" in params:
+        raise ConfigError(f"{where}.params.policy is unknown; name the policy's file as {where}.policy")
+    filled = fill_in(CONFIG_STORAGE[LearnableConfig].config_list[kind], params, f"{where}.params")
+    _check_ranges(filled, f"{where}.params")
+    return filled
+
+
+def make_algorithm(
+    kind: str, params: Mapping[str, Any], device: str = "cpu", policy: str | Path | None = None
+) -> Any:
+    """The algorithm of resolved options, without networks yet.
+
+    device: cpu, cuda or cuda:N. policy: file of the algorithm that fqe and kloss_fqe evaluate.
+    Raises ConfigError.
+    """
+    device = _checked_device(device)
+    config = build(CONFIG_STORAGE[LearnableConfig].config_list[kind], copy.deepcopy(dict(params)))
+    if kind not in EVALUATORS:
+        if policy is not None:
+            raise ConfigError(f"algo.policy is for {' and '.join(EVALUATORS)}, not for {kind}; leave it out")
+        return _created(lambda: config.create(device=device), kind)
+    if policy is None:
+        raise ConfigError(f"{kind} evaluates a policy and none is given; name its .d3 file as algo.policy")
+    from koffline.algos.loading import load
+
+    target = load(policy, device=device)
+    is_discrete = target.get_action_type() == ActionSpace.DISCRETE
+    if kind == "kloss_fqe":
+        made = koffline.algos.DiscreteKLossFQE if is_discrete else koffline.algos.KLossFQE
+    else:
+        _check_same_scalers(target, config)
+        made = d3rlpy.ope.DiscreteFQE if is_discrete else d3rlpy.ope.FQE
+    return _created(lambda: made(target, config, device=device), kind)
+
+
+def check_actions(algo: Any, log: Transitions, kind: str) -> None:
+    """Raise ConfigError where the algorithm is for the other kind of actions."""
+    found = ActionSpace.DISCRETE if isinstance(log.action_space, Discrete) else ActionSpace.CONTINUOUS
+    wanted = algo.get_action_type()
+    if wanted in (found, ActionSpace.BOTH):
+        return
+    other = _counterpart(kind)
+    example = f", such as {other}" if other else ""
+    raise ConfigError(
+        f"{kind} is for {wanted.name.lower()} actions, the log has {log.action_space}; "
+        f"choose an algorithm for {found.name.lower()} actions{example}"
+    )
+
+
+def build_networks(algo: Any, buffer: ColumnarReplayBuffer, kind: str) -> None:
+    """Fit the scalers on the log, create the networks. Raises ConfigError where they do not fit it."""
+    log = buffer.transitions
+    size = buffer.dataset_info.action_size
+    _created(lambda: build_scalers_with_transition_picker(algo, buffer), kind, log)
+    _created(lambda: algo.create_impl(log.observation_shape, size), kind, log)
+
+
+def make_buffer(algo: Any, log: Transitions, generator: np.random.Generator) -> ColumnarReplayBuffer:
+    """The log as the algorithm draws from it: rows, or paths for Trust-PCL. Raises DataError."""
+    if isinstance(algo, TrustPCL) and algo.config.path_length > 1:
+        return PathReplayBuffer(log, algo.config.path_length, generator)
+    return ColumnarReplayBuffer(log, generator)
+
+
+def actions_out_of_reach(algo: Any, log: Transitions) -> bool:
+    """Whether continuous actions leave [−1, 1], where d3rlpy's policies act, and no scaler brings them in."""
+    if isinstance(log.action_space, Discrete) or algo.action_scaler is not None:
+        return False
+    return bool(np.abs(log.actions).max() > 1.0 + 1e-6)
+
+
+def _created(make: Any, kind: str, log: Transitions | None = None) -> Any:
+    """Errors of other people's constructors in one line."""
+    try:
+        return make()
+    except KofflineError:
+        raise
+    except (AssertionError, TypeError, ValueError, RuntimeError, NotImplementedError, ImportError) as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        shape = "" if log is None else f" for observations of shape {log.observation_shape}"
+        raise ConfigError(f"{kind} cannot be made{shape}: {reason}; check algo.params") from error
+
+
+def _check_ranges(params: Mapping[str, Any], where: str) -> None:
+    def refuse(name: str, remedy: str) -> None:
+        raise ConfigError(f"{where}.{name} is {params[name]!r}; {remedy}")
+
+    counts = ("batch_size", "n_critics", "target_update_interval", "update_actor_interval")
+    for name, value in params.items():
+        if name == "gamma" and not 0.0 <= value <= 1.0:
+            refuse(name, "give a discount factor in [0, 1]")
+        if name in counts and value < 1:
+            refuse(name, "give a positive number")
+        if name.endswith("learning_rate") and value < 0.0:
+            refuse(name, "give a number that is not negative")
+        if name == "tau" and not 0.0 <= value <= 1.0:
+            refuse(name, "give a rate in [0, 1]")
+
+
+def _checked_device(device: str) -> str:
+    import torch
+
+    kind, _, index = device.partition(":")
+    if kind == "cpu" and not index:
+        return "cpu:0"
+    if kind != "cuda" or not (index.isdigit() or not index):
+        raise ConfigError(f"device is '{device}'; give cpu, cuda or cuda:N")
+    if int(index or 0) >= torch.cuda.device_count():
+        raise ConfigError(f"device is '{device}', this machine has {torch.cuda.device_count()}; use cpu")
+    return f"cuda:{index or 0}"
+
+
+def _check_same_scalers(target: Any, config: Any) -> None:
+    """d3rlpy's FQE hands its own scaled observations to the policy."""
+    for name in ("observation_scaler", "action_scaler"):
+        if getattr(target.config, name, None) is not None or getattr(config, name) is not None:
+            raise ConfigError(
+                f"fqe gives its policy what it has scaled itself, and {name} is set; use kloss_fqe"
+            )
+
+
+def _counterpart(kind: str) -> str | None:
+    pairs = {
+        "dqn": "sac",
+        "double_dqn": "td3",
+        "nfq": "ddpg",
+        "kloss_dqn": "kloss_sac",
+        "kloss_td3_plus_bc": "kloss_discrete_cql",
+        "kloss_iql": "kloss_discrete_cql",
+        "td3_plus_bc": "discrete_cql",
+        "iql": "discrete_cql",
+        "td3": "double_dqn",
+        "ddpg": "dqn",
+    }
+    known = algorithm_types()
+    inserted = kind.replace("kloss_", "kloss_discrete_") if kind.startswith("kloss_") else f"discrete_{kind}"
+    for other in (kind.replace("discrete_", ""), inserted, pairs.get(kind, "")):
+        if other != kind and other in known:
+            return other
+    return None
+
+
+__all__ = [
+    "EVALUATORS",
+    "actions_out_of_reach",
+    "algorithm_types",
+    "build_networks",
+    "check_actions",
+    "make_algorithm",
+    "make_buffer",
+    "resolve_params",
+    "slots_of",
+]

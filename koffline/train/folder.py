@@ -1,0 +1,124 @@
+"""The folder of a run: who it belongs to, that nothing foreign is overwritten, what is written about it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator, Mapping
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from koffline.data.files import atomic_file
+from koffline.errors import ConfigError
+from koffline.train.config import TrainConfig
+
+RECORD, CONFIG, _LOCK = "run.json", "config.yaml", ".lock"
+_FORMAT = 1
+
+
+@contextlib.contextmanager
+def open_folder(out: Path, config: TrainConfig, record: Mapping[str, Any], resume: bool) -> Iterator[str]:
+    """Create or continue a run's folder and give the fingerprint of the run; no second process gets in.
+
+    record: what run.json says besides the config; its `data` must hold the digest of the rows. Raises
+    ConfigError, before anything is written, for a folder that exists (without resume), that is no run, or
+    that belongs to another config or log.
+    """
+    identity = _identity(config.resolved(), record["data"]["sha256"])
+    _check(out, identity, resume)
+    out.mkdir(parents=True, exist_ok=True)
+    with _locked(out):
+        _check(out, identity, resume)
+        if not (out / RECORD).exists():
+            write_record(out, {"format": _FORMAT, "config": config.resolved(), **record, "finished": None})
+        if not (out / CONFIG).exists():
+            text = yaml.safe_dump(config.resolved(), sort_keys=False, allow_unicode=True)
+            with atomic_file(out / CONFIG, force=True) as temporary:
+                temporary.write_text(text, encoding="utf-8")
+        yield json.dumps(identity, sort_keys=True)
+
+
+def read_record(out: Path) -> dict[str, Any] | None:
+    """run.json of a folder, None where there is none. Raises ConfigError for a damaged one."""
+    try:
+        content = json.loads((out / RECORD).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError):
+        raise ConfigError(f"{out / RECORD} cannot be read; the folder is damaged: choose another") from None
+    if not isinstance(content, dict) or not isinstance(content.get("config"), dict):
+        raise ConfigError(f"{out / RECORD} is not of a training run; choose another folder")
+    return content
+
+
+def write_record(out: Path, record: Mapping[str, Any]) -> None:
+    """Replace run.json, whole or not at all."""
+    with atomic_file(out / RECORD, force=True) as temporary:
+        temporary.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+
+
+def now() -> str:
+    """Time in UTC, to the second."""
+    return datetime.now(timezone.utc).isoformat(timespec="seconds")
+
+
+def _check(out: Path, identity: Mapping[str, Any], resume: bool) -> None:
+    if out.exists() and not out.is_dir():
+        raise ConfigError(f"{out} is a file; name a folder for the run")
+    leftovers = (_LOCK, "." + RECORD)
+    if not out.exists() or all(path.name.startswith(leftovers) for path in out.iterdir()):
+        return
+    record = read_record(out)
+    if record is None:
+        raise ConfigError(f"{out} holds something that is not a training run; choose another folder")
+    if not resume:
+        raise ConfigError(f"{out} holds a run already; go on with it by --resume, or choose another --out")
+    found = _identity(record["config"], record.get("data", {}).get("sha256"))
+    for key in sorted({*found, *identity}):
+        if found.get(key) != identity.get(key):
+            raise ConfigError(
+                f"{out} is a run with {key} {_shown(found.get(key))}, not {_shown(identity.get(key))}; "
+                "resume it with its own config or choose another --out"
+            )
+
+
+def _identity(config: Mapping[str, Any], digest: str | None) -> dict[str, Any]:
+    """What makes a run the same one, flat: all settings but where the log lies and who is told."""
+    kept = {name: section for name, section in config.items() if name != "logger"}
+    kept["data"] = {name: value for name, value in config["data"].items() if name != "source"}
+    return {**_flat(kept, ""), "data.sha256": digest}
+
+
+def _flat(value: Any, path: str) -> dict[str, Any]:
+    if not isinstance(value, Mapping) or not value:
+        return {path: value}
+    flat = {}
+    for name, part in value.items():
+        flat.update(_flat(part, f"{path}.{name}" if path else str(name)))
+    return flat
+
+
+def _shown(value: Any) -> str:
+    text = "not set" if value is None else str(value)
+    return text if len(text) <= 20 else f"{text[:12]}…"
+
+
+@contextlib.contextmanager
+def _locked(out: Path) -> Iterator[None]:
+    """The system lets go of the lock when the process ends, however it ends."""
+    try:
+        import fcntl
+    except ImportError:  # Windows: two runs in one folder are the user's own affair
+        yield
+        return
+    with (out / _LOCK).open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise ConfigError(
+                f"another process is training in {out}; wait for it or choose another --out"
+            ) from None
+        yield

@@ -1,0 +1,284 @@
+"""A training run: any d3rlpy algorithm over a log, epoch by epoch, each ending in a checkpoint."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import logging
+import math
+import os
+import platform
+import secrets
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from koffline.data.sources import open_transitions
+from koffline.data.spaces import Bounds, Discrete
+from koffline.data.transitions import Transitions
+from koffline.errors import ConfigError, KofflineError
+from koffline.fitting import threads
+from koffline.train.checkpoint import Progress, restore_state, save_state
+from koffline.train.config import EnvironmentSettings, TrainConfig
+from koffline.train.folder import now, open_folder, read_record, write_record
+
+_LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """A finished run. steps: gradient steps; metrics: of the last epoch; model: the last .d3 file."""
+
+    out: Path
+    steps: int
+    metrics: dict[str, float]
+    model: Path
+    seconds: float
+
+
+@dataclass(frozen=True, eq=False)
+class _Parts:
+    """Everything a run is made of, checked against each other before anything is written."""
+
+    algo: Any
+    buffer: Any
+    generator: np.random.Generator
+    evaluators: dict[str, Any]
+    record: dict[str, Any]
+
+
+def train(
+    config: TrainConfig,
+    out: str | Path,
+    *,
+    device: str = "cpu",
+    resume: bool = False,
+    show_progress: bool = False,
+) -> TrainResult:
+    """Train what the config says and leave a d3rlpy run directory in `out`.
+
+    out: gets params.json, a CSV per metric, model_*.d3, config.yaml (every default filled in), run.json (data
+    digest, versions, seed, result) and checkpoint.pt. With `resume` a killed run goes on where its last epoch
+    ended and gives the same numbers as one that was never killed; a finished one is only reported, a missing
+    folder begun. Global random generators are left as they were. Raises KofflineError in one line.
+    """
+    from koffline.algos.evaluators import own_randomness
+    from koffline.algos.quiet import quiet
+
+    folder = Path(out)
+    with quiet(), threads(config.train.threads), own_randomness(config.train.seed), _d3rlpy_warnings():
+        parts = _prepare(config, device)
+        try:
+            with open_folder(folder, config, parts.record, resume) as fingerprint:
+                return _run(config, folder, fingerprint, parts, show_progress)
+        finally:
+            for evaluator in parts.evaluators.values():
+                getattr(evaluator, "close", lambda: None)()
+
+
+def split_log(log: Transitions, held_out: float, seed: int) -> tuple[Transitions, Transitions | None]:
+    """Training part and held-out part, whole episodes each; rows where there are no episodes.
+
+    At least one episode is on either side. Raises ConfigError where there are too few.
+    """
+    if held_out == 0.0:
+        return log, None
+    count = log.n_episodes if log.has_episodes else len(log)
+    if count < 2:
+        raise ConfigError(f"data.split.held_out is {held_out:g}, but the log has one episode; leave it out")
+    kept_out = min(max(1, round(held_out * count)), count - 1)
+    chosen = np.zeros(count, dtype=np.bool_)
+    chosen[np.random.default_rng(seed).permutation(count)[:kept_out]] = True
+    rows = np.repeat(chosen, log.episode_lengths) if log.has_episodes else chosen
+    return log.select(np.flatnonzero(~rows)), log.select(np.flatnonzero(rows))
+
+
+def _prepare(config: TrainConfig, device: str) -> _Parts:
+    from koffline.algos import from_config
+
+    settings = config.data
+    bounds = None if settings.continuous is None else Bounds(*settings.continuous)
+    log = open_transitions(settings.source, Discrete(settings.discrete) if settings.discrete else bounds)
+    rows, held_out = split_log(log, settings.split.held_out, settings.split.seed)
+    kind = config.algo.type
+    algo = from_config.make_algorithm(kind, config.algo.params, device, config.algo.policy)
+    from_config.check_actions(algo, log, kind)
+    generator = np.random.default_rng([config.train.seed, 1])
+    buffer = from_config.make_buffer(algo, rows, generator)
+    from_config.build_networks(algo, buffer, kind)
+    if from_config.actions_out_of_reach(algo, rows):
+        _LOG.warning(
+            "logged actions leave [-1, 1], where the policy acts; set algo.params.action_scaler to min_max"
+        )
+    evaluators = _make_evaluators(config, rows, held_out)
+    for evaluator in evaluators.values():
+        evaluator.try_out(algo)
+    _check_loggers(config)
+    return _Parts(algo, buffer, generator, evaluators, _record(config, log, rows, held_out, device))
+
+
+def _make_evaluators(config: TrainConfig, rows: Transitions, held_out: Transitions | None) -> dict[str, Any]:
+    from koffline.algos.evaluators import EnvironmentEvaluator, make_log_evaluator
+
+    made: dict[str, Any] = {}
+    for name, settings in config.evaluators.items():
+        if isinstance(settings, EnvironmentSettings):
+            made[name] = EnvironmentEvaluator(
+                settings.env, rows, settings.episodes, settings.seed, settings.epsilon
+            )
+            continue
+        part = rows if settings.part == "train" or held_out is None else held_out
+        options = settings.model_dump(exclude={"type", "part"})
+        made[name] = make_log_evaluator(settings.type, part, name, **options)
+    return made
+
+
+def _check_loggers(config: TrainConfig) -> None:
+    from koffline.algos.loggers import make_logger
+
+    make_logger(Path(), **config.logger.model_dump())
+
+
+def _record(
+    config: TrainConfig, log: Transitions, rows: Transitions, held_out: Transitions | None, device: str
+) -> dict[str, Any]:
+    packages = ("koffline", "d3rlpy", "torch", "numpy", "gymnasium")
+    return {
+        "data": {
+            "source": config.data.source,
+            "sha256": log.sha256,
+            "rows": len(log),
+            "train_rows": len(rows),
+            "held_out_rows": 0 if held_out is None else len(held_out),
+        },
+        "seed": config.train.seed,
+        "device": device,
+        "versions": {
+            "python": platform.python_version(),
+            **{name: importlib.metadata.version(name) for name in packages},
+        },
+        "started": now(),
+    }
+
+
+def _run(
+    config: TrainConfig, folder: Path, fingerprint: str, parts: _Parts, show_progress: bool
+) -> TrainResult:
+    from koffline.algos.loggers import make_logger
+    from koffline.train.progress import progress_bar
+
+    algo, total = parts.algo, config.train.n_steps
+    record = read_record(folder) or {}
+    if record.get("versions") != parts.record["versions"]:
+        _LOG.warning("%s was begun with other versions; the numbers may differ in the last digits", folder)
+    progress = restore_state(folder, fingerprint, algo, parts.generator)
+    logger = make_logger(folder, **config.logger.model_dump())
+    with progress_bar(f"training {config.algo.type}", total, show_progress) as show:
+        while progress.steps < total:
+            progress = _train_epoch(config, folder, parts, logger, progress, show)
+            if progress.epochs % config.train.save_interval == 0 or progress.steps == total:
+                _save_model(algo, folder / f"model_{progress.steps}.d3")
+            save_state(folder, fingerprint, progress, algo, parts.generator)
+    logger.finish()
+    metrics = progress.metrics or {}
+    result = TrainResult(
+        folder, progress.steps, metrics, folder / f"model_{progress.steps}.d3", progress.seconds
+    )
+    if not result.model.exists():  # removed by hand after the run
+        _save_model(algo, result.model)
+    if not record.get("finished"):
+        known = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
+        outcome = {
+            "steps": result.steps,
+            "seconds": result.seconds,
+            "metrics": known,
+            "model": result.model.name,
+        }
+        write_record(folder, {**record, "finished": now(), **outcome})
+    return result
+
+
+def _train_epoch(
+    config: TrainConfig,
+    folder: Path,
+    parts: _Parts,
+    logger: Any,
+    progress: Progress,
+    show: Callable[[int], None],
+) -> Progress:
+    """One `fit`; d3rlpy's own loop would leave out the steps of an epoch that is not full."""
+    steps = min(config.train.n_steps_per_epoch, config.train.n_steps - progress.steps)
+    logger.start_epoch(progress.epochs, progress.steps)
+    started = time.perf_counter()
+    with _divergence(parts.algo, progress.steps):
+        ((_, metrics),) = parts.algo.fit(
+            parts.buffer,
+            n_steps=steps,
+            n_steps_per_epoch=steps,
+            experiment_name=folder.resolve().name,
+            with_timestamp=False,
+            logger_adapter=logger,
+            show_progress=False,
+            save_interval=2,  # never: epoch 1 is the only one that `fit` sees, models are saved by the run
+            evaluators=parts.evaluators,
+            callback=lambda _, __, step: show(progress.steps + step),
+        )
+    numbers = {name: float(value) for name, value in metrics.items()}
+    bad = [
+        name for name, value in numbers.items() if not math.isfinite(value) and name not in parts.evaluators
+    ]
+    if bad:
+        _LOG.warning("%s is not finite after step %d", ", ".join(bad), progress.steps + steps)
+    return Progress(
+        progress.epochs + 1,
+        progress.steps + steps,
+        progress.seconds + time.perf_counter() - started,
+        numbers,
+    )
+
+
+@contextlib.contextmanager
+def _divergence(algo: Any, steps: int) -> Iterator[None]:
+    """torch's errors about values that are no numbers in one line; others, which are faults, as they are."""
+    try:
+        yield
+    except KofflineError:
+        raise
+    except (ValueError, RuntimeError) as error:
+        modules = algo.impl.modules.get_torch_modules().values()
+        if all(torch.isfinite(p).all() for module in modules for p in module.parameters()):
+            raise
+        raise ConfigError(
+            f"training diverged after step {steps}: the networks hold values that are not finite; lower the "
+            "learning rates, clip gradients (…_optim_factory.params.clip_grad_norm) or scale the rewards"
+        ) from error
+
+
+def _save_model(algo: Any, path: Path) -> None:
+    """The file appears whole or not at all."""
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
+    try:
+        algo.save(str(temporary))
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _d3rlpy_warnings() -> Iterator[None]:
+    """Remarks of d3rlpy's and Gymnasium's own dependencies are not the user's."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", category=DeprecationWarning)
+        warnings.filterwarnings(
+            "ignore", category=UserWarning, module=r"(dataclasses_json|gymnasium|torch)\b"
+        )
+        yield
+
+
+__all__ = ["TrainResult", "split_log", "train"]
