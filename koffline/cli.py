@@ -65,6 +65,7 @@ class LazyGroup(KofflineGroup):
         "data": ("koffline.data.commands", "data"),
         "evaluate": ("koffline.ope.command", "evaluate"),
         "reproduce": ("koffline.experiments.command", "reproduce"),
+        "train": ("koffline.train.command", "train"),
     }
 
     def list_commands(self, ctx: click.Context) -> list[str]:
