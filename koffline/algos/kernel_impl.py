@@ -38,6 +38,13 @@ class CriticLoss:
     bellman_error: Tensor
 
 
+@dataclasses.dataclass(frozen=True)
+class ConservativeLoss(CriticLoss):
+    """The loss that is minimised holds a conservative part, which is also given alone."""
+
+    conservative_loss: Tensor
+
+
 class KernelCriticImpl(QLearningAlgoImplBase):
     """One gradient step on the kernel loss; a child says what the residual is.
 
@@ -74,9 +81,12 @@ class KernelCriticImpl(QLearningAlgoImplBase):
 
     def compute_critic_loss(self, batch: TorchMiniBatch) -> CriticLoss:
         """The kernel loss, summed over critics."""
-        residual = self.compute_residual(batch)
+        return CriticLoss(*self.kernel_loss_of(self.compute_residual(batch), batch))
+
+    def kernel_loss_of(self, residual: Tensor, batch: TorchMiniBatch) -> tuple[Tensor, Tensor]:
+        """The kernel loss, summed over critics, and the mean squared residual."""
         loss = self._modules.kernel(residual, batch.observations, batch.actions).sum()
-        return CriticLoss(loss, residual.detach().square().mean())
+        return loss, residual.detach().square().mean()
 
     def compute_critic_grad(self, batch: TorchMiniBatch) -> CriticLoss:
         """Gradients into the critics' parameters; nothing steps."""

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from koffline.algos.kernel_impl import CriticLoss, KernelCriticModules, discrete_values, taken
+from koffline.algos.kernel_actor import EntropyModules
+from koffline.algos.kernel_impl import ConservativeLoss, KernelCriticModules, discrete_values, taken
 from koffline.algos.kloss_dqn import KLossDQN, KLossDQNConfig, KLossDQNImpl
 from koffline.algos.kloss_sac import KLossSAC, KLossSACConfig, KLossSACImpl
 from koffline.data.d3rlpy_import import import_d3rlpy
@@ -23,28 +23,18 @@ from d3rlpy.models.torch import build_squashed_gaussian_distribution  # noqa: E4
 from d3rlpy.torch_utility import TorchMiniBatch  # noqa: E402
 
 
-@dataclasses.dataclass(frozen=True)
-class ConservativeLoss(CriticLoss):
-    """The kernel loss plus the conservative one, and the latter alone."""
-
-    conservative_loss: Tensor
-
-
 class KLossCQLImpl(KLossSACImpl):
     """Kernel loss + weight · (log Σ_a exp Q(s, a) − Q(s, a_logged)), the sum by importance sampling."""
 
-    def __init__(self, conservative_weight: float, n_action_samples: int, **common: Any) -> None:
+    def __init__(self, n_action_samples: int, **common: Any) -> None:
         super().__init__(**common)
-        self._conservative_weight = conservative_weight
         self._n_action_samples = n_action_samples
 
     def compute_critic_loss(self, batch: TorchMiniBatch) -> ConservativeLoss:
         """Both losses, summed over critics."""
-        bellman = super().compute_critic_loss(batch)
+        loss, error = self.kernel_loss_of(self.compute_residual(batch), batch)
         conservative = self._conservative_weight * self.compute_conservative_loss(batch)
-        return ConservativeLoss(
-            bellman.critic_loss + conservative, bellman.bellman_error, conservative.detach()
-        )
+        return ConservativeLoss(loss + conservative, error, conservative.detach())
 
     def compute_conservative_loss(self, batch: TorchMiniBatch) -> Tensor:
         """How far the values of drawn actions lie above those of logged ones (Kumar et al. 2020, CQL(H))."""
@@ -73,12 +63,11 @@ class KLossCQLImpl(KLossSACImpl):
 
 @dataclasses.dataclass()
 class KLossCQLConfig(KLossSACConfig):
-    """Config of KLossCQL: KLossSACConfig and `conservative_weight`, fixed, of the conservative loss.
+    """Config of KLossCQL: KLossSACConfig, whose `conservative_weight` weighs CQL's own loss here.
 
     n_action_samples: draws of each of three proposals (the actor at s, at s', uniform).
     """
 
-    conservative_weight: float = 1.0
     n_action_samples: int = 10
 
     def create(self, device: Any = False, enable_ddp: bool = False) -> KLossCQL:
@@ -94,20 +83,9 @@ class KLossCQLConfig(KLossSACConfig):
 class KLossCQL(KLossSAC):
     """Conservative Q-learning with a kernel-loss critic, continuous (Kumar et al. 2020; Feng et al. 2019)."""
 
-    def __init__(self, config: Any, device: Any = False, enable_ddp: bool = False, impl: Any = None) -> None:
-        _check_weight("conservative_weight", config.conservative_weight)
-        super().__init__(config, device, enable_ddp, impl)
-
-    def inner_create_impl(self, observation_shape: Sequence[int], action_size: int) -> None:
-        """Networks, optimisers and kernel."""
-        modules, forwarder = self.make_modules(observation_shape, action_size)
-        self._impl = KLossCQLImpl(
-            conservative_weight=self._config.conservative_weight,
-            n_action_samples=self._config.n_action_samples,
-            q_func_forwarder=forwarder,
-            modules=modules,
-            **self.impl_options(observation_shape, action_size),
-        )
+    def make_impl(self, modules: EntropyModules, **options: Any) -> KLossCQLImpl:
+        """The implementation over these modules."""
+        return KLossCQLImpl(n_action_samples=self._config.n_action_samples, modules=modules, **options)
 
 
 class KLossDiscreteCQLImpl(KLossDQNImpl):
@@ -122,12 +100,10 @@ class KLossDiscreteCQLImpl(KLossDQNImpl):
         values, next_values = discrete_values(
             self._modules.q_funcs, batch.observations, batch.next_observations
         )
-        residual = self.residual_of(batch, values, next_values)
-        bellman = self._modules.kernel(residual, batch.observations, batch.actions).sum()
+        loss, error = self.kernel_loss_of(self.residual_of(batch, values, next_values), batch)
         gap = torch.logsumexp(values, dim=2) - taken(values, batch.actions)
         conservative = self._alpha * gap.mean(dim=1).sum()
-        error = residual.detach().square().mean()
-        return ConservativeLoss(bellman + conservative, error, conservative.detach())
+        return ConservativeLoss(loss + conservative, error, conservative.detach())
 
 
 @dataclasses.dataclass()
@@ -150,17 +126,13 @@ class KLossDiscreteCQL(KLossDQN):
     """Conservative Q-learning with a kernel-loss critic, discrete (Kumar et al. 2020; Feng et al. 2019)."""
 
     def __init__(self, config: Any, device: Any = False, enable_ddp: bool = False, impl: Any = None) -> None:
-        _check_weight("alpha", config.alpha)
+        if not config.alpha >= 0.0:
+            raise ConfigError(f"alpha is {config.alpha!r}; give 0 or a positive number")
         super().__init__(config, device, enable_ddp, impl)
 
     def make_impl(self, modules: KernelCriticModules, **options: Any) -> KLossDiscreteCQLImpl:
         """The implementation over these modules."""
         return KLossDiscreteCQLImpl(alpha=self._config.alpha, modules=modules, **options)
-
-
-def _check_weight(name: str, weight: Any) -> None:
-    if not weight >= 0.0:
-        raise ConfigError(f"{name} is {weight!r}; give 0 or a positive number")
 
 
 register_learnable(KLossCQLConfig)

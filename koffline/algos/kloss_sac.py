@@ -18,7 +18,7 @@ from koffline.algos.kernel_actor import (
     update_temperature,
 )
 from koffline.algos.kernel_algo import KernelCriticAlgo
-from koffline.algos.kernel_impl import continuous_values
+from koffline.algos.kernel_impl import ConservativeLoss, CriticLoss, continuous_values
 from koffline.algos.kernel_options import KernelCriticConfig
 from koffline.bellman import state_value_residual
 from koffline.data.d3rlpy_import import import_d3rlpy
@@ -46,20 +46,52 @@ class SACActorLoss:
 
 
 class KLossSACImpl(ContinuousActorImpl):
-    """δ = r + discount · [Q(s', a') − α log π(a'|s')] − Q(s, a), a' drawn from the actor."""
+    """δ = r + discount · [Q(s', a') − α log π(a'|s')] − Q(s, a), a' drawn from the actor.
+
+    conservative_weight adds weight · mean[Q(s, a ~ π) − Q(s, a_logged)] to the loss.
+    """
+
+    def __init__(self, conservative_weight: float, **common: Any) -> None:
+        super().__init__(**common)
+        self._conservative_weight = conservative_weight
+
+    def compute_critic_loss(self, batch: TorchMiniBatch) -> CriticLoss:
+        """Kernel loss and conservative loss from one pass through each critic."""
+        if self._conservative_weight == 0.0:
+            return super().compute_critic_loss(batch)
+        rows = len(batch.observations)
+        both = torch.cat((batch.observations, batch.next_observations))
+        actions, entropy = self._drawn(both)
+        everything = torch.cat((batch.observations, both))
+        acted = torch.cat((batch.actions, actions))
+        values = torch.stack([q(everything, acted).q_value.squeeze(1) for q in self._modules.q_funcs])
+        value, drawn_value, next_value = values.split(rows, dim=1)
+        residual = self._residual(batch, value, next_value, entropy[rows:])
+        loss, error = self.kernel_loss_of(residual, batch)
+        conservative = self._conservative_weight * (drawn_value - value).mean(dim=1).sum()
+        return ConservativeLoss(loss + conservative, error, conservative.detach())
 
     def compute_residual(self, batch: TorchMiniBatch) -> Float[Tensor, "critic row"]:
         """Gradient through Q(s, a) and Q(s', a'), none through the actor.
 
         (Feng et al. 2019, equ:bvsopt)
         """
-        with torch.no_grad():
-            policy = build_squashed_gaussian_distribution(self._modules.policy(batch.next_observations))
-            next_actions, log_probability = policy.sample_with_log_prob()
-            entropy = (temperature_of(self._modules.log_temp) * log_probability).squeeze(1)
+        next_actions, entropy = self._drawn(batch.next_observations)
         value, next_value = continuous_values(
             self._modules.q_funcs, batch.observations, batch.actions, batch.next_observations, next_actions
         )
+        return self._residual(batch, value, next_value, entropy)
+
+    def _drawn(self, observations: Tensor) -> tuple[Tensor, Tensor]:
+        """Actions of the actor and α log π of them, without gradient."""
+        with torch.no_grad():
+            policy = build_squashed_gaussian_distribution(self._modules.policy(observations))
+            actions, log_probability = policy.sample_with_log_prob()
+            return actions, (temperature_of(self._modules.log_temp) * log_probability).squeeze(1)
+
+    def _residual(
+        self, batch: TorchMiniBatch, value: Tensor, next_value: Tensor, entropy: Tensor
+    ) -> Float[Tensor, "critic row"]:
         next_value = (self.backed_up(next_value) - entropy).expand_as(value)
         return state_value_residual(batch.rewards.squeeze(1), self.discount(batch), value, next_value)
 
@@ -87,6 +119,9 @@ class KLossSACConfig(KernelCriticConfig):
     """Config of KLossSAC; fields as in d3rlpy's SACConfig without the target network's `tau`.
 
     The kernel's options are in KernelCriticConfig. temp_learning_rate 0 keeps the initial temperature.
+    conservative_weight: weight of Q(s, a ~ π) − Q(s, a_logged). With the gradient through Q(s', a') a critic
+    can make its equation true by believing in whatever the actor does where the log has no such action; this
+    holds it back. 0 is plain SAC, right where actions are tried out (online).
     """
 
     actor_learning_rate: float = 3e-4
@@ -100,6 +135,7 @@ class KLossSACConfig(KernelCriticConfig):
     q_func_factory: QFunctionFactory = make_q_func_field()
     n_critics: int = 2
     initial_temperature: float = 1.0
+    conservative_weight: float = 0.1
 
     def create(self, device: Any = False, enable_ddp: bool = False) -> KLossSAC:
         """The algorithm."""
@@ -119,14 +155,25 @@ class KLossSAC(KernelCriticAlgo[Any, Any]):
             raise ConfigError(
                 f"initial_temperature is {config.initial_temperature!r}; give a positive number"
             )
+        if not config.conservative_weight >= 0.0:
+            raise ConfigError(
+                f"conservative_weight is {config.conservative_weight!r}; give 0 or a positive number"
+            )
         super().__init__(config, device, enable_ddp, impl)
 
     def inner_create_impl(self, observation_shape: Sequence[int], action_size: int) -> None:
         """Networks, optimisers and kernel."""
         modules, forwarder = self.make_modules(observation_shape, action_size)
-        self._impl = KLossSACImpl(
-            q_func_forwarder=forwarder, modules=modules, **self.impl_options(observation_shape, action_size)
+        self._impl = self.make_impl(
+            modules,
+            q_func_forwarder=forwarder,
+            conservative_weight=self._config.conservative_weight,
+            **self.impl_options(observation_shape, action_size),
         )
+
+    def make_impl(self, modules: EntropyModules, **options: Any) -> KLossSACImpl:
+        """The implementation over these modules."""
+        return KLossSACImpl(modules=modules, **options)
 
     def make_modules(self, observation_shape: Sequence[int], action_size: int) -> tuple[EntropyModules, Any]:
         """Everything that is saved, and d3rlpy's forwarder over the critics."""

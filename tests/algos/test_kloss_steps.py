@@ -223,7 +223,14 @@ def test_continuous_fqe_draws_from_a_stochastic_policy() -> None:
 @pytest.mark.parametrize("weight", WEIGHTS)
 @pytest.mark.parametrize("kernel", ["gaussian", "laplacian"])
 def test_sac_critic(weight: float | None, kernel: str) -> None:
-    algo = in_float64("KLossSAC", diag_weight=weight, kernel=kernel, backup="min", initial_temperature=0.3)
+    algo = in_float64(
+        "KLossSAC",
+        diag_weight=weight,
+        kernel=kernel,
+        backup="min",
+        initial_temperature=0.3,
+        conservative_weight=0.0,
+    )
     batch = batch_of(discrete=False)
     policy = algo.impl.policy(batch.next_observations)
     torch.manual_seed(9)
@@ -240,6 +247,27 @@ def test_sac_critic(weight: float | None, kernel: str) -> None:
     )
     gram = hand_gram(batch, kernel, 0.8, False)
     loss = sum(hand_loss(row, gram, weight) for row in residual)
+    expected = stepped(algo.impl.q_function, loss)
+    update(algo, batch)
+    assert_stepped(algo.impl.q_function, expected)
+
+
+def test_sac_holds_back_the_values_of_its_own_actions() -> None:
+    algo = in_float64("KLossSAC", initial_temperature=0.3, conservative_weight=0.7)
+    batch = batch_of(discrete=False)
+    both = torch.cat([batch.observations, batch.next_observations])
+    policy = algo.impl.policy(both)
+    torch.manual_seed(9)
+    raw = (policy.mu + policy.logstd.exp() * torch.randn_like(policy.mu)).detach()
+    density = torch.distributions.Normal(policy.mu, policy.logstd.exp()).log_prob(raw)
+    log_probability = (density - torch.log(1.0 - torch.tanh(raw).square())).sum(dim=1).detach()
+    drawn = torch.tanh(raw)
+    value = critics(algo, batch.observations, batch.actions)
+    next_value = critics(algo, batch.next_observations, drawn[ROWS:]) - 0.3 * log_probability[ROWS:]
+    residual = batch.rewards[:, 0] + hand_discount(batch) * next_value - value
+    gram = hand_gram(batch, "laplacian", 0.8, False)
+    gap = (critics(algo, batch.observations, drawn[:ROWS]) - value).mean(dim=1).sum()
+    loss = sum(hand_loss(row, gram, None) for row in residual) + 0.7 * gap
     expected = stepped(algo.impl.q_function, loss)
     update(algo, batch)
     assert_stepped(algo.impl.q_function, expected)
