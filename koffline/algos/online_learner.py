@@ -1,6 +1,6 @@
-"""A small learner that acts in an environment while it learns: d3rlpy's double DQN or SAC, one update at a time.
+"""A learner that acts in an environment while it learns: d3rlpy's double DQN or SAC, step by step.
 
-It makes the policies whose logs the control benchmarks learn from; `koffline.builders.control_learning` plays.
+It makes the policies whose logs control is learned from; `koffline.builders.control_learning` plays.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class OnlineLearner:
     ) -> None:
         if len(observation_shape) != 1:
             raise ConfigError(
-                f"observations have shape {observation_shape}; the learner takes vectors: wrap the environment"
+                f"observations have shape {observation_shape}; the learner takes vectors: wrap it"
             )
         self._space = action_space
         encoder = VectorEncoderFactory(hidden_units=list(settings.hidden))

@@ -1,9 +1,9 @@
-"""Logs to learn control from: random, medium, replay, expert and medium-expert, of policies learned by playing.
+"""Logs to learn control from: random, medium, replay, expert and medium-expert, of policies learned here.
 
 The kinds are those of D4RL (Fu et al. 2020): `random` plays uniform actions; `expert` the learner's best
 policy; `medium` the one whose return is half-way between the two; `replay` is what the learner saw until it
 was medium; `medium-expert` has as many episodes of the one as of the other. Policies play with some noise:
-a share of uniform actions where they are discrete, otherwise Gaussian noise in units of half the action range.
+a share of uniform actions where those are discrete, else Gaussian noise in units of half the action range.
 """
 
 from __future__ import annotations
@@ -174,7 +174,7 @@ def actors(env: str, policies: Sequence[Any], levels: Sequence[str], noise: floa
 
 
 def replay_log(learned: Learned, settings: LearningSettings, n: int | None) -> Transitions:
-    """What a learner saw: all of it, or whole episodes drawn without replacement, n rows of them in time order.
+    """What a learner saw: all of it, or n rows of whole episodes drawn without replacement, in time order.
 
     Raises ConfigError for more rows than there are.
     """
@@ -203,7 +203,7 @@ def cut(columns: Columns, rows: int) -> Columns:
 
 
 def described(log: Transitions, kind: str, noises: Sequence[str], gamma: float | None) -> Transitions:
-    """The log with its kind and policies in the metadata; float64 observations become float32, as d3rlpy's."""
+    """The log with kind and policies in its metadata; float64 observations become float32."""
     extra = {**log.metadata.extra, "kind": kind}
     if noises:
         extra["policies"] = list(noises)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -134,7 +133,7 @@ class _Run:
             actions = self._actions(observations)
             step = self._copies.step([0], actions)
             over = bool(step.terminated[0] | step.truncated[0])
-            row = {
+            row: dict[str, Any] = {
                 "observations": observations,
                 "actions": actions,
                 "rewards": step.rewards,

@@ -1,0 +1,304 @@
+"""Do critics of the kernel loss learn control as well as the TD critics of the same algorithms?
+
+    python scripts/bench/control.py --logs pendulum_medium --algos sac,kloss_sac --seeds 3 --steps 5000
+    python scripts/bench/control.py --seeds 3 --workers 2 --results docs/results/control.json
+    python scripts/bench/control.py --logs pendulum_replay --algos iql,kloss_iql \\
+        --set kloss_iql.bandwidth="1.0 median" --set kloss_iql.diag_weight=0.5
+
+Every cell is one algorithm with one seed on one log of datasets/control: gradient steps on the logged rows
+alone, and now and then the mean undiscounted return of its greedy policy over episodes of the environment.
+Both sides of a pair have the same networks, batches, learning rates and scalers; --set changes any field of
+an algorithm's configuration, with `*` for all algorithms. Cells are files in --out named by everything they
+depend on but the code: cells that are there are not computed again (--force does). Scores are returns on a
+scale where uniform actions have 0 and the expert 100; a cell's score is the mean over the last quarter of its
+evaluations, as nobody can tell from a log which of the last networks is the best.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # also found when run as a plain script
+
+import koffline
+from koffline.builders.control import bundled_policy
+from koffline.builders.control_learning import policy_returns
+from koffline.data.files import atomic_file
+from koffline.data.transitions import Discrete, Transitions
+from koffline.errors import ConfigError, KofflineError
+from koffline.experiments.jobs import Job, run_jobs
+
+ROOT = Path(__file__).resolve().parents[2]
+LOGS = ROOT / "datasets" / "control"
+PAIRS = {
+    "discrete": (
+        ("dqn", "kloss_dqn"),
+        ("discrete_sac", "kloss_discrete_sac"),
+        ("discrete_cql", "kloss_discrete_cql"),
+    ),
+    "continuous": (
+        ("sac", "kloss_sac"),
+        ("td3_plus_bc", "kloss_td3_plus_bc"),
+        ("iql", "kloss_iql"),
+        ("cql", "kloss_cql"),
+    ),
+}
+# d3rlpy's defaults of these are for millions of steps on images.
+DISCRETE_DEFAULTS = {"learning_rate": 5e-4, "target_update_interval": 200}
+REFERENCE_SEED, EVALUATION_SEED = 11, 12
+
+
+@dataclass(frozen=True)
+class CellSettings:
+    """One algorithm with one seed on one log; ``assignments`` are (field, value) of its configuration."""
+
+    log: str
+    algo: str
+    seed: int
+    steps: int
+    evaluate_every: int
+    episodes: int
+    hidden: tuple[int, ...]
+    batch_size: int
+    assignments: tuple[tuple[str, Any], ...] = ()
+
+    @property
+    def log_path(self) -> Path:
+        """The log's file."""
+        path = Path(self.log)
+        return path if path.suffix else LOGS / f"{self.log}.hdf5"
+
+
+def make_algo(settings: CellSettings, log: Transitions) -> Any:
+    """The d3rlpy algorithm of a cell, not yet built. Raises ConfigError for unknown types and fields."""
+    from koffline.data.d3rlpy_import import import_d3rlpy
+
+    import_d3rlpy()
+    from d3rlpy.base import LearnableConfig
+    from d3rlpy.models import VectorEncoderFactory
+    from d3rlpy.preprocessing import MinMaxActionScaler, StandardObservationScaler
+    from d3rlpy.serializable_config import CONFIG_STORAGE
+
+    import koffline.algos  # noqa: F401  (registers ours)
+
+    types = CONFIG_STORAGE[LearnableConfig].config_list
+    if settings.algo not in types:
+        raise ConfigError(f"there is no algorithm '{settings.algo}'; there are {', '.join(sorted(types))}")
+    config_type = types[settings.algo]
+    fields = config_type.__dataclass_fields__
+    values: dict[str, Any] = {
+        name: VectorEncoderFactory(hidden_units=list(settings.hidden))
+        for name in fields
+        if name.endswith("encoder_factory")
+    }
+    mean, deviation = log.observations.mean(axis=0), log.observations.std(axis=0)
+    scaler = StandardObservationScaler(mean=mean.tolist(), std=deviation.tolist())
+    values |= {"batch_size": settings.batch_size, "observation_scaler": scaler}
+    values["gamma"] = log.metadata.gamma or 0.99
+    space = log.action_space
+    if isinstance(space, Discrete):
+        values |= {name: value for name, value in DISCRETE_DEFAULTS.items() if name in fields}
+    else:
+        low, high = (
+            np.broadcast_to(side, space.k).astype(float).tolist() for side in (space.low, space.high)
+        )
+        values["action_scaler"] = MinMaxActionScaler(minimum=low, maximum=high)
+    for name, value in settings.assignments:
+        if name not in fields:
+            raise ConfigError(f"{settings.algo} has no field '{name}'; it has {', '.join(sorted(fields))}")
+        values[name] = value
+    return config_type(**values).create(device="cpu")
+
+
+def write_cell(path: Path, settings: CellSettings) -> None:
+    """Train, evaluate, write."""
+    from koffline.algos.quiet import quiet
+    from koffline.data.d3rlpy_import import import_d3rlpy
+    from koffline.data.replay import ColumnarReplayBuffer
+    from koffline.fitting import threads
+
+    d3rlpy = import_d3rlpy()
+    log = koffline.open_transitions(settings.log_path)
+    env = str(log.metadata.extra["task"])
+    with threads(1), quiet():
+        d3rlpy.seed(settings.seed)
+        algo = make_algo(settings, log)
+        curve: list[dict[str, float]] = []
+
+        def evaluate(algo: Any, epoch: int, step: int) -> None:
+            del epoch
+            returns = policy_returns(env, greedy(algo), settings.episodes, EVALUATION_SEED + settings.seed)
+            curve.append({"step": step, "return": float(returns.mean()), "std": float(returns.std())})
+
+        started = time.perf_counter()
+        history = algo.fit(
+            ColumnarReplayBuffer(log, settings.seed),
+            n_steps=settings.steps,
+            n_steps_per_epoch=settings.evaluate_every,
+            logger_adapter=d3rlpy.logging.NoopAdapterFactory(),
+            show_progress=False,
+            epoch_callback=evaluate,
+        )
+    result = {
+        "name": path.stem,
+        "log": settings.log,
+        "env": env,
+        "algo": settings.algo,
+        "seed": settings.seed,
+        "assignments": dict(settings.assignments),
+        "steps": [point["step"] for point in curve],
+        "returns": [point["return"] for point in curve],
+        "deviations": [point["std"] for point in curve],
+        "metrics": {name: [float(metrics[name]) for _, metrics in history] for name in history[-1][1]},
+        "config": json.loads(algo.config.serialize()),
+        "seconds": time.perf_counter() - started,
+    }
+    _write(path, result)
+
+
+def greedy(algo: Any) -> Callable[[np.ndarray], np.ndarray]:
+    """The algorithm's best action, inside the box; a network that is not finite any more does not move."""
+
+    def actions(observations: np.ndarray) -> np.ndarray:
+        found = algo.predict(observations.astype(np.float32))
+        return np.nan_to_num(found) if np.issubdtype(found.dtype, np.floating) else found
+
+    return actions
+
+
+def write_reference(path: Path, env: str) -> None:
+    """Mean returns of uniform actions and of the expert without noise, 100 episodes each."""
+    policies = {"random": "uniform", "expert": str(bundled_policy(env, "expert"))}
+    returns = {name: policy_returns(env, policy, 100, REFERENCE_SEED) for name, policy in policies.items()}
+    _write(path, {"name": path.stem, **{name: float(value.mean()) for name, value in returns.items()}})
+
+
+def cell_path(settings: CellSettings, folder: Path) -> Path:
+    """The cell's file: log, algorithm, seed and a digest of all settings, the rows and the configuration."""
+    log = koffline.open_transitions(settings.log_path)
+    config = make_algo(settings, log).config.serialize()
+    digest = hashlib.sha256(repr((settings, log.sha256, config)).encode()).hexdigest()[:12]
+    return folder / f"{settings.log_path.stem}-{settings.algo}-{settings.seed}-{digest}.json"
+
+
+def algos_of(log: Transitions, asked: list[str]) -> list[str]:
+    """The algorithms to run on a log: those asked for that fit its actions."""
+    kind = "discrete" if isinstance(log.action_space, Discrete) else "continuous"
+    known = [algo for pair in PAIRS[kind] for algo in pair]
+    if asked == ["all"]:
+        return known
+    others = [algo for pair in PAIRS["continuous" if kind == "discrete" else "discrete"] for algo in pair]
+    return [algo for algo in asked if algo not in others]
+
+
+def plan(options: argparse.Namespace) -> list[CellSettings]:
+    """All cells that the options ask for."""
+    names = options.logs.split(",")
+    if names == ["all"]:
+        names = sorted(path.stem for path in LOGS.glob("*.hdf5"))
+    cells = []
+    for name in names:
+        path = Path(name) if Path(name).suffix else LOGS / f"{name}.hdf5"
+        for algo in algos_of(koffline.open_transitions(path), options.algos.split(",")):
+            assignments = tuple(assignments_of(algo, options.set))
+            cells += [
+                CellSettings(
+                    name, algo, seed, options.steps, options.evaluate_every, options.episodes,
+                    tuple(options.hidden), options.batch_size, assignments,
+                )
+                for seed in range(options.seeds)
+            ]  # fmt: skip
+    return cells
+
+
+def assignments_of(algo: str, texts: list[str]) -> list[tuple[str, Any]]:
+    """The fields of an algorithm's configuration that --set names; values are JSON, or else text."""
+    found = {}
+    for text in texts:
+        target, separator, value = text.partition("=")
+        owner, dot, field = target.partition(".")
+        if not (separator and dot):
+            raise ConfigError(
+                f"--set is {text!r}; write ALGO.FIELD=VALUE, for instance kloss_sac.bandwidth=1"
+            )
+        if owner in (algo, "*") or (owner == "kloss_*" and algo.startswith("kloss_")):
+            try:
+                found[field] = json.loads(value)
+            except ValueError:
+                found[field] = value
+    return sorted(found.items())
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the cells, print the table, write the results."""
+    from scripts.bench.control_report import collect, print_table, write_results
+
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--logs", default="all", help="names in datasets/control, or files, by commas")
+    parser.add_argument("--algos", default="all", help="registered types, by commas")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=5000)
+    parser.add_argument("--evaluate-every", type=int, default=500)
+    parser.add_argument("--episodes", type=int, default=20)
+    parser.add_argument("--hidden", type=int, nargs="+", default=[64, 64])
+    parser.add_argument("--batch-size", type=int, default=256)
+    parser.add_argument("--set", action="append", default=[], metavar="ALGO.FIELD=VALUE")
+    parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--out", type=Path, default=ROOT / "out" / "control", help="the cells' folder")
+    parser.add_argument("--force", action="store_true", help="compute cells again")
+    parser.add_argument("--results", type=Path, help="write the results here, with a table and a figure")
+    options = parser.parse_args(arguments)
+    try:
+        options.out.mkdir(parents=True, exist_ok=True)
+        cells = plan(options)
+        jobs = [
+            Job(f"{cell.algo} on {cell.log}", write_cell, (cell,), cell_path(cell, options.out), _is_whole)
+            for cell in cells
+        ]
+        references = {}
+        for env in sorted({_task(cell) for cell in cells}):
+            path = options.out / f"reference-{env.replace('/', '-')}.json"
+            references[env] = Job(f"references of {env}", write_reference, (env,), path, _is_whole)
+        if options.force:
+            for job in jobs:
+                job.path.unlink(missing_ok=True)
+        run_jobs(list(references.values()))
+        run_jobs(jobs, workers=options.workers)
+        found = [json.loads(job.path.read_text(encoding="utf-8")) for job in jobs]
+        scales = {env: json.loads(job.path.read_text(encoding="utf-8")) for env, job in references.items()}
+        results = collect(found, scales, options)
+        print_table(results)
+        if options.results is not None:
+            write_results(results, options.results)
+    except KofflineError as error:
+        parser.error(str(error))
+
+
+def _task(cell: CellSettings) -> str:
+    return str(koffline.open_transitions(cell.log_path).metadata.extra["task"])
+
+
+def _write(path: Path, content: dict[str, Any]) -> None:
+    with atomic_file(path, force=True) as temporary:
+        temporary.write_text(json.dumps(content) + "\n", encoding="utf-8")
+
+
+def _is_whole(path: Path) -> bool:
+    try:
+        return bool(json.loads(path.read_text(encoding="utf-8"))["name"] == path.stem)
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+
+
+if __name__ == "__main__":
+    main()

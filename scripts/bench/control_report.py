@@ -1,0 +1,211 @@
+"""The control benchmark's cells as numbers, a table and a figure."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from koffline.data.files import atomic_file
+
+_DRAWS = 2000
+_LEVEL = 0.025
+_LEVEL_SCORES = 5.0  # a pair whose scores differ by less is level whatever its interval says
+
+
+def collect(
+    cells: list[dict[str, Any]], scales: dict[str, dict[str, Any]], options: argparse.Namespace
+) -> dict[str, Any]:
+    """All that is reported: settings, references, one entry per log and algorithm, one per pair."""
+    groups: dict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
+    for cell in cells:
+        groups[cell["log"], cell["algo"]].append(cell)
+    entries = [_entry(log, algo, group, scales[group[0]["env"]]) for (log, algo), group in groups.items()]
+    settings = {
+        name: getattr(options, name)
+        for name in ("seeds", "steps", "evaluate_every", "episodes", "hidden", "batch_size", "set")
+    }
+    references = {env: {name: scale[name] for name in ("random", "expert")} for env, scale in scales.items()}
+    return {"settings": settings, "references": references, "entries": entries, "pairs": _pairs(entries)}
+
+
+def _entry(log: str, algo: str, group: list[dict[str, Any]], scale: dict[str, Any]) -> dict[str, Any]:
+    returns = np.array([cell["returns"] for cell in group])  # (seed, evaluation)
+    scores = 100.0 * (returns - scale["random"]) / (scale["expert"] - scale["random"])
+    late = scores[:, -max(1, scores.shape[1] // 4) :]
+    return {
+        "log": log,
+        "algo": algo,
+        "env": group[0]["env"],
+        "score": round(float(late.mean()), 2),
+        "scores_of_seeds": [round(float(value), 2) for value in late.mean(axis=1)],
+        "worst_late": round(float(late.min()), 2),
+        "best_ever": round(float(scores.max(axis=1).mean()), 2),
+        "steps": group[0]["steps"],
+        "curves": np.round(scores, 2).tolist(),
+        "seconds": round(float(np.mean([cell["seconds"] for cell in group])), 1),
+    }
+
+
+def _pairs(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    known = {(entry["log"], entry["algo"]): entry for entry in entries}
+    pairs = []
+    for (log, algo), entry in known.items():
+        other = known.get((log, algo.removeprefix("kloss_")))
+        if not algo.startswith("kloss_") or other is None:
+            continue
+        ours, theirs = np.array(entry["scores_of_seeds"]), np.array(other["scores_of_seeds"])
+        low, high = _difference_interval(ours, theirs)
+        difference = float(ours.mean() - theirs.mean())
+        pairs.append(
+            {
+                "log": log,
+                "original": other["algo"],
+                "original_score": other["score"],
+                "kernel_loss_score": entry["score"],
+                "difference": round(difference, 2),
+                "interval": [round(low, 2), round(high, 2)],
+                "verdict": _verdict(difference, low, high),
+            }
+        )
+    return pairs
+
+
+def _verdict(difference: float, low: float, high: float) -> str:
+    if abs(difference) < _LEVEL_SCORES or low <= 0.0 <= high:
+        return "level"
+    return "kernel loss" if difference > 0.0 else "original"
+
+
+def _difference_interval(ours: np.ndarray, theirs: np.ndarray) -> tuple[float, float]:
+    """95 % percentile bootstrap of the difference of means over seeds; with few seeds it is too narrow."""
+    generator = np.random.default_rng(0)
+    first = ours[generator.integers(len(ours), size=(_DRAWS, len(ours)))].mean(axis=1)
+    second = theirs[generator.integers(len(theirs), size=(_DRAWS, len(theirs)))].mean(axis=1)
+    low, high = np.quantile(first - second, [_LEVEL, 1.0 - _LEVEL])
+    return float(low), float(high)
+
+
+def print_table(results: dict[str, Any]) -> None:
+    """Every entry, then every pair."""
+    print(f"{'log':28}{'algorithm':22}{'score':>8}{'worst':>8}{'best':>8}{'s':>7}  seeds")
+    for entry in sorted(results["entries"], key=_order):
+        seeds = " ".join(f"{value:.0f}" for value in entry["scores_of_seeds"])
+        numbers = (
+            f"{entry['score']:8.1f}{entry['worst_late']:8.1f}{entry['best_ever']:8.1f}{entry['seconds']:7.0f}"
+        )
+        print(f"{entry['log']:28}{entry['algo']:22}{numbers}  {seeds}")
+    for pair in results["pairs"]:
+        low, high = pair["interval"]
+        print(
+            f"{pair['log']}, {pair['original']}: {pair['kernel_loss_score']:.1f} with the kernel loss, "
+            f"{pair['original_score']:.1f} without, difference {pair['difference']:+.1f} "
+            f"({low:+.1f} … {high:+.1f}): {pair['verdict']}"
+        )
+
+
+def write_results(results: dict[str, Any], path: Path) -> None:
+    """The JSON file, and beside its folder the table and the figure."""
+    with atomic_file(path, force=True) as temporary:
+        temporary.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    folder = path.parent.parent if path.parent.name == "results" else path.parent
+    figure = folder / "images" / "control.png" if (folder / "images").is_dir() else folder / "control.png"
+    draw(results, figure)
+    with atomic_file(folder / "control.md", force=True) as temporary:
+        temporary.write_text(page(results, figure.relative_to(folder).as_posix()), encoding="utf-8")
+
+
+def page(results: dict[str, Any], figure: str) -> str:
+    """docs/control.md."""
+    settings, pairs = results["settings"], results["pairs"]
+    count = {
+        kind: sum(pair["verdict"] == kind for pair in pairs) for kind in ("kernel loss", "level", "original")
+    }
+    networks = "×".join(map(str, settings["hidden"]))
+    lines = [
+        "# Control from logs: kernel-loss critics against their TD originals",
+        "",
+        f"{settings['seeds']} seeds, {settings['steps']} gradient steps of {settings['batch_size']} rows, "
+        f"networks {networks}; returns of the greedy policy over {settings['episodes']} episodes. Scores: "
+        "uniform actions 0, the expert 100; the mean over the last quarter of the evaluations, so no network "
+        "is chosen with the environment's help. Difference: kernel loss minus original, 95 % bootstrap "
+        "interval over seeds, which is too narrow for so few.",
+        "",
+        f"Of {len(pairs)} pairs the kernel loss is ahead in {count['kernel loss']}, level in "
+        f"{count['level']} and behind in {count['original']}. Level: less than {_LEVEL_SCORES:g} points "
+        "apart, or an interval that holds zero.",
+        "",
+        "| log | algorithm | original | kernel loss | difference | ahead |",
+        "|---|---|---|---|---|---|",
+    ]
+    for pair in sorted(pairs, key=lambda pair: _order({"log": pair["log"], "algo": pair["original"]})):
+        low, high = pair["interval"]
+        lines.append(
+            f"| {pair['log']} | {pair['original']} | {pair['original_score']:.1f} "
+            f"| {pair['kernel_loss_score']:.1f} "
+            f"| {pair['difference']:+.1f} ({low:+.1f} … {high:+.1f}) | {pair['verdict']} |"
+        )
+    lines += ["", "| environment | uniform | expert |", "|---|---|---|"]
+    lines += [
+        f"| {env} | {r['random']:.1f} | {r['expert']:.1f} |" for env, r in results["references"].items()
+    ]
+    lines += ["", f"![Scores over gradient steps]({figure})", ""]
+    if settings["set"]:
+        lines += [
+            "Settings that differ from the defaults: " + ", ".join(f"`{text}`" for text in settings["set"]),
+            "",
+        ]
+    lines += ["Made by `scripts/bench/control.py`; all numbers and curves are in `results/control.json`.", ""]
+    return "\n".join(lines)
+
+
+def draw(results: dict[str, Any], path: Path) -> None:
+    """Logs downward, pairs across: score over gradient steps, each seed thin and their mean thick."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    by_log: dict[str, dict[str, list[dict[str, Any]]]] = defaultdict(lambda: defaultdict(list))
+    for entry in sorted(results["entries"], key=_order):
+        by_log[entry["log"]][entry["algo"].removeprefix("kloss_")].append(entry)
+    across = max(len(pairs) for pairs in by_log.values())
+    size = (2.6 * across + 0.6, 1.9 * len(by_log) + 0.6)
+    figure, axes = plt.subplots(len(by_log), across, figsize=size, squeeze=False, layout="constrained")
+    for row, (log, pairs) in zip(axes, by_log.items(), strict=True):
+        for axis in row[len(pairs) :]:
+            axis.axis("off")
+        for axis, (name, entries) in zip(row, pairs.items(), strict=False):
+            for entry in entries:
+                _draw_entry(axis, entry)
+            axis.set_title(f"{log}: {name}", fontsize=8)
+            axis.axhline(100.0, color="0.8", linewidth=0.8, zorder=0)
+            axis.axhline(0.0, color="0.8", linewidth=0.8, zorder=0)
+            axis.set_ylim(-30, 120)
+            axis.tick_params(labelsize=7)
+        row[0].set_ylabel("score", fontsize=8)
+    for axis in axes[-1]:
+        axis.set_xlabel("gradient steps", fontsize=8)
+    handles = [plt.Line2D([], [], color=color, label=label) for label, color in _COLORS.items()]
+    figure.legend(handles=handles, loc="outside lower center", ncols=2, fontsize=8, frameon=False)
+    with atomic_file(path, force=True) as temporary, temporary.open("wb") as file:
+        figure.savefig(file, format="png", dpi=110)
+    plt.close(figure)
+
+
+_COLORS = {"original": "#777777", "kernel loss": "#c0392b"}
+
+
+def _draw_entry(axis: Any, entry: dict[str, Any]) -> None:
+    color = _COLORS["kernel loss" if entry["algo"].startswith("kloss_") else "original"]
+    curves = np.clip(np.array(entry["curves"]), -1000.0, 1000.0)
+    axis.plot(entry["steps"], curves.T, color=color, linewidth=0.5, alpha=0.5)
+    axis.plot(entry["steps"], curves.mean(axis=0), color=color, linewidth=1.6)
+
+
+def _order(entry: dict[str, Any]) -> tuple[str, str, bool]:
+    return entry["log"], entry["algo"].removeprefix("kloss_"), entry["algo"].startswith("kloss_")
