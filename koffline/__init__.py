@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from koffline import errors, kernel_loss, kernels
+    from koffline.algos.loading import load
     from koffline.data.replay import ColumnarReplayBuffer
     from koffline.data.sources import open_transitions
     from koffline.data.transitions import Continuous, Discrete, Transitions
@@ -33,6 +34,7 @@ _HOME_OF = {
     "Interval": "koffline.ope.estimate",
     "Transitions": "koffline.data.transitions",
     "evaluate": "koffline.ope.evaluation",
+    "load": "koffline.algos.loading",
     "load_policy": "koffline.policies",
     "open_transitions": "koffline.data.sources",
 }
@@ -59,6 +61,7 @@ __all__ = [
     "evaluate",
     "kernel_loss",
     "kernels",
+    "load",
     "load_policy",
     "open_transitions",
 ]

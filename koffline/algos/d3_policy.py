@@ -17,14 +17,13 @@ does):
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from koffline.algos.acting import action_probabilities, acts_deterministically
-from koffline.data.d3rlpy_import import import_d3rlpy
+from koffline.algos.loading import create_algo, put_network_states
 from koffline.data.transitions import Continuous, Discrete
 from koffline.errors import PolicyError
 from koffline.policies.base import (
@@ -36,21 +35,18 @@ from koffline.policies.base import (
     chunk_rows_for,
 )
 from koffline.policies.d3 import D3File
-from koffline.policies.outputs import one_line
 
 
 def policy_from_d3(file: D3File, action_space: ActionSpace, observation_shape: Sequence[int]) -> Policy:
     """Rebuild the networks from the file's JSON and put its weights in. Raises PolicyError."""
-    import_d3rlpy()
     import torch
 
-    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # remarks of the JSON reader on optional fields
-        algo = _create(file)
+    with torch.random.fork_rng(devices=[]):
+        algo = create_algo(file)
         _check_spaces(
             algo, file.name, file.observation_shape, file.action_size, action_space, observation_shape
         )
-        _load_weights(algo, file)
+        put_network_states(file, algo)  # optimisers do not matter for acting
     return policy_from_algo(algo, file.name, action_space, observation_shape)
 
 
@@ -85,25 +81,6 @@ def policy_from_algo(
     return ContinuousPolicy(action_space.k, mean, sample, name, shape, rows)
 
 
-def _create(file: D3File) -> Any:
-    from d3rlpy.base import LearnableConfig, LearnableConfigWithShape
-    from d3rlpy.serializable_config import CONFIG_STORAGE
-
-    known = CONFIG_STORAGE[LearnableConfig].config_list
-    if file.algorithm not in known:
-        raise PolicyError(
-            f"{file.name}: the algorithm '{file.algorithm}' is not one of {', '.join(sorted(known))}; "
-            "import the package that defines it and pass the loaded algorithm, or export TorchScript"
-        )
-    try:
-        return LearnableConfigWithShape.deserialize(file.config).create(device="cpu:0")
-    except Exception as error:  # a configuration of another version or a damaged one fails in any way
-        raise PolicyError(
-            f"{file.name}: d3rlpy cannot rebuild the {file.algorithm} networks ({one_line(error)}); "
-            f"the file was written by d3rlpy {file.version}: save it again with the installed version"
-        ) from error
-
-
 def _check_spaces(
     algo: Any,
     name: str,
@@ -122,18 +99,6 @@ def _check_spaces(
             raise PolicyError(
                 f"{name}: its {type(scaler).__name__} holds no ranges; fit the model before saving it"
             )
-
-
-def _load_weights(algo: Any, file: D3File) -> None:
-    """Only networks are loaded: optimisers do not matter for acting."""
-    try:
-        for key, module in algo.impl.modules.get_torch_modules().items():
-            module.load_state_dict(file.states[key])
-    except Exception as error:
-        raise PolicyError(
-            f"{file.name}: the weights do not fit the {file.algorithm} networks of the configuration "
-            f"({one_line(error)}); the file was written by d3rlpy {file.version}: save it again"
-        ) from error
 
 
 def _discrete_function(algo: Any) -> Callable[[np.ndarray], Any]:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
-import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 
+from koffline.algos.quiet import quiet
 from koffline.data.d3rlpy_import import import_d3rlpy
 from koffline.data.transitions import Transitions
 from koffline.fitting import threads
@@ -46,7 +45,7 @@ def train_dqn(
         observation_scaler=d3rlpy.preprocessing.StandardObservationScaler(),
         reward_scaler=d3rlpy.preprocessing.ClipRewardScaler(-3.0 * usual, 3.0 * usual, 0.3 / usual),
     ).create(device="cpu")
-    with threads(1), _quiet():
+    with threads(1), quiet():
         algo.fit(
             ColumnarReplayBuffer(log),
             n_steps=steps,
@@ -56,16 +55,3 @@ def train_dqn(
             callback=None if progress is None else lambda _, __, step: progress(step),
         )
     algo.save(str(path))
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Without d3rlpy's log lines, which go to stdout."""
-    import structlog
-
-    before = structlog.get_config()
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
-    try:
-        yield
-    finally:
-        structlog.configure(**before)

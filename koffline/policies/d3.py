@@ -27,13 +27,20 @@ _SAVE_AGAIN = "save the model again with d3rlpy's algo.save(path)"
 _SEQUENCE_MODELS = ("decision_transformer", "discrete_decision_transformer", "tacr")
 
 
+Shape = tuple[int, ...]
+
+
 @dataclass(frozen=True)
 class D3File:
-    """What a .d3 file holds. observation_shape: a tuple; states: weights by module name."""
+    """What a .d3 file holds.
+
+    observation_shape: a tuple of sides, or one such tuple per part; states: weights and the states of the
+    optimisers by name.
+    """
 
     name: str
     algorithm: str
-    observation_shape: tuple[int, ...]
+    observation_shape: Shape | tuple[Shape, ...]
     action_size: int
     config: str = field(repr=False)
     version: str
@@ -53,7 +60,19 @@ def load_d3(path: Path, action_space: ActionSpace, observation_shape: Sequence[i
 
 
 def read_d3(path: Path) -> D3File:
-    """Read the file as data. Raises PolicyError."""
+    """Read a file with a policy as data. Raises PolicyError, also for models without one."""
+    file = read_d3_model(path)
+    _refuse_what_is_no_policy(file.algorithm, file.name)
+    if not all(isinstance(side, int) for side in file.observation_shape):
+        raise PolicyError(
+            f"{file.name}: observations of shape {list(file.observation_shape)}; koffline evaluates policies "
+            "with one observation array: join the parts into one"
+        )
+    return file
+
+
+def read_d3_model(path: Path) -> D3File:
+    """Read any model's file as data: algorithms, evaluators, sequence models. Raises PolicyError."""
     name = str(path)
     content = _read_pickle(path.read_bytes(), name)
     if not (
@@ -67,7 +86,6 @@ def read_d3(path: Path) -> D3File:
             f"{_describe(content)}; {_SAVE_AGAIN}"
         )
     algorithm, shape, action_size = _read_config(content["config"], name)
-    _refuse_what_is_no_policy(algorithm, name)
     states = _read_weights(content["torch"], name)
     return D3File(name, algorithm, shape, action_size, content["config"], content["version"], states)
 
@@ -99,7 +117,7 @@ def _describe(content: Any) -> str:
     return f"a {type(content).__name__}"
 
 
-def _read_config(text: str, name: str) -> tuple[str, tuple[int, ...], int]:
+def _read_config(text: str, name: str) -> tuple[str, Shape | tuple[Shape, ...], int]:
     try:
         config = json.loads(text)
         algorithm, shape, size = config["config"]["type"], config["observation_shape"], config["action_size"]
@@ -107,14 +125,17 @@ def _read_config(text: str, name: str) -> tuple[str, tuple[int, ...], int]:
         raise PolicyError(
             f"{name}: the configuration cannot be read ({one_line(error)}); {_SAVE_AGAIN}"
         ) from error
-    if not (isinstance(shape, list) and all(isinstance(side, int) and side > 0 for side in shape)):
-        raise PolicyError(
-            f"{name}: observations of shape {shape}; koffline evaluates policies with one observation array: "
-            "join the parts into one"
-        )
     if not (isinstance(algorithm, str) and isinstance(size, int) and size > 0):
         raise PolicyError(f"{name}: algorithm {algorithm!r} with action size {size!r}; {_SAVE_AGAIN}")
-    return algorithm, tuple(shape), size
+    if _is_shape(shape):
+        return algorithm, tuple(shape), size
+    if isinstance(shape, list) and shape and all(map(_is_shape, shape)):
+        return algorithm, tuple(map(tuple, shape)), size
+    raise PolicyError(f"{name}: observations of shape {shape} make no sense; {_SAVE_AGAIN}")
+
+
+def _is_shape(shape: Any) -> bool:
+    return isinstance(shape, list) and all(isinstance(side, int) and side > 0 for side in shape)
 
 
 def _refuse_what_is_no_policy(algorithm: str, name: str) -> None:

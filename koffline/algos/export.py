@@ -1,0 +1,137 @@
+"""Greedy policies as files that need neither d3rlpy nor koffline: TorchScript (.pt) and ONNX (.onnx).
+
+d3rlpy 2.8.1's own export fails for ONNX with torch 2.13, exports a batch of exactly one row, and afterwards
+leaves all networks with gradients on, target networks too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from koffline.algos.quiet import quiet
+from koffline.data.files import atomic_file
+from koffline.errors import ConfigError, PolicyError
+from koffline.policies.outputs import one_line
+
+_OPSET = 17
+_EXAMPLE_ROWS = 2  # with one row, sizes that are the batch's are easily taken for constants
+
+
+def export_policy(algo: Any, path: str | Path) -> None:
+    """Write what ``algo.predict`` does, scalers included, for any batch size; the file appears whole.
+
+    Observations go in as floats in the units of the log, a tensor (N, …), or one per part; actions come out,
+    (N,) int64 or (N, k) float32. Algorithms whose predict draws candidates (BCQ, BEAR, CRR) draw in the file
+    too. The algorithm is left as it was, and an existing file is replaced.
+    Raises PolicyError for an algorithm without networks or with another kind of policy, ConfigError for
+    another ending than .pt and .onnx and for a missing `onnx` package.
+    """
+    path = Path(path)
+    if path.suffix not in (".pt", ".onnx"):
+        raise ConfigError(f"{path}: the ending says the format; give .pt (TorchScript) or .onnx")
+    _check_algo(algo)
+    if path.suffix == ".onnx":
+        _require_onnx(path)
+    with atomic_file(path, force=True) as temporary, quiet(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's remarks on tracing, and on both formats' age
+        with _on_cpu(algo) as traced:
+            _write(traced, temporary, is_onnx=path.suffix == ".onnx")
+
+
+def _check_algo(algo: Any) -> None:
+    if not hasattr(algo, "predict") or not hasattr(algo, "sample_action"):
+        raise PolicyError(
+            f"a {type(algo).__name__} does not act on one observation, so it has no policy to export; "
+            "give a Q-learning algorithm"
+        )
+    if algo.impl is None:
+        raise PolicyError(f"the {type(algo).__name__} has no networks yet; fit it or load its weights first")
+    for scaler in (algo.observation_scaler, algo.action_scaler):
+        if scaler is not None and not scaler.built:
+            raise PolicyError(
+                f"the {type(scaler).__name__} holds no ranges; fit the model before exporting its policy"
+            )
+
+
+def _require_onnx(path: Path) -> None:
+    try:
+        import onnx  # noqa: F401
+    except ImportError as error:
+        raise ConfigError(
+            f"{path}: writing ONNX needs the package onnx ({one_line(error)}); pip install 'koffline[onnx]'"
+        ) from error
+
+
+@contextlib.contextmanager
+def _on_cpu(algo: Any) -> Iterator[Any]:
+    """The algorithm for the CPU, so that the file runs anywhere: itself, or a copy of one on a GPU.
+
+    Gradients are off inside; afterwards they and the training mode are as before.
+    """
+    import torch
+
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        if algo.impl.device.startswith("cuda"):
+            algo = _copy_on_cpu(algo)
+        modules = list(algo.impl.modules.get_torch_modules().values())
+        wanted = [parameter for module in modules for parameter in module.parameters()]
+        gradients = [parameter.requires_grad for parameter in wanted]
+        training = [(part, part.training) for module in modules for part in module.modules()]
+        try:
+            for parameter in wanted:
+                parameter.requires_grad_(False)  # a trace holds constants, which have no gradients
+            yield algo
+        finally:
+            for parameter, has_gradient in zip(wanted, gradients, strict=True):
+                parameter.requires_grad_(has_gradient)
+            for part, was_training in training:
+                part.training = was_training
+
+
+def _copy_on_cpu(algo: Any) -> Any:
+    import dataclasses
+
+    copy = dataclasses.replace(algo.config, compile_graph=False).create("cpu")
+    copy.create_impl(algo.observation_shape, algo.action_size)
+    sources = algo.impl.modules.create_checkpointer("cpu").modules
+    for name, module in copy.impl.modules.get_torch_modules().items():
+        module.load_state_dict(sources[name].state_dict())
+    return copy
+
+
+def _write(algo: Any, path: Path, is_onnx: bool) -> None:
+    import torch
+
+    shape = algo.observation_shape
+    shapes = tuple(shape) if isinstance(shape[0], (tuple, list)) else (shape,)
+    examples = tuple(torch.rand(_EXAMPLE_ROWS, *sides) for sides in shapes)
+
+    def act(*observations: torch.Tensor) -> torch.Tensor:
+        floats = [observation.float() for observation in observations]
+        observation = floats[0] if len(floats) == 1 else floats
+        if algo.observation_scaler is not None:
+            observation = algo.observation_scaler.transform(observation)
+        action = algo.impl.predict_best_action(observation)
+        if algo.action_scaler is not None:
+            action = algo.action_scaler.reverse_transform(action)
+        return action
+
+    script = torch.jit.trace(act, examples, check_trace=False)
+    if not is_onnx:
+        script.save(str(path))
+        return
+    names = [f"input_{i}" for i in range(len(examples))]
+    torch.onnx.export(
+        script,
+        examples,
+        str(path),
+        input_names=names,
+        output_names=["output_0"],
+        dynamic_axes={name: {0: "batch"} for name in (*names, "output_0")},
+        opset_version=_OPSET,
+        dynamo=False,
+    )

@@ -1,0 +1,151 @@
+"""Loading any .d3 model, d3rlpy's or ours, optimisers included; nothing in the file can run."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import warnings
+from collections.abc import Iterator
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from koffline.algos.quiet import quiet
+from koffline.data.d3rlpy_import import import_d3rlpy
+from koffline.errors import ConfigError, KofflineError, PolicyError
+from koffline.policies.d3 import D3File, read_d3_model
+from koffline.policies.detect import detect
+from koffline.policies.outputs import one_line
+
+_LOG = logging.getLogger(__name__)
+
+
+def load(path: str | Path, device: str | int | bool = "cpu") -> Any:
+    """The algorithm saved in a .d3 file, as ``d3rlpy.load_learnable`` gives it, but without its unpickling.
+
+    Weights, scalers and the states of the optimisers are restored; ``fit`` goes on where it was saved. The
+    algorithms of d3rlpy and of koffline are known; those of other packages once these are imported.
+    Torch's random generator is left as it was.
+    device: "cpu", "cuda" or "cuda:1"; True and whole numbers as in d3rlpy.
+    Raises PolicyError for a file that is no model, has code in it, is corrupt, or is of an unknown type,
+    ConfigError for a device that is not there.
+    """
+    path = Path(path)
+    _require_d3(path)
+    device = device_name(device)
+    file = read_d3_model(path)
+    _refuse_what_cannot_be_built(file)
+    import torch
+    from d3rlpy import __version__ as installed
+
+    if file.version != installed:
+        _LOG.warning("%s was written by d3rlpy %s, %s is installed", path, file.version, installed)
+    with quiet(), torch.random.fork_rng(devices=[]):
+        algo = create_algo(file, device)
+        _put_everything(file, algo)
+    return algo
+
+
+def create_algo(file: D3File, device: str = "cpu") -> Any:
+    """The algorithm of the file's configuration with fresh networks. Raises PolicyError."""
+    import_d3rlpy()
+    from d3rlpy.base import LearnableConfig, LearnableConfigWithShape
+    from d3rlpy.serializable_config import CONFIG_STORAGE
+
+    known = CONFIG_STORAGE[LearnableConfig].config_list
+    if file.algorithm not in known:
+        near = get_close_matches(file.algorithm, known, 1)
+        raise PolicyError(
+            f"{file.name}: the algorithm '{file.algorithm}' is not one of {', '.join(sorted(known))}"
+            + (f" (the nearest is {near[0]})" if near else "")
+            + "; import the package that defines it and pass the loaded algorithm, or export TorchScript"
+        )
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # remarks of the JSON reader on optional fields
+            return LearnableConfigWithShape.deserialize(file.config).create(device=device)
+    except Exception as error:  # a configuration of another version or a damaged one fails in any way
+        reason = str(error) if isinstance(error, KofflineError) else one_line(error)
+        raise PolicyError(
+            f"{file.name}: d3rlpy cannot rebuild the {file.algorithm} networks ({reason}); "
+            f"the file was written by d3rlpy {file.version}: save it again with the installed version"
+        ) from error
+
+
+def put_network_states(file: D3File, algo: Any) -> None:
+    """Give the networks, without optimisers, the weights that the file holds. Raises PolicyError."""
+    with _fitting_states(file):
+        for key, module in algo.impl.modules.get_torch_modules().items():
+            module.load_state_dict(file.states[key])
+
+
+def _put_everything(file: D3File, algo: Any) -> None:
+    """As the implementation itself loads it, which may restore more than its modules.
+
+    It is given states that have been read as data and written anew, never the file's own bytes.
+    """
+    import torch
+
+    content = io.BytesIO()
+    with _fitting_states(file):
+        torch.save(file.states, content)
+        content.seek(0)
+        algo.impl.load_model(content)
+
+
+@contextlib.contextmanager
+def _fitting_states(file: D3File) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        raise PolicyError(
+            f"{file.name}: the weights do not fit the {file.algorithm} networks of the configuration "
+            f"({one_line(error)}); the file was written by d3rlpy {file.version}: save it again"
+        ) from error
+
+
+def device_name(device: str | int | bool) -> str:
+    """The device as d3rlpy writes it: "cpu" or "cuda:<number>". Raises ConfigError."""
+    import torch
+
+    if isinstance(device, bool):
+        device = "cuda:0" if device else "cpu"
+    try:
+        asked = torch.device(f"cuda:{device}" if isinstance(device, int) else device)
+    except (RuntimeError, TypeError):
+        raise ConfigError(f"device is {device!r}; give cpu, cuda or cuda:<number>") from None
+    if asked.type == "cpu":
+        return "cpu"
+    if asked.type != "cuda":
+        raise ConfigError(
+            f"device is {device!r}, which d3rlpy does not know; give cpu, cuda or cuda:<number>"
+        )
+    index, there = asked.index or 0, torch.cuda.device_count()
+    if index >= there:
+        found = f"{there} CUDA devices were found" if there else "no CUDA device was found"
+        raise ConfigError(f"device is {device!r}, but {found}; give cpu")
+    return f"cuda:{index}"
+
+
+def _require_d3(path: Path) -> None:
+    if path.is_dir():
+        models = sorted(path.glob("*.d3"))
+        hint = f"give one of its models, such as {models[-1].name}" if models else "it holds no .d3 model"
+        raise PolicyError(f"{path} is a folder; {hint}")
+    if not path.exists():
+        raise PolicyError(f"{path}: there is no such file; check the path")
+    kind = detect(path)
+    if kind != "d3":
+        raise PolicyError(
+            f"{path}: this is a policy of kind {kind}, without critic or optimisers; koffline.load_policy "
+            "reads it, a model is what algo.save(path) writes"
+        )
+
+
+def _refuse_what_cannot_be_built(file: D3File) -> None:
+    if file.algorithm == "fqe":
+        raise PolicyError(
+            f"{file.name}: d3rlpy's FQE does not save the policy it evaluates, so that it cannot be rebuilt; "
+            "use koffline.algos.KLossFQE, which does, or FQE(algo, config) and its load_model"
+        )
