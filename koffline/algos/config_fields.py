@@ -138,8 +138,21 @@ def _filled_factory(slot: Slot, value: Any, where: str, base: Mapping[str, Any] 
             raise ConfigError(f"{where}.params is given without a type; name the type as well")
         return {"type": "none", "params": {}}
     chosen = _factory_class(slot, kind, where)
+    _refuse_options_of_another_type(slot, kind, params, where)
     laid_over = default["params"] if kind == default["type"] else None
     return {"type": kind, "params": fill_in(chosen, params, f"{where}.params", laid_over)}
+
+
+def _refuse_options_of_another_type(slot: Slot, kind: str, params: Mapping[str, Any], where: str) -> None:
+    assert slot.registry is not None
+    classes = slot.registry.config_list
+    for key in params:
+        owners = sorted(name for name, each in classes.items() if key in slots_of(each))
+        if owners and kind not in owners:
+            raise ConfigError(
+                f"{where}.params.{key} is no option of the type '{kind}' but of {', '.join(owners)}; "
+                f"set {where}.type as well"
+            )
 
 
 def _factory_class(slot: Slot, kind: Any, where: str) -> type:

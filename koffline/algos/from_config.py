@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 import koffline.algos
-from koffline.algos.config_fields import build, fill_in, nearest, slots_of
+from koffline.algos.config_fields import build, fill_in, nearest
+from koffline.algos.loading import device_name, load
 from koffline.algos.path_buffer import PathReplayBuffer
 from koffline.algos.trust_pcl import TrustPCL
 from koffline.data.d3rlpy_import import import_d3rlpy
@@ -33,6 +34,7 @@ _NOT_TRAINED = {
     "random_policy": "it has nothing to train",
     "discrete_random_policy": "it has nothing to train",
 }
+_ROWS_CHECKED = 1000
 EVALUATORS = ("fqe", "kloss_fqe")  # of a policy that is given
 
 
@@ -63,7 +65,7 @@ def make_algorithm(
     device: cpu, cuda or cuda:N. policy: file of the algorithm that fqe and kloss_fqe evaluate.
     Raises ConfigError.
     """
-    device = _checked_device(device)
+    device = device_name(device)
     config = build(CONFIG_STORAGE[LearnableConfig].config_list[kind], copy.deepcopy(dict(params)))
     if kind not in EVALUATORS:
         if policy is not None:
@@ -71,8 +73,6 @@ def make_algorithm(
         return _created(lambda: config.create(device=device), kind)
     if policy is None:
         raise ConfigError(f"{kind} evaluates a policy and none is given; name its .d3 file as algo.policy")
-    from koffline.algos.loading import load
-
     target = load(policy, device=device)
     is_discrete = target.get_action_type() == ActionSpace.DISCRETE
     if kind == "kloss_fqe":
@@ -102,6 +102,7 @@ def build_networks(algo: Any, buffer: ColumnarReplayBuffer, kind: str) -> None:
     log = buffer.transitions
     size = buffer.dataset_info.action_size
     _created(lambda: build_scalers_with_transition_picker(algo, buffer), kind, log)
+    _check_scalers(algo, log)
     _created(lambda: algo.create_impl(log.observation_shape, size), kind, log)
 
 
@@ -131,6 +132,22 @@ def _created(make: Any, kind: str, log: Transitions | None = None) -> Any:
         raise ConfigError(f"{kind} cannot be made{shape}: {reason}; check algo.params") from error
 
 
+def _check_scalers(algo: Any, log: Transitions) -> None:
+    """Columns that never change have no extent to divide by."""
+    columns = {"observation": log.observations, "action": log.actions, "reward": log.rewards}
+    for name, column in columns.items():
+        scaler = getattr(algo, f"{name}_scaler")
+        if scaler is None:
+            continue
+        with np.errstate(all="ignore"):
+            scaled = scaler.transform_numpy(np.asarray(column[:_ROWS_CHECKED], dtype=np.float32))
+        if not np.isfinite(scaled).all():
+            raise ConfigError(
+                f"algo.params.{name}_scaler '{scaler.get_type()}' gives {name}s that are not finite (does a "
+                "column never change?); leave it out or choose another"
+            )
+
+
 def _check_ranges(params: Mapping[str, Any], where: str) -> None:
     def refuse(name: str, remedy: str) -> None:
         raise ConfigError(f"{where}.{name} is {params[name]!r}; {remedy}")
@@ -145,19 +162,6 @@ def _check_ranges(params: Mapping[str, Any], where: str) -> None:
             refuse(name, "give a number that is not negative")
         if name == "tau" and not 0.0 <= value <= 1.0:
             refuse(name, "give a rate in [0, 1]")
-
-
-def _checked_device(device: str) -> str:
-    import torch
-
-    kind, _, index = device.partition(":")
-    if kind == "cpu" and not index:
-        return "cpu:0"
-    if kind != "cuda" or not (index.isdigit() or not index):
-        raise ConfigError(f"device is '{device}'; give cpu, cuda or cuda:N")
-    if int(index or 0) >= torch.cuda.device_count():
-        raise ConfigError(f"device is '{device}', this machine has {torch.cuda.device_count()}; use cpu")
-    return f"cuda:{index or 0}"
 
 
 def _check_same_scalers(target: Any, config: Any) -> None:
@@ -188,16 +192,3 @@ def _counterpart(kind: str) -> str | None:
         if other != kind and other in known:
             return other
     return None
-
-
-__all__ = [
-    "EVALUATORS",
-    "actions_out_of_reach",
-    "algorithm_types",
-    "build_networks",
-    "check_actions",
-    "make_algorithm",
-    "make_buffer",
-    "resolve_params",
-    "slots_of",
-]

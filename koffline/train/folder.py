@@ -23,11 +23,11 @@ _FORMAT = 1
 def open_folder(out: Path, config: TrainConfig, record: Mapping[str, Any], resume: bool) -> Iterator[str]:
     """Create or continue a run's folder and give the fingerprint of the run; no second process gets in.
 
-    record: what run.json says besides the config; its `data` must hold the digest of the rows. Raises
+    record: what run.json says besides the config; `digests` are of the files that decide the run. Raises
     ConfigError, before anything is written, for a folder that exists (without resume), that is no run, or
     that belongs to another config or log.
     """
-    identity = _identity(config.resolved(), record["data"]["sha256"])
+    identity = _identity(config.resolved(), record["digests"])
     _check(out, identity, resume)
     out.mkdir(parents=True, exist_ok=True)
     with _locked(out):
@@ -76,7 +76,7 @@ def _check(out: Path, identity: Mapping[str, Any], resume: bool) -> None:
         raise ConfigError(f"{out} holds something that is not a training run; choose another folder")
     if not resume:
         raise ConfigError(f"{out} holds a run already; go on with it by --resume, or choose another --out")
-    found = _identity(record["config"], record.get("data", {}).get("sha256"))
+    found = _identity(record["config"], record.get("digests", {}))
     for key in sorted({*found, *identity}):
         if found.get(key) != identity.get(key):
             raise ConfigError(
@@ -85,11 +85,12 @@ def _check(out: Path, identity: Mapping[str, Any], resume: bool) -> None:
             )
 
 
-def _identity(config: Mapping[str, Any], digest: str | None) -> dict[str, Any]:
-    """What makes a run the same one, flat: all settings but where the log lies and who is told."""
+def _identity(config: Mapping[str, Any], digests: Mapping[str, str]) -> dict[str, Any]:
+    """What makes a run the same one, flat: all settings but where files lie and who is told, and digests."""
     kept = {name: section for name, section in config.items() if name != "logger"}
     kept["data"] = {name: value for name, value in config["data"].items() if name != "source"}
-    return {**_flat(kept, ""), "data.sha256": digest}
+    kept["algo"] = {name: value for name, value in config["algo"].items() if name != "policy"}
+    return {**_flat(kept, ""), **{f"the digest of the {name}": digest for name, digest in digests.items()}}
 
 
 def _flat(value: Any, path: str) -> dict[str, Any]:
@@ -97,7 +98,7 @@ def _flat(value: Any, path: str) -> dict[str, Any]:
         return {path: value}
     flat = {}
     for name, part in value.items():
-        flat.update(_flat(part, f"{path}.{name}" if path else str(name)))
+        flat.update(_flat(part, f"{path}.{name}".lstrip(".")))
     return flat
 
 

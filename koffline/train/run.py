@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import importlib.metadata
 import logging
 import math
@@ -152,11 +153,11 @@ def _record(
     return {
         "data": {
             "source": config.data.source,
-            "sha256": log.sha256,
             "rows": len(log),
             "train_rows": len(rows),
             "held_out_rows": 0 if held_out is None else len(held_out),
         },
+        "digests": _digests(config, log),
         "seed": config.train.seed,
         "device": device,
         "versions": {
@@ -165,6 +166,14 @@ def _record(
         },
         "started": now(),
     }
+
+
+def _digests(config: TrainConfig, log: Transitions) -> dict[str, str]:
+    """SHA-256 of the log's rows, whatever its format, and of the policy that is evaluated."""
+    digests = {"data": log.sha256}
+    if config.algo.policy is not None:
+        digests["policy"] = hashlib.sha256(Path(config.algo.policy).read_bytes()).hexdigest()
+    return digests
 
 
 def _run(
