@@ -31,12 +31,12 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # also found when run as a plain script
 
 import koffline
-from koffline.builders.control import bundled_policy
 from koffline.builders.control_learning import policy_returns
+from koffline.builders.control_recipes import bundled_policy
 from koffline.data.files import atomic_file
 from koffline.data.transitions import Discrete, Transitions
 from koffline.errors import ConfigError, KofflineError
-from koffline.experiments.jobs import Job, run_jobs
+from koffline.jobs import Job, run_jobs
 
 ROOT = Path(__file__).resolve().parents[2]
 LOGS = ROOT / "datasets" / "control"
@@ -86,7 +86,7 @@ def make_algo(settings: CellSettings, log: Transitions) -> Any:
     import_d3rlpy()
     from d3rlpy.base import LearnableConfig
     from d3rlpy.models import VectorEncoderFactory
-    from d3rlpy.preprocessing import MinMaxActionScaler, StandardObservationScaler
+    from d3rlpy.preprocessing import MinMaxActionScaler, MultiplyRewardScaler, StandardObservationScaler
     from d3rlpy.serializable_config import CONFIG_STORAGE
 
     import koffline.algos  # noqa: F401  (registers ours)
@@ -105,6 +105,9 @@ def make_algo(settings: CellSettings, log: Transitions) -> Any:
     scaler = StandardObservationScaler(mean=mean.tolist(), std=deviation.tolist())
     values |= {"batch_size": settings.batch_size, "observation_scaler": scaler}
     values["gamma"] = log.metadata.gamma or 0.99
+    spread = float(log.rewards.std())
+    if spread > 0.0:  # learning rates and penalties are meant for rewards of about 1
+        values["reward_scaler"] = MultiplyRewardScaler(1.0 / spread)
     space = log.action_space
     if isinstance(space, Discrete):
         values |= {name: value for name, value in DISCRETE_DEFAULTS.items() if name in fields}
