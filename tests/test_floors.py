@@ -17,6 +17,7 @@ FLOORS = {
     "dual_objectives": 0,
     "data": 1,
     "envs": 1,
+    "jobs": 2,
     "policies": 1,
     "batches": 2,
     "checkpoints": 2,

@@ -21,11 +21,11 @@ from koffline.batches import ReplicaPlan
 from koffline.data.files import atomic_file
 from koffline.dual_objectives import DualObjective
 from koffline.errors import ConfigError
-from koffline.experiments.jobs import Job
 from koffline.experiments.metrics import NAMES, Metrics, held_out_kernel_loss
 from koffline.experiments.offset import offset_networks
 from koffline.experiments.problem import Problem, ProblemSettings, build_problem
 from koffline.fitting import Checkpointing, FitSettings, Progress, fit
+from koffline.jobs import Job
 from koffline.objectives import Objective
 from koffline.replicas import StackedMLP
 

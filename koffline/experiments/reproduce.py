@@ -12,10 +12,10 @@ from typing import Any
 from koffline.errors import ConfigError
 from koffline.experiments import ablation, claims, policy_evaluation, solver_study
 from koffline.experiments.cells import Cell, CellResult, cell_jobs, cell_path, read_cell
-from koffline.experiments.jobs import run_jobs
 from koffline.experiments.results import Curves, Results, Row, read_results, write_curves, write_results
 from koffline.experiments.settings import Scale
 from koffline.fitting import threads
+from koffline.jobs import run_jobs
 
 _SUFFIXES = (".md", ".png", ".svg", ".curves.h5")
 DESCRIPTIONS = {

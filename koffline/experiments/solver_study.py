@@ -18,12 +18,12 @@ from torch import Tensor
 
 from koffline.batches import Table
 from koffline.data.files import atomic_file
-from koffline.experiments.jobs import Job
 from koffline.experiments.problem import Problem, ProblemSettings, build_problem
 from koffline.experiments.results import Row
 from koffline.experiments.settings import Scale
 from koffline.experiments.summaries import MeanInterval
 from koffline.fitting import threads
+from koffline.jobs import Job
 from koffline.kernels import Gaussian, InverseMultiquadric, median_bandwidth
 from koffline.solvers import CandidateGrid, solve, solve_lstd
 from koffline.solvers.forms import accumulate_forms

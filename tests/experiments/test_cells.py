@@ -12,7 +12,6 @@ from koffline.experiments.cells import (
     read_cell,
     write_cell,
 )
-from koffline.experiments.jobs import run_jobs
 from koffline.experiments.methods import METHODS
 from koffline.experiments.problem import ProblemSettings
 from koffline.experiments.summaries import (
@@ -22,6 +21,7 @@ from koffline.experiments.summaries import (
     diverged_seeds,
     final_values,
 )
+from koffline.jobs import run_jobs
 from koffline.objectives import TemporalDifference
 
 PROBLEM = ProblemSettings("cart_pole", rows=200, held_out_rows=50, truth_repeats=2)

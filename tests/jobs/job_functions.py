@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 from koffline.errors import DataError
+from koffline.jobs import LocalFile
 
 
 def write(path: Path, text: str) -> None:
@@ -18,6 +19,10 @@ def write_surroundings(path: Path, number: int) -> None:
     import torch
 
     path.write_text(f"{number} {os.getpid()} {torch.get_num_threads()} {path.parent}")
+
+
+def copy(path: Path, source: LocalFile, suffix: str) -> None:
+    path.write_text(f"{source.path.name} {source.path} {source.path.read_text()}{suffix}")
 
 
 def refuse(path: Path) -> None:
@@ -43,7 +48,7 @@ def write_pid_and_wait(path: Path, folder: str) -> None:
 
 def main() -> None:
     """A driver for the tests of interrupts: one job that ends, two that do not."""
-    from koffline.experiments.jobs import Job, run_jobs
+    from koffline.jobs import Job, run_jobs
 
     folder = Path(sys.argv[1])
     jobs = [Job("short", write, ("done",), folder / "short")]

@@ -12,37 +12,42 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import replace
 
-from koffline.experiments.jobs import Failure, Job, Result, perform
+from koffline.jobs.running import Failure, Job, Result, perform
 
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
 class ProcessPool:
-    """Fresh processes (no fork: torch's threads do not survive one), which end with their maker."""
+    """Fresh processes (no fork: torch's threads do not survive one), which end with their maker.
+
+    Each job has an executor of one process to itself, so that a process that dies takes only its own job.
+    """
 
     def __init__(self, workers: int) -> None:
         self.capacity = workers
         self._others = set(multiprocessing.active_children())
-        context = multiprocessing.get_context("spawn")
-        self._executor = ProcessPoolExecutor(workers, mp_context=context, initializer=_start_worker)
-        self._jobs: dict[Future[Failure | None], Job] = {}
+        self._idle: list[ProcessPoolExecutor] = []
+        self._jobs: dict[Future[Failure | None], tuple[Job, ProcessPoolExecutor]] = {}
 
     def submit(self, job: Job) -> None:
         """Start a job; the check of its result stays here, where it need not be picklable."""
         with _one_thread():  # processes start here, and torch reads the variables when it loads
-            future = self._executor.submit(perform, replace(job, is_valid=None))
-        self._jobs[future] = job
+            executor = self._idle.pop() if self._idle else _one_process()
+            future = executor.submit(perform, replace(job, is_valid=None))
+        self._jobs[future] = job, executor
 
     def next_finished(self) -> tuple[Job, Result]:
-        """Wait for one job. A worker that died takes the pool with it: what it ran is a failure."""
+        """Wait for one job. What a worker that died was running is a failure."""
         future = next(iter(wait(self._jobs, return_when=FIRST_COMPLETED).done))
-        job = self._jobs.pop(future)
+        job, executor = self._jobs.pop(future)
         try:
             result = future.result()
         except BrokenProcessPool:
-            result = Failure("a worker process died (killed, or out of memory?)", "")
+            executor.shutdown(wait=True)
+            return job, Failure("a worker process died (killed, or out of memory?)", "")
         except Exception as error:  # what cannot be pickled never reaches a worker
             result = Failure(f"it cannot be sent to a worker ({' '.join(str(error).split())})", "")
+        self._idle.append(executor)
         if result is None and not job.done:
             result = Failure(f"it ended without a valid result at {job.path}", "")
         return job, result
@@ -52,7 +57,12 @@ class ProcessPool:
         if at_once:
             for process in set(multiprocessing.active_children()) - self._others:
                 process.terminate()
-        self._executor.shutdown(wait=True, cancel_futures=True)
+        for executor in (*self._idle, *(busy for _, busy in self._jobs.values())):
+            executor.shutdown(wait=True, cancel_futures=True)
+
+
+def _one_process() -> ProcessPoolExecutor:
+    return ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn"), initializer=_start_worker)
 
 
 @contextmanager

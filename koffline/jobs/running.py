@@ -26,6 +26,13 @@ class JobError(KofflineError):
 
 
 @dataclass(frozen=True)
+class LocalFile:
+    """A file of this machine among a job's arguments: on Ray the call receives one with a copy's path."""
+
+    path: Path
+
+
+@dataclass(frozen=True)
 class Job:
     """One piece of work: ``call(path, *arguments)`` writes its result at ``path``, whole or not at all.
 
@@ -57,20 +64,30 @@ class JobStatus:
 
 
 @dataclass(frozen=True)
-class JobsRun:
-    """What `run_jobs` did: jobs run now, jobs found finished, seconds."""
-
-    ran: int
-    found: int
-    seconds: float
-
-
-@dataclass(frozen=True)
 class Failure:
     """Why a job has no result, in words that can travel between processes."""
 
     reason: str
     trace: str
+
+
+@dataclass(frozen=True)
+class JobFailure:
+    """The name of a job that failed, why in one line, and the traceback of where it ran."""
+
+    name: str
+    reason: str
+    trace: str
+
+
+@dataclass(frozen=True)
+class JobsRun:
+    """What `run_jobs` did: jobs that ended well now, jobs found finished, seconds, and what failed."""
+
+    ran: int
+    found: int
+    seconds: float
+    failures: tuple[JobFailure, ...] = ()
 
 
 Result = bytes | Failure | None
@@ -98,16 +115,21 @@ Report = Callable[[JobStatus], None]
 
 
 def run_jobs(
-    jobs: Sequence[Job], workers: int = 1, ray: str | None = None, progress: bool | Report = True
+    jobs: Sequence[Job],
+    workers: int = 1,
+    ray: str | None = None,
+    progress: bool | Report = True,
+    keep_going: bool = False,
 ) -> JobsRun:
     """Run the jobs that have no result yet; when it returns, every job's file is there.
 
     workers: 1 runs in this process, more in as many processes with one thread each.
     ray: "local", "auto" or the address of a Ray cluster; results come back to this machine's disk.
     progress: True draws a bar on a terminal; or a callable that hears every change.
+    keep_going: run all other jobs after a failure and return the failures, whose files are missing.
 
-    After a failure no further job starts, those that run may end, and JobError names the job. An interrupt
-    stops the workers at once. Finished files stay in both cases.
+    Otherwise no further job starts after a failure, those that run may end, and JobError names the job. An
+    interrupt stops the workers at once. Finished files stay in all cases.
     """
     if workers < 1:
         raise ConfigError(f"workers is {workers}; give a positive number")
@@ -118,15 +140,20 @@ def run_jobs(
     started = perf_counter()
     missing = [job for job in jobs if not job.done]
     found = len(jobs) - len(missing)
+    failures: list[JobFailure] = []
     with ExitStack() as stack:
         report = stack.enter_context(_bar()) if progress is True else progress
         for job in missing:
             _make_folder(job.path.parent)
         if missing:
-            _run_missing(missing, found, _open_pool(workers, ray), report or _silence)
+            pool = _open_pool(workers, ray)
+            failures = _run_missing(missing, found, pool, report or _silence, keep_going)
         else:
             (report or _silence)(JobStatus(found, found, found, ()))
-    return JobsRun(len(missing), found, perf_counter() - started)
+    ran = len(missing) - len(failures)
+    if failures and not keep_going:
+        raise _error_of(failures, sum(job.done for job in jobs), len(jobs))
+    return JobsRun(ran, found, perf_counter() - started, tuple(failures))
 
 
 def perform(job: Job) -> Failure | None:
@@ -162,32 +189,38 @@ class _ThisProcess:
 
 def _open_pool(workers: int, ray: str | None) -> Pool:
     if ray is not None:
-        from koffline.experiments.ray_pool import RayPool
+        from koffline.jobs.ray_pool import RayPool
 
         return RayPool(ray, workers)
     if workers > 1:
-        from koffline.experiments.process_pool import ProcessPool
+        from koffline.jobs.process_pool import ProcessPool
 
         return ProcessPool(workers)
     return _ThisProcess()
 
 
-def _run_missing(missing: Sequence[Job], found: int, pool: Pool, report: Report) -> None:
+def _run_missing(
+    missing: Sequence[Job], found: int, pool: Pool, report: Report, keep_going: bool
+) -> list[JobFailure]:
     total = found + len(missing)
     waiting, done = list(missing), found
     running: list[Job] = []
-    failures: list[tuple[Job, Failure]] = []
+    failures: list[JobFailure] = []
     ended_well = False
     try:
-        while running or (waiting and not failures):
-            while waiting and not failures and len(running) < pool.capacity:
+        while running or waiting:
+            if failures and not keep_going:
+                waiting.clear()
+            while waiting and len(running) < pool.capacity:
                 running.append(waiting.pop(0))
                 pool.submit(running[-1])
+            if not running:
+                break
             report(JobStatus(done, found, total, tuple(job.name for job in running)))
             job, result = pool.next_finished()
             running.remove(job)
             if isinstance(result, Failure):
-                failures.append((job, result))
+                failures.append(JobFailure(job.name, result.reason, result.trace))
                 continue
             if result is not None:
                 with atomic_file(job.path, force=True) as temporary:
@@ -197,17 +230,16 @@ def _run_missing(missing: Sequence[Job], found: int, pool: Pool, report: Report)
     finally:
         pool.close(at_once=not ended_well)
     report(JobStatus(done, found, total, ()))
-    if failures:
-        raise _error_of(failures, done, total)
+    return failures
 
 
-def _error_of(failures: Sequence[tuple[Job, Failure]], done: int, total: int) -> JobError:
-    job, failure = failures[0]
-    others = f" (so did {', '.join(other.name for other, _ in failures[1:])})" if failures[1:] else ""
+def _error_of(failures: Sequence[JobFailure], done: int, total: int) -> JobError:
+    first = failures[0]
+    others = f" (so did {', '.join(other.name for other in failures[1:])})" if failures[1:] else ""
     return JobError(
-        f"job {job.name} failed{others}: {failure.reason}; {done} of {total} results are kept, "
+        f"job {first.name} failed{others}: {first.reason}; {done} of {total} results are kept, "
         "mend the cause and run the same command again",
-        failure.trace,
+        first.trace,
     )
 
 

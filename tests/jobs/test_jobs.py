@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from koffline.errors import ConfigError
-from koffline.experiments.jobs import Job, JobError, JobStatus, run_jobs
-from koffline.experiments.ray_pool import RayPool
-from tests.experiments import job_functions as functions
+from koffline.jobs import Job, JobError, JobStatus, LocalFile, run_jobs
+from koffline.jobs.ray_pool import RayPool
 from tests.interrupts import hear_interrupts
+from tests.jobs import job_functions as functions
 
 WHERE = [pytest.param({}, id="here"), pytest.param({"workers": 2}, id="processes")]
 
@@ -90,6 +90,37 @@ def test_a_dead_worker_is_a_failure(tmp_path: Path) -> None:
         run_jobs([Job("dead", functions.die, (), tmp_path / "file")], workers=2)
 
 
+@pytest.mark.parametrize("where", WHERE)
+def test_keep_going_runs_the_others_and_tells_what_failed(tmp_path: Path, where: dict[str, int]) -> None:
+    first, last = jobs_in(tmp_path, 2)
+    bad = Job("bad", functions.refuse, (), tmp_path / "bad")
+    run = run_jobs([first, bad, last], **where, keep_going=True)
+    assert (run.ran, run.found) == (2, 0)
+    assert [(failure.name, failure.reason) for failure in run.failures] == [
+        ("bad", "the log is empty; record one")
+    ]
+    assert "in refuse" in run.failures[0].trace
+    assert first.path.exists()
+    assert last.path.exists()
+    assert run_jobs([first, bad, last], **where, keep_going=True).found == 2
+
+
+def test_a_dead_worker_takes_no_other_job_with_it(tmp_path: Path) -> None:
+    good = jobs_in(tmp_path, 4)
+    dead = [Job(f"dead{i}", functions.die, (), tmp_path / f"dead{i}") for i in range(2)]
+    run = run_jobs([good[0], dead[0], good[1], dead[1], *good[2:]], workers=2, keep_going=True)
+    assert run.ran == 4
+    assert {failure.name for failure in run.failures} == {"dead0", "dead1"}
+    assert all(job.path.exists() for job in good)
+
+
+def test_files_among_the_arguments(tmp_path: Path) -> None:
+    source = tmp_path / "log.txt"
+    source.write_text("rows")
+    run_jobs([Job("copy", functions.copy, (LocalFile(source), "!"), tmp_path / "out")])
+    assert (tmp_path / "out").read_text() == f"log.txt {source} rows!"
+
+
 def test_what_cannot_travel_is_a_failure(tmp_path: Path) -> None:
     with pytest.raises(JobError, match="job local failed: it cannot be sent to a worker"):
         run_jobs([Job("local", lambda path: None, (), tmp_path / "file")], workers=2)
@@ -110,7 +141,7 @@ def test_workers_have_one_thread_and_leave_ours_alone(
 @pytest.mark.skipif(os.name == "nt", reason="signals of POSIX")
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
 def test_an_interrupt_stops_the_workers_and_keeps_what_is_finished(tmp_path: Path, how: int) -> None:
-    command = [sys.executable, "-m", "tests.experiments.job_functions", str(tmp_path)]
+    command = [sys.executable, "-m", "tests.jobs.job_functions", str(tmp_path)]
     driver = subprocess.Popen(
         command, cwd=Path(__file__).parents[2], start_new_session=True, preexec_fn=hear_interrupts
     )
@@ -140,17 +171,22 @@ def test_bad_settings(tmp_path: Path) -> None:
 def test_ray_runs_the_same_jobs(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     ray = pytest.importorskip("ray")
     jobs = [Job(f"job{i}", functions.write_surroundings, (i,), tmp_path / f"{i}.txt") for i in range(3)]
+    source = tmp_path / "log.txt"
+    source.write_text("rows")
+    copied = Job("copied", functions.copy, (LocalFile(source), "!"), tmp_path / "copied")
     bad = Job("bad", functions.refuse, (), tmp_path / "bad.txt")
     heard: list[JobStatus] = []
-    with pytest.raises(JobError, match="job bad failed: the log is empty; record one; 3 of 4 results"):
-        run_jobs([*jobs, bad], workers=2, ray="local", progress=heard.append)
+    with pytest.raises(JobError, match="job bad failed: the log is empty; record one; 4 of 5 results"):
+        run_jobs([*jobs, copied, bad], workers=2, ray="local", progress=heard.append)
     assert not ray.is_initialized()
-    assert heard[0].running == ("job0", "job1", "job2", "bad")
+    assert heard[0].running == ("job0", "job1", "job2", "copied", "bad")
     for number, job in enumerate(jobs):
         text, process, threads, folder = job.path.read_text().split(maxsplit=3)
         assert (text, threads) == (str(number), "1")
         assert int(process) != os.getpid()
         assert folder != str(tmp_path)  # the worker had a disk of its own
+    assert (tmp_path / "copied").read_text().endswith(" rows!")
+    assert not (tmp_path / "copied").read_text().startswith(f"log.txt {source}")  # a copy of the same name
     assert run_jobs(jobs, ray="local").found == 3  # nothing to do, nothing started
     assert capfd.readouterr() == ("", "")
 

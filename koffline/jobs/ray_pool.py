@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from koffline.errors import ConfigError
-from koffline.experiments.jobs import Failure, Job, Result, perform
+from koffline.jobs.running import Failure, Job, LocalFile, Result, perform
 
 
 class RayPool:
@@ -31,10 +31,16 @@ class RayPool:
             _connect(self._ray, address, workers)
         self._task = self._ray.remote(num_cpus=1, max_retries=0)(perform_elsewhere)
         self._jobs: dict[Any, Job] = {}
+        self._files: dict[Path, Any] = {}  # contents that every worker can ask for
 
     def submit(self, job: Job) -> None:
-        """Hand a job over, without its check, which stays here."""
-        self._jobs[self._task.remote(replace(job, is_valid=None))] = job
+        """Hand a job over, without its check, which stays here, and with the files among its arguments."""
+        paths = [part.path for part in job.arguments if isinstance(part, LocalFile)]
+        for path in paths:
+            if path not in self._files:
+                self._files[path] = self._ray.put(path.read_bytes())
+        contents = [self._files[path] for path in paths]
+        self._jobs[self._task.remote(replace(job, is_valid=None), *contents)] = job
 
     def next_finished(self) -> tuple[Job, Result]:
         """Wait for one job; a worker that was lost is a failure of its job."""
@@ -68,13 +74,31 @@ def _check_reachable(address: str) -> None:
         ) from None
 
 
-def perform_elsewhere(job: Job) -> bytes | Failure:
-    """Run a job in a scratch folder of this machine, with one thread; the content of its file."""
+def perform_elsewhere(job: Job, *contents: bytes) -> bytes | Failure:
+    """Run a job in a scratch folder of this machine, with one thread; the content of its file.
+
+    contents: of the `LocalFile` among the job's arguments, in order.
+    """
     if "torch" in sys.modules:  # the job's function has brought it along
         sys.modules["torch"].set_num_threads(1)
     with tempfile.TemporaryDirectory(prefix="koffline-") as scratch:
-        here = replace(job, path=Path(scratch) / job.path.name)
+        arguments = _copied_files(job.arguments, contents, Path(scratch) / "inputs")
+        here = replace(job, path=Path(scratch) / job.path.name, arguments=arguments)
         return perform(here) or here.path.read_bytes()
+
+
+def _copied_files(arguments: tuple[Any, ...], contents: tuple[bytes, ...], folder: Path) -> tuple[Any, ...]:
+    """The arguments with each file of the sender's machine replaced by its copy here, of the same name."""
+    left = iter(contents)
+    found: list[Any] = []
+    for place, part in enumerate(arguments):
+        if isinstance(part, LocalFile):
+            copy = folder / str(place) / part.path.name
+            copy.parent.mkdir(parents=True)
+            copy.write_bytes(next(left))
+            part = LocalFile(copy)
+        found.append(part)
+    return tuple(found)
 
 
 def _import_ray() -> Any:
