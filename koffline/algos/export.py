@@ -120,7 +120,8 @@ def _write(algo: Any, path: Path, is_onnx: bool) -> None:
             action = algo.action_scaler.reverse_transform(action)
         return action
 
-    script = torch.jit.trace(act, examples, check_trace=False)
+    with _batch_size_in_the_trace():
+        script = torch.jit.trace(act, examples, check_trace=False)
     if not is_onnx:
         script.save(str(path))
         return
@@ -135,3 +136,17 @@ def _write(algo: Any, path: Path, is_onnx: bool) -> None:
         opset_version=_OPSET,
         dynamo=False,
     )
+
+
+@contextlib.contextmanager
+def _batch_size_in_the_trace() -> Iterator[None]:
+    """Implicit quantile networks ask d3rlpy's get_batch_size, whose int() would be a constant of the file."""
+    from d3rlpy.models.torch.q_functions import iqn_q_function
+
+    replaced: Any = iqn_q_function
+    original = replaced.get_batch_size
+    replaced.get_batch_size = lambda x: (x if hasattr(x, "shape") else x[0]).shape[0]
+    try:
+        yield
+    finally:
+        replaced.get_batch_size = original

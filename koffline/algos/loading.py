@@ -118,9 +118,7 @@ def device_name(device: str | int | bool) -> str:
     if asked.type == "cpu":
         return "cpu"
     if asked.type != "cuda":
-        raise ConfigError(
-            f"device is {device!r}, which d3rlpy does not know; give cpu, cuda or cuda:<number>"
-        )
+        raise ConfigError(f"device is {device!r}, unknown to d3rlpy; give cpu, cuda or cuda:<number>")
     index, there = asked.index or 0, torch.cuda.device_count()
     if index >= there:
         found = f"{there} CUDA devices were found" if there else "no CUDA device was found"

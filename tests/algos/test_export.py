@@ -1,0 +1,190 @@
+"""Exported policies act as predict does, for any batch size, and exporting leaves the algorithm as it was."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+import pytest
+import torch
+
+import koffline
+from koffline.algos.export import export_policy
+from koffline.algos.quiet import quiet
+from koffline.errors import ConfigError, DataError, PolicyError
+from tests.algos.makers import (
+    ALL,
+    d3rlpy,
+    fit,
+    is_discrete,
+    make,
+    make_buffer,
+    parameters,
+    same,
+    scalers,
+)
+from tests.algos.makers import observations as small_observations
+from tests.d3_models import BOX, SHAPE, action_scaler, build, minmax_scaler, raw_observations, standard_scaler
+
+DISCRETE = ("DQN", "DoubleDQN", "NFQ", "DiscreteCQL", "DiscreteSAC", "DiscreteBC", "DiscreteBCQ")
+CONTINUOUS = (
+    *("DDPG", "TD3", "TD3PlusBC", "ReBRAC", "PRDC", "PLAS", "PLASWithPerturbation"),
+    *("BC", "SAC", "CQL", "CalQL", "AWAC", "IQL"),
+)
+DRAWING = ("CRR", "BEAR", "BCQ")  # predict draws candidates
+FORMATS = (".pt", ".onnx")
+
+
+def run_file(path: Path, observations: np.ndarray) -> np.ndarray:
+    """What the file answers, without koffline or d3rlpy."""
+    if path.suffix == ".onnx":
+        session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+        return session.run(None, {"input_0": observations.astype(np.float32)})[0]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        script = torch.jit.load(str(path))
+    return script(torch.tensor(observations)).numpy()
+
+
+def assert_acts_as_predict(path: Path, algo, observations: np.ndarray) -> None:
+    for rows in (1, 5, len(observations)):
+        wanted, found = algo.predict(observations[:rows]), run_file(path, observations[:rows])
+        assert (found.shape, found.dtype) == (wanted.shape, wanted.dtype)
+        if wanted.dtype.kind == "i":
+            np.testing.assert_array_equal(found, wanted)
+        else:
+            np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("suffix", FORMATS)
+@pytest.mark.parametrize("name", DISCRETE + CONTINUOUS)
+def test_stock_policies(name: str, suffix: str, tmp_path: Path) -> None:
+    scaled = {"observation_scaler": standard_scaler()}
+    if name in CONTINUOUS:
+        scaled = {"observation_scaler": minmax_scaler(), "action_scaler": action_scaler()}
+    algo = build(name, 3 if name in DISCRETE else 2, **scaled)
+    export_policy(algo, tmp_path / f"policy{suffix}")
+    assert_acts_as_predict(tmp_path / f"policy{suffix}", algo, raw_observations())
+
+
+@pytest.mark.parametrize("suffix", FORMATS)
+@pytest.mark.parametrize("name", ALL)
+def test_our_policies(name: str, suffix: str, tmp_path: Path) -> None:
+    algo = make(name, **scalers(is_discrete(name)))
+    with quiet():
+        fit(algo, make_buffer(name))
+    algo.save_policy(str(tmp_path / f"policy{suffix}"))
+    assert_acts_as_predict(tmp_path / f"policy{suffix}", algo, small_observations(30))
+
+
+@pytest.mark.parametrize("suffix", FORMATS)
+@pytest.mark.parametrize("name", DRAWING)
+def test_policies_that_draw_draw_in_the_file_too(name: str, suffix: str, tmp_path: Path) -> None:
+    """Actions stay those of the box; equal observations get draws of their own."""
+    algo = build(name, 2, action_scaler=action_scaler())
+    export_policy(algo, tmp_path / f"policy{suffix}")
+    actions = run_file(tmp_path / f"policy{suffix}", np.repeat(raw_observations(1), 40, axis=0))
+    assert actions.shape == (40, 2)
+    assert len(np.unique(actions, axis=0)) > 1
+    assert (actions >= np.array(BOX.low) - 1e-5).all()
+    assert (actions <= np.array(BOX.high) + 1e-5).all()
+
+
+@pytest.mark.parametrize("suffix", FORMATS)
+@pytest.mark.parametrize("factory", ["QRQFunctionFactory", "IQNQFunctionFactory"])
+def test_distributional_q_functions(factory: str, suffix: str, tmp_path: Path) -> None:
+    algo = build("DQN", 3, q_func_factory=getattr(d3rlpy.models, factory)())
+    export_policy(algo, tmp_path / f"policy{suffix}")
+    assert_acts_as_predict(tmp_path / f"policy{suffix}", algo, raw_observations())
+
+
+@pytest.mark.parametrize("suffix", FORMATS)
+def test_networks_that_behave_otherwise_in_training(suffix: str, tmp_path: Path) -> None:
+    """Batch norm and dropout are those of predict, and the training mode is left as it was."""
+    encoder = d3rlpy.models.VectorEncoderFactory([8], use_batch_norm=True, dropout_rate=0.5)
+    algo = d3rlpy.algos.DQNConfig(encoder_factory=encoder).create()
+    algo.create_impl(SHAPE, 3)
+    algo.impl.modules.set_train()
+    export_policy(algo, tmp_path / f"policy{suffix}")
+    assert algo.impl.modules.q_funcs.training
+    assert_acts_as_predict(tmp_path / f"policy{suffix}", algo, raw_observations())
+
+
+@pytest.mark.parametrize("suffix", FORMATS)
+def test_images_with_their_scaler(suffix: str, tmp_path: Path) -> None:
+    encoder = d3rlpy.models.PixelEncoderFactory(filters=[[4, 8, 4]], feature_size=8)
+    scaler = d3rlpy.preprocessing.PixelObservationScaler()
+    algo = d3rlpy.algos.DQNConfig(encoder_factory=encoder, observation_scaler=scaler).create()
+    algo.create_impl((1, 44, 44), 3)
+    export_policy(algo, tmp_path / f"policy{suffix}")
+    images = np.random.default_rng(0).integers(0, 256, (7, 1, 44, 44)).astype(np.uint8)
+    assert_acts_as_predict(tmp_path / f"policy{suffix}", algo, images)
+
+
+@pytest.mark.parametrize("suffix", FORMATS)
+def test_koffline_reads_what_it_exports(suffix: str, tmp_path: Path) -> None:
+    algo = build("TD3", 2, observation_scaler=standard_scaler(), action_scaler=action_scaler())
+    export_policy(algo, tmp_path / f"policy{suffix}")
+    policy = koffline.load_policy(tmp_path / f"policy{suffix}", BOX, SHAPE)
+    observations = raw_observations()
+    np.testing.assert_allclose(policy.mean(observations), algo.predict(observations), rtol=1e-5)
+
+
+@pytest.mark.parametrize("suffix", FORMATS)
+def test_the_algorithm_is_left_as_it_was(suffix: str, tmp_path: Path) -> None:
+    """d3rlpy turns on the gradients of the target networks; here every flag is what it was."""
+    algo, log = make("KLossSAC", build=True), make_buffer("KLossSAC")
+    algo.update(log.sample_transition_batch(16))
+    modules = algo.impl.modules.get_torch_modules()
+    flagged = [parameter for module in modules.values() for parameter in module.parameters()]
+    flagged[0].requires_grad_(False)
+    before, flags = parameters(algo), [parameter.requires_grad for parameter in flagged]
+    generator = torch.random.get_rng_state()
+    export_policy(algo, tmp_path / f"policy{suffix}")
+    assert [parameter.requires_grad for parameter in flagged] == flags
+    assert same(parameters(algo), before)
+    assert torch.equal(torch.random.get_rng_state(), generator)
+    algo.update(log.sample_transition_batch(16))
+    assert not same(parameters(algo), before)
+
+
+@pytest.mark.parametrize("suffix", FORMATS)
+def test_a_failed_export_leaves_the_old_file(
+    suffix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*arguments: object, **options: object) -> None:
+        raise RuntimeError("no room")
+
+    path, algo = tmp_path / f"policy{suffix}", build("DQN", 3)
+    path.write_bytes(b"old")
+    monkeypatch.setattr(torch.jit, "trace", fail)
+    with pytest.raises(RuntimeError, match="no room"):
+        export_policy(algo, path)
+    assert path.read_bytes() == b"old"
+    assert [found.name for found in tmp_path.iterdir()] == [path.name]
+    assert all(parameter.requires_grad for parameter in algo.impl.modules.q_funcs.parameters())
+
+
+def test_onnx_needs_its_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "onnx", None)
+    with pytest.raises(ConfigError, match=r"pip install 'koffline\[onnx\]'"):
+        export_policy(build("DQN", 3), tmp_path / "policy.onnx")
+    export_policy(build("DQN", 3), tmp_path / "policy.pt")
+
+
+def test_what_has_no_policy_to_export_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"give .pt \(TorchScript\) or .onnx"):
+        export_policy(build("DQN", 3), tmp_path / "policy.txt")
+    with pytest.raises(DataError, match=r"folder .* does not exist"):
+        export_policy(build("DQN", 3), tmp_path / "nowhere" / "policy.pt")
+    with pytest.raises(PolicyError, match="no networks yet; fit it"):
+        export_policy(d3rlpy.algos.DQNConfig().create(), tmp_path / "policy.pt")
+    unfitted = build("DQN", 3, observation_scaler=d3rlpy.preprocessing.StandardObservationScaler())
+    with pytest.raises(PolicyError, match="StandardObservationScaler holds no ranges"):
+        export_policy(unfitted, tmp_path / "policy.pt")
+    with pytest.raises(PolicyError, match="no policy to export"):
+        export_policy(d3rlpy.algos.DecisionTransformerConfig().create(), tmp_path / "policy.pt")
+    assert not list(tmp_path.iterdir())
