@@ -1,18 +1,14 @@
-"""``koffline build uniform | rollouts | policy``: make datasets and the policies that they are for."""
+"""``koffline build uniform | rollouts | control | policy``: datasets and the policies that they are for."""
 
 from __future__ import annotations
 
-import contextlib
-import os
-import shlex
-import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import click
 
-from koffline.errors import ConfigError, DataError
+from koffline.builders.control_kinds import KINDS
+from koffline.builders.target import BuildTarget, checked_seed, progress_bar, resumable
+from koffline.errors import ConfigError
 
 _OUT = click.option(
     "--out", required=True, metavar="TARGET", help="An .hdf5 or .npz file, or minari:<id>; see koffline data."
@@ -65,8 +61,8 @@ def uniform(
 
     if n < 1:
         raise ConfigError(f"--n is {n}; give a positive number of tuples")
-    target = _Target(out, format_, force, manifest)
-    generator = np.random.default_rng(_checked_seed(seed))
+    target = BuildTarget(out, format_, force, manifest)
+    generator = np.random.default_rng(checked_seed(seed))
     if env == CHAIN and policy is not None:
         raise ConfigError(f"--policy is {policy}, but the chain has no actions to choose; leave it out")
     if env == CHAIN:
@@ -128,20 +124,68 @@ def rollouts(
 
     shares = weights or (1.0,) * len(policies)
     settings = RolloutSettings(env, episodes, shares, time_limit, num_envs, seed, gamma)
-    target = _Target(out, format_, force, manifest)
+    target = BuildTarget(out, format_, force, manifest)
     with RolloutPlayer(settings, policies) as player:
         parts = PartsFolder(target.parts, settings, policy_digests(policies))
-        parts.open(resume, force)
-        try:
-            with _bar(f"playing {env}", episodes) as progress:
+        with resumable(parts, resume, force):
+            with progress_bar(f"playing {env}", episodes) as progress:
                 log = parts.build(player, progress)
             target.write(log, seed)
-        except KeyboardInterrupt:
-            if not parts.kept:
-                raise
-            click.echo(f"interrupted; finished episodes are in {parts.folder}: --resume goes on", err=True)
-            raise SystemExit(130) from None
-    parts.remove()
+
+
+@build.command(no_args_is_help=True)
+@click.option(
+    "--env", required=True, help="CartPole-v1, Pendulum-v1, … or any id with --policy, --train-steps."
+)
+@click.option("--kind", required=True, type=click.Choice(KINDS), help="Who plays.")
+@click.option("--n", type=int, help="Rows; default: 10,000, of a replay all.")
+@click.option(
+    "--policy", "policies", multiple=True, help="Instead of the bundled one; medium-expert has two."
+)
+@click.option("--noise", type=float, help="Share of uniform actions, or deviation in half action ranges.")
+@click.option("--train-steps", type=int, help="Learn the policies, or the replay, in so many steps.")
+@click.option("--resume", is_flag=True, help="Continue a build that was cut.")
+@_SEED
+@_OUT
+@_FORMAT
+@_FORCE
+@_MANIFEST
+def control(
+    env: str,
+    kind: str,
+    n: int | None,
+    policies: tuple[str, ...],
+    noise: float | None,
+    train_steps: int | None,
+    resume: bool,
+    seed: int,
+    out: str,
+    format_: str | None,
+    force: bool,
+    manifest: str | None,
+) -> None:
+    """Logs to learn control from, of uniform actions and of policies learned by playing.
+
+    random: uniform actions. expert: the learner's best policy. medium: half-way between the two in return.
+    replay: what the learner saw until it was medium. medium-expert: episodes of both. The policies play with
+    some noise (--noise). Those of CartPole-v1, Pendulum-v1, InvertedPendulum-v5 and Hopper-v5 are bundled.
+
+    A build that is cut leaves TARGET.parts, the learner included; --resume continues it to the same rows.
+
+    \b
+    Examples:
+      koffline build control --env Pendulum-v1 --kind medium --n 10000 --out pendulum_medium.hdf5
+      koffline build control --env CartPole-v1 --kind replay --out cartpole_replay.hdf5
+      koffline build control --env Acrobot-v1 --kind expert --train-steps 20000 --out acrobot_expert.hdf5
+    """
+    from koffline.builders.control import ControlSettings, build_control, fingerprints
+    from koffline.builders.resumable import PartsFolder
+
+    settings = ControlSettings(env, kind, n, seed, noise, train_steps)
+    target = BuildTarget(out, format_, force, manifest)
+    parts = PartsFolder(target.parts, settings, fingerprints(policies, settings))
+    with resumable(parts, resume, force):
+        target.write(build_control(settings, policies, parts, progress_bar), seed)
 
 
 @build.command(no_args_is_help=True)
@@ -194,65 +238,8 @@ def policy(
 
         if steps < 1:
             raise ConfigError(f"--steps is {steps}; give a positive number")
-        with atomic_file(path, force) as temporary, _bar("training DQN", steps) as progress:
-            generator = np.random.default_rng(_checked_seed(seed))
+        with atomic_file(path, force) as temporary, progress_bar("training DQN", steps) as progress:
+            generator = np.random.default_rng(checked_seed(seed))
             log = build_uniform(name, "uniform", TUPLES, generator, gamma)
             train_dqn(log, gamma, steps, seed, temporary, progress)
     click.echo(f"{path}: a policy for {env}")
-
-
-class _Target:
-    """Where a dataset goes; whether it may is checked before the long part."""
-
-    def __init__(self, out: str, format_: str | None, force: bool, manifest: str | None) -> None:
-        from koffline.builders.manifest import NAME, read_manifest
-        from koffline.data.files import check_target
-        from koffline.data.minari import PREFIX, data_folder, minari_folder
-        from koffline.data.sources import target_format
-
-        self._out, self._force = out, force
-        self._format = target_format(out, format_)
-        folder = minari_folder(out.removeprefix(PREFIX)) if out.startswith(PREFIX) else Path(out)
-        if not out.startswith(PREFIX) or os.path.lexists(folder):  # folders of Minari's are made when written
-            check_target(folder, force)
-        if folder.is_dir() and self._format != "minari":
-            raise DataError(f"{folder} is a folder; give a file name")
-        if os.path.lexists(folder) and self._format == "minari" and data_folder(folder) is None:
-            raise DataError(f"{folder} holds something else and will not be replaced; choose another name")
-        self.path = folder
-        self.parts = folder.with_name(f"{folder.name}.parts")
-        self._manifest = Path(manifest) if manifest else folder.parent / NAME
-        if manifest and not self._manifest.parent.is_dir():
-            raise DataError(f"{self._manifest.parent} does not exist; create it or name another --manifest")
-        read_manifest(self._manifest)
-
-    def write(self, log: Any, seed: int) -> None:
-        """The dataset, then its entry in the manifest; say what was written."""
-        from koffline.builders.manifest import add_to_manifest
-        from koffline.data.sources import write_transitions
-
-        write_transitions(log, self._out, self._format, self._force)
-        command = shlex.join(["koffline", *sys.argv[1:]])
-        add_to_manifest(self._manifest, self.path, log, command, seed)
-        click.echo(f"{self._out}: {log}")
-        click.echo(f"sha256 {log.sha256}, entry in {self._manifest}")
-
-
-def _checked_seed(seed: int) -> int:
-    if seed < 0:
-        raise ConfigError(f"--seed is {seed}; give a number that is not negative")
-    return seed
-
-
-@contextlib.contextmanager
-def _bar(title: str, total: int) -> Iterator[Callable[[int], None] | None]:
-    """A rich bar on stderr; None where that is not a terminal."""
-    if not sys.stderr.isatty():
-        yield None
-        return
-    from rich.console import Console
-    from rich.progress import Progress
-
-    with Progress(console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(title, total=total)
-        yield lambda done: bar.update(task, completed=done)

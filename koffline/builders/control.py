@@ -1,176 +1,170 @@
 """Logs to learn control from: random, medium, replay, expert and medium-expert, of policies learned here.
 
-The kinds are those of D4RL (Fu et al. 2020): `random` plays uniform actions; `expert` the learner's best
-policy; `medium` the one whose return is half-way between the two; `replay` is what the learner saw until it
-was medium; `medium-expert` has as many episodes of the one as of the other. Policies play with some noise:
-a share of uniform actions where those are discrete, else Gaussian noise in units of half the action range.
+`random` plays uniform actions; `expert` the learner's best policy; `medium` the one whose return is half-way
+between the two; `replay` is what the learner saw until it was medium; in `medium-expert` each episode is the
+one's or the other's. Policies play with some noise: a share of uniform actions where those are discrete, else
+Gaussian noise in units of half the action range.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-import koffline
-from koffline.builders.control_learning import Learned, LearningSettings, Snapshot, network_policy
-from koffline.builders.rollouts import Columns
+from koffline.builders.control_kinds import policy_levels
+from koffline.builders.control_learning import (
+    Learned,
+    LearningSettings,
+    Snapshot,
+    learn,
+    network_policy,
+    policy_returns,
+)
+from koffline.builders.control_recipes import RECIPES, bundled_policy, learning_settings
+from koffline.builders.copies import make_copies
+from koffline.builders.resumable import PartsFolder, policy_digests
+from koffline.builders.rollouts import Columns, RolloutPlayer, RolloutSettings
 from koffline.data.transitions import ActionSpace, Discrete, Metadata, Transitions
 from koffline.errors import ConfigError
 from koffline.policies.base import ContinuousPolicy, DiscretePolicy, Policy
 from koffline.policies.builtin import epsilon_policy, finite_box
+from koffline.policies.loading import as_policy
 from koffline.policies.mlp import Mlp
 
-KINDS = ("random", "replay", "medium", "medium-expert", "expert")
+ROWS = 10_000
 NOISE = {"medium": 0.2, "expert": 0.05}
 EPSILON = {"medium": 0.1, "expert": 0.05}
-POLICIES = Path(koffline.__file__).resolve().parents[1] / "datasets" / "policies"
+LEARNER_FILE = "part-learner.npz"
+_RANDOM_EPISODES, _RANDOM_SEED = 50, 20190534
 
-_POLICIES_OF = {
-    "random": (),
-    "replay": (),
-    "medium": ("medium",),
-    "medium-expert": ("medium", "expert"),
-    "expert": ("expert",),
-}
+Bar = Callable[[str, int], AbstractContextManager[Callable[[int], None] | None]]
 
 
 @dataclass(frozen=True)
-class Recipe:
-    """A learner that succeeds in its environment, and the step at which it was medium (seed 0)."""
+class ControlSettings:
+    """What a log depends on besides the files of its policies.
 
-    learning: LearningSettings
-    medium_step: int
-
-
-RECIPES = {
-    recipe.learning.env: recipe
-    for recipe in (
-        Recipe(
-            LearningSettings(
-                "CartPole-v1",
-                steps=12_000,
-                hidden=(128, 128),
-                target_interval=128,
-                reward_factor=0.1,
-                update_every=2,
-                exploration=0.04,
-                exploration_steps=10_000,
-                evaluate_every=500,
-            ),
-            medium_step=5500,
-        ),
-        Recipe(
-            LearningSettings(
-                "Pendulum-v1",
-                steps=15_000,
-                batch_size=256,
-                reward_factor=0.1,
-                update_every=2,
-                evaluate_every=500,
-            ),
-            medium_step=5500,
-        ),
-    )
-}
-
-
-def policy_levels(kind: str) -> tuple[str, ...]:
-    """Which learned policies a kind is played by. Raises ConfigError for an unknown kind."""
-    if kind not in _POLICIES_OF:
-        raise ConfigError(f"there is no kind '{kind}'; give one of {', '.join(KINDS)}")
-    return _POLICIES_OF[kind]
-
-
-def stem(env: str) -> str:
-    """The name of an environment in file names: Pendulum-v1 is pendulum."""
-    return env.split("/")[-1].rsplit("-v", 1)[0].lower()
-
-
-def bundled_policy(env: str, level: str) -> Path:
-    """The file of a policy learned for an environment. Raises ConfigError where there is none."""
-    path = POLICIES / f"{stem(env)}_{level}.npz"
-    if not path.is_file():
-        raise ConfigError(
-            f"there is no {level} policy of {env} ({path} is missing); give one with --policy, or learn it "
-            "with --train-steps"
-        )
-    return path
-
-
-def learning_settings(env: str, seed: int, steps: int | None = None) -> LearningSettings:
-    """The recipe of an environment with a seed; without ``steps`` up to where its learner is medium.
-
-    Raises ConfigError for an environment without a recipe and without steps.
+    n: rows; None: 10,000, or of a replay all. noise: None: what suits the kind. train_steps: learn the
+    policies anew for so many steps; None: take those that are bundled, or for a replay learn by the recipe.
     """
-    recipe = RECIPES.get(env)
-    if recipe is None and steps is None:
+
+    env: str
+    kind: str
+    n: int | None = None
+    seed: int = 0
+    noise: float | None = None
+    train_steps: int | None = None
+
+    def __post_init__(self) -> None:
+        policy_levels(self.kind)
+        for name in ("n", "train_steps"):
+            number = getattr(self, name)
+            if number is not None and number < 1:
+                raise ConfigError(f"{name} is {number}; give a positive whole number")
+        if self.seed < 0:
+            raise ConfigError(f"seed is {self.seed}; give a number that is not negative")
+        if self.noise is not None and not policy_levels(self.kind):
+            raise ConfigError(f"noise is {self.noise}, but a {self.kind} log has no policy to add it to")
+        if self.train_steps is not None and self.kind == "random":
+            raise ConfigError(f"train_steps is {self.train_steps}, but random actions need no learner")
+
+
+def build_control(
+    settings: ControlSettings,
+    policies: Sequence[Any] = (),
+    parts: PartsFolder | None = None,
+    bar: Bar = lambda title, total: nullcontext(),
+) -> Transitions:
+    """The log, exactly n rows: an episode that goes on after the last row is truncated there.
+
+    policies: instead of the bundled ones, as many as the kind has; what `koffline.load_policy` takes.
+    parts: an opened folder in which a build that was cut goes on; ``bar`` makes a progress bar.
+    Raises ConfigError, and PolicyError for a policy that does not fit.
+    """
+    levels = policy_levels(settings.kind)
+    if len(policies) not in (0, len(levels)) or (policies and settings.train_steps is not None):
         raise ConfigError(
-            f"{env} has no recipe that says how long to learn (there are {', '.join(RECIPES)}); "
-            "give --train-steps"
+            f"{len(policies)} policies were given for kind {settings.kind}, which has {len(levels)}; "
+            "give as many without train_steps, or none"
         )
-    if recipe is None:
-        assert steps is not None
-        return LearningSettings(env, steps, seed, evaluate_every=max(1, min(1000, steps // 10)))
-    return dataclasses.replace(recipe.learning, seed=seed, steps=steps or recipe.medium_step)
+    if settings.kind == "replay":
+        learning = learning_settings(settings.env, settings.seed, settings.train_steps)
+        return _described(replay_log(_learned(learning, parts, bar), learning, settings.n), "replay", {})
+    if not policies and settings.train_steps is not None:
+        learning = learning_settings(settings.env, settings.seed, settings.train_steps)
+        found = medium_and_expert(_learned(learning, parts, bar), random_return(settings.env))
+        policies = [found[level].policy for level in levels]
+        names = [f"learned in {found[level].step} steps" for level in levels]
+    else:
+        policies = policies or [str(bundled_policy(settings.env, level)) for level in levels]
+        names = [_short(policy) for policy in policies]
+    playing, noises = actors(settings.env, policies, levels, settings.noise)
+    log = _play(settings, playing, parts, bar)
+    who = {"policies": names, "noise": noises} if names else {"policies": ["uniform"]}
+    return _described(log, settings.kind, who)
+
+
+def fingerprints(policies: Sequence[Any], settings: ControlSettings) -> list[str]:
+    """What tells the policies of a build apart, for its folder of parts."""
+    levels = policy_levels(settings.kind)
+    if not policies and settings.train_steps is None:
+        policies = [str(bundled_policy(settings.env, level)) for level in levels]
+    return policy_digests([str(policy) for policy in policies])
 
 
 def medium_and_expert(learned: Learned, random_return: float) -> dict[str, Snapshot]:
     """The best snapshot, and the one before it that is nearest to half-way between random and best."""
     best = learned.best
-    half = (random_return + best.mean_return) / 2
-    return {"medium": learned.nearest(half), "expert": best}
+    return {"medium": learned.nearest((random_return + best.mean_return) / 2), "expert": best}
+
+
+def random_return(env: str) -> float:
+    """Mean undiscounted return of uniform actions."""
+    return float(policy_returns(env, "uniform", _RANDOM_EPISODES, _RANDOM_SEED).mean())
+
+
+def actors(
+    env: str, policies: Sequence[Any], levels: Sequence[str], noise: float | None
+) -> tuple[list[Policy], list[float]]:
+    """The policies of the levels (networks, files or specs) as they play, and their noise."""
+    copies = make_copies(env, None)
+    copies.close()
+    space, shape = copies.action_space, copies.observation_shape
+    usual = EPSILON if isinstance(space, Discrete) else NOISE
+    noises = [usual[level] if noise is None else noise for level in levels]
+    given = [network_policy(env, policy) if isinstance(policy, Mlp) else policy for policy in policies]
+    known = [as_policy(policy, space, shape) for policy in given]
+    return [noisy(policy, each, space) for policy, each in zip(known, noises, strict=True)], noises
 
 
 def noisy(policy: Policy, noise: float, action_space: ActionSpace) -> Policy:
-    """A policy with the noise of the module's docstring; the mean of a continuous one is unchanged.
+    """A policy with the noise of the module's docstring; draws are clipped to the box.
 
     Raises ConfigError for a noise that is negative, or for discrete actions above one.
     """
-    discrete = isinstance(policy, DiscretePolicy)
-    if not (0.0 <= noise <= 1.0 or (noise > 0 and not discrete and np.isfinite(noise))):
-        raise ConfigError(
-            f"noise is {noise}; give a number that is not negative, at most 1 for discrete actions"
-        )
+    limit = 1.0 if isinstance(policy, DiscretePolicy) else np.finfo(np.float64).max
+    if not 0.0 <= noise <= limit:
+        raise ConfigError(f"noise is {noise}; give a finite number from 0, up to 1 for discrete actions")
     if noise == 0.0:
         return policy
     if isinstance(policy, DiscretePolicy):
         return epsilon_policy(noise, policy, action_space)
     assert not isinstance(action_space, Discrete), "the policy fits the space"
     low, high = finite_box(action_space, policy.name)
-    scale, mean = noise * (high - low) / 2, policy.mean
+    scale, base = noise * (high - low) / 2, policy.sample
 
     def sample(observations: np.ndarray, generator: np.random.Generator) -> np.ndarray:
-        actions = mean(observations)
+        actions = base(observations, generator)
         return np.clip(actions + scale * generator.standard_normal(actions.shape), low, high)
 
     name = f"noise:{noise:g}:{policy.name}"
-    return ContinuousPolicy(policy.k, mean, sample, name, policy.observation_shape, policy.chunk_rows)
-
-
-def level_noise(level: str, action_space: ActionSpace) -> float:
-    """The usual noise of a level."""
-    return (EPSILON if isinstance(action_space, Discrete) else NOISE)[level]
-
-
-def actors(env: str, policies: Sequence[Any], levels: Sequence[str], noise: float | None) -> list[Policy]:
-    """The policies of the levels, with their noise, as they play; networks, files or specs."""
-    from koffline.builders.copies import make_copies
-    from koffline.policies.loading import as_policy
-
-    copies = make_copies(env, None)
-    copies.close()
-    playing = []
-    for level, policy in zip(levels, policies, strict=True):
-        given = network_policy(env, policy) if isinstance(policy, Mlp) else policy
-        known = as_policy(given, copies.action_space, copies.observation_shape)
-        level_of = level_noise(level, copies.action_space) if noise is None else noise
-        playing.append(noisy(known, level_of, copies.action_space))
-    return playing
+    return ContinuousPolicy(policy.k, policy.mean, sample, name, policy.observation_shape, policy.chunk_rows)
 
 
 def replay_log(learned: Learned, settings: LearningSettings, n: int | None) -> Transitions:
@@ -178,59 +172,74 @@ def replay_log(learned: Learned, settings: LearningSettings, n: int | None) -> T
 
     Raises ConfigError for more rows than there are.
     """
-    from koffline.builders.copies import make_copies
-
-    columns = learned.rows
-    total = len(columns["rewards"])
+    columns, total = learned.rows, len(learned.rows["rewards"])
     if n is not None and n > total:
-        raise ConfigError(f"--n is {n}, but the learner saw {total} rows; give fewer, or more --train-steps")
+        raise ConfigError(f"n is {n}, but the learner saw {total} rows; ask for fewer, or give --train-steps")
     if n is not None and n < total:
         columns = _drawn_episodes(columns, n, np.random.default_rng(settings.seed))
     copies = make_copies(settings.env, None)
     copies.close()
-    columns = cut(columns, len(columns["rewards"]))
-    extra = {"task": copies.name, "time_limit": copies.time_limit, "learner_steps": settings.steps}
-    extra = {key: value for key, value in extra.items() if value is not None}
+    limit = {} if copies.time_limit is None else {"time_limit": copies.time_limit}
+    extra = {"task": copies.name, **limit, "learner_steps": settings.steps}
     metadata = Metadata(gamma=settings.gamma, extra=extra, notes=copies.notes)
-    return Transitions(**columns, action_space=copies.action_space, metadata=metadata)
+    return Transitions(**_ended(columns), action_space=copies.action_space, metadata=metadata)
 
 
-def cut(columns: Columns, rows: int) -> Columns:
-    """The first rows; an episode that goes on after the last of them is truncated there."""
-    kept = {name: column[:rows].copy() for name, column in columns.items()}
-    kept["truncated"][-1] |= ~kept["terminated"][-1]
-    return kept
+def _learned(settings: LearningSettings, parts: PartsFolder | None, bar: Bar) -> Learned:
+    with bar(f"learning in {settings.env}", settings.steps) as progress:
+        return learn(settings, progress, None if parts is None else parts.folder / LEARNER_FILE)
 
 
-def described(log: Transitions, kind: str, noises: Sequence[str], gamma: float | None) -> Transitions:
+def _play(
+    settings: ControlSettings, policies: Sequence[Policy], parts: PartsFolder | None, bar: Bar
+) -> Transitions:
+    n, recipe = settings.n or ROWS, RECIPES.get(settings.env)
+    gamma = 0.99 if recipe is None else recipe.learning.gamma
+    playing: Sequence[Any] = policies or ["uniform"]
+    weights = (1.0,) * len(playing)
+    rollouts = RolloutSettings(settings.env, n, weights, seed=settings.seed, gamma=gamma)
+    with RolloutPlayer(rollouts, playing) as player, bar(f"playing {settings.env}", n) as progress:
+        played: list[Columns] = []
+        rows = 0
+        while rows < n:  # an episode has a row at least, so n episodes are enough
+            number = len(played)
+            played.append(player.play_batch(number) if parts is None else parts.part(number, player))
+            rows += len(played[-1]["rewards"])
+            if progress is not None:
+                progress(min(rows, n))
+        left = len(played[-1]["rewards"]) - (rows - n)
+        played[-1] = _ended({name: column[:left] for name, column in played[-1].items()})
+        return player.join(played)
+
+
+def _ended(columns: Columns) -> Columns:
+    """With every episode's last row an end: what goes on after it is truncated there."""
+    last = np.append(np.diff(columns["episode_ids"]) != 0, True)
+    return {**columns, "truncated": columns["truncated"] | (last & ~columns["terminated"])}
+
+
+def _drawn_episodes(columns: Columns, n: int, generator: np.random.Generator) -> Columns:
+    ids = columns["episode_ids"]
+    order = generator.permutation(ids.max() + 1)
+    ends = np.cumsum(np.bincount(ids)[order])
+    taken = order[: int(np.searchsorted(ends, n)) + 1]
+    surplus = int(ends[len(taken) - 1]) - n
+    keep = np.isin(ids, taken)
+    keep[np.flatnonzero(ids == taken[-1])[::-1][:surplus]] = False  # the last drawn episode is cut
+    return {name: column[keep] for name, column in columns.items()}
+
+
+def _described(log: Transitions, kind: str, who: dict[str, Any]) -> Transitions:
     """The log with kind and policies in its metadata; float64 observations become float32."""
-    extra = {**log.metadata.extra, "kind": kind}
-    if noises:
-        extra["policies"] = list(noises)
-    metadata = dataclasses.replace(log.metadata, extra=extra, gamma=gamma or log.metadata.gamma)
-    columns = {
-        name: getattr(log, name)
-        for name in (
-            *("observations", "actions", "rewards", "next_observations", "terminated", "truncated"),
-            *("action_space", "episode_ids", "steps", "behavior_log_probabilities", "weights"),
-        )
-    }
+    metadata = dataclasses.replace(log.metadata, extra={**log.metadata.extra, "kind": kind, **who})
+    names = [field.name for field in dataclasses.fields(log) if field.name != "metadata"]
+    columns = {name: getattr(log, name) for name in names}
     if log.observations.dtype == np.float64:
         columns |= {name: columns[name].astype(np.float32) for name in ("observations", "next_observations")}
     return Transitions(**columns, metadata=metadata)
 
 
-def _drawn_episodes(columns: Columns, n: int, generator: np.random.Generator) -> Columns:
-    ids = columns["episode_ids"]
-    order = generator.permutation(np.unique(ids))
-    lengths = np.bincount(ids)[order]
-    taken = order[: int(np.searchsorted(np.cumsum(lengths), n)) + 1]
-    rows = np.flatnonzero(np.isin(ids, taken))
-    # the last drawn episode is cut, whichever place it has in time
-    surplus = len(rows) - n
-    last = rows[ids[rows] == taken[-1]]
-    keep = np.setdiff1d(rows, last[len(last) - surplus :]) if surplus else rows
-    drawn = {name: column[keep].copy() for name, column in columns.items()}
-    ends = np.append(np.diff(drawn["episode_ids"]) != 0, True)
-    drawn["truncated"] |= ends & ~drawn["terminated"]
-    return drawn
+def _short(policy: Any) -> str:
+    """A policy's name without folders."""
+    name = str(policy) if isinstance(policy, (str, Path)) else getattr(policy, "name", type(policy).__name__)
+    return name.replace("\\", "/").split("/")[-1]

@@ -27,7 +27,7 @@ _EPSILON = "epsilon:"
 class PartsFolder:
     """The folder of parts of one build; a build with other settings is refused."""
 
-    def __init__(self, folder: Path, settings: RolloutSettings, policies: Sequence[str]) -> None:
+    def __init__(self, folder: Path, settings: Any, policies: Sequence[str]) -> None:
         self.folder = folder
         self._fingerprint = _fingerprint(settings, policies)
 
@@ -54,7 +54,7 @@ class PartsFolder:
         try:
             parts = []
             for number in range(player.batches):
-                parts.append(self._part(number, player))
+                parts.append(self.part(number, player))
                 if progress is not None:
                     progress(player.episodes_until(number))
             return player.join(parts)
@@ -62,6 +62,16 @@ class PartsFolder:
             if not self.kept:
                 self.remove()
             raise
+
+    def part(self, number: int, player: RolloutPlayer) -> Columns:
+        """A batch from the disk, or played now and kept."""
+        path = self.folder / f"part-{number:06d}.npz"
+        try:
+            return _read_part(path)
+        except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error):  # missing, or not whole
+            columns = player.play_batch(number)
+        _write_part(path, columns)
+        return columns
 
     @property
     def _ours(self) -> bool:
@@ -79,15 +89,6 @@ class PartsFolder:
     def remove(self) -> None:
         """The output is there: the parts are not needed any more."""
         shutil.rmtree(self.folder, ignore_errors=True)
-
-    def _part(self, number: int, player: RolloutPlayer) -> Columns:
-        path = self.folder / f"part-{number:06d}.npz"
-        try:
-            return _read_part(path)
-        except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error):  # missing, or not whole
-            columns = player.play_batch(number)
-        _write_part(path, columns)
-        return columns
 
     def _check(self) -> None:
         try:

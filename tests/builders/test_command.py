@@ -7,8 +7,8 @@ import pytest
 from click.testing import CliRunner
 
 import koffline
-from koffline.builders.command import _bar
 from koffline.builders.rollouts import RolloutPlayer
+from koffline.builders.target import progress_bar
 from koffline.cli import cli
 
 
@@ -90,7 +90,7 @@ def test_interrupted_before_anything_is_done(run, tmp_path, monkeypatch):
 
 
 def test_the_bar_is_for_terminals(monkeypatch):
-    with _bar("playing", 3) as progress:
+    with progress_bar("playing", 3) as progress:
         assert progress is None
 
     class Terminal(io.StringIO):
@@ -99,7 +99,7 @@ def test_the_bar_is_for_terminals(monkeypatch):
 
     screen = Terminal()
     monkeypatch.setattr("sys.stderr", screen)
-    with _bar("playing", 3) as progress:
+    with progress_bar("playing", 3) as progress:
         progress(2)
     assert "playing" in screen.getvalue()
 

@@ -1,0 +1,95 @@
+"""What the commands that build share: where a dataset goes, its entry in the manifest, a progress bar."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from koffline.errors import ConfigError, DataError
+
+if TYPE_CHECKING:
+    from koffline.builders.resumable import PartsFolder
+
+
+class BuildTarget:
+    """Where a dataset goes; whether it may is checked before the long part."""
+
+    def __init__(self, out: str, format_: str | None, force: bool, manifest: str | None) -> None:
+        from koffline.builders.manifest import NAME, read_manifest
+        from koffline.data.files import check_target
+        from koffline.data.minari import PREFIX, data_folder, minari_folder
+        from koffline.data.sources import target_format
+
+        self._out, self._force = out, force
+        self._format = target_format(out, format_)
+        folder = minari_folder(out.removeprefix(PREFIX)) if out.startswith(PREFIX) else Path(out)
+        if not out.startswith(PREFIX) or os.path.lexists(folder):  # folders of Minari's are made when written
+            check_target(folder, force)
+        if folder.is_dir() and self._format != "minari":
+            raise DataError(f"{folder} is a folder; give a file name")
+        if os.path.lexists(folder) and self._format == "minari" and data_folder(folder) is None:
+            raise DataError(f"{folder} holds something else and will not be replaced; choose another name")
+        self.path = folder
+        self.parts = folder.with_name(f"{folder.name}.parts")
+        self._manifest = Path(manifest) if manifest else folder.parent / NAME
+        if manifest and not self._manifest.parent.is_dir():
+            raise DataError(f"{self._manifest.parent} does not exist; create it or name another --manifest")
+        read_manifest(self._manifest)
+
+    def write(self, log: Any, seed: int) -> None:
+        """The dataset, then its entry in the manifest; say what was written."""
+        from koffline.builders.manifest import add_to_manifest
+        from koffline.data.sources import write_transitions
+
+        write_transitions(log, self._out, self._format, self._force)
+        command = shlex.join(["koffline", *sys.argv[1:]])
+        add_to_manifest(self._manifest, self.path, log, command, seed)
+        click.echo(f"{self._out}: {log}")
+        click.echo(f"sha256 {log.sha256}, entry in {self._manifest}")
+
+
+def checked_seed(seed: int) -> int:
+    """The seed. Raises ConfigError for a negative one."""
+    if seed < 0:
+        raise ConfigError(f"--seed is {seed}; give a number that is not negative")
+    return seed
+
+
+@contextlib.contextmanager
+def resumable(parts: PartsFolder, resume: bool, force: bool) -> Iterator[None]:
+    """A whole build, the output included, after which its parts go.
+
+    What fails before anything is kept leaves nothing; an interrupt after that says how to go on.
+    """
+    parts.open(resume, force)
+    try:
+        yield
+    except BaseException as error:
+        if not parts.kept:
+            parts.remove()
+        elif isinstance(error, KeyboardInterrupt):
+            click.echo(f"interrupted; finished episodes are in {parts.folder}: --resume goes on", err=True)
+            raise SystemExit(130) from None
+        raise
+    parts.remove()
+
+
+@contextlib.contextmanager
+def progress_bar(title: str, total: int) -> Iterator[Callable[[int], None] | None]:
+    """A rich bar on stderr; None where that is not a terminal."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(title, total=total)
+        yield lambda done: bar.update(task, completed=done)

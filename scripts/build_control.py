@@ -1,0 +1,107 @@
+"""Learn the policies of the control logs, say how good they are, and build the logs.
+
+    python scripts/build_control.py [--env Pendulum-v1] [--n 10000] [--out datasets] [--no-learn]
+
+Learns by the recipe of koffline.builders.control_recipes and writes OUT/policies/<name>_medium.npz and
+_expert.npz, with entries in policies.json: steps, undiscounted returns of 100 episodes, sha256.
+Then OUT/control/<name>_<kind>.hdf5 and their manifest, by the commands that it names (run them in OUT). The
+same versions on the same machine give the same bytes. A learner that was cut goes on (OUT/.<name>.learner).
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # also found when run as a plain script
+
+from koffline.builders.control import medium_and_expert, random_return
+from koffline.builders.control_kinds import POLICY_LEVELS
+from koffline.builders.control_learning import learn, policy_arrays, policy_returns
+from koffline.builders.control_recipes import RECIPES, stem
+from koffline.errors import KofflineError
+from koffline.policies.array_file import write_arrays
+from koffline.policies.mlp_file import FORMAT, VERSION
+from scripts.build_uniform import DATASETS, build
+from scripts.learn_policies import write_entries
+
+KINDS = ("random", "replay", "medium", "expert")
+EPISODES, RETURN_SEED = 100, 20190535
+
+
+def learn_policies(env: str, folder: Path, checkpoint: Path) -> None:
+    """Write the medium and the expert policy of an environment, and their entries."""
+    recipe, name = RECIPES[env], stem(env)
+
+    def show(step: int) -> None:
+        if sys.stderr.isatty():
+            print(f"\r{env}: {step} of {recipe.learning.steps} steps", end="", file=sys.stderr)
+
+    found = medium_and_expert(learn(recipe.learning, show, checkpoint), random_return(env))
+    uniform = summary(policy_returns(env, "uniform", EPISODES, RETURN_SEED))
+    for level, snapshot in found.items():
+        path = folder / f"{name}_{level}.npz"
+        temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+        write_arrays(temporary, FORMAT, VERSION, policy_arrays(snapshot.policy))
+        os.replace(temporary, path)
+        entry: dict[str, Any] = {
+            "command": f"python scripts/build_control.py --env {env}",
+            "env": env,
+            "seed": recipe.learning.seed,
+            "steps": snapshot.step,
+            "returns": {"policy": summary(policy_returns(env, str(path), EPISODES, RETURN_SEED))},
+            "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
+        }
+        entry["returns"]["uniform"] = uniform
+        write_entries(folder, {path.name: entry})
+        print(f"{path}: {entry['steps']} steps, returns {entry['returns']}")
+    checkpoint.unlink(missing_ok=True)
+    if found["medium"].step != recipe.medium_step:
+        print(f"note: the recipe says that {env} is medium after {recipe.medium_step} steps; edit it")
+
+
+def summary(returns: np.ndarray) -> dict[str, float]:
+    """Mean undiscounted return over episodes and its standard error."""
+    error = returns.std(ddof=1) / np.sqrt(len(returns))
+    return {"mean": round(float(returns.mean()), 2), "error": round(float(error), 2)}
+
+
+def build_logs(env: str, n: int, out: Path) -> None:
+    """One command per kind; a replay has the rows that its learner saw, at most n."""
+    for kind in KINDS:
+        rows = str(min(n, RECIPES[env].medium_step) if kind == "replay" else n)
+        target = f"control/{stem(env)}_{kind}.hdf5"
+        settings = ("--env", env, "--kind", kind, "--n", rows, "--seed", "0")
+        policies = [] if out == DATASETS else [f"policies/{stem(env)}_{x}.npz" for x in POLICY_LEVELS[kind]]
+        given = [part for policy in policies for part in ("--policy", policy)]
+        build(out, "control", *settings, *given, "--out", target, "--force")
+
+
+def main() -> None:
+    """Policies, then logs, environment by environment."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--env", action="append", choices=tuple(RECIPES), help="default: all")
+    parser.add_argument("--n", type=int, default=10_000, help="rows of a log")
+    parser.add_argument("--out", type=Path, default=DATASETS)
+    parser.add_argument("--no-learn", action="store_true", help="keep the policies that are there")
+    options = parser.parse_args()
+    out = options.out.resolve()
+    for folder in (out / "control", out / "policies"):
+        folder.mkdir(parents=True, exist_ok=True)
+    try:
+        for env in options.env or RECIPES:
+            if not options.no_learn:
+                learn_policies(env, out / "policies", out / f".{stem(env)}.learner")
+            build_logs(env, options.n, out)
+    except KofflineError as error:
+        parser.error(str(error))
+
+
+if __name__ == "__main__":
+    main()
