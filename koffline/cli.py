@@ -64,7 +64,13 @@ class LazyGroup(KofflineGroup):
         "build": ("koffline.builders.command", "build"),
         "data": ("koffline.data.commands", "data"),
         "evaluate": ("koffline.ope.command", "evaluate"),
+        "export": ("koffline.runs.commands", "export"),
+        "play": ("koffline.runs.commands", "play"),
+        "plot": ("koffline.runs.commands", "plot"),
+        "plot-all": ("koffline.runs.commands", "plot_all"),
+        "record": ("koffline.runs.commands", "record"),
         "reproduce": ("koffline.experiments.command", "reproduce"),
+        "stats": ("koffline.runs.commands", "stats"),
         "train": ("koffline.train.command", "train"),
     }
 

@@ -36,6 +36,7 @@ FLOORS = {
     "builders": 3,
     "ope": 3,
     "algos": 3,
+    "runs": 4,
     "train": 4,
     "report": 4,
     "experiments": 4,
