@@ -71,6 +71,7 @@ class LazyGroup(KofflineGroup):
         "record": ("koffline.runs.commands", "record"),
         "reproduce": ("koffline.experiments.command", "reproduce"),
         "stats": ("koffline.runs.commands", "stats"),
+        "sweep": ("koffline.train.sweep_command", "sweep"),
         "train": ("koffline.train.command", "train"),
     }
 

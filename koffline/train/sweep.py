@@ -1,0 +1,199 @@
+"""A sweep: every setting with every seed, each a training run of its own, and what they add up to."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+from koffline.data.files import atomic_file
+from koffline.data.sources import open_transitions
+from koffline.data.spaces import Bounds, Discrete
+from koffline.data.transitions import Transitions
+from koffline.errors import ConfigError
+from koffline.jobs import Job, JobError, JobFailure, Report, run_jobs
+from koffline.train.config import TrainConfig
+from koffline.train.sweep_plan import SweepPlan, SweepRun, deciding
+from koffline.train.sweep_run import (
+    RunResult,
+    files_of,
+    is_archive,
+    is_result,
+    read_result,
+    train_packed,
+    train_run,
+    unpack_runs,
+)
+from koffline.train.sweep_summary import FailedRun, Metric, SweepSummary, summarise
+from koffline.train.sweep_tables import write_summary
+
+_RECORD = "sweep.json"
+_FORMAT = 1
+_OURS = ("runs", "packed", "errors", "summary.md", "summary.json", "summary.png", "best.yaml", _RECORD)
+
+
+@dataclass(frozen=True)
+class SweepSettings:
+    """Where and how a sweep runs. ray: local, auto or an address; force: begin again in a sweep's folder."""
+
+    out: Path
+    workers: int = 1
+    ray: str | None = None
+    device: str = "cpu"
+    force: bool = False
+    progress: bool | Report = True
+    command: str = ""
+
+
+def run_sweep(plan: SweepPlan, metric: Metric, settings: SweepSettings) -> SweepSummary:
+    """Train what has no result yet and write the summary.
+
+    ``out`` gets runs/NAME (a run directory each) and runs/NAME.json (its result), errors/NAME.txt for runs
+    that failed, summary.json, .md, .png, and best.yaml. A killed sweep goes on, runs in the middle too; more
+    values or seeds may be added later. A run that fails is reported and the others go on. Raises ConfigError
+    for a folder of another sweep (unless ``force``), and for a log that cannot be read.
+    """
+    out = settings.out
+    _open_folder(out, _identity(plan), settings.force)
+    unpack_runs(out / "packed", out / "runs")
+    jobs = [_make_job(run, settings) for run in plan.runs]
+    done = run_jobs(jobs, settings.workers, settings.ray, settings.progress, keep_going=True)
+    unpack_runs(out / "packed", out / "runs")
+    shutil.rmtree(out / "packed", ignore_errors=True)
+    _write_errors(out / "errors", plan, done.failures)
+    results = _read_results(plan, out / "runs")
+    if not results and done.failures:
+        _give_up(out, done.failures)
+    failures = [FailedRun(failure.name, failure.reason) for failure in done.failures]
+    summary = summarise(plan, results, metric, failures)
+    write_summary(summary, out, {"command": settings.command, "ran": done.ran, "found": done.found})
+    return summary
+
+
+def _make_job(run: SweepRun, settings: SweepSettings) -> Job:
+    """On Ray the whole run comes back in one archive, unless its result is here already."""
+    result = settings.out / "runs" / f"{run.name}.json"
+    if settings.ray is None or is_result(result):
+        return Job(run.name, train_run, (run.name, run.config, settings.device), result, is_result)
+    files = files_of(run.config)
+    originals = tuple(str(file.path) for file in files)
+    arguments = (run.name, run.config, settings.device, originals, *files)
+    return Job(run.name, train_packed, arguments, settings.out / "packed" / f"{run.name}.zip", is_archive)
+
+
+def _read_results(plan: SweepPlan, folder: Path) -> dict[str, RunResult]:
+    paths = {run.name: folder / f"{run.name}.json" for run in plan.runs}
+    return {name: read_result(path) for name, path in paths.items() if is_result(path)}
+
+
+def _write_errors(folder: Path, plan: SweepPlan, failures: tuple[JobFailure, ...]) -> None:
+    """A file per failed run; those of runs that have come through since are removed."""
+    for run in plan.runs:
+        (folder / f"{run.name}.txt").unlink(missing_ok=True)
+    for failure in failures:
+        folder.mkdir(exist_ok=True)
+        text = f"{failure.reason}\n\n{failure.trace}".rstrip() + "\n"
+        (folder / f"{failure.name}.txt").write_text(text, encoding="utf-8")
+    if folder.is_dir() and not any(folder.iterdir()):
+        folder.rmdir()
+
+
+def _give_up(out: Path, failures: tuple[JobFailure, ...]) -> NoReturn:
+    """Where every run failed and none has come to a checkpoint, the folder is free for a mended config."""
+    first = failures[0]
+    if not any((out / "runs").glob("*/checkpoint.pt")):
+        shutil.rmtree(out / "runs", ignore_errors=True)
+        (out / _RECORD).unlink(missing_ok=True)
+    raise JobError(f"every run failed, {first.name} first: {first.reason}", first.trace)
+
+
+def _identity(plan: SweepPlan) -> dict[str, Any]:
+    """What the runs of a folder have in common, and the digests of logs and policies. Raises KofflineError.
+
+    Each algorithm is made once, so that what does not fit the log is said before anything is written.
+    """
+    from koffline.algos.from_config import check_actions, make_algorithm
+    from koffline.algos.quiet import quiet
+
+    swept = {axis.key for axis in plan.axes}
+    logs: dict[str, Transitions] = {}
+    digests = {}
+    for config in (setting.config for setting in plan.settings):
+        data, policy = config.data, config.algo.policy
+        if data.source not in logs:
+            logs[data.source] = log = _open_log(config)
+            digests[f"log {data.source}" if "data.source" in swept else "log"] = log.sha256
+        with quiet():
+            algo = make_algorithm(config.algo.type, config.algo.params, "cpu", policy)
+            check_actions(algo, logs[data.source], config.algo.type)
+        if policy is not None:
+            name = f"policy {policy}" if "algo.policy" in swept else "policy"
+            digests[name] = hashlib.sha256(Path(policy).read_bytes()).hexdigest()
+    return {"config": deciding(plan.base), "digests": digests}
+
+
+def _open_log(config: TrainConfig) -> Transitions:
+    data = config.data
+    bounds = None if data.continuous is None else Bounds(*data.continuous)
+    return open_transitions(data.source, Discrete(data.discrete) if data.discrete else bounds)
+
+
+def _open_folder(out: Path, identity: Mapping[str, Any], force: bool) -> None:
+    """Take the folder, or raise ConfigError before anything is written."""
+    found = _read_record(out)
+    if found is not None and force:
+        for name in _OURS:
+            path = out / name
+            shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+        found = None
+    if found is not None:
+        _check_same(out, found["config"], identity["config"], missing_matters=True)
+        _check_same(out, found["digests"], identity["digests"], missing_matters=False)
+        identity = {**identity, "digests": {**found["digests"], **identity["digests"]}}
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"{out} cannot be created ({error.strerror or error}); choose another") from None
+    with atomic_file(out / _RECORD, force=True) as temporary:
+        temporary.write_text(json.dumps({"format": _FORMAT, **identity}, indent=2) + "\n", encoding="utf-8")
+
+
+def _check_same(
+    out: Path, found: Mapping[str, Any], wanted: Mapping[str, Any], missing_matters: bool
+) -> None:
+    """The grid and the seeds of a sweep may grow; what lies below them may not change."""
+    for key in sorted({*found, *wanted}):
+        if key in found and key in wanted:
+            same = found[key] == wanted[key]
+        else:
+            same = not missing_matters
+        if not same:
+            what = key if missing_matters else f"the digest of the {key}"
+            raise ConfigError(
+                f"{out} is a sweep with {what} {_shown(found.get(key))}, not {_shown(wanted.get(key))}; "
+                "choose another --out or begin again with --force"
+            )
+
+
+def _read_record(out: Path) -> dict[str, Any] | None:
+    """The identity of the sweep in a folder; None for a new folder. Raises ConfigError for another's."""
+    if out.exists() and not out.is_dir():
+        raise ConfigError(f"{out} is a file; name a folder for the sweep")
+    try:
+        record = json.loads((out / _RECORD).read_text(encoding="utf-8"))
+        return {"config": dict(record["config"]), "digests": dict(record["digests"])}
+    except FileNotFoundError:
+        if out.exists() and any(not path.name.startswith(".") for path in out.iterdir()):
+            raise ConfigError(f"{out} holds something that is not a sweep; choose another --out") from None
+        return None
+    except (OSError, ValueError, KeyError, TypeError):
+        raise ConfigError(f"{out / _RECORD} is damaged; choose another --out") from None
+
+
+def _shown(value: Any) -> str:
+    text = "not set" if value is None else str(value)
+    return text if len(text) <= 20 else f"{text[:12]}…"

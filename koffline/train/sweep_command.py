@@ -1,0 +1,95 @@
+"""``koffline sweep``: a config file, a grid and seeds in; runs, a ranked table and a picture out."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+
+import click
+
+_HELP = """Train CONFIG with every combination of the --grid values and several seeds.
+
+Writes DIR/runs/NAME (a run directory each), summary.json, .md and .png (interquartile mean over seeds with a
+bootstrap interval, the best setting first) and best.yaml. The same command goes on with a killed sweep, runs
+in the middle too; more values or seeds may be added. A run that fails does not stop the others. The
+summary's metric is that of the last epoch: changing --metric trains nothing again.
+
+\b
+Examples:
+  koffline sweep configs/kloss_dqn.yaml --grid algo.params.learning_rate=1e-3,3e-4 --seeds 5 --workers 2
+  koffline sweep configs/iql.yaml --grid algo.params.expectile=0.7,0.9 --metric td_error --minimize
+  koffline sweep configs/cql.yaml --grid data.source=a.hdf5,b.hdf5 --seeds 5 --ray auto --out sweeps/cql
+"""
+
+
+@click.command(help=_HELP, no_args_is_help=True)
+@click.argument("config")
+@click.option(
+    "--grid",
+    multiple=True,
+    metavar="KEY=A,B,…",
+    help="Values of one setting, e.g. algo.params.gamma=0.98,0.99; may be given several times.",
+)
+@click.option("--seeds", type=int, default=5, show_default=True, help="How many, from train.seed on.")
+@click.option(
+    "--set",
+    "assignments",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="One setting of all runs, e.g. train.n_steps=5000; wins over the file.",
+)
+@click.option("--data", metavar="SOURCE", help="The log, instead of data.source.")
+@click.option("--out", metavar="DIR", help="Folder of the sweep; default sweeps/ and the name of CONFIG.")
+@click.option("--metric", help="What counts: an evaluator or a loss; default the return in an environment.")
+@click.option(
+    "--maximize/--minimize", default=None, help="Default: errors, losses and distances are minimised."
+)
+@click.option("--workers", type=int, default=1, show_default=True, help="Processes, one core each.")
+@click.option("--ray", metavar="ADDRESS", help="Run on Ray: local, auto or an address.")
+@click.option("--device", default="cpu", show_default=True, help="cpu, cuda or cuda:N.")
+@click.option(
+    "--resume/--force",
+    "resume",
+    default=True,
+    help="Go on with the sweep in --out (the default), or delete its runs and begin again.",
+)
+def sweep(
+    config: str,
+    grid: tuple[str, ...],
+    seeds: int,
+    assignments: tuple[str, ...],
+    data: str | None,
+    out: str | None,
+    metric: str | None,
+    maximize: bool | None,
+    workers: int,
+    ray: str | None,
+    device: str,
+    resume: bool,
+) -> None:
+    """Check every config, train, print the table and where the files are."""
+    from koffline.train.sweep import SweepSettings, run_sweep
+    from koffline.train.sweep_plan import make_plan
+    from koffline.train.sweep_summary import choose_metric
+    from koffline.train.sweep_tables import print_summary
+
+    plan = make_plan(config, grid, seeds, assignments, data)
+    folder = Path(out) if out is not None else Path("sweeps") / Path(config).stem
+    command = shlex.join(["koffline", *sys.argv[1:]])
+    settings = SweepSettings(folder, workers, ray, device, force=not resume, command=command)
+    try:
+        summary = run_sweep(plan, choose_metric(plan.base, metric, maximize), settings)
+    except KeyboardInterrupt:
+        click.echo(f"interrupted; what is trained is in {folder}/runs: the same command goes on", err=True)
+        raise SystemExit(130) from None
+    print_summary(summary)
+    click.echo(f"{len(plan.runs)} runs in {folder}/runs; summary {folder}/summary.json")
+    if summary.failures:
+        first = summary.failures[0]
+        click.echo(
+            f"error: {len(summary.failures)} of {summary.runs} runs failed, {first.name} first: "
+            f"{first.reason}; see {folder}/errors, the same command runs them again",
+            err=True,
+        )
+        raise SystemExit(2)

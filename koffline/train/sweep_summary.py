@@ -1,0 +1,235 @@
+"""What a sweep found: per setting the interquartile mean over seeds with a bootstrap interval, ranked."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float, Shaped
+from scipy import stats
+
+from koffline.errors import ConfigError
+from koffline.train.config import TrainConfig
+from koffline.train.sweep_plan import Setting, SweepPlan
+from koffline.train.sweep_run import RunResult
+
+LEVEL = 0.95
+_DRAWS, _MOST_DRAWN = 10_000, 20_000_000
+_FALLS = ("td_error", "continuous_action_diff", "compare_continuous_action_diff")
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A column of the runs' metrics, and whether more is better."""
+
+    name: str
+    maximize: bool
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Interquartile mean of scores and its 95 % interval; NaN for the interval of a single score."""
+
+    iqm: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class SettingSummary:
+    """A setting's scores. values: one per finished seed, infinitely bad where it diverged; seconds: mean."""
+
+    setting: Setting
+    values: tuple[float, ...]
+    spread: Spread
+    diverged: int
+    missing: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class AxisSummary:
+    """All scores with one value of an axis, seeds drawn again within each setting."""
+
+    axis: str
+    value: str
+    settings: int
+    spread: Spread
+
+
+@dataclass(frozen=True)
+class FailedRun:
+    """A run without a result."""
+
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class SweepSummary:
+    """A sweep's outcome, the best setting first; those that lack seeds come last."""
+
+    metric: Metric
+    settings: tuple[SettingSummary, ...]
+    axes: tuple[AxisSummary, ...]
+    failures: tuple[FailedRun, ...]
+    warnings: tuple[str, ...]
+    runs: int
+    seeds: tuple[int, ...]
+
+    @property
+    def best(self) -> SettingSummary | None:
+        """The first setting, where it has all seeds and a finite score."""
+        first = self.settings[0]
+        return None if first.missing or not math.isfinite(first.spread.iqm) else first
+
+    @property
+    def rivals(self) -> int:
+        """Settings whose interval overlaps the best one's."""
+        best = self.best
+        if best is None:
+            return 0
+        return sum(_overlap(best.spread, other.spread) for other in self.settings[1:])
+
+
+def choose_metric(config: TrainConfig, name: str | None = None, maximize: bool | None = None) -> Metric:
+    """The metric of that name: an evaluator's, an evaluator's type, or a loss.
+
+    Without a name the return in an environment, else the only evaluator. Errors, losses and distances are
+    better when small, unless ``maximize`` says otherwise. Raises ConfigError.
+    """
+    types = {key: settings.type for key, settings in config.evaluators.items()}
+    if name is None:
+        played = [key for key, kind in types.items() if kind == "environment"]
+        candidates = played or list(types)
+        if len(candidates) != 1:
+            known = f"one of {', '.join(candidates)}" if candidates else "a loss, as in --metric loss"
+            raise ConfigError(f"the config does not say which metric counts; name it with --metric: {known}")
+        name = candidates[0]
+    if name not in types:
+        of_type = [key for key, kind in types.items() if kind == name]
+        name = of_type[0] if len(of_type) == 1 else name
+    falls = types.get(name, name) in _FALLS or name.endswith("loss") or name.startswith("time_")
+    return Metric(name, not falls if maximize is None else maximize)
+
+
+def summarise(
+    plan: SweepPlan, results: Mapping[str, RunResult], metric: Metric, failures: Sequence[FailedRun] = ()
+) -> SweepSummary:
+    """Rank the settings by the results that are there (by name of the run). Raises ConfigError."""
+    _check_metric(results, metric)
+    worst = -math.inf if metric.maximize else math.inf
+    parts = []
+    for setting in plan.settings:
+        runs = [results[run.name] for run in plan.runs if run.setting is setting and run.name in results]
+        found = [score for run in runs if (score := _score(run, metric, worst)) is not None]
+        seconds = float(np.mean([run.seconds for run in runs])) if runs else math.nan
+        parts.append(
+            SettingSummary(
+                setting,
+                tuple(found),
+                spread_of([np.asarray(found)]),
+                diverged=sum(math.isinf(value) for value in found),
+                missing=len(plan.seeds) - len(found),
+                seconds=seconds,
+            )
+        )
+    warnings = dict.fromkeys(text for run in results.values() for text in run.warnings)
+    return SweepSummary(
+        metric,
+        tuple(sorted(parts, key=lambda part: _rank(part, metric))),
+        tuple(_by_axis(plan, parts)),
+        tuple(failures),
+        tuple(warnings),
+        len(plan.runs),
+        plan.seeds,
+    )
+
+
+def interquartile_mean(scores: Shaped[np.ndarray, "*draw score"]) -> Shaped[np.ndarray, "*draw"]:
+    """Mean without the lowest and the highest quarter, both rounded down to whole scores.
+
+    (Agarwal et al. 2021, Deep reinforcement learning at the edge of the statistical precipice)
+    """
+    count = scores.shape[-1]
+    cut = count // 4
+    return np.asarray(np.sort(scores, axis=-1)[..., cut : count - cut].mean(axis=-1))
+
+
+def spread_of(strata: Sequence[Shaped[np.ndarray, " score"]], draws: int = _DRAWS, seed: int = 0) -> Spread:
+    """Interquartile mean of all scores together, and its stratified bootstrap interval.
+
+    Scores are drawn again within their stratum. The percentiles are pushed outward to those whose normal
+    interval is as wide as Student's, because the bootstrap's is too narrow for few scores (Hesterberg 2015);
+    it stays inside the scores, so that with fewer than five it cannot reach 95 %.
+    """
+    kept = [np.asarray(part, dtype=np.float64) for part in strata if len(part)]
+    scores = np.concatenate(kept) if kept else np.empty(0)
+    if not len(scores):
+        return Spread(math.nan, math.nan, math.nan)
+    value = float(interquartile_mean(scores))
+    if all(len(part) < 2 for part in kept):
+        return Spread(value, math.nan, math.nan)
+    generator, draws = np.random.default_rng(seed), min(draws, max(1000, _MOST_DRAWN // len(scores)))
+    drawn = [part[generator.integers(len(part), size=(draws, len(part)))] for part in kept]
+    means = interquartile_mean(np.concatenate(drawn, axis=1))
+    tail = _tail(len(scores) - len(kept), min(len(part) for part in kept if len(part) > 1))
+    # The inverse of the distribution itself: infinite scores have no point between them.
+    low, high = np.quantile(means, [tail, 1.0 - tail], method="inverted_cdf")
+    return Spread(value, float(low), float(high))
+
+
+def _tail(freedom: int, smallest: int) -> float:
+    """Share of draws beyond either end: Φ(−t √(n / (n − 1))) for the n of the smallest stratum."""
+    reach = stats.t.ppf(0.5 + LEVEL / 2.0, max(freedom, 1)) * math.sqrt(smallest / (smallest - 1))
+    return float(stats.norm.cdf(-reach))
+
+
+def _score(run: RunResult, metric: Metric, worst: float) -> float | None:
+    """NaN and divergence are the worst there is; None where the run does not have that metric."""
+    if run.diverged is not None:
+        return worst
+    value = run.metrics.get(metric.name)
+    return worst if value is not None and not math.isfinite(value) else value
+
+
+def _check_metric(results: Mapping[str, RunResult], metric: Metric) -> None:
+    trained = [run for run in results.values() if run.diverged is None]
+    if not trained or any(metric.name in run.metrics for run in trained):
+        return
+    known = sorted({name for run in trained for name in run.metrics if not name.startswith("time_")})
+    raise ConfigError(
+        f"no run has a metric '{metric.name}'; known are {', '.join(known)}: the runs are kept, name one of "
+        "these with --metric"
+    )
+
+
+def _rank(part: SettingSummary, metric: Metric) -> tuple[bool, float, float]:
+    iqm = part.spread.iqm
+    if not part.values:
+        return (True, math.inf, part.missing)
+    return (part.missing > 0, -iqm if metric.maximize else iqm, part.missing)
+
+
+def _by_axis(plan: SweepPlan, parts: Sequence[SettingSummary]) -> list[AxisSummary]:
+    """One line per value of each axis, where the grid has several axes."""
+    several = sum(len(axis.values) > 1 for axis in plan.axes) > 1
+    found = []
+    for place in range(len(plan.axes) if several else 0):
+        groups: dict[tuple[str, str], list[Float[np.ndarray, " score"]]] = {}
+        for part in parts:
+            groups.setdefault(part.setting.values[place], []).append(np.asarray(part.values))
+        if len(groups) > 1:
+            found += [
+                AxisSummary(name, value, len(scores), spread_of(scores))
+                for (name, value), scores in groups.items()
+            ]
+    return found
+
+
+def _overlap(first: Spread, second: Spread) -> bool:
+    if any(math.isnan(part.low) for part in (first, second)):
+        return True
+    return first.low <= second.high and second.low <= first.high
