@@ -207,7 +207,7 @@ def _section(model: type[_Section], given: Any, where: str) -> Any:
         if isinstance(value, bool) and "bool" not in str(model.model_fields[name].annotation):
             raise ConfigError(f"{where}.{name} is {str(value).lower()}; a yes or no is no value here")
     try:
-        return model(**values)
+        return model(**{name: _number(value, model, name) for name, value in values.items()})
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join([where, *map(str, first["loc"][:1])])
@@ -215,6 +215,16 @@ def _section(model: type[_Section], given: Any, where: str) -> Any:
             raise ConfigError(f"{place} is missing; give a value") from None
         reason = first["msg"][0].lower() + first["msg"][1:]
         raise ConfigError(f"{place} is {first['input']!r}: {reason}") from None
+
+
+def _number(value: Any, model: type[_Section], name: str) -> Any:
+    """YAML takes 1e4 for text."""
+    if isinstance(value, str) and "int" in str(model.model_fields[name].annotation):
+        try:
+            return float(value)
+        except ValueError:
+            return value
+    return value
 
 
 def _refuse_unknown(values: Mapping[str, Any], model: type[_Section], where: str) -> None:

@@ -1,0 +1,96 @@
+"""Small configs and logs for the tests of koffline.train."""
+
+from __future__ import annotations
+
+import csv
+import io
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from koffline import Continuous, Discrete, Transitions
+from koffline.algos.from_config import EVALUATORS, resolve_params
+from koffline.data.sources import write_transitions
+
+COLUMNS = 3
+
+
+def make_log(discrete: bool = True, episodes: int = 6, length: int = 8, seed: int = 0) -> Transitions:
+    """Episodes of random numbers; every other one is cut by a time limit."""
+    generator = np.random.default_rng(seed)
+    rows = episodes * length
+    observations = generator.normal(size=(rows, COLUMNS)).astype(np.float32)
+    steps = np.arange(rows) % length
+    is_last, episode = steps == length - 1, np.arange(rows) // length
+    actions = generator.integers(0, 2, rows) if discrete else generator.uniform(-1, 1, (rows, 2))
+    return Transitions(
+        observations=observations,
+        actions=actions,
+        rewards=generator.normal(size=rows),
+        next_observations=np.where(is_last[:, None], 0.5, np.roll(observations, -1, axis=0)),
+        terminated=is_last & (episode % 2 == 0),
+        truncated=is_last & (episode % 2 == 1),
+        action_space=Discrete(2) if discrete else Continuous(2, -1.0, 1.0),
+        episode_ids=episode,
+        steps=steps,
+    )
+
+
+def write_log(folder: Path, discrete: bool = True, **options: Any) -> str:
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"log_{'discrete' if discrete else 'continuous'}.hdf5"
+    write_transitions(make_log(discrete, **options), path, force=True)
+    return str(path)
+
+
+def is_discrete(kind: str) -> bool:
+    return "discrete" in kind or kind in ("dqn", "double_dqn", "nfq", "kloss_dqn")
+
+
+def make_config(source: str, kind: str = "dqn", **train: Any) -> dict[str, Any]:
+    """Three epochs of a tiny network, the last one shorter; two metrics."""
+    params: dict[str, Any] = {}
+    for name in resolve_params(kind, {}):
+        if name.endswith("encoder_factory"):
+            params[name] = {"type": "vector", "params": {"hidden_units": [8]}}
+        if name == "batch_size":
+            params[name] = 8
+        if name in ("target_update_interval", "warmup_steps", "rl_start_step"):
+            params[name] = 7  # something changes in the middle of an epoch
+        if name == "observation_scaler":
+            params[name] = {"type": "standard"}
+    has_values = kind not in ("bc", "discrete_bc", *EVALUATORS)
+    return {
+        "data": {"source": source},
+        "algo": {"type": kind, "params": params},
+        "train": {"n_steps": 25, "n_steps_per_epoch": 10, **train},
+        "evaluators": ["td_error", "average_value"] if has_values else {},
+    }
+
+
+def read_model(path: Path) -> tuple[Any, str]:
+    """Weights and optimisers, and the config."""
+    content = pickle.loads(path.read_bytes())  # our own file
+    return torch.load(io.BytesIO(content["torch"]), weights_only=True), content["config"]
+
+
+def same(left: Any, right: Any) -> bool:
+    """Equal to the bit."""
+    if isinstance(left, dict):
+        return left.keys() == right.keys() and all(same(left[key], right[key]) for key in left)
+    if isinstance(left, (list, tuple)):
+        return len(left) == len(right) and all(map(same, left, right))
+    return torch.equal(left, right) if torch.is_tensor(left) else left == right
+
+
+def metric_files(folder: Path) -> dict[str, bytes]:
+    """Everything logged but the clock."""
+    return {p.name: p.read_bytes() for p in folder.glob("*.csv") if not p.name.startswith("time_")}
+
+
+def read_csv(path: Path) -> list[list[float]]:
+    with path.open(encoding="utf-8") as file:
+        return [[float(cell) for cell in row] for row in csv.reader(file)]

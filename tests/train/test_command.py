@@ -1,0 +1,102 @@
+"""``koffline train`` as it is typed: one line for what is wrong, exit code 2, a table at the end."""
+
+import re
+import subprocess
+import sys
+
+import pytest
+import yaml
+from click.testing import CliRunner
+
+import koffline.train.run
+from koffline.cli import cli
+from tests.train.small_runs import make_config, write_log
+
+
+@pytest.fixture
+def config(tmp_path):
+    path = tmp_path / "small.yaml"
+    path.write_text(yaml.safe_dump(make_config(write_log(tmp_path))))
+    return str(path)
+
+
+def call(*arguments):
+    return CliRunner().invoke(cli, ["train", *map(str, arguments)])
+
+
+def test_a_run(config, tmp_path):
+    done = call(config, "--out", tmp_path / "run", "--set", "train.n_steps=20")
+    assert done.exit_code == 0, done.output
+    assert "td_error" in done.stdout
+    assert "time_step" not in done.stdout
+    assert re.search(r"20 steps in \d+\.\d s", done.stdout)
+    assert done.stdout.strip().endswith("model_20.d3")
+    assert (tmp_path / "run" / "model_20.d3").exists()
+
+
+def test_stdout_belongs_to_the_result(config, tmp_path):
+    command = [sys.executable, "-m", "koffline", "train", config, "--out", str(tmp_path / "run")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    assert done.stderr == ""
+    assert "dataset info" not in done.stdout
+    assert "25 steps" in done.stdout
+
+
+def test_out_has_a_default(config, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert call(config).exit_code == 0
+    assert (tmp_path / "runs" / "small" / "config.yaml").exists()
+    again = call(config)
+    assert again.exit_code == 2
+    assert "go on with it by --resume" in again.stderr
+
+
+def test_resume(config, tmp_path):
+    assert call(config, "--out", tmp_path / "run").exit_code == 0
+    again = call(config, "--out", tmp_path / "run", "--resume")
+    assert again.exit_code == 0
+    assert "25 steps" in again.stdout
+    other = call(config, "--out", tmp_path / "run", "--resume", "--set", "algo.params.gamma=0.5")
+    assert other.exit_code == 2
+    assert "algo.params.gamma 0.99, not 0.5" in other.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--set", "algo.params.gama=1"], "algo.params.gama is unknown; did you mean 'gamma'?"),
+        (["--set", "algo.type=sac", "--set", "algo.params={}"], "sac is for continuous actions"),
+        (["--set", "gamma"], "--set received 'gamma'; write it as key=value"),
+        (["--data", "no.hdf5"], "no.hdf5 does not exist"),
+        (["--device", "cuda:99"], "device is 'cuda:99'"),
+        (["--set", "evaluators.environment.env=CartPoll-v1"], "there is no environment 'CartPoll-v1'"),
+        (["--divice", "cpu"], "No such option"),
+    ],
+)
+def test_what_is_wrong_is_one_line(arguments, message, config, tmp_path):
+    done = call(config, "--out", tmp_path / "run", *arguments)
+    assert done.exit_code == 2
+    assert message in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_interrupt_says_how_to_go_on(config, tmp_path, monkeypatch):
+    save = koffline.train.run.save_state
+
+    def interrupted(*arguments):
+        save(*arguments)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(koffline.train.run, "save_state", interrupted)
+        done = call(config, "--out", tmp_path / "run")
+    assert done.exit_code == 130
+    assert "go on with --resume" in done.stderr
+    assert call(config, "--out", tmp_path / "run", "--resume").exit_code == 0
+
+
+def test_help_has_examples():
+    done = call("--help")
+    assert done.exit_code == 0
+    assert "koffline train configs/cql.yaml --set algo.params.gamma=0.98" in done.stdout

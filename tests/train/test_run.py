@@ -1,0 +1,279 @@
+"""What a run leaves behind, what it learns on, what it refuses."""
+
+import json
+import random
+
+import d3rlpy
+import numpy as np
+import pytest
+import torch
+import yaml
+
+import koffline
+from koffline import Discrete, Transitions
+from koffline.algos.from_config import algorithm_types, resolve_params
+from koffline.data.sources import write_transitions
+from koffline.errors import ConfigError, DataError
+from koffline.train import load_config, train
+from koffline.train.run import split_log
+from tests.train.small_runs import (
+    is_discrete,
+    make_config,
+    make_log,
+    metric_files,
+    read_csv,
+    read_model,
+    same,
+    write_log,
+)
+
+
+def run(folder, kind="dqn", assignments=(), **options):
+    source = write_log(folder, is_discrete(kind))
+    config = load_config(make_config(source, kind), assignments)
+    return train(config, folder / "run", **options)
+
+
+@pytest.mark.parametrize("kind", ["cql", "iql", "td3_plus_bc", "kloss_sac", "discrete_cql"])
+def test_the_folder_is_d3rlpys(kind, tmp_path):
+    result = run(tmp_path, kind)
+    folder = tmp_path / "run"
+    names = {path.name for path in folder.iterdir()}
+    assert {"params.json", "config.yaml", "run.json", "td_error.csv", "time_step.csv"} <= names
+    assert {"model_10.d3", "model_20.d3", "model_25.d3"} <= names
+    assert result.model == folder / "model_25.d3"
+    assert result.steps == 25
+    assert [row[:2] for row in read_csv(folder / "td_error.csv")] == [[1, 10], [2, 20], [3, 25]]
+    assert result.metrics["td_error"] == read_csv(folder / "td_error.csv")[-1][2]
+    algo_class = type(d3rlpy.load_learnable(str(result.model)))
+    rebuilt = algo_class.from_json(str(folder / "params.json"))
+    loaded = d3rlpy.load_learnable(str(result.model))
+    assert rebuilt.impl is not None
+    assert type(rebuilt) is type(loaded)
+    rows = make_log(is_discrete(kind)).observations
+    assert np.isfinite(loaded.predict(rows)).all()
+    assert koffline.load_policy(result.model, make_log(is_discrete(kind)).action_space, (3,)) is not None
+
+
+def test_what_run_json_says(tmp_path):
+    result = run(tmp_path, assignments=["data.split.held_out=0.34", "train.seed=5"])
+    record = json.loads((tmp_path / "run" / "run.json").read_text())
+    log = make_log()
+    assert record["digests"]["data"] == log.sha256
+    assert (
+        record["data"]["rows"] == len(log) == record["data"]["train_rows"] + record["data"]["held_out_rows"]
+    )
+    assert record["data"]["held_out_rows"] == 16
+    assert record["seed"] == 5
+    assert record["versions"]["d3rlpy"] == d3rlpy.__version__
+    assert record["steps"] == 25
+    assert record["metrics"]["td_error"] == result.metrics["td_error"]
+    assert record["model"] == "model_25.d3"
+    assert record["finished"] >= record["started"]
+
+
+def test_the_resolved_config_gives_the_same_run(tmp_path):
+    first = run(tmp_path, "sac")
+    again = train(load_config(tmp_path / "run" / "config.yaml"), tmp_path / "again")
+    assert same(read_model(first.model), read_model(again.model))
+    assert metric_files(tmp_path / "run") == metric_files(tmp_path / "again")
+    config = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
+    assert config["algo"]["params"]["tau"] == 0.005  # a default, written out
+
+
+def test_seeds_differ_and_the_split_does_not_follow_them(tmp_path):
+    one = run(tmp_path / "one", assignments=["train.seed=1", "data.split.held_out=0.5"])
+    two = run(tmp_path / "two", assignments=["train.seed=2", "data.split.held_out=0.5"])
+    assert not same(read_model(one.model)[0], read_model(two.model)[0])
+    scalers = [
+        json.loads(read_model(r.model)[1])["config"]["params"]["observation_scaler"] for r in (one, two)
+    ]
+    assert scalers[0] == scalers[1]
+
+
+def test_metrics_do_not_change_what_is_learned(tmp_path):
+    plain = run(tmp_path / "one", "bcq", ["evaluators={}"])  # draws candidates whenever it acts
+    measured = run(tmp_path / "two", "bcq")
+    assert same(read_model(plain.model), read_model(measured.model))
+
+
+def test_global_generators_are_left_alone(tmp_path):
+    def draws():
+        return random.random(), float(np.random.random()), float(torch.rand(()))  # noqa: NPY002
+
+    def seed():
+        random.seed(1)
+        np.random.seed(1)  # noqa: NPY002
+        torch.manual_seed(1)
+
+    config = load_config(make_config(write_log(tmp_path)))
+    seed()
+    expected = draws()
+    seed()
+    train(config, tmp_path / "run")
+    assert draws() == expected
+
+
+def test_fewer_steps_than_an_epoch_are_trained(tmp_path):
+    result = run(tmp_path, assignments=["train.n_steps=3", "train.n_steps_per_epoch=1000"])
+    assert result.steps == 3
+    assert read_csv(tmp_path / "run" / "loss.csv")[0][:2] == [1, 3]
+
+
+def test_models_are_saved_now_and_then_and_at_the_end(tmp_path):
+    run(tmp_path, assignments=["train.save_interval=2"])
+    assert sorted(p.name for p in (tmp_path / "run").glob("*.d3")) == ["model_20.d3", "model_25.d3"]
+
+
+def test_gradients_only_if_wanted(tmp_path):
+    run(tmp_path / "with")
+    rows = (tmp_path / "with" / "run" / "q_funcs.0._fc.weight_grad.csv").read_text().splitlines()
+    assert rows[0] == "epoch,step,min,max,mean,std"
+    assert [row.split(",")[1] for row in rows[1:]] == ["10", "20", "25"]
+    run(tmp_path / "without", assignments=["logger.gradients=false"])
+    assert not list((tmp_path / "without" / "run").glob("*_grad.csv"))
+
+
+def test_learns_a_bandit(tmp_path):
+    """Action 1 pays 1, action 0 nothing; every episode is one step."""
+    generator = np.random.default_rng(0)
+    observations = generator.normal(size=(200, 2)).astype(np.float32)
+    actions, over = generator.integers(0, 2, 200), np.ones(200, dtype=bool)
+    log = Transitions(observations, actions, actions * 1.0, observations, over, ~over, Discrete(2))
+    write_transitions(log, tmp_path / "log.hdf5")
+    config = make_config(str(tmp_path / "log.hdf5"), "dqn", n_steps=300, n_steps_per_epoch=100)
+    config["evaluators"] = ["average_value", "td_error"]
+    settings = ["algo.params.learning_rate=0.01", "algo.params.batch_size=32", "data.split.held_out=0.3"]
+    result = train(load_config(config, settings), tmp_path / "run")
+    assert result.metrics["average_value"] == pytest.approx(1.0, abs=0.05)
+    assert result.metrics["td_error"] < 0.01  # on rows it has not seen
+    assert (koffline_load(result.model).predict(observations) == 1).all()
+
+
+def koffline_load(path):
+    from koffline.algos.loading import load
+
+    return load(path)
+
+
+@pytest.mark.parametrize("kind", ["fqe", "kloss_fqe"])
+def test_evaluation_of_a_saved_policy(kind, tmp_path):
+    policy = run(tmp_path / "policy", "dqn", ["algo.params.observation_scaler=none"]).model
+    source = write_log(tmp_path)
+    content = make_config(source, kind)
+    content["algo"] |= {"policy": str(policy)}
+    content["algo"]["params"].pop("observation_scaler")
+    content["evaluators"] = ["initial_value"]
+    result = train(load_config(content), tmp_path / "run")
+    assert np.isfinite(result.metrics["initial_value"])
+    with pytest.raises(ConfigError, match=f"{kind} evaluates a policy and none is given"):
+        train(load_config(make_config(source, kind)), tmp_path / "other")
+    with pytest.raises(ConfigError, match=r"algo\.policy is for fqe and kloss_fqe, not for dqn"):
+        train(load_config(make_config(source), [f"algo.policy={policy}"]), tmp_path / "other")
+    if kind == "fqe":
+        with pytest.raises(ConfigError, match="observation_scaler is set; use kloss_fqe"):
+            train(load_config(content, ["algo.params.observation_scaler=standard"]), tmp_path / "other")
+
+
+def test_a_split_of_episodes():
+    log = make_log(episodes=10, length=4)
+    train_part, held_out = split_log(log, 0.3, seed=0)
+    assert (train_part.n_episodes, held_out.n_episodes) == (7, 3)
+    assert not set(train_part.episode_ids) & set(held_out.episode_ids)
+    again = split_log(log, 0.3, seed=0)[1]
+    assert again.sha256 == held_out.sha256 != split_log(log, 0.3, seed=1)[1].sha256
+    assert split_log(log, 0.0, seed=0) == (log, None)
+    assert split_log(log, 0.001, seed=0)[1].n_episodes == 1
+    assert split_log(log, 0.999, seed=0)[0].n_episodes == 1
+    rows = split_log(log.replace(episode_ids=None, steps=None), 0.25, seed=0)
+    assert [len(part) for part in rows] == [30, 10]
+    with pytest.raises(ConfigError, match="the log has one episode"):
+        split_log(make_log(episodes=1), 0.5, seed=0)
+
+
+def test_declared_actions(tmp_path):
+    source = write_log(tmp_path)
+    config = load_config(make_config(source), ["data.discrete=5"])
+    result = train(config, tmp_path / "run")
+    assert koffline_load(result.model).action_size == 5
+
+
+class TestRefusals:
+    @pytest.mark.parametrize("kind", ["dqn", "discrete_sac", "kloss_dqn", "kloss_discrete_sac"])
+    def test_discrete_on_continuous(self, kind, tmp_path):
+        source = write_log(tmp_path, discrete=False)
+        with pytest.raises(
+            ConfigError, match=f"{kind} is for discrete actions, the log has Continuous.*such as"
+        ):
+            train(load_config(make_config(source, kind)), tmp_path / "run")
+        assert not (tmp_path / "run").exists()
+
+    @pytest.mark.parametrize("kind", ["sac", "kloss_sac", "td3_plus_bc", "iql", "cql"])
+    def test_continuous_on_discrete(self, kind, tmp_path):
+        source = write_log(tmp_path)
+        with pytest.raises(
+            ConfigError, match=rf"{kind} is for continuous actions, the log has Discrete\(2\).*such as"
+        ):
+            train(load_config(make_config(source, kind)), tmp_path / "run")
+        assert not (tmp_path / "run").exists()
+
+    def images(self, folder):
+        pixels = np.random.default_rng(0).integers(0, 255, (12, 3, 8, 8)).astype(np.uint8)
+        flags = np.zeros(12, dtype=bool)
+        log = Transitions(pixels, np.zeros(12), np.ones(12), pixels, flags, flags, Discrete(2))
+        write_transitions(log, folder / "images.hdf5")
+        return str(folder / "images.hdf5")
+
+    def test_images_where_a_kernel_means_little(self, tmp_path):
+        config = make_config(self.images(tmp_path), "kloss_dqn")
+        config["algo"]["params"].pop("observation_scaler")
+        with pytest.raises(ConfigError, match=r"images, .*embedding"):
+            train(load_config(config), tmp_path / "run")
+        assert not (tmp_path / "run").exists()
+
+    def test_images_and_an_encoder_of_vectors(self, tmp_path):
+        config = make_config(self.images(tmp_path), "dqn")
+        config["algo"]["params"].pop("observation_scaler")
+        with pytest.raises(ConfigError, match=r"dqn .*observations of shape \(3, 8, 8\)"):
+            train(load_config(config), tmp_path / "run")
+        assert not (tmp_path / "run").exists()
+
+    @pytest.mark.parametrize("device", ["gpu", "cuda:77", "mps"])
+    def test_devices(self, device, tmp_path):
+        with pytest.raises(ConfigError, match="device is"):
+            run(tmp_path, device=device)
+        assert not (tmp_path / "run").exists()
+
+    def test_missing_log(self, tmp_path):
+        with pytest.raises(DataError, match="does not exist"):
+            train(load_config(make_config(str(tmp_path / "no.hdf5"))), tmp_path / "run")
+
+    def test_scalers_of_what_never_changes(self, tmp_path):
+        log = make_log().replace(rewards=np.ones(48))
+        write_transitions(log, tmp_path / "log.hdf5")
+        config = load_config(make_config(str(tmp_path / "log.hdf5")), ["algo.params.reward_scaler=min_max"])
+        with pytest.raises(ConfigError, match=r"reward_scaler 'min_max' gives rewards that are not finite"):
+            train(config, tmp_path / "run")
+
+    def test_divergence_is_said_in_one_line(self, tmp_path):
+        with pytest.raises(ConfigError, match=r"training diverged after step 0: .*lower the learning rates"):
+            run(tmp_path, "sac", ["algo.params.actor_learning_rate=1e36"])
+
+
+def test_actions_out_of_reach_are_noticed(tmp_path, caplog):
+    log = make_log(discrete=False)
+    log = log.replace(actions=log.actions * 2, action_space=koffline.Continuous(2, -2.0, 2.0))
+    write_transitions(log, tmp_path / "log.hdf5")
+    config = make_config(str(tmp_path / "log.hdf5"), "td3")
+    train(load_config(config), tmp_path / "run")
+    assert "set algo.params.action_scaler to min_max" in caplog.text
+    caplog.clear()
+    train(load_config(config, ["algo.params.action_scaler=min_max"]), tmp_path / "scaled")
+    assert not caplog.text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [k for k in algorithm_types() if k not in ("fqe", "kloss_fqe")])
+def test_every_algorithm_trains(kind, tmp_path):
+    assert resolve_params(kind, {})
+    assert run(tmp_path, kind).steps == 25
