@@ -49,15 +49,12 @@ def plot(paths: tuple[str, ...], save: str | None, **options: Any) -> None:
       koffline plot runs/a/critic_loss.csv runs/b/critic_loss.csv --label kloss --label td
       koffline plot runs/a/critic_loss.csv --window 10 --show-steps --save loss.svg
     """
-    from koffline.runs.figures import PlotOptions, draw_metrics
+    from koffline.runs.figures import PlotOptions, draw_metrics, line_labels
     from koffline.runs.metrics import describe, read_metric
     from koffline.runs.showing import check_where, save_or_show
 
     settings = PlotOptions(**options)
-    if settings.labels and len(settings.labels) != len(paths):
-        raise ConfigError(
-            f"there are {len(settings.labels)} --label and {len(paths)} files; give one for each, or none"
-        )
+    line_labels(settings, [Path(path) for path in paths])
     check_where(save)
     metrics = [read_metric(path) for path in paths]
     for metric in metrics:
@@ -123,9 +120,7 @@ def export(model_path: str, output_path: str, force: bool) -> None:
 def _episode_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """What record and play share."""
     for option in (
-        click.option(
-            "--seed", type=int, default=0, show_default=True, help="Episode i has the seed SEED + i."
-        ),
+        click.option("--seed", type=int, default=0, show_default=True, help="Episode i has seed SEED + i."),
         click.option("--max-steps", type=click.IntRange(1), help="Cut episodes after this many steps."),
         click.option("--use-gymnasium", is_flag=True, hidden=True, help="As always; for d3rlpy's scripts."),
         click.option("--target-return", type=float, help="The return a Decision Transformer aims at."),
@@ -157,7 +152,7 @@ def record(model_path: str, out: str, format_: str, force: bool, **options: Any)
     Examples:
       koffline record runs/a/model_1000.d3 --env-id CartPole-v1
       koffline record model.d3 --env-id Hopper-v5 --n-episodes 1 --out videos/hopper --format mp4
-      koffline record model.d3 --env-header "env = gymnasium.make('Pendulum-v1', render_mode='rgb_array', g=2.0)"
+      koffline record model.d3 --env-header "env = gymnasium.make('CartPole-v1', render_mode='rgb_array')"
     """
     from koffline.runs import videos
 
@@ -201,15 +196,16 @@ def _player(model_path: str, render_mode: str | None, options: dict[str, Any]) -
 
     if options["seed"] < 0:
         raise ConfigError(f"--seed is {options['seed']}; give a number that is not negative")
-    algo = load_model(model_path)
     with contextlib.redirect_stdout(sys.stderr):
         env = open_environment(options["env_id"], options["env_header"], render_mode)
     try:
-        if render_mode == "rgb_array" and env.render_mode != "rgb_array":
+        mode = getattr(env, "render_mode", None)
+        if render_mode == "rgb_array" and mode != "rgb_array":
             raise ConfigError(
-                f"the environment's render_mode is {env.render_mode!r}; make it with render_mode='rgb_array'"
+                f"the environment's render_mode is {mode!r}; make it with render_mode='rgb_array'"
             )
-        yield Player(algo, env, options["env_id"] or "the environment", options["target_return"]), env
+        name = options["env_id"] or "the environment"
+        yield Player(load_model(model_path), env, name, options["target_return"]), env
     finally:
         with contextlib.suppress(Exception):  # nothing is left to lose
             env.close()
@@ -253,7 +249,6 @@ def _say(path: Path | None) -> None:
 def _has_display() -> bool:
     import os
 
-    on_screen = os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
-    return (
-        bool(on_screen) or os.environ.get("SDL_VIDEODRIVER") == "dummy" or sys.platform in ("win32", "darwin")
-    )
+    if sys.platform in ("win32", "darwin") or os.environ.get("SDL_VIDEODRIVER") == "dummy":
+        return True
+    return bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))

@@ -57,18 +57,12 @@ class PlotOptions:
             raise ConfigError(f"--window is {self.window}; give 1 (no smoothing) or more")
         for name, limits in (("xlim", self.xlim), ("ylim", self.ylim)):
             if limits and not (math.isfinite(limits[0]) and limits[0] < limits[1] < math.inf):
-                raise ConfigError(
-                    f"--{name} is {limits[0]:g} {limits[1]:g}; give the lower end, then the upper"
-                )
+                raise ConfigError(f"--{name} is {limits[0]:g} {limits[1]:g}; give the lower end first")
 
 
 def draw_metrics(figure: Figure, metrics: Sequence[Metric], options: PlotOptions) -> None:
     """One line per metric. Raises ConfigError for another number of labels."""
-    labels = options.labels or short_names([metric.path for metric in metrics])
-    if len(labels) != len(metrics):
-        raise ConfigError(
-            f"there are {len(labels)} --label and {len(metrics)} files; give one for each, or none"
-        )
+    labels = line_labels(options, [metric.path for metric in metrics])
     axes = figure.add_subplot()
     for index, (metric, label) in enumerate(zip(metrics, labels, strict=True)):
         look = {
@@ -116,6 +110,15 @@ def grid_size(count: int) -> tuple[float, float]:
     """Inches of a grid of panels."""
     columns = math.ceil(math.sqrt(count))
     return max(5.0, 3.4 * columns), max(3.4, 2.5 * math.ceil(count / columns))
+
+
+def line_labels(options: PlotOptions, paths: Sequence[Path]) -> tuple[str, ...]:
+    """The labels asked for, or names of the files. Raises ConfigError for another number than of files."""
+    if options.labels and len(options.labels) != len(paths):
+        raise ConfigError(
+            f"there are {len(options.labels)} --label and {len(paths)} files; give one for each, or none"
+        )
+    return options.labels or short_names(paths)
 
 
 def short_names(paths: Sequence[Path]) -> tuple[str, ...]:

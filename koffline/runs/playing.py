@@ -93,8 +93,8 @@ class _Model:
         if hasattr(algo, "as_stateful_wrapper"):
             if target_return is None:
                 raise ConfigError(
-                    f"a {type(algo).__name__} aims at a return; give it with --target-return, in the units of "
-                    "the environment's rewards"
+                    f"a {type(algo).__name__} aims at a return; give it with --target-return, "
+                    "in the units of the environment's rewards"
                 )
             self._memory = algo.as_stateful_wrapper(float(target_return))
 
@@ -131,8 +131,8 @@ class _Model:
             )
         if tuple(algo.observation_shape) != translator.observation_shape:
             raise PolicyError(
-                f"the {kind} takes observations of shape {tuple(algo.observation_shape)}, the environment gives "
-                f"{translator.observation_shape}; give the environment that it was trained for"
+                f"the {kind} takes observations of shape {tuple(algo.observation_shape)}, the environment "
+                f"gives {translator.observation_shape}; give the environment that it was trained for"
             )
 
 

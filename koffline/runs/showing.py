@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from koffline.data.files import atomic_file
 from koffline.errors import ConfigError
@@ -54,13 +54,13 @@ def _file_format(path: Path) -> str:
 
     ending, known = path.suffix[1:].lower(), FigureCanvasBase.get_supported_filetypes()
     if ending not in known:
-        raise ConfigError(
-            f"--save {path}: the ending says the format; give one of .{', .'.join(sorted(known))}"
-        )
+        endings = ", ".join(f".{format_}" for format_ in sorted(known))
+        raise ConfigError(f"--save {path}: the ending says the format; give one of {endings}")
     return ending
 
 
-def _pyplot():  # type: ignore[no-untyped-def]
+def _pyplot() -> Any:
+    """matplotlib.pyplot where it can show something. Raises ConfigError."""
     try:
         import matplotlib.pyplot as pyplot
 

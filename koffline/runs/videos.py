@@ -40,7 +40,7 @@ def check_targets(targets: list[Path], force: bool) -> None:
 
 @contextlib.contextmanager
 def video(target: Path, format_: str, fps: float, force: bool) -> Iterator[AddFrame]:
-    """Give a function that adds a frame (height, width, 3), uint8; the video appears when the block ends well.
+    """Give a function that adds a frame (height, width, 3), uint8; the video appears when the block ends.
 
     Raises ConfigError for frames that are no pictures and DataError where the video cannot be written.
     """
