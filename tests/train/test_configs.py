@@ -1,0 +1,69 @@
+"""The files in configs/: one per algorithm, all of them train."""
+
+import math
+import re
+from pathlib import Path
+
+import pytest
+
+from koffline.algos.from_config import EVALUATORS, algorithm_types, resolve_params
+from koffline.config import parse_assignments, read_yaml
+from koffline.train import load_config, train
+
+FOLDER = Path(__file__).parents[2] / "configs"
+ALGORITHMS = sorted(FOLDER.glob("*.yaml"))
+EXPERIMENTS = sorted((FOLDER / "experiments").glob("*.yaml"))
+FEW_STEPS = ["train.n_steps=3", "train.n_steps_per_epoch=2"]
+QUICK = ("kloss_dqn", "kloss_sac", "trust_pcl", "td3_plus_bc")
+
+
+def test_there_is_one_per_algorithm():
+    assert [path.stem for path in ALGORITHMS] == sorted(algorithm_types())
+
+
+@pytest.mark.parametrize("path", [*ALGORITHMS, *EXPERIMENTS], ids=lambda path: path.stem)
+def test_it_loads_and_says_only_what_differs(path):
+    config = load_config(path)
+    assert Path(config.data.source).is_file()
+    content = read_yaml(path)
+    if path in ALGORITHMS:
+        assert config.algo.type == path.stem
+    defaults = resolve_params(config.algo.type, {})
+    for name in content["algo"]["params"]:
+        assert config.algo.params[name] != defaults[name], f"{name} is the default"
+
+
+@pytest.mark.parametrize("path", EXPERIMENTS, ids=lambda path: path.stem)
+def test_the_commands_in_an_experiment_are_about_it(path):
+    text = path.read_text()
+    commands = re.findall(r"koffline (?:train|sweep) (\S+)", text)
+    assert commands == [str(path.relative_to(FOLDER.parent))]
+    for grid in re.findall(r'--grid "?([^"\s]+=[^"\n\\]*)"?', text):
+        key, values = grid.strip().rstrip('"').split("=")
+        for value in values.split(" --")[0].split(","):
+            assert parse_assignments([f"{key}={value.strip()}"])
+            load_config(path, [f"{key}={value.strip()}"])
+
+
+def quickly(path, tmp_path):
+    config = load_config(path, FEW_STEPS)
+    more = ["evaluators.environment.episodes=1"] if "environment" in config.evaluators else []
+    if config.algo.type in EVALUATORS:
+        policy = train(
+            load_config(FOLDER / "dqn.yaml", [*FEW_STEPS, "evaluators={}"]), tmp_path / "policy"
+        ).model
+        more.append(f"algo.policy={policy}")
+    result = train(load_config(path, [*FEW_STEPS, *more]), tmp_path / "run")
+    assert result.steps == 3
+    assert all(math.isfinite(value) for value in result.metrics.values())
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_it_trains(name, tmp_path):
+    quickly(FOLDER / f"{name}.yaml", tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", [*ALGORITHMS, *EXPERIMENTS], ids=lambda path: path.stem)
+def test_all_train(path, tmp_path):
+    quickly(path, tmp_path)
