@@ -30,6 +30,7 @@ from d3rlpy.torch_utility import convert_to_torch  # noqa: E402
 TImpl = TypeVar("TImpl", bound=KernelCriticImpl)
 TConfig = TypeVar("TConfig", bound=KernelCriticConfig)
 _KERNEL_ROWS = 1024
+_LONGEST_HORIZON = 10_000.0  # steps; with gamma near 1 and no termination in the rows
 
 
 class KernelCriticAlgo(QLearningAlgoBase[TImpl, TConfig]):
@@ -180,9 +181,23 @@ class KernelCriticAlgo(QLearningAlgoBase[TImpl, TConfig]):
             if self._config.action_scaler is not None:
                 actions = self._config.action_scaler.transform(actions)
             self._impl.fix_kernel(observations, actions, self._config.batch_size)
+            start = self._initial_value(batch)
             if self._enable_ddp:  # every process drew rows of its own; the first one's count
-                for buffer in self._impl.modules.kernel.buffers():
-                    torch.distributed.broadcast(buffer, 0)
+                for tensor in (start, *self._impl.modules.kernel.buffers()):
+                    torch.distributed.broadcast(tensor, 0)
+            self._impl.start_at(float(start))
+
+    def _initial_value(self, batch: TransitionMiniBatch) -> torch.Tensor:
+        """The constant that all values start from, as the critic sees rewards."""
+        if self._config.initial_value != "mean":
+            return torch.tensor(float(self._config.initial_value), device=self._device)
+        rewards = convert_to_torch(batch.rewards, self._device)
+        if self._config.reward_scaler is not None:
+            rewards = self._config.reward_scaler.transform(rewards)
+        lost = 1.0 - float(np.mean(self._config.gamma**batch.intervals * (1.0 - batch.terminals)))
+        if lost <= 0.0:  # nothing ends and nothing is discounted: no value is finite
+            return torch.tensor(0.0, device=self._device)
+        return rewards.mean() / max(lost, 1.0 / _LONGEST_HORIZON)
 
     def _check_actions(self, dataset: ReplayBufferBase) -> None:
         wanted, found = self.get_action_type(), dataset.dataset_info.action_space

@@ -18,7 +18,12 @@ import_d3rlpy()
 from d3rlpy.algos.qlearning.base import QLearningAlgoImplBase  # noqa: E402
 from d3rlpy.dataclass_utils import asdict_as_float  # noqa: E402
 from d3rlpy.optimizers import OptimizerWrapper  # noqa: E402
-from d3rlpy.torch_utility import CudaGraphWrapper, Modules, TorchMiniBatch  # noqa: E402
+from d3rlpy.torch_utility import (  # noqa: E402
+    CudaGraphWrapper,
+    Modules,
+    TorchMiniBatch,
+    unwrap_ddp_model,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,6 +124,13 @@ class KernelCriticImpl(QLearningAlgoImplBase):
         """Set bandwidth and scales from (scaled) rows of the log."""
         self._modules.kernel.fix(observations, actions, batch_size)
         self.kernel_is_fixed = True
+
+    def start_at(self, value: float) -> None:
+        """Add a constant to the outputs of all value functions and of their copies."""
+        for name in ("q_funcs", "targ_q_funcs", "slow_q_funcs", "value_func"):
+            functions = getattr(self._modules, name, nn.ModuleList())
+            for function in functions if isinstance(functions, nn.ModuleList) else [functions]:
+                unwrap_ddp_model(function)._fc.bias.data.add_(value)
 
     def save_model(self, f: BinaryIO) -> None:
         """With the count of gradient steps, which d3rlpy forgets."""

@@ -40,6 +40,10 @@ class KernelCriticConfig(LearnableConfig):
         different discrete actions do not meet), or none (a kernel of the state alone).
     standardise: the kernel sees columns with mean 0 and deviation 1.
     normalise: the loss is divided by the mean kernel value, so that a constant residual c costs c².
+    initial_value: constant added to all values before the first step: a number, or "mean", the mean reward
+        over the mean of 1 − discount, about what the log's own policy is worth. Shifts of all values are what
+        gradient descent on residuals learns last (their curvature is (1 − gamma)²), and a critic that starts
+        far above its rewards flatters its actor meanwhile.
     backup: what an ensemble backs up: the minimum over critics, their mean, or each critic its own value.
     """
 
@@ -49,6 +53,7 @@ class KernelCriticConfig(LearnableConfig):
     action_kernel: str = "joint"
     standardise: bool = True
     normalise: bool = True
+    initial_value: Any = "mean"
     backup: str = "own"
 
 
@@ -65,6 +70,9 @@ def check_kernel_options(config: KernelCriticConfig, is_discrete: bool) -> None:
         if not isinstance(getattr(config, name), bool):
             raise ConfigError(f"{name} is {getattr(config, name)!r}; give true or false")
     median_factor(config.bandwidth)
+    start = config.initial_value
+    if start != "mean" and not (_is_number(start) and math.isfinite(start)):
+        raise ConfigError(f"initial_value is {start!r}; give a number or 'mean'")
     weight = config.diag_weight
     if weight is not None and not (_is_number(weight) and 0.0 <= weight <= 1.0):
         raise ConfigError(f"diag_weight is {weight!r}; give a number in [0, 1], or null for 1/batch_size")

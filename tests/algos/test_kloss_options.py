@@ -44,6 +44,8 @@ def fixed_kernel(name: str = "KLossDQN", **settings):
         ("bandwidth", True, "give a positive number"),
         ("diag_weight", 1.5, r"in \[0, 1\]"),
         ("action_kernel", "jiont", "did you mean 'joint'"),
+        ("initial_value", "median", "a number or 'mean'"),
+        ("initial_value", float("inf"), "a number or 'mean'"),
         ("backup", "max", "own, min, mean|did you mean"),
         ("standardise", 1, "true or false"),
         ("batch_size", 1, "at least 2"),
@@ -260,3 +262,52 @@ def test_n_step_intervals_discount_by_their_length() -> None:
     expected = 0.9 ** batch.intervals[:, 0] * (1 - batch.terminals[:, 0])
     np.testing.assert_allclose(algo.impl.discount(torch_batch).numpy(), expected, rtol=1e-6)
     assert len(fit(algo, buffer)) == 1
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_values_start_at_a_constant_once(name: str, tmp_path) -> None:
+    """The output of every value function is shifted before the first step, and never again."""
+    x = torch.as_tensor(observations())
+    actions = torch.zeros(10, ACTIONS)
+
+    def outputs(algo) -> list[torch.Tensor]:
+        found = []
+        for part in ("q_funcs", "targ_q_funcs", "slow_q_funcs", "value_func"):
+            functions = getattr(algo.impl.modules, part, torch.nn.ModuleList())
+            for function in functions if isinstance(functions, torch.nn.ModuleList) else [functions]:
+                takes_actions = not is_discrete(name) and "TrustPCL" not in name and part != "value_func"
+                out = function(x, actions) if takes_actions else function(x)
+                found.append(getattr(out, "q_value", out).detach())
+        return found
+
+    algo = make(name, build=True, initial_value=7.5)
+    before = outputs(algo)
+    batch = make_buffer(name).sample_transition_batch(16)
+    algo.fix_kernel_before(batch)
+    for old, new in zip(before, outputs(algo), strict=True):
+        torch.testing.assert_close(new, old + 7.5)
+    algo.fix_kernel_before(batch)
+    for old, new in zip(before, outputs(algo), strict=True):
+        torch.testing.assert_close(new, old + 7.5)
+    algo.save(str(tmp_path / "model.d3"))
+    loaded = d3rlpy.load_learnable(str(tmp_path / "model.d3"))
+    loaded.fix_kernel_before(batch)
+    for old, new in zip(outputs(algo), outputs(loaded), strict=True):
+        torch.testing.assert_close(new, old)
+
+
+def test_the_mean_start_is_what_the_logs_own_policy_is_worth() -> None:
+    """Reward 2 a step, scaled by a half, gamma 0.9, one row in four ends: 1 / (1 − 0.9 · 3/4)."""
+    batch = make_buffer("KLossDQN").sample_transition_batch(16)
+    rows = {
+        **vars(batch),
+        "rewards": np.full((16, 1), 2.0, np.float32),
+        "terminals": (np.arange(16) % 4 == 0).astype(np.float32)[:, None],
+        "intervals": np.ones((16, 1), np.float32),
+    }
+    scaler = d3rlpy.preprocessing.MultiplyRewardScaler(0.5)
+    algo = make("KLossDQN", build=True, gamma=0.9, reward_scaler=scaler)
+    before = algo.impl.q_function[0]._fc.bias.detach().clone()
+    algo.fix_kernel_before(type(batch)(**rows))
+    moved = algo.impl.q_function[0]._fc.bias.detach() - before
+    torch.testing.assert_close(moved, torch.full((ACTIONS,), 1.0 / (1.0 - 0.9 * 0.75)))
