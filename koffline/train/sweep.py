@@ -187,7 +187,8 @@ def _read_record(out: Path) -> dict[str, Any] | None:
         record = json.loads((out / _RECORD).read_text(encoding="utf-8"))
         return {"config": dict(record["config"]), "digests": dict(record["digests"])}
     except FileNotFoundError:
-        if out.exists() and any(not path.name.startswith(".") for path in out.iterdir()):
+        # Where every run has failed only the reasons are left.
+        if out.exists() and any(not p.name.startswith(".") and p.name != "errors" for p in out.iterdir()):
             raise ConfigError(f"{out} holds something that is not a sweep; choose another --out") from None
         return None
     except (OSError, ValueError, KeyError, TypeError):

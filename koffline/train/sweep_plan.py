@@ -177,6 +177,8 @@ def _in_words(config: TrainConfig, axis: Axis, text: str) -> str:
         return text
     if key in _FILES:
         return _file_word(text, texts)
+    if isinstance(value, float) and float(f"{value:g}") == value:
+        return f"{value:g}"
     return value if isinstance(value, str) else json.dumps(value)
 
 

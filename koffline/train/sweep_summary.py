@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -110,6 +111,9 @@ def choose_metric(config: TrainConfig, name: str | None = None, maximize: bool |
         name = candidates[0]
     if name not in types:
         of_type = [key for key, kind in types.items() if kind == name]
+        near = difflib.get_close_matches(name, types, n=1, cutoff=0.75)
+        if near and not of_type:
+            raise ConfigError(f"--metric {name} is no evaluator of the config; did you mean '{near[0]}'?")
         name = of_type[0] if len(of_type) == 1 else name
     falls = types.get(name, name) in _FALLS or name.endswith("loss") or name.startswith("time_")
     return Metric(name, not falls if maximize is None else maximize)

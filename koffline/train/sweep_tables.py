@@ -81,7 +81,7 @@ def print_summary(summary: SweepSummary) -> None:
 
     console = Console()
     table = Table(title=escape(_title(summary)), title_justify="left")
-    swept = len(summary.settings[0].setting.values)
+    swept = max(1, len(summary.settings[0].setting.values))
     for place, name in enumerate(_head(summary)):
         table.add_column(escape(name), justify="left" if place < swept else "right", overflow="fold")
     for row in _rows(summary)[:_SHOWN]:
@@ -149,7 +149,8 @@ def _interval_name() -> str:
 
 
 def _cells(spread: Spread) -> list[str]:
-    interval = "–" if math.isnan(spread.low) else f"{number(spread.low)} … {number(spread.high)}"
+    ends = [number(spread.low), number(spread.high)]
+    interval = ends[0] if ends[0] == ends[1] and not math.isfinite(spread.low) else " … ".join(ends)
     return [number(spread.iqm), interval]
 
 
