@@ -11,6 +11,7 @@ import numpy as np
 
 import koffline.algos
 from koffline.algos.config_fields import build, fill_in, nearest
+from koffline.algos.fit_scalers import fit_scalers
 from koffline.algos.loading import device_name, load
 from koffline.algos.path_buffer import PathReplayBuffer
 from koffline.algos.trust_pcl import TrustPCL
@@ -21,7 +22,6 @@ from koffline.errors import ConfigError, KofflineError
 
 d3rlpy = import_d3rlpy()
 
-from d3rlpy.algos.utility import build_scalers_with_transition_picker  # noqa: E402
 from d3rlpy.base import LearnableConfig  # noqa: E402
 from d3rlpy.constants import ActionSpace  # noqa: E402
 from d3rlpy.serializable_config import CONFIG_STORAGE  # noqa: E402
@@ -34,7 +34,6 @@ _NOT_TRAINED = {
     "random_policy": "it has nothing to train",
     "discrete_random_policy": "it has nothing to train",
 }
-_ROWS_CHECKED = 1000
 EVALUATORS = ("fqe", "kloss_fqe")  # of a policy that is given
 
 
@@ -101,8 +100,7 @@ def build_networks(algo: Any, buffer: ColumnarReplayBuffer, kind: str) -> None:
     """Fit the scalers on the log, create the networks. Raises ConfigError where they do not fit it."""
     log = buffer.transitions
     size = buffer.dataset_info.action_size
-    _created(lambda: build_scalers_with_transition_picker(algo, buffer), kind, log)
-    _check_scalers(algo, log)
+    _created(lambda: fit_scalers(algo, buffer), kind, log)
     _created(lambda: algo.create_impl(log.observation_shape, size), kind, log)
 
 
@@ -130,22 +128,6 @@ def _created(make: Any, kind: str, log: Transitions | None = None) -> Any:
         reason = " ".join(str(error).split()) or type(error).__name__
         shape = "" if log is None else f" for observations of shape {log.observation_shape}"
         raise ConfigError(f"{kind} cannot be made{shape}: {reason}; check algo.params") from error
-
-
-def _check_scalers(algo: Any, log: Transitions) -> None:
-    """Columns that never change have no extent to divide by."""
-    columns = {"observation": log.observations, "action": log.actions, "reward": log.rewards}
-    for name, column in columns.items():
-        scaler = getattr(algo, f"{name}_scaler")
-        if scaler is None:
-            continue
-        with np.errstate(all="ignore"):
-            scaled = scaler.transform_numpy(np.asarray(column[:_ROWS_CHECKED], dtype=np.float32))
-        if not np.isfinite(scaled).all():
-            raise ConfigError(
-                f"algo.params.{name}_scaler '{scaler.get_type()}' gives {name}s that are not finite (does a "
-                "column never change?); leave it out or choose another"
-            )
 
 
 def _check_ranges(params: Mapping[str, Any], where: str) -> None:
