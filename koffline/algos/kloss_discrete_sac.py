@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Optional
 
 import torch
 from jaxtyping import Float
@@ -102,7 +102,8 @@ class KLossDiscreteSACConfig(KernelCriticConfig):
     """
 
     actor_learning_rate: float = 3e-4
-    critic_learning_rate: float = 3e-4
+    critic_learning_rate: float = 3e-3
+    diag_weight: Optional[float] = 0.1  # noqa: UP045
     temp_learning_rate: float = 3e-4
     actor_optim_factory: OptimizerFactory = make_optimizer_field()
     critic_optim_factory: OptimizerFactory = make_optimizer_field()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Optional
 
 import torch
 import torch.nn.functional as F
@@ -92,7 +92,8 @@ class KLossDQNConfig(KernelCriticConfig):
     """
 
     batch_size: int = 256
-    learning_rate: float = 3e-4
+    learning_rate: float = 3e-3
+    diag_weight: Optional[float] = 0.1  # noqa: UP045
     optim_factory: OptimizerFactory = make_optimizer_field()
     encoder_factory: EncoderFactory = make_encoder_field()
     q_func_factory: QFunctionFactory = make_q_func_field()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Optional
 
 import torch
 from jaxtyping import Float
@@ -132,7 +132,8 @@ class KLossIQLConfig(KernelCriticConfig):
     """
 
     actor_learning_rate: float = 3e-4
-    critic_learning_rate: float = 3e-4
+    critic_learning_rate: float = 3e-3
+    diag_weight: Optional[float] = 0.1  # noqa: UP045
     actor_optim_factory: OptimizerFactory = make_optimizer_field()
     critic_optim_factory: OptimizerFactory = make_optimizer_field()
     actor_encoder_factory: EncoderFactory = make_encoder_field()

@@ -125,7 +125,7 @@ class KLossSACConfig(KernelCriticConfig):
     """
 
     actor_learning_rate: float = 3e-4
-    critic_learning_rate: float = 3e-4
+    critic_learning_rate: float = 3e-3
     temp_learning_rate: float = 3e-4
     actor_optim_factory: OptimizerFactory = make_optimizer_field()
     critic_optim_factory: OptimizerFactory = make_optimizer_field()
