@@ -21,6 +21,7 @@ INK = "#1f2933"
 # Okabe and Ito's palette, safe for colour-blind readers; further lines repeat it in other strokes.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#4d4d4d")
 _STROKES = ("-", "--", ":", "-.")
+_TITLE_WIDTH = 32  # letters
 _LEGEND_INSIDE = 6  # lines; a longer legend stands beside the axes
 STYLE: dict[Any, Any] = {
     "axes.spines.top": False,
@@ -135,8 +136,12 @@ def _draw_line(
     axes: Axes, metric: Metric, options: PlotOptions, label: str | None, look: dict[str, Any]
 ) -> None:
     x = metric.steps if options.show_steps else metric.epochs
+    if label is not None and not len(metric.finite):
+        label = f"{label} (no finite value)"
     y = moving_average(metric.values, options.window)
     axes.plot(x, y, label=label, lw=1.6, **look)
+    # Rows without a finite value belong to the run too: the x-axis shows how far it went.
+    axes.update_datalim(np.column_stack([x, np.zeros(len(x))]), updatey=False)
     alone = _without_neighbours(np.isfinite(y))  # a line through them would not be seen
     axes.plot(x[alone], y[alone], "o", ms=4, color=look["color"])
 
@@ -156,7 +161,12 @@ def _say_nothing_finite(axes: Axes) -> None:
 def _finish(axes: Axes, options: PlotOptions) -> None:
     from matplotlib.ticker import MaxNLocator
 
-    axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
+    low, high = axes.dataLim.intervalx
+    if low == high:
+        axes.set_xlim(low - 0.5, high + 0.5)  # one epoch: its own number is the only tick
+    else:
+        axes.set_xlim(low - 0.03 * (high - low), high + 0.03 * (high - low))
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True, min_n_ticks=1))
     if options.xlim:
         axes.set_xlim(*options.xlim)
     if options.ylim:
@@ -164,7 +174,10 @@ def _finish(axes: Axes, options: PlotOptions) -> None:
 
 
 def _wrapped(name: str) -> str:
-    """A long name (gradients are named by their whole path) on lines of its own."""
-    import textwrap
-
-    return "\n".join(textwrap.wrap(name, 34, break_on_hyphens=False)) or name
+    """A long name (gradients are named by their whole path) on several lines, broken behind its dots."""
+    lines = [""]
+    for part in name.replace(".", ".\0").split("\0"):
+        if lines[-1] and len(lines[-1]) + len(part) > _TITLE_WIDTH:
+            lines.append("")
+        lines[-1] += part
+    return "\n".join(lines)

@@ -63,13 +63,13 @@ def read_metric(path: str | Path) -> Metric:
 
 
 def metric_files(folder: str | Path) -> list[Path]:
-    """The CSV files of a run, by name. Raises DataError where there are none."""
+    """The CSV files of a run by name, gradients last. Raises DataError where there are none."""
     folder = Path(folder)
     if not folder.exists():
         raise DataError(f"{folder}: there is no such folder; check the path")
     if not folder.is_dir():
         raise DataError(f"{folder} is a file; give the folder of a run, or use plot for one metric")
-    found = sorted(folder.glob("*.csv"))
+    found = sorted(folder.glob("*.csv"), key=lambda path: (path.stem.endswith("_grad"), path.name))
     if not found:
         runs = sorted({path.parent.name for path in folder.glob("*/*.csv")})
         hint = f"give one of its runs, such as {runs[-1]}" if runs else "give the folder of a run"

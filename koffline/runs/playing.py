@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from gymnasium.error import DependencyNotInstalled
 
 from koffline.builders.gymnasium_spaces import SpaceTranslator
 from koffline.builders.make_env import make_env, playing
@@ -81,7 +82,10 @@ class Player:
         if on_frame is None:
             return
         with playing(self._name, "render"):
-            frame = self._env.render()
+            try:
+                frame = self._env.render()
+            except DependencyNotInstalled as error:
+                raise ConfigError(f"{self._name} needs another package to draw: {error}") from error
         on_frame(frame)
 
 

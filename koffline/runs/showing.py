@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from koffline.data.files import atomic_file
+from koffline.data.files import atomic_file, check_target
 from koffline.errors import ConfigError
 from koffline.runs.figures import STYLE
 
@@ -18,11 +18,12 @@ _DPI = 150
 
 
 def check_where(save: str | None) -> None:
-    """Raise ConfigError before any work where the figure could be neither saved nor shown."""
+    """Raise ConfigError or DataError before any work where the figure could be neither saved nor shown."""
     if save is None:
         _pyplot()
     else:
         _file_format(Path(save))
+        check_target(Path(save), force=True)
 
 
 def save_or_show(draw: Callable[[Figure], None], size: tuple[float, float], save: str | None) -> Path | None:
