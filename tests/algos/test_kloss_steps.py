@@ -44,7 +44,8 @@ def batch_of(discrete: bool, seed: int = 0, intervals: bool = True):
     )
 
 
-def in_float64(name: str, target=None, **settings):
+def in_float64(name: str, target=None, diag_weight=None, **settings):
+    settings["diag_weight"] = diag_weight
     factories = {"critic_optim_factory": SGD(), "actor_optim_factory": SGD(), "critic_learning_rate": RATE}
     if name in ("KLossDQN", "KLossDiscreteCQL", "KLossFQE", "DiscreteKLossFQE"):
         factories = {"optim_factory": SGD(), "learning_rate": RATE}
