@@ -210,11 +210,13 @@ def _check_metric(results: Mapping[str, RunResult], metric: Metric) -> None:
     )
 
 
-def _rank(part: SettingSummary, metric: Metric) -> tuple[bool, float, float]:
-    iqm = part.spread.iqm
-    if not part.values:
-        return (True, math.inf, part.missing)
-    return (part.missing > 0, -iqm if metric.maximize else iqm, part.missing)
+def _rank(part: SettingSummary, metric: Metric) -> tuple[bool, bool, float, int, float]:
+    """Complete ones first, then by the interquartile mean; the infinitely bad by what did not diverge."""
+    sign = -1.0 if metric.maximize else 1.0
+    finite = [value for value in part.values if math.isfinite(value)]
+    mean = sign * math.fsum(finite) / len(finite) if finite else math.inf
+    iqm = sign * part.spread.iqm if part.values else math.inf
+    return (part.missing > 0, not part.values, iqm, part.diverged, mean)
 
 
 def _by_axis(plan: SweepPlan, parts: Sequence[SettingSummary]) -> list[AxisSummary]:
