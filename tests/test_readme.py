@@ -24,20 +24,33 @@ COMMANDS = [
     if line.strip()
 ]
 SNIPPETS = [text for kind, text in BLOCKS if kind == "python"]
+PAGES = [ROOT / "docs" / "algorithms.md"]
+PAGE_SNIPPETS = [
+    text
+    for page in PAGES
+    for text in re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+]
 TABLE = re.findall(r"^\| .* \| `([a-z]+:\w+)` \| `(koffline[\w.]+)` \|$", README, flags=re.MULTILINE)
 QUICK = ["--set", "steps=80", "--set", "full_replicas=1", "--set", "resampled_replicas=2"]
+SHORT = ["--set", "train.n_steps=20", "--set", "train.n_steps_per_epoch=10"]
 
 
 @pytest.fixture
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    shutil.copytree(ROOT / "datasets", tmp_path / "datasets")
+    for folder in ("datasets", "configs"):
+        shutil.copytree(ROOT / folder, tmp_path / folder)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
 @pytest.mark.parametrize("command", [c for c in COMMANDS if c.startswith("koffline")])
 def test_koffline_commands_run(command: str, elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    arguments = shlex.split(command)[1:]
+    arguments = shlex.split(command.replace("model_3000", "model_20"))[1:]  # the run below is shorter
+    if "runs/dqn" in command and (arguments[0] != "train" or "--resume" in arguments):
+        train = ["train", "configs/kloss_dqn.yaml", *SHORT, "--out", "runs/dqn"]
+        assert CliRunner().invoke(cli, train, prog_name="koffline").exit_code == 0
+    if arguments[0] in ("train", "sweep"):
+        arguments += SHORT
     if arguments[0] == "evaluate":
         arguments += QUICK
     if arguments[0] == "reproduce":
@@ -60,7 +73,15 @@ def test_other_commands_are_what_they_seem(command: str) -> None:
 @pytest.mark.parametrize("snippet", SNIPPETS, ids=range(len(SNIPPETS)))
 def test_snippets_run(snippet: str, elsewhere: Path, capsys: pytest.CaptureFixture[str]) -> None:
     exec(compile(snippet, "README.md", "exec"), {"__name__": "readme"})
-    assert ("bootstrap" if "evaluate(" in snippet else "tensor(") in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    says = {"evaluate(": "bootstrap", "solve(": "tensor(", "predict(": "[["}
+    assert next(said for call, said in says.items() if call in snippet) in printed
+
+
+@pytest.mark.parametrize("snippet", PAGE_SNIPPETS, ids=range(len(PAGE_SNIPPETS)))
+def test_snippets_of_other_pages_run(snippet: str, elsewhere: Path, capsys) -> None:
+    exec(compile(snippet, "docs", "exec"), {"__name__": "docs"})
+    assert capsys.readouterr().out.strip()
 
 
 @pytest.mark.parametrize(("label", "symbol"), TABLE)
