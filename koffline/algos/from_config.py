@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -77,7 +78,7 @@ def make_algorithm(
     if kind == "kloss_fqe":
         made = koffline.algos.DiscreteKLossFQE if is_discrete else koffline.algos.KLossFQE
     else:
-        _check_same_scalers(target, config)
+        config = _with_scalers_of(target, config)
         made = d3rlpy.ope.DiscreteFQE if is_discrete else d3rlpy.ope.FQE
     return _created(lambda: made(target, config, device=device), kind)
 
@@ -146,13 +147,15 @@ def _check_ranges(params: Mapping[str, Any], where: str) -> None:
             refuse(name, "give a rate in [0, 1]")
 
 
-def _check_same_scalers(target: Any, config: Any) -> None:
-    """d3rlpy's FQE hands its own scaled observations to the policy."""
-    for name in ("observation_scaler", "action_scaler"):
-        if getattr(target.config, name, None) is not None or getattr(config, name) is not None:
+def _with_scalers_of(target: Any, config: Any) -> Any:
+    """d3rlpy's FQE hands what it has scaled to the policy, so that it must scale as the policy does."""
+    names = ("observation_scaler", "action_scaler")
+    for name in names:
+        if getattr(config, name) is not None:
             raise ConfigError(
-                f"fqe gives its policy what it has scaled itself, and {name} is set; use kloss_fqe"
+                f"algo.params.{name} is set, but fqe scales as its policy does; leave it out or use kloss_fqe"
             )
+    return dataclasses.replace(config, **{name: getattr(target.config, name) for name in names})
 
 
 def _counterpart(kind: str) -> str | None:

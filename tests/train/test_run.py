@@ -158,7 +158,7 @@ def koffline_load(path):
 
 @pytest.mark.parametrize("kind", ["fqe", "kloss_fqe"])
 def test_evaluation_of_a_saved_policy(kind, tmp_path):
-    policy = run(tmp_path / "policy", "dqn", ["algo.params.observation_scaler=none"]).model
+    policy = run(tmp_path / "policy", "dqn").model
     source = write_log(tmp_path)
     content = make_config(source, kind)
     content["algo"] |= {"policy": str(policy)}
@@ -166,12 +166,18 @@ def test_evaluation_of_a_saved_policy(kind, tmp_path):
     content["evaluators"] = ["initial_value"]
     result = train(load_config(content), tmp_path / "run")
     assert np.isfinite(result.metrics["initial_value"])
+    if kind == "fqe":  # observations scaled as the policy's, which sees them through the evaluator
+        scalers = [
+            json.loads(read_model(m)[1])["config"]["params"]["observation_scaler"]
+            for m in (policy, result.model)
+        ]
+        assert scalers[0] == scalers[1] != {"type": "none", "params": {}}
     with pytest.raises(ConfigError, match=f"{kind} evaluates a policy and none is given"):
         train(load_config(make_config(source, kind)), tmp_path / "other")
     with pytest.raises(ConfigError, match=r"algo\.policy is for fqe and kloss_fqe, not for dqn"):
         train(load_config(make_config(source), [f"algo.policy={policy}"]), tmp_path / "other")
     if kind == "fqe":
-        with pytest.raises(ConfigError, match="observation_scaler is set; use kloss_fqe"):
+        with pytest.raises(ConfigError, match="observation_scaler is set, but fqe scales as its policy does"):
             train(load_config(content, ["algo.params.observation_scaler=standard"]), tmp_path / "other")
 
 
