@@ -29,7 +29,6 @@ STYLE: dict[Any, Any] = {
     "axes.edgecolor": "#7b8794",
     "axes.labelcolor": INK,
     "axes.titlesize": 10,
-    "axes.titlelocation": "left",
     "axes.grid": True,
     "grid.color": "#e4e7eb",
     "axes.axisbelow": True,
@@ -79,7 +78,7 @@ def draw_metrics(figure: Figure, metrics: Sequence[Metric], options: PlotOptions
     names = {metric.name for metric in metrics}
     axes.set_xlabel("steps" if options.show_steps else "epochs")
     axes.set_ylabel(options.ylabel or (names.pop() if len(names) == 1 else "value"))
-    axes.set_title(options.title or "")
+    axes.set_title(options.title or "", loc="left")
     _finish(axes, options)
     if len(metrics) > _LEGEND_INSIDE:
         figure.legend(loc="outside right upper")
@@ -98,7 +97,7 @@ def draw_grid(figure: Figure, metrics: Sequence[Metric], title: str | None = Non
             axes.fill_between(metric.epochs, metric.low, metric.high, color=_COLOURS[0], alpha=0.15, lw=0)
         if not len(metric.finite):
             _say_nothing_finite(axes)
-        axes.set_title(_wrapped(metric.name))
+        axes.set_title(_wrapped(metric.name), loc="left")
         axes.set_xlabel("epochs")
         _finish(axes, PlotOptions())
     for axes in panels.flat[len(metrics) :]:

@@ -1,0 +1,51 @@
+"""Small models for Puddle World, which draws itself without further packages, and run folders."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from click.testing import CliRunner, Result
+
+from koffline.algos.quiet import quiet
+from koffline.cli import cli
+from tests.algos.makers import d3rlpy, fit, make, make_buffer, seeded, with_small_networks
+
+WORLD = "koffline/PuddleWorld-v0"
+
+
+def command(*arguments: str) -> Result:
+    return CliRunner().invoke(cli, list(arguments), prog_name="koffline")
+
+
+def refusal(*arguments: str) -> str:
+    """The one line of a command that must end with exit code 2."""
+    result = command(*arguments)
+    assert result.exit_code == 2, result.output
+    assert result.stderr.startswith("error: ")
+    assert result.stderr.count("\n") == 1
+    return result.stderr
+
+
+def puddle_model(path: Path) -> Any:
+    """A DQN with random weights for Puddle World, saved."""
+    algo = with_small_networks(d3rlpy.algos.DQNConfig).create()
+    with seeded(2):
+        algo.create_impl((2,), 4)
+    algo.save(str(path))
+    return algo
+
+
+def train_run(folder: Path) -> Path:
+    """A run of d3rlpy's own logger: parameters, metrics, gradients, models."""
+    with quiet():
+        fit(
+            make("KLossDQN"),
+            make_buffer("KLossDQN"),
+            steps=4,
+            n_steps_per_epoch=2,
+            logger_adapter=d3rlpy.logging.FileAdapterFactory(str(folder)),
+            experiment_name="run",
+            with_timestamp=False,
+        )
+    return folder / "run"

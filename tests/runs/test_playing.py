@@ -1,0 +1,295 @@
+"""export, record and play: models in environments, videos, and what is refused."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import koffline
+from koffline.errors import ConfigError, DataError, PolicyError
+from koffline.runs.playing import Player, open_environment
+from koffline.runs.videos import as_picture, video
+from tests.algos.makers import d3rlpy, make, with_small_networks
+from tests.builders import environments
+from tests.runs.models import WORLD, command, puddle_model, refusal
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("model") / "dqn.d3"
+    puddle_model(path)
+    return path
+
+
+def colours(count: int) -> list[np.ndarray]:
+    """Frames that differ, so that a GIF keeps each."""
+    return [np.full((6, 8, 3), 10 * number, dtype=np.uint8) for number in range(count)]
+
+
+def test_export_writes_a_policy(model: Path, tmp_path: Path) -> None:
+    path = tmp_path / "policy.onnx"
+    result = command("export", str(model), str(path))
+    assert result.exit_code == 0, result.output
+    assert result.stdout == f"{path}: the policy of the DQN in {model}\n"
+    observations = np.random.default_rng(0).uniform(size=(20, 2)).astype(np.float32)
+    policy = koffline.load_policy(path, koffline.Discrete(4), (2,))
+    wanted = koffline.load(model).predict(observations)
+    np.testing.assert_array_equal(policy.probabilities(observations).argmax(axis=1), wanted)
+    before = path.read_bytes()
+    assert "exists already" in refusal("export", str(model), str(path))
+    assert path.read_bytes() == before
+    assert command("export", str(model), str(path), "--force").exit_code == 0
+    assert "give .pt" in refusal("export", str(model), str(tmp_path / "policy.d3"))
+    assert "no such file" in refusal("export", str(tmp_path / "nothing.d3"), str(tmp_path / "policy.pt"))
+    assert [found.name for found in tmp_path.iterdir()] == ["policy.onnx"]
+
+
+def test_record_writes_a_gif_of_every_episode(model: Path, tmp_path: Path) -> None:
+    options = ("--env-id", WORLD, "--n-episodes", "2", "--max-steps", "5", "--out", str(tmp_path / "videos"))
+    result = command("record", str(model), *options)
+    assert result.exit_code == 0, result.output
+    lines = result.stdout.splitlines()
+    assert [line.split(":")[0] for line in lines] == ["episode 0", "episode 1", "Score"]
+    assert "5 steps, cut by --max-steps -> " in lines[0]
+    for number in (0, 1):
+        with Image.open(tmp_path / "videos" / f"rl-video-episode-{number}.gif") as gif:
+            assert gif.format == "GIF"
+            assert gif.size == (320, 320)
+            assert gif.n_frames > 1
+    assert "rl-video-episode-0.gif exists already" in refusal("record", str(model), *options)
+    assert command("record", str(model), *options, "--force").exit_code == 0
+
+
+def test_record_writes_frames(model: Path, tmp_path: Path) -> None:
+    """From the first state to the last: one more than steps."""
+    options = ("--n-episodes", "1", "--max-steps", "3", "--out", str(tmp_path), "--format", "png")
+    result = command("record", str(model), "--env-id", WORLD, *options)
+    assert result.exit_code == 0, result.output
+    names = sorted(path.name for path in (tmp_path / "rl-video-episode-0").iterdir())
+    assert names == [f"frame-{number:05d}.png" for number in range(4)]
+    env = gymnasium.make(WORLD, render_mode="rgb_array")
+    env.reset(seed=0)
+    first = np.asarray(Image.open(tmp_path / "rl-video-episode-0" / names[0]))
+    np.testing.assert_array_equal(first, env.render())
+
+
+def test_record_takes_d3rlpys_header(model: Path, tmp_path: Path) -> None:
+    options = ("--n-episodes", "1", "--max-steps", "2", "--out", str(tmp_path), "--use-gymnasium")
+    header = f"env = gymnasium.make('{WORLD}', render_mode='rgb_array')"
+    assert command("record", str(model), "--env-header", header, *options).exit_code == 0
+    silent = header.replace("'rgb_array'", "None")
+    assert "render_mode is None" in refusal("record", str(model), "--env-header", silent, *options, "--force")
+    assert "defines no environment called env" in refusal("record", str(model), "--env-header", "x = 3")
+    broken = refusal("record", str(model), "--env-header", "env = nothing")
+    assert "--env-header failed (NameError: name 'nothing' is not defined)" in broken
+
+
+def test_play_gives_the_return_of_the_greedy_policy(model: Path) -> None:
+    """Against a loop by hand; the seeds of record and play are the same."""
+    result = command("play", str(model), "--env-id", WORLD, "--no-render", "--n-episodes", "2", "--seed", "7")
+    assert result.exit_code == 0, result.output
+    algo, values = koffline.load(model), []
+    env = gymnasium.make(WORLD)
+    for seed in (7, 8):
+        observation, _ = env.reset(seed=seed)
+        values.append(0.0)
+        is_over = False
+        while not is_over:
+            action = int(algo.predict(observation[None])[0])
+            observation, reward, terminated, truncated, _ = env.step(action)
+            values[-1] += float(reward)
+            is_over = terminated or truncated
+    error = abs(values[0] - values[1]) / 2
+    assert result.stdout.splitlines()[-1] == (
+        f"Score: {np.mean(values):.6g} ± {error:.3g} (standard error of 2 episodes)"
+    )
+
+
+def test_play_without_a_display(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("DISPLAY", "WAYLAND_DISPLAY", "SDL_VIDEODRIVER"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(sys, "platform", "linux")
+    line = refusal("play", str(model), "--env-id", "CartPole-v1")
+    assert "no display; give --no-render for the score alone, or use koffline record" in line
+
+
+def test_models_and_environments_that_do_not_fit(model: Path, tmp_path: Path) -> None:
+    play = ("play", str(model), "--no-render", "--env-id")
+    assert "4 discrete actions, the environment 2 discrete" in refusal(*play, "CartPole-v1")
+    assert "the environment 1 continuous action dimensions" in refusal(*play, "Pendulum-v1")
+    assert "did you mean" in refusal(*play, "koffline/PudleWorld-v0")
+    assert "neither of --env-id and --env-header" in refusal("play", str(model), "--no-render")
+    assert "both of --env-id and --env-header" in refusal(*play, WORLD, "--env-header", "env = 1")
+    assert "no such file" in refusal("play", str(tmp_path / "no.d3"), "--no-render", "--env-id", WORLD)
+    assert "--seed is -1" in refusal(*play, WORLD, "--seed", "-1")
+
+
+def test_other_observations_are_refused() -> None:
+    algo = make("KLossTD3PlusBC", build=True)
+    env = Box()
+    env.observation_space = gymnasium.spaces.Box(-9, 9, (5,), np.float32)
+    with pytest.raises(PolicyError, match=r"shape \(4,\), the environment gives \(5,\)"):
+        Player(algo, env, "box")
+
+
+def test_sequence_models_need_a_target_return(tmp_path: Path) -> None:
+    config = with_small_networks(
+        d3rlpy.algos.DiscreteDecisionTransformerConfig, num_heads=1, num_layers=1, context_size=4
+    )
+    algo = config.create()
+    algo.create_impl((2,), 4)
+    algo.save(str(tmp_path / "model.d3"))
+    arguments = ("play", str(tmp_path / "model.d3"), "--env-id", WORLD, "--no-render", "--max-steps", "6")
+    assert "give it with --target-return" in refusal(*arguments)
+    results = [command(*arguments, "--target-return", "-10", "--n-episodes", "2") for _ in range(2)]
+    assert results[0].exit_code == 0, results[0].output
+    assert results[0].stdout == results[1].stdout, "seeded, though it draws its actions"
+
+
+class Box(environments.Shapes):
+    """Remembers the actions that it is given."""
+
+    observation_space = gymnasium.spaces.Box(-9, 9, (4,), np.float32)
+    action_space = gymnasium.spaces.Box(-0.01, 0.02, (3,), np.float32)
+
+    def __init__(self) -> None:
+        self.actions: list[np.ndarray] = []
+
+    def reset(self, *, seed=None, options=None):
+        gymnasium.Env.reset(self, seed=seed)
+        return np.zeros(4, np.float32), {}
+
+    def step(self, action):
+        self.actions.append(action)
+        return self.np_random.normal(size=4).astype(np.float32), 1.0, len(self.actions) == 5, False, {}
+
+
+def test_continuous_actions_are_clipped_to_the_space() -> None:
+    env, algo = Box(), make("KLossTD3PlusBC", build=True)
+    episode = Player(algo, env, "box").play(seed=0)
+    assert (episode.value, episode.steps, episode.is_cut) == (5.0, 5, False)
+    actions = np.stack(env.actions)
+    assert actions.dtype == np.float32
+    assert (actions >= np.float32(-0.01)).all()
+    assert (actions <= np.float32(0.02)).all()
+    assert (np.abs(algo.predict(np.ones((1, 4)))) > 0.02).any(), "nothing had to be clipped"
+
+
+def test_playing_leaves_the_random_generators_alone() -> None:
+    before, numpy_before = torch.random.get_rng_state(), np.random.get_state()[1].copy()  # noqa: NPY002
+    Player(make("KLossSAC", build=True), Box(), "box").play(seed=3)
+    assert torch.equal(torch.random.get_rng_state(), before)
+    np.testing.assert_array_equal(np.random.get_state()[1], numpy_before)  # noqa: NPY002
+
+
+def test_actions_that_are_not_finite_are_refused() -> None:
+    algo = make("KLossTD3PlusBC", build=True)
+    with torch.no_grad():
+        next(algo.impl.policy.parameters()).fill_(torch.nan)
+    with pytest.raises(PolicyError, match=r"gives the action .*not finite"):
+        Player(algo, Box(), "box").play(seed=0)
+
+
+def test_environments_that_fail_are_one_line(model: Path) -> None:
+    environments.register()
+    env = environments.Odd(fault="step")
+    algo = with_small_networks(d3rlpy.algos.DQNConfig).create()
+    algo.create_impl((2,), 2)
+    with pytest.raises(ConfigError, match=r"odd failed in step \(KeyError: 'lost\\nconnection'\)"):
+        Player(algo, env, "odd").play(seed=0)
+
+
+def test_environments_that_lack_a_package_to_draw() -> None:
+    class Undrawn(Box):
+        def render(self):
+            raise gymnasium.error.DependencyNotInstalled("paint is not installed, run `pip install paint`")
+
+    player = Player(make("KLossTD3PlusBC", build=True), Undrawn(), "box")
+    with pytest.raises(ConfigError, match=r"box needs another package to draw: .*pip install paint"):
+        player.play(seed=0, on_frame=lambda frame: None)
+
+
+def test_headers_may_make_our_worlds() -> None:
+    env = open_environment(None, f"env = gym.make('{WORLD}')", None)
+    assert env.spec.id == WORLD
+
+
+@pytest.mark.parametrize(("fps", "kept", "delay"), [(20.0, 7, 50), (50.0, 4, 40), (125.0, 3, 40)])
+def test_gifs_are_played_at_the_speed_of_the_environment(
+    fps: float, kept: int, delay: int, tmp_path: Path
+) -> None:
+    """Frames are left out above 25 per second; the last one is kept and stays for a second."""
+    frames = colours(7)
+    with video(tmp_path / "a.gif", "gif", fps, force=False) as add:
+        for frame in frames:
+            add(frame)
+    with Image.open(tmp_path / "a.gif") as gif:
+        assert gif.n_frames == kept
+        assert gif.info["duration"] == delay
+        gif.seek(kept - 1)
+        assert gif.info["duration"] == delay + 1000
+        np.testing.assert_array_equal(np.asarray(gif.convert("RGB")), frames[-1])
+
+
+def test_an_episode_that_fails_leaves_no_video(tmp_path: Path) -> None:
+    for format_, name in (("gif", "a.gif"), ("png", "a")):
+        with pytest.raises(ConfigError, match="uint8"), video(tmp_path / name, format_, 20.0, False) as add:
+            [add(frame) for frame in (*colours(2), np.zeros(3))]
+        with pytest.raises(ConfigError, match="has no frame"), video(tmp_path / "b.gif", "gif", 20.0, False):
+            pass
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_of_other_files_is_not_replaced(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "thesis.tex").touch()
+    with pytest.raises(DataError), video(tmp_path / "a", "png", 20.0, force=True) as add:
+        add(colours(1)[0])
+    assert (tmp_path / "a" / "thesis.tex").exists()
+
+
+def test_mp4_needs_its_package(model: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(sys.modules, "imageio_ffmpeg", None)
+    line = refusal("record", str(model), "--env-id", WORLD, "--format", "mp4", "--out", str(tmp_path / "v"))
+    assert "pip install imageio-ffmpeg, or use --format gif" in line
+    assert not (tmp_path / "v").exists()
+
+
+def test_mp4_frames_have_even_sides(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A stand-in for imageio-ffmpeg, with its protocol."""
+    calls: list[object] = []
+
+    def write_frames(path, size, **options):
+        calls.append((size, options["fps"]))
+        frames = []
+        try:
+            while True:
+                frames.append((yield))
+        finally:
+            Path(path).write_bytes(b"".join(frame.tobytes() for frame in frames))
+
+    stand_in = ModuleType("imageio_ffmpeg")
+    stand_in.write_frames = write_frames
+    monkeypatch.setitem(sys.modules, "imageio_ffmpeg", stand_in)
+    frames = [np.full((7, 9, 3), shade, dtype=np.uint8) for shade in (1, 2)]
+    with video(tmp_path / "a.mp4", "mp4", 30.0, force=False) as add:
+        for frame in frames:
+            add(frame)
+    assert calls == [((8, 6), 30.0)]
+    assert (tmp_path / "a.mp4").read_bytes() == b"\x01" * 144 + b"\x02" * 144
+
+
+def test_pictures() -> None:
+    grey = np.arange(6, dtype=np.uint8).reshape(2, 3)
+    assert as_picture(grey).shape == (2, 3, 3)
+    np.testing.assert_array_equal(as_picture(np.zeros((2, 3, 4), np.uint8)), np.zeros((2, 3, 3)))
+    for bad in (None, [grey], np.zeros((2, 3, 3))):
+        with pytest.raises(ConfigError, match="rendered"):
+            as_picture(bad)
