@@ -44,8 +44,10 @@ def monte_carlo(model: Path, episodes: int = 40) -> tuple[float, float]:
     worlds = gymnasium.make_vec("CartPole-v1", num_envs=episodes, vectorization_mode="sync")
     observation, _ = worlds.reset(seed=1234)
     alive, returns = np.ones(episodes, bool), np.zeros(episodes)
+    generator = np.random.default_rng(5)
     for step in range(LIMIT):
-        action = policy.probabilities(observation).argmax(axis=1)
+        chance = policy.probabilities(observation).cumsum(axis=1)
+        action = (generator.random((episodes, 1)) > chance).sum(axis=1).clip(max=1)
         observation, reward, terminated, _, _ = worlds.step(action)
         returns += alive * reward * GAMMA**step
         alive &= ~terminated

@@ -86,9 +86,12 @@ class KLossDQNImpl(DiscreteQFunctionMixin, KernelCriticImpl):
 class KLossDQNConfig(KernelCriticConfig):
     """Config of KLossDQN: discrete control without a target network.
 
-    temperature: 0 is the maximum; above, the entropy-regularised (soft) optimality equation with that
-    coefficient of the entropy, in units of reward as the critic sees it. Other fields as in d3rlpy's
-    DQNConfig; the kernel's in KernelCriticConfig.
+    temperature: 0 is the maximum, Bellman's own equation; above, the soft (entropy-regularised) one with that
+        coefficient of the entropy, in units of reward as the critic sees it. With a hard maximum the gradient
+        at s' falls on one action alone, which flattens the differences that a policy lives from; a little
+        softness shares it out and makes training steadier. The policy that is sampled and evaluated is
+        softmax(Q / temperature), `predict` is greedy.
+    Other fields as in d3rlpy's DQNConfig; the kernel's in KernelCriticConfig.
     """
 
     batch_size: int = 256
@@ -98,7 +101,7 @@ class KLossDQNConfig(KernelCriticConfig):
     encoder_factory: EncoderFactory = make_encoder_field()
     q_func_factory: QFunctionFactory = make_q_func_field()
     n_critics: int = 1
-    temperature: float = 0.0
+    temperature: float = 0.1
 
     def create(self, device: Any = False, enable_ddp: bool = False) -> KLossDQN:
         """The algorithm."""

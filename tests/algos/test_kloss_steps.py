@@ -132,7 +132,9 @@ def update(algo, batch, critic_only: bool = True):
 @pytest.mark.parametrize("weight", WEIGHTS)
 @pytest.mark.parametrize("action_kernel", ["joint", "indicator", "none"])
 def test_dqn(weight: float | None, action_kernel: str) -> None:
-    algo = in_float64("KLossDQN", diag_weight=weight, action_kernel=action_kernel, kernel="gaussian")
+    algo = in_float64(
+        "KLossDQN", diag_weight=weight, action_kernel=action_kernel, kernel="gaussian", temperature=0.0
+    )
     batch = batch_of(discrete=True)
     value = row_values(critics(algo, batch.observations), batch)[0]
     next_value = critics(algo, batch.next_observations)[0].max(dim=1).values
@@ -166,7 +168,7 @@ def test_soft_dqn_with_an_ensemble(backup: str) -> None:
 
 
 def test_discrete_cql() -> None:
-    algo = in_float64("KLossDiscreteCQL", alpha=0.7, n_critics=2, backup="own")
+    algo = in_float64("KLossDiscreteCQL", alpha=0.7, n_critics=2, backup="own", temperature=0.0)
     batch = batch_of(discrete=True)
     values = critics(algo, batch.observations)
     value = row_values(values, batch)
