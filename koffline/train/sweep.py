@@ -58,10 +58,14 @@ def run_sweep(plan: SweepPlan, metric: Metric, settings: SweepSettings) -> Sweep
     for a folder of another sweep (unless ``force``), and for a log that cannot be read.
     """
     out = settings.out
-    _open_folder(out, _identity(plan), settings.force)
+    _open_folder(out, _identity(plan, settings.device), settings.force)
     unpack_runs(out / "packed", out / "runs")
     jobs = [_make_job(run, settings) for run in plan.runs]
-    done = run_jobs(jobs, settings.workers, settings.ray, settings.progress, keep_going=True)
+    try:
+        done = run_jobs(jobs, settings.workers, settings.ray, settings.progress, keep_going=True)
+    except ConfigError:  # before any job: no such cluster, no workers
+        _free(out)
+        raise
     unpack_runs(out / "packed", out / "runs")
     shutil.rmtree(out / "packed", ignore_errors=True)
     _write_errors(out / "errors", plan, done.failures)
@@ -103,15 +107,24 @@ def _write_errors(folder: Path, plan: SweepPlan, failures: tuple[JobFailure, ...
 
 
 def _give_up(out: Path, failures: tuple[JobFailure, ...]) -> NoReturn:
-    """Where every run failed and none has come to a checkpoint, the folder is free for a mended config."""
+    """Where every run failed the folder is free for a mended config."""
+    _free(out)
     first = failures[0]
-    if not any((out / "runs").glob("*/checkpoint.pt")):
-        shutil.rmtree(out / "runs", ignore_errors=True)
-        (out / _RECORD).unlink(missing_ok=True)
     raise JobError(f"every run failed, {first.name} first: {first.reason}", first.trace)
 
 
-def _identity(plan: SweepPlan) -> dict[str, Any]:
+def _free(out: Path) -> None:
+    """Undo the taking of a folder in which no run has come to a checkpoint or a result."""
+    if any((out / "runs").glob("*/checkpoint.pt")) or any((out / "runs").glob("*.json")):
+        return
+    for name in ("runs", "packed"):
+        shutil.rmtree(out / name, ignore_errors=True)
+    (out / _RECORD).unlink(missing_ok=True)
+    if not any(out.iterdir()):
+        out.rmdir()
+
+
+def _identity(plan: SweepPlan, device: str) -> dict[str, Any]:
     """What the runs of a folder have in common, and the digests of logs and policies. Raises KofflineError.
 
     Each algorithm is made once, so that what does not fit the log is said before anything is written.
@@ -128,7 +141,7 @@ def _identity(plan: SweepPlan) -> dict[str, Any]:
             logs[data.source] = log = _open_log(config)
             digests[f"log {data.source}" if "data.source" in swept else "log"] = log.sha256
         with quiet():
-            algo = make_algorithm(config.algo.type, config.algo.params, "cpu", policy)
+            algo = make_algorithm(config.algo.type, config.algo.params, device, policy)
             check_actions(algo, logs[data.source], config.algo.type)
         if policy is not None:
             name = f"policy {policy}" if "algo.policy" in swept else "policy"
