@@ -95,7 +95,7 @@ def moving_average(values: Float[np.ndarray, " row"], window: int) -> Float[np.n
 def describe(metric: Metric) -> list[str]:
     """The lines of ``koffline stats``: d3rlpy's, and the last value, the mean, and what is not finite."""
     finite = metric.finite
-    lines = [f"FILE NAME  : {metric.path}", f"EPOCH      : {metric.epochs[-1]:g}"]
+    lines = [f"FILE NAME  : {metric.path}", f"EPOCH      : {metric.epochs[-1]:.15g}"]
     lines += [f"TOTAL STEPS: {metric.steps[-1]:.15g}", f"LAST VALUE : {_number(metric.values[-1])}"]
     for label, compute in (("MAX", np.max), ("MIN", np.min), ("MEAN", np.mean), ("STD", np.std)):
         value = float(compute(finite)) if len(finite) else math.nan

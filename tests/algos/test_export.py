@@ -151,6 +151,26 @@ def test_the_algorithm_is_left_as_it_was(suffix: str, tmp_path: Path) -> None:
     assert not same(parameters(algo), before)
 
 
+@pytest.mark.parametrize("name", ["KLossSAC", "KLossDQN", "DiscreteTrustPCL"])
+def test_an_algorithm_on_a_gpu_is_exported_for_the_cpu(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By way of a copy; the device is feigned, as its name alone decides."""
+    algo = make(name, **scalers(is_discrete(name)))
+    with quiet():
+        fit(algo, make_buffer(name))
+    copies = []
+    create = type(algo.config).create
+    monkeypatch.setattr(type(algo.impl), "device", property(lambda impl: "cuda:0"))
+    monkeypatch.setattr(
+        type(algo.config), "create", lambda *given: copies.append(create(*given)) or copies[0]
+    )
+    export_policy(algo, tmp_path / "policy.pt")
+    assert len(copies) == 1
+    assert copies[0].impl is not algo.impl
+    assert_acts_as_predict(tmp_path / "policy.pt", algo, small_observations(30))
+
+
 @pytest.mark.parametrize("suffix", FORMATS)
 def test_a_failed_export_leaves_the_old_file(
     suffix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
