@@ -160,7 +160,8 @@ def test_an_algorithm_on_a_gpu_is_exported_for_the_cpu(
     with quiet():
         fit(algo, make_buffer(name))
     copies = []
-    create = type(algo.config).create
+    config = type(algo.config)
+    create = config.create
     monkeypatch.setattr(type(algo.impl), "device", property(lambda impl: "cuda:0"))
     monkeypatch.setattr(
         type(algo.config), "create", lambda *given: copies.append(create(*given)) or copies[0]
