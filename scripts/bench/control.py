@@ -7,7 +7,9 @@
 
 Every cell is one algorithm with one seed on one log of datasets/control: gradient steps on the logged rows
 alone, and now and then the mean undiscounted return of its greedy policy over episodes of the environment.
-Both sides of a pair have the same networks, batches, learning rates and scalers; --set changes any field of
+Both sides of a pair have the same networks, batches and scalers, and their own default learning rates;
+--original-rates also trains the originals at other rates of the critic, and counts the best of them on each
+log: originals are tuned with the environment's help, kernel-loss critics are not. --set changes any field of
 an algorithm's configuration, with `*` for all algorithms. Cells are files in --out named by everything they
 depend on but the code: cells that are there are not computed again (--force does). Scores are returns on a
 scale where uniform actions have 0 and the expert 100; a cell's score is the mean over the last quarter of its
@@ -212,16 +214,32 @@ def plan(options: argparse.Namespace) -> list[CellSettings]:
     cells = []
     for name in names:
         path = Path(name) if Path(name).suffix else LOGS / f"{name}.hdf5"
-        for algo in algos_of(koffline.open_transitions(path), options.algos.split(",")):
-            assignments = tuple(assignments_of(algo, options.set))
+        log = koffline.open_transitions(path)
+        steps = dict(options.steps_of).get(str(log.metadata.extra["task"]), options.steps)
+        for algo in algos_of(log, options.algos.split(",")):
             cells += [
                 CellSettings(
-                    name, algo, seed, options.steps, options.evaluate_every, options.episodes,
+                    name, algo, seed, int(steps), options.evaluate_every, options.episodes,
                     tuple(options.hidden), options.batch_size, assignments,
                 )
+                for assignments in variants_of(algo, log, options)
                 for seed in range(options.seeds)
             ]  # fmt: skip
     return cells
+
+
+def variants_of(
+    algo: str, log: Transitions, options: argparse.Namespace
+) -> list[tuple[tuple[str, Any], ...]]:
+    """What --set says, and for an original the same at each of --original-rates."""
+    said = assignments_of(algo, options.set)
+    if algo.startswith("kloss_"):
+        return [tuple(said)]
+    name = "learning_rate" if isinstance(log.action_space, Discrete) else "critic_learning_rate"
+    if algo == "discrete_sac":
+        name = "critic_learning_rate"
+    rates = [[(name, float(rate))] for rate in options.original_rates.split(",") if rate]
+    return [tuple(said), *(tuple(sorted([*said, *rate])) for rate in rates)]
 
 
 def assignments_of(algo: str, texts: list[str]) -> list[tuple[str, Any]]:
@@ -251,6 +269,15 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--algos", default="all", help="registered types, by commas")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=5000)
+    parser.add_argument(
+        "--steps-of",
+        action="append",
+        default=[],
+        type=lambda text: tuple(text.split("=")),
+        metavar="ENV=STEPS",
+        help="other than --steps for an environment",
+    )
+    parser.add_argument("--original-rates", default="", help="more critic learning rates of the originals")
     parser.add_argument("--evaluate-every", type=int, default=500)
     parser.add_argument("--episodes", type=int, default=20)
     parser.add_argument("--hidden", type=int, nargs="+", default=[64, 64])
