@@ -23,6 +23,7 @@ _CHECKED = (
     "ope",
     "policies",
     "replicas",
+    "runs",
     "solvers",
     "stacked_adam",
     "stacked_module",
