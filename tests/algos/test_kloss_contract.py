@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import gymnasium
@@ -305,3 +307,40 @@ def test_every_type_is_registered() -> None:
     for name in wanted.split():
         assert known[name].__module__.startswith("koffline.algos")
     assert set(ours.__all__) <= set(dir(ours))
+
+
+def test_importing_the_algorithms_is_silent() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", "import koffline.algos"], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_the_policy_is_exported(name: str, tmp_path: Path) -> None:
+    """TorchScript and ONNX files act as `predict` does."""
+    import onnxruntime
+
+    algo = make(name, **scalers(is_discrete(name)))
+    fit(algo, make_buffer(name))
+    x = observations()
+    algo.save_policy(str(tmp_path / "policy.pt"))
+    algo.save_policy(str(tmp_path / "policy.onnx"))
+    scripted = torch.jit.load(str(tmp_path / "policy.pt"))(torch.tensor(x)).numpy()
+    session = onnxruntime.InferenceSession(str(tmp_path / "policy.onnx"))
+    exported = session.run(None, {session.get_inputs()[0].name: x})[0]
+    for actions in (scripted, exported):
+        np.testing.assert_allclose(actions.reshape(algo.predict(x).shape), algo.predict(x), atol=1e-5)
+
+
+def test_loaded_without_running_anything_it_is_the_same_model(tmp_path: Path) -> None:
+    import koffline
+
+    for name in ALL:
+        algo = make(name)
+        fit(algo, make_buffer(name), steps=2)
+        algo.save(str(tmp_path / "model.d3"))
+        loaded = koffline.load(str(tmp_path / "model.d3"))
+        assert type(loaded) is type(algo)
+        assert same(parameters(loaded), parameters(algo))
+        assert loaded.grad_step == 2
