@@ -88,6 +88,7 @@ def build_control(
     Raises ConfigError, and PolicyError for a policy that does not fit.
     """
     levels = policy_levels(settings.kind)
+    _check_ends(settings.env)
     if len(policies) not in (0, len(levels)) or (policies and settings.train_steps is not None):
         raise ConfigError(
             f"{len(policies)} policies were given for kind {settings.kind}, which has {len(levels)}; "
@@ -95,6 +96,7 @@ def build_control(
         )
     if settings.kind == "replay":
         learning = learning_settings(settings.env, settings.seed, settings.train_steps)
+        learning = dataclasses.replace(learning, evaluate_every=learning.steps)  # nobody asks how good it is
         return _described(replay_log(_learned(learning, parts, bar), learning, settings.n), "replay", {})
     if not policies and settings.train_steps is not None:
         learning = learning_settings(settings.env, settings.seed, settings.train_steps)
@@ -183,6 +185,16 @@ def replay_log(learned: Learned, settings: LearningSettings, n: int | None) -> T
     extra = {"task": copies.name, **limit, "learner_steps": settings.steps}
     metadata = Metadata(gamma=settings.gamma, extra=extra, notes=copies.notes)
     return Transitions(**_ended(columns), action_space=copies.action_space, metadata=metadata)
+
+
+def _check_ends(env: str) -> None:
+    copies = make_copies(env, None)
+    copies.close()
+    if copies.time_limit is None:
+        raise ConfigError(
+            f"{env} has no time limit, so that a learned policy may play on forever; register it with "
+            "max_episode_steps"
+        )
 
 
 def _learned(settings: LearningSettings, parts: PartsFolder | None, bar: Bar) -> Learned:

@@ -30,6 +30,7 @@ class LearningSettings:
     steps: of the environment. random_steps: uniform actions at the start. update_every: steps per update.
     exploration: share of uniform actions of a discrete learner at its end; it falls linearly from one until
     ``exploration_steps``. evaluate_every: steps between two looks at the policy, over ``episodes`` episodes.
+    keep_every: steps between two checkpoints, about.
     """
 
     env: str
@@ -47,10 +48,13 @@ class LearningSettings:
     exploration_steps: int = 4000
     evaluate_every: int = 1000
     episodes: int = 10
+    keep_every: int = 500
 
     def __post_init__(self) -> None:
-        if min(self.steps, self.update_every, self.evaluate_every, self.episodes, self.batch_size) < 1:
+        if min(self.steps, self.update_every, self.evaluate_every, self.episodes, self.keep_every) < 1:
             raise ConfigError(f"{self} cannot be learned; give positive numbers")
+        if self.batch_size < 1:
+            raise ConfigError(f"batch_size is {self.batch_size}; give a positive number")
         if self.seed < 0:
             raise ConfigError(f"seed is {self.seed}; give a number that is not negative")
 
@@ -122,7 +126,7 @@ class _Run:
             self._play_episode()
             if progress is not None:
                 progress(self._step)
-            if self._checkpoint is not None and self._step - self._saved >= self._settings.evaluate_every:
+            if self._checkpoint is not None and self._step - self._saved >= self._settings.keep_every:
                 self._save(self._checkpoint)
         return Learned(self._columns, self._snapshots)
 

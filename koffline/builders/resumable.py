@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from koffline import __version__
-from koffline.builders.rollouts import Columns, RolloutPlayer, RolloutSettings
+from koffline.builders.rollouts import Columns, RolloutPlayer
 from koffline.data.files import atomic_file
 from koffline.data.transitions import Transitions
 from koffline.errors import DataError
@@ -115,7 +115,7 @@ def _policy_digest(spec: str) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else spec
 
 
-def _fingerprint(settings: RolloutSettings, policies: Sequence[str]) -> str:
+def _fingerprint(settings: Any, policies: Sequence[str]) -> str:
     return hashlib.sha256(repr((__version__, settings, list(policies))).encode()).hexdigest()
 
 

@@ -1,0 +1,317 @@
+"""Control logs: who plays, how many rows, what the bundled ones are, and the command."""
+
+import dataclasses
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+import koffline
+from koffline.builders.control import ControlSettings, build_control, medium_and_expert, noisy, replay_log
+from koffline.builders.control_kinds import KINDS, policy_levels
+from koffline.builders.control_learning import Learned, LearningSettings, Snapshot, log_returns
+from koffline.builders.control_recipes import POLICIES, RECIPES, learning_settings, stem
+from koffline.builders.rollouts import RolloutPlayer
+from koffline.cli import cli
+from koffline.data.transitions import Continuous, Discrete
+from koffline.errors import ConfigError
+from koffline.policies.base import ContinuousPolicy, DiscretePolicy
+from koffline.policies.mlp import Mlp
+from tests.builders import environments
+
+LOGS = Path(__file__).parents[2] / "datasets" / "control"
+NETWORK = Mlp((np.zeros((4, 2)),), (np.zeros(2),), "argmax")
+environments.register()
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+    def call(*arguments):
+        return CliRunner().invoke(cli, ["build", "control", *arguments], prog_name="koffline")
+
+    return call
+
+
+@pytest.mark.parametrize(
+    ("env", "kind"),
+    [
+        *(("CartPole-v1", kind) for kind in ("random", "medium", "expert", "medium-expert")),
+        ("Pendulum-v1", "expert"),
+    ],
+)
+def test_a_log_has_its_rows_and_says_who_played(env, kind):
+    log = build_control(ControlSettings(env, kind, n=1300, seed=3))
+    assert len(log) == 1300
+    assert (log.terminated | log.truncated)[log.episode_ends].all()
+    assert log.metadata.gamma == 0.99
+    extra = log.metadata.extra
+    assert (extra["task"], extra["kind"]) == (env, kind)
+    assert extra["policies"] == [f"{stem(env)}_{level}.npz" for level in policy_levels(kind)] or ["uniform"]
+    assert not any("/" in name for name in extra["policies"])
+    assert log.observations.dtype == np.float32
+    again = build_control(ControlSettings(env, kind, n=700, seed=3))
+    np.testing.assert_array_equal(again.actions, log.actions[:700])
+    assert again.truncated[-1] or again.terminated[-1]
+    other = build_control(ControlSettings(env, kind, n=700, seed=4))
+    assert not np.array_equal(other.observations, again.observations)
+
+
+def test_medium_expert_has_episodes_of_both():
+    log = build_control(ControlSettings("Pendulum-v1", "medium-expert", n=6000, noise=0.0))
+    returns = log_returns(log)
+    assert (returns < -450).sum() >= 5
+    assert (returns > -400).sum() >= 5
+
+
+def test_policies_of_ones_own_play_instead():
+    log = build_control(
+        ControlSettings("CartPole-v1", "medium", n=50, noise=0.0),
+        [lambda s: np.zeros(len(s), dtype=np.int64)],
+    )
+    assert (log.actions == 0).all()
+    np.testing.assert_allclose(log.behavior_log_probabilities, 0.0, atol=1e-12)
+
+
+def test_noise_of_discrete_actions_is_a_share_of_uniform_ones():
+    greedy = DiscretePolicy(4, lambda s: np.ones(len(s), dtype=np.int64), "greedy")
+    table = noisy(greedy, 0.2, Discrete(4)).probabilities(np.zeros((3, 2)))
+    np.testing.assert_allclose(table, np.tile([0.05, 0.85, 0.05, 0.05], (3, 1)))
+    assert noisy(greedy, 0.0, Discrete(4)) is greedy
+    with pytest.raises(ConfigError, match="up to 1"):
+        noisy(greedy, 1.1, Discrete(4))
+
+
+def test_noise_of_continuous_actions_is_gaussian_and_stays_in_the_box():
+    space = Continuous(2, (-1.0, 0.0), (1.0, 10.0))
+    base = ContinuousPolicy(2, lambda s: np.tile([0.0, 5.0], (len(s), 1)), None, "base")
+    policy, generator = noisy(base, 0.1, space), np.random.default_rng(0)
+    states = np.zeros((20_000, 1))
+    drawn = policy.sample(states, generator)
+    # standard errors of 20,000 draws: 0.7 % of a deviation for the mean, 0.5 % for the deviation
+    np.testing.assert_allclose(drawn.mean(axis=0), [0.0, 5.0], atol=4 * 0.5 / np.sqrt(20_000))
+    np.testing.assert_allclose(drawn.std(axis=0), [0.1, 0.5], rtol=0.03)
+    np.testing.assert_array_equal(policy.mean(states[:2]), base.mean(states[:2]))
+    assert not policy.deterministic
+    wide = noisy(base, 5.0, space).sample(states[:500], generator)
+    assert (wide >= space.low).all()
+    assert (wide <= space.high).all()
+    for noise in (-0.1, float("nan"), float("inf")):
+        with pytest.raises(ConfigError, match="noise is"):
+            noisy(base, noise, space)
+
+
+def learned_rows(lengths):
+    ids = np.repeat(np.arange(len(lengths)), lengths)
+    steps = np.concatenate([np.arange(length) for length in lengths])
+    n = len(ids)
+    place = np.arange(n, dtype=np.float32)[:, None] * np.ones(4, np.float32)
+    flags = np.zeros(n, dtype=bool)
+    rows = {"observations": place, "next_observations": place + 1, "actions": np.zeros(n, dtype=np.int64)}
+    rows |= {"rewards": np.ones(n), "terminated": flags.copy(), "truncated": flags, "episode_ids": ids}
+    rows["terminated"][np.cumsum(lengths)[:-1] - 1] = True  # the last episode was cut
+    return Learned({**rows, "steps": steps})
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_smaller_replay_is_whole_episodes_and_a_cut_one(seed):
+    lengths = [3, 5, 2, 7, 4]
+    learned, settings = learned_rows(lengths), LearningSettings("CartPole-v1", 21, seed)
+    whole = replay_log(learned, settings, None)
+    assert (len(whole), whole.n_episodes, bool(whole.truncated[-1])) == (21, 5, True)
+    log = replay_log(learned, settings, 11)
+    assert len(log) == 11
+    assert (np.diff(log.observations[:, 0]) > 0).all()  # in time order
+    assert (log.terminated | log.truncated)[log.episode_ends].all()
+    found = np.add.reduceat(np.ones(11), log.episode_starts).astype(int)
+    starts = np.searchsorted(np.cumsum(lengths), log.observations[log.episode_starts, 0], side="right")
+    shorter = [found[i] < lengths[episode] for i, episode in enumerate(starts)]
+    assert sum(shorter) <= 1
+    with pytest.raises(ConfigError, match="saw 21 rows"):
+        replay_log(learned, settings, 22)
+
+
+def test_medium_is_half_way():
+    learned = Learned(
+        {}, [Snapshot(i, NETWORK, value) for i, value in enumerate([-9.0, -7.0, -4.0, 0.0, -5.0])]
+    )
+    found = medium_and_expert(learned, -10.0)
+    assert (found["medium"].step, found["expert"].step) == (2, 3)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"kind": "rnadom"}, "one of random, replay"),
+        ({"n": 0}, "n is 0"),
+        ({"seed": -1}, "seed is -1"),
+        ({"train_steps": 0}, "train_steps is 0"),
+        ({"noise": 0.1}, "has no policy to add it to"),
+        ({"train_steps": 10}, "need no learner"),
+    ],
+)
+def test_settings_that_cannot_be(settings, message):
+    with pytest.raises(ConfigError, match=message):
+        ControlSettings(**{"env": "CartPole-v1", "kind": "random", **settings})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--env", "Pendulum-v1", "--kind", "medium", "--policy", "uniform", "--policy", "uniform"), "has 1"),
+        (("--env", "Pendulum-v1", "--kind", "replay", "--policy", "uniform"), "has 0"),
+        (
+            ("--env", "Pendulum-v1", "--kind", "medium", "--policy", "uniform", "--train-steps", "9"),
+            "without",
+        ),
+        (("--env", "Acrobot-v1", "--kind", "expert"), "--train-steps"),
+        (("--env", "Acrobot-v1", "--kind", "replay"), "has no recipe"),
+        (("--env", "Pendulm-v1", "--kind", "random"), "did you mean Pendulum-v1"),
+        (("--env", "koffline-tests/Endless-v0", "--kind", "random"), "time limit"),
+        (("--env", "CartPole-v1", "--kind", "medium", "--policy", "no.npz"), "no such file"),
+        (("--env", "CartPole-v1", "--kind", "medium", "--noise", "2"), "up to 1"),
+    ],
+)
+def test_refusals_are_one_line_and_leave_nothing(run, tmp_path, arguments, message):
+    done = run(*arguments, "--out", "log.hdf5")
+    assert done.exit_code == 2, done.output
+    assert message in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_command_learns_where_nothing_is_bundled(run, tmp_path):
+    common = ("--env", "MountainCar-v0", "--train-steps", "30", "--n", "20", "--seed", "1")
+    for kind in ("expert", "replay"):
+        again = [f"{kind}-again.hdf5"] if kind == "replay" else []
+        for name in (f"{kind}.hdf5", *again):
+            done = run(*common, "--kind", kind, "--out", name)
+            assert done.exit_code == 0, done.output
+        log = koffline.open_transitions(tmp_path / f"{kind}.hdf5")
+        assert len(log) == 20
+        assert log.metadata.extra["kind"] == kind
+    assert (tmp_path / "replay.hdf5").read_bytes() == (tmp_path / "replay-again.hdf5").read_bytes()
+    (name,) = koffline.open_transitions(tmp_path / "expert.hdf5").metadata.extra["policies"]
+    assert name.startswith("learned in ")
+    assert not list(tmp_path.glob("*.parts"))
+    assert len(json.loads((tmp_path / "manifest.json").read_text())) == 3
+
+
+def test_a_killed_learner_goes_on(run, tmp_path):
+    """A child kills itself when it has learned half of its rows; this process goes on."""
+    child = (
+        "import os, signal, sys\n"
+        "from koffline.builders import control_learning\n"
+        "from koffline.cli import main\n"
+        "real = control_learning._Run._play_episode\n"
+        "def play(self):\n"
+        "    real(self)\n"
+        "    if self._saved > 0:\n"
+        "        os.kill(os.getpid(), signal.SIGKILL)\n"
+        "control_learning._Run._play_episode = play\n"
+        "main()\n"
+    )
+    arguments = ("--env", "Pendulum-v1", "--kind", "replay", "--train-steps", "700", "--out", "a.hdf5")
+    killed = subprocess.run(
+        [sys.executable, "-c", child, "build", "control", *arguments],
+        cwd=tmp_path,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["a.hdf5.parts"]
+    refused = run(*arguments)
+    assert (refused.exit_code, "--resume" in refused.stderr) == (2, True)
+    assert run(*arguments, "--resume").exit_code == 0
+    assert run(*arguments[:-1], "b.hdf5").exit_code == 0
+    assert (tmp_path / "a.hdf5").read_bytes() == (tmp_path / "b.hdf5").read_bytes()
+    assert not list(tmp_path.glob("*.parts"))
+
+
+def test_playing_goes_on_after_an_interrupt(run, tmp_path, monkeypatch):
+    arguments = ("--env", "CartPole-v1", "--kind", "random", "--n", "1500")
+    real, calls = RolloutPlayer.play_batch, []
+
+    def interrupted(self, number):
+        calls.append(number)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return real(self, number)
+
+    monkeypatch.setattr(RolloutPlayer, "play_batch", interrupted)
+    done = run(*arguments, "--out", "a.hdf5")
+    assert done.exit_code == 130
+    assert "--resume goes on" in done.stderr
+    assert run(*arguments, "--out", "a.hdf5").exit_code == 2
+    for name, more in (("a.hdf5", ("--resume",)), ("b.hdf5", ())):
+        assert run(*arguments, "--out", name, *more).exit_code == 0
+    assert (tmp_path / "a.hdf5").read_bytes() == (tmp_path / "b.hdf5").read_bytes()
+
+
+def test_recipes():
+    for env, recipe in RECIPES.items():
+        assert learning_settings(env, 5).steps == recipe.medium_step
+        assert dataclasses.replace(learning_settings(env, 0), steps=recipe.learning.steps) == recipe.learning
+    assert learning_settings("Acrobot-v1", 1, 50).evaluate_every == 5
+
+
+# The bundled data
+
+
+def test_bundled_files_are_those_of_the_manifests():
+    entries = json.loads((LOGS / "manifest.json").read_text())
+    assert set(entries) == {path.name for path in LOGS.glob("*.hdf5")}
+    for name, entry in entries.items():
+        content = (LOGS / name).read_bytes()
+        assert len(content) < 1_000_000
+        assert entry["files"][name]["sha256"] == hashlib.sha256(content).hexdigest()
+        log = koffline.open_transitions(LOGS / name)
+        assert (log.sha256, len(log), log.n_episodes) == (
+            entry["content_sha256"],
+            entry["rows"],
+            entry["episodes"],
+        )
+        assert f"--kind {log.metadata.extra['kind']} " in entry["command"]
+    policies = json.loads((POLICIES / "policies.json").read_text())
+    for env in RECIPES:
+        for level in ("medium", "expert"):
+            name = f"{stem(env)}_{level}.npz"
+            content = (POLICIES / name).read_bytes()
+            assert len(content) < 300_000
+            assert policies[name]["sha256"] == hashlib.sha256(content).hexdigest()
+        assert policies[f"{stem(env)}_medium.npz"]["steps"] == RECIPES[env].medium_step
+
+
+@pytest.mark.parametrize("env", RECIPES)
+def test_bundled_logs_are_in_order_and_medium_is_in_the_middle(env):
+    kinds = ("random", "replay", "medium", "expert")
+    means = {}
+    for kind in kinds:
+        log = koffline.open_transitions(LOGS / f"{stem(env)}_{kind}.hdf5")
+        means[kind] = log_returns(log)[:-1].mean()  # the last episode was cut
+    assert sorted(kinds, key=means.__getitem__) == list(kinds)
+    share = (means["medium"] - means["random"]) / (means["expert"] - means["random"])
+    assert 0.3 < share < 0.7
+
+
+def test_the_bundled_random_log_is_what_its_command_makes(run, tmp_path):
+    entry = json.loads((LOGS / "manifest.json").read_text())["cartpole_random.hdf5"]
+    arguments = entry["command"].replace("control/", "").split()[3:]
+    assert run(*arguments).exit_code == 0
+    log = koffline.open_transitions(tmp_path / "cartpole_random.hdf5")
+    assert log.sha256 == entry["content_sha256"]
+
+
+def test_every_kind_has_an_example_or_is_in_the_help(run):
+    text = run("--help").output
+    for kind in KINDS:
+        assert kind in text

@@ -1,0 +1,178 @@
+"""Learning by playing: the same rows again, after an interruption too; policies are the learner's."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from koffline.algos.online_learner import LearnerSettings, OnlineLearner, randomness
+from koffline.builders.control_learning import (
+    Learned,
+    LearningSettings,
+    Snapshot,
+    learn,
+    network_policy,
+    policy_arrays,
+    policy_returns,
+)
+from koffline.data.transitions import Continuous, Discrete
+from koffline.errors import ConfigError, DataError, PolicyError
+from koffline.policies.mlp import Mlp
+from koffline.policies.mlp_file import mlp_from_arrays
+
+SMALL = {"hidden": (8,), "batch_size": 16, "random_steps": 40, "evaluate_every": 60, "episodes": 2}
+SMALL["keep_every"] = 60
+SETTINGS = {
+    "CartPole-v1": LearningSettings("CartPole-v1", 300, exploration_steps=150, target_interval=20, **SMALL),
+    "Pendulum-v1": LearningSettings("Pendulum-v1", 450, update_every=5, **SMALL),
+}
+
+
+def same(first, second):
+    for name in first.rows:
+        np.testing.assert_array_equal(first.rows[name], second.rows[name], err_msg=name)
+    assert [s.step for s in first.snapshots] == [s.step for s in second.snapshots]
+    for ours, theirs in zip(first.snapshots, second.snapshots, strict=True):
+        assert ours.mean_return == theirs.mean_return
+        arrays, others = policy_arrays(ours.policy), policy_arrays(theirs.policy)
+        for key, array in arrays.items():
+            np.testing.assert_array_equal(array, others[key], err_msg=key)
+
+
+@pytest.mark.parametrize("env", SETTINGS)
+def test_a_learner_that_was_cut_goes_on_to_the_same_rows(env, tmp_path):
+    whole, checkpoint = learn(SETTINGS[env]), tmp_path / "learner.npz"
+
+    def stop(step):
+        if step > SETTINGS[env].steps // 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        learn(SETTINGS[env], stop, checkpoint)
+    assert checkpoint.is_file()
+    seen = []
+    same(learn(SETTINGS[env], seen.append, checkpoint), whole)
+    assert seen[0] > 60  # it did not begin again
+    same(learn(SETTINGS[env], None, checkpoint), whole)  # now all is there
+
+
+def test_the_seed_decides_and_the_callers_generator_is_left_alone():
+    import torch
+
+    settings = dataclasses.replace(SETTINGS["CartPole-v1"], steps=80)
+    torch.manual_seed(7)
+    first = learn(settings)
+    drawn = torch.rand(1)
+    torch.manual_seed(7)
+    assert torch.rand(1) == drawn
+    other = learn(dataclasses.replace(settings, seed=1))
+    assert not np.array_equal(first.rows["observations"], other.rows["observations"])
+
+
+def test_rows_are_the_environments_own():
+    rows = learn(SETTINGS["CartPole-v1"]).rows
+    goes_on = ~(rows["terminated"] | rows["truncated"])[:-1]
+    np.testing.assert_array_equal(rows["next_observations"][:-1][goes_on], rows["observations"][1:][goes_on])
+    np.testing.assert_array_equal(rows["steps"][1:][goes_on], rows["steps"][:-1][goes_on] + 1)
+    assert (rows["steps"][1:][~goes_on] == 0).all()
+    assert (np.diff(rows["episode_ids"]) == ~goes_on).all()
+    assert set(rows["actions"]) == {0, 1}
+    pendulum = learn(dataclasses.replace(SETTINGS["Pendulum-v1"], steps=200)).rows
+    assert pendulum["truncated"].sum() == 1
+    assert (np.abs(pendulum["actions"]) <= 2.0).all()
+
+
+@pytest.mark.parametrize("space", [Discrete(3), Continuous(2, (-1.0, 0.0), (3.0, 1.0))], ids=str)
+def test_the_network_is_what_the_learner_predicts(space):
+    generator = np.random.default_rng(0)
+    observations = generator.normal(size=(50, 4)).astype(np.float32)
+    actions = generator.integers(3, size=50) if isinstance(space, Discrete) else generator.random((50, 2))
+    batch = {
+        "observations": observations,
+        "next_observations": observations[::-1],
+        "actions": actions,
+        "rewards": generator.normal(size=50),
+        "terminated": generator.random(50) < 0.1,
+    }
+    with randomness(0):
+        learner = OnlineLearner(space, (4,), LearnerSettings(hidden=(8, 8), batch_size=50))
+        for _ in range(30):
+            learner.update(batch)
+        policy = learner.policy()
+        predicted = learner._algo.predict(observations)
+        if isinstance(space, Discrete):
+            np.testing.assert_array_equal(policy.discrete(observations), predicted)
+            np.testing.assert_array_equal(learner.act(observations), predicted)
+        else:
+            np.testing.assert_allclose(policy.mean(observations), predicted, atol=1e-5)
+            drawn = learner.act(observations)
+            assert (drawn >= space.low).all()
+            assert (drawn <= space.high).all()
+            assert not np.allclose(drawn, predicted)
+
+
+def test_a_network_survives_its_arrays():
+    network = learn(dataclasses.replace(SETTINGS["Pendulum-v1"], steps=60)).best.policy
+    again = mlp_from_arrays(policy_arrays(network))
+    observations = np.random.default_rng(0).normal(size=(5, 3))
+    np.testing.assert_array_equal(network.mean(observations), again.mean(observations))
+
+
+def test_returns_are_those_of_an_episode_played_by_hand():
+    import gymnasium
+
+    from koffline.builders.streams import environment_seed
+
+    network = Mlp((np.zeros((4, 2)),), (np.array([1.0, 0.0]),), "argmax")  # always to the left
+    env = gymnasium.make("CartPole-v1")
+    expected = []
+    for episode in range(3):
+        env.reset(seed=environment_seed(5, episode))
+        total, over = 0.0, False
+        while not over:
+            _, reward, terminated, truncated, _ = env.step(0)
+            total, over = total + reward, terminated or truncated
+        expected.append(total)
+    env.close()
+    np.testing.assert_array_equal(policy_returns("CartPole-v1", network, 3, 5), expected)
+    np.testing.assert_array_equal(
+        policy_returns("CartPole-v1", network_policy("CartPole-v1", network), 3, 5), expected
+    )
+
+
+def test_best_and_nearest():
+    returns = [1.0, 4.0, 6.0, 10.0, 5.5, 10.0]
+    network = Mlp((np.zeros((4, 2)),), (np.zeros(2),), "argmax")
+    learned = Learned({}, [Snapshot(step, network, value) for step, value in enumerate(returns)])
+    assert learned.best.step == 3
+    assert learned.nearest(5.4).step == 2  # not the nearer one after the best
+    assert learned.nearest(-5.0).step == 0
+
+
+@pytest.mark.parametrize("damage", [lambda data: data[:200], lambda data: b""])
+def test_a_checkpoint_that_does_not_fit_is_one_line(tmp_path, damage):
+    settings, checkpoint = dataclasses.replace(SETTINGS["CartPole-v1"], steps=80), tmp_path / "learner.npz"
+    learn(settings, None, checkpoint)
+    with pytest.raises(DataError, match="other settings") as caught:
+        learn(dataclasses.replace(settings, seed=1), None, checkpoint)
+    assert "\n" not in str(caught.value)
+    checkpoint.write_bytes(damage(checkpoint.read_bytes()))
+    with pytest.raises(DataError, match="damaged"):
+        learn(settings, None, checkpoint)
+
+
+@pytest.mark.parametrize(
+    "setting", ["steps", "update_every", "evaluate_every", "episodes", "keep_every", "batch_size"]
+)
+def test_settings_that_cannot_be(setting):
+    with pytest.raises(ConfigError, match="positive"):
+        dataclasses.replace(SETTINGS["CartPole-v1"], **{setting: 0})
+    with pytest.raises(ConfigError, match="seed"):
+        dataclasses.replace(SETTINGS["CartPole-v1"], seed=-1)
+
+
+def test_images_and_endless_boxes_are_refused():
+    with pytest.raises(ConfigError, match="takes vectors"):
+        OnlineLearner(Discrete(2), (3, 8, 8), LearnerSettings())
+    with pytest.raises(PolicyError, match="finite bounds"):
+        OnlineLearner(Continuous(1), (3,), LearnerSettings())
