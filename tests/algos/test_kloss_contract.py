@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import gymnasium
@@ -326,7 +327,9 @@ def test_the_policy_is_exported(name: str, tmp_path: Path) -> None:
     x = observations()
     algo.save_policy(str(tmp_path / "policy.pt"))
     algo.save_policy(str(tmp_path / "policy.onnx"))
-    scripted = torch.jit.load(str(tmp_path / "policy.pt"))(torch.tensor(x)).numpy()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch calls its own format deprecated
+        scripted = torch.jit.load(str(tmp_path / "policy.pt"))(torch.tensor(x)).numpy()
     session = onnxruntime.InferenceSession(str(tmp_path / "policy.onnx"))
     exported = session.run(None, {session.get_inputs()[0].name: x})[0]
     for actions in (scripted, exported):
