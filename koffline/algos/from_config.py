@@ -125,8 +125,17 @@ def _created(make: Any, kind: str, log: Transitions | None = None) -> Any:
         return make()
     except KofflineError:
         raise
-    except (AssertionError, TypeError, ValueError, RuntimeError, NotImplementedError, ImportError) as error:
-        reason = " ".join(str(error).split()) or type(error).__name__
+    except (
+        AssertionError,
+        ImportError,
+        IndexError,
+        NotImplementedError,
+        RuntimeError,
+        StopIteration,
+        TypeError,
+        ValueError,
+    ) as error:
+        reason = " ".join(str(error).split()) or "an encoder or a scaler is for other observations or actions"
         shape = "" if log is None else f" for observations of shape {log.observation_shape}"
         raise ConfigError(f"{kind} cannot be made{shape}: {reason}; check algo.params") from error
 
@@ -135,8 +144,23 @@ def _check_ranges(params: Mapping[str, Any], where: str) -> None:
     def refuse(name: str, remedy: str) -> None:
         raise ConfigError(f"{where}.{name} is {params[name]!r}; {remedy}")
 
-    counts = ("batch_size", "n_critics", "target_update_interval", "update_actor_interval")
+    counts = (
+        "batch_size",
+        "n_critics",
+        "target_update_interval",
+        "update_actor_interval",
+        "n_action_samples",
+    )
     for name, value in params.items():
+        if isinstance(value, Mapping):
+            inner = value.get("params")
+            if isinstance(inner, Mapping):
+                _check_ranges(inner, f"{where}.{name}.params")
+            continue
+        if name == "hidden_units" and not (value and all(units >= 1 for units in value)):
+            refuse(name, "give one positive number per layer")
+        if name == "alpha" and isinstance(value, (int, float)) and value < 0.0:
+            refuse(name, "give 0 or a positive number")
         if name == "gamma" and not 0.0 <= value <= 1.0:
             refuse(name, "give a discount factor in [0, 1]")
         if name in counts and value < 1:

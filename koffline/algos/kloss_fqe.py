@@ -164,7 +164,12 @@ class _FQE(KernelCriticAlgo[Any, Any]):
     def __init__(
         self, algo: Any, config: Any = None, device: Any = False, enable_ddp: bool = False, impl: Any = None
     ) -> None:
-        if not isinstance(algo, QLearningAlgoBase) or isinstance(algo, _FQE):
+        if isinstance(algo, _FQE):
+            raise ConfigError(
+                f"{type(self).__name__} evaluates a policy, received a {type(algo).__name__}, which is an "
+                "evaluator itself; give the algorithm it evaluates, its `algo`"
+            )
+        if not isinstance(algo, QLearningAlgoBase):
             raise ConfigError(
                 f"{type(self).__name__} evaluates a d3rlpy Q-learning algorithm, received a "
                 f"{type(algo).__name__}; give the algorithm itself, koffline.load(path) for a file"
@@ -187,6 +192,11 @@ class _FQE(KernelCriticAlgo[Any, Any]):
         """Networks, optimiser, kernel, and the policy's networks where it has none. Raises ConfigError."""
         if self._algo.impl is None:
             self._algo.create_impl(observation_shape, action_size)
+        if self._algo.impl is None:
+            raise ConfigError(
+                f"{type(self._algo).__name__} has no networks to save with its evaluator; evaluate it with "
+                "koffline.evaluate(log, 'uniform', …)"
+            )
         own_shape = tuple(np.atleast_1d(self._algo.observation_shape))
         if own_shape != tuple(observation_shape) or self._algo.action_size != action_size:
             raise ConfigError(

@@ -44,6 +44,9 @@ def load(path: str | Path, device: str | int | bool = "cpu") -> Any:
     with quiet(), torch.random.fork_rng(devices=[]):
         algo = create_algo(file, device)
         _put_everything(file, algo)
+    modules = algo.impl.modules.get_torch_modules().values()
+    if not all(bool(p.isfinite().all()) for module in modules for p in module.parameters()):
+        _LOG.warning("%s holds weights that are not finite: its training diverged", path)
     return algo
 
 
@@ -128,7 +131,7 @@ def device_name(device: str | int | bool) -> str:
 
 def _require_d3(path: Path) -> None:
     if path.is_dir():
-        models = sorted(path.glob("*.d3"))
+        models = sorted(path.glob("*.d3"), key=lambda model: (len(model.name), model.name))
         hint = f"give one of its models, such as {models[-1].name}" if models else "it holds no .d3 model"
         raise PolicyError(f"{path} is a folder; {hint}")
     if not path.exists():

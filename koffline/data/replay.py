@@ -271,6 +271,10 @@ def _episode_arrays(episode: Any) -> EpisodeArrays:
     if not isinstance(episode.observations, np.ndarray):
         raise DataError("the replay buffer holds tuple observations; flatten them into one array")
     rewards = np.asarray(episode.rewards).reshape(-1)
+    if isinstance(episode, EpisodeView):  # shows one step more than it has rewards where it was cut
+        rewards = np.append(rewards, np.zeros(len(episode.observations) - len(rewards), rewards.dtype))
+        ends = np.zeros(len(rewards), dtype=np.bool_)
+        ends[-1] = True
     return EpisodeArrays(episode.observations, episode.actions, rewards, ends & over, ends & (not over), {})
 
 

@@ -158,6 +158,8 @@ def record(model_path: str, out: str, format_: str, force: bool, **options: Any)
 
     videos.check_format(format_)
     targets = [videos.video_target(Path(out), i, format_) for i in range(options["n_episodes"])]
+    folder = Path(out)
+    is_new = not folder.exists()
     with _player(model_path, "rgb_array", options) as (player, env):
         videos.check_targets(targets, force)
         fps = float(env.metadata.get("render_fps") or 30.0)
@@ -166,7 +168,11 @@ def record(model_path: str, out: str, format_: str, force: bool, **options: Any)
             with videos.video(targets[index], format_, fps, force) as add:
                 return player.play(seed, options["max_steps"], add), str(targets[index])
 
-        _play_all(play, options)
+        try:
+            _play_all(play, options)
+        finally:
+            if is_new and not any(folder.iterdir()):
+                folder.rmdir()
 
 
 @click.command()

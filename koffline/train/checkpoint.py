@@ -46,13 +46,23 @@ def save_state(
     write_checkpoint(folder / NAME, state)
 
 
-def restore_state(folder: Path, fingerprint: str, algo: Any, generator: np.random.Generator) -> Progress:
+def restore_state(
+    folder: Path, fingerprint: str, algo: Any, generator: np.random.Generator, first_epoch: int
+) -> Progress:
     """Put the checkpoint's state into `algo` (with networks) and all generators, and cut files back to it.
 
-    Without a checkpoint nothing but files of an unfinished first epoch is removed. Raises ConfigError for a
-    checkpoint that is damaged or of another run.
+    Without a checkpoint nothing but files of an unfinished first epoch, of `first_epoch` steps, is removed.
+    Raises ConfigError, with everything left as it is, for a checkpoint that is damaged, of another run, or
+    gone while later models are there.
     """
-    state = read_checkpoint(folder / NAME, fingerprint)
+    state = _read(folder, fingerprint)
+    if state is None:
+        later = [path.name for path in folder.glob("model_*.d3") if _steps_of(path) > first_epoch]
+        if later:
+            raise ConfigError(
+                f"{folder / NAME} is gone, and with it the way to go on from {later[-1]}; nothing was "
+                "changed: train again into another --out"
+            )
     progress = Progress() if state is None else Progress(*json.loads(state["progress"]))
     _cut_back(folder, {} if state is None else state["sizes"], progress.steps)
     if state is None:
@@ -71,6 +81,24 @@ def restore_state(folder: Path, fingerprint: str, algo: Any, generator: np.rando
         parameter.grad = torch.zeros_like(parameter) if name in with_gradient else None
     _set_random_state(state["random"], generator)
     return progress
+
+
+def _read(folder: Path, fingerprint: str) -> dict[str, Any] | None:
+    """The checkpoint, or None; one that cannot be used ends in a line that deletes nothing."""
+    try:
+        return read_checkpoint(folder / NAME, fingerprint)
+    except ConfigError as error:
+        reason = str(error).partition(";")[0]
+        raise ConfigError(
+            f"{reason}: the run in {folder} cannot go on; its models and metrics stay as they are, train "
+            "again into another --out"
+        ) from None
+
+
+def _steps_of(model: Path) -> int:
+    """Steps in the name of model_*.d3, 0 where there are none."""
+    number = model.stem.removeprefix("model_")
+    return int(number) if number.isdigit() else 0
 
 
 def _parameters(algo: Any) -> list[tuple[str, torch.nn.Parameter]]:
@@ -116,8 +144,7 @@ def _cut_back(folder: Path, sizes: dict[str, int], steps: int) -> None:
             with path.open("r+b") as file:
                 file.truncate(sizes[path.name])
     for path in folder.glob("model_*.d3"):
-        number = path.stem.removeprefix("model_")
-        if number.isdigit() and int(number) > steps:
+        if _steps_of(path) > steps:
             path.unlink()
     for pattern in ("*.part", ".*.tmp"):  # half-written files of a killed process
         for path in folder.glob(pattern):

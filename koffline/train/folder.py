@@ -77,11 +77,11 @@ def _check(out: Path, identity: Mapping[str, Any], resume: bool) -> None:
     if not resume:
         raise ConfigError(f"{out} holds a run already; go on with it by --resume, or choose another --out")
     found = _identity(record["config"], record.get("digests", {}))
-    for key in sorted({*found, *identity}):
+    for key in sorted({*found, *identity}, key=lambda key: (key != "algo.type", key)):
         if found.get(key) != identity.get(key):
             raise ConfigError(
-                f"{out} is a run with {key} {_shown(found.get(key))}, not {_shown(identity.get(key))}; "
-                "resume it with its own config or choose another --out"
+                f"{out} is a run of another config: {key} is {_shown(found.get(key))} there and "
+                f"{_shown(identity.get(key))} here; resume it with its own config or choose another --out"
             )
 
 

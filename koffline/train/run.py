@@ -187,7 +187,8 @@ def _run(
     record = read_record(folder) or {}
     if record.get("versions") != parts.record["versions"]:
         _LOG.warning("%s was begun with other versions; the numbers may differ in the last digits", folder)
-    progress = restore_state(folder, fingerprint, algo, parts.generator)
+    first_epoch = 0 if record.get("finished") else min(config.train.n_steps_per_epoch, total)
+    progress = restore_state(folder, fingerprint, algo, parts.generator, first_epoch)
     logger = make_logger(folder, **config.logger.model_dump())
     with progress_bar(f"training {config.algo.type}", total, show_progress) as show:
         while progress.steps < total:
@@ -245,6 +246,8 @@ def _train_epoch(
     ]
     if bad:
         _LOG.warning("%s is not finite after step %d", ", ".join(bad), progress.steps + steps)
+        if not _is_finite(parts.algo):
+            raise _diverged(progress.steps + steps)
     return Progress(
         progress.epochs + 1,
         progress.steps + steps,
@@ -265,10 +268,19 @@ def _divergence(algo: Any, steps: int) -> Iterator[None]:
         bounded = all((p.abs() < _HUGE).all() for module in modules for p in module.parameters())
         if bounded and not re.search(r"\b(nan|inf)\b", str(error)):
             raise
-        raise ConfigError(
-            f"training diverged after step {steps}: the networks' values are not finite; lower the "
-            "learning rates, clip gradients (…_optim_factory.params.clip_grad_norm) or scale the rewards"
-        ) from error
+        raise _diverged(steps) from error
+
+
+def _diverged(steps: int) -> ConfigError:
+    return ConfigError(
+        f"training diverged after step {steps}: the networks' values are not finite; lower the "
+        "learning rates, clip gradients (…_optim_factory.params.clip_grad_norm) or scale the rewards"
+    )
+
+
+def _is_finite(algo: Any) -> bool:
+    modules = algo.impl.modules.get_torch_modules().values()
+    return all(bool(p.isfinite().all()) for module in modules for p in module.parameters())
 
 
 def _save_model(algo: Any, path: Path) -> None:

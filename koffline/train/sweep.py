@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
+import numpy as np
+
 from koffline.data.files import atomic_file
 from koffline.data.sources import open_transitions
 from koffline.data.spaces import Bounds, Discrete
@@ -58,6 +60,7 @@ def run_sweep(plan: SweepPlan, metric: Metric, settings: SweepSettings) -> Sweep
     for a folder of another sweep (unless ``force``), and for a log that cannot be read.
     """
     out = settings.out
+    _check_metric(plan, metric, settings.device)
     _open_folder(out, _identity(plan, settings.device), settings.force)
     unpack_runs(out / "packed", out / "runs")
     jobs = [_make_job(run, settings) for run in plan.runs]
@@ -149,6 +152,31 @@ def _identity(plan: SweepPlan, device: str) -> dict[str, Any]:
     return {"config": deciding(plan.base), "digests": digests}
 
 
+def _check_metric(plan: SweepPlan, metric: Metric, device: str) -> None:
+    """Raise ConfigError for a metric that no run will have: one step of one algorithm says which exist."""
+    from koffline.algos import from_config
+    from koffline.algos.config_fields import nearest
+    from koffline.algos.evaluators import own_randomness
+    from koffline.algos.quiet import quiet
+
+    config = plan.settings[0].config
+    if metric.name in config.evaluators or metric.name.startswith("time_"):
+        return
+    log, algo_config = _open_log(config), config.algo
+    with quiet(), own_randomness(0):
+        algo = from_config.make_algorithm(algo_config.type, algo_config.params, device, algo_config.policy)
+        from_config.check_actions(algo, log, algo_config.type)
+        buffer = from_config.make_buffer(algo, log, np.random.default_rng(0))
+        from_config.build_networks(algo, buffer, algo_config.type)
+        try:
+            losses = list(algo.update(buffer.sample_transition_batch(algo.batch_size)))
+        except (AssertionError, AttributeError, RuntimeError, ValueError):
+            return  # an algorithm that prepares itself in `fit` only; the summary will say it
+    if metric.name not in losses:
+        known = [*config.evaluators, *losses]
+        raise ConfigError(f"no run will have a metric '{metric.name}'; {nearest(metric.name, known)}")
+
+
 def _open_log(config: TrainConfig) -> Transitions:
     data = config.data
     bounds = None if data.continuous is None else Bounds(*data.continuous)
@@ -179,7 +207,7 @@ def _check_same(
     out: Path, found: Mapping[str, Any], wanted: Mapping[str, Any], missing_matters: bool
 ) -> None:
     """The grid and the seeds of a sweep may grow; what lies below them may not change."""
-    for key in sorted({*found, *wanted}):
+    for key in sorted({*found, *wanted}, key=lambda key: (key != "algo.type", key)):
         if key in found and key in wanted:
             same = found[key] == wanted[key]
         else:
@@ -187,8 +215,8 @@ def _check_same(
         if not same:
             what = key if missing_matters else f"the digest of the {key}"
             raise ConfigError(
-                f"{out} is a sweep with {what} {_shown(found.get(key))}, not {_shown(wanted.get(key))}; "
-                "choose another --out or begin again with --force"
+                f"{out} is another sweep: {what} is {_shown(found.get(key))} there and "
+                f"{_shown(wanted.get(key))} here; choose another --out or begin again with --force"
             )
 
 

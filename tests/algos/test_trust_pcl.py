@@ -9,7 +9,7 @@ import torch
 from koffline.algos.path_batch import TorchPathBatch
 from koffline.algos.path_buffer import PathMiniBatch, PathReplayBuffer
 from koffline.algos.trust_pcl import CRITICS
-from koffline.data.replay import ColumnarReplayBuffer, to_d3rlpy
+from koffline.data.replay import ColumnarReplayBuffer, from_d3rlpy, to_d3rlpy
 from koffline.errors import DataError
 from tests.algos.makers import ACTIONS, COLUMNS, d3rlpy, fit, make, make_log
 from tests.algos.test_kloss_steps import RATE, SGD, hand_loss, stepped
@@ -52,6 +52,16 @@ def test_paths_need_episodes() -> None:
 def test_stock_buffers_give_paths_too(name: str) -> None:
     log = make_log(name.startswith("Discrete"))
     assert len(fit(make(name, path_length=4), to_d3rlpy(log))) == 1
+
+
+@pytest.mark.parametrize("name", ["TrustPCL", "DiscreteTrustPCL"])
+def test_a_stock_buffer_of_our_own_episodes_gives_paths(name: str) -> None:
+    """Views of cut episodes show one observation more than they have rewards."""
+    log = make_log(name.startswith("Discrete"))
+    episodes = list(ColumnarReplayBuffer(log, seed=0).episodes)
+    buffer = d3rlpy.dataset.ReplayBuffer(d3rlpy.dataset.InfiniteBuffer(), episodes=episodes)
+    assert len(from_d3rlpy(buffer)) == len(log)
+    assert len(fit(make(name, path_length=4), buffer)) == 1
 
 
 def test_an_n_step_mini_batch_is_no_path() -> None:

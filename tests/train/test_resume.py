@@ -191,11 +191,17 @@ def test_the_log_may_have_moved(tmp_path):
 @pytest.mark.parametrize(
     ("assignment", "message"),
     [
-        ("algo.params.gamma=0.5", r"is a run with algo\.params\.gamma 0\.99, not 0\.5; resume it"),
-        ("algo.params.encoder_factory.params.hidden_units=[9]", r"hidden_units \[8\], not \[9\]"),
-        ("algo.params.observation_scaler=min_max", r"is a run with algo\.params\.observation_scaler"),
-        ("train.seed=9", r"train\.seed 0, not 9"),
-        ("data.split.held_out=0.5", r"data\.split\.held_out 0\.0, not 0\.5"),
+        (
+            "algo.params.gamma=0.5",
+            r"another config: algo\.params\.gamma is 0\.99 there and 0\.5 here; resume it",
+        ),
+        (
+            "algo.params.encoder_factory.params.hidden_units=[9]",
+            r"hidden_units is \[8\] there and \[9\] here",
+        ),
+        ("algo.params.observation_scaler=min_max", r"algo\.params\.observation_scaler.* there"),
+        ("train.seed=9", r"train\.seed is 0 there and 9 here"),
+        ("data.split.held_out=0.5", r"data\.split\.held_out is 0\.0 there and 0\.5 here"),
         ("evaluators.initial_value.type=initial_value", r"evaluators\.initial_value"),
     ],
 )
@@ -213,7 +219,7 @@ def test_the_folder_of_another_log(tmp_path):
     content = make_config(write_log(tmp_path / "a"))
     train(load_config(content), tmp_path / "run")
     other = load_config(content, data=write_log(tmp_path / "b", seed=1))
-    with pytest.raises(ConfigError, match="is a run with the digest of the data"):
+    with pytest.raises(ConfigError, match="another config: the digest of the data"):
         train(other, tmp_path / "run", resume=True)
 
 
@@ -274,3 +280,50 @@ def test_generators_come_back(tmp_path):
     expected = (generator.integers(1 << 60), np.random.random())  # noqa: NPY002
     koffline.train.checkpoint._set_random_state(state, generator)
     assert (generator.integers(1 << 60), np.random.random()) == expected  # noqa: NPY002
+
+
+@pytest.mark.parametrize("damage", ["gone", "cut", "junk"])
+def test_a_finished_run_outlives_its_checkpoint(damage, tmp_path):
+    """Without a checkpoint that can be read nothing is trained again, and nothing is lost."""
+    config, out = load_config(make_config(write_log(tmp_path))), tmp_path / "run"
+    train(config, out)
+    checkpoint = out / "checkpoint.pt"
+    if damage == "gone":
+        checkpoint.unlink()
+    else:
+        checkpoint.write_bytes(checkpoint.read_bytes()[:100] if damage == "cut" else b"junk")
+    before = {p.name: p.read_bytes() for p in out.iterdir()}
+    with pytest.raises(ConfigError, match="train again into another --out") as caught:
+        train(config, out, resume=True)
+    assert "delete it" not in str(caught.value)
+    assert {p.name: p.read_bytes() for p in out.iterdir()} == before
+
+
+def test_a_run_of_another_algorithm_says_so_first(tmp_path):
+    source, out = write_log(tmp_path), tmp_path / "run"
+    train(load_config(make_config(source)), out)
+    with pytest.raises(ConfigError, match=r"algo\.type is dqn there and kloss_dqn here"):
+        train(load_config(make_config(source, "kloss_dqn")), out, resume=True)
+
+
+def test_a_diverged_run_is_a_failure(tmp_path):
+    content = make_config(write_log(tmp_path), "kloss_dqn")
+    config = load_config(content, ["algo.params.learning_rate=1e30"])
+    with pytest.raises(ConfigError, match="training diverged after step"):
+        train(config, tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("kind", "assignment", "says"),
+    [
+        ("kloss_dqn", "algo.params.encoder_factory.params.hidden_units=[]", "one positive number per layer"),
+        ("kloss_dqn", "algo.params.encoder_factory.params.hidden_units=[0]", "one positive number per layer"),
+        ("cql", "algo.params.n_action_samples=0", "give a positive number"),
+        ("kloss_td3_plus_bc", "algo.params.alpha=-3", "give 0 or a positive number"),
+    ],
+)
+def test_numbers_that_make_no_network_are_refused_by_name(kind, assignment, says, tmp_path):
+    content = make_config(write_log(tmp_path, discrete=is_discrete(kind)), kind)
+    with pytest.raises(ConfigError, match=says) as caught:
+        load_config(content, [assignment])
+    assert assignment.split("=")[0] in str(caught.value)

@@ -122,8 +122,8 @@ def test_force_begins_again(config, tmp_path, trained):
     refused = sweep(config, out, *other)
     assert refused.exit_code == 2
     assert lines_of(refused) == [
-        f"error: {out} is a sweep with algo.params.gamma 0.99, not 0.5; choose another --out or begin again "
-        "with --force"
+        f"error: {out} is another sweep: algo.params.gamma is 0.99 there and 0.5 here; choose another --out "
+        "or begin again with --force"
     ]
     assert len(trained.calls) == 4
     assert sweep(config, out, *other, "--force").exit_code == 0
@@ -138,7 +138,7 @@ def test_another_log_is_another_sweep(config, tmp_path, trained):
     write_transitions(make_log(seed=5), Path(write_log(tmp_path)), force=True)
     refused = sweep(config, out)
     assert refused.exit_code == 2
-    assert "is a sweep with the digest of the log" in refused.stderr
+    assert "is another sweep: the digest of the log" in refused.stderr
     assert sweep(config, out, "--force").exit_code == 0
 
 
