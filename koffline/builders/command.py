@@ -168,7 +168,7 @@ def control(
 
     random: uniform actions. expert: the learner's best policy. medium: half-way between the two in return.
     replay: what the learner saw until it was medium. medium-expert: episodes of both. The policies play with
-    some noise (--noise). Those of CartPole-v1, Pendulum-v1, InvertedPendulum-v5 and Hopper-v5 are bundled.
+    some noise. Those of CartPole-v1, Pendulum-v1, InvertedPendulum-v5 and HalfCheetah-v5 are bundled.
 
     A build that is cut leaves TARGET.parts, the learner included; --resume continues it to the same rows.
 

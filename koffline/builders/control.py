@@ -138,7 +138,10 @@ def actors(
     copies = make_copies(env, None)
     copies.close()
     space, shape = copies.action_space, copies.observation_shape
-    usual = EPSILON if isinstance(space, Discrete) else NOISE
+    usual = dict(EPSILON if isinstance(space, Discrete) else NOISE)
+    recipe = RECIPES.get(env)
+    if recipe is not None and recipe.medium_noise is not None:
+        usual["medium"] = recipe.medium_noise
     noises = [usual[level] if noise is None else noise for level in levels]
     given = [network_policy(env, policy) if isinstance(policy, Mlp) else policy for policy in policies]
     known = [as_policy(policy, space, shape) for policy in given]

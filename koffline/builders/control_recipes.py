@@ -17,12 +17,15 @@ POLICIES = Path(koffline.__file__).resolve().parents[1] / "datasets" / "policies
 class Recipe:
     """A learner, and the step at which it was medium with seed 0 where the bundled policies were made.
 
+    medium_noise: of the medium policy, where the usual noise would make much less of it.
+
     On another machine rounding may differ, and with it the learner at that step; policies.json says how good
     the bundled policies are.
     """
 
     learning: LearningSettings
     medium_step: int
+    medium_noise: float | None = None
 
 
 RECIPES = {
@@ -52,6 +55,25 @@ RECIPES = {
                 evaluate_every=500,
             ),
             medium_step=5500,
+        ),
+        Recipe(
+            LearningSettings("InvertedPendulum-v5", steps=6000, reward_factor=0.1, evaluate_every=25),
+            medium_step=5175,
+            medium_noise=0.05,
+        ),
+        Recipe(
+            LearningSettings(
+                "HalfCheetah-v5",
+                steps=50_000,
+                hidden=(128, 128),
+                reward_factor=0.1,
+                random_steps=2000,
+                evaluate_every=2500,
+                episodes=5,
+                keep_every=2000,
+            ),
+            medium_step=20_000,
+            medium_noise=0.1,
         ),
     )
 }

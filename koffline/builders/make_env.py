@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Iterator
 from difflib import get_close_matches
 from typing import Any
@@ -12,9 +13,12 @@ import gymnasium
 from koffline.envs.boxes import WORLDS
 from koffline.errors import ConfigError, KofflineError
 
+_log = logging.getLogger(__name__)
+
 
 def make_env(identifier: str, **options: Any) -> gymnasium.Env[Any, Any]:
     """gymnasium.make with its errors in one line. Raises ConfigError."""
+    _hush_mujoco(identifier)
     try:
         return gymnasium.make(identifier, **options)
     except gymnasium.error.NameNotFound:
@@ -26,6 +30,18 @@ def make_env(identifier: str, **options: Any) -> gymnasium.Env[Any, Any]:
         raise ConfigError(
             f"the environment '{identifier}' cannot be made: {reason}; check its name and what it needs"
         ) from error
+
+
+def _hush_mujoco(identifier: str) -> None:
+    """MuJoCo's remarks on Gymnasium's models go to the log, not to stderr and to a file in this folder."""
+    spec = gymnasium.registry.get(identifier)
+    if spec is None or "mujoco" not in str(spec.entry_point):
+        return
+    with contextlib.suppress(ImportError):
+        import mujoco
+
+        if mujoco.get_mju_user_warning() is None:  # type: ignore[attr-defined, unused-ignore]
+            mujoco.set_mju_user_warning(_log.debug)  # type: ignore[attr-defined, unused-ignore]
 
 
 @contextlib.contextmanager

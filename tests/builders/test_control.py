@@ -280,6 +280,7 @@ def test_bundled_files_are_those_of_the_manifests():
             entry["rows"],
             entry["episodes"],
         )
+        assert log.observations.dtype == np.float32  # MuJoCo's are float64
         assert f"--kind {log.metadata.extra['kind']} " in entry["command"]
     policies = json.loads((POLICIES / "policies.json").read_text())
     for env in RECIPES:
@@ -315,3 +316,14 @@ def test_every_kind_has_an_example_or_is_in_the_help(run):
     text = run("--help").output
     for kind in KINDS:
         assert kind in text
+
+
+def test_mujoco_writes_no_log_of_its_own(tmp_path):
+    """Its remarks on Gymnasium's models went to stderr and to MUJOCO_LOG.TXT in the current folder."""
+    pytest.importorskip("mujoco")
+    arguments = ("--env", "HalfCheetah-v5", "--kind", "random", "--n", "20", "--out", "log.hdf5")
+    command = [sys.executable, "-m", "koffline", "build", "control", *arguments]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert {path.name for path in tmp_path.iterdir()} == {"log.hdf5", "manifest.json"}
+    assert koffline.open_transitions(tmp_path / "log.hdf5").observations.dtype == np.float32
