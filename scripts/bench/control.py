@@ -57,6 +57,7 @@ PAIRS = {
 }
 # d3rlpy's defaults of these are for millions of steps on images.
 DISCRETE_DEFAULTS = {"learning_rate": 5e-4, "target_update_interval": 200}
+SLOW = ("cql",)  # minutes a cell: at its own learning rate alone
 REFERENCE_SEED, EVALUATION_SEED = 11, 12
 
 
@@ -233,7 +234,7 @@ def variants_of(
 ) -> list[tuple[tuple[str, Any], ...]]:
     """What --set says, and for an original the same at each of --original-rates."""
     said = assignments_of(algo, options.set)
-    if algo.startswith("kloss_"):
+    if algo.startswith("kloss_") or algo in SLOW:
         return [tuple(said)]
     name = "learning_rate" if isinstance(log.action_space, Discrete) else "critic_learning_rate"
     if algo == "discrete_sac":

@@ -164,8 +164,8 @@ def page(results: dict[str, Any], figure: str) -> str:
         "interval over seeds, which is too narrow for so few. Kernel-loss critics run at their defaults. "
         + (
             "Originals run at theirs and at critic learning rates of "
-            f"{settings['original_rates'].replace(',', ', ')}; the best of them on each log counts, which "
-            "favours them."
+            f"{settings['original_rates'].replace(',', ', ')} (CQL at its own alone); the best of them on "
+            "each log counts, which favours them."
             if settings["original_rates"]
             else "Originals run at theirs."
         ),
