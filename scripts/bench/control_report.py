@@ -177,8 +177,8 @@ def page(results: dict[str, Any], figure: str) -> str:
         "What this does not say: the defaults of the kernel-loss critics were chosen with logs of these "
         "worlds at hand, some of them these. KLossSAC and KLossCQL differ from their originals by more than "
         "the critic's loss: the one has a small conservative term that SAC lacks, the other a conservative "
-        "weight of 0.1 where CQL's default is 5. Both pay in logs of few actions (medium, expert) and cost in "
-        "logs of all (random, replay), as a penalty on unseen actions does whatever the critic minimises.",
+        "weight of 0.1 where CQL's default is 5. Both pay in logs of few actions (medium, expert) and cost "
+        "in logs of all (random, replay), as a penalty on unseen actions does whatever the critic minimises.",
         "",
         "| log | algorithm | original | kernel loss | difference | ahead |",
         "|---|---|---|---|---|---|",
