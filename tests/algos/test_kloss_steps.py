@@ -386,3 +386,43 @@ def test_continuous_cql_adds_the_gap_between_drawn_and_logged_actions() -> None:
             for a in (plain, heavy)
         ]
     assert gaps[1] < gaps[0], "the conservative loss is to lower the values of actions that were not logged"
+
+
+def test_continuous_cql_critic() -> None:
+    """log Σ exp over draws of three proposals, each divided by its density, against the logged actions."""
+    draws, weight = 4, 0.6
+    algo = in_float64("KLossCQL", conservative_weight=weight, n_action_samples=draws, initial_temperature=0.3)
+    batch = batch_of(discrete=False)
+
+    def squashed(output, noise: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        raw = (output.mu + output.logstd.exp() * noise).detach()
+        density = torch.distributions.Normal(output.mu, output.logstd.exp()).log_prob(raw)
+        return torch.tanh(raw), (density - torch.log(1.0 - torch.tanh(raw).square())).sum(dim=-1).detach()
+
+    here, there = algo.impl.policy(batch.observations), algo.impl.policy(batch.next_observations)
+    torch.manual_seed(9)
+    next_actions, next_log = squashed(there, torch.randn_like(there.mu))
+    uniform = torch.rand(ROWS, draws, ACTIONS).double() * 2.0 - 1.0
+    own, own_log = squashed(here, torch.randn(draws, ROWS, ACTIONS, dtype=torch.float64))
+    others, others_log = squashed(there, torch.randn(draws, ROWS, ACTIONS, dtype=torch.float64))
+    value = critics(algo, batch.observations, batch.actions)
+    next_value = critics(algo, batch.next_observations, next_actions) - 0.3 * next_log
+    residual = batch.rewards[:, 0] + hand_discount(batch) * next_value - value
+    gram = hand_gram(batch, "laplacian", 0.8, False)
+    loss = sum(hand_loss(row, gram, None) for row in residual)
+    for critic in range(2):
+        for i in range(ROWS):
+            terms = []
+            for k in range(draws):
+                for action, log_density in (
+                    (own[k, i], own_log[k, i]),
+                    (others[k, i], others_log[k, i]),
+                    (uniform[i, k], torch.tensor(-ACTIONS * math.log(2.0))),
+                ):
+                    drawn = critics(algo, batch.observations[i : i + 1], action[None])[critic, 0]
+                    terms.append(torch.exp(drawn - log_density))
+            soft_maximum = torch.log(sum(terms) / len(terms))
+            loss = loss + weight * (soft_maximum - value[critic, i]) / ROWS
+    expected = stepped(algo.impl.q_function, loss)
+    update(algo, batch)
+    assert_stepped(algo.impl.q_function, expected, rtol=1e-8, atol=1e-10)
