@@ -58,7 +58,7 @@ def test_resume(config, tmp_path):
     assert "25 steps" in again.stdout
     other = call(config, "--out", tmp_path / "run", "--resume", "--set", "algo.params.gamma=0.5")
     assert other.exit_code == 2
-    assert "algo.params.gamma 0.99, not 0.5" in other.stderr
+    assert "algo.params.gamma is 0.99 there and 0.5 here" in other.stderr
 
 
 @pytest.mark.parametrize(
