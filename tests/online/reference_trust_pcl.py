@@ -1,0 +1,260 @@
+"""Online Trust-PCL once more: loops over windows, float64, autograd on ordinary modules.
+
+Written from the algorithm's description; shares nothing with the library.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import math
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import nn
+
+
+@dataclass(frozen=True)
+class Path:
+    """T steps and T + 1 observations."""
+
+    observations: np.ndarray
+    actions: np.ndarray
+    rewards: np.ndarray
+    terminated: bool = False
+    truncated: bool = False
+
+    def __len__(self):
+        return len(self.rewards)
+
+
+@dataclass(frozen=True)
+class Settings:
+    critic: str = "kloss"
+    gamma: float = 0.9
+    window_length: int = 3
+    entropy_coef: float = 0.0
+    kl_coef: float = 0.0
+    clip_adv: float = 1.0
+    diag_weight: float = 0.1
+    bandwidth_scale: float = 1.0
+    kernel_inputs: str = "state_action"
+    legacy_timeouts: bool = False
+    legacy_discount: bool = False
+
+
+class Agent:
+    """Policy and value with their slow copies; inputs are standardised by a fixed mean and spread."""
+
+    def __init__(self, observation_dim, actions, discrete, seed=0, hidden=(7, 5), mean=0.0, std=1.0):
+        generator = torch.Generator().manual_seed(seed)
+        self.discrete, self.n_actions = discrete, actions
+        self.mean = torch.as_tensor(np.broadcast_to(np.asarray(mean, float), (observation_dim,)).copy())
+        self.std = torch.as_tensor(np.broadcast_to(np.asarray(std, float), (observation_dim,)).copy())
+        self.policy = make_network((observation_dim, *hidden, actions), generator)
+        self.slow_policy = make_network((observation_dim, *hidden, actions), generator)
+        self.value = make_network((observation_dim, *hidden, 1), generator)
+        self.slow_value = make_network((observation_dim, *hidden, 1), generator)
+        self.log_std = None if discrete else nn.Parameter(small(generator, actions))
+        self.slow_log_std = None if discrete else small(generator, actions)
+
+    def inputs(self, observation):
+        return (torch.as_tensor(observation, dtype=torch.float64) - self.mean) / self.std
+
+    def log_probability(self, observation, action):
+        return log_density(self.policy(self.inputs(observation)), self.log_std, action)
+
+    def slow_log_probability(self, observation, action):
+        with torch.no_grad():
+            return log_density(self.slow_policy(self.inputs(observation)), self.slow_log_std, action)
+
+    def policy_parameters(self):
+        return [*self.policy.parameters(), *([] if self.discrete else [self.log_std])]
+
+    def value_parameters(self):
+        return list(self.value.parameters())
+
+    def copy(self):
+        return copy.deepcopy(self)
+
+
+def small(generator, size):
+    return 0.3 * torch.randn(size, generator=generator, dtype=torch.float64)
+
+
+def make_network(sizes, generator):
+    layers = []
+    for fan_in, fan_out in itertools.pairwise(sizes):
+        layer = nn.Linear(fan_in, fan_out, dtype=torch.float64)
+        with torch.no_grad():
+            for part in layer.parameters():
+                part.copy_(torch.randn(part.shape, generator=generator, dtype=torch.float64) / fan_in**0.5)
+        layers += [layer, nn.Tanh()]
+    return nn.Sequential(*layers[:-1])
+
+
+def log_density(outputs, log_std, action):
+    """log N(a; outputs, exp(log_std)²) written out, or the logarithm of a softmax."""
+    if log_std is None:
+        return outputs[int(action)] - torch.log(torch.exp(outputs).sum())
+    total = torch.zeros((), dtype=torch.float64)
+    for index, number in enumerate(np.atleast_1d(action)):
+        z = (float(number) - outputs[index]) / torch.exp(log_std[index])
+        total = total - 0.5 * z * z - log_std[index] - 0.5 * math.log(2.0 * math.pi)
+    return total
+
+
+def window_starts(path):
+    """A window begins at every step."""
+    return range(len(path))
+
+
+def window_end(path, start, length):
+    return min(start + length, len(path))
+
+
+def residual(agent, path, start, settings):
+    """R of one window: V at the ends carries the gradient the critic lets through, log π never does."""
+    s, end = settings, window_end(path, start, settings.window_length)
+    terminal = path.terminated or (s.legacy_timeouts and path.truncated)
+    total = -agent.value(agent.inputs(path.observations[start]))[0]
+    for t in range(end - start):
+        observation, action = path.observations[start + t], path.actions[start + t]
+        here = agent.log_probability(observation, action).detach()
+        slow = agent.slow_log_probability(observation, action)
+        soft = path.rewards[start + t] - (s.entropy_coef + s.kl_coef) * here + s.kl_coef * slow
+        total = total + s.gamma**t * soft
+    at_end = end == len(path)
+    if at_end and terminal:
+        return total
+    power = end - start - (1 if at_end and s.legacy_discount else 0)
+    return total + s.gamma**power * bootstrap(agent, path.observations[end], settings.critic)
+
+
+def bootstrap(agent, observation, critic):
+    if critic == "fvi":
+        with torch.no_grad():
+            return agent.slow_value(agent.inputs(observation))[0]
+    value = agent.value(agent.inputs(observation))[0]
+    return value.detach() if critic == "td0" else value
+
+
+def policy_surrogate(agent, windows, settings):
+    """−Σ sg(clip(R)) Σ_t γ^t log π(a_t|s_t) / B."""
+    total = torch.zeros((), dtype=torch.float64)
+    for path, start in windows:
+        advantage = float(residual(agent, path, start, settings).detach())
+        if settings.clip_adv > 0.0:
+            advantage = max(-settings.clip_adv, min(settings.clip_adv, advantage))
+        for t in range(window_end(path, start, settings.window_length) - start):
+            log_probability = agent.log_probability(path.observations[start + t], path.actions[start + t])
+            total = total - advantage * settings.gamma**t * log_probability
+    return total / len(windows)
+
+
+def kernel_points(agent, windows, settings):
+    """z = [s, a] of every window's first step; a discrete action as a unit vector."""
+    points = []
+    for path, start in windows:
+        point = agent.inputs(path.observations[start]).tolist()
+        if settings.kernel_inputs == "state_action":
+            action = path.actions[start]
+            if agent.discrete:
+                point += [1.0 if index == int(action) else 0.0 for index in range(agent.n_actions)]
+            else:
+                point += [float(number) for number in np.atleast_1d(action)]
+        points.append(point)
+    return points
+
+
+def gram(points, bandwidth_scale):
+    """exp(−‖z − z'‖² / (scale · med)²), med over distinct pairs."""
+    distances = sorted(math.dist(a, b) for a, b in itertools.combinations(points, 2))
+    middle = len(distances) // 2
+    median = distances[middle]
+    if len(distances) % 2 == 0:
+        median = 0.5 * (distances[middle - 1] + distances[middle])
+    bandwidth = bandwidth_scale * median
+    return [[math.exp(-(math.dist(a, b) ** 2) / bandwidth**2) for b in points] for a in points]
+
+
+def critic_loss(agent, windows, settings):
+    residuals = [residual(agent, path, start, settings) for path, start in windows]
+    m = len(residuals)
+    if settings.critic != "kloss":
+        return sum(r * r for r in residuals) / m
+    k, w = gram(kernel_points(agent, windows, settings), settings.bandwidth_scale), settings.diag_weight
+    pairs = sum(k[i][j] * residuals[i] * residuals[j] for i, j in itertools.permutations(range(m), 2))
+    diagonal = sum(k[i][i] * residuals[i] * residuals[i] for i in range(m))
+    return (1.0 - w) * pairs / (m * (m - 1)) + w * diagonal / m
+
+
+def policy_gradient(agent, windows, settings):
+    return torch.autograd.grad(policy_surrogate(agent, windows, settings), agent.policy_parameters())
+
+
+def critic_gradient(agent, windows, settings):
+    return torch.autograd.grad(critic_loss(agent, windows, settings), agent.value_parameters())
+
+
+def clipped(gradients, largest):
+    """Both gradients scaled so that their common norm is at most `largest`."""
+    norm = math.sqrt(sum(float((part**2).sum()) for part in gradients))
+    return [part * min(1.0, largest / norm) for part in gradients], norm
+
+
+def adam_step(parameters, gradients, state, learning_rate, epsilon):
+    """One step of Adam; `state` is a list of (m, v) per parameter and a step count."""
+    state["step"] = step = state.get("step", 0) + 1
+    for index, (parameter, gradient) in enumerate(zip(parameters, gradients, strict=True)):
+        first, second = state.get(index, (torch.zeros_like(gradient), torch.zeros_like(gradient)))
+        first, second = 0.9 * first + 0.1 * gradient, 0.999 * second + 0.001 * gradient**2
+        state[index] = first, second
+        root = (second / (1.0 - 0.999**step)).sqrt() + epsilon
+        with torch.no_grad():
+            parameter -= learning_rate * (first / (1.0 - 0.9**step)) / root
+
+
+def all_windows(paths):
+    return [(path, start) for path in paths for start in window_starts(path)]
+
+
+def random_path(rng, length, observation_dim, actions, discrete, **ending):
+    drawn = rng.integers(actions, size=length) if discrete else rng.normal(size=(length, actions))
+    return Path(rng.normal(size=(length + 1, observation_dim)), drawn, rng.normal(size=length), **ending)
+
+
+def random_paths(rng, observation_dim=3, actions=2, discrete=False, longest=10):
+    """Full, short, one-step, terminated, truncated and merely cut paths."""
+    endings = ({}, {"terminated": True}, {"truncated": True})
+    return [
+        random_path(rng, length, observation_dim, actions, discrete, **ending)
+        for length in (longest, 1, max(1, longest // 2), max(1, longest - 1))
+        for ending in endings
+    ]
+
+
+def divergence(returns, coefficient):
+    """KL from uniform weights to w ∝ exp(G/λ): E_w[G/λ] − log mean exp(G/λ)."""
+    highest = max(returns) / coefficient
+    weights = [math.exp(g / coefficient - highest) for g in returns]
+    total = sum(weights)
+    expected = sum(w * (g / coefficient) for w, g in zip(weights, returns, strict=True)) / total
+    return expected - (highest + math.log(total / len(returns)))
+
+
+def successive_inclusion(weights, size):
+    """Probability of every ordered draw of `size` distinct items, each ∝ weight among those left."""
+    result = {}
+    for order in itertools.permutations(range(len(weights)), size):
+        left, probability = sum(weights), 1.0
+        for item in order:
+            probability *= weights[item] / left
+            left -= weights[item]
+        result[order] = probability
+    return result
+
+
+def with_critic(settings, critic):
+    return replace(settings, critic=critic)
