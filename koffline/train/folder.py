@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Iterator, Mapping
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +12,10 @@ import yaml
 
 from koffline.data.files import atomic_file
 from koffline.errors import ConfigError
+from koffline.run_folders import LOCK, locked, shown
 from koffline.train.config import TrainConfig
 
-RECORD, CONFIG, _LOCK = "run.json", "config.yaml", ".lock"
+RECORD, CONFIG = "run.json", "config.yaml"
 _FORMAT = 1
 
 
@@ -30,7 +30,7 @@ def open_folder(out: Path, config: TrainConfig, record: Mapping[str, Any], resum
     identity = _identity(config.resolved(), record["digests"])
     _check(out, identity, resume)
     out.mkdir(parents=True, exist_ok=True)
-    with _locked(out):
+    with locked(out):
         _check(out, identity, resume)
         if not (out / RECORD).exists():
             write_record(out, {"format": _FORMAT, "config": config.resolved(), **record, "finished": None})
@@ -60,15 +60,10 @@ def write_record(out: Path, record: Mapping[str, Any]) -> None:
         temporary.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
 
 
-def now() -> str:
-    """Time in UTC, to the second."""
-    return datetime.now(timezone.utc).isoformat(timespec="seconds")
-
-
 def _check(out: Path, identity: Mapping[str, Any], resume: bool) -> None:
     if out.exists() and not out.is_dir():
         raise ConfigError(f"{out} is a file; name a folder for the run")
-    leftovers = (_LOCK, "." + RECORD)
+    leftovers = (LOCK, "." + RECORD)
     if not out.exists() or all(path.name.startswith(leftovers) for path in out.iterdir()):
         return
     record = read_record(out)
@@ -80,8 +75,8 @@ def _check(out: Path, identity: Mapping[str, Any], resume: bool) -> None:
     for key in sorted({*found, *identity}, key=lambda key: (key != "algo.type", key)):
         if found.get(key) != identity.get(key):
             raise ConfigError(
-                f"{out} is a run of another config: {key} is {_shown(found.get(key))} there and "
-                f"{_shown(identity.get(key))} here; resume it with its own config or choose another --out"
+                f"{out} is a run of another config: {key} is {shown(found.get(key))} there and "
+                f"{shown(identity.get(key))} here; resume it with its own config or choose another --out"
             )
 
 
@@ -100,26 +95,3 @@ def _flat(value: Any, path: str) -> dict[str, Any]:
     for name, part in value.items():
         flat.update(_flat(part, f"{path}.{name}".lstrip(".")))
     return flat
-
-
-def _shown(value: Any) -> str:
-    text = "not set" if value is None else str(value)
-    return text if len(text) <= 20 else f"{text[:12]}…"
-
-
-@contextlib.contextmanager
-def _locked(out: Path) -> Iterator[None]:
-    """The system lets go of the lock when the process ends, however it ends."""
-    try:
-        import fcntl
-    except ImportError:  # Windows: two runs in one folder are the user's own affair
-        yield
-        return
-    with (out / _LOCK).open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise ConfigError(
-                f"another process is training in {out}; wait for it or choose another --out"
-            ) from None
-        yield

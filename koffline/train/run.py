@@ -25,9 +25,10 @@ from koffline.data.spaces import Bounds, Discrete
 from koffline.data.transitions import Transitions
 from koffline.errors import ConfigError, KofflineError
 from koffline.fitting import threads
+from koffline.run_folders import now
 from koffline.train.checkpoint import Progress, restore_state, save_state
 from koffline.train.config import EnvironmentSettings, TrainConfig
-from koffline.train.folder import now, open_folder, read_record, write_record
+from koffline.train.folder import open_folder, read_record, write_record
 
 _HUGE = 1e12  # of a weight; what it multiplies soon overflows
 _LOG = logging.getLogger(__name__)
@@ -181,7 +182,7 @@ def _run(
     config: TrainConfig, folder: Path, fingerprint: str, parts: _Parts, show_progress: bool
 ) -> TrainResult:
     from koffline.algos.loggers import make_logger
-    from koffline.train.progress import progress_bar
+    from koffline.progress import progress_bar
 
     algo, total = parts.algo, config.train.n_steps
     record = read_record(folder) or {}

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from koffline.data.files import atomic_file
-from koffline.train.sweep_summary import LEVEL, SettingSummary, SweepSummary
+from koffline.spread import LEVEL
+from koffline.train.sweep_summary import SettingSummary, SweepSummary
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

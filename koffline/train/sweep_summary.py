@@ -8,16 +8,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Float, Shaped
-from scipy import stats
+from jaxtyping import Float
 
 from koffline.errors import ConfigError
+from koffline.spread import Spread, spread_of
 from koffline.train.config import TrainConfig
 from koffline.train.sweep_plan import Setting, SweepPlan
 from koffline.train.sweep_run import RunResult
 
-LEVEL = 0.95
-_DRAWS, _MOST_DRAWN = 10_000, 20_000_000
 _FALLS = ("td_error", "continuous_action_diff", "compare_continuous_action_diff")
 
 
@@ -27,15 +25,6 @@ class Metric:
 
     name: str
     maximize: bool
-
-
-@dataclass(frozen=True)
-class Spread:
-    """Interquartile mean of scores and its 95 % interval; NaN for the interval of a single score."""
-
-    iqm: float
-    low: float
-    high: float
 
 
 @dataclass(frozen=True)
@@ -150,45 +139,6 @@ def summarise(
         len(plan.runs),
         plan.seeds,
     )
-
-
-def interquartile_mean(scores: Shaped[np.ndarray, "*draw score"]) -> Shaped[np.ndarray, "*draw"]:
-    """Mean without the lowest and the highest quarter, both rounded down to whole scores.
-
-    (Agarwal et al. 2021, Deep reinforcement learning at the edge of the statistical precipice)
-    """
-    count = scores.shape[-1]
-    cut = count // 4
-    return np.asarray(np.sort(scores, axis=-1)[..., cut : count - cut].mean(axis=-1))
-
-
-def spread_of(strata: Sequence[Shaped[np.ndarray, " score"]], draws: int = _DRAWS, seed: int = 0) -> Spread:
-    """Interquartile mean of all scores together, and its stratified bootstrap interval.
-
-    Scores are drawn again within their stratum. The percentiles are pushed outward to those whose normal
-    interval is as wide as Student's, because the bootstrap's is too narrow for few scores (Hesterberg 2015);
-    it stays inside the scores, so that with fewer than five it cannot reach 95 %.
-    """
-    kept = [np.asarray(part, dtype=np.float64) for part in strata if len(part)]
-    scores = np.concatenate(kept) if kept else np.empty(0)
-    if not len(scores):
-        return Spread(math.nan, math.nan, math.nan)
-    value = float(interquartile_mean(scores))
-    if all(len(part) < 2 for part in kept):
-        return Spread(value, math.nan, math.nan)
-    generator, draws = np.random.default_rng(seed), min(draws, max(1000, _MOST_DRAWN // len(scores)))
-    drawn = [part[generator.integers(len(part), size=(draws, len(part)))] for part in kept]
-    means = interquartile_mean(np.concatenate(drawn, axis=1))
-    tail = _tail(len(scores) - len(kept), min(len(part) for part in kept if len(part) > 1))
-    # The inverse of the distribution itself: infinite scores have no point between them.
-    low, high = np.quantile(means, [tail, 1.0 - tail], method="inverted_cdf")
-    return Spread(value, float(low), float(high))
-
-
-def _tail(freedom: int, smallest: int) -> float:
-    """Share of draws beyond either end: Φ(−t √(n / (n − 1))) for the n of the smallest stratum."""
-    reach = stats.t.ppf(0.5 + LEVEL / 2.0, max(freedom, 1)) * math.sqrt(smallest / (smallest - 1))
-    return float(stats.norm.cdf(-reach))
 
 
 def _score(run: RunResult, metric: Metric, worst: float) -> float | None:

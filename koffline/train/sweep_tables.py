@@ -11,7 +11,8 @@ from typing import Any
 import yaml
 
 from koffline.data.files import atomic_file
-from koffline.train.sweep_summary import LEVEL, SettingSummary, Spread, SweepSummary
+from koffline.spread import LEVEL, Spread
+from koffline.train.sweep_summary import SettingSummary, SweepSummary
 
 _SHOWN = 30  # settings on a terminal
 _FEW_SEEDS = 5

@@ -10,6 +10,7 @@ import pytest
 from scipy import stats
 
 from koffline.errors import ConfigError
+from koffline.spread import interquartile_mean, spread_of
 from koffline.train.config import load_config
 from koffline.train.sweep_plan import make_plan
 from koffline.train.sweep_run import RunResult
@@ -17,8 +18,6 @@ from koffline.train.sweep_summary import (
     FailedRun,
     Metric,
     choose_metric,
-    interquartile_mean,
-    spread_of,
     summarise,
 )
 from koffline.train.sweep_tables import as_markdown, as_plain, notes, write_summary
