@@ -10,6 +10,7 @@ from torch import nn
 
 from koffline.algos.kernel_algo import KernelCriticAlgo
 from koffline.algos.kernel_options import KernelCriticConfig, check_choice
+from koffline.algos.linear_gaussian import create_linear_gaussian_policy
 from koffline.algos.path_batch import TorchPathBatch
 from koffline.algos.path_buffer import PathMiniBatch, PathReplayBuffer
 from koffline.algos.trust_pcl_impl import Coefficients, DiscreteTrustPCLImpl, TrustPCLImpl, TrustPCLModules
@@ -41,6 +42,8 @@ class TrustPCLConfig(KernelCriticConfig):
     path_length: steps of a path; shorter where an episode ends. entropy_coef, kl_coef: see the equation of
         TrustPCLImpl; their sum must be positive. clip_adv: the residual is clipped to ± this in the policy's
         step only, 0 never. target_decay: of the slow copies, per step.
+    squash: the mean of a continuous policy goes through tanh; false is the policy of online training, whose
+        mean is the network's output, cut to the box only where an action is taken.
     """
 
     actor_learning_rate: float = 1e-3
@@ -56,6 +59,7 @@ class TrustPCLConfig(KernelCriticConfig):
     kl_coef: float = 0.1
     clip_adv: float = 1.0
     target_decay: float = 0.99
+    squash: bool = True
 
     def create(self, device: Any = False, enable_ddp: bool = False) -> TrustPCL:
         """The algorithm."""
@@ -151,6 +155,10 @@ class TrustPCL(KernelCriticAlgo[Any, Any]):
             return create_categorical_policy(
                 observation_shape, action_size, encoder, self._device, self._enable_ddp
             )
+        if not self._config.squash:
+            return create_linear_gaussian_policy(
+                observation_shape, action_size, encoder, self._device, self._enable_ddp
+            )
         return create_normal_policy(
             observation_shape,
             action_size,
@@ -183,6 +191,8 @@ def _check_options(config: Any) -> None:
         raise ConfigError(
             "entropy_coef and kl_coef are both 0, which defines no policy; give one a positive value"
         )
+    if not isinstance(config.squash, bool):
+        raise ConfigError(f"squash is {config.squash!r}; give true or false")
     if not 0.0 <= config.target_decay <= 1.0:
         raise ConfigError(f"target_decay is {config.target_decay!r}; give a number in [0, 1]")
 

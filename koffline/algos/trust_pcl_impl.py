@@ -10,6 +10,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from koffline.algos.kernel_impl import CriticLoss, KernelCriticImpl, KernelCriticModules
+from koffline.algos.linear_gaussian import LinearGaussianPolicy
 from koffline.algos.path_batch import TorchPathBatch
 from koffline.data.d3rlpy_import import import_d3rlpy
 
@@ -17,7 +18,7 @@ import_d3rlpy()
 
 from d3rlpy.models.torch import build_gaussian_distribution  # noqa: E402
 from d3rlpy.optimizers import OptimizerWrapper  # noqa: E402
-from d3rlpy.torch_utility import hard_sync, soft_sync  # noqa: E402
+from d3rlpy.torch_utility import hard_sync, soft_sync, unwrap_ddp_model  # noqa: E402
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,12 +106,13 @@ class TrustPCLImpl(KernelCriticImpl):
         return policy_here.log_prob(actions).squeeze(1)
 
     def inner_predict_best_action(self, x: Tensor) -> Tensor:
-        """(N, k), the mean."""
-        return self._modules.policy(x).squashed_mu
+        """(N, k), the mean, within reach."""
+        return self._within_reach(self._modules.policy(x).squashed_mu)
 
     def inner_sample_action(self, x: Tensor) -> Tensor:
-        """(N, k), drawn and cut to [−1, 1]."""
-        return build_gaussian_distribution(self._modules.policy(x)).sample()
+        """(N, k), drawn and cut to [−1, 1], or to the policy's own limits."""
+        output = self._modules.policy(x)
+        return self._within_reach(output.squashed_mu + output.logstd.exp() * torch.randn_like(output.mu))
 
     def inner_predict_value(self, x: Tensor, action: Tensor) -> Tensor:
         """Q(s, a) that path consistency implies: V(s) + (λ + τ) log π(a|s) − τ log π̃(a|s)."""
@@ -129,6 +131,13 @@ class TrustPCLImpl(KernelCriticImpl):
     def policy_optim(self) -> torch.optim.Optimizer:
         """The policy's optimiser."""
         return self._modules.actor_optim.optim
+
+    def _within_reach(self, actions: Tensor) -> Tensor:
+        """Cut to the policy's limits: its own where it has some, else [−1, 1]."""
+        policy = unwrap_ddp_model(self._modules.policy)
+        if isinstance(policy, LinearGaussianPolicy):
+            return policy.cut(actions)
+        return actions.clamp(-1.0, 1.0)
 
     def _residual(self, paths: TorchPathBatch, log_probability: Tensor) -> Float[Tensor, "critic row"]:
         c = self._coefficients

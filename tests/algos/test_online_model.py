@@ -1,0 +1,245 @@
+"""The online policy as a .d3 model: what it predicts, draws and exports; koffline's commands take it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+import koffline
+from koffline import Continuous, Discrete, load_policy
+from koffline.algos.online_model import save_model, trust_pcl_model
+from koffline.cli import cli
+from koffline.data.hdf5 import write_hdf5
+from koffline.errors import ConfigError, DataError
+from koffline.online.config import OnlineConfig
+from tests.algos.makers import COLUMNS, d3rlpy, fit, make, make_log
+from tests.algos.test_export import run_file
+
+CONFIG = OnlineConfig("Toy-v0", hidden=(8, 6), window_length=4, critic="td0", adam_epsilon=1e-6)
+BOX = Continuous(3, (-2.0, 0.5, -1.0), (2.0, 3.0, 1.0))
+HALF_OPEN = Continuous(3, (-np.inf, 0.5, -np.inf), (np.inf, np.inf, 0.1))
+
+
+@dataclass(frozen=True, eq=False)
+class Agent:
+    """The arrays of koffline.online that the model is made of."""
+
+    policy: Any
+    log_std: Any
+    value: Any
+    target_policy: Any
+    target_log_std: Any
+    target_value: Any
+    observation_mean: Any
+    observation_std: Any
+    action_space: Any
+    kl_coef: float = 0.5
+    entropy_coef: float = 0.1
+
+
+def make_agent(space: Any, seed: int = 0) -> Agent:
+    generator = np.random.default_rng(seed)
+
+    def layers(*sizes: int) -> list[tuple[np.ndarray, np.ndarray]]:
+        return [
+            (generator.normal(size=(a, b)).astype(np.float32), generator.normal(size=b).astype(np.float32))
+            for a, b in pairwise(sizes)
+        ]
+
+    n = space.n if isinstance(space, Discrete) else space.k
+    deviations = [None, None] if isinstance(space, Discrete) else list(generator.normal(-1, 1, size=(2, n)))
+    return Agent(
+        policy=layers(COLUMNS, 8, 6, n),
+        log_std=deviations[0],
+        value=layers(COLUMNS, 8, 6, 1),
+        target_policy=layers(COLUMNS, 8, 6, n),
+        target_log_std=deviations[1],
+        target_value=layers(COLUMNS, 8, 6, 1),
+        observation_mean=generator.normal(size=COLUMNS),
+        observation_std=generator.uniform(0.1, 3, size=COLUMNS),
+        action_space=space,
+    )
+
+
+def forward(agent: Agent, layers: Any, observations: np.ndarray) -> np.ndarray:
+    """The network by its definition, in float64."""
+    hidden = (observations - agent.observation_mean) / agent.observation_std
+    for weight, bias in layers[:-1]:
+        hidden = np.tanh(hidden @ weight + bias)
+    return hidden @ layers[-1][0] + layers[-1][1]
+
+
+def rows(n: int = 200) -> np.ndarray:
+    return np.random.default_rng(3).normal(size=(n, COLUMNS)).astype(np.float32)
+
+
+def mean_action(agent: Agent, observations: np.ndarray) -> np.ndarray:
+    outputs = forward(agent, agent.policy, observations)
+    if isinstance(agent.action_space, Discrete):
+        return outputs.argmax(axis=1)
+    return np.clip(outputs, agent.action_space.low, agent.action_space.high)
+
+
+@pytest.mark.parametrize("space", [BOX, HALF_OPEN, Continuous(3), Discrete(3)], ids=str)
+def test_predict_is_the_mean_action_in_memory_on_disk_and_exported(space: Any, tmp_path: Path) -> None:
+    agent, observations = make_agent(space), rows()
+    expected = mean_action(agent, observations)
+    save_model(agent, CONFIG, tmp_path / "model.d3")
+    loaded = koffline.load(tmp_path / "model.d3")
+    assert loaded.config.get_type() == ("discrete_trust_pcl" if isinstance(space, Discrete) else "trust_pcl")
+    answers = [trust_pcl_model(agent, CONFIG).predict(observations), loaded.predict(observations)]
+    answers.append(d3rlpy.load_learnable(str(tmp_path / "model.d3")).predict(observations))
+    for name in ("policy.pt", "policy.onnx"):
+        loaded.save_policy(str(tmp_path / name))
+        answers.append(run_file(tmp_path / name, observations))
+    policy = load_policy(tmp_path / "model.d3", space, (COLUMNS,))
+    if isinstance(space, Discrete):
+        answers.append(policy.probabilities(observations).argmax(axis=1))
+    else:
+        answers.append(policy.mean(observations))
+        clipped = (expected != forward(agent, agent.policy, observations)).any(axis=0)
+        finite = np.isfinite(space.low) | np.isfinite(space.high)
+        np.testing.assert_array_equal(clipped, finite, "the rows of this test reach every limit")
+    for answer in answers:
+        assert answer.shape == expected.shape
+        np.testing.assert_allclose(answer, expected, rtol=1e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("space", [BOX, HALF_OPEN], ids=str)
+def test_draws_are_the_clipped_gaussian(space: Any) -> None:
+    """Kolmogorov-Smirnov distance of 4000 draws: below 1.95/√4000 with probability 0.999."""
+    from scipy import stats
+
+    agent = make_agent(space)
+    model = trust_pcl_model(agent, CONFIG)
+    draws = model.sample_action(np.repeat(rows(1), 4000, axis=0))
+    mean = forward(agent, agent.policy, rows(1))[0]
+    for i in range(3):
+        low, high = space.low[i], space.high[i]
+        assert draws[:, i].min() >= low - 1e-6
+        assert draws[:, i].max() <= high + 1e-6
+        inside = (draws[:, i] > low + 1e-4) & (draws[:, i] < high - 1e-4)
+        gaussian = stats.norm(mean[i], np.exp(agent.log_std[i]))
+        assert abs(inside.mean() - (gaussian.cdf(high) - gaussian.cdf(low))) < 0.04
+        grid = np.linspace(max(low, mean[i] - 5), min(high, mean[i] + 5), 50)[1:-1]
+        empirical = (draws[:, i, None] <= grid).mean(axis=0)
+        assert np.abs(empirical - gaussian.cdf(grid)).max() < 1.95 / np.sqrt(4000)
+
+
+def test_discrete_probabilities_are_the_softmax() -> None:
+    agent, observations = make_agent(Discrete(3)), rows()
+    logits = forward(agent, agent.policy, observations)
+    expected = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
+    policy = koffline.policies.as_policy(trust_pcl_model(agent, CONFIG), Discrete(3), (COLUMNS,))
+    np.testing.assert_allclose(policy.probabilities(observations), expected, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("space", [BOX, HALF_OPEN], ids=str)
+def test_values_are_those_that_path_consistency_implies(space: Any) -> None:
+    """V(s) + (λ + τ) log π − τ log π̃; a scaled box shifts log-densities by the log of its volume."""
+    agent, observations = make_agent(space), rows(20)
+    actions = np.clip(mean_action(agent, observations) + 0.1, space.low, space.high)
+
+    def log_density(layers: Any, log_std: np.ndarray) -> np.ndarray:
+        z = (actions - forward(agent, layers, observations)) / np.exp(log_std)
+        return (-0.5 * z**2 - log_std - 0.5 * np.log(2 * np.pi)).sum(axis=1)
+
+    volume = 0.0
+    if space is BOX:
+        volume = np.log((np.array(space.high) - np.array(space.low)) / 2).sum()
+    here, slow = (
+        log_density(layers, log_std) + volume
+        for layers, log_std in ((agent.policy, agent.log_std), (agent.target_policy, agent.target_log_std))
+    )
+    expected = forward(agent, agent.value, observations)[:, 0] + 0.6 * here - 0.5 * slow
+    found = trust_pcl_model(agent, CONFIG).predict_value(observations, actions.astype(np.float32))
+    np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-2)
+
+
+def test_the_model_keeps_what_it_was_trained_with() -> None:
+    config = CONFIG.with_changes(reward_scale=0.1, bandwidth_scale=0.5, kernel_inputs="state")
+    kept = trust_pcl_model(make_agent(BOX), config).config
+    assert (kept.critic, kept.path_length, kept.gamma) == ("td0", 4, 0.995)
+    assert (kept.bandwidth, kept.action_kernel) == ("0.5 median", "none")
+    assert (kept.kl_coef, kept.entropy_coef) == (0.5, 0.1)
+    assert kept.reward_scaler.multiplier == 0.1
+    np.testing.assert_array_equal(kept.action_scaler.maximum, BOX.high)
+
+
+def test_a_model_without_regularisation_can_still_be_made() -> None:
+    model = trust_pcl_model(replace(make_agent(BOX), kl_coef=0.0, entropy_coef=0.0), CONFIG)
+    assert model.config.kl_coef > 0.0
+
+
+def test_without_standardised_inputs_there_is_no_scaler() -> None:
+    agent = replace(make_agent(BOX), observation_mean=None, observation_std=None)
+    assert trust_pcl_model(agent, CONFIG).config.observation_scaler is None
+
+
+@pytest.mark.parametrize("name", ["TrustPCL", "DiscreteTrustPCL"])
+def test_training_goes_on_from_the_model(name: str, tmp_path: Path) -> None:
+    """The values are not shifted before the first step, as those of a fresh model are."""
+    discrete = name.startswith("Discrete")
+    agent = make_agent(Discrete(3) if discrete else BOX)
+    save_model(agent, CONFIG.with_changes(learning_rate=0.0, critic="kloss"), tmp_path / "model.d3")
+    model = koffline.load(tmp_path / "model.d3")
+    log = make_log(discrete)
+    fit(model, koffline.ColumnarReplayBuffer(log, seed=0), steps=2)
+    np.testing.assert_allclose(model.predict(rows()), mean_action(agent, rows()), rtol=1e-5, atol=2e-5)
+    bias = model.impl.modules.q_funcs[0]._fc.bias.item()
+    assert bias == pytest.approx(float(agent.value[-1][1][0]))
+
+
+def test_evaluate_takes_the_model(tmp_path: Path) -> None:
+    save_model(make_agent(Continuous(3, -1.0, 1.0)), CONFIG, tmp_path / "model.d3")
+    write_hdf5(make_log(discrete=False), tmp_path / "log.hdf5")
+    arguments = ["evaluate", str(tmp_path / "log.hdf5"), "--policy", str(tmp_path / "model.d3")]
+    options = ["--gamma", "0.9", "--json", "--set", "steps=20", "--set", "resampled_replicas=2"]
+    done = CliRunner().invoke(cli, [*arguments, *options])
+    assert done.exit_code == 0, done.output
+    assert np.isfinite(json.loads(done.stdout)["value"])
+
+
+def test_saving_replaces_a_model_and_leaves_nothing_else(tmp_path: Path) -> None:
+    path = tmp_path / "model.d3"
+    save_model(make_agent(BOX, seed=0), CONFIG, path)
+    save_model(make_agent(BOX, seed=1), CONFIG, path)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["model.d3"]
+    expected = mean_action(make_agent(BOX, seed=1), rows())
+    np.testing.assert_allclose(koffline.load(path).predict(rows()), expected, rtol=1e-5, atol=2e-5)
+    with pytest.raises(DataError, match="create it"):
+        save_model(make_agent(BOX), CONFIG, tmp_path / "nowhere" / "model.d3")
+
+
+def test_a_full_disk_leaves_the_older_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "model.d3"
+    save_model(make_agent(BOX), CONFIG, path)
+    before = path.read_bytes()
+
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("koffline.algos.kernel_algo.KernelCriticAlgo.save", full)
+    with pytest.raises(DataError, match="No space left on device"):
+        save_model(make_agent(BOX, seed=1), CONFIG, path)
+    assert path.read_bytes() == before
+    assert [entry.name for entry in tmp_path.iterdir()] == ["model.d3"]
+
+
+def test_squash_is_a_yes_or_no() -> None:
+    with pytest.raises(ConfigError, match="true or false"):
+        make("TrustPCL", squash="no")
+
+
+def test_an_unsquashed_policy_learns_on_a_log_too() -> None:
+    model = make("TrustPCL", squash=False, path_length=3)
+    fit(model, koffline.ColumnarReplayBuffer(make_log(discrete=False), seed=0), steps=3)
+    actions = model.predict(10 * rows())
+    assert np.abs(actions).max() == 1.0, "cut, not squashed"
