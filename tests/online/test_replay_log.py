@@ -1,0 +1,260 @@
+"""The replay as a log and a log as the replay: row by row against a plain list of what was played."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
+
+from koffline import Continuous, Discrete, Transitions, open_transitions
+from koffline.cli import cli
+from koffline.data.hdf5 import write_hdf5
+from koffline.data.minari import write_minari
+from koffline.data.paths import PathReplay, Paths
+from koffline.errors import DataError
+from koffline.online.replay_log import fill_from_log, replay_transitions
+from tests.algos.makers import make_log
+
+BOX = Continuous(2, (-0.5, -1.0), (0.5, 1.0))
+COLUMNS = ("observations", "actions", "rewards", "next_observations", "terminated", "truncated", "steps")
+Row = dict[str, Any]
+
+
+def play(
+    replay: PathReplay, run: int, steps: int, copies: int = 2, ends: float = 0.2, seed: int = 0
+) -> list[list[Row]]:
+    """Play copies of a random world in turn and append their sub-episodes; all episodes, as lists of rows."""
+    generator = np.random.default_rng(seed)
+    is_discrete = replay.held(run).actions.ndim == 2
+    episodes: list[list[Row]] = []
+    current: list[list[Row]] = [[] for _ in range(copies)]
+    numbers, open_rows = [0] * copies, [[] for _ in range(copies)]
+    here = generator.normal(size=(copies, 3)).astype(np.float32)
+    for copy in range(copies):
+        episodes.append(current[copy])
+    for _ in range(steps):
+        for copy in range(copies):
+            there = generator.normal(size=3).astype(np.float32)
+            over = generator.random() < ends
+            terminated = over and generator.random() < 0.5
+            action = generator.integers(0, 4) if is_discrete else generator.normal(size=2).astype(np.float32)
+            reward = float(np.float32(generator.normal()))
+            values = (here[copy].copy(), action, reward, there, terminated, over and not terminated)
+            row = dict(zip(COLUMNS, (*values, len(current[copy])), strict=True))
+            current[copy].append(row)
+            open_rows[copy].append(row)
+            here[copy] = there
+            if over or len(open_rows[copy]) == replay.path_length or generator.random() < 0.1:
+                replay.append(np.array([run]), one_path(open_rows[copy], copy, numbers[copy], replay))
+                open_rows[copy] = []
+            if over:
+                current[copy], numbers[copy] = [], numbers[copy] + 1
+                episodes.append(current[copy])
+                here[copy] = generator.normal(size=3)
+    for copy in range(copies):
+        if open_rows[copy]:
+            replay.append(np.array([run]), one_path(open_rows[copy], copy, numbers[copy], replay))
+    return [episode for episode in episodes if episode]
+
+
+def one_path(rows: list[Row], copy: int, number: int, replay: PathReplay) -> Paths:
+    filler = replay.path_length - len(rows)
+
+    def padded(values: list[Any], extra: int = 0) -> np.ndarray:
+        return np.stack([*values, *[np.full_like(values[-1], 77)] * (filler + extra)])[None]
+
+    states = [row["observations"] for row in rows] + [rows[-1]["next_observations"]]
+    return Paths(
+        observations=padded(states),
+        actions=padded([np.asarray(row["actions"]) for row in rows]),
+        rewards=padded([np.asarray(row["rewards"]) for row in rows]),
+        lengths=np.array([len(rows)]),
+        terminated=np.array([rows[-1]["terminated"]]),
+        truncated=np.array([rows[-1]["truncated"]]),
+        environments=np.array([copy]),
+        episodes=np.array([number]),
+        first_steps=np.array([rows[0]["steps"]]),
+    )
+
+
+def assert_is(log: Transitions, episodes: list[list[Row]], space: Any) -> None:
+    assert log.n_episodes == len(episodes)
+    found = [
+        {name: getattr(log, name)[first + i] for name in COLUMNS}
+        for first, length in zip(log.episode_starts, log.episode_lengths, strict=True)
+        for i in range(length)
+    ]
+    for episode in episodes:
+        for row in episode:
+            expected = dict(row)
+            if isinstance(space, Continuous):
+                expected["actions"] = np.clip(row["actions"], space.low, space.high)
+            if row is episode[-1] and not row["terminated"]:
+                expected["truncated"] = True
+            seen = found.pop(0)
+            for name in COLUMNS:
+                np.testing.assert_array_equal(seen[name], expected[name], name)
+    assert not found
+
+
+@pytest.mark.parametrize("space", [BOX, Discrete(4)], ids=str)
+@given(
+    seed=st.integers(0, 10_000),
+    copies=st.integers(1, 3),
+    length=st.integers(1, 5),
+    capacity=st.integers(4, 60),
+)
+def test_episodes_are_put_together(space: Any, seed: int, copies: int, length: int, capacity: int) -> None:
+    """Also where the oldest paths were overwritten; the other run's paths do not get in."""
+    replay = PathReplay(2, capacity, length, 3, None if isinstance(space, Discrete) else 2)
+    play(replay, 0, 5, seed=seed + 1)
+    episodes = play(replay, 1, 30, copies=copies, seed=seed)
+    paths = replay.held(1)
+    keys = zip(paths.environments.tolist(), paths.episodes.tolist(), strict=True)
+    held: dict[tuple[int, int], int] = {}
+    for key, first_step in zip(keys, paths.first_steps.tolist(), strict=True):
+        held.setdefault(key, first_step)
+    whole = sum(first == 0 for first in held.values())
+    if not whole:
+        with pytest.raises(DataError, match="larger capacity"):
+            replay_transitions(replay, 1, space)
+        return
+    found = replay_transitions(replay, 1, space)
+    assert found.dropped == len(held) - whole
+    assert bool(found.transitions.metadata.notes) == (found.dropped > 0)
+    kept = [episode for episode in episodes if any(found_in(row, found.transitions) for row in episode[:1])]
+    assert len(kept) == whole
+    by_start = {tuple(episode[0]["observations"]): episode for episode in kept}
+    starts = found.transitions.initial_observations()
+    assert_is(found.transitions, [by_start[tuple(start)] for start in starts], space)
+
+
+def found_in(row: Row, log: Transitions) -> bool:
+    return bool((log.initial_observations() == row["observations"]).all(axis=1).any())
+
+
+def test_episodes_come_in_the_order_in_which_they_began() -> None:
+    replay = PathReplay(1, None, 4, 3, 2)
+    episodes = play(replay, 0, 200, copies=1)
+    assert_is(replay_transitions(replay, 0, BOX).transitions, episodes, BOX)
+
+
+def test_rewards_are_those_of_the_environment() -> None:
+    replay = PathReplay(1, None, 4, 3, 2)
+    play(replay, 0, 10)
+    plain, scaled = (replay_transitions(replay, 0, BOX, scale).transitions for scale in (1.0, 0.1))
+    np.testing.assert_allclose(scaled.rewards, 10 * plain.rewards, rtol=1e-6)
+
+
+def test_an_empty_replay_is_no_log() -> None:
+    with pytest.raises(DataError, match="no episode from its beginning"):
+        replay_transitions(PathReplay(1, None, 4, 3, 2), 0, BOX)
+
+
+@pytest.mark.parametrize("discrete", [False, True])
+@pytest.mark.parametrize("length", [1, 5, 12, 20])
+def test_a_log_fills_the_replay_and_comes_back(discrete: bool, length: int) -> None:
+    log = make_log(discrete)
+    replay = PathReplay(2, None, length, 4, None if discrete else 3, dtype=np.float64)
+    assert fill_from_log(replay, log, log.action_space, 0.5) == 10 * -(-12 // length)
+    for run in range(2):
+        assert np.all(replay.held(run).rewards[0, 0] == 0.5 * log.rewards[0])
+        found = replay_transitions(replay, run, log.action_space, 0.5).transitions
+        assert found.sha256 == log.sha256
+
+
+def test_rows_without_episodes_are_paths_of_one_step() -> None:
+    log = make_log(False)
+    log = log.replace(episode_ids=None, steps=None)
+    replay = PathReplay(1, None, 5, 4, 3, dtype=np.float64)
+    assert fill_from_log(replay, log, log.action_space) == len(log)
+    paths = replay.held(0)
+    assert set(paths.lengths) == {1}
+    np.testing.assert_array_equal(paths.observations[:, 0], log.observations)
+    np.testing.assert_array_equal(paths.observations[:, 1], log.next_observations)
+    np.testing.assert_array_equal(paths.terminated, log.terminated)
+
+
+def test_of_a_log_beyond_the_capacity_the_end_stays(caplog: pytest.LogCaptureFixture) -> None:
+    log = make_log(False)
+    replay = PathReplay(1, 6, 6, 4, 3, dtype=np.float64)
+    assert fill_from_log(replay, log, log.action_space) == 6
+    assert "the replay holds the last 6" in caplog.text
+    found = replay_transitions(replay, 0, log.action_space)
+    assert found.transitions.sha256 == log.select_episodes([7, 8, 9]).sha256
+    assert found.dropped == 0
+
+
+@pytest.mark.parametrize(
+    ("dim", "space", "reason"),
+    [
+        (5, Continuous(3), "have 4 numbers, the environment's 5"),
+        (4, Continuous(2), "same environment"),
+        (4, Discrete(3), "Discrete"),
+    ],
+)
+def test_a_log_of_another_environment_is_refused(dim: int, space: Any, reason: str) -> None:
+    replay = PathReplay(1, None, 5, dim, 3)
+    with pytest.raises(DataError, match=reason):
+        fill_from_log(replay, make_log(False), space)
+    assert replay.sizes[0] == 0
+
+
+def test_what_was_played_before_and_after_a_log_stays_apart() -> None:
+    log = make_log(True)
+    replay = PathReplay(1, None, 5, 4, None, dtype=np.float64)
+    fill_from_log(replay, log, log.action_space)
+    first = log.select_episodes([0])
+    path = replay.held(0).flat_rows(np.arange(3), leading=1)
+    replay.append(np.zeros(3, dtype=int), Paths(**{**path.columns(), "environments": np.zeros(3, dtype=int)}))
+    found = replay_transitions(replay, 0, log.action_space).transitions
+    assert found.n_episodes == 11
+    assert found.select_episodes([10]).sha256 == first.sha256
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """A replay of a run in both formats."""
+    folder = tmp_path_factory.mktemp("replay")
+    replay = PathReplay(1, 40, 5, 3, 2)
+    play(replay, 0, 120, ends=0.1)
+    log = replay_transitions(replay, 0, BOX).transitions
+    write_hdf5(log, folder / "replay.hdf5")
+    write_minari(log, folder / "replay-minari", "replay-v0")
+    for name in ("replay.hdf5", "replay-minari"):
+        assert open_transitions(folder / name).sha256 == log.sha256
+        assert open_transitions(folder / name).action_space == BOX
+    return {"hdf5": str(folder / "replay.hdf5"), "minari": str(folder / "replay-minari")}
+
+
+@pytest.mark.parametrize("kind", ["hdf5", "minari"])
+def test_evaluate_runs_on_a_replay(kind: str, files: dict[str, str]) -> None:
+    options = [
+        "--gamma",
+        "0.9",
+        "--set",
+        "steps=20",
+        "--set",
+        "full_replicas=1",
+        "--set",
+        "resampled_replicas=2",
+    ]
+    done = CliRunner().invoke(cli, ["evaluate", files[kind], "--policy", "uniform", *options])
+    assert done.exit_code == 0, done.output
+
+
+@pytest.mark.parametrize("kind", ["hdf5", "minari"])
+def test_train_runs_on_a_replay(kind: str, files: dict[str, str], tmp_path: Path) -> None:
+    config = tmp_path / "config.yaml"
+    config.write_text(
+        f"data: {{source: {files[kind]}}}\nalgo:\n  type: trust_pcl\n  params: {{path_length: 4}}\n"
+        "train: {n_steps: 4, n_steps_per_epoch: 2}\n",
+        encoding="utf-8",
+    )
+    done = CliRunner().invoke(cli, ["train", str(config), "--out", str(tmp_path / "run")])
+    assert done.exit_code == 0, done.output
