@@ -43,12 +43,11 @@ def trust_pcl_model(agent: AgentArrays, config: OnlineConfig) -> Any:
     finite box is scaled to [−1, 1], as d3rlpy's algorithms act, by the last layer of the policy; for any
     other the policy has limits of its own. Discrete actions are 0 … n − 1. Torch's generator stays as it was.
     """
-    space = agent.action_space
+    space = agent.shape.action_space
     made = DiscreteTrustPCLConfig if isinstance(space, Discrete) else TrustPCLConfig
-    n_actions = space.n if isinstance(space, Discrete) else space.k
     with quiet(), torch.random.fork_rng(devices=[]):
         algo = made(**_options(agent, config)).create("cpu")
-        algo.create_impl((int(agent.value[0][0].shape[0]),), n_actions)
+        algo.create_impl((agent.shape.observation_dim,), agent.shape.outputs)
     modules = algo.impl.modules
     _put_value(modules.q_funcs[0], agent.value)
     _put_value(modules.targ_q_funcs[0], agent.target_value)
@@ -66,14 +65,14 @@ def save_model(agent: AgentArrays, config: OnlineConfig, path: str | Path) -> No
 
 def _options(agent: AgentArrays, config: OnlineConfig) -> dict[str, Any]:
     """The config that continues the training on a log with what both modes share."""
-    encoder = VectorEncoderFactory(hidden_units=list(config.hidden), activation="tanh")
+    encoder = VectorEncoderFactory(hidden_units=list(agent.shape.hidden), activation="tanh")
     optimizer = AdamFactory(eps=config.adam_epsilon, clip_grad_norm=config.max_grad_norm)
     entropy_coef, kl_coef = float(agent.entropy_coef), float(agent.kl_coef)
     return {
         "batch_size": max(2, config.batch_size),
         "gamma": config.gamma,
         "observation_scaler": _observation_scaler(agent),
-        "action_scaler": _action_scaler(agent.action_space),
+        "action_scaler": _action_scaler(agent.shape.action_space),
         "reward_scaler": None if config.reward_scale == 1.0 else MultiplyRewardScaler(config.reward_scale),
         "kernel": "gaussian",
         "bandwidth": f"{config.bandwidth_scale!r} median",
@@ -98,11 +97,12 @@ def _options(agent: AgentArrays, config: OnlineConfig) -> dict[str, Any]:
 
 
 def _observation_scaler(agent: AgentArrays) -> Any:
-    if agent.observation_mean is None:
-        return None
+    """None where inputs were not standardised."""
     mean, deviation = (
-        np.asarray(part, dtype=np.float64) for part in (agent.observation_mean, agent.observation_std)
+        np.asarray(part, np.float64) for part in (agent.observation_mean, agent.observation_std)
     )
+    if (mean == 0.0).all() and (deviation == 1.0).all():
+        return None
     return StandardObservationScaler(mean=mean, std=deviation, eps=0.0)
 
 

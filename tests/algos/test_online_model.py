@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from koffline.cli import cli
 from koffline.data.hdf5 import write_hdf5
 from koffline.errors import ConfigError, DataError
 from koffline.online.config import OnlineConfig
+from koffline.online.networks import AgentArrays, Shape
 from tests.algos.makers import COLUMNS, d3rlpy, fit, make, make_log
 from tests.algos.test_export import run_file
 
@@ -27,35 +28,19 @@ BOX = Continuous(3, (-2.0, 0.5, -1.0), (2.0, 3.0, 1.0))
 HALF_OPEN = Continuous(3, (-np.inf, 0.5, -np.inf), (np.inf, np.inf, 0.1))
 
 
-@dataclass(frozen=True, eq=False)
-class Agent:
-    """The arrays of koffline.online that the model is made of."""
-
-    policy: Any
-    log_std: Any
-    value: Any
-    target_policy: Any
-    target_log_std: Any
-    target_value: Any
-    observation_mean: Any
-    observation_std: Any
-    action_space: Any
-    kl_coef: float = 0.5
-    entropy_coef: float = 0.1
-
-
-def make_agent(space: Any, seed: int = 0) -> Agent:
+def make_agent(space: Any, seed: int = 0) -> AgentArrays:
     generator = np.random.default_rng(seed)
 
-    def layers(*sizes: int) -> list[tuple[np.ndarray, np.ndarray]]:
-        return [
+    def layers(*sizes: int) -> tuple[tuple[np.ndarray, np.ndarray], ...]:
+        return tuple(
             (generator.normal(size=(a, b)).astype(np.float32), generator.normal(size=b).astype(np.float32))
             for a, b in pairwise(sizes)
-        ]
+        )
 
     n = space.n if isinstance(space, Discrete) else space.k
     deviations = [None, None] if isinstance(space, Discrete) else list(generator.normal(-1, 1, size=(2, n)))
-    return Agent(
+    return AgentArrays(
+        shape=Shape(COLUMNS, space, (8, 6)),
         policy=layers(COLUMNS, 8, 6, n),
         log_std=deviations[0],
         value=layers(COLUMNS, 8, 6, 1),
@@ -64,11 +49,12 @@ def make_agent(space: Any, seed: int = 0) -> Agent:
         target_value=layers(COLUMNS, 8, 6, 1),
         observation_mean=generator.normal(size=COLUMNS),
         observation_std=generator.uniform(0.1, 3, size=COLUMNS),
-        action_space=space,
+        kl_coef=0.5,
+        entropy_coef=0.1,
     )
 
 
-def forward(agent: Agent, layers: Any, observations: np.ndarray) -> np.ndarray:
+def forward(agent: AgentArrays, layers: Any, observations: np.ndarray) -> np.ndarray:
     """The network by its definition, in float64."""
     hidden = (observations - agent.observation_mean) / agent.observation_std
     for weight, bias in layers[:-1]:
@@ -80,11 +66,11 @@ def rows(n: int = 200) -> np.ndarray:
     return np.random.default_rng(3).normal(size=(n, COLUMNS)).astype(np.float32)
 
 
-def mean_action(agent: Agent, observations: np.ndarray) -> np.ndarray:
+def mean_action(agent: AgentArrays, observations: np.ndarray) -> np.ndarray:
     outputs = forward(agent, agent.policy, observations)
-    if isinstance(agent.action_space, Discrete):
+    if isinstance(agent.shape.action_space, Discrete):
         return outputs.argmax(axis=1)
-    return np.clip(outputs, agent.action_space.low, agent.action_space.high)
+    return np.clip(outputs, agent.shape.action_space.low, agent.shape.action_space.high)
 
 
 @pytest.mark.parametrize("space", [BOX, HALF_OPEN, Continuous(3), Discrete(3)], ids=str)
@@ -179,7 +165,7 @@ def test_a_model_without_regularisation_can_still_be_made() -> None:
 
 
 def test_without_standardised_inputs_there_is_no_scaler() -> None:
-    agent = replace(make_agent(BOX), observation_mean=None, observation_std=None)
+    agent = replace(make_agent(BOX), observation_mean=np.zeros(COLUMNS), observation_std=np.ones(COLUMNS))
     assert trust_pcl_model(agent, CONFIG).config.observation_scaler is None
 
 
