@@ -13,12 +13,17 @@ from koffline.errors import ConfigError
 
 
 class StackedAdam:
-    """Adam on flat (R, P) parameters, a handful of operations for all replicas, a learning rate for each."""
+    """Adam on flat (R, P) parameters, a handful of operations for all replicas, a learning rate for each.
+
+    epsilon: one number, or one for each replica, (R, 1).
+    """
 
     def __init__(
-        self, flat: Tensor, betas: tuple[float, float] = (0.9, 0.999), epsilon: float = 1e-8
+        self, flat: Tensor, betas: tuple[float, float] = (0.9, 0.999), epsilon: float | Tensor = 1e-8
     ) -> None:
-        if not (0.0 <= betas[0] < 1.0 and 0.0 <= betas[1] < 1.0 and epsilon > 0.0):
+        if not (
+            0.0 <= betas[0] < 1.0 and 0.0 <= betas[1] < 1.0 and bool(torch.as_tensor(epsilon > 0.0).all())
+        ):
             raise ConfigError(
                 f"Adam received betas {betas}, epsilon {epsilon}; give [0, 1) and a positive one"
             )

@@ -1,0 +1,178 @@
+"""Every setting of online Trust-PCL, with its default, in one flat record.
+
+Names: ``entropy_coef`` is the paper's λ, ``kl_coef`` its τ (set by the trust region from
+``max_divergence``), ``diag_weight`` the mixture of U and V, ``target_decay`` the smoothing of the copies.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Literal
+
+from koffline.errors import ConfigError
+
+Critic = Literal["kloss", "fvi", "td0", "rg"]
+CRITICS: tuple[Critic, ...] = ("kloss", "fvi", "td0", "rg")
+VECTORIZATIONS = ("local", "sync", "async")
+KERNEL_INPUTS = ("state", "state_action")
+
+
+@dataclass(frozen=True)
+class OnlineConfig:
+    """One run's settings. Raises ConfigError for a number out of range.
+
+    steps: environment steps of a run. n_environments: copies a run plays in. path_length: longest sub-episode
+    of the replay, in steps; a window of ``window_length`` (the paper's d) lies within one. windows_per_path:
+    drawn uniformly from each sampled path; 0 takes all. capacity: sub-episodes, None grows without bound.
+    recency: sub-episodes are drawn with probability ∝ exp(−recency · age in insertions). learning_starts: in
+    sub-episodes. reward_scale: multiplies what is learned from, never what is reported. clip_adv: of the
+    residual in the policy's gradient, 0 never. diag_weight: of the kernel loss, None for 1/m.
+    bandwidth_scale: times the mini-batch's median distance. entropy_coef: at the start; entropy_decay: the
+    factor per 2500 iterations, None keeps it. evaluation_interval, checkpoint_interval: in environment steps
+    of a run. initial_log: a log to fill the replay with before the first step.
+    """
+
+    environment: str
+    environment_options: Mapping[str, Any] = field(default_factory=dict)
+    n_environments: int = 1
+    vectorization: str = "local"
+    steps: int = 200_000
+    critic: str = "kloss"
+    gamma: float = 0.995
+    window_length: int = 10
+    path_length: int = 10
+    steps_per_iteration: int = 10
+    batch_size: int = 64
+    windows_per_path: int = 1
+    capacity: int | None = 5000
+    recency: float = 0.001
+    learning_starts: int = 64
+    learning_rate: float = 3e-3
+    adam_epsilon: float = 1e-8
+    max_grad_norm: float = 40.0
+    target_decay: float = 0.99
+    entropy_coef: float = 0.0
+    entropy_decay: float | None = None
+    max_divergence: float = 0.001
+    kl_coef_initial: float = 500.0
+    kl_coef_min: float = 1e-3
+    clip_adv: float = 1.0
+    diag_weight: float | None = None
+    bandwidth_scale: float = 0.5
+    kernel_inputs: str = "state_action"
+    standardise: bool = True
+    reward_scale: float = 1.0
+    hidden: tuple[int, ...] = (64, 64)
+    legacy_timeouts: bool = False
+    legacy_discount: bool = False
+    legacy_targets: bool = False
+    evaluation_interval: int = 10_000
+    evaluation_episodes: int = 3
+    evaluation_seed: int = 10_000
+    checkpoint_interval: int = 50_000
+    keep_checkpoints: int = 2
+    initial_log: str | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "hidden", tuple(self.hidden))
+        object.__setattr__(self, "environment_options", dict(self.environment_options))
+        _check_choices(self)
+        for name in _COUNTS:
+            _check_count(name, getattr(self, name), 1)
+        _check_count("windows_per_path", self.windows_per_path, 0)
+        _check_count("evaluation_seed", self.evaluation_seed, 0)
+        for size in self.hidden:
+            _check_count("hidden", size, 1)
+        if self.capacity is not None:
+            _check_count("capacity", self.capacity, max(self.learning_starts, self.batch_size))
+        for name, (low, high) in _RANGES.items():
+            number = getattr(self, name)
+            if number is not None and not (_is_number(number) and low <= number <= high):
+                raise ConfigError(f"{name} is {number!r}; give a number in [{low:g}, {high:g}]")
+        _check_sizes(self)
+
+    def with_changes(self, **changes: Any) -> OnlineConfig:
+        """A copy with other values. Raises ConfigError for an unknown name."""
+        known = {part.name for part in fields(self)}
+        for name in changes:
+            if name not in known:
+                raise ConfigError(f"there is no setting '{name}'; known are {', '.join(sorted(known))}")
+        return replace(self, **changes)
+
+
+@dataclass(frozen=True)
+class OnlineRun:
+    """One run of a stack: its settings and its seed."""
+
+    config: OnlineConfig
+    seed: int
+
+    def __post_init__(self) -> None:
+        _check_count("seed", self.seed, 0)
+
+
+_COUNTS = (
+    "n_environments",
+    "steps",
+    "window_length",
+    "path_length",
+    "steps_per_iteration",
+    "batch_size",
+    "learning_starts",
+    "evaluation_interval",
+    "evaluation_episodes",
+    "checkpoint_interval",
+    "keep_checkpoints",
+)
+_TINY, _HUGE = 1e-12, 1e12
+_RANGES: dict[str, tuple[float, float]] = {
+    "gamma": (0.0, 1.0),
+    "recency": (0.0, 1.0),
+    "learning_rate": (0.0, 1.0),
+    "adam_epsilon": (1e-16, 1.0),
+    "max_grad_norm": (_TINY, _HUGE),
+    "target_decay": (0.0, 1.0),
+    "entropy_coef": (0.0, _HUGE),
+    "entropy_decay": (0.0, 1.0),
+    "max_divergence": (_TINY, _HUGE),
+    "kl_coef_initial": (0.0, _HUGE),
+    "kl_coef_min": (0.0, _HUGE),
+    "clip_adv": (0.0, _HUGE),
+    "diag_weight": (0.0, 1.0),
+    "bandwidth_scale": (_TINY, _HUGE),
+    "reward_scale": (_TINY, _HUGE),
+}
+
+
+def _check_choices(config: OnlineConfig) -> None:
+    for name, choices in (
+        ("critic", CRITICS),
+        ("vectorization", VECTORIZATIONS),
+        ("kernel_inputs", KERNEL_INPUTS),
+    ):
+        value = getattr(config, name)
+        if value not in choices:
+            raise ConfigError(f"{name} is {value!r}; use one of {', '.join(choices)}")
+
+
+def _check_sizes(config: OnlineConfig) -> None:
+    if not isinstance(config.environment, str) or not config.environment:
+        raise ConfigError(f"environment is {config.environment!r}; give a Gymnasium id")
+    if config.steps_per_iteration % config.n_environments:
+        raise ConfigError(
+            f"steps_per_iteration {config.steps_per_iteration} is no multiple of n_environments "
+            f"{config.n_environments}; each environment takes the same number of steps"
+        )
+    if config.critic == "kloss" and config.batch_size < 2:
+        raise ConfigError("batch_size is 1; the kernel loss compares pairs: give at least 2")
+
+
+def _check_count(name: str, number: Any, least: int) -> None:
+    if isinstance(number, bool) or not isinstance(number, int) or number < least:
+        raise ConfigError(f"{name} is {number!r}; give a whole number of at least {least}")
+
+
+def _is_number(number: Any) -> bool:
+    return isinstance(number, int | float) and not isinstance(number, bool) and math.isfinite(number)

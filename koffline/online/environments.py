@@ -1,0 +1,153 @@
+"""Copies of an environment side by side, each reset with its own seed: what the collector plays in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from koffline.builders.gymnasium_spaces import SpaceTranslator
+from koffline.builders.make_env import make_env, playing
+from koffline.data.transitions import ActionSpace, Continuous
+from koffline.errors import ConfigError
+
+
+@dataclass(frozen=True, eq=False)
+class Outcome:
+    """One step of n copies.
+
+    observations: (n, d) to act on next, those of a fresh episode where one ended. final_observations: (n, d)
+    the true s'. rewards (n,), terminated, truncated (n,) bool. valid (n,) bool: False for a step that only
+    reset its copy and belongs to no episode.
+    """
+
+    observations: np.ndarray
+    final_observations: np.ndarray
+    rewards: np.ndarray
+    terminated: np.ndarray
+    truncated: np.ndarray
+    valid: np.ndarray
+
+
+class Environments(Protocol):
+    """n copies of one environment."""
+
+    action_space: ActionSpace
+    observation_dim: int
+    n: int
+
+    def reset(self, seeds: Sequence[int]) -> np.ndarray:
+        """Start an episode in every copy; observations (n, d)."""
+        ...
+
+    def step(self, actions: np.ndarray, next_seeds: Sequence[int]) -> Outcome:
+        """Actions (n, k) or (n,) already inside the space; a copy whose episode ends resets with its seed."""
+        ...
+
+    def close(self) -> None:
+        """Free everything."""
+        ...
+
+
+class LocalEnvironments:
+    """Copies in this process, reset by us: no step is lost to a reset and none costs a worker.
+
+    Raises ConfigError for an environment that is unknown, fails, or has spaces the learner cannot take;
+    DataError is never its own: what a step gives is checked here and named as ConfigError.
+    """
+
+    def __init__(self, name: str, options: Mapping[str, Any], n: int) -> None:
+        self.n, self._name = n, name
+        options = {"disable_env_checker": True, **options}
+        self._copies = [make_env(name, **options) for _ in range(n)]
+        first = self._copies[0]
+        self._spaces = SpaceTranslator(name, first.observation_space, first.action_space)
+        self.action_space: ActionSpace = self._spaces.action_space
+        self.observation_dim = int(np.prod(self._spaces.observation_shape))
+        self._is_box = isinstance(self.action_space, Continuous) and first.action_space.shape == (
+            self.action_space.k,
+        )
+
+    def reset(self, seeds: Sequence[int]) -> np.ndarray:
+        """Start an episode in every copy, (n, d)."""
+        return np.stack([self.reset_copy(index, seed) for index, seed in enumerate(seeds)])
+
+    def reset_copy(self, index: int, seed: int) -> np.ndarray:
+        """Start an episode in one copy, (d,)."""
+        with playing(self._name, "reset"):
+            observation, _ = self._copies[index].reset(seed=int(seed))
+        return self._vector(observation)
+
+    def step(self, actions: np.ndarray, next_seeds: Sequence[int]) -> Outcome:
+        """One step of every copy."""
+        n, d = self.n, self.observation_dim
+        final = np.empty((n, d))
+        rewards, terminated, truncated = np.empty(n), np.zeros(n, dtype=bool), np.zeros(n, dtype=bool)
+        native = self._native(actions)
+        with playing(self._name, "step"):
+            for index, environment in enumerate(self._copies):
+                observation, rewards[index], terminated[index], truncated[index], _ = environment.step(
+                    native[index]
+                )
+                final[index] = observation if self._is_vector(observation) else self._vector(observation)
+        check_numbers(self._name, final, rewards)
+        observations = final
+        ended = np.flatnonzero(terminated | truncated)
+        if len(ended):
+            observations = final.copy()
+            for index in ended:
+                observations[index] = self.reset_copy(index, next_seeds[index])
+        return Outcome(observations, final, rewards, terminated, truncated, np.ones(n, dtype=bool))
+
+    def step_copy(self, index: int, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool]:
+        """One step of one copy: true next observation (d,), reward, terminated, truncated; no reset."""
+        with playing(self._name, "step"):
+            observation, reward, terminated, truncated, _ = self._copies[index].step(
+                self._native(np.asarray(action)[None])[0]
+            )
+        vector = self._vector(observation)
+        check_numbers(self._name, vector[None], np.asarray([reward], dtype=float))
+        return vector, float(reward), bool(terminated), bool(truncated)
+
+    def close(self) -> None:
+        """Close every copy."""
+        for environment in self._copies:
+            environment.close()
+
+    def _native(self, actions: np.ndarray) -> Any:
+        if self._is_box:
+            return actions.astype(self._spaces.action_dtype, copy=False)
+        return self._spaces.native_actions(actions)
+
+    def _is_vector(self, observation: Any) -> bool:
+        return isinstance(observation, np.ndarray) and observation.shape == (self.observation_dim,)
+
+    def _vector(self, observation: Any) -> np.ndarray:
+        with playing(self._name, "an observation"):
+            vector = self._spaces.observations([observation]).reshape(-1).astype(float)
+            if vector.shape != (self.observation_dim,):
+                raise ValueError(f"shape {np.shape(observation)}, declared {self._spaces.observation_shape}")
+        check_numbers(self._name, vector[None], np.zeros(1))
+        return vector
+
+
+def check_numbers(name: str, observations: np.ndarray, rewards: np.ndarray) -> None:
+    """Raise ConfigError for the first number that is not finite."""
+    # One sum tells whether any is not finite, ten times faster than looking at each.
+    if np.isfinite(observations.sum() + rewards.sum()):
+        return
+    for what, values in (("observation", observations), ("reward", rewards)):
+        if not np.all(np.isfinite(values)):
+            raise ConfigError(
+                f"{name} gave an {what} that is not a finite number".replace("an reward", "a reward")
+                + "; mend the environment, or end the episode before it breaks"
+            )
+
+
+def clip_actions(actions: np.ndarray, space: ActionSpace) -> np.ndarray:
+    """What the environment gets: continuous actions cut to the space's box, discrete ones as they are."""
+    if not isinstance(space, Continuous):
+        return actions
+    return np.clip(actions, np.asarray(space.low), np.asarray(space.high))

@@ -1,0 +1,375 @@
+"""K runs of online Trust-PCL in lock-step: seeds, critics and settings of equal shape as one stack.
+
+    config = OnlineConfig("InvertedPendulum-v5", steps=50_000)
+    runs = [OnlineRun(config.with_changes(critic=c), seed) for c in CRITICS for seed in range(6)]
+    with contextlib.closing(LockStep(runs)) as stack:
+        while stack.steps < config.steps:
+            stack.iterate()
+        print(stack.evaluate())
+
+A run has its own environments, replay, parameters and generators: its numbers do not depend on the others in
+the stack, up to the rounding of stacked products. Use one thread (`koffline.fitting.threads(1)`): the
+matrices are small; for more cores run more stacks.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from koffline.data.paths import PathReplay
+from koffline.errors import ConfigError
+from koffline.online.collector import Collector
+from koffline.online.config import OnlineConfig, OnlineRun
+from koffline.online.environments import Environments, LocalEnvironments, clip_actions
+from koffline.online.learner import Learner
+from koffline.online.networks import Actor, AgentArrays, AgentStack, InputMoments, Shape
+from koffline.online.trust_region import BEFORE, SMOOTHING, solve_coefficient
+
+_DECAY_ITERATIONS = 2500  # of the entropy coefficient (Feng et al. 2019, sec:exp_detail)
+_LONGEST_EVALUATION = 100_000  # steps; an environment without a time limit is cut there
+_EQUAL = (
+    "environment",
+    "environment_options",
+    "n_environments",
+    "vectorization",
+    "path_length",
+    "steps_per_iteration",
+    "batch_size",
+    "windows_per_path",
+    "capacity",
+    "learning_starts",
+    "hidden",
+    "evaluation_episodes",
+    "evaluation_seed",
+    "initial_log",
+)  # what the runs of a stack share
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """After ``step`` environment steps: mean return and length of full episodes of the mean action.
+
+    sampled_return: of the training episodes that ended since the last evaluation (of the latest one where none
+    did; NaN before the first), which the sampled policy played.
+    """
+
+    step: int
+    mean_return: float
+    length: float
+    sampled_return: float
+
+
+class LockStep:
+    """K runs side by side. Raises ConfigError where their settings cannot share a stack."""
+
+    def __init__(
+        self,
+        runs: Sequence[OnlineRun],
+        environments: Environments | None = None,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        self.runs = tuple(runs)
+        self._configs = [run.config for run in runs]
+        common = _check_equal(self._configs)
+        self._dtype = dtype
+        copies = len(runs) * common.n_environments
+        self._environments = environments or make_environments(common, copies)
+        if self._environments.n != copies:
+            raise ConfigError(
+                f"environments has {self._environments.n} copies; {len(runs)} runs of "
+                f"{common.n_environments} need {copies}"
+            )
+        self.shape = Shape(self._environments.observation_dim, self._environments.action_space, common.hidden)
+        streams = [_Streams.of(run.seed) for run in runs]
+        self._replay_generators = [stream.replay for stream in streams]
+        self._play_generators = [stream.play for stream in streams]
+        self.learner = _make_learner(self._configs, self.shape, streams, dtype)
+        self._actor = Actor(self.learner.online)
+        self.moments = InputMoments(
+            len(runs), self.shape.observation_dim, [c.standardise for c in self._configs]
+        )
+        self.replay = PathReplay(
+            len(runs),
+            common.capacity,
+            common.path_length,
+            self.shape.observation_dim,
+            self.shape.outputs if self.shape.continuous else None,
+            np.float64 if dtype == torch.float64 else np.float32,
+        )
+        self._collector = Collector(
+            self._environments,
+            self.shape,
+            self._play_generators,
+            common.steps_per_iteration // common.n_environments,
+            common.path_length,
+        )
+        self._prefilled = self._fill(common.initial_log)
+        self.iterations = 0
+        self.steps = 0
+        self.kl_coef = np.array([c.kl_coef_initial for c in self._configs])
+        self._wanted_kl_coef = np.full(len(runs), BEFORE)
+        self._sums: dict[str, np.ndarray] = {}
+        self._summed = 0
+        self._learning_seconds = self._evaluation_seconds = 0.0
+        self._evaluators: LocalEnvironments | None = None
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """Wall time spent on each part."""
+        parts = {"learning": self._learning_seconds, "evaluation": self._evaluation_seconds}
+        return {**self._collector.seconds, **parts}
+
+    @property
+    def diverged(self) -> np.ndarray:
+        """Which runs (K,) met a gradient that is not finite and have stood still since."""
+        return self.learner.diverged
+
+    @property
+    def entropy_coef(self) -> np.ndarray:
+        """(K,), decayed to this iteration."""
+        return np.array(
+            [
+                c.entropy_coef
+                * (1.0 if c.entropy_decay is None else c.entropy_decay)
+                ** (self.iterations / _DECAY_ITERATIONS)
+                for c in self._configs
+            ]
+        )
+
+    def iterate(self) -> None:
+        """Collect ``steps_per_iteration`` steps per run, then take one gradient step."""
+        started = time.perf_counter()
+        self.learner.move_targets()
+        moved = time.perf_counter()
+        collected = self._collector.collect(self._act)
+        after = time.perf_counter()
+        self.moments.update(collected.observations, collected.valid)
+        self.replay.append(collected.runs, collected.paths)
+        self.iterations += 1
+        self.steps += self._configs[0].steps_per_iteration
+        self._update_kl_coef()
+        if self._may_learn():
+            self._learn()
+        self._learning_seconds += time.perf_counter() - after + moved - started
+
+    def evaluate(self) -> list[Evaluation]:
+        """Full episodes of the mean action in separate environments with fixed seeds; one record per run."""
+        started = time.perf_counter()
+        common = self._configs[0]
+        if self._evaluators is None:
+            self._evaluators = LocalEnvironments(
+                common.environment, common.environment_options, len(self.runs)
+            )
+        played = [
+            self._play_episodes(self._evaluators, common.evaluation_seed + episode)
+            for episode in range(common.evaluation_episodes)
+        ]
+        returns, lengths = np.mean(played, axis=0)
+        found = []
+        for run in range(len(self.runs)):
+            finished = self._collector.since[run] or list(self._collector.recent[run])[-1:]
+            sampled = float(np.mean([episode.total for episode in finished])) if finished else float("nan")
+            self._collector.since[run] = []
+            found.append(Evaluation(self.steps, float(returns[run]), float(lengths[run]), sampled))
+        self._evaluation_seconds += time.perf_counter() - started
+        return found
+
+    def take_metrics(self) -> list[dict[str, float]]:
+        """Means of each run's diagnostics since the last call; empty where nothing was learned."""
+        names, count = list(self._sums), max(self._summed, 1)
+        found = [
+            {name: float(self._sums[name][run] / count) for name in names} for run in range(len(self.runs))
+        ]
+        self._sums, self._summed = {}, 0
+        return found
+
+    def act(self, observations: np.ndarray) -> np.ndarray:
+        """Mean actions (K, E, k), or most probable ones (K, E), for observations (K, E, d), inside the box."""
+        inputs = self.moments.standardised(observations, self._numpy_dtype)
+        return clip_actions(self._actor.best(inputs), self.shape.action_space)
+
+    def agent(self, k: int) -> AgentArrays:
+        """Run k's networks, copied."""
+        policy, deviations, value = self.learner.online.layers(k)
+        slow_policy, slow_deviations, slow_value = self.learner.target.layers(k)
+        return AgentArrays(
+            self.shape, policy, deviations, value, slow_policy, slow_deviations, slow_value,
+            self.moments.mean[k].copy(), self.moments.std[k].copy(),
+            float(self.kl_coef[k]), float(self.entropy_coef[k]),
+        )  # fmt: skip
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything the rest of the runs depends on."""
+        return {
+            "iterations": self.iterations,
+            "steps": self.steps,
+            "kl_coef": self.kl_coef.copy(),
+            "wanted_kl_coef": self._wanted_kl_coef.copy(),
+            "learner": self.learner.state_dict(),
+            "moments": self.moments.state_dict(),
+            "replay": self.replay.state_dict(),
+            "collector": self._collector.state_dict(),
+            "generators": [
+                [generator.bit_generator.state for generator in kind]
+                for kind in (self._replay_generators, self._play_generators)
+            ],
+            "sums": {name: part.copy() for name, part in self._sums.items()},
+            "summed": self._summed,
+            "seconds": self.seconds,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> bool:
+        """Go on from ``state_dict``. False where running episodes could not be taken up and began anew."""
+        self.iterations, self.steps = state["iterations"], state["steps"]
+        self.kl_coef, self._wanted_kl_coef = state["kl_coef"].copy(), state["wanted_kl_coef"].copy()
+        self.learner.load_state_dict(state["learner"])
+        self.moments.load_state_dict(state["moments"])
+        self.replay.load_state_dict(state["replay"])
+        self._sums = {name: part.copy() for name, part in state["sums"].items()}
+        self._summed = state["summed"]
+        for kind, states in zip(
+            (self._replay_generators, self._play_generators), state["generators"], strict=True
+        ):
+            for generator, saved in zip(kind, states, strict=True):
+                generator.bit_generator.state = saved
+        seconds = dict(state["seconds"])
+        self._learning_seconds, self._evaluation_seconds = seconds.pop("learning"), seconds.pop("evaluation")
+        self._collector.seconds.update(seconds)
+        return self._collector.load_state_dict(state["collector"])
+
+    def close(self) -> None:
+        """Close all environments."""
+        self._environments.close()
+        if self._evaluators is not None:
+            self._evaluators.close()
+
+    @property
+    def _numpy_dtype(self) -> Any:
+        return np.float64 if self._dtype == torch.float64 else np.float32
+
+    def _act(self, observations: np.ndarray, noise: np.ndarray) -> np.ndarray:
+        inputs = self.moments.standardised(observations, self._numpy_dtype)
+        return self._actor.sample(inputs, noise)
+
+    def _may_learn(self) -> bool:
+        common = self._configs[0]
+        # Every iteration gives each copy a path: counting those keeps runs in step whatever their episodes do.
+        counted = self._prefilled + self.iterations * common.n_environments
+        needed = max(common.learning_starts, common.batch_size)
+        return counted >= needed and int(self.replay.sizes.min()) >= common.batch_size
+
+    def _learn(self) -> None:
+        common = self._configs[0]
+        paths = self.replay.sample(
+            self._replay_generators, common.batch_size, [c.recency for c in self._configs]
+        )
+        batch = self.learner.minibatch(paths, self._replay_generators, self.moments)
+        entropy_coef = self.entropy_coef
+        found = self.learner.update(batch, entropy_coef, self.kl_coef)
+        for name, part in {**found, "kl_coef": self.kl_coef, "entropy_coef": entropy_coef}.items():
+            self._sums[name] = self._sums.get(name, 0.0) + part
+        self._summed += 1
+
+    def _update_kl_coef(self) -> None:
+        for run in np.flatnonzero(self._collector.take_changed()):
+            config, recent = self._configs[run], self._collector.recent[run]
+            returns = np.array([episode.total for episode in recent]) * config.reward_scale
+            allowed = config.max_divergence * float(np.mean([episode.length for episode in recent]))
+            self._wanted_kl_coef[run] = solve_coefficient(returns, allowed)
+        self.kl_coef = SMOOTHING * self.kl_coef + (1.0 - SMOOTHING) * self._wanted_kl_coef
+        self.kl_coef = np.maximum(self.kl_coef, [c.kl_coef_min for c in self._configs])
+
+    def _fill(self, source: str | None) -> int:
+        if source is None:
+            return 0
+        from koffline.data.sources import open_transitions
+        from koffline.online.replay_log import fill_from_log
+
+        fill_from_log(self.replay, open_transitions(source), self.shape.action_space)
+        for run in range(len(self.runs)):
+            held = self.replay.held(run)
+            inside = np.arange(self.replay.path_length) < held.lengths[:, None]
+            rows = held.observations[:, :-1][inside]
+            alone = np.zeros((len(self.runs), len(rows)), dtype=bool)
+            alone[run] = True
+            self.moments.update(np.broadcast_to(rows, (len(self.runs), *rows.shape)), alone)
+        return int(self.replay.sizes.min())
+
+    def _play_episodes(self, environments: LocalEnvironments, seed: int) -> np.ndarray:
+        """One episode of every run: returns and lengths, (2, K)."""
+        runs = len(self.runs)
+        observations = environments.reset([seed] * runs)
+        found = np.zeros((2, runs))
+        active = list(range(runs))
+        for _ in range(_LONGEST_EVALUATION):
+            actions = self.act(observations[:, None])[:, 0]
+            still = []
+            for run in active:
+                observations[run], reward, terminated, truncated = environments.step_copy(run, actions[run])
+                found[:, run] += reward, 1.0
+                if not (terminated or truncated):
+                    still.append(run)
+            active = still
+            if not active:
+                break
+        return found
+
+
+def make_environments(config: OnlineConfig, copies: int) -> Environments:
+    """The environments a config asks for."""
+    if config.vectorization == "local":
+        return LocalEnvironments(config.environment, config.environment_options, copies)
+    from koffline.online.vector_environments import make_vector_environments
+
+    return make_vector_environments(
+        config.environment, config.environment_options, copies, config.vectorization
+    )
+
+
+@dataclass(frozen=True)
+class _Streams:
+    """A run's seeds and generators, all from its one seed."""
+
+    policy_seed: int
+    value_seed: int
+    other_policy_seed: int
+    other_value_seed: int
+    replay: np.random.Generator
+    play: np.random.Generator
+
+    @classmethod
+    def of(cls, seed: int) -> _Streams:
+        networks, replay, play = np.random.SeedSequence(seed).spawn(3)
+        seeds = [int(number) for number in networks.generate_state(4)]
+        return cls(*seeds, np.random.default_rng(replay), np.random.default_rng(play))
+
+
+def _make_learner(
+    configs: Sequence[OnlineConfig], shape: Shape, streams: Sequence[_Streams], dtype: torch.dtype
+) -> Learner:
+    online = AgentStack.initialise(shape, [(s.policy_seed, s.value_seed) for s in streams], dtype)
+    other = AgentStack.initialise(shape, [(s.other_policy_seed, s.other_value_seed) for s in streams], dtype)
+    apart = torch.tensor([[c.legacy_targets] for c in configs])
+    target = AgentStack(shape, torch.where(apart, other.flat, online.flat))
+    return Learner(configs, online, target)
+
+
+def _check_equal(configs: Sequence[OnlineConfig]) -> OnlineConfig:
+    """The common settings; raises ConfigError for the first that differs."""
+    if not configs:
+        raise ConfigError("runs is empty; give at least one")
+    first = configs[0]
+    for config in configs[1:]:
+        for name in _EQUAL:
+            here, there = getattr(first, name), getattr(config, name)
+            if here != there:
+                raise ConfigError(
+                    f"{name} is {here!r} in one run and {there!r} in another; put them in separate stacks"
+                )
+    return first

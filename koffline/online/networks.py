@@ -1,0 +1,194 @@
+"""Policies and values of K runs as one stack: flat parameters, their copies, and what acts and is exported.
+
+Row k of the flat parameters is [policy network | log standard deviations | value network] of run k; a step
+of the optimiser or of the slow copies is one operation for all.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from koffline.data.transitions import ActionSpace, Continuous
+from koffline.replicas import StackedMLP
+
+_ACTIVATION = "tanh"  # (Feng et al. 2019, sec:net_arc)
+_LEAST_STD = 1e-3  # of an input
+LOG_TWO_PI = float(np.log(2.0 * np.pi))
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What all runs of a stack share."""
+
+    observation_dim: int
+    action_space: ActionSpace
+    hidden: tuple[int, ...]
+
+    @property
+    def continuous(self) -> bool:
+        """Whether actions are vectors."""
+        return isinstance(self.action_space, Continuous)
+
+    @property
+    def outputs(self) -> int:
+        """Of the policy's network: means, or logits."""
+        space = self.action_space
+        return space.k if isinstance(space, Continuous) else space.n
+
+    @property
+    def policy_sizes(self) -> tuple[int, ...]:
+        """Layer sizes of the policy's network."""
+        return (self.observation_dim, *self.hidden, self.outputs)
+
+    @property
+    def value_sizes(self) -> tuple[int, ...]:
+        """Layer sizes of V."""
+        return (self.observation_dim, *self.hidden, 1)
+
+    @property
+    def parts(self) -> tuple[slice, slice, slice]:
+        """Where the policy's network, its log deviations and V lie in a row of parameters."""
+        policy, value = (
+            sum((i + 1) * o for i, o in itertools.pairwise(sizes))
+            for sizes in (self.policy_sizes, self.value_sizes)
+        )
+        middle = policy + (self.outputs if self.continuous else 0)
+        return slice(0, policy), slice(policy, middle), slice(middle, middle + value)
+
+
+@dataclass(frozen=True, eq=False)
+class AgentArrays:
+    """One run's networks as plain arrays: weights (in, out) and biases (out,) by layer, tanh between.
+
+    Inputs are (observation − mean) / std. log_std (k,), None for discrete actions. target_*: slow copies.
+    """
+
+    shape: Shape
+    policy: tuple[tuple[np.ndarray, np.ndarray], ...]
+    log_std: np.ndarray | None
+    value: tuple[tuple[np.ndarray, np.ndarray], ...]
+    target_policy: tuple[tuple[np.ndarray, np.ndarray], ...]
+    target_log_std: np.ndarray | None
+    target_value: tuple[tuple[np.ndarray, np.ndarray], ...]
+    observation_mean: np.ndarray
+    observation_std: np.ndarray
+    kl_coef: float
+    entropy_coef: float
+
+    @property
+    def action_space(self) -> ActionSpace:
+        """Of the environment."""
+        return self.shape.action_space
+
+
+class AgentStack:
+    """Networks of K runs on one flat (K, P) tensor; with ``flat`` changed in place they change."""
+
+    def __init__(self, shape: Shape, flat: Tensor) -> None:
+        self.shape, self.flat = shape, flat
+        policy, deviations, value = shape.parts
+        self.policy = StackedMLP(shape.policy_sizes, flat[:, policy], _ACTIVATION)
+        self.log_std = flat[:, deviations]  # (K, k), or (K, 0) of discrete actions
+        self.value = StackedMLP(shape.value_sizes, flat[:, value], _ACTIVATION)
+
+    @classmethod
+    def initialise(cls, shape: Shape, seeds: Sequence[tuple[int, int]], dtype: torch.dtype) -> AgentStack:
+        """One run per pair of seeds (policy, value); log deviations 0."""
+        policy = StackedMLP.initialise(shape.policy_sizes, [s[0] for s in seeds], _ACTIVATION, dtype=dtype)
+        value = StackedMLP.initialise(shape.value_sizes, [s[1] for s in seeds], _ACTIVATION, dtype=dtype)
+        deviations = policy.flat.new_zeros(len(seeds), shape.outputs if shape.continuous else 0)
+        return cls(shape, torch.cat((policy.flat, deviations, value.flat), dim=1))
+
+    def layers(self, run: int) -> tuple[Any, np.ndarray | None, Any]:
+        """Policy's layers, log deviations and V's layers of one run, copied."""
+        policy, value = (
+            tuple((w[run].numpy().copy(), b[run, 0].numpy().copy()) for w, b in net.layers(net.flat))
+            for net in (self.policy, self.value)
+        )
+        deviations = self.log_std[run].numpy().copy() if self.shape.continuous else None
+        return policy, deviations, value
+
+
+class Actor:
+    """The policies in numpy, reading the stack's own memory: a step of all runs costs some microseconds."""
+
+    def __init__(self, stack: AgentStack) -> None:
+        self._continuous = stack.shape.continuous
+        self._layers = [(w.numpy(), b.numpy()) for w, b in stack.policy.layers(stack.policy.flat)]
+        self._log_std = stack.log_std.numpy()
+
+    def outputs(self, inputs: np.ndarray) -> np.ndarray:
+        """Means (K, E, k) or logits (K, E, n) from standardised observations (K, E, d)."""
+        hidden = inputs
+        *below, (top, top_bias) = self._layers
+        for weight, bias in below:
+            hidden = np.matmul(hidden, weight)
+            hidden += bias
+            np.tanh(hidden, out=hidden)
+        return np.matmul(hidden, top) + top_bias
+
+    def sample(self, inputs: np.ndarray, noise: np.ndarray) -> np.ndarray:
+        """Actions (K, E, k) from normal noise of that shape, or (K, E) from uniform noise of that shape."""
+        outputs = self.outputs(inputs)
+        if self._continuous:
+            return outputs + np.exp(self._log_std)[:, None] * noise
+        weights = np.exp(outputs - outputs.max(axis=-1, keepdims=True))
+        cumulative = np.cumsum(weights, axis=-1)
+        return (cumulative[..., :-1] <= noise[..., None] * cumulative[..., -1:]).sum(axis=-1)
+
+    def best(self, inputs: np.ndarray) -> np.ndarray:
+        """Mean actions (K, E, k), or the most probable ones (K, E)."""
+        outputs = self.outputs(inputs)
+        return outputs if self._continuous else outputs.argmax(axis=-1)
+
+
+class InputMoments:
+    """Running mean and deviation of each run's observations; the identity where it does not standardise."""
+
+    def __init__(self, runs: int, dimension: int, standardise: Sequence[bool]) -> None:
+        self._count = np.zeros((runs, 1))
+        self._mean, self._squares = np.zeros((runs, dimension)), np.zeros((runs, dimension))
+        self._on = np.asarray(standardise, dtype=bool)[:, None]
+        self.mean, self.std = np.zeros((runs, dimension)), np.ones((runs, dimension))
+
+    def update(self, observations: np.ndarray, valid: np.ndarray) -> None:
+        """Take in observations (K, n, d) where valid (K, n)."""
+        weight = valid[..., None]
+        count = weight.sum(axis=1)
+        total = np.maximum(self._count + count, 1.0)
+        centred = (observations - self._mean[:, None]) * weight
+        shift = centred.sum(axis=1)
+        here = np.square(centred).sum(axis=1) - np.square(shift) / np.maximum(count, 1.0)
+        offset = shift / np.maximum(count, 1.0)
+        self._squares += here + np.square(offset) * self._count * count / total
+        self._mean += shift / total
+        self._count += count
+        self._set()
+
+    def standardised(self, observations: np.ndarray, dtype: Any) -> np.ndarray:
+        """(K, n, d)."""
+        return ((observations - self.mean[:, None]) / self.std[:, None]).astype(dtype, copy=False)
+
+    def state_dict(self) -> dict[str, np.ndarray]:
+        """Counts and sums."""
+        return {"count": self._count.copy(), "mean": self._mean.copy(), "squares": self._squares.copy()}
+
+    def load_state_dict(self, state: dict[str, np.ndarray]) -> None:
+        """Go on from ``state_dict``."""
+        self._count[:], self._mean[:], self._squares[:] = state["count"], state["mean"], state["squares"]
+        self._set()
+
+    def _set(self) -> None:
+        if not self._on.any():
+            return
+        deviation = np.sqrt(self._squares / np.maximum(self._count, 1.0))
+        self.mean = np.where(self._on, self._mean, 0.0)
+        # An input that has not varied yet must not be blown up when it does.
+        self.std = np.where(self._on & (self._count > 1.0), np.maximum(deviation, _LEAST_STD), 1.0)
