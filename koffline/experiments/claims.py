@@ -16,8 +16,8 @@ from koffline.experiments.comparisons import Comparison, ratio_of_means
 from koffline.experiments.methods import LABELS
 from koffline.experiments.results import Claim, Correlation, Row
 from koffline.experiments.summaries import best_rate_by_truth, diverged_seeds, final_values
+from koffline.experiments.verdicts import FAILS, HOLDS, UNDECIDED
 
-HOLDS, FAILS, UNDECIDED = "holds", "does not hold", "undecided"
 GOOD_PROXY = 0.7  # rank correlation from which a loss is called a good proxy
 UNSTABLE = 2.0  # a late error this many times the smallest one of the run is called oscillation
 
@@ -197,8 +197,9 @@ def _verdict(ratio: Comparison) -> str:
 
 
 def not_measured() -> Iterator[Claim]:
-    """Sentences about policy optimisation: another experiment's."""
+    """Section 5.3, where figure-mujoco has not been run in the same folder."""
     yield Claim(
         "K-loss consistently outperforms FVI, TD(0) and RG inside Trust-PCL", "Section 5.3, fig:mujoco_bench",
-        "MuJoCo", "not measured by this experiment", None, None, None, UNDECIDED,
+        "MuJoCo", "not in this folder: run `koffline reproduce figure-mujoco` first", None, None, None,
+        UNDECIDED,
     )  # fmt: skip

@@ -5,13 +5,21 @@ from __future__ import annotations
 import shlex
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
+if TYPE_CHECKING:
+    from koffline.experiments.mujoco_plan import MujocoRequest
+
 _HELP = """Reproduce a figure of the paper, the ablation, or the table of its claims.
 
-NAME is figure-toy, figure-puddle, figure-bench, ablation or claims. Writes DIR/NAME.json, .png, .svg, .md and
-the curves; a killed run continues where it was.
+NAME is figure-toy, figure-puddle, figure-bench, ablation, figure-mujoco or claims. Writes DIR/NAME.json,
+.png, .svg, .md and the curves; a killed run continues where it was.
+
+figure-mujoco takes many hours: --only and --part choose some of it, and what is finished in DIR is shown
+whatever was asked for. Its parts are search, final, noise, paper-search and paper; DIR/cells/*.log tells how
+far a run is.
 
 \b
 Examples:
@@ -19,6 +27,8 @@ Examples:
   koffline reproduce figure-puddle --quick --out runs/quick
   koffline reproduce claims --workers 2 --out runs/full
   koffline reproduce figure-bench --ray auto
+  koffline reproduce figure-mujoco --only InvertedPendulum --part final --workers 2
+  koffline reproduce figure-mujoco --only Swimmer --part final --steps 400000 --set learning_rate=0.001
 """
 
 
@@ -30,8 +40,26 @@ Examples:
 @click.option("--workers", type=int, default=1, show_default=True, help="Processes, one core each.")
 @click.option("--ray", metavar="ADDRESS", help="Run the jobs on Ray: local, auto or an address.")
 @click.option("--force", is_flag=True, help="Replace results of another scale or seed in --out.")
+@click.option(
+    "--only", metavar="ENVIRONMENT", multiple=True, help="figure-mujoco: one of its six; repeatable."
+)
+@click.option("--part", metavar="PART", multiple=True, help="figure-mujoco: one of its parts.")
+@click.option("--steps", type=int, help="figure-mujoco: environment steps of a run that is no search.")
+@click.option("--seed-count", type=int, help="figure-mujoco: seeds of a run that is no search.  [default: 6]")
+@click.option("--set", "changes", metavar="KEY=VALUE", multiple=True, help="figure-mujoco: of every run.")
 def reproduce(
-    name: str, quick: bool, out: str, seed: int, workers: int, ray: str | None, force: bool
+    name: str,
+    quick: bool,
+    out: str,
+    seed: int,
+    workers: int,
+    ray: str | None,
+    force: bool,
+    only: tuple[str, ...],
+    part: tuple[str, ...],
+    steps: int | None,
+    seed_count: int | None,
+    changes: tuple[str, ...],
 ) -> None:
     """Run the experiment, print its table and where the files are."""
     from koffline.experiments.reproduce import Run
@@ -39,7 +67,8 @@ def reproduce(
     from koffline.experiments.settings import Scale
 
     command = shlex.join(["koffline", *sys.argv[1:]])
-    run = Run(name, Path(out), Scale(quick, seed), workers, ray, command, force)
+    mujoco = _mujoco_request(only, part, steps, seed_count, changes, quick)
+    run = Run(name, Path(out), Scale(quick, seed), workers, ray, command, force, mujoco)
     try:
         results = run_experiment(run)
     except KeyboardInterrupt:
@@ -49,3 +78,20 @@ def reproduce(
         raise SystemExit(130) from None
     click.echo((run.folder / f"{name}.md").read_text(encoding="utf-8"))
     click.echo(f"{results.seconds:.0f} s; figure {run.folder / name}.png, numbers {run.folder / name}.json")
+
+
+def _mujoco_request(
+    only: tuple[str, ...],
+    parts: tuple[str, ...],
+    steps: int | None,
+    seed_count: int | None,
+    changes: tuple[str, ...],
+    quick: bool,
+) -> MujocoRequest | None:
+    """None where nothing was chosen. Raises ConfigError."""
+    if not (only or parts or changes) and steps is None and seed_count is None:
+        return None
+    from koffline.experiments.mujoco_plan import BUDGETS, PARTS, MujocoRequest, as_setting, read_changes
+
+    setting = as_setting(read_changes(changes))
+    return MujocoRequest(only or tuple(BUDGETS), parts or PARTS, steps, seed_count, setting, quick)

@@ -10,6 +10,7 @@ from koffline.errors import ConfigError
 from koffline.experiments.figure_ablation import draw_ablation
 from koffline.experiments.figure_claims import draw_claims
 from koffline.experiments.figure_evaluation import draw_bench, draw_puddle
+from koffline.experiments.figure_mujoco import draw_mujoco, draw_mujoco_paper, draw_mujoco_sampled
 from koffline.experiments.figure_style import save_figure
 from koffline.experiments.figure_toy import draw_toy
 from koffline.experiments.results import Curves, Results
@@ -22,12 +23,22 @@ FIGURES: dict[str, Callable[[Results, Curves], Figure]] = {
     "figure-puddle": draw_puddle,
     "figure-bench": draw_bench,
     "ablation": draw_ablation,
+    "figure-mujoco": draw_mujoco,
     "claims": draw_claims,
+}
+# Further pages of an experiment: NAME-PAGE.png and .svg.
+PAGES: dict[str, dict[str, Callable[[Results, Curves], Figure]]] = {
+    "figure-mujoco": {"sampled": draw_mujoco_sampled, "paper": draw_mujoco_paper},
 }
 
 
 def draw(results: Results, curves: Curves, folder: Path) -> None:
-    """Write ``NAME.png`` and ``NAME.svg``. Raises ConfigError for an experiment without a figure."""
+    """Write ``NAME.png`` and ``NAME.svg``, and further pages.
+
+    Raises ConfigError for an experiment without a figure.
+    """
     if results.name not in FIGURES:
         raise ConfigError(f"there is no figure for '{results.name}'; known are {', '.join(FIGURES)}")
     save_figure(FIGURES[results.name](results, curves), folder / results.name)
+    for page, drawn in PAGES.get(results.name, {}).items():
+        save_figure(drawn(results, curves), folder / f"{results.name}-{page}")

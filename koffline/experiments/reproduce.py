@@ -7,15 +7,26 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from koffline.errors import ConfigError
 from koffline.experiments import ablation, claims, policy_evaluation, solver_study
 from koffline.experiments.cells import Cell, CellResult, cell_jobs, cell_path, read_cell
-from koffline.experiments.results import Curves, Results, Row, read_results, write_curves, write_results
+from koffline.experiments.results import (
+    Claim,
+    Curves,
+    Results,
+    Row,
+    read_results,
+    write_curves,
+    write_results,
+)
 from koffline.experiments.settings import Scale
 from koffline.fitting import threads
 from koffline.jobs import run_jobs
+
+if TYPE_CHECKING:
+    from koffline.experiments.mujoco_plan import MujocoRequest
 
 _SUFFIXES = (".md", ".png", ".svg", ".curves.h5")
 DESCRIPTIONS = {
@@ -23,7 +34,8 @@ DESCRIPTIONS = {
     "figure-puddle": "six methods on Puddle World: errors, Bellman errors, what the losses tell",
     "figure-bench": "six methods on the noisy pole and the noisy Mountain Car",
     "ablation": "what the K-loss depends on: bandwidth, kernel, statistic, batch, scale, offset, noise",
-    "claims": "the paper's empirical sentences beside our measurements (runs all of the above)",
+    "figure-mujoco": "Trust-PCL with four critics on six MuJoCo environments, searches and noise (hours)",
+    "claims": "the paper's empirical sentences beside our measurements (runs all but figure-mujoco)",
 }
 
 
@@ -38,12 +50,17 @@ class Run:
     ray: str | None = None
     command: str = ""
     force: bool = False
+    mujoco: MujocoRequest | None = None  # of figure-mujoco: what of it; None is all
 
     def __post_init__(self) -> None:
         if self.name not in DESCRIPTIONS:
             raise ConfigError(f"there is no experiment '{self.name}'; known are {', '.join(DESCRIPTIONS)}")
         if self.workers < 1:
             raise ConfigError(f"workers is {self.workers}; give a positive number")
+        if self.mujoco is not None and self.name != "figure-mujoco":
+            raise ConfigError(
+                f"{self.name} has no environments, parts or settings to choose; only figure-mujoco has"
+            )
 
     @property
     def cells_folder(self) -> Path:
@@ -65,6 +82,7 @@ def reproduce(run: Run) -> Results:
         "figure-puddle": _evaluation,
         "figure-bench": _evaluation,
         "ablation": _ablation,
+        "figure-mujoco": _mujoco,
         "claims": _claims,
     }
     with threads(1):
@@ -139,12 +157,28 @@ def _claims(run: Run) -> tuple[dict[str, Any], Curves]:
         *claims.toy_claims(toy["rows"], toy["extra"]),
         *claims.evaluation_claims(cells, correlations),
         *claims.statistic_claims(errors),
-        *claims.not_measured(),
+        *_stored_mujoco_claims(run),
     )
     rows = [row for cell, result in finished for row in policy_evaluation.rows_of(cell, result)]
     extra = {**toy["extra"], **_truths(finished)}
     parts = {"rows": (*toy["rows"], *rows), "correlations": correlations, "claims": found}
     return {**parts, "extra": extra}, {}
+
+
+def _mujoco(run: Run) -> tuple[dict[str, Any], Curves]:
+    from koffline.experiments.mujoco_plan import MujocoRequest
+    from koffline.experiments.mujoco_run import run_mujoco
+
+    request = run.mujoco or MujocoRequest(quick=run.scale.quick)
+    return run_mujoco(request, run.cells_folder, run.workers, run.ray)
+
+
+def _stored_mujoco_claims(run: Run) -> tuple[Claim, ...]:
+    """What figure-mujoco found in this folder: hours of learning are not repeated for a table."""
+    path = result_path("figure-mujoco", run.folder)
+    if path.exists():
+        return read_results(path).claims
+    return tuple(claims.not_measured())
 
 
 def _toy(run: Run) -> tuple[dict[str, Any], Curves]:

@@ -87,6 +87,56 @@ class Claim:
 
 
 @dataclass(frozen=True)
+class ReturnRow:
+    """A critic inside Trust-PCL on an environment: interquartile means over seeds with bootstrap intervals.
+
+    final: return of the mean action at the end; sampled: that of the sampled policy; area: mean height of the
+    learning curve. *_best: mean without the worst seed (the paper's best 5 of 6). reached: median steps to
+    the environment's threshold (None: not half of the seeds), by ``reached_seeds`` of them.
+    """
+
+    environment: str
+    part: str
+    noise: float
+    critic: str
+    setting: str
+    seeds: int
+    steps: int
+    final: float
+    final_low: float | None
+    final_high: float | None
+    final_best: float
+    sampled: float
+    sampled_low: float | None
+    sampled_high: float | None
+    sampled_best: float
+    area: float
+    area_low: float | None
+    area_high: float | None
+    sampled_area: float
+    length: float
+    reached: float | None = None
+    reached_seeds: int = 0
+    diverged: int = 0
+
+
+@dataclass(frozen=True)
+class SearchRow:
+    """A setting of a critic in a search, judged by the area under its curve (mean over seeds)."""
+
+    environment: str
+    search: str
+    critic: str
+    setting: str
+    seeds: int
+    steps: int
+    area: float
+    final: float
+    sampled: float
+    rank: int  # 0 is the best of its critic
+
+
+@dataclass(frozen=True)
 class Results:
     """Everything `NAME.json` holds."""
 
@@ -98,6 +148,8 @@ class Results:
     rows: tuple[Row, ...]
     correlations: tuple[Correlation, ...] = ()
     claims: tuple[Claim, ...] = ()
+    returns: tuple[ReturnRow, ...] = ()
+    searches: tuple[SearchRow, ...] = ()
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     def select(self, **wanted: Any) -> list[Row]:
@@ -107,6 +159,13 @@ class Results:
         ]
 
 
+_RECORDS: dict[str, type] = {
+    "rows": Row,
+    "correlations": Correlation,
+    "claims": Claim,
+    "returns": ReturnRow,
+    "searches": SearchRow,
+}
 Curves = Mapping[str, Mapping[str, np.ndarray]]  # group ("puddle_world/kloss") -> dataset -> array
 
 
@@ -131,8 +190,8 @@ def read_results(path: Path) -> Results:
             f"{path} is of version {version}, this koffline reads {VERSION}; delete it and run again"
         )
     try:
-        for name, kind in (("rows", Row), ("correlations", Correlation), ("claims", Claim)):
-            content[name] = tuple(_record(kind, item) for item in content[name])
+        for name, kind in _RECORDS.items():
+            content[name] = tuple(_record(kind, item) for item in content.get(name, ()))
         return Results(**content)
     except (KeyError, TypeError) as error:
         raise ConfigError(f"{path} is damaged ({_reason(error)}); delete it and run again") from None

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from koffline.data.files import atomic_file
+from koffline.experiments.markdown import interval_text, number_text, table_lines
 from koffline.experiments.methods import LABELS
+from koffline.experiments.mujoco_tables import mujoco_sections
 from koffline.experiments.results import Results, Row
 
 _WORLDS = {
@@ -45,6 +47,7 @@ def table_text(results: Results) -> str:
         sections.append(_toy(results, rows) if world == "chain" else _world(results, world, rows))
     if results.correlations:
         sections.append(_correlations(results))
+    sections += mujoco_sections(results)
     grouped = [row for row in results.rows if row.group is not None]
     for group in dict.fromkeys(row.group for row in grouped):
         sections.append(_group(str(group), [row for row in grouped if row.group == group]))
@@ -79,7 +82,7 @@ def _world(results: Results, world: str, rows: Sequence[Row]) -> str:
         "diverged at best rate",
         "diverged at any rate",
     )
-    return "\n".join([*lines, *_table(header, [_method_cells(rows, m) for m in _methods_of(rows)])])
+    return "\n".join([*lines, *table_lines(header, [_method_cells(rows, m) for m in _methods_of(rows)])])
 
 
 def _method_cells(rows: Sequence[Row], method: str) -> list[str]:
@@ -98,7 +101,7 @@ def _method_cells(rows: Sequence[Row], method: str) -> list[str]:
         _mse(by_grid),
         "–"
         if best is None
-        else _interval(best.bellman_error, best.bellman_error_low, best.bellman_error_high),
+        else interval_text(best.bellman_error, best.bellman_error_low, best.bellman_error_high),
         "–" if best is None else f"{best.diverged}/{best.seeds}",
         f"{sum(row.diverged for row in mine)}/{runs}",
     ]
@@ -111,11 +114,11 @@ def _about(results: Results, world: str, rows: Sequence[Row]) -> str:
     ]
     variance = next((row.value_variance for row in rows if row.value_variance), None)
     if variance:
-        parts.append(f"The best constant has MSE {_number(variance)} (the variance of V).")
+        parts.append(f"The best constant has MSE {number_text(variance)} (the variance of V).")
     truths: Any = results.extra.get("truths", {}).get(world, {})
     gap = truths.get("paper_against_monte_carlo_mse")
     if gap is not None:
-        parts.append(f"The paper's grid itself is off by MSE {_number(gap)} against Monte Carlo.")
+        parts.append(f"The paper's grid itself is off by MSE {number_text(gap)} against Monte Carlo.")
     return " ".join(parts)
 
 
@@ -126,7 +129,7 @@ def _toy(results: Results, rows: Sequence[Row]) -> str:
         f"{rows[0].seeds} draws of the tuples."
     )
     if "lstd_weight_error" in extra:
-        error = _interval(*(extra.get(f"lstd_weight_error{end}") for end in ("", "_low", "_high")))
+        error = interval_text(*(extra.get(f"lstd_weight_error{end}") for end in ("", "_low", "_high")))
         note += f" The LSTD solution of the same tuples is {error} away from w*: that much is sampling error."
     gaps = extra.get("largest_distance_from_lstd", {})
     cells = []
@@ -136,14 +139,14 @@ def _toy(results: Results, rows: Sequence[Row]) -> str:
         cells.append(
             [
                 LABELS.get(row.method, row.method),
-                _interval(row.weight_error, row.weight_error_low, row.weight_error_high),
+                interval_text(row.weight_error, row.weight_error_low, row.weight_error_high),
                 _mse(row),
-                _number(gaps.get(row.method)),
+                number_text(gaps.get(row.method)),
                 f"{row.diverged}/{row.seeds}{when}",
             ]
         )
     header = ("method", "‖w − w*‖", "MSE", "largest distance from LSTD", "diverged")
-    return "\n".join([f"## {_WORLDS['chain']}", "", note, "", *_table(header, cells)])
+    return "\n".join([f"## {_WORLDS['chain']}", "", note, "", *table_lines(header, cells)])
 
 
 def _correlations(results: Results) -> str:
@@ -153,13 +156,13 @@ def _correlations(results: Results) -> str:
             _LOSSES.get(found.loss, found.loss),
             _ERRORS.get(found.error, found.error),
             _NETWORKS.get(found.networks, found.networks),
-            _interval(found.spearman, found.low, found.high),
+            interval_text(found.spearman, found.low, found.high),
             str(found.points),
         ]
         for found in results.correlations
     ]
     header = ("world", "loss", "with", "networks of", "Spearman", "points")
-    return "\n".join(["## What the losses tell about the errors", "", *_table(header, cells)])
+    return "\n".join(["## What the losses tell about the errors", "", *table_lines(header, cells)])
 
 
 def _group(group: str, rows: Sequence[Row]) -> str:
@@ -185,7 +188,7 @@ def _group(group: str, rows: Sequence[Row]) -> str:
     note = f"MSE / Var V against Monte Carlo{rate}; the smallest "
     note += "of the methods in bold." if several else "in bold."
     header = (title, *(_WORLDS.get(world, world) for world in worlds))
-    return "\n".join([f"## {title.capitalize()}", "", note, "", *_table(header, cells)])
+    return "\n".join([f"## {title.capitalize()}", "", note, "", *table_lines(header, cells)])
 
 
 def _share_cell(row: Row | None, rivals: Sequence[Row]) -> str:
@@ -194,7 +197,7 @@ def _share_cell(row: Row | None, rivals: Sequence[Row]) -> str:
     share = _share(row, row.mse)
     if share is None:
         return f"diverged ({row.diverged}/{row.seeds})"
-    text = _interval(share, _share(row, row.mse_low), _share(row, row.mse_high))
+    text = interval_text(share, _share(row, row.mse_low), _share(row, row.mse_high))
     others = [other for rival in rivals if (other := _share(rival, rival.mse)) is not None]
     return f"**{text}**" if share == min(others) else text
 
@@ -214,7 +217,7 @@ def _claims(results: Results) -> str:
             claim.measured,
             "–"
             if claim.value is None and claim.low is None
-            else _interval(claim.value, claim.low, claim.high),
+            else interval_text(claim.value, claim.low, claim.high),
             f"**{claim.verdict}**",
             claim.reason,
         ]
@@ -227,14 +230,8 @@ def _claims(results: Results) -> str:
     summary = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
     header = ("claim", "where", "world", "measured", "value", "verdict", "reason")
     return "\n".join(
-        ["## Claims", "", f"{len(results.claims)} sentences: {summary}.", "", *_table(header, cells)]
+        ["## Claims", "", f"{len(results.claims)} sentences: {summary}.", "", *table_lines(header, cells)]
     )
-
-
-def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Lines of a Markdown table; a bar inside a cell would end it."""
-    for line in (header, ["---"] * len(header), *rows):
-        yield "| " + " | ".join(" ".join(cell.split()).replace("|", "\\|") for cell in line) + " |"
 
 
 def _methods_of(rows: Sequence[Row]) -> list[str]:
@@ -251,19 +248,4 @@ def _rate(row: Row | None) -> str:
 
 
 def _mse(row: Row | None) -> str:
-    return "–" if row is None else _interval(row.mse, row.mse_low, row.mse_high)
-
-
-def _interval(value: float | None, low: float | None, high: float | None) -> str:
-    """0.12 [0.1, 0.14]; without the ends where there is a single seed, 'not finite' after a divergence."""
-    if value is None or math.isnan(value):
-        return "not finite"
-    if low is None or high is None or not (math.isfinite(low) and math.isfinite(high)):
-        return _number(value)
-    return f"{_number(value)} [{_number(low)}, {_number(high)}]"
-
-
-def _number(value: float | None) -> str:
-    if value is None or math.isnan(value):
-        return "–"
-    return "∞" if math.isinf(value) else f"{value:.3g}"
+    return "–" if row is None else interval_text(row.mse, row.mse_low, row.mse_high)

@@ -158,5 +158,6 @@ def test_the_scales_are_those_of_the_paper(monkeypatch):
         "figure-puddle",
         "figure-bench",
         "ablation",
+        "figure-mujoco",
         "claims",
     }
