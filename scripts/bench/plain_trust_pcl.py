@@ -1,7 +1,8 @@
 """Online Trust-PCL as one would write it for one run: modules, autograd, torch.optim.Adam, no stacking.
 
-The other side of ``scripts/bench/online.py``. It is plain, not wasteful: windows are cut before the networks
-see them, V is evaluated at both ends of a window only, replay lies in arrays, no gradient is kept while acting.
+The other side of ``scripts/bench/online.py``. It is plain, not wasteful: windows are cut before the
+networks see them, V is evaluated at both ends of a window only, replay lies in arrays, no gradient is kept
+while acting.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import itertools
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -140,21 +140,25 @@ def bootstrap(agent, observation, critic):
     return value.detach() if critic == "td0" else value
 
 
-def policy_surrogate(agent, windows, settings):
-    """−Σ sg(clip(R)) Σ_t γ^t log π(a_t|s_t) / B."""
+def residuals_of(agent, windows, settings):
+    """R of every window, (m,), with the critic's gradient."""
+    return torch.stack([residual(agent, path, start, settings) for path, start in windows])
+
+
+def policy_surrogate(agent, windows, settings, residuals):
+    """−Σ sg(clip(R)) Σ_t γ^t log π(a_t|s_t) / B, B counting paths, however many windows each has."""
     total = torch.zeros((), dtype=torch.float64)
-    for path, start in windows:
-        advantage = float(residual(agent, path, start, settings).detach())
+    for (path, start), advantage in zip(windows, residuals.tolist(), strict=True):
         if settings.clip_adv > 0.0:
             advantage = max(-settings.clip_adv, min(settings.clip_adv, advantage))
         for t in range(window_end(path, start, settings.window_length) - start):
             log_probability = agent.log_probability(path.observations[start + t], path.actions[start + t])
             total = total - advantage * settings.gamma**t * log_probability
-    return total / len(windows)
+    return total / len({id(path) for path, _ in windows})
 
 
 def kernel_points(agent, windows, settings):
-    """z = [s, a] of every window's first step; a discrete action as a unit vector."""
+    """z = [s, a] of every window's first step; a in units of the policy's deviation, or as a unit vector."""
     points = []
     for path, start in windows:
         point = agent.inputs(path.observations[start]).tolist()
@@ -163,7 +167,8 @@ def kernel_points(agent, windows, settings):
             if agent.discrete:
                 point += [1.0 if index == int(action) else 0.0 for index in range(agent.n_actions)]
             else:
-                point += [float(number) for number in np.atleast_1d(action)]
+                units = torch.exp(agent.log_std).tolist()
+                point += [float(a) / unit for a, unit in zip(np.atleast_1d(action), units, strict=True)]
         points.append(point)
     return points
 
@@ -179,23 +184,28 @@ def gram(points, bandwidth_scale):
     return [[math.exp(-(math.dist(a, b) ** 2) / bandwidth**2) for b in points] for a in points]
 
 
-def critic_loss(agent, windows, settings):
-    residuals = [residual(agent, path, start, settings) for path, start in windows]
+def critic_loss(agent, windows, settings, residuals):
+    """(1 − w) U + w mean k_ii R_i² of the kernel loss, summed row by row; mean R² of the others."""
     m = len(residuals)
     if settings.critic != "kloss":
         return sum(r * r for r in residuals) / m
     k, w = gram(kernel_points(agent, windows, settings), settings.bandwidth_scale), settings.diag_weight
-    pairs = sum(k[i][j] * residuals[i] * residuals[j] for i, j in itertools.permutations(range(m), 2))
-    diagonal = sum(k[i][i] * residuals[i] * residuals[i] for i in range(m))
-    return (1.0 - w) * pairs / (m * (m - 1)) + w * diagonal / m
+    off, diagonal = 0.0, 0.0
+    for i in range(m):
+        row = torch.tensor([0.0 if i == j else k[i][j] for j in range(m)], dtype=torch.float64)
+        off = off + residuals[i] * (row * residuals).sum()
+        diagonal = diagonal + k[i][i] * residuals[i] ** 2
+    return (1.0 - w) * off / (m * (m - 1)) + w * diagonal / m
 
 
-def policy_gradient(agent, windows, settings):
-    return torch.autograd.grad(policy_surrogate(agent, windows, settings), agent.policy_parameters())
+def policy_gradient(agent, windows, settings, residuals):
+    surrogate = policy_surrogate(agent, windows, settings, residuals.detach())
+    return torch.autograd.grad(surrogate, agent.policy_parameters())
 
 
-def critic_gradient(agent, windows, settings):
-    return torch.autograd.grad(critic_loss(agent, windows, settings), agent.value_parameters())
+def critic_gradient(agent, windows, settings, residuals):
+    loss = critic_loss(agent, windows, settings, residuals)
+    return torch.autograd.grad(loss, agent.value_parameters()), float(loss.detach())
 
 
 def clipped(gradients, largest):
@@ -226,11 +236,11 @@ def random_path(rng, length, observation_dim, actions, discrete, **ending):
 
 
 def random_paths(rng, observation_dim=3, actions=2, discrete=False, longest=10):
-    """Full, short, one-step, terminated, truncated and merely cut paths."""
+    """Long, short and one-step paths, each merely cut, terminated and truncated."""
     endings = ({}, {"terminated": True}, {"truncated": True})
     return [
         random_path(rng, length, observation_dim, actions, discrete, **ending)
-        for length in (longest, 1, max(1, longest // 2), max(1, longest - 1))
+        for length in (longest, 1, longest // 2)
         for ending in endings
     ]
 
@@ -254,7 +264,3 @@ def successive_inclusion(weights, size):
             left -= weights[item]
         result[order] = probability
     return result
-
-
-def with_critic(settings, critic):
-    return replace(settings, critic=critic)

@@ -1,0 +1,134 @@
+"""The library's learner with the parameters of naive agents, in float64."""
+
+import numpy as np
+import torch
+
+from koffline.data.paths import Paths
+from koffline.data.transitions import Continuous, Discrete
+from koffline.online.config import OnlineConfig
+from koffline.online.learner import Learner
+from koffline.online.networks import AgentStack, InputMoments, Shape
+from tests.online import reference_trust_pcl as reference
+
+STATE, ACTIONS, HIDDEN, LONGEST = 3, 2, (7, 5), 10
+
+
+def make_config(settings, **others):
+    """The library's settings of a naive run. windows_per_path 0 (all) unless given."""
+    return OnlineConfig(
+        "none",
+        critic=settings.critic,
+        gamma=settings.gamma,
+        window_length=settings.window_length,
+        clip_adv=settings.clip_adv,
+        diag_weight=settings.diag_weight,
+        bandwidth_scale=settings.bandwidth_scale,
+        kernel_inputs=settings.kernel_inputs,
+        legacy_timeouts=settings.legacy_timeouts,
+        legacy_discount=settings.legacy_discount,
+        hidden=HIDDEN,
+        path_length=LONGEST,
+        **{"windows_per_path": 0, **others},
+    )
+
+
+def make_agents(count, discrete=False):
+    """Naive agents that differ in everything, also in how they standardise."""
+    return [
+        reference.Agent(STATE, ACTIONS, discrete, seed=run, mean=0.1 * run, std=1.0 + 0.2 * run)
+        for run in range(count)
+    ]
+
+
+def make_learner(agents, configs):
+    """Learner and input moments that stand where the agents stand."""
+    space = Discrete(ACTIONS) if agents[0].discrete else Continuous(ACTIONS)
+    shape = Shape(STATE, space, HIDDEN)
+    stacks = [
+        AgentStack.initialise(shape, [(0, 0)] * len(agents), dtype=torch.float64) for _ in ("online", "slow")
+    ]
+    for run, agent in enumerate(agents):
+        fill(stacks[0], run, agent.policy, agent.log_std, agent.value)
+        fill(stacks[1], run, agent.slow_policy, agent.slow_log_std, agent.slow_value)
+    moments = InputMoments(len(agents), STATE, [True] * len(agents))
+    moments.mean = np.stack([agent.mean.numpy() for agent in agents])
+    moments.std = np.stack([agent.std.numpy() for agent in agents])
+    return Learner(configs, *stacks), moments
+
+
+def fill(stack, run, policy, log_std, value):
+    """Copy the modules' numbers into one row."""
+    with torch.no_grad():
+        for network, module in ((stack.policy, policy), (stack.value, value)):
+            layers = [part for part in module if isinstance(part, torch.nn.Linear)]
+            for (weight, bias), layer in zip(network.layers(network.flat), layers, strict=True):
+                weight[run].copy_(layer.weight.T)
+                bias[run, 0].copy_(layer.bias)
+        if log_std is not None:
+            stack.log_std[run].copy_(log_std)
+
+
+def flat_row(gradients, value_gradients):
+    """Gradients of policy parameters (and log_std), then of value parameters, as one row lies."""
+    *networks, log_std = gradients if len(gradients) % 2 else (*gradients, None)
+    parts = [part.T if part.ndim == 2 else part for part in networks]
+    parts += [] if log_std is None else [log_std]
+    parts += [part.T if part.ndim == 2 else part for part in value_gradients]
+    return torch.cat([part.reshape(-1) for part in parts]).detach()
+
+
+def stack_paths(per_run, filler=0.0):
+    """Naive paths of K runs, equally many each, as one record (K, B, …)."""
+    whole = [[pad(path, filler) for path in paths] for paths in per_run]
+    names = whole[0][0].columns()
+    return Paths(
+        **{name: np.stack([[path.columns()[name] for path in paths] for paths in whole]) for name in names}
+    )
+
+
+def pad(path, filler):
+    """One path in arrays of the longest length."""
+    length = len(path)
+    action_shape = path.actions.shape[1:]
+    observations = np.full((LONGEST + 1, STATE), float(filler))
+    actions = np.zeros((LONGEST, *action_shape), dtype=path.actions.dtype)
+    rewards = np.full(LONGEST, float(filler))
+    if actions.dtype.kind == "f":
+        actions[:] = filler
+    observations[: length + 1], actions[:length], rewards[:length] = (
+        path.observations,
+        path.actions,
+        path.rewards,
+    )
+    number, zero = np.array(length), np.array(0)
+    terminated, truncated = np.array(path.terminated), np.array(path.truncated)
+    return Paths(observations, actions, rewards, number, terminated, truncated, zero, zero, zero)
+
+
+def draw(runs, discrete=False, seed=0):
+    """Naive paths of each run."""
+    rng = np.random.default_rng(seed)
+    return [reference.random_paths(rng, STATE, ACTIONS, discrete, LONGEST) for _ in range(runs)]
+
+
+def column(numbers):
+    """(K, 1)."""
+    return torch.tensor(numbers, dtype=torch.float64).reshape(-1, 1)
+
+
+def compute(agents, settings, per_run, starts=None, filler=0.0, **others):
+    """The library's step; every window of every path, or one of each path at the given starts (K, B)."""
+    configs = [make_config(one, **others) for one in settings]
+    learner, moments = make_learner(agents, configs)
+    paths = stack_paths(per_run, filler)
+    if starts is None:
+        batch = learner.minibatch(paths, [np.random.default_rng(0)] * len(agents), moments)
+    else:
+        batch = learner.minibatch_of(paths, np.asarray(starts)[..., None], moments)
+    coefficients = [column([getattr(one, name) for one in settings]) for name in ("entropy_coef", "kl_coef")]
+    return learner.compute_step(batch, *coefficients), batch
+
+
+def windows_of(paths, starts=None):
+    """(path, start) of every window, or of one on each path."""
+    return reference.all_windows(paths) if starts is None else list(zip(paths, starts, strict=True))

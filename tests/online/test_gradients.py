@@ -1,0 +1,194 @@
+"""Gradients of policy and critics, against autograd on ordinary modules and loops over windows."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from koffline.online.critics import gaussian_gram
+from tests.online import reference_trust_pcl as reference
+from tests.online import stacks
+
+SETTINGS = reference.Settings(gamma=0.9, entropy_coef=0.2, kl_coef=0.4, clip_adv=0.8)
+CRITICS = ["kloss", "fvi", "td0", "rg"]
+LENGTHS = [1, 3, 10, 25]
+
+
+def check(agents, settings, per_run, starts=None, **others):
+    """Both gradients of every run, and what is logged of the step."""
+    step, _ = stacks.compute(agents, settings, per_run, starts, **others)
+    for run, (agent, one, paths) in enumerate(zip(agents, settings, per_run, strict=True)):
+        windows = stacks.windows_of(paths, None if starts is None else starts[run])
+        residuals = reference.residuals_of(agent, windows, one)
+        policy = reference.policy_gradient(agent, windows, one, residuals)
+        value, loss = reference.critic_gradient(agent, windows, one, residuals)
+        naive = stacks.flat_row(policy, value)
+        torch.testing.assert_close(step.gradient[run], naive, rtol=1e-9, atol=1e-11)
+        assert float(step.diagnostics["loss"][run]) == pytest.approx(loss)
+        found = {name: float(part[run]) for name, part in step.diagnostics.items()}
+        check_diagnostics(found, agent, windows, one, residuals.detach().numpy())
+
+
+def check_diagnostics(found, agent, windows, settings, residuals):
+    assert found["residual_mean"] == pytest.approx(residuals.mean())
+    assert found["residual_std"] == pytest.approx(residuals.std())
+    beyond = 0.0 if settings.clip_adv == 0.0 else (np.abs(residuals) > settings.clip_adv).mean()
+    assert found["clip_fraction"] == pytest.approx(beyond)
+    if not agent.discrete:
+        assert found["policy_std"] == pytest.approx(agent.log_std.exp().mean().item())
+    if settings.critic == "kloss":
+        gram = np.array(
+            reference.gram(reference.kernel_points(agent, windows, settings), settings.bandwidth_scale)
+        )
+        off_diagonal = gram[~np.eye(len(gram), dtype=bool)]
+        assert found["off_diagonal_kernel"] == pytest.approx(off_diagonal.mean())
+    else:
+        assert math.isnan(found["off_diagonal_kernel"])
+
+
+@pytest.mark.parametrize("discrete", [False, True], ids=["box", "discrete"])
+@pytest.mark.parametrize("length", LENGTHS)
+def test_every_critic_over_all_windows(length, discrete):
+    settings = [replace(SETTINGS, critic=critic, window_length=length) for critic in CRITICS]
+    check(stacks.make_agents(4, discrete), settings, stacks.draw(4, discrete, seed=length))
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+def test_every_critic_over_one_window_on_each_path(length):
+    settings = [replace(SETTINGS, critic=critic, window_length=length) for critic in CRITICS]
+    per_run = stacks.draw(4, seed=length)
+    rng = np.random.default_rng(length)
+    for _ in range(2):
+        starts = [[int(rng.integers(len(path))) for path in paths] for paths in per_run]
+        check(stacks.make_agents(4), settings, per_run, starts, windows_per_path=1)
+
+
+@pytest.mark.parametrize("flags", [{"legacy_timeouts": True}, {"legacy_discount": True}], ids=str)
+def test_oddities_of_the_original(flags):
+    settings = [replace(SETTINGS, critic=critic, **flags) for critic in CRITICS]
+    check(stacks.make_agents(4), settings, stacks.draw(4))
+
+
+def test_members_of_the_kernel_losss_family_and_kernels():
+    """U-statistic, mixtures, residual gradient; wide and narrow kernels; with and without actions."""
+    choices = [
+        (0.0, 1.0, "state_action"),
+        (0.3, 0.5, "state"),
+        (1.0, 0.1, "state_action"),
+        (0.01, 2.0, "state"),
+    ]
+    settings = [
+        replace(SETTINGS, diag_weight=weight, bandwidth_scale=scale, kernel_inputs=inputs)
+        for weight, scale, inputs in choices
+    ]
+    check(stacks.make_agents(4), settings, stacks.draw(4))
+
+
+def test_the_v_statistic_is_the_default():
+    """diag_weight None means 1/m, m the number of windows of that very run."""
+    per_run = stacks.draw(1)
+    number = len(reference.all_windows(per_run[0]))
+    settings = [replace(SETTINGS, diag_weight=1.0 / number)]
+    default, _ = stacks.compute(stacks.make_agents(1), [replace(SETTINGS, diag_weight=None)], per_run)
+    given, _ = stacks.compute(stacks.make_agents(1), settings, per_run)
+    torch.testing.assert_close(default.gradient, given.gradient, rtol=1e-12, atol=1e-14)
+    check(stacks.make_agents(1), settings, per_run)
+
+
+@pytest.mark.parametrize("clip_adv", [0.0, 1e-3, 100.0])
+def test_clipping_touches_the_policy_alone(clip_adv):
+    """At 0 nothing is clipped, at a small bound everything, and the critic's gradient is the same."""
+    settings = [replace(SETTINGS, critic=critic, clip_adv=clip_adv) for critic in CRITICS]
+    agents, per_run = stacks.make_agents(4), stacks.draw(4)
+    check(agents, settings, per_run)
+    clipped, _ = stacks.compute(agents, settings, per_run)
+    usual, _ = stacks.compute(agents, [replace(one, clip_adv=0.5) for one in settings], per_run)
+    values = sum(part.numel() for part in agents[0].value_parameters())
+    assert torch.equal(clipped.gradient[:, -values:], usual.gradient[:, -values:])
+    assert not torch.equal(clipped.gradient[:, :-values], usual.gradient[:, :-values])
+
+
+@pytest.mark.parametrize("rows", [5, 6])
+def test_gram_and_median(rows):
+    """Odd and even numbers of pairs (10, 15); the copies of a row are at distance zero exactly."""
+    points = np.random.default_rng(rows).normal(size=(2, rows, 3)) + 1e3
+    points[0, 1] = points[0, 0]
+    found = gaussian_gram(
+        torch.from_numpy(points), torch.ones(2, rows, dtype=torch.float64), stacks.column([0.7, 1.3])
+    )
+    for run, scale in enumerate((0.7, 1.3)):
+        naive = np.array(reference.gram(points[run].tolist(), scale))
+        np.testing.assert_allclose(found.matrix[run].numpy(), naive, rtol=1e-8, atol=1e-12)
+        assert torch.all(found.matrix[run].diagonal() == 1.0)
+        upper = naive[np.triu_indices(rows, 1)]
+        assert found.off_diagonal[run].item() == pytest.approx(upper.mean())
+
+
+def make_moving(critics, **changes):
+    """A learner, its mini-batch, and the naive side of it."""
+    settings = [replace(SETTINGS, critic=critic) for critic in critics]
+    agents, per_run = stacks.make_agents(len(critics)), stacks.draw(len(critics))
+    configs = [stacks.make_config(one, **changes) for one in settings]
+    learner, moments = stacks.make_learner(agents, configs)
+    paths = stacks.stack_paths(per_run)
+    batch = learner.minibatch(paths, [np.random.default_rng(0)] * len(critics), moments)
+    coefficients = [np.full(len(critics), number) for number in (SETTINGS.entropy_coef, SETTINGS.kl_coef)]
+    return learner, batch, coefficients, (agents, settings, per_run)
+
+
+@pytest.mark.parametrize("largest", [0.05, 40.0])
+def test_three_steps_of_the_optimiser(largest):
+    """Common norm clip, Adam, and slow copies that move before each step."""
+    changes = {"max_grad_norm": largest, "learning_rate": 0.01, "adam_epsilon": 1e-3, "target_decay": 0.9}
+    learner, batch, coefficients, (agents, settings, per_run) = make_moving(CRITICS, **changes)
+    states = [{} for _ in agents]
+    for _ in range(3):
+        learner.move_targets()
+        found = learner.update(batch, *coefficients)
+        for run, (agent, one, paths, state) in enumerate(zip(agents, settings, per_run, states, strict=True)):
+            move_slow_copies(agent, 0.9)
+            windows = reference.all_windows(paths)
+            residuals = reference.residuals_of(agent, windows, one)
+            policy = reference.policy_gradient(agent, windows, one, residuals)
+            value, _ = reference.critic_gradient(agent, windows, one, residuals)
+            gradients, norm = reference.clipped([*policy, *value], largest)
+            assert (norm > largest) == (largest < 1.0), "the case does not clip as it is meant to"
+            both = math.hypot(found["grad_norm_policy"][run], found["grad_norm_value"][run])
+            assert both == pytest.approx(norm)
+            parameters = [*agent.policy_parameters(), *agent.value_parameters()]
+            reference.adam_step(parameters, gradients, state, 0.01, 1e-3)
+    for run, agent in enumerate(agents):
+        online = stacks.flat_row(agent.policy_parameters(), agent.value_parameters())
+        slow = stacks.flat_row(
+            [*agent.slow_policy.parameters(), agent.slow_log_std], agent.slow_value.parameters()
+        )
+        torch.testing.assert_close(learner.online.flat[run], online, rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(learner.target.flat[run], slow, rtol=1e-9, atol=1e-9)
+
+
+def move_slow_copies(agent, decay):
+    with torch.no_grad():
+        pairs = [
+            (agent.slow_log_std, agent.log_std),
+            *zip(agent.slow_policy.parameters(), agent.policy.parameters(), strict=True),
+            *zip(agent.slow_value.parameters(), agent.value.parameters(), strict=True),
+        ]
+        for slow, online in pairs:
+            slow.copy_(decay * slow + (1.0 - decay) * online)
+
+
+def test_a_run_whose_gradient_is_not_finite_stands_still():
+    """It is marked, and the others move as if it were not there."""
+    learner, batch, coefficients, _ = make_moving(CRITICS)
+    twin, _, _, _ = make_moving(CRITICS)
+    before = learner.online.flat.clone()
+    twin.update(batch, *coefficients)
+    batch.rewards[1, 0, 0] = torch.inf
+    learner.update(batch, *coefficients)
+    assert learner.diverged.tolist() == [False, True, False, False]
+    assert torch.equal(learner.online.flat[1], before[1])
+    for run in (0, 2, 3):
+        assert torch.equal(learner.online.flat[run], twin.online.flat[run])
+        assert not torch.equal(learner.online.flat[run], before[run])

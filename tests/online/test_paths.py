@@ -1,0 +1,187 @@
+"""Replay of sub-episodes: what is kept, what is drawn and how often."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from koffline.data.paths import PathReplay, Paths, draw_ages
+from koffline.errors import DataError
+from tests.online.reference_trust_pcl import successive_inclusion
+
+LENGTH, STATE, ACTION = 3, 2, 1
+
+
+def numbered(numbers, actions=ACTION):
+    """Paths that carry their number everywhere, all of different length."""
+    n = np.asarray(numbers, dtype=np.int64)
+    shape = (len(n), LENGTH) if actions is None else (len(n), LENGTH, actions)
+    here = n.reshape(-1, 1, 1)
+    return Paths(
+        observations=np.arange(LENGTH + 1)[:, None] * 0.125 + np.tile(here, (1, LENGTH + 1, STATE)),
+        actions=np.broadcast_to(n.reshape(-1, *(1,) * (len(shape) - 1)), shape) + 0,
+        rewards=np.tile(n[:, None] + 0.5, (1, LENGTH)),
+        lengths=1 + n % LENGTH,
+        terminated=n % 3 == 0,
+        truncated=n % 3 == 1,
+        environments=n % 2,
+        episodes=n // 4,
+        first_steps=n * 10,
+    )
+
+
+def numbers_of(paths):
+    """The number of every path, after checking that no column belongs to another."""
+    n = paths.first_steps // 10
+    expected = numbered(n.reshape(-1), None if paths.actions.ndim == n.ndim + 1 else ACTION)
+    for name, column in paths.columns().items():
+        np.testing.assert_array_equal(column.reshape(getattr(expected, name).shape), getattr(expected, name))
+    return n
+
+
+def make_replay(runs=1, capacity=5, actions=ACTION):
+    return PathReplay(runs, capacity, LENGTH, STATE, actions)
+
+
+def generators(count, seed=0):
+    return [np.random.default_rng([seed, run]) for run in range(count)]
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    capacity=st.sampled_from([1, 4, 7, None]),
+    appended=st.lists(st.lists(st.integers(0, 2), max_size=6), max_size=6),
+    discrete=st.booleans(),
+)
+def test_each_run_keeps_its_last_paths_in_order(capacity, appended, discrete):
+    replay = make_replay(3, capacity, None if discrete else ACTION)
+    kept, count = [[], [], []], 0
+    for runs in appended:
+        numbers = list(range(count, count + len(runs)))
+        count += len(runs)
+        replay.append(np.asarray(runs, dtype=np.int64), numbered(numbers, None if discrete else ACTION))
+        for run, number in zip(runs, numbers, strict=True):
+            kept[run].append(number)
+    assert replay.inserted.tolist() == [len(numbers) for numbers in kept]
+    for run, numbers in enumerate(kept):
+        last = numbers if capacity is None else numbers[-capacity:]
+        assert replay.sizes[run] == len(last)
+        assert numbers_of(replay.held(run)).tolist() == last
+
+
+def test_a_growing_replay_keeps_everything():
+    replay = make_replay(2, None)
+    for start in range(0, 5000, 1000):
+        both = np.repeat([0, 1], [1000, 10])
+        replay.append(both, numbered([*range(start, start + 1000), *range(10)]))
+    assert replay.sizes.tolist() == [5000, 50]
+    assert numbers_of(replay.held(0)).tolist() == list(range(5000))
+    drawn = numbers_of(replay.sample(generators(2), 40, [0.0, 0.0]))
+    assert drawn[0].max() > 1000  # the parts grown later are drawn from
+
+
+def test_too_few_paths_to_draw_from():
+    replay = make_replay(2, 8)
+    replay.append(np.array([0, 0, 0, 1]), numbered(range(4)))
+    with pytest.raises(DataError, match=r"holds 1 paths; 3 are drawn"):
+        replay.sample(generators(2), 3, [0.1, 0.1])
+
+
+CASES = [
+    (5, 2, 0.0, False),
+    (5, 2, 0.7, False),
+    (4, 4, 0.3, False),  # all of them: only the order is random
+    (8, 2, 0.0, True),
+    (8, 2, 0.05, True),
+    (12, 3, 0.02, True),
+    (7, 1, 0.2, True),
+]
+
+
+@pytest.mark.parametrize(("size", "count", "recency", "inversion"), CASES)
+def test_draws_follow_successive_sampling(size, count, recency, inversion):
+    """Both ways of drawing, against the exact law of ordered draws (chi-square at a fixed seed)."""
+    weights = np.exp(-recency * np.arange(size))
+    assert (weights.sum() > 3.3 * count) == inversion, "the case does not take the way it is meant for"
+    runs, rounds = 500, 60
+    sources = generators(runs)
+    ages = np.concatenate(
+        [draw_ages(sources, np.full(runs, size), count, [recency] * runs) for _ in range(rounds)]
+    )
+    exact = successive_inclusion(weights.tolist(), count)
+    assert sum(exact.values()) == pytest.approx(1.0)
+    counts = dict.fromkeys(exact, 0)
+    for order in map(tuple, ages.tolist()):
+        counts[order] += 1  # a repeated or impossible age is a KeyError
+    expected = np.array(list(exact.values())) * len(ages)
+    assert stats.chisquare(list(counts.values()), expected).pvalue > 1e-3
+
+
+@pytest.mark.parametrize("recency", [0.0, 0.001, 0.02])
+def test_the_first_of_many_draws_has_the_exact_law(recency):
+    """5000 paths, 64 drawn: distinct, and the first falls into each twentieth as often as it should."""
+    size, count, runs = 5000, 64, 200
+    sources = generators(runs, seed=1)
+    ages = np.concatenate(
+        [draw_ages(sources, np.full(runs, size), count, [recency] * runs) for _ in range(20)]
+    )
+    assert all(len(set(row)) == count for row in ages.tolist())
+    weights = np.exp(-recency * np.arange(size))
+    distribution = np.cumsum(weights / weights.sum())
+    edges = np.searchsorted(distribution, np.arange(1, 20) / 20)
+    exact = np.diff(np.concatenate(([0.0], distribution[edges], [1.0])))
+    found = np.bincount(np.searchsorted(edges, ages[:, 0]), minlength=20)
+    assert stats.chisquare(found, exact * len(ages)).pvalue > 1e-3
+
+
+@pytest.mark.parametrize("capacity", [6, None])
+def test_a_path_is_drawn_by_its_age(capacity):
+    """Through the ring: the newest is drawn most often, what was overwritten never."""
+    replay = make_replay(1, capacity)
+    for number in range(10):  # the ring has gone round
+        replay.append(np.array([0]), numbered([number]))
+    source, recency, rounds = generators(1, seed=2), 0.5, 6000
+    drawn = np.array([numbers_of(replay.sample(source, 1, [recency])).item() for _ in range(rounds)])
+    oldest = 0 if capacity is None else 10 - capacity
+    weights = np.exp(recency * (np.arange(oldest, 10) - 9))
+    assert drawn.min() >= oldest
+    found = np.bincount(drawn - oldest, minlength=len(weights))
+    assert stats.chisquare(found, weights / weights.sum() * rounds).pvalue > 1e-3
+
+
+@pytest.mark.parametrize("count", [2, 8])
+def test_a_runs_draws_do_not_depend_on_its_neighbours(count):
+    """Sizes and rates differ, so that some runs repeat draws and some take the other way."""
+    sizes, recency = [8, 30, 500, 30], [0.0, 0.3, 0.01, 0.0]
+    stacked, alone = make_replay(4, 512), [make_replay(1, 512) for _ in sizes]
+    for run, size in enumerate(sizes):
+        stacked.append(np.full(size, run), numbered(range(size)))
+        alone[run].append(np.zeros(size, dtype=np.int64), numbered(range(size)))
+    together, apart = generators(4), generators(4)
+    for _ in range(50):
+        drawn = numbers_of(stacked.sample(together, count, recency))
+        single = [
+            numbers_of(alone[run].sample([apart[run]], count, [recency[run]]))[0] for run in range(len(sizes))
+        ]
+        np.testing.assert_array_equal(drawn, np.stack(single))
+    states = [[source.bit_generator.state for source in sources] for sources in (together, apart)]
+    assert states[0] == states[1]
+
+
+@pytest.mark.parametrize("capacity", [6, None])
+def test_the_state_brings_everything_back(capacity):
+    replay = make_replay(2, capacity)
+    replay.append(np.array([0, 1] * 4 + [0] * 5), numbered(range(13)))
+    state = replay.state_dict()
+    more = (np.array([1, 0, 1, 1]), numbered(range(13, 17)))
+    replay.append(*more)  # must not reach into the state
+    other = make_replay(2, capacity)
+    other.append(np.array([0, 1]), numbered([98, 99]))  # overwritten
+    other.load_state_dict(state)
+    other.append(*more)
+    assert other.inserted.tolist() == replay.inserted.tolist()
+    for run in range(2):
+        assert numbers_of(other.held(run)).tolist() == numbers_of(replay.held(run)).tolist()
+    first = numbers_of(replay.sample(generators(2), 3, [0.2, 0.0]))
+    np.testing.assert_array_equal(first, numbers_of(other.sample(generators(2), 3, [0.2, 0.0])))

@@ -1,0 +1,82 @@
+"""The trust region's coefficient, against a root finder of scipy."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.optimize import brentq
+
+from koffline.online.trust_region import divergence, solve_coefficient
+from tests.online import reference_trust_pcl as reference
+
+HALVED = 1000.0 / 2**14  # width of the last interval
+
+
+def root(returns, allowed):
+    """λ in [0, 1000] where the divergence is what is allowed."""
+    if reference.divergence(returns, 1000.0) >= allowed:
+        return 1000.0
+    smallest = 1e-9 * max(1.0, max(returns) - min(returns))
+    if reference.divergence(returns, smallest) <= allowed:
+        return 0.0
+    return brentq(lambda x: reference.divergence(returns, x) - allowed, smallest, 1000.0, xtol=1e-10)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 10_000),
+    count=st.integers(9, 20),
+    spread=st.sampled_from([0.1, 5.0, 300.0, 1e4]),
+    shift=st.sampled_from([-1e4, 0.0, 1e5]),
+    allowed=st.sampled_from([1e-3, 0.02, 0.5, 2.0, 10.0]),
+)
+def test_coefficient_is_the_root(seed, count, spread, shift, allowed):
+    returns = (shift + spread * np.random.default_rng(seed).normal(size=count)).tolist()
+    found = solve_coefficient(np.array(returns), allowed)
+    assert 0.0 <= found <= 1000.0
+    # The answer is the middle of the last interval; rounding of 1e5-large returns adds a little.
+    assert found == pytest.approx(root(returns, allowed), abs=0.51 * HALVED + 1e-6 * abs(shift) ** 0.5)
+
+
+def test_divergence_by_hand():
+    """Two returns, 0 and ln 3 at λ = 1: weights 1/4 and 3/4, mean of exp is 2."""
+    expected = 0.75 * math.log(3.0) - math.log(2.0)
+    assert float(divergence(np.array([0.0, math.log(3.0)]), np.array(1.0))) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("coefficient", [1e-3, 0.5, 20.0, 1000.0])
+def test_divergence_is_the_naive_one_and_ignores_a_shift(coefficient):
+    returns = np.random.default_rng(3).normal(size=(4, 20)) * 30.0
+    found = divergence(returns, np.full(4, coefficient))
+    naive = [reference.divergence(row.tolist(), coefficient) for row in returns]
+    np.testing.assert_allclose(found, naive, rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(
+        divergence(returns + 1e6, np.full(4, coefficient)), found, rtol=1e-4, atol=1e-9
+    )
+
+
+def test_divergence_is_the_kl_from_uniform_weights_and_falls():
+    returns = np.random.default_rng(4).normal(size=12)
+    coefficients = np.geomspace(0.01, 1000.0, 30)
+    values = divergence(np.tile(returns, (30, 1)), coefficients)
+    assert np.all(np.diff(values) < 0.0)
+    weights = np.exp(returns / coefficients[10])
+    weights /= weights.sum()
+    kl = float((weights * np.log(weights * len(returns))).sum())
+    assert values[10] == pytest.approx(kl)
+    assert values[0] == pytest.approx(math.log(12), rel=1e-3)  # all weight on the best
+
+
+@pytest.mark.parametrize(("count", "expected"), [(0, 500.0), (8, 500.0), (9, 0.0)])
+def test_few_or_equal_returns(count, expected):
+    """Up to eight episodes say nothing; equal ones allow any step."""
+    assert solve_coefficient(np.full(count, 7.0), 0.01) == pytest.approx(expected, abs=HALVED)
+
+
+def test_more_allowed_means_less_restraint():
+    returns = np.random.default_rng(5).normal(size=20) * 10.0
+    found = [solve_coefficient(returns, allowed) for allowed in (1e-3, 1e-2, 0.1, 1.0)]
+    assert found == sorted(found, reverse=True)
+    assert found[0] > found[-1] + 10.0
