@@ -23,7 +23,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from koffline.errors import ConfigError, DataError
-from koffline.stacked_products import Workspace, affine, outer_sum
+from koffline.stacked_products import Workspace, affine, outer_sum, tanh_
 
 Pullback = Callable[[Tensor], Tensor]
 Self = TypeVar("Self", bound="StackedNetwork")
@@ -264,7 +264,7 @@ class StackedMLP:
         """Overwrites `linear` where its slope can be told from what comes out."""
         if self.activation == "relu":
             return linear.relu_()
-        return linear.tanh_() if self.activation == "tanh" else nn.functional.silu(linear)
+        return tanh_(linear) if self.activation == "tanh" else nn.functional.silu(linear)
 
     def _chain(self, gradient: Tensor, before: Tensor | None, after: Tensor) -> Tensor:
         """Gradient before the activation from the gradient after it; overwrites `gradient`."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -78,16 +80,12 @@ def gaussian_gram(
     (Feng et al. 2019, sec:exp_detail)
     """
     squares = _squared_distances(inputs)
-    rows = inputs.shape[1]
-    upper = torch.triu_indices(rows, rows, 1)
-    pairs = squares[:, upper[0], upper[1]]  # (R, M(M−1)/2)
-    counted = valid[:, upper[0]] * valid[:, upper[1]]
-    median = _median(pairs, counted).sqrt_().clamp_(min=_SMALLEST_BANDWIDTH)
+    median = _median_distance(squares, valid)
     scale = -1.0 / (bandwidth_scale.squeeze(1) * median).square()
     matrix = (squares * scale[:, None, None]).exp_()
-    number = counted.sum(dim=1)
-    off_diagonal = (matrix[:, upper[0], upper[1]] * counted).sum(dim=1) / number
-    return Gram(matrix, median, off_diagonal)
+    count = valid.sum(dim=1)
+    total = torch.bmm(torch.bmm(valid.unsqueeze(1), matrix), valid.unsqueeze(2)).reshape(-1)
+    return Gram(matrix, median, (total - count) / (count * (count - 1.0)))
 
 
 def _squared_distances(inputs: Tensor) -> Tensor:
@@ -101,14 +99,20 @@ def _squared_distances(inputs: Tensor) -> Tensor:
     return squares
 
 
-def _median(pairs: Tensor, counted: Tensor) -> Tensor:
-    """Of each row's counted pairs, (R,); the mean of the two in the middle of an even number."""
-    if bool(counted.all()):
-        number = pairs.shape[1]
-        low = pairs.kthvalue((number + 1) // 2, dim=1).values
-        if number % 2:
-            return low
-        high = pairs.kthvalue(number // 2 + 1, dim=1).values
-        return (0.5 * (low.sqrt() + high.sqrt())).square_()
-    medians = [row[keep > 0].sqrt().quantile(0.5) for row, keep in zip(pairs, counted, strict=True)]
-    return torch.stack(medians).square_()
+def _median_distance(squares: Tensor, valid: Tensor) -> Tensor:
+    """Median distance of each run's pairs of valid windows, (R,); numpy selects many times faster."""
+    pairs = squares.flatten(1).numpy()[:, _upper(squares.shape[1])]  # (R, M(M−1)/2)
+    if bool((valid > 0.0).all()):
+        middle = [(pairs.shape[1] - 1) // 2, pairs.shape[1] // 2]
+        found = np.sqrt(np.partition(pairs, middle, axis=1)[:, middle]).mean(axis=1)
+    else:
+        kept = valid.numpy() > 0.0
+        both = (kept[:, :, None] & kept[:, None, :]).reshape(len(kept), -1)[:, _upper(squares.shape[1])]
+        found = np.array([np.median(np.sqrt(row[keep])) for row, keep in zip(pairs, both, strict=True)])
+    return torch.from_numpy(np.maximum(found, _SMALLEST_BANDWIDTH).astype(pairs.dtype))
+
+
+@functools.cache
+def _upper(rows: int) -> np.ndarray:
+    """Where the entries above the diagonal lie in a flattened matrix."""
+    return np.flatnonzero(np.triu(np.ones((rows, rows), dtype=bool), 1))

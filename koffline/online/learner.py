@@ -1,6 +1,7 @@
 """One gradient step of K Trust-PCL runs at once: residuals of windows, policy and critic in closed form.
 
-R_i = −V(s_i) + γ^{d_i} V(s_{i+d_i}) + Σ_t γ^t [r_{i+t} − (λ + τ) log π(a_{i+t}|s_{i+t}) + τ log π̃(a_{i+t}|s_{i+t})]
+R_i = −V(s_i) + γ^{d_i} V(s_{i+d_i})
+      + Σ_t γ^t [r_{i+t} − (λ + τ) log π(a_{i+t}|s_{i+t}) + τ log π̃(a_{i+t}|s_{i+t})]
 (Feng et al. 2019, alg:kloss_pcl; Nachum et al. 2018)
 
 No autograd: with few outputs the networks' hand-written pullback does all the work.
@@ -20,13 +21,16 @@ from koffline.data.paths import Paths
 from koffline.online.config import OnlineConfig
 from koffline.online.critics import CriticGradients, gaussian_gram, kernel_gradients, squared_error_gradients
 from koffline.online.networks import LOG_TWO_PI, AgentStack, InputMoments
-from koffline.online.windows import WindowRules, Windows, all_starts, cut_windows, draw_starts
+from koffline.online.windows import WindowRules, Windows, all_starts, cut_windows, draw_starts, pack_steps
 from koffline.stacked_adam import StackedAdam
 
 
 @dataclass(frozen=True, eq=False)
 class Minibatch:
-    """Sampled paths as tensors: inputs (K, B, T + 1, d) standardised, rewards scaled, windows cut."""
+    """Sampled paths as tensors: inputs (K, B, T + 1, d) standardised, rewards scaled, windows cut.
+
+    rows, covered (K, R): the steps the policy is asked about, see PackedSteps.
+    """
 
     inputs: Tensor
     actions: Tensor
@@ -35,6 +39,8 @@ class Minibatch:
     weights: Tensor
     discounts: Tensor
     valid: Tensor
+    rows: Tensor
+    covered: Tensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,6 +125,7 @@ class Learner:
     def minibatch_of(self, paths: Paths, starts: np.ndarray, moments: InputMoments) -> Minibatch:
         """The same with given starts (K, B, W)."""
         windows = cut_windows(paths, starts, self.rules)
+        packed = pack_steps(windows)
         mean, inverse = (self._tensor(part)[:, None, None] for part in (moments.mean, 1.0 / moments.std))
         actions = torch.from_numpy(paths.actions)
         return Minibatch(
@@ -129,26 +136,30 @@ class Learner:
             weights=self._tensor(windows.weights),
             discounts=self._tensor(windows.discounts),
             valid=self._tensor(windows.valid),
+            rows=torch.from_numpy(packed.index),
+            covered=self._tensor(packed.covered),
         )
 
     def compute_step(self, batch: Minibatch, entropy_coef: Tensor, kl_coef: Tensor) -> Step:
         """Gradients of both networks in one row per run; nothing moves. Coefficients are (K, 1)."""
         runs, paths, steps = batch.rewards.shape
-        inputs = batch.inputs[:, :, :-1].reshape(runs, paths * steps, -1)
+        inputs = batch.inputs.flatten(1, 2).gather(1, _wide(batch.rows + batch.rows // steps, batch.inputs))
+        actions = batch.actions.flatten(1, 2)
+        actions = actions.gather(1, _wide(batch.rows, actions) if actions.ndim == 3 else batch.rows)
         outputs, pull_policy = self.online.policy.forward_with_pullback(inputs)
-        density = _Density(outputs, self.online.log_std, batch.actions.flatten(1, 2))
-        slow = _Density(
-            self.target.policy.forward(inputs), self.target.log_std, batch.actions.flatten(1, 2)
-        ).log_probability
-        both = entropy_coef + kl_coef
-        reward = batch.rewards - (both * density.log_probability - kl_coef * slow).view_as(batch.rewards)
-        gained = (batch.weights * reward.unsqueeze(2)).sum(dim=3)  # (K, B, W, T) over T
+        density = _Density(outputs, self.online.log_std, actions)
+        slow = _Density(self.target.policy.forward(inputs), self.target.log_std, actions).log_probability
+        divergence = (entropy_coef + kl_coef) * density.log_probability - kl_coef * slow
+        reward = batch.rewards.flatten(1).scatter_add(1, batch.rows, -divergence * batch.covered)
+        # (K, B, W, T) over T
+        gained = (batch.weights * reward.view(runs, paths, 1, steps)).sum(dim=3)
         values = _ValueEnds(self, batch)
         residual = gained.flatten(1) + values.discount * values.end - values.start
 
         bounded = residual.clamp(-self._clip.squeeze(2), self._clip.squeeze(2)) * values.valid
         share = (bounded.view_as(batch.discounts).unsqueeze(3) * batch.weights).sum(dim=2) / paths
-        policy_gradient, deviation_gradient = density.gradients(-share.flatten(1), pull_policy)
+        slope = share.flatten(1).gather(1, batch.rows) * -batch.covered
+        policy_gradient, deviation_gradient = density.gradients(slope, pull_policy)
         critic, diagnostics = self._critic(residual, values, batch)
         gradient = torch.cat((policy_gradient, deviation_gradient, values.pull(critic)), dim=1)
         count = values.valid.sum(dim=1)
@@ -296,6 +307,11 @@ class _Density:
         weighted = self._scaled * slope.unsqueeze(2)
         deviations = (weighted * self._scaled).sum(dim=1) - slope.sum(dim=1, keepdim=True)
         return pull(weighted.mul_(self._inverse)), deviations
+
+
+def _wide(index: Tensor, like: Tensor) -> Tensor:
+    """(K, R) as (K, R, c), for gather."""
+    return index.unsqueeze(2).expand(*index.shape, like.shape[-1])
 
 
 def _at(steps: Tensor, index: Tensor) -> Tensor:

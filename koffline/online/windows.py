@@ -42,6 +42,28 @@ class Windows:
     discounts: Float[np.ndarray, "run path window"]
 
 
+@dataclass(frozen=True, eq=False)
+class PackedSteps:
+    """The steps that some window covers, (K, R) numbers b · T + t; filler where a run has fewer.
+
+    covered (K, R): 1 for a step, 0 for filler, which repeats step 0.
+    """
+
+    index: Int[np.ndarray, "run row"]
+    covered: Float[np.ndarray, "run row"]
+
+
+def pack_steps(windows: Windows) -> PackedSteps:
+    """Steps outside every window need no policy: with one window of ten a path, nearly half of all."""
+    inside = (windows.weights != 0.0).any(axis=2).reshape(len(windows.starts), -1)
+    run, step = np.nonzero(inside)
+    counts = np.bincount(run, minlength=len(inside))
+    place = np.arange(len(run)) - np.repeat(np.cumsum(counts) - counts, counts)
+    index = np.zeros((len(inside), int(counts.max(initial=1))), dtype=np.int64)
+    index[run, place] = step
+    return PackedSteps(index, (np.arange(index.shape[1]) < counts[:, None]).astype(float))
+
+
 def draw_starts(
     generators: Sequence[np.random.Generator], lengths: Int[np.ndarray, "run path"], windows: int
 ) -> Int[np.ndarray, "run path window"]:
