@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from koffline.data.paths import Paths
-from koffline.online.environments import Environments, LocalEnvironments, clip_actions
+from koffline.online.environments import Environments, clip_actions
 from koffline.online.networks import Shape
 from koffline.online.trust_region import WINDOW
 
@@ -104,6 +104,7 @@ class Collector:
             "pending": np.array(self._pending),
             "taken": self._taken[:, :longest].copy(),
             "observations": self._observations.copy(),
+            "awaiting": self._environments.awaiting,
             "totals": self._totals.copy(),
             "lengths": self._lengths.copy(),
             "episodes": self._episodes.copy(),
@@ -127,24 +128,17 @@ class Collector:
 
     def _replay(self, state: dict[str, Any]) -> bool:
         """Whether the running episodes stand again where they stood."""
-        environments = self._environments
-        if not isinstance(environments, LocalEnvironments):
-            return False
         self._seeds = [int(seed) for seed in state["seeds"]]
-        lengths, taken = state["lengths"], state["taken"]
+        lengths, taken, awaiting = state["lengths"], state["taken"], state["awaiting"]
         self._taken = self._empty_actions(max(_FIRST_LENGTH, taken.shape[1]))
         self._taken[:, : taken.shape[1]] = taken
-        exact = True
-        for copy in range(environments.n):
-            observation = environments.reset_copy(copy, self._seeds[copy])
-            for step in range(int(lengths[copy])):
-                observation, _, terminated, truncated = environments.step_copy(copy, taken[copy, step])
-                if terminated or truncated:
-                    return False
-            exact &= bool(np.array_equal(observation, state["observations"][copy]))
-            self._observations[copy] = observation
+        stories = [actions[:length] for actions, length in zip(taken, lengths, strict=True)]
+        found = self._environments.restore(self._seeds, stories, awaiting)
+        if found is None or not np.array_equal(found[~awaiting], state["observations"][~awaiting]):
+            return False
+        self._observations = state["observations"].copy()
         self._totals[:], self._lengths[:] = state["totals"], lengths
-        return exact
+        return True
 
     def _noise(self) -> np.ndarray:
         """(K, steps, E, k) normal, or (K, steps, E) uniform."""
@@ -240,7 +234,9 @@ class _Track:
         """(copy, start, stop), copy by copy in time."""
         n, steps = self.valid.shape
         breaks = self.terminated | self.truncated | ~self.valid
-        plain = ~breaks.any(axis=1) if steps <= path_length else np.zeros(n, dtype=bool)
+        plain: np.ndarray = np.zeros(n, dtype=bool)
+        if steps <= path_length:
+            plain = np.logical_not(breaks.any(axis=1))
         for copy in range(n):
             if plain[copy]:
                 yield copy, 0, steps

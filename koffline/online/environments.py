@@ -46,6 +46,17 @@ class Environments(Protocol):
         """Actions (n, k) or (n,) already inside the space; a copy whose episode ends resets with its seed."""
         ...
 
+    @property
+    def awaiting(self) -> np.ndarray:
+        """(n,) bool, copies whose next step only resets them."""
+        ...
+
+    def restore(
+        self, seeds: Sequence[int], actions: Sequence[np.ndarray], awaiting: np.ndarray
+    ) -> np.ndarray | None:
+        """Every copy in its seed's episode after its actions, (n, d); None where there is no way back."""
+        ...
+
     def close(self) -> None:
         """Free everything."""
         ...
@@ -97,7 +108,7 @@ class LocalEnvironments:
         ended = np.flatnonzero(terminated | truncated)
         if len(ended):
             observations = final.copy()
-            for index in ended:
+            for index in ended.tolist():
                 observations[index] = self.reset_copy(index, next_seeds[index])
         return Outcome(observations, final, rewards, terminated, truncated, np.ones(n, dtype=bool))
 
@@ -110,6 +121,23 @@ class LocalEnvironments:
         vector = self._vector(observation)
         check_numbers(self._name, vector[None], np.asarray([reward], dtype=float))
         return vector, float(reward), bool(terminated), bool(truncated)
+
+    @property
+    def awaiting(self) -> np.ndarray:
+        """(n,), none: an episode is begun in the step that ends the one before."""
+        return np.zeros(self.n, dtype=bool)
+
+    def restore(
+        self, seeds: Sequence[int], actions: Sequence[np.ndarray], awaiting: np.ndarray
+    ) -> np.ndarray | None:
+        """Every copy in its seed's episode after its actions; None where one ended earlier this time."""
+        found = self.reset(seeds)
+        for index, taken in enumerate(actions):
+            for action in taken:
+                found[index], _, terminated, truncated = self.step_copy(index, action)
+                if terminated or truncated:
+                    return None
+        return found
 
     def close(self) -> None:
         """Close every copy."""

@@ -24,14 +24,11 @@ class ReplayLog:
     dropped: int
 
 
-def replay_transitions(
-    replay: PathReplay, run: int, action_space: ActionSpace, reward_scale: float = 1.0
-) -> ReplayLog:
+def replay_transitions(replay: PathReplay, run: int, action_space: ActionSpace) -> ReplayLog:
     """One run's replay, its sub-episodes put together to episodes in the order in which these began.
 
-    Continuous actions are those that the environment got: cut to the box. reward_scale: what the replay's
-    rewards were multiplied by. The last row of an episode that still runs is truncated. Raises DataError
-    where no episode is held from its beginning.
+    Continuous actions are those that the environment got: cut to the box. The last row of an episode that
+    still runs is truncated. Raises DataError where no episode is held from its beginning.
     """
     paths = replay.held(run)
     episode = _episode_of(paths)
@@ -46,23 +43,20 @@ def replay_transitions(
     columns = _rows(paths, episode, begins[episode])
     if isinstance(action_space, Continuous):
         columns["actions"] = np.clip(columns["actions"], action_space.low, action_space.high)
-    columns["rewards"] = columns["rewards"] / reward_scale
     notes = (f"{dropped} episodes whose beginning was overwritten were left out",) if dropped else ()
     return ReplayLog(
         Transitions(**columns, action_space=action_space, metadata=Metadata(notes=notes)), dropped
     )
 
 
-def fill_from_log(
-    replay: PathReplay, log: Transitions, action_space: ActionSpace, reward_scale: float = 1.0
-) -> int:
+def fill_from_log(replay: PathReplay, log: Transitions, action_space: ActionSpace) -> int:
     """Put a log into every run's replay before its first step; how many paths a run was given.
 
     Episodes are cut into paths, the newest of which stay where the capacity is smaller; rows without
     episodes are paths of one step. Raises DataError for a log of other observations or actions.
     """
     _check_fits(replay, log, action_space)
-    paths = _paths_of(log, replay.path_length, reward_scale)
+    paths = _paths_of(log, replay.path_length)
     n = len(paths.lengths)
     if replay.capacity is not None and n > replay.capacity:
         _LOG.warning("the log gives %d paths, the replay holds the last %d", n, replay.capacity)
@@ -124,7 +118,7 @@ def _check_fits(replay: PathReplay, log: Transitions, action_space: ActionSpace)
         )
 
 
-def _paths_of(log: Transitions, length: int, reward_scale: float) -> Paths:
+def _paths_of(log: Transitions, length: int) -> Paths:
     """The log cut into paths of at most ``length`` steps, none across the end of an episode."""
     n = len(log)
     if log.steps is None:
@@ -142,7 +136,7 @@ def _paths_of(log: Transitions, length: int, reward_scale: float) -> Paths:
     return Paths(
         observations=observations,
         actions=log.actions[rows],
-        rewards=log.rewards[rows] * reward_scale,
+        rewards=log.rewards[rows],
         lengths=lengths,
         terminated=log.terminated[last],
         truncated=log.truncated[last] & ~log.terminated[last],

@@ -144,13 +144,6 @@ def test_episodes_come_in_the_order_in_which_they_began() -> None:
     assert_is(replay_transitions(replay, 0, BOX).transitions, episodes, BOX)
 
 
-def test_rewards_are_those_of_the_environment() -> None:
-    replay = PathReplay(1, None, 4, 3, 2)
-    play(replay, 0, 10)
-    plain, scaled = (replay_transitions(replay, 0, BOX, scale).transitions for scale in (1.0, 0.1))
-    np.testing.assert_allclose(scaled.rewards, 10 * plain.rewards, rtol=1e-6)
-
-
 def test_an_empty_replay_is_no_log() -> None:
     with pytest.raises(DataError, match="no episode from its beginning"):
         replay_transitions(PathReplay(1, None, 4, 3, 2), 0, BOX)
@@ -161,10 +154,10 @@ def test_an_empty_replay_is_no_log() -> None:
 def test_a_log_fills_the_replay_and_comes_back(discrete: bool, length: int) -> None:
     log = make_log(discrete)
     replay = PathReplay(2, None, length, 4, None if discrete else 3, dtype=np.float64)
-    assert fill_from_log(replay, log, log.action_space, 0.5) == 10 * -(-12 // length)
+    assert fill_from_log(replay, log, log.action_space) == 10 * -(-12 // length)
     for run in range(2):
-        assert np.all(replay.held(run).rewards[0, 0] == 0.5 * log.rewards[0])
-        found = replay_transitions(replay, run, log.action_space, 0.5).transitions
+        assert np.all(replay.held(run).rewards[0, 0] == log.rewards[0])
+        found = replay_transitions(replay, run, log.action_space).transitions
         assert found.sha256 == log.sha256
 
 
