@@ -178,9 +178,9 @@ def draw_ages(
     spread = np.where(rates > 0.0, -np.expm1(-rates * sizes) / np.maximum(rates, 1e-300), sizes)
     by_inversion = np.flatnonzero(spread >= 3.0 * count)
     if len(by_inversion):
-        chosen = [generators[run] for run in by_inversion]
+        chosen = [generators[int(run)] for run in by_inversion]
         ages[by_inversion] = _invert(chosen, sizes[by_inversion], count, rates[by_inversion])
-    for run in np.flatnonzero(spread < 3.0 * count):
+    for run in map(int, np.flatnonzero(spread < 3.0 * count)):
         keys = generators[run].gumbel(size=sizes[run]) - rates[run] * np.arange(sizes[run])
         ages[run] = np.argsort(-keys, kind="stable")[:count]
     return ages
@@ -201,7 +201,7 @@ def _invert(
             return drawn[new & (rank <= count)].reshape(len(sizes), count)
         # A run that needs more draws takes them from its own generator; the others must not.
         more = np.tile(uniform[:, :1], (1, count))  # repeats change nothing
-        for row in np.flatnonzero(rank[:, -1] < count):
+        for row in map(int, np.flatnonzero(rank[:, -1] < count)):
             more[row] = generators[row].random(count)
         uniform = np.concatenate((uniform, more), axis=1)
 

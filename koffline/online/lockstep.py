@@ -55,8 +55,8 @@ _EQUAL = (
 class Evaluation:
     """After ``step`` environment steps: mean return and length of full episodes of the mean action.
 
-    sampled_return: of the training episodes that ended since the last evaluation (of the latest one where none
-    did; NaN before the first), which the sampled policy played.
+    sampled_return: of the training episodes that ended since the last evaluation (of the latest one where
+    none did; NaN before the first), which the sampled policy played.
     """
 
     step: int
@@ -190,7 +190,7 @@ class LockStep:
         return found
 
     def act(self, observations: np.ndarray) -> np.ndarray:
-        """Mean actions (K, E, k), or most probable ones (K, E), for observations (K, E, d), inside the box."""
+        """Mean or most probable actions (K, E, k) or (K, E), inside the box, for observations (K, E, d)."""
         inputs = self.moments.standardised(observations, self._numpy_dtype)
         return clip_actions(self._actor.best(inputs), self.shape.action_space)
 
@@ -259,7 +259,7 @@ class LockStep:
 
     def _may_learn(self) -> bool:
         common = self._configs[0]
-        # Every iteration gives each copy a path: counting those keeps runs in step whatever their episodes do.
+        # Every iteration gives each copy a path: counting those keeps runs in step whatever episodes do.
         counted = self._prefilled + self.iterations * common.n_environments
         needed = max(common.learning_starts, common.batch_size)
         return counted >= needed and int(self.replay.sizes.min()) >= common.batch_size
@@ -346,8 +346,9 @@ class _Streams:
     @classmethod
     def of(cls, seed: int) -> _Streams:
         networks, replay, play = np.random.SeedSequence(seed).spawn(3)
-        seeds = [int(number) for number in networks.generate_state(4)]
-        return cls(*seeds, np.random.default_rng(replay), np.random.default_rng(play))
+        first, second, third, fourth = (int(number) for number in networks.generate_state(4))
+        generators = np.random.default_rng(replay), np.random.default_rng(play)
+        return cls(first, second, third, fourth, *generators)
 
 
 def _make_learner(
