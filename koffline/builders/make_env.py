@@ -27,6 +27,11 @@ def make_env(identifier: str, **options: Any) -> gymnasium.Env[Any, Any]:
         raise ConfigError(f"there is no environment '{identifier}'; {hint}") from None
     except Exception as error:
         reason = " ".join(str(error).split()).rstrip(".") or type(error).__name__
+        if isinstance(error, gymnasium.error.DependencyNotInstalled) and "mujoco" in reason.lower():
+            raise ConfigError(
+                f"the environment '{identifier}' needs MuJoCo, which is not installed; "
+                "pip install 'koffline[mujoco]'"
+            ) from error
         raise ConfigError(
             f"the environment '{identifier}' cannot be made: {reason}; check its name and what it needs"
         ) from error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from typing import Any
 
 import gymnasium
@@ -277,6 +278,15 @@ def test_what_cannot_be_played_is_refused_in_one_line(
     with pytest.raises(ConfigError, match=reason) as caught:
         make(kind, 2, name, **options)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", ["local", "sync", "async"])
+def test_without_mujoco_the_extra_is_named(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "mujoco", None)
+    for name in [name for name in sys.modules if name.startswith("gymnasium.envs.mujoco")]:
+        monkeypatch.delitem(sys.modules, name)
+    with pytest.raises(ConfigError, match=r"needs MuJoCo.*pip install 'koffline\[mujoco\]'"):
+        make(kind, 2, "InvertedPendulum-v5")
 
 
 @pytest.mark.parametrize("mode", ["Disabled", "sometimes", None])

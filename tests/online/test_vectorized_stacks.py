@@ -5,16 +5,22 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import warnings
 from typing import Any
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
+import koffline
+from koffline.algos.online_model import save_model
+from koffline.cli import cli
 from koffline.data.hdf5 import write_hdf5
 from koffline.errors import ConfigError
 from koffline.online.config import OnlineConfig, OnlineRun
 from koffline.online.lockstep import LockStep
 from koffline.online.replay_log import LOGGED, replay_transitions
+from tests.algos.test_export import run_file
 from tests.online.test_vector_environments import SameStep
 from tests.online.toys import NAME, STEPS
 
@@ -136,3 +142,23 @@ def test_a_run_starts_from_the_log_of_another(actions: str, tmp_path: Any) -> No
             found = replay_transitions(stack.replay, run, stack.shape.action_space).transitions
             assert found.select(np.arange(len(log))).sha256 == log.sha256
         assert stack.take_metrics()[0], "it learned at once"
+
+
+@pytest.mark.parametrize("actions", ["box", "discrete"])
+def test_the_saved_model_acts_as_the_stack_does(actions: str, tmp_path: Any) -> None:
+    """The .d3 file predicts the mean action inside the box; so does what the command exports from it."""
+    with stack_of("local", environment_options={"actions": actions}, bandwidth_scale=0.7) as stack:
+        iterated(stack, 12)
+        agents = [stack.agent(run) for run in range(2)]
+        observations = np.random.default_rng(0).normal(size=(2, 50, 2)) * 5
+        expected = stack.act(observations)
+    for run, agent in enumerate(agents):
+        path, exported = tmp_path / f"model_{run}.d3", tmp_path / f"policy_{run}.onnx"
+        save_model(agent, CONFIG, path)
+        rows = observations[run].astype(np.float32)
+        np.testing.assert_allclose(koffline.load(path).predict(rows), expected[run], rtol=1e-4, atol=1e-5)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            done = CliRunner().invoke(cli, ["export", str(path), str(exported)])
+        assert done.exit_code == 0, done.output
+        np.testing.assert_allclose(run_file(exported, rows), expected[run], rtol=1e-4, atol=1e-5)
