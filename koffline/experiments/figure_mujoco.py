@@ -34,8 +34,10 @@ def draw_mujoco_sampled(results: Results, curves: Curves) -> Figure:
     return _draw(curves, "final", "sampled_return", "return of the sampled policy")
 
 
-def draw_mujoco_paper(results: Results, curves: Curves) -> Figure:
+def draw_mujoco_paper(results: Results, curves: Curves) -> Figure | None:
     """Greedy returns with the paper's learner, each critic at the best setting of the paper's grid."""
+    if not any(group.split("/")[0].endswith(" paper") for group in curves):
+        return None
     return _draw(curves, "paper", "return", "return of the mean action, the paper's setting")
 
 

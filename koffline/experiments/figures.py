@@ -26,8 +26,8 @@ FIGURES: dict[str, Callable[[Results, Curves], Figure]] = {
     "figure-mujoco": draw_mujoco,
     "claims": draw_claims,
 }
-# Further pages of an experiment: NAME-PAGE.png and .svg.
-PAGES: dict[str, dict[str, Callable[[Results, Curves], Figure]]] = {
+# Further pages of an experiment, NAME-PAGE.png and .svg; None where there is nothing to show.
+PAGES: dict[str, dict[str, Callable[[Results, Curves], Figure | None]]] = {
     "figure-mujoco": {"sampled": draw_mujoco_sampled, "paper": draw_mujoco_paper},
 }
 
@@ -41,4 +41,6 @@ def draw(results: Results, curves: Curves, folder: Path) -> None:
         raise ConfigError(f"there is no figure for '{results.name}'; known are {', '.join(FIGURES)}")
     save_figure(FIGURES[results.name](results, curves), folder / results.name)
     for page, drawn in PAGES.get(results.name, {}).items():
-        save_figure(drawn(results, curves), folder / f"{results.name}-{page}")
+        figure = drawn(results, curves)
+        if figure is not None:
+            save_figure(figure, folder / f"{results.name}-{page}")

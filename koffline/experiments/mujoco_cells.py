@@ -12,8 +12,8 @@ import json
 import shutil
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from functools import partial
+from dataclasses import dataclass
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -249,13 +249,21 @@ def _median(row: Mapping[str, list[float]], curve: str, critics: Sequence[str], 
 
 def _plain(config: OnlineConfig) -> dict[str, Any]:
     """The resolved settings as JSON gives them back."""
-    found: dict[str, Any] = json.loads(json.dumps(asdict(config)))
-    return {name: value for name, value in found.items() if name not in _NOT_LEARNING}
+    return {
+        name: list(value) if isinstance(value, tuple) else value
+        for name, value in vars(config).items()
+        if name not in _NOT_LEARNING
+    }
+
+
+@cache
+def _default() -> dict[str, Any]:
+    return _plain(OnlineConfig(environment="default"))  # the environment itself is always stated
 
 
 def _stated(config: OnlineConfig) -> list[tuple[str, Any]]:
     """What is not the default: a new setting of the learner does not change the names of finished cells."""
-    default = _plain(OnlineConfig(environment="default"))  # the environment itself is always stated
+    default = _default()
     return sorted((name, value) for name, value in _plain(config).items() if value != default[name])
 
 

@@ -1,7 +1,8 @@
 """The paper's sentences on policy optimisation, each beside our measurement and a verdict.
 
 A comparison is the difference of interquartile means over seeds, K-loss minus a rival, each at its best
-setting: it holds or does not where the 95 % bootstrap interval lies on one side of 0, else undecided.
+setting: it holds or does not where the 95 % bootstrap interval lies on one side of 0, else undecided; so is
+what fewer than five seeds say.
 (Feng et al. 2019, Section 5.3, fig:mujoco_bench)
 """
 

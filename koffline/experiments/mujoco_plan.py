@@ -24,6 +24,7 @@ CRITICS = ("td0", "fvi", "rg", "kloss")
 PARTS = ("search", "final", "noise", "paper-search", "paper")
 SEARCHES = {"final": "search", "noise": "search", "paper": "paper-search"}
 """Where the settings of a part come from."""
+SEARCHED = ("search", "paper-search")
 
 Setting = tuple[tuple[str, Any], ...]
 """Differences from the defaults of OnlineConfig, sorted by name."""
@@ -172,7 +173,7 @@ def chosen_setting(choices: Choices, environment: str, search: str, critic: str)
 
 def part_cells(request: MujocoRequest, part: str, environment: str, choices: Choices) -> list[MujocoCell]:
     """The cells of a part on an environment; none where it does not belong to the plan."""
-    if part.endswith("search"):
+    if part in SEARCHED:
         return _search_cells(request, part, environment)
     levels = NOISE_LEVELS.get(environment, ()) if part == "noise" else (0.0,)
     found: list[MujocoCell] = []

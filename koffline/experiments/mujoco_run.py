@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,15 @@ from koffline.experiments.mujoco_cells import (
     read_mujoco,
 )
 from koffline.experiments.mujoco_claims import mujoco_claims
-from koffline.experiments.mujoco_plan import BUDGETS, PARTS, MujocoRequest, part_cells
+from koffline.experiments.mujoco_plan import (
+    BUDGETS,
+    PARTS,
+    SEARCHED,
+    Choices,
+    MujocoRequest,
+    Setting,
+    part_cells,
+)
 from koffline.experiments.results import Curves, SearchRow
 from koffline.jobs import run_jobs
 
@@ -36,55 +45,67 @@ def run_mujoco(
 
     folder: of the cells. What was not asked for is shown where it is finished.
     """
-    for searching in (True, False):
-        choices = _choices(request, folder)[0]
-        cells = [
-            cell
-            for part in request.parts
-            if part.endswith("search") == searching
-            for environment in request.environments
-            for cell in part_cells(request, part, environment, choices)
-        ]
-        run_jobs(mujoco_jobs(cells, folder), workers=workers, ray=ray)
+    cells = [cell for part in request.parts if part in SEARCHED for cell in _cells(request, part, {})]
+    run_jobs(mujoco_jobs(cells, folder), workers=workers, ray=ray)
+    choices = _searches(request, folder).choices
+    cells = [
+        cell for part in request.parts if part not in SEARCHED for cell in _cells(request, part, choices)
+    ]
+    run_jobs(mujoco_jobs(cells, folder), workers=workers, ray=ray)
     return collect_mujoco(request, folder)
 
 
 def collect_mujoco(request: MujocoRequest, folder: Path) -> tuple[dict[str, Any], Curves]:
     """Rows, claims and curves of everything that is finished, and the names of what is not."""
-    choices, searches, searched = _choices(request, folder)
+    searches = _searches(request, folder)
     finished: Finished = []
-    missing = []
-    for part in PARTS:
+    missing = list(searches.missing)
+    for part in (part for part in PARTS if part not in SEARCHED):
         for environment in BUDGETS:
-            cells = part_cells(request, part, environment, choices)
-            if not _are_finished(cells, folder):
-                missing.append(f"{part} of {environment}")
-            elif not part.endswith("search"):
+            cells = part_cells(request, part, environment, searches.choices)
+            if _are_finished(cells, folder):
                 finished += _read(cells, folder)
+            else:
+                missing.append(f"{part} of {environment}")
     learned = gather(finished)
-    extra = {**costs_of([*finished, *searched]), "not_run": missing, "budgets": _budgets(request)}
+    extra = {**costs_of([*finished, *searches.finished]), "not_run": missing, "budgets": _budgets(request)}
     parts = {
         "rows": (),
         "returns": tuple(rows_of_returns(learned)),
-        "searches": tuple(searches),
+        "searches": searches.rows,
         "claims": tuple(mujoco_claims(learned)),
         "extra": extra,
     }
     return parts, curves_of_returns(learned)
 
 
-def _choices(
-    request: MujocoRequest, folder: Path
-) -> tuple[dict[tuple[str, str, str], Any], list[SearchRow], Finished]:
-    """What the searches that are whole have found."""
-    searched: Finished = []
-    for search in ("search", "paper-search"):
+@dataclass(frozen=True)
+class _Searches:
+    """What the searches that are whole have found, and the names of the others."""
+
+    choices: dict[tuple[str, str, str], Setting]
+    rows: tuple[SearchRow, ...]
+    finished: Finished
+    missing: tuple[str, ...]
+
+
+def _searches(request: MujocoRequest, folder: Path) -> _Searches:
+    finished: Finished = []
+    missing = []
+    for search in SEARCHED:
         for environment in BUDGETS:
             cells = part_cells(request, search, environment, {})
             if _are_finished(cells, folder):
-                searched += _read(cells, folder)
-    choices, rows = choose_settings(searched)
-    return choices, rows, searched
+                finished += _read(cells, folder)
+            else:
+                missing.append(f"{search} of {environment}")
+    choices, rows = choose_settings(finished)
+    return _Searches(choices, tuple(rows), finished, tuple(missing))
+
+
+def _cells(request: MujocoRequest, part: str, choices: Choices) -> list[MujocoCell]:
+    """Of the environments asked for."""
+    return [cell for name in request.environments for cell in part_cells(request, part, name, choices)]
 
 
 def _are_finished(cells: Iterable[MujocoCell], folder: Path) -> bool:

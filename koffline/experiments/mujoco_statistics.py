@@ -19,6 +19,7 @@ from koffline.spread import LEVEL, interquartile_mean, spread_of
 
 LAST_SHARE = 0.1  # of the evaluations, averaged into the final return: one evaluation of one policy is luck
 _DRAWS, _BAND_DRAWS = 10_000, 2_000
+_FEWEST = 5  # a bootstrap of less stays inside too few numbers to reach 95 %
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,10 +75,10 @@ def spread(values: Shaped[np.ndarray, " run"]) -> Comparison:
     return Comparison(found.iqm, found.low, found.high)
 
 
-def difference(first: Shaped[np.ndarray, " run"], second: Shaped[np.ndarray, " run"]) -> Comparison:
-    """Interquartile mean of the first minus that of the second; an endless interval for single runs."""
+def difference(first: Shaped[np.ndarray, " run"], second: Shaped[np.ndarray, " other"]) -> Comparison:
+    """Interquartile mean of the first minus that of the second; an endless interval for fewer than 5 runs."""
     value = float(interquartile_mean(first) - interquartile_mean(second))
-    if min(len(first), len(second)) < 2:
+    if min(len(first), len(second)) < _FEWEST:
         return Comparison(value, -math.inf, math.inf)
     generator = np.random.default_rng(0)
     drawn = [

@@ -1,0 +1,87 @@
+import math
+
+import numpy as np
+import pytest
+
+from koffline.experiments.mujoco_statistics import (
+    band,
+    difference,
+    fill_gaps,
+    median_reached,
+    rank_settings,
+    scores_of,
+    without_the_worst,
+)
+
+
+def test_scores_by_hand() -> None:
+    steps = np.array([0, 100, 300])
+    curves = np.array([[0.0, 10.0, 20.0], [0.0, 0.0, 5.0]])
+    scores = scores_of(steps, curves, threshold=10.0)
+    np.testing.assert_allclose(scores.final, [20.0, 5.0])
+    np.testing.assert_allclose(scores.area, [(5 * 100 + 15 * 200) / 300, (2.5 * 200) / 300])
+    np.testing.assert_array_equal(scores.reached, [100.0, math.inf])
+
+
+def test_the_final_return_is_that_of_the_last_tenth() -> None:
+    curves = np.arange(40.0)[None]
+    scores = scores_of(np.arange(40) * 10, curves)
+    np.testing.assert_allclose(scores.final, [np.mean([36, 37, 38, 39])])
+    assert np.isinf(scores.reached).all()
+
+
+def test_a_single_evaluation_is_its_own_area() -> None:
+    np.testing.assert_allclose(scores_of(np.array([0]), np.array([[3.0], [4.0]])).area, [3.0, 4.0])
+
+
+def test_gaps_take_the_first_number() -> None:
+    filled = fill_gaps(np.array([[np.nan, np.nan, 3.0, 4.0], [np.nan] * 4, [1.0, 2.0, 3.0, 4.0]]))
+    np.testing.assert_array_equal(filled, [[3, 3, 3, 4], [0, 0, 0, 0], [1, 2, 3, 4]])
+
+
+def test_best_five_of_six() -> None:
+    assert without_the_worst(np.array([5.0, 1.0, 2.0, 3.0, 4.0, -100.0])) == 3.0
+    assert without_the_worst(np.array([7.0])) == 7.0
+
+
+def test_reached_by_half() -> None:
+    assert median_reached(np.array([10.0, 30.0, 20.0])) == 20.0
+    assert median_reached(np.array([10.0, 20.0, math.inf, math.inf])) == math.inf
+    assert median_reached(np.array([10.0, 20.0, 30.0, math.inf])) == 30.0
+
+
+def test_ranking() -> None:
+    assert rank_settings([np.array([1.0, 3.0]), np.array([5.0, 4.0]), np.array([2.0, 2.0])]) == [1, 0, 2]
+
+
+def test_a_difference_has_its_sign_and_turns_with_its_sides() -> None:
+    generator = np.random.default_rng(0)
+    low, high = generator.normal(0, 1, 6), generator.normal(10, 1, 6)
+    found, turned = difference(high, low), difference(low, high)
+    assert 5.0 < found.low < found.value < found.high < 15.0
+    assert turned.value == pytest.approx(-found.value)
+    assert turned.high < 0.0
+    assert difference(high[:4], low).low == -math.inf  # four seeds say nothing
+
+
+@pytest.mark.parametrize("spreads", [(1.0, 1.0), (1.0, 4.0)])
+def test_the_interval_of_a_difference_covers(
+    spreads: tuple[float, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Six seeds a side, no true difference: at most a tenth of the intervals may miss zero."""
+    monkeypatch.setattr("koffline.experiments.mujoco_statistics._DRAWS", 1000)
+    generator = np.random.default_rng(1)
+    missed = 0
+    for _ in range(300):
+        found = difference(*(generator.normal(0.0, spread, 6) for spread in spreads))
+        missed += not found.low <= 0.0 <= found.high
+    assert missed <= 30  # 5 % are 15; three standard deviations above are 26
+
+
+def test_a_band_holds_its_middle_and_is_wide_where_runs_differ() -> None:
+    curves = np.stack([np.array([1.0, run]) for run in range(8)])
+    found = band(curves)
+    np.testing.assert_allclose(found.mean, [1.0, 3.5])
+    assert found.low[0] == found.high[0] == 1.0
+    assert 0.0 <= found.low[1] < 3.5 < found.high[1] <= 7.0
+    assert np.isnan(band(curves[:1]).low).all()
