@@ -45,6 +45,7 @@ _MODULES = {
     "kernel_loss",
     "kernels",
     "objectives",
+    "online",
     "policies",
     "replicas",
     "solvers",

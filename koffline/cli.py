@@ -65,6 +65,7 @@ class LazyGroup(KofflineGroup):
         "data": ("koffline.data.commands", "data"),
         "evaluate": ("koffline.ope.command", "evaluate"),
         "export": ("koffline.runs.commands", "export"),
+        "online": ("koffline.online.command", "online"),
         "play": ("koffline.runs.commands", "play"),
         "plot": ("koffline.runs.commands", "plot"),
         "plot-all": ("koffline.runs.commands", "plot_all"),

@@ -1,0 +1,147 @@
+"""``koffline online``: a config file in, policies, curves, replays and a summary over seeds out."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from koffline.online.run import OnlineResult
+    from koffline.online.summary import Score
+
+_HELP = """Train Trust-PCL in a Gymnasium environment with a growing replay and several seeds.
+
+CONFIG is a YAML file that states only what differs from the defaults; configs/online/ has one for each of the
+paper's environments, and paper.yaml with the paper's own settings. The critic is kloss, fvi, td0 or rg. All
+seeds learn in one stack.
+
+The folder of the run gets seed_<k>/evaluation.csv (return of the mean action, of sampled actions),
+metrics.csv, model.d3 and replay.hdf5 (a log for koffline evaluate and koffline train), summary.json over the
+seeds, config.yaml, learning_curve.png and checkpoints. A killed run goes on to the bit with --resume.
+
+\b
+Examples:
+  koffline online configs/online/inverted_pendulum.yaml --out runs/pendulum
+  koffline online configs/online/swimmer.yaml --set critic=td0 --set steps=500000 --workers 2
+  koffline online configs/online/ant.yaml --set environment_options.ctrl_cost_weight=0.1 --seed-count 3
+  koffline online --resume runs/pendulum
+"""
+
+
+@click.command(help=_HELP, no_args_is_help=True)
+@click.argument("config", required=False)
+@click.option(
+    "--set",
+    "assignments",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="One setting, e.g. critic=fvi; wins over the file.",
+)
+@click.option("--seed-count", type=int, help="How many seeds; default 6.")
+@click.option("--seed", type=int, help="The first one; default 0.")
+@click.option("--out", metavar="DIR", help="Folder of the run; default runs/ENVIRONMENT-CRITIC.")
+@click.option("--resume", metavar="DIR", help="Go on with the run in DIR; CONFIG may be left out.")
+@click.option("--workers", type=int, default=1, show_default=True, help="Processes, one core each.")
+@click.option("--videos", is_flag=True, help="Film each trained policy in an evaluation's first episode.")
+@click.option("--tensorboard", is_flag=True, help="Also write events for TensorBoard.")
+@click.option("--save-minari", is_flag=True, help="Also save each replay as a Minari dataset.")
+def online(
+    config: str | None,
+    assignments: tuple[str, ...],
+    seed_count: int | None,
+    seed: int | None,
+    out: str | None,
+    resume: str | None,
+    workers: int,
+    videos: bool,
+    tensorboard: bool,
+    save_minari: bool,
+) -> None:
+    """Check the config, train, print a table over the seeds and where everything is."""
+    from koffline.online.folder import CONFIG
+    from koffline.online.load_config import load_config
+    from koffline.online.run import default_folder, train
+
+    if config is None and resume is None:
+        raise click.UsageError("give CONFIG, or --resume DIR")
+    source = config if config is not None else Path(resume or "") / CONFIG
+    if resume is not None and not Path(resume).is_dir():
+        raise click.UsageError(f"--resume {resume}: there is no such folder")
+    settings = load_config(source, assignments)
+    folder = Path(resume or out or default_folder(settings))
+    try:
+        # Environments may print: stdout belongs to the result alone.
+        with contextlib.redirect_stdout(sys.stderr):
+            result = train(
+                settings,
+                out,
+                seed_count,
+                seed=seed,
+                resume=resume,
+                workers=workers,
+                videos=videos,
+                tensorboard=tensorboard,
+                save_minari=save_minari,
+                show_progress=sys.stderr.isatty(),
+            )
+    except KeyboardInterrupt:
+        hint = f"; go on with koffline online --resume {folder}" if (folder / CONFIG).exists() else ""
+        click.echo(f"interrupted{hint}", err=True)
+        raise SystemExit(130) from None
+    _print(result)
+    _end_badly_if_diverged(result)
+
+
+def _print(result: OnlineResult) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from koffline.spread import LEVEL
+
+    summary = result.summary
+    title = f"{summary.environment}, {summary.critic}: {summary.steps} steps per seed"
+    table = Table("seed", title=title, title_justify="left")
+    for name in ("return", "sampled return", "length"):
+        table.add_column(name, justify="right")
+    scores = (summary.final, summary.sampled, summary.length)
+    for place, seed in enumerate(summary.seeds):
+        ends = place == len(summary.seeds) - 1
+        table.add_row(str(seed), *(_number(score.per_seed[place]) for score in scores), end_section=ends)
+    table.add_row("IQM", *(_number(score.spread.iqm) for score in scores))
+    table.add_row(f"{LEVEL:.0%} interval", *map(_interval, scores))
+    table.add_row(summary.best_name.replace("_", " "), *(_number(score.best) for score in scores))
+    console = Console()
+    console.print(table)
+    shares = ", ".join(f"{name} {share:.0%}" for name, share in summary.shares.items())
+    speed = f"{summary.seconds:.1f} s, {summary.steps_per_second:.0f} environment steps per second ({shares})"
+    console.print(speed, soft_wrap=True, highlight=False)
+    console.print(f"run: {result.out}", soft_wrap=True, highlight=False)
+
+
+def _end_badly_if_diverged(result: OnlineResult) -> None:
+    """As `koffline train`: what is there is kept, the exit code is 2."""
+    if not result.summary.diverged:
+        return
+    names = ", ".join(f"{seed} (by step {step})" for seed, step in result.summary.diverged.items())
+    click.echo(
+        f"error: training diverged with seed {names}: the gradient is not finite; lower "
+        "learning_rate or max_grad_norm, or scale the rewards with reward_scale",
+        err=True,
+    )
+    raise SystemExit(2)
+
+
+def _number(value: float) -> str:
+    return f"{value:.5g}" if math.isfinite(value) else "–"
+
+
+def _interval(score: Score) -> str:
+    spread = score.spread
+    if math.isnan(spread.low):
+        return "–"
+    return f"{_number(spread.low)} … {_number(spread.high)}"

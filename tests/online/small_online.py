@@ -1,0 +1,73 @@
+"""Small configs, and what of two runs must be equal, for the tests of koffline online."""
+
+from __future__ import annotations
+
+import csv
+import io
+import pickle
+from pathlib import Path
+from typing import Any
+
+import torch
+
+SMALL = {
+    "environment": "CartPole-v1",
+    "steps": 400,
+    "batch_size": 8,
+    "learning_starts": 8,
+    "hidden": [8],
+    "evaluation_interval": 100,
+    "evaluation_episodes": 1,
+    "checkpoint_interval": 150,
+    "capacity": 30,
+}
+
+
+def small(**changes: Any) -> dict[str, Any]:
+    """A run of 40 iterations; checkpoints between evaluations, a replay that overflows."""
+    return {**SMALL, **changes}
+
+
+def logs_of(out: Path) -> dict[str, bytes]:
+    """Everything logged but the clock."""
+    found = {path.relative_to(out).as_posix(): path.read_bytes() for path in out.glob("seed_*/*.csv")}
+    assert found
+    return found
+
+
+def weights(path: Path) -> tuple[dict[str, Any], str]:
+    """What a .d3 file holds."""
+    content = pickle.loads(path.read_bytes())  # our own file
+    return torch.load(io.BytesIO(content["torch"]), weights_only=True), content["config"]
+
+
+def same(left: Any, right: Any) -> bool:
+    """Equal to the bit."""
+    if isinstance(left, dict):
+        return left.keys() == right.keys() and all(same(left[key], right[key]) for key in left)
+    if isinstance(left, (list, tuple)):
+        return len(left) == len(right) and all(map(same, left, right))
+    if torch.is_tensor(left):
+        # A kernel that was never used has no bandwidth yet: NaN.
+        return left.shape == right.shape and bool(((left == right) | (left.isnan() & right.isnan())).all())
+    return bool(left == right)
+
+
+def check_equal(left: Path, right: Path) -> None:
+    """Logs, models and replays of two runs are the same, and nothing half-written is left."""
+    from koffline.data.sources import open_transitions
+
+    assert logs_of(left) == logs_of(right)
+    models = sorted(path.relative_to(left) for path in left.glob("seed_*/model.d3"))
+    assert models
+    for model in models:
+        assert same(weights(left / model), weights(right / model)), model
+        replay = model.with_name("replay.hdf5")
+        assert open_transitions(left / replay).sha256 == open_transitions(right / replay).sha256
+    assert [path.name for path in right.rglob("*") if path.name.endswith((".tmp", ".part"))] == []
+
+
+def rows(path: Path) -> list[dict[str, str]]:
+    """A CSV by its header."""
+    with path.open(encoding="utf-8") as file:
+        return list(csv.DictReader(file))

@@ -1,0 +1,91 @@
+"""Online configs: files state differences, wrong keys and values end in a line that says what to do."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from koffline.errors import ConfigError
+from koffline.online.config import OnlineConfig
+from koffline.online.load_config import load_config, resolved
+
+CONFIGS = sorted((Path(__file__).parents[2] / "configs" / "online").glob("*.yaml"))
+PAPERS = {
+    "inverted_pendulum",
+    "inverted_double_pendulum",
+    "swimmer",
+    "ant",
+    "half_cheetah",
+    "walker2d",
+    "paper",
+}
+
+
+def test_there_is_one_per_environment_of_the_paper():
+    assert {path.stem for path in CONFIGS} >= PAPERS
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_configs_state_differences_only(path):
+    config, defaults = load_config(path), OnlineConfig("x")
+    assert config.environment.endswith("-v5")
+    for key, value in yaml.safe_load(path.read_text()).items():
+        default = getattr(defaults, key)
+        assert (list(default) if isinstance(default, tuple) else default) != value, f"{key} is the default"
+
+
+def test_resolved_is_read_again(tmp_path):
+    config = load_config(
+        {"environment": "Swimmer-v5", "environment_options": {"a": 0.1}, "hidden": [3, 4]},
+        ["capacity=null", "learning_rate=1e-4", "environment_options.b=two"],
+    )
+    assert config.learning_rate == 1e-4
+    assert config.capacity is None
+    assert config.environment_options == {"a": 0.1, "b": "two"}
+    path = tmp_path / "config.yaml"
+    path.write_text(yaml.safe_dump(resolved(config)))
+    assert load_config(path) == config
+
+
+def test_numbers_as_yaml_reads_them():
+    config = load_config({"environment": "x"}, ["steps=2e5", "hidden=[8]", "standardise=no", "recency=0"])
+    assert (config.steps, config.hidden, config.standardise, config.recency) == (200_000, (8,), False, 0.0)
+    assert isinstance(config.steps, int)
+
+
+def test_a_log_lies_beside_its_config(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "deep").mkdir()
+    path = tmp_path / "deep" / "config.yaml"
+    path.write_text("environment: x\ninitial_log: log.hdf5\n")
+    assert load_config(path).initial_log == str(tmp_path / "deep" / "log.hdf5")
+    assert load_config(path, ["initial_log=log.hdf5"]).initial_log == str(tmp_path / "log.hdf5")
+    assert load_config(path, ["initial_log=minari:a/b-v0"]).initial_log == "minari:a/b-v0"
+
+
+@pytest.mark.parametrize(
+    ("assignment", "message"),
+    [
+        ("max_divergance=1", "max_divergance is unknown; did you mean 'max_divergence'?"),
+        ("qqq=1", "qqq is unknown; known are adam_epsilon, "),
+        ("critic=klos", "critic is 'klos'; use one of kloss, fvi, td0, rg"),
+        ("steps=many", "steps is 'many': input should be a valid integer"),
+        ("steps=0.5", "steps is 0.5: input should be a valid integer"),
+        ("steps=0", "steps is 0; give a whole number of at least 1"),
+        ("gamma=2", "gamma is 2.0; give a number in [0, 1]"),
+        ("gamma=.nan", "gamma is nan; give a number in [0, 1]"),
+        ("gamma=yes", "gamma is true; a yes or no is no value here"),
+        ("standardise=3", "standardise is 3: input should be a valid boolean"),
+        ("hidden=8", "hidden is 8: input should be a valid tuple"),
+        ("hidden=[0]", "hidden is 0; give a whole number of at least 1"),
+        ("environment=", "environment is missing; give a Gymnasium id"),
+        ("environment_options=3", "environment_options is 3: input should be a valid"),
+        ("hidden.first=3", "hidden.first is unknown; only environment_options has parts"),
+        ("gamma", "--set received 'gamma'; write it as key=value"),
+    ],
+)
+def test_what_is_wrong_is_one_line(assignment, message):
+    with pytest.raises(ConfigError) as caught:
+        load_config({"environment": "CartPole-v1"}, [assignment])
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,316 @@
+"""A killed online run that goes on equals one that was never killed; checkpoints that cannot be used."""
+
+import contextlib
+import errno
+import os
+import resource
+import signal
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+import yaml
+
+import koffline.online.logs
+from koffline.errors import ConfigError
+from koffline.online.checkpoint import Saved, checkpoints, newest, save
+from koffline.online.lockstep import LockStep
+from koffline.online.run import train
+from tests.interrupts import hear_interrupts
+from tests.online.small_online import check_equal, logs_of, small
+
+
+class Hit(BaseException):
+    """Stands for the end of a process; nothing catches it."""
+
+
+@contextlib.contextmanager
+def hit_at(monkeypatch, number, also_after):
+    """End the run at its number-th write, before it (or after it)."""
+    count = 0
+
+    def counted(function):
+        def call(*args, **options):
+            nonlocal count
+            count += 1
+            if count == number and not also_after:
+                raise Hit
+            result = function(*args, **options)
+            if count == number:
+                raise Hit
+            return result
+
+        return call
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", counted(os.replace))
+        patch.setattr(koffline.online.logs, "_append", counted(koffline.online.logs._append))
+        yield
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """Two seeds, never interrupted."""
+    return train(small(), tmp_path_factory.mktemp("whole") / "run", 2).out
+
+
+@pytest.mark.parametrize("also_after", [False, True])
+def test_hit_at_every_write(also_after, tmp_path, monkeypatch):
+    config = small(steps=60, learning_starts=2, evaluation_interval=30, checkpoint_interval=20)
+    reference = train(config, tmp_path / "whole", 1).out
+    for number in range(1, 60):
+        folder = tmp_path / f"hit_{number}"
+        try:
+            with hit_at(monkeypatch, number, also_after):
+                train(config, folder, 1)
+        except Hit:
+            train(config, resume=folder) if folder.exists() else train(config, folder, 1)
+            check_equal(reference, folder)
+        else:
+            break
+    # Record, config, 2 evaluations of 3 rows, 3 checkpoints and models, result, replay, summary, figure
+    assert number > 18
+
+
+KILLED = """
+import os, signal, sys
+from koffline.online.lockstep import LockStep
+iterate = LockStep.iterate
+def killed(self):
+    if self.steps == 250:
+        os.kill(os.getpid(), signal.SIGKILL)
+    iterate(self)
+LockStep.iterate = killed
+from koffline.online.run import train
+train(sys.argv[1], sys.argv[2], 2)
+"""
+
+
+def killed_run(folder, **changes):
+    """A run of two seeds whose process is killed between two checkpoints, behind an evaluation."""
+    (folder / "small.yaml").write_text(yaml.safe_dump(small(**changes)))
+    command = [sys.executable, "-c", KILLED, str(folder / "small.yaml"), str(folder / "killed")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    return folder / "killed"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"environment": "Pendulum-v1", "critic": "td0", "n_environments": 2},
+        {"vectorization": "sync", "n_environments": 2},
+        {"critic": "fvi", "capacity": None, "entropy_coef": 0.1, "entropy_decay": 0.1},
+    ],
+    ids=["discrete", "continuous", "vector", "growing"],
+)
+def test_kill_9(changes, tmp_path):
+    killed = killed_run(tmp_path, **changes)
+    assert b"\n200," in logs_of(killed)["seed_0/evaluation.csv"]  # behind the checkpoint, to be cut
+    with pytest.raises(ConfigError, match="holds a run already; go on with it by --resume"):
+        train(small(**changes), killed)
+    result = train(resume=killed)
+    assert result.summary.steps == 400
+    check_equal(train(small(**changes), tmp_path / "whole", 2).out, killed)
+
+
+def test_resume_with_its_config(whole, tmp_path):
+    killed = killed_run(tmp_path)
+    for config in (small(), tmp_path / "small.yaml"):
+        assert train(config, resume=killed, seed_count=2, seed=0).summary.steps == 400
+    check_equal(whole, killed)
+
+
+def test_a_finished_run_is_reported_and_not_touched(tmp_path):
+    first = train(small(), tmp_path / "run", 1)
+    before = {path: path.read_bytes() for path in first.out.rglob("*") if path.is_file()}
+    assert train(None, resume=first.out).summary == first.summary
+    assert {path: path.read_bytes() for path in first.out.rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"gamma": 0.9}, "another config: gamma is 0.995 there and 0.9 here; resume it with its own config"),
+        ({"steps": 500}, "steps is 400 there and 500 here"),
+        ({"environment": "Acrobot-v1"}, "environment is CartPole-v1 there and Acrobot-v1 here"),
+    ],
+)
+def test_another_config_is_refused(changes, message, whole):
+    before = {path: path.read_bytes() for path in whole.rglob("*") if path.is_file()}
+    with pytest.raises(ConfigError) as caught:
+        train(small(**changes), resume=whole)
+    assert message in str(caught.value)
+    assert {path: path.read_bytes() for path in whole.rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize("options", [{"seed_count": 3}, {"seed": 7}])
+def test_other_seeds_are_refused(options, whole):
+    with pytest.raises(ConfigError, match="has the seeds 0, 1, not those that were asked for"):
+        train(resume=whole, **options)
+    with pytest.raises(ConfigError, match="a run goes on in its own folder"):
+        train(resume=whole, out=whole.parent)
+
+
+@pytest.mark.parametrize("damage", ["cut", "junk", "empty"])
+def test_a_damaged_newest_checkpoint(damage, whole, tmp_path, caplog):
+    killed = killed_run(tmp_path, checkpoint_interval=100)
+    older, newer = checkpoints(killed / "checkpoints" / "seeds_0-1")
+    content = newer.read_bytes()
+    newer.write_bytes({"cut": content[:-1000], "junk": b"junk", "empty": b""}[damage])
+    train(resume=killed)
+    assert f"checkpoint {newer} is damaged; going on from the older {older.name}" in caplog.text
+    check_equal(train(small(checkpoint_interval=100), tmp_path / "whole", 2).out, killed)
+
+
+def test_no_checkpoint_that_can_be_read(tmp_path):
+    killed = killed_run(tmp_path)
+    found = checkpoints(killed / "checkpoints" / "seeds_0-1")
+    for path in found:
+        path.write_bytes(path.read_bytes()[:100])
+    before = {path: path.read_bytes() for path in killed.rglob("*") if path.is_file()}
+    with pytest.raises(ConfigError, match="is damaged and there is no older one; the run cannot go on"):
+        train(resume=killed)
+    assert {path: path.read_bytes() for path in killed.rglob("*") if path.is_file()} == before
+
+
+def test_a_log_that_lost_rows(tmp_path):
+    killed = killed_run(tmp_path)
+    (killed / "seed_1" / "evaluation.csv").write_text("")
+    with pytest.raises(ConfigError, match=r"seed_1/evaluation\.csv is shorter than its checkpoint says"):
+        train(resume=killed)
+
+
+def test_a_damaged_record(tmp_path):
+    out = train(small(steps=100), tmp_path / "run", 1).out
+    (out / "run.json").write_text("{")
+    with pytest.raises(ConfigError, match=r"run\.json cannot be read"):
+        train(resume=out)
+
+
+def test_one_process_at_a_time(tmp_path, monkeypatch):
+    out = tmp_path / "run"
+    iterate = LockStep.iterate
+
+    def nested(self):
+        with pytest.raises(ConfigError, match="another process is training in"):
+            train(small(steps=100), resume=out)
+        monkeypatch.setattr(LockStep, "iterate", iterate)
+        iterate(self)
+
+    monkeypatch.setattr(LockStep, "iterate", nested)
+    assert train(small(steps=100), out, 1).summary.steps == 100
+
+
+def test_a_full_disk_at_a_checkpoint(whole, tmp_path, monkeypatch):
+    write = torch.save
+
+    def full(state, file):
+        if isinstance(state, dict) and state.get("steps") == 300:
+            file.write(b"half of it")
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        write(state, file)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "save", full)
+        with pytest.raises(ConfigError) as caught:
+            train(small(), tmp_path / "run", 2)
+    assert "step_000000300.pt cannot be written (No space left on device)" in str(caught.value)
+    assert "step_000000150.pt before it is intact: free the disk, then --resume" in str(caught.value)
+    assert [path.name for path in (tmp_path / "run").rglob("*.p*") if "step" in path.name] == [
+        "step_000000150.pt"
+    ]
+    train(resume=tmp_path / "run")
+    check_equal(whole, tmp_path / "run")
+
+
+SMALL_DISK = """
+import resource, signal, sys
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[3]), resource.RLIM_INFINITY))
+sys.argv = ["koffline", "online", sys.argv[1], "--out", sys.argv[2], "--seed-count", "1"]
+from koffline.cli import main
+main()
+"""
+
+
+def test_files_that_the_system_refuses_to_write(tmp_path):
+    """Not a simulated error: the kernel cuts every file at 4 kB, a checkpoint is larger."""
+    (tmp_path / "small.yaml").write_text(yaml.safe_dump(small()))
+    command = [sys.executable, "-c", SMALL_DISK, str(tmp_path / "small.yaml"), str(tmp_path / "run"), "4096"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2
+    assert "cannot be written" in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert resource.getrlimit(resource.RLIMIT_FSIZE)[0] != 4096
+    check_equal(train(small(), tmp_path / "whole", 1).out, train(resume=tmp_path / "run").out)
+
+
+INTERRUPTED = """
+import os, signal, sys
+from koffline.online.lockstep import LockStep
+iterate = LockStep.iterate
+def interrupted(self):
+    if self.steps == 220:
+        os.kill(os.getpid(), signal.SIGINT)
+    iterate(self)
+LockStep.iterate = interrupted
+sys.argv = ["koffline", "online", sys.argv[1], "--out", sys.argv[2], "--seed-count", "2"]
+from koffline.cli import main
+main()
+"""
+
+
+def test_ctrl_c_saves_and_says_how_to_go_on(whole, tmp_path):
+    (tmp_path / "small.yaml").write_text(yaml.safe_dump(small()))
+    command = [sys.executable, "-c", INTERRUPTED, str(tmp_path / "small.yaml"), str(tmp_path / "run")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, preexec_fn=hear_interrupts)
+    assert done.returncode == 130
+    assert done.stderr.strip() == f"interrupted; go on with koffline online --resume {tmp_path / 'run'}"
+    newest_one = checkpoints(tmp_path / "run" / "checkpoints" / "seeds_0-1")[-1]
+    assert newest_one.name == "step_000000230.pt"  # the iteration that ran is kept
+    train(resume=tmp_path / "run")
+    check_equal(whole, tmp_path / "run")
+
+
+def test_arrays_tuples_and_generators_come_back(tmp_path):
+    generator = np.random.default_rng(3)
+    state = {
+        "array": np.arange(6, dtype=np.int16).reshape(2, 3),
+        "flags": np.array([True, False]),
+        "nothing": np.zeros((0, 4), dtype=np.float32),
+        "number": np.float64(0.1),
+        "pair": (1, [2.5, None, "three"]),
+        "tensor": torch.arange(3.0),
+        "generator": generator.bit_generator.state,
+        7: "a key that is no text",
+    }
+    save(tmp_path, "mine", Saved(10, 1.5, {"a.csv": 3}, {4: 10}, state), keep=2)
+    back = newest(tmp_path, "mine")
+    assert (back.steps, back.seconds, back.files, back.diverged) == (10, 1.5, {"a.csv": 3}, {4: 10})
+    assert back.state["pair"] == (1, [2.5, None, "three"])
+    assert back.state["number"] == 0.1
+    assert back.state[7] == "a key that is no text"
+    for name in ("array", "flags", "nothing"):
+        np.testing.assert_array_equal(back.state[name], state[name])
+        assert back.state[name].dtype == state[name].dtype
+    assert torch.equal(back.state["tensor"], state["tensor"])
+    other = np.random.default_rng(0)
+    other.bit_generator.state = back.state["generator"]
+    assert other.integers(1 << 60) == generator.integers(1 << 60)
+    with pytest.raises(ConfigError, match="is of a run with other settings"):
+        newest(tmp_path, "another's")
+
+
+def test_the_last_k_are_kept(tmp_path):
+    for steps in (5, 10, 1_000_000_000, 15):
+        save(tmp_path, "mine", Saved(steps, 0.0, {}, {}, {}), keep=3)
+    assert [path.name for path in checkpoints(tmp_path)] == [
+        "step_000000010.pt",
+        "step_000000015.pt",
+        "step_1000000000.pt",
+    ]
+    assert newest(tmp_path / "empty", "mine") is None

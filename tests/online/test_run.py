@@ -1,0 +1,209 @@
+"""An online run: what its directory holds, seeds in stacks and processes, and what goes wrong in one line."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+
+import koffline
+from koffline.data.sources import open_transitions
+from koffline.errors import ConfigError
+from koffline.online.checkpoint import checkpoints
+from koffline.online.load_config import load_config
+from koffline.online.lockstep import LockStep
+from koffline.online.run import train
+from tests.online.small_online import check_equal, rows, small
+
+
+def test_what_a_run_leaves(tmp_path):
+    result = train(small(), tmp_path / "run", 2, seed=3)
+    out = tmp_path / "run"
+    assert result.seeds == (3, 4)
+    for seed in result.seeds:
+        folder = out / f"seed_{seed}"
+        text = (folder / "evaluation.csv").read_text()
+        assert text.splitlines()[0] == "step,return,length,sampled_return"
+        evaluations = rows(folder / "evaluation.csv")
+        assert [row["step"] for row in evaluations] == ["100", "200", "300", "400"]
+        # CartPole pays 1 per step.
+        assert all(1.0 <= float(row["return"]) == float(row["length"]) for row in evaluations)
+        metrics = rows(folder / "metrics.csv")
+        assert [row["step"] for row in metrics] == ["100", "200", "300", "400"][-len(metrics) :]
+        assert {"step", "residual_mean", "residual_std", "kl_coef"} <= set(metrics[0])
+        unknown = [name for name, value in metrics[-1].items() if not math.isfinite(float(value))]
+        assert unknown in ([], ["policy_std"])  # discrete actions have none
+        model = koffline.load(folder / "model.d3")
+        assert model.predict(np.zeros((2, 4), dtype=np.float32)).shape == (2,)
+        log = open_transitions(folder / "replay.hdf5")
+        assert log.has_episodes
+        assert log.metadata.gamma == 0.995
+        assert np.all(log.rewards == 1.0)
+    assert load_config(out / "config.yaml") == load_config(small())
+    assert (out / "learning_curve.png").read_bytes()[:4] == b"\x89PNG"
+    assert [path.name for path in checkpoints(out / "checkpoints" / "seeds_3-4")] == [
+        "step_000000300.pt",
+        "step_000000400.pt",
+    ]
+    check_summary(json.loads((out / "summary.json").read_text()), out)
+    assert json.loads((out / "run.json").read_text())["finished"]
+    assert result.models == tuple(out / f"seed_{seed}" / "model.d3" for seed in (3, 4))
+
+
+def check_summary(summary, out):
+    assert (summary["environment"], summary["critic"]) == ("CartPole-v1", "kloss")
+    assert (summary["seeds"], summary["steps"], summary["diverged"]) == ([3, 4], 400, {})
+    last = [float(rows(out / f"seed_{seed}" / "evaluation.csv")[-1]["return"]) for seed in (3, 4)]
+    assert summary["iqm"] == pytest.approx(np.mean(last))
+    assert summary["interval"] == [min(last), max(last)]
+    assert summary["best_1_of_2"] == max(last)
+    assert summary["return"]["per_seed"] == {"3": last[0], "4": last[1]}
+    assert [point["step"] for point in summary["curve"]] == [100, 200, 300, 400]
+    assert summary["steps_per_second"] == pytest.approx(800 / summary["seconds"], rel=0.02)
+    assert set(summary["shares"]) == {"environment", "acting", "learning", "evaluation", "other"}
+    assert sum(summary["shares"].values()) == pytest.approx(1.0, abs=1e-3)
+
+
+def test_continuous_actions(tmp_path):
+    config = small(environment="Pendulum-v1", steps=600, path_length=10, evaluation_interval=300)
+    result = train(config, tmp_path / "run", 1)
+    assert result.summary.best_name == "best_1_of_1"
+    model = koffline.load(result.models[0])
+    assert np.abs(model.predict(np.zeros((1, 3), dtype=np.float32))).max() <= 2.0
+    assert np.abs(open_transitions(result.replays[0]).actions).max() <= 2.0
+
+
+def test_minari_on_request(tmp_path):
+    result = train(small(), tmp_path / "run", 1, save_minari=True)
+    left, right = (
+        open_transitions(result.replays[0]),
+        open_transitions(tmp_path / "run" / "seed_0" / "minari"),
+    )
+    np.testing.assert_array_equal(left.observations, right.observations)
+    np.testing.assert_array_equal(left.rewards, right.rewards)
+
+
+def test_seeds_may_be_trained_in_several_processes(tmp_path):
+    config = small(steps=200)
+    alone = [train(config, tmp_path / str(seed), 1, seed=seed) for seed in (0, 1)]
+    both = train(config, tmp_path / "both", 2, workers=2)
+    for seed, single in enumerate(alone):
+        name = f"seed_{seed}"
+        for file in ("evaluation.csv", "metrics.csv"):
+            assert (both.out / name / file).read_bytes() == (single.out / name / file).read_bytes()
+    again = train(None, resume=tmp_path / "both")  # with another number of workers: the same stacks
+    assert again.summary == both.summary
+
+
+def test_config_may_be_a_file_and_out_has_a_default(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    result = koffline.online.train(load_config(small(steps=100, critic="td0")), seed_count=1)
+    assert result.out.as_posix() == "runs/CartPole-v1-td0"
+    assert result.out.is_dir()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"config": small(environment="CartPoll-v1")}, "did you mean CartPole"),
+        ({"config": small(environment_options={"speed": 3})}, "CartPole-v1' cannot be made"),
+        ({"config": None}, "no config; give one"),
+        ({"config": small(), "seed_count": 0}, "seed_count is 0; give a whole number of at least 1"),
+        ({"config": small(), "seed": -1}, "seed is -1; give a whole number of at least 0"),
+        ({"config": small(), "workers": 0}, "workers is 0; give a whole number of at least 1"),
+        ({"config": small(), "resume": "nowhere"}, "nowhere is no folder of a run"),
+    ],
+)
+def test_what_is_wrong_leaves_nothing(arguments, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError) as caught:
+        train(**arguments)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_is_not_overwritten(tmp_path):
+    train(small(steps=100), tmp_path / "run", 1)
+    before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+    with pytest.raises(ConfigError, match=r"holds a run already; go on with it by --resume"):
+        train(small(steps=100), tmp_path / "run", 1)
+    assert {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()} == before
+
+
+def test_foreign_folders_and_files(tmp_path):
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "diary.txt").write_text("dear diary")
+    for options in ({"out": tmp_path / "notes"}, {"resume": tmp_path / "notes"}):
+        with pytest.raises(ConfigError, match="holds something that is not an online run"):
+            train(small(), **options)
+    (tmp_path / "file").write_text("a file")
+    with pytest.raises(ConfigError, match="is a file; name a folder"):
+        train(small(), tmp_path / "file")
+    (tmp_path / "notes" / "run.json").write_text('{"config": {}}')
+    with pytest.raises(ConfigError, match="is not of an online run"):
+        train(small(), tmp_path / "notes")
+
+
+def test_a_run_that_failed_at_once_gives_its_folder_back(tmp_path, monkeypatch):
+    def fail(self):
+        raise ConfigError("CartPole-v1 broke; mend it")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LockStep, "iterate", fail)
+        with pytest.raises(ConfigError, match="broke"):
+            train(small(), tmp_path / "run", 1)
+    whole = train(small(), tmp_path / "whole", 1)
+    check_equal(whole.out, train(small(), tmp_path / "run", 1).out)
+
+
+@pytest.fixture
+def diverging(monkeypatch):
+    """Run number 1 of a stack loses its weights before step 200."""
+    iterate = LockStep.iterate
+
+    def broken(self):
+        iterate(self)
+        if self.steps == 190:
+            self.learner.online.flat[1] = np.nan
+
+    monkeypatch.setattr(LockStep, "iterate", broken)
+
+
+@pytest.mark.usefixtures("diverging")
+def test_divergence_of_one_seed(tmp_path, caplog):
+    result = train(small(), tmp_path / "run", 3)
+    assert result.summary.diverged == {1: 200}
+    assert "seed 1 diverged by step 200" in caplog.text
+    assert [len(rows(tmp_path / "run" / f"seed_{k}" / "evaluation.csv")) for k in range(3)] == [4, 1, 4]
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["diverged"] == {"1": 200}
+    assert summary["return"]["per_seed"]["1"] is None
+    assert summary["interval"][0] is None
+    assert summary["iqm"] is None  # three scores: none is left out
+    assert summary["best_2_of_3"] is not None
+    assert result.replays[1] is None
+
+
+def test_divergence_of_all_seeds_ends_the_run(tmp_path, monkeypatch):
+    iterate = LockStep.iterate
+
+    def broken(self):
+        iterate(self)
+        self.learner.online.flat[:] = np.inf
+
+    monkeypatch.setattr(LockStep, "iterate", broken)
+    result = train(small(), tmp_path / "run", 2)
+    assert result.summary.steps == 100
+    assert result.summary.diverged == {0: 100, 1: 100}
+    assert result.models == (None, None)
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["iqm"] is None
+
+
+def test_the_room_is_light():
+    import subprocess
+    import sys
+
+    code = "import sys, koffline; koffline.online; print(sorted({'torch', 'gymnasium'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert (done.stdout.strip(), done.stderr) == ("[]", "")
