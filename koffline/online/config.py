@@ -55,12 +55,12 @@ class OnlineConfig:
     target_decay: float = 0.99
     entropy_coef: float = 0.0
     entropy_decay: float | None = None
-    max_divergence: float = 0.001
+    max_divergence: float = 0.05
     kl_coef_initial: float = 500.0
-    kl_coef_min: float = 1e-3
+    kl_coef_min: float = 1.0
     clip_adv: float = 1.0
     diag_weight: float | None = None
-    bandwidth_scale: float = 0.5
+    bandwidth_scale: float = 1.0
     kernel_inputs: str = "state_action"
     standardise: bool = True
     reward_scale: float = 1.0
