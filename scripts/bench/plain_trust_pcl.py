@@ -34,7 +34,7 @@ class PlainSettings:
     learning_rate: float = 3e-3
     adam_epsilon: float = 1e-8
     max_divergence: float = 0.001
-    bandwidth_scale: float = 1.0
+    bandwidth_scale: float = 0.5
     reward_scale: float = 1.0
 
 
@@ -244,7 +244,8 @@ class PlainRun:
         surrogate = -(advantage * (discount * log_probability).sum(dim=1)).mean()
         if self.settings.critic != "kloss":
             return surrogate + residual.square().mean()
-        points = torch.cat((inputs[:, 0], window.actions[:, 0]), dim=1)
+        units = self.log_std.detach().exp()
+        points = torch.cat((inputs[:, 0], window.actions[:, 0] / units), dim=1)
         distance = torch.pdist(points)
         bandwidth = self.settings.bandwidth_scale * distance.median().clamp(min=1e-6)
         gram = torch.exp(-torch.cdist(points, points).square() / bandwidth**2)

@@ -1,0 +1,137 @@
+"""The benchmark of online runs: it measures what it says, and the plain side is the same algorithm."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from scripts.bench import online
+from scripts.bench.plain_trust_pcl import BATCH, DISCOUNT, PlainRun, PlainSettings, solve_kl_coef
+from tests.online import reference_trust_pcl as reference
+
+CRITICS = ("kloss", "fvi", "td0", "rg")
+
+
+@pytest.fixture
+def plain():
+    """A plain run in Pendulum-v1 that has collected and learned a little."""
+    runs = []
+
+    def make(critic):
+        runs.append(PlainRun(PlainSettings("Pendulum-v1", critic), seed=1))
+        while runs[-1].steps < 900:
+            runs[-1].iterate()
+        return runs[-1]
+
+    yield make
+    for run in runs:
+        run.close()
+
+
+def as_reference(run):
+    """A naive agent with the plain run's networks."""
+    agent = reference.Agent(3, 1, False, hidden=(64, 64))
+    for name in ("policy", "slow_policy", "value", "slow_value"):
+        getattr(agent, name).load_state_dict(getattr(run, name).state_dict())
+    with torch.no_grad():
+        agent.log_std.copy_(run.log_std)
+        agent.slow_log_std.copy_(run.slow_log_std)
+    agent.mean, agent.std = torch.as_tensor(run.moments.mean), torch.as_tensor(run.moments.scale)
+    return agent
+
+
+def as_paths(window):
+    """Naive paths of exactly the drawn windows; those without a bootstrap end in a terminal state."""
+    paths = []
+    for row in range(BATCH):
+        length = int(window.mask[row].sum())
+        observations = torch.cat((window.observations[row, :length], window.ends[row : row + 1])).double()
+        paths.append(
+            reference.Path(
+                observations.numpy(),
+                window.actions[row, :length].double().numpy(),
+                window.rewards[row, :length].double().numpy(),
+                terminated=float(window.discounts[row]) == 0.0,
+            )
+        )
+    return paths
+
+
+@pytest.mark.parametrize("critic", CRITICS)
+def test_plain_gradients_are_the_algorithms(critic, plain):
+    """In float32 against the naive float64 version."""
+    run = plain(critic)
+    window = run.draw_windows()
+    settings = reference.Settings(
+        critic, DISCOUNT, 10, kl_coef=run.kl_coef, diag_weight=1.0 / BATCH, bandwidth_scale=0.5
+    )
+    agent, windows = as_reference(run), [(path, 0) for path in as_paths(window)]
+    residuals = reference.residuals_of(agent, windows, settings)
+    expected = [
+        *reference.policy_gradient(agent, windows, settings, residuals),
+        *reference.critic_gradient(agent, windows, settings, residuals)[0],
+    ]
+    run.adam.zero_grad()
+    run.compute_loss(window).backward()
+    found = [part.grad for part in (*run.policy.parameters(), run.log_std, *run.value.parameters())]
+    for here, there in zip(found, expected, strict=True):
+        scale = float(there.abs().max())
+        torch.testing.assert_close(here.double(), there, rtol=2e-3, atol=2e-4 * scale)
+
+
+def test_plain_trust_region_is_the_naive_one():
+    returns, lengths = np.random.default_rng(0).normal(size=20) * 30.0, [100] * 20
+    found = solve_kl_coef(returns.tolist(), lengths, 0.001)
+    assert reference.divergence(returns.tolist(), found) == pytest.approx(0.1, rel=0.01)
+    assert solve_kl_coef([1.0] * 8, [1] * 8, 0.1) == 500.0
+
+
+def test_plain_moments_standardise(plain):
+    run = plain("td0")
+    replay = run.replay
+    acted_on = np.concatenate(
+        [replay.observations[slot, : replay.lengths[slot]] for slot in range(replay.count)]
+    )
+    np.testing.assert_allclose(run.moments.mean, acted_on.mean(axis=0), rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(run.moments.scale, acted_on.std(axis=0), rtol=1e-4)
+    assert len(acted_on) == run.steps
+
+
+def test_both_sides_have_the_same_settings():
+    """What the plain side writes down as numbers is the library's default."""
+    from scripts.bench import plain_trust_pcl as module
+
+    config = online.make_config(PlainSettings())
+    assert config == type(config)("InvertedPendulum-v5")
+    numbers = {
+        "gamma": module.DISCOUNT,
+        "window_length": module.WINDOW,
+        "batch_size": module.BATCH,
+        "path_length": module.PATH,
+        "steps_per_iteration": module.STEPS_PER_ITERATION,
+        "capacity": module.CAPACITY,
+        "recency": module.RECENCY,
+        "learning_starts": module.LEARNING_STARTS,
+        "target_decay": module.TARGET_DECAY,
+        "max_grad_norm": module.MAX_GRAD_NORM,
+        "clip_adv": module.CLIP_ADVANTAGE,
+    }
+    assert {name: getattr(config, name) for name in numbers} == numbers
+
+
+def test_the_benchmark_says_what_it_measured(tmp_path, capsys):
+    out = tmp_path / "online.json"
+    sizes = ["--runs", "2", "--rounds", "2", "--steps", "20", "--warm-up", "700"]
+    online.main(["--environment", "Pendulum-v1", "--critics", "kloss,td0", *sizes, "--out", str(out)])
+    printed = capsys.readouterr().out
+    [case] = json.loads(out.read_text())["cases"]
+    assert case["critics"] == ["kloss", "td0"]
+    assert case["runs"] == 2
+    assert len(case["ratios"]) == 2
+    for side in ("plain", "stacked"):
+        assert case[side]["microseconds"] > 0.0
+        assert set(case[side]["shares"]) == {"environment", "acting", "learning"}
+        assert sum(case[side]["shares"].values()) == pytest.approx(1.0)
+        assert f"{case[side]['microseconds']:.1f} µs" in printed
+    assert f"{case['ratio']:.2f}" in printed
