@@ -70,6 +70,7 @@ PAPER_BASE: dict[str, Any] = {
     "learning_rate": 1e-3,
     "max_divergence": 0.001,
     "kl_coef_min": 1e-3,
+    "kernel_inputs": "state_action",
 }
 # Settings in use where an environment was not searched (or not yet): by search, environment ("" any), critic.
 CHOSEN: dict[tuple[str, str, str], dict[str, Any]] = {

@@ -60,8 +60,8 @@ class OnlineConfig:
     kl_coef_min: float = 1.0
     clip_adv: float = 1.0
     diag_weight: float | None = None
-    bandwidth_scale: float = 1.0
-    kernel_inputs: str = "state_action"
+    bandwidth_scale: float = 0.5
+    kernel_inputs: str = "state"
     standardise: bool = True
     reward_scale: float = 1.0
     hidden: tuple[int, ...] = (64, 64)
