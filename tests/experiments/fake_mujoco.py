@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from koffline.experiments.mujoco_cells import MujocoCell, MujocoResult, mujoco_path, save_mujoco
+from koffline.experiments.results import Curves
 from koffline.online.config import OnlineRun
 
 Level = Callable[[OnlineRun], float]
@@ -48,3 +49,18 @@ def write_cells(cells: list[MujocoCell], folder: Path, level: Level) -> None:
 
 def by_critic(**levels: float) -> Level:
     return lambda run: levels[run.config.critic]
+
+
+def make_return_curves() -> Curves:
+    """Two panels of the figure."""
+    generator = np.random.default_rng(0)
+    steps = np.arange(0, 200_001, 10_000)
+    return {
+        f"{panel}/{critic}": {
+            "steps": steps,
+            "return": np.cumsum(generator.uniform(0.0, 90.0, (6, len(steps))), axis=1),
+            "sampled_return": np.cumsum(generator.uniform(0.0, 50.0, (6, len(steps))), axis=1),
+        }
+        for panel in ("InvertedPendulum final", "Ant paper")
+        for critic in SPEEDS
+    }

@@ -24,6 +24,7 @@ from koffline.experiments.figure_style import (
 from koffline.experiments.figures import FIGURES, draw
 from koffline.experiments.results import Curves, Results
 from koffline.experiments.summaries import MeanInterval
+from tests.experiments.fake_mujoco import make_return_curves
 from tests.experiments.fakes import make_ablation, make_claims, make_evaluation, make_results
 
 
@@ -48,6 +49,7 @@ EXAMPLES = {
     "figure-bench": lambda: make_evaluation("figure-bench", ["cart_pole", "mountain_car"], seeds=3, times=12),
     "ablation": lambda: (make_ablation(), {}),
     "claims": lambda: (make_claims(), {}),
+    "figure-mujoco": lambda: (make_results("figure-mujoco"), make_return_curves()),
 }
 
 
