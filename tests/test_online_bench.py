@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from scripts.bench import online
-from scripts.bench.plain_trust_pcl import BATCH, DISCOUNT, PlainRun, PlainSettings, solve_kl_coef
+from scripts.bench.plain_trust_pcl import BATCH, DISCOUNT, HIDDEN, PlainRun, PlainSettings, solve_kl_coef
 from tests.online import reference_trust_pcl as reference
 
 CRITICS = ("kloss", "fvi", "td0", "rg")
@@ -64,7 +64,7 @@ def test_plain_gradients_are_the_algorithms(critic, plain):
     run = plain(critic)
     window = run.draw_windows()
     settings = reference.Settings(
-        critic, DISCOUNT, 10, kl_coef=run.kl_coef, diag_weight=1.0 / BATCH, bandwidth_scale=0.5
+        critic, DISCOUNT, 10, kl_coef=run.kl_coef, diag_weight=1.0 / BATCH, bandwidth_scale=1.0
     )
     agent, windows = as_reference(run), [(path, 0) for path in as_paths(window)]
     residuals = reference.residuals_of(agent, windows, settings)
@@ -98,26 +98,14 @@ def test_plain_moments_standardise(plain):
     assert len(acted_on) == run.steps
 
 
-def test_both_sides_have_the_same_settings():
-    """What the plain side writes down as numbers is the library's default."""
-    from scripts.bench import plain_trust_pcl as module
-
-    config = online.make_config(PlainSettings())
-    assert config == type(config)("InvertedPendulum-v5")
-    numbers = {
-        "gamma": module.DISCOUNT,
-        "window_length": module.WINDOW,
-        "batch_size": module.BATCH,
-        "path_length": module.PATH,
-        "steps_per_iteration": module.STEPS_PER_ITERATION,
-        "capacity": module.CAPACITY,
-        "recency": module.RECENCY,
-        "learning_starts": module.LEARNING_STARTS,
-        "target_decay": module.TARGET_DECAY,
-        "max_grad_norm": module.MAX_GRAD_NORM,
-        "clip_adv": module.CLIP_ADVANTAGE,
-    }
-    assert {name: getattr(config, name) for name in numbers} == numbers
+def test_the_stack_gets_the_plain_sides_settings():
+    """None of them is left to the library's defaults, and none of its oddities is on."""
+    settings = PlainSettings("Pendulum-v1", "rg", 1e-4, 1e-5, 0.3, 0.7, 0.6, 0.5)
+    config = online.make_config(settings)
+    assert {name: getattr(config, name) for name in vars(settings)} == vars(settings)
+    assert (config.gamma, config.batch_size, config.hidden) == (DISCOUNT, BATCH, (HIDDEN, HIDDEN))
+    flags = config.legacy_timeouts, config.legacy_discount, config.legacy_targets
+    assert flags == (False, False, False)
 
 
 def test_the_benchmark_says_what_it_measured(tmp_path, capsys):

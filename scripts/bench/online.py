@@ -24,6 +24,7 @@ import numpy as np
 from koffline.fitting import threads
 from koffline.online.config import OnlineConfig, OnlineRun
 from koffline.online.lockstep import LockStep
+from scripts.bench import plain_trust_pcl as plain
 from scripts.bench.plain_trust_pcl import PlainRun, PlainSettings
 
 TARGET = 4.0  # least ratio of 12 runs
@@ -52,8 +53,30 @@ class Result:
 
 
 def make_config(settings: PlainSettings) -> OnlineConfig:
-    """The library's settings of a plain run."""
-    return OnlineConfig(**asdict(settings))
+    """The library's settings of a plain run, all of them stated, whatever the defaults."""
+    return OnlineConfig(
+        **asdict(settings),
+        gamma=plain.DISCOUNT,
+        window_length=plain.WINDOW,
+        batch_size=plain.BATCH,
+        path_length=plain.PATH,
+        steps_per_iteration=plain.STEPS_PER_ITERATION,
+        capacity=plain.CAPACITY,
+        recency=plain.RECENCY,
+        learning_starts=plain.LEARNING_STARTS,
+        target_decay=plain.TARGET_DECAY,
+        max_grad_norm=plain.MAX_GRAD_NORM,
+        clip_adv=plain.CLIP_ADVANTAGE,
+        kl_coef_initial=plain.FIRST_KL_COEF,
+        hidden=(plain.HIDDEN, plain.HIDDEN),
+        n_environments=1,
+        vectorization="local",
+        windows_per_path=1,
+        entropy_coef=0.0,
+        diag_weight=None,
+        kernel_inputs="state_action",
+        standardise=True,
+    )
 
 
 def measure(
@@ -61,18 +84,18 @@ def measure(
 ) -> Result:
     """Time rounds of `steps` environment steps per run, both sides in turn, after `warm_up` steps."""
     settings = [PlainSettings(environment, critic) for critic in critics]
-    plain = [PlainRun(one, seed) for seed, one in enumerate(settings)]
+    singles = [PlainRun(one, seed) for seed, one in enumerate(settings)]
     stack = LockStep([OnlineRun(make_config(settings[k % len(settings)]), k) for k in range(runs)])
     goal = warm_up
-    play(plain, stack, goal)
-    before = parts_of(plain, stack)
+    play(singles, stack, goal)
+    before = parts_of(singles, stack)
     pairs = []
     for _ in range(rounds):
         goal += steps
-        single, stacked = play(plain, stack, goal)
-        pairs.append((single / (steps * len(plain)), stacked / (steps * runs)))
-    after = parts_of(plain, stack)
-    for run in plain:
+        single, stacked = play(singles, stack, goal)
+        pairs.append((single / (steps * len(singles)), stacked / (steps * runs)))
+    after = parts_of(singles, stack)
+    for run in singles:
         run.close()
     stack.close()
     wall, processor = (tuple(float(single[i] / stacked[i]) for single, stacked in pairs) for i in range(2))
@@ -84,11 +107,11 @@ def measure(
     return Result(tuple(critics), runs, *sides, *ratios)
 
 
-def play(plain: Sequence[PlainRun], stack: LockStep, goal: int) -> tuple[np.ndarray, np.ndarray]:
+def play(singles: Sequence[PlainRun], stack: LockStep, goal: int) -> tuple[np.ndarray, np.ndarray]:
     """Seconds of each side on its way to `goal` steps per run."""
 
     def play_plain() -> None:
-        for run in plain:
+        for run in singles:
             while run.steps < goal:
                 run.iterate()
 
@@ -106,9 +129,9 @@ def timed(work: Callable[[], None]) -> np.ndarray:
     return np.array([time.perf_counter(), time.process_time()]) - start
 
 
-def parts_of(plain: Sequence[PlainRun], stack: LockStep) -> tuple[dict[str, float], dict[str, float]]:
+def parts_of(singles: Sequence[PlainRun], stack: LockStep) -> tuple[dict[str, float], dict[str, float]]:
     """Seconds that each part has taken so far, on both sides."""
-    single = {part: sum(getattr(run.seconds, part) for run in plain) for part in PARTS}
+    single = {part: sum(getattr(run.seconds, part) for run in singles) for part in PARTS}
     return single, {part: float(stack.seconds[part]) for part in PARTS}
 
 

@@ -22,7 +22,7 @@ DISCOUNT, WINDOW, BATCH = 0.995, 10, 64
 PATH, STEPS_PER_ITERATION = 10, 10
 CAPACITY, RECENCY, LEARNING_STARTS = 5000, 0.001, 64
 TARGET_DECAY, MAX_GRAD_NORM, CLIP_ADVANTAGE = 0.99, 40.0, 1.0
-CRITICS = ("kloss", "fvi", "td0", "rg")
+FIRST_KL_COEF, HIDDEN = 500.0, 64
 
 
 @dataclass(frozen=True)
@@ -33,8 +33,9 @@ class PlainSettings:
     critic: str = "kloss"
     learning_rate: float = 3e-3
     adam_epsilon: float = 1e-8
-    max_divergence: float = 0.001
-    bandwidth_scale: float = 0.5
+    max_divergence: float = 0.05
+    kl_coef_min: float = 1.0
+    bandwidth_scale: float = 1.0
     reward_scale: float = 1.0
 
 
@@ -140,7 +141,7 @@ class PlainRun:
         ]
         self.adam = torch.optim.Adam(self.parameters, lr=settings.learning_rate, eps=settings.adam_epsilon)
         self.replay, self.moments = Replay(inputs, box.shape[0]), RunningMoments()
-        self.kl_coef, self.episodes = 500.0, deque(maxlen=20)
+        self.kl_coef, self.episodes = FIRST_KL_COEF, deque(maxlen=20)
         self.steps, self.seconds, self._running = 0, Seconds(), _Running()
         self.observation, _ = self.environment.reset(seed=seed)
         self.episode_return, self.episode_length = 0.0, 0
@@ -157,11 +158,9 @@ class PlainRun:
         start = time.perf_counter()
         if self._running.rewards:
             self._store(terminated=False)
-        self.kl_coef = 0.99 * self.kl_coef + 0.01 * solve_kl_coef(
-            [episode[0] for episode in self.episodes],
-            [episode[1] for episode in self.episodes],
-            self.settings.max_divergence,
-        )
+        returns, lengths = ([episode[part] for episode in self.episodes] for part in (0, 1))
+        wanted = solve_kl_coef(returns, lengths, self.settings.max_divergence)
+        self.kl_coef = max(0.99 * self.kl_coef + 0.01 * wanted, self.settings.kl_coef_min)
         if self.replay.count >= LEARNING_STARTS:
             self._learn()
         self.seconds.learning += time.perf_counter() - start
@@ -283,7 +282,7 @@ def solve_kl_coef(returns: list[float], lengths: list[int], max_divergence: floa
 
 def _network(inputs: int, outputs: int) -> nn.Sequential:
     return nn.Sequential(
-        nn.Linear(inputs, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, outputs)
+        nn.Linear(inputs, HIDDEN), nn.Tanh(), nn.Linear(HIDDEN, HIDDEN), nn.Tanh(), nn.Linear(HIDDEN, outputs)
     )
 
 
