@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from koffline import Continuous, Discrete, Transitions, open_transitions
@@ -103,6 +103,7 @@ def assert_is(log: Transitions, episodes: list[list[Row]], space: Any) -> None:
 
 
 @pytest.mark.parametrize("space", [BOX, Discrete(4)], ids=str)
+@settings(deadline=None, max_examples=40)
 @given(
     seed=st.integers(0, 10_000),
     copies=st.integers(1, 3),
