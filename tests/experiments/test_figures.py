@@ -21,7 +21,7 @@ from koffline.experiments.figure_style import (
     positive_floor,
     tidy_log_ticks,
 )
-from koffline.experiments.figures import FIGURES, draw
+from koffline.experiments.figures import FIGURES, PAGES, draw
 from koffline.experiments.results import Curves, Results
 from koffline.experiments.summaries import MeanInterval
 from tests.experiments.fake_mujoco import make_return_curves
@@ -84,7 +84,9 @@ def test_every_experiment_has_two_files_that_are_the_same_every_time(name: str, 
     for folder in (tmp_path / "a", tmp_path / "b"):
         folder.mkdir()
         draw(results, curves, folder)
-        assert sorted(path.name for path in folder.iterdir()) == [f"{name}.png", f"{name}.svg"]
+        names = [name, *(f"{name}-{page}" for page in PAGES.get(name, ()))]
+        expected = {f"{part}.{kind}" for part in names for kind in ("png", "svg")}
+        assert {path.name for path in folder.iterdir()} == expected
     for kind in ("png", "svg"):
         assert (tmp_path / "a" / f"{name}.{kind}").read_bytes() == (
             tmp_path / "b" / f"{name}.{kind}"

@@ -9,7 +9,7 @@ import pytest
 
 from koffline.experiments.figures import FIGURES, PAGES
 from koffline.experiments.mujoco import choose_settings, gather, rows_of_returns, setting_words
-from koffline.experiments.mujoco_plan import CRITICS, MujocoRequest, part_cells
+from koffline.experiments.mujoco_plan import BUDGETS, CRITICS, MujocoRequest, part_cells, search_settings
 from koffline.experiments.mujoco_run import collect_mujoco
 from koffline.experiments.results import Results, read_results, write_results
 from koffline.experiments.tables import table_text
@@ -19,6 +19,10 @@ from tests.experiments.fakes import make_results
 
 WHOLE = MujocoRequest()
 LEVELS = by_critic(kloss=1000.0, td0=880.0, fvi=800.0, rg=1000.0)
+
+
+COUNT = len(search_settings("search", "kloss"))
+USUAL = setting_words({**vars(OnlineConfig("any")), "hidden": [64, 64]})  # what stands there for the defaults
 
 
 def scattered(run: OnlineRun) -> float:
@@ -50,17 +54,18 @@ def test_rows_say_what_the_curves_do(pendulum: Path) -> None:
     rows = {row.critic: row for row in results.returns if row.part == "final"}
     assert list(rows) == list(CRITICS)
     ours = rows["kloss"]
-    assert (ours.environment, ours.seeds, ours.steps) == ("InvertedPendulum", 6, 200_000)
+    steps = BUDGETS["InvertedPendulum"].steps
+    assert (ours.environment, ours.seeds, ours.steps) == ("InvertedPendulum", 6, steps)
     assert ours.final == pytest.approx(1025.0, abs=5.0)
     assert ours.sampled == pytest.approx(512.5, abs=2.5)
     assert ours.final_low is not None
     assert ours.final_low <= ours.final <= ours.final_high
     assert ours.reached_seeds == 6
-    assert 0 < ours.reached < 50_000
+    assert 0 < ours.reached < 0.25 * steps
     assert rows["td0"].reached is None
     assert rows["rg"].area < ours.area
     assert (rows["rg"].diverged, ours.diverged) == (1, 0)
-    assert ours.setting == "d 10, lr 0.003, ε 0.001"
+    assert ours.setting == USUAL
     group = curves["InvertedPendulum final/kloss"]
     assert group["return"].shape == (6, 21)
     assert np.isfinite(group["sampled_return"]).all()
@@ -127,10 +132,10 @@ def test_the_search_chooses_by_area_and_finals_follow(tmp_path: Path) -> None:
     for critic in ("kloss", "td0", "fvi"):
         assert dict(choices["InvertedPendulum", "search", critic])["window_length"] == 5
         assert dict(choices["InvertedPendulum", "search", critic])["learning_rate"] == 3e-3
-    assert len(rows) == 4 * 27
+    assert len(rows) == 4 * COUNT
     for critic in CRITICS:
         mine = sorted((row for row in rows if row.critic == critic), key=lambda row: row.rank)
-        assert [row.rank for row in mine] == list(range(27))
+        assert [row.rank for row in mine] == list(range(COUNT))
         assert [row.area for row in mine] == sorted((row.area for row in mine), reverse=True)
         assert {row.seeds for row in mine} == {2}
     write_cells(cells, tmp_path, searched)
@@ -141,7 +146,7 @@ def test_the_search_chooses_by_area_and_finals_follow(tmp_path: Path) -> None:
     assert settings["kloss"].startswith("d 5, ")
     text = table_text(results)
     assert "## Search: The same grid for all critics" in text
-    assert "| InvertedPendulum | K-loss | 1 of 27 | d 5, lr 0.003" in text
+    assert f"| InvertedPendulum | K-loss | 1 of {COUNT} | d 5, lr 0.003" in text
 
 
 def test_a_search_that_is_not_whole_chooses_nothing(tmp_path: Path) -> None:
@@ -165,10 +170,10 @@ def test_the_table(pendulum: Path) -> None:
     results, _ = collect(pendulum)
     text = table_text(results)
     row = next(row for row in results.returns if (row.part, row.critic) == ("final", "kloss"))
-    assert f"| K-loss | d 10, lr 0.003, ε 0.001 | {row.final:.0f} [{row.final_low:.0f}, " in text
+    assert f"| K-loss | {USUAL} | {row.final:.0f} [{row.final_low:.0f}, " in text
     assert "### InvertedPendulum, noise 0.05 per step on every velocity (noise)" in text
     assert "| 1/6 |" in text
-    assert "72 runs, 14.4 million environment steps" in text
+    assert f"72 runs, {72 * row.steps / 1e6:.3g} million environment steps" in text
     widths = {line.count("|") for line in text.splitlines() if line.startswith(("| TD(0)", "| K-loss"))}
     assert widths == {11}
 
@@ -188,7 +193,7 @@ def test_the_figure_has_the_panels_of_the_paper(pendulum: Path) -> None:
     for critic, line in zip(CRITICS, lines, strict=True):
         values = np.sort(curves[f"InvertedPendulum final/{critic}"]["return"].astype(float), axis=0)[1:-1]
         np.testing.assert_allclose(line.get_ydata(), values.mean(axis=0))
-        assert line.get_xdata()[-1] == 200.0
+        assert line.get_xdata()[-1] == BUDGETS["InvertedPendulum"].steps / 1000.0
     sampled = PAGES["figure-mujoco"]["sampled"](results, curves)
     assert max(sampled.axes[3].lines[0].get_ydata()) < 600.0
     assert PAGES["figure-mujoco"]["paper"](results, curves) is None
@@ -197,7 +202,8 @@ def test_the_figure_has_the_panels_of_the_paper(pendulum: Path) -> None:
 def test_setting_words_name_what_is_unusual() -> None:
     config = OnlineConfig("Swimmer-v5", bandwidth_scale=0.01, standardise=False, reward_scale=3.0, steps=7)
     words = setting_words(json.loads(json.dumps(vars(config))))
-    assert words == "d 10, lr 0.003, ε 0.001, bandwidth_scale 0.01, standardise False"
+    assert words == f"{USUAL}, bandwidth_scale 0.01, standardise False"
+    assert USUAL.startswith("d ")
 
 
 def test_chunks_of_seeds_become_one_group() -> None:

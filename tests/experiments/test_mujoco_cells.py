@@ -20,9 +20,11 @@ from koffline.online.config import OnlineConfig, OnlineRun
 from tests.experiments.fake_lockstep import FakeLockStep, fake_return
 
 
-def make_cell(steps: int = 5_000, critics: tuple[str, ...] = ("kloss", "rg"), seeds: int = 2) -> MujocoCell:
-    config = OnlineConfig(environment="InvertedPendulum-v5", steps=steps, evaluation_interval=1_000)
-    runs = [OnlineRun(replace(config, critic=critic), seed) for seed in range(seeds) for critic in critics]
+def make_cell(steps: int = 5_000, seeds: int = 2, interval: int = 1_000) -> MujocoCell:
+    config = OnlineConfig(environment="InvertedPendulum-v5", steps=steps, evaluation_interval=interval)
+    runs = [
+        OnlineRun(replace(config, critic=critic), seed) for seed in range(seeds) for critic in ("kloss", "rg")
+    ]
     return MujocoCell("final", "InvertedPendulum", 0.0, tuple(runs))
 
 
@@ -59,11 +61,11 @@ def test_a_last_short_stretch_is_evaluated_too(fake_stack: type[FakeLockStep], t
 def test_a_killed_cell_goes_on_from_its_checkpoint(
     fake_stack: type[FakeLockStep], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole, cell = tmp_path / "whole", make_cell()
+    whole, cell = tmp_path / "whole", make_cell(steps=500, interval=100)
     whole.mkdir()
     write_mujoco(mujoco_path(cell, whole), cell)
     monkeypatch.setattr(mujoco_cells, "_CHECKPOINT_SECONDS", 0.0)
-    fake_stack.stop_at = 3_330
+    fake_stack.stop_at = 330
     path = mujoco_path(cell, tmp_path)
     with pytest.raises(KeyboardInterrupt):
         write_mujoco(path, cell)
@@ -73,7 +75,7 @@ def test_a_killed_cell_goes_on_from_its_checkpoint(
     iterate = fake_stack.iterate
     monkeypatch.setattr(fake_stack, "iterate", lambda self: (seen.append(self.steps), iterate(self)))
     write_mujoco(path, cell)
-    assert seen[0] == 3_330
+    assert seen[0] == 330
     first, again = read_mujoco(mujoco_path(cell, whole)), read_mujoco(path)
     np.testing.assert_array_equal(again.returns, first.returns)
     np.testing.assert_array_equal(again.steps, first.steps)
