@@ -24,7 +24,7 @@ COMMANDS = [
     if line.strip()
 ]
 SNIPPETS = [text for kind, text in BLOCKS if kind == "python"]
-PAGES = [ROOT / "docs" / "algorithms.md"]
+PAGES = [ROOT / "docs" / "algorithms.md", ROOT / "docs" / "online.md"]
 PAGE_SNIPPETS = [
     text
     for page in PAGES
@@ -49,6 +49,9 @@ def test_koffline_commands_run(command: str, elsewhere: Path, monkeypatch: pytes
     if "runs/dqn" in command and (arguments[0] != "train" or "--resume" in arguments):
         train = ["train", "configs/kloss_dqn.yaml", *SHORT, "--out", "runs/dqn"]
         assert CliRunner().invoke(cli, train, prog_name="koffline").exit_code == 0
+    if "runs/pendulum" in command and arguments[0] != "online":
+        online = ["online", "configs/online/inverted_pendulum.yaml", "--set", "steps=1000", "--seed-count", "1"]
+        assert CliRunner().invoke(cli, [*online, "--out", "runs/pendulum"], prog_name="koffline").exit_code == 0
     if arguments[0] in ("train", "sweep"):
         arguments += SHORT
     if arguments[0] == "evaluate":
