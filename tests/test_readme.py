@@ -50,8 +50,9 @@ def test_koffline_commands_run(command: str, elsewhere: Path, monkeypatch: pytes
         train = ["train", "configs/kloss_dqn.yaml", *SHORT, "--out", "runs/dqn"]
         assert CliRunner().invoke(cli, train, prog_name="koffline").exit_code == 0
     if "runs/pendulum" in command and arguments[0] != "online":
-        online = ["online", "configs/online/inverted_pendulum.yaml", "--set", "steps=1000", "--seed-count", "1"]
-        assert CliRunner().invoke(cli, [*online, "--out", "runs/pendulum"], prog_name="koffline").exit_code == 0
+        config = "configs/online/inverted_pendulum.yaml"
+        online = ["online", config, "--set", "steps=1000", "--seed-count", "1", "--out", "runs/pendulum"]
+        assert CliRunner().invoke(cli, online, prog_name="koffline").exit_code == 0
     if arguments[0] in ("train", "sweep"):
         arguments += SHORT
     if arguments[0] == "evaluate":
