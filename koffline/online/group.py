@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from koffline.data.files import atomic_file
 from koffline.errors import ConfigError
 from koffline.fitting import threads
@@ -66,7 +68,9 @@ def train_group(path: Path, task: GroupTask, on_step: Callable[[int], None] | No
     a checkpoint, and goes on as KeyboardInterrupt.
     """
     runs = [OnlineRun(task.config, seed) for seed in task.seeds]
-    with threads(1), contextlib.closing(LockStep(runs)) as stack:
+    # Numbers that overflow show as divergence, not as warnings.
+    quiet = np.errstate(over="ignore", invalid="ignore", divide="ignore")
+    with quiet, threads(1), contextlib.closing(LockStep(runs)) as stack:
         logs = RunLogs(task.out, task.seeds, task.tensorboard)
         with contextlib.closing(logs):
             result = _Training(task, stack, logs).run(on_step or (lambda step: None))

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
 import math
 import os
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from os import fsync
 from pathlib import Path
 from typing import Any
 
@@ -117,7 +118,7 @@ class RunLogs:
 
 def check_tensorboard() -> None:
     """Raise ConfigError where the extra is missing."""
-    if importlib.util.find_spec("tensorboardX") is None:
+    if find_spec("tensorboardX") is None:
         raise ConfigError(
             "--tensorboard needs the package tensorboardX; install it with "
             "pip install 'koffline[tensorboard]'"
@@ -133,12 +134,18 @@ def read_rows(path: Path) -> list[list[float]]:
 
 
 def _append(path: Path, header: str, row: Sequence[Any]) -> None:
-    with path.open("a", encoding="utf-8", newline="") as file:
-        if file.tell() == 0:
-            file.write(header + "\n")
-        file.write(",".join(map(str, row)) + "\n")
-        file.flush()
-        os.fsync(file.fileno())
+    """Raises ConfigError where the disk refuses; half a row is cut off when the run goes on."""
+    try:
+        with path.open("a", encoding="utf-8", newline="") as file:
+            if file.tell() == 0:
+                file.write(header + "\n")
+            file.write(",".join(map(str, row)) + "\n")
+            file.flush()
+            fsync(file.fileno())
+    except OSError as error:
+        raise ConfigError(
+            f"{path} cannot be written ({error.strerror}); free the disk, then --resume"
+        ) from error
 
 
 def _header(path: Path) -> str | None:

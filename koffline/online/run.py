@@ -151,7 +151,13 @@ def _train_groups(tasks: Sequence[GroupTask], workers: int, show_progress: bool)
                     train_group(task.result, task, show)
         return
     jobs = [Job(task.result.parent.name, train_group, (task,), task.result, is_result) for task in tasks]
-    run_jobs(jobs, workers, progress=show_progress)
+    failures = run_jobs(jobs, workers, progress=show_progress, keep_going=True).failures
+    if failures:
+        first = failures[0]
+        others = f" and {len(failures) - 1} more" if len(failures) > 1 else ""
+        raise ConfigError(
+            f"{first.name}{others} failed ({first.reason}); mend the cause, then --resume {tasks[0].out}"
+        )
 
 
 def _result(folder: Path, summary: OnlineSummary) -> OnlineResult:

@@ -66,7 +66,7 @@ def test_hit_at_every_write(also_after, tmp_path, monkeypatch):
             with hit_at(monkeypatch, number, also_after):
                 train(config, folder, 1)
         except Hit:
-            train(config, resume=folder) if folder.exists() else train(config, folder, 1)
+            train(config, seed_count=1, resume=folder)
             check_equal(reference, folder)
         else:
             break
@@ -92,33 +92,55 @@ def killed_run(folder, **changes):
     """A run of two seeds whose process is killed between two checkpoints, behind an evaluation."""
     (folder / "small.yaml").write_text(yaml.safe_dump(small(**changes)))
     command = [sys.executable, "-c", KILLED, str(folder / "small.yaml"), str(folder / "killed")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == -signal.SIGKILL, done.stderr
     return folder / "killed"
+
+
+def hit_run(folder, monkeypatch, **changes):
+    """The same without a process of its own."""
+    iterate = LockStep.iterate
+
+    def hit(self):
+        if self.steps == 250:
+            raise Hit
+        iterate(self)
+
+    (folder / "small.yaml").write_text(yaml.safe_dump(small(**changes)))
+    with monkeypatch.context() as patch:
+        patch.setattr(LockStep, "iterate", hit)
+        with pytest.raises(Hit):
+            train(small(**changes), folder / "killed", 2)
+    return folder / "killed"
+
+
+def test_kill_9(whole, tmp_path):
+    killed = killed_run(tmp_path)
+    assert b"\n200," in logs_of(killed)["seed_0/evaluation.csv"]  # behind the checkpoint, to be cut
+    with pytest.raises(ConfigError, match="holds a run already; go on with it by --resume"):
+        train(small(), killed)
+    result = train(resume=killed)
+    assert result.summary.steps == 400
+    check_equal(whole, killed)
 
 
 @pytest.mark.parametrize(
     "changes",
     [
-        {},
-        {"environment": "Pendulum-v1", "critic": "td0", "n_environments": 2},
-        {"vectorization": "sync", "n_environments": 2},
+        {"environment": "Pendulum-v1", "critic": "td0", "n_environments": 2, "capacity": 300},
+        {"vectorization": "sync", "n_environments": 2, "critic": "rg"},
         {"critic": "fvi", "capacity": None, "entropy_coef": 0.1, "entropy_decay": 0.1},
     ],
-    ids=["discrete", "continuous", "vector", "growing"],
+    ids=["continuous", "vector", "growing"],
 )
-def test_kill_9(changes, tmp_path):
-    killed = killed_run(tmp_path, **changes)
-    assert b"\n200," in logs_of(killed)["seed_0/evaluation.csv"]  # behind the checkpoint, to be cut
-    with pytest.raises(ConfigError, match="holds a run already; go on with it by --resume"):
-        train(small(**changes), killed)
-    result = train(resume=killed)
-    assert result.summary.steps == 400
+def test_every_kind_goes_on_to_the_bit(changes, tmp_path, monkeypatch):
+    killed = hit_run(tmp_path, monkeypatch, **changes)
+    train(resume=killed)
     check_equal(train(small(**changes), tmp_path / "whole", 2).out, killed)
 
 
-def test_resume_with_its_config(whole, tmp_path):
-    killed = killed_run(tmp_path)
+def test_resume_with_its_config(whole, tmp_path, monkeypatch):
+    killed = hit_run(tmp_path, monkeypatch)
     for config in (small(), tmp_path / "small.yaml"):
         assert train(config, resume=killed, seed_count=2, seed=0).summary.steps == 400
     check_equal(whole, killed)
@@ -156,8 +178,8 @@ def test_other_seeds_are_refused(options, whole):
 
 
 @pytest.mark.parametrize("damage", ["cut", "junk", "empty"])
-def test_a_damaged_newest_checkpoint(damage, whole, tmp_path, caplog):
-    killed = killed_run(tmp_path, checkpoint_interval=100)
+def test_a_damaged_newest_checkpoint(damage, tmp_path, caplog, monkeypatch):
+    killed = hit_run(tmp_path, monkeypatch, checkpoint_interval=100)
     older, newer = checkpoints(killed / "checkpoints" / "seeds_0-1")
     content = newer.read_bytes()
     newer.write_bytes({"cut": content[:-1000], "junk": b"junk", "empty": b""}[damage])
@@ -166,8 +188,8 @@ def test_a_damaged_newest_checkpoint(damage, whole, tmp_path, caplog):
     check_equal(train(small(checkpoint_interval=100), tmp_path / "whole", 2).out, killed)
 
 
-def test_no_checkpoint_that_can_be_read(tmp_path):
-    killed = killed_run(tmp_path)
+def test_no_checkpoint_that_can_be_read(tmp_path, monkeypatch):
+    killed = hit_run(tmp_path, monkeypatch)
     found = checkpoints(killed / "checkpoints" / "seeds_0-1")
     for path in found:
         path.write_bytes(path.read_bytes()[:100])
@@ -177,8 +199,8 @@ def test_no_checkpoint_that_can_be_read(tmp_path):
     assert {path: path.read_bytes() for path in killed.rglob("*") if path.is_file()} == before
 
 
-def test_a_log_that_lost_rows(tmp_path):
-    killed = killed_run(tmp_path)
+def test_a_log_that_lost_rows(tmp_path, monkeypatch):
+    killed = hit_run(tmp_path, monkeypatch)
     (killed / "seed_1" / "evaluation.csv").write_text("")
     with pytest.raises(ConfigError, match=r"seed_1/evaluation\.csv is shorter than its checkpoint says"):
         train(resume=killed)
@@ -227,6 +249,26 @@ def test_a_full_disk_at_a_checkpoint(whole, tmp_path, monkeypatch):
     check_equal(whole, tmp_path / "run")
 
 
+def test_a_full_disk_at_a_row(whole, tmp_path, monkeypatch):
+    flushed = []
+
+    def full(handle):
+        """The disk is full in the middle of the 12th row, behind the first checkpoint."""
+        flushed.append(handle)
+        if len(flushed) == 12:
+            os.truncate(handle, os.fstat(handle).st_size - 4)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(koffline.online.logs, "fsync", full)
+        with pytest.raises(
+            ConfigError, match=r"cannot be written \(No space left on device\); free the disk"
+        ):
+            train(small(), tmp_path / "run", 2)
+    train(resume=tmp_path / "run")
+    check_equal(whole, tmp_path / "run")
+
+
 SMALL_DISK = """
 import resource, signal, sys
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -241,7 +283,7 @@ def test_files_that_the_system_refuses_to_write(tmp_path):
     """Not a simulated error: the kernel cuts every file at 4 kB, a checkpoint is larger."""
     (tmp_path / "small.yaml").write_text(yaml.safe_dump(small()))
     command = [sys.executable, "-c", SMALL_DISK, str(tmp_path / "small.yaml"), str(tmp_path / "run"), "4096"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 2
     assert "cannot be written" in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
@@ -267,7 +309,7 @@ main()
 def test_ctrl_c_saves_and_says_how_to_go_on(whole, tmp_path):
     (tmp_path / "small.yaml").write_text(yaml.safe_dump(small()))
     command = [sys.executable, "-c", INTERRUPTED, str(tmp_path / "small.yaml"), str(tmp_path / "run")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, preexec_fn=hear_interrupts)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, preexec_fn=hear_interrupts)
     assert done.returncode == 130
     assert done.stderr.strip() == f"interrupted; go on with koffline online --resume {tmp_path / 'run'}"
     newest_one = checkpoints(tmp_path / "run" / "checkpoints" / "seeds_0-1")[-1]

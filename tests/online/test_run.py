@@ -159,13 +159,13 @@ def test_a_run_that_failed_at_once_gives_its_folder_back(tmp_path, monkeypatch):
 
 @pytest.fixture
 def diverging(monkeypatch):
-    """Run number 1 of a stack loses its weights before step 200."""
+    """Run number 1 of a stack meets a gradient that is not finite before step 200."""
     iterate = LockStep.iterate
 
     def broken(self):
         iterate(self)
         if self.steps == 190:
-            self.learner.online.flat[1] = np.nan
+            self.learner.diverged[1] = True
 
     monkeypatch.setattr(LockStep, "iterate", broken)
 
@@ -190,13 +190,13 @@ def test_divergence_of_all_seeds_ends_the_run(tmp_path, monkeypatch):
 
     def broken(self):
         iterate(self)
-        self.learner.online.flat[:] = np.inf
+        self.learner.diverged[:] = True
 
     monkeypatch.setattr(LockStep, "iterate", broken)
     result = train(small(), tmp_path / "run", 2)
     assert result.summary.steps == 100
     assert result.summary.diverged == {0: 100, 1: 100}
-    assert result.models == (None, None)
+    assert result.replays == (None, None)
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["iqm"] is None
 
 
