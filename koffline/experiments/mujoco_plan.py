@@ -57,7 +57,7 @@ BUDGETS: dict[str, Budget] = {  # in the order of the paper's panels
     "HalfCheetah": Budget("HalfCheetah-v5", 100_000, 10_000, 0, 4800.0),
 }
 PAPER_SEARCHED = ("InvertedPendulum",)  # the paper's own grid is twice as large; it is searched here alone
-NOISE_LEVELS: dict[str, tuple[float, ...]] = {"InvertedPendulum": (0.05,)}  # of each velocity, before each step
+NOISE_LEVELS: dict[str, tuple[float, ...]] = {"InvertedPendulum": (0.05,)}  # of each velocity, each step
 SEEDS, SEARCH_SEEDS, PAPER_SEARCH_SEEDS = 6, 2, 1
 _FIRST_SEARCH_SEED = 1000  # a setting is not judged by the seeds it was chosen with
 _MOST_RUNS, _MOST_SEARCH_RUNS = 12, 36  # in one stack

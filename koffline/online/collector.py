@@ -22,7 +22,7 @@ _FIRST_LENGTH = 64
 
 @dataclass(frozen=True, eq=False)
 class Collected:
-    """One iteration: the paths with the run of each, and every observation acted on (K, n, d), valid (K, n)."""
+    """One iteration: paths with the run of each, and every observation acted on (K, n, d), valid (K, n)."""
 
     runs: np.ndarray
     paths: Paths
