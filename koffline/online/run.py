@@ -18,6 +18,7 @@ from koffline.online.artifacts import MODEL, REPLAY
 from koffline.online.config import OnlineConfig
 from koffline.online.environments import LocalEnvironments
 from koffline.online.figure import draw_curves
+from koffline.online.filming import check_pictures, film
 from koffline.online.folder import (
     CONFIG,
     CURVES,
@@ -78,6 +79,8 @@ def train(
     plan, folder = _plan(config, out, resume, seed, seed_count, workers)
     if tensorboard:
         check_tensorboard()
+    if videos:
+        check_pictures(plan.config)
     LocalEnvironments(plan.config.environment, plan.config.environment_options, 1).close()
     with open_folder(folder, plan, _versions(), resume is not None), _forgotten_if_empty(folder):
         _warn_of_versions(folder)
@@ -95,8 +98,6 @@ def train(
             write_record(folder, {**record, "finished": now()})
         result = _result(folder, summary)
         if videos:
-            from koffline.online.filming import film
-
             film(plan.config, result.models, summary.steps)
     return result
 

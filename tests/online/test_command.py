@@ -161,3 +161,16 @@ def test_videos(tmp_path):
     (film,) = (tmp_path / "run" / "seed_0" / "videos").iterdir()
     assert film.stem == "step_000000100"
     assert film.stat().st_size > 1000
+
+
+def test_no_pictures_is_said_before_the_training(config, tmp_path, monkeypatch):
+    def fail(*args, **options):
+        raise RuntimeError("no screen")
+
+    monkeypatch.setattr("gymnasium.envs.classic_control.CartPoleEnv.render", fail)
+    done = call(config, "--out", tmp_path / "run", "--videos")
+    assert done.exit_code == 2
+    assert (
+        "no videos: CartPole-v1 failed in render (RuntimeError: no screen); without a screen" in done.stderr
+    )
+    assert not (tmp_path / "run").exists()
