@@ -10,6 +10,7 @@ from jaxtyping import Float
 
 LARGEST = 1000.0
 HALVINGS = 14
+_AT_ONCE = 7
 FEWEST_EPISODES = 8
 BEFORE = 500.0  # up to so many episodes
 WINDOW = 20  # episodes looked at
@@ -36,11 +37,11 @@ def solve_coefficient(returns: Float[np.ndarray, " episode"], allowed: float) ->
     """
     if len(returns) <= FEWEST_EPISODES:
         return BEFORE
-    low, high = 0.0, LARGEST
-    for _ in range(HALVINGS):
-        middle = 0.5 * (low + high)
-        if divergence(returns, np.asarray(middle)) > allowed:
-            low = middle
-        else:
-            high = middle
-    return 0.5 * (low + high)
+    # D falls with λ, so that seven halvings are one look at 127 points.
+    low, width = 0.0, LARGEST
+    for _ in range(HALVINGS // _AT_ONCE):
+        width /= 2.0**_AT_ONCE
+        points = low + width * np.arange(1, 2**_AT_ONCE)
+        found = divergence(np.broadcast_to(returns, (len(points), len(returns))), points)
+        low += width * np.count_nonzero(found > allowed)
+    return low + 0.5 * width
