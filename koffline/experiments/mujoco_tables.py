@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from koffline.experiments.markdown import table_lines
@@ -28,6 +28,7 @@ _HEADER = (
     "median steps to threshold",
     "diverged",
 )
+_BUDGET = ("environment", "steps of a run", "seeds", "steps of a run of the search")
 _NOTE = (
     "IQM over all seeds and its 95 % bootstrap interval; “best but one”: mean without the worst seed, as the "
     "paper reports. Final: mean of the last tenth of the evaluations; area: mean height of the learning "
@@ -51,6 +52,9 @@ def mujoco_sections(results: Results) -> Iterator[str]:
 
 def _what_ran(results: Results) -> Iterator[str]:
     extra: Any = results.extra
+    budgets = extra.get("budgets", {})
+    if budgets:
+        yield "\n".join(table_lines(_BUDGET, [_budget_cells(name, part) for name, part in budgets.items()]))
     missing = extra.get("not_run", ())
     yield f"Not run: {', '.join(missing)}." if missing else "Everything of the plan was run."
     if extra.get("runs"):
@@ -59,6 +63,11 @@ def _what_ran(results: Results) -> Iterator[str]:
             f"{extra['runs']} runs, {extra['environment_steps'] / 1e6:.3g} million environment steps at "
             f"{extra['steps_per_second']:.0f} a second and core ({shares})."
         )
+
+
+def _budget_cells(name: str, budget: Mapping[str, int]) -> list[str]:
+    searched = f"{budget['search_steps']:,}" if budget["search_steps"] else "not searched"
+    return [name, f"{budget['steps']:,}", str(budget["seeds"]), searched]
 
 
 def _environment(title: str, rows: Sequence[ReturnRow]) -> str:

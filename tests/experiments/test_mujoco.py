@@ -9,7 +9,14 @@ import pytest
 
 from koffline.experiments.figures import FIGURES, PAGES
 from koffline.experiments.mujoco import choose_settings, gather, rows_of_returns, setting_words
-from koffline.experiments.mujoco_plan import BUDGETS, CRITICS, MujocoRequest, part_cells, search_settings
+from koffline.experiments.mujoco_plan import (
+    BUDGETS,
+    CRITICS,
+    NOISE_LEVELS,
+    MujocoRequest,
+    part_cells,
+    search_settings,
+)
 from koffline.experiments.mujoco_run import collect_mujoco
 from koffline.experiments.results import Results, read_results, write_results
 from koffline.experiments.tables import table_text
@@ -21,6 +28,7 @@ WHOLE = MujocoRequest()
 LEVELS = by_critic(kloss=1000.0, td0=880.0, fvi=800.0, rg=1000.0)
 
 
+NOISE = NOISE_LEVELS["InvertedPendulum"]
 COUNT = len(search_settings("search", "kloss"))
 USUAL = setting_words({**vars(OnlineConfig("any")), "hidden": [64, 64]})  # what stands there for the defaults
 
@@ -109,8 +117,8 @@ def test_claims_have_the_verdicts_of_their_intervals(pendulum: Path) -> None:
     assert faster.verdict == "holds"
     whole = next(claim for claim in results.claims if "consistently" in claim.sentence)
     assert (whole.verdict, whole.value) == ("undecided", 5.0)
-    noisy = [claim for claim in results.claims if "noise 0.05" in claim.world]
-    assert len(noisy) == 3
+    noisy = [claim for claim in results.claims if "noise" in claim.world]
+    assert len(noisy) == 3 * len(NOISE)
 
 
 def test_one_defeat_refutes_consistently(tmp_path: Path) -> None:
@@ -171,9 +179,12 @@ def test_the_table(pendulum: Path) -> None:
     text = table_text(results)
     row = next(row for row in results.returns if (row.part, row.critic) == ("final", "kloss"))
     assert f"| K-loss | {USUAL} | {row.final:.0f} [{row.final_low:.0f}, " in text
-    assert "### InvertedPendulum, noise 0.05 per step on every velocity (noise)" in text
+    assert f"### InvertedPendulum, noise {NOISE[0]:g} per step on every velocity (noise)" in text
     assert "| 1/6 |" in text
-    assert f"72 runs, {72 * row.steps / 1e6:.3g} million environment steps" in text
+    assert f"| InvertedPendulum | {row.steps:,} | 6 | " in text
+    assert f"| Ant | {BUDGETS['Ant'].steps:,} | 6 | not searched |" in text
+    runs = 24 * (1 + len(NOISE))
+    assert f"{runs} runs, {runs * row.steps / 1e6:.3g} million environment steps" in text
     widths = {line.count("|") for line in text.splitlines() if line.startswith(("| TD(0)", "| K-loss"))}
     assert widths == {11}
 
@@ -181,13 +192,13 @@ def test_the_table(pendulum: Path) -> None:
 def test_the_figure_has_the_panels_of_the_paper(pendulum: Path) -> None:
     results, curves = collect(pendulum)
     figure = FIGURES["figure-mujoco"](results, curves)
-    titles = [axes.get_title(loc="left") for axes in figure.axes]
+    titles = [axes.get_title(loc="left") for axes in figure.axes if axes.axison]
     assert [title[4:] for title in titles] == [
         "Swimmer", "Inv. Double Pendulum", "Ant", "Inverted Pendulum", "Walker2d", "HalfCheetah",
-        "Inverted Pendulum, noise 0.02", "Inverted Pendulum, noise 0.05",
+        *(f"Inverted Pendulum, noise {level:g}" for level in NOISE),
     ]  # fmt: skip
     words = ["not run" in [text.get_text() for text in axes.texts] for axes in figure.axes]
-    assert words == [True, True, True, False, True, True, False, False]
+    assert words[: 6 + len(NOISE)] == [True, True, True, False, True, True, *[False] * len(NOISE)]
     lines = [line for line in figure.axes[3].lines if len(line.get_xdata()) > 2]
     assert len(lines) == 4
     for critic, line in zip(CRITICS, lines, strict=True):

@@ -10,11 +10,13 @@ import pytest
 from click.testing import CliRunner, Result
 
 from koffline.cli import cli
+from koffline.experiments.mujoco_plan import NOISE_LEVELS
 from koffline.experiments.reproduce import Run, _stored_mujoco_claims
 from koffline.experiments.results import read_results
 from koffline.experiments.settings import Scale
 from tests.experiments.fake_lockstep import FakeLockStep
 
+NOISE = NOISE_LEVELS["InvertedPendulum"]
 Call = Callable[..., Result]
 
 
@@ -47,7 +49,7 @@ def test_quick_leaves_everything_it_promises(
         assert (tmp_path / f"figure-mujoco{suffix}").stat().st_size > 500
     content = json.loads((tmp_path / "figure-mujoco.json").read_text())
     assert content["extra"]["not_run"] == []
-    assert len(content["returns"]) == 4 * (6 + 6 + 2)  # six environments twice, two levels of noise
+    assert len(content["returns"]) == 4 * (6 + 6 + len(NOISE))  # six environments twice, and noise
     assert {row["search"] for row in content["searches"]} == {"search", "paper-search"}
     with h5py.File(tmp_path / "figure-mujoco.curves.h5") as file:
         assert file["Ant final/kloss/return"].shape == (2, 4)
@@ -122,13 +124,13 @@ def test_with_the_real_learner(run: Call, tmp_path: Path) -> None:
     done = run("figure-mujoco", *some, *small, *parts)
     assert done.exit_code == 0, done.output
     rows = read_results(tmp_path / "figure-mujoco.json").returns
-    assert {row.noise for row in rows} == {0.0, 0.02, 0.05}
-    assert len(rows) == 12
+    assert {row.noise for row in rows} == {0.0, *NOISE}
+    assert len(rows) == 4 * (1 + len(NOISE))
     assert all(1.0 <= row.final <= 1000.0 for row in rows)
     assert all(row.length == pytest.approx(row.final, abs=1.5) for row in rows)  # a point per step upright
     with h5py.File(tmp_path / "figure-mujoco.curves.h5") as file:
         np.testing.assert_array_equal(file["InvertedPendulum final/kloss/steps"], [0, 200, 400])
         clean, noisy = (
-            file[f"InvertedPendulum {part}/kloss/return"][:, 0] for part in ("final", "noise 0.05")
+            file[f"InvertedPendulum {part}/kloss/return"][:, 0] for part in ("final", f"noise {NOISE[0]:g}")
         )
     assert not np.array_equal(clean, noisy)  # the same policies before anything was learned
