@@ -7,8 +7,10 @@ import numpy as np
 import pytest
 
 import koffline
+import koffline.online.run
 from koffline.data.sources import open_transitions
 from koffline.errors import ConfigError
+from koffline.jobs import JobFailure, JobsRun
 from koffline.online.checkpoint import checkpoints
 from koffline.online.load_config import load_config
 from koffline.online.lockstep import LockStep
@@ -93,6 +95,26 @@ def test_seeds_may_be_trained_in_several_processes(tmp_path):
             assert (both.out / name / file).read_bytes() == (single.out / name / file).read_bytes()
     again = train(None, resume=tmp_path / "both")  # with another number of workers: the same stacks
     assert again.summary == both.summary
+
+
+def test_a_worker_that_died_is_named_and_its_fellows_are_kept(tmp_path, monkeypatch):
+    def run(jobs, workers, progress, keep_going):
+        assert (len(jobs), workers, keep_going) == (3, 3, True)
+        jobs[0].call(jobs[0].path, *jobs[0].arguments)
+        died = [
+            JobFailure(job.name, "a worker process died (killed, or out of memory?)", "") for job in jobs[1:]
+        ]
+        return JobsRun(1, 0, 0.0, tuple(died))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(koffline.online.run, "run_jobs", run)
+        with pytest.raises(ConfigError) as caught:
+            train(small(steps=100), tmp_path / "run", 3, workers=3)
+    assert "seeds_1-1 and 1 more failed (a worker process died" in str(caught.value)
+    assert f"then --resume {tmp_path / 'run'}" in str(caught.value)
+    before = (tmp_path / "run" / "seed_0" / "metrics.csv").read_bytes()
+    assert train(resume=tmp_path / "run").seeds == (0, 1, 2)
+    assert (tmp_path / "run" / "seed_0" / "metrics.csv").read_bytes() == before
 
 
 def test_config_may_be_a_file_and_out_has_a_default(tmp_path, monkeypatch):
