@@ -169,6 +169,22 @@ def test_a_runs_draws_do_not_depend_on_its_neighbours(count):
     assert states[0] == states[1]
 
 
+def test_draws_that_repeat_take_more_from_their_own_generator():
+    """Four numbers give two different ages of six but for one time in 216: then more are drawn."""
+    runs, rounds = 20, 120
+    together, apart = generators(runs), generators(runs)
+    sizes, recency = np.full(runs, 6), [0.0] * runs
+    for _ in range(rounds):
+        drawn = draw_ages(together, sizes, 2, recency)
+        single = [draw_ages([source], sizes[:1], 2, [0.0])[0] for source in apart]
+        np.testing.assert_array_equal(drawn, np.stack(single))
+    usual = generators(runs)
+    for source in usual:
+        source.random(4 * rounds)
+    moved = [a.random() != b.random() for a, b in zip(together, usual, strict=True)]
+    assert any(moved), "no draw was repeated; the case does not do what it is meant for"
+
+
 @pytest.mark.parametrize("capacity", [6, None])
 def test_the_state_brings_everything_back(capacity):
     replay = make_replay(2, capacity)

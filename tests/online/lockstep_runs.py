@@ -1,0 +1,82 @@
+"""Small stacks of runs that differ in everything that may differ, and all that can be seen of them."""
+
+import contextlib
+from dataclasses import fields
+
+import numpy as np
+
+from koffline.online.config import CRITICS, OnlineConfig, OnlineRun
+from koffline.online.lockstep import LockStep
+
+SMALL = {"hidden": (6, 5), "batch_size": 4, "learning_starts": 5, "capacity": 12, "evaluation_episodes": 1}
+ENVIRONMENTS = ["Pendulum-v1", "CartPole-v1"]
+
+
+def make_runs(environment, count=4, **changes):
+    """One run of each critic, each with settings of its own."""
+    own = [
+        {
+            "critic": CRITICS[k % 4],
+            "window_length": (10, 3, 1, 5)[k % 4],
+            "recency": (0.0, 0.1, 0.5, 0.01)[k % 4],
+            "entropy_coef": 0.01 * k,
+            "entropy_decay": 0.1,
+            "learning_rate": 0.003 * (k + 1),
+        }
+        for k in range(count)
+    ]
+    configs = [OnlineConfig(environment, **{**SMALL, **one, **changes}) for one in own]
+    return [OnlineRun(config, seed=10 + k) for k, config in enumerate(configs)]
+
+
+@contextlib.contextmanager
+def playing(runs, **others):
+    with contextlib.closing(LockStep(runs, **others)) as stack:
+        yield stack
+
+
+def iterate(stack, count):
+    for _ in range(count):
+        stack.iterate()
+    return stack
+
+
+def agent_arrays(agent):
+    """Every number of an agent by name."""
+    found = {}
+    for part in fields(agent):
+        value = getattr(agent, part.name)
+        if isinstance(value, tuple):
+            value = np.concatenate([array.reshape(-1) for layer in value for array in layer])
+        if part.name != "shape" and value is not None:
+            found[part.name] = np.asarray(value)
+    return found
+
+
+def everything(stack):
+    """What a user can see of every run; taking it twice would empty the metrics."""
+    found = []
+    evaluations, metrics = stack.evaluate(), stack.take_metrics()
+    for run in range(len(stack.runs)):
+        held = stack.replay.held(run).columns()
+        numbers = {**agent_arrays(stack.agent(run)), **{f"replay.{k}": v for k, v in held.items()}}
+        numbers |= {f"evaluation.{k}": np.asarray(v) for k, v in vars(evaluations[run]).items()}
+        numbers |= {f"metrics.{k}": np.asarray(v) for k, v in metrics[run].items()}
+        found.append(numbers)
+    return found
+
+
+def check_same(left, right, **tolerance):
+    """Equal to the bit, or within a tolerance."""
+    assert left.keys() == right.keys()
+    for name in left:
+        if tolerance and left[name].dtype.kind == "f":
+            np.testing.assert_allclose(left[name], right[name], err_msg=name, **tolerance)
+        else:
+            np.testing.assert_array_equal(left[name], right[name], err_msg=name)
+
+
+def forward(layers, inputs):
+    for weight, bias in layers[:-1]:
+        inputs = np.tanh(inputs @ weight + bias)
+    return inputs @ layers[-1][0] + layers[-1][1]
