@@ -51,10 +51,10 @@ BUDGETS: dict[str, Budget] = {  # in the order of the paper's panels
     "InvertedDoublePendulum": Budget(
         "InvertedDoublePendulum-v5", 200_000, 10_000, 0, 9100.0, {"reward_scale": 0.1}
     ),
-    "Ant": Budget("Ant-v5", 100_000, 10_000, 0, 6000.0),
+    "Ant": Budget("Ant-v5", 50_000, 5_000, 0, 6000.0),
     "InvertedPendulum": Budget("InvertedPendulum-v5", 200_000, 5_000, 30_000, 950.0),
-    "Walker2d": Budget("Walker2d-v5", 100_000, 10_000, 0, None),
-    "HalfCheetah": Budget("HalfCheetah-v5", 100_000, 10_000, 0, 4800.0),
+    "Walker2d": Budget("Walker2d-v5", 50_000, 5_000, 0, None),
+    "HalfCheetah": Budget("HalfCheetah-v5", 50_000, 5_000, 0, 4800.0),
 }
 PAPER_SEARCHED = ("InvertedPendulum",)  # the paper's own grid is twice as large; it is searched here alone
 NOISE_LEVELS: dict[str, tuple[float, ...]] = {"InvertedPendulum": (0.05,)}  # of each velocity, each step

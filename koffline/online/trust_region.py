@@ -26,7 +26,7 @@ def divergence(
     weights = np.exp(shifted)
     total = weights.sum(axis=-1)
     mean = (weights * shifted).sum(axis=-1) / total
-    return mean - np.log(total / returns.shape[-1])
+    return np.asarray(mean - np.log(total / returns.shape[-1]))
 
 
 def solve_coefficient(returns: Float[np.ndarray, " episode"], allowed: float) -> float:
