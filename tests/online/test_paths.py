@@ -138,16 +138,16 @@ def test_the_first_of_many_draws_has_the_exact_law(recency):
 @pytest.mark.parametrize("capacity", [6, None])
 def test_a_path_is_drawn_by_its_age(capacity):
     """Through the ring: the newest is drawn most often, what was overwritten never."""
-    replay = make_replay(1, capacity)
+    runs, rounds, recency = 60, 100, 0.5
+    replay, sources = make_replay(runs, capacity), generators(runs, seed=2)
     for number in range(10):  # the ring has gone round
-        replay.append(np.array([0]), numbered([number]))
-    source, recency, rounds = generators(1, seed=2), 0.5, 6000
-    drawn = np.array([numbers_of(replay.sample(source, 1, [recency])).item() for _ in range(rounds)])
+        replay.append(np.arange(runs), numbered([number] * runs))
+    drawn = np.stack([numbers_of(replay.sample(sources, 1, [recency] * runs)) for _ in range(rounds)])
     oldest = 0 if capacity is None else 10 - capacity
     weights = np.exp(recency * (np.arange(oldest, 10) - 9))
     assert drawn.min() >= oldest
-    found = np.bincount(drawn - oldest, minlength=len(weights))
-    assert stats.chisquare(found, weights / weights.sum() * rounds).pvalue > 1e-3
+    found = np.bincount(drawn.reshape(-1) - oldest, minlength=len(weights))
+    assert stats.chisquare(found, weights / weights.sum() * drawn.size).pvalue > 1e-3
 
 
 @pytest.mark.parametrize("count", [2, 8])
