@@ -1,6 +1,8 @@
 """The benchmark of online runs: it measures what it says, and the plain side is the same algorithm."""
 
 import json
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -106,6 +108,14 @@ def test_the_stack_gets_the_plain_sides_settings():
     assert (config.gamma, config.batch_size, config.hidden) == (DISCOUNT, BATCH, (HIDDEN, HIDDEN))
     flags = config.legacy_timeouts, config.legacy_discount, config.legacy_targets
     assert flags == (False, False, False)
+
+
+def test_it_runs_as_a_plain_script():
+    done = subprocess.run(
+        [sys.executable, online.__file__, "--help"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "--critics" in done.stdout
 
 
 def test_the_benchmark_says_what_it_measured(tmp_path, capsys):

@@ -12,12 +12,14 @@ import argparse
 import json
 import os
 import statistics
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch and numpy
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # also found when run as a plain script
 
 import numpy as np
 
@@ -160,9 +162,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--environment", default="InvertedPendulum-v5")
     parser.add_argument("--critics", nargs="*", default=["kloss", "kloss,fvi,td0,rg"], help="a case each")
     parser.add_argument("--runs", type=int, default=12)
-    parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--steps", type=int, default=500, help="per run and round")
-    parser.add_argument("--warm-up", type=int, default=2000, help="steps per run before timing")
+    parser.add_argument("--rounds", type=int, default=21)
+    parser.add_argument("--steps", type=int, default=200, help="per run and round")
+    parser.add_argument("--warm-up", type=int, default=1500, help="steps per run before timing")
     parser.add_argument("--out", type=Path, help="a JSON file")
     options = parser.parse_args(arguments)
     results = []
