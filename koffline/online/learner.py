@@ -219,13 +219,13 @@ class Learner:
         return whole, diagnostics
 
     def _kernel_inputs(self, batch: Minibatch, rows: Tensor) -> Tensor:
-        """[s, a] of each window's first step, (R, M, ·); actions in units of the policy's deviation."""
+        """[s, a] of each window's first step, (R, M, ·); actions as drawn, discrete ones as unit vectors."""
         starts = torch.from_numpy(np.minimum(batch.windows.starts, self._path_length - 1))[rows]
         index = starts.unsqueeze(3)
         states = _at(batch.inputs[rows], index)
         shape = self.online.shape
         if shape.continuous:
-            actions = _at(batch.actions[rows], index) / self.online.log_std[rows].exp()[:, None, None]
+            actions = _at(batch.actions[rows], index)
         else:
             chosen = batch.actions[rows].gather(2, starts)
             actions = torch.nn.functional.one_hot(chosen, shape.outputs).to(self._dtype)

@@ -158,7 +158,7 @@ def policy_surrogate(agent, windows, settings, residuals):
 
 
 def kernel_points(agent, windows, settings):
-    """z = [s, a] of every window's first step; a in units of the policy's deviation, or as a unit vector."""
+    """z = [s, a] of every window's first step; a as drawn, or as a unit vector."""
     points = []
     for path, start in windows:
         point = agent.inputs(path.observations[start]).tolist()
@@ -167,8 +167,7 @@ def kernel_points(agent, windows, settings):
             if agent.discrete:
                 point += [1.0 if index == int(action) else 0.0 for index in range(agent.n_actions)]
             else:
-                units = torch.exp(agent.log_std).tolist()
-                point += [float(a) / unit for a, unit in zip(np.atleast_1d(action), units, strict=True)]
+                point += [float(a) for a in np.atleast_1d(action)]
         points.append(point)
     return points
 
