@@ -13,6 +13,7 @@ from koffline.experiments.mujoco_plan import (
     BUDGETS,
     CRITICS,
     NOISE_LEVELS,
+    NOISE_STEPS,
     MujocoRequest,
     part_cells,
     search_settings,
@@ -183,8 +184,8 @@ def test_the_table(pendulum: Path) -> None:
     assert "| 1/6 |" in text
     assert f"| InvertedPendulum | {row.steps:,} | 6 | " in text
     assert f"| Ant | {BUDGETS['Ant'].steps:,} | 6 | not searched |" in text
-    runs = 24 * (1 + len(NOISE))
-    assert f"{runs} runs, {runs * row.steps / 1e6:.3g} million environment steps" in text
+    runs, steps = 24 * (1 + len(NOISE)), 24 * (row.steps + len(NOISE) * NOISE_STEPS)
+    assert f"{runs} runs, {steps / 1e6:.3g} million environment steps" in text
     widths = {line.count("|") for line in text.splitlines() if line.startswith(("| TD(0)", "| K-loss"))}
     assert widths == {11}
 
