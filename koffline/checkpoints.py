@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import os
 import tempfile
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,9 @@ def write_checkpoint(path: Path, state: dict[str, Any]) -> None:
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".part")
     try:
         with os.fdopen(handle, "wb") as file:
-            torch.save(state, file)
+            content = io.BytesIO()  # written at once, so that a full disk is an OSError and not torch's own
+            torch.save(state, content)
+            file.write(content.getbuffer())
             file.flush()
             os.fsync(file.fileno())
         os.replace(name, path)
@@ -38,6 +42,9 @@ def read_checkpoint(path: Path, fingerprint: str) -> dict[str, Any] | None:
     if not path.exists():
         return None
     try:
+        with zipfile.ZipFile(path) as archive:  # torch does not look at the checksums
+            if archive.testzip() is not None:
+                raise ValueError("a checksum is wrong")
         state = torch.load(path, weights_only=True, map_location="cpu")
     except Exception as error:  # torch raises many kinds; all mean that the file is not ours
         raise ConfigError(f"checkpoint {path} cannot be read ({type(error).__name__}); delete it") from None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import re
 from collections.abc import Iterator
 from difflib import get_close_matches
 from typing import Any
@@ -27,10 +28,11 @@ def make_env(identifier: str, **options: Any) -> gymnasium.Env[Any, Any]:
         raise ConfigError(f"there is no environment '{identifier}'; {hint}") from None
     except Exception as error:
         reason = " ".join(str(error).split()).rstrip(".") or type(error).__name__
-        if isinstance(error, gymnasium.error.DependencyNotInstalled) and "mujoco" in reason.lower():
+        missing = isinstance(error, ImportError | gymnasium.error.DependencyNotInstalled)
+        if missing and re.search("mujoco|imageio", reason.lower()):
             raise ConfigError(
                 f"the environment '{identifier}' needs MuJoCo, which is not installed; "
-                "pip install 'koffline[mujoco]'"
+                "pip install mujoco imageio"
             ) from error
         raise ConfigError(
             f"the environment '{identifier}' cannot be made: {reason}; check its name and what it needs"

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
+from collections.abc import Iterator
 from pathlib import Path
 
 import h5py
@@ -33,10 +36,23 @@ def read_hdf5(path: Path, action_space: SpaceRequest | None = None) -> RawLog:
 def write_hdf5(log: Transitions, path: Path, force: bool = False, compress: bool = True) -> None:
     """Write the flat layout, whole or not at all; checksums guard every block. Raises DataError."""
     filters = {"compression": "gzip", "compression_opts": 4, "shuffle": True} if compress else {}
-    with atomic_file(path, force) as temporary, h5py.File(temporary, "w-", libver="v108") as file:
+    with (
+        atomic_file(path, force) as temporary,
+        disk_faults(),
+        h5py.File(temporary, "w-", libver="v108") as file,
+    ):
         for key, array in flat_arrays(log).items():
             file.create_dataset(key, data=array, chunks=_chunks(array), fletcher32=True, **filters)
         file.attrs[DESCRIPTION] = describe_log(log)
+
+
+@contextlib.contextmanager
+def disk_faults() -> Iterator[None]:
+    """HDF5 tells of a full disk by RuntimeErrors in its own words; as an OSError others understand it."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise OSError(errno.EIO, f"HDF5: {' '.join(str(error).split())}") from error
 
 
 def dataset_names(file: h5py.File) -> list[str]:

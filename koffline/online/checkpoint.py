@@ -87,8 +87,8 @@ def newest(folder: Path, fingerprint: str) -> Saved | None:
         )
     if damaged:
         raise ConfigError(
-            f"checkpoint {damaged[0]} is damaged and there is no older one; the run cannot go on, its files "
-            "stay as they are: train again into another --out"
+            f"checkpoint {damaged[0]} is damaged and no older one can be read; the run cannot go on, "
+            "its files stay as they are: train again into another --out"
         )
     return None
 

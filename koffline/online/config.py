@@ -31,7 +31,8 @@ class OnlineConfig:
     residual in the policy's gradient, 0 never. diag_weight: of the kernel loss, None for 1/m.
     bandwidth_scale: times the mini-batch's median distance. entropy_coef: at the start; entropy_decay: the
     factor per 2500 iterations, None keeps it. evaluation_interval, checkpoint_interval: in environment steps
-    of a run. initial_log: a log to fill the replay with before the first step.
+    of a run. evaluation_limit: steps after which an episode of an evaluation is cut, for environments without
+    a time limit. initial_log: a log to fill the replay with before the first step.
     """
 
     environment: str
@@ -71,6 +72,7 @@ class OnlineConfig:
     evaluation_interval: int = 10_000
     evaluation_episodes: int = 3
     evaluation_seed: int = 10_000
+    evaluation_limit: int = 10_000
     checkpoint_interval: int = 50_000
     keep_checkpoints: int = 2
     initial_log: str | None = None
@@ -80,13 +82,15 @@ class OnlineConfig:
         object.__setattr__(self, "environment_options", dict(self.environment_options))
         _check_choices(self)
         for name in _COUNTS:
-            _check_count(name, getattr(self, name), 1)
+            _check_count(name, getattr(self, name), 1, _MOST.get(name))
         _check_count("windows_per_path", self.windows_per_path, 0)
         _check_count("evaluation_seed", self.evaluation_seed, 0)
+        if not self.hidden:
+            raise ConfigError("hidden is (); give the size of at least one layer")
         for size in self.hidden:
-            _check_count("hidden", size, 1)
+            _check_count("hidden", size, 1, 65_536)
         if self.capacity is not None:
-            _check_count("capacity", self.capacity, max(self.learning_starts, self.batch_size))
+            _check_count("capacity", self.capacity, max(self.learning_starts, self.batch_size), 10**9)
         for name, (low, high) in _RANGES.items():
             number = getattr(self, name)
             if number is not None and not (_is_number(number) and low <= number <= high):
@@ -123,9 +127,18 @@ _COUNTS = (
     "learning_starts",
     "evaluation_interval",
     "evaluation_episodes",
+    "evaluation_limit",
     "checkpoint_interval",
     "keep_checkpoints",
 )
+# A slip of the hand must not ask for all the memory there is.
+_MOST = {
+    "n_environments": 10_000,
+    "path_length": 100_000,
+    "window_length": 100_000,
+    "steps_per_iteration": 1_000_000,
+    "batch_size": 100_000,
+}
 _TINY, _HUGE = 1e-12, 1e12
 _RANGES: dict[str, tuple[float, float]] = {
     "gamma": (0.0, 1.0),
@@ -169,9 +182,11 @@ def _check_sizes(config: OnlineConfig) -> None:
         raise ConfigError("batch_size is 1; the kernel loss compares pairs: give at least 2")
 
 
-def _check_count(name: str, number: Any, least: int) -> None:
+def _check_count(name: str, number: Any, least: int, most: int | None = None) -> None:
     if isinstance(number, bool) or not isinstance(number, int) or number < least:
         raise ConfigError(f"{name} is {number!r}; give a whole number of at least {least}")
+    if most is not None and number > most:
+        raise ConfigError(f"{name} is {number}; give a whole number of at most {most:,}")
 
 
 def _is_number(number: Any) -> bool:

@@ -95,6 +95,9 @@ def _squared_distances(inputs: Tensor) -> Tensor:
     squares = torch.baddbmm(norms.unsqueeze(1) + norms.unsqueeze(2), centred, centred.mT, alpha=-2.0).clamp_(
         min=0.0
     )
+    # What is left of equal rows is rounding; it must not become the bandwidth.
+    rounding = 8.0 * torch.finfo(squares.dtype).eps * (norms.unsqueeze(1) + norms.unsqueeze(2))
+    squares.masked_fill_(squares < rounding, 0.0)
     squares.diagonal(dim1=1, dim2=2).zero_()
     return squares
 

@@ -142,12 +142,16 @@ def _check(out: Path, plan: Plan, resume: bool) -> None:
     found = {**record["config"], "the digest of the initial log": record.get("initial_log")}
     asked = {**resolved(plan.config), "the digest of the initial log": _digest(plan.config.initial_log)}
     found["seeds"], asked["seeds"] = stored_groups(out), plan.groups
-    for key in {**asked, **found}:
-        if key != "initial_log" and found.get(key) != asked.get(key):
-            raise ConfigError(
-                f"{out} is a run of another config: {key} is {shown(found.get(key))} there and "
-                f"{shown(asked.get(key))} here; resume it with its own config or choose another --out"
-            )
+    differing = [
+        f"{key} is {shown(found.get(key))} there and {shown(asked.get(key))} here"
+        for key in {**asked, **found}
+        if key != "initial_log" and found.get(key) != asked.get(key)
+    ]
+    if differing:
+        raise ConfigError(
+            f"{out} is a run of another config: {', '.join(differing)}; "
+            "resume it with its own config or choose another --out"
+        )
 
 
 def _identity(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -118,6 +118,8 @@ class _Training:
         self._diverged: dict[int, int] = {}
         self._before = 0.0  # seconds of the processes before this one
         saved = newest(task.checkpoints, task.fingerprint)
+        if saved is None and logs.sizes():
+            _LOG.warning("there is no checkpoint in %s; the run begins again at step 0", task.checkpoints)
         logs.cut_back({} if saved is None else saved.files, 0 if saved is None else saved.steps)
         if saved is not None:
             if not stack.load_state_dict(dict(saved.state)):

@@ -14,6 +14,7 @@ matrices are small; for more cores run more stacks.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -31,8 +32,8 @@ from koffline.online.learner import Learner
 from koffline.online.networks import Actor, AgentArrays, AgentStack, InputMoments, Shape
 from koffline.online.trust_region import BEFORE, SMOOTHING, solve_coefficient
 
+_LOG = logging.getLogger(__name__)
 _DECAY_ITERATIONS = 2500  # of the entropy coefficient (Feng et al. 2019, sec:exp_detail)
-_LONGEST_EVALUATION = 100_000  # steps; an environment without a time limit is cut there
 _EQUAL = (
     "environment",
     "environment_options",
@@ -47,6 +48,7 @@ _EQUAL = (
     "hidden",
     "evaluation_episodes",
     "evaluation_seed",
+    "evaluation_limit",
     "initial_log",
 )  # what the runs of a stack share
 
@@ -307,7 +309,7 @@ class LockStep:
         observations = environments.reset([seed] * runs)
         found = np.zeros((2, runs))
         active = list(range(runs))
-        for _ in range(_LONGEST_EVALUATION):
+        for _ in range(self._configs[0].evaluation_limit):
             actions = self.act(observations[:, None])[:, 0]
             still = []
             for run in active:
@@ -317,7 +319,13 @@ class LockStep:
                     still.append(run)
             active = still
             if not active:
-                break
+                return found
+        _LOG.warning(
+            "an episode of the evaluation at step %d was cut after %d steps; "
+            "give the environment a time limit or change evaluation_limit",
+            self.steps,
+            self._configs[0].evaluation_limit,
+        )
         return found
 
 

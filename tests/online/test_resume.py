@@ -194,7 +194,7 @@ def test_no_checkpoint_that_can_be_read(tmp_path, monkeypatch):
     for path in found:
         path.write_bytes(path.read_bytes()[:100])
     before = {path: path.read_bytes() for path in killed.rglob("*") if path.is_file()}
-    with pytest.raises(ConfigError, match="is damaged and there is no older one; the run cannot go on"):
+    with pytest.raises(ConfigError, match="is damaged and no older one can be read; the run cannot go on"):
         train(resume=killed)
     assert {path: path.read_bytes() for path in killed.rglob("*") if path.is_file()} == before
 

@@ -287,7 +287,7 @@ def test_without_mujoco_the_extra_is_named(kind: str, monkeypatch: pytest.Monkey
     monkeypatch.setitem(sys.modules, "mujoco", None)
     for name in [name for name in sys.modules if name.startswith("gymnasium.envs.mujoco")]:
         monkeypatch.delitem(sys.modules, name)
-    with pytest.raises(ConfigError, match=r"needs MuJoCo.*pip install 'koffline\[mujoco\]'"):
+    with pytest.raises(ConfigError, match=r"needs MuJoCo.*pip install mujoco imageio"):
         make(kind, 2, "InvertedPendulum-v5")
 
 
