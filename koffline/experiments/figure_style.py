@@ -40,6 +40,7 @@ WORLD_NAMES = {
     "cart_pole": "CartPole",
     "mountain_car": "Mountain Car",
 }
+_DPI, _TALLEST = 200, 2600.0  # dots an inch; dots of a figure's height, above which it is drawn coarser
 _STYLE: dict[Any, Any] = {
     "axes.spines.top": False,
     "axes.spines.right": False,
@@ -56,7 +57,7 @@ _STYLE: dict[Any, Any] = {
     "xtick.color": INK,
     "ytick.color": INK,
     "figure.dpi": 120,
-    "savefig.dpi": 200,
+    "savefig.dpi": _DPI,
     "svg.hashsalt": "koffline",
     "svg.fonttype": "path",
 }
@@ -80,7 +81,8 @@ def save_figure(figure: Figure, path: Path) -> None:
         for kind, fixed in metadata.items():
             target = path.with_name(f"{path.name}.{kind}")
             with atomic_file(target, force=True) as temporary:
-                figure.savefig(temporary, format=kind, metadata=fixed)
+                dpi = min(_TALLEST / float(figure.get_size_inches()[1]), float(_DPI))
+                figure.savefig(temporary, format=kind, metadata=fixed, dpi=dpi)
 
 
 def _settle_layout(figure: Figure) -> None:

@@ -19,7 +19,7 @@ from koffline.experiments.results import Claim
 from koffline.experiments.verdicts import FAILS, HOLDS, UNDECIDED
 
 _WHERE = "Section 5.3, fig:mujoco_bench"
-_GRIDS = {"final": "same grid for all", "paper": "the paper's grid and learner"}
+_GRIDS = {"final": "equal settings or grid for all", "paper": "the paper's grid and learner"}
 _RIVALS = tuple(critic for critic in CRITICS if critic != "kloss")
 
 Runs = Mapping[Group, Learned]
