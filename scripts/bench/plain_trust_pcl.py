@@ -243,8 +243,7 @@ class PlainRun:
         surrogate = -(advantage * (discount * log_probability).sum(dim=1)).mean()
         if self.settings.critic != "kloss":
             return surrogate + residual.square().mean()
-        units = self.log_std.detach().exp()
-        points = torch.cat((inputs[:, 0], window.actions[:, 0] / units), dim=1)
+        points = torch.cat((inputs[:, 0], window.actions[:, 0]), dim=1)
         distance = torch.pdist(points)
         bandwidth = self.settings.bandwidth_scale * distance.median().clamp(min=1e-6)
         gram = torch.exp(-torch.cdist(points, points).square() / bandwidth**2)
