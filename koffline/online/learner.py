@@ -45,7 +45,10 @@ class Minibatch:
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """What one step computed: gradient (K, P) before clipping, residual (K, M) and diagnostics (K,)."""
+    """What one step computed: gradient (K, P) before clipping, residual (K, M) and diagnostics (K,).
+
+    The gradient's memory is used again by the next step.
+    """
 
     gradient: Tensor
     residual: Tensor
@@ -82,6 +85,7 @@ class Learner:
         ]
         self._groups = _groups([c.critic for c in configs])
         self._adam = StackedAdam(online.flat, epsilon=self._column([c.adam_epsilon for c in configs]))
+        self._gradient = torch.empty_like(online.flat)  # fresh memory would cost more than the sum
         self.diverged = np.zeros(len(configs), dtype=bool)
 
     @torch.no_grad()
@@ -161,7 +165,13 @@ class Learner:
         slope = share.flatten(1).gather(1, batch.rows) * -batch.covered
         policy_gradient, deviation_gradient = density.gradients(slope, pull_policy)
         critic, diagnostics = self._critic(residual, values, batch)
-        gradient = torch.cat((policy_gradient, deviation_gradient, values.pull(critic)), dim=1)
+        gradient = self._gradient
+        for place, part in zip(
+            self.online.shape.parts,
+            (policy_gradient, deviation_gradient, values.pull(critic)),
+            strict=True,
+        ):
+            gradient[:, place] = part
         count = values.valid.sum(dim=1)
         mean = (residual * values.valid).sum(dim=1) / count
         spread = ((residual - mean.unsqueeze(1)).square() * values.valid).sum(dim=1) / count

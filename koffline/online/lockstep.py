@@ -30,7 +30,7 @@ from koffline.online.config import OnlineConfig, OnlineRun
 from koffline.online.environments import Environments, LocalEnvironments, clip_actions
 from koffline.online.learner import Learner
 from koffline.online.networks import Actor, AgentArrays, AgentStack, InputMoments, Shape
-from koffline.online.trust_region import BEFORE, SMOOTHING, solve_coefficient
+from koffline.online.trust_region import BEFORE, SMOOTHING, solve_coefficients
 
 _LOG = logging.getLogger(__name__)
 _DECAY_ITERATIONS = 2500  # of the entropy coefficient (Feng et al. 2019, sec:exp_detail)
@@ -116,6 +116,9 @@ class LockStep:
         self.steps = 0
         self.kl_coef = np.array([c.kl_coef_initial for c in self._configs])
         self._wanted_kl_coef = np.full(len(runs), BEFORE)
+        self._reward_scale = np.array([c.reward_scale for c in self._configs])
+        self._max_divergence = np.array([c.max_divergence for c in self._configs])
+        self._kl_coef_min = np.array([c.kl_coef_min for c in self._configs])
         self._sums: dict[str, np.ndarray] = {}
         self._summed = 0
         self._learning_seconds = self._evaluation_seconds = 0.0
@@ -279,13 +282,19 @@ class LockStep:
         self._summed += 1
 
     def _update_kl_coef(self) -> None:
-        for run in np.flatnonzero(self._collector.take_changed()):
-            config, recent = self._configs[run], self._collector.recent[run]
-            returns = np.array([episode.total for episode in recent]) * config.reward_scale
-            allowed = config.max_divergence * float(np.mean([episode.length for episode in recent]))
-            self._wanted_kl_coef[run] = solve_coefficient(returns, allowed)
+        by_count: dict[int, list[int]] = {}
+        for run in np.flatnonzero(self._collector.take_changed()).tolist():
+            by_count.setdefault(len(self._collector.recent[run]), []).append(run)
+        for runs in by_count.values():
+            recent = [self._collector.recent[run] for run in runs]
+            scale, bound = self._reward_scale[runs], self._max_divergence[runs]
+            returns = np.array([[episode.total for episode in episodes] for episodes in recent], dtype=float)
+            lengths = np.array([[episode.length for episode in episodes] for episodes in recent], dtype=float)
+            self._wanted_kl_coef[runs] = solve_coefficients(
+                returns * scale[:, None], bound * lengths.mean(axis=1)
+            )
         self.kl_coef = SMOOTHING * self.kl_coef + (1.0 - SMOOTHING) * self._wanted_kl_coef
-        self.kl_coef = np.maximum(self.kl_coef, [c.kl_coef_min for c in self._configs])
+        self.kl_coef = np.maximum(self.kl_coef, self._kl_coef_min)
 
     def _fill(self, source: str | None) -> int:
         if source is None:

@@ -29,19 +29,26 @@ def divergence(
     return np.asarray(mean - np.log(total / returns.shape[-1]))
 
 
-def solve_coefficient(returns: Float[np.ndarray, " episode"], allowed: float) -> float:
-    """λ in [0, 1000] with D(λ) = ``allowed``, by 14 halvings: exact to 0.03.
+def solve_coefficients(
+    returns: Float[np.ndarray, "run episode"], allowed: Float[np.ndarray, " run"]
+) -> Float[np.ndarray, " run"]:
+    """λ in [0, 1000] with D(λ) = ``allowed`` for each run, by 14 halvings: exact to 0.03.
 
-    returns: of the last episodes, (n,); allowed: max_divergence times their mean length. Up to 8 episodes
+    returns: of each run's last episodes; allowed: max_divergence times their mean length. Up to 8 episodes
     say too little: 500.
     """
-    if len(returns) <= FEWEST_EPISODES:
-        return BEFORE
+    if returns.shape[1] <= FEWEST_EPISODES:
+        return np.full(len(returns), BEFORE)
     # D falls with λ, so that seven halvings are one look at 127 points.
-    low, width = 0.0, LARGEST
+    low, width = np.zeros(len(returns)), LARGEST
     for _ in range(HALVINGS // _AT_ONCE):
         width /= 2.0**_AT_ONCE
-        points = low + width * np.arange(1, 2**_AT_ONCE)
-        found = divergence(np.broadcast_to(returns, (len(points), len(returns))), points)
-        low += width * np.count_nonzero(found > allowed)
+        points = low[:, None] + width * np.arange(1, 2**_AT_ONCE)
+        repeated = np.broadcast_to(returns[:, None], (*points.shape, returns.shape[1]))
+        low = low + width * np.count_nonzero(divergence(repeated, points) > allowed[:, None], axis=1)
     return low + 0.5 * width
+
+
+def solve_coefficient(returns: Float[np.ndarray, " episode"], allowed: float) -> float:
+    """The same for one run."""
+    return float(solve_coefficients(returns[None], np.array([float(allowed)]))[0])
