@@ -35,9 +35,9 @@ def squared_error_gradients(
     residual: Float[Tensor, "run window"],
     discount: Float[Tensor, "run window"],
     valid: Float[Tensor, "run window"],
-    through_end: bool,
+    through_end: Float[Tensor, "run 1"],
 ) -> CriticGradients:
-    """Mean squared residual over valid windows; through both ends for RG, through the start for TD(0), FVI.
+    """Mean squared residual over valid windows; through both ends (1: RG) or the start alone (0: TD(0), FVI).
 
     (Feng et al. 2019, equ:rg)
     """
@@ -45,7 +45,7 @@ def squared_error_gradients(
     kept = residual * valid
     slope = kept * (2.0 / count)
     loss = (kept * kept).sum(dim=1) / count.squeeze(1)
-    return CriticGradients(loss, -slope, slope * discount if through_end else torch.zeros_like(slope))
+    return CriticGradients(loss, -slope, slope * discount * through_end)
 
 
 def kernel_gradients(

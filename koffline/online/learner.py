@@ -24,6 +24,8 @@ from koffline.online.networks import LOG_TWO_PI, AgentStack, InputMoments
 from koffline.online.windows import WindowRules, Windows, all_starts, cut_windows, draw_starts, pack_steps
 from koffline.stacked_adam import StackedAdam
 
+Rows = slice | Tensor
+
 
 @dataclass(frozen=True, eq=False)
 class Minibatch:
@@ -83,7 +85,8 @@ class Learner:
         self._actions_in_kernel = self._column([c.kernel_inputs == "state_action" for c in configs])[
             ..., None
         ]
-        self._groups = _groups([c.critic for c in configs])
+        self._rows_of = _rows_by_critic([c.critic for c in configs])
+        self._through_end = self._column([c.critic == "rg" for c in configs])
         self._adam = StackedAdam(online.flat, epsilon=self._column([c.adam_epsilon for c in configs]))
         self._gradient = torch.empty_like(online.flat)  # fresh memory would cost more than the sum
         self.diverged = np.zeros(len(configs), dtype=bool)
@@ -185,9 +188,9 @@ class Learner:
         }
         return Step(gradient, residual, diagnostics)
 
-    def critic_is(self, kind: str) -> Tensor:
-        """Rows of the runs with that critic."""
-        return self._groups.get(kind, torch.empty(0, dtype=torch.int64))
+    def rows_of(self, kind: str) -> Rows | None:
+        """Rows of the runs with that critic; None where there are none."""
+        return self._rows_of.get(kind)
 
     def state_dict(self) -> dict[str, Any]:
         """Parameters, slow copies, Adam's moments."""
@@ -211,28 +214,30 @@ class Learner:
         self, residual: Tensor, values: _ValueEnds, batch: Minibatch
     ) -> tuple[CriticGradients, dict[str, Tensor]]:
         """Each run's gradients by its own critic."""
-        whole = CriticGradients(
-            residual.new_zeros(len(residual)), torch.zeros_like(residual), torch.zeros_like(residual)
-        )
-        nothing = torch.full_like(whole.loss, torch.nan)
+        ends = residual, values.discount, values.valid
+        nothing = torch.full_like(residual[:, 0], torch.nan)
         diagnostics = {"off_diagonal_kernel": nothing, "median_distance": nothing.clone()}
-        for kind, rows in self._groups.items():
-            ends = residual[rows], values.discount[rows], values.valid[rows]
-            if kind == "kloss":
-                gram = gaussian_gram(self._kernel_inputs(batch, rows), ends[2], self._bandwidth_scale[rows])
-                part = kernel_gradients(*ends, gram.matrix, self._diag_weight[rows])
-                diagnostics["off_diagonal_kernel"][rows] = gram.off_diagonal
-                diagnostics["median_distance"][rows] = gram.median
-            else:
-                part = squared_error_gradients(*ends, through_end=kind == "rg")
-            whole.loss[rows], whole.start[rows], whole.end[rows] = part.loss, part.start, part.end
+        rows = self._rows_of.get("kloss")
+        if rows is None:
+            return squared_error_gradients(*ends, self._through_end), diagnostics
+        own = [part[rows] for part in ends]
+        gram = gaussian_gram(self._kernel_inputs(batch, rows), own[2], self._bandwidth_scale[rows])
+        kernel = kernel_gradients(own[0], own[1], own[2], gram.matrix, self._diag_weight[rows])
+        diagnostics["off_diagonal_kernel"][rows] = gram.off_diagonal
+        diagnostics["median_distance"][rows] = gram.median
+        if len(kernel.loss) == len(residual):
+            return kernel, diagnostics
+        whole = squared_error_gradients(*ends, self._through_end)
+        whole.loss[rows], whole.start[rows], whole.end[rows] = kernel.loss, kernel.start, kernel.end
         return whole, diagnostics
 
-    def _kernel_inputs(self, batch: Minibatch, rows: Tensor) -> Tensor:
+    def _kernel_inputs(self, batch: Minibatch, rows: Rows) -> Tensor:
         """[s, a] of each window's first step, (R, M, ·); actions as drawn, discrete ones as unit vectors."""
         starts = torch.from_numpy(np.minimum(batch.windows.starts, self._path_length - 1))[rows]
         index = starts.unsqueeze(3)
         states = _at(batch.inputs[rows], index)
+        if not bool(self._actions_in_kernel[rows].any()):
+            return states.flatten(1, 2)
         shape = self.online.shape
         if shape.continuous:
             actions = _at(batch.actions[rows], index)
@@ -275,8 +280,8 @@ class _ValueEnds:
         outputs, self._pull_value = learner.online.value.forward_with_pullback(inputs)
         values = outputs.squeeze(2)
         self.start, self.end = values.gather(1, self._starts), values.gather(1, self._ends)
-        slow = learner.critic_is("fvi")
-        if len(slow):
+        slow = learner.rows_of("fvi")
+        if slow is not None:
             flat = learner.target.flat[slow][:, learner.online.shape.parts[2]]
             target = learner.target.value.with_flat(flat).forward(inputs[slow]).squeeze(2)
             self.end[slow] = target.gather(1, self._ends[slow])
@@ -329,8 +334,11 @@ def _at(steps: Tensor, index: Tensor) -> Tensor:
     return steps.gather(2, index.expand(*index.shape[:3], steps.shape[3]))
 
 
-def _groups(critics: Sequence[str]) -> dict[str, Tensor]:
-    """Rows of each critic's runs."""
-    return {
-        kind: torch.tensor([k for k, c in enumerate(critics) if c == kind]) for kind in dict.fromkeys(critics)
-    }
+def _rows_by_critic(critics: Sequence[str]) -> dict[str, Rows]:
+    """Rows of each critic's runs; as a slice where they lie together, which copies nothing."""
+    found: dict[str, Rows] = {}
+    for kind in dict.fromkeys(critics):
+        rows = [k for k, critic in enumerate(critics) if critic == kind]
+        together = rows[-1] - rows[0] + 1 == len(rows)
+        found[kind] = slice(rows[0], rows[-1] + 1) if together else torch.tensor(rows)
+    return found
