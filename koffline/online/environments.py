@@ -153,6 +153,9 @@ class LocalEnvironments:
         return isinstance(observation, np.ndarray) and observation.shape == (self.observation_dim,)
 
     def _vector(self, observation: Any) -> np.ndarray:
+        if self._is_vector(observation) and observation.dtype.kind == "f":  # the usual case, ten times faster
+            check_numbers(self._name, observation, np.zeros(1))
+            return observation.astype(float)
         with playing(self._name, "an observation"):
             vector = self._spaces.observations([observation]).reshape(-1).astype(float)
             if vector.shape != (self.observation_dim,):
