@@ -20,29 +20,11 @@ from torch import Tensor
 from koffline.data.paths import Paths
 from koffline.online.config import OnlineConfig
 from koffline.online.critics import CriticGradients, gaussian_gram, kernel_gradients, squared_error_gradients
-from koffline.online.networks import LOG_TWO_PI, AgentStack, InputMoments
-from koffline.online.windows import WindowRules, Windows, all_starts, cut_windows, draw_starts, pack_steps
+from koffline.online.densities import Density
+from koffline.online.networks import AgentStack, InputMoments
+from koffline.online.value_ends import Minibatch, Rows, ValueEnds, rows_at
+from koffline.online.windows import WindowRules, all_starts, cut_windows, draw_starts, pack_steps
 from koffline.stacked_adam import StackedAdam
-
-Rows = slice | Tensor
-
-
-@dataclass(frozen=True, eq=False)
-class Minibatch:
-    """Sampled paths as tensors: inputs (K, B, T + 1, d) standardised, rewards scaled, windows cut.
-
-    rows, covered (K, R): the steps the policy is asked about, see PackedSteps.
-    """
-
-    inputs: Tensor
-    actions: Tensor
-    rewards: Tensor
-    windows: Windows
-    weights: Tensor
-    discounts: Tensor
-    valid: Tensor
-    rows: Tensor
-    covered: Tensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,7 +57,7 @@ class Learner:
         self._rates = self._column([c.learning_rate for c in configs])
         self._decay = self._column([c.target_decay for c in configs])
         clip = [c.clip_adv or np.inf for c in configs]
-        self._clip = self._column(clip)[..., None]
+        self._clip = self._column(clip)
         self._largest_norm = self._column([c.max_grad_norm for c in configs])
         self._reward_scale = self._column([c.reward_scale for c in configs])[..., None]
         self._diag_weight = self._column(
@@ -112,7 +94,7 @@ class Learner:
         broken = ~torch.isfinite(whole)
         if bool(broken.any()):
             gradient = torch.where(broken, 0.0, gradient)
-            self.diverged |= broken.squeeze(1).numpy()
+            self._stop(broken)
         gradient.mul_((self._largest_norm / whole.clamp(min=1e-30)).clamp_(max=1.0).nan_to_num_(nan=1.0))
         self._adam.update(self.online.flat, gradient, self._rates)
         return {name: part.double().numpy() for name, part in {**step.diagnostics, **norms}.items()}
@@ -154,16 +136,16 @@ class Learner:
         actions = batch.actions.flatten(1, 2)
         actions = actions.gather(1, _wide(batch.rows, actions) if actions.ndim == 3 else batch.rows)
         outputs, pull_policy = self.online.policy.forward_with_pullback(inputs)
-        density = _Density(outputs, self.online.log_std, actions)
-        slow = _Density(self.target.policy.forward(inputs), self.target.log_std, actions).log_probability
+        density = Density(outputs, self.online.log_std, actions)
+        slow = Density(self.target.policy.forward(inputs), self.target.log_std, actions).log_probability
         divergence = (entropy_coef + kl_coef) * density.log_probability - kl_coef * slow
         reward = batch.rewards.flatten(1).scatter_add(1, batch.rows, -divergence * batch.covered)
         # (K, B, W, T) over T
         gained = (batch.weights * reward.view(runs, paths, 1, steps)).sum(dim=3)
-        values = _ValueEnds(self, batch)
+        values = ValueEnds(self.online, self.target, self.rows_of("fvi"), batch)
         residual = gained.flatten(1) + values.discount * values.end - values.start
 
-        bounded = residual.clamp(-self._clip.squeeze(2), self._clip.squeeze(2)) * values.valid
+        bounded = residual.clamp(-self._clip, self._clip) * values.valid
         share = (bounded.view_as(batch.discounts).unsqueeze(3) * batch.weights).sum(dim=2) / paths
         slope = share.flatten(1).gather(1, batch.rows) * -batch.covered
         policy_gradient, deviation_gradient = density.gradients(slope, pull_policy)
@@ -208,10 +190,15 @@ class Learner:
         self.online.flat.copy_(state["online"])
         self.target.flat.copy_(state["target"])
         self._adam.load_state_dict(state["adam"])
-        self.diverged[:] = state["diverged"].numpy()
+        self._stop(state["diverged"].unsqueeze(1))
+
+    def _stop(self, broken: Tensor) -> None:
+        """Runs (K, 1) that must not move any more, not even by Adam's momentum."""
+        self.diverged |= broken.squeeze(1).numpy()
+        self._rates.masked_fill_(broken, 0.0)
 
     def _critic(
-        self, residual: Tensor, values: _ValueEnds, batch: Minibatch
+        self, residual: Tensor, values: ValueEnds, batch: Minibatch
     ) -> tuple[CriticGradients, dict[str, Tensor]]:
         """Each run's gradients by its own critic."""
         ends = residual, values.discount, values.valid
@@ -235,12 +222,12 @@ class Learner:
         """[s, a] of each window's first step, (R, M, ·); actions as drawn, discrete ones as unit vectors."""
         starts = torch.from_numpy(np.minimum(batch.windows.starts, self._path_length - 1))[rows]
         index = starts.unsqueeze(3)
-        states = _at(batch.inputs[rows], index)
+        states = rows_at(batch.inputs[rows], index)
         if not bool(self._actions_in_kernel[rows].any()):
             return states.flatten(1, 2)
         shape = self.online.shape
         if shape.continuous:
-            actions = _at(batch.actions[rows], index)
+            actions = rows_at(batch.actions[rows], index)
         else:
             chosen = batch.actions[rows].gather(2, starts)
             actions = torch.nn.functional.one_hot(chosen, shape.outputs).to(self._dtype)
@@ -254,84 +241,9 @@ class Learner:
         return torch.from_numpy(np.ascontiguousarray(array)).to(self._dtype)
 
 
-class _ValueEnds:
-    """V at both ends of every window, (K, M), and the way back: gradients in them to gradients in V's row.
-
-    V is evaluated at the ends alone where windows are few, else at all T + 1 steps of a path.
-    """
-
-    def __init__(self, learner: Learner, batch: Minibatch) -> None:
-        runs, paths, length, width = batch.inputs.shape
-        starts, ends = (
-            torch.from_numpy(np.array(part)) for part in (batch.windows.starts, batch.windows.ends)
-        )
-        count = starts.shape[2]
-        if 2 * count < length:
-            points = torch.cat((starts, ends), dim=2)
-            inputs = _at(batch.inputs, points.unsqueeze(3))
-            starts = torch.arange(count).expand(runs, paths, count)
-            ends, length = starts + count, 2 * count
-        else:
-            inputs, starts = batch.inputs, starts.clamp(max=length - 1)
-            ends = ends.clamp(max=length - 1)
-        offset = (torch.arange(paths) * length)[None, :, None]
-        self._starts, self._ends = (starts + offset).flatten(1), (ends + offset).flatten(1)
-        inputs = inputs.reshape(runs, paths * length, width)
-        outputs, self._pull_value = learner.online.value.forward_with_pullback(inputs)
-        values = outputs.squeeze(2)
-        self.start, self.end = values.gather(1, self._starts), values.gather(1, self._ends)
-        slow = learner.rows_of("fvi")
-        if slow is not None:
-            flat = learner.target.flat[slow][:, learner.online.shape.parts[2]]
-            target = learner.target.value.with_flat(flat).forward(inputs[slow]).squeeze(2)
-            self.end[slow] = target.gather(1, self._ends[slow])
-        self.discount, self.valid = batch.discounts.flatten(1), batch.valid.flatten(1)
-        self._shape = values.shape
-
-    def pull(self, gradients: CriticGradients) -> Tensor:
-        """The gradient in V's parameters, (K, ·)."""
-        inside = gradients.start.new_zeros(self._shape)
-        inside.scatter_add_(1, self._starts, gradients.start)
-        inside.scatter_add_(1, self._ends, gradients.end)
-        return self._pull_value(inside.unsqueeze(2))
-
-
-class _Density:
-    """log π(a|s) of rows (K, N) from the policy network's outputs, and its gradients in closed form."""
-
-    def __init__(self, outputs: Tensor, log_std: Tensor, actions: Tensor) -> None:
-        self._continuous = actions.is_floating_point()
-        if self._continuous:
-            self._inverse = torch.exp(-log_std).unsqueeze(1)  # (K, 1, k)
-            self._scaled = (actions - outputs).mul_(self._inverse)
-            constant = log_std.sum(dim=1, keepdim=True) + 0.5 * LOG_TWO_PI * actions.shape[2]
-            self.log_probability = self._scaled.square().sum(dim=2).mul_(-0.5) - constant
-            self.mean_std = log_std.exp().mean(dim=1)
-        else:
-            self._log = outputs.log_softmax(dim=2)
-            self._actions = actions.unsqueeze(2)
-            self.log_probability = self._log.gather(2, self._actions).squeeze(2)
-            self.mean_std = torch.full_like(outputs[:, 0, 0], torch.nan)
-
-    def gradients(self, slope: Tensor, pull: Any) -> tuple[Tensor, Tensor]:
-        """From the gradient in log π (K, N) to those in the policy's network and in the log deviations."""
-        if not self._continuous:
-            outwards = -self._log.exp() * slope.unsqueeze(2)
-            outwards.scatter_add_(2, self._actions, slope.unsqueeze(2))
-            return pull(outwards), slope[:, :0]
-        weighted = self._scaled * slope.unsqueeze(2)
-        deviations = (weighted * self._scaled).sum(dim=1) - slope.sum(dim=1, keepdim=True)
-        return pull(weighted.mul_(self._inverse)), deviations
-
-
 def _wide(index: Tensor, like: Tensor) -> Tensor:
     """(K, R) as (K, R, c), for gather."""
     return index.unsqueeze(2).expand(*index.shape, like.shape[-1])
-
-
-def _at(steps: Tensor, index: Tensor) -> Tensor:
-    """Rows of (R, B, T, c) at steps (R, B, W, 1): (R, B, W, c)."""
-    return steps.gather(2, index.expand(*index.shape[:3], steps.shape[3]))
 
 
 def _rows_by_critic(critics: Sequence[str]) -> dict[str, Rows]:

@@ -192,3 +192,21 @@ def test_a_run_whose_gradient_is_not_finite_stands_still():
     for run in (0, 2, 3):
         assert torch.equal(learner.online.flat[run], twin.online.flat[run])
         assert not torch.equal(learner.online.flat[run], before[run])
+
+
+def test_a_run_that_broke_never_moves_again():
+    """Neither by what Adam remembers, nor by finite gradients later, nor after a checkpoint."""
+    learner, batch, coefficients, _ = make_moving(CRITICS)
+    learner.update(batch, *coefficients)
+    sound = batch.rewards[1, 0, 0].clone()
+    batch.rewards[1, 0, 0] = torch.inf
+    before = learner.online.flat.clone()
+    learner.update(batch, *coefficients)
+    batch.rewards[1, 0, 0] = sound
+    learner.update(batch, *coefficients)
+    assert torch.equal(learner.online.flat[1], before[1])
+    resumed, _, _, _ = make_moving(CRITICS)
+    resumed.load_state_dict(learner.state_dict())
+    resumed.update(batch, *coefficients)
+    assert torch.equal(resumed.online.flat[1], before[1])
+    assert not torch.equal(resumed.online.flat[0], before[0])
