@@ -14,10 +14,8 @@ matrices are small; for more cores run more stacks.
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -28,43 +26,13 @@ from koffline.errors import ConfigError
 from koffline.online.collector import Collector
 from koffline.online.config import OnlineConfig, OnlineRun
 from koffline.online.environments import Environments, LocalEnvironments, clip_actions
+from koffline.online.evaluation import Evaluation, play_episodes
 from koffline.online.learner import Learner
 from koffline.online.networks import Actor, AgentArrays, AgentStack, InputMoments, Shape
+from koffline.online.stacking import Streams, check_equal, make_environments
 from koffline.online.trust_region import BEFORE, SMOOTHING, solve_coefficients
 
-_LOG = logging.getLogger(__name__)
 _DECAY_ITERATIONS = 2500  # of the entropy coefficient (Feng et al. 2019, sec:exp_detail)
-_EQUAL = (
-    "environment",
-    "environment_options",
-    "n_environments",
-    "vectorization",
-    "path_length",
-    "steps_per_iteration",
-    "batch_size",
-    "windows_per_path",
-    "capacity",
-    "learning_starts",
-    "hidden",
-    "evaluation_episodes",
-    "evaluation_seed",
-    "evaluation_limit",
-    "initial_log",
-)  # what the runs of a stack share
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """After ``step`` environment steps: mean return and length of full episodes of the mean action.
-
-    sampled_return: of the training episodes that ended since the last evaluation (of the latest one where
-    none did; NaN before the first), which the sampled policy played.
-    """
-
-    step: int
-    mean_return: float
-    length: float
-    sampled_return: float
 
 
 class LockStep:
@@ -78,7 +46,7 @@ class LockStep:
     ) -> None:
         self.runs = tuple(runs)
         self._configs = [run.config for run in runs]
-        common = _check_equal(self._configs)
+        common = check_equal(self._configs)
         self._dtype = dtype
         copies = len(runs) * common.n_environments
         self._environments = environments or make_environments(common, copies)
@@ -88,7 +56,7 @@ class LockStep:
                 f"{common.n_environments} need {copies}"
             )
         self.shape = Shape(self._environments.observation_dim, self._environments.action_space, common.hidden)
-        streams = [_Streams.of(run.seed) for run in runs]
+        streams = [Streams.of(run.seed) for run in runs]
         self._replay_generators = [stream.replay for stream in streams]
         self._play_generators = [stream.play for stream in streams]
         self.learner = _make_learner(self._configs, self.shape, streams, dtype)
@@ -172,7 +140,9 @@ class LockStep:
                 common.environment, common.environment_options, len(self.runs)
             )
         played = [
-            self._play_episodes(self._evaluators, common.evaluation_seed + episode)
+            play_episodes(
+                self._evaluators, self.act, common.evaluation_seed + episode, common.evaluation_limit
+            )
             for episode in range(common.evaluation_episodes)
         ]
         returns, lengths = np.mean(played, axis=0)
@@ -312,82 +282,12 @@ class LockStep:
             self.moments.update(np.broadcast_to(rows, (len(self.runs), *rows.shape)), alone)
         return int(self.replay.sizes.min())
 
-    def _play_episodes(self, environments: LocalEnvironments, seed: int) -> np.ndarray:
-        """One episode of every run: returns and lengths, (2, K)."""
-        runs = len(self.runs)
-        observations = environments.reset([seed] * runs)
-        found = np.zeros((2, runs))
-        active = list(range(runs))
-        for _ in range(self._configs[0].evaluation_limit):
-            actions = self.act(observations[:, None])[:, 0]
-            still = []
-            for run in active:
-                observations[run], reward, terminated, truncated = environments.step_copy(run, actions[run])
-                found[:, run] += reward, 1.0
-                if not (terminated or truncated):
-                    still.append(run)
-            active = still
-            if not active:
-                return found
-        _LOG.warning(
-            "an episode of the evaluation at step %d was cut after %d steps; "
-            "give the environment a time limit or change evaluation_limit",
-            self.steps,
-            self._configs[0].evaluation_limit,
-        )
-        return found
-
-
-def make_environments(config: OnlineConfig, copies: int) -> Environments:
-    """The environments a config asks for."""
-    if config.vectorization == "local":
-        return LocalEnvironments(config.environment, config.environment_options, copies)
-    from koffline.online.vector_environments import make_vector_environments
-
-    return make_vector_environments(
-        config.environment, config.environment_options, copies, config.vectorization
-    )
-
-
-@dataclass(frozen=True)
-class _Streams:
-    """A run's seeds and generators, all from its one seed."""
-
-    policy_seed: int
-    value_seed: int
-    other_policy_seed: int
-    other_value_seed: int
-    replay: np.random.Generator
-    play: np.random.Generator
-
-    @classmethod
-    def of(cls, seed: int) -> _Streams:
-        networks, replay, play = np.random.SeedSequence(seed).spawn(3)
-        first, second, third, fourth = (int(number) for number in networks.generate_state(4))
-        generators = np.random.default_rng(replay), np.random.default_rng(play)
-        return cls(first, second, third, fourth, *generators)
-
 
 def _make_learner(
-    configs: Sequence[OnlineConfig], shape: Shape, streams: Sequence[_Streams], dtype: torch.dtype
+    configs: Sequence[OnlineConfig], shape: Shape, streams: Sequence[Streams], dtype: torch.dtype
 ) -> Learner:
     online = AgentStack.initialise(shape, [(s.policy_seed, s.value_seed) for s in streams], dtype)
     other = AgentStack.initialise(shape, [(s.other_policy_seed, s.other_value_seed) for s in streams], dtype)
     apart = torch.tensor([[c.legacy_targets] for c in configs])
     target = AgentStack(shape, torch.where(apart, other.flat, online.flat))
     return Learner(configs, online, target)
-
-
-def _check_equal(configs: Sequence[OnlineConfig]) -> OnlineConfig:
-    """The common settings; raises ConfigError for the first that differs."""
-    if not configs:
-        raise ConfigError("runs is empty; give at least one")
-    first = configs[0]
-    for config in configs[1:]:
-        for name in _EQUAL:
-            here, there = getattr(first, name), getattr(config, name)
-            if here != there:
-                raise ConfigError(
-                    f"{name} is {here!r} in one run and {there!r} in another; put them in separate stacks"
-                )
-    return first

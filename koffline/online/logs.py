@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from koffline.errors import ConfigError
+from koffline.online.evaluation import Evaluation
 from koffline.online.folder import group_name, seed_folder
-from koffline.online.lockstep import Evaluation
 
 EVALUATION, METRICS = "evaluation.csv", "metrics.csv"
 EVALUATION_HEADER = "step,return,length,sampled_return"
