@@ -40,3 +40,13 @@ def locked(out: Path) -> Iterator[None]:
                 f"another process is training in {out}; wait for it or choose another --out"
             ) from None
         yield
+
+
+def is_free(out: Path, record: str) -> bool:
+    """Whether a run may begin there: no folder yet, or one with nothing but what a start left behind.
+
+    record: the file that makes a folder a run's. Raises ConfigError for a file.
+    """
+    if out.exists() and not out.is_dir():
+        raise ConfigError(f"{out} is a file; name a folder for the run")
+    return not out.exists() or all(path.name.startswith((LOCK, "." + record)) for path in out.iterdir())

@@ -1,8 +1,47 @@
-"""Child processes that can be interrupted, also where the tests run in the background with SIGINT ignored."""
+"""Ends of processes: children that hear interrupts, and a stand-in for the end at any write."""
 
 from __future__ import annotations
 
+import contextlib
+import os
 import signal
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+
+class Hit(BaseException):
+    """Stands for the end of a process; nothing catches it."""
+
+
+@contextlib.contextmanager
+def hit_at(
+    monkeypatch: pytest.MonkeyPatch, writer: tuple[Any, str], number: int, also_after: bool
+) -> Iterator[None]:
+    """End the run at its number-th write, before it (or after it).
+
+    writer: the object and the name of its function that appends to a log; renames count as well.
+    """
+    count = 0
+
+    def counted(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **options: Any) -> Any:
+            nonlocal count
+            count += 1
+            if count == number and not also_after:
+                raise Hit
+            result = function(*args, **options)
+            if count == number:
+                raise Hit
+            return result
+
+        return call
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", counted(os.replace))
+        patch.setattr(*writer, counted(getattr(*writer)))
+        yield
 
 
 def hear_interrupts() -> None:

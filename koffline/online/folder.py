@@ -17,7 +17,7 @@ from koffline.data.files import atomic_file
 from koffline.errors import ConfigError
 from koffline.online.config import OnlineConfig
 from koffline.online.load_config import resolved
-from koffline.run_folders import LOCK, locked, now, shown
+from koffline.run_folders import is_free, locked, now, shown
 
 RECORD, CONFIG, SUMMARY, CURVES = "run.json", "config.yaml", "summary.json", "learning_curve.png"
 _FORMAT, _KIND = 1, "online"
@@ -127,10 +127,7 @@ def group_name(seeds: Sequence[int]) -> str:
 
 
 def _check(out: Path, plan: Plan, resume: bool) -> None:
-    if out.exists() and not out.is_dir():
-        raise ConfigError(f"{out} is a file; name a folder for the run")
-    leftovers = (LOCK, "." + RECORD)
-    if not out.exists() or all(path.name.startswith(leftovers) for path in out.iterdir()):
+    if is_free(out, RECORD):
         return
     record = read_record(out)
     if record is None:

@@ -12,7 +12,7 @@ import yaml
 
 from koffline.data.files import atomic_file
 from koffline.errors import ConfigError
-from koffline.run_folders import LOCK, locked, shown
+from koffline.run_folders import is_free, locked, shown
 from koffline.train.config import TrainConfig
 
 RECORD, CONFIG = "run.json", "config.yaml"
@@ -61,10 +61,7 @@ def write_record(out: Path, record: Mapping[str, Any]) -> None:
 
 
 def _check(out: Path, identity: Mapping[str, Any], resume: bool) -> None:
-    if out.exists() and not out.is_dir():
-        raise ConfigError(f"{out} is a file; name a folder for the run")
-    leftovers = (LOCK, "." + RECORD)
-    if not out.exists() or all(path.name.startswith(leftovers) for path in out.iterdir()):
+    if is_free(out, RECORD):
         return
     record = read_record(out)
     if record is None:

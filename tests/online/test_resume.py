@@ -1,6 +1,5 @@
 """A killed online run that goes on equals one that was never killed; checkpoints that cannot be used."""
 
-import contextlib
 import errno
 import os
 import resource
@@ -18,36 +17,8 @@ from koffline.errors import ConfigError
 from koffline.online.checkpoint import Saved, checkpoints, newest, save
 from koffline.online.lockstep import LockStep
 from koffline.online.run import train
-from tests.interrupts import hear_interrupts
+from tests.interrupts import Hit, hear_interrupts, hit_at
 from tests.online.small_online import check_equal, logs_of, small
-
-
-class Hit(BaseException):
-    """Stands for the end of a process; nothing catches it."""
-
-
-@contextlib.contextmanager
-def hit_at(monkeypatch, number, also_after):
-    """End the run at its number-th write, before it (or after it)."""
-    count = 0
-
-    def counted(function):
-        def call(*args, **options):
-            nonlocal count
-            count += 1
-            if count == number and not also_after:
-                raise Hit
-            result = function(*args, **options)
-            if count == number:
-                raise Hit
-            return result
-
-        return call
-
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "replace", counted(os.replace))
-        patch.setattr(koffline.online.logs, "_append", counted(koffline.online.logs._append))
-        yield
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +34,7 @@ def test_hit_at_every_write(also_after, tmp_path, monkeypatch):
     for number in range(1, 60):
         folder = tmp_path / f"hit_{number}"
         try:
-            with hit_at(monkeypatch, number, also_after):
+            with hit_at(monkeypatch, (koffline.online.logs, "_append"), number, also_after):
                 train(config, folder, 1)
         except Hit:
             train(config, seed_count=1, resume=folder)

@@ -1,7 +1,5 @@
 """A killed run that goes on equals one that was never killed, wherever it was hit."""
 
-import contextlib
-import os
 import signal
 import subprocess
 import sys
@@ -16,36 +14,10 @@ import koffline.train.run
 from koffline.algos.from_config import algorithm_types
 from koffline.errors import ConfigError
 from koffline.train import load_config, train
+from tests.interrupts import Hit, hit_at
 from tests.train.small_runs import is_discrete, make_config, metric_files, read_model, same, write_log
 
-
-class Hit(BaseException):
-    """Stands for the end of a process; nothing catches it."""
-
-
-@contextlib.contextmanager
-def hit_at(monkeypatch, number: int, also_after: bool):
-    """End the run at its number-th write, before it (or after it)."""
-    count = 0
-
-    def counted(function):
-        def call(*args, **options):
-            nonlocal count
-            count += 1
-            if count == number and not also_after:
-                raise Hit
-            result = function(*args, **options)
-            if count == number:
-                raise Hit
-            return result
-
-        return call
-
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "replace", counted(os.replace))
-        logger = koffline.algos.loggers.FileLogger
-        patch.setattr(logger, "write_metric", counted(logger.write_metric))
-        yield
+METRICS = (koffline.algos.loggers.FileLogger, "write_metric")
 
 
 def check_equal(left, right):
@@ -70,7 +42,7 @@ def test_hit_at_every_write(also_after, tmp_path, monkeypatch):
     for number in range(1, 60):
         folder = tmp_path / f"hit_{number}"
         try:
-            with hit_at(monkeypatch, number, also_after):
+            with hit_at(monkeypatch, METRICS, number, also_after):
                 train(config, folder)
         except Hit:
             train(config, folder, resume=True)
@@ -131,7 +103,10 @@ def test_schedules_of_learning_rates_go_on(tmp_path, monkeypatch):
     content["algo"]["params"]["encoder_factory"]["params"]["dropout_rate"] = 0.3
     config = load_config(content, ["logger.gradients=false"])
     whole = train(config, tmp_path / "whole").out
-    with hit_at(monkeypatch, 14, also_after=True), pytest.raises(Hit):
+    with (
+        hit_at(monkeypatch, METRICS, 14, also_after=True),
+        pytest.raises(Hit),
+    ):
         train(config, tmp_path / "hit")
     train(config, tmp_path / "hit", resume=True)
     check_equal(whole, tmp_path / "hit")
