@@ -3,36 +3,14 @@
 from __future__ import annotations
 
 import json
-import math
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
+from koffline.ope.interval import Interval, finite_or_none
 
-@dataclass(frozen=True)
-class Interval:
-    """An interval for the value and what stands behind it.
-
-    ``kind`` says how it was made (``"bootstrap"``) and is never to be read without it: a bootstrap interval
-    is calibrated by resampling, not certified by a finite-sample bound. ``assumptions`` is one sentence.
-    """
-
-    low: float
-    high: float
-    level: float
-    kind: str
-    assumptions: str = ""
-
-    def as_dict(self) -> dict[str, Any]:
-        """The interval as plain JSON types."""
-        return {
-            "low": _finite(self.low),
-            "high": _finite(self.high),
-            "level": self.level,
-            "kind": self.kind,
-            "assumptions": self.assumptions,
-        }
+__all__ = ["Estimate", "Evidence", "Interval"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,7 +64,7 @@ class Estimate:
     def as_dict(self) -> dict[str, Any]:
         """The estimate as plain JSON types; the evidence stays behind."""
         return {
-            "value": _finite(self.value),
+            "value": finite_or_none(self.value),
             "interval": self.interval.as_dict(),
             "estimator": self.estimator,
             "gamma": self.gamma,
@@ -116,11 +94,6 @@ class Estimate:
         )
 
 
-def _finite(number: float) -> float | None:
-    """JSON has no NaN: what is not finite becomes null."""
-    return float(number) if math.isfinite(number) else None
-
-
 def _plain(value: Any) -> Any:
     """Numpy scalars, arrays and nested containers as JSON types."""
     if isinstance(value, (np.bool_, bool)):
@@ -128,7 +101,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, (np.integer, int)):
         return int(value)
     if isinstance(value, (np.floating, float)):
-        return _finite(float(value))
+        return finite_or_none(float(value))
     if isinstance(value, dict):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple, np.ndarray)):

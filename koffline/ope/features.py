@@ -1,0 +1,152 @@
+"""A problem seen through features: the columns that every closed-form estimator and kernel interval reads.
+
+A value function linear in p features, Q(s, a) = φ(s, a)ᵀθ, has the residual r − Zθ with
+Z = φ(x) − discount · E_{a'~π} φ(s', a'), and the value cᵀθ with c = E_{s0, a~π} φ(s0, a).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from koffline.kernels import FourierFeatures, Gaussian, median_bandwidth, random_fourier_features
+from koffline.ope.problem import EvaluationProblem
+from koffline.solvers.features import FeatureMap, RandomFourierFeatures
+from koffline.solvers.linear import combine_features
+
+_BLOCK = 8192
+
+
+@dataclass(frozen=True, eq=False)
+class FeatureSystem:
+    """N rows and E start states in p features; float64, values and rewards in the user's units.
+
+    ``now (N, p)``: φ(s, a) of logged rows. ``later (N, p)``: E_{a'~π} φ(s', a'). ``starts (E, p)``:
+    E_{a~π} φ(s0, a). ``discounts (N,)``: γ, or 0 where the row is terminal. ``row_weights (N,)`` (mean one)
+    and ``start_weights (E,)`` are the log's own. ``instruments`` is ψ with ψ(x)ᵀψ(y) ≈ k(x, y) and
+    ψ(x)ᵀψ(x) = 1, a function of ``kernel_inputs (N, k)``. ``unit_starts (U,)``: first row of each
+    independent unit (episode, or row). ``fixed_starts``: start states were given, not sampled with the log.
+    """
+
+    now: Float[Tensor, "row parameter"]
+    later: Float[Tensor, "row parameter"]
+    starts: Float[Tensor, "start parameter"]
+    rewards: Float[Tensor, " row"]
+    discounts: Float[Tensor, " row"]
+    row_weights: Float[Tensor, " row"]
+    start_weights: Float[Tensor, " start"]
+    kernel_inputs: Float[Tensor, "row column"]
+    instruments: FourierFeatures
+    bandwidth: float
+    unit_starts: np.ndarray
+    fixed_starts: bool
+    value_bounds: tuple[float, float]
+    reward_scale: float
+    gamma: float
+
+    def __len__(self) -> int:
+        return len(self.rewards)
+
+    @property
+    def parameters(self) -> int:
+        """p."""
+        return self.now.shape[1]
+
+    @cached_property
+    def difference(self) -> Float[Tensor, "row parameter"]:
+        """Z = φ(x) − discount · E φ(x'), (N, p)."""
+        return self.now - self.discounts[:, None] * self.later
+
+    @cached_property
+    def start_mean(self) -> Float[Tensor, " parameter"]:
+        """c = E φ(s0, a), (p,): the value of θ is cᵀθ."""
+        return self.start_weights @ self.starts / self.start_weights.sum()
+
+    @cached_property
+    def projected(self) -> Float[Tensor, "instrument column"]:
+        """ΨᵀW[Z, r]/n, (m, p + 1): with B = Ψᵀ W Z/n and v = Ψᵀ W r/n, V̂(θ) = ‖v − Bθ‖²."""
+        columns = torch.cat((self.difference, self.rewards[:, None]), dim=1) * self.row_weights[:, None]
+        total = columns.new_zeros(self.instruments.frequencies.shape[1] * 2, columns.shape[1])
+        for start in range(0, len(self), _BLOCK):
+            rows = slice(start, start + _BLOCK)
+            total.addmm_(self.instruments(self.kernel_inputs[rows]).mT, columns[rows])
+        return total / len(self)
+
+    def residuals(self, theta: Float[Tensor, " parameter"]) -> Float[Tensor, " row"]:
+        """δ = r − Zθ, (N,)."""
+        return self.rewards - self.difference @ theta
+
+    def value(self, theta: Float[Tensor, " parameter"]) -> float:
+        """cᵀθ."""
+        return float(self.start_mean @ theta)
+
+
+def default_features(
+    problem: EvaluationProblem, count: int = 100, width: float = 1.0, seed: int = 0
+) -> FeatureMap:
+    """Random Fourier features chosen from inputs alone, never from rewards.
+
+    width: a multiple of the median distance between rows.
+    """
+    inputs = torch.as_tensor(problem.inputs[problem.row_weights > 0.0])
+    return RandomFourierFeatures(width * median_bandwidth(inputs), count, seed)
+
+
+@torch.no_grad()
+def make_feature_system(
+    problem: EvaluationProblem,
+    features: FeatureMap | None = None,
+    *,
+    gamma: float,
+    constant: bool = True,
+    bandwidth: float = 0.6,
+    instruments: int = 1000,
+    seed: int = 0,
+) -> FeatureSystem:
+    """The columns of a problem. features: of standardised inputs (N, d); None: `default_features`.
+
+    For discrete actions every action has its own weights. bandwidth: of the kernel behind the instruments, a
+    multiple of the median distance between rows. Raises DataError.
+    """
+    mapping = default_features(problem, seed=seed) if features is None else features
+    kernel_inputs = torch.as_tensor(problem.kernel_inputs, dtype=torch.float64)
+    width = bandwidth * median_bandwidth(kernel_inputs[torch.as_tensor(problem.row_weights > 0.0)])
+    generator = torch.Generator().manual_seed(seed)
+    scale = problem.reward_scale
+    return FeatureSystem(
+        now=_columns(mapping, problem.inputs[:, None], problem.readout, constant),
+        later=_columns(mapping, problem.next_inputs, problem.next_probabilities, constant),
+        starts=_columns(mapping, problem.start_inputs, problem.start_probabilities, constant),
+        rewards=torch.as_tensor(problem.rewards) * scale,
+        discounts=torch.as_tensor(problem.discounts),
+        row_weights=torch.as_tensor(problem.row_weights),
+        start_weights=torch.as_tensor(problem.start_weights),
+        kernel_inputs=kernel_inputs,
+        instruments=random_fourier_features(Gaussian(width), kernel_inputs.shape[1], instruments, generator),
+        bandwidth=width,
+        unit_starts=problem.episode_starts,
+        fixed_starts=problem.fixed_starts,
+        value_bounds=(problem.value_bounds[0] * scale, problem.value_bounds[1] * scale),
+        reward_scale=scale,
+        gamma=gamma,
+    )
+
+
+def _columns(
+    features: FeatureMap, inputs: np.ndarray, readout: np.ndarray | None, constant: bool
+) -> Float[Tensor, "row parameter"]:
+    """φ (N, p) of inputs (N, m, d), averaged over the m draws, in blocks."""
+    parts = []
+    reads = None if readout is None else torch.as_tensor(readout, dtype=torch.float64)
+    draws = inputs.shape[1]
+    for start in range(0, len(inputs), _BLOCK):
+        rows = slice(start, start + _BLOCK)
+        flat = torch.as_tensor(inputs[rows].reshape(-1, inputs.shape[-1]), dtype=torch.float64)
+        read = None if reads is None else reads[rows]
+        parts.append(combine_features(features(flat).double(), draws, read, constant))
+    return torch.cat(parts)

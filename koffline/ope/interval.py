@@ -1,0 +1,73 @@
+"""An interval for a policy's value and what stands behind it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from koffline.errors import ConfigError
+
+CERTIFIED = "certified"
+CALIBRATED = "calibrated"
+
+
+@dataclass(frozen=True)
+class Interval:
+    """An interval for the value and what stands behind it.
+
+    ``kind`` says how it was made (``"bootstrap"``, ``"kernel-certified"`` …) and is never to be read without
+    it: a calibrated interval is right on average over many logs (asymptotically, or by resampling), a
+    certified one holds for any number of rows under the stated ``assumptions``. ``norm_bound`` is ρ, the
+    largest norm a value function may have in the class behind the interval; None where there is no class.
+    """
+
+    low: float
+    high: float
+    level: float
+    kind: str
+    assumptions: str = ""
+    norm_bound: float | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        """The interval as plain JSON types."""
+        return {
+            "low": finite_or_none(self.low),
+            "high": finite_or_none(self.high),
+            "level": self.level,
+            "kind": self.kind,
+            "assumptions": self.assumptions,
+            "norm_bound": None if self.norm_bound is None else finite_or_none(self.norm_bound),
+        }
+
+    @property
+    def width(self) -> float:
+        """high − low."""
+        return self.high - self.low
+
+    def holds(self, value: float) -> bool:
+        """Whether ``value`` lies inside, ends included."""
+        return self.low <= value <= self.high
+
+    def within(self, bounds: tuple[float, float]) -> Interval:
+        """The part inside ``bounds`` that every value obeys; the nearest bound where nothing is inside."""
+        low, high = bounds
+        return Interval(
+            min(max(self.low, low), high),
+            max(min(self.high, high), low),
+            self.level,
+            self.kind,
+            self.assumptions,
+            self.norm_bound,
+        )
+
+
+def check_level(level: float) -> None:
+    """ConfigError unless 0 < level < 1."""
+    if not 0.0 < level < 1.0:
+        raise ConfigError(f"level is {level}; give a number between 0 and 1, as in 0.95")
+
+
+def finite_or_none(number: float) -> float | None:
+    """JSON has no NaN: what is not finite becomes None."""
+    return float(number) if math.isfinite(number) else None
