@@ -77,9 +77,10 @@ def evaluate(
     _check_settings(layers)
     true_value = None if truth is None else _read_truth(truth)
     if out is not None:
-        from koffline.report.page import check_output_directory
+        from koffline.report.folder import check_output_directory
+        from koffline.report.page import MARKER
 
-        check_output_directory(Path(out), force)
+        check_output_directory(Path(out), force, MARKER)
     # A user's policy may print while it is imported or called: stdout belongs to the result alone.
     with contextlib.redirect_stdout(sys.stderr):
         estimate = _evaluate(data, policy, layers, initial_states, requested_space(discrete, continuous))

@@ -1,0 +1,71 @@
+"""A folder of results, written as a whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from koffline.errors import ConfigError
+
+
+def check_output_directory(out: Path, force: bool, marker: str) -> None:
+    """ConfigError before any work when ``out`` is a file, holds something, or cannot be made.
+
+    marker: the file without which a folder is not ours to replace, even with ``force``.
+    """
+    if out.exists() and not out.is_dir():
+        raise ConfigError(f"--out {out} is a file; name a directory")
+    occupied = out.is_dir() and any(out.iterdir())
+    if occupied and not force:
+        raise ConfigError(f"--out {out} is not empty; name another directory or add --force to replace it")
+    if occupied and not (out / marker).is_file():
+        raise ConfigError(
+            f"--out {out} holds no {marker}, so --force will not replace it; name another directory"
+        )
+    parent = next(folder for folder in [out.absolute(), *out.absolute().parents] if folder.exists())
+    if not parent.is_dir():
+        raise ConfigError(f"--out {out}: {parent} is a file; name a directory")
+    if not os.access(parent, os.W_OK):
+        raise ConfigError(f"--out {out}: {parent} is not writable; name a directory that is")
+
+
+def write_folder(out: Path, fill: Callable[[Path], None], marker: str, force: bool = False) -> None:
+    """Let ``fill`` write into a temporary directory beside ``out`` and give that its name once complete.
+
+    What was there is replaced only with ``force`` and only then.
+    """
+    check_output_directory(out, force, marker)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    part = Path(tempfile.mkdtemp(prefix=f".{out.name}.", suffix=".part", dir=out.parent))
+    try:
+        os.chmod(part, 0o777 & ~_umask())
+        fill(part)
+        _put_in_place(part, out)
+    except BaseException:
+        shutil.rmtree(part, ignore_errors=True)
+        raise
+
+
+def _put_in_place(part: Path, out: Path) -> None:
+    """Rename ``part`` to ``out``; what was there goes away only after the new one has its name."""
+    if not out.exists():
+        part.rename(out)
+        return
+    old = Path(tempfile.mkdtemp(prefix=f".{out.name}.", suffix=".old", dir=out.parent)) / out.name
+    out.rename(old)
+    try:
+        part.rename(out)
+    except BaseException:
+        old.rename(out)
+        raise
+    finally:
+        shutil.rmtree(old.parent, ignore_errors=True)
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

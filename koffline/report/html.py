@@ -1,0 +1,50 @@
+"""Self-contained HTML pages: templates of this folder, figures as inline SVG, nothing loaded elsewhere."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+def render(template: str, figures: Mapping[str, Figure], **context: Any) -> str:
+    """The page as text. template: a file of this folder that extends ``base.html.j2``.
+
+    In a template ``figures.name`` is an SVG element (mark it safe) and ``| number`` gives four digits.
+    """
+    from jinja2 import Environment, FileSystemLoader
+
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent), autoescape=True, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.filters["number"] = number
+    drawn = {name: _svg(figure) for name, figure in figures.items()}
+    return environment.get_template(template).render(figures=drawn, **context)
+
+
+def save_figures(figures: Mapping[str, Figure], folder: Path) -> None:
+    """``folder/plots/NAME.png`` of each."""
+    (folder / "plots").mkdir()
+    for name, figure in figures.items():
+        figure.savefig(folder / "plots" / f"{name}.png", dpi=144)
+
+
+def number(value: object) -> str:
+    """Four significant digits; a dash for what is not there."""
+    if value is None:
+        return "–"
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return str(value)
+    return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
+
+
+def _svg(figure: Figure) -> str:
+    """The figure as an inline element, without the XML prologue."""
+    buffer = io.StringIO()
+    figure.savefig(buffer, format="svg", metadata={"Date": None})
+    text = buffer.getvalue()
+    return text[text.index("<svg") :]
