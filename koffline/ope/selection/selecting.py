@@ -1,0 +1,220 @@
+"""``select_policies``: from a log and several policies to a ranking, reading top to bottom."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from koffline.data.transitions import Transitions
+from koffline.errors import ConfigError, DataError, KofflineError
+from koffline.fitting import Progress
+from koffline.ope.estimate import Estimate
+from koffline.ope.evaluation import evaluate
+from koffline.ope.selection.comparisons import ReplicaValues, compare_policies
+from koffline.ope.selection.metrics import SelectionMetrics, score_selection
+from koffline.ope.selection.ranking import PolicyRanking, RankedPolicy
+from koffline.policies import ContinuousPolicy, as_policy
+from koffline.policies.base import Policy
+
+_DRAWS = 0x647261  # keeps the policies' own draws apart from those of episodes and seeds
+_ASSUMPTIONS = (
+    "Differences: Student t over networks retrained on the same resampled {units} with the same seeds for "
+    "every policy; p-values corrected for all pairs (Holm). The first policy was chosen for its estimate, "
+    "which therefore leans high: confirm it on rows that took no part in the choice."
+)
+Truths = Sequence[float] | np.ndarray | Mapping[str, float]
+
+
+def select_policies(
+    transitions: Transitions,
+    policies: Sequence[Any] | Mapping[str, Any],
+    gamma: float | None = None,
+    *,
+    truths: Truths | None = None,
+    threshold: float | None = None,
+    top_k: int = 5,
+    seed: int = 0,
+    progress: Callable[[str], Progress | None] | None = None,
+    **options: Any,
+) -> PolicyRanking:
+    """Rank policies by what they are worth, with intervals, and say which differ significantly.
+
+    policies: as ``koffline.evaluate`` takes them, two or more; a mapping gives them names. truths: true
+    values in the same order (or by name), for regret@k (k ≤ top_k), rank correlations and errors.
+    threshold: a value that a policy should exceed. progress: a policy's name to the object that hears of its
+    gradient steps. Further options are those of ``koffline.evaluate``.
+    Raises KofflineError (DataError, PolicyError, ConfigError) in one line; a policy whose networks diverge
+    is left out of the ranking and named, as long as two remain.
+    """
+    started = time.perf_counter()
+    named = _named_policies(policies, transitions)
+    true = _truths_by_name(truths, list(named))
+    if top_k < 1:
+        raise ConfigError(f"top_k is {top_k}; give a whole number from 1 on")
+    estimates: dict[str, Estimate] = {}
+    unranked: dict[str, str] = {}
+    for name, policy in named.items():
+        watch = None if progress is None else progress(name)
+        try:
+            estimates[name] = evaluate(
+                transitions, _same_draws(policy, seed), gamma, seed=seed, progress=watch, **options
+            )
+        except (ConfigError, DataError):
+            raise
+        except KofflineError as error:
+            unranked[name] = str(error)
+    if len(estimates) < 2:
+        reasons = "; ".join(f"{name}: {reason}" for name, reason in unranked.items())
+        raise KofflineError(f"fewer than two policies could be evaluated ({reasons})")
+    return _ranking(transitions, estimates, unranked, true, threshold, top_k, started)
+
+
+def _ranking(
+    transitions: Transitions,
+    estimates: dict[str, Estimate],
+    unranked: dict[str, str],
+    truths: dict[str, float] | None,
+    threshold: float | None,
+    top_k: int,
+    started: float,
+) -> PolicyRanking:
+    """Order, compare and judge."""
+    names = sorted(estimates, key=lambda name: -estimates[name].value)
+    first = estimates[names[0]]
+    comparisons = compare_policies(names, _replicas(names, estimates), first.interval.level)
+    beaten = {comparison.worse for comparison in comparisons if comparison.significant}
+    ranked = tuple(
+        _ranked(rank, name, estimates[name], truths, name not in beaten, threshold)
+        for rank, name in enumerate(names, start=1)
+    )
+    units = "episodes" if first.n_episodes else "rows"
+    return PolicyRanking(
+        policies=ranked,
+        comparisons=comparisons,
+        estimator=first.estimator,
+        gamma=first.gamma,
+        level=first.interval.level,
+        seed=first.seed,
+        n_transitions=first.n_transitions,
+        n_episodes=first.n_episodes,
+        source=first.source,
+        data_sha256=first.data_sha256,
+        seconds=time.perf_counter() - started,
+        assumptions=_ASSUMPTIONS.format(units=units),
+        metrics=None if truths is None else _metrics(ranked, threshold, top_k),
+        threshold=threshold,
+        unranked=tuple(unranked.items()),
+        warnings=_warnings(ranked, unranked),
+        settings=first.as_dict()["settings"],
+        versions=first.versions,
+    )
+
+
+def _ranked(
+    rank: int,
+    name: str,
+    estimate: Estimate,
+    truths: dict[str, float] | None,
+    maybe_best: bool,
+    threshold: float | None,
+) -> RankedPolicy:
+    interval = estimate.interval
+    above: bool | None = None
+    if threshold is not None and (interval.low > threshold or interval.high < threshold):
+        above = interval.low > threshold
+    return RankedPolicy(
+        rank=rank,
+        name=name,
+        value=estimate.value,
+        interval=interval,
+        truth=None if truths is None else truths[name],
+        maybe_best=maybe_best,
+        above_threshold=above,
+        warnings=estimate.warnings,
+        estimate=estimate,
+    )
+
+
+def _metrics(ranked: tuple[RankedPolicy, ...], threshold: float | None, top_k: int) -> SelectionMetrics:
+    """The ranking against the truths of its policies."""
+    return score_selection(
+        [policy.value for policy in ranked],
+        [policy.truth for policy in ranked if policy.truth is not None],
+        [(policy.interval.low, policy.interval.high) for policy in ranked],
+        threshold,
+        top_k,
+    )
+
+
+def _replicas(names: list[str], estimates: dict[str, Estimate]) -> ReplicaValues:
+    """The paired replicas of all policies; NaN marks those that diverged."""
+    found = [estimates[name].evidence for name in names]
+    values = np.stack([evidence.replica_values for evidence in found if evidence is not None])
+    assert found[0] is not None, "an evaluation brings its replicas"
+    return ReplicaValues(values, np.isfinite(values), found[0].replica_roles.count("full"))
+
+
+def _warnings(ranked: tuple[RankedPolicy, ...], unranked: dict[str, str]) -> tuple[str, ...]:
+    """What all policies share is said once; the rest with the policy's name."""
+    shared = [text for text in ranked[0].warnings if all(text in policy.warnings for policy in ranked[1:])]
+    own = [f"{p.name}: {text}" for p in ranked for text in p.warnings if text not in shared]
+    left_out = [f"{name} is not ranked: {reason}" for name, reason in unranked.items()]
+    return (*left_out, *shared, *own)
+
+
+def _named_policies(policies: Sequence[Any] | Mapping[str, Any], log: Transitions) -> dict[str, Policy]:
+    """Every policy under a name of its own, checked against the log before anything is fitted."""
+    if isinstance(policies, (str, bytes)):
+        raise ConfigError(f"policies is the text '{policies!s}'; give a list of two or more policies")
+    given = policies.values() if isinstance(policies, Mapping) else policies
+    loaded = [as_policy(policy, log.action_space, log.observation_shape) for policy in given]
+    if len(loaded) < 2:
+        raise ConfigError(f"{len(loaded)} policy was given; a ranking needs two or more")
+    if isinstance(policies, Mapping):
+        return dict(zip(map(str, policies), loaded, strict=True))
+    named: dict[str, Policy] = {}
+    for policy in loaded:
+        count = sum(other.name == policy.name for other in named.values())
+        named[policy.name if not count else f"{policy.name} ({count + 1})"] = policy
+    return named
+
+
+def _truths_by_name(truths: Truths | None, names: list[str]) -> dict[str, float] | None:
+    """Finite numbers, one for each policy; ConfigError otherwise."""
+    if truths is None:
+        return None
+    if isinstance(truths, Mapping):
+        unknown = sorted(set(map(str, truths)) ^ set(names))
+        if unknown:
+            raise ConfigError(
+                f"truths and policies differ in {', '.join(unknown)}; give one truth for each of "
+                f"{', '.join(names)}"
+            )
+        found = {name: float(truths[name]) for name in names}
+    else:
+        if len(truths) != len(names):
+            raise ConfigError(
+                f"{len(truths)} truths for {len(names)} policies; give one for each, in the same order"
+            )
+        found = {name: float(truth) for name, truth in zip(names, truths, strict=True)}
+    if not np.isfinite(list(found.values())).all():
+        raise ConfigError("truths hold NaN or infinite numbers; give finite ones")
+    return found
+
+
+def _same_draws(policy: Policy, seed: int) -> Policy:
+    """The policy with a stream of its own for its actions.
+
+    Otherwise a stochastic policy would take draws from the stream that resamples episodes, and two policies
+    would no longer be compared on the same ones.
+    """
+    if not isinstance(policy, ContinuousPolicy) or policy.sample_function is None:
+        return policy
+    own, sample = np.random.default_rng((_DRAWS, seed)), policy.sample_function
+    return dataclasses.replace(
+        policy, sample_function=lambda observations, generator: sample(observations, own)
+    )
