@@ -19,34 +19,45 @@ from koffline.errors import PolicyError
 from koffline.policies.outputs import one_line
 
 
-def load_torchscript(path: Path) -> Callable[[np.ndarray], Any]:
+def load_torchscript(path: Path) -> Callable[..., Any]:
     """A function from observations to the module's output. Raises PolicyError for a corrupt file."""
+    return module_function(read_torchscript(path))
+
+
+def read_torchscript(path: Path) -> torch.nn.Module:
+    """The module of a TorchScript file, on the CPU. Raises PolicyError for a corrupt file."""
     try:
         with warnings.catch_warnings():
             # Deprecated in favour of torch.export, but the files are there and d3rlpy writes no other.
             warnings.filterwarnings("ignore", message=".*torch.jit.*", category=DeprecationWarning)
-            module = torch.jit.load(str(path), map_location="cpu")
+            return torch.jit.load(str(path), map_location="cpu")
     except Exception as error:
         raise PolicyError(
             f"{path}: the TorchScript file cannot be read ({one_line(error)}); export it again"
         ) from error
-    return module_function(module)
 
 
-def module_function(module: torch.nn.Module) -> Callable[[np.ndarray], torch.Tensor]:
-    """Call the module without gradients, in evaluation mode, on its own device and in its own float type."""
+def module_function(module: torch.nn.Module) -> Callable[..., torch.Tensor]:
+    """Call the module without gradients, in evaluation mode, on its own device and in its own float type.
+
+    Columns of whole numbers (int64: discrete actions) stay such.
+    """
     sample = next(module.parameters(), None)
     dtype = sample.dtype if sample is not None and sample.is_floating_point() else torch.float32
     device = torch.device("cpu") if sample is None else sample.device
 
-    def function(observations: np.ndarray) -> torch.Tensor:
-        # A copy: the log's arrays are read-only, and the module might write into its input.
-        batch = torch.tensor(observations, dtype=dtype, device=device)
+    def function(*columns: np.ndarray) -> torch.Tensor:
+        # Copies: the log's arrays are read-only, and the module might write into its input.
+        types = [torch.int64 if column.dtype == np.int64 else dtype for column in columns]
+        batch = [
+            torch.tensor(column, dtype=kind, device=device)
+            for column, kind in zip(columns, types, strict=True)
+        ]
         was_training = module.training
         module.eval()
         try:
             with torch.no_grad():
-                return module(batch)
+                return module(*batch)
         finally:
             module.train(was_training)
 

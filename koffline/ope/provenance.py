@@ -1,0 +1,190 @@
+"""Which rows a value function was fitted to: a test on those rows says nothing.
+
+Rows are recognised by fingerprints of (s, a, r, s'), rounded to float32 as models and files keep them: an
+overlap shows after any selection, reordering or change of file format. Where a world repeats itself (few
+states) equal rows are no proof: the share of tested rows seen in training is compared with the share of
+training rows that have a twin among themselves, which is what fresh rows of the same world would show.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from jaxtyping import UInt64
+
+from koffline.data.transitions import Transitions
+from koffline.errors import ConfigError
+
+_CONTEXT = 16  # rows before one's own that count for the fingerprint of a place in an episode
+_DEVIATIONS = 4.0
+_REPEATS = 0.5  # share of rows with a twin from which on equal rows tell nothing
+_FIRST, _SECOND = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
+_STEP = np.uint64(0x9E3779B97F4A7C15)
+_BLOCK = 4096
+
+
+@dataclass(frozen=True, eq=False)
+class Provenance:
+    """The M rows that a value function was fitted to.
+
+    ``rows (M,)``: fingerprints; ``places (M,)``: of rows with what came before them in their episode, None
+    where the log had no episodes. ``source``: a name for messages.
+    """
+
+    rows: UInt64[np.ndarray, " row"] = field(repr=False)
+    places: UInt64[np.ndarray, " row"] | None = field(default=None, repr=False)
+    source: str | None = None
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @classmethod
+    def of(cls, transitions: Transitions, source: str | None = None) -> Provenance:
+        """The provenance of something fitted to this log; rows of weight zero taught it nothing."""
+        weights = transitions.weights
+        counted = np.ones(len(transitions), np.bool_) if weights is None else weights > 0.0
+        places = _place_fingerprints(transitions)
+        return cls(
+            row_fingerprints(transitions)[counted],
+            None if places is None else places[counted],
+            source or transitions.metadata.source,
+        )
+
+    def with_source(self, source: str) -> Provenance:
+        """The same rows under another name."""
+        return dataclasses.replace(self, source=source)
+
+
+@dataclass(frozen=True)
+class Overlap:
+    """``seen``: share of the tested rows that are among the training rows; ``by_chance``: share expected
+    if they were fresh; ``margin``: how much more than that chance may bring.
+    """
+
+    seen: float
+    by_chance: float
+    margin: float
+
+    @property
+    def is_certain(self) -> bool:
+        """More rows were seen in training than fresh ones would be."""
+        return self.seen > self.by_chance + self.margin
+
+    @property
+    def tells_nothing(self) -> bool:
+        """Rows repeat so much that seen and fresh ones cannot be told apart."""
+        return self.by_chance > _REPEATS and not self.is_certain
+
+
+def row_fingerprints(transitions: Transitions) -> UInt64[np.ndarray, " row"]:
+    """(N,) one number per (s, a, r, s') rounded to float32; equal rows have equal numbers."""
+    result = np.zeros(len(transitions), dtype=np.uint64)
+    columns = (
+        transitions.observations,
+        transitions.actions,
+        transitions.rewards,
+        transitions.next_observations,
+    )
+    for start in range(0, len(transitions), _BLOCK):
+        rows = slice(start, start + _BLOCK)
+        for column in columns:
+            result[rows] = _mixed_in(result[rows], column[rows])
+    return result
+
+
+def measure_overlap(trained_on: Provenance, transitions: Transitions) -> Overlap:
+    """How many of the tested rows were seen in training; by places in episodes where both logs know them."""
+    tested = Provenance.of(transitions)
+    if len(tested) == 0 or len(trained_on) == 0:
+        return Overlap(0.0, 0.0, 0.0)
+    found = _compare(trained_on.rows, tested.rows)
+    if trained_on.places is not None and tested.places is not None and found.by_chance > 0.0:
+        by_place = _compare(trained_on.places, tested.places)
+        return by_place if not found.is_certain else found
+    return found
+
+
+def check_held_out(
+    value_function: Any,
+    transitions: Transitions,
+    trained_on: Provenance | Transitions | None = None,
+    allow: bool = False,
+) -> tuple[str, ...]:
+    """Sentences about how fresh the tested rows are for this value function; none when they are.
+
+    trained_on: the training rows where the value function (its ``trained_on``) does not know them; wins.
+    Raises ConfigError when tested rows are among them, unless ``allow``.
+    """
+    known = trained_on if trained_on is not None else value_function.trained_on
+    name = value_function.name
+    if known is None:
+        return (
+            f"It is not known which rows {name} was fitted to; if these are among them, "
+            "the test says nothing.",
+        )
+    provenance = Provenance.of(known) if isinstance(known, Transitions) else known
+    overlap = measure_overlap(provenance, transitions)
+    if overlap.is_certain:
+        share = f"{overlap.seen:.0%}" if overlap.seen >= 0.01 else f"{overlap.seen:.1g} (share)"
+        if not allow:
+            raise ConfigError(
+                f"{name} was fitted to {share} of these rows, on which a test says nothing; test other "
+                "rows, fit by koffline.ope.cross_fit.cross_fit, or allow it with allow_training_rows=True"
+            )
+        return (f"{share} of the rows were used to fit {name}: non-rejection on them says nothing.",)
+    if overlap.tells_nothing:
+        return (
+            f"Rows repeat themselves ({overlap.by_chance:.0%} have a twin): whether {name} was fitted to the "
+            "tested ones cannot be seen; make sure that they are fresh.",
+        )
+    if overlap.seen > 0.0 and overlap.by_chance == 0.0:
+        count = round(overlap.seen * len(transitions))
+        return (f"{count} of the rows equal rows that {name} was fitted to.",)
+    return ()
+
+
+def _place_fingerprints(transitions: Transitions) -> np.ndarray | None:
+    """(N,) of every row with up to 16 rows before it in its episode and its step; None without episodes."""
+    steps = transitions.steps
+    if steps is None:
+        return None
+    rows = row_fingerprints(transitions)
+    places = _scramble(rows ^ np.asarray(steps).astype(np.uint64))
+    for back in range(1, _CONTEXT + 1):
+        inside = np.asarray(steps) >= back
+        earlier = np.where(inside, np.roll(rows, back), np.uint64(0))
+        places = _scramble(places * _FIRST + earlier + _STEP)
+    return places
+
+
+def _compare(trained: np.ndarray, tested: np.ndarray) -> Overlap:
+    """Shares of tested fingerprints in training, and of training ones with a twin in training."""
+    values, counts = np.unique(trained, return_counts=True)
+    at = np.minimum(np.searchsorted(values, tested), len(values) - 1)
+    seen = float(np.mean(values[at] == tested))
+    by_chance = float(counts[counts > 1].sum() / len(trained))
+    fewer = 1.0 / min(len(trained), len(tested))  # where no twin was found there may still be a few
+    share = min(max(by_chance, fewer), 1.0 - fewer) if fewer < 0.5 else 0.5
+    margin = _DEVIATIONS * math.sqrt(share * (1.0 - share) * (1.0 / len(tested) + 2.0 / len(trained)))
+    return Overlap(seen, by_chance, margin)
+
+
+def _mixed_in(state: np.ndarray, column: np.ndarray) -> np.ndarray:
+    """(B,) the state after every number of a block of rows, in order."""
+    with np.errstate(over="ignore"):
+        numbers = np.ascontiguousarray(column, dtype=np.float32).reshape(len(column), -1)
+    bits = (numbers + np.float32(0.0)).view(np.uint32)  # −0 becomes 0
+    for index in range(bits.shape[1]):
+        state = _scramble(state + _STEP + bits[:, index].astype(np.uint64))
+    return state
+
+
+def _scramble(state: np.ndarray) -> np.ndarray:
+    """A bijection of 64-bit numbers in which every input bit reaches every output bit (splitmix64's end)."""
+    state = (state ^ (state >> np.uint64(30))) * _FIRST
+    state = (state ^ (state >> np.uint64(27))) * _SECOND
+    return state ^ (state >> np.uint64(31))

@@ -1,0 +1,215 @@
+"""Value functions to be examined: one record for Q(s, a) or V(s), whoever fitted it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float, Shaped
+
+from koffline.data.transitions import ActionSpace, Discrete
+from koffline.errors import ConfigError, DataError, KofflineError
+from koffline.ope.provenance import Provenance
+from koffline.policies import ContinuousPolicy, DiscretePolicy, Policy
+from koffline.policies.base import chunk_rows_for, describe_actions
+from koffline.policies.outputs import one_line
+
+ACTION, STATE = "action", "state"
+ACCEPTED = (
+    "a d3rlpy model or its .d3 file, a TorchScript file, 'package.module:name', a function "
+    "(observations, actions) -> (N,), or one of observations alone"
+)
+
+
+@dataclass(frozen=True, eq=False)
+class ValueFunction:
+    """Q(s, a) (kind ``"action"``) or V(s) (kind ``"state"``) in units of the discounted return.
+
+    function: (observations (N, ...), actions (N,) or (N, k)) -> (N,), of observations alone for kind
+    ``"state"``. It is called in chunks. trained_on: the rows it was fitted to, None where unknown. notes:
+    sentences for a person about what these values are.
+    """
+
+    name: str
+    kind: str
+    function: Callable[..., Any] = field(repr=False)
+    action_space: ActionSpace
+    observation_shape: tuple[int, ...]
+    trained_on: Provenance | None = field(default=None, repr=False)
+    notes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.kind not in (ACTION, STATE):
+            raise ConfigError(f"kind is {self.kind!r}; give '{ACTION}' for Q(s, a) or '{STATE}' for V(s)")
+
+    def values(
+        self, observations: Shaped[np.ndarray, "row *observation"], actions: np.ndarray | None = None
+    ) -> Float[np.ndarray, " row"]:
+        """Values (N,) float64; a state function ignores the actions. Raises DataError."""
+        observations = np.asarray(observations)
+        if observations.shape[1:] != self.observation_shape:
+            raise DataError(
+                f"{self.name}: observations have shape {observations.shape}, the value function takes "
+                f"(N, {', '.join(map(str, self.observation_shape))}); pass one row per observation"
+            )
+        given = self._checked_actions(actions, len(observations))
+        values = np.empty(len(observations))
+        size = chunk_rows_for(self.observation_shape)
+        for start in range(0, len(observations), size):
+            rows = slice(start, min(start + size, len(observations)))
+            part = (observations[rows],) if given is None else (observations[rows], given[rows])
+            values[rows] = _checked_values(self._call(*part), rows.stop - rows.start, start, self.name)
+        return values
+
+    def expected(
+        self,
+        observations: Shaped[np.ndarray, "row *observation"],
+        policy: Policy,
+        draws: int = 8,
+        generator: np.random.Generator | None = None,
+    ) -> Float[np.ndarray, " row"]:
+        """E_{a~π} Q(s, a) (N,) float64: exact for discrete actions and deterministic policies.
+
+        Otherwise the mean over ``draws`` draws per row from ``generator`` (seed 0 when None). A state
+        function ignores the policy. Raises DataError, PolicyError.
+        """
+        if self.kind == STATE:
+            return self.values(observations)
+        if isinstance(policy, DiscretePolicy):
+            return self._expected_discrete(observations, policy)
+        count = 1 if policy.deterministic else draws
+        if count < 1:
+            raise ConfigError(f"draws is {draws}; give at least 1 draw of the policy's action per row")
+        generator = np.random.default_rng(0) if generator is None else generator
+        total = np.zeros(len(observations))
+        for _ in range(count):
+            total += self.values(observations, policy.sample(observations, generator))
+        return total / count
+
+    def _expected_discrete(self, observations: np.ndarray, policy: DiscretePolicy) -> np.ndarray:
+        """Σ_a π(a|s) Q(s, a); actions that the policy never takes are not asked for."""
+        probabilities = policy.probabilities(observations)
+        total = np.zeros(len(observations))
+        for action in range(policy.n):
+            rows = np.flatnonzero(probabilities[:, action])
+            if len(rows):
+                values = self.values(observations[rows], np.full(len(rows), action))
+                total[rows] += probabilities[rows, action] * values
+        return total
+
+    def _checked_actions(self, actions: np.ndarray | None, rows: int) -> np.ndarray | None:
+        if self.kind == STATE:
+            return None
+        space = self.action_space
+        expected = (rows,) if isinstance(space, Discrete) else (rows, space.k)
+        found = None if actions is None else np.asarray(actions).shape
+        if found != expected:
+            raise DataError(
+                f"{self.name}: actions have shape {found}, {expected} is needed for {rows} observations and "
+                f"{describe_actions(space)}; pass one action per observation"
+            )
+        return np.asarray(actions, dtype=np.int64 if isinstance(space, Discrete) else np.float64)
+
+    def _call(self, *columns: np.ndarray) -> Any:
+        try:
+            return self.function(*columns)
+        except KofflineError:
+            raise
+        except (Exception, SystemExit) as error:
+            shapes = " and actions ".join(str(column.shape) for column in columns)
+            raise DataError(
+                f"{self.name}: the value function failed on observations {shapes} with {one_line(error)}; "
+                "check that it accepts such a batch"
+            ) from error
+
+
+def as_value_function(
+    q: Any,
+    action_space: ActionSpace,
+    observation_shape: Sequence[int],
+    *,
+    kind: str | None = None,
+    name: str | None = None,
+    trained_on: Provenance | None = None,
+) -> ValueFunction:
+    """A value function from whatever holds one.
+
+    q: a `ValueFunction`; a d3rlpy model with networks, d3rlpy's own or ours; the path of a .d3 or TorchScript
+    file; ``package.module:name``; a `koffline.solvers.LinearValue`; the result of `koffline.evaluate`; a
+    torch module or a function of (observations, actions), or of observations alone: then it is V(s) where it
+    gives (N,), and Q(s, ·) where it gives (N, n) for n discrete actions.
+    kind: ``"action"`` or ``"state"`` where that cannot be seen. trained_on: wins over what q itself knows.
+    Raises DataError, PolicyError (files) and ConfigError in one line.
+    """
+    from koffline.ope import value_sources
+
+    shape = tuple(int(side) for side in observation_shape)
+    made = value_sources.resolve(q, action_space, shape, kind, name)
+    _check_fits(made, action_space, shape, kind)
+    if trained_on is None:
+        return made
+    return ValueFunction(
+        made.name, made.kind, made.function, made.action_space, made.observation_shape, trained_on, made.notes
+    )
+
+
+def _check_fits(made: ValueFunction, space: ActionSpace, shape: tuple[int, ...], kind: str | None) -> None:
+    """DataError unless a value function is for the log's actions and observations."""
+    own, log = describe_actions(made.action_space), describe_actions(space)
+    if own != log:
+        raise DataError(
+            f"{made.name}: the model is for {own}, the log has {log}; give a model of logs like this one"
+        )
+    if made.observation_shape != shape:
+        raise DataError(
+            f"{made.name}: the model takes observations of shape {made.observation_shape}, the log has "
+            f"{shape}; give a model of logs like this one"
+        )
+    if kind is not None and made.kind != kind:
+        raise ConfigError(
+            f"{made.name} is a value function of kind '{made.kind}', not '{kind}'; leave kind out"
+        )
+
+
+def _checked_values(raw: Any, rows: int, first: int, name: str) -> np.ndarray:
+    """(N,) float64 from an array, tensor or list, (N, 1) allowed; DataError with shape or row."""
+    if hasattr(raw, "detach"):
+        raw = raw.detach().cpu().numpy()
+    try:
+        array = np.asarray(raw, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise DataError(f"{name}: the values are no numbers ({one_line(error)}); return (N,)") from error
+    if array.shape not in ((rows,), (rows, 1)):
+        raise DataError(
+            f"{name}: the values have shape {array.shape} for {rows} rows; "
+            f"return one value per row, ({rows},)"
+        )
+    array = array.reshape(rows)
+    finite = np.isfinite(array)
+    if not finite.all():
+        row = first + int(np.argmin(finite))
+        raise DataError(
+            f"{name}: the value of row {row} is {array[row - first]}; the model has diverged or the row is "
+            "outside what it accepts"
+        )
+    return array
+
+
+def expected_pair(
+    value_function: ValueFunction,
+    observations: np.ndarray,
+    policy: DiscretePolicy | ContinuousPolicy,
+    draws: int,
+    generator: np.random.Generator,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Two independent estimates (N,) of E_{a~π} Q(s, a), from half of the draws each.
+
+    Products of one's residual with the other's are free of the bias that common draws bring. Where the
+    expectation is exact both are the same array.
+    """
+    exact = value_function.kind == STATE or isinstance(policy, DiscretePolicy) or policy.deterministic
+    half = max(1, draws // 2)
+    first = value_function.expected(observations, policy, half, generator)
+    return first, first if exact else value_function.expected(observations, policy, half, generator)
