@@ -17,7 +17,7 @@ from torch import Tensor
 from koffline.kernels import FourierFeatures, Gaussian, median_bandwidth, random_fourier_features
 from koffline.ope.problem import EvaluationProblem
 from koffline.solvers.features import FeatureMap, RandomFourierFeatures
-from koffline.solvers.linear import combine_features
+from koffline.solvers.linear import combine_features, free_parameters
 
 _BLOCK = 8192
 
@@ -48,6 +48,7 @@ class FeatureSystem:
     value_bounds: tuple[float, float]
     reward_scale: float
     gamma: float
+    constants: int = 0  # how many of the last parameters are constants, which a ridge should leave alone
 
     def __len__(self) -> int:
         return len(self.rewards)
@@ -76,6 +77,11 @@ class FeatureSystem:
             rows = slice(start, start + _BLOCK)
             total.addmm_(self.instruments(self.kernel_inputs[rows]).mT, columns[rows])
         return total / len(self)
+
+    @property
+    def free(self) -> Tensor:
+        """Which parameters a ridge leaves alone, (p,) bool: those of the constants."""
+        return free_parameters(self.parameters, self.constants)
 
     def residuals(self, theta: Float[Tensor, " parameter"]) -> Float[Tensor, " row"]:
         """δ = r − Zθ, (N,)."""
@@ -134,6 +140,7 @@ def make_feature_system(
         value_bounds=(problem.value_bounds[0] * scale, problem.value_bounds[1] * scale),
         reward_scale=scale,
         gamma=gamma,
+        constants=(problem.n_actions or 1) if constant else 0,
     )
 
 
