@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from koffline.data.transitions import Continuous, Discrete, Transitions
     from koffline.ope.estimate import Estimate, Interval
     from koffline.ope.evaluation import evaluate
+    from koffline.ope.selection.ranking import PolicyRanking
+    from koffline.ope.selection.selecting import select_policies
     from koffline.policies import load_policy
 
 try:
@@ -32,11 +34,13 @@ _HOME_OF = {
     "Discrete": "koffline.data.transitions",
     "Estimate": "koffline.ope.estimate",
     "Interval": "koffline.ope.estimate",
+    "PolicyRanking": "koffline.ope.selection.ranking",
     "Transitions": "koffline.data.transitions",
     "evaluate": "koffline.ope.evaluation",
     "load": "koffline.algos.loading",
     "load_policy": "koffline.policies",
     "open_transitions": "koffline.data.sources",
+    "select_policies": "koffline.ope.selection.selecting",
 }
 _MODULES = {
     "bellman",
@@ -57,6 +61,7 @@ __all__ = [
     "Discrete",
     "Estimate",
     "Interval",
+    "PolicyRanking",
     "Transitions",
     "errors",
     "evaluate",
@@ -65,6 +70,7 @@ __all__ = [
     "load",
     "load_policy",
     "open_transitions",
+    "select_policies",
 ]
 
 

@@ -71,6 +71,7 @@ class LazyGroup(KofflineGroup):
         "plot-all": ("koffline.runs.commands", "plot_all"),
         "record": ("koffline.runs.commands", "record"),
         "reproduce": ("koffline.experiments.command", "reproduce"),
+        "select": ("koffline.ope.selection.command", "select"),
         "stats": ("koffline.runs.commands", "stats"),
         "sweep": ("koffline.train.sweep_command", "sweep"),
         "train": ("koffline.train.command", "train"),
