@@ -46,6 +46,15 @@ class EvaluationProblem:
     row_weights: np.ndarray  # (N,) the log's own weights, scaled to mean one
     start_weights: np.ndarray  # (E,) the weight of the row a start state was logged in; ones from outside
     fixed_starts: bool  # start states were given from outside: resampling the log leaves them alone
+    input_location: np.ndarray  # (d,) or (d + k,): what `inputs` subtracted from states and actions,
+    input_scale: np.ndarray  # and divided by
+
+    def standardise(self, observations: np.ndarray, actions: np.ndarray | None = None) -> np.ndarray:
+        """Any observations (M, ...), with continuous actions (M, k) beside them, as ``inputs`` are."""
+        columns = _flat(observations)
+        if self.n_actions is None and actions is not None:
+            columns = np.concatenate([columns, np.asarray(actions, dtype=np.float64)], axis=1)
+        return _standardise(columns, self.input_location, self.input_scale)
 
     @property
     def n_rows(self) -> int:
@@ -136,6 +145,8 @@ def _discrete_columns(
         "next_probabilities": policy.probabilities(log.next_observations),
         "start_probabilities": policy.probabilities(starts),
         "kernel_inputs": np.concatenate([inputs, readout], axis=1),
+        "input_location": mean,
+        "input_scale": spread,
     }
 
 
@@ -174,6 +185,8 @@ def _continuous_columns(
         "next_probabilities": None,
         "start_probabilities": None,
         "kernel_inputs": inputs,
+        "input_location": np.concatenate([mean, action_mean]),
+        "input_scale": np.concatenate([spread, action_spread]),
     }
 
 
