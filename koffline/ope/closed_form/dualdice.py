@@ -1,0 +1,84 @@
+"""DualDICE in closed form: both of its functions linear in features, the inner maximum solved exactly."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from koffline.ope.closed_form.fit import InstrumentPath, LinearFit, PrimalDual, weights_of_rows
+from koffline.ope.closed_form.fitting import FOLDS, MakePath, chosen_folds, finish_fit
+from koffline.ope.closed_form.moments import (
+    Moments,
+    fold_moments,
+    leading_features,
+    leading_instruments,
+)
+from koffline.ope.closed_form.ridges import RIDGES, held_out_losses
+from koffline.ope.features import FeatureSystem
+
+CRITICS = 300
+_CRITIC_RIDGES = (1.0, 1e-1, 1e-2, 1e-3)
+
+
+@torch.no_grad()
+def fit_dualdice(
+    system: FeatureSystem,
+    ridge: float | None = None,
+    critic_ridge: float | None = None,
+    *,
+    critics: int = CRITICS,
+    folds: int = FOLDS,
+    seed: int = 0,
+) -> LinearFit:
+    """ω = ζ of min_ν max_ζ n⁻¹ Σ w [ζ(x)(ν(x) − discount ν(x')) − ζ(x)²/2] − E ν(x0), both ridged.
+
+    ν = φᵀu; ζ is linear in `critics` instruments (even, at most those of the system). The inner maximum
+    regresses ν(x) − discount ν(x') on x before it is squared. Squaring it row by row would need two
+    independent next states of each row, and is biased without them; that form is not offered.
+    critic_ridge: of ζ, relative to the mean eigenvalue of E ψψᵀ. None: ridges by the held-out kernel loss.
+    (Nachum et al. 2019, DualDICE)
+    """
+    critics = min(critics, 2 * system.instruments.frequencies.shape[1])
+    features = leading_features(system.instruments, critics)
+    grid = _CRITIC_RIDGES if critic_ridge is None else (critic_ridge,)
+    choose = ridge is None or critic_ridge is None
+    folded = fold_moments(system, chosen_folds(system, folds, seed, choose), critics)
+    ridges = RIDGES if ridge is None else (ridge,)
+    paths = [_whitened_path(system, critics, epsilon) for epsilon in grid]
+    losses = [held_out_losses(folded, path, ridges) for path in paths] if choose else [torch.zeros(1)]
+    best = min(range(len(paths)), key=lambda index: float(losses[index].min()))
+    return finish_fit(
+        folded,
+        paths[best],
+        ridge,
+        lambda alpha: weights_of_rows(system, features, alpha),
+        losses[best] if ridge is None else None,
+    )
+
+
+def _whitened_path(system: FeatureSystem, critics: int, epsilon: float) -> MakePath:
+    def make_path(moments: Moments) -> WhitenedPath:
+        return WhitenedPath(system, moments, critics, epsilon)
+
+    return make_path
+
+
+class WhitenedPath:
+    """θ and α with instruments in units in which their ridged second moment is the identity."""
+
+    def __init__(self, system: FeatureSystem, moments: Moments, critics: int, epsilon: float) -> None:
+        assert moments.critic is not None  # accumulated by the caller
+        instruments = len(moments.projected)
+        second = moments.critic / moments.weight
+        ridged = second + epsilon * second.diagonal().mean() * torch.eye(critics, dtype=second.dtype)
+        self._root = torch.linalg.cholesky(ridged)
+        rows = moments.projected[leading_instruments(instruments, critics)]
+        rows = rows * ((instruments / critics) ** 0.5 / moments.weight)
+        white = torch.linalg.solve_triangular(self._root, rows, upper=False)
+        self._path = InstrumentPath(white[:, :-1], white[:, -1], system.start_mean, system.free)
+
+    def solve(self, ridge: float) -> PrimalDual:
+        """The pair for one ridge; α in units of the instruments."""
+        pair = self._path.solve(ridge)
+        alpha: Tensor = torch.linalg.solve_triangular(self._root.mT, pair.alpha[:, None], upper=True)
+        return PrimalDual(pair.theta, alpha[:, 0], pair.degrees_of_freedom)

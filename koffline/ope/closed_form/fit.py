@@ -1,0 +1,89 @@
+"""A value linear in features and the weights behind it: one pair of linear systems, two readings.
+
+Every closed form here chooses θ by instruments: minimise ‖v − Bθ‖² + λ‖θ‖² with B = CᵀZ-moments and
+v = r-moments of some critics. Its value cᵀθ is linear in the rewards,
+
+    cᵀθ = (1/n) Σ w_i ω_i r_i,    ω_i = critics(x_i)ᵀ B (BᵀB + λ)⁻¹ c,
+
+and ω is at the same time the minimiser of ‖Bᵀα − c‖² + λ‖α‖² over weights ω = criticsᵀα: the marginalised
+importance weights that balance (1/n) Σ w ω Z against c. So one fit is both a value function (minimax
+Q-learning) and a density ratio d^π/μ (minimax weight learning), with d^π = Σ_t γ^t P(x_t = ·) unnormalised.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from koffline.kernels import FourierFeatures
+from koffline.ope.closed_form.moments import BLOCK
+from koffline.ope.features import FeatureSystem
+from koffline.ope.row_values import RowValues
+from koffline.solvers.quadratic import Quadratic, RidgePath
+
+
+@dataclass(frozen=True, eq=False)
+class LinearFit:
+    """θ (p,), the weights ω (N,) of the rows, and how they were found; float64, units of the return.
+
+    ``degrees_of_freedom``: how many parameters the data, rather than the ridge, decide. ``ridge``: relative
+    to the mean curvature. ``considered``: the ridges tried and their held-out scores, smaller is better.
+    """
+
+    theta: Float[Tensor, " parameter"]
+    weights: Float[Tensor, " row"]
+    ridge: float
+    degrees_of_freedom: float
+    considered: tuple[tuple[float, float], ...] = ()
+
+    def row_values(self, system: FeatureSystem, unseen: float = 0.0) -> RowValues:
+        """Q of the rows, of their next states and of the start states."""
+        return RowValues(
+            now=(system.now @ self.theta).numpy(),
+            later=(system.later @ self.theta).numpy(),
+            starts=(system.starts @ self.theta).numpy(),
+            unseen=unseen,
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class PrimalDual:
+    """θ (p,) and the coefficients α (k,) of the weights, for one ridge."""
+
+    theta: Float[Tensor, " parameter"]
+    alpha: Float[Tensor, " critic"]
+    degrees_of_freedom: float
+
+
+class InstrumentPath:
+    """θ and α for any ridge, from B (k, p), v (k,) and c (p,); free parameters are not penalised."""
+
+    def __init__(
+        self,
+        matrix: Float[Tensor, "critic parameter"],
+        vector: Float[Tensor, " critic"],
+        start_mean: Float[Tensor, " parameter"],
+        free: Bool[Tensor, " parameter"],
+    ) -> None:
+        self._matrix = matrix
+        curvature = matrix.mT @ matrix
+        slopes = torch.stack((matrix.mT @ vector, start_mean))
+        self._paths = [RidgePath(Quadratic(curvature, slope, slope.sum() * 0.0), free) for slope in slopes]
+
+    def solve(self, ridge: float) -> PrimalDual:
+        """The pair for one ridge, relative to the mean curvature."""
+        primal, dual = (path.solve(ridge) for path in self._paths)
+        return PrimalDual(primal.weights, self._matrix @ dual.weights, float(primal.degrees_of_freedom))
+
+
+def weights_of_rows(
+    system: FeatureSystem, critics: FourierFeatures, alpha: Float[Tensor, "critic *column"]
+) -> Float[Tensor, "row *column"]:
+    """ω = critics(x)ᵀα of every row, in blocks."""
+    parts = [
+        critics(system.kernel_inputs[start : start + BLOCK]) @ alpha for start in range(0, len(system), BLOCK)
+    ]
+    return torch.cat(parts)

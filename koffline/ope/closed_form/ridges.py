@@ -1,0 +1,53 @@
+"""The ridge chosen without the truth, on rows of episodes that a fit has not seen."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from koffline.errors import DataError
+from koffline.ope.closed_form.fit import PrimalDual
+from koffline.ope.closed_form.moments import FoldedMoments, Moments
+
+RIDGES = tuple(10.0**-power for power in range(8, -1, -1))
+
+
+class Path(Protocol):
+    """Fits for any ridge."""
+
+    def solve(self, ridge: float) -> PrimalDual:
+        """The fit for one ridge."""
+        ...
+
+
+def held_out_losses(
+    folded: FoldedMoments, make_path: Callable[[Moments], Path], ridges: Sequence[float] = RIDGES
+) -> Float[Tensor, " ridge"]:
+    """Kernel loss of each ridge's fit on the fold left out, as a U-statistic pooled over folds.
+
+    U = (‖ψᵀWδ‖² − Σw²δ²)/((Σw)² − Σw²) with k(x, x) = 1: unbiased for the loss of a value function that has
+    not seen the fold, whatever the ridge.
+    (Feng et al. 2019, equ:ourloss)
+    """
+    scores, pairs = torch.zeros(len(ridges), dtype=torch.float64), 0.0
+    for part, rest in zip(folded.parts, folded.without_each(), strict=True):
+        path = make_path(rest)
+        thetas = torch.stack([path.solve(ridge).theta for ridge in ridges])  # (R, p)
+        mixing = torch.cat((-thetas, torch.ones_like(thetas[:, :1])), dim=1)  # [Z, r] mixingᵀ = δ
+        total = (part.projected @ mixing.mT).square().sum(dim=0)
+        own = ((mixing @ part.squares) * mixing).sum(dim=1)
+        scores, pairs = scores + total - own, pairs + part.weight**2 - part.weight_squares
+    if pairs <= 0.0:
+        raise DataError("a held-out loss needs two rows in a fold; give more rows or a ridge of your own")
+    return torch.where(torch.isfinite(scores), scores / pairs, torch.inf)
+
+
+def best_ridge(scores: Float[Tensor, " ridge"], ridges: Sequence[float] = RIDGES) -> float:
+    """The ridge with the smallest score. DataError when no fit has one."""
+    if not bool(torch.isfinite(scores).any()):
+        raise DataError("no ridge gave a fit with finite values; look for outliers in rewards and features")
+    return ridges[int(scores.argmin())]
