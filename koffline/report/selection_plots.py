@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -28,7 +29,7 @@ def plot_ranking(ranking: PolicyRanking) -> Figure:
             axes.hlines(place, interval.low, interval.high, color=color, lw=5, alpha=0.4)
             axes.plot(policy.value, place, "o", color=color, ms=8)
         _mark(axes, policies, ranking.threshold)
-        axes.set_yticks(range(len(policies)), [short_name(policy.name) for policy in policies])
+        axes.set_yticks(range(len(policies)), [_label(policy) for policy in policies])
         axes.set_ylim(len(policies) - 0.4, -0.6)
         axes.set_xlabel(f"expected discounted return (γ = {ranking.gamma:g})")
         axes.grid(visible=False, axis="y")
@@ -38,8 +39,8 @@ def plot_ranking(ranking: PolicyRanking) -> Figure:
 
 def plot_differences(ranking: PolicyRanking) -> Figure:
     """Row minus column for the best policies; filled cells are significant after Holm's correction."""
-    names = [policy.name for policy in ranking.policies][:_MOST_IN_MATRIX]
-    place = {name: number for number, name in enumerate(names)}
+    policies = ranking.policies[:_MOST_IN_MATRIX]
+    place = {policy.name: number for number, policy in enumerate(policies)}
 
     def draw(axes: Axes) -> None:
         from matplotlib.patches import Rectangle
@@ -53,16 +54,16 @@ def plot_differences(ranking: PolicyRanking) -> Figure:
             weight = "bold" if comparison.significant else "normal"
             text = f"{comparison.difference:+.3g}"
             axes.text(column, row, text, ha="center", va="center", fontsize=8.5, weight=weight, color=INK)
-        labels = [short_name(name, 22) for name in names]
-        axes.set_xticks(range(len(names)), labels, rotation=30, ha="right")
-        axes.set_yticks(range(len(names)), labels)
-        axes.set_xlim(-0.5, len(names) - 0.5)
-        axes.set_ylim(len(names) - 0.5, -0.5)
+        count = len(policies)
+        axes.set_xticks(range(count), [str(policy.rank) for policy in policies])
+        axes.set_yticks(range(count), [_label(policy) for policy in policies])
+        axes.set_xlim(-0.5, count - 0.5)
+        axes.set_ylim(count - 0.5, -0.5)
         axes.grid(visible=False)
         axes.set_xlabel("worth less")
         axes.set_ylabel("worth more")
 
-    return _figure(draw, width=2.6 + 0.75 * len(names), height=1.8 + 0.45 * len(names))
+    return _figure(draw, width=3.4 + 0.65 * len(policies), height=1.4 + 0.42 * len(policies))
 
 
 def plot_truths(ranking: PolicyRanking) -> Figure:
@@ -83,9 +84,17 @@ def plot_truths(ranking: PolicyRanking) -> Figure:
     return _figure(draw)
 
 
-def short_name(name: str, longest: int = _LONGEST_NAME) -> str:
-    """The end of a long name: files differ there."""
-    return name if len(name) <= longest else "…" + name[1 - longest :]
+def short_name(name: str) -> str:
+    """Without folders, and without the middle of what is still long."""
+    bare = re.sub(r"[^:]*/", "", name) or name
+    if len(bare) <= _LONGEST_NAME:
+        return bare
+    half = _LONGEST_NAME // 2
+    return f"{bare[: half - 1]}…{bare[-half:]}"
+
+
+def _label(policy: RankedPolicy) -> str:
+    return f"{short_name(policy.name)}  {policy.rank}"
 
 
 def _mark(axes: Axes, policies: tuple[RankedPolicy, ...], threshold: float | None) -> None:
