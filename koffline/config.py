@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -11,7 +10,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 from pydantic_core import PydanticCustomError
 
-from koffline.errors import ConfigError
+from koffline.errors import ConfigError, nearest_name
 
 
 class EvaluationSettings(BaseModel):
@@ -24,7 +23,8 @@ class EvaluationSettings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     gamma: float = Field(gt=0.0, lt=1.0, description="discount factor, inside (0, 1)")
-    estimator: Literal["kloss", "fqe"] = Field("kloss", description="kernel loss or fitted Q evaluation")
+    estimator: str = Field("kloss", description="estimator, kloss by default")
+    interval: str = Field("default", description="kind of the interval; 'default': the estimator's own")
     level: float = Field(0.95, gt=0.0, lt=1.0, description="level of the interval")
     seed: int = Field(0, ge=0, lt=2**31, description="seed of everything random")
 
@@ -42,6 +42,13 @@ class EvaluationSettings(BaseModel):
     bandwidth: float = Field(0.6, gt=0.0, description="kernel bandwidth as a multiple of the median distance")
     instruments: int = Field(1000, ge=2, multiple_of=2, description="random Fourier features of the kernel")
     ridge: float = Field(1e-3, gt=0.0, description="relative ridge toward the trained last layer")
+
+    features: int = Field(100, ge=2, multiple_of=2, description="random features of the closed forms")
+    feature_width: float = Field(1.0, gt=0.0, description="their width, a multiple of the median distance")
+    norm_bound: float | None = Field(None, gt=0.0, description="largest norm of Q in kernel intervals (rho)")
+    behavior: Literal["auto", "log", "estimate"] = Field(
+        "auto", description="behaviour probabilities: the log's (log), estimated, or auto"
+    )
     device: str = Field("cpu", pattern=r"^(cpu|cuda(:\d+)?)$", description="device: cpu, cuda or cuda:N")
     threads: int = Field(1, ge=1, description="number of threads of this process")
 
@@ -71,7 +78,7 @@ def make_settings(*layers: Mapping[str, Any]) -> EvaluationSettings:
     known = EvaluationSettings.model_fields
     for key in merged:
         if key not in known:
-            raise ConfigError(f"unknown option '{key}'; {_nearest(key, known)}")
+            raise ConfigError(f"unknown option '{key}'; {nearest_name(key, known)}")
     if "gamma" not in merged:
         raise ConfigError("gamma is missing; give the discount factor, as in --gamma 0.99")
     try:
@@ -138,9 +145,3 @@ class _UniqueKeyLoader(yaml.SafeLoader):
             if keys.count(key) > 1:
                 raise _DuplicateKeyError(key)
         return super().construct_mapping(node, deep)
-
-
-def _nearest(key: str, known: Iterable[str]) -> str:
-    """The remedy for an unknown key."""
-    close = difflib.get_close_matches(key, list(known), n=1, cutoff=0.5)
-    return f"did you mean '{close[0]}'?" if close else f"known are {', '.join(sorted(known))}"

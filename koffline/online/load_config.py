@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import functools
 import typing
 from collections.abc import Iterable, Mapping
@@ -13,7 +12,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from koffline.config import parse_assignments, read_yaml
-from koffline.errors import ConfigError
+from koffline.errors import ConfigError, nearest_name
 from koffline.online.config import OnlineConfig
 
 _OPTIONS, _LOG = "environment_options", "initial_log"
@@ -34,7 +33,7 @@ def load_config(path: str | Path | Mapping[str, Any], assignments: Iterable[str]
     hints = _hints()
     for key in content:
         if key not in hints:
-            raise ConfigError(f"{key} is unknown; {_nearest(key, hints)}")
+            raise ConfigError(f"{key} is unknown; {nearest_name(key, hints)}")
     if not content.get("environment"):
         raise ConfigError(
             "environment is missing; give a Gymnasium id, as in environment: InvertedPendulum-v5"
@@ -98,8 +97,3 @@ def _make_log_absolute(content: dict[str, Any], folder: Path) -> None:
     log = content.get(_LOG)
     if isinstance(log, str) and log and not log.startswith("minari:"):
         content[_LOG] = str((folder / Path(log).expanduser()).resolve())
-
-
-def _nearest(key: str, known: Iterable[str]) -> str:
-    close = difflib.get_close_matches(key, list(known), n=1, cutoff=0.5)
-    return f"did you mean '{close[0]}'?" if close else f"known are {', '.join(sorted(known))}"

@@ -12,10 +12,8 @@ import torch
 
 from koffline.data.transitions import Transitions
 from koffline.kernels import Gaussian
-from koffline.ope.coverage import Coverage
-from koffline.ope.estimate import Interval
-from koffline.ope.fitted import FittedValues
-from koffline.ope.residuals import ResidualSummary
+from koffline.ope.interval import Interval
+from koffline.ope.workspace import Workspace
 from koffline.policies import ContinuousPolicy, DiscretePolicy
 
 _GRAM_ROWS = 1000
@@ -25,60 +23,67 @@ _LARGE_RESIDUAL = 3.0  # times the rms return; a value function that is zero eve
 _MOST_UNSEEN = 0.2  # share of the discounted horizon after the longest episode
 
 
-def collect_diagnostics(
-    transitions: Transitions,
-    policy: DiscretePolicy | ContinuousPolicy,
-    fitted: FittedValues,
-    residuals: ResidualSummary,
-    coverage: Coverage,
-) -> dict[str, Any]:
-    """Numbers for the record, all finite or None; units are those of the reward or the return."""
-    problem, settings = fitted.problem, fitted.settings
+def common_diagnostics(workspace: Workspace) -> dict[str, Any]:
+    """Numbers about the log and the policy, whatever the estimator; units of the reward or the return."""
+    log, problem = workspace.transitions, workspace.problem
+    return {
+        "coverage": workspace.coverage.fraction,
+        "n_terminated": int(log.terminated.sum()),
+        "n_truncated": int((log.truncated & ~log.terminated).sum()),
+        "n_initial_states": int(np.count_nonzero(problem.start_weights)),
+        "reward_scale": problem.reward_scale,
+        **_behaviour_return(log, workspace.settings.gamma),
+        **_overlap(log, workspace.policy),
+    }
+
+
+def fitted_diagnostics(workspace: Workspace) -> dict[str, Any]:
+    """Numbers about the trained networks, all finite or None."""
+    fitted, residuals, problem = workspace.fitted, workspace.residuals, workspace.problem
     heads = fitted.estimate_by_head()
-    values, kept = fitted.replica_values[settings.estimator], fitted.alive.copy()
+    values, kept = fitted.replica_values[fitted.head], fitted.alive.copy()
     kept[: fitted.ensemble.full] = False
-    diagnostics: dict[str, Any] = {
+    found: dict[str, Any] = {
         "held_out_kernel_loss": residuals.held_out_kernel_loss,
         "held_out_kernel_ratio": residuals.held_out_ratio,
         "effective_bandwidth": fitted.bandwidth,
         "mean_off_diagonal_kernel": _mean_off_diagonal(
             problem.kernel_inputs[problem.row_weights > 0.0], fitted.bandwidth
         ),
-        "coverage": coverage.fraction,
         "estimates_by_head": heads,
         "head_disagreement": max(heads.values()) - min(heads.values()),
         "replica_standard_deviation": float(values[kept].std(ddof=1)),
         "residual_rms": residuals.rms,
         "residual_mean": residuals.mean,
-        "n_terminated": int(transitions.terminated.sum()),
-        "n_truncated": int((transitions.truncated & ~transitions.terminated).sum()),
-        "n_initial_states": int(np.count_nonzero(problem.start_weights)),
-        "reward_scale": problem.reward_scale,
-        **_behaviour_return(transitions, settings.gamma),
-        **_overlap(transitions, policy),
     }
     return {
         key: None if isinstance(value, float) and not math.isfinite(value) else value
-        for key, value in diagnostics.items()
+        for key, value in found.items()
     }
 
 
-def collect_warnings(
-    diagnostics: dict[str, Any], interval: Interval, transitions: Transitions, fitted: FittedValues
-) -> tuple[str, ...]:
-    """One sentence per reason to distrust the estimate."""
-    found = []
+def common_warnings(workspace: Workspace, diagnostics: dict[str, Any]) -> list[str]:
+    """Reasons to distrust any estimate from this log."""
+    log, found = workspace.transitions, []
     if diagnostics["coverage"] < _LOW_COVERAGE:
         found.append(
             f"Only {diagnostics['coverage']:.0%} of the policy's actions lie near logged ones "
             "(95 % on-policy); the rest of the estimate is extrapolation."
         )
-    width = interval.high - interval.low
-    if diagnostics["head_disagreement"] > max(0.5 * width, 0.02 * diagnostics["reward_scale"]):
+    if log.has_episodes and log.n_episodes < _FEW_EPISODES:
+        found.append(f"The log has {log.n_episodes} episodes; resampling so few says little about spread.")
+    found += _horizon_warning(log, workspace.settings.gamma)
+    return [*found, *(f"Reader: {note}" for note in log.metadata.notes)]
+
+
+def fitted_warnings(workspace: Workspace, diagnostics: dict[str, Any], interval: Interval) -> list[str]:
+    """Reasons to distrust the trained networks."""
+    fitted, found = workspace.fitted, []
+    if diagnostics["head_disagreement"] > max(0.5 * interval.width, 0.02 * diagnostics["reward_scale"]):
         heads = ", ".join(f"{name} {value:.4g}" for name, value in diagnostics["estimates_by_head"].items())
         found.append(f"Estimators that should agree do not ({heads}); train longer or collect more data.")
     off_diagonal = diagnostics["mean_off_diagonal_kernel"]
-    if off_diagonal is not None and off_diagonal < 1.0 / len(transitions):
+    if off_diagonal is not None and off_diagonal < 1.0 / len(workspace.transitions):
         found.append("The kernel sees every row as alone; raise the bandwidth.")
     if not fitted.alive.all():
         found.append(f"{fitted.describe_diverged()}, and were left out; lower learning_rate.")
@@ -88,13 +93,7 @@ def collect_warnings(
             f"Bellman residuals (rms {math.inf if rms is None else rms:.3g}) are larger than the logged "
             f"returns themselves (rms {scale:.3g}): nothing was learnt; lower learning_rate."
         )
-    if transitions.has_episodes and transitions.n_episodes < _FEW_EPISODES:
-        found.append(
-            f"The log has {transitions.n_episodes} episodes; resampling so few says little about spread."
-        )
-    found += _horizon_warning(transitions, fitted.settings.gamma)
-    found += [f"Reader: {note}" for note in transitions.metadata.notes]
-    return tuple(found)
+    return found
 
 
 def package_versions() -> dict[str, str]:

@@ -41,11 +41,12 @@ class Estimate:
     """What a policy is worth: the expected discounted return from the log's initial states.
 
     ``value`` is J = E_{s0, a~π} Q(s0, a) in units of the discounted return, ``interval`` says how far it
-    can be trusted, ``warnings`` are sentences a person should read before acting on it.
+    can be trusted (None where the estimator has none), ``warnings`` are sentences a person should read
+    before acting on it.
     """
 
     value: float
-    interval: Interval
+    interval: Interval | None
     estimator: str
     gamma: float
     n_transitions: int
@@ -65,16 +66,16 @@ class Estimate:
         """The estimate as plain JSON types; the evidence stays behind."""
         return {
             "value": finite_or_none(self.value),
-            "interval": self.interval.as_dict(),
+            "interval": None if self.interval is None else self.interval.as_dict(),
             "estimator": self.estimator,
             "gamma": self.gamma,
             "n_transitions": self.n_transitions,
             "n_episodes": self.n_episodes,
             "policy": self.policy,
             "source": self.source,
-            "diagnostics": {key: _plain(value) for key, value in self.diagnostics.items()},
+            "diagnostics": {key: plain(value) for key, value in self.diagnostics.items()},
             "warnings": list(self.warnings),
-            "settings": {key: _plain(value) for key, value in self.settings.items()},
+            "settings": {key: plain(value) for key, value in self.settings.items()},
             "seed": self.seed,
             "versions": dict(self.versions),
             "data_sha256": self.data_sha256,
@@ -86,15 +87,17 @@ class Estimate:
         return json.dumps(self.as_dict(), indent=2, allow_nan=False, ensure_ascii=False)
 
     def __str__(self) -> str:
+        about = f"{self.estimator}, γ = {self.gamma:g}, {self.n_transitions} transitions"
+        if self.interval is None:
+            return f"{self.value:.4g}  (no interval, {about})"
         interval = self.interval
         return (
             f"{self.value:.4g}  [{interval.low:.4g}, {interval.high:.4g}] "
-            f"({interval.level:.0%} {interval.kind}, {self.estimator}, γ = {self.gamma:g}, "
-            f"{self.n_transitions} transitions)"
+            f"({interval.level:.0%} {interval.kind}, {about})"
         )
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """Numpy scalars, arrays and nested containers as JSON types."""
     if isinstance(value, (np.bool_, bool)):
         return bool(value)
@@ -103,7 +106,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, (np.floating, float)):
         return finite_or_none(float(value))
     if isinstance(value, dict):
-        return {str(key): _plain(item) for key, item in value.items()}
+        return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple, np.ndarray)):
-        return [_plain(item) for item in value]
+        return [plain(item) for item in value]
     return value

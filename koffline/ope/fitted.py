@@ -39,15 +39,20 @@ class FittedValues:
     record: FitRecord
 
     @property
+    def head(self) -> str:
+        """The estimator that was asked for where it is a head, kloss otherwise."""
+        return self.settings.estimator if self.settings.estimator in self.heads else "kloss"
+
+    @property
     def chosen(self) -> StackedMLP:
-        """The networks of the estimator that was asked for."""
-        return self.heads[self.settings.estimator]
+        """The networks of that head."""
+        return self.heads[self.head]
 
     @property
     def alive(self) -> np.ndarray:
         """Which replicas neither diverged nor ended with a J that is no number, (R,)."""
         trained = np.array([step is None for step in self.record.diverged_at])
-        return trained & np.isfinite(self.replica_values[self.settings.estimator])
+        return trained & np.isfinite(self.replica_values[self.head])
 
     @cached_property
     def replica_values(self) -> dict[str, Float[np.ndarray, " replica"]]:

@@ -39,15 +39,18 @@ class ResidualSummary:
 def compute_residuals(network: StackedMLP, table: Table, rows: slice) -> Float[Tensor, "replica row"]:
     """r + discount · E Q(s', a') − Q(s, a) for a block of rows, in the network's precision."""
     dtype = network.flat.dtype
-
-    def value(inputs: Tensor, readout: Tensor | None) -> Tensor:
-        block = inputs[rows].to(dtype)
-        width = block.shape[-1]
-        outputs = network.forward(block.reshape(-1, width)).unflatten(1, (len(block), -1)).mean(dim=2)
-        return outputs.squeeze(-1) if readout is None else (outputs * readout[rows].to(dtype)).sum(dim=-1)
-
-    now, later = value(table.inputs, table.readout), value(table.next_inputs, table.next_readout)
+    now = compute_values(network, table.inputs, table.readout, rows)
+    later = compute_values(network, table.next_inputs, table.next_readout, rows)
     return table.rewards[rows].to(dtype) + table.discounts[rows].to(dtype) * later - now
+
+
+def compute_values(
+    network: StackedMLP, inputs: Tensor, readout: Tensor | None, rows: slice
+) -> Float[Tensor, "replica row"]:
+    """Outputs of a block of rows (N, d) or (N, m, d), averaged over draws and read out."""
+    block = inputs[rows].to(network.flat.dtype)
+    outputs = network.forward(block.reshape(-1, block.shape[-1])).unflatten(1, (len(block), -1)).mean(dim=2)
+    return outputs.squeeze(-1) if readout is None else (outputs * readout[rows].to(outputs)).sum(dim=-1)
 
 
 def summarise_residuals(

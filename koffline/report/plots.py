@@ -47,8 +47,8 @@ def plot_estimate(estimate: Estimate, truth: float | None = None) -> Figure:
     roles = estimate.evidence.replica_roles if estimate.evidence is not None else ()
 
     def draw(axes: Axes) -> None:
-        interval = estimate.interval
-        axes.hlines(1.0, interval.low, interval.high, color=ACCENT, lw=5, alpha=0.35)
+        if estimate.interval is not None:
+            axes.hlines(1.0, estimate.interval.low, estimate.interval.high, color=ACCENT, lw=5, alpha=0.35)
         axes.plot(estimate.value, 1.0, "o", color=ACCENT, ms=9, label="this policy")
         names = [f"policy\n({estimate.estimator})"]
         resampled = np.array([role == "resampled" for role in roles], dtype=bool)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from koffline.ope.estimate import Estimate
+from koffline.ope.interval import Interval
 
 
 def print_estimate(estimate: Estimate, truth: float | None = None, page: Path | None = None) -> None:
@@ -27,11 +28,11 @@ def print_estimate(estimate: Estimate, truth: float | None = None, page: Path | 
 
 
 def _rows(estimate: Estimate, truth: float | None) -> list[tuple[str, str]]:
-    interval, found = estimate.interval, estimate.diagnostics
+    found = estimate.diagnostics
     episodes = f", {estimate.n_episodes:,} episodes" if estimate.n_episodes else ", no episodes"
     rows = [
         ("value", f"{estimate.value:.4g}   (expected discounted return, γ = {estimate.gamma:g})"),
-        ("interval", f"{interval.low:.4g} … {interval.high:.4g}   ({interval.level:.0%} {interval.kind})"),
+        ("interval", describe_interval(estimate.interval)),
     ]
     if truth is not None:
         rows.append(("truth", f"{truth:.4g}"))
@@ -40,9 +41,9 @@ def _rows(estimate: Estimate, truth: float | None) -> list[tuple[str, str]]:
         rows.append(
             ("log's own return", f"{found['behavior_return']:.4g}" + (f" ± {error:.2g}" if error else ""))
         )
-    heads = ", ".join(f"{name} {value:.4g}" for name, value in found["estimates_by_head"].items())
+    heads = ", ".join(f"{name} {value:.4g}" for name, value in found.get("estimates_by_head", {}).items())
     rows += [
-        ("estimator", f"{estimate.estimator}   (by head: {heads})"),
+        ("estimator", estimate.estimator + (f"   (by head: {heads})" if heads else "")),
         ("log", f"{estimate.source or 'in memory'}: {estimate.n_transitions:,} transitions{episodes}"),
         (
             "coverage",
@@ -51,3 +52,10 @@ def _rows(estimate: Estimate, truth: float | None) -> list[tuple[str, str]]:
         ("seed, time", f"{estimate.seed}, {estimate.seconds:.1f} s"),
     ]
     return rows
+
+
+def describe_interval(interval: Interval | None) -> str:
+    """Ends, level and kind; a dash where there is none."""
+    if interval is None:
+        return "–"
+    return f"{interval.low:.4g} … {interval.high:.4g}   ({interval.level:.0%} {interval.kind})"

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from numbers import Integral, Real
 from typing import Any
 
-from koffline.errors import ConfigError
+from koffline.errors import ConfigError, nearest_name
 from koffline.kernel_loss import check_diag_weight
 from koffline.solvers.quadratic import check_ridge
 from koffline.solvers.selection import RULES
@@ -74,11 +73,11 @@ class SolverSettings:
 def make_solver_settings(solver: str, given: Mapping[str, Any]) -> SolverSettings:
     """The record; ConfigError for an unknown solver or setting, with the nearest name."""
     if solver not in SOLVERS:
-        raise ConfigError(f"there is no solver '{solver}'; {_nearest(str(solver), SOLVERS)}")
+        raise ConfigError(f"there is no solver '{solver}'; {nearest_name(str(solver), SOLVERS)}")
     known = [item.name for item in fields(SolverSettings)]
     for name in given:
         if name not in known:
-            raise ConfigError(f"there is no setting '{name}'; {_nearest(name, known)}")
+            raise ConfigError(f"there is no setting '{name}'; {nearest_name(name, known)}")
     return SolverSettings(**given)
 
 
@@ -97,9 +96,3 @@ def _check_count(name: str, number: Any, least: int, even: bool = False) -> None
 def _is_number(number: Any) -> bool:
     """A finite number, and no yes or no."""
     return isinstance(number, Real) and not isinstance(number, bool) and math.isfinite(number)
-
-
-def _nearest(name: str, known: Iterable[str]) -> str:
-    """The remedy for an unknown name."""
-    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
-    return f"did you mean '{close[0]}'?" if close else f"known are {', '.join(known)}"

@@ -1,0 +1,1 @@
+"""The estimators by name, and all of them at once."""

@@ -1,0 +1,111 @@
+"""One evaluation: log, policy, settings, and what several estimators share, made when first needed."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import numpy as np
+
+from koffline.config import EvaluationSettings
+from koffline.data.transitions import Transitions
+from koffline.errors import KofflineError
+from koffline.fitting import Progress
+from koffline.ope.coverage import Coverage, measure_coverage
+from koffline.ope.features import FeatureSystem, default_features, make_feature_system
+from koffline.ope.fitted import FittedValues, fit_value_functions
+from koffline.ope.learning import Ensemble, draw_ensemble
+from koffline.ope.problem import EvaluationProblem, prepare_problem
+from koffline.ope.residuals import ResidualSummary, summarise_residuals
+from koffline.ope.row_values import RowValues, out_of_bag_values
+from koffline.policies import ContinuousPolicy, DiscretePolicy
+
+
+class Workspace:
+    """What an estimator may ask for; nothing is computed twice.
+
+    The settings' seed decides everything random. ``initial_observations`` (E, …) replace the log's own start
+    states.
+    """
+
+    def __init__(
+        self,
+        transitions: Transitions,
+        policy: DiscretePolicy | ContinuousPolicy,
+        settings: EvaluationSettings,
+        initial_observations: np.ndarray | None = None,
+        progress: Progress | None = None,
+    ) -> None:
+        self.transitions, self.policy, self.settings = transitions, policy, settings
+        self.initial_observations, self._progress = initial_observations, progress
+        self._generator = np.random.default_rng(settings.seed)
+
+    @cached_property
+    def problem(self) -> EvaluationProblem:
+        """Standardised rows with the policy's actions."""
+        return prepare_problem(
+            self.transitions,
+            self.policy,
+            self.settings.gamma,
+            self.settings.action_draws,
+            self._generator,
+            self.initial_observations,
+        )
+
+    @cached_property
+    def ensemble(self) -> Ensemble:
+        """Which rows every network is trained on."""
+        settings = self.settings
+        return draw_ensemble(
+            self.problem, settings.full_replicas, settings.resampled_replicas, self._generator
+        )
+
+    @cached_property
+    def fitted(self) -> FittedValues:
+        """The trained networks by head: the long part. Raises KofflineError when too few are left."""
+        fitted = fit_value_functions(self.problem, self.ensemble, self.settings, self._progress)
+        full = fitted.alive[: self.ensemble.full]
+        if not full.any() or np.count_nonzero(fitted.alive[self.ensemble.full :]) < 2:
+            raise KofflineError(
+                f"{fitted.describe_diverged()}; "
+                "lower learning_rate or look for outliers with 'koffline data validate'"
+            )
+        return fitted
+
+    @cached_property
+    def residuals(self) -> ResidualSummary:
+        """Bellman residuals of the chosen head."""
+        fitted = self.fitted
+        return summarise_residuals(
+            fitted.chosen,
+            fitted.table,
+            fitted.instruments,
+            self.ensemble,
+            fitted.alive,
+            self.problem.reward_scale,
+        )
+
+    @cached_property
+    def row_values(self) -> RowValues:
+        """Kernel-loss values of every row by networks that did not see its episode."""
+        return out_of_bag_values(self.fitted, "kloss")
+
+    @cached_property
+    def coverage(self) -> Coverage:
+        """How far the policy's actions are from logged ones."""
+        return measure_coverage(self.problem, np.random.default_rng([self.settings.seed, 1]))
+
+    @cached_property
+    def system(self) -> FeatureSystem:
+        """The problem in fixed features, for closed forms and kernel intervals."""
+        settings = self.settings
+        features = default_features(
+            self.problem, settings.features, settings.feature_width, seed=settings.seed
+        )
+        return make_feature_system(
+            self.problem,
+            features,
+            gamma=settings.gamma,
+            bandwidth=settings.bandwidth,
+            instruments=settings.instruments,
+            seed=settings.seed,
+        )
