@@ -1,0 +1,130 @@
+"""All that a test is about, put together once: residuals, units of random signs, the kernel's place."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+from scipy import sparse
+from torch import Tensor
+
+from koffline.data.transitions import Transitions
+from koffline.errors import DataError
+from koffline.ope.bellman_test.kernel_space import KernelSpace, fit_kernel_space
+from koffline.ope.bellman_test.residual_columns import ResidualColumns, one_step_residuals
+from koffline.ope.bellman_test.settings import STEP, BellmanSettings
+from koffline.ope.bellman_test.windows import action_ratios, block_numbers, score_matrix, window_matrix
+from koffline.ope.bellman_test.witness import Witness
+from koffline.ope.problem import EvaluationProblem, prepare_problem
+from koffline.ope.value_functions import ACTION, STATE
+from koffline.policies import Policy
+
+_FEW_UNITS = 30
+
+
+@dataclass(frozen=True, eq=False)
+class BellmanCase:
+    """A value function, a log and a policy, ready for the statistic.
+
+    ``windows (N, N)`` and ``scores (G, N)``: see `koffline.ope.bellman_test.windows`. ``inputs (N, k)``:
+    rows in the kernel's space. ``warnings``: sentences for a person.
+    """
+
+    transitions: Transitions
+    policy: Policy
+    settings: BellmanSettings
+    seed: int
+    problem: EvaluationProblem
+    columns: ResidualColumns
+    windows: sparse.csr_matrix
+    scores: sparse.csr_matrix
+    space: KernelSpace
+    inputs: Float[Tensor, "row k"]
+    warnings: tuple[str, ...]
+
+    @property
+    def n(self) -> int:
+        """Rows of positive weight."""
+        return int(np.count_nonzero(self.problem.row_weights))
+
+    @property
+    def units(self) -> int:
+        """Random signs that change the statistic."""
+        return int(np.count_nonzero(np.diff(self.scores.indptr)))
+
+    @property
+    def window_residuals(self) -> Float[np.ndarray, " row"]:
+        """Residuals over the window, (N,)."""
+        return np.asarray(self.windows.T @ self.columns.residuals)
+
+    @property
+    def shift(self) -> Float[np.ndarray, " row"]:
+        """Weight times what one unit of the alternative adds to the residual over the window, (N,)."""
+        return self.problem.row_weights * np.asarray(self.windows.T @ self.columns.shift)
+
+    def witness(self) -> Witness:
+        """Of the residuals over the window."""
+        return Witness(
+            space=self.space,
+            inputs=self.inputs.numpy(),
+            residuals=self.window_residuals,
+            weights=self.problem.row_weights,
+            units=block_numbers(self.transitions, self.settings),
+            observations=self.transitions.observations,
+            actions=self.transitions.actions,
+            level=self.settings.level,
+            seed=self.seed,
+        )
+
+
+def make_case(
+    q: Any, transitions: Transitions, policy: Policy, gamma: float, settings: BellmanSettings, seed: int
+) -> BellmanCase:
+    """Check and compute. q: as `read_rows` takes it. Raises KofflineError in one line."""
+    generator = np.random.default_rng(seed)
+    is_state = getattr(q, "kind", ACTION) == STATE
+    problem = prepare_problem(transitions, policy, gamma, 1, np.random.default_rng(seed))
+    if np.count_nonzero(problem.row_weights) < 2:
+        raise DataError("fewer than 2 rows count; a test needs at least 2, a useful one hundreds")
+    columns = one_step_residuals(q, transitions, policy, problem, settings, generator)
+    ratios, sentence = action_ratios(transitions, policy, settings, is_state)
+    windows = window_matrix(transitions, problem.discounts, ratios, settings.window, is_state)
+    scores = score_matrix(transitions, windows, columns.residuals, problem.row_weights, settings)
+    space = fit_kernel_space(transitions, problem.row_weights, not is_state, settings)
+    case = BellmanCase(
+        transitions=transitions,
+        policy=policy,
+        settings=settings,
+        seed=seed,
+        problem=problem,
+        columns=columns,
+        windows=windows,
+        scores=scores,
+        space=space,
+        inputs=space.place(transitions.observations, transitions.actions),
+        warnings=(),
+    )
+    return dataclasses.replace(case, warnings=(*([sentence] if sentence else []), *_doubts(case)))
+
+
+def _doubts(case: BellmanCase) -> list[str]:
+    """Why the result may say little."""
+    found = []
+    units, level, problem = case.units, case.settings.level, case.problem
+    what = "rows" if case.settings.window == 1 or case.settings.multipliers == STEP else "blocks of windows"
+    if units == 0:
+        found.append("Every residual is exactly zero: there is nothing to test.")
+    elif 2.0 ** (1 - units) > level:
+        found.append(
+            f"{units} {what} with a residual are too few for level {level:g}: random signs cannot give a "
+            f"p-value below {2.0 ** (1 - units):.2g}, so that nothing can be rejected; use more rows."
+        )
+    elif units < _FEW_UNITS:
+        found.append(f"Only {units} {what} have a residual: the level is only roughly kept.")
+    truncated = float(np.average(case.transitions.truncated, weights=problem.row_weights))
+    if truncated == 1.0 and case.settings.window > 1:
+        found.append("Every row ends its episode: windows are one step long.")
+    return found
