@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from koffline.data.replay import ColumnarReplayBuffer
     from koffline.data.sources import open_transitions
     from koffline.data.transitions import Continuous, Discrete, Transitions
+    from koffline.ope.bellman_test.front import bellman_test, witness_function
+    from koffline.ope.bellman_test.result import BellmanTest
     from koffline.ope.estimate import Estimate, Interval
     from koffline.ope.evaluation import evaluate
     from koffline.ope.selection.ranking import PolicyRanking
@@ -29,6 +31,7 @@ except PackageNotFoundError:  # used from a source tree that was never installed
     __version__ = "0.0.0+source"
 
 _HOME_OF = {
+    "BellmanTest": "koffline.ope.bellman_test.result",
     "ColumnarReplayBuffer": "koffline.data.replay",
     "Continuous": "koffline.data.transitions",
     "Discrete": "koffline.data.transitions",
@@ -36,11 +39,13 @@ _HOME_OF = {
     "Interval": "koffline.ope.estimate",
     "PolicyRanking": "koffline.ope.selection.ranking",
     "Transitions": "koffline.data.transitions",
+    "bellman_test": "koffline.ope.bellman_test.front",
     "evaluate": "koffline.ope.evaluation",
     "load": "koffline.algos.loading",
     "load_policy": "koffline.policies",
     "open_transitions": "koffline.data.sources",
     "select_policies": "koffline.ope.selection.selecting",
+    "witness_function": "koffline.ope.bellman_test.front",
 }
 _MODULES = {
     "bellman",
@@ -56,6 +61,7 @@ _MODULES = {
 }
 
 __all__ = [
+    "BellmanTest",
     "ColumnarReplayBuffer",
     "Continuous",
     "Discrete",
@@ -63,6 +69,7 @@ __all__ = [
     "Interval",
     "PolicyRanking",
     "Transitions",
+    "bellman_test",
     "errors",
     "evaluate",
     "kernel_loss",
@@ -71,6 +78,7 @@ __all__ = [
     "load_policy",
     "open_transitions",
     "select_policies",
+    "witness_function",
 ]
 
 
