@@ -15,7 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from koffline.kernels import FourierFeatures
@@ -80,10 +80,11 @@ class InstrumentPath:
 
 
 def weights_of_rows(
-    system: FeatureSystem, critics: FourierFeatures, alpha: Float[Tensor, "critic *column"]
-) -> Float[Tensor, "row *column"]:
-    """ω = critics(x)ᵀα of every row, in blocks."""
-    parts = [
-        critics(system.kernel_inputs[start : start + BLOCK]) @ alpha for start in range(0, len(system), BLOCK)
-    ]
-    return torch.cat(parts)
+    system: FeatureSystem,
+    critics: FourierFeatures,
+    alpha: Float[Tensor, " critic"],
+    rows: Int[Tensor, " chosen"] | None = None,
+) -> Float[Tensor, " chosen"]:
+    """ω = critics(x)ᵀα of the chosen rows (default: all), in blocks."""
+    inputs = system.kernel_inputs if rows is None else system.kernel_inputs[rows]
+    return torch.cat([critics(block) @ alpha for block in inputs.split(BLOCK)])

@@ -1,0 +1,152 @@
+"""The closed forms as estimates: value, standard error over episodes, interval, effective sample size.
+
+    estimate = mql(make_feature_system(problem, gamma=0.95))
+
+All of them are float64 and deterministic; each value is linear in the rewards.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+
+from koffline.ope.closed_form.doubly_robust import CrossFit, cross_fit, doubly_robust_value
+from koffline.ope.closed_form.dualdice import fit_dualdice
+from koffline.ope.closed_form.fit import LinearFit
+from koffline.ope.closed_form.minimax import fit_lstdq, fit_mql, fit_mwl
+from koffline.ope.closed_form.sandwich import Spread, sandwich
+from koffline.ope.closed_form.weights import describe_weights, normalising_mass
+from koffline.ope.features import FeatureSystem
+from koffline.ope.point_estimate import PointEstimate
+from koffline.ope.row_values import RowValues
+
+_LEVEL = 0.95
+
+
+def mql(system: FeatureSystem, *, level: float = _LEVEL, **options: Any) -> PointEstimate:
+    """Minimax Q-learning, the exact minimiser of the kernel loss over Q = φᵀθ; options of `fit_mql`."""
+    return estimate_of_fit("mql", system, fit_mql(system, **options), level)
+
+
+def lstdq(system: FeatureSystem, *, level: float = _LEVEL, **options: Any) -> PointEstimate:
+    """LSTD-Q, the same with critics linear in the features; options of `fit_lstdq`."""
+    return estimate_of_fit("lstdq", system, fit_lstdq(system, **options), level)
+
+
+def dualdice(system: FeatureSystem, *, level: float = _LEVEL, **options: Any) -> PointEstimate:
+    """DualDICE in closed form; options of `fit_dualdice`."""
+    return estimate_of_fit("dualdice", system, fit_dualdice(system, **options), level)
+
+
+def mwl(
+    system: FeatureSystem, *, level: float = _LEVEL, normalised: bool = True, **options: Any
+) -> PointEstimate:
+    """Minimax weight learning: Σ w ω r / n, ω scaled to the right mass if normalised; options of `fit_mwl`.
+
+    Constants among the features give ω the right mass already: only without them does scaling change it.
+    """
+    fit = fit_mwl(system, **options)
+    if normalised:
+        mass = normalising_mass(system, fit.weights.numpy())
+        if mass > 0.0:
+            fit = dataclasses.replace(fit, weights=fit.weights / mass)
+    return estimate_of_fit("mwl", system, fit, level)
+
+
+def drl(
+    system: FeatureSystem,
+    values: RowValues | None = None,
+    weights: Float[np.ndarray, " row"] | None = None,
+    *,
+    level: float = _LEVEL,
+    folds: int = 5,
+    seed: int = 0,
+) -> PointEstimate:
+    """The doubly robust combination; what is not given is cross-fitted in closed form over episodes.
+
+    values: Q of the rows, such as that of networks that did not see them. weights: ω (N,), see
+    `doubly_robust`. Raises DataError.
+    """
+    fitted: CrossFit | None = None
+    if values is None or weights is None:
+        fitted = cross_fit(system, folds=folds, seed=seed)
+    values = fitted.values if values is None and fitted else values
+    weights = fitted.weights if weights is None and fitted else weights
+    assert values is not None
+    assert weights is not None
+    value, spread = doubly_robust_value(system, values, weights)
+    direct = float(system.start_weights.numpy() @ values.starts / system.start_weights.numpy().sum())
+    diagnostics = {"direct_value": direct, "correction": value - direct, "unseen": values.unseen}
+    if fitted is not None:
+        diagnostics.update(value_ridge=fitted.value_ridge, weight_ridge=fitted.weight_ridge)
+    warnings: tuple[str, ...] = ()
+    if values.unseen < 0.5:
+        warnings = (
+            "the value function has seen the rows that correct it: the correction and its standard error are "
+            "too small; cross-fit it",
+        )
+    return _estimate("drl", system, value, weights, spread, level, diagnostics, warnings)
+
+
+def estimate_of_fit(name: str, system: FeatureSystem, fit: LinearFit, level: float) -> PointEstimate:
+    """What a fit says: Σ w ω r / n, its standard error from ω δ of the rows and Q of the start states."""
+    omega, residuals = fit.weights.numpy(), system.residuals(fit.theta).numpy()
+    row_weights = system.row_weights.numpy()
+    value = float(row_weights @ (omega * system.rewards.numpy()) / row_weights.sum())
+    starts = (system.starts @ fit.theta).numpy()
+    spread = sandwich(system, omega * residuals, starts, fit.degrees_of_freedom)
+    diagnostics = {
+        "ridge": fit.ridge,
+        "degrees_of_freedom": fit.degrees_of_freedom,
+        "parameters": system.parameters,
+    }
+    return _estimate(name, system, value, omega, spread, level, diagnostics)
+
+
+def _estimate(
+    name: str,
+    system: FeatureSystem,
+    value: float,
+    omega: Float[np.ndarray, " row"],
+    spread: Spread,
+    level: float,
+    diagnostics: dict[str, Any],
+    warnings: tuple[str, ...] = (),
+) -> PointEstimate:
+    described, units = describe_weights(system, omega), len(spread.influence)
+    if units < 2:
+        warnings = (*warnings, "a single episode has no spread: no standard error and no interval")
+    elif spread.standard_error is None:
+        warnings = (
+            *warnings,
+            f"{diagnostics['degrees_of_freedom']:.0f} degrees of freedom for {len(system)} rows leave no "
+            "standard error; use fewer features or a larger ridge",
+        )
+    low, high = system.value_bounds
+    if not low <= value <= high:
+        warnings = (
+            *warnings,
+            f"{value:.4g} lies outside [{low:.4g}, {high:.4g}], where rewards like the log's put every value",
+        )
+    return PointEstimate(
+        name=name,
+        value=value,
+        standard_error=spread.standard_error,
+        interval=spread.interval(value, level),
+        effective_sample_size=described.effective_units,
+        warnings=(*warnings, *described.warnings(units)),
+        diagnostics={**diagnostics, **described.as_dict()},
+    )
+
+
+CLOSED_FORMS: dict[str, Callable[..., PointEstimate]] = {
+    "mql": mql,
+    "lstdq": lstdq,
+    "mwl": mwl,
+    "dualdice": dualdice,
+    "drl": drl,
+}
