@@ -18,6 +18,7 @@ from koffline.ope.bellman_test.residual_columns import ResidualColumns, one_step
 from koffline.ope.bellman_test.settings import STEP, BellmanSettings
 from koffline.ope.bellman_test.windows import action_ratios, block_numbers, score_matrix, window_matrix
 from koffline.ope.bellman_test.witness import Witness
+from koffline.ope.cross_fit import CrossFitted, row_parts
 from koffline.ope.problem import EvaluationProblem, prepare_problem
 from koffline.ope.value_functions import ACTION, STATE
 from koffline.policies import Policy
@@ -30,7 +31,8 @@ class BellmanCase:
     """A value function, a log and a policy, ready for the statistic.
 
     ``windows (N, N)`` and ``scores (G, N)``: see `koffline.ope.bellman_test.windows`. ``inputs (N, k)``:
-    rows in the kernel's space. ``warnings``: sentences for a person.
+    rows in the kernel's space. ``warnings``: sentences for a person. ``folds``: rows of each of several
+    value functions, whose residuals must not be multiplied with each other's.
     """
 
     transitions: Transitions
@@ -44,6 +46,13 @@ class BellmanCase:
     space: KernelSpace
     inputs: Float[Tensor, "row k"]
     warnings: tuple[str, ...]
+    folds: tuple[np.ndarray, ...]
+
+    @property
+    def pairs(self) -> int:
+        """Ordered pairs of different rows that count and share a value function."""
+        counts = [int(np.count_nonzero(self.problem.row_weights[rows])) for rows in self.folds]
+        return sum(count * (count - 1) for count in counts)
 
     @property
     def n(self) -> int:
@@ -106,6 +115,9 @@ def make_case(
         space=space,
         inputs=space.place(transitions.observations, transitions.actions),
         warnings=(),
+        folds=tuple(rows for rows, _ in row_parts(q, transitions))
+        if isinstance(q, CrossFitted)
+        else (np.arange(len(transitions)),),
     )
     return dataclasses.replace(case, warnings=(*([sentence] if sentence else []), *_doubts(case)))
 

@@ -173,6 +173,46 @@ class FeatureForm:
             yield torch.as_tensor(np.asarray(part[:, first:last] @ columns)) / np.sqrt(self.rows)
 
 
+@dataclass(frozen=True, eq=False)
+class SumForm:
+    """T = Σ_k T_k of separate value functions on separate rows, whose residuals are never multiplied.
+
+    What cross-fitting leaves cancels across folds: a fold's noise enters its own residuals and, through the
+    models fitted to it, the others' with the opposite sign.
+    """
+
+    parts: tuple[GramForm | FeatureForm, ...]
+
+    @property
+    def statistic(self) -> float:
+        """Σ T_k."""
+        return sum(part.statistic for part in self.parts)
+
+    def draw(self, draws: int, generator: np.random.Generator) -> SignDraws:
+        """Independent signs for every part."""
+        drawn = [part.draw(draws, generator) for part in self.parts]
+        return SignDraws(
+            np.sum([one.statistics for one in drawn], axis=0),
+            np.sum([one.linear for one in drawn], axis=0),
+            sum(one.quadratic for one in drawn),
+        )
+
+    def moments(self) -> Moments:
+        """All of them add up."""
+        found = [part.moments() for part in self.parts]
+        return Moments(
+            sum(one.mean for one in found),
+            sum(one.variance for one in found),
+            sum(one.linear for one in found),
+            sum(one.quadratic for one in found),
+        )
+
+    def eigenvalues(self) -> tuple[np.ndarray, float]:
+        """Of all parts together."""
+        values, constants = zip(*(part.eigenvalues() for part in self.parts), strict=True)
+        return np.concatenate(values), float(sum(constants))
+
+
 def gram_form(
     scores: sparse.csr_matrix, inputs: Float[Tensor, "row k"], kernel: Kernel, shift: np.ndarray, rows: int
 ) -> GramForm:

@@ -6,11 +6,13 @@ import time
 from typing import Any
 
 import numpy as np
+import torch
 
 from koffline.data.transitions import Transitions
 from koffline.errors import ConfigError
+from koffline.kernels import FourierFeatures
 from koffline.ope.bellman_test.case import BellmanCase, make_case
-from koffline.ope.bellman_test.forms import FeatureForm, QuadraticForm, gram_form
+from koffline.ope.bellman_test.forms import FeatureForm, GramForm, QuadraticForm, SumForm, gram_form
 from koffline.ope.bellman_test.kernel_space import draw_features
 from koffline.ope.bellman_test.laws import NullLaw, detectable_shift, make_law
 from koffline.ope.bellman_test.result import BellmanTest, TestedRows
@@ -46,7 +48,8 @@ def bellman_test(
 
     q: whatever `koffline.ope.value_functions.as_value_function` reads (a d3rlpy model or .d3 file, a function
     (observations, actions) -> (N,), one of observations alone for V(s) …), what
-    `koffline.ope.cross_fit.cross_fit` made of these rows, or their values (``now``, ``later``, (N,) each).
+    `koffline.ope.cross_fit.cross_fit` made of these rows (every model is tested on its own rows, T is the sum
+    over models), or values of the rows by one value function (``now``, ``later``, (N,) each).
     policy, gamma: as in `koffline.evaluate`.
     trained_on: the rows q was fitted to, where q does not know them; on those a test says nothing and is
     refused unless ``allow_training_rows``. options: fields of `BellmanSettings`, on top of ``settings``.
@@ -128,7 +131,7 @@ def _of_rows(case: BellmanCase, form: QuadraticForm) -> dict[str, Any]:
     return {
         "n": n,
         "units": case.units,
-        "kernel_loss": (form.statistic * n - float(diagonal)) / (n * (n - 1)),
+        "kernel_loss": (form.statistic * n - float(diagonal)) / max(case.pairs, 1),
         "rms_residual": float(np.sqrt(share @ residuals**2)),
         "mean_residual": float(share @ residuals),
         "return_scale": case.problem.reward_scale,
@@ -147,10 +150,23 @@ def _make_form(case: BellmanCase) -> tuple[QuadraticForm, int]:
             f"features=0 asks for the Gram matrix of {rows} rows, more than {MOST_EXACT_ROWS}; leave "
             "features out or give some thousand"
         )
-    if count == 0:
-        return gram_form(case.scores, case.inputs, case.space.kernel, case.shift, case.n), 0
-    features = draw_features(case.space.kernel, case.inputs.shape[1], count, case.seed)
-    return FeatureForm(case.scores, case.inputs, features, case.shift, case.n), count
+    features = None
+    if count:
+        features = draw_features(case.space.kernel, case.inputs.shape[1], count, case.seed)
+    parts = tuple(_form_of_rows(case, rows, features) for rows in case.folds)
+    return (parts[0] if len(parts) == 1 else SumForm(parts)), count
+
+
+def _form_of_rows(
+    case: BellmanCase, rows: np.ndarray, features: FourierFeatures | None
+) -> GramForm | FeatureForm:
+    """The form of the rows of one value function; whatever shares a random sign shares a value function."""
+    inputs, shift = case.inputs[torch.as_tensor(rows)], case.shift[rows]
+    scores = case.scores[:, rows]
+    scores = scores[np.flatnonzero(np.diff(scores.indptr))]
+    if features is None:
+        return gram_form(scores, inputs, case.space.kernel, shift, case.n)
+    return FeatureForm(scores, inputs, features, shift, case.n)
 
 
 def _resolved(q: Any, transitions: Transitions) -> Any:
