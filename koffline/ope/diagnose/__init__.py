@@ -1,0 +1,1 @@
+"""Is a value function right, and if not, where? ``koffline diagnose``."""

@@ -1,0 +1,171 @@
+"""``diagnose``: test a value function on rows it has not seen, and look where it fails. Top to bottom."""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import Any
+
+import numpy as np
+
+from koffline.data.transitions import Discrete, Transitions
+from koffline.errors import ConfigError
+from koffline.ope.bellman_test import BellmanTest, bellman_test
+from koffline.ope.bellman_test.witness import Witness, WitnessMap
+from koffline.ope.coverage import measure_coverage
+from koffline.ope.cross_fit import CrossFitted, read_value_function
+from koffline.ope.diagnose.diagnosis import Diagnosis, WitnessLine
+from koffline.ope.diagnose.findings import collect_findings, collect_warnings
+from koffline.ope.diagnose.profiles import make_profile
+from koffline.ope.diagnostics import package_versions
+from koffline.ope.problem import EvaluationProblem, prepare_problem
+from koffline.ope.provenance import Provenance
+from koffline.ope.value_functions import ValueFunction
+from koffline.policies import Policy, as_policy
+
+_MOST_MAPS = 6  # one per discrete action
+_RESOLUTION = 50
+
+
+def diagnose(
+    q: Any,
+    transitions: Transitions,
+    policy: Any,
+    gamma: float | None = None,
+    *,
+    seed: int = 0,
+    trained_on: Transitions | Provenance | None = None,
+    allow_training_rows: bool = False,
+    regions: int = 5,
+    **options: Any,
+) -> Diagnosis:
+    """Does q solve the policy's Bellman equation, and where does it not?
+
+    q: anything `koffline.bellman_test` takes as a function, or what `koffline.ope.cross_fit.cross_fit` made
+    of this very log. policy, gamma, trained_on, allow_training_rows and ``options`` (method, level, window,
+    …): as in `koffline.bellman_test`. regions: how many places of the largest error to name.
+    Raises KofflineError in one line.
+    """
+    started = time.perf_counter()
+    if regions < 1:
+        raise ConfigError(f"regions is {regions}; give a number of places of at least 1")
+    space, shape = transitions.action_space, transitions.observation_shape
+    loaded_policy = as_policy(policy, space, shape)
+    function = read_value_function(q, space, shape)
+    draws, generator = int(options.get("action_draws", 8)), np.random.default_rng([seed, 1])
+    test = bellman_test(
+        function,
+        transitions,
+        loaded_policy,
+        gamma,
+        seed=seed,
+        trained_on=trained_on,
+        allow_training_rows=allow_training_rows,
+        **options,
+    )
+    assert test.rows is not None
+    assert test.witness is not None
+    problem = prepare_problem(transitions, loaded_policy, test.gamma, draws, generator)
+    coverage = measure_coverage(problem, generator)
+    rows, ratio = test.rows, _kernel_ratio(test)
+    by_value = make_profile("value", rows.values, rows.residuals, rows.weights)
+    by_step = None
+    if transitions.steps is not None:
+        steps = np.asarray(transitions.steps, dtype=np.float64)
+        by_step = make_profile("time step", steps, rows.residuals, rows.weights)
+    found = tuple(test.witness.top_regions(regions))
+    value = _start_value(function, transitions, loaded_policy, problem, draws, generator)
+    return Diagnosis(
+        test=test,
+        value=value,
+        behavior_return=_behavior_return(transitions, test.gamma),
+        kernel_loss=test.kernel_loss,
+        kernel_ratio=ratio,
+        coverage=coverage,
+        by_value=by_value,
+        by_step=by_step,
+        regions=found,
+        maps=_maps(test.witness, transitions, test.kind),
+        lines=_lines(test.witness, transitions, test.kind),
+        findings=collect_findings(test, ratio, coverage, found, by_value, by_step),
+        warnings=collect_warnings(test, coverage, function.notes),
+        n_transitions=len(transitions),
+        n_episodes=transitions.n_episodes,
+        source=transitions.metadata.source,
+        data_sha256=transitions.sha256,
+        seed=seed,
+        seconds=time.perf_counter() - started,
+        settings={**options, "regions": regions, "allow_training_rows": allow_training_rows},
+        versions=package_versions(),
+    )
+
+
+def _kernel_ratio(test: BellmanTest) -> float:
+    """ΣΣ δ_i k_ij δ_j over its diagonal: 1 where residuals are noise. NaN where all residuals are zero."""
+    total = test.statistic * test.n
+    diagonal = total - test.kernel_loss * test.n * (test.n - 1)
+    return total / diagonal if diagonal > 0.0 else math.nan
+
+
+def _start_value(
+    function: ValueFunction | CrossFitted,
+    transitions: Transitions,
+    policy: Policy,
+    problem: EvaluationProblem,
+    draws: int,
+    generator: np.random.Generator,
+) -> float:
+    """E_{s0, a~π} Q(s0, a) over the log's start states, as its rows are weighted."""
+    starts = transitions.episode_starts if transitions.has_episodes else np.arange(len(transitions))
+    values = np.empty(len(starts))
+    parts = (
+        list(function.over(transitions))
+        if isinstance(function, CrossFitted)
+        else [(np.arange(len(transitions)), function)]
+    )
+    for rows, part in parts:
+        own = np.isin(starts, rows)
+        values[own] = part.expected(transitions.observations[starts[own]], policy, draws, generator)
+    weights = problem.start_weights
+    return float(values @ weights / weights.sum())
+
+
+def _behavior_return(transitions: Transitions, gamma: float) -> float | None:
+    """Mean discounted return of the log's own episodes as recorded, None without episodes."""
+    if not transitions.has_episodes:
+        return None
+    starts = transitions.episode_starts
+    weights = np.ones(len(starts)) if transitions.weights is None else transitions.weights[starts]
+    return float(np.average(transitions.returns(gamma), weights=weights)) if weights.any() else None
+
+
+def _maps(witness: Witness, transitions: Transitions, kind: str) -> tuple[WitnessMap, ...]:
+    """One map per discrete action, one over all actions otherwise; none unless states are two numbers."""
+    if math.prod(transitions.observation_shape) != 2:
+        return ()
+    return tuple(witness.map(_RESOLUTION, action=action) for action in _actions(transitions, kind))
+
+
+def _lines(witness: Witness, transitions: Transitions, kind: str) -> tuple[WitnessLine, ...]:
+    """The same for states of one number and discrete actions or V(s)."""
+    shape = transitions.observation_shape
+    continuous = not isinstance(transitions.action_space, Discrete) and kind == "action"
+    if math.prod(shape) != 1 or continuous:
+        return ()
+    flat = np.asarray(transitions.observations, dtype=np.float64).reshape(len(transitions))
+    x = np.linspace(flat.min(), flat.max(), 4 * _RESOLUTION)
+    lines = []
+    for action in _actions(transitions, kind):
+        actions = None if action is None else np.full(len(x), action)
+        if action is None and kind == "action":
+            continue
+        lines.append(WitnessLine(x, witness(x.reshape(-1, *shape), actions), action))
+    return tuple(lines)
+
+
+def _actions(transitions: Transitions, kind: str) -> list[int | None]:
+    """The logged actions one by one, where they are few and matter; else None for all together."""
+    space = transitions.action_space
+    if kind != "action" or not isinstance(space, Discrete) or space.n > _MOST_MAPS:
+        return [None]
+    return [int(action) for action in np.unique(transitions.actions)]
