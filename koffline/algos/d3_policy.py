@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 
 from koffline.algos.acting import action_probabilities, acts_deterministically
+from koffline.algos.action_density import action_density
 from koffline.algos.loading import create_algo, put_network_states
 from koffline.data.transitions import Continuous, Discrete
 from koffline.errors import PolicyError
@@ -78,7 +79,8 @@ def policy_from_algo(
     def sample(observations: np.ndarray, generator: np.random.Generator) -> np.ndarray:
         return _seeded(algo, int(generator.integers(2**63)), algo.sample_action, observations)
 
-    return ContinuousPolicy(action_space.k, mean, sample, name, shape, rows)
+    density, cut_to = action_density(algo)
+    return ContinuousPolicy(action_space.k, mean, sample, name, shape, rows, density, cut_to)
 
 
 def _check_spaces(

@@ -17,6 +17,7 @@ from koffline.policies.outputs import (
     continuous_output,
     discrete_output,
     discrete_probabilities,
+    log_densities,
     one_line,
 )
 
@@ -73,6 +74,10 @@ class ContinuousPolicy:
     mean_function: observations (N, ...) -> actions (N, k).
     sample_function: (observations, generator) -> actions (N, k); None for a deterministic policy.
     observation_shape: shape of one observation, checked on each call; None accepts any.
+    density_function: (observations, actions) -> log density (N,) of what `sample_function` draws; None where
+    it is unknown.
+    cut_to: bounds (low, high) at which draws are cut off, so that probability collects there (see
+    `koffline.policies.densities`); None where there are none.
     """
 
     k: int
@@ -81,6 +86,8 @@ class ContinuousPolicy:
     name: str = "policy"
     observation_shape: tuple[int, ...] | None = None
     chunk_rows: int = CHUNK_ROWS
+    density_function: Callable[..., Any] | None = field(default=None, repr=False)
+    cut_to: tuple[np.ndarray, np.ndarray] | None = field(default=None, repr=False)
 
     @property
     def deterministic(self) -> bool:
@@ -98,6 +105,40 @@ class ContinuousPolicy:
         if self.sample_function is None:
             return self.mean(observations)
         return self._actions(self.sample_function, observations, generator)
+
+    @property
+    def has_density(self) -> bool:
+        """Whether `log_density` is known."""
+        return self.density_function is not None and not self.deterministic
+
+    @property
+    def why_no_density(self) -> str:
+        """Why `log_density` raises; empty where it does not."""
+        if self.deterministic:
+            return "it is deterministic: its actions have no density"
+        if self.density_function is None:
+            return "the density of its actions is unknown (a function may have an attribute log_density)"
+        return ""
+
+    def log_density(
+        self, observations: Shaped[np.ndarray, "row *observation"], actions: Float[np.ndarray, "row action"]
+    ) -> Float[np.ndarray, " row"]:
+        """Log density (N,) of given actions (N, k); −inf for impossible ones. Raises PolicyError."""
+        if self.density_function is None or self.deterministic:
+            raise PolicyError(f"{self.name}: {self.why_no_density}; use a method that only draws actions")
+        _check_observations(self, observations)
+        if actions.shape != (len(observations), self.k):
+            raise PolicyError(
+                f"{self.name}: actions have shape {actions.shape} for {len(observations)} observations and "
+                f"{self.k} action dimensions; pass one action per observation"
+            )
+        result = np.empty(len(observations))
+        for rows in _chunks(len(observations), self.chunk_rows):
+            raw = _call(
+                self.density_function, self.name, observations[rows], actions[rows].astype(np.float64)
+            )
+            result[rows] = log_densities(raw, rows.stop - rows.start, self.name)
+        return result
 
     def _actions(self, function: Callable[..., Any], observations: np.ndarray, *arguments: Any) -> np.ndarray:
         _check_observations(self, observations)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -9,6 +10,7 @@ import numpy as np
 from koffline.data.transitions import Continuous, Discrete
 from koffline.errors import PolicyError
 from koffline.policies.base import ActionSpace, ContinuousPolicy, DiscretePolicy, Policy
+from koffline.policies.densities import at_bounds
 
 
 def uniform_policy(action_space: ActionSpace, observation_shape: Sequence[int] | None = None) -> Policy:
@@ -30,7 +32,10 @@ def uniform_policy(action_space: ActionSpace, observation_shape: Sequence[int] |
     def sample(observations: np.ndarray, generator: np.random.Generator) -> np.ndarray:
         return generator.uniform(low, high, (len(observations), action_space.k))
 
-    return ContinuousPolicy(action_space.k, mean, sample, "uniform", shape)
+    def log_density(observations: np.ndarray, actions: np.ndarray) -> np.ndarray:
+        return _uniform_log_density(actions, low, high)
+
+    return ContinuousPolicy(action_space.k, mean, sample, "uniform", shape, density_function=log_density)
 
 
 def epsilon_policy(epsilon: float, base: Policy, action_space: ActionSpace) -> Policy:
@@ -67,7 +72,27 @@ def _continuous_mixture(
         explore = generator.random((len(actions), 1)) < epsilon
         return np.where(explore, generator.uniform(low, high, actions.shape), actions)
 
-    return ContinuousPolicy(base.k, mean, sample, name, base.observation_shape, base.chunk_rows)
+    def log_density(observations: np.ndarray, actions: np.ndarray) -> np.ndarray:
+        uniform = math.log(epsilon) + _uniform_log_density(actions, low, high)
+        if base.cut_to is not None:
+            # Where the base collects probability on a bound, a uniform draw never falls.
+            below, above = at_bounds(actions, *base.cut_to)
+            uniform = np.where((below | above).any(axis=1), -np.inf, uniform)
+        if epsilon == 1.0:
+            return uniform
+        return np.logaddexp(uniform, math.log1p(-epsilon) + base.log_density(observations, actions))
+
+    density = log_density if base.has_density else None
+    return ContinuousPolicy(
+        base.k, mean, sample, name, base.observation_shape, base.chunk_rows, density, base.cut_to
+    )
+
+
+def _uniform_log_density(actions: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.ndarray:
+    """(N,) minus the log volume of the box; −inf outside, up to float32 rounding."""
+    slack = 1e-6 * (high - low)
+    inside = ((actions >= low - slack) & (actions <= high + slack)).all(axis=1)
+    return np.where(inside, -float(np.log(high - low).sum()), -np.inf)
 
 
 def finite_box(action_space: Continuous, name: str) -> tuple[np.ndarray, np.ndarray]:

@@ -20,6 +20,7 @@ from koffline.policies.base import (
     check_spaces,
     chunk_rows_for,
 )
+from koffline.policies.densities import gaussian_log_density
 
 DISCRETE_OUTPUTS = ("softmax", "argmax")
 CONTINUOUS_OUTPUTS = ("tanh", "identity", "gaussian")
@@ -131,6 +132,21 @@ class Mlp:
         values = self.last_layer(observations)
         return self._clipped(values + self.std * generator.standard_normal(values.shape))
 
+    def log_density(self, observations: np.ndarray, actions: np.ndarray) -> np.ndarray:
+        """Log density (N,) of the "gaussian" output; with an action box its bounds hold what was cut off."""
+        assert self.std is not None, "checked with the output when constructed"
+        return gaussian_log_density(
+            actions, self.last_layer(observations), self.std, self.action_low, self.action_high
+        )
+
+    @property
+    def cut_to(self) -> tuple[np.ndarray, np.ndarray] | None:
+        """The bounds at which draws are cut off, (k,) each."""
+        if self.output != "gaussian" or self.action_low is None or self.action_high is None:
+            return None
+        low, high = (np.broadcast_to(side, self.outputs) for side in (self.action_low, self.action_high))
+        return low, high
+
     def _clipped(self, actions: np.ndarray) -> np.ndarray:
         return actions if self.action_low is None else np.clip(actions, self.action_low, self.action_high)
 
@@ -149,8 +165,9 @@ def mlp_policy(mlp: Mlp, name: str, action_space: ActionSpace, observation_shape
     rows = chunk_rows_for(shape)
     if is_discrete:
         return DiscretePolicy(mlp.outputs, mlp.discrete, name, shape, rows)
-    sample = mlp.sample if mlp.output == "gaussian" else None
-    return ContinuousPolicy(mlp.outputs, mlp.mean, sample, name, shape, rows)
+    if mlp.output != "gaussian":
+        return ContinuousPolicy(mlp.outputs, mlp.mean, None, name, shape, rows)
+    return ContinuousPolicy(mlp.outputs, mlp.mean, mlp.sample, name, shape, rows, mlp.log_density, mlp.cut_to)
 
 
 def _check_choice(what: str, value: Any, choices: tuple[str, ...]) -> None:

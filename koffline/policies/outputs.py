@@ -87,6 +87,24 @@ def continuous_actions(raw: Any, rows: int, k: int, name: str) -> Float[np.ndarr
     return array.astype(np.float64)
 
 
+def log_densities(raw: Any, rows: int, name: str) -> Float[np.ndarray, " row"]:
+    """Log densities (N,), float64, −inf allowed. Raises PolicyError for another shape, NaN and +inf."""
+    array = as_array(raw, name)
+    if array.shape not in ((rows,), (rows, 1)):
+        raise PolicyError(
+            f"{name}: the log density has shape {array.shape} for {rows} rows; return one number per row, "
+            "summed over action dimensions"
+        )
+    array = array.reshape(rows).astype(np.float64)
+    bad = np.flatnonzero(np.isnan(array) | (array == np.inf))
+    if bad.size:
+        raise PolicyError(
+            f"{name}: row {int(bad[0])} of the log density is {array[bad[0]]}; return finite numbers, "
+            "-inf for impossible actions"
+        )
+    return array
+
+
 def _renormalised(array: np.ndarray, name: str) -> np.ndarray:
     _require_finite(array, "probabilities", name)
     sums = array.sum(axis=1)

@@ -71,7 +71,8 @@ def callable_policy(
 
     Discrete: it returns probabilities (N, n) or greedy action indices (N,). Continuous: it returns actions
     (N, k); when it has a parameter named `generator` it is stochastic and is called with a numpy Generator,
-    and its mean is the average of 64 draws with a fixed seed.
+    and its mean is the average of 64 draws with a fixed seed; an attribute `log_density` of such a function,
+    (observations, actions) -> (N,), makes importance ratios possible.
     """
     shape = tuple(observation_shape)
     rows = chunk_rows_for(shape)
@@ -90,7 +91,8 @@ def callable_policy(
             total += continuous_actions(sample(observations, generator), len(total), action_space.k, name)
         return total / _MEAN_DRAWS
 
-    return ContinuousPolicy(action_space.k, mean, sample, name, shape, rows)
+    density = getattr(function, "log_density", None)
+    return ContinuousPolicy(action_space.k, mean, sample, name, shape, rows, density)
 
 
 def _takes_generator(function: Callable[..., Any]) -> bool:

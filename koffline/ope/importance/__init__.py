@@ -1,0 +1,1 @@
+"""Importance sampling and doubly robust estimates over the episodes of a log."""

@@ -1,0 +1,110 @@
+"""Importance sampling by whole episodes or per decision, self-normalised or not, with or without a model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float
+
+from koffline.errors import DataError
+from koffline.ope.importance.statistics import EpisodeMean, StepwiseMean, WeightedMean
+from koffline.ope.importance.weights import EpisodeWeights
+
+
+@dataclass(frozen=True, eq=False)
+class ModelValues:
+    """What a value function says about a log: q(s, a) and v(s') of each row, v(s_0) of each episode.
+
+    v is the expectation of q under the policy, not discounted and whatever ``terminated`` says. ``notes``
+    say what a reader must know of the model, for instance that it saw these rows. Raises DataError for
+    numbers that are not finite.
+    """
+
+    now: Float[np.ndarray, " row"]
+    later: Float[np.ndarray, " row"]
+    starts: Float[np.ndarray, " episode"]
+    notes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name in ("now", "later", "starts"):
+            array = np.asarray(getattr(self, name), dtype=np.float64)
+            if array.ndim != 1 or not np.isfinite(array).all():
+                raise DataError(
+                    f"the model's values ({name}) have shape {array.shape} or are not finite; "
+                    "give one number per row or episode"
+                )
+            object.__setattr__(self, name, array)
+
+    def check_sizes(self, n_rows: int, n_episodes: int) -> None:
+        """DataError unless there is one value per row and per episode of the log."""
+        found = len(self.now), len(self.later), len(self.starts)
+        if found != (n_rows, n_rows, n_episodes):
+            raise DataError(
+                f"the model's values have lengths {found}, the log {n_rows} rows and {n_episodes} episodes; "
+                "ask the model at the log's own rows and first states"
+            )
+
+
+def trajectory_is(weights: EpisodeWeights, rewards: Float[np.ndarray, " row"], gamma: float) -> EpisodeMean:
+    """J = mean of w·Σ γ^t r_t, w the weight of the whole episode. (Precup et al. 2000)"""
+    returns = weights.episode_sums(gamma**weights.steps * rewards)
+    return EpisodeMean(np.exp(weights.last) * returns, weights.shares)
+
+
+def trajectory_wis(weights: EpisodeWeights, rewards: Float[np.ndarray, " row"], gamma: float) -> WeightedMean:
+    """Σ w·return / Σ w, episodes of any length with the weight they end with. (Precup et al. 2000)"""
+    returns = weights.episode_sums(gamma**weights.steps * rewards)
+    return WeightedMean(weights.last, returns, weights.shares)
+
+
+def per_decision_is(weights: EpisodeWeights, rewards: Float[np.ndarray, " row"], gamma: float) -> EpisodeMean:
+    """J = mean of Σ_t γ^t w_t r_t. (Precup et al. 2000)"""
+    sums = weights.episode_sums(gamma**weights.steps * np.exp(weights.log_weights) * rewards)
+    return EpisodeMean(sums, weights.shares)
+
+
+def per_decision_wis(
+    weights: EpisodeWeights, rewards: Float[np.ndarray, " row"], gamma: float
+) -> StepwiseMean:
+    """J = Σ_t γ^t Σ_i w_t r_t / Σ_i w_t, ended episodes in the lower sum. (Thomas 2015, CWPDIS)"""
+    return StepwiseMean(weights, rewards, np.zeros(weights.n_episodes), gamma)
+
+
+def doubly_robust(
+    weights: EpisodeWeights,
+    rewards: Float[np.ndarray, " row"],
+    discounts: Float[np.ndarray, " row"],
+    gamma: float,
+    model: ModelValues,
+) -> EpisodeMean:
+    """J = mean of v(s_0) + Σ_t γ^t w_t (r_t + discount_t v(s_{t+1}) − q(s_t, a_t)).
+
+    Equal to Σ_t γ^t (w_t r_t − w_t q_t + w_{t−1} v_t), with the model's value of the state where recording
+    stopped. ``discounts`` (N,) is γ, and 0 where the world ended.
+    (Jiang and Li 2016, equation 10)
+    """
+    model.check_sizes(len(rewards), weights.n_episodes)
+    residual = temporal_differences(rewards, discounts, model)
+    sums = weights.episode_sums(gamma**weights.steps * np.exp(weights.log_weights) * residual)
+    return EpisodeMean(model.starts + sums, weights.shares)
+
+
+def weighted_doubly_robust(
+    weights: EpisodeWeights,
+    rewards: Float[np.ndarray, " row"],
+    discounts: Float[np.ndarray, " row"],
+    gamma: float,
+    model: ModelValues,
+) -> StepwiseMean:
+    """As ``doubly_robust`` with weights normalised at each step. (Thomas and Brunskill 2016, section 5)"""
+    model.check_sizes(len(rewards), weights.n_episodes)
+    residual = temporal_differences(rewards, discounts, model)
+    return StepwiseMean(weights, residual, model.starts, gamma)
+
+
+def temporal_differences(
+    rewards: Float[np.ndarray, " row"], discounts: Float[np.ndarray, " row"], model: ModelValues
+) -> Float[np.ndarray, " row"]:
+    """(N,) r + discount · v(s') − q(s, a)."""
+    return rewards + discounts * model.later - model.now

@@ -1,0 +1,132 @@
+"""A log's episodes with the weights that a policy gives them: what all estimators over episodes share."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from jaxtyping import Bool, Float
+
+from koffline.data.transitions import Transitions
+from koffline.errors import ConfigError, DataError
+from koffline.ope.importance.estimators import ModelValues
+from koffline.ope.importance.ratios import AUTO, Ratios, importance_ratios
+from koffline.ope.importance.weights import EpisodeWeights, effective_size, make_weights
+from koffline.policies import ContinuousPolicy, DiscretePolicy
+
+_CURVE_POINTS = 50
+
+
+@dataclass(frozen=True, eq=False)
+class EpisodeProblem:
+    """Rewards (N,), discounts (N,) (γ, and 0 where the world ended) and weights of the episodes that count.
+
+    ``counted`` (N0,) marks their rows among those of the log as given: episodes of weight zero are not here.
+    """
+
+    transitions: Transitions
+    weights: EpisodeWeights
+    ratios: Ratios
+    gamma: float
+    clip: float | None
+    counted: Bool[np.ndarray, " row"]
+    counted_episodes: Bool[np.ndarray, " episode"]
+
+    @property
+    def rewards(self) -> Float[np.ndarray, " row"]:
+        """(N,)"""
+        return np.asarray(self.transitions.rewards, dtype=np.float64)
+
+    @property
+    def discounts(self) -> Float[np.ndarray, " row"]:
+        """(N,) γ, zero where the world ended: a time limit does not cut the future."""
+        return self.gamma * (1.0 - np.asarray(self.transitions.terminated, dtype=np.float64))
+
+    @property
+    def cut_share(self) -> float:
+        """Mean over episodes of γ^length where recording stopped before the world ended, 0 elsewhere."""
+        cut = ~np.asarray(self.transitions.terminated)[self.transitions.episode_ends]
+        return float(self.weights.shares @ np.where(cut, self.gamma**self.weights.lengths, 0.0))
+
+    @property
+    def weightless_from(self) -> int | None:
+        """The first step at which no episode has weight left; None where there always is one."""
+        gone = np.flatnonzero(self.weights.log_totals == -np.inf)
+        return int(gone[0]) if len(gone) else None
+
+    def effective_size(self, stepwise: bool) -> float:
+        """(Σw)²/Σw² over episodes: of whole weights, or averaged over steps with weights γ^t."""
+        if not stepwise:
+            return effective_size(self.weights.last + self.weights.log_shares)
+        powers = self.gamma ** np.arange(self.weights.horizon)
+        return float(powers @ self.weights.effective_sizes / powers.sum())
+
+    def select(self, model: ModelValues) -> ModelValues:
+        """The model's values of the rows and episodes that count. Raises DataError for wrong lengths."""
+        model.check_sizes(len(self.counted), len(self.counted_episodes))
+        return ModelValues(
+            model.now[self.counted],
+            model.later[self.counted],
+            model.starts[self.counted_episodes],
+            model.notes,
+        )
+
+    def diagnostics(self) -> dict[str, Any]:
+        """Plain numbers about the weights; the curve of effective sizes at up to 50 steps."""
+        weights = self.weights
+        picks = np.unique(np.linspace(0, weights.horizon - 1, _CURVE_POINTS).astype(int))
+        total = weights.log_totals[-1]
+        largest = float(np.max(weights.last + weights.log_shares))
+        return {
+            "episodes": weights.n_episodes,
+            "longest_episode": weights.horizon,
+            "mean_weight": float(np.exp(total)) if total < 700.0 else None,
+            "largest_share": math.exp(largest - total) if largest > -np.inf else None,
+            "cut_share": self.cut_share,
+            "effective_size_by_step": {
+                "step": picks.tolist(),
+                "size": weights.effective_sizes[picks].tolist(),
+            },
+            **self.ratios.diagnostics,
+        }
+
+
+def prepare_episodes(
+    transitions: Transitions,
+    policy: DiscretePolicy | ContinuousPolicy,
+    gamma: float,
+    *,
+    behavior: str = AUTO,
+    clip: float | None = None,
+    seed: int = 0,
+) -> EpisodeProblem:
+    """Weights of the log's episodes under the policy; ``clip`` caps them.
+
+    ``behavior``: whose probabilities, see `importance_ratios`. Raises DataError (no episodes, no
+    probabilities, weights all zero or changing inside an episode), PolicyError (no density), ConfigError.
+    """
+    if not 0.0 <= gamma <= 1.0:
+        raise ConfigError(f"gamma is {gamma}; give a discount between 0 and 1")
+    if not transitions.has_episodes:
+        raise DataError(
+            "importance weights are products along episodes, this log's rows stand alone; add episode_ids, "
+            "or use an estimator that needs none (kloss, fqe, mwl)"
+        )
+    present = np.ones(transitions.n_episodes, dtype=bool)
+    if transitions.weights is not None:
+        present = np.add.reduceat(np.asarray(transitions.weights), transitions.episode_starts) > 0.0
+        if not present.any():
+            raise DataError("weights are all zero; give at least one episode a positive weight")
+    log = transitions if present.all() else transitions.select_episodes(present)
+    ratios = importance_ratios(log, policy, behavior, seed)
+    return EpisodeProblem(
+        transitions=log,
+        weights=make_weights(log, ratios.logs, clip),
+        ratios=ratios,
+        gamma=gamma,
+        clip=clip,
+        counted=np.repeat(present, transitions.episode_lengths),
+        counted_episodes=present,
+    )
