@@ -1,0 +1,156 @@
+"""Identities on finite processes whose pairs are the features: certainty equivalence, true q, true ω."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from koffline.ope.closed_form.doubly_robust import doubly_robust_value
+from koffline.ope.closed_form.dualdice import fit_dualdice
+from koffline.ope.closed_form.estimates import CLOSED_FORMS, drl, lstdq, mql, mwl
+from koffline.ope.closed_form.minimax import fit_lstdq, fit_mql, fit_mwl
+from koffline.ope.closed_form.weights import describe_weights
+from koffline.ope.row_values import RowValues
+from tests import reference_closed_form as reference
+from tests.ope.closed_form.systems import GAMMA, one_hot_problem, plain, small_system
+
+ENDING = pytest.mark.parametrize("ending", [0.0, 0.1])
+
+
+@ENDING
+def test_without_ridge_all_fits_in_one_hot_features_are_certainty_equivalence(ending):
+    problem = one_hot_problem(ending=ending)
+    system, value = problem.system, problem.certainty_equivalence()
+    for fit in (fit_mql(system, 0.0), fit_lstdq(system, 0.0), fit_mwl(system, 0.0)):
+        assert system.value(fit.theta) == pytest.approx(value, rel=1e-8)
+        weighted = reference.weighted_reward(fit.weights.numpy(), plain(system))
+        assert weighted == pytest.approx(value, rel=1e-8)
+    # ζ must be able to tell all pairs apart: then its own small ridge moves nothing that has an exact solution
+    dice = fit_dualdice(system, 0.0, 1e-6)
+    assert system.value(dice.theta) == pytest.approx(value, rel=1e-6)
+
+
+@ENDING
+def test_one_hot_weights_are_the_ratio_of_visits_of_the_empirical_process(ending):
+    """ω̂ solves the flow equations of counts, as d^π/μ solves those of probabilities."""
+    problem = one_hot_problem(ending=ending)
+    system = problem.system
+    weights = fit_lstdq(system, 0.0).weights.numpy()
+    described = describe_weights(system, weights)
+    assert described.mass == pytest.approx(1.0, rel=1e-9)
+    assert described.imbalance < 1e-9
+    assert described.negative_share < 1e-9
+    assert 0.0 < described.effective_rows <= len(system)
+
+
+@ENDING
+def test_the_doubly_robust_value_is_exact_with_the_true_q_and_any_weights_but_for_noise(ending):
+    """With Q^π and the empirical next states replaced by expectations every correction vanishes."""
+    problem = one_hot_problem(ending=ending)
+    q, system = problem.q, problem.system
+    truth = (problem.target * q).sum(axis=1)
+    expected_reward = np.einsum("sat,sat->sa", problem.mdp.transition, problem.mdp.reward)
+    following = np.einsum("sat,t->sa", problem.mdp.transition, truth)
+    pair = problem.states, problem.actions
+    noise = problem.rewards - expected_reward[pair]
+    np.testing.assert_allclose(noise, 0.0, atol=1e-12)  # this process pays by the pair
+    discounts = system.discounts.numpy()
+    later = np.divide(GAMMA * following[pair], discounts, out=np.zeros_like(discounts), where=discounts > 0)
+    rows = discounts > 0.0
+    values = RowValues(np.where(rows, q[pair], problem.rewards), later, truth[problem.start_states], 1.0)
+    omega = np.random.default_rng(0).normal(size=len(system))
+    value, _ = doubly_robust_value(system, values, omega)
+    assert value == pytest.approx(truth[problem.start_states].mean(), rel=1e-12)
+
+
+@ENDING
+def test_the_doubly_robust_value_with_the_true_ratio_does_not_depend_on_q(ending):
+    """Summed over the exact distribution of (x, x') instead of a sample: J for every q."""
+    problem = one_hot_problem(ending=ending)
+    mdp, target, generator = problem.mdp, problem.target, np.random.default_rng(1)
+    visits = mdp.discounted_occupancy(target, GAMMA) / (1.0 - GAMMA)
+    q = np.where(mdp.terminal[:, None], 0.0, generator.normal(size=visits.shape))
+    v = (target * q).sum(axis=1)
+    residual = np.einsum("sat,sat->sa", mdp.transition, mdp.reward + GAMMA * v) - q
+    assert mdp.initial @ v + (visits * residual).sum() == pytest.approx(
+        mdp.policy_value(target, GAMMA), rel=1e-12
+    )
+
+
+def test_true_weights_are_balanced_and_fitted_ones_come_near():
+    problem = one_hot_problem(rows=20_000)
+    inner = ~problem.mdp.terminal
+    counts = np.zeros(problem.target.shape)
+    np.add.at(counts, (problem.states, problem.actions), 1.0)
+    assert counts[inner].min() > 0
+    true = problem.true_weights(counts / len(problem.states))
+    described = describe_weights(problem.system, true)
+    # start states and next states are sampled: 50 given starts decide, (1/50)^½ = 0.14
+    assert described.imbalance < 0.3
+    fitted = fit_mwl(problem.system).weights.numpy()
+    assert np.corrcoef(true, fitted)[0, 1] > 0.95
+
+
+def test_with_balanced_weights_the_doubly_robust_value_is_that_of_the_weights_for_every_linear_q():
+    system = small_system("continuous")
+    fit = fit_lstdq(system, 0.0)
+    generator = np.random.default_rng(2)
+    theta = generator.normal(size=system.parameters)
+    values = RowValues(
+        system.now.numpy() @ theta, system.later.numpy() @ theta, system.starts.numpy() @ theta, 1.0
+    )
+    value, _ = doubly_robust_value(system, values, fit.weights.numpy())
+    assert value == pytest.approx(system.value(fit.theta), rel=1e-8)
+
+
+def test_the_form_that_squares_single_samples_is_biased_and_ours_is_not():
+    """DualDICE with (ν(x) − discount ν(x'))² of each row misses the value where next states are random."""
+    problem = one_hot_problem(rows=4000)
+    system = problem.system
+    truth = (problem.target * problem.q).sum(axis=1)[problem.start_states].mean()
+    columns = plain(system)
+    seen = np.abs(columns["now"]).sum(axis=0) > 0.0  # columns of the terminal state are empty
+    logged = {name: columns[name][:, seen] for name in ("now", "later", "starts")}
+    biased = reference.double_sample_dice({**columns, **logged})
+    wrong = reference.weighted_reward(biased, columns)
+    ours = system.value(fit_dualdice(system).theta)
+    assert abs(ours - truth) < 0.1 * abs(wrong - truth)
+
+
+@pytest.mark.parametrize("name", list(CLOSED_FORMS))
+def test_estimates_lie_near_the_truth_in_units_of_their_standard_error(name):
+    """Four standard errors: 6e-5 for a normal; seed fixed."""
+    problem = one_hot_problem(rows=2000, seed=4)
+    truth = (problem.target * problem.q).sum(axis=1)[problem.start_states].mean()
+    estimate = CLOSED_FORMS[name](problem.system)
+    assert estimate.name == name
+    assert estimate.standard_error is not None
+    assert abs(estimate.value - truth) < 4.0 * estimate.standard_error
+    assert estimate.standard_error < 0.2 * abs(truth)
+    assert estimate.interval is not None
+    assert estimate.interval.kind == "sandwich"
+    assert estimate.interval.holds(estimate.value)
+
+
+def test_values_follow_a_change_of_units():
+    """Rewards times −3 give values times −3, standard errors times 3."""
+    system = small_system("discrete")
+    other = dataclasses.replace(system, rewards=-3.0 * system.rewards, value_bounds=(-1e9, 1e9))
+    for estimator in (mql, lstdq, mwl, drl):
+        first, second = estimator(system), estimator(other)
+        assert second.value == pytest.approx(-3.0 * first.value, rel=1e-9)
+        assert second.standard_error == pytest.approx(3.0 * first.standard_error, rel=1e-9)
+
+
+def test_normalised_weights_have_the_right_mass_where_no_constant_sees_to_it():
+    system = one_hot_problem().system
+    plain_fit = fit_mwl(system, 0.1)
+    mass = describe_weights(system, plain_fit.weights.numpy()).mass
+    assert abs(mass - 1.0) > 0.01
+    normalised, raw = mwl(system, ridge=0.1), mwl(system, ridge=0.1, normalised=False)
+    assert normalised.value == pytest.approx(raw.value / mass, rel=1e-10)
+    assert normalised.diagnostics["mass"] == pytest.approx(1.0)
+    with_constant = small_system("discrete")
+    assert describe_weights(with_constant, fit_mwl(with_constant, 1.0).weights.numpy()).mass == pytest.approx(
+        1.0, rel=1e-8
+    )

@@ -1,0 +1,141 @@
+"""Every closed form against loops in numpy, to 1e-8 and better."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+
+from koffline.ope.closed_form.doubly_robust import doubly_robust_value
+from koffline.ope.closed_form.dualdice import fit_dualdice
+from koffline.ope.closed_form.fitting import kernel_path
+from koffline.ope.closed_form.minimax import fit_lstdq, fit_mql, fit_mwl
+from koffline.ope.closed_form.moments import fold_moments, folds_of_units
+from koffline.ope.closed_form.ridges import held_out_losses
+from koffline.ope.closed_form.sandwich import sandwich
+from koffline.ope.row_values import RowValues
+from tests import reference_closed_form as reference
+from tests.ope.closed_form.systems import plain, small_system
+
+KINDS = pytest.mark.parametrize("kind", ["discrete", "continuous"])
+RIDGE = 1e-3
+
+
+@pytest.fixture(params=["discrete", "continuous"])
+def system(request):
+    return small_system(request.param, weighted=True)
+
+
+def instruments(system, frequencies=None):
+    chosen = system.instruments.frequencies if frequencies is None else frequencies
+    return [reference.instrument(x, chosen.tolist()) for x in system.kernel_inputs.tolist()]
+
+
+def agree(fit, theta, omega, system):
+    np.testing.assert_allclose(fit.theta, theta, rtol=1e-8, atol=1e-10)
+    np.testing.assert_allclose(fit.weights, omega, rtol=1e-8, atol=1e-8)
+    value = reference.start_mean(plain(system)) @ theta
+    assert reference.weighted_reward(fit.weights.numpy(), plain(system)) == pytest.approx(value, rel=1e-8)
+
+
+def test_mql_and_mwl_are_the_ridged_least_squares_problem_and_its_dual(system):
+    theta, omega = reference.minimax(instruments(system), plain(system), RIDGE)
+    agree(fit_mql(system, RIDGE), theta, omega, system)
+    agree(fit_mwl(system, RIDGE), theta, omega, system)
+
+
+def test_mwl_minimises_the_imbalance_of_weights_in_the_rkhs(system):
+    """Solved over the m coefficients of ω instead of the p of Q; free parameters would be constraints."""
+    bare = dataclasses.replace(system, constants=0)
+    omega = reference.weights_by_balance(instruments(bare), plain(bare), RIDGE)
+    np.testing.assert_allclose(fit_mwl(bare, RIDGE).weights, omega, rtol=1e-8, atol=1e-8)
+
+
+def test_lstdq_is_the_solution_of_the_normal_equations(system):
+    columns = plain(system)
+    matrix, vector = reference.moments(list(columns["now"]), columns)
+    ridged = matrix + reference.ridge_matrix(matrix, RIDGE, columns["constants"])
+    omega = columns["now"] @ np.linalg.solve(ridged.T, reference.start_mean(columns))
+    agree(fit_lstdq(system, RIDGE), np.linalg.solve(ridged, vector), omega, system)
+
+
+def test_dualdice_is_a_regression_within_a_regression(system):
+    columns, first = plain(system), system.instruments.frequencies[:, :8]
+    critics = instruments(system, first)
+    metric = reference.dice_metric(critics, columns, 0.1)
+    theta, omega = reference.minimax(critics, columns, RIDGE, metric)
+    agree(fit_dualdice(system, RIDGE, 0.1, critics=16), theta, omega, system)
+
+
+def test_dualdice_weights_solve_the_saddle_point(system):
+    """Gradients of the ridged saddle objective in both players vanish; the free parameters have no ridge."""
+    columns, critics = plain(system), instruments(system, system.instruments.frequencies[:, :8])
+    fit = fit_dualdice(system, RIDGE, 0.1, critics=16)
+    matrix, _ = reference.moments(critics, columns)
+    second = reference.second_moment(critics, columns)
+    inner = second + 0.1 * np.trace(second) / len(second) * np.eye(len(second))
+    alpha = np.linalg.lstsq(np.array(critics), fit.weights.numpy(), rcond=None)[0]
+    pull = matrix.T @ alpha - reference.start_mean(columns)  # of ν: what the ridge λu must balance
+    constants = columns["constants"]
+    assert np.abs(pull[-constants:]).max() < 1e-9
+    curvature = matrix.T @ np.linalg.solve(inner, matrix)
+    unit = reference.ridge_matrix(curvature, RIDGE, constants)
+    u = np.linalg.solve(curvature + unit, reference.start_mean(columns))
+    np.testing.assert_allclose(pull, -unit @ u, atol=1e-9)
+    np.testing.assert_allclose(inner @ alpha, matrix @ u, atol=1e-9)
+
+
+def test_the_doubly_robust_value_is_its_sum(system):
+    generator, columns = np.random.default_rng(1), plain(system)
+    n, starts = len(system), len(columns["start_weights"])
+    values = RowValues(generator.normal(size=n), generator.normal(size=n), generator.normal(size=starts), 1.0)
+    omega = generator.gamma(2.0, size=n)
+    value, spread = doubly_robust_value(system, values, omega)
+    expected = reference.doubly_robust(omega, columns, values.now, values.later, values.starts)
+    assert value == pytest.approx(expected, rel=1e-12)
+    terms = omega * (columns["rewards"] + columns["discounts"] * values.later - values.now)
+    error = reference.standard_error(columns, system.unit_starts, terms, values.starts, 0.0, False)
+    assert spread.standard_error == pytest.approx(error, rel=1e-12)
+
+
+@KINDS
+def test_held_out_losses_are_sums_over_pairs_of_rows_of_one_fold(kind):
+    system = small_system(kind, weighted=True)
+    columns, critics = plain(system), instruments(system)
+    fold_of = folds_of_units(system, 3, 0)
+    losses = held_out_losses(fold_moments(system, fold_of), kernel_path(system), (1e-2, 1.0))
+
+    def solve(rows, ridge):
+        return reference.minimax([critics[i] for i in rows], reference.select(columns, rows), ridge)[0]
+
+    for loss, ridge in zip(losses.tolist(), (1e-2, 1.0), strict=True):
+        expected = reference.held_out_loss(
+            columns, critics, fold_of.tolist(), lambda rows, ridge=ridge: solve(rows, ridge)
+        )
+        assert loss == pytest.approx(expected, rel=1e-8)
+
+
+@KINDS
+def test_standard_errors_are_those_of_sums_over_units(kind):
+    given = np.random.default_rng(2).normal(size=(7, 2))
+    for starts in (None, given):
+        system = small_system(kind, weighted=True, starts=starts)
+        generator = np.random.default_rng(3)
+        terms, values = generator.normal(size=len(system)), generator.normal(size=len(system.start_weights))
+        expected = reference.standard_error(
+            plain(system), system.unit_starts, terms, values, 7.5, system.fixed_starts
+        )
+        assert sandwich(system, terms, values, 7.5).standard_error == pytest.approx(expected, rel=1e-12)
+
+
+def test_folds_keep_episodes_together_and_a_single_episode_is_cut_into_stretches():
+    system = small_system("discrete")
+    fold_of = folds_of_units(system, 3, 0)
+    assert all(len(set(fold_of[start : start + 10])) == 1 for start in system.unit_starts)
+    stretches = folds_of_units(system, 10, 0)  # six episodes only
+    assert (np.diff(stretches) >= 0).all()
+    assert np.bincount(stretches).tolist() == [6] * 10
+    assert torch.equal(
+        fold_moments(system, fold_of).total.projected.round(decimals=9),
+        (system.projected * system.row_weights.sum()).round(decimals=9),
+    )

@@ -1,0 +1,145 @@
+"""The closed-form estimators once more in plain numpy: loops over rows, explicit inverses, nothing shared."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+
+def instrument(x, frequencies):
+    """ψ(x): cosines, then sines, over the root of their number."""
+    phases = [sum(x[k] * frequencies[k][j] for k in range(len(x))) for j in range(len(frequencies[0]))]
+    values = [math.cos(phase) for phase in phases] + [math.sin(phase) for phase in phases]
+    return np.array(values) / math.sqrt(len(phases))
+
+
+def moments(critics, system):
+    """Σ w critic Zᵀ / Σ w and Σ w critic r / Σ w, row by row."""
+    matrix = np.zeros((len(critics[0]), len(system["now"][0])))
+    vector = np.zeros(len(critics[0]))
+    for i, critic in enumerate(critics):
+        z = system["now"][i] - system["discounts"][i] * system["later"][i]
+        matrix += system["weights"][i] * np.outer(critic, z)
+        vector += system["weights"][i] * critic * system["rewards"][i]
+    return matrix / system["weights"].sum(), vector / system["weights"].sum()
+
+
+def ridge_matrix(curvature, ridge, constants):
+    """ridge · mean |diagonal| of all but the last `constants` parameters, which stay free."""
+    p = len(curvature)
+    bound = p - constants
+    mean = sum(abs(curvature[j, j]) for j in range(bound)) / bound
+    return np.diag([ridge * mean] * bound + [0.0] * constants)
+
+
+def start_mean(system):
+    total = sum(w * row for w, row in zip(system["start_weights"], system["starts"], strict=True))
+    return total / sum(system["start_weights"])
+
+
+def minimax(critics, system, ridge, metric=None):
+    """θ and ω of min ‖v − Bθ‖²_G + λ‖θ‖², G = metric (default: identity)."""
+    matrix, vector = moments(critics, system)
+    metric = np.eye(len(vector)) if metric is None else metric
+    curvature = matrix.T @ metric @ matrix
+    ridged = curvature + ridge_matrix(curvature, ridge, system["constants"])
+    theta = np.linalg.solve(ridged, matrix.T @ metric @ vector)
+    alpha = metric @ matrix @ np.linalg.solve(ridged, start_mean(system))
+    return theta, np.array([critic @ alpha for critic in critics])
+
+
+def weights_by_balance(critics, system, ridge):
+    """ω = criticsᵀα with α = argmin ‖Bᵀα − c‖² + λ‖α‖²: all parameters penalised alike in the dual."""
+    matrix, _ = moments(critics, system)
+    curvature = matrix.T @ matrix
+    added = ridge * sum(abs(curvature[j, j]) for j in range(len(curvature))) / len(curvature)
+    alpha = np.linalg.solve(matrix @ matrix.T + added * np.eye(len(matrix)), matrix @ start_mean(system))
+    return np.array([critic @ alpha for critic in critics])
+
+
+def second_moment(critics, system):
+    total = sum(w * np.outer(critic, critic) for w, critic in zip(system["weights"], critics, strict=True))
+    return total / system["weights"].sum()
+
+
+def dice_metric(critics, system, critic_ridge):
+    """(E ψψᵀ + ε I)⁻¹ with ε relative to the mean eigenvalue."""
+    second = second_moment(critics, system)
+    return np.linalg.inv(second + critic_ridge * np.trace(second) / len(second) * np.eye(len(second)))
+
+
+def double_sample_dice(system):
+    """The biased form: (ν(x) − discount ν(x'))² squared row by row, ν over all parameters, no ridge."""
+    p = len(system["now"][0])
+    square = np.zeros((p, p))
+    residual = []
+    for i, w in enumerate(system["weights"]):
+        z = system["now"][i] - system["discounts"][i] * system["later"][i]
+        square += w * np.outer(z, z)
+        residual.append(z)
+    u = np.linalg.solve(square / system["weights"].sum(), start_mean(system))
+    return np.array([z @ u for z in residual])
+
+
+def weighted_reward(omega, system):
+    return sum(w * o * r for w, o, r in zip(system["weights"], omega, system["rewards"], strict=True)) / sum(
+        system["weights"]
+    )
+
+
+def doubly_robust(omega, system, now, later, starts):
+    """E q(x0) + mean of w ω (r + discount q' − q)."""
+    base = sum(w * v for w, v in zip(system["start_weights"], starts, strict=True))
+    total = base / sum(system["start_weights"])
+    for i, w in enumerate(system["weights"]):
+        delta = system["rewards"][i] + system["discounts"][i] * later[i] - now[i]
+        total += w * omega[i] * delta / sum(system["weights"])
+    return total
+
+
+def held_out_loss(system, critics, fold_of, solve):
+    """U-statistic of held-out residuals: pairs of different rows of one fold; solve(rows) -> θ."""
+    total, pairs = 0.0, 0.0
+    for fold in sorted(set(fold_of)):
+        inside = [i for i in range(len(fold_of)) if fold_of[i] == fold]
+        theta = solve([i for i in range(len(fold_of)) if fold_of[i] != fold])
+        delta = {
+            i: system["rewards"][i] - (system["now"][i] - system["discounts"][i] * system["later"][i]) @ theta
+            for i in inside
+        }
+        for i in inside:
+            for j in inside:
+                if i != j:
+                    weight = system["weights"][i] * system["weights"][j]
+                    total += weight * (critics[i] @ critics[j]) * delta[i] * delta[j]
+                    pairs += weight
+    return total / pairs
+
+
+def standard_error(system, unit_starts, terms, start_values, degrees_of_freedom, fixed_starts):
+    """Root of the variance of unit sums, times n/(n − d)."""
+    n, units = len(terms), len(unit_starts)
+    weights = system["weights"]
+    mean = sum(w * t for w, t in zip(weights, terms, strict=True)) / sum(weights)
+    base = sum(w * v for w, v in zip(system["start_weights"], start_values, strict=True)) / sum(
+        system["start_weights"]
+    )
+    influence = []
+    for u in range(units):
+        end = unit_starts[u + 1] if u + 1 < units else n
+        part = sum(weights[i] * (terms[i] - mean) for i in range(unit_starts[u], end)) / sum(weights)
+        if not fixed_starts:
+            part += system["start_weights"][u] * (start_values[u] - base) / sum(system["start_weights"])
+        influence.append(part * units)
+    centre = sum(influence) / units
+    variance = sum((x - centre) ** 2 for x in influence) / (units - 1)
+    return math.sqrt(variance / units * n / (n - degrees_of_freedom))
+
+
+def select(system, rows):
+    """The same log with some rows."""
+    part = dict(system)
+    for name in ("now", "later", "rewards", "discounts", "weights"):
+        part[name] = system[name][rows]
+    return part
