@@ -25,7 +25,7 @@ def test_without_ridge_all_fits_in_one_hot_features_are_certainty_equivalence(en
         assert system.value(fit.theta) == pytest.approx(value, rel=1e-8)
         weighted = reference.weighted_reward(fit.weights.numpy(), plain(system))
         assert weighted == pytest.approx(value, rel=1e-8)
-    # ζ must be able to tell all pairs apart: then its own small ridge moves nothing that has an exact solution
+    # where ζ can tell all pairs apart, its own small ridge moves nothing that has an exact solution
     dice = fit_dualdice(system, 0.0, 1e-6)
     assert system.value(dice.theta) == pytest.approx(value, rel=1e-6)
 
