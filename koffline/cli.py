@@ -63,6 +63,7 @@ class LazyGroup(KofflineGroup):
     lazy: ClassVar = {
         "build": ("koffline.builders.command", "build"),
         "data": ("koffline.data.commands", "data"),
+        "diagnose": ("koffline.ope.diagnose.command", "diagnose"),
         "evaluate": ("koffline.ope.command", "evaluate"),
         "export": ("koffline.runs.commands", "export"),
         "online": ("koffline.online.command", "online"),

@@ -7,16 +7,17 @@ import time
 from typing import Any
 
 import numpy as np
+import torch
 
 from koffline.data.transitions import Discrete, Transitions
 from koffline.errors import ConfigError
-from koffline.ope.bellman_test import BellmanTest, bellman_test
+from koffline.ope.bellman_test import BellmanTest, TestedRows, bellman_test
 from koffline.ope.bellman_test.witness import Witness, WitnessMap
 from koffline.ope.coverage import measure_coverage
 from koffline.ope.cross_fit import CrossFitted, read_value_function
 from koffline.ope.diagnose.diagnosis import Diagnosis, WitnessLine
 from koffline.ope.diagnose.findings import collect_findings, collect_warnings
-from koffline.ope.diagnose.profiles import make_profile
+from koffline.ope.diagnose.profiles import Profile, make_profile
 from koffline.ope.diagnostics import package_versions
 from koffline.ope.problem import EvaluationProblem, prepare_problem
 from koffline.ope.provenance import Provenance
@@ -25,6 +26,10 @@ from koffline.policies import Policy, as_policy
 
 _MOST_MAPS = 6  # one per discrete action
 _RESOLUTION = 50
+_SHOWN = (
+    "Places, maps and profiles are of the model of the first fold, on the {:,} rows it has not seen: each "
+    "model has errors of its own, which cancel where folds are pooled."
+)
 
 
 def diagnose(
@@ -53,27 +58,32 @@ def diagnose(
     loaded_policy = as_policy(policy, space, shape)
     function = read_value_function(q, space, shape)
     draws, generator = int(options.get("action_draws", 8)), np.random.default_rng([seed, 1])
-    test = bellman_test(
-        function,
-        transitions,
-        loaded_policy,
-        gamma,
-        seed=seed,
-        trained_on=trained_on,
-        allow_training_rows=allow_training_rows,
-        **options,
-    )
-    assert test.rows is not None
-    assert test.witness is not None
+
+    def test_of(value_function: Any, log: Transitions, rows_were_seen: bool) -> BellmanTest:
+        given, allowed = (trained_on, allow_training_rows) if rows_were_seen else (None, True)
+        return bellman_test(
+            value_function,
+            log,
+            loaded_policy,
+            gamma,
+            seed=seed,
+            trained_on=given,
+            allow_training_rows=allowed,
+            **options,
+        )
+
+    test, log, note = test_of(function, transitions, rows_were_seen=True), transitions, None
+    shown = test
+    if isinstance(function, CrossFitted):
+        rows, model = next(function.over(transitions))
+        log, note = transitions.select(rows), _SHOWN.format(len(rows))
+        shown = test_of(model, log, rows_were_seen=False)
+    assert shown.witness is not None
+    assert shown.rows is not None
     problem = prepare_problem(transitions, loaded_policy, test.gamma, draws, generator)
-    coverage = measure_coverage(problem, generator)
-    rows, ratio = test.rows, _kernel_ratio(test)
-    by_value = make_profile("value", rows.values, rows.residuals, rows.weights)
-    by_step = None
-    if transitions.steps is not None:
-        steps = np.asarray(transitions.steps, dtype=np.float64)
-        by_step = make_profile("time step", steps, rows.residuals, rows.weights)
-    found = tuple(test.witness.top_regions(regions))
+    coverage, ratio = measure_coverage(problem, generator), _kernel_ratio(test)
+    regions_found = tuple(shown.witness.top_regions(regions))
+    by_value, by_step = _profiles(shown.rows, log)
     value = _start_value(function, transitions, loaded_policy, problem, draws, generator)
     return Diagnosis(
         test=test,
@@ -82,12 +92,14 @@ def diagnose(
         kernel_loss=test.kernel_loss,
         kernel_ratio=ratio,
         coverage=coverage,
+        residuals=shown.rows,
         by_value=by_value,
         by_step=by_step,
-        regions=found,
-        maps=_maps(test.witness, transitions, test.kind),
-        lines=_lines(test.witness, transitions, test.kind),
-        findings=collect_findings(test, ratio, coverage, found, by_value, by_step),
+        regions=regions_found,
+        maps=_maps(shown.witness, log, test.kind),
+        lines=_lines(shown.witness, log, test.kind),
+        shown=note,
+        findings=collect_findings(test, ratio, coverage, regions_found, by_value, by_step),
         warnings=collect_warnings(test, coverage, function.notes),
         n_transitions=len(transitions),
         n_episodes=transitions.n_episodes,
@@ -100,11 +112,23 @@ def diagnose(
     )
 
 
+def _profiles(rows: TestedRows, log: Transitions) -> tuple[Profile, Profile | None]:
+    """Residuals against the value and against the time step; None where there are no episodes."""
+    by_value = make_profile("value", rows.values, rows.residuals, rows.weights)
+    if log.steps is None:
+        return by_value, None
+    steps = np.asarray(log.steps, dtype=np.float64)
+    return by_value, make_profile("time step", steps, rows.residuals, rows.weights)
+
+
 def _kernel_ratio(test: BellmanTest) -> float:
     """ΣΣ δ_i k_ij δ_j over its diagonal: 1 where residuals are noise. NaN where all residuals are zero."""
-    total = test.statistic * test.n
-    diagonal = total - test.kernel_loss * test.n * (test.n - 1)
-    return total / diagonal if diagonal > 0.0 else math.nan
+    assert test.rows is not None
+    assert test.witness is not None
+    weighted = np.square(test.rows.window_residuals * test.rows.weights)
+    own = test.witness.space.kernel.diagonal(torch.as_tensor(test.witness.inputs)).numpy()
+    diagonal = float(weighted @ own)
+    return test.statistic * test.n / diagonal if diagonal > 0.0 else math.nan
 
 
 def _start_value(

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from koffline.ope.bellman_test.result import BellmanTest
+from koffline.ope.bellman_test.result import BellmanTest, TestedRows
 from koffline.ope.bellman_test.witness import Region, WitnessMap, WitnessValues
 from koffline.ope.coverage import Coverage
 from koffline.ope.diagnose.profiles import Profile
@@ -33,7 +33,8 @@ class Diagnosis:
     U-statistic on the tested rows, in squared units of the reward; ``kernel_ratio``: the V-statistic over its
     expectation if nothing were left to explain, so that 1 is perfect. ``regions``: where residuals of one
     sign gather, the strongest first. ``maps``/``lines``: the same over two-/one-dimensional states.
-    ``by_step``: None where the log has no episodes. ``findings`` say in sentences what was seen, ``warnings``
+    ``by_step``: None where the log has no episodes. ``residuals``, ``regions``, ``maps`` and profiles are of
+    all rows, or of those that ``shown`` names. ``findings`` say in sentences what was seen, ``warnings``
     what to keep in mind. User's units.
     """
 
@@ -43,11 +44,13 @@ class Diagnosis:
     kernel_loss: float
     kernel_ratio: float
     coverage: Coverage
+    residuals: TestedRows
     by_value: Profile
     by_step: Profile | None
     regions: tuple[Region, ...]
     maps: tuple[WitnessMap, ...] = ()
     lines: tuple[WitnessLine, ...] = ()
+    shown: str | None = None
     findings: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     n_transitions: int = 0
@@ -73,6 +76,7 @@ class Diagnosis:
             "coverage": finite_or_none(self.coverage.fraction),
             "findings": list(self.findings),
             "warnings": list(self.warnings),
+            "shown": self.shown,
             "regions": [region_as_dict(region) for region in self.regions],
             "residual_by_value": self.by_value.as_dict(),
             "residual_by_step": None if self.by_step is None else self.by_step.as_dict(),
