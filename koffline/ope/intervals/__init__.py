@@ -1,0 +1,1 @@
+"""Intervals for a policy's value, each labelled with what it promises."""

@@ -1,0 +1,120 @@
+"""The fitted value as a weighted sum of residuals: what calibrated intervals resample.
+
+θ̂ = argmin V̂(θ) + τ‖θ − θ0‖² (constants are not ridged) gives η̂ = cᵀθ̂ with
+η̂ − η = n⁻¹ Σ w_i ω(x_i) δ_i + (c − E c)ᵀθ at the true θ, up to the ridge, where ω = Ψ B(BᵀB + τD)⁻¹c: the
+marginalised weights that are dual to the kernel loss.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from koffline.ope.features import FeatureSystem
+from koffline.ope.intervals.value_range import best_constant
+
+RIDGE = 1e-6  # of the fit, relative to the mean curvature: its bias is far below the noise
+_PATH_RIDGE = 0.1  # of the path through other values: it moves where the log is informative
+_BLOCK = 8192
+_MOST_LEVERAGE = 0.9
+
+
+@dataclass(frozen=True, eq=False)
+class Profile:
+    """η̂, its influences, and how they change along a path of parameters whose value is η̂ + t.
+
+    ``rows (N,)`` and ``starts (E,)``: a with η̂ − η ≈ Σa, from residuals scaled for leverage (HC2) and from
+    centred values of start states (zeros where these are given). ``row_slopes``, ``start_slopes``: da/dt.
+    ``residuals (N,)``: scaled δ̂. ``loss``: V̂(θ̂).
+    """
+
+    value: float
+    theta: Float[Tensor, " parameter"]
+    residuals: Float[Tensor, " row"]
+    rows: Float[Tensor, " row"]
+    row_slopes: Float[Tensor, " row"]
+    starts: Float[Tensor, " start"]
+    start_slopes: Float[Tensor, " start"]
+    leverage: Float[Tensor, " row"]
+    loss: float
+
+    @property
+    def influences(self) -> Float[Tensor, " influence"]:
+        """All influences, (N + E,)."""
+        return torch.cat([self.rows, self.starts])
+
+    @property
+    def slopes(self) -> Float[Tensor, " influence"]:
+        """All slopes, (N + E,)."""
+        return torch.cat([self.row_slopes, self.start_slopes])
+
+    @property
+    def standard_error(self) -> float:
+        """sqrt Σa²: residuals are martingale differences, so no covariances enter."""
+        return float(self.influences.square().sum().sqrt())
+
+
+@torch.no_grad()
+def make_profile(system: FeatureSystem, ridge: float = RIDGE) -> Profile:
+    """The fit and its influences. ridge: relative to the mean curvature of the parameters that it pulls."""
+    matrix, vector = system.projected[:, :-1], system.projected[:, -1]
+    curvature, centre, start = matrix.mT @ matrix, best_constant(system), system.start_mean
+    step = solve_ridged(curvature, matrix.mT @ (vector - matrix @ centre), system.free, ridge)
+    theta = centre + step
+    dual = matrix @ solve_ridged(curvature, start, system.free, ridge)  # α with ω = Ψα, (m,)
+    path = solve_ridged(curvature, start, system.free, _PATH_RIDGE)
+    path = path / (start @ path)
+    inverse = solve_ridged(curvature, matrix.mT, system.free, ridge)  # (p, m)
+    weights, leverage = _weights_and_leverage(system, dual, inverse)
+    scale = (1.0 - leverage.clamp(max=_MOST_LEVERAGE)).rsqrt()
+    residuals = system.residuals(theta) * scale
+    share = weights * system.row_weights / len(system)
+    return Profile(
+        value=system.value(theta),
+        theta=theta,
+        residuals=residuals,
+        rows=share * residuals,
+        row_slopes=-share * scale * (system.difference @ path),
+        starts=_start_influences(system, theta),
+        start_slopes=_start_influences(system, path),
+        leverage=leverage,
+        loss=float((vector - matrix @ theta).square().sum()),
+    )
+
+
+def solve_ridged(
+    curvature: Float[Tensor, "parameter parameter"], target: Tensor, free: Tensor, ridge: float
+) -> Tensor:
+    """(curvature + τD)⁻¹ target with τ relative to the mean curvature of what is pulled; free ones are not.
+
+    Free parameters keep a floor of 1e-12, so that the system has an answer where they are not identified.
+    """
+    diagonal = curvature.diagonal()
+    pulled = diagonal[~free].mean() if bool((~free).any()) else diagonal.mean()
+    size = torch.where(free, 1e-12 * diagonal.mean(), ridge * pulled).clamp(min=1e-300)
+    return torch.linalg.solve(curvature + torch.diag(size), target)
+
+
+def _weights_and_leverage(
+    system: FeatureSystem, dual: Float[Tensor, " instrument"], inverse: Float[Tensor, "parameter instrument"]
+) -> tuple[Float[Tensor, " row"], Float[Tensor, " row"]]:
+    """ω(x_i) = ψ_iᵀα and the share of its own reward in a row's fit, w_i z_iᵀM⁻¹Bᵀψ_i/n; both (N,)."""
+    weights, leverage = [], []
+    for begin in range(0, len(system), _BLOCK):
+        rows = slice(begin, begin + _BLOCK)
+        psi = system.instruments(system.kernel_inputs[rows])
+        weights.append(psi @ dual)
+        leverage.append(((psi @ inverse.mT) * system.difference[rows]).sum(dim=1))
+    return torch.cat(weights), torch.cat(leverage) * system.row_weights / len(system)
+
+
+def _start_influences(system: FeatureSystem, theta: Float[Tensor, " parameter"]) -> Float[Tensor, " start"]:
+    """Weighted deviations of V(s0) from their mean, (E,); zeros where the start states are given."""
+    values = system.starts @ theta
+    if system.fixed_starts:
+        return torch.zeros_like(values)
+    share = system.start_weights / system.start_weights.sum()
+    return share * (values - share @ values)

@@ -1,0 +1,76 @@
+"""What an interval on a feature system assumes and how it is computed, checked once."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from koffline.errors import ConfigError
+from koffline.ope.features import FeatureSystem
+from koffline.ope.interval import check_level
+from koffline.ope.intervals.concentration import target_range
+
+NORM_FACTOR = 2.0  # the default ρ is this multiple of the fitted norm
+NORM_RIDGE = 1e-4  # the ridge of the fit behind it, relative to the mean curvature
+
+
+@dataclass(frozen=True)
+class KernelIntervalSettings:
+    """Options of the intervals on a feature system.
+
+    norm_bound: ρ, the largest ‖θ − θ0‖ of a value function in the class, in units of the value; None: twice
+    that of the fit, which is a guess about the class and not a theorem. value_bounds: known bounds of every
+    value V^π(s), by default those that the logged rewards and γ imply. reward_bounds: known bounds of every
+    reward, by default the logged ones. draws: of a bootstrap.
+    """
+
+    level: float = 0.95
+    norm_bound: float | None = None
+    value_bounds: tuple[float, float] | None = None
+    reward_bounds: tuple[float, float] | None = None
+    draws: int = 999
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_level(self.level)
+        if self.norm_bound is not None and not 0.0 < self.norm_bound < math.inf:
+            raise ConfigError(f"norm_bound is {self.norm_bound}; give a positive number, or leave it out")
+        for name, bounds in (("value_bounds", self.value_bounds), ("reward_bounds", self.reward_bounds)):
+            if bounds is not None and not -math.inf < bounds[0] <= bounds[1] < math.inf:
+                raise ConfigError(f"{name} is {bounds}; give two finite numbers, the lower first")
+        if self.draws < self.fewest_draws:
+            raise ConfigError(
+                f"draws is {self.draws}, too few for level {self.level:g}; give {self.fewest_draws} or more"
+            )
+
+    @property
+    def fewest_draws(self) -> int:
+        """So many draws that both tails of the level hold one."""
+        return math.ceil(2.0 / (1.0 - self.level) - 1e-9) - 1
+
+    def for_alarm(self, draws: int) -> KernelIntervalSettings:
+        """The same with fewer draws, where the level allows it."""
+        return replace(self, draws=max(self.fewest_draws, min(self.draws, draws)))
+
+    @property
+    def delta(self) -> float:
+        """The probability of a miss that the level allows."""
+        return 1.0 - self.level
+
+    def values_within(self, system: FeatureSystem) -> tuple[float, float]:
+        """Bounds of every value."""
+        return self.value_bounds or system.value_bounds
+
+    def residual_length(self, system: FeatureSystem) -> float:
+        """R: the length of the range of r + discount · V(s')."""
+        counted = system.rewards[system.row_weights > 0.0]
+        rewards = self.reward_bounds or (float(counted.min()), float(counted.max()))
+        may_end = bool((system.discounts == 0.0).any())
+        return target_range(rewards, self.values_within(system), system.gamma, may_end)
+
+    def describe_bounds(self, system: FeatureSystem) -> str:
+        """Where the bounds of rewards and values come from, for people."""
+        low, high = self.values_within(system)
+        source = "given" if self.value_bounds is not None else "what logged rewards and γ imply"
+        rewards = "given bounds" if self.reward_bounds is not None else "those seen in the log"
+        return f"rewards within {rewards}, values within [{low:.4g}, {high:.4g}] ({source})"

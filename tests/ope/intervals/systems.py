@@ -1,0 +1,95 @@
+"""Feature systems for tests: exact finite problems with one-hot features, and small random ones."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from koffline.envs.embedded import EmbeddedMDP
+from koffline.kernels import FourierFeatures
+from koffline.ope.features import FeatureSystem, make_feature_system
+from koffline.ope.problem import EvaluationProblem, prepare_problem
+from tests.exact_problems import _CASES, ExactProblem, FiniteCase
+
+_FINITE = {case.name: case for case in _CASES if isinstance(case, FiniteCase)}
+
+
+@dataclass(frozen=True, eq=False)
+class OneHotStates:
+    """Standardised observations to indicators of the state they show: Q^π lies in the class."""
+
+    world: EmbeddedMDP
+    mean: np.ndarray
+    spread: np.ndarray
+
+    def __call__(self, x: Tensor) -> Tensor:
+        states = self.world.states_of(x.numpy() * self.spread + self.mean)
+        return torch.eye(self.world.mdp.n_states, dtype=torch.float64)[torch.as_tensor(states)]
+
+
+def prepared(exact: ExactProblem, starts: np.ndarray | None = None, seed: int = 0) -> EvaluationProblem:
+    generator = np.random.default_rng(seed)
+    return prepare_problem(exact.transitions, exact.policy, exact.gamma, 4, generator, starts)
+
+
+def finite_system(
+    name: str, seed: int = 0, rows: int = 300, instruments: int = 100, starts: np.ndarray | None = None
+) -> tuple[ExactProblem, FeatureSystem]:
+    """An exact problem through one-hot features."""
+    case = _FINITE[name]
+    exact = case(seed, rows)
+    seen = np.asarray(exact.transitions.observations, dtype=np.float64)
+    features = OneHotStates(case.world, seen.mean(axis=0), seen.std(axis=0))
+    system = make_feature_system(
+        prepared(exact, starts), features, gamma=exact.gamma, constant=False, instruments=instruments
+    )
+    return exact, system
+
+
+def true_parameters(name: str) -> Tensor:
+    """θ of Q^π in one-hot features, (S · A,)."""
+    case = _FINITE[name]
+    return torch.as_tensor(case.world.mdp.action_values(case.target, case.gamma)).flatten()
+
+
+def small_system(
+    seed: int = 0,
+    rows: int = 12,
+    parameters: int = 3,
+    constants: int = 0,
+    fixed_starts: bool = False,
+    weighted: bool = True,
+) -> FeatureSystem:
+    """Random numbers in every column."""
+    generator = np.random.default_rng(seed)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.as_tensor(generator.standard_normal(shape))
+
+    def columns(count: int) -> Tensor:
+        free = torch.ones(count, constants, dtype=torch.float64)
+        return torch.cat([normal(count, parameters - constants), free], dim=1)
+
+    weights = generator.uniform(0.5, 1.5, rows) if weighted else np.ones(rows)
+    discounts = np.where(generator.random(rows) < 0.2, 0.0, 0.9)
+    return FeatureSystem(
+        now=columns(rows),
+        later=columns(rows),
+        starts=columns(5),
+        rewards=normal(rows),
+        discounts=torch.as_tensor(discounts),
+        row_weights=torch.as_tensor(weights / weights.mean()),
+        start_weights=torch.as_tensor(generator.uniform(0.5, 1.5, 5)),
+        kernel_inputs=normal(rows, 2),
+        instruments=FourierFeatures(normal(2, 6)),
+        bandwidth=1.0,
+        unit_starts=np.array([0, 2, 5, 6, 9]),
+        fixed_starts=fixed_starts,
+        value_bounds=(-30.0, 30.0),
+        reward_scale=1.0,
+        gamma=0.9,
+        constants=constants,
+    )

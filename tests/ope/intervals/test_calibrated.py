@@ -1,0 +1,150 @@
+"""The calibrated interval: influences by finite differences, the inverted test by search, labels, alarms."""
+
+import dataclasses
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from koffline.ope.intervals.calibrated import (
+    calibrated_interval,
+    invert_test,
+    studentised_quantile,
+    wild_threshold,
+)
+from koffline.ope.intervals.profile import RIDGE, make_profile
+from koffline.ope.intervals.settings import KernelIntervalSettings
+from tests.ope.intervals.systems import finite_system, small_system
+
+_SETTINGS = KernelIntervalSettings(draws=199)
+
+
+def _without_ridge(system):
+    return make_profile(system, ridge=0.0)
+
+
+def test_value_is_that_of_the_kernel_loss_minimiser() -> None:
+    system = small_system(1)
+    theta = torch.linalg.lstsq(system.projected[:, :-1], system.projected[:, -1]).solution
+    assert _without_ridge(system).value == pytest.approx(system.value(theta), abs=1e-8)
+
+
+def test_row_influences_are_derivatives_in_the_rewards() -> None:
+    """η̂ is linear in r: η̂(r) − η̂(r − δ̂) = Σ w_i ω_i δ̂_i/n, row by row, leverage aside."""
+    system = small_system(2)
+    profile = _without_ridge(system)
+    delta = system.residuals(profile.theta)
+    scale = (1.0 - profile.leverage.clamp(max=0.9)).rsqrt()
+    for i in range(len(system)):
+        changed = system.rewards.clone()
+        changed[i] -= delta[i]
+        moved = _without_ridge(dataclasses.replace(system, rewards=changed)).value
+        assert float(profile.rows[i] / scale[i]) == pytest.approx(profile.value - moved, abs=1e-9)
+
+
+def test_leverage_is_the_share_of_the_own_reward() -> None:
+    system = small_system(3)
+    profile = _without_ridge(system)
+    for i in range(len(system)):
+        changed = system.rewards.clone()
+        changed[i] += 1.0
+        theta = _without_ridge(dataclasses.replace(system, rewards=changed)).theta
+        moved = system.difference[i] @ (theta - profile.theta)
+        assert float(profile.leverage[i]) == pytest.approx(float(moved), abs=1e-9)
+
+
+def test_slopes_follow_a_path_of_parameters() -> None:
+    system = small_system(4, constants=1)
+    profile = make_profile(system)
+    curvature = system.projected[:, :-1].mT @ system.projected[:, :-1]
+    pulled = torch.diag(torch.where(system.free, 0.0, 0.1 * curvature.diagonal()[~system.free].mean()))
+    path = torch.linalg.solve(curvature + pulled, system.start_mean)
+    theta = profile.theta + 2.0 * path / (system.start_mean @ path)
+    assert system.value(theta) == pytest.approx(profile.value + 2.0)
+    moved = profile.rows * (system.residuals(theta) / system.residuals(profile.theta))
+    assert torch.allclose(profile.rows + 2.0 * profile.row_slopes, moved, atol=1e-9)
+    values = system.starts @ theta
+    share = system.start_weights / system.start_weights.sum()
+    expected = share * (values - share @ values)
+    assert torch.allclose(profile.starts + 2.0 * profile.start_slopes, expected, atol=1e-9)
+
+
+def test_inverted_test_agrees_with_a_search() -> None:
+    generator = torch.Generator().manual_seed(0)
+    a = torch.randn(30, generator=generator, dtype=torch.float64)
+    slopes = 0.05 * torch.randn(30, generator=generator, dtype=torch.float64) + 0.02 * a
+    low, high = invert_test(a, slopes, 2.0)
+    grid = torch.linspace(-40.0, 40.0, 80_001, dtype=torch.float64)
+    holds = grid.square() <= 4.0 * (a + grid[:, None] * slopes).square().sum(dim=1)
+    assert float(grid[holds].min()) == pytest.approx(low, abs=2e-3)
+    assert float(grid[holds].max()) == pytest.approx(high, abs=2e-3)
+    assert bool(holds[(grid > low + 1e-3) & (grid < high - 1e-3)].all())
+    assert invert_test(a, torch.zeros_like(a), 2.0) == pytest.approx(
+        (-2.0 * float(a.norm()), 2.0 * float(a.norm()))
+    )
+    assert invert_test(a, a, 2.0) == (-math.inf, math.inf)  # the noise grows as fast as the distance
+
+
+def test_quantile_is_normal_for_many_and_of_signs_for_few() -> None:
+    many, counted = studentised_quantile(torch.ones(5000, dtype=torch.float64), _SETTINGS)
+    assert many == pytest.approx(1.959964, abs=1e-5)
+    assert counted == pytest.approx(5000.0)
+    one, counted = studentised_quantile(torch.tensor([3.0, 0.0], dtype=torch.float64), _SETTINGS)
+    assert (one, counted) == (1.0, 1.0)
+    none, counted = studentised_quantile(torch.zeros(4, dtype=torch.float64), _SETTINGS)
+    assert counted == 0.0
+    assert math.isfinite(none)
+
+
+def test_wild_threshold_of_one_row_is_its_own_loss() -> None:
+    """One row that counts: the sign does not matter, so every draw is ‖w ψ δ̂/n‖² = (wδ̂/n)²."""
+    system = small_system(5)
+    weights = torch.zeros_like(system.row_weights)
+    weights[3] = float(len(system))
+    lone = dataclasses.replace(system, row_weights=weights)
+    profile = make_profile(system)
+    expected = float(profile.residuals[3]) ** 2
+    assert wild_threshold(lone, profile, _SETTINGS) == pytest.approx(expected, rel=1e-10)
+
+
+def test_interval_on_an_exact_problem() -> None:
+    exact, system = finite_system("chain_tuples", rows=1000)
+    result = calibrated_interval(system, _SETTINGS)
+    assert result.interval.holds(exact.value)
+    assert result.interval.low < result.value < result.interval.high
+    assert 2.5 < result.interval.width / result.details["standard_error"] < 6.0
+    assert not result.misspecified
+    assert result.interval.norm_bound is None
+    assert result.interval.kind == "kernel-calibrated"
+    json.dumps(result.as_dict(), allow_nan=False)
+    assert calibrated_interval(system, _SETTINGS).interval == result.interval  # same seed, same interval
+
+
+def test_given_starts_add_no_noise() -> None:
+    exact, sampled = finite_system("chain_tuples", rows=500)
+    _, given = finite_system("chain_tuples", rows=500, starts=np.asarray(exact.transitions.observations))
+    one, other = (calibrated_interval(system, _SETTINGS) for system in (sampled, given))
+    assert one.value == pytest.approx(other.value)
+    assert other.details["standard_error"] < one.details["standard_error"]
+    assert float(make_profile(given).starts.abs().max()) == 0.0
+
+
+def test_few_rows_and_poor_classes_are_told() -> None:
+    result = calibrated_interval(small_system(6), _SETTINGS)
+    assert any("rows or start states that count" in warning for warning in result.warnings)
+    _, system = finite_system("chain_tuples", rows=2000)
+    flat = torch.ones(len(system), 1, dtype=torch.float64)
+    poor = dataclasses.replace(
+        system, now=flat, later=flat, starts=flat, rewards=system.rewards + 5.0 * system.kernel_inputs[:, 0]
+    )
+    result = calibrated_interval(poor, _SETTINGS)
+    assert result.misspecified
+    assert any("cannot explain" in warning for warning in result.warnings)
+    assert calibrated_interval(poor, _SETTINGS, check_class=False).threshold is None
+
+
+def test_ridge_is_small() -> None:
+    _, system = finite_system("chain_tuples", rows=1000)
+    assert make_profile(system, RIDGE).value == pytest.approx(make_profile(system, 0.0).value, abs=1e-3)

@@ -1,0 +1,89 @@
+"""The dual interval: naive sums, strong duality, and bounds that hold wherever the search stops."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+
+from koffline.errors import ConfigError
+from koffline.ope.intervals.dual import dual_interval, dual_problem
+from koffline.ope.intervals.feature_interval import feature_interval
+from koffline.ope.intervals.settings import KernelIntervalSettings
+from koffline.ope.intervals.value_range import feasible_set
+from tests.ope.intervals.systems import finite_system, small_system
+
+
+def _problem(system, threshold: float, norm: float):
+    problem, _ = dual_problem(system, KernelIntervalSettings(norm_bound=norm))
+    return dataclasses.replace(problem, threshold=threshold)
+
+
+def test_bound_is_the_sum_over_rows() -> None:
+    system = small_system(1, rows=7)
+    problem = _problem(system, threshold=0.09, norm=2.0)
+    alpha = np.random.default_rng(0).standard_normal(12)
+    psi = system.instruments(system.kernel_inputs).numpy()
+    total, balance = 0.0, system.start_mean.numpy().copy()
+    for i in range(7):
+        weight = float(system.row_weights[i]) * float(psi[i] @ alpha)  # w_i ω(x_i)
+        total += weight * float(system.rewards[i]) / 7
+        balance -= weight * system.difference[i].numpy() / 7
+    expected = total + 2.0 * np.linalg.norm(balance) + 0.3 * np.linalg.norm(alpha)
+    assert problem.bound(alpha) == pytest.approx(expected, abs=1e-12)
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize(("extra", "norm"), [(0.02, 1.5), (0.3, 5.0), (50.0, 0.7)])
+def test_strong_duality(seed: int, extra: float, norm: float) -> None:
+    """The optimum equals the extreme of cᵀθ over the feasible set, found by another way."""
+    system = small_system(seed, constants=seed % 2)
+    feasible = feasible_set(system)
+    threshold = feasible.least_loss(norm) + extra
+    found = feasible.value_range(threshold, norm)
+    problem = _problem(system, threshold, norm)
+    assert problem.bound(problem.minimise()) == pytest.approx(found.high, abs=1e-5)
+    mirrored = problem.mirrored()
+    assert -mirrored.bound(mirrored.minimise()) == pytest.approx(found.low, abs=1e-5)
+
+
+@pytest.mark.parametrize("name", ["chain_tuples", "grid_on"])
+def test_equals_the_certified_interval_and_stops_anywhere(name: str) -> None:
+    _, system = finite_system(name, rows=2000)
+    known = {"chain_tuples": (-0.5, 1.0), "grid_on": (-2.0, 3.0)}[name]
+    settings = KernelIntervalSettings(value_bounds=known)
+    certified = feature_interval(system, settings=settings).interval
+    highs = []
+    for steps in (0, 3, 500):
+        result = dual_interval(system, settings, steps).interval
+        assert result.high >= certified.high - 1e-6
+        assert result.low <= certified.low + 1e-6
+        highs.append(result.high - result.low)
+    assert highs == sorted(highs, reverse=True)
+    assert (result.low, result.high) == pytest.approx((certified.low, certified.high), abs=1e-4)
+    assert result.kind == "dual"
+
+
+def test_no_weights_at_all_bound_every_value_in_the_ball() -> None:
+    system = small_system(2)
+    problem = _problem(system, 0.1, 3.0)
+    alpha = np.zeros(12)
+    assert problem.bound(alpha) == pytest.approx(problem.offset + 3.0 * float(system.start_mean.norm()))
+
+
+def test_bounds_that_cross_are_an_alarm() -> None:
+    _, system = finite_system("chain_tuples", rows=2000)
+    flat = torch.ones(len(system), 1, dtype=torch.float64)
+    poor = dataclasses.replace(
+        system, now=flat, later=flat, starts=flat, rewards=system.rewards + 5.0 * system.kernel_inputs[:, 0]
+    )
+    settings = KernelIntervalSettings(value_bounds=(-10.0, 10.0), norm_bound=20.0)
+    result = dual_interval(poor, settings)
+    assert result.interval is None
+    assert result.misspecified
+    assert "cannot explain" in result.warnings[0]
+
+
+def test_negative_steps_are_refused() -> None:
+    with pytest.raises(ConfigError, match="steps is -1"):
+        dual_interval(small_system(), steps=-1)

@@ -1,0 +1,95 @@
+"""Certified and simultaneous intervals: parts, labels, alarms."""
+
+import dataclasses
+import json
+
+import pytest
+import torch
+
+from koffline.errors import ConfigError
+from koffline.ope.intervals.concentration import martingale_threshold, start_deviation
+from koffline.ope.intervals.feature_interval import feature_interval
+from koffline.ope.intervals.kinds import KERNEL_CERTIFIED, KERNEL_CERTIFIED_IID, KERNEL_SIMULTANEOUS
+from koffline.ope.intervals.settings import KernelIntervalSettings
+from koffline.ope.intervals.value_range import feasible_set
+from tests.ope.intervals.systems import finite_system, small_system
+
+_KINDS = (KERNEL_CERTIFIED, KERNEL_CERTIFIED_IID, KERNEL_SIMULTANEOUS)
+
+
+@pytest.mark.parametrize("kind", _KINDS)
+def test_holds_the_truth_and_says_what_it_rests_on(kind: str) -> None:
+    exact, system = finite_system("chain_tuples")
+    result = feature_interval(system, kind, KernelIntervalSettings(draws=199))
+    assert result.interval is not None
+    assert result.interval.holds(exact.value)
+    assert result.interval.kind == result.kind == kind
+    assert result.interval.norm_bound == result.norm_bound == pytest.approx(2.0 * result.fitted_norm)
+    assert "guess" in result.interval.assumptions
+    assert result.least_loss <= result.threshold
+    json.dumps(result.as_dict(), allow_nan=False)
+
+
+def test_parts_add_up() -> None:
+    _, system = finite_system("chain_tuples", rows=2000)
+    settings = KernelIntervalSettings(
+        value_bounds=(-0.5, 1.0), norm_bound=3.0, level=0.9, reward_bounds=(-0.6, 1.0)
+    )
+    result = feature_interval(system, KERNEL_CERTIFIED, settings)
+    length = (1.0 + 0.95 * 1.0) - (-0.6 - 0.95 * 0.5)
+    assert result.threshold == pytest.approx(martingale_threshold(length, system.row_weights, 0.05))
+    margin = start_deviation((-0.5, 1.0), system.start_weights, 0.05)
+    found = feasible_set(system).value_range(result.threshold, 3.0)
+    assert result.interval.low == pytest.approx(max(found.low - margin, -0.5))
+    assert result.interval.high == pytest.approx(min(found.high + margin, 1.0))
+    assert "given" in result.interval.assumptions
+
+
+def test_given_start_states_cost_nothing() -> None:
+    system = small_system(fixed_starts=True)
+    result = feature_interval(system)
+    assert result.details["start_margin"] == 0.0
+    length = KernelIntervalSettings().residual_length(system)
+    assert result.threshold == pytest.approx(martingale_threshold(length, system.row_weights, 0.05))
+    assert "given start states" in result.interval.assumptions
+
+
+def test_a_class_that_cannot_explain_the_log_is_an_alarm() -> None:
+    """A reward that depends on what no feature sees: the best constant leaves too large a kernel loss."""
+    _, system = finite_system("chain_tuples", rows=2000)
+    size = len(system)
+    flat = torch.ones(size, 1, dtype=torch.float64)
+    poor = dataclasses.replace(
+        system, now=flat, later=flat, starts=flat, rewards=system.rewards + 5.0 * system.kernel_inputs[:, 0]
+    )
+    for kind in (KERNEL_CERTIFIED, KERNEL_SIMULTANEOUS):
+        settings = KernelIntervalSettings(draws=99, value_bounds=(-10.0, 10.0))
+        result = feature_interval(poor, kind, settings)
+        assert result.interval is None
+        assert result.misspecified
+        assert result.least_loss > result.threshold
+        assert "cannot explain" in result.warnings[0]
+        json.dumps(result.as_dict(), allow_nan=False)
+
+
+def test_vacuous_intervals_say_so() -> None:
+    result = feature_interval(small_system())
+    assert (result.interval.low, result.interval.high) == (-30.0, 30.0)
+    assert "too small" in result.warnings[0]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"level": 1.0}, "level is 1.0"),
+        ({"norm_bound": 0.0}, "norm_bound is 0.0"),
+        ({"norm_bound": float("nan")}, "norm_bound is nan"),
+        ({"value_bounds": (2.0, 1.0)}, "value_bounds is"),
+        ({"reward_bounds": (float("-inf"), 1.0)}, "reward_bounds is"),
+        ({"draws": 10}, "give 39 or more"),
+        ({"draws": 999, "level": 0.999}, "give 1999 or more"),
+    ],
+)
+def test_bad_options(options: dict, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        KernelIntervalSettings(**options)
