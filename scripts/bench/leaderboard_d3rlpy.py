@@ -1,0 +1,126 @@
+"""d3rlpy's own FQE on the leaderboard: greedy policies only, which is all it can evaluate.
+
+    python -m scripts.bench.leaderboard_d3rlpy    # how its settings were chosen
+
+It reads koffline's buffer, which keeps the last step of truncated episodes that d3rlpy's own loses, and its
+value is averaged over the log's start states, not over d3rlpy's windows. Observations are standardised.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from typing import Any
+
+import numpy as np
+import torch
+
+from koffline.algos.quiet import quiet
+from koffline.data.replay import ColumnarReplayBuffer
+from koffline.data.transitions import Discrete, Transitions
+from koffline.policies import ContinuousPolicy, DiscretePolicy, Policy
+
+# The best of the grid in `main` on development problems, none of them on the leaderboard.
+SETTINGS: dict[str, Any] = {"learning_rate": 1e-3, "target_update_interval": 20, "n_steps": 6000}
+
+
+class _Frozen:
+    """What FQE asks of the algorithm whose policy it evaluates: the best action of scaled observations."""
+
+    def __init__(self, policy: Policy, mean: np.ndarray, scale: np.ndarray) -> None:
+        self._policy, self._mean, self._scale = policy, mean, scale
+        self.impl = self
+
+    def predict_best_action(self, observations: torch.Tensor) -> torch.Tensor:
+        states = observations.numpy().astype(np.float64) * self._scale + self._mean
+        return torch.as_tensor(greedy_actions(self._policy, states.astype(np.float32)))
+
+
+def greedy_actions(policy: Policy, observations: np.ndarray) -> np.ndarray:
+    """(N,) int64 or (N, k) float32."""
+    if isinstance(policy, DiscretePolicy):
+        return policy.probabilities(observations).argmax(axis=1)
+    return policy.mean(observations).astype(np.float32)
+
+
+def is_greedy(policy: Policy, observations: np.ndarray) -> bool:
+    """Whether FQE can evaluate it at all."""
+    if isinstance(policy, ContinuousPolicy):
+        return policy.deterministic
+    return bool(np.all(policy.probabilities(observations).max(axis=1) > 1.0 - 1e-9))
+
+
+def fit_fqe(log: Transitions, policy: Policy, gamma: float, seed: int, **changes: Any) -> Any:
+    """A trained FQE of d3rlpy."""
+    settings = {**SETTINGS, **changes}
+    n_steps = settings.pop("n_steps")
+    with quiet():
+        import d3rlpy
+
+        d3rlpy.seed(seed)
+        states = np.asarray(log.observations, dtype=np.float64)
+        mean, spread = states.mean(axis=0), states.std(axis=0)
+        scale = np.where(spread > 0.0, spread, 1.0)
+        scaler = d3rlpy.preprocessing.StandardObservationScaler(mean=mean, std=scale)
+        config = d3rlpy.ope.FQEConfig(
+            gamma=gamma,
+            batch_size=256,
+            encoder_factory=d3rlpy.models.VectorEncoderFactory([64, 64]),
+            observation_scaler=scaler,
+            **settings,
+        )
+        discrete = isinstance(log.action_space, Discrete)
+        kind = d3rlpy.ope.DiscreteFQE if discrete else d3rlpy.ope.FQE
+        # The scaler adds 1e-3 to the scale.
+        fqe = kind(_Frozen(policy, mean, scale + scaler.eps), config)
+        fqe.fit(
+            ColumnarReplayBuffer(log),
+            n_steps=n_steps,
+            n_steps_per_epoch=n_steps,
+            show_progress=False,
+            logger_adapter=d3rlpy.logging.NoopAdapterFactory(),
+        )
+    return fqe
+
+
+def start_value(fqe: Any, log: Transitions, policy: Policy) -> float:
+    """Mean over the log's start states of Q(s0, π(s0))."""
+    starts = log.initial_observations()
+    return float(fqe.predict_value(starts, greedy_actions(policy, starts)).mean())
+
+
+def main() -> None:
+    from scripts.bench.leaderboard_problems import Greedy, Still
+    from scripts.bench.problems import DEVELOPMENT
+
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--n-rows", type=int, default=10_000)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    for name in ("cartpole", "pendulum", "noisy_grid"):
+        from dataclasses import replace
+
+        spec = DEVELOPMENT[name]
+        target = spec.target
+        greedy = Still(target.controller) if hasattr(target, "controller") else Greedy(target)
+        spec = replace(spec, target=greedy, n_starts=5000)
+        problem = spec(0, options.n_rows)
+        log, policy = problem.transitions(), problem.policy()
+        for rate, interval, steps in (
+            (1e-4, 100, 10_000),
+            (1e-3, 100, 6000),
+            (1e-3, 20, 6000),
+            (1e-3, 10, 6000),
+            (3e-3, 20, 6000),
+        ):
+            started = time.perf_counter()
+            fqe = fit_fqe(
+                log, policy, spec.gamma, 0, learning_rate=rate, target_update_interval=interval, n_steps=steps
+            )
+            error = start_value(fqe, log, policy) / problem.truth_at_starts - 1.0
+            print(f"{name:<12} rate {rate:g}, targets every {interval}, {steps} steps: {error:+.3f}", end="")
+            print(f", {time.perf_counter() - started:.0f} s", flush=True)
+
+
+if __name__ == "__main__":
+    main()
