@@ -137,7 +137,7 @@ def describe_misspecified(loss: float, threshold: float) -> str:
     """The alarm as a sentence."""
     return (
         f"the class cannot explain the log: its smallest kernel loss {loss:.3g} exceeds {threshold:.3g}, "
-        "what the true values would leave by chance; use richer features or a larger norm_bound, or doubt the log"
+        "what the true values would leave by chance; use richer features or a larger norm_bound"
     )
 
 

@@ -92,10 +92,16 @@ def solve_ridged(
 
     Free parameters keep a floor of 1e-12, so that the system has an answer where they are not identified.
     """
+    return torch.linalg.solve(curvature + torch.diag(ridge_sizes(curvature, free, ridge)), target)
+
+
+def ridge_sizes(
+    curvature: Float[Tensor, "parameter parameter"], free: Tensor, ridge: float
+) -> Float[Tensor, " parameter"]:
+    """The diagonal of τD, (p,)."""
     diagonal = curvature.diagonal()
     pulled = diagonal[~free].mean() if bool((~free).any()) else diagonal.mean()
-    size = torch.where(free, 1e-12 * diagonal.mean(), ridge * pulled).clamp(min=1e-300)
-    return torch.linalg.solve(curvature + torch.diag(size), target)
+    return torch.where(free, 1e-12 * diagonal.mean(), ridge * pulled).clamp(min=1e-300)
 
 
 def _weights_and_leverage(
