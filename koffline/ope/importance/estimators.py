@@ -21,9 +21,9 @@ class ModelValues:
     numbers that are not finite.
     """
 
-    now: Float[np.ndarray, " row"]
-    later: Float[np.ndarray, " row"]
-    starts: Float[np.ndarray, " episode"]
+    now: np.ndarray
+    later: np.ndarray
+    starts: np.ndarray
     notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -16,6 +16,7 @@ from koffline.ope.importance.weights import EpisodeWeights
 Counts = Float[np.ndarray, "draw episode"]
 
 
+@runtime_checkable
 class EpisodeStatistic(Protocol):
     """An estimate made of E independent episodes.
 

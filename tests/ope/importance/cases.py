@@ -1,0 +1,159 @@
+"""Logs for the tests of importance sampling: random ones, and one that holds every path of a process."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from koffline.data.transitions import Discrete, Transitions
+from koffline.envs.finite import FiniteMDP
+from koffline.ope.importance.estimators import ModelValues
+from koffline.ope.importance.weights import EpisodeWeights, make_weights
+from koffline.policies import DiscretePolicy
+
+
+@dataclass(frozen=True, eq=False)
+class Case:
+    """A random log with random ratios and a random model, in columns and as the lists of the reference."""
+
+    transitions: Transitions
+    log_ratios: np.ndarray
+    model: ModelValues
+    gamma: float
+
+    @property
+    def weights(self) -> EpisodeWeights:
+        return make_weights(self.transitions, self.log_ratios)
+
+    @property
+    def rewards(self) -> np.ndarray:
+        return np.asarray(self.transitions.rewards)
+
+    @property
+    def discounts(self) -> np.ndarray:
+        return self.gamma * (1.0 - np.asarray(self.transitions.terminated))
+
+    @property
+    def shares(self) -> np.ndarray:
+        return self.weights.shares
+
+    @property
+    def episodes(self) -> list[list[tuple[float, ...]]]:
+        rows = np.stack(
+            [np.exp(self.log_ratios), self.rewards, self.model.now, self.model.later, self.discounts], axis=1
+        )
+        return [list(map(tuple, part)) for part in np.split(rows, self.transitions.episode_starts[1:])]
+
+
+def random_case(seed: int = 0, n_episodes: int = 9, longest: int = 6, zeros: bool = False) -> Case:
+    """Episodes of 1 … longest steps, some ended by the world, with unequal weights of episodes."""
+    generator = np.random.default_rng(seed)
+    lengths = generator.integers(1, longest + 1, size=n_episodes)
+    rows = int(lengths.sum())
+    ends = np.cumsum(lengths) - 1
+    ended = generator.random(n_episodes) < 0.6
+    terminated = np.zeros(rows, dtype=bool)
+    terminated[ends] = ended
+    truncated = np.zeros(rows, dtype=bool)
+    truncated[ends] = ~ended
+    transitions = Transitions(
+        observations=generator.standard_normal((rows, 2)),
+        actions=generator.integers(3, size=rows),
+        rewards=generator.standard_normal(rows),
+        next_observations=generator.standard_normal((rows, 2)),
+        terminated=terminated,
+        truncated=truncated,
+        action_space=Discrete(3),
+        episode_ids=np.repeat(np.arange(n_episodes), lengths),
+        weights=np.repeat(generator.uniform(0.5, 2.0, n_episodes), lengths),
+    )
+    log_ratios = generator.normal(0.0, 0.7, size=rows)
+    if zeros:
+        log_ratios[generator.random(rows) < 0.2] = -np.inf
+    # v(s_{t+1}) of a row is v(s) of the next: the reference has one number for both.
+    model = ModelValues(
+        generator.standard_normal(rows),
+        generator.standard_normal(rows),
+        generator.standard_normal(n_episodes),
+    )
+    return Case(transitions, log_ratios, model, 0.9)
+
+
+@dataclass(frozen=True, eq=False)
+class Enumerated:
+    """Every path of ``horizon`` steps of a finite process, weighted by its probability under the behavior.
+
+    What an estimator says about this log is its expectation over logs of one episode.
+    """
+
+    mdp: FiniteMDP
+    transitions: Transitions
+    policy: DiscretePolicy
+    target: np.ndarray
+    horizon: int
+
+    def states(self, observations: np.ndarray) -> np.ndarray:
+        return np.argmax(observations, axis=1)
+
+    def finite_value(self, gamma: float, last_values: np.ndarray) -> float:
+        """J of ``horizon`` steps and then ``last_values`` (S,), by backward induction."""
+        values = np.where(self.mdp.terminal, 0.0, last_values)
+        for _ in range(self.horizon):
+            future = self.mdp.reward + gamma * values
+            q = np.einsum("sat,sat->sa", self.mdp.transition, future)
+            values = np.where(self.mdp.terminal, 0.0, np.sum(self.target * q, axis=1))
+        return float(self.mdp.initial @ values)
+
+
+def enumerated(horizon: int = 3) -> Enumerated:
+    """Three states, the last one terminal; two actions; a behavior that takes both."""
+    transition = np.array(
+        [
+            [[0.5, 0.3, 0.2], [0.1, 0.9, 0.0]],
+            [[0.6, 0.0, 0.4], [0.2, 0.5, 0.3]],
+            [[0.0, 0.0, 1.0], [0.0, 0.0, 1.0]],
+        ]
+    )
+    reward = np.array([[1.0, -0.5], [0.3, 2.0], [0.0, 0.0]])
+    mdp = FiniteMDP(transition, reward, np.array([False, False, True]), np.array([0.7, 0.3, 0.0]))
+    behavior = np.array([[0.5, 0.5], [0.3, 0.7], [0.5, 0.5]])
+    target = np.array([[0.9, 0.1], [0.2, 0.8], [0.5, 0.5]])
+    paths: list[tuple[float, list[tuple[int, int, float, int]]]] = []
+
+    def follow(state: int, chance: float, path: list[tuple[int, int, float, int]]) -> None:
+        if len(path) == horizon or mdp.terminal[state]:
+            paths.append((chance, path))
+            return
+        for action in range(2):
+            for after in np.flatnonzero(transition[state, action]).tolist():
+                step = (state, action, float(mdp.reward[state, action, after]), after)
+                follow(
+                    after,
+                    chance * behavior[state, action] * transition[state, action, after],
+                    [*path, step],
+                )
+
+    for start in (0, 1):
+        follow(start, mdp.initial[start], [])
+    lengths = np.array([len(path) for _, path in paths])
+    states, actions, rewards, after = map(np.array, zip(*(s for _, p in paths for s in p), strict=True))
+    ends = np.cumsum(lengths) - 1
+    terminated = mdp.terminal[after]
+    truncated = np.zeros(len(states), dtype=bool)
+    truncated[ends] = ~terminated[ends]
+    eye = np.eye(3)
+    transitions = Transitions(
+        observations=eye[states],
+        actions=actions,
+        rewards=rewards,
+        next_observations=eye[after],
+        terminated=terminated,
+        truncated=truncated,
+        action_space=Discrete(2),
+        episode_ids=np.repeat(np.arange(len(paths)), lengths),
+        behavior_log_probabilities=np.log(behavior[states, actions]),
+        weights=np.repeat([chance for chance, _ in paths], lengths),
+    )
+    policy = DiscretePolicy(2, lambda observations: target[np.argmax(observations, axis=1)], "target")
+    return Enumerated(mdp, transitions, policy, target, horizon)
