@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -45,6 +45,7 @@ class Moments:
     quadratic: float
 
 
+@runtime_checkable
 class QuadraticForm(Protocol):
     """What the laws of `koffline.ope.bellman_test.laws` need."""
 
