@@ -43,17 +43,17 @@ def draw_diagnosis(diagnosis: Diagnosis) -> dict[str, Figure]:
 def plot_maps(diagnosis: Diagnosis) -> Figure:
     """Kernel-weighted mean residual over two-dimensional states, one panel per action, one scale for all.
 
-    Places without rows stay white; a line surrounds what no other place's noise would reach.
+    Places without rows stay white; dots fill places that noise alone would rarely bring.
     """
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
     maps = diagnosis.maps
-    columns = min(_COLUMNS, len(maps))
+    columns = 2 if len(maps) == 4 else min(_COLUMNS, len(maps))
     rows = -(-len(maps) // columns)
     limit = max(max(_largest(one.values) for one in maps), 1e-12)
     threshold = diagnosis.regions[0].threshold if diagnosis.regions else np.inf
-    with mpl.rc_context(_STYLE):
+    with mpl.rc_context({**_STYLE, "hatch.color": "#52606d", "hatch.linewidth": 0.3}):
         figure = Figure(figsize=(2.2 + 3.1 * columns, 0.7 + 2.9 * rows), layout="constrained")
         panels = np.atleast_1d(figure.subplots(rows, columns, squeeze=False).ravel())
         for panel in panels[len(maps) :]:
@@ -181,6 +181,8 @@ def _draw_map(axes: Any, one: WitnessMap, limit: float, threshold: float) -> Any
     )
     scores = np.where(seen, np.abs(one.values.z_scores), 0.0)
     if (scores > threshold).any():
+        ends = [threshold, scores.max() + 1.0]
+        axes.contourf(one.x, one.y, scores, levels=ends, colors="none", hatches=["..."], zorder=3)
         axes.contour(one.x, one.y, scores, levels=[threshold], colors=INK, linewidths=1.2)
     axes.set_title("all actions" if one.action is None else describe_action(one.action), fontsize=10)
     axes.set_xlabel(f"state {one.columns[0]}")
@@ -190,9 +192,9 @@ def _draw_map(axes: Any, one: WitnessMap, limit: float, threshold: float) -> Any
 
 
 def _largest(values: WitnessValues) -> float:
-    """The largest |mean| where there are rows; 0 where there are none."""
+    """|mean| that 98 % of places with rows stay below, so that one corner does not hide all; 0 without."""
     seen = values.effective_rows >= _FEWEST
-    return float(np.abs(values.mean[seen]).max()) if seen.any() else 0.0
+    return float(np.quantile(np.abs(values.mean[seen]), 0.98)) if seen.any() else 0.0
 
 
 def _region_label(region: Any) -> str:

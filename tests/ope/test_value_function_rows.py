@@ -1,0 +1,186 @@
+"""Which rows a value function has seen, and cross-fitting."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+import koffline
+from koffline.data.sources import write_transitions
+from koffline.errors import ConfigError, DataError
+from koffline.ope.bellman_test import bellman_test
+from koffline.ope.cross_fit import assign_folds, cross_fit, next_row_values, row_values
+from koffline.ope.provenance import Provenance, check_held_out, measure_overlap, row_fingerprints
+from koffline.ope.value_functions import as_value_function
+from tests.exact_problems import EXACT_PROBLEMS
+from tests.ope.problems import SOFT, discrete_log
+
+LOG = discrete_log()
+
+
+def fitted_to(log: koffline.Transitions | None):
+    provenance = None if log is None else Provenance.of(log)
+    return as_value_function(
+        lambda s, a: s[:, 0], LOG.action_space, LOG.observation_shape, name="q", trained_on=provenance
+    )
+
+
+def finite_world(seed: int, n: int, count: int = 10) -> koffline.Transitions:
+    """Few states seen as numbers, in episodes of 20: rows repeat all the time."""
+    generator = np.random.default_rng(seed)
+    states = generator.integers(count, size=(n + 1, 1)).astype(np.float64)
+    last = np.arange(n) % 20 == 19
+    return koffline.Transitions(
+        observations=states[:-1],
+        actions=generator.integers(2, size=n),
+        rewards=states[:-1, 0],
+        next_observations=states[1:],
+        terminated=np.zeros(n, bool),
+        truncated=last,
+        action_space=koffline.Discrete(2),
+        episode_ids=np.arange(n) // 20,
+    )
+
+
+def test_fingerprints_are_of_values_and_order_not_of_types() -> None:
+    again = LOG.replace(
+        observations=LOG.observations.astype(np.float32),
+        next_observations=LOG.next_observations.astype(np.float32),
+    )
+    np.testing.assert_array_equal(row_fingerprints(LOG), row_fingerprints(again))
+    assert len(np.unique(row_fingerprints(LOG))) == len(LOG)
+    swapped = LOG.replace(observations=LOG.next_observations, next_observations=LOG.observations)
+    assert not np.intersect1d(row_fingerprints(LOG), row_fingerprints(swapped)).size
+    flipped = LOG.replace(observations=np.ascontiguousarray(LOG.observations[:, ::-1]))
+    assert not np.intersect1d(row_fingerprints(LOG), row_fingerprints(flipped)).size
+    zero, minus = LOG.replace(rewards=np.zeros(60)), LOG.replace(rewards=-np.zeros(60))
+    np.testing.assert_array_equal(row_fingerprints(zero), row_fingerprints(minus))
+
+
+def test_training_rows_are_refused_after_any_selection() -> None:
+    for part in (LOG, LOG.select(np.arange(0, 60, 3)), LOG.select(np.arange(60)[::-1])):
+        with pytest.raises(ConfigError, match="was fitted to 100% of these rows.*allow_training_rows=True"):
+            check_held_out(fitted_to(LOG), part)
+    assert "non-rejection on them says nothing" in check_held_out(fitted_to(LOG), LOG, allow=True)[0]
+    half = LOG.select(np.arange(30))
+    with pytest.raises(ConfigError, match="50%"):
+        check_held_out(fitted_to(half), LOG)
+    assert check_held_out(fitted_to(half), LOG.select(np.arange(30, 60))) == ()
+
+
+def test_the_rows_given_win_and_unknown_rows_are_said() -> None:
+    assert "not known which rows q" in check_held_out(fitted_to(None), LOG)[0]
+    with pytest.raises(ConfigError, match="fitted to"):
+        check_held_out(fitted_to(None), LOG, LOG)
+    assert check_held_out(fitted_to(LOG), LOG, LOG.replace(rewards=LOG.rewards + 1.0)) == ()
+
+
+def test_rows_of_weight_zero_taught_nothing() -> None:
+    weights = np.r_[np.ones(30), np.zeros(30)]
+    seen = Provenance.of(LOG.replace(weights=weights))
+    assert not measure_overlap(seen, LOG.select(np.arange(30, 60))).is_certain
+
+
+def test_worlds_that_repeat_themselves_do_not_raise_false_alarms() -> None:
+    trained, fresh = finite_world(0, 400), finite_world(1, 400)
+    assert not measure_overlap(Provenance.of(trained), fresh).is_certain
+    assert measure_overlap(Provenance.of(trained), trained.select_episodes(np.arange(5))).is_certain
+    few = finite_world(0, 400, count=3)
+    alone = few.replace(episode_ids=None, steps=None, truncated=np.zeros(400, bool))
+    assert measure_overlap(Provenance.of(alone), alone).tells_nothing
+    assert "Rows repeat themselves" in check_held_out(fitted_to(alone), alone)[0]
+
+
+@pytest.mark.parametrize("name", ["chain_on", "grid_tuples", "linear_tuples"])
+def test_fresh_rows_of_the_same_problem_are_fresh(name) -> None:
+    trained = EXACT_PROBLEMS[name](0, 300).transitions
+    fresh = EXACT_PROBLEMS[name](1, 300).transitions
+    overlap = measure_overlap(Provenance.of(trained), fresh)
+    assert overlap.seen == 0.0
+    assert not overlap.is_certain
+
+
+def test_a_run_folder_says_what_its_model_was_trained_on(tmp_path) -> None:
+    from tests import d3_models
+
+    generator = np.random.default_rng(0)
+    states = generator.normal(size=(41, 4)).astype(np.float32)
+    log = koffline.Transitions(
+        observations=states[:-1],
+        actions=generator.integers(3, size=40),
+        rewards=states[:-1, 0],
+        next_observations=states[1:],
+        terminated=np.zeros(40, bool),
+        truncated=np.arange(40) % 10 == 9,
+        action_space=koffline.Discrete(3),
+        episode_ids=np.arange(40) // 10,
+    )
+    write_transitions(log, str(tmp_path / "log.npz"), None, False)
+    data = {"source": str(tmp_path / "log.npz"), "discrete": 3, "continuous": None}
+    data["split"] = {"held_out": 0.25, "seed": 0}
+    record = {"config": {"data": data}, "digests": {"data": log.sha256}}
+    (tmp_path / "run.json").write_text(json.dumps(record))
+    d3_models.build("DQN", 3).save(str(tmp_path / "model_1.d3"))
+    made = as_value_function(tmp_path / "model_1.d3", log.action_space, (4,))
+    assert made.trained_on is not None
+    assert len(made.trained_on) == 30
+    from koffline.data.splits import split_log
+
+    rows, held_out = split_log(log, 0.25, 0)
+    assert held_out is not None
+    assert check_held_out(made, held_out) == ()
+    with pytest.raises(ConfigError, match=r"log.npz|fitted to"):
+        check_held_out(made, rows)
+    record["digests"]["data"] = "0" * 64
+    (tmp_path / "run.json").write_text(json.dumps(record))
+    assert as_value_function(tmp_path / "model_1.d3", log.action_space, (4,)).trained_on is None
+
+
+def test_folds_are_whole_episodes_of_equal_number() -> None:
+    folds = assign_folds(LOG, 3, 0)
+    per_episode = folds.reshape(6, 10)
+    assert (per_episode == per_episode[:, :1]).all()
+    np.testing.assert_array_equal(np.bincount(per_episode[:, 0]), [2, 2, 2])
+    np.testing.assert_array_equal(folds, assign_folds(LOG, 3, 0))
+    with pytest.raises(ConfigError, match="6 episodes, fewer than 7 folds"):
+        assign_folds(LOG, 7, 0)
+    with pytest.raises(ConfigError, match="folds is 1"):
+        assign_folds(LOG, 1, 0)
+
+
+def test_every_row_is_spoken_for_by_a_model_that_has_not_seen_it() -> None:
+    seen = []
+
+    def fit(part):
+        seen.append(part)
+        mean = float(part.rewards.mean())
+        return lambda s, a: np.full(len(s), mean)
+
+    made = cross_fit(LOG, fit, folds=3, seed=1)
+    values = row_values(made, LOG)
+    for number, part in enumerate(seen):
+        own = made.folds == number
+        assert not np.intersect1d(row_fingerprints(part), row_fingerprints(LOG)[own]).size
+        np.testing.assert_allclose(values[own], part.rewards.mean())
+        assert check_held_out(made.parts[number], LOG.select(np.flatnonzero(own))) == ()
+    np.testing.assert_allclose(next_row_values(made, LOG, SOFT), values)
+    with pytest.raises(DataError, match="give the same log"):
+        row_values(made, LOG.select(np.arange(59)))
+
+
+def test_models_of_different_folds_are_never_multiplied() -> None:
+    made = cross_fit(LOG, lambda part: lambda s, a: np.full(len(s), part.rewards.mean()), folds=2, seed=0)
+    found = bellman_test(made, LOG, SOFT, 0.9, draws=99, features=0)
+    assert found.held_out
+    assert found.witness is not None
+    assert found.rows is not None
+    gram = found.witness.space.kernel.gram(torch.as_tensor(found.witness.inputs)).numpy()
+    residuals, total, pairs = found.rows.residuals, 0.0, 0
+    for i in range(60):
+        for j in range(60):
+            if made.folds[i] == made.folds[j]:
+                total += residuals[i] * gram[i, j] * residuals[j] / 60
+                pairs += i != j
+    assert found.statistic == pytest.approx(total, rel=1e-9)
+    assert found.kernel_loss == pytest.approx((total * 60 - (residuals**2).sum()) / pairs, rel=1e-9)

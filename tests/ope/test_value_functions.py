@@ -1,0 +1,205 @@
+"""Value functions from whatever holds one, checked at the border."""
+
+import numpy as np
+import pytest
+import torch
+
+import koffline
+from koffline.errors import ConfigError, DataError, KofflineError, PolicyError
+from koffline.ope.fitted_function import NetworkValues, fit_value_function
+from koffline.ope.value_functions import ACTION, STATE, ValueFunction, as_value_function, expected_pair
+from tests.ope.problems import NOISY, SOFT, continuous_log, discrete_log
+
+THREE = koffline.Discrete(3)
+ONE = koffline.Continuous(1, -1.0, 1.0)
+STATES = np.random.default_rng(0).normal(size=(7, 2))
+ACTIONS = np.array([0, 1, 2, 0, 1, 2, 0])
+
+
+def table(states):
+    """Q(s, ·) of three actions."""
+    return np.stack([states[:, 0], states[:, 1], states[:, 0] + 2.0], axis=1)
+
+
+def q(states, actions):
+    return table(states)[np.arange(len(states)), actions]
+
+
+def test_a_function_of_states_and_actions() -> None:
+    made = as_value_function(q, THREE, (2,))
+    assert made.kind == ACTION
+    assert made.name == "q"
+    np.testing.assert_array_equal(made.values(STATES, ACTIONS), q(STATES, ACTIONS))
+    expected = (SOFT.probabilities(STATES) * table(STATES)).sum(axis=1)
+    np.testing.assert_allclose(made.expected(STATES, SOFT), expected, rtol=1e-12)
+
+
+def test_a_table_of_actions_is_read_at_the_action_taken() -> None:
+    made = as_value_function(table, THREE, (2,))
+    assert made.kind == ACTION
+    np.testing.assert_array_equal(made.values(STATES, ACTIONS), q(STATES, ACTIONS))
+
+
+def test_a_function_of_states_ignores_actions_and_policy() -> None:
+    made = as_value_function(lambda states: states[:, 0], THREE, (2,))
+    assert made.kind == STATE
+    np.testing.assert_array_equal(made.values(STATES), STATES[:, 0])
+    np.testing.assert_array_equal(made.expected(STATES, SOFT), STATES[:, 0])
+
+
+def test_expectation_over_a_continuous_policy_averages_its_draws() -> None:
+    made = as_value_function(lambda states, actions: actions[:, 0], ONE, (2,))
+    generator = np.random.default_rng(1)
+    draws = np.mean([NOISY.sample(STATES, generator)[:, 0] for _ in range(5)], axis=0)
+    found = made.expected(STATES, NOISY, 5, np.random.default_rng(1))
+    np.testing.assert_allclose(found, draws, rtol=1e-12)
+    first, second = expected_pair(made, STATES, NOISY, 4, np.random.default_rng(1))
+    assert not np.array_equal(first, second)
+    exact, same = expected_pair(as_value_function(q, THREE, (2,)), STATES, SOFT, 4, np.random.default_rng(1))
+    assert exact is same
+
+
+def test_torch_modules_files_and_python_names(tmp_path, monkeypatch) -> None:
+    module = torch.nn.Linear(2, 3)
+    found = as_value_function(module, THREE, (2,)).values(STATES, ACTIONS)
+    whole = module(torch.as_tensor(STATES, dtype=torch.float32)).detach().numpy()
+    np.testing.assert_allclose(found, whole[np.arange(7), ACTIONS], rtol=1e-5)
+    (tmp_path / "my_values.py").write_text("def v(states):\n    return states.sum(axis=1)\n")
+    monkeypatch.chdir(tmp_path)
+    named = as_value_function("my_values:v", THREE, (2,))
+    assert named.kind == STATE
+    np.testing.assert_allclose(named.values(STATES), STATES.sum(axis=1))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_torchscript(tmp_path) -> None:
+    class Both(torch.nn.Module):
+        def forward(self, states: torch.Tensor, actions: torch.Tensor) -> torch.Tensor:
+            return states.sum(1) + actions
+
+    torch.jit.script(Both()).save(str(tmp_path / "q.pt"))
+    made = as_value_function(tmp_path / "q.pt", THREE, (2,))
+    np.testing.assert_allclose(made.values(STATES, ACTIONS), STATES.sum(axis=1) + ACTIONS, rtol=1e-5)
+
+
+def test_models_of_d3rlpy_keep_their_scalers_and_undo_that_of_rewards(tmp_path) -> None:
+    from tests import d3_models
+
+    raw = d3_models.raw_observations(16)
+    actions = np.arange(16) % 3
+    scaled = d3_models.build("DQN", 3, observation_scaler=d3_models.standard_scaler())
+    path = d3_models.saved(scaled, tmp_path)
+    made = as_value_function(path, THREE, (4,))
+    assert made.name == path
+    assert made.trained_on is None
+    np.testing.assert_allclose(made.values(raw, actions), scaled.predict_value(raw, actions), rtol=1e-6)
+    preprocessing = d3_models.d3rlpy.preprocessing
+    scaled.config.reward_scaler = preprocessing.MultiplyRewardScaler(4.0)
+    np.testing.assert_allclose(
+        as_value_function(scaled, THREE, (4,)).values(raw, actions),
+        scaled.predict_value(raw, actions) / 4.0,
+        rtol=1e-6,
+    )
+    scaled.config.reward_scaler = preprocessing.StandardRewardScaler(mean=2.0, std=3.0, eps=0.0)
+    shifted = as_value_function(scaled, THREE, (4,))
+    expected = 3.0 * scaled.predict_value(raw, actions) + 2.0 / (1.0 - scaled.config.gamma)
+    np.testing.assert_allclose(shifted.values(raw, actions), expected, rtol=1e-5)
+    assert "subtracted 2" in shifted.notes[0]
+
+
+def test_continuous_models_say_when_their_values_are_not_plain() -> None:
+    from tests import d3_models
+
+    made = as_value_function(d3_models.build("SAC", 2), d3_models.BOX, (4,))
+    raw = d3_models.raw_observations(5)
+    assert made.values(raw, np.zeros((5, 2))).shape == (5,)
+    assert "bonus for entropy" in made.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("given", "space", "message"),
+    [
+        (lambda s, a: s, THREE, r"shape \(7, 2\) for 7 rows"),
+        (lambda s, a: np.full(len(s), np.nan), THREE, "value of row 0 is nan"),
+        (lambda s, a: 1 / 0, THREE, "ZeroDivisionError"),
+        (lambda s, a: ["x"] * len(s), THREE, "no numbers"),
+        (3.0, THREE, "float is no value function"),
+        (int, THREE, "is a class"),
+        ("no/such/file.d3", THREE, "no such file"),
+        (lambda s: np.zeros((len(s), 4)), THREE, r"shape \(2, 4\)"),
+    ],
+)
+def test_what_is_no_value_function_is_one_line(given, space, message) -> None:
+    with pytest.raises(DataError, match=message) as caught:
+        as_value_function(given, space, (2,)).values(STATES, ACTIONS)
+    assert "\n" not in str(caught.value)
+
+
+def test_wrong_logs_and_files_are_refused(tmp_path) -> None:
+    from tests import d3_models
+
+    algo = d3_models.build("DQN", 4)
+    with pytest.raises(DataError, match="4 discrete actions, the log has 3"):
+        as_value_function(algo, THREE, (4,))
+    with pytest.raises(DataError, match=r"shape \(4,\), the log has \(2,\)"):
+        as_value_function(algo, koffline.Discrete(4), (2,))
+    (tmp_path / "x.d3").write_bytes(b"")
+    with pytest.raises(PolicyError, match="empty"):
+        as_value_function(tmp_path / "x.d3", THREE, (2,))
+    with pytest.raises(DataError, match="is a folder"):
+        as_value_function(tmp_path, THREE, (2,))
+    with pytest.raises(DataError, match="BC has no action values|failed"):
+        as_value_function(d3_models.build("DiscreteBC", 3), THREE, (4,)).values(np.zeros((2, 4)), np.zeros(2))
+    with pytest.raises(ConfigError, match="kind"):
+        ValueFunction("x", "both", q, THREE, (2,))
+    made = as_value_function(q, THREE, (2,))
+    with pytest.raises(DataError, match=r"actions have shape \(7, 1\)"):
+        made.values(STATES, ACTIONS[:, None])
+    with pytest.raises(DataError, match="pass one row per observation"):
+        made.values(STATES[:, :1], ACTIONS)
+
+
+def test_linear_values_of_the_solvers() -> None:
+    from koffline.solvers import LinearValue
+
+    def features(x):
+        return x
+
+    weights = torch.arange(9, dtype=torch.float64)
+    value = LinearValue(features, weights, True, 3, 0.0, 1.0, 1.0, 1, 0.0)
+    made = as_value_function(value, THREE, (2,))
+    by_hand = np.concatenate([STATES, np.ones((7, 1))], axis=1) @ weights.reshape(3, 3).numpy()
+    np.testing.assert_allclose(made.values(STATES, ACTIONS), by_hand[np.arange(7), ACTIONS], rtol=1e-12)
+    state = LinearValue(features, weights[:3], True, None, 0.0, 1.0, 1.0, 1, 0.0)
+    assert as_value_function(state, THREE, (2,)).kind == STATE
+    beside = LinearValue(features, weights[:4], True, None, 0.0, 1.0, 1.0, 1, 0.0)
+    joined = as_value_function(beside, ONE, (2,), kind=ACTION).values(STATES, STATES[:, :1])
+    np.testing.assert_allclose(joined, STATES @ [0.0, 1.0] + 2.0 * STATES[:, 0] + 3.0)
+    with pytest.raises(DataError, match="3 outputs"):
+        as_value_function(value, koffline.Discrete(4), (2,))
+
+
+@pytest.mark.parametrize("kind", ["discrete", "continuous"])
+def test_fitted_networks_give_the_values_they_were_fitted_with(kind) -> None:
+    from koffline.config import make_settings
+
+    log, policy = (discrete_log(), SOFT) if kind == "discrete" else (continuous_log(), NOISY)
+    settings = make_settings({"gamma": 0.9, "steps": 40, "full_replicas": 2})
+    made = fit_value_function(log, policy, settings)
+    values = made.values(log.observations, log.actions)
+    assert made.trained_on is not None
+    assert len(made.trained_on) == len(log)
+    inner = made.function
+    assert isinstance(inner, NetworkValues)
+    assert inner.problem.inputs.shape[0] == 0  # the log is not kept alive
+    one = made.values(log.observations[3:4], log.actions[3:4])
+    np.testing.assert_allclose(one, values[3:4], rtol=1e-9)
+    low, high = inner.problem.value_bounds
+    scale = inner.problem.reward_scale
+    assert low * scale <= values.min() <= values.max() <= high * scale
+    assert values.std() > 0.0
+
+
+def test_every_refusal_is_of_one_family() -> None:
+    with pytest.raises(KofflineError):
+        as_value_function(None, THREE, (2,))
