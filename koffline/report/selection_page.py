@@ -39,7 +39,9 @@ def write_ranking(ranking: PolicyRanking, out: Path, command: str, force: bool =
 
 
 def _figures(ranking: PolicyRanking) -> dict[str, Figure]:
-    figures = {"ranking": plot_ranking(ranking), "differences": plot_differences(ranking)}
+    figures = {"ranking": plot_ranking(ranking)}
+    if ranking.comparisons:
+        figures["differences"] = plot_differences(ranking)
     if ranking.metrics is not None:
         figures["truths"] = plot_truths(ranking)
     return figures

@@ -25,8 +25,9 @@ def plot_ranking(ranking: PolicyRanking) -> Figure:
     def draw(axes: Axes) -> None:
         for place, policy in enumerate(policies):
             color = ACCENT if policy.maybe_best else SOFT
-            interval = policy.interval
-            axes.hlines(place, interval.low, interval.high, color=color, lw=5, alpha=0.4)
+            if policy.interval is not None:
+                low, high = policy.interval.low, policy.interval.high
+                axes.hlines(place, low, high, color=color, lw=5, alpha=0.4)
             axes.plot(policy.value, place, "o", color=color, ms=8)
         _mark(axes, policies, ranking.threshold)
         axes.set_yticks(range(len(policies)), [_label(policy) for policy in policies])
@@ -72,7 +73,7 @@ def plot_truths(ranking: PolicyRanking) -> Figure:
 
     def draw(axes: Axes) -> None:
         truths = np.array([policy.truth for policy in known], dtype=np.float64)
-        ends = np.array([(policy.interval.low, policy.interval.high) for policy in known])
+        ends = np.array([_ends(policy) for policy in known])
         axes.vlines(truths, ends[:, 0], ends[:, 1], color=ACCENT, lw=4, alpha=0.35)
         axes.plot(truths, [policy.value for policy in known], "o", color=ACCENT, ms=7)
         reach = [min(truths.min(), ends.min()), max(truths.max(), ends.max())]
@@ -91,6 +92,12 @@ def short_name(name: str) -> str:
         return bare
     half = _LONGEST_NAME // 2
     return f"{bare[: half - 1]}…{bare[-half:]}"
+
+
+def _ends(policy: RankedPolicy) -> tuple[float, float]:
+    """The interval; the value alone where there is none."""
+    interval = policy.interval
+    return (policy.value, policy.value) if interval is None else (interval.low, interval.high)
 
 
 def _label(policy: RankedPolicy) -> str:

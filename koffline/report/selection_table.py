@@ -35,6 +35,8 @@ def print_ranking(ranking: PolicyRanking, page: Path | None = None) -> None:
 
 def describe_differences(ranking: PolicyRanking) -> list[str]:
     """Two sentences: who may be the best, and how many pairs differ."""
+    if not ranking.comparisons:
+        return ["Which policies differ was not judged."]
     significant = [comparison for comparison in ranking.comparisons if comparison.significant]
     names = ", ".join(policy.name for policy in ranking.candidates)
     count = len(ranking.candidates)
@@ -68,7 +70,8 @@ def describe_metrics(metrics: SelectionMetrics) -> str:
 
 def _columns(ranking: PolicyRanking) -> list[tuple[str, bool]]:
     """Titles, and whether the column holds words."""
-    interval = f"{ranking.level:.0%} {ranking.best.interval.kind} interval"
+    best = ranking.best.interval
+    interval = "interval" if best is None else f"{ranking.level:.0%} {best.kind} interval"
     found = [("", False), ("policy", True), ("value", False), (interval, True)]
     if ranking.metrics is not None:
         found.append(("truth", False))
@@ -83,7 +86,7 @@ def _row(policy: RankedPolicy, ranking: PolicyRanking) -> list[str]:
         str(policy.rank),
         policy.name,
         number(policy.value),
-        f"{number(interval.low)} … {number(interval.high)}",
+        "–" if interval is None else f"{number(interval.low)} … {number(interval.high)}",
     ]
     if ranking.metrics is not None:
         cells.append(number(policy.truth))

@@ -57,7 +57,7 @@ class _Several(click.Command):
 @click.argument("data")
 @click.option("--policies", "specs", multiple=True, required=True, metavar="A B …", help="Two or more.")
 @click.option("--gamma", type=float, help="Discount factor, inside (0, 1); default: the log's own hint.")
-@click.option("--estimator", help="kloss (default) or fqe.")
+@click.option("--estimator", help="kloss (default), fqe, or another of evaluate's.")
 @click.option("--level", type=float, help="Level of intervals and comparisons; default 0.95.")
 @click.option("--seed", type=int, default=0, help="Seed of everything random; default 0.")
 @click.option("--truths", multiple=True, metavar="NUMBERS|FILE", help="True values: adds regret and ranks.")

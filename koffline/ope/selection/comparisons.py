@@ -1,8 +1,10 @@
-"""Which policies differ: paired differences of estimates that share their resampled episodes and seeds.
+"""Which policies differ, from estimates of one log.
 
-Every replica (a network retrained on resampled episodes) has a partner of the same episodes, the same initial
-parameters and the same mini-batches for every other policy. What the draw of the log does to both cancels in
-their difference, so a difference can be plain although the two intervals overlap.
+Networks are compared in pairs: every replica (a network retrained on resampled episodes) has a partner of the
+same episodes, the same initial parameters and the same mini-batches for every other policy. What the draw of
+the log does to both cancels in their difference, so a difference can be plain although the intervals overlap.
+Estimators without replicas are compared by their intervals: the standard error of a difference is at most the
+sum of the two, whatever the estimates have in common, which is safe and weak.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from koffline.errors import DataError
+from koffline.ope.interval import Interval
 
 
 @dataclass(frozen=True)
@@ -61,8 +64,44 @@ def compare_policies(
     A pair's standard error is the spread of the resampled replicas' differences, widened for the networks
     whose mean is the estimate as in ``koffline.evaluate``; Student's t. (Holm 1979)
     """
-    pairs = [(i, j) for i in range(len(names)) for j in range(i + 1, len(names))]
-    found = [_difference(replicas, i, j, (names[i], names[j]), level) for i, j in pairs]
+    pairs = _pairs(len(names))
+    found = [_paired_difference(replicas, i, j, (names[i], names[j]), level) for i, j in pairs]
+    return _corrected(names, pairs, found, level)
+
+
+def compare_intervals(
+    names: Sequence[str], values: Sequence[float], intervals: Sequence[Interval], level: float = 0.95
+) -> tuple[Comparison, ...]:
+    """All pairs, the largest difference first, as if estimates erred in opposite directions (normal law)."""
+    from scipy import stats
+
+    quantile = float(stats.norm.ppf(0.5 + level / 2.0))
+    pairs, found = _pairs(len(names)), []
+    for i, j in pairs:
+        difference, half = values[i] - values[j], (intervals[i].width + intervals[j].width) / 2.0
+        p_value = float(2.0 * stats.norm.sf(_ratio(difference, half) * quantile))
+        found.append((difference, half, p_value))
+    return _corrected(names, pairs, found, level)
+
+
+def _pairs(count: int) -> list[tuple[int, int]]:
+    return [(i, j) for i in range(count) for j in range(i + 1, count)]
+
+
+def _ratio(difference: float, error: float) -> float:
+    """|difference| / error; 0 / 0 is no evidence, anything else over 0 is all there can be."""
+    if error > 0.0:
+        return abs(difference) / error
+    return math.inf if difference else 0.0
+
+
+def _corrected(
+    names: Sequence[str],
+    pairs: list[tuple[int, int]],
+    found: list[tuple[float, float, float]],
+    level: float,
+) -> tuple[Comparison, ...]:
+    """Comparisons from differences, half widths and p-values, after Holm's correction."""
     adjusted = holm(np.array([p_value for *_, p_value in found]))
     compared = []
     for (i, j), (difference, half, p_value), corrected in zip(pairs, found, adjusted, strict=True):
@@ -93,7 +132,7 @@ def holm(p_values: Float[np.ndarray, " test"]) -> Float[np.ndarray, " test"]:
     return adjusted
 
 
-def _difference(
+def _paired_difference(
     replicas: ReplicaValues, i: int, j: int, names: tuple[str, str], level: float
 ) -> tuple[float, float, float]:
     """Difference, half width of its interval, two-sided p-value; pairs of which both are alive."""
@@ -110,6 +149,4 @@ def _difference(
     difference, freedom = float(full.mean()), len(resampled) - 1
     error = float(resampled.std(ddof=1)) * math.sqrt(1.0 + 1.0 / len(full))
     half = float(stats.t.ppf(0.5 + level / 2.0, df=freedom)) * error
-    if error == 0.0:
-        return difference, half, 0.0 if difference else 1.0
-    return difference, half, float(2.0 * stats.t.sf(abs(difference) / error, df=freedom))
+    return difference, half, float(2.0 * stats.t.sf(_ratio(difference, error), df=freedom))

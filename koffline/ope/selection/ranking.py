@@ -14,7 +14,8 @@ from koffline.ope.selection.metrics import SelectionMetrics
 
 @dataclass(frozen=True, eq=False)
 class RankedPolicy:
-    """One policy's place. ``maybe_best``: no other policy is significantly better.
+    """One policy's place. ``maybe_best``: no other policy is significantly better. ``interval`` is None where
+    the estimator has none.
 
     ``above_threshold``: whether the interval lies above (True) or below (False) the threshold that was
     given; None when it holds it or none was given.
@@ -23,7 +24,7 @@ class RankedPolicy:
     rank: int
     name: str
     value: float
-    interval: Interval
+    interval: Interval | None
     truth: float | None = None
     maybe_best: bool = True
     above_threshold: bool | None = None
@@ -36,7 +37,7 @@ class RankedPolicy:
             "rank": self.rank,
             "name": self.name,
             "value": finite_or_none(self.value),
-            "interval": self.interval.as_dict(),
+            "interval": None if self.interval is None else self.interval.as_dict(),
             "truth": self.truth,
             "maybe_best": self.maybe_best,
             "above_threshold": self.above_threshold,
@@ -112,9 +113,7 @@ class PolicyRanking:
         lines = []
         for policy in self.policies:
             interval = policy.interval
-            note = "" if policy.maybe_best else "   worse than the best"
-            lines.append(
-                f"{policy.rank}. {policy.name}  {policy.value:.4g}  "
-                f"[{interval.low:.4g}, {interval.high:.4g}]{note}"
-            )
+            ends = "" if interval is None else f"  [{interval.low:.4g}, {interval.high:.4g}]"
+            note = "" if policy.maybe_best else "   significantly worse than another"
+            lines.append(f"{policy.rank}. {policy.name}  {policy.value:.4g}{ends}{note}")
         return "\n".join(lines)

@@ -14,17 +14,30 @@ from koffline.errors import ConfigError, DataError, KofflineError
 from koffline.fitting import Progress
 from koffline.ope.estimate import Estimate
 from koffline.ope.evaluation import evaluate
-from koffline.ope.selection.comparisons import ReplicaValues, compare_policies
+from koffline.ope.selection.comparisons import (
+    Comparison,
+    ReplicaValues,
+    compare_intervals,
+    compare_policies,
+)
 from koffline.ope.selection.metrics import SelectionMetrics, score_selection
 from koffline.ope.selection.ranking import PolicyRanking, RankedPolicy
 from koffline.policies import ContinuousPolicy, as_policy
 from koffline.policies.base import Policy
 
 _DRAWS = 0x647261  # keeps the policies' own draws apart from those of episodes and seeds
-_ASSUMPTIONS = (
+_PAIRED = (
     "Differences: Student t over networks retrained on the same resampled {units} with the same seeds for "
-    "every policy; p-values corrected for all pairs (Holm). The first policy was chosen for its estimate, "
-    "which therefore leans high: confirm it on rows that took no part in the choice."
+    "every policy; p-values corrected for all pairs (Holm)."
+)
+_UNPAIRED = (
+    "Differences: judged by the intervals, as if any two estimates erred in opposite directions (safe, "
+    "weak); p-values corrected for all pairs (Holm)."
+)
+_NONE = "Differences: not judged, an estimate has no interval."
+_CHOSEN = (
+    " The first policy was chosen for its estimate, which therefore leans high: confirm it on rows that took "
+    "no part in the choice."
 )
 Truths = Sequence[float] | np.ndarray | Mapping[str, float]
 
@@ -85,26 +98,26 @@ def _ranking(
     """Order, compare and judge."""
     names = sorted(estimates, key=lambda name: -estimates[name].value)
     first = estimates[names[0]]
-    comparisons = compare_policies(names, _replicas(names, estimates), first.interval.level)
+    level = first.settings["level"]
+    comparisons, assumptions = _compare(names, estimates, level)
     beaten = {comparison.worse for comparison in comparisons if comparison.significant}
     ranked = tuple(
         _ranked(rank, name, estimates[name], truths, name not in beaten, threshold)
         for rank, name in enumerate(names, start=1)
     )
-    units = "episodes" if first.n_episodes else "rows"
     return PolicyRanking(
         policies=ranked,
         comparisons=comparisons,
         estimator=first.estimator,
         gamma=first.gamma,
-        level=first.interval.level,
+        level=level,
         seed=first.seed,
         n_transitions=first.n_transitions,
         n_episodes=first.n_episodes,
         source=first.source,
         data_sha256=first.data_sha256,
         seconds=time.perf_counter() - started,
-        assumptions=_ASSUMPTIONS.format(units=units),
+        assumptions=assumptions + _CHOSEN,
         metrics=None if truths is None else _metrics(ranked, threshold, top_k),
         threshold=threshold,
         unranked=tuple(unranked.items()),
@@ -124,7 +137,11 @@ def _ranked(
 ) -> RankedPolicy:
     interval = estimate.interval
     above: bool | None = None
-    if threshold is not None and (interval.low > threshold or interval.high < threshold):
+    if (
+        threshold is not None
+        and interval is not None
+        and (interval.low > threshold or interval.high < threshold)
+    ):
         above = interval.low > threshold
     return RankedPolicy(
         rank=rank,
@@ -141,21 +158,31 @@ def _ranked(
 
 def _metrics(ranked: tuple[RankedPolicy, ...], threshold: float | None, top_k: int) -> SelectionMetrics:
     """The ranking against the truths of its policies."""
+    intervals = [policy.interval for policy in ranked if policy.interval is not None]
     return score_selection(
         [policy.value for policy in ranked],
         [policy.truth for policy in ranked if policy.truth is not None],
-        [(policy.interval.low, policy.interval.high) for policy in ranked],
+        [(interval.low, interval.high) for interval in intervals] if len(intervals) == len(ranked) else None,
         threshold,
         top_k,
     )
 
 
-def _replicas(names: list[str], estimates: dict[str, Estimate]) -> ReplicaValues:
-    """The paired replicas of all policies; NaN marks those that diverged."""
-    found = [estimates[name].evidence for name in names]
-    values = np.stack([evidence.replica_values for evidence in found if evidence is not None])
-    assert found[0] is not None, "an evaluation brings its replicas"
-    return ReplicaValues(values, np.isfinite(values), found[0].replica_roles.count("full"))
+def _compare(
+    names: list[str], estimates: dict[str, Estimate], level: float
+) -> tuple[tuple[Comparison, ...], str]:
+    """By paired replicas, else by intervals, else not at all; and the sentence that says which."""
+    found = [estimates[name] for name in names]
+    evidence = [estimate.evidence for estimate in found if estimate.evidence is not None]
+    if len(evidence) == len(found):
+        values = np.stack([each.replica_values for each in evidence])  # (K, R), NaN where one diverged
+        replicas = ReplicaValues(values, np.isfinite(values), evidence[0].replica_roles.count("full"))
+        units = "episodes" if found[0].n_episodes else "rows"
+        return compare_policies(names, replicas, level), _PAIRED.format(units=units)
+    intervals = [estimate.interval for estimate in found if estimate.interval is not None]
+    if len(intervals) == len(found):
+        return compare_intervals(names, [e.value for e in found], intervals, level), _UNPAIRED
+    return (), _NONE
 
 
 def _warnings(ranked: tuple[RankedPolicy, ...], unranked: dict[str, str]) -> tuple[str, ...]:

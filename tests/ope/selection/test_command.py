@@ -1,5 +1,6 @@
 """``koffline select`` as a stranger uses it."""
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -121,6 +122,17 @@ def test_the_table_keeps_brackets_and_names(capsys):
     assert "regret @1 0.6, @2 0, @3 0" in printed
     assert "false accepts 0, false rejects 0 at 2.5" in printed
     assert "2 of 3 pairs differ significantly" in printed
+
+
+def test_a_ranking_without_intervals_is_shown_too(tmp_path, capsys):
+    bare = [dataclasses.replace(policy, interval=None) for policy in ranking().policies]
+    found = dataclasses.replace(ranking(), policies=tuple(bare), comparisons=())
+    page = write_ranking(found, tmp_path / "out", "").read_text()
+    print_ranking(found)
+    said = "Which policies differ was not judged."
+    assert said in page
+    assert said in capsys.readouterr().out
+    assert page.count("<svg") == 2
 
 
 def test_names_are_shortened_where_they_do_not_differ():

@@ -7,7 +7,13 @@ import pytest
 from scipy import stats
 
 from koffline.errors import DataError
-from koffline.ope.selection.comparisons import ReplicaValues, compare_policies, holm
+from koffline.ope.interval import Interval
+from koffline.ope.selection.comparisons import (
+    ReplicaValues,
+    compare_intervals,
+    compare_policies,
+    holm,
+)
 
 
 def paired(values: np.ndarray, full: int) -> ReplicaValues:
@@ -61,6 +67,18 @@ def test_equal_policies_do_not_differ():
     assert (found.difference, found.p_value, found.significant) == (0.0, 1.0, False)
     (sure,) = compare_policies(("a", "b"), paired(same + np.array([[1.0], [0.0]]), 2))
     assert (sure.p_value, sure.significant) == (0.0, True)
+
+
+def test_intervals_alone_by_hand():
+    # Standard errors 1 and 2: a difference of 6 is twice their sum.
+    z = stats.norm.ppf(0.975)
+    intervals = [Interval(5.0 - z, 5.0 + z, 0.95, "x"), Interval(-1.0 - 2 * z, -1.0 + 2 * z, 0.95, "x")]
+    (found,) = compare_intervals("ab", [5.0, -1.0], intervals)
+    assert found.p_value == pytest.approx(2.0 * stats.norm.sf(2.0))
+    assert found.high - found.low == pytest.approx(6.0 * z)
+    assert found.significant
+    (same,) = compare_intervals("ab", [1.0, 1.0], [Interval(1.0, 1.0, 0.95, "x")] * 2)
+    assert same.p_value == 1.0
 
 
 def test_holm_by_hand():

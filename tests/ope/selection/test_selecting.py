@@ -1,5 +1,6 @@
 """Ranking policies of small logs: order, pairing, names, truths, and every kind of bad input."""
 
+import dataclasses
 import json
 
 import numpy as np
@@ -102,6 +103,29 @@ def test_a_policy_that_cannot_be_evaluated_is_named(monkeypatch):
     assert "wild is not ranked: 3 of 3 networks diverged" in found.warnings
     with pytest.raises(KofflineError, match=r"fewer than two policies could be evaluated \(wild: 3 of 3"):
         select_policies(discrete_log(), {"a": named["a"], "wild": named["wild"]}, 0.9)
+
+
+@pytest.mark.parametrize("keeps_interval", [True, False])
+def test_estimators_without_replicas_are_compared_by_intervals(monkeypatch, keeps_interval):
+    def evaluate(log, policy, gamma, **options):
+        estimate = koffline.evaluate(log, policy, gamma, **options)
+        interval = estimate.interval if keeps_interval else None
+        return dataclasses.replace(estimate, evidence=None, interval=interval)
+
+    monkeypatch.setattr(selecting, "evaluate", evaluate)
+    found = select_policies(discrete_log(), ["uniform", SOFT], 0.9, truths=[0.0, 1.0], threshold=0.0, **QUICK)
+    assert found.metrics is not None
+    if keeps_interval:
+        (pair,) = found.comparisons
+        widths = [policy.interval.width for policy in found.policies]
+        assert pair.high - pair.low == pytest.approx(sum(widths))
+        assert "by the intervals" in found.assumptions
+    else:
+        assert found.comparisons == ()
+        assert found.best.above_threshold is None
+        assert found.metrics.coverage is None
+        assert "not judged" in found.assumptions
+        assert len(str(found).splitlines()) == 2
 
 
 def test_policies_without_names_of_their_own_are_numbered():
