@@ -22,7 +22,7 @@ from koffline.ope.problem import EvaluationProblem
 from koffline.replicas import StackedMLP
 
 _PROBE_STARTS = 1000
-_LSTD_RIDGE = 1e-3
+LSTD_RIDGE = 1e-3
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,7 +97,7 @@ def fit_value_functions(
     systems = accumulate_systems(network, table, instruments, ensemble.row_weights.to(settings.device))
     heads = {
         "kloss": minimise_kernel_loss(network, systems, settings.ridge),
-        "lstd": solve_temporal_difference(network, systems, _LSTD_RIDGE),
+        "lstd": solve_temporal_difference(network, systems, LSTD_RIDGE),
         "fqe": network.with_flat(network.flat.double()),
     }
     return FittedValues(problem, ensemble, settings, table, heads, bandwidth, instruments, record)
