@@ -28,6 +28,16 @@ Examples:
   koffline evaluate log.hdf5 --policy epsilon:0.1:policy.pt --gamma 0.99 --out runs/a
   koffline evaluate log.npz --policy mypackage.policies:best --gamma 0.95 --json
   koffline evaluate log.hdf5 --policy uniform --config eval.yaml --set steps=2000
+  koffline evaluate log.hdf5 --policy policy.d3 --gamma 0.99 --estimator all --out runs/all
+  koffline evaluate log.hdf5 --policy policy.d3 --gamma 0.99 --estimator wpdis --interval episodes-t
+  koffline evaluate log.hdf5 --policy policy.d3 --gamma 0.99 --interval kernel-certified
+
+\b
+Estimators: kloss, fqe, lstd (trained networks), mql, lstdq (closed forms), is, wis, pdis, wpdis
+(importance sampling), mwl, dualdice (marginal weights), dr, wdr, magic, drl (doubly robust), or all.
+Intervals: bootstrap, bootstrap-pivot, kernel-calibrated, kernel-simultaneous, kernel-certified,
+kernel-certified-iid, dual; for importance sampling episodes-bootstrap, episodes-t, hoeffding,
+empirical-bernstein. What each promises is printed with it.
 """
 
 
@@ -35,7 +45,8 @@ Examples:
 @click.argument("data")
 @click.option("--policy", required=True, help="The policy to evaluate: a file or a name.")
 @click.option("--gamma", type=float, help="Discount factor, inside (0, 1); default: the log's own hint.")
-@click.option("--estimator", help="kloss (default) or fqe.")
+@click.option("--estimator", metavar="NAME[,NAME…]|all", help="One or more estimators; default kloss.")
+@click.option("--interval", metavar="KIND", help="Kind of interval; default: the estimator's own.")
 @click.option("--level", type=float, help="Level of the interval; default 0.95.")
 @click.option("--seed", type=int, help="Seed of everything random; default 0.")
 @click.option(
@@ -74,34 +85,85 @@ def evaluate(
     from koffline.config import parse_assignments, read_yaml
 
     layers = [read_yaml(config) if config else {}, parse_assignments(assignments), options]
-    _check_settings(layers)
+    several = _requested_estimators(layers)
     true_value = None if truth is None else _read_truth(truth)
     if out is not None:
         from koffline.report.folder import check_output_directory
-        from koffline.report.page import MARKER
 
-        check_output_directory(Path(out), force, MARKER)
+        check_output_directory(Path(out), force, _marker(several))
     # A user's policy may print while it is imported or called: stdout belongs to the result alone.
     with contextlib.redirect_stdout(sys.stderr):
-        estimate = _evaluate(data, policy, layers, initial_states, requested_space(discrete, continuous))
-    page = None
-    if out is not None:
-        from koffline.report.page import write_report
-
-        command = shlex.join(["koffline", *sys.argv[1:]])
-        page = write_report(estimate, Path(out), true_value, command, force)
+        space = requested_space(discrete, continuous)
+        found = _evaluate(data, policy, layers, initial_states, space, several)
+    page = None if out is None else _write(found, Path(out), true_value, force, several)
     if as_json:
-        click.echo(estimate.to_json())
+        click.echo(found.to_json())
+        return
+    if several is not None:
+        from koffline.report.estimators_table import print_estimates
+
+        print_estimates(found, true_value, page)
         return
     from koffline.report.table import print_estimate
 
-    print_estimate(estimate, true_value, page)
+    print_estimate(found, true_value, page)
 
 
-def _evaluate(data: str, policy: str, layers: list[dict[str, Any]], starts: str | None, space: Any) -> Any:
+def _requested_estimators(layers: list[dict[str, Any]]) -> tuple[str, ...] | None:
+    """Names where several estimators are asked for, None for one; layers then name none of them.
+
+    A misspelt option is reported before a large log is read; gamma may still come from the log.
+    """
+    from koffline.config import make_settings
+    from koffline.ope.estimators.intervals import DEFAULT, check_interval, kinds_for
+    from koffline.ope.estimators.registry import ESTIMATORS, find_estimator
+
+    settings = make_settings({"gamma": 0.5}, *layers)
+    if settings.estimator != "all" and "," not in settings.estimator:
+        check_interval(settings.estimator, settings.interval)
+        return None
+    every = tuple(ESTIMATORS)
+    names = every if settings.estimator == "all" else tuple(map(str.strip, settings.estimator.split(",")))
+    for name in names:
+        find_estimator(name)
+    if settings.interval != DEFAULT and not any(settings.interval in kinds_for(name) for name in names):
+        check_interval(names[0], settings.interval)
+    for layer in layers:
+        layer.pop("estimator", None)
+    return names
+
+
+def _marker(several: tuple[str, ...] | None) -> str:
+    if several is None:
+        from koffline.report.page import MARKER
+    else:
+        from koffline.report.estimators_page import MARKER
+    return MARKER
+
+
+def _write(found: Any, out: Path, truth: float | None, force: bool, several: tuple[str, ...] | None) -> Path:
+    command = shlex.join(["koffline", *sys.argv[1:]])
+    if several is None:
+        from koffline.report.page import write_report
+
+        return write_report(found, out, truth, command, force)
+    from koffline.report.estimators_page import write_estimates
+
+    return write_estimates(found, out, truth, command, force)
+
+
+def _evaluate(
+    data: str,
+    policy: str,
+    layers: list[dict[str, Any]],
+    starts: str | None,
+    space: Any,
+    several: tuple[str, ...] | None,
+) -> Any:
     """Read, load, fit; the progress bar is on stderr and only on a terminal."""
     from koffline.config import make_settings
     from koffline.data.sources import open_transitions
+    from koffline.ope.estimators.everything import estimate_all
     from koffline.ope.evaluation import evaluate as evaluate_policy
     from koffline.ope.initial_states import read_initial_states
     from koffline.policies import load_policy
@@ -109,18 +171,14 @@ def _evaluate(data: str, policy: str, layers: list[dict[str, Any]], starts: str 
     transitions = open_transitions(data, space)
     settings = make_settings({"gamma": transitions.metadata.gamma}, *layers)
     loaded = load_policy(policy, transitions.action_space, transitions.observation_shape)
-    initial = None if starts is None else read_initial_states(starts)
+    given: dict[str, Any] = {
+        "settings": settings,
+        "initial_observations": None if starts is None else read_initial_states(starts),
+    }
     with _progress_bar(f"evaluating {loaded.name}") as progress:
-        return evaluate_policy(
-            transitions, loaded, settings=settings, initial_observations=initial, progress=progress
-        )
-
-
-def _check_settings(layers: list[dict[str, Any]]) -> None:
-    """A misspelt option is reported before a large log is read; gamma may still come from the log."""
-    from koffline.config import make_settings
-
-    make_settings({"gamma": 0.5}, *layers)
+        if several is None:
+            return evaluate_policy(transitions, loaded, progress=progress, **given)
+        return estimate_all(transitions, loaded, names=several, progress=progress, **given)
 
 
 def _read_truth(text: str) -> float:

@@ -15,7 +15,8 @@ from koffline.fitting import Progress, threads
 from koffline.ope.diagnostics import common_diagnostics, common_warnings, package_versions
 from koffline.ope.estimate import Estimate
 from koffline.ope.estimators.direct import make_evidence
-from koffline.ope.estimators.registry import FITTED, find_estimator
+from koffline.ope.estimators.intervals import check_interval, run_estimator
+from koffline.ope.estimators.registry import FITTED
 from koffline.ope.importance.unavailable import Unavailable
 from koffline.ope.workspace import Workspace
 from koffline.policies import as_policy
@@ -48,10 +49,10 @@ def evaluate(
     started = time.perf_counter()
     given = {"gamma": gamma, "estimator": estimator, "level": level, "seed": seed, **options}
     settings = merge_settings(transitions, settings, given)
-    chosen = find_estimator(settings.estimator)
+    check_interval(settings.estimator, settings.interval)
     workspace = open_workspace(transitions, policy, settings, initial_observations, progress)
     with torch.no_grad(), threads(settings.threads):
-        found = chosen.run(workspace)
+        found = run_estimator(workspace, settings.estimator)
         if isinstance(found, Unavailable):
             raise DataError(f"{found.name}: {found.reason}")
         diagnostics = {**common_diagnostics(workspace), **found.diagnostics}

@@ -55,7 +55,7 @@ def out_of_bag_values(fitted: FittedValues, head: str = "kloss") -> RowValues:
     if problem.fixed_starts:
         start_mean = starts.mean(dim=0)
     else:
-        start_mean = (starts * share[:, torch.as_tensor(problem.episode_starts)]).sum(dim=0)
+        start_mean = (starts * share[:, problem.episode_starts.tolist()]).sum(dim=0)
     return RowValues(
         now=_bounded(now, low, high) * problem.reward_scale,
         later=_bounded(later, low, high) * problem.reward_scale,

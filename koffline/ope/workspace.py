@@ -8,11 +8,12 @@ import numpy as np
 
 from koffline.config import EvaluationSettings
 from koffline.data.transitions import Transitions
-from koffline.errors import KofflineError
+from koffline.errors import DataError, KofflineError, PolicyError
 from koffline.fitting import Progress
 from koffline.ope.coverage import Coverage, measure_coverage
 from koffline.ope.features import FeatureSystem, default_features, make_feature_system
 from koffline.ope.fitted import FittedValues, fit_value_functions
+from koffline.ope.importance.problem import EpisodeProblem, prepare_episodes
 from koffline.ope.learning import Ensemble, draw_ensemble
 from koffline.ope.problem import EvaluationProblem, prepare_problem
 from koffline.ope.residuals import ResidualSummary, summarise_residuals
@@ -109,3 +110,19 @@ class Workspace:
             instruments=settings.instruments,
             seed=settings.seed,
         )
+
+    @cached_property
+    def episodes(self) -> EpisodeProblem | str:
+        """The log's episodes with the policy's weights, or why there are none."""
+        settings = self.settings
+        try:
+            return prepare_episodes(
+                self.transitions,
+                self.policy,
+                settings.gamma,
+                behavior=settings.behavior,
+                clip=settings.weight_clip,
+                seed=settings.seed,
+            )
+        except (DataError, PolicyError) as error:
+            return str(error)

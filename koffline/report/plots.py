@@ -29,7 +29,7 @@ _STYLE: dict[Any, Any] = {
 }
 
 
-def _figure(draw: Callable[[Axes], None], width: float = 6.0, height: float = 3.4) -> Figure:
+def make_figure(draw: Callable[[Axes], None], width: float = 6.0, height: float = 3.4) -> Figure:
     """One pair of axes in the house style; no global state of matplotlib is touched."""
     import matplotlib as mpl
     from matplotlib.figure import Figure
@@ -67,7 +67,7 @@ def plot_estimate(estimate: Estimate, truth: float | None = None) -> Figure:
         axes.set_xlabel(f"expected discounted return (γ = {estimate.gamma:g})")
         axes.grid(visible=False, axis="y")
 
-    return _figure(draw, width=7.0, height=2.4)
+    return make_figure(draw, width=7.0, height=2.4)
 
 
 def plot_objective(evidence: Evidence) -> Figure:
@@ -79,7 +79,7 @@ def plot_objective(evidence: Evidence) -> Figure:
             axes.set_yscale("log")
         axes.set_ylabel("mini-batch objective")
 
-    return _figure(draw)
+    return make_figure(draw)
 
 
 def plot_values(evidence: Evidence, value: float, truth: float | None = None) -> Figure:
@@ -93,7 +93,7 @@ def plot_values(evidence: Evidence, value: float, truth: float | None = None) ->
         axes.set_ylabel("estimate of the value")
         axes.legend(frameon=False)
 
-    return _figure(draw)
+    return make_figure(draw)
 
 
 def plot_residuals(evidence: Evidence) -> Figure:
@@ -110,7 +110,7 @@ def plot_residuals(evidence: Evidence) -> Figure:
         axes.set_ylabel("rows")
         axes.legend(frameon=False)
 
-    return _figure(draw)
+    return make_figure(draw)
 
 
 def plot_initial_values(evidence: Evidence, value: float) -> Figure:
@@ -123,7 +123,7 @@ def plot_initial_values(evidence: Evidence, value: float) -> Figure:
         axes.set_ylabel("initial states")
         axes.legend(frameon=False)
 
-    return _figure(draw)
+    return make_figure(draw)
 
 
 def plot_coverage(evidence: Evidence) -> Figure:
@@ -143,7 +143,7 @@ def plot_coverage(evidence: Evidence) -> Figure:
         axes.set_ylabel("sampled state-actions")
         axes.legend(frameon=False)
 
-    return _figure(draw)
+    return make_figure(draw)
 
 
 def _curves(axes: Axes, evidence: Evidence, curves: np.ndarray) -> None:
@@ -157,3 +157,5 @@ def _curves(axes: Axes, evidence: Evidence, curves: np.ndarray) -> None:
     if "resampled" in evidence.replica_roles:
         axes.plot([], [], color=SOFT, lw=0.8, label="trained on resampled episodes")
     axes.set_xlabel("gradient steps")
+
+_figure = make_figure

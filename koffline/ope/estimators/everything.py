@@ -1,0 +1,94 @@
+"""``estimate_all``: every estimator on one log, in one table."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from koffline.config import EvaluationSettings
+from koffline.data.transitions import Transitions
+from koffline.errors import ConfigError, KofflineError
+from koffline.fitting import Progress, threads
+from koffline.ope.diagnostics import common_diagnostics, common_warnings, package_versions
+from koffline.ope.estimators.intervals import DEFAULT, bounds_of, kinds_for, run_estimator
+from koffline.ope.estimators.registry import ESTIMATORS, find_estimator
+from koffline.ope.estimators.table import EstimateRow, EstimateTable
+from koffline.ope.evaluation import merge_settings, open_workspace
+from koffline.ope.importance.unavailable import Unavailable
+from koffline.ope.point_estimate import PointEstimate
+from koffline.ope.workspace import Workspace
+
+
+def estimate_all(
+    transitions: Transitions,
+    policy: Any,
+    gamma: float | None = None,
+    *,
+    names: Sequence[str] | None = None,
+    bounds: bool = True,
+    level: float | None = None,
+    seed: int | None = None,
+    initial_observations: np.ndarray | None = None,
+    settings: EvaluationSettings | None = None,
+    progress: Progress | None = None,
+    **options: Any,
+) -> EstimateTable:
+    """What each estimator says the policy is worth, with its interval, and bounds beside them.
+
+    names: which of ``koffline.ope.estimators.registry.ESTIMATORS``; None: all. bounds: intervals of the
+    kernel kind too. All else as in `koffline.evaluate`; estimators share what they can, so all of them cost
+    little more than ``kloss`` alone. One that does not apply to this log (no episodes, no probabilities …)
+    is a row with its reason. Raises KofflineError for what concerns them all.
+    """
+    started = time.perf_counter()
+    settings = merge_settings(
+        transitions, settings, {"gamma": gamma, "level": level, "seed": seed, **options}
+    )
+    wanted = [find_estimator(name) for name in (names or ESTIMATORS)]
+    if settings.interval != DEFAULT:
+        wanted = [estimator for estimator in wanted if settings.interval in kinds_for(estimator.name)]
+    workspace = open_workspace(transitions, policy, settings, initial_observations, progress)
+    with torch.no_grad(), threads(settings.threads):
+        rows = tuple(_row(estimator.name, estimator.family, workspace) for estimator in wanted)
+        found = {row.name: row.estimate for row in rows if row.estimate is not None}
+        if not found:
+            raise KofflineError(f"no estimator applies to this log; {rows[0].name}: {rows[0].reason}")
+        bound_rows = bounds_of(workspace, found) if bounds else ()
+        diagnostics = common_diagnostics(workspace)
+        warnings = common_warnings(workspace, diagnostics)
+    return EstimateTable(
+        rows=rows,
+        bounds=bound_rows,
+        gamma=settings.gamma,
+        level=settings.level,
+        n_transitions=len(transitions),
+        n_episodes=transitions.n_episodes,
+        policy=workspace.policy.name,
+        source=transitions.metadata.source,
+        seed=settings.seed,
+        seconds=time.perf_counter() - started,
+        data_sha256=transitions.sha256,
+        diagnostics=diagnostics,
+        settings=settings.model_dump(exclude={"gamma", "estimator", "seed", "level"}),
+        versions=package_versions(),
+        warnings=tuple(warnings),
+    )
+
+
+def _row(name: str, family: str, workspace: Workspace) -> EstimateRow:
+    """An estimator that fails on this log is a row with its reason; misuse is an error."""
+    started = time.perf_counter()
+    try:
+        found: PointEstimate | Unavailable = run_estimator(workspace, name)
+    except ConfigError:
+        raise
+    except KofflineError as error:
+        found = Unavailable(name, str(error))
+    seconds = time.perf_counter() - started
+    if isinstance(found, Unavailable):
+        return EstimateRow(name, family, None, found.reason, seconds)
+    return EstimateRow(name, family, found, None, seconds)

@@ -1,0 +1,106 @@
+"""Which interval stands beside an estimate: the estimator's own, or one asked for by its kind."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from koffline.errors import ConfigError, nearest_name
+from koffline.ope.estimators.registry import ESTIMATORS, FITTED, find_estimator
+from koffline.ope.estimators.table import BoundRow
+from koffline.ope.importance import episode_intervals
+from koffline.ope.importance.episode_estimates import NAMES as OVER_EPISODES
+from koffline.ope.importance.unavailable import Unavailable
+from koffline.ope.interval import Interval
+from koffline.ope.intervals.kinds import BOOTSTRAP, BOOTSTRAP_PIVOT, CERTIFIED_KINDS, SYSTEM_KINDS
+from koffline.ope.intervals.last_layer import last_layer_bootstrap
+from koffline.ope.intervals.making import make_interval
+from koffline.ope.intervals.result import IntervalResult
+from koffline.ope.point_estimate import PointEstimate
+from koffline.ope.workspace import Workspace
+
+DEFAULT = "default"
+KINDS = (DEFAULT, BOOTSTRAP, *SYSTEM_KINDS, *episode_intervals.KINDS)
+CERTIFIED = (*CERTIFIED_KINDS, *episode_intervals.CERTIFIED_KINDS)
+
+
+def kinds_for(name: str) -> tuple[str, ...]:
+    """The kinds of interval that an estimator can have, its own first."""
+    if name in OVER_EPISODES:
+        return (DEFAULT, *episode_intervals.KINDS)
+    return (DEFAULT, *((BOOTSTRAP,) if name in FITTED else ()), *SYSTEM_KINDS)
+
+
+def check_interval(name: str, kind: str) -> None:
+    """ConfigError for a kind that is none or that this estimator cannot have."""
+    find_estimator(name)
+    if kind not in KINDS:
+        raise ConfigError(f"there is no interval '{kind}'; {nearest_name(kind, KINDS)}")
+    if kind not in kinds_for(name):
+        fitting = [other for other in ESTIMATORS if kind in kinds_for(other)]
+        raise ConfigError(
+            f"{name} has no interval of kind '{kind}'; give one of {', '.join(kinds_for(name))}, or an "
+            f"estimator that has it ({', '.join(fitting)})"
+        )
+
+
+def run_estimator(workspace: Workspace, name: str) -> PointEstimate | Unavailable:
+    """The estimate with the interval that the settings ask for."""
+    kind = workspace.settings.interval
+    check_interval(name, kind)
+    found = ESTIMATORS[name].run(workspace)
+    if isinstance(found, Unavailable) or kind == DEFAULT or kind in episode_intervals.KINDS:
+        return found
+    if found.interval is not None and found.interval.kind == kind:
+        return found
+    if kind == BOOTSTRAP_PIVOT and name in FITTED:
+        settings = workspace.settings
+        interval = last_layer_bootstrap(workspace.fitted, level=settings.level, seed=settings.seed)
+        return dataclasses.replace(found, interval=interval)
+    return _with_result(found, system_interval(workspace, kind))
+
+
+def system_interval(workspace: Workspace, kind: str) -> IntervalResult:
+    """An interval for the value from the problem in fixed features, whatever the estimator."""
+    settings = workspace.settings
+    return make_interval(
+        kind, workspace.system, level=settings.level, norm_bound=settings.norm_bound, seed=settings.seed
+    )
+
+
+def bounds_of(workspace: Workspace, estimates: dict[str, PointEstimate]) -> tuple[BoundRow, ...]:
+    """Every interval that no single estimator owns; certified ones from importance weights with them."""
+    rows = []
+    for kind in SYSTEM_KINDS:
+        if kind == BOOTSTRAP_PIVOT:
+            continue
+        result = system_interval(workspace, kind)
+        rows.append(BoundRow(kind, result.interval, " ".join(result.warnings) or None))
+    for kind in episode_intervals.CERTIFIED_KINDS:
+        made = [
+            (name, estimates[name].diagnostics["intervals"][kind])
+            for name in ("is", "pdis")
+            if name in estimates and kind in estimates[name].diagnostics["intervals"]
+        ]
+        rows += [BoundRow(f"{kind} ({name})", Interval(**interval), None) for name, interval in made]
+    return tuple(rows)
+
+
+def _with_result(found: PointEstimate, result: IntervalResult) -> PointEstimate:
+    """The estimate with that interval, what it rests on, and a word where the two do not agree."""
+    warnings = [*found.warnings, *result.warnings]
+    if result.interval is not None and not result.interval.holds(found.value):
+        warnings.append(
+            f"The {result.kind} interval does not hold the estimate {found.value:.4g}: it comes from fixed "
+            f"features, whose own fit says {result.value:.4g}."
+            if result.value is not None
+            else f"The {result.kind} interval does not hold the estimate {found.value:.4g}."
+        )
+    details = result.as_dict()
+    details.pop("interval")
+    details.pop("warnings")
+    return dataclasses.replace(
+        found,
+        interval=result.interval,
+        warnings=tuple(warnings),
+        diagnostics={**found.diagnostics, "interval": details},
+    )

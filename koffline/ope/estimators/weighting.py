@@ -1,0 +1,46 @@
+"""Estimators that weigh the log: importance sampling over episodes, and marginalised weights in features."""
+
+from __future__ import annotations
+
+from koffline.ope.closed_form.estimates import CLOSED_FORMS
+from koffline.ope.closed_form.estimates import drl as doubly_robust_closed_form
+from koffline.ope.importance import episode_intervals
+from koffline.ope.importance.episode_estimates import WITH_MODEL, estimate_one
+from koffline.ope.importance.estimators import ModelValues
+from koffline.ope.importance.unavailable import Unavailable
+from koffline.ope.point_estimate import PointEstimate
+from koffline.ope.workspace import Workspace
+
+_OTHER_STARTS = (
+    "it estimates the return of the logged episodes, and other start states were given; leave them out"
+)
+
+
+def estimate_by_importance(workspace: Workspace, name: str) -> PointEstimate | Unavailable:
+    """One of the estimators over episodes; doubly robust ones lean on out-of-bag kernel-loss networks."""
+    if workspace.initial_observations is not None:
+        return Unavailable(name, _OTHER_STARTS)
+    episodes = workspace.episodes
+    if isinstance(episodes, str):
+        return Unavailable(name, episodes)
+    settings = workspace.settings
+    kind = settings.interval if settings.interval in episode_intervals.KINDS else episode_intervals.BOOTSTRAP
+    model = None
+    if name in WITH_MODEL:
+        values = workspace.row_values
+        model = ModelValues(values.now, values.later, values.starts)
+    return estimate_one(name, episodes, model, settings.level, kind, seed=settings.seed)
+
+
+def estimate_in_features(workspace: Workspace, name: str) -> PointEstimate:
+    """One of the closed forms on fixed random features."""
+    settings = workspace.settings
+    return CLOSED_FORMS[name](workspace.system, level=settings.level, seed=settings.seed)
+
+
+def estimate_doubly_robust_marginal(workspace: Workspace) -> PointEstimate:
+    """Marginalised weights in features beside the kernel-loss networks, both out of bag."""
+    settings = workspace.settings
+    return doubly_robust_closed_form(
+        workspace.system, workspace.row_values, level=settings.level, seed=settings.seed
+    )

@@ -1,0 +1,69 @@
+"""A table of estimates for a terminal."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from koffline.ope.estimators.table import EstimateTable
+from koffline.report.table import describe_interval
+
+
+def print_estimates(table: EstimateTable, truth: float | None = None, page: Path | None = None) -> None:
+    """A line per estimator: estimate, interval and kind, effective sample size; then bounds and warnings."""
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    console = Console()
+    drawn = Table(title=f"What {escape(table.policy)} is worth (γ = {table.gamma:g})", title_justify="left")
+    drawn.add_column("estimator", style="bold")
+    drawn.add_column("estimate", justify="right")
+    drawn.add_column(f"{table.level:.0%} interval")
+    drawn.add_column("kind")
+    drawn.add_column("ESS", justify="right")
+    if truth is not None:
+        drawn.add_column("error", justify="right")
+    family = None
+    for row in table.rows:
+        if family not in (None, row.family):
+            drawn.add_section()
+        family = row.family
+        error = (
+            [] if truth is None else ["" if row.estimate is None else f"{row.estimate.value - truth:+.3g}"]
+        )
+        if row.estimate is None:
+            drawn.add_row(row.name, "–", "", "", "", *error)
+            continue
+        interval = row.estimate.interval
+        size = row.estimate.effective_sample_size
+        drawn.add_row(
+            row.name + (" !" if row.estimate.warnings else ""),
+            f"{row.estimate.value:.4g}",
+            "–" if interval is None else f"{interval.low:.4g} … {interval.high:.4g}",
+            "" if interval is None else interval.kind,
+            "" if size is None else f"{size:.0f}",
+            *error,
+        )
+    console.print(drawn)
+    if truth is not None:
+        console.print(f"truth: {truth:.4g}")
+    for bound in table.bounds:
+        text = describe_interval(bound.interval) if bound.interval is not None else f"none: {bound.reason}"
+        console.print(f"[bold]{bound.kind}[/]: {escape(text)}", soft_wrap=True)
+    for row in table.rows:
+        if row.reason is not None:
+            console.print(f"[dim]{row.name} does not apply:[/] {escape(row.reason)}", soft_wrap=True)
+    for text, names in collected_warnings(table):
+        console.print(f"[yellow]warning ({', '.join(names)}):[/] {escape(text)}", soft_wrap=True)
+    if page is not None:
+        console.print(f"report: {escape(str(page))}", soft_wrap=True)
+
+
+def collected_warnings(table: EstimateTable) -> list[tuple[str, list[str]]]:
+    """Each sentence once, with the estimators that it concerns; what concerns all of them first."""
+    found: dict[str, list[str]] = {text: ["all"] for text in table.warnings}
+    for row in table.rows:
+        for text in row.estimate.warnings if row.estimate is not None else ():
+            if found.get(text) != ["all"]:
+                found.setdefault(text, []).append(row.name)
+    return list(found.items())
