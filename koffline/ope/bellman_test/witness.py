@@ -160,7 +160,7 @@ class Witness:
             best = int(np.argmax(np.where(taken, -1.0, np.abs(scores))))
             if scores[best] == 0.0:
                 break
-            members = self._near(rows[best])
+            members = self._near(int(rows[best]))
             regions.append(self._region(members, float(scores[best]), threshold))
             taken |= np.isin(rows, members)
             taken[best] = True
