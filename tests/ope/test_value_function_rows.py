@@ -60,7 +60,7 @@ def test_fingerprints_are_of_values_and_order_not_of_types() -> None:
 
 def test_training_rows_are_refused_after_any_selection() -> None:
     for part in (LOG, LOG.select(np.arange(0, 60, 3)), LOG.select(np.arange(60)[::-1])):
-        with pytest.raises(ConfigError, match="was fitted to 100% of these rows.*allow_training_rows=True"):
+        with pytest.raises(ConfigError, match=r"was fitted to 100% of these rows.*allow_training_rows=True"):
             check_held_out(fitted_to(LOG), part)
     assert "non-rejection on them says nothing" in check_held_out(fitted_to(LOG), LOG, allow=True)[0]
     half = LOG.select(np.arange(30))

@@ -148,7 +148,7 @@ def test_wrong_logs_and_files_are_refused(tmp_path) -> None:
         as_value_function(tmp_path / "x.d3", THREE, (2,))
     with pytest.raises(DataError, match="is a folder"):
         as_value_function(tmp_path, THREE, (2,))
-    with pytest.raises(DataError, match="BC has no action values|failed"):
+    with pytest.raises(DataError, match=r"BC has no action values|failed"):
         as_value_function(d3_models.build("DiscreteBC", 3), THREE, (4,)).values(np.zeros((2, 4)), np.zeros(2))
     with pytest.raises(ConfigError, match="kind"):
         ValueFunction("x", "both", q, THREE, (2,))

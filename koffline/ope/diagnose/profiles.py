@@ -66,7 +66,8 @@ def make_profile(
 def _parts(ordered: np.ndarray, weights: np.ndarray, bins: int) -> list[slice]:
     """Slices of sorted numbers; a run of equal ones is never cut."""
     reached = np.cumsum(weights) / weights.sum()
-    cuts = np.searchsorted(reached, np.arange(1, bins) / bins)
+    cuts = np.searchsorted(reached, np.arange(1, bins) / bins + 1e-9, side="right")
+    cuts = np.minimum(cuts, len(ordered) - 1)
     firsts = np.searchsorted(ordered, ordered[cuts], side="left")
     edges = np.unique(np.concatenate([[0], firsts, [len(ordered)]]))
     return [slice(int(a), int(b)) for a, b in pairwise(edges)]
