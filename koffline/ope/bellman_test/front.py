@@ -64,7 +64,7 @@ def bellman_test(
     function = _resolved(q, transitions)
     held_out, warnings = _freshness(function, transitions, trained_on, allow_training_rows)
     case = make_case(function, transitions, policy, gamma, chosen, seed)
-    form, features = _make_form(case)
+    form, features = make_form(case)
     law = make_law(form, chosen, np.random.default_rng(seed + 1))
     return BellmanTest(
         **_of_law(case, form, law),
@@ -108,16 +108,16 @@ def witness_function(
 
 def _of_law(case: BellmanCase, form: QuadraticForm, law: NullLaw) -> dict[str, Any]:
     """p-value and power; a constant error has the unit of the return, a function error counts itself."""
-    given, level, scale = case.settings.alternative, case.settings.level, case.problem.reward_scale
+    given, scale = case.settings.alternative, case.problem.reward_scale
     shift = 1.0 if callable(given) else float(given) * scale
     named = "the error given as alternative" if callable(given) else f"an error of {shift:.3g} everywhere"
     return {
         "statistic": form.statistic,
         "p_value": law.p_value(form.statistic),
-        "power": law.power(shift, level),
+        "power": law.power(shift),
         "alternative": shift,
         "alternative_name": named,
-        "detectable": detectable_shift(law, level, shift),
+        "detectable": detectable_shift(law, shift),
     }
 
 
@@ -140,7 +140,7 @@ def _of_rows(case: BellmanCase, form: QuadraticForm) -> dict[str, Any]:
     }
 
 
-def _make_form(case: BellmanCase) -> tuple[QuadraticForm, int]:
+def make_form(case: BellmanCase) -> tuple[QuadraticForm, int]:
     """The exact form for few rows, features for many; and how many features, 0 for the exact one."""
     count, rows = case.settings.features, len(case.transitions)
     if count is None:
@@ -166,7 +166,9 @@ def _form_of_rows(
     scores = scores[np.flatnonzero(np.diff(scores.indptr))]
     if features is None:
         return gram_form(scores, inputs, case.space.kernel, shift, case.n)
-    return FeatureForm(scores, inputs, features, shift, case.n)
+    form = FeatureForm(scores, inputs, features, shift, case.n)
+    few = 0 < scores.shape[0] <= min(2 * features.frequencies.shape[1], EXACT_ROWS)
+    return form.condensed() if few else form
 
 
 def _resolved(q: Any, transitions: Transitions) -> Any:

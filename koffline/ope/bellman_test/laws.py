@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
@@ -16,14 +16,20 @@ DETECTABLE_POWER = 0.8
 _LARGEST_SHIFT = 2.0**40
 
 
+@runtime_checkable
 class NullLaw(Protocol):
     """What T looks like under H0, and with an alternative of c units added."""
+
+    @property
+    def critical(self) -> float:
+        """Rejection is for a larger T."""
+        ...
 
     def p_value(self, statistic: float) -> float:
         """How often a T at least as large occurs under H0."""
         ...
 
-    def power(self, shift: float, level: float) -> float:
+    def power(self, shift: float) -> float:
         """How often H0 is rejected with c = shift."""
         ...
 
@@ -33,20 +39,17 @@ class WildLaw:
     """Random signs for the residuals; p = (1 + #{T* ≥ T})/(B + 1) is never zero."""
 
     draws: SignDraws
+    critical: float  # p ≤ level: T beyond it
 
     def p_value(self, statistic: float) -> float:
         """Counts draws at least as large, rounding aside."""
         as_large = self.draws.statistics >= statistic * (1.0 - 1e-12)
         return (1.0 + float(as_large.sum())) / (len(as_large) + 1.0)
 
-    def power(self, shift: float, level: float) -> float:
+    def power(self, shift: float) -> float:
         """Share of the draws that the alternative lifts above the critical value."""
-        ordered = np.sort(self.draws.statistics)[::-1]
-        allowed = math.floor(
-            level * (len(ordered) + 1) + 1e-9
-        )  # p ≤ level: fewer draws than this are as large
         lifted = self.draws.statistics + 2.0 * shift * self.draws.linear + shift**2 * self.draws.quadratic
-        return float(np.mean(lifted > ordered[allowed - 1]))
+        return float(np.mean(lifted > self.critical))
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,24 +57,15 @@ class GammaLaw:
     """The Gamma distribution with the mean and variance of T*."""
 
     moments: Moments
+    critical: float
 
     def p_value(self, statistic: float) -> float:
         """Upper tail; 1 where T* does not vary."""
-        from scipy import stats
+        return _gamma_tail(self.moments.mean, self.moments.variance, statistic)
 
-        shape_scale = _gamma_parameters(self.moments.mean, self.moments.variance)
-        if shape_scale is None:
-            return 1.0
-        return float(stats.gamma.sf(statistic, shape_scale[0], scale=shape_scale[1]))
-
-    def power(self, shift: float, level: float) -> float:
+    def power(self, shift: float) -> float:
         """With the alternative's mean and variance, again as a Gamma distribution."""
-        from scipy import stats
-
-        null = _gamma_parameters(self.moments.mean, self.moments.variance)
-        if null is None:
-            return 0.0
-        return _gamma_power(self.moments, shift, float(stats.gamma.isf(level, null[0], scale=null[1])))
+        return _gamma_power(self.moments, shift, self.critical)
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,54 +75,63 @@ class SpectralLaw:
     eigenvalues: np.ndarray
     constant: float
     moments: Moments
+    critical: float
 
     def p_value(self, statistic: float) -> float:
         """Upper tail, by inversion of the characteristic function."""
         return weighted_chi_square_tail(self.eigenvalues, statistic - self.constant)
 
-    def power(self, shift: float, level: float) -> float:
+    def power(self, shift: float) -> float:
         """The critical value is exact, the law above it a Gamma distribution with the right two moments."""
-        return _gamma_power(self.moments, shift, self._critical(level))
-
-    def _critical(self, level: float) -> float:
-        from scipy import optimize
-
-        mean = float(self.eigenvalues.sum())
-        deviation = math.sqrt(2.0 * float(np.square(self.eigenvalues).sum()))
-        if deviation == 0.0:
-            return math.inf
-        low, high = mean - 10.0 * deviation, mean + deviation
-        while weighted_chi_square_tail(self.eigenvalues, high) > level:
-            high += 2.0 * deviation
-        found = optimize.brentq(
-            lambda q: weighted_chi_square_tail(self.eigenvalues, q) - level, low, high, rtol=1e-4
-        )
-        return float(found) + self.constant
+        return _gamma_power(self.moments, shift, self.critical)
 
 
 def make_law(form: QuadraticForm, settings: BellmanSettings, generator: np.random.Generator) -> NullLaw:
     """The law that ``settings.method`` names."""
     if settings.method == WILD:
-        return WildLaw(form.draw(settings.draws, generator))
+        draws = form.draw(settings.draws, generator)
+        allowed = math.floor(
+            settings.level * (settings.draws + 1) + 1e-9
+        )  # fewer draws than this are as large
+        return WildLaw(draws, float(np.sort(draws.statistics)[::-1][allowed - 1]))
+    moments = form.moments()
     if settings.method == SPECTRAL:
-        return SpectralLaw(*form.eigenvalues(), form.moments())
-    return GammaLaw(form.moments())
+        eigenvalues, constant = form.eigenvalues()
+        critical = _spectral_critical(eigenvalues, settings.level) + constant
+        return SpectralLaw(eigenvalues, constant, moments, critical)
+    return GammaLaw(moments, _gamma_critical(moments, settings.level))
 
 
-def detectable_shift(law: NullLaw, level: float, start: float) -> float | None:
+def detectable_shift(law: NullLaw, start: float) -> float | None:
     """The smallest c found with power of 80 %, by doubling and halving from ``start``; None where none is."""
     low, high = 0.0, start
-    while law.power(high, level) < DETECTABLE_POWER:
+    while law.power(high) < DETECTABLE_POWER:
         low, high = high, 2.0 * high
         if high > _LARGEST_SHIFT * start:
             return None
     for _ in range(30):
         middle = 0.5 * (low + high)
-        if law.power(middle, level) < DETECTABLE_POWER:
+        if law.power(middle) < DETECTABLE_POWER:
             low = middle
         else:
             high = middle
     return high
+
+
+def _spectral_critical(eigenvalues: np.ndarray, level: float) -> float:
+    """The 1 − level quantile of Σ λ_i χ²_i."""
+    from scipy import optimize
+
+    mean = float(eigenvalues.sum())
+    deviation = math.sqrt(2.0 * float(np.square(eigenvalues).sum()))
+    if deviation == 0.0:
+        return mean
+    low, high = mean - 10.0 * deviation, mean + deviation
+    while weighted_chi_square_tail(eigenvalues, high) > level:
+        low, high = high, high + 2.0 * deviation
+    return float(
+        optimize.brentq(lambda q: weighted_chi_square_tail(eigenvalues, q) - level, low, high, rtol=1e-4)
+    )
 
 
 def _gamma_parameters(mean: float, variance: float) -> tuple[float, float] | None:
@@ -138,10 +141,26 @@ def _gamma_parameters(mean: float, variance: float) -> tuple[float, float] | Non
     return mean**2 / variance, variance / mean
 
 
-def _gamma_power(moments: Moments, shift: float, critical: float) -> float:
-    """P(T + alternative > critical) with two moments."""
+def _gamma_tail(mean: float, variance: float, threshold: float) -> float:
+    """P(X ≥ threshold) for a Gamma variable with two moments, which may have no spread."""
     from scipy import stats
 
+    found = _gamma_parameters(mean, variance)
+    if found is None:
+        return float(mean >= threshold * (1.0 - 1e-12))
+    return float(stats.gamma.sf(threshold, found[0], scale=found[1]))
+
+
+def _gamma_critical(moments: Moments, level: float) -> float:
+    from scipy import stats
+
+    found = _gamma_parameters(moments.mean, moments.variance)
+    return moments.mean if found is None else float(stats.gamma.isf(level, found[0], scale=found[1]))
+
+
+def _gamma_power(moments: Moments, shift: float, critical: float) -> float:
+    """P(T + alternative > critical) with two moments; none without any spread."""
+    if moments.variance <= 0.0:
+        return 0.0
     mean = moments.mean + shift**2 * moments.quadratic
-    lifted = _gamma_parameters(mean, moments.variance + 4.0 * shift**2 * moments.linear)
-    return 0.0 if lifted is None else float(stats.gamma.sf(critical, lifted[0], scale=lifted[1]))
+    return _gamma_tail(mean, moments.variance + 4.0 * shift**2 * moments.linear, critical)

@@ -28,8 +28,9 @@ class BellmanSettings:
     level: the test rejects where p ≤ level. method: ``"wild"`` (bootstrap with random signs), ``"spectral"``
     (a weighted sum of chi-squares) or ``"gamma"`` (two moments, fastest). draws: of the wild bootstrap.
     window: steps d over which residuals are summed, within episodes. multipliers: who gets a random sign of
-    its own where windows overlap: a ``"block"`` of ``block_length`` consecutive windows (None: eight windows'
-    length), or each ``"step"``, which is right because one-step residuals are martingale differences.
+    its own where windows overlap: each ``"step"`` with all windows it is in, which is right because one-step
+    residuals are martingale differences; or a ``"block"`` of ``block_length`` consecutive windows (None:
+    eight windows' length), which needs no such argument, and many blocks.
     on_policy: the log's actions are the policy's own, so that no importance ratios are needed (for windows
     and for state functions); None: use the log's behaviour probabilities.
     alternative: the departure whose power is reported: values off everywhere by this multiple of the root
@@ -43,7 +44,7 @@ class BellmanSettings:
     method: str = WILD
     draws: int = 999
     window: int = 1
-    multipliers: str = BLOCK
+    multipliers: str = STEP
     block_length: int | None = None
     on_policy: bool | None = None
     alternative: float | Callable[..., Any] = 0.1

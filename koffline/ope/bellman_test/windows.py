@@ -46,18 +46,15 @@ def action_ratios(
             "on_policy=True if the policy wrote the log, or add behavior_log_probabilities, or test Q(s, a) "
             "with window=1"
         )
-    behavior = np.asarray(behavior, dtype=np.float64)
-    if not np.isfinite(behavior).all():
-        row = int(np.argmin(np.isfinite(behavior)))
+    with np.errstate(over="ignore"):
+        ratios = np.exp(_log_probabilities(transitions, policy) - np.asarray(behavior, dtype=np.float64))
+    if not np.isfinite(ratios).all():
+        row = int(np.argmin(np.isfinite(ratios)))
         raise DataError(
-            f"the behaviour probability of row {row} is {np.exp(behavior[row]):.3g} although its action was "
+            f"the behaviour probability of row {row} is exp({behavior[row]:.3g}) although its action was "
             "taken; correct the log or remove the row"
         )
-    ratios = np.exp(_log_probabilities(transitions, policy) - behavior)
-    return (
-        ratios,
-        f"{what}: reweighted by importance ratios of the log's actions, the largest {ratios.max():.3g}",
-    )
+    return ratios, f"{what}: reweighted by importance ratios of the log's actions, at most {ratios.max():.3g}"
 
 
 def _log_probabilities(transitions: Transitions, policy: Policy) -> np.ndarray:
