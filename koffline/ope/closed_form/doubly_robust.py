@@ -21,9 +21,9 @@ from jaxtyping import Float
 
 from koffline.errors import DataError
 from koffline.ope.closed_form.fit import weights_of_rows
-from koffline.ope.closed_form.fitting import FOLDS, kernel_path
-from koffline.ope.closed_form.moments import FoldedMoments, fold_moments, folds_of_units
-from koffline.ope.closed_form.ridges import best_ridge, held_out_losses
+from koffline.ope.closed_form.fitting import CURVATURE_POWER, FOLDS, choose_ridge, kernel_path
+from koffline.ope.closed_form.moments import folded_moments
+from koffline.ope.closed_form.ridges import usual_ridge
 from koffline.ope.closed_form.sandwich import Spread, sandwich
 from koffline.ope.features import FeatureSystem
 from koffline.ope.row_values import RowValues
@@ -76,20 +76,20 @@ def cross_fit(
 ) -> CrossFit:
     """Kernel-loss values and dual weights of every fold from the rows of the others.
 
-    Ridges that are None are chosen once, by the kernel loss on held-out episodes, for all folds: one number
-    each that has seen every row. Start states of the log are valued without their episode, given ones by the
-    mean over the fits.
+    Ridges that are None are the same for all folds: that of the values has the least kernel loss on held-out
+    episodes (one number that has seen every row), that of the weights is the usual one. Start states of the
+    log are valued without their episode, given ones by the mean over the fits.
     """
-    fold_of = folds_of_units(system, folds, seed)
-    folded = fold_moments(system, fold_of)
-    chosen = _ridge(system, folded) if value_ridge is None or weight_ridge is None else 0.0
-    value_ridge = chosen if value_ridge is None else value_ridge
-    weight_ridge = chosen if weight_ridge is None else weight_ridge
     make_path, n = kernel_path(system), len(system)
+    folded = folded_moments(system, folds, seed)
+    if value_ridge is None:
+        value_ridge, _ = choose_ridge(system, make_path, CURVATURE_POWER, folds, seed)
+    if weight_ridge is None:
+        weight_ridge = usual_ridge(n, CURVATURE_POWER)
     now, later, omega = (torch.zeros(n, dtype=torch.float64) for _ in range(3))
     thetas = []
     for fold, rest in enumerate(folded.without_each()):
-        rows = torch.as_tensor(np.flatnonzero(fold_of == fold))
+        rows = torch.as_tensor(np.flatnonzero(folded.fold_of == fold))
         path = make_path(rest)
         theta, alpha = path.solve(value_ridge).theta, path.solve(weight_ridge).alpha
         thetas.append(theta)
@@ -99,10 +99,6 @@ def cross_fit(
     if system.fixed_starts:
         starts = system.starts @ stacked.mean(dim=0)
     else:
-        starts = (system.starts * stacked[torch.as_tensor(fold_of[system.unit_starts])]).sum(dim=1)
+        starts = (system.starts * stacked[torch.as_tensor(folded.fold_of[system.unit_starts])]).sum(dim=1)
     values = RowValues(now.numpy(), later.numpy(), starts.numpy(), unseen=1.0)
     return CrossFit(values, omega.numpy(), value_ridge, weight_ridge)
-
-
-def _ridge(system: FeatureSystem, folded: FoldedMoments) -> float:
-    return best_ridge(held_out_losses(folded, kernel_path(system)))

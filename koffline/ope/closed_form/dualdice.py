@@ -6,14 +6,21 @@ import torch
 from torch import Tensor
 
 from koffline.ope.closed_form.fit import InstrumentPath, LinearFit, PrimalDual, weights_of_rows
-from koffline.ope.closed_form.fitting import FOLDS, MakePath, chosen_folds, finish_fit
+from koffline.ope.closed_form.fitting import (
+    CURVATURE_POWER,
+    FOLDS,
+    Considered,
+    MakePath,
+    finish_fit,
+    pairs,
+)
 from koffline.ope.closed_form.moments import (
     Moments,
-    fold_moments,
+    folded_moments,
     leading_features,
     leading_instruments,
 )
-from koffline.ope.closed_form.ridges import RIDGES, held_out_losses
+from koffline.ope.closed_form.ridges import candidate_ridges, held_out_losses
 from koffline.ope.features import FeatureSystem
 
 CRITICS = 300
@@ -40,19 +47,26 @@ def fit_dualdice(
     """
     critics = min(critics, 2 * system.instruments.frequencies.shape[1])
     features = leading_features(system.instruments, critics)
-    grid = _CRITIC_RIDGES if critic_ridge is None else (critic_ridge,)
-    choose = ridge is None or critic_ridge is None
-    folded = fold_moments(system, chosen_folds(system, folds, seed, choose), critics)
-    ridges = RIDGES if ridge is None else (ridge,)
-    paths = [_whitened_path(system, critics, epsilon) for epsilon in grid]
-    losses = [held_out_losses(folded, path, ridges) for path in paths] if choose else [torch.zeros(1)]
-    best = min(range(len(paths)), key=lambda index: float(losses[index].min()))
+    ridges = candidate_ridges(len(system), CURVATURE_POWER) if ridge is None else (ridge,)
+    paths = {
+        epsilon: _whitened_path(system, critics, epsilon)
+        for epsilon in (_CRITIC_RIDGES if critic_ridge is None else (critic_ridge,))
+    }
+    considered: dict[float, Considered] = {}
+    if ridge is None or critic_ridge is None:
+        folded = folded_moments(system, folds, seed, critics)
+        for epsilon, path in paths.items():
+            considered[epsilon] = pairs(ridges, held_out_losses(folded, path, ridges))
+    else:
+        considered[critic_ridge] = ((ridge, 0.0),)
+    best = min(considered, key=lambda epsilon: min(loss for _, loss in considered[epsilon]))
     return finish_fit(
-        folded,
+        system,
         paths[best],
-        ridge,
+        min(considered[best], key=lambda candidate: candidate[1])[0],
         lambda alpha: weights_of_rows(system, features, alpha),
-        losses[best] if ridge is None else None,
+        considered[best],
+        critics,
     )
 
 
@@ -76,6 +90,10 @@ class WhitenedPath:
         rows = rows * ((instruments / critics) ** 0.5 / moments.weight)
         white = torch.linalg.solve_triangular(self._root, rows, upper=False)
         self._path = InstrumentPath(white[:, :-1], white[:, -1], system.start_mean, system.free)
+
+    def solve_value(self, ridge: float) -> Tensor:
+        """θ for one ridge."""
+        return self._path.solve_value(ridge)
 
     def solve(self, ridge: float) -> PrimalDual:
         """The pair for one ridge; α in units of the instruments."""

@@ -43,13 +43,19 @@ def dualdice(system: FeatureSystem, *, level: float = _LEVEL, **options: Any) ->
 
 
 def mwl(
-    system: FeatureSystem, *, level: float = _LEVEL, normalised: bool = True, **options: Any
+    system: FeatureSystem,
+    *,
+    level: float = _LEVEL,
+    normalised: bool = True,
+    ridge: float | None = None,
+    seed: int = 0,
 ) -> PointEstimate:
-    """Minimax weight learning: Σ w ω r / n, ω scaled to the right mass if normalised; options of `fit_mwl`.
+    """Minimax weight learning: Σ w ω r / n, ω scaled to the right mass if `normalised`; see `fit_mwl`.
 
     Constants among the features give ω the right mass already: only without them does scaling change it.
+    seed: nothing is drawn here; taken so that all estimators are called alike.
     """
-    fit = fit_mwl(system, **options)
+    fit = fit_mwl(system, ridge)
     if normalised:
         mass = normalising_mass(system, fit.weights.numpy())
         if mass > 0.0:

@@ -13,6 +13,7 @@ Q-learning) and a density ratio d^π/μ (minimax weight learning), with d^π = �
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -68,15 +69,26 @@ class InstrumentPath:
         start_mean: Float[Tensor, " parameter"],
         free: Bool[Tensor, " parameter"],
     ) -> None:
-        self._matrix = matrix
-        curvature = matrix.mT @ matrix
-        slopes = torch.stack((matrix.mT @ vector, start_mean))
-        self._paths = [RidgePath(Quadratic(curvature, slope, slope.sum() * 0.0), free) for slope in slopes]
+        self._matrix, self._curvature = matrix, matrix.mT @ matrix
+        self._start_mean, self._free = start_mean, free
+        self._primal = self._path(matrix.mT @ vector)
+
+    @cached_property
+    def _dual(self) -> RidgePath:
+        return self._path(self._start_mean)
+
+    def _path(self, slope: Float[Tensor, " parameter"]) -> RidgePath:
+        return RidgePath(Quadratic(self._curvature, slope, slope.new_zeros(())), self._free)
+
+    def solve_value(self, ridge: float) -> Float[Tensor, " parameter"]:
+        """θ for one ridge, relative to the mean curvature."""
+        return self._primal.solve(ridge).weights
 
     def solve(self, ridge: float) -> PrimalDual:
-        """The pair for one ridge, relative to the mean curvature."""
-        primal, dual = (path.solve(ridge) for path in self._paths)
-        return PrimalDual(primal.weights, self._matrix @ dual.weights, float(primal.degrees_of_freedom))
+        """θ and α for one ridge."""
+        primal = self._primal.solve(ridge)
+        alpha = self._matrix @ self._dual.solve(ridge).weights
+        return PrimalDual(primal.weights, alpha, float(primal.degrees_of_freedom))
 
 
 def weights_of_rows(

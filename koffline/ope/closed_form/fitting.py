@@ -1,20 +1,21 @@
-"""What the fits share: folds, the choice of a ridge, and weights for the rows."""
+"""What the fits share: sums, the choice of a ridge, and weights for the rows."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from koffline.ope.closed_form.fit import InstrumentPath, LinearFit
-from koffline.ope.closed_form.moments import FoldedMoments, Moments, folds_of_units
-from koffline.ope.closed_form.ridges import RIDGES, Path, best_ridge, held_out_losses
+from koffline.ope.closed_form.moments import Moments, folded_moments, whole_moments
+from koffline.ope.closed_form.ridges import Path, best_ridge, candidate_ridges, held_out_losses
 from koffline.ope.features import FeatureSystem
 
 FOLDS = 5
+CURVATURE_POWER, TEMPORAL_POWER = 1.5, 1.0  # see `ridges.usual_ridge`
 MakePath = Callable[[Moments], Path]
+Considered = tuple[tuple[float, float], ...]
 
 
 def kernel_path(system: FeatureSystem) -> MakePath:
@@ -27,27 +28,28 @@ def kernel_path(system: FeatureSystem) -> MakePath:
     return make_path
 
 
-def chosen_folds(system: FeatureSystem, folds: int, seed: int, choose: bool) -> Int[np.ndarray, " row"]:
-    """Folds where something is to be chosen; a single one where nothing is."""
-    return folds_of_units(system, folds, seed) if choose else np.zeros(len(system), dtype=np.int64)
+def choose_ridge(
+    system: FeatureSystem, make_path: MakePath, power: float, folds: int, seed: int
+) -> tuple[float, Considered]:
+    """The candidate with the least held-out loss, and all losses."""
+    ridges = candidate_ridges(len(system), power)
+    losses = held_out_losses(folded_moments(system, folds, seed), make_path, ridges)
+    return best_ridge(losses, ridges), pairs(ridges, losses)
 
 
 def finish_fit(
-    folded: FoldedMoments,
-    make_path: MakePath,
-    ridge: float | None,
+    system: FeatureSystem,
+    pair_of: MakePath,
+    ridge: float,
     to_weights: Callable[[Tensor], Tensor],
-    scores: Float[Tensor, " ridge"] | None = None,
+    considered: Considered = (),
+    critics: int = 0,
 ) -> LinearFit:
-    """The fit of all rows with the ridge given, or with the best by its scores (default: held-out loss)."""
-    if ridge is None:
-        scores = held_out_losses(folded, make_path) if scores is None else scores
-        ridge = best_ridge(scores)
-    pair = make_path(folded.total).solve(ridge)
-    return LinearFit(
-        theta=pair.theta,
-        weights=to_weights(pair.alpha),
-        ridge=ridge,
-        degrees_of_freedom=pair.degrees_of_freedom,
-        considered=() if scores is None else tuple(zip(RIDGES, scores.tolist(), strict=True)),
-    )
+    """The fit of all rows with one ridge."""
+    pair = pair_of(whole_moments(system, critics)).solve(ridge)
+    return LinearFit(pair.theta, to_weights(pair.alpha), ridge, pair.degrees_of_freedom, considered)
+
+
+def pairs(ridges: Sequence[float], losses: Float[Tensor, " ridge"]) -> Considered:
+    """(ridge, loss) of every candidate."""
+    return tuple(zip(ridges, losses.tolist(), strict=True))

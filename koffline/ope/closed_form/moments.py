@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -14,6 +15,8 @@ from koffline.ope.features import FeatureSystem
 from koffline.solvers.held_out import make_folds
 
 BLOCK = 8192
+# Several estimators read one system: (folds, seed, critics) -> sums.
+_KEPT: WeakKeyDictionary[FeatureSystem, dict[tuple[int, int, int], FoldedMoments]] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,12 +119,25 @@ def accumulate_moments(system: FeatureSystem, rows: Int[Tensor, " chosen"], crit
     )
 
 
-def fold_moments(system: FeatureSystem, fold_of: Int[np.ndarray, " row"], critics: int = 0) -> FoldedMoments:
-    """Sums by fold, one pass over the rows."""
+def folded_moments(system: FeatureSystem, folds: int, seed: int, critics: int = 0) -> FoldedMoments:
+    """Sums by fold, one pass over the rows; kept as long as the system lives. folds: 1 for none."""
+    kept = _KEPT.setdefault(system, {})
+    for (some_folds, some_seed, some_critics), found in kept.items():
+        if (some_folds, some_seed) == (folds, seed) and critics in (0, some_critics):
+            return found
+    fold_of = folds_of_units(system, folds, seed) if folds > 1 else np.zeros(len(system), dtype=np.int64)
     members = [np.flatnonzero(fold_of == fold) for fold in range(int(fold_of.max()) + 1)]
-    return FoldedMoments(
-        tuple(accumulate_moments(system, torch.as_tensor(rows), critics) for rows in members), fold_of
-    )
+    parts = tuple(accumulate_moments(system, torch.as_tensor(rows), critics) for rows in members)
+    kept[(folds, seed, critics)] = FoldedMoments(parts, fold_of)
+    return kept[(folds, seed, critics)]
+
+
+def whole_moments(system: FeatureSystem, critics: int = 0) -> Moments:
+    """Sums over all rows, from folds that are known already where there are any."""
+    for (_, _, some_critics), found in _KEPT.get(system, {}).items():
+        if critics in (0, some_critics):
+            return found.total
+    return folded_moments(system, 1, 0, critics).total
 
 
 def leading_instruments(instruments: int, critics: int) -> Int[Tensor, " critic"]:

@@ -13,19 +13,38 @@ from koffline.errors import DataError
 from koffline.ope.closed_form.fit import PrimalDual
 from koffline.ope.closed_form.moments import FoldedMoments, Moments
 
-RIDGES = tuple(10.0**-power for power in range(8, -1, -1))
+_HALF_DECADES = (-2, -1, 0, 1, 2)
+_SMALLEST, _LARGEST = 1e-10, 0.1
 
 
 class Path(Protocol):
     """Fits for any ridge."""
 
+    def solve_value(self, ridge: float) -> Tensor:
+        """θ for one ridge."""
+        ...
+
     def solve(self, ridge: float) -> PrimalDual:
-        """The fit for one ridge."""
+        """θ and the coefficients of the weights for one ridge."""
         ...
 
 
+def usual_ridge(rows: int, power: float) -> float:
+    """A relative ridge that fits n rows without asking them: n^−power, between 1e-10 and 0.1.
+
+    Found by measurement (docs/closed_forms.md): power 1.5 for curvatures BᵀB, 1 for LSTD's matrix.
+    """
+    return min(max(float(rows) ** -power, _SMALLEST), _LARGEST)
+
+
+def candidate_ridges(rows: int, power: float) -> tuple[float, ...]:
+    """A decade to either side of the usual ridge; farther ones win by chance more often than by merit."""
+    centre = usual_ridge(rows, power)
+    return tuple(sorted({min(max(centre * 10.0 ** (0.5 * h), _SMALLEST), _LARGEST) for h in _HALF_DECADES}))
+
+
 def held_out_losses(
-    folded: FoldedMoments, make_path: Callable[[Moments], Path], ridges: Sequence[float] = RIDGES
+    folded: FoldedMoments, make_path: Callable[[Moments], Path], ridges: Sequence[float]
 ) -> Float[Tensor, " ridge"]:
     """Kernel loss of each ridge's fit on the fold left out, as a U-statistic pooled over folds.
 
@@ -36,7 +55,7 @@ def held_out_losses(
     scores, pairs = torch.zeros(len(ridges), dtype=torch.float64), 0.0
     for part, rest in zip(folded.parts, folded.without_each(), strict=True):
         path = make_path(rest)
-        thetas = torch.stack([path.solve(ridge).theta for ridge in ridges])  # (R, p)
+        thetas = torch.stack([path.solve_value(ridge) for ridge in ridges])  # (R, p)
         mixing = torch.cat((-thetas, torch.ones_like(thetas[:, :1])), dim=1)  # [Z, r] mixingᵀ = δ
         total = (part.projected @ mixing.mT).square().sum(dim=0)
         own = ((mixing @ part.squares) * mixing).sum(dim=1)
@@ -46,7 +65,7 @@ def held_out_losses(
     return torch.where(torch.isfinite(scores), scores / pairs, torch.inf)
 
 
-def best_ridge(scores: Float[Tensor, " ridge"], ridges: Sequence[float] = RIDGES) -> float:
+def best_ridge(scores: Float[Tensor, " ridge"], ridges: Sequence[float]) -> float:
     """The ridge with the smallest score. DataError when no fit has one."""
     if not bool(torch.isfinite(scores).any()):
         raise DataError("no ridge gave a fit with finite values; look for outliers in rewards and features")

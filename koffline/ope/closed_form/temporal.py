@@ -27,15 +27,21 @@ class TemporalPath:
         self._bound = (~free).to(matrix)
         self._scale = mean_curvature(matrix.diagonal(), free)
 
+    def solve_value(self, ridge: float) -> Float[Tensor, " parameter"]:
+        """θ for one ridge, relative to the mean |diagonal|."""
+        return self._inverse(ridge) @ self._vector
+
     def solve(self, ridge: float) -> PrimalDual:
-        """The pair for one ridge, relative to the mean |diagonal|; the shortest where rows leave it open."""
-        check_ridge(ridge)
-        ridged = self._matrix + torch.diag(ridge * self._scale * self._bound)
-        inverse, info = torch.linalg.inv_ex(ridged)
-        if ridge == 0.0 or int(info):
-            inverse = torch.linalg.pinv(ridged)
+        """θ and α for one ridge; the shortest ones where the rows leave them open."""
+        inverse = self._inverse(ridge)
         return PrimalDual(
             theta=inverse @ self._vector,
             alpha=inverse.mT @ self._start_mean,
             degrees_of_freedom=float((inverse * self._matrix.mT).sum()),
         )
+
+    def _inverse(self, ridge: float) -> Float[Tensor, "parameter parameter"]:
+        check_ridge(ridge)
+        ridged = self._matrix + torch.diag(ridge * self._scale * self._bound)
+        inverse, info = torch.linalg.inv_ex(ridged)
+        return torch.linalg.pinv(ridged) if ridge == 0.0 or int(info) else inverse
