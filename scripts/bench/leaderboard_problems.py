@@ -133,7 +133,7 @@ class BoardProblem:
             return DiscretePolicy(self.world.n_actions, target, name=name)
         if target.deterministic:
             return ContinuousPolicy(1, target.mean, None, name=name)
-        return ContinuousPolicy(1, target.mean, target.sample, name=name)
+        return ContinuousPolicy(1, target.mean, target.sample, name=name, density_function=target.log_density)
 
     def truth(self, name: str) -> tuple[float, float]:
         """Value over the world's start distribution, and its standard error (0 where it is exact)."""

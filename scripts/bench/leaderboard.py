@@ -1,0 +1,124 @@
+"""The leaderboard: koffline's estimators, d3rlpy's FQE, scope-rl's, on problems of known value, in one run.
+
+    python -m scripts.bench.leaderboard --out docs/results/leaderboard.json --page docs/leaderboard.md
+    python -m scripts.bench.leaderboard --quick     # a minute: one small problem
+
+Every problem gives one log a seed and several policies to evaluate and rank. Rows are kept in ``--out`` as
+they come, so that a run that was broken off goes on where it stopped. One thread.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # also found when run as a plain script
+
+import koffline
+from koffline.config import parse_assignments
+from koffline.errors import KofflineError
+from scripts.bench.leaderboard_methods import Answer, answer_all
+from scripts.bench.leaderboard_problems import BOARD, BoardProblem
+
+# Shorter than the defaults (8000 steps, 3 + 12 networks), so that many evaluations stay affordable.
+SHORT = {"steps": 2000, "full_replicas": 2, "resampled_replicas": 8, "action_draws": 4}
+QUICK = {"steps": 40, "full_replicas": 1, "resampled_replicas": 2}
+
+
+def run_cell(
+    problem: BoardProblem, name: str, seed: int, n_rows: int | None, options: dict[str, Any], fqe_steps: int
+) -> dict[str, Any]:
+    """All answers about one policy from one log."""
+    log, policy = problem.log(seed, n_rows), problem.policy(name)
+    truth, error = problem.truth(name)
+    started = time.perf_counter()
+    try:
+        answers = list(answer_all(log, policy, problem.gamma, seed, options, fqe_steps))
+    except KofflineError as failure:  # koffline refuses the log: nobody else is asked
+        answers = [Answer("all", "koffline", reason=str(failure))]
+    return {
+        "problem": problem.name,
+        "policy": name,
+        "greedy": name in problem.greedy,
+        "seed": seed,
+        "n_rows": len(log),
+        "n_episodes": log.n_episodes,
+        "truth": truth,
+        "truth_se": error,
+        "seconds": round(time.perf_counter() - started, 2),
+        "answers": [answer.as_dict() for answer in answers],
+    }
+
+
+def cells(names: list[str], seeds: int) -> Iterator[tuple[BoardProblem, str, int]]:
+    """Seed by seed, so that a run that is broken off has seen every problem."""
+    problems = [BOARD[name]() for name in names]
+    for seed in range(seeds):
+        for problem in problems:
+            for name in problem.targets:
+                yield problem, name, seed
+
+
+def run(
+    names: list[str],
+    seeds: int,
+    options: dict[str, Any],
+    fqe_steps: int,
+    n_rows: int | None = None,
+    out: Path | None = None,
+) -> dict[str, Any]:
+    """All cells, those in ``out`` already left alone."""
+    content: dict[str, Any] = {"koffline": koffline.__version__, "settings": options, "fqe_steps": fqe_steps}
+    done: list[dict[str, Any]] = []
+    if out is not None and out.exists():
+        done = json.loads(out.read_text())["cells"]
+    seen = {(cell["problem"], cell["policy"], cell["seed"]) for cell in done}
+    for problem, name, seed in cells(names, seeds):
+        if (problem.name, name, seed) in seen:
+            continue
+        cell = run_cell(problem, name, seed, n_rows, options, fqe_steps)
+        done.append(cell)
+        print(f"{problem.name:<20}{name:<18} seed {seed}: {cell['seconds']:>6.1f} s", flush=True)
+        if out is not None:
+            out.parent.mkdir(parents=True, exist_ok=True)
+            part = out.with_suffix(".part")
+            part.write_text(json.dumps({**content, "cells": done}, indent=1, allow_nan=False) + "\n")
+            part.replace(out)
+    return {**content, "cells": done}
+
+
+def main() -> None:
+    from scripts.bench.leaderboard_report import print_table, write_page
+
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("problems", nargs="*", help=f"of {', '.join(BOARD)} (default: all)")
+    parser.add_argument("--seeds", type=int, default=2)
+    parser.add_argument("--n-rows", type=int, help="rows of every log (default: the problem's own)")
+    parser.add_argument("--fqe-steps", type=int, default=6000, help="gradient steps of d3rlpy's FQE")
+    parser.add_argument(
+        "--option", action="append", default=[], metavar="KEY=VALUE", help="koffline's setting"
+    )
+    parser.add_argument("--quick", action="store_true", help="one small problem, hardly trained")
+    parser.add_argument("--out", type=Path, help="JSON file of the rows, continued where it stopped")
+    parser.add_argument("--page", type=Path, help="Markdown page with the tables; a figure beside it")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    names = options.problems or (["graph short"] if options.quick else list(BOARD))
+    settings = {**(QUICK if options.quick else SHORT), **parse_assignments(options.option)}
+    steps = 40 if options.quick else options.fqe_steps
+    rows = 256 if options.quick and options.n_rows is None else options.n_rows
+    content = run(names, 1 if options.quick else options.seeds, settings, steps, rows, options.out)
+    print_table(content)
+    if options.page:
+        write_page(content, options.page)
+
+
+if __name__ == "__main__":
+    main()

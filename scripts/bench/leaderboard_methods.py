@@ -1,0 +1,115 @@
+"""Everybody's answers to one question of the leaderboard: koffline's estimators, d3rlpy's FQE, scope-rl's."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from koffline.data.transitions import Discrete, Transitions
+from koffline.ope.estimators.everything import estimate_all
+from koffline.policies import DiscretePolicy, Policy
+from scripts.bench import leaderboard_d3rlpy, leaderboard_scope_rl
+
+LEVEL = 0.95
+
+
+@dataclass(frozen=True)
+class Answer:
+    """``value`` is None where there is a ``reason``; an interval of its own kind may be missing.
+
+    A row with an interval and no value is a bound: it belongs to no single estimate.
+    """
+
+    method: str
+    family: str
+    value: float | None = None
+    low: float | None = None
+    high: float | None = None
+    kind: str | None = None
+    seconds: float | None = None
+    reason: str | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def answer_all(
+    log: Transitions, policy: Policy, gamma: float, seed: int, options: dict[str, Any], fqe_steps: int
+) -> Iterator[Answer]:
+    """Every method's answer. options: koffline's settings. fqe_steps: gradient steps of d3rlpy's FQE."""
+    yield from _koffline(log, policy, gamma, seed, options)
+    model = None
+    if leaderboard_d3rlpy.is_greedy(policy, log.observations):
+        answer, model = _d3rlpy(log, policy, gamma, seed, fqe_steps)
+        yield answer
+    else:
+        yield Answer("d3rlpy FQE", "d3rlpy", reason="it evaluates greedy policies only")
+    if leaderboard_scope_rl.is_installed():
+        yield from _scope_rl(log, policy, gamma, seed, model)
+
+
+def _koffline(
+    log: Transitions, policy: Policy, gamma: float, seed: int, options: dict[str, Any]
+) -> Iterator[Answer]:
+    """All of `estimate_all`. What several of them share is in the seconds of the first that needs it."""
+    table = estimate_all(log, policy, gamma, level=LEVEL, seed=seed, **options)
+    for row in table.rows:
+        found, family = row.estimate, f"koffline, {row.family}"
+        if found is None:
+            yield Answer(row.name, family, reason=row.reason)
+            continue
+        interval = found.interval
+        ends = (None, None, None) if interval is None else (interval.low, interval.high, interval.kind)
+        yield Answer(row.name, family, found.value, *ends, seconds=row.seconds)
+    for bound in table.bounds:
+        if bound.interval is None:
+            yield Answer(bound.kind, "koffline, bounds", reason=bound.reason)
+        else:
+            interval = bound.interval
+            yield Answer(bound.kind, "koffline, bounds", None, interval.low, interval.high, interval.kind)
+
+
+def _d3rlpy(
+    log: Transitions, policy: Policy, gamma: float, seed: int, steps: int
+) -> tuple[Answer, Callable[[np.ndarray], np.ndarray] | None]:
+    """Its answer, and its values of all actions for scope-rl's doubly robust estimator."""
+    started = time.perf_counter()
+    fqe = leaderboard_d3rlpy.fit_fqe(log, policy, gamma, seed, n_steps=steps)
+    value = leaderboard_d3rlpy.start_value(fqe, log, policy)
+    seconds = time.perf_counter() - started
+    if not math.isfinite(value):
+        return Answer("d3rlpy FQE", "d3rlpy", seconds=seconds, reason="it diverged"), None
+    model = None
+    if isinstance(log.action_space, Discrete):
+        n = log.action_space.n
+
+        def model(observations: np.ndarray) -> np.ndarray:
+            each = [np.full(len(observations), action) for action in range(n)]
+            return np.stack([fqe.predict_value(observations, action) for action in each], axis=1)
+
+    return Answer("d3rlpy FQE", "d3rlpy", value, seconds=seconds), model
+
+
+def _scope_rl(
+    log: Transitions, policy: Policy, gamma: float, seed: int, model: Callable[..., np.ndarray] | None
+) -> Iterator[Answer]:
+    given: dict[str, Any] = {}
+    for name in leaderboard_scope_rl.ESTIMATORS:
+        method, reason = (
+            f"scope-rl {name}",
+            leaderboard_scope_rl.refusal(name, log, policy, model is not None),
+        )
+        if reason is not None:
+            yield Answer(method, "scope-rl", reason=reason)
+            continue
+        assert isinstance(policy, DiscretePolicy)
+        given = given or leaderboard_scope_rl.pad_episodes(log, policy, gamma, model)
+        started = time.perf_counter()
+        value, low, high = leaderboard_scope_rl.estimate(name, given, LEVEL, seed)
+        seconds = time.perf_counter() - started
+        yield Answer(method, "scope-rl", value, low, high, "bootstrap", seconds)

@@ -1,0 +1,260 @@
+"""Tables, page and figure of the leaderboard, from the rows that `leaderboard.py` keeps."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from koffline.ope.selection.metrics import relative_regret_at_k, spearman
+
+_COMMAND = (
+    "python -m scripts.bench.leaderboard --out docs/results/leaderboard.json --page docs/leaderboard.md"
+)
+_FEWEST_RANKED = 3  # policies that a method must have answered about to be asked for a ranking
+
+
+@dataclass(frozen=True)
+class Score:
+    """One method over a set of cells; None where it gave nothing to be judged by."""
+
+    method: str
+    family: str
+    answered: int
+    asked: int
+    median_error: float | None
+    mean_error: float | None
+    rank_correlation: float | None
+    regret: float | None
+    covered: int
+    intervals: int
+    width: float | None
+    seconds: float | None
+
+
+def scales(cells: list[dict[str, Any]]) -> dict[str, float]:
+    """Mean |true value| over a problem's policies: the unit of errors and widths."""
+    truths: dict[str, dict[str, float]] = defaultdict(dict)
+    for cell in cells:
+        truths[cell["problem"]][cell["policy"]] = abs(cell["truth"])
+    return {problem: statistics.mean(values.values()) for problem, values in truths.items()}
+
+
+def score_methods(cells: list[dict[str, Any]], unit: dict[str, float] | None = None) -> list[Score]:
+    """One score per method, best median error first; methods without estimates last."""
+    unit = unit or scales(cells)
+    by_method: dict[str, list[tuple[dict[str, Any], dict[str, Any]]]] = defaultdict(list)
+    for cell in cells:
+        for answer in cell["answers"]:
+            by_method[answer["method"]].append((cell, answer))
+    scores = [_score(method, pairs, unit) for method, pairs in by_method.items()]
+    return sorted(scores, key=lambda s: (math.inf if s.median_error is None else s.median_error, s.method))
+
+
+def _score(method: str, pairs: list[tuple[dict[str, Any], dict[str, Any]]], unit: dict[str, float]) -> Score:
+    errors = [
+        abs(answer["value"] - cell["truth"]) / unit[cell["problem"]]
+        for cell, answer in pairs
+        if answer["value"] is not None
+    ]
+    held = [(cell, answer) for cell, answer in pairs if answer["low"] is not None]
+    logs: dict[tuple[str, int], list[tuple[float, float]]] = defaultdict(list)
+    for cell, answer in pairs:
+        if answer["value"] is not None:
+            logs[cell["problem"], cell["seed"]].append((answer["value"], cell["truth"]))
+    ranked = [np.array(values).T for values in logs.values() if len(values) >= _FEWEST_RANKED]
+    return Score(
+        method=method,
+        family=pairs[0][1]["family"],
+        answered=len(errors),
+        asked=len(pairs),
+        median_error=_median(errors),
+        mean_error=statistics.mean(errors) if errors else None,
+        # Equal estimates of all policies say nothing about their order: correlation 0.
+        rank_correlation=_mean(spearman(values, truths) or 0.0 for values, truths in ranked),
+        regret=_mean(relative_regret_at_k(values, truths, 1) or 0.0 for values, truths in ranked),
+        covered=sum(answer["low"] <= cell["truth"] <= answer["high"] for cell, answer in held),
+        intervals=len(held),
+        width=_median([(a["high"] - a["low"]) / unit[c["problem"]] for c, a in held]),
+        seconds=_median([answer["seconds"] for _, answer in pairs if answer["seconds"] is not None]),
+    )
+
+
+def common_cells(cells: list[dict[str, Any]], method: str) -> list[dict[str, Any]]:
+    """The cells that this method answered."""
+    return [
+        cell
+        for cell in cells
+        if any(a["method"] == method and a["value"] is not None for a in cell["answers"])
+    ]
+
+
+def print_table(content: dict[str, Any]) -> None:
+    header = f"{'method':<26}{'answered':>10}{'median':>9}{'mean':>9}{'rank':>7}{'regret':>8}"
+    print(header + f"{'covered':>11}{'width':>8}{'seconds':>9}")
+    for score in score_methods(content["cells"]):
+        line = f"{score.method:<26}{score.answered:>6}/{score.asked:<3}"
+        numbers = (score.median_error, score.mean_error, score.rank_correlation, score.regret)
+        line += "".join(f"{_text(value):>{size}}" for value, size in zip(numbers, (9, 9, 7, 8), strict=True))
+        line += f"{_covered(score):>11}{_text(score.width):>8}{_text(score.seconds):>9}"
+        print(line)
+
+
+def write_page(content: dict[str, Any], page: Path) -> None:
+    """The Markdown page, with the figure in images/ beside it."""
+    figure = draw(content)
+    (page.parent / "images").mkdir(parents=True, exist_ok=True)
+    figure.savefig(page.parent / "images" / "leaderboard.png", dpi=120)
+    page.write_text(render_page(content), encoding="utf-8")
+
+
+def render_page(content: dict[str, Any]) -> str:
+    cells = content["cells"]
+    unit = scales(cells)
+    logs = {(cell["problem"], cell["seed"]) for cell in cells}
+    settings = ", ".join(f"{key} {value}" for key, value in content["settings"].items())
+    everything = score_methods(cells, unit)
+    greedy = common_cells(cells, "d3rlpy FQE")
+    parts = [
+        "# Leaderboard\n",
+        f"`{_COMMAND}`\n",
+        f"{len(unit)} problems, {len(logs)} logs, {len(cells)} questions (a log and a policy) with known "
+        "answers. Errors and widths are shares of the mean |true value| of a problem's policies. Rank: "
+        "Spearman's correlation of estimates and truths over the policies of a log; regret: what the policy "
+        "ranked first loses, 0 the best and 1 the worst choice; both averaged over logs, for methods that "
+        f"answered about {_FEWEST_RANKED} policies or more. Covered: 95 % intervals that hold the truth. "
+        "Seconds: median, one thread of a busy machine; what koffline's estimators share (the networks) is "
+        "counted for the first.\n",
+        f"koffline ran shorter than by default ({settings}). d3rlpy's FQE has as many hidden units and rows "
+        f"a step, standardised observations, {content['fqe_steps']} steps, a learning rate and target "
+        "updates chosen on development problems (`scripts/bench/leaderboard_d3rlpy.py`); it knows greedy "
+        "policies alone. scope-rl knows discrete actions alone; its episodes were filled up to one length; "
+        "its DR takes d3rlpy's FQE. Its learners of values and weights (MQL, MWL) are not here: their "
+        "formulas are not those of the papers they name (a squared sum of weights for a quadratic form, no "
+        "terminal states).\n",
+        "![Relative errors by method](images/leaderboard.png)\n",
+        "## All questions\n",
+        _table(score for score in everything if score.median_error is not None),
+        "\n## Questions that d3rlpy's FQE can answer\n",
+        f"{len(greedy)} questions about greedy policies; no rankings, two policies a log are too few.\n",
+        _table((s for s in score_methods(greedy, unit) if s.median_error is not None), ranks=False),
+        "\n## Bounds and other intervals\n",
+        "Intervals that belong to no single estimate.\n",
+        _bounds(everything),
+        "\n## By problem\n",
+        "Median error of each method.\n",
+        _by_problem(cells, unit),
+        "\n## Problems\n",
+        _problems(cells),
+        "\nMethods that do not apply say why in `results/leaderboard.json`.\n",
+    ]
+    return "\n".join(parts)
+
+
+def draw(content: dict[str, Any]) -> Any:
+    """Quartiles of the errors of every method, on a logarithmic axis."""
+    from matplotlib.figure import Figure
+
+    cells, unit = content["cells"], scales(content["cells"])
+    order = [s.method for s in score_methods(cells, unit) if s.median_error is not None]
+    errors: dict[str, list[float]] = defaultdict(list)
+    for cell in cells:
+        for answer in cell["answers"]:
+            if answer["value"] is not None:
+                errors[answer["method"]].append(abs(answer["value"] - cell["truth"]) / unit[cell["problem"]])
+    figure = Figure(figsize=(8.0, 1.2 + 0.27 * len(order)), layout="constrained")
+    axes = figure.add_subplot()
+    for place, method in enumerate(order):
+        low, middle, high = np.maximum(np.quantile(errors[method], [0.25, 0.5, 0.75]), 1e-4)
+        color = "#c2410c" if method.startswith(("d3rlpy", "scope")) else "#1769aa"
+        axes.hlines(place, low, high, color=color, lw=5, alpha=0.35)
+        axes.plot(middle, place, "o", color=color, ms=6)
+    axes.set_yticks(range(len(order)), order)
+    axes.set_ylim(len(order) - 0.4, -0.6)
+    axes.set_xscale("log")
+    axes.set_xlabel("error / mean |true value| of the problem: median and quartiles")
+    axes.grid(color="#e4e7eb")
+    axes.set_axisbelow(True)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    return figure
+
+
+def _table(scores: Iterable[Score], ranks: bool = True) -> str:
+    titles = ["method", "family", "answered", "median error", "mean error"]
+    titles += ["rank", "regret@1"] if ranks else []
+    titles += ["covered", "width", "seconds"]
+    rows = []
+    for score in scores:
+        row = [f"`{score.method}`", score.family, f"{score.answered} of {score.asked}"]
+        row += [_text(score.median_error), _text(score.mean_error)]
+        row += [_text(score.rank_correlation), _text(score.regret)] if ranks else []
+        rows.append([*row, _covered(score), _text(score.width), _text(score.seconds)])
+    return _markdown(titles, rows)
+
+
+def _bounds(scores: list[Score]) -> str:
+    rows = [
+        [f"`{score.method}`", f"{score.intervals} of {score.asked}", _covered(score), _text(score.width)]
+        for score in scores
+        if score.median_error is None and score.intervals
+    ]
+    return _markdown(["kind", "given", "covered", "width"], rows)
+
+
+def _by_problem(cells: list[dict[str, Any]], unit: dict[str, float]) -> str:
+    problems = list(unit)
+    found = {
+        problem: {
+            s.method: s.median_error
+            for s in score_methods([cell for cell in cells if cell["problem"] == problem], unit)
+        }
+        for problem in problems
+    }
+    methods = [s.method for s in score_methods(cells, unit) if s.median_error is not None]
+    rows = [[f"`{m}`", *(_text(found[problem].get(m)) for problem in problems)] for m in methods]
+    return _markdown(["method", *problems], rows)
+
+
+def _problems(cells: list[dict[str, Any]]) -> str:
+    rows: dict[tuple[str, str], list[str]] = {}
+    for cell in cells:
+        value = f"{cell['truth']:.4g}" + (f" ± {cell['truth_se']:.1g}" if cell["truth_se"] else "")
+        rows[cell["problem"], cell["policy"]] = [
+            cell["problem"],
+            cell["policy"] + (" (greedy)" if cell["greedy"] else ""),
+            f"{cell['n_rows']:,}",
+            f"{cell['n_episodes']:,}",
+            value,
+        ]
+    return _markdown(
+        ["problem", "policy", "rows", "episodes of the last log", "true value"], list(rows.values())
+    )
+
+
+def _markdown(titles: list[str], rows: list[list[str]]) -> str:
+    lines = ["| " + " | ".join(titles) + " |", "|" + "---|" * len(titles)]
+    return "\n".join(lines + ["| " + " | ".join(row) + " |" for row in rows])
+
+
+def _covered(score: Score) -> str:
+    return f"{score.covered} of {score.intervals}" if score.intervals else "–"
+
+
+def _text(value: float | None) -> str:
+    return "–" if value is None else f"{value:.3g}"
+
+
+def _median(values: list[float]) -> float | None:
+    return statistics.median(values) if values else None
+
+
+def _mean(values: Iterable[float]) -> float | None:
+    found = list(values)
+    return statistics.mean(found) if found else None
