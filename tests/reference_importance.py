@@ -51,7 +51,8 @@ def step_weights(episodes, shares):
 
 
 def effective_sizes(episodes, shares):
-    return [sum(w) ** 2 / sum(x * x for x in w) if sum(w) else 0.0 for w in step_weights(episodes, shares)]
+    rows = step_weights(episodes, shares)
+    return [sum(w) ** 2 / sum(x * x for x in w) if sum(w) else 0.0 for w in rows]
 
 
 def per_decision_wis(episodes, shares, gamma):
@@ -79,8 +80,9 @@ def doubly_robust(episodes, shares, starts, gamma):
 
 
 def weighted_doubly_robust(episodes, shares, starts, gamma, last_step=None):
-    """Σ γ^t w_t r_t − Σ γ^t (w_t q_t − w_{t−1} v_t) with normalised weights, the model after ``last_step``."""
-    normalised = [[w / sum(row) if sum(row) else 0.0 for w in row] for row in step_weights(episodes, shares)]
+    """Σ γ^t w_t r_t − Σ γ^t (w_t q_t − w_{t−1} v_t), weights normalised, the model after ``last_step``."""
+    rows = step_weights(episodes, shares)
+    normalised = [[w / sum(row) if sum(row) else 0.0 for w in row] for row in rows]
     horizon = len(normalised)
     stop = horizon - 1 if last_step is None else last_step
     total = 0.0

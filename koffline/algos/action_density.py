@@ -11,6 +11,7 @@ import torch
 from koffline.algos.kloss_iql import KLossIQLImpl
 from koffline.algos.kloss_sac import KLossSACImpl
 from koffline.algos.linear_gaussian import LinearGaussianPolicy
+from koffline.algos.trust_pcl_impl import TrustPCLImpl
 from koffline.data.d3rlpy_import import import_d3rlpy
 from koffline.policies.densities import gaussian_log_density, squashed_gaussian_log_density
 
@@ -32,11 +33,14 @@ def action_density(algo: Any) -> tuple[Density | None, Box | None]:
     AWAC, CRR, IQL, KLossIQL and TrustPCL draw from a Gaussian and cut it off; SAC, CQL, CalQL, BEAR and the
     kernel versions squash theirs. None, None for any other algorithm (BCQ picks among candidates).
     """
-    policy = unwrap_ddp_model(getattr(algo.impl.modules, "policy", None)) if algo.impl else None
+    policy = getattr(algo.impl.modules, "policy", None)
+    if policy is None:
+        return None, None
+    policy = unwrap_ddp_model(policy)
     if isinstance(policy, LinearGaussianPolicy):
         low, high = (side.detach().cpu().numpy().reshape(-1) for side in (policy.low, policy.high))
         return _cut_gaussian(algo, policy, low.astype(np.float64), high.astype(np.float64))
-    if isinstance(algo.impl, (AWACImpl, CRRImpl, IQLImpl, KLossIQLImpl)):
+    if isinstance(algo.impl, (AWACImpl, CRRImpl, IQLImpl, KLossIQLImpl, TrustPCLImpl)):
         ones = np.ones(algo.action_size)
         return _cut_gaussian(algo, policy, -ones, ones)
     if isinstance(algo.impl, (SACImpl, KLossSACImpl)):

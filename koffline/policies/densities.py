@@ -27,14 +27,14 @@ def at_bounds(
 
 def gaussian_log_density(
     actions: Float[np.ndarray, "row k"],
-    mean: Float[np.ndarray, "row k"],
+    mean: np.ndarray,
     deviation: np.ndarray,
     low: np.ndarray | None = None,
     high: np.ndarray | None = None,
 ) -> Float[np.ndarray, " row"]:
     """log N(a; mean, deviation²) summed over action numbers; with bounds, log of the mass beyond them there.
 
-    ``deviation``, ``low``, ``high``: scalar, (k,) or (N, k). Actions outside the bounds have −inf.
+    ``mean``, ``deviation``, ``low``, ``high``: scalar, (k,) or (N, k). Actions outside the bounds have −inf.
     """
     scaled = (actions - mean) / deviation
     logs = -0.5 * np.square(scaled) - np.log(deviation) - _HALF_LOG_TAU

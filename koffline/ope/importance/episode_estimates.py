@@ -29,7 +29,6 @@ NAMES = WITHOUT_MODEL + WITH_MODEL
 BOOTSTRAP_DRAWS = 1000
 _CERTIFIABLE = {"is": False, "pdis": True}  # whether weights are those of each step
 _WHOLE_WEIGHT = ("is", "wis")
-_NORMALISED = ("wis", "wpdis", "wdr", "magic")
 _FEW_EPISODES = 10.0
 _CUT_SHARE = 0.01
 _NO_WEIGHT = (
@@ -46,7 +45,7 @@ def episode_estimates(
     q: ValueFunction | ModelValues | None = None,
     names: Iterable[str] = NAMES,
     level: float = 0.95,
-    interval: str = intervals.BOOTSTRAP,
+    interval: str = intervals.STUDENT_T,
     behavior: str = AUTO,
     clip: float | None = None,
     draws: int = BOOTSTRAP_DRAWS,
@@ -103,7 +102,7 @@ def estimate_one(
     problem: EpisodeProblem,
     model: ModelValues | None,
     level: float = 0.95,
-    interval: str = intervals.BOOTSTRAP,
+    interval: str = intervals.STUDENT_T,
     draws: int = BOOTSTRAP_DRAWS,
     reward_range: tuple[float, float] | None = None,
     seed: int = 0,
@@ -120,8 +119,8 @@ def estimate_one(
             f"the largest weight is e^{problem.weights.log_weights.max():.0f}, beyond what numbers hold; cap "
             "weights with clip, or use a self-normalised estimator (wis, wpdis)",
         )
-    found = all_intervals(name, statistic, problem, level, draws, reward_range, generator)
     size = problem.effective_size(stepwise=name not in _WHOLE_WEIGHT)
+    found = all_intervals(name, statistic, problem, level, draws, reward_range, generator)
     return PointEstimate(
         name=name,
         value=statistic.value,
@@ -143,7 +142,7 @@ def make_statistic(
     model: ModelValues | None,
     draws: int,
     generator: np.random.Generator,
-) -> EpisodeStatistic:
+) -> EpisodeStatistic | Blend:
     """The estimator by name as a mean over episodes; ``draws`` and ``generator`` for MAGIC's bias."""
     weights, rewards, gamma = problem.weights, problem.rewards, problem.gamma
     plain: dict[str, Callable[..., EpisodeStatistic]] = {
@@ -167,7 +166,7 @@ def make_statistic(
 
 def all_intervals(
     name: str,
-    statistic: EpisodeStatistic,
+    statistic: EpisodeStatistic | Blend,
     problem: EpisodeProblem,
     level: float,
     draws: int,
@@ -177,7 +176,9 @@ def all_intervals(
     """Every kind of interval that applies to this estimator on this log."""
     whole = statistic.whole if isinstance(statistic, Blend) else statistic
     found = {
-        intervals.STUDENT_T: intervals.student_interval(whole, level),
+        intervals.STUDENT_T: intervals.student_interval(
+            whole, level, problem.effective_size(stepwise=name not in _WHOLE_WEIGHT)
+        ),
         intervals.BOOTSTRAP: intervals.bootstrap_interval(whole, level, draws, generator),
     }
     if whole is not statistic:

@@ -23,8 +23,8 @@ CERTIFIED_KINDS = (HOEFFDING, EMPIRICAL_BERNSTEIN)
 KINDS = CALIBRATED_KINDS + CERTIFIED_KINDS
 
 _T_ASSUMPTIONS = (
-    "{n} independent episodes, Student t with the asymptotic standard error: optimistic while few episodes "
-    "carry most of the weight"
+    "{n} independent episodes, jackknife standard error, Student t with {freedom:.3g} degrees of freedom: "
+    "optimistic while few episodes carry most of the weight"
 )
 _BOOTSTRAP_ASSUMPTIONS = (
     "{n} independent episodes resampled {draws} times, bias-corrected and accelerated percentiles: "
@@ -41,53 +41,62 @@ _MOST_NUMBERS = 1 << 22  # counts of one batch of draws, 32 MB
 _FEWEST_DRAWS = 0.9  # share of draws that must give a number
 
 
-def student_interval(statistic: EpisodeStatistic, level: float) -> Interval | None:
-    """value ± t_{E−1} quantile · standard error, two-sided; None for a single episode."""
+def student_interval(
+    statistic: EpisodeStatistic, level: float, effective_size: float | None = None
+) -> Interval | None:
+    """value ± t quantile · jackknife standard error, two-sided; None where there is no standard error.
+
+    Degrees of freedom: the effective number of episodes (default: all) minus one, at least one.
+    """
     error = standard_error(statistic)
     if error is None:
         return None
-    n = len(statistic.shares)
-    half = float(stats.t.ppf(0.5 + level / 2.0, df=n - 1)) * error
+    n = len(statistic.deviations)
+    freedom = max((n if effective_size is None else min(effective_size, n)) - 1.0, 1.0)
+    half = float(stats.t.ppf(0.5 + level / 2.0, df=freedom)) * error
     value = statistic.value
-    return Interval(value - half, value + half, level, STUDENT_T, _T_ASSUMPTIONS.format(n=n))
+    text = _T_ASSUMPTIONS.format(n=n, freedom=freedom)
+    return Interval(value - half, value + half, level, STUDENT_T, text)
 
 
 def bootstrap_interval(
     statistic: EpisodeStatistic, level: float, draws: int, generator: np.random.Generator
 ) -> Interval | None:
-    """Bias-corrected and accelerated percentiles over resampled episodes, acceleration from the influence.
+    """Bias-corrected and accelerated percentiles over resampled episodes, acceleration from the jackknife.
 
-    None for a single episode, and where more than a tenth of the draws have no weight left.
+    None for a single episode or one with all the weight, and where more than a tenth of the draws have no
+    weight left.
     (Efron 1987)
     """
-    n = len(statistic.shares)
-    if n < 2:
+    deviations = statistic.deviations
+    n = len(deviations)
+    if n < 2 or np.isnan(deviations).any():
         return None
     parts = [statistic.resampled(counts) for counts in resampled_counts(n, draws, generator)]
     sample = np.concatenate(parts)
     sample = sample[np.isfinite(sample)]
     if len(sample) < _FEWEST_DRAWS * draws:
         return None
-    tails = bca_levels(sample, statistic.value, statistic.shares * statistic.influence, level)
+    tails = bca_levels(sample, statistic.value, deviations, level)
     low, high = np.quantile(sample, tails)
     text = _BOOTSTRAP_ASSUMPTIONS.format(n=n, draws=draws)
     return Interval(float(low), float(high), level, BOOTSTRAP, text)
 
 
 def bca_levels(
-    sample: Float[np.ndarray, " draw"], value: float, influence: Float[np.ndarray, " unit"], level: float
+    sample: Float[np.ndarray, " draw"], value: float, deviations: Float[np.ndarray, " unit"], level: float
 ) -> tuple[float, float]:
     """Probabilities of the two quantiles to take: Φ(z0 + (z0 + z)/(1 − a(z0 + z))) for z = ± z_{level}.
 
-    z0 = Φ⁻¹ of the share of draws below the value (ties count half), a = Σ ψ³ / (6 (Σ ψ²)^{3/2}).
+    z0 = Φ⁻¹ of the share of draws below the value (ties count half), a = Σ d³ / (6 (Σ d²)^{3/2}).
     """
-    spread = float(np.square(influence).sum())
+    spread = float(np.square(deviations).sum())
     if spread == 0.0:
         return 0.5, 0.5
     below = float(np.mean(sample < value) + 0.5 * np.mean(sample == value))
     edge = 0.5 / len(sample)
     shift = float(special.ndtri(min(max(below, edge), 1.0 - edge)))
-    scaled = influence / math.sqrt(spread)
+    scaled = deviations / math.sqrt(spread)
     acceleration = float(np.power(scaled, 3).sum()) / 6.0
     tails = []
     for z in (special.ndtri(0.5 - level / 2.0), special.ndtri(0.5 + level / 2.0)):

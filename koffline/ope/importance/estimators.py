@@ -1,4 +1,4 @@
-"""Importance sampling by whole episodes or per decision, self-normalised or not, with or without a model."""
+"""Importance sampling by whole episodes or per decision, self-normalised or not, with a model or without."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Float
 
 from koffline.errors import DataError
-from koffline.ope.importance.statistics import EpisodeMean, StepwiseMean, WeightedMean
+from koffline.ope.importance.statistics import StepwiseMean, WeightedMean, plain_mean
 from koffline.ope.importance.weights import EpisodeWeights
 
 
@@ -46,10 +46,10 @@ class ModelValues:
             )
 
 
-def trajectory_is(weights: EpisodeWeights, rewards: Float[np.ndarray, " row"], gamma: float) -> EpisodeMean:
+def trajectory_is(weights: EpisodeWeights, rewards: Float[np.ndarray, " row"], gamma: float) -> WeightedMean:
     """J = mean of w·Σ γ^t r_t, w the weight of the whole episode. (Precup et al. 2000)"""
     returns = weights.episode_sums(gamma**weights.steps * rewards)
-    return EpisodeMean(np.exp(weights.last) * returns, weights.shares)
+    return plain_mean(np.exp(weights.last) * returns, weights.shares)
 
 
 def trajectory_wis(weights: EpisodeWeights, rewards: Float[np.ndarray, " row"], gamma: float) -> WeightedMean:
@@ -58,10 +58,12 @@ def trajectory_wis(weights: EpisodeWeights, rewards: Float[np.ndarray, " row"], 
     return WeightedMean(weights.last, returns, weights.shares)
 
 
-def per_decision_is(weights: EpisodeWeights, rewards: Float[np.ndarray, " row"], gamma: float) -> EpisodeMean:
+def per_decision_is(
+    weights: EpisodeWeights, rewards: Float[np.ndarray, " row"], gamma: float
+) -> WeightedMean:
     """J = mean of Σ_t γ^t w_t r_t. (Precup et al. 2000)"""
     sums = weights.episode_sums(gamma**weights.steps * np.exp(weights.log_weights) * rewards)
-    return EpisodeMean(sums, weights.shares)
+    return plain_mean(sums, weights.shares)
 
 
 def per_decision_wis(
@@ -77,7 +79,7 @@ def doubly_robust(
     discounts: Float[np.ndarray, " row"],
     gamma: float,
     model: ModelValues,
-) -> EpisodeMean:
+) -> WeightedMean:
     """J = mean of v(s_0) + Σ_t γ^t w_t (r_t + discount_t v(s_{t+1}) − q(s_t, a_t)).
 
     Equal to Σ_t γ^t (w_t r_t − w_t q_t + w_{t−1} v_t), with the model's value of the state where recording
@@ -87,7 +89,7 @@ def doubly_robust(
     model.check_sizes(len(rewards), weights.n_episodes)
     residual = temporal_differences(rewards, discounts, model)
     sums = weights.episode_sums(gamma**weights.steps * np.exp(weights.log_weights) * residual)
-    return EpisodeMean(model.starts + sums, weights.shares)
+    return plain_mean(model.starts + sums, weights.shares)
 
 
 def weighted_doubly_robust(

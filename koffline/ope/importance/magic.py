@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from jaxtyping import Float
 from scipy.optimize import nnls
 
-from koffline.ope.importance.statistics import Counts, StepwiseMean, resampled_steps
+from koffline.ope.importance.statistics import Counts, StepwiseMean
 
 _RIDGE = 1e-10  # of the trace: equal estimates make the matrix singular, any of their blends is as good
 _MOST_CUTS = 25
@@ -22,8 +21,7 @@ _BIAS_LEVEL = 0.5  # of the interval of the longest estimate, as in the paper
 class Blend:
     """Σ_j x_j g_j, g_j the estimate that follows weighted residuals up to step j and the model from there.
 
-    ``cuts``: last step of each, −1 is the model alone and None the whole log; ``mix`` (J,) sums to one. The
-    mix is held fixed in ``influence`` and ``resampled``.
+    ``cuts``: last step of each, −1 is the model alone and None the whole log; ``mix`` (J,) sums to one.
     """
 
     whole: StepwiseMean
@@ -31,49 +29,32 @@ class Blend:
     mix: Float[np.ndarray, " cut"]
 
     @property
-    def shares(self) -> Float[np.ndarray, " episode"]:
-        """(E,)"""
-        return self.whole.shares
-
-    @cached_property
     def value(self) -> float:
         """The blend."""
-        return float(self.mix @ [part.value for part in partial_estimates(self.whole, self.cuts)])
+        return float(self.mix @ self.whole.partial_values(self.cuts))
 
     def diagnostics(self) -> dict[str, Any]:
         """Steps followed before the model takes over (−1: none, None: all), and the share of each."""
         return {"blend_steps": list(self.cuts), "blend_shares": self.mix.tolist()}
 
-    @cached_property
-    def influence(self) -> Float[np.ndarray, " episode"]:
-        """(E,)"""
-        parts = partial_estimates(self.whole, self.cuts)
-        return np.sum([x * part.influence for x, part in zip(self.mix, parts, strict=True) if x], axis=0)
-
-    def resampled(self, counts: Counts) -> Float[np.ndarray, " draw"]:
-        """(B,)"""
-        return resampled_steps(self.whole, counts, self.cuts) @ self.mix
-
 
 def magic(whole: StepwiseMean, count_batches: Iterator[Counts]) -> Blend:
     """Blend the partial estimates of a weighted doubly robust one.
 
-    Error of a mix x: xᵀ(Ω + b bᵀ)x with Ω the covariance of the g_j (from influence values, the weights'
-    noise included) and b_j how far g_j lies outside the bootstrap interval of the whole estimate at level
-    0.5. ``count_batches``: bootstrap counts of episodes.
+    Error of a mix x: xᵀ(Ω + b bᵀ)x with Ω the jackknife covariance of the g_j (the weights' noise included)
+    and b_j how far g_j lies outside the bootstrap interval of the whole estimate at level 0.5.
+    ``count_batches``: bootstrap counts of at least two episodes.
     (Thomas and Brunskill 2016, algorithm 1)
     """
     cuts = cut_steps(whole.weights.horizon)
-    parts = partial_estimates(whole, cuts)
-    values = np.array([part.value for part in parts])
-    draws = np.concatenate([resampled_steps(whole, counts, [None])[:, 0] for counts in count_batches])
+    values, deviations = whole.partial_values(cuts), whole.partial_deviations(cuts)
+    draws = np.concatenate([whole.resampled(counts) for counts in count_batches])
     low, high = np.quantile(draws, [0.5 - _BIAS_LEVEL / 2.0, 0.5 + _BIAS_LEVEL / 2.0])
     # The interval holds the whole estimate itself: its own bias is taken as none.
     low, high = min(low, values[-1]), max(high, values[-1])
     bias = np.maximum(values - high, 0.0) - np.maximum(low - values, 0.0)
-    scaled = np.stack([whole.shares * part.influence for part in parts])  # (J, E)
-    count = len(whole.shares)
-    covariance = scaled @ scaled.T * (count / (count - 1))
+    count = len(deviations)
+    covariance = (count - 1) / count * deviations.T @ deviations  # (J, E) @ (E, J) = (J, J)
     return Blend(whole, cuts, least_error_mix(covariance + np.outer(bias, bias)))
 
 
@@ -81,11 +62,6 @@ def cut_steps(horizon: int) -> tuple[int | None, ...]:
     """−1, 0, 1, 2, 4, … and None for the whole log: at most 25, spread evenly in the logarithm."""
     inner = np.unique(np.round(np.geomspace(1, max(horizon - 1, 1), _MOST_CUTS - 2)).astype(int)) - 1
     return (-1, *(int(step) for step in inner if step < horizon - 1), None)
-
-
-def partial_estimates(whole: StepwiseMean, cuts: tuple[int | None, ...]) -> list[StepwiseMean]:
-    """g_j for every cut."""
-    return [replace(whole, last_step=cut) for cut in cuts]
 
 
 def least_error_mix(errors: Float[np.ndarray, "cut cut"]) -> Float[np.ndarray, " cut"]:

@@ -1,8 +1,8 @@
-"""Means over episodes in three forms, each with its influence values and its bootstrap draws."""
+"""Means over episodes in three forms, each with its jackknife deviations and its bootstrap draws."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol, runtime_checkable
@@ -14,14 +14,15 @@ from scipy.sparse import csr_matrix
 from koffline.ope.importance.weights import EpisodeWeights
 
 Counts = Float[np.ndarray, "draw episode"]
+_ALL = 1.0 - 1e-9  # a share of the weight that leaves nothing for the others
+_MOST_NUMBERS = 1 << 20  # weights of ended episodes at a time
 
 
 @runtime_checkable
 class EpisodeStatistic(Protocol):
     """An estimate made of E independent episodes.
 
-    ``influence`` (E,): how the estimate moves with each episode's share, Σ share·influence = 0; its variance
-    is about Σ share²·influence².
+    ``deviations`` (E,): the estimate minus that without the episode; NaN where nothing would be left.
     """
 
     @property
@@ -29,37 +30,11 @@ class EpisodeStatistic(Protocol):
         """The estimate."""
 
     @property
-    def influence(self) -> Float[np.ndarray, " episode"]:
+    def deviations(self) -> Float[np.ndarray, " episode"]:
         """(E,)"""
-
-    @property
-    def shares(self) -> Float[np.ndarray, " episode"]:
-        """(E,), sum to one."""
 
     def resampled(self, counts: Counts) -> Float[np.ndarray, " draw"]:
         """(B,) the estimate when episode i counts ``counts[b, i]`` times; NaN where nothing is left."""
-
-
-@dataclass(frozen=True, eq=False)
-class EpisodeMean:
-    """Σ share · y."""
-
-    values: Float[np.ndarray, " episode"]
-    shares: Float[np.ndarray, " episode"]
-
-    @cached_property
-    def value(self) -> float:
-        """The mean."""
-        return float(self.shares @ self.values)
-
-    @property
-    def influence(self) -> Float[np.ndarray, " episode"]:
-        """(E,) y − mean."""
-        return self.values - self.value
-
-    def resampled(self, counts: Counts) -> Float[np.ndarray, " draw"]:
-        """(B,) means of resampled episodes."""
-        return (counts @ (self.shares * self.values)) / (counts @ self.shares)
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,31 +46,36 @@ class WeightedMean:
     shares: Float[np.ndarray, " episode"]
 
     @cached_property
-    def _relative(self) -> Float[np.ndarray, " episode"]:
-        """(E,) weights, on average one."""
-        weights = np.exp(self.log_weights - self.log_weights.max())
-        return weights / (self.shares @ weights)
+    def _parts(self) -> Float[np.ndarray, " episode"]:
+        """(E,) share of each episode in the weights, sums to one."""
+        parts = self.shares * np.exp(self.log_weights - self.log_weights.max())
+        return parts / parts.sum()
 
     @cached_property
     def value(self) -> float:
         """The weighted mean."""
-        return float((self.shares * self._relative) @ self.values)
+        return float(self._parts @ self.values)
 
-    @property
-    def influence(self) -> Float[np.ndarray, " episode"]:
-        """(E,) (w / mean weight)(y − value)."""
-        return self._relative * (self.values - self.value)
+    @cached_property
+    def deviations(self) -> Float[np.ndarray, " episode"]:
+        """(E,) p (y − mean) / (1 − p), p the episode's part of the weights."""
+        rest = np.where(self._parts < _ALL, 1.0 - self._parts, np.nan)
+        return self._parts * (self.values - self.value) / rest
 
     def resampled(self, counts: Counts) -> Float[np.ndarray, " draw"]:
         """(B,) weighted means of resampled episodes."""
-        weights = self.shares * self._relative
         with np.errstate(invalid="ignore", divide="ignore"):
-            return (counts @ (weights * self.values)) / (counts @ weights)
+            return (counts @ (self._parts * self.values)) / (counts @ self._parts)
+
+
+def plain_mean(values: Float[np.ndarray, " episode"], shares: Float[np.ndarray, " episode"]) -> WeightedMean:
+    """Σ share·y."""
+    return WeightedMean(np.zeros(len(values)), values, shares)
 
 
 @dataclass(frozen=True, eq=False)
 class StepwiseMean:
-    """Σ share·y0 + Σ_t γ^t Σ_i share·w_t·x_t / Σ_i share·w_t, up to a step.
+    """Σ share·y0 + Σ_t γ^t Σ_i share·w_t·x_t / Σ_i share·w_t.
 
     ``rows`` (N,) are x; ``first`` (E,) is y0. Ended episodes keep their last weight with x = 0. Steps at
     which no weight is left add nothing.
@@ -105,106 +85,110 @@ class StepwiseMean:
     rows: Float[np.ndarray, " row"]
     first: Float[np.ndarray, " episode"]
     gamma: float
-    last_step: int | None = None  # included; −1: none, None: all
-
-    @property
-    def shares(self) -> Float[np.ndarray, " episode"]:
-        """(E,)"""
-        return self.weights.shares
 
     @cached_property
-    def _powers(self) -> Float[np.ndarray, " step"]:
-        """(T,) γ^t, zero after the last step."""
-        powers = self.gamma ** np.arange(self.weights.horizon)
-        if self.last_step is not None:
-            powers[self.last_step + 1 :] = 0.0
-        return powers
+    def powers(self) -> Float[np.ndarray, " step"]:
+        """(T,) γ^t."""
+        return self.gamma ** np.arange(self.weights.horizon)
+
+    @cached_property
+    def row_parts(self) -> Float[np.ndarray, " row"]:
+        """(N,) share of each row in the weights of its step."""
+        return self.weights.shares[self.weights.episodes] * self.weights.relative
 
     @cached_property
     def step_means(self) -> Float[np.ndarray, " step"]:
         """(T,) weighted mean of x at each step."""
         w = self.weights
-        return np.bincount(
-            w.steps, weights=w.shares[w.episodes] * w.relative * self.rows, minlength=w.horizon
-        )
+        return np.bincount(w.steps, weights=self.row_parts * self.rows, minlength=w.horizon)
 
     @cached_property
     def value(self) -> float:
         """The estimate."""
-        return float(self.shares @ self.first + self._powers @ self.step_means)
+        return float(self.partial_values([None])[0])
 
     @cached_property
-    def influence(self) -> Float[np.ndarray, " episode"]:
-        """(E,) with the weights' own noise: (w_t / mean weight)(x_t − mean of x) summed over steps."""
-        w = self.weights
-        inside = self._powers[w.steps] * w.relative * (self.rows - self.step_means[w.steps])
-        influence = self.first - self.shares @ self.first + w.episode_sums(inside)
-        for group in ended_groups(w):
-            later = slice(group.length, None)
-            pull = (self._powers[later] * self.step_means[later]) @ group.relative
-            influence[group.episodes] -= group.scaled * pull
-        return influence
+    def deviations(self) -> Float[np.ndarray, " episode"]:
+        """(E,)"""
+        return self.partial_deviations([None])[:, 0]
 
     def resampled(self, counts: Counts) -> Float[np.ndarray, " draw"]:
         """(B,) estimates from resampled episodes."""
-        return resampled_steps(self, counts, [self.last_step])[:, 0]
+        return self.partial_resampled(counts, [None])[:, 0]
+
+    def partial_values(self, last_steps: Sequence[int | None]) -> Float[np.ndarray, " cut"]:
+        """(J,) sums up to and with each of ``last_steps``; −1: y0 alone, None: the whole."""
+        start = self.weights.shares @ self.first
+        return start + _running(self.powers * self.step_means)[self._picks(last_steps)]
+
+    def partial_deviations(self, last_steps: Sequence[int | None]) -> Float[np.ndarray, "episode cut"]:
+        """(E, J) partial sums minus those without the episode.
+
+        With p the part of an episode in a step's weights its mean of x moves by p (x − mean) / (1 − p), x = 0
+        after the end; a step that would be left without weight loses its mean.
+        """
+        w, picks = self.weights, self._picks(last_steps)
+        start = _pull(w.shares, self.first, w.shares @ self.first)
+        deviations = np.repeat(start[:, None], len(picks), axis=1)
+        moves = self.powers[w.steps] * _pull(self.row_parts, self.rows, self.step_means[w.steps])
+        for column, pick in enumerate(picks):
+            deviations[:, column] += w.episode_sums(np.where(w.steps < pick, moves, 0.0))
+        for members, length, parts in self._ended_parts():
+            later = self.powers[length:] * _pull(parts, 0.0, self.step_means[length:])
+            deviations[members] += _running(later)[:, np.maximum(picks - length, 0)]
+        return deviations
+
+    def partial_resampled(
+        self, counts: Counts, last_steps: Sequence[int | None]
+    ) -> Float[np.ndarray, "draw cut"]:
+        """(B, J) partial sums when episode i counts ``counts[b, i]`` times."""
+        w = self.weights
+        shape, places = (w.n_episodes, w.horizon), (w.episodes, w.steps)
+        below = (csr_matrix((self.row_parts, places), shape).T @ counts.T).T  # (B, T)
+        above = (csr_matrix((self.row_parts * self.rows, places), shape).T @ counts.T).T
+        for members, length, parts in self._ended_parts():
+            below[:, length:] += counts[:, members] @ parts
+        means = np.divide(above, below, out=np.zeros_like(above), where=below > 0.0)
+        start = (counts @ (w.shares * self.first)) / (counts @ w.shares)
+        return start[:, None] + _running(self.powers * means)[:, self._picks(last_steps)]
+
+    def _ended_parts(self) -> Iterator[tuple[Int[np.ndarray, " member"], int, np.ndarray]]:
+        """Blocks of episodes of one length with their parts (n, T − length) in the weights of later steps."""
+        w = self.weights
+        for length in np.unique(w.lengths).tolist():
+            group = np.flatnonzero((w.lengths == length) & (w.last > -np.inf))
+            size = max(1, _MOST_NUMBERS // max(w.horizon - length, 1))
+            for start in range(0, len(group) if length < w.horizon else 0, size):
+                members = group[start : start + size]
+                logs = w.last[members] + w.log_shares[members]
+                # Not above zero: an ended episode is part of every later sum of weights.
+                yield members, length, np.exp(logs[:, None] - w.log_totals[length:])
+
+    def _picks(self, last_steps: Sequence[int | None]) -> Int[np.ndarray, " cut"]:
+        """(J,) numbers of steps that are added."""
+        return np.array([self.weights.horizon if last is None else last + 1 for last in last_steps])
 
 
-@dataclass(frozen=True, eq=False)
-class EndedGroup:
-    """Episodes of one length: their later weights are ``scaled`` (n,) times ``relative`` (T − length,)."""
-
-    length: int
-    episodes: Int[np.ndarray, " member"]
-    scaled: Float[np.ndarray, " member"]
-    relative: Float[np.ndarray, " step"]
+def _pull(parts: np.ndarray, values: np.ndarray | float, means: np.ndarray | float) -> np.ndarray:
+    """How much entries with these parts of the weight move their means."""
+    alone = parts >= _ALL
+    moves = parts * (values - means) / np.where(alone, 1.0, 1.0 - parts)
+    return np.where(alone, means, moves)
 
 
-def ended_groups(weights: EpisodeWeights) -> list[EndedGroup]:
-    """Episodes that end before the longest one and have weight left, by length.
-
-    Each factor is at most one over a share: an ended episode is part of every later sum of weights.
-    """
-    groups = []
-    for length in np.unique(weights.lengths):
-        members = np.flatnonzero((weights.lengths == length) & (weights.last > -np.inf))
-        if length == weights.horizon or not len(members):
-            continue
-        largest = weights.last[members].max()
-        groups.append(
-            EndedGroup(
-                int(length),
-                members,
-                np.exp(weights.last[members] - largest),
-                np.exp(largest - weights.log_totals[length:]),
-            )
-        )
-    return groups
-
-
-def resampled_steps(
-    mean: StepwiseMean, counts: Counts, last_steps: Sequence[int | None]
-) -> Float[np.ndarray, "draw cut"]:
-    """(B, J) partial sums up to each of ``last_steps`` when episode i counts ``counts[b, i]`` times."""
-    w = mean.weights
-    shape = (w.n_episodes, w.horizon)
-    masses = w.shares[w.episodes] * w.relative
-    below = (csr_matrix((masses, (w.episodes, w.steps)), shape).T @ counts.T).T  # (B, T)
-    above = (csr_matrix((masses * mean.rows, (w.episodes, w.steps)), shape).T @ counts.T).T
-    for group in ended_groups(w):
-        mass = counts[:, group.episodes] @ (w.shares[group.episodes] * group.scaled)  # (B,)
-        below[:, group.length :] += mass[:, None] * group.relative
-    powers = mean.gamma ** np.arange(w.horizon)
-    steps = powers * np.divide(above, below, out=np.zeros_like(above), where=below > 0.0)
-    sums = np.concatenate([np.zeros((len(counts), 1)), np.cumsum(steps, axis=1)], axis=1)
-    picks = [w.horizon if last is None else last + 1 for last in last_steps]
-    start = (counts @ (w.shares * mean.first)) / (counts @ w.shares)
-    return start[:, None] + sums[:, picks]
+def _running(steps: np.ndarray) -> np.ndarray:
+    """Cumulative sums along the last axis with a zero in front."""
+    first = np.zeros((*steps.shape[:-1], 1))
+    return np.concatenate([first, np.cumsum(steps, axis=-1)], axis=-1)
 
 
 def standard_error(statistic: EpisodeStatistic) -> float | None:
-    """sqrt(E/(E−1) · Σ share²·influence²); None for a single episode."""
-    count = len(statistic.shares)
-    if count < 2:
+    """Jackknife: sqrt((E − 1)/E · Σ deviation²); None for one episode, or one that carries all the weight.
+
+    For a plain mean it is the textbook s / √E. (Efron 1982)
+    """
+    deviations = statistic.deviations
+    count = len(deviations)
+    if count < 2 or np.isnan(deviations).any():
         return None
-    return float(np.sqrt(count / (count - 1) * np.square(statistic.shares * statistic.influence).sum()))
+    return float(np.sqrt((count - 1) / count * np.square(deviations).sum()))

@@ -9,7 +9,7 @@ import pytest
 from scipy.optimize import minimize
 
 from koffline.ope.importance.estimators import ModelValues, weighted_doubly_robust
-from koffline.ope.importance.magic import cut_steps, least_error_mix, magic, partial_estimates
+from koffline.ope.importance.magic import cut_steps, least_error_mix, magic
 from koffline.ope.importance.statistics import StepwiseMean
 from tests import reference_importance as reference
 from tests.ope.importance.cases import random_case
@@ -41,13 +41,13 @@ def test_two_independent_estimates_mix_by_inverse_variance() -> None:
 
 
 def test_partial_estimates_equal_loops() -> None:
-    case = random_case(1)
-    whole = _whole(1)
-    for cut in cut_steps(case.weights.horizon):
-        expected = reference.weighted_doubly_robust(
-            case.episodes, case.shares, case.model.starts, case.gamma, cut
-        )
-        assert replace(whole, last_step=cut).value == pytest.approx(expected, rel=1e-10)
+    case, whole = random_case(1), _whole(1)
+    cuts = cut_steps(case.weights.horizon)
+    expected = [
+        reference.weighted_doubly_robust(case.episodes, case.shares, case.model.starts, case.gamma, cut)
+        for cut in cuts
+    ]
+    np.testing.assert_allclose(whole.partial_values(cuts), expected, rtol=1e-10)
 
 
 def test_cuts_are_few_and_start_with_the_model_alone() -> None:
@@ -64,15 +64,13 @@ def test_cuts_are_few_and_start_with_the_model_alone() -> None:
 def test_blend_is_no_worse_than_any_of_its_parts_by_its_own_measure() -> None:
     whole, counts = _whole(2), _counts()
     blend = magic(whole, iter([counts]))
-    parts = partial_estimates(whole, blend.cuts)
-    values = [part.value for part in parts]
-    draws = whole.resampled(counts)
-    low, high = np.quantile(draws, [0.25, 0.75])
+    values = whole.partial_values(blend.cuts)
+    low, high = np.quantile(whole.resampled(counts), [0.25, 0.75])
     low, high = min(low, whole.value), max(high, whole.value)
-    scaled = np.stack([whole.shares * part.influence for part in parts])
-    covariance = scaled @ scaled.T * 9 / 8
+    deviations = whole.partial_deviations(blend.cuts)
+    covariance = deviations.T @ deviations * 8 / 9
     best = reference.magic_error(values, covariance, low, high, blend.mix)
-    for single in np.eye(len(parts)):
+    for single in np.eye(len(values)):
         assert best <= reference.magic_error(values, covariance, low, high, single) * (1.0 + 1e-8)
     assert blend.value == pytest.approx(blend.mix @ values)
 

@@ -1,4 +1,4 @@
-"""Influence values are derivatives, bootstrap draws are estimates of repeated episodes."""
+"""Deviations are what leaving an episode out does, bootstrap draws are estimates of repeated episodes."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from koffline.ope.importance import statistics
 from koffline.ope.importance.estimators import (
     per_decision_is,
     per_decision_wis,
@@ -14,98 +15,99 @@ from koffline.ope.importance.estimators import (
     trajectory_wis,
     weighted_doubly_robust,
 )
-from koffline.ope.importance.magic import cut_steps, magic, partial_estimates
-from koffline.ope.importance.statistics import EpisodeStatistic, standard_error
+from koffline.ope.importance.magic import cut_steps
+from koffline.ope.importance.statistics import EpisodeStatistic, plain_mean, standard_error
 from koffline.ope.importance.weights import EpisodeWeights
 from tests.ope.importance.cases import Case, random_case
 
-NAMES = ["is", "pdis", "wis", "wpdis", "wdr", "partial", "magic"]
+NAMES = ["is", "pdis", "wis", "wpdis", "wdr"]
 
 
 def statistic(name: str, case: Case, weights: EpisodeWeights) -> EpisodeStatistic:
     plain = {"is": trajectory_is, "pdis": per_decision_is, "wis": trajectory_wis, "wpdis": per_decision_wis}
     if name in plain:
         return plain[name](weights, case.rewards, case.gamma)
-    whole = weighted_doubly_robust(weights, case.rewards, case.discounts, case.gamma, case.model)
-    if name == "wdr":
-        return whole
-    if name == "partial":
-        return replace(whole, last_step=1)
-    counts = np.random.default_rng(0).multinomial(9, np.full(9, 1 / 9), size=50).astype(float)
-    blend = magic(
-        weighted_doubly_robust(case.weights, case.rewards, case.discounts, case.gamma, case.model),
-        iter([counts]),
+    return weighted_doubly_robust(weights, case.rewards, case.discounts, case.gamma, case.model)
+
+
+def counted(case: Case, counts: np.ndarray) -> tuple[Case, EpisodeWeights]:
+    """The case with episodes counted that often, those of zero left out."""
+    kept = counts > 0
+    rows = np.repeat(kept, case.weights.lengths)
+    lengths = case.weights.lengths[kept]
+    shares = (counts * case.shares)[kept]
+    model = replace(
+        case.model, now=case.model.now[rows], later=case.model.later[rows], starts=case.model.starts[kept]
     )
-    return replace(blend, whole=whole)
+    weights = EpisodeWeights(
+        log_weights=case.weights.log_weights[rows],
+        steps=case.weights.steps[rows],
+        starts=np.cumsum(lengths) - lengths,
+        lengths=lengths,
+        shares=shares / shares.sum(),
+    )
+    picked = Case(case.transitions.select_episodes(kept), case.log_ratios[rows], model, case.gamma)
+    return picked, weights
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("zeros", [False, True])
-def test_influence_is_the_derivative_by_shares(name: str, zeros: bool) -> None:
-    """d/dε of the estimate with shares (1 − ε) s + ε e_i is the influence of episode i."""
-    case = random_case(1, zeros=zeros)
-    weights = case.weights
-    found = statistic(name, case, weights).influence
-    step = 1e-6
-    for i in range(weights.n_episodes):
-        towards = np.eye(weights.n_episodes)[i] - weights.shares
-        up, down = (
-            statistic(name, case, replace(weights, shares=weights.shares + sign * step * towards)).value
-            for sign in (1.0, -1.0)
-        )
-        assert found[i] == pytest.approx((up - down) / (2.0 * step), rel=1e-5, abs=1e-7)
-    assert weights.shares @ found == pytest.approx(0.0, abs=1e-10)
+@pytest.mark.parametrize("seed", range(4))
+def test_deviations_are_those_of_leaving_episodes_out(name: str, seed: int) -> None:
+    case = random_case(seed, zeros=seed >= 2)
+    here = statistic(name, case, case.weights)
+    for i in range(case.weights.n_episodes):
+        counts = np.ones(case.weights.n_episodes)
+        counts[i] = 0.0
+        without = statistic(name, *counted(case, counts)).value
+        assert here.deviations[i] == pytest.approx(here.value - without, rel=1e-9, abs=1e-12)
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name != "magic"])
-def test_draws_are_estimates_of_repeated_episodes(name: str) -> None:
-    case = random_case(2)
-    generator = np.random.default_rng(3)
-    counts = generator.multinomial(9, np.full(9, 1 / 9), size=4).astype(float)
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("seed", [2, 3])
+def test_draws_are_estimates_of_repeated_episodes(name: str, seed: int) -> None:
+    case = random_case(seed, zeros=seed == 3)
+    counts = np.random.default_rng(3).multinomial(9, np.full(9, 1 / 9), size=4).astype(float)
     draws = statistic(name, case, case.weights).resampled(counts)
     for draw, count in zip(draws, counts, strict=True):
-        kept = count > 0
-        shares = np.where(kept, count, 0.0) * case.shares
-        lengths = case.weights.lengths[kept]
-        rows = np.repeat(kept, case.weights.lengths)
-        again = Case(
-            case.transitions.select_episodes(kept),
-            case.log_ratios[rows],
-            replace(
-                case.model,
-                now=case.model.now[rows],
-                later=case.model.later[rows],
-                starts=case.model.starts[kept],
-            ),
-            case.gamma,
+        assert draw == pytest.approx(statistic(name, *counted(case, count)).value, rel=1e-9)
+
+
+def test_blocks_of_ended_episodes_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = random_case(4, n_episodes=20, longest=3)
+    counts = np.random.default_rng(3).multinomial(20, np.full(20, 1 / 20), size=4).astype(float)
+    whole = statistic("wdr", case, case.weights)
+    blocked = statistic("wdr", case, case.weights)
+    monkeypatch.setattr(statistics, "_MOST_NUMBERS", 1)
+    np.testing.assert_allclose(blocked.deviations, whole.deviations)
+    np.testing.assert_allclose(blocked.resampled(counts), whole.resampled(counts))
+
+
+def test_partial_sums_are_those_of_a_log_that_stops_there() -> None:
+    case = random_case(5)
+    whole = weighted_doubly_robust(case.weights, case.rewards, case.discounts, case.gamma, case.model)
+    cuts = cut_steps(case.weights.horizon)
+    counts = np.random.default_rng(3).multinomial(9, np.full(9, 1 / 9), size=4).astype(float)
+    for column, cut in enumerate(cuts):
+        stop = case.weights.horizon if cut is None else cut + 1
+        stopped = replace(whole, rows=np.where(case.weights.steps < stop, whole.rows, 0.0))
+        assert whole.partial_values(cuts)[column] == pytest.approx(stopped.value)
+        np.testing.assert_allclose(whole.partial_deviations(cuts)[:, column], stopped.deviations)
+        np.testing.assert_allclose(
+            whole.partial_resampled(counts, cuts)[:, column], stopped.resampled(counts)
         )
-        weights = EpisodeWeights(
-            log_weights=case.weights.log_weights[rows],
-            steps=case.weights.steps[rows],
-            starts=np.cumsum(lengths) - lengths,
-            lengths=lengths,
-            shares=shares[kept] / shares.sum(),
-        )
-        assert draw == pytest.approx(statistic(name, again, weights).value, rel=1e-9)
+    assert whole.partial_values([-1])[0] == pytest.approx(case.shares @ case.model.starts)
 
 
 def test_standard_error_of_a_mean_is_the_textbook_one() -> None:
-    case = random_case(4)
-    log = case.transitions.replace(weights=None)
-    unweighted = Case(log, case.log_ratios, case.model, case.gamma)
-    mean = trajectory_is(unweighted.weights, case.rewards, case.gamma)
-    n = log.n_episodes
-    assert standard_error(mean) == pytest.approx(np.std(mean.values, ddof=1) / np.sqrt(n))
+    values = np.random.default_rng(0).standard_normal(11)
+    mean = plain_mean(values, np.full(11, 1 / 11))
+    assert standard_error(mean) == pytest.approx(np.std(values, ddof=1) / np.sqrt(11))
 
 
-def test_no_standard_error_from_one_episode() -> None:
-    case = random_case(5, n_episodes=1)
+def test_no_standard_error_from_one_episode_or_one_with_all_the_weight() -> None:
+    case = random_case(6, n_episodes=1)
     assert standard_error(trajectory_is(case.weights, case.rewards, case.gamma)) is None
-
-
-def test_partial_estimates_go_from_the_model_to_the_whole() -> None:
-    case = random_case(6)
-    whole = weighted_doubly_robust(case.weights, case.rewards, case.discounts, case.gamma, case.model)
-    parts = partial_estimates(whole, cut_steps(case.weights.horizon))
-    assert parts[0].value == pytest.approx(case.shares @ case.model.starts)
-    assert parts[-1].value == pytest.approx(whole.value)
+    one = replace(
+        random_case(7).weights, log_weights=np.where(random_case(7).weights.episodes == 0, 0.0, -np.inf)
+    )
+    assert standard_error(trajectory_wis(one, random_case(7).rewards, 0.9)) is None

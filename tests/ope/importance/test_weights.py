@@ -41,7 +41,7 @@ def test_common_factors_of_any_size_cancel(shift: float) -> None:
         here = estimator(case.weights, case.rewards, case.gamma)
         there = estimator(moved, case.rewards, case.gamma)
         assert there.value == pytest.approx(here.value, rel=1e-9)
-        np.testing.assert_allclose(there.influence, here.influence, rtol=1e-8, atol=1e-10)
+        np.testing.assert_allclose(there.deviations, here.deviations, rtol=1e-8, atol=1e-10)
     np.testing.assert_allclose(moved.effective_sizes, case.weights.effective_sizes, rtol=1e-9)
 
 

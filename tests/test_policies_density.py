@@ -1,0 +1,208 @@
+"""Densities of continuous policies: total mass one, and the shares of draws that fall where they say."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from koffline.data.transitions import Continuous
+from koffline.errors import PolicyError
+from koffline.policies import ContinuousPolicy, as_policy, load_policy, save_mlp_policy
+from koffline.policies.densities import at_bounds, gaussian_log_density, squashed_gaussian_log_density
+from tests import d3_models
+from tests.reference_importance import gaussian_density
+from tests.refusals import refused
+
+BOX = Continuous(1, low=-1.0, high=2.0)
+STATE = np.array([[0.3, -0.7]])
+
+
+def mass_between(policy: ContinuousPolicy, state: np.ndarray, low: float, high: float) -> float:
+    """∫ density over [low, high] by 4001 midpoints, one action number."""
+    edges = np.linspace(low, high, 4002)
+    middles = ((edges[1:] + edges[:-1]) / 2.0)[:, None]
+    logs = policy.log_density(np.repeat(state, len(middles), axis=0), middles)
+    return float(np.exp(logs).sum() * (edges[1] - edges[0]))
+
+
+def mass_at(policy: ContinuousPolicy, state: np.ndarray, action: float) -> float:
+    return float(np.exp(policy.log_density(state, np.array([[float(action)]])))[0])
+
+
+def check_draws(policy: ContinuousPolicy, state: np.ndarray, edges: list[float], sides: bool) -> None:
+    """Shares of 20,000 draws between and at the edges are those of the density, within 4 errors."""
+    draws = policy.sample(np.repeat(state, 20_000, axis=0), np.random.default_rng(0))[:, 0]
+    inside = draws[(draws > edges[0] + 1e-5) & (draws < edges[-1] - 1e-5)]
+    for low, high in itertools.pairwise(edges):
+        share = np.sum((inside >= low) & (inside < high)) / len(draws)
+        expected = mass_between(policy, state, low, high)
+        assert share == pytest.approx(expected, abs=4.0 * math.sqrt(max(expected, 1e-3) / len(draws)))
+    if sides:
+        for edge in (edges[0], edges[-1]):
+            share = np.mean(np.abs(draws - edge) < 1e-5)
+            expected = mass_at(policy, state, edge)
+            assert share == pytest.approx(expected, abs=4.0 * math.sqrt(max(expected, 1e-3) / len(draws)))
+
+
+def gaussian_file(folder: Path, **settings) -> str:
+    path = folder / "policy.npz"
+    layers = [(np.array([[0.5], [1.0]]), np.array([0.4]))]
+    save_mlp_policy(path, layers, "gaussian", std=np.array([0.9]), **settings)
+    return str(path)
+
+
+def test_formulas_equal_plain_ones() -> None:
+    actions, mean, deviation = np.array([[0.3, -1.2]]), np.array([[0.1, 0.5]]), np.array([0.4, 2.0])
+    plain = gaussian_density(0.3, 0.1, 0.4) * gaussian_density(-1.2, 0.5, 2.0)
+    assert np.exp(gaussian_log_density(actions, mean, deviation)) == pytest.approx(plain)
+    cut = gaussian_log_density(np.array([[-1.0, 0.2]]), mean, deviation, np.full(2, -1.0), np.full(2, 3.0))
+    plain = stats.norm.cdf(-1.0, 0.1, 0.4) * gaussian_density(0.2, 0.5, 2.0)
+    assert np.exp(cut) == pytest.approx(plain)
+    squashed = squashed_gaussian_log_density(np.array([[0.6]]), np.array([[0.2]]), np.array([0.7]))
+    plain = gaussian_density(math.atanh(0.6), 0.2, 0.7) / (1.0 - 0.6**2)
+    assert np.exp(squashed) == pytest.approx(plain)
+
+
+def test_actions_outside_are_impossible() -> None:
+    zero, one = np.zeros((1, 1)), np.ones(1)
+    assert gaussian_log_density(np.array([[1.1]]), zero, one, -one, one) == -np.inf
+    assert squashed_gaussian_log_density(np.array([[1.1]]), zero, one) == -np.inf
+    assert np.isfinite(squashed_gaussian_log_density(np.array([[1.0]]), zero, one)).all()
+
+
+def test_bounds_are_met_up_to_rounding_and_never_at_infinity() -> None:
+    low, high = np.array([-1.0, -np.inf]), np.array([2.0, np.inf])
+    actions = np.array([[-1.0 + 1e-8, -1e30], [np.float32(2.0), 5.0], [0.0, 0.0]])
+    below, above = at_bounds(actions, low, high)
+    assert below.tolist() == [[True, False], [False, False], [False, False]]
+    assert above.tolist() == [[False, False], [True, False], [False, False]]
+
+
+def test_gaussian_file(tmp_path: Path) -> None:
+    policy = load_policy(gaussian_file(tmp_path), Continuous(1), (2,))
+    mean = float(policy.mean(STATE)[0, 0])
+    assert mass_at(policy, STATE, 0.9) == pytest.approx(gaussian_density(0.9, mean, 0.9))
+    assert policy.cut_to is None
+
+
+def test_gaussian_file_that_is_cut_off(tmp_path: Path) -> None:
+    path = gaussian_file(tmp_path, action_low=np.array([-1.0]), action_high=np.array([2.0]))
+    policy = load_policy(path, BOX, (2,))
+    total = (
+        mass_between(policy, STATE, -0.99999, 1.99999)
+        + mass_at(policy, STATE, -1)
+        + mass_at(policy, STATE, 2)
+    )
+    assert total == pytest.approx(1.0, abs=1e-4)
+    check_draws(policy, STATE, [-1.0, 0.0, 0.5, 1.0, 2.0], sides=True)
+
+
+@pytest.mark.parametrize("cut", [False, True])
+def test_mixture_with_uniform(tmp_path: Path, cut: bool) -> None:
+    box = {"action_low": np.array([-1.0]), "action_high": np.array([2.0])} if cut else {}
+    policy = load_policy(f"epsilon:0.3:{gaussian_file(tmp_path, **box)}", BOX, (2,))
+    if cut:
+        check_draws(policy, STATE, [-1.0, 0.0, 0.5, 1.0, 2.0], sides=True)
+    base = load_policy(gaussian_file(tmp_path, **box), BOX, (2,))
+    inside = 0.3 / 3.0 + 0.7 * mass_at(base, STATE, 0.7)
+    assert mass_at(policy, STATE, 0.7) == pytest.approx(inside)
+    assert load_policy(f"epsilon:1.0:{gaussian_file(tmp_path, **box)}", BOX, (2,)).has_density
+
+
+def test_uniform() -> None:
+    policy = load_policy("uniform", BOX, (2,))
+    assert mass_at(policy, STATE, 0.7) == pytest.approx(1.0 / 3.0)
+    assert mass_at(policy, STATE, 2.0) == pytest.approx(1.0 / 3.0)
+    assert mass_at(policy, STATE, 2.1) == 0.0
+
+
+def test_deterministic_policies_have_none(tmp_path: Path) -> None:
+    path = tmp_path / "policy.npz"
+    save_mlp_policy(path, [(np.ones((2, 1)), np.zeros(1))], "tanh")
+    policy = load_policy(path, BOX, (2,))
+    assert not policy.has_density
+    assert "deterministic" in policy.why_no_density
+    with refused(PolicyError, "deterministic"):
+        policy.log_density(STATE, np.zeros((1, 1)))
+
+
+def noisy(observations: np.ndarray, generator: np.random.Generator) -> np.ndarray:
+    return observations[:, :1] + generator.standard_normal((len(observations), 1))
+
+
+def test_functions_may_bring_their_own() -> None:
+    assert not as_policy(noisy, BOX, (2,)).has_density
+    assert "log_density" in as_policy(noisy, BOX, (2,)).why_no_density
+
+    class Noisy:
+        """A callable with the density of its draws."""
+
+        def __call__(self, observations: np.ndarray, generator: np.random.Generator) -> np.ndarray:
+            return noisy(observations, generator)
+
+        def log_density(self, observations: np.ndarray, actions: np.ndarray) -> np.ndarray:
+            return stats.norm.logpdf(actions[:, 0], observations[:, 0], 1.0)
+
+    policy = as_policy(Noisy(), Continuous(1), (2,))
+    assert mass_at(policy, STATE, 1.0) == pytest.approx(gaussian_density(1.0, 0.3, 1.0))
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [(np.zeros((1, 2)), "shape"), (np.array([np.nan]), "not|nan"), (np.array([np.inf]), "inf")],
+)
+def test_wrong_densities_are_refused(answer: np.ndarray, message: str) -> None:
+    policy = ContinuousPolicy(
+        1, lambda o: o[:, :1], lambda o, generator: o[:, :1], density_function=lambda o, a: answer
+    )
+    with refused(PolicyError, message):
+        policy.log_density(STATE, np.zeros((1, 1)))
+    with refused(PolicyError, "one action per observation"):
+        policy.log_density(STATE, np.zeros((2, 1)))
+
+
+SQUASHED, CUT, NONE = ("SAC", "CQL", "BEAR"), ("AWAC", "IQL", "CRR"), ("BCQ",)
+
+
+@pytest.mark.parametrize("algorithm", SQUASHED + CUT)
+@pytest.mark.parametrize("scaled", [False, True])
+def test_d3rlpy_density_is_that_of_its_draws(algorithm: str, scaled: bool) -> None:
+    scalers = (
+        {"observation_scaler": d3_models.standard_scaler(), "action_scaler": d3_models.action_scaler()}
+        if scaled
+        else {}
+    )
+    algo = d3_models.build(algorithm, 2, **scalers)
+    policy = as_policy(algo, d3_models.BOX, d3_models.SHAPE)
+    state = np.array(d3_models.raw_observations()[:1]) if scaled else np.full((1, 4), 0.3, dtype=np.float32)
+    states = np.repeat(state, 4000, axis=0)
+    draws = policy.sample(states, np.random.default_rng(1))
+    logs = policy.log_density(states, draws)
+    assert np.isfinite(logs).all()
+    assert (policy.cut_to is not None) == (algorithm in CUT)
+    # A box around the draws: the mean of 1/density over draws inside it is its volume.
+    low, high = np.quantile(draws, [0.3, 0.7], axis=0)
+    inside = ((draws > low) & (draws < high)).all(axis=1)
+    ratios = np.where(inside, np.exp(-logs), 0.0)
+    assert ratios.mean() == pytest.approx(np.prod(high - low), abs=5.0 * ratios.std() / math.sqrt(4000))
+
+
+@pytest.mark.parametrize("squash", [True, False])
+def test_trust_pcl_density_is_that_of_its_draws(squash: bool) -> None:
+    from koffline.algos.trust_pcl import TrustPCLConfig
+
+    algo = TrustPCLConfig(squash=squash).create()
+    algo.create_impl(d3_models.SHAPE, 1)
+    policy = as_policy(algo, Continuous(1), d3_models.SHAPE)
+    state = np.array([[0.1, -0.2, 0.3, 0.0]], dtype=np.float32)
+    check_draws(policy, state, [-1.0, -0.3, 0.3, 1.0], sides=True)
+
+
+def test_algorithms_that_choose_among_candidates_have_none() -> None:
+    policy = as_policy(d3_models.build("BCQ", 2), d3_models.BOX, d3_models.SHAPE)
+    assert not policy.has_density
