@@ -16,6 +16,7 @@ from koffline.ope.closed_form.fitting import (
 )
 from koffline.ope.closed_form.moments import (
     Moments,
+    default_critics,
     folded_moments,
     leading_features,
     leading_instruments,
@@ -23,7 +24,6 @@ from koffline.ope.closed_form.moments import (
 from koffline.ope.closed_form.ridges import candidate_ridges, held_out_losses
 from koffline.ope.features import FeatureSystem
 
-CRITICS = 300
 _CRITIC_RIDGES = (1.0, 1e-1, 1e-2, 1e-3)
 
 
@@ -33,19 +33,19 @@ def fit_dualdice(
     ridge: float | None = None,
     critic_ridge: float | None = None,
     *,
-    critics: int = CRITICS,
+    critics: int | None = None,
     folds: int = FOLDS,
     seed: int = 0,
 ) -> LinearFit:
     """ω = ζ of min_ν max_ζ n⁻¹ Σ w [ζ(x)(ν(x) − discount ν(x')) − ζ(x)²/2] − E ν(x0), both ridged.
 
-    ν = φᵀu; ζ is linear in `critics` instruments (even, at most those of the system). The inner maximum
+    ν = φᵀu; ζ is linear in the first `critics` instruments (even; None: 300). The inner maximum
     regresses ν(x) − discount ν(x') on x before it is squared. Squaring it row by row would need two
     independent next states of each row, and is biased without them; that form is not offered.
     critic_ridge: of ζ, relative to the mean eigenvalue of E ψψᵀ. None: ridges by the held-out kernel loss.
     (Nachum et al. 2019, DualDICE)
     """
-    critics = min(critics, 2 * system.instruments.frequencies.shape[1])
+    critics = default_critics(system) if critics is None else critics
     features = leading_features(system.instruments, critics)
     ridges = candidate_ridges(len(system), CURVATURE_POWER) if ridge is None else (ridge,)
     paths = {
@@ -81,7 +81,6 @@ class WhitenedPath:
     """θ and α with instruments in units in which their ridged second moment is the identity."""
 
     def __init__(self, system: FeatureSystem, moments: Moments, critics: int, epsilon: float) -> None:
-        assert moments.critic is not None  # accumulated by the caller
         instruments = len(moments.projected)
         second = moments.critic / moments.weight
         ridged = second + epsilon * second.diagonal().mean() * torch.eye(critics, dtype=second.dtype)

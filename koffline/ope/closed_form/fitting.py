@@ -43,7 +43,7 @@ def finish_fit(
     ridge: float,
     to_weights: Callable[[Tensor], Tensor],
     considered: Considered = (),
-    critics: int = 0,
+    critics: int | None = None,
 ) -> LinearFit:
     """The fit of all rows with one ridge."""
     pair = pair_of(whole_moments(system, critics)).solve(ridge)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -15,6 +15,7 @@ from koffline.ope.features import FeatureSystem
 from koffline.solvers.held_out import make_folds
 
 BLOCK = 8192
+_CRITICS = 300
 # Several estimators read one system: (folds, seed, critics) -> sums.
 _KEPT: WeakKeyDictionary[FeatureSystem, dict[tuple[int, int, int], FoldedMoments]] = WeakKeyDictionary()
 
@@ -24,37 +25,24 @@ class Moments:
     """Sums, not means, over some rows with weights W; ψ are m instruments, Z = φ − discount · φ'.
 
     ``projected (m, p + 1)``: ψᵀW[Z, r]. ``temporal (p, p + 1)``: φᵀW[Z, r]. ``squares (p + 1, p + 1)``:
-    [Z, r]ᵀW²[Z, r]. ``critic (k, k)``: ψᵀWψ of the first k/2 frequencies, where it was asked for.
+    [Z, r]ᵀW²[Z, r]. ``critic (k, k)``: ψᵀWψ of the first k/2 frequencies.
     """
 
     projected: Float[Tensor, "instrument column"]
     temporal: Float[Tensor, "parameter column"]
     squares: Float[Tensor, "column column"]
-    critic: Float[Tensor, "critic critic"] | None
+    critic: Float[Tensor, "critic critic"]
     weight: float  # Σ w
     weight_squares: float  # Σ w²
 
-    def __sub__(self, other: Moments) -> Moments:
-        critic = None if self.critic is None or other.critic is None else self.critic - other.critic
-        return Moments(
-            self.projected - other.projected,
-            self.temporal - other.temporal,
-            self.squares - other.squares,
-            critic,
-            self.weight - other.weight,
-            self.weight_squares - other.weight_squares,
-        )
-
     def __add__(self, other: Moments) -> Moments:
-        critic = None if self.critic is None or other.critic is None else self.critic + other.critic
-        return Moments(
-            self.projected + other.projected,
-            self.temporal + other.temporal,
-            self.squares + other.squares,
-            critic,
-            self.weight + other.weight,
-            self.weight_squares + other.weight_squares,
-        )
+        return Moments(*(getattr(self, name) + getattr(other, name) for name in _FIELDS))
+
+    def __sub__(self, other: Moments) -> Moments:
+        return Moments(*(getattr(self, name) - getattr(other, name) for name in _FIELDS))
+
+
+_FIELDS = tuple(field.name for field in fields(Moments))
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,8 +79,8 @@ def folds_of_units(system: FeatureSystem, folds: int, seed: int) -> Int[np.ndarr
     return np.repeat(number, np.diff(np.append(system.unit_starts, rows)))
 
 
-def accumulate_moments(system: FeatureSystem, rows: Int[Tensor, " chosen"], critics: int = 0) -> Moments:
-    """Sums over some rows, in blocks: O(n (m p + p² + k²)). critics: k, even; 0: no critic matrix."""
+def accumulate_moments(system: FeatureSystem, rows: Int[Tensor, " chosen"], critics: int) -> Moments:
+    """Sums over some rows, in blocks: O(n (m p + p² + k²)). critics: k, even."""
     p, m = system.parameters + 1, 2 * system.instruments.frequencies.shape[1]
     new = system.rewards.new_zeros
     projected, temporal, squares = new(m, p), new(p - 1, p), new(p, p)
@@ -105,39 +93,43 @@ def accumulate_moments(system: FeatureSystem, rows: Int[Tensor, " chosen"], crit
         projected.addmm_(psi.mT, columns)
         temporal.addmm_(system.now[block].mT, columns)
         squares.addmm_(columns.mT, columns)
-        if critics:
-            part = psi[:, chosen]
-            critic.addmm_(part.mT, part * weights, alpha=m / critics)
+        part = psi[:, chosen]
+        critic.addmm_(part.mT, part * weights, alpha=m / critics)
     weight = system.row_weights[rows]
     return Moments(
         projected,
         temporal,
         squares,
-        critic if critics else None,
+        critic,
         float(weight.sum()),
         float(weight.square().sum()),
     )
 
 
-def folded_moments(system: FeatureSystem, folds: int, seed: int, critics: int = 0) -> FoldedMoments:
+def folded_moments(system: FeatureSystem, folds: int, seed: int, critics: int | None = None) -> FoldedMoments:
     """Sums by fold, one pass over the rows; kept as long as the system lives. folds: 1 for none."""
+    critics = default_critics(system) if critics is None else critics
     kept = _KEPT.setdefault(system, {})
-    for (some_folds, some_seed, some_critics), found in kept.items():
-        if (some_folds, some_seed) == (folds, seed) and critics in (0, some_critics):
-            return found
-    fold_of = folds_of_units(system, folds, seed) if folds > 1 else np.zeros(len(system), dtype=np.int64)
-    members = [np.flatnonzero(fold_of == fold) for fold in range(int(fold_of.max()) + 1)]
-    parts = tuple(accumulate_moments(system, torch.as_tensor(rows), critics) for rows in members)
-    kept[(folds, seed, critics)] = FoldedMoments(parts, fold_of)
-    return kept[(folds, seed, critics)]
+    if (folds, seed, critics) not in kept:
+        fold_of = folds_of_units(system, folds, seed) if folds > 1 else np.zeros(len(system), dtype=np.int64)
+        members = [np.flatnonzero(fold_of == fold) for fold in range(int(fold_of.max()) + 1)]
+        parts = tuple(accumulate_moments(system, torch.as_tensor(rows), critics) for rows in members)
+        kept[folds, seed, critics] = FoldedMoments(parts, fold_of)
+    return kept[folds, seed, critics]
 
 
-def whole_moments(system: FeatureSystem, critics: int = 0) -> Moments:
+def whole_moments(system: FeatureSystem, critics: int | None = None) -> Moments:
     """Sums over all rows, from folds that are known already where there are any."""
+    critics = default_critics(system) if critics is None else critics
     for (_, _, some_critics), found in _KEPT.get(system, {}).items():
-        if critics in (0, some_critics):
+        if some_critics == critics:
             return found.total
     return folded_moments(system, 1, 0, critics).total
+
+
+def default_critics(system: FeatureSystem) -> int:
+    """How many instruments (even) DualDICE's ζ is linear in."""
+    return min(_CRITICS, 2 * system.instruments.frequencies.shape[1])
 
 
 def leading_instruments(instruments: int, critics: int) -> Int[Tensor, " critic"]:
