@@ -43,6 +43,9 @@ class EvaluationSettings(BaseModel):
     instruments: int = Field(1000, ge=2, multiple_of=2, description="random Fourier features of the kernel")
     ridge: float = Field(1e-3, gt=0.0, description="relative ridge toward the trained last layer")
 
+    feature_source: Literal["learned", "random"] = Field(
+        "learned", description="features of the closed forms: a trained network's (learned) or random"
+    )
     features: int = Field(100, ge=2, multiple_of=2, description="random features of the closed forms")
     feature_width: float = Field(1.0, gt=0.0, description="their width, a multiple of the median distance")
     norm_bound: float | None = Field(None, gt=0.0, description="largest norm of Q in kernel intervals (rho)")

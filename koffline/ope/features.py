@@ -16,6 +16,7 @@ from torch import Tensor
 
 from koffline.kernels import FourierFeatures, Gaussian, median_bandwidth, random_fourier_features
 from koffline.ope.problem import EvaluationProblem
+from koffline.replicas import StackedMLP
 from koffline.solvers.features import FeatureMap, RandomFourierFeatures
 from koffline.solvers.linear import combine_features, free_parameters
 
@@ -101,6 +102,12 @@ def default_features(
     """
     inputs = torch.as_tensor(problem.inputs[problem.row_weights > 0.0])
     return RandomFourierFeatures(width * median_bandwidth(inputs), count, seed)
+
+
+def network_features(network: StackedMLP) -> FeatureMap:
+    """What the last layer of the first replica reads, (N, H); rows are given in float64."""
+    one = network.select([0])
+    return lambda inputs: one.features(inputs.to(one.flat.dtype))[0].double()
 
 
 @torch.no_grad()

@@ -87,8 +87,8 @@ def fit_features(
     problem: EvaluationProblem,
     ensemble: Ensemble,
     settings: EvaluationSettings,
-    probe: Callable[[int, StackedMLP], Tensor],
-    progress: Progress | None,
+    probe: Callable[[int, StackedMLP], Tensor] | None = None,
+    progress: Progress | None = None,
 ) -> FitRecord:
     """Train every replica by fitted Q evaluation; the output starts at the best constant value."""
     outputs = 1 if problem.readout is None else problem.readout.shape[1]

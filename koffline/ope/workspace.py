@@ -11,14 +11,20 @@ from koffline.data.transitions import Transitions
 from koffline.errors import DataError, KofflineError, PolicyError
 from koffline.fitting import Progress
 from koffline.ope.coverage import Coverage, measure_coverage
-from koffline.ope.features import FeatureSystem, default_features, make_feature_system
+from koffline.ope.features import (
+    FeatureSystem,
+    default_features,
+    make_feature_system,
+    network_features,
+)
 from koffline.ope.fitted import FittedValues, fit_value_functions
 from koffline.ope.importance.problem import EpisodeProblem, prepare_episodes
-from koffline.ope.learning import Ensemble, draw_ensemble
+from koffline.ope.learning import Ensemble, draw_ensemble, fit_features, make_table
 from koffline.ope.problem import EvaluationProblem, prepare_problem
 from koffline.ope.residuals import ResidualSummary, summarise_residuals
 from koffline.ope.row_values import RowValues, out_of_bag_values
 from koffline.policies import ContinuousPolicy, DiscretePolicy
+from koffline.solvers.features import FeatureMap
 
 
 class Workspace:
@@ -97,11 +103,21 @@ class Workspace:
 
     @cached_property
     def system(self) -> FeatureSystem:
-        """The problem in fixed features, for closed forms and kernel intervals."""
+        """The problem in the features of the settings, for closed forms and their intervals."""
+        if self.settings.feature_source == "random":
+            return self.fixed_system
+        return self._system(self._learned_features())
+
+    @cached_property
+    def fixed_system(self) -> FeatureSystem:
+        """The problem in random features, which are blind to rewards: what a certificate needs."""
         settings = self.settings
-        features = default_features(
-            self.problem, settings.features, settings.feature_width, seed=settings.seed
+        return self._system(
+            default_features(self.problem, settings.features, settings.feature_width, seed=settings.seed)
         )
+
+    def _system(self, features: FeatureMap) -> FeatureSystem:
+        settings = self.settings
         return make_feature_system(
             self.problem,
             features,
@@ -110,6 +126,22 @@ class Workspace:
             instruments=settings.instruments,
             seed=settings.seed,
         )
+
+    def _learned_features(self) -> FeatureMap:
+        """Hidden layers of one network trained by fitted Q evaluation on the whole log.
+
+        It is trained by itself, so that closed forms are the same whatever else is asked for.
+        """
+        settings = self.settings
+        alone = draw_ensemble(self.problem, 1, 0, np.random.default_rng([settings.seed, 2]))
+        table = make_table(self.problem, settings.device)
+        record = fit_features(table, self.problem, alone, settings, progress=self._progress)
+        if record.diverged_at[0] is not None:
+            raise KofflineError(
+                f"the network behind the features diverged at step {record.diverged_at[0]}; lower "
+                "learning_rate, or use random features with feature_source=random"
+            )
+        return network_features(record.network)
 
     @cached_property
     def episodes(self) -> EpisodeProblem | str:

@@ -62,8 +62,9 @@ def run_estimator(workspace: Workspace, name: str) -> PointEstimate | Unavailabl
 def system_interval(workspace: Workspace, kind: str) -> IntervalResult:
     """An interval for the value from the problem in fixed features, whatever the estimator."""
     settings = workspace.settings
+    system = workspace.fixed_system if kind in CERTIFIED_KINDS else workspace.system
     return make_interval(
-        kind, workspace.system, level=settings.level, norm_bound=settings.norm_bound, seed=settings.seed
+        kind, system, level=settings.level, norm_bound=settings.norm_bound, seed=settings.seed
     )
 
 
