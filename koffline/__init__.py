@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from koffline.data.transitions import Continuous, Discrete, Transitions
     from koffline.ope.bellman_test.front import bellman_test, witness_function
     from koffline.ope.bellman_test.result import BellmanTest
+    from koffline.ope.cross_fit import cross_fit
+    from koffline.ope.diagnose.diagnosing import diagnose
     from koffline.ope.estimate import Estimate, Interval
     from koffline.ope.evaluation import evaluate
     from koffline.ope.selection.ranking import PolicyRanking
@@ -40,6 +42,8 @@ _HOME_OF = {
     "PolicyRanking": "koffline.ope.selection.ranking",
     "Transitions": "koffline.data.transitions",
     "bellman_test": "koffline.ope.bellman_test.front",
+    "cross_fit": "koffline.ope.cross_fit",
+    "diagnose": "koffline.ope.diagnose.diagnosing",
     "evaluate": "koffline.ope.evaluation",
     "load": "koffline.algos.loading",
     "load_policy": "koffline.policies",
@@ -70,6 +74,8 @@ __all__ = [
     "PolicyRanking",
     "Transitions",
     "bellman_test",
+    "cross_fit",
+    "diagnose",
     "errors",
     "evaluate",
     "kernel_loss",

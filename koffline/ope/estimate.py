@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from koffline.ope.interval import Interval, finite_or_none
+from koffline.ope.value_functions import ValueFunction
 
 __all__ = ["Estimate", "Evidence", "Interval"]
 
@@ -61,6 +62,7 @@ class Estimate:
     versions: dict[str, str] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
     evidence: Evidence | None = None
+    value_function: ValueFunction | None = field(default=None, repr=False)
 
     def as_dict(self) -> dict[str, Any]:
         """The estimate as plain JSON types; the evidence stays behind."""

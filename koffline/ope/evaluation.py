@@ -17,6 +17,7 @@ from koffline.ope.estimate import Estimate
 from koffline.ope.estimators.direct import make_evidence
 from koffline.ope.estimators.intervals import check_interval, run_estimator
 from koffline.ope.estimators.registry import FITTED
+from koffline.ope.fitted_function import fitted_value_function
 from koffline.ope.importance.unavailable import Unavailable
 from koffline.ope.workspace import Workspace
 from koffline.policies import as_policy
@@ -57,7 +58,8 @@ def evaluate(
             raise DataError(f"{found.name}: {found.reason}")
         diagnostics = {**common_diagnostics(workspace), **found.diagnostics}
         warnings = [*common_warnings(workspace, diagnostics), *found.warnings]
-        evidence = make_evidence(workspace) if settings.estimator in FITTED else None
+        is_fitted = settings.estimator in FITTED
+        evidence = make_evidence(workspace) if is_fitted else None
     return Estimate(
         value=found.value,
         interval=found.interval,
@@ -75,6 +77,7 @@ def evaluate(
         versions=package_versions(),
         warnings=tuple(warnings),
         evidence=evidence,
+        value_function=fitted_value_function(workspace.fitted, transitions) if is_fitted else None,
     )
 
 

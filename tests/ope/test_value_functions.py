@@ -203,3 +203,19 @@ def test_fitted_networks_give_the_values_they_were_fitted_with(kind) -> None:
 def test_every_refusal_is_of_one_family() -> None:
     with pytest.raises(KofflineError):
         as_value_function(None, THREE, (2,))
+
+
+def test_an_evaluation_gives_its_value_function() -> None:
+    log = discrete_log()
+    options = {"steps": 40, "full_replicas": 1, "resampled_replicas": 2}
+    estimate = koffline.evaluate(log, SOFT, 0.9, **options)
+    made = as_value_function(estimate, THREE, (2,))
+    assert made is estimate.value_function
+    starts = made.expected(log.initial_observations(), SOFT)
+    assert starts.mean() == pytest.approx(estimate.value, rel=1e-5)
+    assert "value_function" not in estimate.as_dict()
+    assert "expected discounted" in str(koffline.Estimate.__doc__)
+    without = koffline.evaluate(log, SOFT, 0.9, estimator="lstdq")
+    assert without.value_function is None
+    with pytest.raises(DataError, match="Estimate is no value function"):
+        as_value_function(without, THREE, (2,))
