@@ -78,7 +78,9 @@ class SpectralLaw:
     critical: float
 
     def p_value(self, statistic: float) -> float:
-        """Upper tail, by inversion of the characteristic function."""
+        """Upper tail, by inversion of the characteristic function; 1 where T* does not vary."""
+        if _gamma_parameters(self.moments.mean, self.moments.variance) is None:
+            return float(self.moments.mean >= statistic * (1.0 - 1e-12))
         return weighted_chi_square_tail(self.eigenvalues, statistic - self.constant)
 
     def power(self, shift: float) -> float:

@@ -19,7 +19,7 @@ def weighted_chi_square_tail(weights: Float[np.ndarray, " term"], threshold: flo
 
     Trapezoid rule of Davies (Applied Statistics 1980, AS 155) for Imhof's integral: the error of the grid is
     a tail beyond q ± 2π/step, kept below 1e-9, and the sum is cut: what is below 1e-6 is not to be trusted
-    and becomes 1e-6.
+    and becomes 1e-6 (for a single chi-square errors reach 1e-4).
     """
     weights = np.asarray(weights, dtype=np.float64)
     largest = float(np.abs(weights).max(initial=0.0))

@@ -1,0 +1,273 @@
+"""How often does the Bellman test reject a right and a wrong value function? Random MDPs with exact values.
+
+    python scripts/bench/bellman_size.py --out docs/results/bellman-test.json
+    python scripts/bench/bellman_size.py --time 100000
+
+Every repetition draws a new MDP (20 states in the plane, 2 actions, γ = 0.9), a policy and a log. Intervals
+of the rejection rates are Clopper-Pearson, 95 %.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # also found when run as a plain script
+
+import numpy as np
+import torch
+
+import koffline
+from koffline.envs.embedded import EmbeddedMDP
+from koffline.envs.finite import random_mdp
+from koffline.ope.bellman_test.case import make_case
+from koffline.ope.bellman_test.front import make_form
+from koffline.ope.bellman_test.laws import GammaLaw, WildLaw, make_law
+from koffline.ope.bellman_test.settings import GAMMA, METHODS, SPECTRAL, WILD, BellmanSettings
+from koffline.ope.bellman_test.weighted_chi_square import weighted_chi_square_tail
+from koffline.ope.value_functions import as_value_function
+from koffline.policies import DiscretePolicy
+from scripts.bench.coverage import clopper_pearson
+
+STATES, ACTIONS, DISCOUNT, LEVEL = 20, 2, 0.9, 0.05
+DRAWS = 499
+FEATURES_FOR_MANY = 200  # rows beyond 3,000: fewer than the default 1,000, to save time
+
+
+@dataclasses.dataclass(frozen=True)
+class Cell:
+    """One line of the study: what is tested on which data."""
+
+    data: str  # iid, trajectory, off-policy trajectory
+    error: str  # none, constant, noise, fitted here, fitted elsewhere
+    n: int
+    repetitions: int
+    window: int = 1
+    multipliers: str = "step"
+    state_function: bool = False
+    methods: tuple[str, ...] = METHODS
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Draw:
+    """A random MDP seen in the plane, the policy to evaluate, a log of state numbers and Q^π (S, A)."""
+
+    transitions: koffline.Transitions
+    policy: DiscretePolicy
+    states_of: Callable[[np.ndarray], np.ndarray]
+    q: np.ndarray
+    table: np.ndarray
+    scale: float
+
+
+def draw_problem(cell: Cell, seed: int) -> Draw:
+    """A new MDP, policy and log."""
+    generator = np.random.default_rng(seed)
+    mdp = random_mdp(STATES, ACTIONS, generator)
+    world = EmbeddedMDP(mdp, generator.uniform(-1.0, 1.0, size=(STATES, 2)))
+    target, other = (generator.dirichlet(np.full(ACTIONS, 2.0), size=STATES) for _ in range(2))
+    behavior = other if cell.data.startswith("off-policy") else target
+    if cell.data == "iid":
+        sample = mdp.sample_transitions(cell.n, behavior, generator)
+        columns = sample.states, sample.actions, sample.rewards, sample.next_states
+    else:
+        columns = walk(mdp.transition, mdp.reward, behavior, cell.n, generator)
+    log = as_log(world.coordinates, columns, cell.data != "iid")
+    q = mdp.action_values(target, DISCOUNT)
+    scale = float(np.sqrt(np.mean(np.square(q))))
+    policy = DiscretePolicy(ACTIONS, world.policy(target), name="target")
+    return Draw(log, policy, world.states_of, q, target, scale)
+
+
+def walk(
+    transition: np.ndarray, reward: np.ndarray, policy: np.ndarray, n: int, generator: np.random.Generator
+) -> tuple[np.ndarray, ...]:
+    """States, actions, rewards, next states of one trajectory of n steps."""
+    acts, moves = policy.cumsum(axis=1), transition.cumsum(axis=2)
+    draws = generator.random((n, 2))
+    states, actions = np.zeros(n + 1, dtype=np.int64), np.zeros(n, dtype=np.int64)
+    states[0] = generator.integers(len(policy))
+    for t in range(n):
+        actions[t] = min(acts[states[t]].searchsorted(draws[t, 0], side="right"), acts.shape[1] - 1)
+        cumulative = moves[states[t], actions[t]]
+        states[t + 1] = min(
+            cumulative.searchsorted(draws[t, 1] * cumulative[-1], side="right"), len(policy) - 1
+        )
+    return states[:-1], actions, reward[states[:-1], actions, states[1:]], states[1:]
+
+
+def as_log(points: np.ndarray, columns: tuple[np.ndarray, ...], is_episode: bool) -> koffline.Transitions:
+    states, actions, rewards, following = columns
+    return koffline.Transitions(
+        observations=points[states],
+        actions=actions,
+        rewards=rewards,
+        next_observations=points[following],
+        terminated=np.zeros(len(states), bool),
+        truncated=np.arange(len(states)) == len(states) - 1 if is_episode else np.zeros(len(states), bool),
+        action_space=koffline.Discrete(ACTIONS),
+        episode_ids=np.zeros(len(states), dtype=np.int64) if is_episode else None,
+    )
+
+
+def certainty_equivalence(draw: Draw, log: koffline.Transitions) -> np.ndarray:
+    """LSTD-Q with one-hot features, a small ridge where pairs are missing: Q (S, A)."""
+    pairs = draw.states_of(log.observations) * ACTIONS + log.actions
+    following = draw.states_of(log.next_observations)
+    size = STATES * ACTIONS
+    now, later = np.eye(size)[pairs], np.zeros((len(log), size))
+    for action in range(ACTIONS):
+        later[np.arange(len(log)), following * ACTIONS + action] = draw.table[following, action]
+    matrix = now.T @ (now - DISCOUNT * later) + 1e-6 * np.eye(size)
+    return np.linalg.solve(matrix, now.T @ log.rewards).reshape(STATES, ACTIONS)
+
+
+def tested_table(cell: Cell, draw: Draw, seed: int) -> np.ndarray:
+    """The value function under test, (S, A)."""
+    generator = np.random.default_rng(seed + 10**6)
+    if cell.error == "constant":
+        return draw.q + 0.3 * draw.scale
+    if cell.error == "noise":
+        return draw.q + 0.1 * generator.standard_normal(draw.q.shape)
+    if cell.error == "fitted here":
+        return certainty_equivalence(draw, draw.transitions)
+    if cell.error == "fitted elsewhere":
+        fresh = draw.transitions.select(np.arange(len(draw.transitions) // 2))
+        return certainty_equivalence(draw, fresh)
+    return draw.q
+
+
+def repeat(cell: Cell, seed: int) -> dict[str, float]:
+    """p-values of the cell's methods, and the power that the test states for a constant error."""
+    draw = draw_problem(cell, seed)
+    table = tested_table(cell, draw, seed)
+    log = draw.transitions
+    if cell.error == "fitted elsewhere":
+        log = log.select(np.arange(len(log) // 2, len(log)))
+    if cell.state_function:
+        values = (draw.table * table).sum(axis=1)
+        q: Any = as_value_function(
+            lambda s: values[draw.states_of(s)], log.action_space, log.observation_shape, kind="state"
+        )
+    else:
+        q = as_value_function(
+            lambda s, a: table[draw.states_of(s), a], log.action_space, log.observation_shape, kind="action"
+        )
+    settings = BellmanSettings(
+        draws=DRAWS,
+        window=cell.window,
+        multipliers=cell.multipliers,
+        on_policy=True if cell.window > 1 or cell.state_function else None,
+        features=None if cell.n <= 3000 else FEATURES_FOR_MANY,
+    )
+    case = make_case(q, log, draw.policy, DISCOUNT, settings, seed)
+    form, _ = make_form(case)
+    found: dict[str, float] = {}
+    for method in cell.methods:
+        if method == SPECTRAL:  # without the critical value, which costs more than the p-value
+            eigenvalues, constant = form.eigenvalues()
+            found[method] = weighted_chi_square_tail(eigenvalues, form.statistic - constant)
+            continue
+        law = make_law(form, dataclasses.replace(settings, method=method), np.random.default_rng(seed))
+        found[method] = law.p_value(form.statistic)
+        if isinstance(law, (WildLaw, GammaLaw)):
+            found[f"power {method}"] = law.power(0.3 * draw.scale)
+    return found
+
+
+def study(cell: Cell) -> dict[str, Any]:
+    """Rejection rates of one cell."""
+    started = time.perf_counter()
+    found = [repeat(cell, 1000 + number) for number in range(cell.repetitions)]
+    row: dict[str, Any] = {**dataclasses.asdict(cell), "methods": {}}
+    for method in cell.methods:
+        rejected = int(sum(one[method] <= LEVEL for one in found))
+        low, high = clopper_pearson(rejected, cell.repetitions)
+        row["methods"][method] = {
+            "rejected": rejected,
+            "rate": round(rejected / cell.repetitions, 4),
+            "low": round(low, 4),
+            "high": round(high, 4),
+        }
+        if f"power {method}" in found[0]:
+            stated = float(np.mean([one[f"power {method}"] for one in found]))
+            row["methods"][method]["stated_power_constant"] = round(stated, 4)
+    row["seconds"] = round(time.perf_counter() - started, 1)
+    return row
+
+
+def cells(repetitions: int, largest: int) -> Iterator[Cell]:
+    """The study, cheap cells first; spectral needs eigenvalues and is left out where rows are many."""
+    fast = (WILD, GAMMA)
+    sizes = [size for size in (100, 300, 1000, 10_000) if size <= largest]
+    for n in sizes:
+        methods = METHODS if n <= 1000 else fast
+        yield Cell("iid", "none", n, repetitions, methods=methods)
+        yield Cell("trajectory", "none", n, repetitions, methods=methods)
+        yield Cell("trajectory", "none", n, repetitions, window=5, methods=fast)
+        if n > 1000:
+            continue
+        yield Cell("trajectory", "none", n, repetitions, window=5, multipliers="block", methods=fast)
+        yield Cell("off-policy trajectory", "none", n, repetitions, methods=fast)
+        for error in ("constant", "noise"):
+            yield Cell("iid", error, n, repetitions, methods=fast)
+            yield Cell("trajectory", error, n, repetitions, methods=fast)
+        yield Cell("trajectory", "constant", n, repetitions, window=5, methods=fast)
+        if n == 300:
+            yield Cell("trajectory", "none", n, repetitions, state_function=True, methods=fast)
+            yield Cell("iid", "fitted here", n, repetitions, methods=fast)
+            yield Cell("iid", "fitted elsewhere", 2 * n, repetitions, methods=fast)
+
+
+def measure_time(n: int) -> None:
+    """Seconds of whole tests at n rows."""
+    draw = draw_problem(Cell("iid", "none", n, 1), 0)
+    for method in METHODS:
+        result = koffline.bellman_test(
+            lambda s, a: draw.q[draw.states_of(s), a], draw.transitions, draw.policy, DISCOUNT, method=method
+        )
+        print(
+            f"{method:<9} n = {n}: {result.seconds:.1f} s, {result.features} features, p = {result.p_value:.3f}"
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--repetitions", type=int, default=500, help="of every line")
+    parser.add_argument("--largest", type=int, default=10_000, help="largest n of the study")
+    parser.add_argument("--time", type=int, metavar="N", help="only measure the time of one test of N rows")
+    parser.add_argument("--out", type=Path, help="JSON file for the rows")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    if arguments.time:
+        measure_time(arguments.time)
+        return
+    rows = []
+    for cell in cells(arguments.repetitions, arguments.largest):
+        rows.append(study(cell))
+        shown = "  ".join(f"{m} {r['rate']:.3f}" for m, r in rows[-1]["methods"].items())
+        print(
+            f"{cell.data:<22}{cell.error:<17}n={cell.n:<6}d={cell.window} {cell.multipliers:<6}"
+            f"{'V ' if cell.state_function else '  '}{shown}  {rows[-1]['seconds']} s",
+            flush=True,
+        )
+        if arguments.out:
+            arguments.out.parent.mkdir(parents=True, exist_ok=True)
+            content = {
+                "command": "python scripts/bench/bellman_size.py --out docs/results/bellman-test.json",
+                "koffline": koffline.__version__,
+                "level": LEVEL,
+                "draws": DRAWS,
+                "rows": rows,
+            }
+            arguments.out.write_text(json.dumps(content, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,75 @@
+"""Small logs whose Q^π is exact, and a log of five rows for hand computation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+import koffline
+from koffline.envs.embedded import EmbeddedMDP
+from koffline.envs.finite import random_mdp
+from koffline.envs.rollouts import as_transitions, log_episodes
+from koffline.policies import DiscretePolicy
+
+
+@dataclass(frozen=True, eq=False)
+class Known:
+    """A log, a policy and Q^π as functions of observations and actions; V^π of observations."""
+
+    transitions: koffline.Transitions
+    policy: DiscretePolicy
+    gamma: float
+    q: Callable[[np.ndarray, np.ndarray], np.ndarray]
+    v: Callable[[np.ndarray], np.ndarray]
+
+
+def known_problem(
+    seed: int, n: int, kind: str = "iid", gamma: float = 0.9, behavior: bool = False, states: int = 20
+) -> Known:
+    """A random MDP of 20 states in the plane; kind: ``iid``, ``trajectory`` or ``episodes`` (50 steps).
+
+    behavior: the log is another policy's, with its log probabilities.
+    """
+    generator = np.random.default_rng(seed)
+    mdp = random_mdp(states, 2, generator)
+    world = EmbeddedMDP(mdp, generator.uniform(-1.0, 1.0, size=(states, 2)))
+    target, other = (generator.dirichlet(np.full(2, 2.0), size=states) for _ in range(2))
+    writer = other if behavior else target
+    if kind == "iid":
+        log = world.log_tuples(writer, n, generator)
+    else:
+        limit = n if kind == "trajectory" else 50
+        log = log_episodes(world, world.policy(writer), n, limit, generator)
+    rows = as_transitions(log, world, with_episodes=kind != "iid")
+    if behavior:
+        chances = writer[world.states_of(rows.observations), rows.actions]
+        rows = rows.replace(behavior_log_probabilities=np.log(chances))
+    q, v = mdp.action_values(target, gamma), mdp.state_values(target, gamma)
+    return Known(
+        rows,
+        DiscretePolicy(2, world.policy(target), name="target"),
+        gamma,
+        lambda s, a: q[world.states_of(s), a],
+        lambda s: v[world.states_of(s)],
+    )
+
+
+def five_rows(**changes: object) -> koffline.Transitions:
+    """One number per state, one action; two episodes of three and two steps, the second terminated."""
+    columns: dict[str, object] = {
+        "observations": np.array([[0.0], [1.0], [2.0], [0.0], [3.0]]),
+        "actions": np.zeros(5, dtype=np.int64),
+        "rewards": np.array([1.0, -1.0, 2.0, 0.5, 3.0]),
+        "next_observations": np.array([[1.0], [2.0], [1.0], [3.0], [0.0]]),
+        "terminated": np.array([False, False, False, False, True]),
+        "truncated": np.array([False, False, True, False, False]),
+        "action_space": koffline.Discrete(1),
+        "episode_ids": np.array([0, 0, 0, 1, 1]),
+        **changes,
+    }
+    return koffline.Transitions(**columns)  # type: ignore[arg-type]
+
+
+ONLY_ACTION = DiscretePolicy(1, lambda s: np.ones((len(s), 1)), name="only action")

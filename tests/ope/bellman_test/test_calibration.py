@@ -1,0 +1,94 @@
+"""Size and power over many logs with exact Q^π; the evidence at length is scripts/bench/bellman_size.py."""
+
+import numpy as np
+import pytest
+
+from koffline.ope.bellman_test import bellman_test
+from tests.ope.bellman_test.problems import known_problem
+
+
+def rejections(repetitions: int, n: int, kind: str, error: float = 0.0, **options: object) -> int:
+    """Number of rejections at 5 % of Q^π + error · N(0, 1) per row's state and action."""
+    count = 0
+    for seed in range(repetitions):
+        known = known_problem(seed, n, kind)
+        table = error * np.random.default_rng(seed + 999).standard_normal(4096)
+
+        def q(s, a, known=known, table=table):
+            place = (np.abs(s[:, 0] * 1e5).astype(np.int64) + 7 * np.asarray(a)) % 4096
+            return known.q(s, a) + table[place]
+
+        log = known.transitions
+        count += bellman_test(q, log, known.policy, 0.9, seed=seed, **options).rejects
+    return count
+
+
+def test_size_is_near_the_level() -> None:
+    """At 5 % more than 8 of 50 and more than 6 of 30 have probability below 1e-3."""
+    assert rejections(50, 100, "iid", method="gamma") <= 8
+    assert rejections(30, 50, "trajectory", draws=99) <= 6
+
+
+def test_windows_keep_the_level_and_wrong_values_are_found() -> None:
+    options = {"window": 4, "on_policy": True, "method": "gamma"}
+    assert rejections(30, 100, "episodes", **options) <= 6
+    assert rejections(10, 150, "iid", error=1.5, method="gamma") >= 8
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["wild", "spectral", "gamma"])
+@pytest.mark.parametrize("kind", ["iid", "trajectory", "episodes"])
+def test_size(method: str, kind: str) -> None:
+    """400 repetitions: outside [2 %, 8.5 %] with probability below 0.005 where the rate is 5 %."""
+    assert 8 <= rejections(400, 300, kind, method=method, draws=299) <= 34
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("multipliers", ["step", "block"])
+def test_size_of_windows(multipliers: str) -> None:
+    """Blocks are fewer than rows and err on the safe side; steps keep the level."""
+    options = {"window": 5, "on_policy": True, "multipliers": multipliers, "method": "gamma"}
+    found = rejections(300, 1000, "trajectory", **options)
+    assert found <= 27  # 9 %: 5 % exceeds it once in 1000
+    assert found >= 5 or multipliers == "block"
+
+
+@pytest.mark.slow
+def test_power_that_is_stated_is_true() -> None:
+    """A constant error of the detectable size is found 80 % of the time: 160 of 200 ± 25."""
+    found = 0
+    for seed in range(200):
+        known = known_problem(seed, 400)
+        said = bellman_test(known.q, known.transitions, known.policy, 0.9, method="gamma")
+        wrong = lambda s, a, k=known, c=said.detectable: k.q(s, a) + c  # noqa: E731
+        found += bellman_test(wrong, known.transitions, known.policy, 0.9, method="gamma").rejects
+    assert 135 <= found <= 185
+
+
+@pytest.mark.slow
+def test_training_rows_tell_nothing() -> None:
+    """Certainty equivalence (one-hot LSTD-Q) is never rejected on its own rows, often on fresh ones."""
+    own = fresh = 0
+    for seed in range(60):
+        known = known_problem(seed, 600)
+        first, second = (known.transitions.select(np.arange(a, a + 300)) for a in (0, 300))
+        places = np.unique(known.transitions.observations, axis=0)
+        size = 2 * len(places)
+
+        def numbers(s, a, places=places):
+            return 2 * np.abs(s[:, None] - places[None]).sum(axis=2).argmin(axis=1) + np.asarray(a)
+
+        def columns(s, a, size=size, numbers=numbers):
+            return np.eye(size)[numbers(s, a)]
+
+        chances = known.policy.probabilities(first.next_observations)
+        later = sum(
+            chances[:, [a]] * columns(first.next_observations, np.full(len(first), a)) for a in range(2)
+        )
+        now = columns(first.observations, first.actions)
+        theta = np.linalg.solve(now.T @ (now - 0.9 * later) + 1e-6 * np.eye(size), now.T @ first.rewards)
+        q = lambda s, a, t=theta, c=columns: c(s, a) @ t  # noqa: E731
+        own += bellman_test(q, first, known.policy, 0.9, method="gamma").rejects
+        fresh += bellman_test(q, second, known.policy, 0.9, method="gamma").rejects
+    assert own == 0
+    assert fresh >= 12

@@ -1,0 +1,61 @@
+"""The Bellman test once more, as loops over pairs; nothing shared with the library."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+
+def gaussian(x, y, bandwidth):
+    return math.exp(-sum((a - b) ** 2 for a, b in zip(x, y, strict=True)) / bandwidth**2)
+
+
+def statistic(residuals, places, bandwidth, weights=None):
+    """n · V̂ with n the rows of positive weight."""
+    weights = np.ones(len(residuals)) if weights is None else weights
+    total = 0.0
+    for i in range(len(residuals)):
+        for j in range(len(residuals)):
+            product = weights[i] * residuals[i] * weights[j] * residuals[j]
+            total += product * gaussian(places[i], places[j], bandwidth)
+    return total / sum(1 for w in weights if w > 0)
+
+
+def products(scores, places, bandwidth, n):
+    """m_gh = f_gᵀ f_h / n of scores (G, N) dense."""
+    count = len(scores)
+    result = np.zeros((count, count))
+    for g in range(count):
+        for h in range(count):
+            for i, left in enumerate(scores[g]):
+                for j, right in enumerate(scores[h]):
+                    if left and right:
+                        result[g, h] += left * right * gaussian(places[i], places[j], bandwidth)
+    return result / n
+
+
+def window_residual(rewards, discounts, values, later, episode_of, ratios, start, window, of_state):
+    """Recursion from the end of the window: ρ (r + discount · (V' + what the next steps bring)) − Q."""
+    rest = 0.0
+    last = start
+    while last + 1 < len(rewards) and last + 1 - start < window and episode_of[last + 1] == episode_of[start]:
+        last += 1
+    for row in range(last, start - 1, -1):
+        delta = rewards[row] + discounts[row] * later[row] - values[row]
+        inner = delta + discounts[row] * rest
+        rest = ratios[row] * inner if row > start or of_state else inner
+    return rest
+
+
+def witness(residuals, weights, places, at, bandwidth):
+    """f*, kernel-weighted mean, its standard error, effective rows."""
+    n = sum(1 for w in weights if w > 0)
+    total = mass = squares = weighed = 0.0
+    for residual, weight, place in zip(residuals, weights, places, strict=True):
+        near = gaussian(place, at, bandwidth) * weight
+        total += near * residual
+        mass += near
+        squares += near**2 * residual**2
+        weighed += near**2
+    return total / n, total / mass, math.sqrt(squares) / mass, mass**2 / weighed
