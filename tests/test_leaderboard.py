@@ -1,0 +1,186 @@
+"""The leaderboard: problems, adapters of other libraries, scores by hand, one quick run, the page."""
+
+import dataclasses
+import importlib.util
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from koffline.policies import DiscretePolicy
+from scripts.bench import leaderboard, leaderboard_d3rlpy, leaderboard_scope_rl
+from scripts.bench.leaderboard_problems import BOARD, Greedy, Truncated
+from scripts.bench.leaderboard_report import render_page, score_methods, write_page
+from tests.ope.problems import discrete_log
+
+
+def answer(method, value, low=None, high=None, reason=None):
+    return {
+        "method": method,
+        "family": "x",
+        "value": value,
+        "low": low,
+        "high": high,
+        "kind": None,
+        "seconds": 1.0,
+        "reason": reason,
+    }
+
+
+def cell(policy, truth, answers, seed=0):
+    return {
+        "problem": "p",
+        "policy": policy,
+        "greedy": False,
+        "seed": seed,
+        "n_rows": 100,
+        "n_episodes": 10,
+        "truth": truth,
+        "truth_se": 0.0,
+        "seconds": 1.0,
+        "answers": answers,
+    }
+
+
+CELLS = [
+    cell("a", 1.0, [answer("good", 1.1, 0.9, 1.3), answer("bad", 3.0), answer("bound", None, 0.0, 4.0)]),
+    cell("b", 2.0, [answer("good", 2.0, 2.1, 2.3), answer("bad", 2.0), answer("bound", None, 0.0, 4.0)]),
+    cell("c", 3.0, [answer("good", 3.0, 2.0, 3.5), answer("bad", None, reason="no"), answer("bound", None)]),
+]
+
+
+def test_scores_by_hand():
+    good, bad, bound = score_methods(CELLS)  # the mean true value is 2
+    assert [good.method, bad.method, bound.method] == ["good", "bad", "bound"]
+    assert (good.answered, good.asked) == (3, 3)
+    assert good.median_error == 0.0
+    assert good.mean_error == pytest.approx(0.05 / 3)
+    assert (good.rank_correlation, good.regret) == (1.0, 0.0)
+    assert (good.covered, good.intervals) == (2, 3)
+    assert good.width == pytest.approx(0.2)
+    assert (bad.answered, bad.median_error) == (2, 0.5)
+    assert bad.rank_correlation is None  # two policies are no ranking
+    assert (bound.covered, bound.intervals, bound.median_error) == (2, 2, None)
+
+
+def test_equal_estimates_rank_nothing():
+    cells = [cell(name, truth, [answer("flat", 1.0)]) for name, truth in (("a", 1.0), ("b", 2.0), ("c", 3.0))]
+    (flat,) = score_methods(cells)
+    assert flat.rank_correlation == 0.0
+    assert flat.regret == 1.0
+
+
+def test_the_page_shows_every_method_and_the_figure(tmp_path):
+    cells = [{**c, "answers": [*c["answers"], answer("d3rlpy FQE", c["truth"])]} for c in CELLS[:2]]
+    content = {"cells": [*cells, CELLS[2]], "settings": {"steps": 5}, "fqe_steps": 7}
+    page = render_page(content)
+    assert "| `good` | x | 3 of 3 | 0 |" in page
+    assert "2 questions about greedy policies" in page
+    assert "| `bound` | 2 of 3 | 2 of 2 |" in page
+    assert "steps 5" in page
+    write_page(content, tmp_path / "page.md")
+    assert (tmp_path / "images" / "leaderboard.png").stat().st_size > 5000
+
+
+@pytest.mark.parametrize("name", BOARD)
+def test_every_problem_says_how_its_actions_were_drawn(name):
+    problem = BOARD[name]()
+    log = problem.log(seed=1, n_rows=300)
+    assert len(log) == 300
+    assert set(problem.greedy) < set(problem.targets)
+    assert np.isfinite(log.behavior_log_probabilities).all()
+    for target in problem.targets:
+        policy = problem.policy(target)
+        assert leaderboard_d3rlpy.is_greedy(policy, log.observations) == (target in problem.greedy)
+    assert np.array_equal(problem.log(1, 300).rewards, log.rewards)
+
+
+def test_truths_of_the_graph_are_exact():
+    problem = BOARD["graph short"]()
+    assert problem.truth("first 0.8") == (pytest.approx(1.164, abs=5e-4), 0.0)
+
+
+def test_the_density_of_the_truncated_normal_is_that_of_its_draws():
+    policy = Truncated(lambda s: 1.8 * np.ones((len(s), 1)), 0.7, uniform=0.3)
+    states = np.zeros((40_000, 1))
+    drawn = policy.sample(states, np.random.default_rng(0))
+    assert drawn.min() >= -2.0
+    assert drawn.max() <= 2.0
+    edges = np.linspace(-2.0, 2.0, 9)
+    seen = np.histogram(drawn, edges)[0] / len(drawn)
+    middles = np.linspace(-2.0, 2.0, 8001)[:, None]
+    density = np.exp(policy.log_density(np.zeros_like(middles), middles))
+    wanted = np.histogram(middles[:, 0], edges, weights=density * 4.0 / len(middles))[0]
+    assert np.allclose(seen, wanted, atol=5.0 * 0.5 / np.sqrt(len(drawn)))
+    assert policy.mean(states[:1])[0, 0] == pytest.approx(drawn.mean(), abs=0.02)
+
+
+def test_padded_episodes_change_no_importance_sum():
+    log = dataclasses.replace(
+        discrete_log(60, 10), behavior_log_probabilities=np.log(np.linspace(0.2, 0.6, 60))
+    )
+    uneven = log.select(np.flatnonzero((log.episode_ids != 1) | (log.steps < 4)))
+    policy = DiscretePolicy(3, lambda s: np.tile([0.2, 0.5, 0.3], (len(s), 1)))
+    given = leaderboard_scope_rl.pad_episodes(uneven, policy, 0.9, q_values=lambda s: np.ones((len(s), 3)))
+    assert given["step_per_trajectory"] == 10
+    assert len(given["action"]) == 60
+    ratios = given["evaluation_policy_action_dist"][np.arange(60), given["action"]] / given["pscore"]
+    plain = policy.probabilities(uneven.observations)[np.arange(54), uneven.actions]
+    plain = plain / np.exp(uneven.behavior_log_probabilities)
+    ends = np.append(uneven.episode_starts[1:], 54)
+    for episode, (start, end) in enumerate(zip(uneven.episode_starts, ends, strict=True)):
+        padded = slice(10 * episode, 10 * episode + 10)
+        assert np.prod(ratios[padded]) == pytest.approx(np.prod(plain[start:end]))
+        assert given["reward"][padded].sum() == pytest.approx(uneven.rewards[start:end].sum())
+    assert given["state_action_value_prediction"][14:20].sum() == 0.0
+
+
+def test_scope_rl_refuses_by_name():
+    log = BOARD["graph short"]().log(0, 60)
+    policy = BOARD["graph short"]().policy("first 0.8")
+    assert leaderboard_scope_rl.refusal("PDIS", log, policy, False) is None
+    assert "value function" in leaderboard_scope_rl.refusal("DR", log, policy, False)
+    swing = BOARD["pendulum"]().policy("swing")
+    assert "continuous" in leaderboard_scope_rl.refusal("PDIS", log, swing, True)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("scope_rl") is None, reason="scope-rl is not installed")
+def test_scope_rl_answers():
+    problem = BOARD["graph short"]()
+    given = leaderboard_scope_rl.pad_episodes(problem.log(0), problem.policy("first 0.7"), problem.gamma)
+    value, low, high = leaderboard_scope_rl.estimate("SNPDIS", given, 0.95, 0)
+    assert low < value < high
+
+
+def test_d3rlpys_fqe_learns_a_reward_of_one():
+    problem = BOARD["graph short"]()
+    log = problem.log(0, 400)
+    ends = dataclasses.replace(
+        log,
+        rewards=np.ones(400),
+        terminated=np.ones(400, bool),
+        truncated=np.zeros(400, bool),
+        episode_ids=None,
+        steps=None,
+    )
+    policy = DiscretePolicy(2, Greedy(lambda s: np.tile([0.9, 0.1], (len(s), 1))))
+    fqe = leaderboard_d3rlpy.fit_fqe(ends, policy, 0.5, 0, n_steps=150)
+    assert leaderboard_d3rlpy.start_value(fqe, ends, policy) == pytest.approx(1.0, abs=0.1)
+
+
+def test_a_quick_run_is_kept_and_continued(tmp_path: Path, monkeypatch, capsys):
+    problem = BOARD["graph short"]()
+    few = {name: problem.targets[name] for name in ("first 0.8", "first 1")}
+    monkeypatch.setitem(BOARD, "graph short", lambda: dataclasses.replace(problem, targets=few))
+    out = tmp_path / "rows.json"
+    content = leaderboard.run(["graph short"], 1, leaderboard.QUICK, 20, n_rows=200, out=out)
+    assert json.loads(out.read_text()) == content
+    stochastic, greedy = ({a["method"]: a for a in one["answers"]} for one in content["cells"])
+    for methods in (stochastic, greedy):
+        assert methods["kloss"]["value"] is not None
+        assert methods["pdis"]["low"] <= methods["pdis"]["value"] <= methods["pdis"]["high"]
+    assert stochastic["d3rlpy FQE"]["reason"] == "it evaluates greedy policies only"
+    assert np.isfinite(greedy["d3rlpy FQE"]["value"])
+    monkeypatch.setattr(leaderboard, "run_cell", lambda *_: pytest.fail("was done before"))
+    assert leaderboard.run(["graph short"], 1, leaderboard.QUICK, 20, n_rows=200, out=out) == content
