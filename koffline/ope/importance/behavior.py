@@ -28,7 +28,7 @@ _PENALTIES = (math.inf, 1.0, 1e-1, 1e-2, 1e-3, 1e-4)  # infinite: the observatio
 _DEFAULT_PENALTY = 1e-1  # where nothing can be held out
 _PATIENCE = 2  # penalties in a row that do not help
 _FIT_ROWS = 10_000  # rows of one fit
-_MOST_STEPS = 200
+_STEPS = {"maxiter": 60, "ftol": 1e-6}  # a warm start for the next penalty needs no more
 _MOST_INPUTS = 4096
 _FAR = 5.0  # standardised observations are cut here
 _LOG_DEVIATIONS = (-6.0, 3.0)  # of standardised actions: a log with repeated actions has no density
@@ -161,7 +161,7 @@ def _fit(
         return float(loss.detach()), gradient.numpy().ravel()
 
     first = np.zeros(shape).ravel() if start is None else start[:used].ravel()
-    found = minimize(objective, first, jac=True, method="L-BFGS-B", options={"maxiter": _MOST_STEPS})
+    found = minimize(objective, first, jac=True, method="L-BFGS-B", options=_STEPS)
     parameters = np.zeros((features.shape[1], model.outputs))
     parameters[:used] = found.x.reshape(shape)
     return parameters

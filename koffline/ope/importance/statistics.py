@@ -1,11 +1,15 @@
-"""Means over episodes in three forms, each with its jackknife deviations and its bootstrap draws."""
+"""Means over episodes in two forms, each with what an interval needs.
+
+``value``: the estimate. ``deviations`` (E,): the estimate minus that without the episode, NaN where nothing
+would be left. ``resampled(counts)`` (B,): the estimate when episode i counts ``counts[b, i]`` times, NaN
+where nothing is left.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -16,25 +20,6 @@ from koffline.ope.importance.weights import EpisodeWeights
 Counts = Float[np.ndarray, "draw episode"]
 _ALL = 1.0 - 1e-9  # a share of the weight that leaves nothing for the others
 _MOST_NUMBERS = 1 << 20  # weights of ended episodes at a time
-
-
-@runtime_checkable
-class EpisodeStatistic(Protocol):
-    """An estimate made of E independent episodes.
-
-    ``deviations`` (E,): the estimate minus that without the episode; NaN where nothing would be left.
-    """
-
-    @property
-    def value(self) -> float:
-        """The estimate."""
-
-    @property
-    def deviations(self) -> Float[np.ndarray, " episode"]:
-        """(E,)"""
-
-    def resampled(self, counts: Counts) -> Float[np.ndarray, " draw"]:
-        """(B,) the estimate when episode i counts ``counts[b, i]`` times; NaN where nothing is left."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -167,6 +152,9 @@ class StepwiseMean:
     def _picks(self, last_steps: Sequence[int | None]) -> Int[np.ndarray, " cut"]:
         """(J,) numbers of steps that are added."""
         return np.array([self.weights.horizon if last is None else last + 1 for last in last_steps])
+
+
+EpisodeStatistic = WeightedMean | StepwiseMean
 
 
 def _pull(parts: np.ndarray, values: np.ndarray | float, means: np.ndarray | float) -> np.ndarray:
