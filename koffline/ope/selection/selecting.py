@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from koffline.data.transitions import Transitions
-from koffline.errors import ConfigError, DataError, KofflineError
+from koffline.errors import ConfigError, KofflineError
 from koffline.fitting import Progress
 from koffline.ope.estimate import Estimate
 from koffline.ope.evaluation import evaluate
@@ -60,30 +61,41 @@ def select_policies(
     values in the same order (or by name), for regret@k (k ≤ top_k), rank correlations and errors.
     threshold: a value that a policy should exceed. progress: a policy's name to the object that hears of its
     gradient steps. Further options are those of ``koffline.evaluate``.
-    Raises KofflineError (DataError, PolicyError, ConfigError) in one line; a policy whose networks diverge
-    is left out of the ranking and named, as long as two remain.
+    Raises KofflineError (DataError, PolicyError, ConfigError) in one line; a policy that cannot be
+    evaluated (diverged networks, an estimator that does not apply) is left out and named, if two remain.
     """
     started = time.perf_counter()
     named = _named_policies(policies, transitions)
     true = _truths_by_name(truths, list(named))
     if top_k < 1:
         raise ConfigError(f"top_k is {top_k}; give a whole number from 1 on")
+    if threshold is not None and not math.isfinite(threshold):
+        raise ConfigError(f"threshold is {threshold}; give a finite number")
     estimates: dict[str, Estimate] = {}
-    unranked: dict[str, str] = {}
+    failed: dict[str, KofflineError] = {}
     for name, policy in named.items():
         watch = None if progress is None else progress(name)
         try:
             estimates[name] = evaluate(
                 transitions, _same_draws(policy, seed), gamma, seed=seed, progress=watch, **options
             )
-        except (ConfigError, DataError):
+        except ConfigError:
             raise
         except KofflineError as error:
-            unranked[name] = str(error)
-    if len(estimates) < 2:
-        reasons = "; ".join(f"{name}: {reason}" for name, reason in unranked.items())
-        raise KofflineError(f"fewer than two policies could be evaluated ({reasons})")
+            failed[name] = error
+    _check_enough(estimates, failed)
+    unranked = {name: str(error) for name, error in failed.items()}
     return _ranking(transitions, estimates, unranked, true, threshold, top_k, started)
+
+
+def _check_enough(estimates: dict[str, Estimate], failed: dict[str, KofflineError]) -> None:
+    """A ranking needs two; what every policy stumbled over is a matter of the log, and said once."""
+    if len(estimates) >= 2:
+        return
+    if not estimates and len({str(error) for error in failed.values()}) == 1:
+        raise next(iter(failed.values()))
+    reasons = "; ".join(f"{name}: {error}" for name, error in failed.items())
+    raise KofflineError(f"fewer than two policies could be evaluated ({reasons})")
 
 
 def _ranking(

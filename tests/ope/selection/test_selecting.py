@@ -144,6 +144,7 @@ def test_policies_without_names_of_their_own_are_numbered():
         ({"truths": [1.0, float("nan")]}, ConfigError, "finite"),
         ({"truths": {"uniform": 1.0}}, ConfigError, "policies differ in epsilon:0.5:uniform"),
         ({"top_k": 0}, ConfigError, "top_k is 0"),
+        ({"threshold": float("nan")}, ConfigError, "threshold is nan"),
         ({"gamma": 1.5}, ConfigError, "gamma"),
         ({"nonsense": 1}, ConfigError, "unknown option 'nonsense'"),
     ],
