@@ -1,4 +1,9 @@
-"""The ridge chosen without the truth, on rows of episodes that a fit has not seen."""
+"""The ridge chosen without the truth, on rows of episodes that a fit has not seen.
+
+On the twelve exact problems of tests/exact_problems.py the held-out loss alone, free to take any ridge from
+1e-8 to 1, is misled by chance in small logs: with 400 rows its median error over problems is a tenth above
+that of the fixed ridge n^−1.5, and its worst 116 % against 45 %. So candidates stay within a decade of it.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +37,7 @@ class Path(Protocol):
 def usual_ridge(rows: int, power: float) -> float:
     """A relative ridge that fits n rows without asking them: n^−power, between 1e-10 and 0.1.
 
-    Found by measurement (docs/closed_forms.md): power 1.5 for curvatures BᵀB, 1 for LSTD's matrix.
+    power: 1.5 for curvatures BᵀB, 1 for LSTD's matrix, found by measurement.
     """
     return min(max(float(rows) ** -power, _SMALLEST), _LARGEST)
 
