@@ -28,7 +28,7 @@ from scripts.bench.leaderboard_methods import Answer, answer_all
 from scripts.bench.leaderboard_problems import BOARD, BoardProblem
 
 # Shorter than the defaults (8000 steps, 3 + 12 networks), so that many evaluations stay affordable.
-SHORT = {"steps": 2000, "full_replicas": 2, "resampled_replicas": 8, "action_draws": 4}
+SHORT = {"steps": 1500, "full_replicas": 2, "resampled_replicas": 8, "action_draws": 4}
 QUICK = {"steps": 40, "full_replicas": 1, "resampled_replicas": 2}
 
 
