@@ -161,7 +161,7 @@ def make_statistic(
         whole = estimators.weighted_doubly_robust(weights, rewards, problem.discounts, gamma, selected)
         if name == "wdr":
             return whole
-        return magic(whole, intervals.resampled_counts(weights.n_episodes, draws, generator))
+        return magic(whole, intervals.resampled_counts(weights.n_episodes, draws, generator, whole.width))
 
 
 def all_intervals(
@@ -272,7 +272,10 @@ def _warnings(
 
 def _why_no_interval(name: str, interval: str, problem: EpisodeProblem) -> str:
     if interval not in intervals.CERTIFIED_KINDS:
-        return f"No interval of kind {interval}: too many resampled logs have no weight left."
+        return (
+            f"No interval of kind {interval}: one episode has all the weight, too many resampled logs have "
+            "none, or the level asks for too many of them."
+        )
     if name not in _CERTIFIABLE:
         return f"No interval of kind {interval}: it needs bounded means of episodes, as of is and pdis."
     if problem.ratios.is_estimated:

@@ -37,7 +37,8 @@ _CERTIFIED_ASSUMPTIONS = (
 )
 # Fixed in advance, so that choosing among them costs a factor in the level and nothing else.
 _CAPS = (1.0, 2.0, 5.0, 10.0, 30.0, 100.0, 1000.0)
-_MOST_NUMBERS = 1 << 22  # counts of one batch of draws, 32 MB
+_MOST_NUMBERS = 1 << 20  # in one batch of draws, 8 MB
+_BEYOND, _MOST_DRAWS = 5, 100_000  # draws beyond each end, and in all
 _FEWEST_DRAWS = 0.9  # share of draws that must give a number
 
 
@@ -64,15 +65,16 @@ def bootstrap_interval(
 ) -> Interval | None:
     """Bias-corrected and accelerated percentiles over resampled episodes, acceleration from the jackknife.
 
-    None for a single episode or one with all the weight, and where more than a tenth of the draws have no
-    weight left.
+    More are drawn where fewer than five would lie beyond each end. None for a single episode or one with all
+    the weight, for a level that needs over 100,000 draws, and where more than a tenth have no weight left.
     (Efron 1987)
     """
     deviations = statistic.deviations
     n = len(deviations)
-    if n < 2 or np.isnan(deviations).any():
+    draws = max(draws, math.ceil(2 * _BEYOND / (1.0 - level)))
+    if n < 2 or draws > _MOST_DRAWS or np.isnan(deviations).any():
         return None
-    parts = [statistic.resampled(counts) for counts in resampled_counts(n, draws, generator)]
+    parts = [statistic.resampled(counts) for counts in resampled_counts(n, draws, generator, statistic.width)]
     sample = np.concatenate(parts)
     sample = sample[np.isfinite(sample)]
     if len(sample) < _FEWEST_DRAWS * draws:
@@ -191,9 +193,9 @@ def _capped_sums(
     return last * (weights.episode_sums(rows) + tails)
 
 
-def resampled_counts(n: int, draws: int, generator: np.random.Generator) -> Iterator[Counts]:
-    """Batches (b, n) of how often each episode is drawn."""
-    batch = max(1, min(draws, _MOST_NUMBERS // n))
+def resampled_counts(n: int, draws: int, generator: np.random.Generator, width: int) -> Iterator[Counts]:
+    """Batches (b, n) of how often each episode is drawn; ``width``: numbers that one draw takes."""
+    batch = max(1, min(draws, _MOST_NUMBERS // width))
     for start in range(0, draws, batch):
         size = min(batch, draws - start)
         yield generator.multinomial(n, np.full(n, 1.0 / n), size=size).astype(np.float64)

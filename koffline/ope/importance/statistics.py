@@ -36,6 +36,11 @@ class WeightedMean:
         parts = self.shares * np.exp(self.log_weights - self.log_weights.max())
         return parts / parts.sum()
 
+    @property
+    def width(self) -> int:
+        """Numbers that one resampled estimate takes."""
+        return len(self.values)
+
     @cached_property
     def value(self) -> float:
         """The weighted mean."""
@@ -70,6 +75,11 @@ class StepwiseMean:
     rows: Float[np.ndarray, " row"]
     first: Float[np.ndarray, " episode"]
     gamma: float
+
+    @property
+    def width(self) -> int:
+        """Numbers that one resampled estimate takes."""
+        return max(self.weights.n_episodes, self.weights.horizon)
 
     @cached_property
     def powers(self) -> Float[np.ndarray, " step"]:

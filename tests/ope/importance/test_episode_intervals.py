@@ -72,6 +72,14 @@ def test_bootstrap_is_reproducible_and_shrinks_with_the_level() -> None:
     assert wide.holds(mean.value)
 
 
+def test_high_levels_draw_more_or_give_up() -> None:
+    mean = plain_mean(np.random.default_rng(1).exponential(size=8), np.full(8, 1 / 8))
+    found = bootstrap_interval(mean, 0.999, 10, np.random.default_rng(0))
+    assert found is not None
+    assert "resampled 10000 times" in found.assumptions
+    assert bootstrap_interval(mean, 0.99999, 10, np.random.default_rng(0)) is None
+
+
 def test_a_constant_has_an_interval_of_width_zero() -> None:
     mean = plain_mean(np.full(5, 2.0), np.full(5, 0.2))
     for found in (student_interval(mean, 0.95), bootstrap_interval(mean, 0.95, 50, np.random.default_rng(0))):
