@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 from jaxtyping import Float
 from scipy import sparse
 from torch import Tensor
@@ -24,6 +25,7 @@ from koffline.ope.value_functions import ACTION, STATE
 from koffline.policies import Policy
 
 _FEW_UNITS = 30
+_KERNEL_SAMPLE = 500
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,7 +127,7 @@ def make_case(
 def _doubts(case: BellmanCase) -> list[str]:
     """Why the result may say little."""
     found = []
-    units, level, problem = case.units, case.settings.level, case.problem
+    units, level = case.units, case.settings.level
     what = "rows" if case.settings.window == 1 or case.settings.multipliers == STEP else "blocks of windows"
     if units == 0:
         found.append("Every residual is exactly zero: there is nothing to test.")
@@ -136,7 +138,23 @@ def _doubts(case: BellmanCase) -> list[str]:
         )
     elif units < _FEW_UNITS:
         found.append(f"Only {units} {what} have a residual: the level is only roughly kept.")
-    truncated = float(np.average(case.transitions.truncated, weights=problem.row_weights))
-    if truncated == 1.0 and case.settings.window > 1:
-        found.append("Every row ends its episode: windows are one step long.")
+    window = case.settings.window
+    if window > 1 and window > int(case.transitions.episode_lengths.max()):
+        longest = int(case.transitions.episode_lengths.max())
+        found.append(f"The longest episode has {longest} steps: no window is as long as {window}.")
+    near = _mean_kernel(case)
+    if near < 1.0 / case.n:
+        found.append(
+            f"The kernel sees every row almost alone (mean value between rows {near:.1e}): errors that rows "
+            "share go unseen; give a larger bandwidth."
+        )
     return found
+
+
+def _mean_kernel(case: BellmanCase) -> float:
+    """Mean of |k| over pairs of different rows, from at most 500 of them."""
+    rows = np.flatnonzero(case.problem.row_weights)
+    rows = rows[np.linspace(0, len(rows) - 1, min(len(rows), _KERNEL_SAMPLE)).astype(np.int64)]
+    gram = case.space.kernel.gram(case.inputs[torch.as_tensor(rows)]).abs()
+    count = len(rows)
+    return float((gram.sum() - gram.diagonal().sum()) / (count * (count - 1)))

@@ -14,7 +14,7 @@ from scipy import sparse
 from koffline.data.transitions import Transitions
 from koffline.errors import ConfigError, DataError
 from koffline.ope.bellman_test.settings import STEP, BellmanSettings
-from koffline.policies import ContinuousPolicy, DiscretePolicy, Policy
+from koffline.policies import DiscretePolicy, Policy
 
 _BLOCK_WINDOWS = (
     8  # a block of as many windows: one pair of neighbours in sixteen is dependent across its ends
@@ -64,14 +64,12 @@ def _log_probabilities(transitions: Transitions, policy: Policy) -> np.ndarray:
         chances = policy.probabilities(transitions.observations)[rows, np.asarray(transitions.actions)]
         with np.errstate(divide="ignore"):
             return np.log(chances)
-    assert isinstance(policy, ContinuousPolicy)
-    density = getattr(policy, "log_density", None) if getattr(policy, "has_density", False) else None
-    if density is None:
+    if not policy.has_density:
         raise ConfigError(
-            f"{policy.name} has no density, so that importance ratios are unknown; give on_policy=True if it "
-            "wrote the log, or test Q(s, a) with window=1"
+            f"{policy.name}: importance ratios are unknown, {policy.why_no_density}; give on_policy=True if "
+            "it wrote the log, or test Q(s, a) with window=1"
         )
-    return np.asarray(density(transitions.observations, transitions.actions), dtype=np.float64)
+    return policy.log_density(transitions.observations, np.asarray(transitions.actions, dtype=np.float64))
 
 
 def window_matrix(

@@ -3,7 +3,10 @@
 import numpy as np
 import pytest
 
+from koffline.envs.linear_quadratic import LinearGaussian, LinearQuadratic
+from koffline.envs.rollouts import as_transitions, log_episodes
 from koffline.ope.bellman_test import bellman_test
+from koffline.policies import ContinuousPolicy
 from tests.ope.bellman_test.problems import known_problem
 
 
@@ -51,6 +54,30 @@ def test_size_of_windows(multipliers: str) -> None:
     found = rejections(300, 1000, "trajectory", **options)
     assert found <= 27  # 9 %: 5 % exceeds it once in 1000
     assert found >= 5 or multipliers == "block"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("action_draws", [1, 8])
+def test_size_with_drawn_actions(action_draws: int) -> None:
+    """One draw of a' per row is as honest as many: it is noise of that row alone. 300 at 5 %: 5 … 28."""
+    plane = LinearQuadratic(drift=((0.9, 0.2), (0.0, 0.9)), control=((0.0,), (0.3,)), noise=0.2)
+    target, writer = LinearGaussian(((-0.5, -0.7),), 0.3), LinearGaussian(((-0.3, -0.4),), 0.6)
+    spread = plane.state_values(np.zeros((1, 2)), target, 0.9) - plane.state_values(np.eye(2), target, 0.9)
+
+    def q(s, a):
+        """r + γ E V(A s + B a + w): V is quadratic, so that w adds noise² Σ_i (V(e_i) − V(0))."""
+        following = s @ np.asarray(plane.drift).T + a @ np.asarray(plane.control).T
+        reward = -np.sum(s**2, axis=1) - 0.1 * np.sum(a**2, axis=1)
+        return reward + 0.9 * (plane.state_values(following, target, 0.9) - 0.2**2 * spread.sum())
+
+    policy = ContinuousPolicy(1, target.mean, target.sample)
+    found = 0
+    for seed in range(300):
+        log = log_episodes(plane, writer, 200, 1, np.random.default_rng(seed))
+        rows = as_transitions(log, plane, with_episodes=False)
+        options = {"method": "gamma", "action_draws": action_draws, "seed": seed}
+        found += bellman_test(q, rows, policy, 0.9, **options).rejects
+    assert 5 <= found <= 28
 
 
 @pytest.mark.slow
