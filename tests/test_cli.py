@@ -407,3 +407,56 @@ def test_a_policy_that_exits_is_an_error(log: Path, tmp_path: Path, monkeypatch:
     result = run("evaluate", str(log), "--policy", "leaving_policies:leave", "--gamma", "0.9", *QUICK)
     assert result.exit_code == 2
     assert "SystemExit" in result.stderr
+
+
+def test_every_estimator_in_one_table_and_one_page(log: Path, tmp_path: Path) -> None:
+    out = tmp_path / "all"
+    command = ["evaluate", str(log), "--policy", "uniform", "--gamma", "0.9", "--estimator", "all"]
+    done = run(*command, "--out", str(out), "--truth", "0.5", *QUICK)
+    assert done.exit_code == 0, done.output
+    for name in ("kloss", "mwl", "wpdis", "drl", "kernel-certified", "truth"):
+        assert name in done.output
+    assert {path.name for path in out.iterdir()} == {"estimates.json", "plots", "report.html"}
+    assert (out / "plots" / "forest.png").stat().st_size > 5000
+    page = (out / "report.html").read_text(encoding="utf-8")
+    assert "What the intervals assume" in page
+    assert "http" not in page.replace("http://www.w3.org", "")
+    again = run(*command, "--out", str(out), *QUICK)
+    assert again.exit_code == 2
+    assert "--force" in again.output
+
+
+def test_some_estimators_as_json(log: Path) -> None:
+    done = run(
+        "evaluate",
+        str(log),
+        "--policy",
+        "uniform",
+        "--gamma",
+        "0.9",
+        "--estimator",
+        "mql, wis",
+        "--json",
+        *QUICK,
+    )
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.stdout)
+    assert [entry["estimator"] for entry in found["estimates"]] == ["mql", "wis"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--estimator", "klos"], "there is no estimator 'klos'; did you mean 'kloss'?"),
+        (["--estimator", "mql,klos"], "there is no estimator 'klos'; did you mean 'kloss'?"),
+        (["--interval", "kernel"], "there is no interval 'kernel'"),
+        (["--interval", "hoeffding"], "kloss has no interval of kind 'hoeffding'"),
+        (["--estimator", "pdis", "--interval", "dual"], "pdis has no interval of kind 'dual'"),
+        (["--estimator", "all", "--interval", "nonsense"], "there is no interval 'nonsense'"),
+    ],
+)
+def test_estimators_and_intervals_that_are_none(log: Path, options: list[str], message: str) -> None:
+    done = run("evaluate", str(log), "--policy", "uniform", "--gamma", "0.9", *options)
+    assert done.exit_code == 2
+    assert message in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
