@@ -24,7 +24,7 @@ COMMANDS = [
     if line.strip()
 ]
 SNIPPETS = [text for kind, text in BLOCKS if kind == "python"]
-PAGES = [ROOT / "docs" / "algorithms.md", ROOT / "docs" / "online.md"]
+PAGES = [ROOT / "docs" / name for name in ("algorithms.md", "online.md", "selection.md")]
 PAGE_SNIPPETS = [
     text
     for page in PAGES
