@@ -47,8 +47,9 @@ class _Several(click.Command):
             if name is not None and is_value:
                 spread += [name, word]
                 continue
-            name = word if word in _SEVERAL else None
-            if name is None:
+            option, assigned, _ = word.partition("=")
+            name = option if option in _SEVERAL else None
+            if name is None or assigned:
                 spread.append(word)
         return super().parse_args(ctx, spread)
 

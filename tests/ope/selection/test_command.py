@@ -42,7 +42,8 @@ def log(tmp_path: Path) -> str:
 
 
 def test_json_is_one_object_with_every_policy_and_pair(log):
-    done = run(log, *TWO, "--truths", "-1.5", "2", "--threshold", "0", "--json", *QUICK)
+    policies = ["--policies=uniform", "epsilon:0.5:uniform"]
+    done = run(log, *policies, "--truths", "-1.5", "2", "--threshold", "0", "--json", *QUICK)
     assert done.exit_code == 0, done.output
     found = json.loads(done.stdout)
     assert {policy["name"] for policy in found["policies"]} == {"uniform", "epsilon:0.5:uniform"}
@@ -74,6 +75,7 @@ def test_table_and_report(log, tmp_path):
         ([*TWO, "--set", "step=3"], "did you mean 'steps'"),
         (["--policies", "uniform", "nothing.d3"], "there is no such file"),
         ([], "Missing option '--policies'"),
+        (["--policies", "--json"], "Missing option '--policies'"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(log, arguments, message):
