@@ -129,7 +129,7 @@ def _training_noise(
     if len(replicas) < 2:
         return np.zeros(draws)
     spread = float(replicas.std(ddof=1)) / len(replicas) ** 0.5
-    return np.random.default_rng([seed, 1]).normal(0.0, spread, size=draws)
+    return np.random.default_rng([seed, 6062]).normal(0.0, spread, size=draws)
 
 
 def _describe(fitted: FittedValues, head: str, units: Units, exact: bool) -> str:

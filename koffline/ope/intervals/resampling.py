@@ -14,6 +14,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+_STREAM = 6061
 _MOST_PRODUCTS = 3e10  # of the sums of one bootstrap: some seconds of a core
 _MOST_NUMBERS = 5e7  # in the matrices of all draws: 400 MB
 
@@ -45,7 +46,8 @@ class Units:
 
     def draw_counts(self, draws: int, seed: int) -> Int[np.ndarray, "draw unit"]:
         """How often each unit occurs in each resampled log; units without weight are not drawn."""
-        generator = np.random.default_rng(seed)
+        # A stream of its own: a log simulated from the same seed would be correlated with its resampling.
+        generator = np.random.default_rng([seed, _STREAM])
         total = self.sum_rows(self.row_weights.numpy())
         present = np.flatnonzero(total > 0.0)
         counts = np.zeros((draws, len(self.firsts)), dtype=np.int64)

@@ -1,0 +1,248 @@
+"""How often do the intervals hold the truth, and how wide are they? Exact finite problems, many draws.
+
+    python scripts/bench/interval_coverage.py --out docs/results/intervals.json --figures docs/images
+
+Finite processes seen through continuous states (and one linear system), on- and off-policy, independent
+tuples and episodes. With one-hot features the class holds Q^π exactly; random Fourier features do not, quite.
+Certified kinds are given what they assume: bounds of rewards and values, and ρ = 1.5 times the true norm.
+Intervals of the counts are Clopper–Pearson.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # also found when run as a plain script
+
+import numpy as np
+
+import koffline
+import koffline.ope.features as feature_module
+from koffline.kernels import median_bandwidth
+from koffline.ope.features import FeatureSystem, make_feature_system
+from koffline.ope.intervals.calibrated import calibrated_interval
+from koffline.ope.intervals.dual import dual_interval
+from koffline.ope.intervals.feature_interval import feature_interval
+from koffline.ope.intervals.kinds import (
+    BOOTSTRAP_PIVOT,
+    DUAL,
+    KERNEL_CALIBRATED,
+    KERNEL_CERTIFIED,
+    KERNEL_CERTIFIED_IID,
+    KERNEL_SIMULTANEOUS,
+)
+from koffline.ope.intervals.pivot import pivot_interval
+from koffline.ope.intervals.result import IntervalResult
+from koffline.ope.intervals.settings import KernelIntervalSettings
+from scripts.bench.coverage import clopper_pearson
+from tests.exact_problems import _CASES, _FORWARD, _RIGHT, ExactProblem, FiniteCase, LinearCase, _line, _rooms
+from tests.ope.intervals.systems import OneHotStates, prepared
+
+SIZES = (250, 1000, 4000, 16_000, 100_000)
+_INSTRUMENTS = 200
+_BANDWIDTH_ROWS = 400  # 80,000 distances instead of 4.5 million: most of the time of one draw otherwise
+_KNOWN = {"chain": ((-0.5, 1.0), (-0.5, 1.0)), "grid": ((-2.0, 3.0), (-0.1, 2.9))}  # of values, of rewards
+
+
+@dataclass(frozen=True)
+class Study:
+    """A problem in features, with the kinds to try up to some number of rows each."""
+
+    problem: FiniteCase | LinearCase
+    features: str  # "one-hot" or "fourier"
+    kinds: dict[str, int]
+    most_rows: int = 100_000
+
+    @property
+    def name(self) -> str:
+        return f"{self.problem.name}/{self.features}"
+
+
+_ON_TUPLES = FiniteCase("chain_on_tuples", _line(), _RIGHT, _RIGHT, 0.95, time_limit=None)
+_GRID_ON_TUPLES = FiniteCase("grid_on_tuples", _rooms(True), _FORWARD, _FORWARD, 0.95, time_limit=None)
+_BY_NAME = {case.name: case for case in (*_CASES, _ON_TUPLES, _GRID_ON_TUPLES)}
+_ALL = {
+    KERNEL_CALIBRATED: 100_000,
+    BOOTSTRAP_PIVOT: 1000,
+    KERNEL_SIMULTANEOUS: 4000,
+    KERNEL_CERTIFIED: 100_000,
+    KERNEL_CERTIFIED_IID: 100_000,
+    DUAL: 4000,
+}
+_SOME = {KERNEL_CALIBRATED: 100_000, BOOTSTRAP_PIVOT: 250, KERNEL_CERTIFIED: 100_000}
+_FOURIER = {KERNEL_CALIBRATED: 16_000}
+STUDIES = [
+    Study(_BY_NAME["chain_tuples"], "one-hot", _ALL),
+    Study(_BY_NAME["chain_on_tuples"], "one-hot", _SOME, most_rows=4000),
+    Study(_BY_NAME["chain_on"], "one-hot", _SOME, most_rows=4000),
+    Study(_BY_NAME["chain_off"], "one-hot", _ALL),
+    Study(_BY_NAME["grid_tuples"], "one-hot", _SOME),
+    Study(_BY_NAME["grid_on_tuples"], "one-hot", _SOME, most_rows=4000),
+    Study(_BY_NAME["grid_off_limited"], "one-hot", _SOME, most_rows=4000),
+    Study(_BY_NAME["chain_tuples"], "fourier", _FOURIER, most_rows=4000),
+    Study(_BY_NAME["grid_tuples"], "fourier", _FOURIER, most_rows=4000),
+    Study(_BY_NAME["linear_tuples"], "fourier", _FOURIER, most_rows=4000),
+]
+
+
+def make_system(study: Study, exact: ExactProblem, seed: int) -> FeatureSystem:
+    """The columns of one draw."""
+    problem, features = prepared(exact, seed=seed), None
+    if study.features == "one-hot":
+        assert isinstance(study.problem, FiniteCase)
+        seen = np.asarray(exact.transitions.observations, dtype=np.float64)
+        features = OneHotStates(study.problem.world, seen.mean(axis=0), seen.std(axis=0))
+    return make_feature_system(
+        problem,
+        features,
+        gamma=exact.gamma,
+        constant=features is None,
+        instruments=_INSTRUMENTS if features is not None else 2 * _INSTRUMENTS,
+        seed=seed,
+    )
+
+
+def known_settings(study: Study, seed: int) -> KernelIntervalSettings:
+    """What a certificate assumes, as it is: bounds, and a norm above the true one."""
+    assert isinstance(study.problem, FiniteCase)
+    case, (values, rewards) = study.problem, _KNOWN[study.problem.name.split("_")[0]]
+    norm = float(np.linalg.norm(case.world.mdp.action_values(case.target, case.gamma)))
+    return KernelIntervalSettings(
+        norm_bound=1.5 * norm, value_bounds=values, reward_bounds=rewards, draws=199, seed=seed
+    )
+
+
+def results(study: Study, rows: int, seed: int) -> Iterator[tuple[str, IntervalResult, float]]:
+    """Every kind on one draw, with the true value."""
+    exact = study.problem(seed, rows)
+    system = make_system(study, exact, seed)
+    for kind, most in study.kinds.items():
+        if rows > most:
+            continue
+        if kind == KERNEL_CALIBRATED:
+            settings = KernelIntervalSettings(draws=999, seed=seed)
+            yield kind, calibrated_interval(system, settings, check_class=False), exact.value
+        elif kind == BOOTSTRAP_PIVOT:
+            yield kind, pivot_interval(system, KernelIntervalSettings(draws=499, seed=seed)), exact.value
+        elif kind == KERNEL_SIMULTANEOUS:
+            settings = KernelIntervalSettings(draws=199, seed=seed)
+            yield kind, feature_interval(system, kind, settings), exact.value
+        elif kind == DUAL:
+            yield kind, dual_interval(system, known_settings(study, seed), 100), exact.value
+        else:
+            yield kind, feature_interval(system, kind, known_settings(study, seed)), exact.value
+
+
+def run(study: Study, rows: int, repetitions: int) -> list[dict[str, Any]]:
+    """Coverage, width and error per kind."""
+    found: dict[str, list[tuple[IntervalResult, float]]] = {}
+    for repetition in range(repetitions):
+        for kind, result, truth in results(study, rows, 1000 + repetition):
+            found.setdefault(kind, []).append((result, truth))
+    return [_summary(study, rows, kind, draws) for kind, draws in found.items()]
+
+
+def _summary(study: Study, rows: int, kind: str, draws: list[tuple[IntervalResult, float]]) -> dict[str, Any]:
+    made = [(result.interval, truth) for result, truth in draws if result.interval is not None]
+    covered = sum(interval.holds(truth) for interval, truth in made)
+    low, high = clopper_pearson(covered, len(draws))
+    widths = [interval.width for interval, _ in made]
+    errors = [r.value - truth for r, truth in draws if r.value is not None]
+    return {
+        "problem": study.problem.name,
+        "features": study.features,
+        "independent": study.problem.time_limit is None,
+        "on_policy": bool(np.array_equal(study.problem.behavior, study.problem.target)),
+        "rows": rows,
+        "kind": kind,
+        "repetitions": len(draws),
+        "covered": covered,
+        "coverage": covered / len(draws),
+        "coverage_low": low,
+        "coverage_high": high,
+        "below": sum(truth < interval.low for interval, truth in made),
+        "above": sum(truth > interval.high for interval, truth in made),
+        "infeasible": len(draws) - len(made),
+        "truth": draws[0][1],
+        "median_width": float(np.median(widths)) if widths else None,
+        "mean_width": float(np.mean(widths)) if widths else None,
+        "bias": float(np.mean(errors)) if errors else None,
+        "spread": float(np.std(errors, ddof=1)) if len(errors) > 1 else None,
+    }
+
+
+def _repetitions(arguments: argparse.Namespace, study: Study, rows: int) -> int:
+    """Fewer where one draw takes long."""
+    most = arguments.repetitions if rows < 100_000 else arguments.long_repetitions
+    return most if study.features == "one-hot" else min(most, arguments.fourier_repetitions)
+
+
+def main() -> None:
+    feature_module.median_bandwidth = partial(median_bandwidth, max_rows=_BANDWIDTH_ROWS)
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--studies", nargs="*", help="problem/features (default: all)")
+    parser.add_argument("--sizes", nargs="*", type=int, default=list(SIZES))
+    parser.add_argument("--repetitions", type=int, default=500)
+    parser.add_argument("--long-repetitions", type=int, default=100, help="at 100,000 rows")
+    parser.add_argument("--fourier-repetitions", type=int, default=200, help="with Fourier features")
+    parser.add_argument("--out", type=Path, help="JSON file for the rows")
+    parser.add_argument("--figures", type=Path, help="folder for the figure")
+    arguments = parser.parse_args()
+    rows: list[dict[str, Any]] = []
+    for size in arguments.sizes:
+        for study in STUDIES:
+            if size > study.most_rows or (arguments.studies and study.name not in arguments.studies):
+                continue
+            started = time.perf_counter()
+            rows += run(study, size, _repetitions(arguments, study, size))
+            for row in rows:
+                if (row["problem"], row["features"], row["rows"]) == (*study.name.split("/"), size):
+                    _print(row)
+            print(f"  {time.perf_counter() - started:.0f} s", flush=True)
+            _write(arguments, rows)
+    if arguments.figures:
+        draw(rows, arguments.figures)
+
+
+def _print(row: dict[str, Any]) -> None:
+    width = float("nan") if row["median_width"] is None else row["median_width"]
+    print(
+        f"{row['problem']:<18}{row['features']:<9}{row['rows']:>7} {row['kind']:<22}"
+        f"{row['covered']:>4}/{row['repetitions']} [{row['coverage_low']:.3f}, {row['coverage_high']:.3f}]  "
+        f"width {width:8.4f}  below {row['below']} above {row['above']} none {row['infeasible']}",
+        flush=True,
+    )
+
+
+def _write(arguments: argparse.Namespace, rows: list[dict[str, Any]]) -> None:
+    if arguments.out:
+        arguments.out.parent.mkdir(parents=True, exist_ok=True)
+        content = {
+            "command": " ".join(sys.argv),
+            "koffline": koffline.__version__,
+            "level": 0.95,
+            "rows": rows,
+        }
+        arguments.out.write_text(json.dumps(content, indent=1) + "\n")
+
+
+def draw(rows: list[dict[str, Any]], folder: Path) -> None:
+    """The coverage figure."""
+    from koffline.report.interval_plots import plot_coverage_evidence
+
+    folder.mkdir(parents=True, exist_ok=True)
+    plot_coverage_evidence(rows).savefig(folder / "interval-coverage.png", dpi=110)
+
+
+if __name__ == "__main__":
+    main()
