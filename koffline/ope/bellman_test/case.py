@@ -72,9 +72,10 @@ class BellmanCase:
         return np.asarray(self.windows.T @ self.columns.residuals)
 
     @property
-    def shift(self) -> Float[np.ndarray, " row"]:
-        """Weight times what one unit of the alternative adds to the residual over the window, (N,)."""
-        return self.problem.row_weights * np.asarray(self.windows.T @ self.columns.shift)
+    def shift_scores(self) -> sparse.csr_matrix:
+        """What one unit of the alternative adds to the scores, (G, N)."""
+        weights = self.problem.row_weights
+        return score_matrix(self.transitions, self.windows, self.columns.shift, weights, self.settings)
 
     def witness(self) -> Witness:
         """Of the residuals over the window."""

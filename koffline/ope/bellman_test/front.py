@@ -12,7 +12,8 @@ from koffline.data.transitions import Transitions
 from koffline.errors import ConfigError
 from koffline.kernels import FourierFeatures
 from koffline.ope.bellman_test.case import BellmanCase, make_case
-from koffline.ope.bellman_test.forms import FeatureForm, GramForm, QuadraticForm, SumForm, gram_form
+from koffline.ope.bellman_test.feature_form import FeatureForm
+from koffline.ope.bellman_test.forms import GramForm, QuadraticForm, SumForm, gram_form
 from koffline.ope.bellman_test.kernel_space import draw_features
 from koffline.ope.bellman_test.laws import NullLaw, detectable_shift, make_law
 from koffline.ope.bellman_test.result import BellmanTest, TestedRows
@@ -161,13 +162,14 @@ def _form_of_rows(
     case: BellmanCase, rows: np.ndarray, features: FourierFeatures | None
 ) -> GramForm | FeatureForm:
     """The form of the rows of one value function; whatever shares a random sign shares a value function."""
-    inputs, shift = case.inputs[torch.as_tensor(rows)], case.shift[rows]
-    scores = case.scores[:, rows]
-    scores = scores[np.flatnonzero(np.diff(scores.indptr))]
+    inputs = case.inputs[torch.as_tensor(rows)]
+    scores, shift_scores = case.scores[:, rows], case.shift_scores[:, rows]
+    used = np.flatnonzero(np.diff(scores.indptr) + np.diff(shift_scores.indptr))
+    scores, shift_scores = scores[used], shift_scores[used]
     if features is None:
-        return gram_form(scores, inputs, case.space.kernel, shift, case.n)
-    form = FeatureForm(scores, inputs, features, shift, case.n)
-    few = 0 < scores.shape[0] <= min(2 * features.frequencies.shape[1], EXACT_ROWS)
+        return gram_form(scores, shift_scores, inputs, case.space.kernel, case.n)
+    form = FeatureForm(scores, shift_scores, inputs, features, case.n)
+    few = 0 < len(used) <= min(2 * features.frequencies.shape[1], EXACT_ROWS)
     return form.condensed() if few else form
 
 

@@ -14,6 +14,7 @@ from koffline.ope.bellman_test.weighted_chi_square import weighted_chi_square_ta
 
 DETECTABLE_POWER = 0.8
 _LARGEST_SHIFT = 2.0**40
+_NO_SPREAD = 1e-16  # of the squared mean: T* varies by rounding alone
 
 
 @runtime_checkable
@@ -47,9 +48,12 @@ class WildLaw:
         return (1.0 + float(as_large.sum())) / (len(as_large) + 1.0)
 
     def power(self, shift: float) -> float:
-        """Share of the draws that the alternative lifts above the critical value."""
-        lifted = self.draws.statistics + 2.0 * shift * self.draws.linear + shift**2 * self.draws.quadratic
-        return float(np.mean(lifted > self.critical))
+        """Share of the draws that the alternative lifts above the critical value of the null made anew."""
+        moments = self.draws.moments
+        if _gamma_parameters(moments.mean, moments.variance) is None:
+            return 0.0
+        lifted = self.draws.statistics + 2.0 * shift * self.draws.linear + shift**2 * moments.quadratic
+        return float(np.mean(lifted > _renewed(moments, shift, self.critical)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -138,7 +142,7 @@ def _spectral_critical(eigenvalues: np.ndarray, level: float) -> float:
 
 def _gamma_parameters(mean: float, variance: float) -> tuple[float, float] | None:
     """Shape and scale; None where there is no spread."""
-    if not (mean > 0.0 and variance > 1e-24 * mean**2):
+    if not (mean > 0.0 and variance > _NO_SPREAD * mean**2):
         return None
     return mean**2 / variance, variance / mean
 
@@ -162,7 +166,13 @@ def _gamma_critical(moments: Moments, level: float) -> float:
 
 def _gamma_power(moments: Moments, shift: float, critical: float) -> float:
     """P(T + alternative > critical) with two moments; none without any spread."""
-    if moments.variance <= 0.0:
+    if _gamma_parameters(moments.mean, moments.variance) is None:
         return 0.0
     mean = moments.mean + shift**2 * moments.quadratic
-    return _gamma_tail(mean, moments.variance + 4.0 * shift**2 * moments.linear, critical)
+    variance = moments.variance + 4.0 * shift**2 * moments.linear
+    return _gamma_tail(mean, variance, _renewed(moments, shift, critical))
+
+
+def _renewed(moments: Moments, shift: float, critical: float) -> float:
+    """The critical value with an alternative, less what that adds to the mean of the null."""
+    return moments.mean + (critical - moments.mean) * moments.spread(shift)

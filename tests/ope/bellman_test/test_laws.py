@@ -6,17 +6,23 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from koffline.ope.bellman_test.forms import GramForm, SignDraws, SumForm
+from koffline.ope.bellman_test.forms import GramForm, Moments, SignDraws, SumForm
 from koffline.ope.bellman_test.laws import GammaLaw, WildLaw, detectable_shift, make_law
 from koffline.ope.bellman_test.settings import BellmanSettings
 from koffline.ope.bellman_test.weighted_chi_square import weighted_chi_square_tail
 
 
 def random_form(units: int, seed: int = 0) -> GramForm:
+    scores, shifts = random_scores(units, seed)
+    return GramForm(scores @ scores.T, shifts @ scores.T, shifts @ shifts.T)
+
+
+def random_scores(units: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """f and s (G, 6): zero-mean noise and a shift in one direction."""
     generator = np.random.default_rng(seed)
     scores = generator.normal(size=(units, 6)) * np.array([3.0, 2.0, 1.0, 0.5, 0.3, 0.1]) / np.sqrt(units)
-    shift = generator.normal(size=6)
-    return GramForm(scores @ scores.T, scores @ shift, float(shift @ shift))
+    shifts = (generator.normal(size=6) + 0.3 * generator.normal(size=(units, 6))) / units
+    return scores, shifts
 
 
 def all_signs(units: int) -> np.ndarray:
@@ -24,15 +30,20 @@ def all_signs(units: int) -> np.ndarray:
 
 
 def test_moments_are_those_of_all_signs() -> None:
-    form = random_form(8)
+    """T − mean of the null made anew, and that null's variance, over all 2⁸ residuals ε_g f_g + c s_g."""
+    form, (scores, shifts), c = random_form(8), random_scores(8, 0), 0.7
     signs = all_signs(8)
-    drawn = np.einsum("bg,gh,bh->b", signs, form.products, signs)
-    lifted = drawn + 2 * 0.7 * signs @ form.shift + 0.7**2 * form.quadratic
+    drawn = np.square(signs @ scores).sum(axis=1)
+    lifted = signs[:, :, None] * scores + c * shifts  # (B, G, 6)
+    excess = np.square(lifted.sum(axis=1)).sum(axis=1) - np.square(lifted).sum(axis=(1, 2))
+    products = np.einsum("bgm,bhm->bgh", lifted, lifted)
+    spread = 2.0 * (np.square(products).sum(axis=(1, 2)) - np.square(np.einsum("bgg->bg", products)).sum(1))
     found = form.moments()
     assert found.mean == pytest.approx(drawn.mean(), rel=1e-12)
     assert found.variance == pytest.approx(drawn.var(), rel=1e-12)
-    assert found.mean + 0.49 * found.quadratic == pytest.approx(lifted.mean(), rel=1e-12)
-    assert found.variance + 4 * 0.49 * found.linear == pytest.approx(lifted.var(), rel=1e-12)
+    assert c**2 * found.quadratic == pytest.approx(excess.mean(), rel=1e-10)
+    assert found.variance + 4 * c**2 * found.linear == pytest.approx(excess.var(), rel=1e-10)
+    assert found.spread(c) ** 2 * found.variance == pytest.approx(spread.mean(), rel=1e-10)
 
 
 def test_spectrum_has_three_moments_of_all_signs() -> None:
@@ -48,7 +59,8 @@ def test_spectrum_has_three_moments_of_all_signs() -> None:
 
 
 def test_wild_p_value_by_hand() -> None:
-    law = WildLaw(SignDraws(np.array([1.0, 2.0, 3.0, 4.0]), np.zeros(4), 0.0), critical=3.0)
+    moments = Moments(2.5, 1.25, 0.0, 0.0)
+    law = WildLaw(SignDraws(np.array([1.0, 2.0, 3.0, 4.0]), np.zeros(4), moments), critical=3.0)
     assert law.p_value(3.0) == pytest.approx(3 / 5)  # itself, 3 and 4
     assert law.p_value(5.0) == pytest.approx(1 / 5)
     assert law.p_value(0.5) == 1.0
@@ -60,9 +72,21 @@ def test_wild_power_is_that_of_the_p_value() -> None:
     law = make_law(form, BellmanSettings(draws=199, level=0.1), np.random.default_rng(0))
     assert law.p_value(law.critical * 1.0001) <= 0.1
     assert law.p_value(law.critical * 0.9999) > 0.1
-    drawn = form.draw(199, np.random.default_rng(0))
-    lifted = drawn.statistics + 2 * 0.9 * drawn.linear + 0.81 * drawn.quadratic
-    assert law.power(0.9) == np.mean([law.p_value(one) <= 0.1 for one in lifted])
+    assert law.power(0.0) == np.mean([law.p_value(one) <= 0.1 for one in law.draws.statistics])
+
+
+def test_stated_power_is_that_of_testing_anew() -> None:
+    """200 shifted sets of residuals, each tested with signs of its own."""
+    (scores, shifts), generator = random_scores(60, 3), np.random.default_rng(4)
+    options = BellmanSettings(draws=299)
+    law = make_law(random_form(60, 3), options, np.random.default_rng(0))
+    rejected = 0
+    for _ in range(200):
+        lifted = generator.choice([-1.0, 1.0], size=(60, 1)) * scores + 1.5 * shifts
+        form = GramForm(lifted @ lifted.T, np.zeros((60, 60)), np.zeros((60, 60)))
+        rejected += make_law(form, options, generator).p_value(form.statistic) <= 0.05
+    assert 0.1 < law.power(1.5) < 0.3
+    assert rejected / 200 == pytest.approx(law.power(1.5), abs=0.11)  # 4 · √(0.16 · 0.84/200)
 
 
 @pytest.mark.parametrize("df", [1, 2, 7, 300])
@@ -118,14 +142,14 @@ def test_power_grows_from_the_level_to_one(method: str) -> None:
 
 def test_nothing_is_detectable_where_the_alternative_does_nothing() -> None:
     form = random_form(50)
-    silent = GramForm(form.products, np.zeros(50), 0.0)
+    silent = GramForm(form.products, np.zeros((50, 50)), np.zeros((50, 50)))
     law = make_law(silent, BellmanSettings(), np.random.default_rng(0))
     assert detectable_shift(law, 1.0) is None
 
 
 def test_no_spread_is_no_rejection() -> None:
     """One unit: T* = T whatever the sign."""
-    one = GramForm(np.array([[4.0]]), np.array([1.0]), 1.0)
+    one = GramForm(np.array([[4.0]]), np.array([[1.0]]), np.array([[1.0]]))
     for method in ("wild", "spectral", "gamma"):
         law = make_law(one, BellmanSettings(method=method, draws=99), np.random.default_rng(0))
         assert law.p_value(one.statistic) > 0.05, method
@@ -136,9 +160,12 @@ def test_no_spread_is_no_rejection() -> None:
 def test_parts_add_up() -> None:
     first, second = random_form(9, 1), random_form(7, 2)
     both = SumForm((first, second))
-    block = np.block([[first.products, np.zeros((9, 7))], [np.zeros((7, 9)), second.products]])
-    joint = GramForm(block, np.append(first.shift, second.shift), first.quadratic + second.quadratic)
+    matrices = []
+    for name in ("products", "crossed", "shifted"):
+        left, right = getattr(first, name), getattr(second, name)
+        matrices.append(np.block([[left, np.zeros((9, 7))], [np.zeros((7, 9)), right]]))
+    joint = GramForm(*matrices)
     assert both.statistic == pytest.approx(joint.statistic, rel=1e-12)
-    for name in ("mean", "variance", "linear", "quadratic"):
+    for name in ("mean", "variance", "linear", "quadratic", "growth"):
         assert getattr(both.moments(), name) == pytest.approx(getattr(joint.moments(), name), rel=1e-12)
     np.testing.assert_allclose(np.sort(both.eigenvalues()[0]), np.sort(joint.eigenvalues()[0]), atol=1e-12)

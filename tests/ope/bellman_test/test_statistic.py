@@ -8,7 +8,8 @@ import koffline
 from koffline.kernels import Gaussian, Laplacian, Linear
 from koffline.ope.bellman_test import BellmanSettings
 from koffline.ope.bellman_test.case import make_case
-from koffline.ope.bellman_test.forms import FeatureForm, gram_form, random_signs
+from koffline.ope.bellman_test.feature_form import FeatureForm
+from koffline.ope.bellman_test.forms import gram_form, random_signs
 from koffline.ope.bellman_test.kernel_space import draw_features
 from koffline.ope.problem import prepare_problem
 from koffline.ope.value_functions import as_value_function
@@ -24,6 +25,10 @@ def simple_q(observations, actions):
 def case_of(log, policy, q=simple_q, gamma=0.9, **options):
     function = as_value_function(q, log.action_space, log.observation_shape)
     return make_case(function, log, policy, gamma, BellmanSettings(**options), 0)
+
+
+def exact_form(case):
+    return gram_form(case.scores, case.shift_scores, case.inputs, case.space.kernel, case.n)
 
 
 def test_by_hand() -> None:
@@ -55,7 +60,7 @@ def test_statistic_is_the_double_loop(weighted: bool) -> None:
     weights = np.random.default_rng(0).integers(0, 3, size=60).astype(float) if weighted else None
     log = discrete_log(weights=weights) if weighted else discrete_log()
     case = case_of(log, SOFT)
-    form = gram_form(case.scores, case.inputs, case.space.kernel, case.shift, case.n)
+    form = exact_form(case)
     expected = reference.statistic(
         case.columns.residuals, case.inputs.numpy(), case.space.bandwidth, case.problem.row_weights
     )
@@ -74,9 +79,15 @@ def test_products_of_scores_and_draws_are_loops(multipliers: str) -> None:
     case = case_of(
         discrete_log(20, 5), SOFT, window=3, on_policy=True, multipliers=multipliers, block_length=2
     )
-    form = gram_form(case.scores, case.inputs, case.space.kernel, case.shift, case.n)
+    form = exact_form(case)
     expected = reference.products(case.scores.toarray(), case.inputs.numpy(), case.space.bandwidth, case.n)
     np.testing.assert_allclose(form.products, expected, atol=1e-12)
+    shifts = case.shift_scores.toarray()
+    both = reference.products(np.vstack([shifts, case.scores.toarray()]), case.inputs.numpy(), 1.0, case.n)
+    wide = gram_form(case.scores, case.shift_scores, case.inputs, Gaussian(1.0), case.n)
+    count = len(shifts)
+    np.testing.assert_allclose(wide.shifted, both[:count, :count], atol=1e-12)
+    np.testing.assert_allclose(wide.crossed, both[:count, count:], atol=1e-12)
     assert case.units == (20 if multipliers == "step" else 12)  # blocks of 2, 2 and 1 rows in each episode
     drawn = form.draw(7, np.random.default_rng(5))
     signs = random_signs((7, len(expected)), np.random.default_rng(5))
@@ -88,7 +99,7 @@ def test_both_multipliers_share_one_statistic_of_window_residuals() -> None:
     found = []
     for multipliers in ("step", "block"):
         case = case_of(discrete_log(), SOFT, window=4, on_policy=True, multipliers=multipliers)
-        form = gram_form(case.scores, case.inputs, case.space.kernel, case.shift, case.n)
+        form = exact_form(case)
         found.append(form.statistic)
         expected = reference.statistic(case.window_residuals, case.inputs.numpy(), case.space.bandwidth)
         assert form.statistic == pytest.approx(expected, rel=1e-10)
@@ -103,9 +114,9 @@ def test_features_and_gram_are_one_form(multipliers: str, kernel: object) -> Non
         discrete_log(), SOFT, window=2, on_policy=True, multipliers=multipliers, kernel=kernel, block_length=3
     )
     features = draw_features(kernel, case.inputs.shape[1], 64, 0)
-    by_features = FeatureForm(case.scores, case.inputs, features, case.shift, case.n)
+    by_features = FeatureForm(case.scores, case.shift_scores, case.inputs, features, case.n)
 
-    exact = gram_form(case.scores, features(case.inputs), Linear(), case.shift, case.n)
+    exact = gram_form(case.scores, case.shift_scores, features(case.inputs), Linear(), case.n)
     assert by_features.statistic == pytest.approx(exact.statistic, rel=1e-10)
     left, right = exact.moments(), by_features.moments()
     for name in ("mean", "variance", "linear", "quadratic"):
@@ -114,21 +125,25 @@ def test_features_and_gram_are_one_form(multipliers: str, kernel: object) -> Non
     np.testing.assert_allclose(by_features.eigenvalues()[0][-20:], spectrum, atol=1e-10 * spectrum[-1])
     few = by_features.condensed()
     np.testing.assert_allclose(few.products, exact.products, atol=1e-12)
-    np.testing.assert_allclose(few.shift, exact.shift, atol=1e-12)
+    np.testing.assert_allclose(few.crossed, exact.crossed, atol=1e-12)
+    np.testing.assert_allclose(few.shifted, exact.shifted, atol=1e-12)
     drawn = by_features.draw(3, np.random.default_rng(1))
     signs = random_signs((len(exact.products), 3), np.random.default_rng(1)).T
     for draw in range(3):
         assert drawn.statistics[draw] == pytest.approx(signs[draw] @ exact.products @ signs[draw], rel=1e-9)
-        assert drawn.linear[draw] == pytest.approx(signs[draw] @ exact.shift, rel=1e-9)
+        others = exact.crossed - np.diag(np.diagonal(exact.crossed))
+        assert drawn.linear[draw] == pytest.approx(signs[draw] @ others.sum(axis=0), rel=1e-8)
+    assert drawn.moments.mean == pytest.approx(left.mean, rel=1e-9)
+    assert drawn.moments.quadratic == pytest.approx(left.quadratic, rel=1e-9)
 
 
 def test_blocks_of_features_are_all_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     case = case_of(discrete_log(), SOFT, window=3, on_policy=True)
     features = draw_features(case.space.kernel, case.inputs.shape[1], 32, 0)
-    whole = FeatureForm(case.scores, case.inputs, features, case.shift, case.n)
+    whole = FeatureForm(case.scores, case.shift_scores, case.inputs, features, case.n)
     expected = whole.statistic, whole.moments()
-    monkeypatch.setattr("koffline.ope.bellman_test.forms._BLOCK", 7)
-    parts = FeatureForm(case.scores, case.inputs, features, case.shift, case.n)
+    monkeypatch.setattr("koffline.ope.bellman_test.feature_form._BLOCK", 7)
+    parts = FeatureForm(case.scores, case.shift_scores, case.inputs, features, case.n)
     assert len(list(parts._blocks())) > 5
     assert parts.statistic == pytest.approx(expected[0], rel=1e-12)
     assert parts.moments().variance == pytest.approx(expected[1].variance, rel=1e-10)
