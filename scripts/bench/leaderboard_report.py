@@ -119,8 +119,7 @@ def render_page(content: dict[str, Any]) -> str:
     unit = scales(cells)
     logs = {(cell["problem"], cell["seed"]) for cell in cells}
     settings = ", ".join(f"{key} {value}" for key, value in content["settings"].items())
-    everything = score_methods(cells, unit)
-    greedy = common_cells(cells, "d3rlpy FQE")
+    everything, greedy = score_methods(cells, unit), common_cells(cells, "d3rlpy FQE")
     parts = [
         "# Leaderboard\n",
         f"`{_COMMAND}`\n",

@@ -106,8 +106,14 @@ def select(
         check_output_directory(Path(out), force, MARKER)
     # A user's policy may print while it is imported or called: stdout belongs to the result alone.
     with contextlib.redirect_stdout(sys.stderr):
-        space = requested_space(discrete, continuous)
-        ranking = _select(data, specs, true_values, initial_states, space, settings)
+        ranking = _select(
+            data, specs, true_values, initial_states, requested_space(discrete, continuous), settings
+        )
+    _show(ranking, out, force, as_json)
+
+
+def _show(ranking: Any, out: str | None, force: bool, as_json: bool) -> None:
+    """The report, if asked for; then JSON or a table."""
     page = None
     if out is not None:
         from koffline.report.selection_page import write_ranking

@@ -67,10 +67,7 @@ def select_policies(
     started = time.perf_counter()
     named = _named_policies(policies, transitions)
     true = _truths_by_name(truths, list(named))
-    if top_k < 1:
-        raise ConfigError(f"top_k is {top_k}; give a whole number from 1 on")
-    if threshold is not None and not math.isfinite(threshold):
-        raise ConfigError(f"threshold is {threshold}; give a finite number")
+    _check_numbers(top_k, threshold)
     estimates: dict[str, Estimate] = {}
     failed: dict[str, KofflineError] = {}
     for name, policy in named.items():
@@ -86,6 +83,13 @@ def select_policies(
     _check_enough(estimates, failed)
     unranked = {name: str(error) for name, error in failed.items()}
     return _ranking(transitions, estimates, unranked, true, threshold, top_k, started)
+
+
+def _check_numbers(top_k: int, threshold: float | None) -> None:
+    if top_k < 1:
+        raise ConfigError(f"top_k is {top_k}; give a whole number from 1 on")
+    if threshold is not None and not math.isfinite(threshold):
+        raise ConfigError(f"threshold is {threshold}; give a finite number")
 
 
 def _check_enough(estimates: dict[str, Estimate], failed: dict[str, KofflineError]) -> None:
