@@ -14,7 +14,7 @@ import dataclasses
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,7 @@ from scripts.bench.coverage import clopper_pearson
 
 STATES, ACTIONS, DISCOUNT, LEVEL = 20, 2, 0.9, 0.05
 DRAWS = 499
+SIZES = (100, 300, 1000, 10_000)
 FEATURES_FOR_MANY = 200  # rows beyond 3,000: fewer than the default 1,000, to save time
 
 
@@ -202,27 +203,37 @@ def study(cell: Cell) -> dict[str, Any]:
     return row
 
 
-def cells(repetitions: int, largest: int) -> Iterator[Cell]:
+def cells(repetitions: int, sizes: Sequence[int]) -> Iterator[Cell]:
     """The study, cheap cells first; spectral needs eigenvalues and is left out where rows are many."""
     fast = (WILD, GAMMA)
-    sizes = [size for size in (100, 300, 1000, 10_000) if size <= largest]
     for n in sizes:
-        methods = METHODS if n <= 1000 else fast
-        yield Cell("iid", "none", n, repetitions, methods=methods)
-        yield Cell("trajectory", "none", n, repetitions, methods=methods)
-        yield Cell("trajectory", "none", n, repetitions, window=5, methods=fast)
+        yield Cell("iid", "none", n, repetitions, methods=METHODS if n <= 1000 else fast)
+        yield Cell("trajectory", "none", n, repetitions, methods=METHODS if n <= 300 else fast)
         if n > 1000:
             continue
+        yield Cell("trajectory", "none", n, repetitions, window=5, methods=fast)
         yield Cell("trajectory", "none", n, repetitions, window=5, multipliers="block", methods=fast)
+        yield Cell("iid", "constant", n, repetitions, methods=fast)
+        yield Cell("trajectory", "noise", n, repetitions, methods=fast)
+        if n > 300:
+            continue
         yield Cell("off-policy trajectory", "none", n, repetitions, methods=fast)
-        for error in ("constant", "noise"):
-            yield Cell("iid", error, n, repetitions, methods=fast)
-            yield Cell("trajectory", error, n, repetitions, methods=fast)
+        yield Cell("iid", "noise", n, repetitions, methods=fast)
+        yield Cell("trajectory", "constant", n, repetitions, methods=fast)
         yield Cell("trajectory", "constant", n, repetitions, window=5, methods=fast)
         if n == 300:
             yield Cell("trajectory", "none", n, repetitions, state_function=True, methods=fast)
+            yield Cell("trajectory", "constant", n, repetitions, window=5, multipliers="block", methods=fast)
             yield Cell("iid", "fitted here", n, repetitions, methods=fast)
             yield Cell("iid", "fitted elsewhere", 2 * n, repetitions, methods=fast)
+
+
+def kept_rows(path: Path | None, sizes: Sequence[int]) -> list[dict[str, Any]]:
+    """Rows of an earlier run that this one does not make anew."""
+    if path is None or not path.is_file():
+        return []
+    rows: list[dict[str, Any]] = json.loads(path.read_text())["rows"]
+    return [row for row in rows if (row["n"] if row["error"] != "fitted elsewhere" else 300) not in sizes]
 
 
 def measure_time(n: int) -> None:
@@ -233,14 +244,15 @@ def measure_time(n: int) -> None:
             lambda s, a: draw.q[draw.states_of(s), a], draw.transitions, draw.policy, DISCOUNT, method=method
         )
         print(
-            f"{method:<9} n = {n}: {result.seconds:.1f} s, {result.features} features, p = {result.p_value:.3f}"
+            f"{method:<9} n = {n}: {result.seconds:.1f} s, {result.features} features, "
+            f"p = {result.p_value:.3f}"
         )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repetitions", type=int, default=500, help="of every line")
-    parser.add_argument("--largest", type=int, default=10_000, help="largest n of the study")
+    parser.add_argument("--sizes", type=int, nargs="+", default=list(SIZES), help="only these n; others stay")
     parser.add_argument("--time", type=int, metavar="N", help="only measure the time of one test of N rows")
     parser.add_argument("--out", type=Path, help="JSON file for the rows")
     arguments = parser.parse_args()
@@ -248,8 +260,8 @@ def main() -> None:
     if arguments.time:
         measure_time(arguments.time)
         return
-    rows = []
-    for cell in cells(arguments.repetitions, arguments.largest):
+    rows = kept_rows(arguments.out, arguments.sizes)
+    for cell in cells(arguments.repetitions, arguments.sizes):
         rows.append(study(cell))
         shown = "  ".join(f"{m} {r['rate']:.3f}" for m, r in rows[-1]["methods"].items())
         print(
@@ -264,7 +276,7 @@ def main() -> None:
                 "koffline": koffline.__version__,
                 "level": LEVEL,
                 "draws": DRAWS,
-                "rows": rows,
+                "rows": sorted(rows, key=lambda row: row["n"]),
             }
             arguments.out.write_text(json.dumps(content, indent=1) + "\n")
 
