@@ -37,8 +37,9 @@ _UNPAIRED = (
 )
 _NONE = "Differences: not judged, an estimate has no interval."
 _CHOSEN = (
-    " The first policy was chosen for its estimate, which therefore leans high: confirm it on rows that took "
-    "no part in the choice."
+    " None of this knows about a bias that the estimator has for one policy and not for another. The first "
+    "policy was chosen for its estimate, which therefore leans high: confirm it on rows that took no part in "
+    "the choice."
 )
 Truths = Sequence[float] | np.ndarray | Mapping[str, float]
 
