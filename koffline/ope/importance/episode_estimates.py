@@ -30,6 +30,7 @@ BOOTSTRAP_DRAWS = 1000
 _CERTIFIABLE = {"is": False, "pdis": True}  # whether weights are those of each step
 _WHOLE_WEIGHT = ("is", "wis")
 _FEW_EPISODES = 10.0
+_UNEVEN = 0.5  # on finite chains 95 % intervals held the truth in 76 to 91 % of logs below it
 _CUT_SHARE = 0.01
 _NO_WEIGHT = (
     "the policy takes none of the logged actions: every episode's weight is zero after {steps}; use a policy "
@@ -45,7 +46,7 @@ def episode_estimates(
     q: ValueFunction | ModelValues | None = None,
     names: Iterable[str] = NAMES,
     level: float = 0.95,
-    interval: str = intervals.STUDENT_T,
+    interval: str = intervals.DEFAULT_KIND,
     behavior: str = AUTO,
     clip: float | None = None,
     draws: int = BOOTSTRAP_DRAWS,
@@ -102,7 +103,7 @@ def estimate_one(
     problem: EpisodeProblem,
     model: ModelValues | None,
     level: float = 0.95,
-    interval: str = intervals.STUDENT_T,
+    interval: str = intervals.DEFAULT_KIND,
     draws: int = BOOTSTRAP_DRAWS,
     reward_range: tuple[float, float] | None = None,
     seed: int = 0,
@@ -249,6 +250,11 @@ def _warnings(
         notes.append(
             f"Only about {size:.1f} of {weights.n_episodes} episodes carry the weight: the estimate and its "
             "interval hang on them."
+        )
+    elif size < _UNEVEN * weights.n_episodes:
+        notes.append(
+            f"Uneven weights leave about {size:.0f} of {weights.n_episodes} episodes: calibrated intervals "
+            "are too narrow where weights have heavy tails."
         )
     if problem.clip is not None:
         notes.append(f"Weights are capped at {problem.clip:g}: less variance, and a bias of unknown size.")

@@ -20,6 +20,7 @@ HOEFFDING = "hoeffding"
 EMPIRICAL_BERNSTEIN = "empirical-bernstein"
 CALIBRATED_KINDS = (STUDENT_T, BOOTSTRAP)
 CERTIFIED_KINDS = (HOEFFDING, EMPIRICAL_BERNSTEIN)
+DEFAULT_KIND = STUDENT_T  # covers better than the bootstrap while weights are uneven
 KINDS = CALIBRATED_KINDS + CERTIFIED_KINDS
 
 _T_ASSUMPTIONS = (
@@ -31,8 +32,8 @@ _BOOTSTRAP_ASSUMPTIONS = (
     "optimistic while few episodes carry most of the weight"
 )
 _CERTIFIED_ASSUMPTIONS = (
-    "{n} independent episodes, exact behavior probabilities, rewards in [{low:.6g}, {high:.6g}] ({source}), "
-    "no episode longer than {horizon} steps; of the return up to the log's cuts. Weights capped at {caps} "
+    "{n} independent episodes{lengths}, exact behavior probabilities, rewards in [{low:.6g}, {high:.6g}] "
+    "({source}); of the return up to the log's cuts. Weights capped at {caps} "
     "(lower and upper end), the best of {count} caps by a union bound"
 )
 # Fixed in advance, so that choosing among them costs a factor in the level and nothing else.
@@ -121,10 +122,11 @@ def certified_interval(
 ) -> Interval | None:
     """Two one-sided bounds at (1 − level)/2 each, from capped weights; None for unequal shares of episodes.
 
-    With rewards at least m, Σ γ^t w_t (r_t − m) has expectation J − m Σ γ^t (over the longest episode's
-    steps; after an end rewards are 0 and the weight stays, so m ≤ 0 unless all episodes are equally long).
-    Every term is at least zero, so capping weights at c can only lower the expectation, and then the sum lies
-    in [0, c (M − m) Σ γ^t]: a concentration bound applies whatever the weights. The upper end is the mirror
+    With rewards at least m, Σ γ^t w_t (r_t − m) has expectation J − m Σ γ^t. Where all episodes have the same
+    length the sums run over it; otherwise they go on for ever (γ < 1) or up to the longest episode (γ = 1),
+    after an end with rewards of 0 and the weight as it was, so that m ≤ 0 ≤ M there. Every term is at least
+    zero, so capping weights at c can only lower the expectation, and then the sum lies in
+    [0, c (M − m) Σ γ^t]: a concentration bound applies whatever the weights. The upper end is the mirror
     image. ``stepwise`` uses w_t of each step, otherwise that of the whole episode. Lowest and highest
     possible returns bound the interval in any case.
     (Thomas et al. 2015 for capping; Hoeffding 1963; Maurer and Pontil 2009)
@@ -132,18 +134,20 @@ def certified_interval(
     if not np.allclose(weights.shares, weights.shares[0]):
         return None
     low, high = reward_range or (float(rewards.min()), float(rewards.max()))
-    bottom, top = low, high
+    bottom, top, total, lengths = low, high, _geometric(gamma, weights.horizon), "all"
     if np.any(weights.lengths < weights.horizon):
-        bottom, top = min(low, 0.0), max(high, 0.0)
+        bottom, top, lengths = min(low, 0.0), max(high, 0.0), "at most"
+        if gamma < 1.0:
+            total, lengths = 1.0 / (1.0 - gamma), ""
     alpha = (1.0 - level) / 2.0
-    lower, low_cap = _lower_end(weights, rewards, gamma, alpha, kind, (bottom, top), stepwise)
-    upper, high_cap = _lower_end(weights, -rewards, gamma, alpha, kind, (-top, -bottom), stepwise)
+    lower, low_cap = _lower_end(weights, rewards, gamma, alpha, kind, (bottom, top), total, stepwise)
+    upper, high_cap = _lower_end(weights, -rewards, gamma, alpha, kind, (-top, -bottom), total, stepwise)
     text = _CERTIFIED_ASSUMPTIONS.format(
         n=weights.n_episodes,
         low=low,
         high=high,
         source="given" if reward_range else "the range seen in the log",
-        horizon=weights.horizon,
+        lengths=f" {lengths} of {weights.horizon} steps" if lengths else " of any length",
         caps=f"{low_cap:g} and {high_cap:g}",
         count=len(_CAPS),
     )
@@ -157,15 +161,14 @@ def _lower_end(
     alpha: float,
     kind: str,
     reward_range: tuple[float, float],
+    total: float,
     stepwise: bool,
 ) -> tuple[float, float]:
     """The best lower bound over the caps, and its cap."""
     bottom, top = reward_range
-    powers = gamma ** np.arange(weights.horizon)
-    total = float(powers.sum())
     best, best_cap = bottom * total, _CAPS[0]
     for cap in _CAPS:
-        shifted = _capped_sums(weights, rewards - bottom, -bottom, powers, cap, stepwise)
+        shifted = _capped_sums(weights, rewards - bottom, -bottom, gamma, total, cap, stepwise)
         bound = bottom * total + mean_lower_bound(
             shifted, cap * (top - bottom) * total, alpha / len(_CAPS), kind
         )
@@ -178,19 +181,25 @@ def _capped_sums(
     weights: EpisodeWeights,
     excess: Float[np.ndarray, " row"],
     after_end: float,
-    powers: Float[np.ndarray, " step"],
+    gamma: float,
+    total: float,
     cap: float,
     stepwise: bool,
 ) -> Float[np.ndarray, " episode"]:
     """(E,) Σ_t γ^t min(w_t, c) (r_t − m), ended episodes going on with a reward of zero."""
-    left = powers.sum() - np.cumsum(powers)
-    tails = after_end * left[weights.lengths - 1]
+    powers = gamma ** np.arange(weights.horizon)
+    tails = after_end * (total - np.cumsum(powers))[weights.lengths - 1]
     last = np.exp(np.minimum(weights.last, math.log(cap)))
     rows = powers[weights.steps] * excess
     if stepwise:
         rows = rows * np.exp(np.minimum(weights.log_weights, math.log(cap)))
         return weights.episode_sums(rows) + last * tails
     return last * (weights.episode_sums(rows) + tails)
+
+
+def _geometric(gamma: float, steps: int) -> float:
+    """Σ_{t < steps} γ^t."""
+    return float((gamma ** np.arange(steps)).sum())
 
 
 def resampled_counts(n: int, draws: int, generator: np.random.Generator, width: int) -> Iterator[Counts]:

@@ -1,0 +1,75 @@
+"""How often intervals over episodes hold the exact value: 300 logs of a chain, off-policy."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from koffline.data.transitions import Discrete, Transitions
+from koffline.ope.importance.episode_estimates import make_statistic
+from koffline.ope.importance.episode_intervals import CERTIFIED_KINDS, certified_interval, student_interval
+from koffline.ope.importance.estimators import ModelValues
+from koffline.ope.importance.problem import prepare_episodes
+from koffline.policies import DiscretePolicy
+from tests.ope.importance.cases import Enumerated, enumerated
+
+LOGS, EPISODES, GAMMA = 300, 200, 0.9
+BEHAVIOR = np.array([[0.5, 0.5], [0.3, 0.7], [0.5, 0.5]])
+
+
+def draw(world: Enumerated, seed: int) -> tuple[Transitions, ModelValues]:
+    """A log of whole episodes and a model that is 30 % too small."""
+    mdp = world.mdp
+    sample = mdp.sample_episodes(EPISODES, BEHAVIOR, 500, np.random.default_rng(seed))
+    eye = np.eye(3)
+    log = Transitions(
+        observations=eye[sample.states],
+        actions=sample.actions,
+        rewards=sample.rewards,
+        next_observations=eye[sample.next_states],
+        terminated=sample.terminated,
+        truncated=sample.truncated,
+        action_space=Discrete(2),
+        episode_ids=sample.episode_ids,
+        behavior_log_probabilities=np.log(BEHAVIOR[sample.states, sample.actions]),
+    )
+    q, v = mdp.action_values(world.target, GAMMA), mdp.state_values(world.target, GAMMA)
+    starts = sample.states[log.episode_starts]
+    now, later = q[sample.states, sample.actions], v[sample.next_states]
+    return log, ModelValues(0.7 * now, 0.7 * later, 0.7 * v[starts])
+
+
+@pytest.mark.slow
+def test_intervals_hold_the_truth() -> None:
+    """Student t at 95 % with about 160 of 200 episodes left: measured 0.92 to 0.96; bounds always.
+
+    With heavier tails (55 left) it is 0.76 for whole weights and 0.95 for weighted doubly robust.
+    """
+    world = enumerated()
+    target = 0.4 * world.target + 0.6 * BEHAVIOR
+    policy = DiscretePolicy(2, lambda observations: target[np.argmax(observations, axis=1)], "target")
+    world = replace(world, target=target, policy=policy)
+    truth = world.mdp.policy_value(world.target, GAMMA)
+    names = ("is", "pdis", "wis", "wpdis", "dr", "wdr")
+    hits = dict.fromkeys((*names, *CERTIFIED_KINDS), 0)
+    for seed in range(LOGS):
+        log, model = draw(world, seed)
+        problem = prepare_episodes(log, world.policy, GAMMA)
+        for name in names:
+            statistic = make_statistic(name, problem, model, 0, np.random.default_rng(0))
+            size = problem.effective_size(stepwise=name not in ("is", "wis"))
+            interval = student_interval(statistic, 0.95, size)
+            hits[name] += interval is not None and interval.holds(truth)
+        for kind in CERTIFIED_KINDS:
+            interval = certified_interval(
+                problem.weights, problem.rewards, GAMMA, 0.95, kind, (-0.5, 2.0), True
+            )
+            hits[kind] += interval is not None and interval.holds(truth)
+    for name in names:
+        # 0.92 is what skewed sums of this size lose; three binomial errors around it.
+        assert abs(hits[name] / LOGS - 0.94) < 0.02 + 3.0 * math.sqrt(0.92 * 0.08 / LOGS), name
+    for kind in CERTIFIED_KINDS:
+        assert hits[kind] == LOGS
