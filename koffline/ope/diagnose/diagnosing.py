@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -55,36 +56,16 @@ def diagnose(
     if regions < 1:
         raise ConfigError(f"regions is {regions}; give a number of places of at least 1")
     space, shape = transitions.action_space, transitions.observation_shape
-    loaded_policy = as_policy(policy, space, shape)
+    policy = as_policy(policy, space, shape)
     function = read_value_function(q, space, shape)
+    freshness: dict[str, Any] = {"trained_on": trained_on, "allow_training_rows": allow_training_rows}
+    test = bellman_test(function, transitions, policy, gamma, seed=seed, **freshness, **options)
+    shown = _shown(function, test, transitions, policy, options)
     draws, generator = int(options.get("action_draws", 8)), np.random.default_rng([seed, 1])
-
-    def test_of(value_function: Any, log: Transitions, rows_were_seen: bool) -> BellmanTest:
-        given, allowed = (trained_on, allow_training_rows) if rows_were_seen else (None, True)
-        return bellman_test(
-            value_function,
-            log,
-            loaded_policy,
-            gamma,
-            seed=seed,
-            trained_on=given,
-            allow_training_rows=allowed,
-            **options,
-        )
-
-    test, log, note = test_of(function, transitions, rows_were_seen=True), transitions, None
-    shown = test
-    if isinstance(function, CrossFitted):
-        rows, model = next(function.over(transitions))
-        log, note = transitions.select(rows), _SHOWN.format(len(rows))
-        shown = test_of(model, log, rows_were_seen=False)
-    assert shown.witness is not None
-    assert shown.rows is not None
-    problem = prepare_problem(transitions, loaded_policy, test.gamma, draws, generator)
+    problem = prepare_problem(transitions, policy, test.gamma, draws, generator)
     coverage, ratio = measure_coverage(problem, generator), _kernel_ratio(test)
-    regions_found = tuple(shown.witness.top_regions(regions))
-    by_value, by_step = _profiles(shown.rows, log)
-    value = _start_value(function, transitions, loaded_policy, problem, draws, generator)
+    value = _start_value(function, transitions, policy, problem, draws, generator)
+    looks = _look(shown, regions)
     return Diagnosis(
         test=test,
         value=value,
@@ -92,14 +73,10 @@ def diagnose(
         kernel_loss=test.kernel_loss,
         kernel_ratio=ratio,
         coverage=coverage,
-        residuals=shown.rows,
-        by_value=by_value,
-        by_step=by_step,
-        regions=regions_found,
-        maps=_maps(shown.witness, log, test.kind),
-        lines=_lines(shown.witness, log, test.kind),
-        shown=note,
-        findings=collect_findings(test, ratio, coverage, regions_found, by_value, by_step),
+        **looks,
+        findings=collect_findings(
+            test, ratio, coverage, looks["regions"], looks["by_value"], looks["by_step"]
+        ),
         warnings=collect_warnings(test, coverage, function.notes),
         n_transitions=len(transitions),
         n_episodes=transitions.n_episodes,
@@ -107,9 +84,60 @@ def diagnose(
         data_sha256=transitions.sha256,
         seed=seed,
         seconds=time.perf_counter() - started,
-        settings={**options, "regions": regions, "allow_training_rows": allow_training_rows},
+        settings=_named({**options, "regions": regions, "allow_training_rows": allow_training_rows}),
         versions=package_versions(),
     )
+
+
+@dataclass(frozen=True, eq=False)
+class _Shown:
+    """The test whose rows and witness are drawn, its log, and a sentence where that is not all of it."""
+
+    test: BellmanTest
+    log: Transitions
+    note: str | None = None
+
+
+def _shown(
+    function: ValueFunction | CrossFitted,
+    test: BellmanTest,
+    transitions: Transitions,
+    policy: Policy,
+    options: dict[str, Any],
+) -> _Shown:
+    """The test itself; of cross-fitted values the first model on its own rows, which are fresh."""
+    if not isinstance(function, CrossFitted):
+        return _Shown(test, transitions)
+    rows, model = next(function.over(transitions))
+    log = transitions.select(rows)
+    first = bellman_test(model, log, policy, test.gamma, seed=test.seed, allow_training_rows=True, **options)
+    return _Shown(first, log, _SHOWN.format(len(rows)))
+
+
+def _look(shown: _Shown, regions: int) -> dict[str, Any]:
+    """Residuals, places, maps and profiles: fields of `Diagnosis`."""
+    test, log = shown.test, shown.log
+    assert test.witness is not None
+    assert test.rows is not None
+    by_value, by_step = _profiles(test.rows, log)
+    return {
+        "residuals": test.rows,
+        "by_value": by_value,
+        "by_step": by_step,
+        "regions": tuple(test.witness.top_regions(regions)),
+        "maps": _maps(test.witness, log, test.kind),
+        "lines": _lines(test.witness, log, test.kind),
+        "shown": shown.note,
+    }
+
+
+def _named(options: dict[str, Any]) -> dict[str, Any]:
+    """Options for the record: functions and kernels by their names."""
+    plain = (bool, int, float, str, type(None))
+    return {
+        key: value if isinstance(value, plain) else getattr(value, "__name__", str(value))
+        for key, value in options.items()
+    }
 
 
 def _profiles(rows: TestedRows, log: Transitions) -> tuple[Profile, Profile | None]:

@@ -61,6 +61,7 @@ def test_exact_values_are_left_alone_and_worth_what_they_are(problem) -> None:
         problem.value_at_starts, abs=0.02
     )  # the same up to the jitter's cells
     text = json.loads(found.to_json())
+    assert text["settings"]["draws"] == 199
     assert text["test"]["rejects"] is False
     assert text["coverage"] == found.coverage.fraction
     assert len(text["residual_by_step"]["mean"]) == len(found.by_step.mean)
@@ -109,7 +110,13 @@ def test_states_of_one_number_get_a_line_and_many_get_places_only() -> None:
 
 
 def test_continuous_actions_without_episodes() -> None:
-    found = diagnose(lambda s, a: s[:, 0] + a[:, 0], continuous_log(), NOISY, 0.9, draws=99)
+    def error(states, actions):
+        return states[:, 0]
+
+    found = diagnose(
+        lambda s, a: s[:, 0] + a[:, 0], continuous_log(), NOISY, 0.9, draws=99, alternative=error
+    )
+    assert json.loads(found.to_json())["settings"]["alternative"] == "error"
     assert found.by_step is None
     assert found.behavior_return is None
     assert len(found.maps) == 1
