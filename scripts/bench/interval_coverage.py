@@ -79,16 +79,17 @@ _ALL = {
     KERNEL_CERTIFIED_IID: 100_000,
     DUAL: 4000,
 }
-_SOME = {KERNEL_CALIBRATED: 100_000, BOOTSTRAP_PIVOT: 250, KERNEL_CERTIFIED: 100_000}
+_SOME = {KERNEL_CALIBRATED: 100_000, BOOTSTRAP_PIVOT: 1000, KERNEL_CERTIFIED: 100_000}
+_GRID = {KERNEL_CALIBRATED: 100_000, KERNEL_CERTIFIED: 100_000}
 _FOURIER = {KERNEL_CALIBRATED: 16_000}
 STUDIES = [
     Study(_BY_NAME["chain_tuples"], "one-hot", _ALL),
     Study(_BY_NAME["chain_on_tuples"], "one-hot", _SOME, most_rows=4000),
     Study(_BY_NAME["chain_on"], "one-hot", _SOME, most_rows=4000),
     Study(_BY_NAME["chain_off"], "one-hot", _ALL),
-    Study(_BY_NAME["grid_tuples"], "one-hot", _SOME),
-    Study(_BY_NAME["grid_on_tuples"], "one-hot", _SOME, most_rows=4000),
-    Study(_BY_NAME["grid_off_limited"], "one-hot", _SOME, most_rows=4000),
+    Study(_BY_NAME["grid_tuples"], "one-hot", _GRID | {BOOTSTRAP_PIVOT: 250}),
+    Study(_BY_NAME["grid_on_tuples"], "one-hot", _GRID, most_rows=4000),
+    Study(_BY_NAME["grid_off_limited"], "one-hot", _GRID, most_rows=4000),
     Study(_BY_NAME["chain_tuples"], "fourier", _FOURIER, most_rows=4000),
     Study(_BY_NAME["grid_tuples"], "fourier", _FOURIER, most_rows=4000),
     Study(_BY_NAME["linear_tuples"], "fourier", _FOURIER, most_rows=4000),

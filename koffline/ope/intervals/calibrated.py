@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -19,6 +20,8 @@ _BLOCK = 4096
 _NORMAL_FROM = 200.0  # influences that count: from here the bootstrap is its normal limit to 0.1 %
 _ALARM_DRAWS = 199  # enough for an alarm
 _FEW = 30.0
+_SIGNED = 1000  # the largest influences get signs of their own, the sum of the rest is normal
+_STREAM = 6063  # of random numbers: not that of a log simulated from the same seed
 
 _ASSUMPTIONS = (
     "Asymptotic: a wild bootstrap test of each value over rows and {starts}; "
@@ -96,9 +99,11 @@ def studentised_quantile(
     counted = 1.0 / float(share.square().sum())
     if counted >= _NORMAL_FROM:
         return float(stats.norm.ppf(0.5 + settings.level / 2.0)), counted
-    generator = torch.Generator().manual_seed(settings.seed)
-    unit = (influences / math.sqrt(total))[influences != 0.0]
-    draws = _signs(settings.draws, len(unit), generator) @ unit
+    generator = np.random.default_rng([settings.seed, _STREAM])
+    ordered = torch.sqrt(share).sort(descending=True).values
+    largest, rest = ordered[:_SIGNED], float(ordered[_SIGNED:].square().sum())
+    draws = _signs(settings.draws, len(largest), generator) @ largest
+    draws += math.sqrt(rest) * torch.as_tensor(generator.standard_normal(settings.draws))
     return _upper_quantile(draws.abs(), settings.level), counted
 
 
@@ -120,7 +125,7 @@ def wild_threshold(
     system: FeatureSystem, profile: Profile, settings: KernelIntervalSettings, level: float | None = None
 ) -> float:
     """λ: the level's quantile of V̂ of residuals with random signs, ‖n⁻¹ Σ ±w_i ψ_i δ̂_i‖²."""
-    generator = torch.Generator().manual_seed(settings.seed)
+    generator = np.random.default_rng([settings.seed, _STREAM])
     scaled = profile.residuals * system.row_weights / len(system)
     totals: Tensor | None = None
     for begin in range(0, len(system), _BLOCK):
@@ -141,9 +146,11 @@ def describe_misspecified(loss: float, threshold: float) -> str:
     )
 
 
-def _signs(draws: int, count: int, generator: torch.Generator) -> Float[Tensor, "draw row"]:
-    """Random signs."""
-    return torch.randint(0, 2, (draws, count), generator=generator, dtype=torch.float64) * 2.0 - 1.0
+def _signs(draws: int, count: int, generator: np.random.Generator) -> Float[Tensor, "draw row"]:
+    """Random signs, from one random bit each."""
+    needed = draws * count
+    bits = np.unpackbits(np.frombuffer(generator.bytes(-(-needed // 8)), dtype=np.uint8), count=needed)
+    return torch.from_numpy(bits).to(torch.float64).mul_(2.0).sub_(1.0).view(draws, count)
 
 
 def _upper_quantile(draws: Float[Tensor, " draw"], level: float) -> float:

@@ -48,11 +48,11 @@ class Units:
         """How often each unit occurs in each resampled log; units without weight are not drawn."""
         # A stream of its own: a log simulated from the same seed would be correlated with its resampling.
         generator = np.random.default_rng([seed, _STREAM])
-        total = self.sum_rows(self.row_weights.numpy())
-        present = np.flatnonzero(total > 0.0)
-        counts = np.zeros((draws, len(self.firsts)), dtype=np.int64)
-        chances = np.full(len(present), 1.0 / len(present))
-        counts[:, present] = generator.multinomial(len(present), chances, size=draws)
+        present = np.flatnonzero(self.sum_rows(self.row_weights.numpy()) > 0.0)
+        counts = np.empty((draws, len(self.firsts)), dtype=np.int64)
+        for draw in counts:
+            chosen = present[generator.integers(len(present), size=len(present))]
+            draw[:] = np.bincount(chosen, minlength=len(draw))
         return counts
 
     def sum_rows(self, values: np.ndarray) -> np.ndarray:
