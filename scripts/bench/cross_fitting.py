@@ -75,7 +75,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--repetitions", type=int, default=300)
-    parser.add_argument("--rows", type=int, nargs="+", default=[400, 1000])
+    parser.add_argument("--rows", type=int, nargs="+", default=[400])
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
     case = next(case for case in _CASES if case.name == "chain_tuples")
