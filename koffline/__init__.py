@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from koffline.ope.cross_fit import cross_fit
     from koffline.ope.diagnose.diagnosing import diagnose
     from koffline.ope.estimate import Estimate, Interval
+    from koffline.ope.estimators.everything import estimate_all
+    from koffline.ope.estimators.table import EstimateTable
     from koffline.ope.evaluation import evaluate
     from koffline.ope.selection.ranking import PolicyRanking
     from koffline.ope.selection.selecting import select_policies
@@ -38,12 +40,14 @@ _HOME_OF = {
     "Continuous": "koffline.data.transitions",
     "Discrete": "koffline.data.transitions",
     "Estimate": "koffline.ope.estimate",
+    "EstimateTable": "koffline.ope.estimators.table",
     "Interval": "koffline.ope.estimate",
     "PolicyRanking": "koffline.ope.selection.ranking",
     "Transitions": "koffline.data.transitions",
     "bellman_test": "koffline.ope.bellman_test.front",
     "cross_fit": "koffline.ope.cross_fit",
     "diagnose": "koffline.ope.diagnose.diagnosing",
+    "estimate_all": "koffline.ope.estimators.everything",
     "evaluate": "koffline.ope.evaluation",
     "load": "koffline.algos.loading",
     "load_policy": "koffline.policies",
@@ -70,6 +74,7 @@ __all__ = [
     "Continuous",
     "Discrete",
     "Estimate",
+    "EstimateTable",
     "Interval",
     "PolicyRanking",
     "Transitions",
@@ -77,6 +82,7 @@ __all__ = [
     "cross_fit",
     "diagnose",
     "errors",
+    "estimate_all",
     "evaluate",
     "kernel_loss",
     "kernels",

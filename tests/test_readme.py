@@ -24,7 +24,10 @@ COMMANDS = [
     if line.strip()
 ]
 SNIPPETS = [text for kind, text in BLOCKS if kind == "python"]
-PAGES = [ROOT / "docs" / name for name in ("algorithms.md", "online.md", "selection.md")]
+PAGES = [
+    ROOT / "docs" / name
+    for name in ("algorithms.md", "diagnose.md", "estimators.md", "online.md", "selection.md")
+]
 PAGE_SNIPPETS = [
     text
     for page in PAGES
@@ -55,7 +58,7 @@ def test_koffline_commands_run(command: str, elsewhere: Path, monkeypatch: pytes
         assert CliRunner().invoke(cli, online, prog_name="koffline").exit_code == 0
     if arguments[0] in ("train", "sweep"):
         arguments += SHORT
-    if arguments[0] == "evaluate":
+    if arguments[0] in ("evaluate", "diagnose", "select"):
         arguments += QUICK
     if arguments[0] == "reproduce":
         shrink_experiments(monkeypatch)
@@ -78,7 +81,7 @@ def test_other_commands_are_what_they_seem(command: str) -> None:
 def test_snippets_run(snippet: str, elsewhere: Path, capsys: pytest.CaptureFixture[str]) -> None:
     exec(compile(snippet, "README.md", "exec"), {"__name__": "readme"})
     printed = capsys.readouterr().out
-    says = {"evaluate(": "bootstrap", "solve(": "tensor(", "predict(": "[["}
+    says = {"evaluate(": "bootstrap", "bellman_test(": "rejected", "solve(": "tensor(", "predict(": "[["}
     assert next(said for call, said in says.items() if call in snippet) in printed
 
 
