@@ -161,12 +161,12 @@ def test_d3rlpys_fqe_learns_a_reward_of_one():
         rewards=np.ones(400),
         terminated=np.ones(400, bool),
         truncated=np.zeros(400, bool),
-        episode_ids=None,
-        steps=None,
+        episode_ids=np.arange(400),
+        steps=np.zeros(400, int),
     )
     policy = DiscretePolicy(2, Greedy(lambda s: np.tile([0.9, 0.1], (len(s), 1))))
     fqe = leaderboard_d3rlpy.fit_fqe(ends, policy, 0.5, 0, n_steps=150)
-    assert leaderboard_d3rlpy.start_value(fqe, ends, policy) == pytest.approx(1.0, abs=0.1)
+    assert fqe.start_value(ends, policy) == pytest.approx(1.0, abs=0.1)
 
 
 def test_a_quick_run_is_kept_and_continued(tmp_path: Path, monkeypatch, capsys):

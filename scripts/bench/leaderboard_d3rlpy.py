@@ -4,12 +4,16 @@
 
 It reads koffline's buffer, which keeps the last step of truncated episodes that d3rlpy's own loses, and its
 value is averaged over the log's start states, not over d3rlpy's windows. Observations are standardised.
+Rewards are scaled down: with discrete actions it minimises Huber's loss, which beyond residuals of 1 is after
+the median and not the mean. On the noisy graph it says 3.1 without, 2.3 with, where 1.9 is true.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import time
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -21,7 +25,12 @@ from koffline.data.transitions import Discrete, Transitions
 from koffline.policies import ContinuousPolicy, DiscretePolicy, Policy
 
 # The best of the grid in `main` on development problems, none of them on the leaderboard.
-SETTINGS: dict[str, Any] = {"learning_rate": 1e-3, "target_update_interval": 20, "n_steps": 6000}
+SETTINGS: dict[str, Any] = {
+    "learning_rate": 1e-3,
+    "target_update_interval": 20,
+    "n_steps": 6000,
+    "returns": 0.3,
+}
 
 
 class _Frozen:
@@ -50,18 +59,36 @@ def is_greedy(policy: Policy, observations: np.ndarray) -> bool:
     return bool(np.all(policy.probabilities(observations).max(axis=1) > 1.0 - 1e-9))
 
 
-def fit_fqe(log: Transitions, policy: Policy, gamma: float, seed: int, **changes: Any) -> Any:
-    """A trained FQE of d3rlpy."""
+@dataclass(frozen=True)
+class FittedQ:
+    """A trained FQE of d3rlpy and what its values are to be divided by."""
+
+    fqe: Any
+    scale: float
+
+    def values(self, observations: np.ndarray, actions: np.ndarray) -> np.ndarray:
+        """Q (N,) in the log's own units."""
+        return np.asarray(self.fqe.predict_value(observations, actions)) / self.scale
+
+    def start_value(self, log: Transitions, policy: Policy) -> float:
+        """Mean over the log's start states of Q(s0, π(s0))."""
+        starts = log.initial_observations()
+        return float(self.values(starts, greedy_actions(policy, starts)).mean())
+
+
+def fit_fqe(log: Transitions, policy: Policy, gamma: float, seed: int, **changes: Any) -> FittedQ:
+    """Train it. changes: of `SETTINGS`; ``returns``: rms of the scaled returns, None: as logged."""
     settings = {**SETTINGS, **changes}
-    n_steps = settings.pop("n_steps")
+    n_steps, returns = settings.pop("n_steps"), settings.pop("returns")
+    scale = 1.0 if returns is None else returns / float(np.sqrt(np.mean(log.returns_to_go(gamma) ** 2)))
     with quiet():
         import d3rlpy
 
         d3rlpy.seed(seed)
         states = np.asarray(log.observations, dtype=np.float64)
         mean, spread = states.mean(axis=0), states.std(axis=0)
-        scale = np.where(spread > 0.0, spread, 1.0)
-        scaler = d3rlpy.preprocessing.StandardObservationScaler(mean=mean, std=scale)
+        spread = np.where(spread > 0.0, spread, 1.0)
+        scaler = d3rlpy.preprocessing.StandardObservationScaler(mean=mean, std=spread)
         config = d3rlpy.ope.FQEConfig(
             gamma=gamma,
             batch_size=256,
@@ -71,22 +98,16 @@ def fit_fqe(log: Transitions, policy: Policy, gamma: float, seed: int, **changes
         )
         discrete = isinstance(log.action_space, Discrete)
         kind = d3rlpy.ope.DiscreteFQE if discrete else d3rlpy.ope.FQE
-        # The scaler adds 1e-3 to the scale.
-        fqe = kind(_Frozen(policy, mean, scale + scaler.eps), config)
+        # The scaler adds a small number to the spread.
+        fqe = kind(_Frozen(policy, mean, spread + scaler.eps), config)
         fqe.fit(
-            ColumnarReplayBuffer(log),
+            ColumnarReplayBuffer(dataclasses.replace(log, rewards=scale * log.rewards)),
             n_steps=n_steps,
             n_steps_per_epoch=n_steps,
             show_progress=False,
             logger_adapter=d3rlpy.logging.NoopAdapterFactory(),
         )
-    return fqe
-
-
-def start_value(fqe: Any, log: Transitions, policy: Policy) -> float:
-    """Mean over the log's start states of Q(s0, π(s0))."""
-    starts = log.initial_observations()
-    return float(fqe.predict_value(starts, greedy_actions(policy, starts)).mean())
+    return FittedQ(fqe, scale)
 
 
 def main() -> None:
@@ -98,12 +119,10 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     for name in ("cartpole", "pendulum", "noisy_grid"):
-        from dataclasses import replace
-
         spec = DEVELOPMENT[name]
         target = spec.target
         greedy = Still(target.controller) if hasattr(target, "controller") else Greedy(target)
-        spec = replace(spec, target=greedy, n_starts=5000)
+        spec = dataclasses.replace(spec, target=greedy, n_starts=5000)
         problem = spec(0, options.n_rows)
         log, policy = problem.transitions(), problem.policy()
         for rate, interval, steps in (
@@ -117,7 +136,7 @@ def main() -> None:
             fqe = fit_fqe(
                 log, policy, spec.gamma, 0, learning_rate=rate, target_update_interval=interval, n_steps=steps
             )
-            error = start_value(fqe, log, policy) / problem.truth_at_starts - 1.0
+            error = fqe.start_value(log, policy) / problem.truth_at_starts - 1.0
             print(f"{name:<12} rate {rate:g}, targets every {interval}, {steps} steps: {error:+.3f}", end="")
             print(f", {time.perf_counter() - started:.0f} s", flush=True)
 

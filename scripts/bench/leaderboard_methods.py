@@ -80,7 +80,7 @@ def _d3rlpy(
     """Its answer, and its values of all actions for scope-rl's doubly robust estimator."""
     started = time.perf_counter()
     fqe = leaderboard_d3rlpy.fit_fqe(log, policy, gamma, seed, n_steps=steps)
-    value = leaderboard_d3rlpy.start_value(fqe, log, policy)
+    value = fqe.start_value(log, policy)
     seconds = time.perf_counter() - started
     if not math.isfinite(value):
         return Answer("d3rlpy FQE", "d3rlpy", seconds=seconds, reason="it diverged"), None
@@ -90,7 +90,7 @@ def _d3rlpy(
 
         def model(observations: np.ndarray) -> np.ndarray:
             each = [np.full(len(observations), action) for action in range(n)]
-            return np.stack([fqe.predict_value(observations, action) for action in each], axis=1)
+            return np.stack([fqe.values(observations, action) for action in each], axis=1)
 
     return Answer("d3rlpy FQE", "d3rlpy", value, seconds=seconds), model
 

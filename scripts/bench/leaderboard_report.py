@@ -131,12 +131,12 @@ def render_page(content: dict[str, Any]) -> str:
         "Seconds: median, one thread of a busy machine; what koffline's estimators share (the networks) is "
         "counted for the first.\n",
         f"koffline ran shorter than by default ({settings}). d3rlpy's FQE has as many hidden units and rows "
-        f"a step, standardised observations, {content['fqe_steps']} steps, a learning rate and target "
-        "updates chosen on development problems (`scripts/bench/leaderboard_d3rlpy.py`); it knows greedy "
-        "policies alone. scope-rl knows discrete actions alone; its episodes were filled up to one length; "
-        "its DR takes d3rlpy's FQE. Its learners of values and weights (MQL, MWL) are not here: their "
-        "formulas are not those of the papers they name (a squared sum of weights for a quadratic form, no "
-        "terminal states).\n",
+        "a step, standardised observations, rewards scaled down (it minimises Huber's loss), "
+        f"{content['fqe_steps']} steps, a learning rate and target updates chosen on development problems "
+        "(`scripts/bench/leaderboard_d3rlpy.py`); it knows greedy policies alone. scope-rl knows discrete "
+        "actions alone; its episodes were filled up to one length; its DR takes d3rlpy's FQE. Its learners "
+        "of values and weights (MQL, MWL) are not here: their formulas are not those of the papers they "
+        "name (a squared sum of weights for a quadratic form, no terminal states).\n",
         "![Relative errors by method](images/leaderboard.png)\n",
         "## All questions\n",
         _table(score for score in everything if score.median_error is not None),
