@@ -24,7 +24,9 @@ def estimate_by_importance(workspace: Workspace, name: str) -> PointEstimate | U
     if isinstance(episodes, str):
         return Unavailable(name, episodes)
     settings = workspace.settings
-    kind = settings.interval if settings.interval in episode_intervals.KINDS else episode_intervals.BOOTSTRAP
+    kind = (
+        settings.interval if settings.interval in episode_intervals.KINDS else episode_intervals.DEFAULT_KIND
+    )
     model = None
     if name in WITH_MODEL:
         values = workspace.row_values
