@@ -54,7 +54,7 @@ def run_estimator(workspace: Workspace, name: str) -> PointEstimate | Unavailabl
         return found
     if kind == BOOTSTRAP_PIVOT and name in FITTED:
         settings = workspace.settings
-        interval = last_layer_bootstrap(workspace.fitted, level=settings.level, seed=settings.seed)
+        interval = last_layer_bootstrap(workspace.fitted, level=settings.level, seed=settings.seed, head=name)
         return dataclasses.replace(found, interval=interval)
     return _with_result(found, system_interval(workspace, kind))
 

@@ -20,7 +20,7 @@ from koffline.ope.intervals.value_range import Feasible, feasible_set
 
 _CERTIFIED = (
     "Holds for any number of rows: {rows}; {bounds}; Q^π in the class, ‖θ − θ0‖ at most {norm:.4g} "
-    "({source}); row weights not made from what followed; {starts}."
+    "({source}); row weights, standardisation and bandwidth not made from what followed; {starts}."
 )
 _SIMULTANEOUS = (
     "Asymptotic: all parameters whose kernel loss a wild bootstrap of the residuals explains, so it holds "

@@ -10,7 +10,7 @@ from torch import Tensor
 from koffline.errors import KofflineError
 from koffline.ope.blocks import row_blocks
 from koffline.ope.fitted import LSTD_RIDGE, FittedValues
-from koffline.ope.interval import Interval, check_level
+from koffline.ope.interval import Interval
 from koffline.ope.intervals.kinds import BOOTSTRAP_PIVOT
 from koffline.ope.intervals.resampling import (
     LinearEquation,
@@ -19,6 +19,7 @@ from koffline.ope.intervals.resampling import (
     resample_values,
     usable,
 )
+from koffline.ope.intervals.settings import enough_draws
 from koffline.ope.last_layer import accumulate_systems
 from koffline.replicas import StackedMLP
 from koffline.solvers.last_layer import last_layer, last_layer_features
@@ -32,7 +33,11 @@ _ASSUMPTIONS = (
 
 @torch.no_grad()
 def last_layer_bootstrap(
-    fitted: FittedValues, draws: int = 999, level: float = 0.95, seed: int = 0, head: str | None = None
+    fitted: FittedValues,
+    draws: int | None = None,
+    level: float = 0.95,
+    seed: int = 0,
+    head: str | None = None,
 ) -> Interval:
     """[2Ĵ − q_high, 2Ĵ − q_low] over resampled episodes, from the networks trained on the whole log.
 
@@ -42,7 +47,7 @@ def last_layer_bootstrap(
     Raises KofflineError when all of these networks diverged.
     (Hao et al. 2021)
     """
-    check_level(level)
+    draws = enough_draws(level) if draws is None else draws
     head = head or fitted.head
     problem, full = fitted.problem, fitted.ensemble.full
     alive = np.flatnonzero(fitted.alive[:full])

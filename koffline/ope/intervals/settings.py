@@ -10,6 +10,7 @@ from koffline.ope.features import FeatureSystem
 from koffline.ope.interval import check_level
 from koffline.ope.intervals.concentration import target_range
 
+DRAWS = 999
 NORM_FACTOR = 2.0  # the default ρ is this multiple of the fitted norm
 NORM_RIDGE = 1e-4  # the ridge of the fit behind it, relative to the mean curvature
 
@@ -28,7 +29,7 @@ class KernelIntervalSettings:
     norm_bound: float | None = None
     value_bounds: tuple[float, float] | None = None
     reward_bounds: tuple[float, float] | None = None
-    draws: int = 999
+    draws: int = DRAWS
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -38,19 +39,15 @@ class KernelIntervalSettings:
         for name, bounds in (("value_bounds", self.value_bounds), ("reward_bounds", self.reward_bounds)):
             if bounds is not None and not -math.inf < bounds[0] <= bounds[1] < math.inf:
                 raise ConfigError(f"{name} is {bounds}; give two finite numbers, the lower first")
-        if self.draws < self.fewest_draws:
+        fewest = fewest_draws(self.level)
+        if self.draws < fewest:
             raise ConfigError(
-                f"draws is {self.draws}, too few for level {self.level:g}; give {self.fewest_draws} or more"
+                f"draws is {self.draws}, too few for level {self.level:g}; give {fewest} or more"
             )
-
-    @property
-    def fewest_draws(self) -> int:
-        """So many draws that both tails of the level hold one."""
-        return math.ceil(2.0 / (1.0 - self.level) - 1e-9) - 1
 
     def for_alarm(self, draws: int) -> KernelIntervalSettings:
         """The same with fewer draws, where the level allows it."""
-        return replace(self, draws=max(self.fewest_draws, min(self.draws, draws)))
+        return replace(self, draws=max(fewest_draws(self.level), min(self.draws, draws)))
 
     @property
     def delta(self) -> float:
@@ -74,3 +71,14 @@ class KernelIntervalSettings:
         source = "given" if self.value_bounds is not None else "what logged rewards and γ imply"
         rewards = "given bounds" if self.reward_bounds is not None else "those seen in the log"
         return f"rewards within {rewards}, values within [{low:.4g}, {high:.4g}] ({source})"
+
+
+def fewest_draws(level: float) -> int:
+    """So many draws that both tails of the level hold one."""
+    return math.ceil(2.0 / (1.0 - level) - 1e-9) - 1
+
+
+def enough_draws(level: float) -> int:
+    """The default number of draws, or more where the level needs them. Raises ConfigError."""
+    check_level(level)
+    return max(DRAWS, fewest_draws(level))

@@ -114,6 +114,16 @@ def test_every_kind_has_one_entry(kind: str) -> None:
     assert low <= result.interval.low <= result.interval.high <= high
 
 
+def test_high_levels_get_the_draws_they_need() -> None:
+    _, system = finite_system("chain_tuples", rows=300)
+    result = make_interval("bootstrap-pivot", system, level=0.9995)
+    assert result.details["draws"] == 3999
+    with pytest.raises(ConfigError, match="give 3999 or more"):
+        make_interval("bootstrap-pivot", system, level=0.9995, draws=999)
+    with pytest.raises(ConfigError, match="level is 2"):
+        make_interval("bootstrap-pivot", system, level=2.0)
+
+
 def test_unknown_kinds_are_refused() -> None:
     with pytest.raises(ConfigError, match="give one of bootstrap-pivot"):
         make_interval("kernel", small_system())
