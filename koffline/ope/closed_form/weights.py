@@ -82,7 +82,7 @@ def describe_weights(system: FeatureSystem, weights: Float[np.ndarray, " row"]) 
         effective_units=_effective(by_unit),
         mass=normalising_mass(system, omega),
         imbalance=float(np.linalg.norm(gap) / max(np.linalg.norm(start), np.finfo(float).tiny)),
-        negative_share=float(-used[used < 0.0].sum() / size),
+        negative_share=float(np.abs(used[used < 0.0]).sum() / size),
         largest_share=float(np.abs(used).max() / size),
     )
 
