@@ -78,7 +78,7 @@ def test_weights_that_are_none(weights, sentence):
 
 def test_values_of_another_log():
     system = small_system("discrete")
-    with pytest.raises(DataError, match=r"values.now has shape \(59,\)"):
+    with pytest.raises(DataError, match="59"):
         drl(system, dataclasses.replace(zeros(system), now=np.zeros(59)), np.ones(60))
 
 
