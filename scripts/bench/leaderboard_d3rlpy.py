@@ -5,7 +5,7 @@
 It reads koffline's buffer, which keeps the last step of truncated episodes that d3rlpy's own loses, and its
 value is averaged over the log's start states, not over d3rlpy's windows. Observations are standardised.
 Rewards are scaled down: with discrete actions it minimises Huber's loss, which beyond residuals of 1 is after
-the median and not the mean. On the noisy graph it says 3.1 without, 2.3 with, where 1.9 is true.
+the median and not the mean: on the development set's noisy grid it errs by 68 % without, by 7 % with.
 """
 
 from __future__ import annotations
@@ -125,20 +125,24 @@ def main() -> None:
         spec = dataclasses.replace(spec, target=greedy, n_starts=5000)
         problem = spec(0, options.n_rows)
         log, policy = problem.transitions(), problem.policy()
-        for rate, interval, steps in (
-            (1e-4, 100, 10_000),
-            (1e-3, 100, 6000),
-            (1e-3, 20, 6000),
-            (1e-3, 10, 6000),
-            (3e-3, 20, 6000),
+        for rate, interval, steps, returns in (
+            (1e-4, 100, 10_000, None),  # d3rlpy's own rate and interval
+            (1e-3, 100, 6000, None),
+            (1e-3, 20, 6000, None),
+            (1e-3, 20, 6000, 0.3),
+            (1e-3, 10, 6000, 0.3),
+            (3e-3, 20, 6000, 0.3),
         ):
+            changes = {
+                "learning_rate": rate,
+                "target_update_interval": interval,
+                "n_steps": steps,
+                "returns": returns,
+            }
             started = time.perf_counter()
-            fqe = fit_fqe(
-                log, policy, spec.gamma, 0, learning_rate=rate, target_update_interval=interval, n_steps=steps
-            )
+            fqe = fit_fqe(log, policy, spec.gamma, 0, **changes)
             error = fqe.start_value(log, policy) / problem.truth_at_starts - 1.0
-            print(f"{name:<12} rate {rate:g}, targets every {interval}, {steps} steps: {error:+.3f}", end="")
-            print(f", {time.perf_counter() - started:.0f} s", flush=True)
+            print(f"{name:<12}{changes}: {error:+.3f}, {time.perf_counter() - started:.0f} s", flush=True)
 
 
 if __name__ == "__main__":
