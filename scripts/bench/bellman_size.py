@@ -228,12 +228,18 @@ def cells(repetitions: int, sizes: Sequence[int]) -> Iterator[Cell]:
             yield Cell("iid", "fitted elsewhere", 2 * n, repetitions, methods=fast)
 
 
-def kept_rows(path: Path | None, sizes: Sequence[int]) -> list[dict[str, Any]]:
+def kept_rows(path: Path | None, made: Sequence[Cell]) -> list[dict[str, Any]]:
     """Rows of an earlier run that this one does not make anew."""
     if path is None or not path.is_file():
         return []
     rows: list[dict[str, Any]] = json.loads(path.read_text())["rows"]
-    return [row for row in rows if (row["n"] if row["error"] != "fitted elsewhere" else 300) not in sizes]
+    new = [identity(dataclasses.asdict(cell)) for cell in made]
+    return [row for row in rows if identity(row) not in new]
+
+
+def identity(row: dict[str, Any]) -> list[Any]:
+    """What tells one line from another."""
+    return [row[name] for name in ("data", "error", "n", "window", "multipliers", "state_function")]
 
 
 def measure_time(n: int) -> None:
@@ -253,6 +259,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repetitions", type=int, default=500, help="of every line")
     parser.add_argument("--sizes", type=int, nargs="+", default=list(SIZES), help="only these n; others stay")
+    parser.add_argument("--multipliers", help="only these: step or block")
     parser.add_argument("--time", type=int, metavar="N", help="only measure the time of one test of N rows")
     parser.add_argument("--out", type=Path, help="JSON file for the rows")
     arguments = parser.parse_args()
@@ -260,8 +267,13 @@ def main() -> None:
     if arguments.time:
         measure_time(arguments.time)
         return
-    rows = kept_rows(arguments.out, arguments.sizes)
-    for cell in cells(arguments.repetitions, arguments.sizes):
+    chosen = [
+        cell
+        for cell in cells(arguments.repetitions, arguments.sizes)
+        if arguments.multipliers in (cell.multipliers, None)
+    ]
+    rows = kept_rows(arguments.out, chosen)
+    for cell in chosen:
         rows.append(study(cell))
         shown = "  ".join(f"{m} {r['rate']:.3f}" for m, r in rows[-1]["methods"].items())
         print(

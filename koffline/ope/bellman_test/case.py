@@ -67,6 +67,11 @@ class BellmanCase:
         return int(np.count_nonzero(np.diff(self.scores.indptr)))
 
     @property
+    def smallest_p_value(self) -> float:
+        """That random signs can give: all equal, or all opposite."""
+        return 2.0 ** (1 - self.units)
+
+    @property
     def window_residuals(self) -> Float[np.ndarray, " row"]:
         """Residuals over the window, (N,)."""
         return np.asarray(self.windows.T @ self.columns.residuals)
@@ -132,10 +137,10 @@ def _doubts(case: BellmanCase) -> list[str]:
     what = "rows" if case.settings.window == 1 or case.settings.multipliers == STEP else "blocks of windows"
     if units == 0:
         found.append("Every residual is exactly zero: there is nothing to test.")
-    elif 2.0 ** (1 - units) > level:
+    elif case.smallest_p_value > level:
         found.append(
             f"{units} {what} with a residual are too few for level {level:g}: random signs cannot give a "
-            f"p-value below {2.0 ** (1 - units):.2g}, so that nothing can be rejected; use more rows."
+            f"p-value below {case.smallest_p_value:.2g}, so that nothing can be rejected; use more rows."
         )
     elif units < _FEW_UNITS:
         found.append(f"Only {units} {what} have a residual: the level is only roughly kept.")

@@ -21,6 +21,7 @@ from koffline.ope.bellman_test.settings import (
     EXACT_ROWS,
     MOST_EXACT_ROWS,
     STEP,
+    WILD,
     BellmanSettings,
     make_settings,
 )
@@ -111,14 +112,15 @@ def _of_law(case: BellmanCase, form: QuadraticForm, law: NullLaw) -> dict[str, A
     """p-value and power; a constant error has the unit of the return, a function error counts itself."""
     given, scale = case.settings.alternative, case.problem.reward_scale
     shift = 1.0 if callable(given) else float(given) * scale
+    hopeless = case.settings.method == WILD and case.smallest_p_value > case.settings.level
     named = "the error given as alternative" if callable(given) else f"an error of {shift:.3g} everywhere"
     return {
         "statistic": form.statistic,
         "p_value": law.p_value(form.statistic),
-        "power": law.power(shift),
+        "power": 0.0 if hopeless else law.power(shift),
         "alternative": shift,
         "alternative_name": named,
-        "detectable": detectable_shift(law, shift),
+        "detectable": None if hopeless else detectable_shift(law, shift),
     }
 
 

@@ -115,6 +115,7 @@ def test_zero_residuals_are_said() -> None:
 def test_too_few_rows_are_said() -> None:
     result = koffline.bellman_test(lambda s, a: s[:, 0], five_rows(), ONLY_ACTION, 0.9)
     assert any("too few for level 0.05" in sentence for sentence in result.warnings)
+    assert (result.power, result.detectable) == (0.0, None)
     log = discrete_log(20, 10)
     assert any("only roughly" in w for w in koffline.bellman_test(simple_q, log, SOFT, 0.9).warnings)
     blocks = koffline.bellman_test(simple_q, log, SOFT, 0.9, window=2, on_policy=True, multipliers="block")
