@@ -1,17 +1,12 @@
-"""Values of every logged row by networks that have not seen its episode, for doubly robust estimators."""
+"""What a value function says about the rows of a log."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 import numpy as np
-import torch
-from torch import Tensor
 
-from koffline.ope.blocks import row_blocks
-from koffline.ope.fitted import FittedValues
-from koffline.ope.learning import start_values
-from koffline.ope.residuals import compute_values
+from koffline.errors import DataError
 
 
 @dataclass(frozen=True, eq=False)
@@ -20,55 +15,31 @@ class RowValues:
 
     ``now (N,)``: Q(s, a). ``later (N,)``: E_{a'~π} Q(s', a'), not discounted, whatever ``terminated`` says.
     ``starts (E,)``: E_{a~π} Q(s0, a). ``unseen``: share of rows whose values come from models that were not
-    trained on their episode.
+    trained on their episode. ``notes`` say what else a reader must know of the model. Raises DataError for
+    numbers that are not finite.
     """
 
     now: np.ndarray
     later: np.ndarray
     starts: np.ndarray
-    unseen: float
+    unseen: float = 1.0
+    notes: tuple[str, ...] = ()
 
+    def __post_init__(self) -> None:
+        for name in ("now", "later", "starts"):
+            array = np.asarray(getattr(self, name), dtype=np.float64)
+            if array.ndim != 1 or not np.isfinite(array).all():
+                raise DataError(
+                    f"the model's values ({name}) have shape {array.shape} or are not finite; "
+                    "give one number per row or episode"
+                )
+            object.__setattr__(self, name, array)
 
-def out_of_bag_values(fitted: FittedValues, head: str = "kloss") -> RowValues:
-    """Means over the resampled replicas that did not draw a row's episode: cross-fitting at no extra cost.
-
-    Rows that every replica drew (a few in a hundred with 12 replicas: 0.63^12 = 0.4 %) get the mean over all
-    resampled replicas. Start states of the log belong to their episode; those from outside were seen by none.
-    """
-    full, problem = fitted.ensemble.full, fitted.problem
-    chosen = np.flatnonzero(fitted.alive[full:]) + full
-    network = fitted.heads[head].select(chosen.tolist())
-    left_out = (fitted.ensemble.row_counts[chosen] == 0).double()  # (R', N)
-    share = _shares(left_out)
-    now: list[Tensor] = []
-    later: list[Tensor] = []
-    for rows in row_blocks(network, len(fitted.table), fitted.table.draws):
-        table = fitted.table
-        for parts, inputs, readout in (
-            (now, table.inputs, table.readout),
-            (later, table.next_inputs, table.next_readout),
-        ):
-            values = compute_values(network, inputs, readout, rows)
-            parts.append((values.cpu() * share[:, rows]).sum(dim=0))
-    low, high = problem.value_bounds
-    starts = start_values(network, problem).cpu()  # (R', E), already in units of the return
-    if problem.fixed_starts:
-        start_mean = starts.mean(dim=0)
-    else:
-        start_mean = (starts * share[:, problem.episode_starts.tolist()]).sum(dim=0)
-    return RowValues(
-        now=_bounded(now, low, high) * problem.reward_scale,
-        later=_bounded(later, low, high) * problem.reward_scale,
-        starts=start_mean.numpy(),
-        unseen=float((left_out.sum(dim=0) > 0).double().mean()),
-    )
-
-
-def _shares(left_out: Tensor) -> Tensor:
-    """Weights (R', N) that average over the replicas which left a row out, over all where none did."""
-    weights = torch.where(left_out.sum(dim=0, keepdim=True) > 0, left_out, 1.0)
-    return weights / weights.sum(dim=0, keepdim=True)
-
-
-def _bounded(parts: list[Tensor], low: float, high: float) -> np.ndarray:
-    return torch.cat(parts).double().clamp(low, high).numpy()
+    def check_sizes(self, n_rows: int, n_starts: int) -> None:
+        """DataError unless there is one value per row and per start state of the log."""
+        found = len(self.now), len(self.later), len(self.starts)
+        if found != (n_rows, n_rows, n_starts):
+            raise DataError(
+                f"the model's values have lengths {found}, the log {n_rows} rows and {n_starts} starts; "
+                "ask the model at the log's own rows and first states"
+            )

@@ -20,9 +20,10 @@ from koffline.ope.features import (
 from koffline.ope.fitted import FittedValues, fit_value_functions
 from koffline.ope.importance.problem import EpisodeProblem, prepare_episodes
 from koffline.ope.learning import Ensemble, draw_ensemble, fit_features, make_table
+from koffline.ope.out_of_bag import out_of_bag_values
 from koffline.ope.problem import EvaluationProblem, prepare_problem
 from koffline.ope.residuals import ResidualSummary, summarise_residuals
-from koffline.ope.row_values import RowValues, out_of_bag_values
+from koffline.ope.row_values import RowValues
 from koffline.policies import ContinuousPolicy, DiscretePolicy
 from koffline.solvers.features import FeatureMap
 

@@ -10,7 +10,7 @@ from koffline.ope.bellman_test.witness import WitnessMap, WitnessValues
 from koffline.ope.diagnose.diagnosis import Diagnosis
 from koffline.ope.diagnose.findings import describe_action, describe_place
 from koffline.ope.diagnose.profiles import Profile
-from koffline.report.plots import _STYLE, ACCENT, INK, SOFT, WARM, _figure
+from koffline.report.plots import ACCENT, INK, SOFT, STYLE, WARM, make_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -53,7 +53,7 @@ def plot_maps(diagnosis: Diagnosis) -> Figure:
     rows = -(-len(maps) // columns)
     limit = max(max(_largest(one.values) for one in maps), 1e-12)
     threshold = diagnosis.regions[0].threshold if diagnosis.regions else np.inf
-    with mpl.rc_context({**_STYLE, "hatch.color": "#52606d", "hatch.linewidth": 0.3}):
+    with mpl.rc_context({**STYLE, "hatch.color": "#52606d", "hatch.linewidth": 0.3}):
         figure = Figure(figsize=(2.2 + 3.1 * columns, 0.7 + 2.9 * rows), layout="constrained")
         panels = np.atleast_1d(figure.subplots(rows, columns, squeeze=False).ravel())
         for panel in panels[len(maps) :]:
@@ -82,7 +82,7 @@ def plot_lines(diagnosis: Diagnosis) -> Figure:
         axes.set_ylabel("mean Bellman residual")
         axes.legend(frameon=False)
 
-    return _figure(draw, width=7.0)
+    return make_figure(draw, width=7.0)
 
 
 def plot_regions(diagnosis: Diagnosis) -> Figure:
@@ -101,7 +101,7 @@ def plot_regions(diagnosis: Diagnosis) -> Figure:
         axes.set_xlabel("mean Bellman residual (reward units)")
         axes.grid(visible=False, axis="y")
 
-    return _figure(draw, width=7.6, height=1.2 + 0.55 * len(regions))
+    return make_figure(draw, width=7.6, height=1.2 + 0.55 * len(regions))
 
 
 def plot_profile(profile: Profile, label: str) -> Figure:
@@ -128,7 +128,7 @@ def plot_profile(profile: Profile, label: str) -> Figure:
         axes.set_ylabel("Bellman residual")
         axes.legend(frameon=False)
 
-    return _figure(draw)
+    return make_figure(draw)
 
 
 def plot_residuals(diagnosis: Diagnosis) -> Figure:
@@ -147,7 +147,7 @@ def plot_residuals(diagnosis: Diagnosis) -> Figure:
         axes.set_ylabel("rows")
         axes.legend(frameon=False)
 
-    return _figure(draw)
+    return make_figure(draw)
 
 
 def plot_coverage(diagnosis: Diagnosis) -> Figure:
@@ -170,7 +170,7 @@ def plot_coverage(diagnosis: Diagnosis) -> Figure:
         axes.set_ylabel("sampled state-actions")
         axes.legend(frameon=False)
 
-    return _figure(draw)
+    return make_figure(draw)
 
 
 def _draw_map(axes: Any, one: WitnessMap, limit: float, threshold: float) -> Any:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 INK, ACCENT, SOFT, WARM = "#1f2933", "#1769aa", "#9fb3c8", "#c2410c"
-_STYLE: dict[Any, Any] = {
+STYLE: dict[Any, Any] = {
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.edgecolor": "#7b8794",
@@ -34,7 +34,7 @@ def make_figure(draw: Callable[[Axes], None], width: float = 6.0, height: float 
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
-    with mpl.rc_context(_STYLE):
+    with mpl.rc_context(STYLE):
         figure = Figure(figsize=(width, height), layout="constrained")
         draw(figure.add_subplot())
         return figure
@@ -157,5 +157,3 @@ def _curves(axes: Axes, evidence: Evidence, curves: np.ndarray) -> None:
     if "resampled" in evidence.replica_roles:
         axes.plot([], [], color=SOFT, lw=0.8, label="trained on resampled episodes")
     axes.set_xlabel("gradient steps")
-
-_figure = make_figure

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from koffline.ope.selection.ranking import PolicyRanking, RankedPolicy
-from koffline.report.plots import ACCENT, INK, SOFT, WARM, _figure
+from koffline.report.plots import ACCENT, INK, SOFT, WARM, make_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -35,7 +35,7 @@ def plot_ranking(ranking: PolicyRanking) -> Figure:
         axes.set_xlabel(f"expected discounted return (γ = {ranking.gamma:g})")
         axes.grid(visible=False, axis="y")
 
-    return _figure(draw, width=7.6, height=1.4 + 0.42 * len(policies))
+    return make_figure(draw, width=7.6, height=1.4 + 0.42 * len(policies))
 
 
 def plot_differences(ranking: PolicyRanking) -> Figure:
@@ -64,7 +64,7 @@ def plot_differences(ranking: PolicyRanking) -> Figure:
         axes.set_xlabel("worth less")
         axes.set_ylabel("worth more")
 
-    return _figure(draw, width=3.4 + 0.65 * len(policies), height=1.4 + 0.42 * len(policies))
+    return make_figure(draw, width=3.4 + 0.65 * len(policies), height=1.4 + 0.42 * len(policies))
 
 
 def plot_truths(ranking: PolicyRanking) -> Figure:
@@ -82,7 +82,7 @@ def plot_truths(ranking: PolicyRanking) -> Figure:
         axes.set_ylabel("estimate")
         axes.legend(frameon=False)
 
-    return _figure(draw)
+    return make_figure(draw)
 
 
 def short_name(name: str) -> str:

@@ -47,17 +47,12 @@ def doubly_robust_value(
     Raises DataError when arrays do not fit the log.
     """
     omega = np.asarray(weights, dtype=np.float64)
-    now, later, starts = (
-        np.asarray(part, dtype=np.float64) for part in (values.now, values.later, values.starts)
-    )
-    for name, part, size in (
-        ("weights", omega, len(system)),
-        ("values.now", now, len(system)),
-        ("values.later", later, len(system)),
-        ("values.starts", starts, len(system.start_weights)),
-    ):
-        if part.shape != (size,) or not np.isfinite(part).all():
-            raise DataError(f"{name} has shape {part.shape} or is not finite; give ({size},) finite numbers")
+    if omega.shape != (len(system),) or not np.isfinite(omega).all():
+        raise DataError(
+            f"weights has shape {omega.shape} or is not finite; give ({len(system)},) finite numbers"
+        )
+    values.check_sizes(len(system), len(system.start_weights))
+    now, later, starts = values.now, values.later, values.starts
     residuals = system.rewards.numpy() + system.discounts.numpy() * later - now
     row_weights, start_weights = system.row_weights.numpy(), system.start_weights.numpy()
     base = float(start_weights @ starts / start_weights.sum())

@@ -6,7 +6,6 @@ from koffline.ope.closed_form.estimates import CLOSED_FORMS
 from koffline.ope.closed_form.estimates import drl as doubly_robust_closed_form
 from koffline.ope.importance import episode_intervals
 from koffline.ope.importance.episode_estimates import WITH_MODEL, estimate_one
-from koffline.ope.importance.estimators import ModelValues
 from koffline.ope.importance.unavailable import Unavailable
 from koffline.ope.point_estimate import PointEstimate
 from koffline.ope.workspace import Workspace
@@ -27,10 +26,7 @@ def estimate_by_importance(workspace: Workspace, name: str) -> PointEstimate | U
     kind = (
         settings.interval if settings.interval in episode_intervals.KINDS else episode_intervals.DEFAULT_KIND
     )
-    model = None
-    if name in WITH_MODEL:
-        values = workspace.row_values
-        model = ModelValues(values.now, values.later, values.starts)
+    model = workspace.row_values if name in WITH_MODEL else None
     return estimate_one(name, episodes, model, settings.level, kind, seed=settings.seed)
 
 

@@ -11,7 +11,6 @@ from koffline.data.transitions import Transitions
 from koffline.errors import ConfigError, DataError, PolicyError, nearest_name
 from koffline.ope.importance import episode_intervals as intervals
 from koffline.ope.importance import estimators
-from koffline.ope.importance.estimators import ModelValues
 from koffline.ope.importance.magic import Blend, magic
 from koffline.ope.importance.problem import EpisodeProblem, prepare_episodes
 from koffline.ope.importance.ratios import AUTO
@@ -20,6 +19,7 @@ from koffline.ope.importance.unavailable import Unavailable
 from koffline.ope.interval import Interval, check_level
 from koffline.ope.point_estimate import PointEstimate
 from koffline.ope.provenance import check_held_out
+from koffline.ope.row_values import RowValues
 from koffline.ope.value_functions import ValueFunction
 from koffline.policies import ContinuousPolicy, DiscretePolicy
 
@@ -43,7 +43,7 @@ def episode_estimates(
     policy: DiscretePolicy | ContinuousPolicy,
     gamma: float,
     *,
-    q: ValueFunction | ModelValues | None = None,
+    q: ValueFunction | RowValues | None = None,
     names: Iterable[str] = NAMES,
     level: float = 0.95,
     interval: str = intervals.DEFAULT_KIND,
@@ -80,17 +80,17 @@ def episode_estimates(
 
 
 def model_values(
-    q: ValueFunction | ModelValues,
+    q: ValueFunction | RowValues,
     transitions: Transitions,
     policy: DiscretePolicy | ContinuousPolicy,
     action_draws: int = 8,
     seed: int = 0,
-) -> ModelValues:
+) -> RowValues:
     """q(s, a), v(s') and v(s_0) of a log, with a note where q may have been fitted to its rows."""
-    if isinstance(q, ModelValues):
+    if isinstance(q, RowValues):
         return q
     generator = np.random.default_rng([seed, 12])
-    return ModelValues(
+    return RowValues(
         now=q.values(transitions.observations, np.asarray(transitions.actions)),
         later=q.expected(transitions.next_observations, policy, action_draws, generator),
         starts=q.expected(transitions.initial_observations(), policy, action_draws, generator),
@@ -101,7 +101,7 @@ def model_values(
 def estimate_one(
     name: str,
     problem: EpisodeProblem,
-    model: ModelValues | None,
+    model: RowValues | None,
     level: float = 0.95,
     interval: str = intervals.DEFAULT_KIND,
     draws: int = BOOTSTRAP_DRAWS,
@@ -140,7 +140,7 @@ def estimate_one(
 def make_statistic(
     name: str,
     problem: EpisodeProblem,
-    model: ModelValues | None,
+    model: RowValues | None,
     draws: int,
     generator: np.random.Generator,
 ) -> EpisodeStatistic | Blend:
@@ -220,7 +220,7 @@ def _notes_of(q: ValueFunction, transitions: Transitions) -> tuple[str, ...]:
     return (f"The value function {q.name} may have seen these episodes: intervals leave its own error out.",)
 
 
-def _why_not(name: str, problem: EpisodeProblem, model: ModelValues | None) -> str | None:
+def _why_not(name: str, problem: EpisodeProblem, model: RowValues | None) -> str | None:
     """Why an estimator has nothing to say, None where it has."""
     if name in WITH_MODEL and model is None:
         return "it needs a value function of the policy; give q, for instance one fitted by kloss or fqe"
@@ -237,7 +237,7 @@ def _why_not(name: str, problem: EpisodeProblem, model: ModelValues | None) -> s
 def _warnings(
     name: str,
     problem: EpisodeProblem,
-    model: ModelValues | None,
+    model: RowValues | None,
     size: float,
     interval: str,
     found: dict[str, Interval],

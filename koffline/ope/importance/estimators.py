@@ -2,48 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 from jaxtyping import Float
 
-from koffline.errors import DataError
 from koffline.ope.importance.statistics import StepwiseMean, WeightedMean, plain_mean
 from koffline.ope.importance.weights import EpisodeWeights
-
-
-@dataclass(frozen=True, eq=False)
-class ModelValues:
-    """What a value function says about a log: q(s, a) and v(s') of each row, v(s_0) of each episode.
-
-    v is the expectation of q under the policy, not discounted and whatever ``terminated`` says. ``notes``
-    say what a reader must know of the model, for instance that it saw these rows. Raises DataError for
-    numbers that are not finite.
-    """
-
-    now: np.ndarray
-    later: np.ndarray
-    starts: np.ndarray
-    notes: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        for name in ("now", "later", "starts"):
-            array = np.asarray(getattr(self, name), dtype=np.float64)
-            if array.ndim != 1 or not np.isfinite(array).all():
-                raise DataError(
-                    f"the model's values ({name}) have shape {array.shape} or are not finite; "
-                    "give one number per row or episode"
-                )
-            object.__setattr__(self, name, array)
-
-    def check_sizes(self, n_rows: int, n_episodes: int) -> None:
-        """DataError unless there is one value per row and per episode of the log."""
-        found = len(self.now), len(self.later), len(self.starts)
-        if found != (n_rows, n_rows, n_episodes):
-            raise DataError(
-                f"the model's values have lengths {found}, the log {n_rows} rows and {n_episodes} episodes; "
-                "ask the model at the log's own rows and first states"
-            )
 
 
 def trajectory_is(weights: EpisodeWeights, rewards: Float[np.ndarray, " row"], gamma: float) -> WeightedMean:
@@ -78,7 +41,7 @@ def doubly_robust(
     rewards: Float[np.ndarray, " row"],
     discounts: Float[np.ndarray, " row"],
     gamma: float,
-    model: ModelValues,
+    model: RowValues,
 ) -> WeightedMean:
     """J = mean of v(s_0) + Σ_t γ^t w_t (r_t + discount_t v(s_{t+1}) − q(s_t, a_t)).
 
@@ -97,7 +60,7 @@ def weighted_doubly_robust(
     rewards: Float[np.ndarray, " row"],
     discounts: Float[np.ndarray, " row"],
     gamma: float,
-    model: ModelValues,
+    model: RowValues,
 ) -> StepwiseMean:
     """As ``doubly_robust`` with weights normalised at each step. (Thomas and Brunskill 2016, section 5)"""
     model.check_sizes(len(rewards), weights.n_episodes)
@@ -106,7 +69,7 @@ def weighted_doubly_robust(
 
 
 def temporal_differences(
-    rewards: Float[np.ndarray, " row"], discounts: Float[np.ndarray, " row"], model: ModelValues
+    rewards: Float[np.ndarray, " row"], discounts: Float[np.ndarray, " row"], model: RowValues
 ) -> Float[np.ndarray, " row"]:
     """(N,) r + discount · v(s') − q(s, a)."""
     return rewards + discounts * model.later - model.now

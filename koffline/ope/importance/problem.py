@@ -11,9 +11,9 @@ from jaxtyping import Bool, Float
 
 from koffline.data.transitions import Transitions
 from koffline.errors import ConfigError, DataError
-from koffline.ope.importance.estimators import ModelValues
 from koffline.ope.importance.ratios import AUTO, Ratios, importance_ratios
 from koffline.ope.importance.weights import EpisodeWeights, effective_size, make_weights
+from koffline.ope.row_values import RowValues
 from koffline.policies import ContinuousPolicy, DiscretePolicy
 
 _CURVE_POINTS = 50
@@ -63,13 +63,14 @@ class EpisodeProblem:
         powers = self.gamma ** np.arange(self.weights.horizon)
         return float(powers @ self.weights.effective_sizes / powers.sum())
 
-    def select(self, model: ModelValues) -> ModelValues:
+    def select(self, model: RowValues) -> RowValues:
         """The model's values of the rows and episodes that count. Raises DataError for wrong lengths."""
         model.check_sizes(len(self.counted), len(self.counted_episodes))
-        return ModelValues(
+        return RowValues(
             model.now[self.counted],
             model.later[self.counted],
             model.starts[self.counted_episodes],
+            model.unseen,
             model.notes,
         )
 

@@ -8,8 +8,8 @@ import numpy as np
 
 from koffline.data.transitions import Discrete, Transitions
 from koffline.envs.finite import FiniteMDP
-from koffline.ope.importance.estimators import ModelValues
 from koffline.ope.importance.weights import EpisodeWeights, make_weights
+from koffline.ope.row_values import RowValues
 from koffline.policies import DiscretePolicy
 
 
@@ -19,7 +19,7 @@ class Case:
 
     transitions: Transitions
     log_ratios: np.ndarray
-    model: ModelValues
+    model: RowValues
     gamma: float
 
     @property
@@ -72,7 +72,7 @@ def random_case(seed: int = 0, n_episodes: int = 9, longest: int = 6, zeros: boo
     if zeros:
         log_ratios[generator.random(rows) < 0.2] = -np.inf
     # v(s_{t+1}) of a row is v(s) of the next: the reference has one number for both.
-    model = ModelValues(
+    model = RowValues(
         generator.standard_normal(rows),
         generator.standard_normal(rows),
         generator.standard_normal(n_episodes),

@@ -11,8 +11,8 @@ import pytest
 from koffline.data.transitions import Discrete, Transitions
 from koffline.ope.importance.episode_estimates import make_statistic
 from koffline.ope.importance.episode_intervals import CERTIFIED_KINDS, certified_interval, student_interval
-from koffline.ope.importance.estimators import ModelValues
 from koffline.ope.importance.problem import prepare_episodes
+from koffline.ope.row_values import RowValues
 from koffline.policies import DiscretePolicy
 from tests.ope.importance.cases import Enumerated, enumerated
 
@@ -20,7 +20,7 @@ LOGS, EPISODES, GAMMA = 300, 200, 0.9
 BEHAVIOR = np.array([[0.5, 0.5], [0.3, 0.7], [0.5, 0.5]])
 
 
-def draw(world: Enumerated, seed: int) -> tuple[Transitions, ModelValues]:
+def draw(world: Enumerated, seed: int) -> tuple[Transitions, RowValues]:
     """A log of whole episodes and a model that is 30 % too small."""
     mdp = world.mdp
     sample = mdp.sample_episodes(EPISODES, BEHAVIOR, 500, np.random.default_rng(seed))
@@ -39,7 +39,7 @@ def draw(world: Enumerated, seed: int) -> tuple[Transitions, ModelValues]:
     q, v = mdp.action_values(world.target, GAMMA), mdp.state_values(world.target, GAMMA)
     starts = sample.states[log.episode_starts]
     now, later = q[sample.states, sample.actions], v[sample.next_states]
-    return log, ModelValues(0.7 * now, 0.7 * later, 0.7 * v[starts])
+    return log, RowValues(0.7 * now, 0.7 * later, 0.7 * v[starts])
 
 
 @pytest.mark.slow

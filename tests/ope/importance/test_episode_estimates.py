@@ -13,9 +13,9 @@ from koffline.data.transitions import Transitions
 from koffline.errors import ConfigError, DataError
 from koffline.ope.importance.episode_estimates import NAMES, WITH_MODEL, WITHOUT_MODEL, episode_estimates
 from koffline.ope.importance.episode_intervals import CERTIFIED_KINDS, HOEFFDING, KINDS, STUDENT_T
-from koffline.ope.importance.estimators import ModelValues
 from koffline.ope.importance.unavailable import Unavailable
 from koffline.ope.point_estimate import PointEstimate
+from koffline.ope.row_values import RowValues
 from koffline.ope.value_functions import ValueFunction, as_value_function
 from koffline.policies import ContinuousPolicy, DiscretePolicy
 from tests.exact_problems import EXACT_PROBLEMS
@@ -151,7 +151,7 @@ def test_episodes_of_weight_zero_are_not_there() -> None:
     kept = np.arange(log.n_episodes) % 3 > 0
     rows = np.repeat(kept, log.episode_lengths)
     weighted = log.replace(weights=rows.astype(float))
-    model = ModelValues(
+    model = RowValues(
         q.values(log.observations, np.asarray(log.actions)),
         q.expected(log.next_observations, problem.policy),
         q.expected(log.initial_observations(), problem.policy),
@@ -326,6 +326,6 @@ def test_wrong_settings_are_refused() -> None:
         episode_estimates(problem.transitions, problem.policy, 1.5)
     with refused(ConfigError, "clip is -1"):
         episode_estimates(*arguments, clip=-1.0)
-    short = ModelValues(np.zeros(3), np.zeros(3), np.zeros(1))
+    short = RowValues(np.zeros(3), np.zeros(3), np.zeros(1))
     with refused(DataError, "ask the model at the log's own rows"):
         episode_estimates(*arguments, q=short, draws=FEW)

@@ -12,7 +12,6 @@ from koffline.data.transitions import Discrete, Transitions
 from koffline.errors import DataError
 from koffline.ope.importance.episode_estimates import NAMES, episode_estimates
 from koffline.ope.importance.estimators import (
-    ModelValues,
     doubly_robust,
     per_decision_is,
     per_decision_wis,
@@ -21,6 +20,7 @@ from koffline.ope.importance.estimators import (
     weighted_doubly_robust,
 )
 from koffline.ope.importance.weights import make_weights
+from koffline.ope.row_values import RowValues
 from koffline.ope.value_functions import as_value_function
 from tests import reference_importance as reference
 from tests.ope.importance.cases import Case, enumerated, random_case
@@ -68,7 +68,7 @@ def test_two_episodes_by_hand() -> None:
     assert per_decision_is(weights, rewards, 0.5).value == pytest.approx((2 * 1 + 0.5 * 1 * 4 + 3 * 2) / 2)
     by_step = (2 * 1 + 3 * 2) / 5 + 0.5 * (1 * 4) / 4
     assert per_decision_wis(weights, rewards, 0.5).value == pytest.approx(by_step)
-    model = ModelValues(np.array([1.0, 2.0, 3.0]), np.array([6.0, 8.0, 5.0]), np.array([0.5, 1.5]))
+    model = RowValues(np.array([1.0, 2.0, 3.0]), np.array([6.0, 8.0, 5.0]), np.array([0.5, 1.5]))
     discounts = np.array([0.5, 0.5, 0.0])
     first = 0.5 + 2 * (1 + 3 - 1) + 0.5 * 1 * (4 + 4 - 2)
     second = 1.5 + 3 * (2 - 3)
@@ -108,7 +108,7 @@ def test_true_values_make_the_cut_harmless(name: str) -> None:
 
 
 def test_a_model_of_zeros_leaves_plain_estimators(case: Case) -> None:
-    zeros = ModelValues(
+    zeros = RowValues(
         *(np.zeros(len(part)) for part in (case.model.now, case.model.later, case.model.starts))
     )
     arguments = case.weights, case.rewards, case.discounts, case.gamma, zeros
@@ -140,11 +140,11 @@ def test_order_of_episodes_does_not_matter() -> None:
 
 def test_model_of_another_length_is_refused() -> None:
     case = random_case(6)
-    short = ModelValues(case.model.now[1:], case.model.later, case.model.starts)
-    with pytest.raises(DataError, match="rows and 9 episodes"):
+    short = RowValues(case.model.now[1:], case.model.later, case.model.starts)
+    with pytest.raises(DataError, match="rows and 9 starts"):
         doubly_robust(case.weights, case.rewards, case.discounts, case.gamma, short)
     with pytest.raises(DataError, match="not finite"):
-        ModelValues(np.array([np.nan]), np.zeros(1), np.zeros(1))
+        RowValues(np.array([np.nan]), np.zeros(1), np.zeros(1))
 
 
 @pytest.fixture(scope="module")
@@ -195,7 +195,7 @@ def test_agrees_with_scope_rl(scope_rl, name: str) -> None:
         **({"state_action_value_prediction": values} if name in ("dr", "wdr") else {}),
     )
     v = np.sum(target * values, axis=1)
-    model = ModelValues(values[np.arange(rows), actions], np.append(v[1:], 0.0), v[::steps])
+    model = RowValues(values[np.arange(rows), actions], np.append(v[1:], 0.0), v[::steps])
     weights = make_weights(log, np.log(target[np.arange(rows), actions]) - np.log(chance))
     rewards, discounts = np.asarray(log.rewards), gamma * (1.0 - np.asarray(log.terminated))
     ours = {

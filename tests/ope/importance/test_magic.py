@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 from scipy.optimize import minimize
 
-from koffline.ope.importance.estimators import ModelValues, weighted_doubly_robust
+from koffline.ope.importance.estimators import weighted_doubly_robust
 from koffline.ope.importance.magic import cut_steps, least_error_mix, magic
 from koffline.ope.importance.statistics import StepwiseMean
+from koffline.ope.row_values import RowValues
 from tests import reference_importance as reference
 from tests.ope.importance.cases import random_case
 
@@ -77,7 +78,7 @@ def test_blend_is_no_worse_than_any_of_its_parts_by_its_own_measure() -> None:
 
 def test_a_far_off_model_gets_no_share() -> None:
     case = random_case(3)
-    far = ModelValues(case.model.now, case.model.later, case.model.starts + 1e4)
+    far = RowValues(case.model.now, case.model.later, case.model.starts + 1e4)
     whole = weighted_doubly_robust(case.weights, case.rewards, case.discounts, case.gamma, far)
     # Following the residuals for a step does not mend a first value that is off: all parts are off alike.
     near = replace(whole, rows=whole.rows - 1e4 * (np.asarray(case.transitions.steps) == 0))
