@@ -48,6 +48,7 @@ from scripts.bench.coverage import clopper_pearson
 from tests.exact_problems import _CASES, _FORWARD, _RIGHT, ExactProblem, FiniteCase, LinearCase, _line, _rooms
 from tests.ope.intervals.systems import OneHotStates, prepared
 
+_BEGIN, _END = "<!-- coverage table -->", "<!-- end of coverage table -->"
 SIZES = (250, 1000, 4000, 16_000, 100_000)
 _INSTRUMENTS = 200
 _BANDWIDTH_ROWS = 400  # 80,000 distances instead of 4.5 million: most of the time of one draw otherwise
@@ -184,7 +185,8 @@ def _summary(study: Study, rows: int, kind: str, draws: list[tuple[IntervalResul
 
 def _repetitions(arguments: argparse.Namespace, study: Study, rows: int) -> int:
     """Fewer where one draw takes long."""
-    most = arguments.repetitions if rows < 100_000 else arguments.long_repetitions
+    long = arguments.long_repetitions
+    most = arguments.repetitions if rows < 16_000 else (5 * long if rows < 100_000 else long)
     return most if study.features == "one-hot" else min(most, arguments.fourier_repetitions)
 
 
@@ -194,15 +196,20 @@ def main() -> None:
     parser.add_argument("--studies", nargs="*", help="problem/features (default: all)")
     parser.add_argument("--sizes", nargs="*", type=int, default=list(SIZES))
     parser.add_argument("--repetitions", type=int, default=500)
-    parser.add_argument("--long-repetitions", type=int, default=100, help="at 100,000 rows")
+    parser.add_argument("--long-repetitions", type=int, default=60, help="at 100,000 rows; at 16,000 5 times")
     parser.add_argument("--fourier-repetitions", type=int, default=200, help="with Fourier features")
     parser.add_argument("--out", type=Path, help="JSON file for the rows")
+    parser.add_argument("--resume", action="store_true", help="keep what --out already holds")
     parser.add_argument("--figures", type=Path, help="folder for the figure")
+    parser.add_argument("--page", type=Path, help="page whose table is to be made anew")
     arguments = parser.parse_args()
-    rows: list[dict[str, Any]] = []
+    rows = _read(arguments)
+    done = {(row["problem"], row["features"], row["rows"]) for row in rows}
     for size in arguments.sizes:
         for study in STUDIES:
             if size > study.most_rows or (arguments.studies and study.name not in arguments.studies):
+                continue
+            if (study.problem.name, study.features, size) in done:
                 continue
             started = time.perf_counter()
             rows += run(study, size, _repetitions(arguments, study, size))
@@ -213,6 +220,16 @@ def main() -> None:
             _write(arguments, rows)
     if arguments.figures:
         draw(rows, arguments.figures)
+    if arguments.page:
+        text = arguments.page.read_text(encoding="utf-8")
+        arguments.page.write_text(with_table(text, rows), encoding="utf-8")
+
+
+def _read(arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    """The rows of an earlier run that broke off."""
+    if not (arguments.resume and arguments.out and arguments.out.exists()):
+        return []
+    return json.loads(arguments.out.read_text())["rows"]
 
 
 def _print(row: dict[str, Any]) -> None:
@@ -243,6 +260,33 @@ def draw(rows: list[dict[str, Any]], folder: Path) -> None:
 
     folder.mkdir(parents=True, exist_ok=True)
     plot_coverage_evidence(rows).savefig(folder / "interval-coverage.png", dpi=110)
+
+
+def with_table(page: str, rows: list[dict[str, Any]]) -> str:
+    """The page with the table between its marks made from the rows."""
+    before, rest = page.split(_BEGIN)
+    return before + _BEGIN + "\n" + table(rows) + "\n" + _END + rest.split(_END)[1]
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """Coverage in percent (its binomial interval) and median width in units of |truth|, a line per size."""
+    kinds = list(dict.fromkeys(row["kind"] for row in rows))
+    lines = ["| problem, features | rows | " + " | ".join(kinds) + " |", "|---" * (len(kinds) + 2) + "|"]
+    groups: dict[tuple[str, str, int], dict[str, dict[str, Any]]] = {}
+    for row in rows:
+        groups.setdefault((row["problem"], row["features"], row["rows"]), {})[row["kind"]] = row
+    names = list(dict.fromkeys(group[:2] for group in groups))
+    for group in sorted(groups, key=lambda group: (names.index(group[:2]), group[2])):
+        cells = [_cell(groups[group].get(kind)) for kind in kinds]
+        lines.append(f"| {group[0]}, {group[1]} | {group[2]:,} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def _cell(row: dict[str, Any] | None) -> str:
+    if row is None:
+        return ""
+    ends = f"{100 * row['coverage_low']:.0f}–{100 * row['coverage_high']:.0f}"
+    return f"{100 * row['coverage']:.1f} ({ends}), {row['median_width'] / abs(row['truth']):.2g}"
 
 
 if __name__ == "__main__":

@@ -20,7 +20,8 @@ def make_interval(kind: str, system: FeatureSystem, **options: Any) -> IntervalR
 
     kind: one of ``koffline.ope.intervals.kinds.SYSTEM_KINDS``. options: fields of `KernelIntervalSettings`
     (level, norm_bound, value_bounds, reward_bounds, draws, seed); draws: 999, or more where the level needs
-    them. An infeasible class is no error: ``result.interval`` is None and ``result.misspecified`` true. Raises ConfigError.
+    them. An infeasible class is no error: ``result.interval`` is None and ``result.misspecified`` true.
+    Raises ConfigError.
     """
     draws = enough_draws(options.get("level", KernelIntervalSettings.level))
     settings = KernelIntervalSettings(**{"draws": draws, **options})
