@@ -88,7 +88,7 @@ STUDIES = [
     Study(_BY_NAME["chain_on_tuples"], "one-hot", _SOME, most_rows=4000),
     Study(_BY_NAME["chain_on"], "one-hot", _SOME, most_rows=4000),
     Study(_BY_NAME["chain_off"], "one-hot", _ALL),
-    Study(_BY_NAME["grid_tuples"], "one-hot", _GRID | {BOOTSTRAP_PIVOT: 250}),
+    Study(_BY_NAME["grid_tuples"], "one-hot", _GRID),
     Study(_BY_NAME["grid_on_tuples"], "one-hot", _GRID, most_rows=4000),
     Study(_BY_NAME["grid_off_limited"], "one-hot", _GRID, most_rows=4000),
     Study(_BY_NAME["chain_tuples"], "fourier", _FOURIER, most_rows=4000),

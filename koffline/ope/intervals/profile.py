@@ -17,7 +17,7 @@ from koffline.ope.features import FeatureSystem
 from koffline.ope.intervals.value_range import best_constant
 
 RIDGE = 1e-6  # of the fit, relative to the mean curvature: its bias is far below the noise
-_PATH_RIDGE = 0.1  # of the path through other values: it moves where the log is informative
+_PATH_RIDGE = 1e-8  # of the path through other values, relative to the mean of its own form
 _BLOCK = 8192
 _MOST_LEVERAGE = 0.9
 
@@ -65,21 +65,22 @@ def make_profile(system: FeatureSystem, ridge: float = RIDGE) -> Profile:
     step = solve_ridged(curvature, matrix.mT @ (vector - matrix @ centre), system.free, ridge)
     theta = centre + step
     dual = matrix @ solve_ridged(curvature, start, system.free, ridge)  # α with ω = Ψα, (m,)
-    path = solve_ridged(curvature, start, system.free, _PATH_RIDGE)
-    path = path / (start @ path)
     inverse = solve_ridged(curvature, matrix.mT, system.free, ridge)  # (p, m)
     weights, leverage = _weights_and_leverage(system, dual, inverse)
     scale = (1.0 - leverage.clamp(max=_MOST_LEVERAGE)).rsqrt()
     residuals = system.residuals(theta) * scale
     share = weights * system.row_weights / len(system)
+    row_design = (share * scale)[:, None] * system.difference
+    start_design = _start_design(system)
+    path = _quietest_path(row_design, start_design, start)
     return Profile(
         value=system.value(theta),
         theta=theta,
         residuals=residuals,
         rows=share * residuals,
-        row_slopes=-share * scale * (system.difference @ path),
-        starts=_start_influences(system, theta),
-        start_slopes=_start_influences(system, path),
+        row_slopes=-row_design @ path,
+        starts=start_design @ theta,
+        start_slopes=start_design @ path,
         leverage=leverage,
         loss=float((vector - matrix @ theta).square().sum()),
     )
@@ -117,10 +118,25 @@ def _weights_and_leverage(
     return torch.cat(weights), torch.cat(leverage) * system.row_weights / len(system)
 
 
-def _start_influences(system: FeatureSystem, theta: Float[Tensor, " parameter"]) -> Float[Tensor, " start"]:
-    """Weighted deviations of V(s0) from their mean, (E,); zeros where the start states are given."""
-    values = system.starts @ theta
+def _start_design(system: FeatureSystem) -> Float[Tensor, "start parameter"]:
+    """Weighted deviations of the start states' features from their mean; zeros where the states are given."""
     if system.fixed_starts:
-        return torch.zeros_like(values)
+        return torch.zeros_like(system.starts)
     share = system.start_weights / system.start_weights.sum()
-    return share * (values - share @ values)
+    return share[:, None] * (system.starts - system.start_mean)
+
+
+def _quietest_path(
+    row_design: Float[Tensor, "row parameter"],
+    start_design: Float[Tensor, "start parameter"],
+    start: Float[Tensor, " parameter"],
+) -> Float[Tensor, " parameter"]:
+    """The d with cᵀd = 1 along which the influences change least, S⁻¹c/(cᵀS⁻¹c) for their form S.
+
+    Any path through parameters of other values would do; one that shakes badly known parameters makes the
+    test of far values powerless, and the interval without end.
+    """
+    form = row_design.mT @ row_design + start_design.mT @ start_design
+    size = torch.full_like(start, _PATH_RIDGE * float(form.diagonal().mean())).clamp(min=1e-300)
+    path = torch.linalg.solve(form + torch.diag(size), start)
+    return path / (start @ path)

@@ -55,20 +55,32 @@ def test_leverage_is_the_share_of_the_own_reward() -> None:
         assert float(profile.leverage[i]) == pytest.approx(float(moved), abs=1e-9)
 
 
-def test_slopes_follow_a_path_of_parameters() -> None:
-    system = small_system(4, constants=1)
+@pytest.mark.parametrize("fixed", [False, True])
+def test_slopes_follow_the_quietest_path(fixed: bool) -> None:
+    """θ̂ + t·d with cᵀd = 1: influences at t = 2 by their definition, and no other d changes them less."""
+    system = small_system(4, constants=1, fixed_starts=fixed)
     profile = make_profile(system)
-    curvature = system.projected[:, :-1].mT @ system.projected[:, :-1]
-    pulled = torch.diag(torch.where(system.free, 0.0, 0.1 * curvature.diagonal()[~system.free].mean()))
-    path = torch.linalg.solve(curvature + pulled, system.start_mean)
-    theta = profile.theta + 2.0 * path / (system.start_mean @ path)
-    assert system.value(theta) == pytest.approx(profile.value + 2.0)
-    moved = profile.rows * (system.residuals(theta) / system.residuals(profile.theta))
-    assert torch.allclose(profile.rows + 2.0 * profile.row_slopes, moved, atol=1e-9)
-    values = system.starts @ theta
+    gain = profile.rows / system.residuals(profile.theta)  # w_i ω_i/n with the scale of the leverage
     share = system.start_weights / system.start_weights.sum()
-    expected = share * (values - share @ values)
-    assert torch.allclose(profile.starts + 2.0 * profile.start_slopes, expected, atol=1e-9)
+
+    def influences(theta: torch.Tensor) -> torch.Tensor:
+        values = system.starts @ theta
+        starts = torch.zeros_like(values) if fixed else share * (values - share @ values)
+        return torch.cat([gain * system.residuals(theta), starts])
+
+    basis = torch.eye(system.parameters, dtype=torch.float64)
+    zero = influences(torch.zeros_like(profile.theta))
+    design = torch.stack([influences(one) - zero for one in basis], dim=1)
+    path = torch.linalg.solve(design.mT @ design, system.start_mean)
+    path = path / (system.start_mean @ path)
+    assert torch.allclose(profile.influences, influences(profile.theta), atol=1e-10)
+    moved = influences(profile.theta + 2.0 * path)
+    assert torch.allclose(profile.influences + 2.0 * profile.slopes, moved, atol=1e-5)
+    least = float(profile.slopes.square().sum())
+    for seed in range(5):
+        other = torch.randn(3, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+        other = other / (system.start_mean @ other)
+        assert float((design @ other).square().sum()) >= least * (1.0 - 1e-6)
 
 
 def test_inverted_test_agrees_with_a_search() -> None:
