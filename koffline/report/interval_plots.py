@@ -38,7 +38,7 @@ def plot_norm_sensitivity(record: NormSensitivity, truth: float | None = None) -
         infeasible = record.norms[~np.isfinite(record.lows)]
         if len(infeasible):
             axes.axvspan(record.norms[0], infeasible[-1], color=SOFT, alpha=0.25, lw=0)
-            axes.annotate("cannot explain\nthe log", (infeasible[0], record.value), fontsize=8, color=INK)
+            axes.text(0.02, 0.05, "cannot explain the log", transform=axes.transAxes, fontsize=8, color=INK)
         if truth is not None:
             axes.axhline(truth, color=WARM, lw=1.4, label="truth")
         axes.set_xlim(record.norms[0], record.norms[-1])

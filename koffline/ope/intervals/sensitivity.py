@@ -17,7 +17,7 @@ from koffline.ope.intervals.settings import KernelIntervalSettings
 from koffline.ope.intervals.value_range import feasible_set
 
 _KINDS = (KERNEL_CERTIFIED, KERNEL_CERTIFIED_IID, KERNEL_SIMULTANEOUS)
-_FACTORS = tuple(float(factor) for factor in np.logspace(-1.0, 1.5, 26))
+_FACTORS = tuple(float(factor) for factor in np.logspace(-1.0, 1.5, 51))
 
 
 @dataclass(frozen=True, eq=False)
