@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import platform
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import numpy as np
@@ -93,19 +91,6 @@ def fitted_warnings(workspace: Workspace, diagnostics: dict[str, Any], interval:
             f"Bellman residuals (rms {math.inf if rms is None else rms:.3g}) are larger than the logged "
             f"returns themselves (rms {scale:.3g}): nothing was learnt; lower learning_rate."
         )
-    return found
-
-
-def package_versions() -> dict[str, str]:
-    """Versions that decide the numbers."""
-    from koffline import __version__
-
-    found = {"koffline": __version__, "python": platform.python_version()}
-    for name in ("torch", "numpy", "d3rlpy"):
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            continue
     return found
 
 

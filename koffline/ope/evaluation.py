@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,7 @@ from koffline.config import EvaluationSettings, make_settings
 from koffline.data.transitions import Transitions
 from koffline.errors import ConfigError, DataError
 from koffline.fitting import Progress, threads
-from koffline.ope.diagnostics import common_diagnostics, common_warnings, package_versions
+from koffline.ope.diagnostics import common_diagnostics, common_warnings
 from koffline.ope.estimate import Estimate
 from koffline.ope.estimators.direct import make_evidence
 from koffline.ope.estimators.intervals import check_interval, run_estimator
@@ -47,7 +46,6 @@ def evaluate(
     the same machine; other processors may round differently.
     (Feng et al. 2019, equ:vstat)
     """
-    started = time.perf_counter()
     given = {"gamma": gamma, "estimator": estimator, "level": level, "seed": seed, **options}
     settings = merge_settings(transitions, settings, given)
     check_interval(settings.estimator, settings.interval)
@@ -64,20 +62,12 @@ def evaluate(
         value=found.value,
         interval=found.interval,
         estimator=settings.estimator,
-        gamma=settings.gamma,
-        n_transitions=len(transitions),
-        n_episodes=transitions.n_episodes,
-        policy=workspace.policy.name,
-        source=transitions.metadata.source,
-        seed=settings.seed,
-        seconds=time.perf_counter() - started,
-        data_sha256=transitions.sha256,
         diagnostics=diagnostics,
         settings=settings.model_dump(exclude={"gamma", "estimator", "seed"}),
-        versions=package_versions(),
         warnings=tuple(warnings),
         evidence=evidence,
         value_function=fitted_value_function(workspace.fitted, transitions) if is_fitted else None,
+        **workspace.describe(),
     )
 
 

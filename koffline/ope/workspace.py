@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -24,6 +26,7 @@ from koffline.ope.out_of_bag import out_of_bag_values
 from koffline.ope.problem import EvaluationProblem, prepare_problem
 from koffline.ope.residuals import ResidualSummary, summarise_residuals
 from koffline.ope.row_values import RowValues
+from koffline.ope.versions import package_versions
 from koffline.policies import ContinuousPolicy, DiscretePolicy
 from koffline.solvers.features import FeatureMap
 
@@ -46,6 +49,7 @@ class Workspace:
         self.transitions, self.policy, self.settings = transitions, policy, settings
         self.initial_observations, self._progress = initial_observations, progress
         self._generator = np.random.default_rng(settings.seed)
+        self._started = time.perf_counter()
 
     @cached_property
     def problem(self) -> EvaluationProblem:
@@ -159,3 +163,18 @@ class Workspace:
             )
         except (DataError, PolicyError) as error:
             return str(error)
+
+    def describe(self) -> dict[str, Any]:
+        """What every result record says of its run, beside the settings that it names itself."""
+        log = self.transitions
+        return {
+            "gamma": self.settings.gamma,
+            "n_transitions": len(log),
+            "n_episodes": log.n_episodes,
+            "policy": self.policy.name,
+            "source": log.metadata.source,
+            "seed": self.settings.seed,
+            "seconds": time.perf_counter() - self._started,
+            "data_sha256": log.sha256,
+            "versions": package_versions(),
+        }

@@ -19,10 +19,10 @@ from koffline.ope.cross_fit import CrossFitted, read_value_function
 from koffline.ope.diagnose.diagnosis import Diagnosis, WitnessLine
 from koffline.ope.diagnose.findings import collect_findings, collect_warnings
 from koffline.ope.diagnose.profiles import Profile, make_profile
-from koffline.ope.diagnostics import package_versions
 from koffline.ope.problem import EvaluationProblem, prepare_problem
 from koffline.ope.provenance import Provenance
 from koffline.ope.value_functions import ValueFunction
+from koffline.ope.versions import package_versions
 from koffline.policies import Policy, as_policy
 
 _MOST_MAPS = 6  # one per discrete action

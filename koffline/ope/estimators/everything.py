@@ -13,7 +13,7 @@ from koffline.config import EvaluationSettings
 from koffline.data.transitions import Transitions
 from koffline.errors import ConfigError, KofflineError
 from koffline.fitting import Progress, threads
-from koffline.ope.diagnostics import common_diagnostics, common_warnings, package_versions
+from koffline.ope.diagnostics import common_diagnostics, common_warnings
 from koffline.ope.estimators.intervals import DEFAULT, bounds_of, kinds_for, run_estimator
 from koffline.ope.estimators.registry import ESTIMATORS, find_estimator
 from koffline.ope.estimators.table import EstimateRow, EstimateTable
@@ -44,7 +44,6 @@ def estimate_all(
     little more than ``kloss`` alone. One that does not apply to this log (no episodes, no probabilities …)
     is a row with its reason. Raises KofflineError for what concerns them all.
     """
-    started = time.perf_counter()
     settings = merge_settings(
         transitions, settings, {"gamma": gamma, "level": level, "seed": seed, **options}
     )
@@ -63,19 +62,11 @@ def estimate_all(
     return EstimateTable(
         rows=rows,
         bounds=bound_rows,
-        gamma=settings.gamma,
         level=settings.level,
-        n_transitions=len(transitions),
-        n_episodes=transitions.n_episodes,
-        policy=workspace.policy.name,
-        source=transitions.metadata.source,
-        seed=settings.seed,
-        seconds=time.perf_counter() - started,
-        data_sha256=transitions.sha256,
         diagnostics=diagnostics,
         settings=settings.model_dump(exclude={"gamma", "estimator", "seed", "level"}),
-        versions=package_versions(),
         warnings=tuple(warnings),
+        **workspace.describe(),
     )
 
 

@@ -46,9 +46,17 @@ class EpisodeProblem:
 
     @property
     def cut_share(self) -> float:
-        """Mean over episodes of γ^length where recording stopped before the world ended, 0 elsewhere."""
+        """Mean of γ^length over episodes that were cut before the world ended, 0 over others.
+
+        Under the policy: episodes count by their weights, where these leave any.
+        """
         cut = ~np.asarray(self.transitions.terminated)[self.transitions.episode_ends]
-        return float(self.weights.shares @ np.where(cut, self.gamma**self.weights.lengths, 0.0))
+        missing = np.where(cut, self.gamma**self.weights.lengths, 0.0)
+        logs = self.weights.last + self.weights.log_shares
+        if logs.max() == -np.inf:
+            return float(self.weights.shares @ missing)
+        counts = np.exp(logs - logs.max())
+        return float(counts @ missing / counts.sum())
 
     @property
     def weightless_from(self) -> int | None:

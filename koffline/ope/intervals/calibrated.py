@@ -20,6 +20,7 @@ _BLOCK = 4096
 _NORMAL_FROM = 200.0  # influences that count: from here the bootstrap is its normal limit to 0.1 %
 _ALARM_DRAWS = 199  # enough for an alarm
 _FEW = 30.0
+_FEW_STARTS = 10
 _SIGNED = 1000  # the largest influences get signs of their own, the sum of the rest is normal
 _STREAM = 6063  # of random numbers: not that of a log simulated from the same seed
 
@@ -57,6 +58,11 @@ def calibrated_interval(
         warnings.append(
             f"the interval rests on {counted:.0f} rows or start states that count; with so few the level "
             f"{settings.level:g} is not to be relied on"
+        )
+    few = int((system.start_weights > 0.0).sum())
+    if not system.fixed_starts and few < _FEW_STARTS:
+        warnings.append(
+            f"{few} start states are too few to tell how start states vary; give initial_observations"
         )
     if interval.low == low and interval.high == high:
         warnings.append("the log says too little: the interval is all that rewards and γ allow")

@@ -13,6 +13,7 @@ from koffline.ope.fitted import LSTD_RIDGE, FittedValues
 from koffline.ope.interval import Interval
 from koffline.ope.intervals.kinds import BOOTSTRAP_PIVOT
 from koffline.ope.intervals.resampling import (
+    ONE_UNIT,
     LinearEquation,
     Units,
     pivotal_interval,
@@ -44,7 +45,7 @@ def last_layer_bootstrap(
     head: the chosen one by default. For ``kloss`` each draw solves the kernel loss again (its instruments
     ΨᵀWZ held), for ``lstd`` and ``fqe`` the temporal-difference equation, which a converged fitted Q
     evaluation has solved. Differences between the networks (initial weights, mini-batches) are drawn on top.
-    Raises KofflineError when all of these networks diverged.
+    Raises KofflineError when all of these networks diverged, or the log is one episode.
     (Hao et al. 2021)
     """
     draws = enough_draws(level) if draws is None else draws
@@ -54,6 +55,8 @@ def last_layer_bootstrap(
     if not len(alive):
         raise KofflineError(f"{fitted.describe_diverged()}; lower learning_rate")
     units = Units(problem.episode_starts, torch.as_tensor(problem.row_weights), problem.fixed_starts)
+    if len(units.present) < 2:
+        raise KofflineError(ONE_UNIT)
     counts = units.draw_counts(draws, seed)
     deviations, exact = np.zeros(draws), True
     for replica in alive:

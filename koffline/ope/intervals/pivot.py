@@ -9,6 +9,7 @@ from koffline.ope.interval import Interval
 from koffline.ope.intervals.kinds import BOOTSTRAP_PIVOT
 from koffline.ope.intervals.profile import RIDGE, ridge_sizes, solve_ridged
 from koffline.ope.intervals.resampling import (
+    ONE_UNIT,
     LinearEquation,
     Units,
     pivotal_interval,
@@ -33,14 +34,18 @@ def pivot_interval(system: FeatureSystem, settings: KernelIntervalSettings) -> I
 
     (Hao et al. 2021)
     """
-    equation = kernel_equation(system)
     units = Units(system.unit_starts, system.row_weights, system.fixed_starts)
+    if len(units.present) < 2:
+        return IntervalResult(BOOTSTRAP_PIVOT, None, warnings=(ONE_UNIT,))
+    equation = kernel_equation(system)
     values, exact = resample_values(equation, units, units.draw_counts(settings.draws, settings.seed))
     value = system.value(equation.theta)
     name = "episodes" if len(units) < len(system) else "rows"
     warnings = []
-    if len(units) < _FEW_UNITS:
-        warnings.append(f"the bootstrap has {len(units)} {name} to draw from; its interval is too narrow")
+    if len(units.present) < _FEW_UNITS:
+        warnings.append(
+            f"the bootstrap has {len(units.present)} {name} to draw from; its interval is too narrow"
+        )
     if not usable(values):
         warnings.append("too many resampled logs have no answer; there is no bootstrap interval")
         return IntervalResult(BOOTSTRAP_PIVOT, None, value=value, warnings=tuple(warnings))
@@ -57,7 +62,7 @@ def pivot_interval(system: FeatureSystem, settings: KernelIntervalSettings) -> I
         interval,
         value=value,
         warnings=tuple(warnings),
-        details={"draws": len(values), "spread": float(values.std(ddof=1)), "units": len(units)},
+        details={"draws": len(values), "spread": float(values.std(ddof=1)), "units": len(units.present)},
     )
 
 

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+ONE_UNIT = "the log has one episode: a bootstrap has nothing to choose from; log more episodes"
 _STREAM = 6061
 _MOST_PRODUCTS = 3e10  # of the sums of one bootstrap: some seconds of a core
 _MOST_NUMBERS = 5e7  # in the matrices of all draws: 400 MB
@@ -44,11 +46,16 @@ class Units:
     row_weights: Float[Tensor, " row"]
     fixed_starts: bool
 
+    @cached_property
+    def present(self) -> Int[np.ndarray, " unit"]:
+        """Units with weight."""
+        return np.flatnonzero(self.sum_rows(self.row_weights.numpy()) > 0.0)
+
     def draw_counts(self, draws: int, seed: int) -> Int[np.ndarray, "draw unit"]:
         """How often each unit occurs in each resampled log; units without weight are not drawn."""
         # A stream of its own: a log simulated from the same seed would be correlated with its resampling.
         generator = np.random.default_rng([seed, _STREAM])
-        present = np.flatnonzero(self.sum_rows(self.row_weights.numpy()) > 0.0)
+        present = self.present
         counts = np.empty((draws, len(self.firsts)), dtype=np.int64)
         for draw in counts:
             chosen = present[generator.integers(len(present), size=len(present))]

@@ -76,7 +76,7 @@ def norm_sensitivity(
         raise ConfigError(f"sensitivity to the norm is for {', '.join(_KINDS)}; received '{kind}'")
     feasible = feasible_set(system)
     chosen, fitted = norm_bound(feasible, settings)
-    tried = tuple(factor * fitted for factor in _FACTORS) if norms is None else tuple(sorted(norms))
+    tried = tuple(factor * (fitted or 1.0) for factor in _FACTORS) if norms is None else tuple(sorted(norms))
     if not tried or not all(replace(settings, norm_bound=norm).norm_bound for norm in tried):
         raise ConfigError("norms is empty; give at least one positive number")
     threshold = loss_threshold(system, kind, settings)
