@@ -146,6 +146,7 @@ def test_given_starts_add_no_noise() -> None:
 def test_few_rows_and_poor_classes_are_told() -> None:
     result = calibrated_interval(small_system(6), _SETTINGS)
     assert any("rows or start states that count" in warning for warning in result.warnings)
+    assert any("5 start states are too few" in warning for warning in result.warnings)
     _, system = finite_system("chain_tuples", rows=2000)
     flat = torch.ones(len(system), 1, dtype=torch.float64)
     poor = dataclasses.replace(

@@ -114,6 +114,24 @@ def test_every_kind_has_one_entry(kind: str) -> None:
     assert low <= result.interval.low <= result.interval.high <= high
 
 
+def test_one_episode_has_nothing_to_resample() -> None:
+    lone = dataclasses.replace(small_system(6), unit_starts=np.array([0]))
+    result = pivot_interval(lone, KernelIntervalSettings(draws=99))
+    assert result.interval is None
+    assert "one episode" in result.warnings[0]
+
+
+@pytest.mark.parametrize("kind", SYSTEM_KINDS)
+def test_rewards_that_are_all_zero(kind: str) -> None:
+    """The value is zero and every kind says so: bounds of values that rewards imply are [0, 0]."""
+    system = small_system(7, rows=80, constants=1)
+    silent = dataclasses.replace(
+        system, rewards=0.0 * system.rewards, value_bounds=(0.0, 0.0), unit_starts=np.arange(0, 80, 16)
+    )
+    interval = make_interval(kind, silent, draws=99).interval
+    assert (interval.low, interval.high) == (0.0, 0.0)
+
+
 def test_high_levels_get_the_draws_they_need() -> None:
     _, system = finite_system("chain_tuples", rows=300)
     result = make_interval("bootstrap-pivot", system, level=0.9995)
