@@ -158,6 +158,7 @@ def _summary(study: Study, rows: int, kind: str, draws: list[tuple[IntervalResul
     made = [(result.interval, truth) for result, truth in draws if result.interval is not None]
     covered = sum(interval.holds(truth) for interval, truth in made)
     low, high = clopper_pearson(covered, len(draws))
+    silent = [(r.interval, truth) for r, truth in draws if r.interval is not None and not r.warnings]
     widths = [interval.width for interval, _ in made]
     errors = [r.value - truth for r, truth in draws if r.value is not None]
     return {
@@ -175,6 +176,8 @@ def _summary(study: Study, rows: int, kind: str, draws: list[tuple[IntervalResul
         "below": sum(truth < interval.low for interval, truth in made),
         "above": sum(truth > interval.high for interval, truth in made),
         "infeasible": len(draws) - len(made),
+        "without_warning": len(silent),
+        "covered_without_warning": sum(interval.holds(truth) for interval, truth in silent),
         "truth": draws[0][1],
         "median_width": float(np.median(widths)) if widths else None,
         "mean_width": float(np.mean(widths)) if widths else None,
