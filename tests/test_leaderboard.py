@@ -10,22 +10,14 @@ import pytest
 
 from koffline.policies import DiscretePolicy
 from scripts.bench import leaderboard, leaderboard_d3rlpy, leaderboard_scope_rl
+from scripts.bench.leaderboard_methods import Answer
 from scripts.bench.leaderboard_problems import BOARD, Greedy, Truncated
 from scripts.bench.leaderboard_report import render_page, score_methods, write_page
 from tests.ope.problems import discrete_log
 
 
-def answer(method, value, low=None, high=None, reason=None):
-    return {
-        "method": method,
-        "family": "x",
-        "value": value,
-        "low": low,
-        "high": high,
-        "kind": None,
-        "seconds": 1.0,
-        "reason": reason,
-    }
+def answer(method, value=None, low=None, high=None, reason=None):
+    return Answer(method, value, low, high, None, 1.0, reason).as_dict()
 
 
 def cell(policy, truth, answers, seed=0):
@@ -44,15 +36,15 @@ def cell(policy, truth, answers, seed=0):
 
 
 CELLS = [
-    cell("a", 1.0, [answer("good", 1.1, 0.9, 1.3), answer("bad", 3.0), answer("bound", None, 0.0, 4.0)]),
-    cell("b", 2.0, [answer("good", 2.0, 2.1, 2.3), answer("bad", 2.0), answer("bound", None, 0.0, 4.0)]),
-    cell("c", 3.0, [answer("good", 3.0, 2.0, 3.5), answer("bad", None, reason="no"), answer("bound", None)]),
+    cell("a", 1.0, [answer("wdr", 1.1, 0.9, 1.3), answer("bad", 3.0), answer("bound", None, 0.0, 4.0)]),
+    cell("b", 2.0, [answer("wdr", 2.0, 2.1, 2.3), answer("bad", 2.0), answer("bound", None, 0.0, 4.0)]),
+    cell("c", 3.0, [answer("wdr", 3.0, 2.0, 3.5), answer("bad", None, reason="no"), answer("bound", None)]),
 ]
 
 
 def test_scores_by_hand():
     good, bad, bound = score_methods(CELLS)  # the mean true value is 2
-    assert [good.method, bad.method, bound.method] == ["good", "bad", "bound"]
+    assert [good.method, bad.method, bound.method] == ["wdr", "bad", "bound"]
     assert (good.answered, good.asked) == (3, 3)
     assert good.median_error == 0.0
     assert good.mean_error == pytest.approx(0.05 / 3)
@@ -62,6 +54,15 @@ def test_scores_by_hand():
     assert (bad.answered, bad.median_error) == (2, 0.5)
     assert bad.rank_correlation is None  # two policies are no ranking
     assert (bound.covered, bound.intervals, bound.median_error) == (2, 2, None)
+
+
+def test_methods_with_few_answers_come_after_the_others():
+    few = [*CELLS[:2], cell("c", 3.0, [answer("wdr", 3.5), answer("bad", 2.0)])]
+    extra = [
+        {**one, "answers": [*one["answers"], answer("rare", *([1.0] if i == 0 else []))]}
+        for i, one in enumerate(few)
+    ]
+    assert [score.method for score in score_methods(extra)] == ["wdr", "bad", "rare", "bound"]
 
 
 def test_equal_estimates_rank_nothing():
@@ -75,7 +76,7 @@ def test_the_page_shows_every_method_and_the_figure(tmp_path):
     cells = [{**c, "answers": [*c["answers"], answer("d3rlpy FQE", c["truth"])]} for c in CELLS[:2]]
     content = {"cells": [*cells, CELLS[2]], "settings": {"steps": 5}, "fqe_steps": 7}
     page = render_page(content)
-    assert "| `good` | x | 3 of 3 | 0 |" in page
+    assert "| `wdr` | koffline, doubly robust | 3 of 3 | 0 |" in page
     assert "2 questions about greedy policies" in page
     assert "| `bound` | 2 of 3 | 2 of 2 |" in page
     assert "steps 5" in page
@@ -178,7 +179,7 @@ def test_a_quick_run_is_kept_and_continued(tmp_path: Path, monkeypatch, capsys):
     assert json.loads(out.read_text()) == content
     stochastic, greedy = ({a["method"]: a for a in one["answers"]} for one in content["cells"])
     for methods in (stochastic, greedy):
-        assert methods["kloss"]["value"] is not None
+        assert np.isfinite(methods["kloss"]["value"])
         assert methods["pdis"]["low"] <= methods["pdis"]["value"] <= methods["pdis"]["high"]
     assert stochastic["d3rlpy FQE"]["reason"] == "it evaluates greedy policies only"
     assert np.isfinite(greedy["d3rlpy FQE"]["value"])

@@ -42,7 +42,7 @@ def run_cell(
     try:
         answers = list(answer_all(log, policy, problem.gamma, seed, options, fqe_steps))
     except KofflineError as failure:  # koffline refuses the log: nobody else is asked
-        answers = [Answer("all", "koffline", reason=str(failure))]
+        answers = [Answer("koffline", reason=str(failure))]
     return {
         "problem": problem.name,
         "policy": name,
@@ -89,9 +89,16 @@ def run(
         if out is not None:
             out.parent.mkdir(parents=True, exist_ok=True)
             part = out.with_suffix(".part")
-            part.write_text(json.dumps({**content, "cells": done}, indent=1, allow_nan=False) + "\n")
+            part.write_text(as_text({**content, "cells": done}))
             part.replace(out)
     return {**content, "cells": done}
+
+
+def as_text(content: dict[str, Any]) -> str:
+    """JSON with one line per cell."""
+    head = json.dumps({key: item for key, item in content.items() if key != "cells"}, allow_nan=False)
+    lines = ",\n".join(json.dumps(cell, allow_nan=False) for cell in content["cells"])
+    return f'{head[:-1]}, "cells": [\n{lines}\n]}}\n'
 
 
 def main() -> None:

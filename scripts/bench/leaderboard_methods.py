@@ -26,7 +26,6 @@ class Answer:
     """
 
     method: str
-    family: str
     value: float | None = None
     low: float | None = None
     high: float | None = None
@@ -35,7 +34,9 @@ class Answer:
     reason: str | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        """What there is, to five digits."""
+        found = {key: item for key, item in asdict(self).items() if item is not None}
+        return {key: float(f"{item:.5g}") if isinstance(item, float) else item for key, item in found.items()}
 
 
 def answer_all(
@@ -48,7 +49,7 @@ def answer_all(
         answer, model = _d3rlpy(log, policy, gamma, seed, fqe_steps)
         yield answer
     else:
-        yield Answer("d3rlpy FQE", "d3rlpy", reason="it evaluates greedy policies only")
+        yield Answer("d3rlpy FQE", reason="it evaluates greedy policies only")
     if leaderboard_scope_rl.is_installed():
         yield from _scope_rl(log, policy, gamma, seed, model)
 
@@ -59,19 +60,19 @@ def _koffline(
     """All of `estimate_all`. What several of them share is in the seconds of the first that needs it."""
     table = estimate_all(log, policy, gamma, level=LEVEL, seed=seed, **options)
     for row in table.rows:
-        found, family = row.estimate, f"koffline, {row.family}"
+        found = row.estimate
         if found is None:
-            yield Answer(row.name, family, reason=row.reason)
+            yield Answer(row.name, reason=row.reason)
             continue
         interval = found.interval
         ends = (None, None, None) if interval is None else (interval.low, interval.high, interval.kind)
-        yield Answer(row.name, family, found.value, *ends, seconds=row.seconds)
+        yield Answer(row.name, found.value, *ends, seconds=row.seconds)
     for bound in table.bounds:
         if bound.interval is None:
-            yield Answer(bound.kind, "koffline, bounds", reason=bound.reason)
+            yield Answer(bound.kind, reason=bound.reason)
         else:
             interval = bound.interval
-            yield Answer(bound.kind, "koffline, bounds", None, interval.low, interval.high, interval.kind)
+            yield Answer(bound.kind, None, interval.low, interval.high, interval.kind)
 
 
 def _d3rlpy(
@@ -83,7 +84,7 @@ def _d3rlpy(
     value = fqe.start_value(log, policy)
     seconds = time.perf_counter() - started
     if not math.isfinite(value):
-        return Answer("d3rlpy FQE", "d3rlpy", seconds=seconds, reason="it diverged"), None
+        return Answer("d3rlpy FQE", seconds=seconds, reason="it diverged"), None
     model = None
     if isinstance(log.action_space, Discrete):
         n = log.action_space.n
@@ -92,7 +93,7 @@ def _d3rlpy(
             each = [np.full(len(observations), action) for action in range(n)]
             return np.stack([fqe.values(observations, action) for action in each], axis=1)
 
-    return Answer("d3rlpy FQE", "d3rlpy", value, seconds=seconds), model
+    return Answer("d3rlpy FQE", value, seconds=seconds), model
 
 
 def _scope_rl(
@@ -105,11 +106,11 @@ def _scope_rl(
             leaderboard_scope_rl.refusal(name, log, policy, model is not None),
         )
         if reason is not None:
-            yield Answer(method, "scope-rl", reason=reason)
+            yield Answer(method, reason=reason)
             continue
         assert isinstance(policy, DiscretePolicy)
         given = given or leaderboard_scope_rl.pad_episodes(log, policy, gamma, model)
         started = time.perf_counter()
         value, low, high = leaderboard_scope_rl.estimate(name, given, LEVEL, seed)
         seconds = time.perf_counter() - started
-        yield Answer(method, "scope-rl", value, low, high, "bootstrap", seconds)
+        yield Answer(method, value, low, high, "bootstrap", seconds)

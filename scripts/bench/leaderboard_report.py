@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from koffline.ope.estimators.registry import ESTIMATORS
 from koffline.ope.selection.metrics import relative_regret_at_k, spearman
 
 _COMMAND = (
@@ -47,31 +48,40 @@ def scales(cells: list[dict[str, Any]]) -> dict[str, float]:
 
 
 def score_methods(cells: list[dict[str, Any]], unit: dict[str, float] | None = None) -> list[Score]:
-    """One score per method, best median error first; methods without estimates last."""
+    """One score per method, best median error first.
+
+    Methods that answered less than half of what they were asked come after the others, those without
+    estimates last.
+    """
     unit = unit or scales(cells)
     by_method: dict[str, list[tuple[dict[str, Any], dict[str, Any]]]] = defaultdict(list)
     for cell in cells:
         for answer in cell["answers"]:
             by_method[answer["method"]].append((cell, answer))
     scores = [_score(method, pairs, unit) for method, pairs in by_method.items()]
-    return sorted(scores, key=lambda s: (math.inf if s.median_error is None else s.median_error, s.method))
+    return sorted(scores, key=_place)
+
+
+def _place(score: Score) -> tuple[bool, float, str]:
+    error = math.inf if score.median_error is None else score.median_error
+    return 2 * score.answered < score.asked, error, score.method
 
 
 def _score(method: str, pairs: list[tuple[dict[str, Any], dict[str, Any]]], unit: dict[str, float]) -> Score:
     errors = [
         abs(answer["value"] - cell["truth"]) / unit[cell["problem"]]
         for cell, answer in pairs
-        if answer["value"] is not None
+        if "value" in answer
     ]
-    held = [(cell, answer) for cell, answer in pairs if answer["low"] is not None]
+    held = [(cell, answer) for cell, answer in pairs if "low" in answer]
     logs: dict[tuple[str, int], list[tuple[float, float]]] = defaultdict(list)
     for cell, answer in pairs:
-        if answer["value"] is not None:
+        if "value" in answer:
             logs[cell["problem"], cell["seed"]].append((answer["value"], cell["truth"]))
     ranked = [np.array(values).T for values in logs.values() if len(values) >= _FEWEST_RANKED]
     return Score(
         method=method,
-        family=pairs[0][1]["family"],
+        family=family_of(method),
         answered=len(errors),
         asked=len(pairs),
         median_error=_median(errors),
@@ -82,17 +92,20 @@ def _score(method: str, pairs: list[tuple[dict[str, Any], dict[str, Any]]], unit
         covered=sum(answer["low"] <= cell["truth"] <= answer["high"] for cell, answer in held),
         intervals=len(held),
         width=_median([(a["high"] - a["low"]) / unit[c["problem"]] for c, a in held]),
-        seconds=_median([answer["seconds"] for _, answer in pairs if answer["seconds"] is not None]),
+        seconds=_median([answer["seconds"] for _, answer in pairs if "seconds" in answer]),
     )
+
+
+def family_of(method: str) -> str:
+    """Whose estimator it is, and of what kind."""
+    if method in ESTIMATORS:
+        return f"koffline, {ESTIMATORS[method].family}"
+    return method.split(" ")[0] if method.startswith(("d3rlpy", "scope-rl")) else "koffline, bounds"
 
 
 def common_cells(cells: list[dict[str, Any]], method: str) -> list[dict[str, Any]]:
     """The cells that this method answered."""
-    return [
-        cell
-        for cell in cells
-        if any(a["method"] == method and a["value"] is not None for a in cell["answers"])
-    ]
+    return [cell for cell in cells if any(a["method"] == method and "value" in a for a in cell["answers"])]
 
 
 def print_table(content: dict[str, Any]) -> None:
@@ -131,7 +144,8 @@ def render_page(content: dict[str, Any]) -> str:
         "Seconds: median, one thread of a busy machine; what koffline's estimators share (the networks) is "
         "counted for the first.\n",
         f"koffline ran shorter than by default ({settings}). d3rlpy's FQE has as many hidden units and rows "
-        "a step, standardised observations, rewards scaled down (it minimises Huber's loss), "
+        "a step, standardised observations, rewards scaled down (with discrete actions it minimises Huber's "
+        "loss: on a noisy grid of the development set it errs by 68 % without, by 7 % with), "
         f"{content['fqe_steps']} steps, a learning rate and target updates chosen on development problems "
         "(`scripts/bench/leaderboard_d3rlpy.py`); it knows greedy policies alone. scope-rl knows discrete "
         "actions alone; its episodes were filled up to one length; its DR takes d3rlpy's FQE. Its learners "
@@ -165,7 +179,7 @@ def draw(content: dict[str, Any]) -> Any:
     errors: dict[str, list[float]] = defaultdict(list)
     for cell in cells:
         for answer in cell["answers"]:
-            if answer["value"] is not None:
+            if "value" in answer:
                 errors[answer["method"]].append(abs(answer["value"] - cell["truth"]) / unit[cell["problem"]])
     figure = Figure(figsize=(8.0, 1.2 + 0.27 * len(order)), layout="constrained")
     axes = figure.add_subplot()
