@@ -24,7 +24,7 @@ from koffline.ope.selection.selecting import select_policies
 from scripts.bench.leaderboard_problems import BOARD, BoardProblem
 
 PROBLEMS = ("graph short", "graph long, noisy", "grid")
-SHORT = {"steps": 1000, "full_replicas": 2, "resampled_replicas": 12}
+SHORT = {"steps": 600, "full_replicas": 2, "resampled_replicas": 12}
 
 
 def rank(problem: BoardProblem, seed: int, n_rows: int | None, options: dict[str, Any]) -> PolicyRanking:
