@@ -10,10 +10,12 @@ import pytest
 
 from koffline.policies import DiscretePolicy
 from scripts.bench import leaderboard, leaderboard_d3rlpy, leaderboard_scope_rl
+from scripts.bench.leaderboard_pairs import pairs_of, summarise
 from scripts.bench.leaderboard_methods import Answer
 from scripts.bench.leaderboard_problems import BOARD, Greedy, Truncated
 from scripts.bench.leaderboard_report import render_page, score_methods, write_page
 from tests.ope.problems import discrete_log
+from tests.ope.selection.rankings import NAMES, ranking
 
 
 def answer(method, value=None, low=None, high=None, reason=None):
@@ -185,3 +187,21 @@ def test_a_quick_run_is_kept_and_continued(tmp_path: Path, monkeypatch, capsys):
     assert np.isfinite(greedy["d3rlpy FQE"]["value"])
     monkeypatch.setattr(leaderboard, "run_cell", lambda *_: pytest.fail("was done before"))
     assert leaderboard.run(["graph short"], 1, leaderboard.QUICK, 20, n_rows=200, out=out) == content
+
+
+def test_pairs_against_their_truths_by_hand():
+    # Truths 4.5, 5.1, 2.2: the first pair has its sign wrong, which no claim of significance makes an error.
+    found = {(pair["better"], pair["worse"]): pair for pair in pairs_of(ranking())}
+    first = found[NAMES[0], NAMES[1]]
+    assert first["truth"] == pytest.approx(-0.6)
+    assert (first["covered"], first["wrong"]) == (True, False)
+    assert first["apart"] == pytest.approx(np.sqrt(8.0))
+    flipped = [{**pair, "significant": True, "wrong": pair["truth"] <= 0.0} for pair in found.values()]
+    rows = [
+        {"pairs": list(found.values()), "best_is_candidate": True},
+        {"pairs": flipped, "best_is_candidate": False},
+    ]
+    total = summarise(rows)
+    assert (total["logs"], total["pairs"], total["significant"]) == (2, 6, 5)
+    assert (total["wrong"], total["logs_with_a_wrong_pair"]) == (1, 1)
+    assert total["logs_whose_best_is_a_candidate"] == 1
