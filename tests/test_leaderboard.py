@@ -10,8 +10,8 @@ import pytest
 
 from koffline.policies import DiscretePolicy
 from scripts.bench import leaderboard, leaderboard_d3rlpy, leaderboard_scope_rl
-from scripts.bench.leaderboard_pairs import pairs_of, summarise
 from scripts.bench.leaderboard_methods import Answer
+from scripts.bench.leaderboard_pairs import pairs_of, summarise
 from scripts.bench.leaderboard_problems import BOARD, Greedy, Truncated
 from scripts.bench.leaderboard_report import render_page, score_methods, write_page
 from tests.ope.problems import discrete_log
