@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,8 @@ from koffline.ope.selection.metrics import relative_regret_at_k, spearman
 _COMMAND = (
     "python -m scripts.bench.leaderboard --out docs/results/leaderboard.json --page docs/leaderboard.md"
 )
+_NARROW = ("mql", "lstdq", "mwl", "dualdice", "drl", "kernel-calibrated")
+_WEIGHTED = ("is", "wis", "pdis", "wpdis")
 _FEWEST_RANKED = 3  # policies that a method must have answered about to be asked for a ranking
 
 
@@ -152,7 +154,9 @@ def render_page(content: dict[str, Any]) -> str:
         "of values and weights (MQL, MWL) are not here: their formulas are not those of the papers they "
         "name (a squared sum of weights for a quadratic form, no terminal states).\n",
         "![Relative errors by method](images/leaderboard.png)\n",
-        "## All questions\n",
+        "## What it says\n",
+        _says(cells, unit),
+        "\n## All questions\n",
         _table(score for score in everything if score.median_error is not None),
         "\n## Questions that d3rlpy's FQE can answer\n",
         f"{len(greedy)} questions about greedy policies; no rankings, two policies a log are too few.\n",
@@ -162,12 +166,39 @@ def render_page(content: dict[str, Any]) -> str:
         _bounds(everything),
         "\n## By problem\n",
         "Median error of each method.\n",
-        _by_problem(cells, unit),
+        _by_problem(cells, unit, lambda score: _text(score.median_error), estimates=True),
+        "\n95 % intervals that hold the truth.\n",
+        _by_problem(cells, unit, _covered, estimates=False),
         "\n## Problems\n",
         _problems(cells),
         "\nMethods that do not apply say why in `results/leaderboard.json`.\n",
     ]
     return "\n".join(parts)
+
+
+def _says(cells: list[dict[str, Any]], unit: dict[str, float]) -> str:
+    """The main points, with their numbers; nothing where the methods are not there."""
+    found = {score.method: score for score in score_methods(cells, unit)}
+    greedy = {score.method: score for score in score_methods(common_cells(cells, "d3rlpy FQE"), unit)}
+    if not {*_NARROW, *_WEIGHTED, "kloss", "kernel-certified"} <= set(found) or not greedy:
+        return "Too few methods to compare."
+    narrow = [found[name].covered / found[name].intervals for name in _NARROW]
+    best_weighted = min(found[name].median_error or 0.0 for name in _WEIGHTED)
+    ours, theirs = greedy["kloss"], greedy["d3rlpy FQE"]
+    sure, logs = found["kernel-certified"], {(cell["problem"], cell["seed"]) for cell in cells}
+    return (
+        "- Estimators with a value function err least and rank best; importance weights over episodes err "
+        f"by {_text(best_weighted)} and more.\n"
+        f"- Where d3rlpy's FQE applies: median error {_text(ours.median_error)} (`kloss`) and "
+        f"{_text(theirs.median_error)}, mean error {_text(ours.mean_error)} and {_text(theirs.mean_error)}.\n"
+        f"- Nominal 95 %: the bootstrap of `kloss` held the truth in {_covered(found['kloss'])}. Intervals of "
+        f"the closed forms and `kernel-calibrated` did in {min(narrow):.0%} to {max(narrow):.0%}: they do not "
+        "know what their random features cannot express (by problem, below). Intervals of importance weights "
+        "are too narrow as well.\n"
+        f"- Certified intervals held it in {_covered(sure)} and are {_text(sure.width)} times as wide as the "
+        "values themselves: no use at these sizes.\n"
+        f"- Answers about policies of one log share its luck: {len(logs)} logs are not {len(cells)} trials."
+    )
 
 
 def draw(content: dict[str, Any]) -> Any:
@@ -221,24 +252,28 @@ def _bounds(scores: list[Score]) -> str:
     return _markdown(["kind", "given", "covered", "width"], rows)
 
 
-def _by_problem(cells: list[dict[str, Any]], unit: dict[str, float]) -> str:
-    problems = list(unit)
+def _by_problem(
+    cells: list[dict[str, Any]], unit: dict[str, float], show: Callable[[Score], str], estimates: bool
+) -> str:
+    """One column per problem. estimates: leave methods out that give none, else those without intervals."""
     found = {
         problem: {
-            s.method: s.median_error
-            for s in score_methods([cell for cell in cells if cell["problem"] == problem], unit)
+            score.method: show(score)
+            for score in score_methods([cell for cell in cells if cell["problem"] == problem], unit)
         }
-        for problem in problems
+        for problem in unit
     }
-    methods = [s.method for s in score_methods(cells, unit) if s.median_error is not None]
-    rows = [[f"`{m}`", *(_text(found[problem].get(m)) for problem in problems)] for m in methods]
-    return _markdown(["method", *problems], rows)
+    everything = score_methods(cells, unit)
+    kept = [s.method for s in everything if (s.median_error is not None if estimates else s.intervals > 0)]
+    rows = [[f"`{method}`", *(found[problem].get(method, "–") for problem in unit)] for method in kept]
+    return _markdown(["method", *unit], rows)
 
 
 def _problems(cells: list[dict[str, Any]]) -> str:
     rows: dict[tuple[str, str], list[str]] = {}
     for cell in cells:
-        value = f"{cell['truth']:.4g}" + (f" ± {cell['truth_se']:.1g}" if cell["truth_se"] else "")
+        known = cell["truth_se"] <= 1e-9 * abs(cell["truth"])
+        value = f"{cell['truth']:.4g}" + ("" if known else f" ± {cell['truth_se']:.1g}")
         rows[cell["problem"], cell["policy"]] = [
             cell["problem"],
             cell["policy"] + (" (greedy)" if cell["greedy"] else ""),
