@@ -13,7 +13,8 @@ from scripts.bench import leaderboard, leaderboard_d3rlpy, leaderboard_scope_rl
 from scripts.bench.leaderboard_methods import Answer
 from scripts.bench.leaderboard_pairs import pairs_of, summarise
 from scripts.bench.leaderboard_problems import BOARD, Greedy, Truncated
-from scripts.bench.leaderboard_report import render_page, score_methods, write_page
+from scripts.bench.leaderboard_report import render_page, write_page
+from scripts.bench.leaderboard_scores import score_methods
 from tests.ope.problems import discrete_log
 from tests.ope.selection.rankings import NAMES, ranking
 

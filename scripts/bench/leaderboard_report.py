@@ -2,112 +2,20 @@
 
 from __future__ import annotations
 
-import math
-import statistics
 from collections import defaultdict
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from koffline.ope.estimators.registry import ESTIMATORS
-from koffline.ope.selection.metrics import relative_regret_at_k, spearman
+from scripts.bench.leaderboard_scores import FEWEST_RANKED, Score, common_cells, scales, score_methods
 
 _COMMAND = (
     "python -m scripts.bench.leaderboard --out docs/results/leaderboard.json --page docs/leaderboard.md"
 )
 _NARROW = ("mql", "lstdq", "mwl", "dualdice", "drl", "kernel-calibrated")
 _WEIGHTED = ("is", "wis", "pdis", "wpdis")
-_FEWEST_RANKED = 3  # policies that a method must have answered about to be asked for a ranking
-
-
-@dataclass(frozen=True)
-class Score:
-    """One method over a set of cells; None where it gave nothing to be judged by."""
-
-    method: str
-    family: str
-    answered: int
-    asked: int
-    median_error: float | None
-    mean_error: float | None
-    rank_correlation: float | None
-    regret: float | None
-    covered: int
-    intervals: int
-    width: float | None
-    seconds: float | None
-
-
-def scales(cells: list[dict[str, Any]]) -> dict[str, float]:
-    """Mean |true value| over a problem's policies: the unit of errors and widths."""
-    truths: dict[str, dict[str, float]] = defaultdict(dict)
-    for cell in cells:
-        truths[cell["problem"]][cell["policy"]] = abs(cell["truth"])
-    return {problem: statistics.mean(values.values()) for problem, values in truths.items()}
-
-
-def score_methods(cells: list[dict[str, Any]], unit: dict[str, float] | None = None) -> list[Score]:
-    """One score per method, best median error first.
-
-    Methods that answered less than half of what they were asked come after the others, those without
-    estimates last.
-    """
-    unit = unit or scales(cells)
-    by_method: dict[str, list[tuple[dict[str, Any], dict[str, Any]]]] = defaultdict(list)
-    for cell in cells:
-        for answer in cell["answers"]:
-            by_method[answer["method"]].append((cell, answer))
-    scores = [_score(method, pairs, unit) for method, pairs in by_method.items()]
-    return sorted(scores, key=_place)
-
-
-def _place(score: Score) -> tuple[bool, float, str]:
-    error = math.inf if score.median_error is None else score.median_error
-    return 2 * score.answered < score.asked, error, score.method
-
-
-def _score(method: str, pairs: list[tuple[dict[str, Any], dict[str, Any]]], unit: dict[str, float]) -> Score:
-    errors = [
-        abs(answer["value"] - cell["truth"]) / unit[cell["problem"]]
-        for cell, answer in pairs
-        if "value" in answer
-    ]
-    held = [(cell, answer) for cell, answer in pairs if "low" in answer]
-    logs: dict[tuple[str, int], list[tuple[float, float]]] = defaultdict(list)
-    for cell, answer in pairs:
-        if "value" in answer:
-            logs[cell["problem"], cell["seed"]].append((answer["value"], cell["truth"]))
-    ranked = [np.array(values).T for values in logs.values() if len(values) >= _FEWEST_RANKED]
-    return Score(
-        method=method,
-        family=family_of(method),
-        answered=len(errors),
-        asked=len(pairs),
-        median_error=_median(errors),
-        mean_error=statistics.mean(errors) if errors else None,
-        # Equal estimates of all policies say nothing about their order: correlation 0.
-        rank_correlation=_mean(spearman(values, truths) or 0.0 for values, truths in ranked),
-        regret=_mean(relative_regret_at_k(values, truths, 1) or 0.0 for values, truths in ranked),
-        covered=sum(answer["low"] <= cell["truth"] <= answer["high"] for cell, answer in held),
-        intervals=len(held),
-        width=_median([(a["high"] - a["low"]) / unit[c["problem"]] for c, a in held]),
-        seconds=_median([answer["seconds"] for _, answer in pairs if "seconds" in answer]),
-    )
-
-
-def family_of(method: str) -> str:
-    """Whose estimator it is, and of what kind."""
-    if method in ESTIMATORS:
-        return f"koffline, {ESTIMATORS[method].family}"
-    return method.split(" ")[0] if method.startswith(("d3rlpy", "scope-rl")) else "koffline, bounds"
-
-
-def common_cells(cells: list[dict[str, Any]], method: str) -> list[dict[str, Any]]:
-    """The cells that this method answered."""
-    return [cell for cell in cells if any(a["method"] == method and "value" in a for a in cell["answers"])]
 
 
 def print_table(content: dict[str, Any]) -> None:
@@ -142,7 +50,7 @@ def render_page(content: dict[str, Any]) -> str:
         "answers. Errors and widths are shares of the mean |true value| of a problem's policies. Rank: "
         "Spearman's correlation of estimates and truths over the policies of a log; regret: what the policy "
         "ranked first loses, 0 the best and 1 the worst choice; both averaged over logs, for methods that "
-        f"answered about {_FEWEST_RANKED} policies or more. Covered: 95 % intervals that hold the truth. "
+        f"answered about {FEWEST_RANKED} policies or more. Covered: 95 % intervals that hold the truth. "
         "Seconds: median, one thread of a busy machine; what koffline's estimators share (the networks) is "
         "counted for the first.\n",
         f"koffline ran shorter than by default ({settings}). d3rlpy's FQE has as many hidden units and rows "
@@ -190,9 +98,10 @@ def _says(cells: list[dict[str, Any]], unit: dict[str, float]) -> str:
         "- Estimators with a value function err least and rank best; importance weights over episodes err "
         f"by {_text(best_weighted)} and more.\n"
         f"- Where d3rlpy's FQE applies: median error {_text(ours.median_error)} (`kloss`) and "
-        f"{_text(theirs.median_error)}, mean error {_text(ours.mean_error)} and {_text(theirs.mean_error)}.\n"
-        f"- Nominal 95 %: the bootstrap of `kloss` held the truth in {_covered(found['kloss'])}. Intervals of "
-        f"the closed forms and `kernel-calibrated` did in {min(narrow):.0%} to {max(narrow):.0%}: they do not "
+        f"{_text(theirs.median_error)}, mean error {_text(ours.mean_error)} and "
+        f"{_text(theirs.mean_error)}.\n"
+        f"- Nominal 95 %: the bootstrap of `kloss` held the truth in {_covered(found['kloss'])}. Intervals "
+        f"of the closed forms and `kernel-calibrated` did in {min(narrow):.0%} to {max(narrow):.0%}: they do not "
         "know what their random features cannot express (by problem, below). Intervals of importance weights "
         "are too narrow as well.\n"
         f"- Certified intervals held it in {_covered(sure)} and are {_text(sure.width)} times as wide as the "
@@ -297,12 +206,3 @@ def _covered(score: Score) -> str:
 
 def _text(value: float | None) -> str:
     return "–" if value is None else f"{value:.3g}"
-
-
-def _median(values: list[float]) -> float | None:
-    return statistics.median(values) if values else None
-
-
-def _mean(values: Iterable[float]) -> float | None:
-    found = list(values)
-    return statistics.mean(found) if found else None
