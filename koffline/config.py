@@ -49,6 +49,9 @@ class EvaluationSettings(BaseModel):
     features: int = Field(100, ge=2, multiple_of=2, description="random features of the closed forms")
     feature_width: float = Field(1.0, gt=0.0, description="their width, a multiple of the median distance")
     norm_bound: float | None = Field(None, gt=0.0, description="largest norm of Q in kernel intervals (rho)")
+    reward_bounds: tuple[float, float] | None = Field(
+        None, description="known bounds [low, high] of every reward, for certified intervals"
+    )
     weight_clip: float | None = Field(None, gt=0.0, description="cap of importance weights, none by default")
     behavior: Literal["auto", "log", "estimate"] = Field(
         "auto", description="behaviour probabilities: the log's (log), estimated, or auto"

@@ -6,6 +6,7 @@ Z = φ(x) − discount · E_{a'~π} φ(s', a'), and the value cᵀθ with c = E_
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -21,6 +22,7 @@ from koffline.solvers.features import FeatureMap, RandomFourierFeatures
 from koffline.solvers.linear import combine_features, free_parameters
 
 _BLOCK = 8192
+_NOISE_ROWS = 256
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,6 +34,9 @@ class FeatureSystem:
     and ``start_weights (E,)`` are the log's own. ``instruments`` is ψ with ψ(x)ᵀψ(y) ≈ k(x, y) and
     ψ(x)ᵀψ(x) = 1, a function of ``kernel_inputs (N, k)``. ``unit_starts (U,)``: first row of each
     independent unit (episode, or row). ``fixed_starts``: start states were given, not sampled with the log.
+    ``start_noise (k, p)``: rows whose outer products sum to the covariance that drawing the policy's actions
+    at given start states leaves in c (None where nothing is drawn, or where start states are sampled too:
+    then it is part of what varies between them). ``start_draws``: actions drawn per start state.
     """
 
     now: Float[Tensor, "row parameter"]
@@ -49,6 +54,8 @@ class FeatureSystem:
     value_bounds: tuple[float, float]
     reward_scale: float
     gamma: float
+    start_noise: Float[Tensor, "noise parameter"] | None = None
+    start_draws: int = 1
     constants: int = 0  # how many of the last parameters are constants, which a ridge should leave alone
 
     def __len__(self) -> int:
@@ -144,6 +151,8 @@ def make_feature_system(
         bandwidth=width,
         unit_starts=problem.episode_starts,
         fixed_starts=problem.fixed_starts,
+        start_noise=_start_noise(mapping, problem, constant),
+        start_draws=problem.start_inputs.shape[1],
         value_bounds=(problem.value_bounds[0] * scale, problem.value_bounds[1] * scale),
         reward_scale=scale,
         gamma=gamma,
@@ -164,3 +173,26 @@ def _columns(
         read = None if reads is None else reads[rows]
         parts.append(combine_features(features(flat).double(), draws, read, constant))
     return torch.cat(parts)
+
+
+def _start_noise(
+    features: FeatureMap, problem: EvaluationProblem, constant: bool
+) -> Float[Tensor, "noise parameter"] | None:
+    """See `FeatureSystem.start_noise`: Σ_e share_e² Cov(φ_e)/m, in rows."""
+    draws = problem.start_inputs.shape[1]
+    if not problem.fixed_starts or draws == 1:
+        return None
+    shares = problem.start_weights / problem.start_weights.sum()
+    form: Tensor | None = None
+    for share, inputs in zip(shares, problem.start_inputs, strict=True):
+        drawn = _columns(features, inputs[:, None], None, constant)  # (m, p)
+        drawn = (drawn - drawn.mean(dim=0)) * (share / math.sqrt(draws * (draws - 1)))
+        form = drawn.mT @ drawn if form is None else form.addmm_(drawn.mT, drawn)
+    assert form is not None  # a problem has start states
+    sizes, directions = torch.linalg.eigh(form)
+    root = sizes.clamp(min=0.0).sqrt()[:, None] * directions.mT  # (p, p)
+    # Spread over many rows, so that their random signs add up to a normal and not to plus or minus one row.
+    generator = torch.Generator().manual_seed(0)
+    rows = max(_NOISE_ROWS, 2 * len(root))
+    spread, _ = torch.linalg.qr(torch.randn(rows, len(root), generator=generator, dtype=root.dtype))
+    return spread @ root

@@ -22,6 +22,7 @@ from koffline.ope.problem import EvaluationProblem
 from koffline.replicas import StackedMLP
 
 _PROBE_STARTS = 1000
+_PROBE_DRAWS = 8
 LSTD_RIDGE = 1e-3
 
 
@@ -110,7 +111,7 @@ def _start_value_probe(problem: EvaluationProblem) -> Callable[[int, StackedMLP]
     probabilities = problem.start_probabilities
     fewer = dataclasses.replace(
         problem,
-        start_inputs=problem.start_inputs[some],
+        start_inputs=problem.start_inputs[some, :_PROBE_DRAWS],
         start_probabilities=None if probabilities is None else probabilities[some],
     )
     share = torch.as_tensor(problem.start_weights[some] / problem.start_weights[some].sum())

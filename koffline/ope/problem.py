@@ -15,6 +15,7 @@ from koffline.policies import ContinuousPolicy, DiscretePolicy
 # Standardised next states and policy actions are cut here, so that one far outlier cannot blow a network up.
 _FAR = 10.0
 _MOST_INPUTS = 4096
+_START_DRAWS = 16_384  # of a continuous policy's actions, over all start states
 _LARGEST = 1e100  # squares and discounted sums of anything below stay finite
 
 
@@ -25,8 +26,8 @@ class EvaluationProblem:
     A value function is Q(s, a) = Σ_a' readout_a' · net(inputs)_a'; its expectation under the policy is the
     same with the policy's readout. For n discrete actions: ``inputs (N, d)`` are standardised observations,
     readouts are one-hot rows and probabilities. For continuous actions ``inputs (N, d + k)`` hold the
-    actions too, ``next_inputs (N, m, d + k)`` and ``start_inputs (E, m, d + k)`` m draws of the policy's
-    actions, and readouts are None. ``rewards`` are divided by ``reward_scale``.
+    actions too, ``next_inputs (N, m, d + k)`` and ``start_inputs (E, m', d + k)`` m and m' draws of the
+    policy's actions, and readouts are None. ``rewards`` are divided by ``reward_scale``.
     """
 
     inputs: np.ndarray
@@ -175,11 +176,20 @@ def _continuous_columns(
             [beside(observations, policy.sample(observations, generator)) for _ in range(count)], axis=1
         )
 
+    def starts_with_draws() -> np.ndarray:
+        """The same of start states, each with so many draws that few states have enough."""
+        count = math.ceil(_START_DRAWS / len(starts))
+        if policy.deterministic or count <= action_draws:
+            return with_draws(starts)
+        repeated = np.repeat(starts, count, axis=0)
+        drawn = beside(repeated, policy.sample(repeated, generator))
+        return drawn.reshape(len(starts), count, -1)
+
     inputs = beside(log.observations, logged)
     return {
         "inputs": inputs,
         "next_inputs": with_draws(log.next_observations),
-        "start_inputs": with_draws(starts),
+        "start_inputs": starts_with_draws(),
         "n_actions": None,
         "readout": None,
         "next_probabilities": None,

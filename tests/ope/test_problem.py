@@ -53,7 +53,7 @@ def test_continuous_policies_are_drawn_beside_the_states() -> None:
     problem, log = prepared("continuous"), continuous_log()
     assert problem.inputs.shape == (50, 3)
     assert problem.next_inputs.shape == (50, 3, 3)
-    assert problem.start_inputs.shape == (50, 3, 3)
+    assert problem.start_inputs.shape == (50, 328, 3)  # 16,384 draws over all start states, rounded up
     for draw in range(3):  # the states repeat, the actions do not
         np.testing.assert_array_equal(problem.next_inputs[:, draw, :2], problem.next_inputs[:, 0, :2])
     assert not np.array_equal(problem.next_inputs[:, 0, 2], problem.next_inputs[:, 1, 2])

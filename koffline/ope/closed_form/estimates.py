@@ -104,7 +104,8 @@ def estimate_of_fit(name: str, system: FeatureSystem, fit: LinearFit, level: flo
     row_weights = system.row_weights.numpy()
     value = float(row_weights @ (omega * system.rewards.numpy()) / row_weights.sum())
     starts = (system.starts @ fit.theta).numpy()
-    spread = sandwich(system, omega * residuals, starts, fit.degrees_of_freedom)
+    noise = 0.0 if system.start_noise is None else float((system.start_noise @ fit.theta).square().sum())
+    spread = sandwich(system, omega * residuals, starts, fit.degrees_of_freedom, noise)
     diagnostics = {
         "ridge": fit.ridge,
         "degrees_of_freedom": fit.degrees_of_freedom,

@@ -52,11 +52,13 @@ def sandwich(
     terms: Float[np.ndarray, " row"],
     start_values: Float[np.ndarray, " start"],
     degrees_of_freedom: float = 0.0,
+    drawing_variance: float = 0.0,
 ) -> Spread:
     """Spread of E q(x0) + Σ w terms / Σ w, with terms = ω δ of the rows; sums over units are independent.
 
     degrees_of_freedom: parameters that the same rows decided; the variance is raised by n/(n − d). Start
     states that were given are taken as they are; those of the log are sampled with their units.
+    drawing_variance: what actions drawn at given start states add.
     """
     weights = system.row_weights.numpy()
     lengths = np.diff(np.append(system.unit_starts, len(system)))
@@ -72,5 +74,5 @@ def sandwich(
     error = None
     if units > 1 and rows > degrees_of_freedom:
         variance = float(influence.var(ddof=1)) / units * rows / (rows - degrees_of_freedom)
-        error = math.sqrt(variance)
+        error = math.sqrt(variance + drawing_variance)
     return Spread(influence, error, bool((lengths > 1).any()), not system.fixed_starts)

@@ -16,9 +16,11 @@ from koffline.fitting import Progress, threads
 from koffline.ope.diagnostics import common_diagnostics, common_warnings
 from koffline.ope.estimators.intervals import DEFAULT, bounds_of, kinds_for, run_estimator
 from koffline.ope.estimators.registry import ESTIMATORS, find_estimator
+from koffline.ope.estimators.norms import sensitivity_to_norm
 from koffline.ope.estimators.table import EstimateRow, EstimateTable
 from koffline.ope.evaluation import merge_settings, open_workspace
 from koffline.ope.importance.unavailable import Unavailable
+from koffline.ope.intervals.kinds import KERNEL_CERTIFIED
 from koffline.ope.point_estimate import PointEstimate
 from koffline.ope.workspace import Workspace
 
@@ -57,6 +59,7 @@ def estimate_all(
         if not found:
             raise KofflineError(f"no estimator applies to this log; {rows[0].name}: {rows[0].reason}")
         bound_rows = bounds_of(workspace, found) if bounds else ()
+        sensitivity = sensitivity_to_norm(workspace, KERNEL_CERTIFIED) if bounds else None
         diagnostics = common_diagnostics(workspace)
         warnings = common_warnings(workspace, diagnostics)
     return EstimateTable(
@@ -66,6 +69,7 @@ def estimate_all(
         diagnostics=diagnostics,
         settings=settings.model_dump(exclude={"gamma", "estimator", "seed", "level"}),
         warnings=tuple(warnings),
+        sensitivity=sensitivity,
         **workspace.describe(),
     )
 

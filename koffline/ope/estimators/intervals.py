@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from koffline.config import EvaluationSettings
 from koffline.errors import ConfigError, nearest_name
 from koffline.ope.estimators.registry import ESTIMATORS, FITTED, find_estimator
 from koffline.ope.estimators.table import BoundRow
@@ -48,8 +49,11 @@ def run_estimator(workspace: Workspace, name: str) -> PointEstimate | Unavailabl
     kind = workspace.settings.interval
     check_interval(name, kind)
     found = ESTIMATORS[name].run(workspace)
-    if isinstance(found, Unavailable) or kind == DEFAULT or kind in episode_intervals.KINDS:
+    if isinstance(found, Unavailable) or kind == DEFAULT:
         return found
+    if kind in episode_intervals.KINDS:
+        guesses = _guesses(workspace.settings, with_norm=False) if kind in CERTIFIED else ()
+        return dataclasses.replace(found, warnings=(*found.warnings, *guesses))
     if found.interval is not None and found.interval.kind == kind:
         return found
     if kind == BOOTSTRAP_PIVOT and name in FITTED:
@@ -63,8 +67,27 @@ def system_interval(workspace: Workspace, kind: str) -> IntervalResult:
     """An interval for the value from the problem in fixed features, whatever the estimator."""
     settings = workspace.settings
     system = workspace.fixed_system if kind in CERTIFIED_KINDS else workspace.system
-    return make_interval(
-        kind, system, level=settings.level, norm_bound=settings.norm_bound, seed=settings.seed
+    result = make_interval(
+        kind,
+        system,
+        level=settings.level,
+        norm_bound=settings.norm_bound,
+        reward_bounds=settings.reward_bounds,
+        seed=settings.seed,
+    )
+    guesses = _guesses(settings, with_norm=True) if kind in CERTIFIED_KINDS else ()
+    return dataclasses.replace(result, warnings=(*result.warnings, *guesses))
+
+
+def _guesses(settings: EvaluationSettings, with_norm: bool) -> tuple[str, ...]:
+    """What a certificate needs and was not told."""
+    missing = ["reward_bounds"] if settings.reward_bounds is None else []
+    missing += ["norm_bound"] if with_norm and settings.norm_bound is None else []
+    if not missing:
+        return ()
+    return (
+        f"A certificate is one only with {' and '.join(missing)} given: what stands in for "
+        f"{'them was' if len(missing) > 1 else 'it was'} read off the log.",
     )
 
 

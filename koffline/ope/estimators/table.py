@@ -8,6 +8,7 @@ from typing import Any
 
 from koffline.ope.estimate import plain
 from koffline.ope.interval import Interval, finite_or_none
+from koffline.ope.intervals.sensitivity import NormSensitivity
 from koffline.ope.point_estimate import PointEstimate
 
 
@@ -64,6 +65,7 @@ class EstimateTable:
     """What every estimator says the policy is worth, and the bounds that hold whatever they say.
 
     ``warnings`` concern all rows (coverage, the log); each row has its own as well.
+    ``sensitivity``: the certified interval for other ρ.
     """
 
     rows: tuple[EstimateRow, ...]
@@ -81,6 +83,7 @@ class EstimateTable:
     settings: dict[str, Any] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
+    sensitivity: NormSensitivity | None = None
 
     def __getitem__(self, name: str) -> EstimateRow:
         for row in self.rows:

@@ -27,17 +27,19 @@ def estimate_by_importance(workspace: Workspace, name: str) -> PointEstimate | U
         settings.interval if settings.interval in episode_intervals.KINDS else episode_intervals.DEFAULT_KIND
     )
     model = workspace.row_values if name in WITH_MODEL else None
-    return estimate_one(name, episodes, model, settings.level, kind, seed=settings.seed)
+    return estimate_one(
+        name, episodes, model, settings.level, kind, reward_range=settings.reward_bounds, seed=settings.seed
+    )
 
 
 def estimate_in_features(workspace: Workspace, name: str) -> PointEstimate:
-    """One of the closed forms on fixed random features."""
+    """One of the closed forms in the features of the settings."""
     settings = workspace.settings
     return CLOSED_FORMS[name](workspace.system, level=settings.level, seed=settings.seed)
 
 
 def estimate_doubly_robust_marginal(workspace: Workspace) -> PointEstimate:
-    """Marginalised weights in features beside the kernel-loss networks, both out of bag."""
+    """Marginalised weights in features beside the kernel-loss networks, the networks out of bag."""
     settings = workspace.settings
     return doubly_robust_closed_form(
         workspace.system, workspace.row_values, level=settings.level, seed=settings.seed

@@ -9,6 +9,7 @@ import numpy as np
 from jaxtyping import Float
 from scipy import special, stats
 
+from koffline.errors import ConfigError
 from koffline.ope.importance.bounds import mean_lower_bound
 from koffline.ope.importance.statistics import Counts, EpisodeStatistic, standard_error
 from koffline.ope.importance.weights import EpisodeWeights
@@ -133,7 +134,7 @@ def certified_interval(
     """
     if not np.allclose(weights.shares, weights.shares[0]):
         return None
-    low, high = reward_range or (float(rewards.min()), float(rewards.max()))
+    low, high = _checked_range(reward_range, rewards)
     bottom, top, total, lengths = low, high, _geometric(gamma, weights.horizon), "all"
     if np.any(weights.lengths < weights.horizon):
         bottom, top, lengths = min(low, 0.0), max(high, 0.0), "at most"
@@ -152,6 +153,19 @@ def certified_interval(
         count=len(_CAPS),
     )
     return Interval(lower, -upper, level, kind, text)
+
+
+def _checked_range(given: tuple[float, float] | None, rewards: np.ndarray) -> tuple[float, float]:
+    """The given range, or that of the log. Raises ConfigError when the log exceeds it."""
+    seen = float(rewards.min()), float(rewards.max())
+    if given is None:
+        return seen
+    if not (given[0] <= seen[0] and seen[1] <= given[1]):
+        raise ConfigError(
+            f"reward_bounds is {list(given)}, but the log has rewards from {seen[0]:.4g} to {seen[1]:.4g}; "
+            "give bounds that hold every reward"
+        )
+    return given
 
 
 def _lower_end(

@@ -19,8 +19,9 @@ from koffline.ope.intervals.settings import NORM_FACTOR, NORM_RIDGE, KernelInter
 from koffline.ope.intervals.value_range import Feasible, feasible_set
 
 _CERTIFIED = (
-    "Holds for any number of rows: {rows}; {bounds}; Q^π in the class, ‖θ − θ0‖ at most {norm:.4g} "
-    "({source}); row weights, standardisation and bandwidth not made from what followed; {starts}."
+    "Holds for any number of rows fixed beforehand: {rows}; {bounds}; Q^π in the class, ‖θ − θ0‖ at most "
+    "{norm:.4g} ({source}); row weights, standardisation and bandwidth as if fixed beforehand{inputs}; "
+    "{starts}."
 )
 _SIMULTANEOUS = (
     "Asymptotic: all parameters whose kernel loss a wild bootstrap of the residuals explains, so it holds "
@@ -87,7 +88,7 @@ def norm_bound(feasible: Feasible, settings: KernelIntervalSettings) -> tuple[fl
 
 def loss_threshold(system: FeatureSystem, kind: str, settings: KernelIntervalSettings) -> float:
     """λ of a kind, at the share of the probability that rows get."""
-    delta = settings.delta if system.fixed_starts else settings.delta / 2.0
+    delta = settings.delta if starts_are_exact(system) else settings.delta / 2.0
     if kind == KERNEL_SIMULTANEOUS:
         return wild_threshold(system, make_profile(system), settings, 1.0 - delta)
     length = settings.residual_length(system)
@@ -97,15 +98,25 @@ def loss_threshold(system: FeatureSystem, kind: str, settings: KernelIntervalSet
 
 
 def start_margin(system: FeatureSystem, kind: str, settings: KernelIntervalSettings) -> float:
-    """How far the mean over the log's start states may be from its expectation; 0 where they are given."""
+    """How far the mean over start states may be from its expectation.
+
+    0 where they are given and no action is drawn there.
+    """
     from scipy import stats
 
-    if system.fixed_starts:
+    if starts_are_exact(system):
         return 0.0
     if kind == KERNEL_SIMULTANEOUS:
         spread = float(make_profile(system).starts.square().sum()) ** 0.5
         return spread * float(stats.norm.ppf(1.0 - settings.delta / 4.0))
-    return start_deviation(settings.values_within(system), system.start_weights, settings.delta / 2.0)
+    draws = system.start_draws if system.fixed_starts else 1  # else a state's draws share its choice
+    deviation = start_deviation(settings.values_within(system), system.start_weights, settings.delta / 2.0)
+    return deviation / draws**0.5
+
+
+def starts_are_exact(system: FeatureSystem) -> bool:
+    """Whether c has no sampling error."""
+    return system.fixed_starts and system.start_draws == 1
 
 
 def assumptions(system: FeatureSystem, kind: str, settings: KernelIntervalSettings, norm: float) -> str:
@@ -120,6 +131,7 @@ def assumptions(system: FeatureSystem, kind: str, settings: KernelIntervalSettin
         norm=norm,
         source=chosen,
         starts=starts,
+        inputs="" if kind == KERNEL_CERTIFIED_IID else " (the latter two come from the log's states)",
     )
 
 

@@ -26,8 +26,9 @@ _MOST_LEVERAGE = 0.9
 class Profile:
     """η̂, its influences, and how they change along a path of parameters whose value is η̂ + t.
 
-    ``rows (N,)`` and ``starts (E,)``: a with η̂ − η ≈ Σa, from residuals scaled for leverage (HC2) and from
-    centred values of start states (zeros where these are given). ``row_slopes``, ``start_slopes``: da/dt.
+    ``rows (N,)`` and ``starts``: a with η̂ − η ≈ Σa, from residuals scaled for leverage (HC2) and from
+    centred values of start states (where these are given: of the actions drawn there).
+    ``row_slopes``, ``start_slopes``: da/dt.
     ``residuals (N,)``: scaled δ̂. ``loss``: V̂(θ̂).
     """
 
@@ -36,19 +37,19 @@ class Profile:
     residuals: Float[Tensor, " row"]
     rows: Float[Tensor, " row"]
     row_slopes: Float[Tensor, " row"]
-    starts: Float[Tensor, " start"]
-    start_slopes: Float[Tensor, " start"]
+    starts: Float[Tensor, " drawn"]
+    start_slopes: Float[Tensor, " drawn"]
     leverage: Float[Tensor, " row"]
     loss: float
 
     @property
     def influences(self) -> Float[Tensor, " influence"]:
-        """All influences, (N + E,)."""
+        """All influences."""
         return torch.cat([self.rows, self.starts])
 
     @property
     def slopes(self) -> Float[Tensor, " influence"]:
-        """All slopes, (N + E,)."""
+        """All slopes."""
         return torch.cat([self.row_slopes, self.start_slopes])
 
     @property
@@ -118,17 +119,18 @@ def _weights_and_leverage(
     return torch.cat(weights), torch.cat(leverage) * system.row_weights / len(system)
 
 
-def _start_design(system: FeatureSystem) -> Float[Tensor, "start parameter"]:
-    """Weighted deviations of the start states' features from their mean; zeros where the states are given."""
+def _start_design(system: FeatureSystem) -> Float[Tensor, "drawn parameter"]:
+    """Weighted deviations of the start states' features from their mean; where the states are given, of the
+    actions drawn there."""
     if system.fixed_starts:
-        return torch.zeros_like(system.starts)
+        return torch.zeros_like(system.starts) if system.start_noise is None else system.start_noise
     share = system.start_weights / system.start_weights.sum()
     return share[:, None] * (system.starts - system.start_mean)
 
 
 def _quietest_path(
     row_design: Float[Tensor, "row parameter"],
-    start_design: Float[Tensor, "start parameter"],
+    start_design: Float[Tensor, "drawn parameter"],
     start: Float[Tensor, " parameter"],
 ) -> Float[Tensor, " parameter"]:
     """The d with cᵀd = 1 along which the influences change least, S⁻¹c/(cᵀS⁻¹c) for their form S.

@@ -21,7 +21,7 @@ class KernelIntervalSettings:
 
     norm_bound: ρ, the largest ‖θ − θ0‖ of a value function in the class, in units of the value; None: twice
     that of the fit, which is a guess about the class and not a theorem. value_bounds: known bounds of every
-    value V^π(s), by default those that the logged rewards and γ imply. reward_bounds: known bounds of every
+    Q^π(s, a), by default those that rewards and γ imply. reward_bounds: known bounds of every
     reward, by default the logged ones. draws: of a bootstrap.
     """
 
@@ -55,20 +55,40 @@ class KernelIntervalSettings:
         return 1.0 - self.level
 
     def values_within(self, system: FeatureSystem) -> tuple[float, float]:
-        """Bounds of every value."""
-        return self.value_bounds or system.value_bounds
+        """Bounds of every Q(s, a): given, or what bounds of rewards and γ imply."""
+        if self.value_bounds is not None:
+            return self.value_bounds
+        if self.reward_bounds is None:
+            return system.value_bounds
+        low, high = self.rewards_within(system)
+        if bool((system.discounts == 0.0).any()):  # after an end come zeros
+            low, high = min(low, 0.0), max(high, 0.0)
+        return low / (1.0 - system.gamma), high / (1.0 - system.gamma)
+
+    def rewards_within(self, system: FeatureSystem) -> tuple[float, float]:
+        """Bounds of every reward: given, or the log's own. Raises ConfigError when the log exceeds them."""
+        counted = system.rewards[system.row_weights > 0.0]
+        seen = float(counted.min()), float(counted.max())
+        if self.reward_bounds is None:
+            return seen
+        slack = 1e-9 * max(map(abs, seen))  # rewards were scaled there and back
+        if seen[0] < self.reward_bounds[0] - slack or seen[1] > self.reward_bounds[1] + slack:
+            raise ConfigError(
+                f"reward_bounds is {list(self.reward_bounds)}, but the log has rewards from {seen[0]:.4g} to "
+                f"{seen[1]:.4g}; give bounds that hold every reward"
+            )
+        return self.reward_bounds
 
     def residual_length(self, system: FeatureSystem) -> float:
         """R: the length of the range of r + discount · V(s')."""
-        counted = system.rewards[system.row_weights > 0.0]
-        rewards = self.reward_bounds or (float(counted.min()), float(counted.max()))
+        rewards = self.rewards_within(system)
         may_end = bool((system.discounts == 0.0).any())
         return target_range(rewards, self.values_within(system), system.gamma, may_end)
 
     def describe_bounds(self, system: FeatureSystem) -> str:
         """Where the bounds of rewards and values come from, for people."""
         low, high = self.values_within(system)
-        source = "given" if self.value_bounds is not None else "what logged rewards and γ imply"
+        source = "given" if self.value_bounds is not None else "what these and γ imply"
         rewards = "given bounds" if self.reward_bounds is not None else "those seen in the log"
         return f"rewards within {rewards}, values within [{low:.4g}, {high:.4g}] ({source})"
 

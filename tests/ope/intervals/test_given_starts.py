@@ -1,0 +1,80 @@
+"""Given start states and a policy that draws its actions: that draw is part of every interval."""
+
+import numpy as np
+import pytest
+import torch
+
+import koffline
+from koffline.errors import ConfigError
+from koffline.ope.features import make_feature_system
+from koffline.ope.intervals import make_interval
+from koffline.ope.problem import prepare_problem
+from koffline.policies import ContinuousPolicy
+from koffline.solvers import RandomFourierFeatures
+
+WIDE = ContinuousPolicy(1, lambda s: np.zeros((len(s), 1)), lambda s, g: g.uniform(-1.0, 1.0, (len(s), 1)))
+
+
+def bandit(seed: int, n: int = 400) -> koffline.Transitions:
+    """Reward = action, over at once: J = E a = 0."""
+    actions = np.random.default_rng(seed).uniform(-1.0, 1.0, size=(n, 1))
+    states = np.zeros((n, 1))
+    ended = np.ones(n, bool)
+    return koffline.Transitions(
+        states, actions, actions[:, 0], states, ended, ~ended, koffline.Continuous(1, -1.0, 1.0)
+    )
+
+
+def system(seed: int, starts: int = 1, n: int = 400):
+    problem = prepare_problem(
+        bandit(seed, n), WIDE, 0.9, 8, np.random.default_rng(seed), np.zeros((starts, 1))
+    )
+    return problem, make_feature_system(problem, RandomFourierFeatures(1.5, 20), gamma=0.9, instruments=200)
+
+
+def test_the_noise_is_the_covariance_of_the_mean_over_draws() -> None:
+    problem, made = system(0, starts=3)
+    assert made.start_draws * 3 >= 16_384
+    one = RandomFourierFeatures(1.5, 20)
+    expected = torch.zeros(made.parameters, made.parameters, dtype=torch.float64)
+    for inputs in problem.start_inputs:
+        drawn = one(torch.as_tensor(inputs)).double()
+        drawn = torch.cat([drawn, torch.ones(len(drawn), 1, dtype=torch.float64)], dim=1)
+        expected += torch.cov(drawn.T) / len(drawn) / 9.0
+    noise = made.start_noise
+    torch.testing.assert_close(noise.T @ noise, expected, rtol=1e-6, atol=1e-12)
+
+
+def test_intervals_hold_the_truth() -> None:
+    systems = [system(seed, n=150)[1] for seed in range(12)]
+    for kind in ("kernel-calibrated", "kernel-certified"):
+        options = {"reward_bounds": (-1.0, 1.0), "norm_bound": 20.0}
+        held = sum(make_interval(kind, made, **options).interval.holds(0.0) for made in systems)
+        assert held >= 10, kind  # of 12 at 95 %: fewer have probability 2 %; seeds are fixed
+
+
+def test_bounds_of_rewards_must_hold_the_log() -> None:
+    _, made = system(0)
+    with pytest.raises(ConfigError, match="give bounds that hold every reward"):
+        make_interval("kernel-certified", made, reward_bounds=(0.0, 0.1))
+    log = bandit(0)
+    episodes = log.replace(
+        episode_ids=np.arange(400),
+        steps=np.zeros(400, int),
+        behavior_log_probabilities=np.full(400, np.log(0.5)),
+    )
+    with pytest.raises(ConfigError, match="give bounds that hold every reward"):
+        koffline.evaluate(
+            episodes, "uniform", 0.9, estimator="is", interval="hoeffding", reward_bounds=(0.0, 0.1)
+        )
+
+
+def test_a_certificate_without_known_bounds_says_so() -> None:
+    log = bandit(0)
+    given = {"estimator": "mql", "interval": "kernel-certified", "feature_source": "random", "gamma": 0.9}
+    guessed = koffline.evaluate(log, WIDE, **given)
+    known = koffline.evaluate(log, WIDE, **given, reward_bounds=(-1.0, 1.0), norm_bound=20.0)
+    assert any("read off the log" in warning for warning in guessed.warnings)
+    assert not any("read off the log" in warning for warning in known.warnings)
+    assert "ρ" in known.interval.assumptions or "‖θ" in known.interval.assumptions
+    assert known.interval.norm_bound == 20.0
