@@ -51,10 +51,10 @@ class BellmanCase:
     folds: tuple[np.ndarray, ...]
 
     @property
-    def pairs(self) -> int:
-        """Ordered pairs of different rows that count and share a value function."""
-        counts = [int(np.count_nonzero(self.problem.row_weights[rows])) for rows in self.folds]
-        return sum(count * (count - 1) for count in counts)
+    def pairs(self) -> float:
+        """Σ_{i≠j} w_i w_j over pairs of rows that share a value function: n(n − 1) without weights."""
+        parts = [self.problem.row_weights[rows] for rows in self.folds]
+        return sum(float(part.sum() ** 2 - np.square(part).sum()) for part in parts)
 
     @property
     def n(self) -> int:
@@ -84,12 +84,17 @@ class BellmanCase:
 
     def witness(self) -> Witness:
         """Of the residuals over the window."""
+        counts = self.problem.row_weights > 0.0
+        units = np.zeros(len(counts), dtype=np.int64)  # numbered as if rows of weight zero were not there
+        units[counts] = np.unique(
+            block_numbers(self.transitions, self.settings)[counts], return_inverse=True
+        )[1]
         return Witness(
             space=self.space,
             inputs=self.inputs.numpy(),
             residuals=self.window_residuals,
             weights=self.problem.row_weights,
-            units=block_numbers(self.transitions, self.settings),
+            units=units,
             observations=self.transitions.observations,
             actions=self.transitions.actions,
             level=self.settings.level,
@@ -106,6 +111,7 @@ def make_case(
     problem = prepare_problem(transitions, policy, gamma, 1, np.random.default_rng(seed))
     if np.count_nonzero(problem.row_weights) < 2:
         raise DataError("fewer than 2 rows count; a test needs at least 2, a useful one hundreds")
+    problem = _with_weights_of_counted_rows(problem)
     columns = one_step_residuals(q, transitions, policy, problem, settings, generator)
     ratios, sentence = action_ratios(transitions, policy, settings, is_state)
     windows = window_matrix(transitions, problem.discounts, ratios, settings.window, is_state)
@@ -128,6 +134,12 @@ def make_case(
         else (np.arange(len(transitions)),),
     )
     return dataclasses.replace(case, warnings=(*([sentence] if sentence else []), *_doubts(case)))
+
+
+def _with_weights_of_counted_rows(problem: EvaluationProblem) -> EvaluationProblem:
+    """Weights of mean one over the n rows of positive weight: their sum is n, as T = n·V̂ has it."""
+    weights = problem.row_weights
+    return dataclasses.replace(problem, row_weights=weights / weights[weights > 0.0].mean())
 
 
 def _doubts(case: BellmanCase) -> list[str]:

@@ -134,7 +134,7 @@ def _of_rows(case: BellmanCase, form: QuadraticForm) -> dict[str, Any]:
     return {
         "n": n,
         "units": case.units,
-        "kernel_loss": (form.statistic * n - float(diagonal)) / max(case.pairs, 1),
+        "kernel_loss": (form.statistic * n - diagonal) / case.pairs if case.pairs > 0.0 else 0.0,
         "rms_residual": float(np.sqrt(share @ residuals**2)),
         "mean_residual": float(share @ residuals),
         "return_scale": case.problem.reward_scale,

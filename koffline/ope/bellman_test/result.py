@@ -16,7 +16,8 @@ from koffline.ope.interval import finite_or_none
 class TestedRows:
     """What was tested, row by row (N,): ``residuals`` of one step, ``window_residuals`` of d, and ``values``.
 
-    ``values`` are Q(s, a) or V(s); ``weights`` are the log's own, of mean one. User's units.
+    ``values`` are Q(s, a) or V(s); ``weights`` are the log's own, of mean one over the rows where they
+    are positive. User's units.
     """
 
     __test__ = False  # not a test case

@@ -84,7 +84,7 @@ class Region:
 
 @dataclass(frozen=True, eq=False)
 class Witness:
-    """f*(x) = n⁻¹ Σ_i w_i δ_i k(x_i, x) with what is needed to evaluate it anywhere.
+    """f*(x) = Σ_i w_i δ_i k(x_i, x) / Σ_i w_i with what is needed to evaluate it anywhere.
 
     ``inputs (N, k)``: places of the rows in ``space``; ``residuals (N,)``; ``weights (N,)``: the log's;
     ``units (N,)``: number of the random sign a row shares with its neighbours; ``observations``, ``actions``:
@@ -130,7 +130,8 @@ class Witness:
                 f"a map over columns {columns} needs them among the {flat.shape[1]} of an observation; "
                 "use top_regions"
             )
-        axes = [np.linspace(flat[:, c].min(), flat[:, c].max(), resolution) for c in columns]
+        counted = flat[self.weights > 0.0]
+        axes = [np.linspace(counted[:, c].min(), counted[:, c].max(), resolution) for c in columns]
         across, up = np.meshgrid(*axes)
         places = np.tile(np.average(flat, axis=0, weights=self.weights), (resolution**2, 1))
         places[:, columns[0]], places[:, columns[1]] = across.ravel(), up.ravel()
@@ -180,7 +181,7 @@ class Witness:
         safe = np.where(seen, mass, np.nan)
         effective = np.divide(mass**2, spread[:, 1], out=np.zeros(len(places)), where=seen)
         return WitnessValues(
-            total[:, 0] / max(int((weights > 0.0).sum()), 1),
+            total[:, 0] / weights.sum(),
             total[:, 0] / safe,
             np.sqrt(spread[:, 0]) / safe,
             effective,

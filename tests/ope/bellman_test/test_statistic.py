@@ -170,6 +170,52 @@ def test_order_of_rows_does_not_matter() -> None:
         assert first.detectable == pytest.approx(second.detectable, rel=1e-6)
 
 
+@pytest.mark.parametrize("features", [0, 64])
+@pytest.mark.parametrize("method", ["wild", "spectral", "gamma"])
+def test_rows_of_weight_zero_are_not_there(method: str, features: int) -> None:
+    """Half of the rows switched off is the log without them: T, U, witness, power and places."""
+    known = known_problem(4, 120)
+    weights = np.where(np.arange(120) % 2 == 0, 1.0 + np.arange(120) % 3, 0.0)
+    some = known.transitions.replace(weights=weights)
+
+    def q(states, actions):
+        return known.q(states, actions) + 1.0 * (states[:, 0] > 0.0)
+
+    off, gone = (
+        koffline.bellman_test(q, log, known.policy, 0.9, method=method, features=features)
+        for log in (some, some.select(np.flatnonzero(weights)))
+    )
+    for name in (
+        "n", "units", "statistic", "p_value", "kernel_loss", "rms_residual", "power", "detectable"
+    ):  # fmt: skip
+        assert getattr(off, name) == pytest.approx(getattr(gone, name), rel=1e-6), name
+    places = known.transitions.observations[:7], known.transitions.actions[:7]
+    for name in ("witness", "mean", "standard_error", "effective_rows"):
+        np.testing.assert_allclose(
+            getattr(off.witness(*places), name), getattr(gone.witness(*places), name), rtol=1e-9
+        )
+    for left, right in zip(off.witness.top_regions(3), gone.witness.top_regions(3), strict=True):
+        assert (left.size, left.action) == (right.size, right.action)
+        assert left.z_score == pytest.approx(right.z_score, rel=1e-9)
+        assert left.threshold == pytest.approx(right.threshold, rel=1e-9)
+
+
+def test_weighted_sizes_by_loops() -> None:
+    """T = ‖Σ wψδ‖²/n with Σ w = n; U = Σ_{i≠j} wδkδw / Σ_{i≠j} w w; f* = Σ wδk / Σ w."""
+    weights = np.tile([0.0, 1.0, 3.0], 20)
+    log = discrete_log(weights=weights)
+    result = koffline.bellman_test(simple_q, log, SOFT, 0.9, features=0)
+    assert result.witness is not None
+    gram = result.witness.space.kernel.gram(torch.as_tensor(result.witness.inputs)).numpy()
+    both = weights * result.rows.residuals
+    whole, own = both @ gram @ both, both**2 @ np.diagonal(gram)
+    assert result.statistic == pytest.approx(40 * whole / weights.sum() ** 2, rel=1e-9)
+    pairs = weights.sum() ** 2 - np.square(weights).sum()
+    assert result.kernel_loss == pytest.approx((whole - own) / pairs, rel=1e-9)
+    found = result.witness(log.observations, log.actions).witness
+    np.testing.assert_allclose(found, gram @ both / weights.sum(), atol=1e-12)
+
+
 def test_weight_two_is_two_rows_in_the_statistic_up_to_n() -> None:
     """A row of weight two enters the loss V̂ = T/n as two rows would; n counts it once."""
     log = discrete_log(20, 1, truncated=np.ones(20, bool), terminated=np.zeros(20, bool))
