@@ -16,7 +16,7 @@ from koffline.data.transitions import Transitions
 from koffline.errors import DataError
 from koffline.ope.bellman_test.kernel_space import KernelSpace, fit_kernel_space
 from koffline.ope.bellman_test.residual_columns import ResidualColumns, one_step_residuals
-from koffline.ope.bellman_test.settings import STEP, BellmanSettings
+from koffline.ope.bellman_test.settings import STEP, WILD, BellmanSettings
 from koffline.ope.bellman_test.windows import action_ratios, block_numbers, score_matrix, window_matrix
 from koffline.ope.bellman_test.witness import Witness
 from koffline.ope.cross_fit import CrossFitted, row_parts
@@ -148,8 +148,9 @@ def _doubts(case: BellmanCase) -> list[str]:
     units, level = case.units, case.settings.level
     what = "rows" if case.settings.window == 1 or case.settings.multipliers == STEP else "blocks of windows"
     if units == 0:
-        found.append("Every residual is exactly zero: there is nothing to test.")
-    elif case.smallest_p_value > level:
+        how = "zero up to rounding" if case.columns.rounded else "exactly zero"
+        found.append(f"Every residual is {how}: there is nothing to test.")
+    elif case.settings.method == WILD and case.smallest_p_value > level:
         found.append(
             f"{units} {what} with a residual are too few for level {level:g}: random signs cannot give a "
             f"p-value below {case.smallest_p_value:.2g}, so that nothing can be rejected; use more rows."

@@ -110,10 +110,10 @@ class Witness:
                 f"observations have shape {observations.shape}, the log's rows "
                 f"{self.observations.shape[1:]}; give (Q, …) of the same shape"
             )
-        if self.space.with_actions and (actions is None or len(actions) != len(observations)):
-            raise DataError(
-                "the witness of Q(s, a) needs one action per observation; give actions (Q,) or (Q, k)"
-            )
+        if not np.isfinite(observations).all():
+            raise DataError("observations hold NaN or infinite numbers; give places that exist")
+        if self.space.with_actions:
+            actions = self._checked_actions(actions, len(observations))
         return self._at(self.space.place(observations, actions).numpy())
 
     def map(
@@ -166,6 +166,24 @@ class Witness:
             taken |= np.isin(rows, members)
             taken[best] = True
         return regions
+
+    def _checked_actions(self, actions: np.ndarray | None, count: int) -> np.ndarray:
+        """(Q,) actions 0 … n − 1 or finite (Q, k); DataError for any others."""
+        expected = (count, *np.shape(self.actions)[1:])
+        found = None if actions is None else np.asarray(actions)
+        if found is None or found.shape != expected:
+            got = "none" if found is None else f"shape {found.shape}"
+            raise DataError(
+                f"the witness of Q(s, a) needs one action per observation, got {got}; give actions {expected}"
+            )
+        n = self.space.n_actions
+        if n is None:
+            if not (np.issubdtype(found.dtype, np.number) and np.isfinite(found).all()):
+                raise DataError("actions hold NaN or infinite numbers; give finite ones")
+        elif not np.isin(found, np.arange(n)).all():
+            wrong = found[~np.isin(found, np.arange(n))][0]
+            raise DataError(f"actions hold {wrong}; give whole numbers from 0 to {n - 1}")
+        return found if n is None else found.astype(np.int64)
 
     def _at(self, places: Float[np.ndarray, "place k"]) -> WitnessValues:
         """Sums over all rows in blocks."""

@@ -112,6 +112,52 @@ def test_zero_residuals_are_said() -> None:
         assert any("exactly zero" in sentence for sentence in result.warnings)
 
 
+def constant_reward_log(dtype: type, reward: float = 0.1) -> koffline.Transitions:
+    """60 rows of one reward that never end."""
+    log = discrete_log()
+    return log.replace(
+        rewards=np.full(60, reward, dtype=dtype), terminated=np.zeros(60, bool), truncated=np.zeros(60, bool)
+    )
+
+
+@pytest.mark.parametrize("method", ["wild", "spectral", "gamma"])
+@pytest.mark.parametrize("gamma", [0.9, 0.97])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_rounding_is_no_error(method: str, gamma: float, dtype: type) -> None:
+    """Exact values leave residuals of 1e-16 or, in float32, 1e-7; an error of a thousandth is found."""
+    log = constant_reward_log(dtype)
+
+    def exact(states, actions):
+        return np.full(len(states), 0.1 / (1.0 - gamma), dtype=dtype)
+
+    result = koffline.bellman_test(exact, log, SOFT, gamma, method=method)
+    assert not result.rejects
+    assert result.statistic == 0.0
+    assert any("there is nothing to test" in sentence for sentence in result.warnings)
+    off = koffline.bellman_test(
+        lambda s, a: (exact(s, a) * 1.001).astype(dtype), log, SOFT, gamma, method=method
+    )
+    assert off.rejects
+
+
+def test_too_few_signs_concern_the_wild_test_alone() -> None:
+    """Four residuals: a p-value below the level and the sentence that there is none do not meet."""
+    log = discrete_log(10, 10)
+    rewards = np.where(np.arange(10) < 4, 1.0, 0.0)
+    log = log.replace(episode_ids=None, steps=None, truncated=np.zeros(10, bool))
+    log = log.replace(rewards=rewards, terminated=np.ones(10, bool))
+    found = {
+        method: koffline.bellman_test(lambda s, a: np.zeros(len(s)), log, SOFT, 0.9, method=method)
+        for method in ("wild", "spectral", "gamma")
+    }
+    assert found["wild"].units == 4
+    assert not found["wild"].rejects
+    assert any("nothing can be rejected" in sentence for sentence in found["wild"].warnings)
+    for method in ("spectral", "gamma"):
+        assert not any("nothing can be rejected" in sentence for sentence in found[method].warnings)
+        assert any("only roughly kept" in sentence for sentence in found[method].warnings)
+
+
 def test_too_few_rows_are_said() -> None:
     result = koffline.bellman_test(lambda s, a: s[:, 0], five_rows(), ONLY_ACTION, 0.9)
     assert any("too few for level 0.05" in sentence for sentence in result.warnings)
@@ -163,6 +209,7 @@ def test_bad_options_are_one_line(options: dict, message: str) -> None:
         (lambda s, a: np.zeros((len(s), 3)), "shape"),
         (lambda s, a: np.full(len(s), np.nan), "nan"),
         (lambda s, a: np.full(len(s), 1e200), "units"),
+        (lambda s, a: np.full(len(s), 1e60), "units"),
         (lambda s, a: 1 / 0, "division by zero"),
     ],
 )
@@ -170,6 +217,15 @@ def test_bad_values_are_one_line(q, message: str) -> None:
     with pytest.raises(KofflineError, match=message) as caught:
         koffline.bellman_test(q, discrete_log(), SOFT, 0.9)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("method", ["wild", "spectral", "gamma"])
+def test_huge_rewards(method: str) -> None:
+    log = discrete_log()
+    scaled = log.replace(rewards=log.rewards * 1e48)
+    assert np.isfinite(koffline.bellman_test(simple_q, scaled, SOFT, 0.9, method=method).p_value)
+    with pytest.raises(DataError, match="rescale rewards and values"):
+        koffline.bellman_test(simple_q, log.replace(rewards=log.rewards * 1e98), SOFT, 0.9, method=method)
 
 
 def test_policy_must_fit() -> None:

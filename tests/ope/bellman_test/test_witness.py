@@ -141,3 +141,20 @@ def test_bad_places_are_refused() -> None:
     with pytest.raises(ConfigError, match="at least 1"):
         witness.top_regions(0)
     assert torch.get_default_dtype() == torch.float32
+
+
+@pytest.mark.parametrize(
+    ("observation", "action", "message"),
+    [
+        (np.nan, 0, "NaN"),
+        (0.0, 9, "hold 9; give whole numbers from 0 to 2"),
+        (0.0, -1, "hold -1"),
+        (0.0, 0.5, "hold 0.5"),
+        (0.0, None, "one action per observation"),
+    ],
+)
+def test_places_that_do_not_exist_are_refused(observation: float, action: object, message: str) -> None:
+    witness = witness_function(simple_q, discrete_log(), SOFT, 0.9)
+    with pytest.raises(DataError, match=message) as caught:
+        witness(np.full((1, 2), observation), None if action is None else np.array([action]))
+    assert "\n" not in str(caught.value)
