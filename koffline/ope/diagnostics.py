@@ -69,7 +69,8 @@ def common_warnings(workspace: Workspace, diagnostics: dict[str, Any]) -> list[s
             "(95 % on-policy); the rest of the estimate is extrapolation."
         )
     if log.has_episodes and log.n_episodes < _FEW_EPISODES:
-        found.append(f"The log has {log.n_episodes} episodes; resampling so few says little about spread.")
+        episodes = "1 episode" if log.n_episodes == 1 else f"{log.n_episodes} episodes"
+        found.append(f"The log has {episodes}; resampling so few says little about spread.")
     found += _horizon_warning(log, workspace.settings.gamma)
     return [*found, *(f"Reader: {note}" for note in log.metadata.notes)]
 

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from koffline.ope.interval import Interval, finite_or_none
+from koffline.ope.interval import Interval, finite_or_none, percent
+from koffline.ope.intervals.sensitivity import NormSensitivity
 from koffline.ope.value_functions import ValueFunction
 
 __all__ = ["Estimate", "Evidence", "Interval"]
@@ -43,7 +44,7 @@ class Estimate:
 
     ``value`` is J = E_{s0, a~π} Q(s0, a) in units of the discounted return, ``interval`` says how far it
     can be trusted (None where the estimator has none), ``warnings`` are sentences a person should read
-    before acting on it.
+    before acting on it. ``sensitivity``: the interval for other ρ, where its kind assumes one.
     """
 
     value: float
@@ -63,6 +64,7 @@ class Estimate:
     warnings: tuple[str, ...] = ()
     evidence: Evidence | None = None
     value_function: ValueFunction | None = field(default=None, repr=False)
+    sensitivity: NormSensitivity | None = field(default=None, repr=False)
 
     def as_dict(self) -> dict[str, Any]:
         """The estimate as plain JSON types; the evidence stays behind."""
@@ -95,7 +97,7 @@ class Estimate:
         interval = self.interval
         return (
             f"{self.value:.4g}  [{interval.low:.4g}, {interval.high:.4g}] "
-            f"({interval.level:.0%} {interval.kind}, {about})"
+            f"({percent(interval.level)} {interval.kind}, {about})"
         )
 
 

@@ -15,6 +15,7 @@ from koffline.ope.diagnostics import common_diagnostics, common_warnings
 from koffline.ope.estimate import Estimate
 from koffline.ope.estimators.direct import make_evidence
 from koffline.ope.estimators.intervals import check_interval, run_estimator
+from koffline.ope.estimators.norms import sensitivity_to_norm
 from koffline.ope.estimators.registry import FITTED
 from koffline.ope.fitted_function import fitted_value_function
 from koffline.ope.importance.unavailable import Unavailable
@@ -58,6 +59,7 @@ def evaluate(
         warnings = [*common_warnings(workspace, diagnostics), *found.warnings]
         is_fitted = settings.estimator in FITTED
         evidence = make_evidence(workspace) if is_fitted else None
+        sensitivity = sensitivity_to_norm(workspace, settings.interval)
     return Estimate(
         value=found.value,
         interval=found.interval,
@@ -67,6 +69,7 @@ def evaluate(
         warnings=tuple(warnings),
         evidence=evidence,
         value_function=fitted_value_function(workspace.fitted, transitions) if is_fitted else None,
+        sensitivity=sensitivity,
         **workspace.describe(),
     )
 

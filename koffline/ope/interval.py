@@ -68,6 +68,11 @@ def check_level(level: float) -> None:
         raise ConfigError(f"level is {level}; give a number between 0 and 1, as in 0.95")
 
 
+def percent(share: float) -> str:
+    """A level with the digits that it has: ``95%``, ``99.99%``."""
+    return f"{100.0 * share:.10g}%"
+
+
 def finite_or_none(number: float) -> float | None:
     """JSON has no NaN: what is not finite becomes None."""
     return float(number) if math.isfinite(number) else None

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from koffline.ope.diagnose.diagnosis import Diagnosis
 from koffline.ope.diagnose.findings import describe_action, describe_place
-from koffline.report.html import number
+from koffline.report.words import number
 
 
 def print_diagnosis(diagnosis: Diagnosis, page: Path | None = None) -> None:

@@ -3,23 +3,31 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from koffline.ope.estimators.table import EstimateTable
+from koffline.ope.interval import percent
 from koffline.report.table import describe_interval
+from koffline.report.words import promise
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_WIDTH = 116
 
 
 def print_estimates(table: EstimateTable, truth: float | None = None, page: Path | None = None) -> None:
     """A line per estimator: estimate, interval and kind, effective sample size; then bounds and warnings."""
-    from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
 
-    console = Console()
+    console = _console()
     drawn = Table(title=f"What {escape(table.policy)} is worth (γ = {table.gamma:g})", title_justify="left")
     drawn.add_column("estimator", style="bold")
     drawn.add_column("estimate", justify="right")
-    drawn.add_column(f"{table.level:.0%} interval")
+    drawn.add_column(f"{percent(table.level)} interval", no_wrap=True)
     drawn.add_column("kind")
+    drawn.add_column("promise")
     drawn.add_column("ESS", justify="right")
     if truth is not None:
         drawn.add_column("error", justify="right")
@@ -32,7 +40,7 @@ def print_estimates(table: EstimateTable, truth: float | None = None, page: Path
             [] if truth is None else ["" if row.estimate is None else f"{row.estimate.value - truth:+.3g}"]
         )
         if row.estimate is None:
-            drawn.add_row(row.name, "–", "", "", "", *error)
+            drawn.add_row(row.name, "–", "", "", "", "", *error)
             continue
         interval = row.estimate.interval
         size = row.estimate.effective_sample_size
@@ -41,6 +49,7 @@ def print_estimates(table: EstimateTable, truth: float | None = None, page: Path
             f"{row.estimate.value:.4g}",
             "–" if interval is None else f"{interval.low:.4g} … {interval.high:.4g}",
             "" if interval is None else interval.kind,
+            "" if interval is None else promise(interval.kind),
             "" if size is None else f"{size:.0f}",
             *error,
         )
@@ -50,9 +59,9 @@ def print_estimates(table: EstimateTable, truth: float | None = None, page: Path
     for bound in table.bounds:
         text = describe_interval(bound.interval) if bound.interval is not None else f"none: {bound.reason}"
         console.print(f"[bold]{bound.kind}[/]: {escape(text)}", soft_wrap=True)
-    for row in table.rows:
-        if row.reason is not None:
-            console.print(f"[dim]{row.name} does not apply:[/] {escape(row.reason)}", soft_wrap=True)
+    for reason, names in collected_reasons(table):
+        verb = "does" if len(names) == 1 else "do"
+        console.print(f"[dim]{', '.join(names)} {verb} not apply:[/] {escape(reason)}", soft_wrap=True)
     for text, names in collected_warnings(table):
         console.print(f"[yellow]warning ({', '.join(names)}):[/] {escape(text)}", soft_wrap=True)
     if page is not None:
@@ -66,4 +75,24 @@ def collected_warnings(table: EstimateTable) -> list[tuple[str, list[str]]]:
         for text in row.estimate.warnings if row.estimate is not None else ():
             if found.get(text) != ["all"]:
                 found.setdefault(text, []).append(row.name)
+    for bound in table.bounds:
+        if bound.interval is not None and bound.reason is not None and found.get(bound.reason) != ["all"]:
+            found.setdefault(bound.reason, []).append(bound.kind)
     return list(found.items())
+
+
+def collected_reasons(table: EstimateTable) -> list[tuple[str, list[str]]]:
+    """Why estimators do not apply: each reason once, with those that it concerns."""
+    found: dict[str, list[str]] = {}
+    for row in table.rows:
+        if row.reason is not None:
+            found.setdefault(row.reason, []).append(row.name)
+    return list(found.items())
+
+
+def _console() -> Console:
+    """As wide as the terminal; where there is none, wide enough that no number is broken."""
+    from rich.console import Console
+
+    console = Console()
+    return console if console.is_terminal else Console(width=max(console.width, _WIDTH))

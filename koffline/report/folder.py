@@ -28,8 +28,18 @@ def check_output_directory(out: Path, force: bool, marker: str) -> None:
     parent = next(folder for folder in [out.absolute(), *out.absolute().parents] if folder.exists())
     if not parent.is_dir():
         raise ConfigError(f"--out {out}: {parent} is a file; name a directory")
-    if not os.access(parent, os.W_OK):
-        raise ConfigError(f"--out {out}: {parent} is not writable; name a directory that is")
+    _probe(out, parent)
+
+
+def _probe(out: Path, parent: Path) -> None:
+    """Make a directory in ``parent`` and remove it: permissions alone do not tell (as in /proc)."""
+    try:
+        os.rmdir(tempfile.mkdtemp(prefix=".koffline.", suffix=".probe", dir=parent))
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise ConfigError(
+            f"--out {out}: {parent} is not writable ({reason}); name a directory that is"
+        ) from None
 
 
 def write_folder(out: Path, fill: Callable[[Path], None], marker: str, force: bool = False) -> None:

@@ -7,6 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from koffline.ope.interval import percent
+from koffline.report.words import count_of, describe_lines, number, promise
+
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
@@ -14,14 +17,17 @@ if TYPE_CHECKING:
 def render(template: str, figures: Mapping[str, Figure], **context: Any) -> str:
     """The page as text. template: a file of this folder that extends ``base.html.j2``.
 
-    In a template ``figures.name`` is an SVG element (mark it safe) and ``| number`` gives four digits.
+    In a template ``figures.name`` is an SVG element (mark it safe) and ``| number`` gives four digits,
+    ``| percent`` a level, ``| promise`` what a kind of interval is, ``| lines`` a nested record line by line.
     """
     from jinja2 import Environment, FileSystemLoader
 
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent), autoescape=True, trim_blocks=True, lstrip_blocks=True
     )
-    environment.filters["number"] = number
+    environment.filters.update(
+        number=number, percent=percent, promise=promise, lines=describe_lines, count_of=count_of
+    )
     drawn = {name: _svg(figure) for name, figure in figures.items()}
     return environment.get_template(template).render(figures=drawn, **context)
 
@@ -31,15 +37,6 @@ def save_figures(figures: Mapping[str, Figure], folder: Path) -> None:
     (folder / "plots").mkdir()
     for name, figure in figures.items():
         figure.savefig(folder / "plots" / f"{name}.png", dpi=144)
-
-
-def number(value: object) -> str:
-    """Four significant digits; a dash for what is not there."""
-    if value is None:
-        return "–"
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return str(value)
-    return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
 
 
 def _svg(figure: Figure) -> str:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from koffline.ope.interval import percent
 from koffline.ope.intervals.sensitivity import NormSensitivity
 from koffline.report.plots import ACCENT, INK, SOFT, WARM, make_figure
 
@@ -31,7 +32,9 @@ def plot_norm_sensitivity(record: NormSensitivity, truth: float | None = None) -
         axes.set_xscale("log")
         axes.fill_between(record.norms, record.lows, record.highs, color=ACCENT, alpha=0.18, lw=0)
         axes.plot(record.norms, record.lows, color=ACCENT, lw=1.6)
-        axes.plot(record.norms, record.highs, color=ACCENT, lw=1.6, label=f"{record.kind} {record.level:.0%}")
+        axes.plot(
+            record.norms, record.highs, color=ACCENT, lw=1.6, label=f"{percent(record.level)} {record.kind}"
+        )
         axes.axhline(record.value, color=INK, lw=1.0, label="fitted value")
         axes.axvline(record.chosen, color=WARM, lw=1.4, ls="--", label="ρ in use")
         axes.axvline(record.fitted, color=SOFT, lw=1.4, ls=":", label="norm of the fit")

@@ -9,6 +9,7 @@ from koffline.ope.estimate import Estimate
 from koffline.report import plots
 from koffline.report.folder import write_folder
 from koffline.report.html import render, save_figures
+from koffline.report.interval_plots import plot_norm_sensitivity
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -41,6 +42,8 @@ def render_page(estimate: Estimate, figures: dict[str, Figure], truth: float | N
 
 def _figures(estimate: Estimate, truth: float | None) -> dict[str, Figure]:
     figures = {"estimate": plots.plot_estimate(estimate, truth)}
+    if estimate.sensitivity is not None:
+        figures["sensitivity"] = plot_norm_sensitivity(estimate.sensitivity, truth)
     evidence = estimate.evidence
     if evidence is not None:
         figures["values"] = plots.plot_values(evidence, estimate.value, truth)

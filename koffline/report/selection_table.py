@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from koffline.ope.interval import percent
 from koffline.ope.selection.metrics import SelectionMetrics
 from koffline.ope.selection.ranking import PolicyRanking, RankedPolicy
-from koffline.report.html import number
+from koffline.report.words import number
 
 
 def print_ranking(ranking: PolicyRanking, page: Path | None = None) -> None:
@@ -41,7 +42,7 @@ def describe_differences(ranking: PolicyRanking) -> list[str]:
     names = ", ".join(policy.name for policy in ranking.candidates)
     count = len(ranking.candidates)
     who = f"only {names}" if count == 1 else f"{count} policies: {names}"
-    risk = f"{1.0 - ranking.level:.0%}"
+    risk = percent(1.0 - ranking.level)
     return [
         f"May be the best (nothing is significantly better): {who}.",
         f"{len(significant)} of {len(ranking.comparisons)} pairs differ significantly (any error: {risk}).",
@@ -71,7 +72,7 @@ def describe_metrics(metrics: SelectionMetrics) -> str:
 def _columns(ranking: PolicyRanking) -> list[tuple[str, bool]]:
     """Titles, and whether the column holds words."""
     best = ranking.best.interval
-    interval = "interval" if best is None else f"{ranking.level:.0%} {best.kind} interval"
+    interval = "interval" if best is None else f"{percent(ranking.level)} {best.kind} interval"
     found = [("", False), ("policy", True), ("value", False), (interval, True)]
     if ranking.metrics is not None:
         found.append(("truth", False))

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from koffline.ope.estimate import Estimate
-from koffline.ope.interval import Interval
+from koffline.ope.interval import Interval, percent
+from koffline.report.words import count_of, promise
 
 
 def print_estimate(estimate: Estimate, truth: float | None = None, page: Path | None = None) -> None:
@@ -29,7 +30,7 @@ def print_estimate(estimate: Estimate, truth: float | None = None, page: Path | 
 
 def _rows(estimate: Estimate, truth: float | None) -> list[tuple[str, str]]:
     found = estimate.diagnostics
-    episodes = f", {estimate.n_episodes:,} episodes" if estimate.n_episodes else ", no episodes"
+    episodes = f", {count_of(estimate.n_episodes, 'episode')}" if estimate.n_episodes else ", no episodes"
     rows = [
         ("value", f"{estimate.value:.4g}   (expected discounted return, γ = {estimate.gamma:g})"),
         ("interval", describe_interval(estimate.interval)),
@@ -44,7 +45,10 @@ def _rows(estimate: Estimate, truth: float | None) -> list[tuple[str, str]]:
     heads = ", ".join(f"{name} {value:.4g}" for name, value in found.get("estimates_by_head", {}).items())
     rows += [
         ("estimator", estimate.estimator + (f"   (by head: {heads})" if heads else "")),
-        ("log", f"{estimate.source or 'in memory'}: {estimate.n_transitions:,} transitions{episodes}"),
+        (
+            "log",
+            f"{estimate.source or 'in memory'}: {count_of(estimate.n_transitions, 'transition')}{episodes}",
+        ),
         (
             "coverage",
             f"{found['coverage']:.0%} of the policy's actions lie near logged ones (95 % on-policy)",
@@ -58,4 +62,5 @@ def describe_interval(interval: Interval | None) -> str:
     """Ends, level and kind; a dash where there is none."""
     if interval is None:
         return "–"
-    return f"{interval.low:.4g} … {interval.high:.4g}   ({interval.level:.0%} {interval.kind})"
+    about = f"{percent(interval.level)} {interval.kind}, {promise(interval.kind)}"
+    return f"{interval.low:.4g} … {interval.high:.4g}   ({about})"

@@ -15,8 +15,8 @@ from koffline.errors import ConfigError, KofflineError
 from koffline.fitting import Progress, threads
 from koffline.ope.diagnostics import common_diagnostics, common_warnings
 from koffline.ope.estimators.intervals import DEFAULT, bounds_of, kinds_for, run_estimator
-from koffline.ope.estimators.registry import ESTIMATORS, find_estimator
 from koffline.ope.estimators.norms import sensitivity_to_norm
+from koffline.ope.estimators.registry import ESTIMATORS, find_estimator
 from koffline.ope.estimators.table import EstimateRow, EstimateTable
 from koffline.ope.evaluation import merge_settings, open_workspace
 from koffline.ope.importance.unavailable import Unavailable
