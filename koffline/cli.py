@@ -49,6 +49,10 @@ class KofflineGroup(click.Group):
         except MemoryError as error:
             reason = " ".join(str(error).split()) or "out of memory"
             message = f"not enough memory ({reason}); ask for less at a time"
+        except RuntimeError as error:  # torch has no MemoryError
+            if "allocate memory" not in str(error) and "out of memory" not in str(error):
+                raise
+            message = "not enough memory (an array is too large for this machine); ask for less at a time"
         except OSError as error:
             message = (
                 f"{error.filename or 'the system'}: {error.strerror or error}; check the path and the disk"

@@ -40,15 +40,21 @@ class EvaluationSettings(BaseModel):
     action_draws: int = Field(8, ge=1, description="actions drawn per state from a continuous policy")
 
     bandwidth: float = Field(0.6, gt=0.0, description="kernel bandwidth as a multiple of the median distance")
-    instruments: int = Field(1000, ge=2, multiple_of=2, description="random Fourier features of the kernel")
+    instruments: int = Field(
+        1000, ge=2, le=100_000, multiple_of=2, description="random Fourier features of the kernel"
+    )
     ridge: float = Field(1e-3, gt=0.0, description="relative ridge toward the trained last layer")
 
     feature_source: Literal["learned", "random"] = Field(
         "learned", description="features of the closed forms: a trained network's (learned) or random"
     )
-    features: int = Field(100, ge=2, multiple_of=2, description="random features of the closed forms")
-    feature_width: float = Field(1.0, gt=0.0, description="their width, a multiple of the median distance")
-    norm_bound: float | None = Field(None, gt=0.0, description="largest norm of Q in kernel intervals (rho)")
+    features: int = Field(100, ge=2, le=10_000, multiple_of=2, description="random features of closed forms")
+    feature_width: float = Field(
+        1.0, gt=0.0, description="width of the random features, a multiple of the median"
+    )
+    norm_bound: float | None = Field(
+        None, gt=0.0, le=1e100, description="largest norm of Q in kernel intervals (rho)"
+    )
     reward_bounds: tuple[float, float] | None = Field(
         None, description="known bounds [low, high] of every reward, for certified intervals"
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from koffline.errors import DataError
 from koffline.ope.closed_form.fit import InstrumentPath, LinearFit, PrimalDual, weights_of_rows
 from koffline.ope.closed_form.fitting import (
     CURVATURE_POWER,
@@ -84,7 +85,11 @@ class WhitenedPath:
         instruments = len(moments.projected)
         second = moments.critic / moments.weight
         ridged = second + epsilon * second.diagonal().mean() * torch.eye(critics, dtype=second.dtype)
-        self._root = torch.linalg.cholesky(ridged)
+        self._root, failed = torch.linalg.cholesky_ex(ridged)
+        if bool(failed):
+            raise DataError(
+                "DualDICE's critics cannot be told apart on these rows; give more rows of like weight"
+            )
         rows = moments.projected[leading_instruments(instruments, critics)]
         rows = rows * ((instruments / critics) ** 0.5 / moments.weight)
         white = torch.linalg.solve_triangular(self._root, rows, upper=False)

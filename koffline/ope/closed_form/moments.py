@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from koffline.errors import DataError
 from koffline.kernels import FourierFeatures
 from koffline.ope.features import FeatureSystem
 from koffline.solvers.held_out import make_folds
@@ -67,16 +68,23 @@ class FoldedMoments:
 
 
 def folds_of_units(system: FeatureSystem, folds: int, seed: int) -> Int[np.ndarray, " row"]:
-    """Fold of each row (N,); units (episodes) stay together.
+    """Fold of each row (N,); units (episodes) stay together, and only those with weight are shared out.
 
-    A log with fewer units than folds is cut into stretches of successive rows instead: only the rows at a
-    cut are then seen from both sides. ConfigError when there are fewer rows than folds.
+    A log with fewer such units than folds is cut into stretches of successive rows instead (only the rows at
+    a cut are then seen from both sides), into fewer where there are fewer rows. DataError for a single row.
     """
-    units, rows = len(system.unit_starts), len(system)
-    if units < folds <= rows:
-        return np.arange(rows) * folds // rows
-    number = make_folds(units, folds, torch.Generator().manual_seed(seed)).numpy()
-    return np.repeat(number, np.diff(np.append(system.unit_starts, rows)))
+    weighted = np.flatnonzero(system.row_weights.numpy())
+    lengths = np.diff(np.append(system.unit_starts, len(system)))
+    units = np.flatnonzero(np.add.reduceat(system.row_weights.numpy(), system.unit_starts))
+    if len(units) < folds:
+        if len(weighted) < 2:
+            raise DataError("a single row has weight; fits on the rest of a log need at least 2")
+        fold_of = np.zeros(len(system), dtype=np.int64)
+        fold_of[weighted] = np.arange(len(weighted)) * min(folds, len(weighted)) // len(weighted)
+        return fold_of
+    number = np.zeros(len(lengths), dtype=np.int64)
+    number[units] = make_folds(len(units), folds, torch.Generator().manual_seed(seed)).numpy()
+    return np.repeat(number, lengths)
 
 
 def accumulate_moments(system: FeatureSystem, rows: Int[Tensor, " chosen"], critics: int) -> Moments:

@@ -11,7 +11,7 @@ import torch
 
 from koffline.config import EvaluationSettings
 from koffline.data.transitions import Transitions
-from koffline.errors import ConfigError, KofflineError
+from koffline.errors import KofflineError
 from koffline.fitting import Progress, threads
 from koffline.ope.diagnostics import common_diagnostics, common_warnings
 from koffline.ope.estimators.intervals import DEFAULT, bounds_of, kinds_for, run_estimator
@@ -75,13 +75,11 @@ def estimate_all(
 
 
 def _row(name: str, family: str, workspace: Workspace) -> EstimateRow:
-    """An estimator that fails on this log is a row with its reason; misuse is an error."""
+    """An estimator that fails on this log is a row with its reason."""
     started = time.perf_counter()
     try:
         found: PointEstimate | Unavailable = run_estimator(workspace, name)
-    except ConfigError:
-        raise
-    except KofflineError as error:
+    except (KofflineError, torch.linalg.LinAlgError) as error:
         found = Unavailable(name, str(error))
     seconds = time.perf_counter() - started
     if isinstance(found, Unavailable):

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 
+import torch
+
 from koffline.config import EvaluationSettings
-from koffline.errors import ConfigError, nearest_name
+from koffline.errors import ConfigError, KofflineError, nearest_name
 from koffline.ope.estimators.registry import ESTIMATORS, FITTED, find_estimator
 from koffline.ope.estimators.table import BoundRow
 from koffline.ope.importance import episode_intervals
@@ -92,13 +94,12 @@ def _guesses(settings: EvaluationSettings, with_norm: bool) -> tuple[str, ...]:
 
 
 def bounds_of(workspace: Workspace, estimates: dict[str, PointEstimate]) -> tuple[BoundRow, ...]:
-    """Every interval that no single estimator owns; certified ones from importance weights with them."""
-    rows = []
-    for kind in SYSTEM_KINDS:
-        if kind == BOOTSTRAP_PIVOT:
-            continue
-        result = system_interval(workspace, kind)
-        rows.append(BoundRow(kind, result.interval, " ".join(result.warnings) or None))
+    """Every interval that no single estimator owns; certified ones from importance weights with them.
+
+    Those that rest on a value function are left out where no estimator in the table has one.
+    """
+    kinds = [kind for kind in SYSTEM_KINDS if kind != BOOTSTRAP_PIVOT]
+    rows = [_bound(workspace, kind) for kind in kinds if not set(estimates) <= set(OVER_EPISODES)]
     for kind in episode_intervals.CERTIFIED_KINDS:
         made = [
             (name, estimates[name].diagnostics["intervals"][kind])
@@ -107,6 +108,15 @@ def bounds_of(workspace: Workspace, estimates: dict[str, PointEstimate]) -> tupl
         ]
         rows += [BoundRow(f"{kind} ({name})", Interval(**interval), None) for name, interval in made]
     return tuple(rows)
+
+
+def _bound(workspace: Workspace, kind: str) -> BoundRow:
+    """One interval in features, or why there is none."""
+    try:
+        result = system_interval(workspace, kind)
+    except (KofflineError, torch.linalg.LinAlgError) as error:
+        return BoundRow(kind, None, str(error))
+    return BoundRow(kind, result.interval, " ".join(result.warnings) or None)
 
 
 def _with_result(found: PointEstimate, result: IntervalResult) -> PointEstimate:

@@ -28,6 +28,10 @@ _SIMULTANEOUS = (
     "for every linear functional at once and is wide for one; Q^π in the class, ‖θ − θ0‖ at most {norm:.4g} "
     "({source}); {starts}."
 )
+_BEYOND = (
+    "all that the class allows lies outside [{:.4g}, {:.4g}], where rewards and γ put every value: the class "
+    "is wrong; use richer features or a larger norm_bound"
+)
 _ROWS = {
     KERNEL_CERTIFIED: "each next state and reward depend on the past only through (s, a), rows need not be "
     "independent",
@@ -58,8 +62,9 @@ def feature_interval(
         "norm_bound": norm,
         "fitted_norm": fitted,
     }
-    if found is None:
-        alarm = describe_misspecified(least, threshold)
+    bounds = settings.values_within(system)
+    if found is None or found.low - spread > bounds[1] or found.high + spread < bounds[0]:
+        alarm = describe_misspecified(least, threshold) if found is None else _BEYOND.format(*bounds)
         return IntervalResult(kind, None, misspecified=True, warnings=(alarm,), **shared)
     interval = Interval(
         found.low - spread,
@@ -68,11 +73,11 @@ def feature_interval(
         kind,
         assumptions(system, kind, settings, norm),
         norm,
-    ).within(settings.values_within(system))
+    ).within(bounds)
     return IntervalResult(
         kind,
         interval,
-        warnings=vacuous_warning(interval, settings.values_within(system)),
+        warnings=vacuous_warning(interval, bounds),
         details={"tau_low": found.tau_low, "tau_high": found.tau_high, "start_margin": spread},
         **shared,
     )

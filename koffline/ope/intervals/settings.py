@@ -11,6 +11,7 @@ from koffline.ope.interval import check_level
 from koffline.ope.intervals.concentration import target_range
 
 DRAWS = 999
+_MOST_DRAWS = 200_000
 NORM_FACTOR = 2.0  # the default ρ is this multiple of the fitted norm
 NORM_RIDGE = 1e-4  # the ridge of the fit behind it, relative to the mean curvature
 
@@ -101,4 +102,9 @@ def fewest_draws(level: float) -> int:
 def enough_draws(level: float) -> int:
     """The default number of draws, or more where the level needs them. Raises ConfigError."""
     check_level(level)
+    if fewest_draws(level) > _MOST_DRAWS:
+        raise ConfigError(
+            f"level is {level}, which a bootstrap could only tell by {fewest_draws(level):,} draws; give a "
+            f"level up to {1.0 - 2.0 / _MOST_DRAWS:g}"
+        )
     return max(DRAWS, fewest_draws(level))

@@ -78,7 +78,11 @@ def compare_intervals(
     quantile = float(stats.norm.ppf(0.5 + level / 2.0))
     pairs, found = _pairs(len(names)), []
     for i, j in pairs:
-        difference, half = values[i] - values[j], (intervals[i].width + intervals[j].width) / 2.0
+        difference = values[i] - values[j]
+        higher, lower = (i, j) if difference >= 0.0 else (j, i)
+        # The sides that face each other: the far ones may have been cut at bounds of every value.
+        half = max(values[higher] - intervals[higher].low, intervals[higher].width / 2.0)
+        half += max(intervals[lower].high - values[lower], intervals[lower].width / 2.0)
         p_value = float(2.0 * stats.norm.sf(_ratio(difference, half) * quantile))
         found.append((difference, half, p_value))
     return _corrected(names, pairs, found, level)
