@@ -16,6 +16,7 @@ import click
 from koffline.data.commands import action_space_options, requested_space
 from koffline.errors import ConfigError
 
+_ALL = "all"  # every estimator
 _EXAMPLES = """What is POLICY worth from the initial states of DATA?
 
 DATA is a koffline, D4RL or d3rlpy HDF5 file, an NPZ archive, a Minari folder or minari:<id>. POLICY is a
@@ -116,20 +117,34 @@ def _requested_estimators(layers: list[dict[str, Any]]) -> tuple[str, ...] | Non
     """
     from koffline.config import make_settings
     from koffline.ope.estimators.intervals import DEFAULT, check_interval, kinds_for
-    from koffline.ope.estimators.registry import ESTIMATORS, find_estimator
 
     settings = make_settings({"gamma": 0.5}, *layers)
-    if settings.estimator != "all" and "," not in settings.estimator:
+    if settings.estimator.lower() == _ALL != settings.estimator:
+        raise ConfigError(f"there is no estimator '{settings.estimator}'; did you mean '{_ALL}'?")
+    if settings.estimator != _ALL and "," not in settings.estimator:
         check_interval(settings.estimator, settings.interval)
         return None
-    every = tuple(ESTIMATORS)
-    names = every if settings.estimator == "all" else tuple(map(str.strip, settings.estimator.split(",")))
-    for name in names:
-        find_estimator(name)
+    names = _names(settings.estimator)
     if settings.interval != DEFAULT and not any(settings.interval in kinds_for(name) for name in names):
         check_interval(names[0], settings.interval)
     for layer in layers:
         layer.pop("estimator", None)
+    return names
+
+
+def _names(text: str) -> tuple[str, ...]:
+    """The estimators of a list, each once. Raises ConfigError for a name that is none."""
+    from koffline.ope.estimators.registry import ESTIMATORS, find_estimator
+
+    if text == _ALL:
+        return tuple(ESTIMATORS)
+    names = tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+    if not names:
+        raise ConfigError(f"estimator is '{text}'; give names separated by commas, or {_ALL}")
+    for name in names:
+        if name.lower() == _ALL:
+            raise ConfigError(f"estimator is '{text}'; '{_ALL}' stands by itself: give names or {_ALL}")
+        find_estimator(name)
     return names
 
 

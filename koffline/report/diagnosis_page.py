@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from koffline.ope.diagnose.diagnosis import Diagnosis
-from koffline.ope.diagnose.findings import describe_action, describe_place
+from koffline.ope.diagnose.findings import Z_NOTE, describe_action, describe_place
 from koffline.report.diagnosis_plots import draw_diagnosis
 from koffline.report.folder import write_folder
 from koffline.report.html import render, save_figures
@@ -28,6 +28,7 @@ def write_diagnosis(diagnosis: Diagnosis, out: Path, command: str, force: bool =
             figures,
             diagnosis=diagnosis,
             command=command,
+            z_note=Z_NOTE,
             regions=[
                 (region, describe_place(region.center), describe_action(region.action))
                 for region in diagnosis.regions

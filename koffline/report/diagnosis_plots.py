@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 _FEWEST = 5.0  # effective rows behind a local mean that is worth a colour
 _COLUMNS = 3
+_NO_ROWS = "#c4c8cc"
 _COLORS = (ACCENT, WARM, "#2f855a", "#6b46c1", "#b7791f", "#627d98")
 
 
@@ -43,7 +44,7 @@ def draw_diagnosis(diagnosis: Diagnosis) -> dict[str, Figure]:
 def plot_maps(diagnosis: Diagnosis) -> Figure:
     """Kernel-weighted mean residual over two-dimensional states, one panel per action, one scale for all.
 
-    Places without rows stay white; dots fill places that noise alone would rarely bring.
+    Places without rows are grey (white is zero); dots fill places that noise alone would rarely bring.
     """
     import matplotlib as mpl
     from matplotlib.figure import Figure
@@ -61,7 +62,7 @@ def plot_maps(diagnosis: Diagnosis) -> Figure:
         for panel, one in zip(panels, maps, strict=False):
             mesh = _draw_map(panel, one, limit, threshold)
         bar = figure.colorbar(mesh, ax=list(panels[: len(maps)]), shrink=0.9)
-        bar.set_label("mean Bellman residual (reward units)")
+        bar.set_label(f"mean Bellman residual{_over(diagnosis)} (reward units)")
     return figure
 
 
@@ -79,7 +80,7 @@ def plot_lines(diagnosis: Diagnosis) -> Figure:
             axes.plot(line.x, mean, color=color, lw=1.6, label=label)
             axes.fill_between(line.x, mean - 2 * error, mean + 2 * error, color=color, alpha=0.15, lw=0)
         axes.set_xlabel("state")
-        axes.set_ylabel("mean Bellman residual")
+        axes.set_ylabel(f"mean Bellman residual{_over(diagnosis)}")
         axes.legend(frameon=False)
 
     return make_figure(draw, width=7.0)
@@ -98,7 +99,7 @@ def plot_regions(diagnosis: Diagnosis) -> Figure:
             axes.hlines(place, mean - error, mean + error, color=INK, lw=1.2)
         axes.set_yticks(range(len(regions)), [_region_label(region) for region in regions], fontsize=8.5)
         axes.set_ylim(len(regions) - 0.4, -0.6)
-        axes.set_xlabel("mean Bellman residual (reward units)")
+        axes.set_xlabel(f"mean Bellman residual{_over(diagnosis)} (reward units)")
         axes.grid(visible=False, axis="y")
 
     return make_figure(draw, width=7.6, height=1.2 + 0.55 * len(regions))
@@ -184,11 +185,18 @@ def _draw_map(axes: Any, one: WitnessMap, limit: float, threshold: float) -> Any
         ends = [threshold, scores.max() + 1.0]
         axes.contourf(one.x, one.y, scores, levels=ends, colors="none", hatches=["..."], zorder=3)
         axes.contour(one.x, one.y, scores, levels=[threshold], colors=INK, linewidths=1.2)
+    axes.set_facecolor(_NO_ROWS)
     axes.set_title("all actions" if one.action is None else describe_action(one.action), fontsize=10)
     axes.set_xlabel(f"state {one.columns[0]}")
     axes.set_ylabel(f"state {one.columns[1]}")
     axes.grid(visible=False)
     return mesh
+
+
+def _over(diagnosis: Diagnosis) -> str:
+    """Places show residuals over the test's window."""
+    window = diagnosis.test.window
+    return f" over {window} steps" if window > 1 else ""
 
 
 def _largest(values: WitnessValues) -> float:

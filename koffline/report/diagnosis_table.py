@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from koffline.ope.diagnose.diagnosis import Diagnosis
-from koffline.ope.diagnose.findings import describe_action, describe_place
+from koffline.ope.diagnose.findings import Z_NOTE, describe_action, describe_place
 from koffline.report.words import number
 
 
@@ -37,6 +37,7 @@ def print_diagnosis(diagnosis: Diagnosis, page: Path | None = None) -> None:
                 "yes" if region.is_significant else "no",
             )
         console.print(places)
+        console.print(Z_NOTE, soft_wrap=True, style="dim")
     for sentence in diagnosis.findings:
         console.print(escape(sentence), soft_wrap=True)
     if diagnosis.shown:

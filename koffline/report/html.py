@@ -40,8 +40,8 @@ def save_figures(figures: Mapping[str, Figure], folder: Path) -> None:
 
 
 def _svg(figure: Figure) -> str:
-    """The figure as an inline element, without the XML prologue."""
+    """The figure as an inline element, without the XML prologue and metadata."""
     buffer = io.StringIO()
-    figure.savefig(buffer, format="svg", metadata={"Date": None})
+    figure.savefig(buffer, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
     text = buffer.getvalue()
     return text[text.index("<svg") :]
