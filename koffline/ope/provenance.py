@@ -133,7 +133,8 @@ def check_held_out(
         if not allow:
             raise ConfigError(
                 f"{name} was fitted to {share} of these rows, on which a test says nothing; test other "
-                "rows, fit by koffline.ope.cross_fit.cross_fit, or allow it with allow_training_rows=True"
+                "rows, fit by koffline.cross_fit (or test the models kloss and fqe of koffline diagnose), or "
+                "allow it with allow_training_rows=True (--allow-training-rows)"
             )
         return (f"{share} of the rows were used to fit {name}: non-rejection on them says nothing.",)
     if overlap.tells_nothing:

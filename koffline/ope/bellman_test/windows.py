@@ -38,13 +38,16 @@ def action_ratios(
         return ones, ""
     what = "V(s)" if is_state_function else f"a window of {settings.window} steps"
     if settings.on_policy:
-        return ones, f"{what}: right only if the log's actions are the policy's own (on_policy=True)"
+        return (
+            ones,
+            f"{what}: right only if the log's actions are the policy's own (on_policy=True, --on-policy)",
+        )
     behavior = transitions.behavior_log_probabilities
     if behavior is None:
         raise ConfigError(
             f"{what} follows the log's actions, and the log has no behaviour probabilities; give "
-            "on_policy=True if the policy wrote the log, or add behavior_log_probabilities, or test Q(s, a) "
-            "with window=1"
+            "on_policy=True (--on-policy) if the policy wrote the log, or add behavior_log_probabilities, or "
+            "test Q(s, a) with window=1"
         )
     with np.errstate(over="ignore"):
         ratios = np.exp(_log_probabilities(transitions, policy) - np.asarray(behavior, dtype=np.float64))
@@ -66,8 +69,8 @@ def _log_probabilities(transitions: Transitions, policy: Policy) -> np.ndarray:
             return np.log(chances)
     if not policy.has_density:
         raise ConfigError(
-            f"{policy.name}: importance ratios are unknown, {policy.why_no_density}; give on_policy=True if "
-            "it wrote the log, or test Q(s, a) with window=1"
+            f"{policy.name}: importance ratios are unknown, {policy.why_no_density}; give on_policy=True "
+            "(--on-policy) if it wrote the log, or test Q(s, a) with window=1"
         )
     return policy.log_density(transitions.observations, np.asarray(transitions.actions, dtype=np.float64))
 

@@ -53,8 +53,8 @@ def diagnose(
     Raises KofflineError in one line.
     """
     started = time.perf_counter()
-    if regions < 1:
-        raise ConfigError(f"regions is {regions}; give a number of places of at least 1")
+    if isinstance(regions, bool) or not isinstance(regions, int) or regions < 1:
+        raise ConfigError(f"regions is {regions!r}; give a number of places of at least 1")
     space, shape = transitions.action_space, transitions.observation_shape
     policy = as_policy(policy, space, shape)
     function = read_value_function(q, space, shape)

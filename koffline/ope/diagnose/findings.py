@@ -11,6 +11,11 @@ from koffline.ope.bellman_test.witness import Region
 from koffline.ope.coverage import Coverage
 from koffline.ope.diagnose.profiles import Profile
 
+Z_NOTE = (
+    "z is not mean residual / ±: it belongs to the kernel-weighted mean at the place, in which near rows "
+    "count more; the mean residual is the average over the rows within one bandwidth (of that action, where "
+    "actions are discrete)."
+)
 _LOW_COVERAGE = 0.8
 _LOW_POWER = 0.5
 
@@ -32,7 +37,7 @@ def collect_findings(
         )
     significant = [region for region in regions if region.is_significant]
     if significant:
-        found.append(_describe_region(significant[0], len(significant)))
+        found.append(_describe_region(significant[0], len(significant), test.window))
     if test.rejects:
         found += [
             sentence
@@ -75,29 +80,35 @@ def describe_action(action: object) -> str:
     return f"action {action}"
 
 
-def _describe_region(region: Region, count: int) -> str:
+def _describe_region(region: Region, count: int, window: int) -> str:
     low = region.mean_residual < 0.0
     where = f"state {describe_place(region.center)}"
     action = describe_action(region.action)
     others = f" ({count} such places are listed)" if count > 1 else ""
+    target = "reward plus discounted next value"
+    if window > 1:
+        target = f"the discounted rewards over {window} steps plus the value after them"
     return (
         f"The error is clearest near {where}{', ' + action if action else ''}: there the value is "
-        f"{'above' if low else 'below'} reward plus discounted next value by {abs(region.mean_residual):.3g} "
+        f"{'above' if low else 'below'} {target} by {abs(region.mean_residual):.3g} "
         f"± {region.standard_error:.2g} on average over {region.size} rows{others}."
     )
 
 
 def _describe_profile(profile: Profile | None, level: float) -> str | None:
-    """The bin with the clearest error, where it is clear after counting all bins."""
+    """The bin with the largest mean among those that are clear after counting all bins."""
     if profile is None or len(profile.mean) < 2:
         return None
     from scipy import stats
 
     limit = float(stats.norm.isf(level / (2.0 * len(profile.mean))))
-    worst = int(np.argmax(np.abs(profile.z_scores)))
-    if abs(profile.z_scores[worst]) <= limit:
+    is_clear = np.abs(profile.z_scores) > limit
+    if not is_clear.any():
         return None
+    worst = int(np.argmax(np.where(is_clear, np.abs(profile.mean), -1.0)))
+    error = profile.standard_error[worst]
+    spread = f" ± {error:.2g}" if error > 0.0 else " in every row"
     return (
-        f"By {profile.label}, residuals are furthest from zero around {profile.label} "
-        f"{profile.center[worst]:.3g}: {profile.mean[worst]:+.3g} ± {profile.standard_error[worst]:.2g}."
+        f"By {profile.label}, of the bins beyond chance the mean residual of one step is largest around "
+        f"{profile.label} {profile.center[worst]:.3g}: {profile.mean[worst]:+.3g}{spread}."
     )

@@ -14,6 +14,7 @@ from koffline.ope.interval import finite_or_none
 
 _BINS = 12
 _FEWEST = 8  # rows in a bin, where there are enough
+_ROUNDING = 1e-12
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,9 +35,10 @@ class Profile:
 
     @property
     def z_scores(self) -> np.ndarray:
-        """(B,) mean in standard errors; 0 where there is no spread."""
-        known = self.standard_error > 0.0
-        return np.divide(self.mean, self.standard_error, out=np.zeros_like(self.mean), where=known)
+        """(B,) mean in standard errors; without spread infinite for enough rows of a mean, else 0."""
+        certain = (self.mean != 0.0) & (self.rows >= _FEWEST)
+        otherwise = np.where(certain, np.copysign(np.inf, self.mean), 0.0)
+        return np.divide(self.mean, self.standard_error, out=otherwise, where=self.standard_error > 0.0)
 
     def as_dict(self) -> dict[str, Any]:
         """Plain JSON types."""
@@ -80,6 +82,8 @@ def _summary(
     inside = residuals[rows]
     mean = float(share @ inside)
     error = math.sqrt(float(np.square(share) @ np.square(inside - mean)))
+    if np.ptp(inside) <= _ROUNDING * abs(mean):  # equal residuals have no spread
+        error = 0.0
     if len(rows) > 1:
         error *= math.sqrt(len(rows) / (len(rows) - 1))
     low, high = np.quantile(inside, [0.1, 0.9])
