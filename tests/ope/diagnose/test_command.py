@@ -97,7 +97,7 @@ def test_state_functions_need_to_know_who_acted(log) -> None:
     arguments = (log, "--policy", "uniform", "--model", "values_here:v", "--gamma", "0.9")
     refused = run(*arguments)
     assert refused.exit_code == 2
-    assert "on_policy" in refused.output
+    assert "--on-policy" in refused.output
     assert run(*arguments, "--on-policy", "--method", "gamma", "--window", "2").exit_code == 0
 
 

@@ -82,7 +82,7 @@ def test_cross_fitted_values_are_shown_by_their_first_model(problem) -> None:
 
 def test_training_rows_are_refused(problem) -> None:
     log = problem.transitions
-    with pytest.raises(ConfigError, match="allow_training_rows"):
+    with pytest.raises(ConfigError, match=r"allow_training_rows=True \(--allow-training-rows\)"):
         diagnose(exact, log, problem.policy, problem.gamma, trained_on=log)
     allowed = diagnose(
         exact, log, problem.policy, problem.gamma, trained_on=log, allow_training_rows=True, draws=99

@@ -47,3 +47,12 @@ def test_few_rows_make_one_bin(n) -> None:
     assert len(found.mean) == 1
     assert np.isfinite(found.standard_error).all()
     assert found.as_dict()["rows"] == [n]
+
+
+def test_equal_residuals_have_no_spread() -> None:
+    """Residuals that are 0.2 in every row, up to rounding, are as clear as can be; one row is not."""
+    residuals = np.where(np.arange(33) % 2, 0.1 + 0.1, 0.3 - 0.1)
+    found = make_profile("x", np.zeros(33), residuals, np.random.default_rng(0).uniform(1.0, 2.0, 33))
+    assert found.standard_error[0] == 0.0
+    assert found.z_scores[0] == np.inf
+    assert make_profile("x", np.zeros(1), np.ones(1), np.ones(1)).z_scores[0] == 0.0
