@@ -26,7 +26,14 @@ COMMANDS = [
 SNIPPETS = [text for kind, text in BLOCKS if kind == "python"]
 PAGES = [
     ROOT / "docs" / name
-    for name in ("algorithms.md", "diagnose.md", "estimators.md", "online.md", "selection.md")
+    for name in (
+        "algorithms.md",
+        "bellman_test.md",
+        "diagnose.md",
+        "estimators.md",
+        "online.md",
+        "selection.md",
+    )
 ]
 PAGE_SNIPPETS = [
     text

@@ -3,6 +3,11 @@
     python scripts/bench/bellman_size.py --out docs/results/bellman-test.json
     python scripts/bench/bellman_size.py --time 100000
 
+    python scripts/bench/bellman_size.py --pairs --out docs/results/bellman-test.json
+
+With --pairs the level is checked without the library's sums over rows: places are few here (40 pairs of state
+and action), so that T is a form of 40 sums of residuals, and many more repetitions are affordable.
+
 Every repetition draws a new MDP (20 states in the plane, 2 actions, γ = 0.9), a policy and a log. Intervals
 of the rejection rates are Clopper-Pearson, 95 %.
 """
@@ -14,6 +19,7 @@ import dataclasses
 import json
 import sys
 import time
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,7 +33,9 @@ import koffline
 from koffline.envs.embedded import EmbeddedMDP
 from koffline.envs.finite import random_mdp
 from koffline.ope.bellman_test.case import make_case
+from koffline.ope.bellman_test.forms import Moments, SignDraws, random_signs
 from koffline.ope.bellman_test.front import make_form
+from koffline.ope.bellman_test.kernel_space import fit_kernel_space
 from koffline.ope.bellman_test.laws import GammaLaw, WildLaw, make_law
 from koffline.ope.bellman_test.settings import GAMMA, METHODS, SPECTRAL, WILD, BellmanSettings
 from koffline.ope.bellman_test.weighted_chi_square import weighted_chi_square_tail
@@ -37,7 +45,8 @@ from scripts.bench.coverage import clopper_pearson
 
 STATES, ACTIONS, DISCOUNT, LEVEL = 20, 2, 0.9, 0.05
 DRAWS = 499
-SIZES = (100, 300, 1000, 10_000)
+SIZES, PAIR_SIZES = (100, 300, 1000), (100, 300, 1000, 10_000)
+PAIR_KINDS = (("iid", 1), ("trajectory", 1), ("trajectory", 5))
 FEATURES_FOR_MANY = 200  # rows beyond 3,000: fewer than the default 1,000, to save time
 
 
@@ -178,24 +187,19 @@ def repeat(cell: Cell, seed: int) -> dict[str, float]:
         law = make_law(form, dataclasses.replace(settings, method=method), np.random.default_rng(seed))
         found[method] = law.p_value(form.statistic)
         if isinstance(law, (WildLaw, GammaLaw)):
-            found[f"power {method}"] = law.power(0.3 * draw.scale)
+            hopeless = method == WILD and case.smallest_p_value > LEVEL
+            found[f"power {method}"] = 0.0 if hopeless else law.power(0.3 * draw.scale)
     return found
 
 
 def study(cell: Cell) -> dict[str, Any]:
     """Rejection rates of one cell."""
     started = time.perf_counter()
-    found = [repeat(cell, 1000 + number) for number in range(cell.repetitions)]
+    first = 1000 * zlib.crc32(repr(cell).encode())  # every line has logs of its own
+    found = [repeat(cell, first + number) for number in range(cell.repetitions)]
     row: dict[str, Any] = {**dataclasses.asdict(cell), "methods": {}}
     for method in cell.methods:
-        rejected = int(sum(one[method] <= LEVEL for one in found))
-        low, high = clopper_pearson(rejected, cell.repetitions)
-        row["methods"][method] = {
-            "rejected": rejected,
-            "rate": round(rejected / cell.repetitions, 4),
-            "low": round(low, 4),
-            "high": round(high, 4),
-        }
+        row["methods"][method] = rate_of([one[method] for one in found])
         if f"power {method}" in found[0]:
             stated = float(np.mean([one[f"power {method}"] for one in found]))
             row["methods"][method]["stated_power_constant"] = round(stated, 4)
@@ -204,19 +208,17 @@ def study(cell: Cell) -> dict[str, Any]:
 
 
 def cells(repetitions: int, sizes: Sequence[int]) -> Iterator[Cell]:
-    """The study, cheap cells first; spectral needs eigenvalues and is left out where rows are many."""
+    """The study, cheap cells first; `study_by_pairs` has the level of one step at larger n."""
     fast = (WILD, GAMMA)
     for n in sizes:
-        yield Cell("iid", "none", n, repetitions, methods=METHODS if n <= 1000 else fast)
-        yield Cell("trajectory", "none", n, repetitions, methods=METHODS if n <= 300 else fast)
-        if n > 1000:
-            continue
         yield Cell("trajectory", "none", n, repetitions, window=5, methods=fast)
-        yield Cell("trajectory", "none", n, repetitions, window=5, multipliers="block", methods=fast)
         yield Cell("iid", "constant", n, repetitions, methods=fast)
         yield Cell("trajectory", "noise", n, repetitions, methods=fast)
         if n > 300:
             continue
+        yield Cell("iid", "none", n, repetitions)
+        yield Cell("trajectory", "none", n, repetitions)
+        yield Cell("trajectory", "none", n, repetitions, window=5, multipliers="block", methods=fast)
         yield Cell("off-policy trajectory", "none", n, repetitions, methods=fast)
         yield Cell("iid", "noise", n, repetitions, methods=fast)
         yield Cell("trajectory", "constant", n, repetitions, methods=fast)
@@ -226,6 +228,69 @@ def cells(repetitions: int, sizes: Sequence[int]) -> Iterator[Cell]:
             yield Cell("trajectory", "constant", n, repetitions, window=5, multipliers="block", methods=fast)
             yield Cell("iid", "fitted here", n, repetitions, methods=fast)
             yield Cell("iid", "fitted elsewhere", 2 * n, repetitions, methods=fast)
+
+
+def repeat_by_pairs(data: str, n: int, seed: int, window: int = 1) -> dict[str, float]:
+    """p-values of the true Q from sums over state-action pairs; the kernel is that of `bellman_test`.
+
+    Step s multiplies δ_s with its trace Σ_{j<window} γ^j e(pair of step s − j).
+    """
+    draw = draw_problem(Cell(data, "none", n, 1), seed)
+    log = draw.transitions
+    states, following = draw.states_of(log.observations), draw.states_of(log.next_observations)
+    later = (draw.table * draw.q).sum(axis=1)[following]
+    residuals = log.rewards + DISCOUNT * later - draw.q[states, log.actions]
+    pairs, first, numbers = np.unique(states * ACTIONS + log.actions, return_index=True, return_inverse=True)
+    space = fit_kernel_space(log, np.ones(n), True, BellmanSettings())
+    gram = space.kernel.gram(space.place(log.observations[first], log.actions[first])).numpy()
+    visits = np.eye(len(pairs))[numbers]
+    traces = visits.copy()
+    for back in range(1, window):
+        traces[back:] += DISCOUNT**back * visits[:-back]
+    scores = residuals[:, None] * traces  # (n, pairs)
+    total, second = scores.sum(axis=0), scores.T @ scores
+    own = np.einsum("sp,pq,sq->s", scores, gram, scores, optimize=True)
+    statistic, product = float(total @ gram @ total) / n, gram @ second
+    variance = 2.0 * (float((product * product.T).sum()) - float(own @ own)) / n**2
+    moments = Moments(float(own.sum()) / n, variance, 0.0, 0.0)
+    drawn = random_signs((DRAWS, n), np.random.default_rng(seed)) @ scores  # (B, pairs)
+    statistics = np.einsum("bp,pq,bq->b", drawn, gram, drawn, optimize=True) / n
+    wild = WildLaw(SignDraws(statistics, np.zeros(DRAWS), moments), 0.0)
+    return {WILD: wild.p_value(statistic), GAMMA: GammaLaw(moments, 0.0).p_value(statistic)}
+
+
+def study_by_pairs(
+    kinds: Sequence[tuple[str, int]], sizes: Sequence[int], repetitions: int
+) -> Iterator[dict[str, Any]]:
+    """Rejection rates of the true Q, one row per size, kind of data and window."""
+    for n in sizes:
+        for data, window in kinds:
+            started = time.perf_counter()
+            first = 10**7 * window
+            found = [repeat_by_pairs(data, n, first + number, window) for number in range(repetitions)]
+            methods = {method: rate_of([one[method] for one in found]) for method in (WILD, GAMMA)}
+            spent = round(time.perf_counter() - started, 1)
+            row = {"data": data, "n": n, "window": window, "repetitions": repetitions}
+            yield {**row, "methods": methods, "seconds": spent}
+
+
+def rate_of(p_values: Sequence[float]) -> dict[str, Any]:
+    """Rejections at the level, with their interval."""
+    rejected = int(sum(one <= LEVEL for one in p_values))
+    low, high = clopper_pearson(rejected, len(p_values))
+    rate = round(rejected / len(p_values), 4)
+    return {"rejected": rejected, "rate": rate, "low": round(low, 4), "high": round(high, 4)}
+
+
+def write_out(path: Path | None, **parts: list[dict[str, Any]]) -> None:
+    """The file with these parts replaced, the others as they are."""
+    if path is None:
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    content = json.loads(path.read_text()) if path.is_file() else {}
+    command = "python scripts/bench/bellman_size.py [--pairs] --out docs/results/bellman-test.json"
+    content.update(command=command, koffline=koffline.__version__, level=LEVEL, draws=DRAWS, **parts)
+    path.write_text(json.dumps(content, indent=1) + "\n")
 
 
 def kept_rows(path: Path | None, made: Sequence[Cell]) -> list[dict[str, Any]]:
@@ -258,8 +323,10 @@ def measure_time(n: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repetitions", type=int, default=500, help="of every line")
-    parser.add_argument("--sizes", type=int, nargs="+", default=list(SIZES), help="only these n; others stay")
+    parser.add_argument("--sizes", type=int, nargs="+", help="only these n; other rows of the file stay")
     parser.add_argument("--multipliers", help="only these: step or block")
+    parser.add_argument("--window", type=int, help="with --pairs: only windows of these steps, 1 or 5")
+    parser.add_argument("--pairs", action="store_true", help="the level alone, from sums over pairs")
     parser.add_argument("--time", type=int, metavar="N", help="only measure the time of one test of N rows")
     parser.add_argument("--out", type=Path, help="JSON file for the rows")
     arguments = parser.parse_args()
@@ -267,9 +334,17 @@ def main() -> None:
     if arguments.time:
         measure_time(arguments.time)
         return
+    if arguments.pairs:
+        by_pairs = []
+        kinds = [kind for kind in PAIR_KINDS if arguments.window in (kind[1], None)]
+        for row in study_by_pairs(kinds, arguments.sizes or PAIR_SIZES, arguments.repetitions):
+            by_pairs.append(row)
+            print(row, flush=True)
+            write_out(arguments.out, size_by_pairs=by_pairs)
+        return
     chosen = [
         cell
-        for cell in cells(arguments.repetitions, arguments.sizes)
+        for cell in cells(arguments.repetitions, arguments.sizes or SIZES)
         if arguments.multipliers in (cell.multipliers, None)
     ]
     rows = kept_rows(arguments.out, chosen)
@@ -281,16 +356,7 @@ def main() -> None:
             f"{'V ' if cell.state_function else '  '}{shown}  {rows[-1]['seconds']} s",
             flush=True,
         )
-        if arguments.out:
-            arguments.out.parent.mkdir(parents=True, exist_ok=True)
-            content = {
-                "command": "python scripts/bench/bellman_size.py --out docs/results/bellman-test.json",
-                "koffline": koffline.__version__,
-                "level": LEVEL,
-                "draws": DRAWS,
-                "rows": sorted(rows, key=lambda row: row["n"]),
-            }
-            arguments.out.write_text(json.dumps(content, indent=1) + "\n")
+        write_out(arguments.out, rows=sorted(rows, key=lambda row: row["n"]))
 
 
 if __name__ == "__main__":
