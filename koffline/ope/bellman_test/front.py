@@ -23,6 +23,7 @@ from koffline.ope.bellman_test.settings import (
     STEP,
     WILD,
     BellmanSettings,
+    is_number,
     make_settings,
 )
 from koffline.ope.bellman_test.witness import Witness
@@ -56,10 +57,13 @@ def bellman_test(
     trained_on: the rows q was fitted to, where q does not know them; on those a test says nothing and is
     refused unless ``allow_training_rows``. options: fields of `BellmanSettings`, on top of ``settings``.
     Along trajectories one-step residuals are martingale differences, so rows need not be independent.
+    ``power`` and ``detectable`` take what the alternative adds to a residual as given by (s, a); they are
+    approximate where it depends on the transition, as with termination at random.
     Raises KofflineError (DataError, PolicyError, ConfigError) in one line.
     (Feng et al. 2019, equ:vstat)
     """
     started = time.perf_counter()
+    _check_seed(seed)
     chosen = make_settings(settings, options)
     gamma = _checked_gamma(transitions, gamma)
     policy = as_policy(policy, transitions.action_space, transitions.observation_shape)
@@ -103,6 +107,7 @@ def witness_function(
 
     (Feng et al. 2019, thm:rkhs)
     """
+    _check_seed(seed)
     policy = as_policy(policy, transitions.action_space, transitions.observation_shape)
     gamma, chosen = _checked_gamma(transitions, gamma), make_settings(settings, options)
     return make_case(_resolved(q, transitions), transitions, policy, gamma, chosen, seed).witness()
@@ -204,6 +209,12 @@ def _checked_gamma(transitions: Transitions, gamma: float | None) -> float:
     found = transitions.metadata.gamma if gamma is None else gamma
     if found is None:
         raise ConfigError("gamma is missing; give the discount factor, as in gamma=0.99")
-    if not 0.0 < found < 1.0:
-        raise ConfigError(f"gamma is {found}; give a discount factor between 0 and 1")
+    if not (is_number(found) and 0.0 < found < 1.0):
+        raise ConfigError(f"gamma is {found!r}; give a discount factor between 0 and 1")
     return float(found)
+
+
+def _check_seed(seed: Any) -> None:
+    """ConfigError unless a whole number of at least 0."""
+    if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)) or seed < 0:
+        raise ConfigError(f"seed is {seed!r}; give a whole number of at least 0")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import math
+import numbers
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -54,6 +55,7 @@ class BellmanSettings:
     action_draws: int = 8
 
     def __post_init__(self) -> None:
+        self._check_types()
         check_level(self.level)
         if self.method not in METHODS:
             raise ConfigError(f"method is {self.method!r}; give one of {', '.join(METHODS)}")
@@ -77,14 +79,30 @@ class BellmanSettings:
                 f"alternative is {self.alternative}; give a positive multiple of the root mean square return"
             )
 
+    def _check_types(self) -> None:
+        for name in ("level", "bandwidth", "alternative"):
+            value = getattr(self, name)
+            if not is_number(value) and not (name == "alternative" and callable(value)):
+                raise ConfigError(f"{name} is {value!r}; give a number")
+        whole = self.features is None or (is_number(self.features) and self.features == int(self.features))
+        if not whole:
+            raise ConfigError(
+                f"features is {self.features!r}; give an even number, or 0 for the exact kernel"
+            )
+
     def _check_draws(self) -> None:
         """A bootstrap of B draws has no p-value below 1/(B + 1)."""
         least = math.ceil(1.0 / self.level - 1e-9) - 1
         if self.method == WILD and self.draws < least:
             raise ConfigError(
                 f"draws is {self.draws}, too few for level {self.level}: the smallest p-value is "
-                f"{1.0 / (self.draws + 1):.3g}; give draws={least} or more"
+                f"{1.0 / (self.draws + 1):.3g}; give draws={least} or more, or a higher level (--level)"
             )
+
+
+def is_number(value: Any) -> bool:
+    """A finite real number; True and False are none."""
+    return isinstance(value, numbers.Real) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def make_settings(settings: BellmanSettings | None, options: dict[str, Any]) -> BellmanSettings:

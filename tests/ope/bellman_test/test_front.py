@@ -11,6 +11,7 @@ from koffline.kernels import Linear
 from koffline.ope.cross_fit import cross_fit
 from tests.ope.bellman_test.problems import ONLY_ACTION, five_rows, known_problem
 from tests.ope.problems import NOISY, SOFT, continuous_log, discrete_log
+from tests.refusals import refused
 
 
 def simple_q(observations, actions):
@@ -194,6 +195,8 @@ def test_a_kernel_that_sees_nothing_is_said() -> None:
         ({"kernel": Linear(), "features": 10}, "no random Fourier features"),
         ({"gamma": 1.0}, "gamma is 1.0"),
         ({"gamma": None}, "gamma is missing"),
+        ({"seed": -1}, "seed is -1"),
+        ({"level": 1e-5}, r"or a higher level \(--level\)"),
     ],
 )
 def test_bad_options_are_one_line(options: dict, message: str) -> None:
@@ -201,6 +204,22 @@ def test_bad_options_are_one_line(options: dict, message: str) -> None:
     with pytest.raises(ConfigError, match=message) as caught:
         koffline.bellman_test(simple_q, discrete_log(), SOFT, gamma, **options)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"gamma": "x"}, "gamma is 'x'"),
+        ({"seed": 1.5}, "seed is 1.5"),
+        ({"level": "x"}, "level is 'x'"),
+        ({"bandwidth": "x"}, "bandwidth is 'x'"),
+        ({"alternative": "x"}, "alternative is 'x'"),
+        ({"features": 1.5}, "features is 1.5"),
+    ],
+)
+def test_wrong_types_are_one_line(options: dict, message: str) -> None:
+    with refused(ConfigError, message):
+        koffline.bellman_test(simple_q, discrete_log(), SOFT, **{"gamma": 0.9, **options})
 
 
 @pytest.mark.parametrize(
