@@ -3,17 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from koffline.ope.estimators.table import EstimateTable
 from koffline.ope.interval import percent
-from koffline.report.table import describe_interval
+from koffline.report.table import describe_interval, make_console
 from koffline.report.words import promise
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
-_WIDTH = 116
 
 
 def print_estimates(table: EstimateTable, truth: float | None = None, page: Path | None = None) -> None:
@@ -21,7 +15,7 @@ def print_estimates(table: EstimateTable, truth: float | None = None, page: Path
     from rich.markup import escape
     from rich.table import Table
 
-    console = _console()
+    console = make_console()
     drawn = Table(title=f"What {escape(table.policy)} is worth (γ = {table.gamma:g})", title_justify="left")
     drawn.add_column("estimator", style="bold")
     drawn.add_column("estimate", justify="right")
@@ -88,11 +82,3 @@ def collected_reasons(table: EstimateTable) -> list[tuple[str, list[str]]]:
         if row.reason is not None:
             found.setdefault(row.reason, []).append(row.name)
     return list(found.items())
-
-
-def _console() -> Console:
-    """As wide as the terminal; where there is none, wide enough that no number is broken."""
-    from rich.console import Console
-
-    console = Console()
-    return console if console.is_terminal else Console(width=max(console.width, _WIDTH))

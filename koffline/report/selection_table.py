@@ -7,16 +7,16 @@ from pathlib import Path
 from koffline.ope.interval import percent
 from koffline.ope.selection.metrics import SelectionMetrics
 from koffline.ope.selection.ranking import PolicyRanking, RankedPolicy
+from koffline.report.table import make_console
 from koffline.report.words import number
 
 
 def print_ranking(ranking: PolicyRanking, page: Path | None = None) -> None:
     """Places, intervals and what differs; the quality of the choice when truths are known; warnings."""
-    from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
 
-    console = Console()
+    console = make_console()
     table = Table(title=f"What the policies are worth (γ = {ranking.gamma:g})", title_justify="left")
     for title, text in _columns(ranking):
         table.add_column(title, justify="left" if text else "right", overflow="fold")

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from koffline.ope.estimate import Estimate
 from koffline.ope.interval import Interval, percent
 from koffline.report.words import count_of, promise
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_WIDTH = 116
 
 
 def print_estimate(estimate: Estimate, truth: float | None = None, page: Path | None = None) -> None:
@@ -56,6 +62,14 @@ def _rows(estimate: Estimate, truth: float | None) -> list[tuple[str, str]]:
         ("seed, time", f"{estimate.seed}, {estimate.seconds:.1f} s"),
     ]
     return rows
+
+
+def make_console() -> Console:
+    """As wide as the terminal; where there is none, wide enough that no number is broken."""
+    from rich.console import Console
+
+    console = Console()
+    return console if console.is_terminal else Console(width=max(console.width, _WIDTH))
 
 
 def describe_interval(interval: Interval | None) -> str:

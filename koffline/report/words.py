@@ -38,12 +38,16 @@ def describe_lines(value: Any) -> list[str]:
         return list(_entries(value)) or ["–"]
     if isinstance(value, (list, tuple)):
         return [_sequence(value)]
+    if isinstance(value, bool):
+        return ["yes" if value else "no"]
     return [number(value)]
 
 
 def _entries(record: Mapping[str, Any]) -> Iterator[str]:
-    """Lines of a mapping; those of nested ones carry the outer key."""
+    """Lines of a mapping without what is None; those of nested ones carry the outer key."""
     for key, value in record.items():
+        if value is None:
+            continue
         if _is_interval(value) and value["kind"] == key:
             yield _interval(value)
             continue
