@@ -225,7 +225,7 @@ def bad_inputs(folder: Path) -> dict[str, tuple[list[str], str]]:
         "gamma zero": ([str(good), *uniform, "--gamma", "0"], "gamma"),
         "gamma missing": ([str(good), *uniform], "gamma"),
         "level": ([str(good), *usual, "--level", "1.5"], "level"),
-        "estimator": ([str(good), *usual, "--estimator", "magic"], "kloss"),
+        "estimator": ([str(good), *usual, "--estimator", "sorcery"], "kloss"),
         "unknown config option": ([str(good), *usual, "--config", str(folder / "typo.yaml")], "gamma"),
         "unknown set option": ([str(good), *usual, "--set", "step=3"], "steps"),
         "set without value": ([str(good), *usual, "--set", "steps"], "key=value"),
@@ -420,6 +420,8 @@ def test_every_estimator_in_one_table_and_one_page(log: Path, tmp_path: Path) ->
     assert (out / "plots" / "forest.png").stat().st_size > 5000
     page = (out / "report.html").read_text(encoding="utf-8")
     assert "What the intervals assume" in page
+    assert (out / "plots" / "sensitivity.png").stat().st_size > 5000
+    assert "What ρ does to the certified interval" in page
     assert "http" not in page.replace("http://www.w3.org", "")
     again = run(*command, "--out", str(out), *QUICK)
     assert again.exit_code == 2
@@ -435,7 +437,7 @@ def test_some_estimators_as_json(log: Path) -> None:
         "--gamma",
         "0.9",
         "--estimator",
-        "mql, wis",
+        "mql, wis,mql",
         "--json",
         *QUICK,
     )
@@ -448,6 +450,9 @@ def test_some_estimators_as_json(log: Path) -> None:
     ("options", "message"),
     [
         (["--estimator", "klos"], "there is no estimator 'klos'; did you mean 'kloss'?"),
+        (["--estimator", "ALL"], "there is no estimator 'ALL'; did you mean 'all'?"),
+        (["--estimator", "all,kloss"], "'all' stands by itself"),
+        (["--estimator", ","], "give names separated by commas, or all"),
         (["--estimator", "mql,klos"], "there is no estimator 'klos'; did you mean 'kloss'?"),
         (["--interval", "kernel"], "there is no interval 'kernel'"),
         (["--interval", "hoeffding"], "kloss has no interval of kind 'hoeffding'"),
@@ -460,3 +465,27 @@ def test_estimators_and_intervals_that_are_none(log: Path, options: list[str], m
     assert done.exit_code == 2
     assert message in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize("kind", ["kernel-certified", "kernel-simultaneous", "dual"])
+def test_an_interval_with_a_norm_shows_what_the_norm_does(log: Path, tmp_path: Path, kind: str) -> None:
+    out = tmp_path / "out"
+    command = ["evaluate", str(log), "--policy", "uniform", "--gamma", "0.9", "--estimator", "mql"]
+    done = run(*command, "--interval", kind, "--out", str(out), *QUICK)
+    assert done.exit_code == 0, done.output
+    page = (out / "report.html").read_text(encoding="utf-8")
+    assert "How the interval depends on ρ" in page
+    assert (out / "plots" / "sensitivity.png").stat().st_size > 5000
+    assert "{&#39;" not in page
+
+
+def test_diagnostics_of_a_report_are_read_by_people(log: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    command = ["evaluate", str(log), "--policy", "uniform", "--gamma", "0.9", "--estimator", "pdis"]
+    done = run(*command, "--out", str(out), *QUICK)
+    assert done.exit_code == 0, done.output
+    page = (out / "report.html").read_text(encoding="utf-8")
+    assert "(95% episodes-t)" in page
+    assert "step 20 values" in page
+    assert "{&#39;" not in page
+    assert "[1, 2" not in page

@@ -33,7 +33,7 @@ def plot_norm_sensitivity(record: NormSensitivity, truth: float | None = None) -
         axes.fill_between(record.norms, record.lows, record.highs, color=ACCENT, alpha=0.18, lw=0)
         axes.plot(record.norms, record.lows, color=ACCENT, lw=1.6)
         axes.plot(
-            record.norms, record.highs, color=ACCENT, lw=1.6, label=f"{percent(record.level)} {record.kind}"
+            record.norms, record.highs, color=ACCENT, lw=1.6, label=f"{record.kind} {percent(record.level)}"
         )
         axes.axhline(record.value, color=INK, lw=1.0, label="fitted value")
         axes.axvline(record.chosen, color=WARM, lw=1.4, ls="--", label="ρ in use")
