@@ -5,15 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from koffline.ope.estimators.table import EstimateTable
-from koffline.ope.interval import CALIBRATED, CERTIFIED, Interval
-from koffline.report.plots import ACCENT, INK, SOFT, WARM, make_figure
+from koffline.ope.interval import Interval
+from koffline.report.plots import ACCENT, INK, LINES, SOFT, make_figure
 from koffline.report.words import promise
 
 DEFAULT_ESTIMATOR = "kloss"
-_LINES: dict[str, tuple[str, str | tuple[float, tuple[float, float]], float]] = {
-    CALIBRATED: (ACCENT, "-", 0.4),
-    CERTIFIED: (WARM, (0.0, (3.0, 1.2)), 0.75),
-}
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -63,7 +59,7 @@ def plot_forest(table: EstimateTable, truth: float | None = None) -> Figure:
 def _draw_interval(
     axes: Axes, place: int, interval: Interval, window: tuple[float, float], width: float
 ) -> None:
-    color, dashes, alpha = _LINES[promise(interval.kind)]
+    color, dashes, alpha = LINES[promise(interval.kind)]
     left, right = max(interval.low, window[0]), min(interval.high, window[1])
     if left < right:
         axes.hlines(place, left, right, color=color, lw=width, ls=dashes, alpha=alpha)
@@ -75,7 +71,7 @@ def _draw_interval(
 def _name_promises(axes: Axes, intervals: list[Interval]) -> None:
     """Entries of the legend for the promises that are drawn."""
     made = {promise(interval.kind) for interval in intervals}
-    for name, (color, dashes, alpha) in _LINES.items():
+    for name, (color, dashes, alpha) in LINES.items():
         if name in made:
             axes.plot([], [], color=color, lw=3.5, ls=dashes, alpha=alpha, label=f"{name} interval")
 

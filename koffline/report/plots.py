@@ -8,12 +8,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from koffline.ope.estimate import Estimate, Evidence
+from koffline.ope.interval import CALIBRATED, CERTIFIED
+from koffline.report.words import promise
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 INK, ACCENT, SOFT, WARM = "#1f2933", "#1769aa", "#9fb3c8", "#c2410c"
+# Colour, dashes and opacity of an interval by what it promises.
+LINES: dict[str, tuple[str, str | tuple[float, tuple[float, float]], float]] = {
+    CALIBRATED: (ACCENT, "-", 0.4),
+    CERTIFIED: (WARM, (0.0, (3.0, 1.2)), 0.75),
+}
 STYLE: dict[Any, Any] = {
     "axes.spines.top": False,
     "axes.spines.right": False,
@@ -48,7 +55,9 @@ def plot_estimate(estimate: Estimate, truth: float | None = None) -> Figure:
 
     def draw(axes: Axes) -> None:
         if estimate.interval is not None:
-            axes.hlines(1.0, estimate.interval.low, estimate.interval.high, color=ACCENT, lw=5, alpha=0.35)
+            color, dashes, alpha = LINES[promise(estimate.interval.kind)]
+            ends = estimate.interval.low, estimate.interval.high
+            axes.hlines(1.0, *ends, color=color, lw=5, ls=dashes, alpha=alpha)
         axes.plot(estimate.value, 1.0, "o", color=ACCENT, ms=9, label="this policy")
         names = [f"policy\n({estimate.estimator})"]
         resampled = np.array([role == "resampled" for role in roles], dtype=bool)

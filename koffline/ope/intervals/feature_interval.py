@@ -144,4 +144,4 @@ def vacuous_warning(interval: Interval, bounds: tuple[float, float]) -> tuple[st
     """A sentence when the interval is all that the bounds allow."""
     if interval.low > bounds[0] or interval.high < bounds[1]:
         return ()
-    return ("the interval is all that rewards and γ allow: the log is too small for this kind of promise",)
+    return ("the interval is all that rewards and γ allow: the log is too small for this kind of promise.",)
