@@ -102,7 +102,7 @@ def _says(cells: list[dict[str, Any]], unit: dict[str, float]) -> str:
         f"{_text(theirs.mean_error)}.\n"
         f"- Nominal 95 %: the bootstrap of `kloss` held the truth in {_covered(found['kloss'])}. Intervals "
         f"of the closed forms and `kernel-calibrated` did in {min(narrow):.0%} to {max(narrow):.0%}: they "
-        "do not know what their random features cannot express (by problem, below). Intervals of importance "
+        "do not know what their features cannot express (by problem, below). Intervals of importance "
         "weights are too narrow as well.\n"
         f"- Certified intervals held it in {_covered(sure)} and are {_text(sure.width)} times as wide as the "
         "values themselves: no use at these sizes.\n"
