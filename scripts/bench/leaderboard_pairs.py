@@ -1,9 +1,10 @@
 """Do paired differences of policies hold what they promise? Graph and grid, values exact, many logs.
 
-    python -m scripts.bench.leaderboard_pairs --logs 20 --out docs/results/pairs.json
+    python -m scripts.bench.leaderboard_pairs --logs 20 --out docs/results/policy-pairs.json
 
 For every log all policies of a problem are ranked by `koffline.select_policies`; kept for each pair: the
 difference with its paired interval, the same interval had the two been estimated apart, and the truth.
+Logs in ``--out`` already are kept.
 """
 
 from __future__ import annotations
@@ -86,18 +87,20 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     content: dict[str, Any] = {"settings": SHORT, "problems": {}, "rows": {}}
+    if options.out and options.out.exists():
+        content = json.loads(options.out.read_text())
     for name in options.problems or PROBLEMS:
-        problem, rows = BOARD[name](), []
-        for seed in range(options.logs):
+        problem, rows = BOARD[name](), content["rows"].setdefault(name, [])
+        for seed in range(len(rows), options.logs):
             ranking = rank(problem, 1000 + seed, options.n_rows, SHORT)
             best = max(ranking.policies, key=lambda policy: policy.truth or -math.inf)
             rows.append({"pairs": pairs_of(ranking), "best_is_candidate": best.maybe_best})
+            content["problems"][name] = summarise(rows)
             print(f"{name} {seed}: {ranking.seconds:.0f} s", flush=True)
-        content["rows"][name], content["problems"][name] = rows, summarise(rows)
+            if options.out:
+                options.out.parent.mkdir(parents=True, exist_ok=True)
+                options.out.write_text(json.dumps(content) + "\n")
         print(name, content["problems"][name], flush=True)
-        if options.out:
-            options.out.parent.mkdir(parents=True, exist_ok=True)
-            options.out.write_text(json.dumps(content, indent=1) + "\n")
 
 
 if __name__ == "__main__":
