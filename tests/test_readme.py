@@ -31,6 +31,7 @@ PAGES = [
         "bellman_test.md",
         "diagnose.md",
         "estimators.md",
+        "intervals.md",
         "online.md",
         "selection.md",
     )

@@ -65,6 +65,8 @@ def plot_coverage_evidence(rows: Sequence[dict[str, Any]]) -> Figure:
         figure = whole.figure
         whole.remove()
         axes = figure.subplots(len(names), 2, squeeze=False, sharex=True)
+        for row in axes[1:]:
+            row[1].sharey(axes[0][1])  # widths compare across problems
         for (left, right), name in zip(axes, names, strict=True):
             mine = [row for row in rows if (row["problem"], row["features"]) == name]
             _draw_coverage(left, mine)

@@ -262,7 +262,9 @@ def draw(rows: list[dict[str, Any]], folder: Path) -> None:
     from koffline.report.interval_plots import plot_coverage_evidence
 
     folder.mkdir(parents=True, exist_ok=True)
-    plot_coverage_evidence(rows).savefig(folder / "interval-coverage.png", dpi=110)
+    plot_coverage_evidence(rows).savefig(
+        folder / "interval-coverage.png", dpi=110, metadata={"Software": None}
+    )
 
 
 def with_table(page: str, rows: list[dict[str, Any]]) -> str:
