@@ -91,7 +91,7 @@ def make_settings(*layers: Mapping[str, Any]) -> EvaluationSettings:
     known = EvaluationSettings.model_fields
     for key in merged:
         if key not in known:
-            raise ConfigError(f"unknown option '{key}'; {nearest_name(key, known)}")
+            raise ConfigError(f"unknown option '{key}'; {nearest_name(key, sorted(known))}")
     if "gamma" not in merged:
         raise ConfigError("gamma is missing; give the discount factor, as in --gamma 0.99")
     try:

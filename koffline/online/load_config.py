@@ -33,7 +33,7 @@ def load_config(path: str | Path | Mapping[str, Any], assignments: Iterable[str]
     hints = _hints()
     for key in content:
         if key not in hints:
-            raise ConfigError(f"{key} is unknown; {nearest_name(key, hints)}")
+            raise ConfigError(f"{key} is unknown; {nearest_name(key, sorted(hints))}")
     if not content.get("environment"):
         raise ConfigError(
             "environment is missing; give a Gymnasium id, as in environment: InvertedPendulum-v5"
