@@ -32,6 +32,7 @@ def test_size_is_near_the_level() -> None:
     assert rejections(30, 50, "trajectory", draws=99) <= 6
 
 
+@pytest.mark.slow
 def test_windows_keep_the_level_and_wrong_values_are_found() -> None:
     options = {"window": 4, "on_policy": True, "method": "gamma"}
     assert rejections(30, 100, "episodes", **options) <= 6
