@@ -1,6 +1,6 @@
 """Do paired differences of policies hold what they promise? Graph and grid, values exact, many logs.
 
-    python -m scripts.bench.leaderboard_pairs --logs 20 --out docs/results/policy-pairs.json
+    python -m scripts.bench.leaderboard_pairs --logs 10 --out docs/results/policy-pairs.json
 
 For every log all policies of a problem are ranked by `koffline.select_policies`; kept for each pair: the
 difference with its paired interval, the same interval had the two been estimated apart, and the truth.
@@ -24,8 +24,8 @@ from koffline.ope.selection.ranking import PolicyRanking
 from koffline.ope.selection.selecting import select_policies
 from scripts.bench.leaderboard_problems import BOARD, BoardProblem
 
-PROBLEMS = ("graph short", "graph long, noisy", "grid")
-SHORT = {"steps": 600, "full_replicas": 2, "resampled_replicas": 12}
+PROBLEMS = ("graph short", "grid")
+SHORT = {"steps": 1500, "full_replicas": 2, "resampled_replicas": 12}
 
 
 def rank(problem: BoardProblem, seed: int, n_rows: int | None, options: dict[str, Any]) -> PolicyRanking:
@@ -81,7 +81,7 @@ def summarise(rows: list[dict[str, Any]]) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("problems", nargs="*", default=list(PROBLEMS))
-    parser.add_argument("--logs", type=int, default=20)
+    parser.add_argument("--logs", type=int, default=10)
     parser.add_argument("--n-rows", type=int, help="rows of every log (default: the problem's own)")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
