@@ -20,9 +20,12 @@ from koffline.ope.estimators.registry import ESTIMATORS, find_estimator
 from koffline.ope.estimators.table import EstimateRow, EstimateTable
 from koffline.ope.evaluation import merge_settings, open_workspace
 from koffline.ope.importance.unavailable import Unavailable
+from koffline.ope.interval import Interval
 from koffline.ope.intervals.kinds import KERNEL_CERTIFIED
 from koffline.ope.point_estimate import PointEstimate
 from koffline.ope.workspace import Workspace
+
+_NOTABLE = 0.02  # of the rms return: smaller gaps between intervals are not worth a sentence
 
 
 def estimate_all(
@@ -30,7 +33,7 @@ def estimate_all(
     policy: Any,
     gamma: float | None = None,
     *,
-    names: Sequence[str] | None = None,
+    names: str | Sequence[str] | None = None,
     bounds: bool = True,
     level: float | None = None,
     seed: int | None = None,
@@ -41,7 +44,7 @@ def estimate_all(
 ) -> EstimateTable:
     """What each estimator says the policy is worth, with its interval, and bounds beside them.
 
-    names: which of ``koffline.ope.estimators.registry.ESTIMATORS``; None: all. bounds: intervals of the
+    names: one or more of ``koffline.ope.estimators.registry.ESTIMATORS``; None: all. bounds: intervals of the
     kernel kind too. All else as in `koffline.evaluate`; estimators share what they can, so all of them cost
     little more than ``kloss`` alone. One that does not apply to this log (no episodes, no probabilities …)
     is a row with its reason. Raises KofflineError for what concerns them all.
@@ -49,6 +52,8 @@ def estimate_all(
     settings = merge_settings(
         transitions, settings, {"gamma": gamma, "level": level, "seed": seed, **options}
     )
+    if isinstance(names, str):
+        names = (names,)
     wanted = [find_estimator(name) for name in (names or ESTIMATORS)]
     if settings.interval != DEFAULT:
         wanted = [estimator for estimator in wanted if settings.interval in kinds_for(estimator.name)]
@@ -61,7 +66,7 @@ def estimate_all(
         bound_rows = bounds_of(workspace, found) if bounds else ()
         sensitivity = sensitivity_to_norm(workspace, KERNEL_CERTIFIED) if bounds else None
         diagnostics = common_diagnostics(workspace)
-        warnings = common_warnings(workspace, diagnostics)
+        warnings = [*common_warnings(workspace, diagnostics), *_disagreement(rows, workspace)]
     return EstimateTable(
         rows=rows,
         bounds=bound_rows,
@@ -85,3 +90,27 @@ def _row(name: str, family: str, workspace: Workspace) -> EstimateRow:
     if isinstance(found, Unavailable):
         return EstimateRow(name, family, None, found.reason, seconds)
     return EstimateRow(name, family, found, None, seconds)
+
+
+def _disagreement(rows: Sequence[EstimateRow], workspace: Workspace) -> list[str]:
+    """A sentence on the two families whose intervals lie farthest apart, where they do not meet."""
+    least = _NOTABLE * workspace.problem.reward_scale
+    worst, found = least, []
+    for one in rows:
+        for other in rows:
+            low, high = (row.estimate.interval if row.estimate else None for row in (one, other))
+            if one.family == other.family or low is None or high is None:
+                continue
+            gap = high.low - low.high
+            if gap > worst:
+                worst = gap
+                found = [
+                    f"Families disagree: {one.name} ({one.family}) says {_span(low)}, {other.name} "
+                    f"({other.family}) {_span(high)}; their assumptions cannot all hold on this log: look at "
+                    "coverage, effective sample sizes and `koffline diagnose` before trusting either."
+                ]
+    return found
+
+
+def _span(interval: Interval) -> str:
+    return f"[{interval.low:.4g}, {interval.high:.4g}]"

@@ -11,6 +11,7 @@ from koffline.errors import ConfigError, KofflineError, nearest_name
 from koffline.ope.estimators.registry import ESTIMATORS, FITTED, find_estimator
 from koffline.ope.estimators.table import BoundRow
 from koffline.ope.importance import episode_intervals
+from koffline.ope.importance.episode_estimates import CERTIFIABLE
 from koffline.ope.importance.episode_estimates import NAMES as OVER_EPISODES
 from koffline.ope.importance.unavailable import Unavailable
 from koffline.ope.interval import Interval
@@ -29,7 +30,8 @@ CERTIFIED = (*CERTIFIED_KINDS, *episode_intervals.CERTIFIED_KINDS)
 def kinds_for(name: str) -> tuple[str, ...]:
     """The kinds of interval that an estimator can have, its own first."""
     if name in OVER_EPISODES:
-        return (DEFAULT, *episode_intervals.KINDS)
+        certified = episode_intervals.CERTIFIED_KINDS if name in CERTIFIABLE else ()
+        return (DEFAULT, *episode_intervals.CALIBRATED_KINDS, *certified)
     return (DEFAULT, *((BOOTSTRAP,) if name in FITTED else ()), *SYSTEM_KINDS)
 
 

@@ -27,7 +27,7 @@ WITHOUT_MODEL = ("is", "pdis", "wis", "wpdis")
 WITH_MODEL = ("dr", "wdr", "magic")
 NAMES = WITHOUT_MODEL + WITH_MODEL
 BOOTSTRAP_DRAWS = 1000
-_CERTIFIABLE = {"is": False, "pdis": True}  # whether weights are those of each step
+CERTIFIABLE = {"is": False, "pdis": True}  # whether weights are those of each step
 _WHOLE_WEIGHT = ("is", "wis")
 _FEW_EPISODES = 10.0
 _UNEVEN = 0.5  # on finite chains 95 % intervals held the truth in 76 to 91 % of logs below it
@@ -112,6 +112,20 @@ def estimate_one(
     reason = _why_not(name, problem, model)
     if reason:
         return Unavailable(name, reason)
+    with np.errstate(over="ignore", invalid="ignore"):  # what overflows is found by its value
+        return _estimate(name, problem, model, level, interval, draws, reward_range, seed)
+
+
+def _estimate(
+    name: str,
+    problem: EpisodeProblem,
+    model: RowValues | None,
+    level: float,
+    interval: str,
+    draws: int,
+    reward_range: tuple[float, float] | None,
+    seed: int,
+) -> PointEstimate | Unavailable:
     generator = np.random.default_rng([seed, 13, NAMES.index(name)])
     statistic = make_statistic(name, problem, model, draws, generator)
     if not np.isfinite(statistic.value):
@@ -152,17 +166,16 @@ def make_statistic(
         "pdis": estimators.per_decision_is,
         "wpdis": estimators.per_decision_wis,
     }
-    with np.errstate(over="ignore", invalid="ignore"):  # what overflows is found by its value
-        if name in plain:
-            return plain[name](weights, rewards, gamma)
-        assert model is not None, "checked before"
-        selected = problem.select(model)
-        if name == "dr":
-            return estimators.doubly_robust(weights, rewards, problem.discounts, gamma, selected)
-        whole = estimators.weighted_doubly_robust(weights, rewards, problem.discounts, gamma, selected)
-        if name == "wdr":
-            return whole
-        return magic(whole, intervals.resampled_counts(weights.n_episodes, draws, generator, whole.width))
+    if name in plain:
+        return plain[name](weights, rewards, gamma)
+    assert model is not None, "checked before"
+    selected = problem.select(model)
+    if name == "dr":
+        return estimators.doubly_robust(weights, rewards, problem.discounts, gamma, selected)
+    whole = estimators.weighted_doubly_robust(weights, rewards, problem.discounts, gamma, selected)
+    if name == "wdr":
+        return whole
+    return magic(whole, intervals.resampled_counts(weights.n_episodes, draws, generator, whole.width))
 
 
 def all_intervals(
@@ -184,10 +197,10 @@ def all_intervals(
     }
     if whole is not statistic:
         found = {kind: made and _stretched(made, statistic.value) for kind, made in found.items()}
-    if name in _CERTIFIABLE and not problem.ratios.is_estimated:
+    if name in CERTIFIABLE and not problem.ratios.is_estimated:
         for kind in intervals.CERTIFIED_KINDS:
             found[kind] = intervals.certified_interval(
-                problem.weights, problem.rewards, problem.gamma, level, kind, reward_range, _CERTIFIABLE[name]
+                problem.weights, problem.rewards, problem.gamma, level, kind, reward_range, CERTIFIABLE[name]
             )
     return {kind: made for kind, made in found.items() if made is not None}
 
@@ -282,7 +295,7 @@ def _why_no_interval(name: str, interval: str, problem: EpisodeProblem) -> str:
             f"No interval of kind {interval}: one episode has all the weight, too many resampled logs have "
             "none, or the level asks for too many of them."
         )
-    if name not in _CERTIFIABLE:
+    if name not in CERTIFIABLE:
         return f"No interval of kind {interval}: it needs bounded means of episodes, as of is and pdis."
     if problem.ratios.is_estimated:
         return f"No interval of kind {interval}: it needs exact behavior probabilities, these are estimated."

@@ -97,7 +97,7 @@ def _warnings_of_logged(transitions: Transitions, logs: Float[np.ndarray, " row"
                 f"{np.exp(_STANDS_FOR_ZERO):.1g} (row {int(tiny[0])}: {np.exp(logged[tiny[0]]):.1g}): "
                 "impossible actions, or zeros stored as small numbers; their weights are meaningless."
             )
-    ratios = np.exp(np.minimum(logs, 700.0))
+    ratios = np.exp(np.minimum(logs, 300.0))  # squares stay finite
     error = float(ratios.std(ddof=1) / np.sqrt(len(ratios))) if len(ratios) > 1 else np.inf
     if abs(float(ratios.mean()) - 1.0) > _DEVIATIONS * error + 1e-3:
         found.append(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-import shlex
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,6 +14,7 @@ import click
 
 from koffline.data.commands import action_space_options, requested_space
 from koffline.errors import ConfigError
+from koffline.run_record import StartedRun, shown_command, start_run
 
 _EXAMPLES = """Which of several POLICIES is worth most from the initial states of DATA?
 
@@ -104,21 +104,23 @@ def select(
         from koffline.report.selection_page import MARKER
 
         check_output_directory(Path(out), force, MARKER)
+    run = start_run("select") if out is not None else None
     # A user's policy may print while it is imported or called: stdout belongs to the result alone.
     with contextlib.redirect_stdout(sys.stderr):
         ranking = _select(
             data, specs, true_values, initial_states, requested_space(discrete, continuous), settings
         )
-    _show(ranking, out, force, as_json)
+    _show(ranking, out, force, as_json, run)
 
 
-def _show(ranking: Any, out: str | None, force: bool, as_json: bool) -> None:
+def _show(ranking: Any, out: str | None, force: bool, as_json: bool, run: StartedRun | None) -> None:
     """The report, if asked for; then JSON or a table."""
     page = None
-    if out is not None:
+    if out is not None and run is not None:
         from koffline.report.selection_page import write_ranking
 
-        page = write_ranking(ranking, Path(out), shlex.join(["koffline", *sys.argv[1:]]), force)
+        record = run.finish(seed=ranking.seed, settings=ranking.settings, seconds=round(ranking.seconds, 3))
+        page = write_ranking(ranking, Path(out), shown_command(), force, record)
     if as_json:
         click.echo(ranking.to_json())
         return

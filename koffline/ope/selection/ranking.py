@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
 from typing import Any
 
+from koffline.ope.as_json import as_json
 from koffline.ope.estimate import Estimate
 from koffline.ope.interval import Interval, finite_or_none
 from koffline.ope.selection.comparisons import Comparison
@@ -105,9 +105,9 @@ class PolicyRanking:
             "seconds": round(self.seconds, 3),
         }
 
-    def to_json(self) -> str:
-        """One JSON object, keys in reading order."""
-        return json.dumps(self.as_dict(), indent=2, allow_nan=False, ensure_ascii=False)
+    def to_json(self, timing: bool = True) -> str:
+        """One JSON object, keys in reading order. timing: with the seconds that it took."""
+        return as_json(self.as_dict(), timing)
 
     def __str__(self) -> str:
         lines = []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -212,8 +212,8 @@ def _warnings(ranked: tuple[RankedPolicy, ...], unranked: dict[str, str]) -> tup
 
 def _named_policies(policies: Sequence[Any] | Mapping[str, Any], log: Transitions) -> dict[str, Policy]:
     """Every policy under a name of its own, checked against the log before anything is fitted."""
-    if isinstance(policies, (str, bytes)):
-        raise ConfigError(f"policies is the text '{policies!s}'; give a list of two or more policies")
+    if isinstance(policies, (str, bytes)) or not isinstance(policies, Iterable):
+        raise ConfigError(f"policies is {policies!r}; give a list of two or more policies")
     given = policies.values() if isinstance(policies, Mapping) else policies
     loaded = [as_policy(policy, log.action_space, log.observation_shape) for policy in given]
     if len(loaded) < 2:

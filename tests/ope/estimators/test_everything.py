@@ -11,6 +11,7 @@ from koffline.ope.estimators import intervals
 from koffline.ope.estimators.everything import estimate_all
 from koffline.ope.estimators.registry import ESTIMATORS, FITTED
 from koffline.ope.estimators.table import EstimateTable
+from koffline.ope.importance.behavior import estimate_behavior
 from tests.exact_problems import EXACT_PROBLEMS
 from tests.ope.problems import NOISY, QUICK, SOFT, continuous_log, discrete_log
 
@@ -184,3 +185,41 @@ def test_networks_share_one_training(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workspace, "fit_value_functions", lambda *args: calls.append(1) or fit(*args))
     estimate_all(discrete_log(), SOFT, 0.9, names=(*FITTED, "dr", "drl"), bounds=False, **QUICK)
     assert len(calls) == 1
+
+
+def test_a_single_name_is_a_name(table: EstimateTable) -> None:
+    problem = EXACT_PROBLEMS["chain_off"](11, ROWS)
+    found = estimate_all(
+        problem.transitions, problem.policy, problem.gamma, names="wis", bounds=False, seed=3, **SHORT
+    )
+    assert [row.name for row in found.rows] == ["wis"]
+
+
+@pytest.mark.parametrize("name", ["wis", "wpdis", "dr", "wdr", "magic"])
+def test_certified_kinds_are_for_plain_means_of_episodes(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"{name} has no interval of kind 'hoeffding'.*is, pdis"):
+        intervals.check_interval(name, "hoeffding")
+
+
+def test_families_that_contradict_each_other_are_named() -> None:
+    """Behaviour probabilities too small by e^-0.2 at every step: importance sampling is far off."""
+    problem = EXACT_PROBLEMS["chain_off"](11, ROWS)
+    probabilities = estimate_behavior(problem.transitions).log_probabilities
+    log = problem.transitions.replace(behavior_log_probabilities=probabilities)
+    wrong = problem.transitions.replace(behavior_log_probabilities=probabilities - 0.2)
+    options = {"names": ["pdis", "mql"], "bounds": False, "seed": 3, **SHORT}
+    contradicted = estimate_all(wrong, problem.policy, problem.gamma, **options)
+    assert any("Families disagree" in warning for warning in contradicted.warnings)
+    agreeing = estimate_all(log, problem.policy, problem.gamma, **options)
+    assert not any("Families disagree" in warning for warning in agreeing.warnings)
+
+
+def test_probabilities_next_to_zero_overflow_in_silence() -> None:
+    problem = EXACT_PROBLEMS["chain_off"](11, ROWS)
+    tiny = np.full(len(problem.transitions), np.log(0.5))
+    tiny[::7] = -800.0
+    log = problem.transitions.replace(behavior_log_probabilities=tiny)
+    found = estimate_all(
+        log, problem.policy, problem.gamma, names=OVER_EPISODES, bounds=False, seed=3, **SHORT
+    )
+    assert {row.name for row in found.rows if row.estimate is None} == {"is", "pdis", "dr"}
