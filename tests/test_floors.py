@@ -17,7 +17,7 @@ FLOORS = {
     "dual_objectives": 0,
     "data": 1,
     "envs": 1,
-    "jobs": 2,
+    "jobs": 1,  # passes over logs are jobs
     "policies": 1,
     "spread": 1,
     "batches": 2,
@@ -34,6 +34,7 @@ FLOORS = {
     "fitting": 2,
     "progress": 2,
     "run_folders": 2,
+    "run_record": 2,
     "solvers": 2,
     "config": 2,  # settings are read by floor 3 and made by floor 4
     "builders": 3,
@@ -42,6 +43,7 @@ FLOORS = {
     "online": 3,
     "runs": 4,
     "train": 4,
+    "repeat": 4,
     "report": 4,
     "experiments": 4,
     "cli": 4,

@@ -1,4 +1,4 @@
-"""Jobs in several processes of this machine, one thread each."""
+"""Work in several processes of this machine, one thread each."""
 
 from __future__ import annotations
 
@@ -6,59 +6,81 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any
 
-from koffline.jobs.running import Failure, Job, Result, perform
+from koffline.jobs.running import Failure, Job, Lost, Result, perform
 
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
-class ProcessPool:
+class Processes:
     """Fresh processes (no fork: torch's threads do not survive one), which end with their maker.
 
-    Each job has an executor of one process to itself, so that a process that dies takes only its own job.
+    Each task has an executor of one process to itself, so that a process that dies takes only its own task.
     """
 
     def __init__(self, workers: int) -> None:
         self.capacity = workers
         self._others = set(multiprocessing.active_children())
         self._idle: list[ProcessPoolExecutor] = []
-        self._jobs: dict[Future[Failure | None], tuple[Job, ProcessPoolExecutor]] = {}
+        self._tasks: dict[Future[Any], tuple[Any, ProcessPoolExecutor]] = {}
 
-    def submit(self, job: Job) -> None:
-        """Start a job; the check of its result stays here, where it need not be picklable."""
+    def submit(self, key: Any, function: Callable[..., Any], *arguments: Any) -> None:
+        """Start a call; its process keeps what the function's module keeps for the next ones."""
         with _one_thread():  # processes start here, and torch reads the variables when it loads
             executor = self._idle.pop() if self._idle else _one_process()
-            future = executor.submit(perform, replace(job, is_valid=None))
-        self._jobs[future] = job, executor
+            future = executor.submit(function, *arguments)
+        self._tasks[future] = key, executor
 
-    def next_finished(self) -> tuple[Job, Result]:
-        """Wait for one job. What a worker that died was running is a failure."""
-        future = next(iter(wait(self._jobs, return_when=FIRST_COMPLETED).done))
-        job, executor = self._jobs.pop(future)
+    def next_finished(self) -> tuple[Any, Any]:
+        """Wait for one call: its key, and its value, or a Failure (Lost where its process died)."""
+        future = next(iter(wait(self._tasks, return_when=FIRST_COMPLETED).done))
+        key, executor = self._tasks.pop(future)
         try:
             result = future.result()
         except BrokenProcessPool:
             executor.shutdown(wait=True)
-            return job, Failure("a worker process died (killed, or out of memory?)", "")
-        except Exception as error:  # what cannot be pickled never reaches a worker
+            return key, Lost("a worker process died (killed, or out of memory?)", "")
+        except Exception as error:  # what cannot be pickled never reaches a worker, or never comes back
             result = Failure(f"it cannot be sent to a worker ({' '.join(str(error).split())})", "")
         self._idle.append(executor)
+        return key, result
+
+    def close(self, at_once: bool) -> None:
+        """End the processes; with ``at_once`` also the calls in them."""
+        if at_once:
+            for process in set(multiprocessing.active_children()) - self._others:
+                process.terminate()
+        for executor in (*self._idle, *(busy for _, busy in self._tasks.values())):
+            executor.shutdown(wait=True, cancel_futures=True)
+
+
+class ProcessPool:
+    """Jobs in `Processes`; the check of a result stays here, where it need not be picklable."""
+
+    def __init__(self, workers: int) -> None:
+        self.capacity = workers
+        self._processes = Processes(workers)
+
+    def submit(self, job: Job) -> None:
+        """Start a job."""
+        self._processes.submit(job, perform, replace(job, is_valid=None))
+
+    def next_finished(self) -> tuple[Job, Result]:
+        """Wait for one job. What a worker that died was running is a failure."""
+        job, result = self._processes.next_finished()
         if result is None and not job.done:
             result = Failure(f"it ended without a valid result at {job.path}", "")
         return job, result
 
     def close(self, at_once: bool) -> None:
         """End the processes; with ``at_once`` also the jobs in them."""
-        if at_once:
-            for process in set(multiprocessing.active_children()) - self._others:
-                process.terminate()
-        for executor in (*self._idle, *(busy for _, busy in self._jobs.values())):
-            executor.shutdown(wait=True, cancel_futures=True)
+        self._processes.close(at_once)
 
 
 def _one_process() -> ProcessPoolExecutor:

@@ -65,10 +65,18 @@ class JobStatus:
 
 @dataclass(frozen=True)
 class Failure:
-    """Why a job has no result, in words that can travel between processes."""
+    """Why a job has no result, in words that can travel between processes.
+
+    kind: the name of the KofflineError that says so; "" for a fault of ours or of the machine.
+    """
 
     reason: str
     trace: str
+    kind: str = ""
+
+
+class Lost(Failure):
+    """The worker died or cannot be reached; what it did may work elsewhere, or at another time."""
 
 
 @dataclass(frozen=True)
@@ -142,7 +150,7 @@ def run_jobs(
     found = len(jobs) - len(missing)
     failures: list[JobFailure] = []
     with ExitStack() as stack:
-        report = stack.enter_context(_bar()) if progress is True else progress
+        report = stack.enter_context(bar()) if progress is True else progress
         for job in missing:
             _make_folder(job.path.parent)
         if missing:
@@ -162,7 +170,7 @@ def perform(job: Job) -> Failure | None:
         job.call(job.path, *job.arguments)
     except Exception as error:
         trace = "".join(traceback.format_exception(error))
-        return Failure(_in_words(error), trace)
+        return Failure(in_words(error), trace)
     if not job.done:
         return Failure(f"it ended without a valid result at {job.path}", "")
     return None
@@ -243,8 +251,8 @@ def _error_of(failures: Sequence[JobFailure], done: int, total: int) -> JobError
     )
 
 
-def _in_words(error: Exception) -> str:
-    """The message of an error of ours; for others also their kind and the line they come from."""
+def in_words(error: Exception) -> str:
+    """One line: the message of an error of ours; for others also their kind and the line they come from."""
     text = " ".join(str(error).split())
     if isinstance(error, KofflineError):
         return text
@@ -264,8 +272,8 @@ def _silence(status: JobStatus) -> None:
 
 
 @contextmanager
-def _bar() -> Iterator[Report | None]:
-    """A bar on stderr where it is a terminal."""
+def bar() -> Iterator[Report | None]:
+    """A bar on stderr where it is a terminal, else nothing."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 

@@ -1,0 +1,304 @@
+"""One function over many items, here, in processes, or on a Ray cluster; values in the order of the items.
+
+A pass over a log too large for one machine is `map_ordered` over its shards: each call returns sums, and
+because they arrive in the order of the shards, adding them up gives the same float64 numbers everywhere.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import pickle
+import sys
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Sized
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from koffline import errors
+from koffline.errors import ConfigError, KofflineError
+from koffline.jobs.running import Failure, JobError, JobFailure, JobStatus, Lost, Report, bar, in_words
+
+Call = Callable[[Any, Any], Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Mapped:
+    """The value of one item, or why it has none (only where failures are skipped)."""
+
+    item: Any
+    value: Any
+    failure: JobFailure | None = None
+
+
+def map_ordered(
+    call: Call,
+    items: Iterable[Any],
+    *,
+    shared: Any = None,
+    workers: int = 1,
+    ray: str | None = None,
+    retries: int = 2,
+    skip_failed: bool = False,
+    progress: bool | Report | None = None,
+    name: Callable[[Any], str] | None = None,
+) -> Iterator[Mapped]:
+    """Give ``call(shared, item)`` for every item, in the order of the items, wherever it was computed.
+
+    call: must not change ``shared``, which a worker receives once and keeps for its next items.
+    workers: 1 computes in this process, when a value is asked for; more in as many processes of one thread.
+    ray: "local", "auto" or the address of a Ray cluster: one core and one thread for each item.
+    retries: how often an item is given to another worker after one has died over it.
+    skip_failed: an item that raises a KofflineError, or whose workers all die, gives its failure in place of
+        a value; otherwise the pass ends with the error, which names the item. Other errors end it always.
+    progress: True draws a bar on a terminal; or a callable that hears every change.
+    name: what an item is called in errors and the bar; default "item 3".
+
+    At most twice as many values as there are workers wait for their turn, so that memory stays bounded.
+    Raises the item's DataError, PolicyError or ConfigError, JobError for anything else, and ConfigError for
+    settings, for what cannot be sent to workers, and for a cluster that does not answer.
+    """
+    if workers < 1:
+        raise ConfigError(f"workers is {workers}; give a positive number")
+    if retries < 0:
+        raise ConfigError(f"retries is {retries}; give 0 or more")
+    plan = _Plan(call, shared, workers, ray, retries, skip_failed, progress, name or _item_name)
+    return _run(plan, items)
+
+
+@dataclass(frozen=True, eq=False)
+class _Plan:
+    """The arguments of `map_ordered`."""
+
+    call: Call
+    shared: Any
+    workers: int
+    ray: str | None
+    retries: int
+    skip_failed: bool
+    progress: bool | Report | None
+    name: Callable[[Any], str]
+
+
+class _Workers(Protocol):
+    """What computes items: any of those that were handed over may end first."""
+
+    def capacity(self) -> int:
+        """How many may be handed over at a time."""
+        ...
+
+    def window(self) -> int:
+        """How many may be handed over, or wait for those before them."""
+        ...
+
+    def submit(self, number: int, item: Any) -> None: ...
+
+    def next_finished(self) -> tuple[int, Any]: ...
+
+    def close(self, at_once: bool) -> None: ...
+
+
+class _Here:
+    """Computes an item when its value is asked for; errors that are not the user's pass through."""
+
+    def __init__(self, call: Call, shared: Any) -> None:
+        self._call, self._shared = call, shared
+        self._waiting: tuple[int, Any] | None = None
+
+    def capacity(self) -> int:
+        return 1
+
+    def window(self) -> int:
+        return 1
+
+    def submit(self, number: int, item: Any) -> None:
+        self._waiting = number, item
+
+    def next_finished(self) -> tuple[int, Any]:
+        assert self._waiting is not None
+        number, item = self._waiting
+        try:
+            return number, self._call(self._shared, item)
+        except KofflineError as error:
+            return number, _failure_of(error)
+
+    def close(self, at_once: bool) -> None:
+        pass
+
+
+class _InProcesses:
+    """Computes items in processes of this machine."""
+
+    def __init__(self, payload: bytes, workers: int) -> None:
+        from koffline.jobs.process_pool import Processes
+
+        self._processes, self._payload, self._number = Processes(workers), payload, workers
+
+    def capacity(self) -> int:
+        return self._number
+
+    def window(self) -> int:
+        return 2 * self._number
+
+    def submit(self, number: int, item: Any) -> None:
+        self._processes.submit(number, perform_item, self._payload, item)
+
+    def next_finished(self) -> tuple[int, Any]:
+        return self._processes.next_finished()
+
+    def close(self, at_once: bool) -> None:
+        self._processes.close(at_once)
+
+
+class _OnRay:
+    """Computes items on a cluster; twice as many as it has cores are on their way."""
+
+    def __init__(self, payload: bytes, address: str, workers: int) -> None:
+        from koffline.jobs.ray_tasks import RayTasks
+
+        self._tasks = RayTasks(address, workers, perform_item)
+        self._payload = self._tasks.put(payload)
+
+    def capacity(self) -> int:
+        return 2 * self._tasks.cores
+
+    def window(self) -> int:
+        return self.capacity()
+
+    def submit(self, number: int, item: Any) -> None:
+        self._tasks.submit(number, self._payload, item)
+
+    def next_finished(self) -> tuple[int, Any]:
+        return self._tasks.next_finished()
+
+    def close(self, at_once: bool) -> None:
+        self._tasks.close(at_once)
+
+
+_received: dict[bytes, tuple[Call, Any]] = {}
+
+
+def perform_item(payload: bytes, item: Any) -> Any:
+    """At the worker: the value of one item or a Failure. What is shared is unpacked once."""
+    if "torch" in sys.modules:
+        sys.modules["torch"].set_num_threads(1)
+    try:
+        digest = hashlib.sha256(payload).digest()
+        if digest not in _received:
+            _received.clear()
+            _received[digest] = pickle.loads(payload)
+        call, shared = _received[digest]
+        return call(shared, item)
+    except Exception as error:
+        return _failure_of(error)
+
+
+def _failure_of(error: Exception) -> Failure:
+    kinds = [one.__name__ for one in type(error).__mro__ if issubclass(one, KofflineError)]
+    known = next((kind for kind in kinds if hasattr(errors, kind)), "")
+    return Failure(in_words(error), "".join(traceback.format_exception(error)), known)
+
+
+def _open(plan: _Plan) -> _Workers:
+    if plan.ray is None and plan.workers == 1:
+        return _Here(plan.call, plan.shared)
+    import cloudpickle
+
+    try:  # unlike pickle it takes functions of scripts and notebooks along
+        payload = cloudpickle.dumps((plan.call, plan.shared))
+    except Exception as error:  # whatever the objects' own pickling raises
+        reason = " ".join(str(error).split())
+        raise ConfigError(f"the work cannot be sent to workers ({reason}); run it with workers=1") from None
+    if plan.ray is not None:
+        return _OnRay(payload, plan.ray, plan.workers)
+    return _InProcesses(payload, plan.workers)
+
+
+def _run(plan: _Plan, items: Iterable[Any]) -> Iterator[Mapped]:
+    total = len(items) if isinstance(items, Sized) else None
+    if total == 0:
+        return
+    with ExitStack() as stack:
+        report = stack.enter_context(bar()) if plan.progress is True else plan.progress
+        workers = _open(plan)
+        ended_well = False
+        try:
+            yield from _InOrder(plan, workers, iter(items), total).values(report or _silence)
+            ended_well = True
+        finally:
+            workers.close(at_once=not ended_well)
+
+
+class _InOrder:
+    """The state of a running pass: what is with the workers, and what waits for its turn."""
+
+    def __init__(self, plan: _Plan, workers: _Workers, items: Iterator[Any], total: int | None) -> None:
+        self._plan, self._workers, self._total = plan, workers, total
+        self._items = enumerate(items)
+        self._away: dict[int, Any] = {}  # items with the workers, by number
+        self._back: dict[int, Mapped] = {}  # values that wait for those before them
+        self._losses: dict[int, int] = {}
+        self._done = 0
+
+    def values(self, report: Report) -> Iterator[Mapped]:
+        turn = 0
+        while True:
+            self._hand_out()
+            report(self._status())
+            if not self._away:
+                return
+            self._take(*self._workers.next_finished())
+            while turn in self._back:
+                yield self._back.pop(turn)
+                turn += 1
+
+    def _hand_out(self) -> None:
+        """Keep the workers busy, but not further ahead of the slowest item than the window."""
+        capacity, window = self._workers.capacity(), self._workers.window()
+        while len(self._away) < capacity and len(self._away) + len(self._back) < window:
+            number, item = next(self._items, (None, None))
+            if number is None:
+                return
+            self._away[number] = item
+            self._workers.submit(number, item)
+
+    def _take(self, number: int, result: Any) -> None:
+        """Keep a value for its turn; an item whose worker died goes to another one."""
+        if isinstance(result, Lost):
+            losses = self._losses[number] = self._losses.get(number, 0) + 1
+            if losses <= self._plan.retries:
+                self._workers.submit(number, self._away[number])
+                return
+        item = self._away.pop(number)
+        self._done += 1
+        if isinstance(result, Failure):
+            failure = JobFailure(self._plan.name(item), result.reason, result.trace)
+            skipped = self._plan.skip_failed and (result.kind or isinstance(result, Lost))
+            if not skipped:
+                raise _error_of(failure, result.kind, self._losses.get(number, 0))
+            self._back[number] = Mapped(item, None, failure)
+        else:
+            self._back[number] = Mapped(item, result)
+
+    def _status(self) -> JobStatus:
+        total = self._total if self._total is not None else self._done + len(self._away)
+        return JobStatus(self._done, 0, total, tuple(self._plan.name(item) for item in self._away.values()))
+
+
+def _error_of(failure: JobFailure, kind: str, losses: int) -> KofflineError:
+    """The error of an item, of the kind that was raised where it was computed, naming the item once."""
+    reason = failure.reason if failure.name in failure.reason else f"{failure.name}: {failure.reason}"
+    if kind:
+        error: type[KofflineError] = getattr(errors, kind)
+        return error(reason)
+    if losses:
+        reason = f"{reason}, {losses} times; give the workers more memory, or leave this part out"
+    return JobError(reason, failure.trace)
+
+
+def _item_name(item: Any) -> str:
+    return f"item {item}"
+
+
+def _silence(status: JobStatus) -> None:
+    pass

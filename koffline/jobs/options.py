@@ -1,0 +1,59 @@
+"""Where work runs: ``--workers``, ``--ray`` and ``--skip-bad-shards``, one wording for all commands."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import click
+
+from koffline.jobs.mapping import Call, Mapped, map_ordered
+from koffline.jobs.running import Report
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+_WORKERS = click.option("--workers", type=int, default=1, show_default=True, help="Processes, one core each.")
+_RAY = click.option("--ray", metavar="ADDRESS", help="Run on Ray: local, auto or an address.")
+_SKIP = click.option(
+    "--skip-bad-shards", is_flag=True, help="Leave out shards that cannot be read, and name them."
+)
+
+
+@dataclass(frozen=True)
+class PassSettings:
+    """Where the passes over a log's shards run, and whether they leave out what cannot be read."""
+
+    workers: int = 1
+    ray: str | None = None
+    skip_bad_shards: bool = False
+
+    def map(
+        self,
+        call: Call,
+        items: Iterable[Any],
+        shared: Any = None,
+        name: Callable[[Any], str] | None = None,
+        progress: bool | Report | None = None,
+    ) -> Iterator[Mapped]:
+        """As `map_ordered`, with these settings."""
+        return map_ordered(
+            call,
+            items,
+            shared=shared,
+            workers=self.workers,
+            ray=self.ray,
+            skip_failed=self.skip_bad_shards,
+            progress=progress,
+            name=name,
+        )
+
+
+def worker_options(command: Command) -> Command:
+    """``--workers N`` and ``--ray ADDRESS``: the parameters ``workers: int`` and ``ray: str | None``."""
+    return _WORKERS(_RAY(command))
+
+
+def pass_options(command: Command) -> Command:
+    """`worker_options`, and ``--skip-bad-shards``: the parameter ``skip_bad_shards: bool``."""
+    return _WORKERS(_RAY(_SKIP(command)))
