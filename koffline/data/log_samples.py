@@ -20,6 +20,7 @@ from koffline.errors import DataError
 
 if TYPE_CHECKING:
     from koffline.data.lazy import LazyTransitions
+    from koffline.jobs.options import PassSettings
 
 # Rows and episodes are drawn by numbers of their own, independent of those that group them elsewhere.
 _ROWS, _STARTS, _EPISODES, _HELD_OUT = 0x726F7773, 0x73746172, 0x65706973, 0x68656C64
@@ -27,6 +28,7 @@ _HASHED_AT_ONCE = 2**20
 # Unwanted rows between two wanted ones that are read rather than skipped.
 _GAP = 4096
 _SPAN_ROWS = 2**16
+_NOTHING = "no shard of the log can be read; mend its files"
 
 
 @dataclass(frozen=True)
@@ -62,21 +64,22 @@ class _Chosen:
 
 
 def sample_transitions(
-    log: LazyTransitions, rows: int, seed: int, *, workers: int = 1, ray: str | None = None
+    log: LazyTransitions, rows: int, seed: int, *, settings: PassSettings | None = None
 ) -> Transitions:
     """``rows`` rows drawn uniformly without replacement (all, where there are fewer), without episodes.
 
     Their order is random and fixed by the seed. Weights and log-probabilities come along. The log is read in
-    parts, where that is less than all of it. workers, ray: as of ``map_ordered``. Raises DataError.
+    parts, where that is less than all of it. settings: where the passes run; rows of shards that are left out
+    are missing from the sample. Raises DataError.
     """
     _check_count("rows", rows)
     chosen = _smallest([shard.rows for shard in log.shards], rows, seed ^ _ROWS)
-    found = _gather(log, chosen, _rows_of_shard, workers, ray)
+    found = _gather(log, chosen, _rows_of_shard, settings)
     return Transitions(**found, action_space=log.action_space, metadata=log.metadata)
 
 
 def sample_starts(
-    log: LazyTransitions, count: int, seed: int, *, workers: int = 1, ray: str | None = None
+    log: LazyTransitions, count: int, seed: int, *, settings: PassSettings | None = None
 ) -> np.ndarray:
     """(M, ...) first observations of ``count`` episodes drawn uniformly without replacement, or of all.
 
@@ -85,13 +88,18 @@ def sample_starts(
     _check_count("count", count)
     if not log.has_episodes:
         chosen = _smallest([shard.rows for shard in log.shards], count, seed ^ _STARTS)
-        return _gather(log, chosen, _observations_of_shard, workers, ray)["observations"]
+        return _gather(log, chosen, _observations_of_shard, settings)["observations"]
     chosen = _smallest([shard.episodes for shard in log.shards], count, seed ^ _STARTS)
-    return _gather(log, chosen, _starts_of_shard, workers, ray)["observations"]
+    return _gather(log, chosen, _starts_of_shard, settings)["observations"]
 
 
 def sample_episodes(
-    log: LazyTransitions, rows: int, seed: int, part: Part | None = None, *, workers: int = 1
+    log: LazyTransitions,
+    rows: int,
+    seed: int,
+    part: Part | None = None,
+    *,
+    settings: PassSettings | None = None,
 ) -> Transitions:
     """Whole episodes drawn uniformly without replacement, about ``rows`` rows together and at least one.
 
@@ -107,9 +115,11 @@ def sample_episodes(
     ordered = np.lexsort((chosen.numbers, chosen.shards))
     chosen = _Chosen(chosen.shards[ordered], chosen.numbers[ordered])
     if not log.has_episodes:
-        found = _gather(log, chosen, _rows_of_shard, workers, None)
+        found = _gather(log, chosen, _rows_of_shard, settings)
         return Transitions(**found, action_space=log.action_space, metadata=log.metadata)
-    pieces = [piece for _, piece in _mapped(log, chosen, _episodes_of_shard, workers, None)]
+    pieces = [piece for _, piece in _mapped(log, chosen, _episodes_of_shard, settings)]
+    if not pieces:
+        raise DataError(_NOTHING)
     joined = {name: np.concatenate([piece[name] for piece in pieces]) for name in pieces[0]}
     return Transitions(**joined, action_space=log.action_space, metadata=log.metadata)
 
@@ -146,29 +156,34 @@ def _below(sizes: Sequence[int], share: float, seed: int, part: Part | None) -> 
 
 
 def _mapped(
-    log: LazyTransitions, chosen: _Chosen, call: Any, workers: int, ray: str | None
+    log: LazyTransitions, chosen: _Chosen, call: Any, settings: PassSettings | None
 ) -> Iterator[tuple[np.ndarray, dict[str, np.ndarray]]]:
     """What ``call`` finds in each shard, with the places it has in the sample."""
-    from koffline.jobs.mapping import map_ordered
+    from koffline.jobs.options import PassSettings
 
     items = list(chosen.by_shard())
     asked = [(shard, numbers) for shard, numbers, _ in items]
-    mapped = map_ordered(call, asked, shared=log, workers=workers, ray=ray)
+    mapped = (settings or PassSettings()).map(call, asked, log, lambda item: log.shards[item[0]].name)
     for (_, _, places), result in zip(items, mapped, strict=True):
-        yield places, result.value
+        if result.failure is None:
+            yield places, result.value
 
 
 def _gather(
-    log: LazyTransitions, chosen: _Chosen, call: Any, workers: int, ray: str | None
+    log: LazyTransitions, chosen: _Chosen, call: Any, settings: PassSettings | None
 ) -> dict[str, np.ndarray]:
     """Columns of the chosen units, in the order of the sample."""
     columns: dict[str, np.ndarray] = {}
-    for places, piece in _mapped(log, chosen, call, workers, ray):
+    found = np.zeros(len(chosen.shards), dtype=np.bool_)
+    for places, piece in _mapped(log, chosen, call, settings):
         for name, values in piece.items():
             if name not in columns:
                 columns[name] = np.empty((len(chosen.shards), *values.shape[1:]), dtype=values.dtype)
             columns[name][places] = values
-    return columns
+        found[places] = True
+    if not found.any():
+        raise DataError(_NOTHING)
+    return columns if found.all() else {name: column[found] for name, column in columns.items()}
 
 
 def _rows_of_shard(log: LazyTransitions, item: tuple[int, np.ndarray]) -> dict[str, np.ndarray]:

@@ -6,6 +6,7 @@ from scipy import stats
 
 from koffline.data.log_samples import Part, sample_episodes, sample_starts, sample_transitions
 from koffline.errors import DataError
+from koffline.jobs.options import PassSettings
 from tests.data.shards_in_memory import MemoryShards, columns_of, numbered_shards
 
 ALONE = {"episode_ids": None, "steps": None}
@@ -140,3 +141,22 @@ def test_counts_are_checked(shards):
     for call in (sample_transitions, sample_starts, sample_episodes):
         with pytest.raises(DataError, match="give a positive number"):
             call(shards, 0, seed=0)
+
+
+def test_rows_of_shards_that_cannot_be_read_are_missing_on_request(shards):
+    class Damaged(MemoryShards):
+        def shard_blocks(self, shard, block_rows=None):
+            if shard == 1:
+                raise DataError("shard-00001 is damaged; copy it again")
+            yield from super().shard_blocks(shard, block_rows)
+
+    damaged = Damaged(shards.logs)
+    with pytest.raises(DataError, match="shard-00001"):
+        sample_transitions(damaged, 50, 3)
+    sound = numbers(sample_transitions(shards, 50, 3))
+    lost = set(shards.logs[1].rewards.astype(int).tolist())
+    settings = PassSettings(skip_bad_shards=True)
+    assert numbers(sample_transitions(damaged, 50, 3, settings=settings)) == [
+        r for r in sound if r not in lost
+    ]
+    assert not lost & set(numbers(sample_episodes(damaged, 10**6, 3, settings=settings)))
