@@ -5,7 +5,8 @@ the shards of a log.
 """
 
 from koffline.jobs.mapping import Mapped, map_ordered
-from koffline.jobs.running import Job, JobError, JobFailure, JobsRun, JobStatus, LocalFile, Report, run_jobs
+from koffline.jobs.running import Job, JobError, JobFailure, JobsRun, LocalFile, run_jobs
+from koffline.jobs.status import JobStatus, Report
 
 __all__ = [
     "Job",

@@ -6,20 +6,16 @@ because they arrive in the order of the shards, adding them up gives the same fl
 
 from __future__ import annotations
 
-import hashlib
-import pickle
-import sys
-import traceback
 from collections.abc import Callable, Iterable, Iterator, Sized
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from koffline import errors
 from koffline.errors import ConfigError, KofflineError
-from koffline.jobs.running import Failure, JobError, JobFailure, JobStatus, Lost, Report, bar, in_words
-
-Call = Callable[[Any, Any], Any]
+from koffline.jobs.places import Call, Here, InProcesses, OnRay, Workers, packed
+from koffline.jobs.running import Failure, JobError, JobFailure, Lost
+from koffline.jobs.status import JobStatus, Report, bar, silence
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,138 +76,13 @@ class _Plan:
     name: Callable[[Any], str]
 
 
-class _Workers(Protocol):
-    """What computes items: any of those that were handed over may end first."""
-
-    def capacity(self) -> int:
-        """How many may be handed over at a time."""
-        ...
-
-    def window(self) -> int:
-        """How many may be handed over, or wait for those before them."""
-        ...
-
-    def submit(self, number: int, item: Any) -> None: ...
-
-    def next_finished(self) -> tuple[int, Any]: ...
-
-    def close(self, at_once: bool) -> None: ...
-
-
-class _Here:
-    """Computes an item when its value is asked for; errors that are not the user's pass through."""
-
-    def __init__(self, call: Call, shared: Any) -> None:
-        self._call, self._shared = call, shared
-        self._waiting: tuple[int, Any] | None = None
-
-    def capacity(self) -> int:
-        return 1
-
-    def window(self) -> int:
-        return 1
-
-    def submit(self, number: int, item: Any) -> None:
-        self._waiting = number, item
-
-    def next_finished(self) -> tuple[int, Any]:
-        assert self._waiting is not None
-        number, item = self._waiting
-        try:
-            return number, self._call(self._shared, item)
-        except KofflineError as error:
-            return number, _failure_of(error)
-
-    def close(self, at_once: bool) -> None:
-        pass
-
-
-class _InProcesses:
-    """Computes items in processes of this machine."""
-
-    def __init__(self, payload: bytes, workers: int) -> None:
-        from koffline.jobs.process_pool import Processes
-
-        self._processes, self._payload, self._number = Processes(workers), payload, workers
-
-    def capacity(self) -> int:
-        return self._number
-
-    def window(self) -> int:
-        return 2 * self._number
-
-    def submit(self, number: int, item: Any) -> None:
-        self._processes.submit(number, perform_item, self._payload, item)
-
-    def next_finished(self) -> tuple[int, Any]:
-        return self._processes.next_finished()
-
-    def close(self, at_once: bool) -> None:
-        self._processes.close(at_once)
-
-
-class _OnRay:
-    """Computes items on a cluster; twice as many as it has cores are on their way."""
-
-    def __init__(self, payload: bytes, address: str, workers: int) -> None:
-        from koffline.jobs.ray_tasks import RayTasks
-
-        self._tasks = RayTasks(address, workers, perform_item)
-        self._payload = self._tasks.put(payload)
-
-    def capacity(self) -> int:
-        return 2 * self._tasks.cores
-
-    def window(self) -> int:
-        return self.capacity()
-
-    def submit(self, number: int, item: Any) -> None:
-        self._tasks.submit(number, self._payload, item)
-
-    def next_finished(self) -> tuple[int, Any]:
-        return self._tasks.next_finished()
-
-    def close(self, at_once: bool) -> None:
-        self._tasks.close(at_once)
-
-
-_received: dict[bytes, tuple[Call, Any]] = {}
-
-
-def perform_item(payload: bytes, item: Any) -> Any:
-    """At the worker: the value of one item or a Failure. What is shared is unpacked once."""
-    if "torch" in sys.modules:
-        sys.modules["torch"].set_num_threads(1)
-    try:
-        digest = hashlib.sha256(payload).digest()
-        if digest not in _received:
-            _received.clear()
-            _received[digest] = pickle.loads(payload)
-        call, shared = _received[digest]
-        return call(shared, item)
-    except Exception as error:
-        return _failure_of(error)
-
-
-def _failure_of(error: Exception) -> Failure:
-    kinds = [one.__name__ for one in type(error).__mro__ if issubclass(one, KofflineError)]
-    known = next((kind for kind in kinds if hasattr(errors, kind)), "")
-    return Failure(in_words(error), "".join(traceback.format_exception(error)), known)
-
-
-def _open(plan: _Plan) -> _Workers:
+def _open(plan: _Plan) -> Workers:
     if plan.ray is None and plan.workers == 1:
-        return _Here(plan.call, plan.shared)
-    import cloudpickle
-
-    try:  # unlike pickle it takes functions of scripts and notebooks along
-        payload = cloudpickle.dumps((plan.call, plan.shared))
-    except Exception as error:  # whatever the objects' own pickling raises
-        reason = " ".join(str(error).split())
-        raise ConfigError(f"the work cannot be sent to workers ({reason}); run it with workers=1") from None
+        return Here(plan.call, plan.shared)
+    payload = packed(plan.call, plan.shared)
     if plan.ray is not None:
-        return _OnRay(payload, plan.ray, plan.workers)
-    return _InProcesses(payload, plan.workers)
+        return OnRay(payload, plan.ray, plan.workers)
+    return InProcesses(payload, plan.workers)
 
 
 def _run(plan: _Plan, items: Iterable[Any]) -> Iterator[Mapped]:
@@ -223,7 +94,7 @@ def _run(plan: _Plan, items: Iterable[Any]) -> Iterator[Mapped]:
         workers = _open(plan)
         ended_well = False
         try:
-            yield from _InOrder(plan, workers, iter(items), total).values(report or _silence)
+            yield from _InOrder(plan, workers, iter(items), total).values(report or silence)
             ended_well = True
         finally:
             workers.close(at_once=not ended_well)
@@ -232,7 +103,7 @@ def _run(plan: _Plan, items: Iterable[Any]) -> Iterator[Mapped]:
 class _InOrder:
     """The state of a running pass: what is with the workers, and what waits for its turn."""
 
-    def __init__(self, plan: _Plan, workers: _Workers, items: Iterator[Any], total: int | None) -> None:
+    def __init__(self, plan: _Plan, workers: Workers, items: Iterator[Any], total: int | None) -> None:
         self._plan, self._workers, self._total = plan, workers, total
         self._items = enumerate(items)
         self._away: dict[int, Any] = {}  # items with the workers, by number
@@ -254,7 +125,7 @@ class _InOrder:
 
     def _hand_out(self) -> None:
         """Keep the workers busy, but not further ahead of the slowest item than the window."""
-        capacity, window = self._workers.capacity(), self._workers.window()
+        capacity, window = self._workers.capacity, self._workers.window
         while len(self._away) < capacity and len(self._away) + len(self._back) < window:
             number, item = next(self._items, (None, None))
             if number is None:
@@ -298,7 +169,3 @@ def _error_of(failure: JobFailure, kind: str, losses: int) -> KofflineError:
 
 def _item_name(item: Any) -> str:
     return f"item {item}"
-
-
-def _silence(status: JobStatus) -> None:
-    pass

@@ -8,8 +8,9 @@ from typing import Any, TypeVar
 
 import click
 
-from koffline.jobs.mapping import Call, Mapped, map_ordered
-from koffline.jobs.running import Report
+from koffline.jobs.mapping import Mapped, map_ordered
+from koffline.jobs.places import Call
+from koffline.jobs.status import Report
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 

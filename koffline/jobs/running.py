@@ -6,8 +6,8 @@ A job whose file is there is not run again, so that a killed run continues where
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
@@ -15,6 +15,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from koffline.data.files import atomic_file
 from koffline.errors import ConfigError, KofflineError
+from koffline.jobs.status import JobStatus, Report, bar, silence
 
 
 class JobError(KofflineError):
@@ -51,16 +52,6 @@ class Job:
     def done(self) -> bool:
         """Whether a result is there."""
         return self.path.is_file() and (self.is_valid is None or self.is_valid(self.path))
-
-
-@dataclass(frozen=True)
-class JobStatus:
-    """``done`` of ``total`` jobs, ``found`` of them finished by an earlier run; the names of what runs."""
-
-    done: int
-    found: int
-    total: int
-    running: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -119,9 +110,6 @@ class Pool(Protocol):
         """Let go of the workers; with ``at_once`` stop what they do."""
 
 
-Report = Callable[[JobStatus], None]
-
-
 def run_jobs(
     jobs: Sequence[Job],
     workers: int = 1,
@@ -155,9 +143,9 @@ def run_jobs(
             _make_folder(job.path.parent)
         if missing:
             pool = _open_pool(workers, ray)
-            failures = _run_missing(missing, found, pool, report or _silence, keep_going)
+            failures = _run_missing(missing, found, pool, report or silence, keep_going)
         else:
-            (report or _silence)(JobStatus(found, found, found, ()))
+            (report or silence)(JobStatus(found, found, found, ()))
     ran = len(missing) - len(failures)
     if failures and not keep_going:
         raise _error_of(failures, sum(job.done for job in jobs), len(jobs))
@@ -265,37 +253,3 @@ def _make_folder(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"{folder} cannot be created ({error.strerror or error}); choose another") from None
-
-
-def _silence(status: JobStatus) -> None:
-    pass
-
-
-@contextmanager
-def bar() -> Iterator[Report | None]:
-    """A bar on stderr where it is a terminal, else nothing."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        yield None
-        return
-    columns = (MofNCompleteColumn(), BarColumn(24), TimeElapsedColumn(), TextColumn("{task.description}"))
-    with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task("", total=None)
-
-        def report(status: JobStatus) -> None:
-            bar.update(task, completed=status.done, total=status.total, description=_running_text(status))
-
-        yield report
-
-
-def _running_text(status: JobStatus, most: int = 3) -> str:
-    """The names of what runs; rich's markup has no hold on them."""
-    from rich.markup import escape
-
-    names = ", ".join(status.running[:most])
-    more = f" and {len(status.running) - most} more" if len(status.running) > most else ""
-    earlier = f" ({status.found} found finished)" if status.found else ""
-    return escape(names + more + earlier)

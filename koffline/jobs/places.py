@@ -1,0 +1,155 @@
+"""Where `map_ordered` computes: in this process, in others of this machine, or on a Ray cluster."""
+
+from __future__ import annotations
+
+import hashlib
+import pickle
+import sys
+import traceback
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from koffline import errors
+from koffline.errors import ConfigError, KofflineError
+from koffline.jobs.running import Failure, in_words
+
+Call = Callable[[Any, Any], Any]
+
+
+class Workers(Protocol):
+    """What computes items: any of those that were handed over may end first."""
+
+    @property
+    def capacity(self) -> int:
+        """How many may be handed over at a time."""
+        ...
+
+    @property
+    def window(self) -> int:
+        """How many may be handed over, or wait for those before them."""
+        ...
+
+    def submit(self, number: int, item: Any) -> None:
+        """Hand an item over."""
+
+    def next_finished(self) -> tuple[int, Any]:
+        """Wait for one item: its number, and its value or a Failure (Lost where its worker died)."""
+        ...
+
+    def close(self, at_once: bool) -> None:
+        """Let go of the workers; with ``at_once`` stop what they do."""
+
+
+class Here:
+    """Computes an item when its value is asked for; errors that are not the user's pass through."""
+
+    capacity = window = 1
+
+    def __init__(self, call: Call, shared: Any) -> None:
+        self._call, self._shared = call, shared
+        self._waiting: tuple[int, Any] | None = None
+
+    def submit(self, number: int, item: Any) -> None:
+        """Keep an item until its value is asked for."""
+        self._waiting = number, item
+
+    def next_finished(self) -> tuple[int, Any]:
+        """Compute it."""
+        assert self._waiting is not None
+        number, item = self._waiting
+        try:
+            return number, self._call(self._shared, item)
+        except KofflineError as error:
+            return number, _failure_of(error)
+
+    def close(self, at_once: bool) -> None:
+        """There is nothing to let go."""
+
+
+class InProcesses:
+    """Computes items in processes of this machine."""
+
+    def __init__(self, payload: bytes, workers: int) -> None:
+        from koffline.jobs.process_pool import Processes
+
+        self._processes, self._payload = Processes(workers), payload
+        self.capacity, self.window = workers, 2 * workers
+
+    def submit(self, number: int, item: Any) -> None:
+        """Give an item to a process that is free."""
+        self._processes.submit(number, perform_item, self._payload, item)
+
+    def next_finished(self) -> tuple[int, Any]:
+        """As of `Workers`."""
+        return self._processes.next_finished()
+
+    def close(self, at_once: bool) -> None:
+        """As of `Workers`."""
+        self._processes.close(at_once)
+
+
+class OnRay:
+    """Computes items on a cluster; twice as many as it has cores are on their way, so that none is idle."""
+
+    def __init__(self, payload: bytes, address: str, workers: int) -> None:
+        from koffline.jobs.ray_tasks import RayTasks
+
+        self._tasks = RayTasks(address, workers, perform_item)
+        self._payload = self._tasks.put(payload)
+
+    @property
+    def capacity(self) -> int:
+        """Nodes may come and go while a pass runs."""
+        return 2 * self._tasks.cores
+
+    @property
+    def window(self) -> int:
+        """What waits for its turn counts too."""
+        return self.capacity
+
+    def submit(self, number: int, item: Any) -> None:
+        """Give an item to Ray."""
+        self._tasks.submit(number, self._payload, item)
+
+    def next_finished(self) -> tuple[int, Any]:
+        """As of `Workers`."""
+        return self._tasks.next_finished()
+
+    def close(self, at_once: bool) -> None:
+        """As of `Workers`."""
+        self._tasks.close(at_once)
+
+
+_received: dict[bytes, tuple[Call, Any]] = {}
+
+
+def perform_item(payload: bytes, item: Any) -> Any:
+    """At the worker: the value of one item or a Failure. What is shared is unpacked once."""
+    if "torch" in sys.modules:
+        sys.modules["torch"].set_num_threads(1)
+    try:
+        digest = hashlib.sha256(payload).digest()
+        if digest not in _received:
+            _received.clear()
+            _received[digest] = pickle.loads(payload)
+        call, shared = _received[digest]
+        return call(shared, item)
+    except Exception as error:
+        return _failure_of(error)
+
+
+def _failure_of(error: Exception) -> Failure:
+    kinds = [one.__name__ for one in type(error).__mro__ if issubclass(one, KofflineError)]
+    known = next((kind for kind in kinds if hasattr(errors, kind)), "")
+    return Failure(in_words(error), "".join(traceback.format_exception(error)), known)
+
+
+def packed(call: Call, shared: Any) -> bytes:
+    """What `perform_item` unpacks. Raises ConfigError for what cannot travel."""
+    import cloudpickle
+
+    try:  # unlike pickle it takes functions of scripts and notebooks along
+        return cloudpickle.dumps((call, shared))
+    except Exception as error:  # whatever the objects' own pickling raises
+        reason = " ".join(str(error).split())
+        raise ConfigError(f"the work cannot be sent to workers ({reason}); run it with workers=1") from None
