@@ -52,8 +52,11 @@ def check_vector(name: str, array: np.ndarray) -> None:
         raise DataError(f"{name} has shape {array.shape}, expected (N,); {remedy}")
 
 
-def check_finite(name: str, array: np.ndarray) -> None:
-    """Raise DataError that names the first row holding NaN or an infinity."""
+def check_finite(name: str, array: np.ndarray, first_row: int = 0) -> None:
+    """Raise DataError that names the first row holding NaN or an infinity.
+
+    Here and below, ``first_row`` is what the first of the given rows is called in errors.
+    """
     if array.dtype.kind != "f":
         return
     for block in blocks(len(array)):
@@ -62,11 +65,11 @@ def check_finite(name: str, array: np.ndarray) -> None:
             place = np.argwhere(~good)[0]
             value = array[block][tuple(place)]
             where = "" if array.ndim == 1 else f" at {[int(i) for i in place[1:]]}"
-            row = block.start + int(place[0])
+            row = first_row + block.start + int(place[0])
             raise DataError(f"{name} holds {value} in row {row}{where}; drop or mend that row")
 
 
-def observation_column(name: str, values: Any) -> np.ndarray:
+def observation_column(name: str, values: Any, first_row: int = 0) -> np.ndarray:
     """(N, ...) float32, float64 or uint8 with at least one number per row; others are cast exactly."""
     array = as_array(name, values)
     if array.ndim < 2:
@@ -74,7 +77,7 @@ def observation_column(name: str, values: Any) -> np.ndarray:
     if len(array) and not array.size:
         raise DataError(f"{name} has shape {array.shape}, no number in a row; give at least one feature")
     array = as_float(array) if array.dtype != np.uint8 else array
-    check_finite(name, array)
+    check_finite(name, array, first_row)
     return array
 
 
@@ -90,31 +93,31 @@ def as_float(array: np.ndarray) -> np.ndarray:
     return array.astype(np.float64)
 
 
-def number_column(name: str, values: Any) -> np.ndarray:
+def number_column(name: str, values: Any, first_row: int = 0) -> np.ndarray:
     """(N,) finite float32 or float64."""
     array = as_array(name, values)
     check_vector(name, array)
     array = as_float(array)
-    check_finite(name, array)
+    check_finite(name, array, first_row)
     return array
 
 
-def integer_column(name: str, values: Any) -> np.ndarray:
+def integer_column(name: str, values: Any, first_row: int = 0) -> np.ndarray:
     """(N,) int64; floats are accepted where they are whole numbers."""
     array = as_array(name, values)
     check_vector(name, array)
     if array.dtype == np.int64:
         return array
-    check_finite(name, array)
+    check_finite(name, array, first_row)
     if array.dtype.kind == "f":
         whole = np.trunc(array) == array
         if not whole.all():
             row = int(np.argmin(whole))
-            raise DataError(f"{name} holds {array[row]:g} in row {row}; give whole numbers")
+            raise DataError(f"{name} holds {array[row]:g} in row {first_row + row}; give whole numbers")
     return array.astype(np.int64)
 
 
-def flag_column(name: str, values: Any) -> np.ndarray:
+def flag_column(name: str, values: Any, first_row: int = 0) -> np.ndarray:
     """(N,) bool; numbers are accepted where they are 0 or 1."""
     array = as_array(name, values)
     check_vector(name, array)
@@ -123,30 +126,30 @@ def flag_column(name: str, values: Any) -> np.ndarray:
     proper = (array == 0) | (array == 1)
     if not proper.all():
         row = int(np.argmin(proper))
-        raise DataError(f"{name} holds {array[row]} in row {row}; give True or False")
+        raise DataError(f"{name} holds {array[row]} in row {first_row + row}; give True or False")
     return array.astype(np.bool_)
 
 
-def action_column(values: Any, space: ActionSpace) -> np.ndarray:
+def action_column(values: Any, space: ActionSpace, first_row: int = 0) -> np.ndarray:
     """(N,) int64 within 0 … n − 1, or (N, k) float within the bounds."""
     if isinstance(space, Discrete):
-        return _discrete_actions(values, space)
-    return _continuous_actions(values, space)
+        return _discrete_actions(values, space, first_row)
+    return _continuous_actions(values, space, first_row)
 
 
-def _discrete_actions(values: Any, space: Discrete) -> np.ndarray:
-    actions = integer_column("actions", values)
+def _discrete_actions(values: Any, space: Discrete, first_row: int) -> np.ndarray:
+    actions = integer_column("actions", values, first_row)
     if actions.size and (actions.min() < 0 or actions.max() >= space.n):
         row = int(np.argmax((actions < 0) | (actions >= space.n)))
         needed = f"Discrete({int(actions.max()) + 1})" if actions.min() >= 0 else "actions counted from 0"
         raise DataError(
-            f"action {actions[row]} in row {row} is outside 0 … {space.n - 1}; "
+            f"action {actions[row]} in row {first_row + row} is outside 0 … {space.n - 1}; "
             f"declare {needed} or mend the row"
         )
     return actions
 
 
-def _continuous_actions(values: Any, space: Continuous) -> np.ndarray:
+def _continuous_actions(values: Any, space: Continuous, first_row: int) -> np.ndarray:
     actions = as_array("actions", values)
     if actions.ndim != 2 or actions.shape[1] != space.k:
         remedy = f"give {space.k} numbers per row"
@@ -156,15 +159,15 @@ def _continuous_actions(values: Any, space: Continuous) -> np.ndarray:
             remedy = "use actions.reshape(-1, 1)"
         raise DataError(f"actions has shape {actions.shape}, expected (N, {space.k}) for {space}; {remedy}")
     actions = as_float(actions)
-    check_finite("actions", actions)
+    check_finite("actions", actions, first_row)
     low, high = tolerant_bounds(space)
     for block in blocks(len(actions)):
         outside = (actions[block] < low) | (actions[block] > high)
         if outside.any():
             row, i = (int(place) for place in np.argwhere(outside)[0])
             raise DataError(
-                f"action {actions[block][row, i]:g} in row {block.start + row}, dimension {i}, is outside "
-                f"{space.low[i]:g} … {space.high[i]:g}; declare wider bounds or clip the actions"
+                f"action {actions[block][row, i]:g} in row {first_row + block.start + row}, dimension {i}, "
+                f"is outside {space.low[i]:g} … {space.high[i]:g}; declare wider bounds or clip the actions"
             )
     return actions
 
@@ -176,26 +179,32 @@ def tolerant_bounds(space: Continuous) -> tuple[np.ndarray, np.ndarray]:
     return bounds[0] - slack[0], bounds[1] + slack[1]
 
 
-def log_probability_column(values: Any, space: ActionSpace) -> np.ndarray:
+def log_probability_column(values: Any, space: ActionSpace, first_row: int = 0) -> np.ndarray:
     """(N,) finite; at most 0 for discrete actions. Densities of continuous ones may exceed 1."""
-    array = number_column("behavior_log_probabilities", values)
+    array = number_column("behavior_log_probabilities", values, first_row)
     if isinstance(space, Discrete) and (array > 1e-4).any():
         row = int(np.argmax(array > 1e-4))
         raise DataError(
-            f"behavior_log_probabilities holds {array[row]:g} in row {row}, a probability above 1; "
-            "give natural logarithms of probabilities"
+            f"behavior_log_probabilities holds {array[row]:g} in row {first_row + row}, a probability "
+            "above 1; give natural logarithms of probabilities"
         )
     return array
 
 
 def weight_column(values: Any) -> np.ndarray:
     """(N,) finite, at least 0, not all 0."""
-    array = number_column("weights", values)
-    if (array < 0).any():
-        row = int(np.argmax(array < 0))
-        raise DataError(f"weights holds {array[row]:g} in row {row}; give weights of at least 0")
+    array = weights_of_rows(values)
     if not (array > 0).any():
         raise DataError("weights are all 0; give at least one row a positive weight")
+    return array
+
+
+def weights_of_rows(values: Any, first_row: int = 0) -> np.ndarray:
+    """(N,) finite, at least 0: those of some rows of a log, which may all be 0."""
+    array = number_column("weights", values, first_row)
+    if (array < 0).any():
+        row = int(np.argmax(array < 0))
+        raise DataError(f"weights holds {array[row]:g} in row {first_row + row}; give weights of at least 0")
     return array
 
 

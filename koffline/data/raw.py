@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 from collections.abc import Mapping
@@ -108,15 +109,21 @@ def space_from_json(value: Any) -> ActionSpace:
 
 def describe_log(log: Transitions) -> str:
     """What a file says beside its columns, as one JSON object: format, space, episodes, digest, metadata."""
+    metadata = dataclasses.replace(log.metadata, sha256=log.sha256)
+    return describe_columns(log.action_space, log.has_episodes, metadata)
+
+
+def describe_columns(space: ActionSpace, has_episodes: bool, metadata: Metadata) -> str:
+    """The same of rows that are not in memory; their digest is that of the metadata, if any."""
     described = {
         "format": 1,
-        "action_space": space_to_json(log.action_space),
-        "episodes": log.has_episodes,
-        "sha256": log.sha256,
-        "gamma": log.metadata.gamma,
-        "source": log.metadata.source,
-        "extra": dict(log.metadata.extra),
-        "notes": list(log.metadata.notes),
+        "action_space": space_to_json(space),
+        "episodes": has_episodes,
+        "sha256": metadata.sha256,
+        "gamma": metadata.gamma,
+        "source": metadata.source,
+        "extra": dict(metadata.extra),
+        "notes": list(metadata.notes),
     }
     return json.dumps(described, sort_keys=True, default=str)
 

@@ -6,6 +6,9 @@ import os
 import zipfile
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING, Literal, overload
+
+import numpy as np
 
 from koffline.data.files import reading
 from koffline.data.raw import RawLog, settle_actions
@@ -13,19 +16,39 @@ from koffline.data.spaces import SpaceRequest
 from koffline.data.transitions import Transitions
 from koffline.errors import DataError
 
+if TYPE_CHECKING:
+    from koffline.data.lazy import LazyTransitions
+
+LogSource = str | os.PathLike[str] | Transitions
 FORMATS = ("hdf5", "minari", "npz", "d3rlpy")
 _SUFFIXES = {".hdf5": "hdf5", ".h5": "hdf5", ".npz": "npz"}
 _READABLE = "give a koffline, D4RL or d3rlpy HDF5 file, an NPZ archive, a Minari folder or minari:<id>"
 
 
+@overload
 def open_transitions(
-    source: str | os.PathLike[str] | Transitions, action_space: SpaceRequest | None = None
-) -> Transitions:
+    source: LogSource, action_space: SpaceRequest | None = None, *, lazy: Literal[False] = False
+) -> Transitions: ...
+@overload
+def open_transitions(
+    source: LogSource, action_space: SpaceRequest | None = None, *, lazy: Literal[True]
+) -> LazyTransitions: ...
+def open_transitions(
+    source: LogSource, action_space: SpaceRequest | None = None, *, lazy: bool = False
+) -> Transitions | LazyTransitions:
     """Read a log: a file, a folder or ``minari:<id>``, recognised by its content and not by its name.
 
     ``action_space`` overrides what the log declares; without either, the reader assumes one and says so in
-    ``metadata.notes``. ``metadata.sha256`` is the digest of the rows. Raises DataError in one line.
+    ``metadata.notes``. ``metadata.sha256`` is the digest of the rows. With ``lazy`` the rows stay on disk:
+    for a folder of shards, a flat HDF5 file with next_observations, or a folder, pattern or list of such
+    files, at paths or URLs. Raises DataError in one line.
     """
+    if lazy:
+        from koffline.data.lazy_opening import open_lazy
+
+        if isinstance(source, Transitions):
+            raise DataError("the log is in memory already; give its path to open it lazily")
+        return open_lazy(source, action_space)
     if isinstance(source, Transitions):
         if action_space is None:
             return source
@@ -41,6 +64,7 @@ def open_transitions(
 def open_raw(source: str | os.PathLike[str], action_space: SpaceRequest | None = None) -> RawLog:
     """The same with values unchecked, for looking at everything that is wrong. Raises DataError."""
     from koffline.data.minari import PREFIX, minari_folder, read_minari
+    from koffline.data.shards import is_shard_folder
 
     name = os.fspath(source)
     if name.startswith(PREFIX):
@@ -52,9 +76,20 @@ def open_raw(source: str | os.PathLike[str], action_space: SpaceRequest | None =
     path = Path(name)
     if not _exists(path):
         raise DataError(f"{name} does not exist; check the path, or {_READABLE}")
+    if path.is_dir() and is_shard_folder(name):
+        return _loaded(name, action_space)
     if path.is_dir():
         return read_minari(path, name, action_space)
     return _open_file(path, action_space)
+
+
+def _loaded(name: str, action_space: SpaceRequest | None) -> RawLog:
+    """A folder of shards, in memory."""
+    from koffline.data.lazy_opening import open_lazy
+
+    log = open_lazy(name, action_space).load()
+    columns = {key: value for key, value in vars(log).items() if isinstance(value, np.ndarray)}
+    return RawLog(columns, log.action_space, log.metadata)
 
 
 def _exists(path: Path) -> bool:

@@ -1,0 +1,186 @@
+"""How the rows of one flat file are read by slices, as ``read_flat`` would give them.
+
+A file that marks episodes only by flags or ids is looked through once, when the log is opened: what stays in
+memory is the count of episodes and steps before every 65,536th row.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from koffline.data.columns import integer_column
+from koffline.data.sliced_files import open_sliced
+from koffline.errors import DataError
+
+_EVERY = 65_536
+# How a file tells where episodes begin: our shards number them; others have ids, steps or flags.
+EpisodeRule = Literal["numbered", "ids", "steps", "flags", "links", "none"]
+
+
+@dataclass(frozen=True)
+class Column:
+    """An array of a file: its key, and the dtype and row shape in which it is handed out."""
+
+    key: str
+    dtype: str
+    shape: tuple[int, ...] = ()
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one row in memory."""
+        return int(np.prod(self.shape, dtype=np.int64)) * np.dtype(self.dtype).itemsize
+
+
+@dataclass(frozen=True, eq=False)
+class EpisodeMarks:
+    """The number of the episode and the step of the row above every 65,536th row."""
+
+    units: np.ndarray
+    steps: np.ndarray
+    episodes: int
+
+
+@dataclass(frozen=True, eq=False)
+class FlatShard:
+    """One flat file: rows, columns by the names of ``Transitions``, and how episodes are told."""
+
+    rows: int
+    columns: Mapping[str, Column]
+    rule: EpisodeRule
+    marks: EpisodeMarks | None = None
+
+    @contextlib.contextmanager
+    def open(self, path: Path, name: str) -> Iterator[OpenShard]:
+        """Open the file for slices. Raises DataError where it is not what it was."""
+        with open_sliced(path, name) as file:
+            for column in self.columns.values():
+                _check_column(file.arrays.get(column.key), column, self.rows)
+            yield OpenShard(self, file.arrays)
+
+
+class OpenShard:
+    """An open flat file."""
+
+    def __init__(self, shard: FlatShard, arrays: Mapping[str, Any]) -> None:
+        self._shard, self._arrays = shard, arrays
+
+    def column(self, name: str, start: int, stop: int) -> np.ndarray:
+        """(B, ...) values of a column, in its dtype and shape but otherwise unchecked."""
+        column = self._shard.columns.get(name)
+        if column is None:
+            assert name == "truncated", "only that column may be missing"
+            return np.zeros(stop - start, dtype=np.bool_)
+        values = np.asarray(self._arrays[column.key][start:stop])
+        if np.dtype(column.dtype).kind == "f":  # whole numbers and flags are checked before they are cast
+            values = values.astype(column.dtype, copy=False)
+        return values.reshape(len(values), *column.shape)
+
+    def columns(self, start: int, stop: int) -> dict[str, np.ndarray]:
+        """All columns of some rows, by name."""
+        names = [name for name in self._shard.columns if name not in ("episode_ids", "steps")]
+        found = {name: self.column(name, start, stop) for name in {*names, "truncated"}}
+        if self._shard.rule == "links":
+            found["truncated"] = (found["truncated"] == 1) | self._broken(start, stop)
+        return found
+
+    def places(self, start: int, stop: int) -> tuple[np.ndarray | None, np.ndarray]:
+        """(B,) steps within the episode, None where there are no episodes, and (B,) numbers of units."""
+        if self._shard.rule == "none":
+            return None, np.arange(start, stop)
+        if self._shard.rule == "numbered":
+            return self._whole("steps", start, stop), self._whole("episode_ids", start, stop)
+        assert self._shard.marks is not None
+        mark = start // _EVERY
+        begins = self.begins(mark * _EVERY, stop)
+        units, steps = count_episodes(
+            begins, int(self._shard.marks.units[mark]), int(self._shard.marks.steps[mark])
+        )
+        skipped = start - mark * _EVERY
+        return steps[skipped:], units[skipped:]
+
+    def begins(self, start: int, stop: int) -> np.ndarray:
+        """(B,) whether a row is the first of its episode."""
+        above = max(start - 1, 0)
+        rule = self._shard.rule
+        if rule == "steps":
+            return self._whole("steps", start, stop) == 0
+        if rule == "ids":
+            ids = self._whole("episode_ids", above, stop)
+            new = ids[1:] != ids[:-1]
+        else:
+            ends = (self.column("terminated", above, stop) == 1) | (
+                self.column("truncated", above, stop) == 1
+            )
+            if rule == "links":
+                ends |= self._broken(above, stop)
+            new = ends[:-1]
+        return np.append(True, new) if start == 0 else new
+
+    def _whole(self, name: str, start: int, stop: int) -> np.ndarray:
+        return integer_column(name, self.column(name, start, stop), start)
+
+    def _broken(self, start: int, stop: int) -> np.ndarray:
+        """(B,) whether a row inside an episode is followed by another state than its own next one."""
+        from koffline.data.flat import rows_are_linked
+
+        below = min(stop + 1, self._shard.rows)
+        following = self.column("next_observations", start, below)
+        linked = rows_are_linked(self.column("observations", start, below), following)
+        ends = (self.column("terminated", start, stop) == 1) | (self.column("truncated", start, stop) == 1)
+        return ~np.append(linked, True)[: stop - start] & ~ends
+
+
+def count_episodes(begins: np.ndarray, unit: int, step: int) -> tuple[np.ndarray, np.ndarray]:
+    """(B,) numbers of episodes and (B,) steps, given those of the row above and where episodes begin."""
+    rows = np.arange(len(begins))
+    first = np.maximum.accumulate(np.where(begins, rows, -1 - step))
+    return unit + np.cumsum(begins), rows - first
+
+
+def mark_episodes(opened: OpenShard, rows: int, rule: EpisodeRule, has_steps: bool) -> EpisodeMarks:
+    """Look through the episodes of a file. Raises DataError where they are not contiguous and in order."""
+    units, steps, ids = [-1], [-1], []
+    for start in range(0, rows, _EVERY):
+        stop = min(start + _EVERY, rows)
+        begins = opened.begins(start, stop)
+        unit, step = count_episodes(begins, units[-1], steps[-1])
+        if has_steps:
+            _check_steps(opened.column("steps", start, stop), step, start)
+        if rule == "ids":
+            ids.append(opened.column("episode_ids", start, stop)[begins])
+        units.append(int(unit[-1]))
+        steps.append(int(step[-1]))
+    if ids and len(np.unique(np.concatenate(ids))) != units[-1] + 1:
+        from koffline.data.sliced_files import LAZY_REMEDY
+
+        raise DataError(f"rows of several episodes are interleaved; {LAZY_REMEDY}")
+    return EpisodeMarks(np.array(units[:-1]), np.array(steps[:-1]), units[-1] + 1)
+
+
+def _check_steps(given: np.ndarray, counted: np.ndarray, start: int) -> None:
+    if not np.array_equal(given, counted):
+        row = int(np.argmax(given != counted))
+        raise DataError(
+            f"row {start + row} has step {given[row]}, expected {counted[row]}; count the rows of an episode "
+            "0, 1, 2, … in time order"
+        )
+
+
+def _check_column(array: Any, column: Column, rows: int) -> None:
+    """Raise DataError unless the array still has the shape and kind it had."""
+    if array is None:
+        raise DataError(f"{column.key} is missing; copy or write the file again")
+    expected = (rows, *column.shape)
+    if array.dtype.kind not in "biuf" or array.size != np.prod(expected, dtype=np.int64):
+        raise DataError(
+            f"{column.key} has shape {array.shape} and dtype {array.dtype}, expected {expected} "
+            f"{column.dtype}; copy or write the file again"
+        )
+    if len(array) != rows:
+        raise DataError(f"{column.key} has {len(array)} rows, expected {rows}; copy or write the file again")

@@ -1,0 +1,123 @@
+"""Files and folders by path or by URL: whatever fsspec knows (``s3://``, ``gs://``, ``memory://``, …)."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from koffline.errors import DataError
+
+_COPIED_AT_ONCE = 2**23
+
+
+def is_url(name: str) -> bool:
+    """Whether a name is a URL (``scheme://…``) and not a path."""
+    scheme, mark, _ = name.partition("://")
+    return bool(mark) and scheme.replace("+", "").replace(":", "").isalnum()
+
+
+def joined(folder: str, name: str) -> str:
+    """The name of a file in a folder."""
+    return f"{folder.rstrip('/')}/{name}" if is_url(folder) else str(Path(folder) / name)
+
+
+def exists(name: str) -> bool:
+    """Whether there is a file or a folder. Raises DataError where the storage cannot be asked."""
+    if not is_url(name):
+        try:
+            return Path(name).exists()
+        except (OSError, ValueError):  # a name too long, or with a zero byte
+            return False
+    with storage_faults(name):
+        system, path = _opened(name)
+        return bool(system.exists(path))
+
+
+def is_folder(name: str) -> bool:
+    """Whether it is a folder."""
+    if not is_url(name):
+        return Path(name).is_dir()
+    with storage_faults(name):
+        system, path = _opened(name)
+        return bool(system.isdir(path))
+
+
+def listed(pattern: str) -> list[str]:
+    """Files that match a pattern with ``*``, in the order of their names."""
+    if not is_url(pattern):
+        import glob
+
+        return sorted(name for name in glob.glob(pattern) if Path(name).is_file())
+    with storage_faults(pattern):
+        system, path = _opened(pattern)
+        return sorted(system.unstrip_protocol(found) for found in system.glob(path))
+
+
+def size(name: str) -> int:
+    """Bytes of a file. Raises DataError."""
+    if not is_url(name):
+        with storage_faults(name):
+            return Path(name).stat().st_size
+    with storage_faults(name):
+        system, path = _opened(name)
+        return int(system.size(path) or 0)
+
+
+def read_bytes(name: str, limit: int) -> bytes:
+    """At most ``limit`` bytes from the beginning of a file. Raises DataError."""
+    with storage_faults(name):
+        if not is_url(name):
+            with open(name, "rb") as file:
+                return file.read(limit)
+        system, path = _opened(name)
+        with system.open(path, "rb") as file:
+            content: bytes = file.read(limit)
+            return content
+
+
+@contextlib.contextmanager
+def local_file(name: str) -> Iterator[Path]:
+    """A path to the file: itself, or a temporary copy of a remote one that is removed afterwards."""
+    if not is_url(name) or name.startswith(("file://", "local://")):
+        yield Path(name.partition("://")[2] if is_url(name) else name)
+        return
+    with tempfile.TemporaryDirectory(prefix="koffline-") as folder:
+        copy = Path(folder) / Path(name).name
+        with storage_faults(name):
+            system, path = _opened(name)
+            with system.open(path, "rb") as source, copy.open("wb") as target:
+                while part := source.read(_COPIED_AT_ONCE):
+                    target.write(part)
+        yield copy
+
+
+@contextlib.contextmanager
+def storage_faults(name: str) -> Iterator[None]:
+    """What a storage cannot do, as one DataError."""
+    try:
+        yield
+    except DataError:
+        raise
+    except FileNotFoundError:
+        raise DataError(f"{name} does not exist; check the path") from None
+    except PermissionError:
+        raise DataError(f"{name}: no permission to read it; change its access rights") from None
+    except Exception as error:  # every storage has errors of its own
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise DataError(f"{name} cannot be read ({reason}); check the address and the network") from None
+
+
+def _opened(name: str) -> tuple[Any, str]:
+    """The file system of a URL, and the path in it."""
+    import fsspec
+
+    try:
+        system, path = fsspec.core.url_to_fs(name)
+    except ImportError as error:
+        raise DataError(f"{name} needs another package ({error}); install it") from None
+    except ValueError as error:
+        raise DataError(f"{name} is no address that fsspec knows ({error}); check it") from None
+    return system, path

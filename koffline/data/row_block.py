@@ -1,0 +1,119 @@
+"""Consecutive rows of one shard of a log on disk, checked like the rows of ``Transitions``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from koffline.data import columns as checks
+from koffline.data.spaces import ActionSpace
+from koffline.errors import DataError
+
+# The columns of Transitions that a block has too; steps and units are derived.
+ROW_COLUMNS = (
+    "observations",
+    "actions",
+    "rewards",
+    "next_observations",
+    "terminated",
+    "truncated",
+    "behavior_log_probabilities",
+    "weights",
+)
+
+
+@dataclass(frozen=True, eq=False)
+class RowBlock:
+    """B consecutive rows of one shard.
+
+    shard: index into ``LazyTransitions.shards``; start: number of the first row within the shard.
+    observations, next_observations (B, ...) float32, float64 or uint8; actions (B,) int64 or (B, k) float;
+    rewards (B,) float; terminated, truncated (B,) bool; steps (B,) int64, 0 at the first step of an episode,
+    None for a log without episodes; units (B,) int64, the number within the shard of the row's independent
+    unit: its episode, or the row itself where there are no episodes. Log-probabilities and weights (B,) where
+    the log has them.
+    """
+
+    shard: int
+    start: int
+    observations: np.ndarray
+    actions: np.ndarray
+    rewards: np.ndarray
+    next_observations: np.ndarray
+    terminated: np.ndarray
+    truncated: np.ndarray
+    steps: np.ndarray | None
+    units: np.ndarray
+    behavior_log_probabilities: np.ndarray | None = None
+    weights: np.ndarray | None = None
+
+    def __len__(self) -> int:
+        return len(self.rewards)
+
+
+def checked_block(
+    raw: Mapping[str, np.ndarray],
+    steps: np.ndarray | None,
+    units: np.ndarray,
+    space: ActionSpace,
+    shard: int,
+    start: int,
+) -> RowBlock:
+    """A block from columns as they were read. Raises DataError naming the row within the shard."""
+    checked: dict[str, Any] = {"actions": checks.action_column(raw["actions"], space, start)}
+    for name in ("observations", "next_observations"):
+        checked[name] = checks.observation_column(name, raw[name], start)
+    checked["rewards"] = checks.number_column("rewards", raw["rewards"], start)
+    for name in ("terminated", "truncated"):
+        checked[name] = checks.flag_column(name, raw[name], start)
+    if "behavior_log_probabilities" in raw:
+        name = "behavior_log_probabilities"
+        checked[name] = checks.log_probability_column(raw[name], space, start)
+    if "weights" in raw:
+        checked["weights"] = checks.weights_of_rows(raw["weights"], start)
+    block = RowBlock(shard, start, steps=steps, units=units, **checked)
+    if steps is not None:
+        _check_episodes(block, steps)
+    return block
+
+
+def _check_episodes(block: RowBlock, steps: np.ndarray) -> None:
+    """Steps count 0, 1, 2, …, units count episodes, and only an episode's last row ends it."""
+    begins = steps[1:] == 0
+    wrong = np.where(begins, 0, steps[:-1] + 1) != steps[1:]
+    wrong |= np.diff(block.units) != begins
+    if wrong.any():
+        row = int(np.argmax(wrong)) + 1
+        raise DataError(
+            f"row {block.start + row} has step {steps[row]} after step {steps[row - 1]}; count the rows of "
+            "an episode 0, 1, 2, … and write the shard again"
+        )
+    for name in ("terminated", "truncated"):
+        inside = getattr(block, name)[:-1] & ~begins
+        if inside.any():
+            row = block.start + int(np.argmax(inside))
+            raise DataError(
+                f"row {row} is {name} but its episode goes on in row {row + 1}; write the shard again with "
+                "episodes that end there"
+            )
+
+
+def check_joined(last: RowBlock, block: RowBlock) -> None:
+    """Raise DataError where an episode is broken between two consecutive blocks of a shard."""
+    if block.steps is None or last.steps is None:
+        return
+    row, begins = block.start, block.steps[0] == 0
+    expected = 0 if begins else last.steps[-1] + 1
+    if block.steps[0] != expected or block.units[0] != last.units[-1] + begins:
+        raise DataError(
+            f"row {row} has step {block.steps[0]} after step {last.steps[-1]}; count the rows of an episode "
+            "0, 1, 2, … and write the shard again"
+        )
+    if (last.terminated[-1] or last.truncated[-1]) and not begins:
+        raise DataError(
+            f"row {row - 1} ends its episode, which goes on in row {row}; write the shard again with "
+            "episodes that end there"
+        )

@@ -1,0 +1,214 @@
+"""Writing a folder of shards row by row: the memory of what is appended, the folder whole or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import os
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from koffline.data.files import atomic_folder
+from koffline.data.flat import KEYS
+from koffline.data.flat_shards import Column
+from koffline.data.hdf5 import DESCRIPTION, disk_faults
+from koffline.data.raw import describe_columns
+from koffline.data.shards import Manifest, ShardInfo, is_shard_folder, write_manifest
+from koffline.data.spaces import ActionSpace
+from koffline.data.transitions import Metadata, Transitions
+from koffline.errors import DataError
+
+# Bytes of a chunk: large enough for the disk, small enough for shuffled blocks of rows.
+_CHUNK_BYTES = 2**18
+
+
+class ShardWriter:
+    """Append logs of whole episodes; they are cut into shards of at most ``shard_rows`` rows.
+
+    An episode longer than that has a shard of its own. Use it as a context manager: the folder takes its name
+    when the block ends well; otherwise nothing stays. ``metadata`` may be set until then; without it, that of
+    the first log appended is kept. Where the shards are cut depends on the episodes alone, not on how they
+    come in. Raises DataError.
+    """
+
+    def __init__(self, target: str | os.PathLike[str], shard_rows: int, force: bool = False) -> None:
+        if shard_rows < 1:
+            raise DataError(f"shard_rows is {shard_rows}; give at least one row per shard")
+        self.target, self.shard_rows = Path(target), shard_rows
+        self.metadata: Metadata | None = None
+        self._force = force
+        self._stack = contextlib.ExitStack()
+        self._folder = self.target
+        self._first: Transitions | None = None
+        self._columns: dict[str, Column] = {}
+        self._open: _OpenFile | None = None
+        self._shards: list[ShardInfo] = []
+
+    def __enter__(self) -> ShardWriter:
+        folder = atomic_folder(self.target, self._force, lambda path: is_shard_folder(str(path)))
+        self._folder = self._stack.enter_context(folder)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        # The folder's context must see a failure of the last steps too: then nothing takes the final name.
+        with self._stack:
+            try:
+                if error is None:
+                    self._finish()
+                else:
+                    raise error
+            finally:
+                if self._open is not None:
+                    self._open.close()
+
+    @property
+    def rows(self) -> int:
+        """Rows written so far."""
+        return sum(shard.rows for shard in self._shards) + (self._open.rows if self._open else 0)
+
+    def append(self, log: Transitions) -> None:
+        """Write rows; their episodes are whole. Raises DataError where the log is of another kind."""
+        if self._first is None:
+            self._columns = _columns_of(log)
+            self._first = log.select([0]).with_metadata(log.metadata)
+        self._check_same_kind(log)
+        sizes = log.episode_lengths if log.has_episodes else np.ones(len(log), dtype=np.int64)
+        ends = np.cumsum(sizes)
+        done = 0
+        while done < len(sizes):
+            row = int(ends[done - 1]) if done else 0
+            room = self.shard_rows - (self._open.rows if self._open else 0)
+            fitting = int(np.searchsorted(ends, row + room, side="right"))
+            if fitting == done:
+                if self._open is not None:
+                    self._close_shard()
+                    continue
+                fitting = done + 1  # one episode that is longer than a shard
+            self._write(log, slice(row, int(ends[fitting - 1])), fitting - done)
+            done = fitting
+
+    def _write(self, log: Transitions, rows: slice, units: int) -> None:
+        with disk_faults():
+            if self._open is None:
+                name = f"shard-{len(self._shards):05d}.hdf5"
+                self._open = _OpenFile(self._folder / name, self._columns, self.shard_rows)
+            columns = {name: getattr(log, name)[rows] for name in self._columns}
+            if log.has_episodes:
+                columns["episode_ids"] = self._open.episodes + np.cumsum(columns["steps"] == 0) - 1
+            self._open.append(columns, units if log.has_episodes else 0)
+
+    def _close_shard(self) -> None:
+        assert self._open is not None
+        assert self._first is not None
+        with disk_faults():
+            file, self._open = self._open, None
+            has_episodes = self._first.has_episodes
+            description = describe_columns(
+                self._space, has_episodes, dataclasses.replace(self._said, sha256=None)
+            )
+            self._shards.append(file.finish(description))
+
+    def _finish(self) -> None:
+        if self._open is not None:
+            self._close_shard()
+        if self._first is None:
+            raise DataError(f"{self.target}: no rows were given; append at least one")
+        manifest = Manifest(
+            self._space, self._columns, self._first.has_episodes, self._said, tuple(self._shards)
+        )
+        digest = _digest(self._folder, manifest)
+        metadata = dataclasses.replace(self._said, sha256=digest)
+        write_manifest(self._folder, dataclasses.replace(manifest, metadata=metadata))
+
+    @property
+    def _space(self) -> ActionSpace:
+        assert self._first is not None
+        return self._first.action_space
+
+    @property
+    def _said(self) -> Metadata:
+        assert self._first is not None
+        return self.metadata if self.metadata is not None else self._first.metadata
+
+    def _check_same_kind(self, log: Transitions) -> None:
+        if log.action_space != self._space:
+            raise DataError(
+                f"{self.target}: rows with actions {log.action_space} after rows with {self._space}; "
+                "declare one space for all"
+            )
+        columns = _columns_of(log)
+        for name in sorted({*columns, *self._columns}):
+            here, before = columns.get(name), self._columns.get(name)
+            if here != before:
+                found = ["none" if c is None else f"{c.dtype} {c.shape}" for c in (here, before)]
+                raise DataError(
+                    f"{self.target}: rows with {name} {found[0]} after rows with {found[1]}; give them alike"
+                )
+
+
+class _OpenFile:
+    """A shard being written."""
+
+    def __init__(self, path: Path, columns: dict[str, Column], most_rows: int) -> None:
+        import h5py
+
+        self.path, self.rows, self.episodes = path, 0, 0
+        self._file = h5py.File(path, "w-", libver="v108")
+        self._arrays: dict[str, Any] = {}
+        for name, column in columns.items():
+            chunk = max(1, min(most_rows, _CHUNK_BYTES // column.row_bytes))
+            self._arrays[name] = self._file.create_dataset(
+                column.key,
+                shape=(0, *column.shape),
+                maxshape=(None, *column.shape),
+                chunks=(chunk, *column.shape),
+                dtype=column.dtype,
+                fletcher32=True,
+                track_times=False,
+            )
+
+    def append(self, columns: dict[str, np.ndarray], episodes: int) -> None:
+        """More rows."""
+        stop = self.rows + len(columns["rewards"])
+        for name, array in self._arrays.items():
+            array.resize(stop, axis=0)
+            array[self.rows : stop] = columns[name]
+        self.rows, self.episodes = stop, self.episodes + episodes
+
+    def finish(self, description: str) -> ShardInfo:
+        """Close the file; what a manifest says of it."""
+        self._file.attrs[DESCRIPTION] = description
+        self.close()
+        with self.path.open("rb") as file:
+            digest = hashlib.sha256()
+            while part := file.read(2**20):
+                digest.update(part)
+        size = self.path.stat().st_size
+        return ShardInfo(self.path.name, self.rows, self.episodes, size, digest.hexdigest())
+
+    def close(self) -> None:
+        with contextlib.suppress(RuntimeError, OSError):
+            self._file.close()
+
+
+def _columns_of(log: Transitions) -> dict[str, Column]:
+    present = {name: getattr(log, name) for name in KEYS}
+    return {
+        name: Column(KEYS[name][0], array.dtype.name, tuple(array.shape[1:]))
+        for name, array in present.items()
+        if array is not None
+    }
+
+
+def _digest(folder: Path, manifest: Manifest) -> str:
+    """The digest of all rows, from the finished shards."""
+    from koffline.data.lazy_opening import lazy_of_manifest
+
+    shards = tuple(dataclasses.replace(s, name=str(folder / s.name)) for s in manifest.shards)
+    return lazy_of_manifest(dataclasses.replace(manifest, shards=shards)).compute_sha256()

@@ -1,0 +1,170 @@
+"""A folder of shards: ``manifest.json`` says what the log is, each shard is a flat koffline HDF5 file.
+
+An episode never crosses shards. Within a shard ``episode_ids`` count its episodes 0, 1, 2, … .
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from koffline.data import remote
+from koffline.data.flat_shards import Column
+from koffline.data.raw import space_from_json, space_to_json
+from koffline.data.spaces import ActionSpace
+from koffline.data.transitions import Metadata
+from koffline.errors import DataError
+
+MANIFEST = "manifest.json"
+FORMAT, VERSION = "koffline-shards", 1
+# A manifest with a million shards has about 200 MB; more is no manifest.
+_MANIFEST_BYTES = 2**28
+_FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
+
+
+@dataclass(frozen=True)
+class ShardInfo:
+    """One file of a log.
+
+    name: path or URL as given; rows and episodes (0 where there are none) in it; bytes and sha256 of the file
+    where they are known.
+    """
+
+    name: str
+    rows: int
+    episodes: int
+    bytes: int | None = None
+    sha256: str | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Manifest:
+    """What ``manifest.json`` says. Shards are named by their files; columns by ``Transitions``' names."""
+
+    action_space: ActionSpace
+    columns: Mapping[str, Column]
+    has_episodes: bool
+    metadata: Metadata
+    shards: tuple[ShardInfo, ...]
+
+
+def is_shard_folder(folder: str) -> bool:
+    """Whether a folder, or the folder at a URL, holds a manifest of ours."""
+    try:
+        head = remote.read_bytes(remote.joined(folder, MANIFEST), 4096)
+    except DataError:
+        return False
+    return FORMAT.encode() in head
+
+
+def write_manifest(folder: Path, manifest: Manifest) -> None:
+    """Write ``manifest.json`` into a folder that nobody reads yet."""
+    metadata = manifest.metadata
+    described = {
+        "format": FORMAT,
+        "version": VERSION,
+        "rows": sum(shard.rows for shard in manifest.shards),
+        "action_space": space_to_json(manifest.action_space),
+        "columns": {
+            name: {"key": column.key, "dtype": column.dtype, "shape": list(column.shape)}
+            for name, column in manifest.columns.items()
+        },
+        "episodes": manifest.has_episodes,
+        "sha256": metadata.sha256,
+        "gamma": metadata.gamma,
+        "source": metadata.source,
+        "extra": dict(metadata.extra),
+        "notes": list(metadata.notes),
+        "shards": [
+            {
+                "file": shard.name,
+                "rows": shard.rows,
+                "episodes": shard.episodes,
+                "bytes": shard.bytes,
+                "sha256": shard.sha256,
+            }
+            for shard in manifest.shards
+        ],
+    }
+    text = json.dumps(described, indent=1, default=str) + "\n"
+    (folder / MANIFEST).write_text(text, encoding="utf-8")
+
+
+def read_manifest(folder: str) -> Manifest:
+    """The manifest of a folder; shards are named by their full paths. Raises DataError."""
+    name = remote.joined(folder, MANIFEST)
+    text = remote.read_bytes(name, _MANIFEST_BYTES)
+    try:
+        described = json.loads(text)
+        if described["format"] != FORMAT:
+            raise DataError(
+                f"{name} is no manifest of shards (format {described['format']!r}); check the path"
+            )
+        if described["version"] != VERSION:
+            raise DataError(
+                f"{name} has version {described['version']!r}, known is {VERSION}; update koffline"
+            )
+        manifest = _manifest(described, folder)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise DataError(
+            f"{name} is damaged ({type(error).__name__}: {reason}); copy or write it again"
+        ) from None
+    if not manifest.shards:
+        raise DataError(f"{name} lists no shards; write the folder again")
+    return manifest
+
+
+def _manifest(described: Mapping[str, Any], folder: str) -> Manifest:
+    gamma = described.get("gamma")
+    metadata = Metadata(
+        source=folder,
+        sha256=described.get("sha256"),
+        gamma=None if gamma is None else float(gamma),
+        extra=dict(described.get("extra") or {}),
+        notes=tuple(str(note) for note in described.get("notes") or ()),
+    )
+    shards = tuple(_shard(entry, folder) for entry in described["shards"])
+    columns = {str(name): _column(entry) for name, entry in described["columns"].items()}
+    required = {"observations", "actions", "rewards", "next_observations", "terminated", "truncated"}
+    has_episodes = bool(described["episodes"])
+    missing = required | ({"steps", "episode_ids"} if has_episodes else set()) - columns.keys()
+    if missing := missing - columns.keys():
+        raise DataError(f"{folder}: the manifest lacks columns {', '.join(sorted(missing))}; write it again")
+    return Manifest(space_from_json(described["action_space"]), columns, has_episodes, metadata, shards)
+
+
+def _column(entry: Mapping[str, Any]) -> Column:
+    shape = tuple(int(size) for size in entry["shape"])
+    dtype = np.dtype(str(entry["dtype"]))
+    if dtype.kind not in "biuf" or not all(size > 0 for size in shape):
+        raise ValueError(f"column of dtype {dtype} and shape {shape}")
+    return Column(str(entry["key"]), dtype.name, shape)
+
+
+def _shard(entry: Mapping[str, Any], folder: str) -> ShardInfo:
+    """A shard lies in the folder itself. Raises DataError for a name that leads elsewhere."""
+    file = str(entry["file"])
+    name = remote.joined(folder, file)
+    if not _FILE_NAME.fullmatch(file) or _leads_elsewhere(name):
+        raise DataError(
+            f"{folder}: the manifest names {file!r}, which is no file of its folder; write it again"
+        )
+    rows, episodes = int(entry["rows"]), int(entry["episodes"])
+    if rows < 1 or not 0 <= episodes <= rows:
+        raise ValueError(f"{file} has {rows} rows and {episodes} episodes")
+    size = entry.get("bytes")
+    return ShardInfo(name, rows, episodes, None if size is None else int(size), entry.get("sha256"))
+
+
+def _leads_elsewhere(name: str) -> bool:
+    if remote.is_url(name):
+        return False
+    path = Path(name)
+    return path.is_symlink() and path.resolve().parent != path.parent.resolve()
