@@ -1,0 +1,132 @@
+import os
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from koffline.errors import ConfigError, DataError, KofflineError
+from koffline.jobs import JobError, JobStatus, map_ordered
+from koffline.jobs.options import PassSettings
+from tests.jobs import pass_functions as functions
+
+WHERE = [pytest.param({}, id="here"), pytest.param({"workers": 2}, id="processes")]
+
+
+def values(*arguments: Any, **settings: Any) -> list[Any]:
+    return [mapped.value for mapped in map_ordered(*arguments, **settings)]
+
+
+@pytest.mark.parametrize("where", WHERE)
+def test_values_come_in_the_order_of_the_items(where: dict[str, int]) -> None:
+    mapped = list(map_ordered(functions.slow_first, range(5), **where))
+    assert [one.value for one in mapped] == [one.item for one in mapped] == [0, 1, 2, 3, 4]
+    assert all(one.failure is None for one in mapped)
+    assert values(functions.double, iter((4, 2)), **where) == [8, 4]
+    assert values(functions.double, [], **where) == []
+
+
+def test_sums_are_the_same_everywhere() -> None:
+    rows = np.random.default_rng(0).normal(size=(999, 7))
+    here = sum(values(functions.sums, range(5), shared=rows))
+    np.testing.assert_allclose(here, rows.T @ rows, rtol=1e-10)
+    np.testing.assert_array_equal(here, sum(values(functions.sums, range(5), shared=rows, workers=2)))
+
+
+def test_functions_without_a_name_travel() -> None:
+    offset = 3
+    assert values(lambda shared, item: shared + item + offset, range(2), shared=1, workers=2) == [4, 5]
+
+
+def test_workers_have_one_thread_and_unpack_what_is_shared_once() -> None:
+    found = values(functions.surroundings, range(4), workers=2)
+    assert {threads for _, threads in found} == {"1"}
+    assert os.getpid() not in {process for process, _ in found}
+    shared = values(functions.remember, range(6), shared=[1, 2], workers=2)
+    assert len(set(shared)) == len({process for process, _ in shared})
+
+
+@pytest.mark.parametrize("where", WHERE)
+def test_no_more_than_the_window_is_asked_for(where: dict[str, int]) -> None:
+    taken: list[int] = []
+
+    def items() -> Iterator[int]:
+        for item in range(50):
+            taken.append(item)
+            yield item
+
+    results = map_ordered(functions.slow_first, items(), **where)
+    assert taken == []  # nothing starts before a value is asked for
+    assert next(results).value == 0
+    assert len(taken) <= 2 * where.get("workers", 1)
+    results.close()
+
+
+@pytest.mark.parametrize("where", WHERE)
+def test_a_refused_item_is_named_and_ends_the_pass(where: dict[str, int]) -> None:
+    with pytest.raises(DataError, match=re.escape("item 2: the shard is damaged; copy it again")):
+        values(functions.refuse_third, range(4), shared="data", **where)
+    with pytest.raises(KofflineError, match=re.escape("shard-2: odd; mend it")):
+        values(functions.refuse_third, range(4), shared="rare", name=lambda item: f"shard-{item}", **where)
+    # An error that names the item already does not name it twice.
+    with pytest.raises(DataError, match=r"^the shard is damaged"):
+        values(functions.refuse_third, range(4), shared="data", name=lambda item: "the shard", **where)
+
+
+@pytest.mark.parametrize("where", WHERE)
+def test_refused_items_are_skipped_on_request(where: dict[str, int]) -> None:
+    settings = PassSettings(**where, skip_bad_shards=True)
+    mapped = list(settings.map(functions.refuse_third, range(4), "data", name=lambda item: f"shard {item}"))
+    assert [one.value for one in mapped] == [0, 1, None, 3]
+    failure = mapped[2].failure
+    assert failure is not None
+    assert (failure.name, failure.reason) == ("shard 2", "the shard is damaged; copy it again")
+
+
+def test_a_fault_is_never_skipped() -> None:
+    with pytest.raises(ZeroDivisionError):  # here, as it is
+        values(functions.stumble, range(3), skip_failed=True)
+    with pytest.raises(JobError, match=r"item 1: ZeroDivisionError at pass_functions.py:\d+") as caught:
+        values(functions.stumble, range(3), skip_failed=True, workers=2)
+    assert "in stumble" in caught.value.trace
+
+
+def test_an_item_whose_worker_died_goes_to_another(tmp_path: Path) -> None:
+    deaths = functions.Deaths(tmp_path, times=2)
+    assert values(functions.die, range(4), shared=deaths, workers=2) == [0, 1, 2, 3]
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_an_item_that_kills_every_worker_is_named(tmp_path: Path) -> None:
+    deaths = functions.Deaths(tmp_path, times=99)
+    message = r"item 1: a worker process died \(killed, or out of memory\?\), 2 times; give the workers more"
+    with pytest.raises(JobError, match=message):
+        values(functions.die, range(4), shared=deaths, workers=2, retries=1)
+    skipped = values(functions.die, range(4), shared=deaths, workers=2, retries=0, skip_failed=True)
+    assert skipped == [0, None, 2, 3]
+
+
+def test_what_cannot_travel_is_one_clear_line() -> None:
+    with pytest.raises(ConfigError, match="the work cannot be sent to workers"):
+        values(functions.double, range(2), shared=(i for i in ()), workers=2)
+    with pytest.raises(JobError, match="item 0: it cannot be sent to a worker"):
+        values(functions.unpicklable, range(1), workers=2)
+
+
+def test_progress_and_bad_settings() -> None:
+    heard: list[JobStatus] = []
+    values(functions.double, range(2), progress=heard.append)
+    assert heard == [JobStatus(0, 0, 2, ("item 0",)), JobStatus(1, 0, 2, ("item 1",)), JobStatus(2, 0, 2, ())]
+    with pytest.raises(ConfigError, match="workers is 0; give a positive number"):
+        map_ordered(functions.double, [], workers=0)
+    with pytest.raises(ConfigError, match="retries is -1; give 0 or more"):
+        map_ordered(functions.double, [], retries=-1)
+
+
+def test_ray_is_an_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(ConfigError, match=re.escape("run `pip install koffline[ray]`")):
+        values(functions.double, range(2), ray="auto")
