@@ -103,12 +103,11 @@ class LazyTransitions:
         if size < 1:
             raise DataError(f"block_rows is {block_rows}; give at least one row")
         rows, last = self.shards[shard].rows, None
-        with self._open(shard) as opened:
+        with self.open_shard(shard) as opened:
             for start in range(0, rows, size):
-                block = self._block(opened, shard, start, min(start + size, rows))
+                block = self.block_of(opened, shard, start, min(start + size, rows))
                 if last is not None:
                     check_joined(last, block)
-                self._check_ends(block)
                 yield block
                 last = block
 
@@ -117,10 +116,8 @@ class LazyTransitions:
         rows = self.shards[shard].rows
         if not 0 <= start < stop <= rows:
             raise DataError(f"rows {start} … {stop} of {self.shards[shard].name}, which has {rows}")
-        with self._open(shard) as opened:
-            block = self._block(opened, shard, start, stop)
-            self._check_ends(block)
-            return block
+        with self.open_shard(shard) as opened:
+            return self.block_of(opened, shard, start, stop)
 
     def load(self) -> Transitions:
         """The whole log in memory; episodes are numbered 0, 1, 2, … . Raises DataError."""
@@ -166,7 +163,7 @@ class LazyTransitions:
 
     def _column_parts(self, name: str) -> Iterator[np.ndarray]:
         for shard, info in enumerate(self.shards):
-            with self._open(shard) as opened:
+            with self.open_shard(shard) as opened:
                 for block in checks.blocks(info.rows):
                     if name == "steps":
                         steps, _ = opened.places(block.start, block.stop)
@@ -178,14 +175,18 @@ class LazyTransitions:
                         yield opened.column(name, block.start, block.stop)
 
     @contextlib.contextmanager
-    def _open(self, shard: int) -> Iterator[OpenShard]:
+    def open_shard(self, shard: int) -> Iterator[OpenShard]:
+        """One shard open for several reads. Raises DataError naming it, also for errors inside the block."""
         name = self.shards[shard].name
         with naming(name), remote.local_file(name) as path, self.files[shard].open(path, name) as opened:
             yield opened
 
-    def _block(self, opened: OpenShard, shard: int, start: int, stop: int) -> RowBlock:
+    def block_of(self, opened: OpenShard, shard: int, start: int, stop: int) -> RowBlock:
+        """Checked rows start … stop − 1 of an open shard. Raises DataError."""
         steps, units = opened.places(start, stop)
-        return checked_block(opened.columns(start, stop), steps, units, self.action_space, shard, start)
+        block = checked_block(opened.columns(start, stop), steps, units, self.action_space, shard, start)
+        self._check_ends(block)
+        return block
 
     def _check_ends(self, block: RowBlock) -> None:
         """A shard begins with the first step of its first episode and counts as many as were promised."""
