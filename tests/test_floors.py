@@ -10,6 +10,7 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "koffline"
 FLOORS = {
     "errors": 0,
+    "untrusted": 0,
     "kernels": 0,
     "bellman": 0,
     "kernel_loss": 0,

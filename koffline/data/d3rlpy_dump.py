@@ -11,7 +11,7 @@ d3rlpy does not look at.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import h5py
@@ -21,10 +21,11 @@ from koffline.data.columns import as_array
 from koffline.data.episodic import EpisodeArrays, cut_episodes, join_episodes
 from koffline.data.files import atomic_file, reading
 from koffline.data.hdf5 import DESCRIPTION
-from koffline.data.raw import RawLog, describe_log, read_description, settle_actions
+from koffline.data.raw import FileDescription, RawLog, describe_log, read_description, settle_actions
 from koffline.data.spaces import SpaceRequest
 from koffline.data.transitions import Metadata, Transitions
 from koffline.errors import DataError
+from koffline.untrusted.hdf5 import CheckedFile, open_hdf5
 
 _VERSION = "2.1"
 _COLUMNS = ("observations", "actions", "rewards", "terminated")
@@ -41,13 +42,26 @@ def is_d3rlpy_dump(file: h5py.File) -> bool:
 
 def read_d3rlpy_dump(path: Path, action_space: SpaceRequest | None = None) -> RawLog:
     """Read a dump by d3rlpy 2 or by us. Raises DataError."""
-    with reading(path, "d3rlpy dump"), h5py.File(path, "r") as file:
+    with reading(path, "d3rlpy dump"), open_hdf5(path) as file:
         _check_layout(file, path)
-        episodes = [_episode(file, i, path) for i in range(int(file["num_episodes"][()]))]
-        described = read_description(file.attrs[DESCRIPTION]) if DESCRIPTION in file.attrs else None
-        beside = (
-            {name: np.asarray(array[()]) for name, array in file[_BESIDE].items()} if _BESIDE in file else {}
-        )
+        episodes = [_episode(file, i, path) for i in range(int(file.array("num_episodes")))]
+        text = file.text(DESCRIPTION)
+        described = read_description(text) if text is not None else None
+        beside = {
+            name: file.array(f"{_BESIDE}/{name}")
+            for name in (*_BESIDE_COLUMNS, _BESIDE_TERMINAL)
+            if f"{_BESIDE}/{name}" in file
+        }
+        return _log(episodes, described, beside, path, action_space)
+
+
+def _log(
+    episodes: Sequence[EpisodeArrays],
+    described: FileDescription | None,
+    beside: Mapping[str, np.ndarray],
+    path: Path,
+    action_space: SpaceRequest | None,
+) -> RawLog:
     columns, notes = join_episodes(episodes, str(path))
     if described is not None:
         _put_back(columns, beside, path)
@@ -116,30 +130,29 @@ def _put_back(columns: dict[str, np.ndarray], beside: Mapping[str, np.ndarray], 
     columns["next_observations"][terminal] = beside[_BESIDE_TERMINAL]
 
 
-def _check_layout(file: h5py.File, path: Path) -> None:
-    version = file["version"][()] if "version" in file else b""
-    version = version.decode() if isinstance(version, bytes) else str(version)
+def _check_layout(file: CheckedFile, path: Path) -> None:
+    version = " ".join(file.strings("version")) if "version" in file else ""
     if version != _VERSION:
         raise DataError(
             f"{path} is a d3rlpy dump of version {version or 'unknown'}, known is {_VERSION}; "
             "dump the buffer again with d3rlpy 2"
         )
-    names = [name.decode() for name in file["columns"][()]]
+    names = file.strings("columns")
     missing = [name for name in _COLUMNS if name not in names]
     if missing:
         raise DataError(f"{path} lacks {', '.join(missing)}: found columns {', '.join(names)}; dump it again")
 
 
-def _episode(file: h5py.File, i: int, path: Path) -> EpisodeArrays:
+def _episode(file: CheckedFile, i: int, path: Path) -> EpisodeArrays:
     if f"observations_{i}" not in file and f"observations_{i}_0" in file:
         raise DataError(f"{path} holds tuple observations; flatten them into one array before dumping")
-    arrays = {name: as_array(f"{name}_{i}", file[f"{name}_{i}"][()]) for name in _COLUMNS[:3]}
+    arrays = {name: as_array(f"{name}_{i}", file.array(f"{name}_{i}")) for name in _COLUMNS[:3]}
     rewards = arrays["rewards"].reshape(len(arrays["rewards"]), -1)
     if rewards.shape[1] != 1:
         raise DataError(f"{path}: rewards of episode {i} have {rewards.shape[1]} numbers per step; give one")
     ends = np.zeros(len(rewards), dtype=np.bool_)
     ends[-1:] = True
-    terminated = bool(file[f"terminated_{i}"][()])
+    terminated = bool(file.array(f"terminated_{i}"))
     observations = arrays["observations"]
     return EpisodeArrays(
         observations.reshape(-1, 1) if observations.ndim == 1 else observations,

@@ -6,24 +6,11 @@ import contextlib
 import os
 import secrets
 import shutil
-import zipfile
-import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from koffline.errors import DataError
-
-# What numpy, h5py, zipfile and Minari raise on bytes that are not what their header promises.
-_BROKEN = (
-    OSError,
-    KeyError,
-    ValueError,
-    RuntimeError,
-    EOFError,
-    AssertionError,
-    zipfile.BadZipFile,
-    zlib.error,
-)
+from koffline.errors import DataError, KofflineError
+from koffline.untrusted.limits import Refused
 
 
 @contextlib.contextmanager
@@ -31,15 +18,22 @@ def reading(source: str | Path, kind: str) -> Iterator[None]:
     """Turn the errors of a reader into one DataError; our own pass as they are."""
     try:
         yield
-    except DataError:
+    except KofflineError:
         raise
+    except Refused as error:
+        raise DataError(f"{source} is not read: {error}") from None
     except PermissionError:
         raise DataError(f"{source}: no permission to read it; change its access rights") from None
-    except _BROKEN as error:
-        reason = " ".join(str(error).split()) or type(error).__name__
+    except MemoryError:
+        raise DataError(
+            f"{source} does not fit into the memory of this process; convert it with `koffline data convert "
+            "… --shard-rows` on a larger machine and open it lazily"
+        ) from None
+    except Exception as error:  # bytes that are not what their header promises fail in any way
+        reason = " ".join(str(error).split())[:300] or type(error).__name__
         raise DataError(
             f"{source} is a truncated or corrupt {kind} file ({reason}); copy or export it again"
-        ) from None
+        ) from error
 
 
 def check_target(target: Path, force: bool) -> None:

@@ -15,6 +15,7 @@ from koffline.data.flat import check_required, flat_arrays, known_keys, read_fla
 from koffline.data.raw import RawLog, describe_log, read_description
 from koffline.data.spaces import SpaceRequest
 from koffline.data.transitions import Transitions
+from koffline.untrusted.hdf5 import open_hdf5
 
 # The root attribute that holds what describe_log says; any tool may ignore it.
 DESCRIPTION = "koffline"
@@ -22,15 +23,15 @@ DESCRIPTION = "koffline"
 
 def read_hdf5(path: Path, action_space: SpaceRequest | None = None) -> RawLog:
     """Read a flat file: ours, D4RL's, or any with the same keys. Raises DataError."""
-    with reading(path, "HDF5"), h5py.File(path, "r") as file:
-        check_required(dataset_names(file), str(path))
-        present = [key for key in known_keys() if isinstance(file.get(key), h5py.Dataset)]
-        found = {key: np.asarray(file[key][()]) for key in present}
+    with reading(path, "HDF5"), open_hdf5(path) as file:
+        check_required(file.datasets, str(path))
+        found = {key: file.array(key) for key in known_keys() if key in file}
         if "episode_terminals" in file and "terminals" in found and "timeouts" not in found:
             # d3rlpy 1 marks the last row of every episode; where it is not terminal, time ran out
-            found["timeouts"] = (file["episode_terminals"][()] == 1) & (found["terminals"] != 1)
-        described = read_description(file.attrs[DESCRIPTION]) if DESCRIPTION in file.attrs else None
-    return read_flat(found, described, str(path), action_space)
+            found["timeouts"] = (file.array("episode_terminals") == 1) & (found["terminals"] != 1)
+        text = file.text(DESCRIPTION)
+        described = read_description(text) if text is not None else None
+        return read_flat(found, described, str(path), action_space)
 
 
 def write_hdf5(log: Transitions, path: Path, force: bool = False, compress: bool = True) -> None:
@@ -53,13 +54,6 @@ def disk_faults() -> Iterator[None]:
         yield
     except RuntimeError as error:
         raise OSError(errno.EIO, f"HDF5: {' '.join(str(error).split())}") from error
-
-
-def dataset_names(file: h5py.File) -> list[str]:
-    """Paths of all arrays of a file, nested ones included."""
-    names: list[str] = []
-    file.visititems(lambda name, item: names.append(name) if isinstance(item, h5py.Dataset) else None)
-    return names
 
 
 def _chunks(array: np.ndarray) -> tuple[int, ...]:

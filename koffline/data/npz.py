@@ -12,6 +12,7 @@ from koffline.data.flat import check_required, flat_arrays, known_keys, read_fla
 from koffline.data.raw import RawLog, describe_log, read_description
 from koffline.data.spaces import SpaceRequest
 from koffline.data.transitions import Transitions
+from koffline.untrusted.arrays import array_names, read_arrays
 
 # The archive member that holds what describe_log says.
 _DESCRIPTION = "koffline"
@@ -19,11 +20,12 @@ _DESCRIPTION = "koffline"
 
 def read_npz(path: Path, action_space: SpaceRequest | None = None) -> RawLog:
     """Read an archive that we wrote, or any with the same keys. Raises DataError."""
-    with reading(path, "NPZ"), np.load(path, allow_pickle=False) as archive:
-        check_required(archive.files, str(path))
-        found = {key: archive[key] for key in known_keys() if key in archive.files}
-        described = read_description(str(archive[_DESCRIPTION])) if _DESCRIPTION in archive.files else None
-    return read_flat(found, described, str(path), action_space)
+    with reading(path, "NPZ"):
+        check_required(array_names(path), str(path))
+        found = read_arrays(path, [*known_keys(), _DESCRIPTION])
+        text = found.pop(_DESCRIPTION, None)
+        described = read_description(str(text)) if text is not None else None
+        return read_flat(found, described, str(path), action_space)
 
 
 def write_npz(log: Transitions, path: Path, force: bool = False) -> None:

@@ -13,14 +13,14 @@ import numpy as np
 
 from koffline.errors import PolicyError
 from koffline.policies.outputs import one_line
+from koffline.untrusted import arrays as untrusted
 
 
 def read_arrays(path: Path) -> tuple[str, dict[str, np.ndarray]]:
     """The `format` of a file and its other arrays. Raises PolicyError where it cannot be read."""
     try:
-        with np.load(path, allow_pickle=False) as archive:
-            arrays = {key: archive[key] for key in archive.files}
-    except (OSError, ValueError, EOFError, MemoryError, zipfile.BadZipFile) as error:
+        arrays = untrusted.read_arrays(path)
+    except Exception as error:  # a hostile or truncated archive may fail in any way
         raise PolicyError(
             f"{path}: the .npz cannot be read ({one_line(error)}); write it again with "
             "koffline.policies.save_mlp_policy"

@@ -1,0 +1,188 @@
+"""HDF5 files from strangers: no way out of the file, no array larger than the file can explain.
+
+An HDF5 file may name other files in three ways: external links, external raw storage and virtual datasets.
+All three are refused before anything is followed. Sizes are compared with the bytes on disk before memory is
+taken, and links are walked one by one, so that loops and endless depth end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from koffline.untrusted.limits import SLACK_BYTES, TEXT_BYTES, Refused, Tally, check_regular
+
+_DEEPEST = 32
+_LEAVES_THE_FILE = "which koffline never follows; copy the data into one file (h5repack, or export it again)"
+
+
+class CheckedFile:
+    """An open file whose links have all been looked at; arrays are checked when they are asked for.
+
+    raw: the h5py.File. datasets: paths of all arrays, nested ones included.
+    """
+
+    def __init__(self, raw: Any, file_bytes: int) -> None:
+        self.raw = raw
+        self.datasets = _walk(raw)
+        self._tally = Tally(file_bytes)
+        self._known = frozenset(self.datasets)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._known
+
+    def dataset(self, name: str) -> Any:
+        """The h5py.Dataset, for reading slices of it: numbers that are in this file. Raises Refused."""
+        found = self.raw[name]
+        check_dataset(found, name)
+        return found
+
+    def array(self, name: str) -> np.ndarray:
+        """All numbers of an array. Raises Refused where they are not in the file, or are no numbers."""
+        found = self.dataset(name)
+        declared, stored = _sizes(found)
+        self._tally.add(name, declared, stored, _is_filtered(found))
+        return np.asarray(found[()])
+
+    def strings(self, name: str, most: int = 1000) -> list[str]:
+        """The words in a small array of text. Raises Refused."""
+        import h5py
+
+        found = self.raw[name]
+        _check_storage(found, name)
+        count = math.prod(found.shape or ())
+        if h5py.check_string_dtype(found.dtype) is None or found.shape is None or count > most:
+            raise Refused(f"{name} holds {found.dtype} of shape {found.shape}, not words; write it again")
+        self._tally.add(name, count * found.dtype.itemsize, found.id.get_storage_size())
+        values = found[()] if found.shape == () else found[()].reshape(-1).tolist()
+        return [_word(value) for value in ([values] if found.shape == () else values)]
+
+    def text(self, attribute: str) -> str | None:
+        """The text of a root attribute; None where there is none. Raises Refused for anything else."""
+        return text_attribute(self.raw, attribute)
+
+    def check_everything(self) -> None:
+        """Count every array as if it were read: for readers that open the file by themselves."""
+        import h5py
+
+        for name in self.datasets:
+            found = self.raw[name]
+            _check_storage(found, name)
+            if found.shape is None:
+                continue
+            declared, stored = _sizes(found)
+            is_text = h5py.check_string_dtype(found.dtype) or h5py.check_vlen_dtype(found.dtype)
+            if found.dtype.kind == "O" and not is_text:
+                raise Refused(f"{name} holds {found.dtype}; export numbers")
+            self._tally.add(name, declared, stored, _is_filtered(found))
+
+
+@contextlib.contextmanager
+def open_hdf5(path: Path) -> Iterator[CheckedFile]:
+    """Open a file for reading. Raises Refused for links that leave it; OSError where it is none."""
+    import h5py
+
+    check_regular(path)
+    with h5py.File(path, "r") as file:
+        yield CheckedFile(file, path.stat().st_size)
+
+
+def check_dataset(found: Any, name: str) -> None:
+    """Raise Refused unless ``found`` is an array of numbers kept inside its file."""
+    import h5py
+
+    if not isinstance(found, h5py.Dataset):
+        raise Refused(f"{name} is no array; export it again")
+    _check_storage(found, name)
+    if found.shape is None or found.dtype.kind not in "biuf" or found.dtype.subdtype is not None:
+        raise Refused(f"{name} has dtype {str(found.dtype)[:80]}; give numbers, one row per transition")
+
+
+def text_attribute(file: Any, name: str) -> str | None:
+    """The text of an attribute of the root; None where there is none. Raises Refused for anything else."""
+    import h5py
+
+    if name not in file.attrs:
+        return None
+    attribute = file.attrs.get_id(name)
+    if attribute.shape != () or h5py.check_string_dtype(attribute.dtype) is None:
+        raise Refused(f"its attribute '{name}' is no text; write the file again")
+    if attribute.dtype.itemsize > TEXT_BYTES:
+        raise Refused(f"its attribute '{name}' is too long; write the file again")
+    return _word(file.attrs[name])
+
+
+def _word(value: Any) -> str:
+    text = value.decode("utf-8") if isinstance(value, bytes) else str(value)
+    if len(text) > TEXT_BYTES:
+        raise Refused("a text in it is too long; write the file again")
+    return text
+
+
+def _walk(file: Any) -> tuple[str, ...]:
+    """Paths of all arrays; every group once. Raises Refused at a link that leaves the file."""
+    import h5py
+
+    found: list[str] = []
+    seen = {_address(file.id)}
+    waiting: list[tuple[str, Any]] = [("", file.id)]
+    while waiting:
+        prefix, group = waiting.pop()
+        for name, kind in _links(group):
+            path = f"{prefix}{name.decode('utf-8', 'replace')}"
+            if kind == h5py.h5l.TYPE_SOFT:
+                continue  # leads to a place in this file, by a path without external links, or nowhere
+            if kind != h5py.h5l.TYPE_HARD:
+                raise Refused(f"{path} is a link to another file, {_LEAVES_THE_FILE}")
+            info = h5py.h5o.get_info(group, name)
+            if info.type == h5py.h5o.TYPE_DATASET:
+                found.append(path)
+            elif info.type == h5py.h5o.TYPE_GROUP and (info.fileno, info.addr) not in seen:
+                seen.add((info.fileno, info.addr))
+                if path.count("/") >= _DEEPEST:
+                    raise Refused(f"its groups are nested more than {_DEEPEST} deep; export it again")
+                waiting.append((f"{path}/", h5py.h5g.open(group, name)))
+    return tuple(found)
+
+
+def _links(group: Any) -> list[tuple[bytes, int]]:
+    """Names and kinds of a group's own links."""
+    links: list[tuple[bytes, int]] = []
+    group.links.iterate(lambda name, info: links.append((name, info.type)), info=True)
+    return links
+
+
+def _address(group: Any) -> tuple[Any, Any]:
+    import h5py
+
+    info = h5py.h5o.get_info(group)
+    return info.fileno, info.addr
+
+
+def _check_storage(found: Any, name: str) -> None:
+    import h5py
+
+    plan = found.id.get_create_plist()
+    if plan.get_layout() == h5py.h5d.VIRTUAL:
+        raise Refused(f"{name} is a virtual dataset, a view of other files, {_LEAVES_THE_FILE}")
+    if plan.get_external_count():
+        raise Refused(f"{name} keeps its numbers in another file, {_LEAVES_THE_FILE}")
+    if found.chunks is not None:
+        chunk = math.prod(found.chunks) * found.dtype.itemsize
+        declared = math.prod(found.shape or ()) * found.dtype.itemsize
+        if chunk > max(declared, SLACK_BYTES):
+            raise Refused(f"{name} is cut into blocks of {chunk} bytes; export it with smaller chunks")
+
+
+def _sizes(found: Any) -> tuple[int, int]:
+    """Bytes of an array in memory, and on disk."""
+    return math.prod(found.shape) * found.dtype.itemsize, found.id.get_storage_size()
+
+
+def _is_filtered(found: Any) -> bool:
+    return found.id.get_create_plist().get_nfilters() > 0
