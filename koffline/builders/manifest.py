@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from koffline.data.files import atomic_file
+from koffline.data.lazy import LazyTransitions
 from koffline.data.transitions import Transitions
 from koffline.errors import DataError
 
@@ -33,7 +34,9 @@ def read_manifest(path: Path) -> dict[str, Any]:
     return entries
 
 
-def add_to_manifest(path: Path, dataset: Path, log: Transitions, command: str, seed: int) -> None:
+def add_to_manifest(
+    path: Path, dataset: Path, log: Transitions | LazyTransitions, command: str, seed: int
+) -> None:
     """Add or replace the entry of a dataset, a file or a folder; the others stay.
 
     Entries are named by the dataset's path as seen from the manifest's folder. Raises DataError.

@@ -16,23 +16,37 @@ from koffline.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from koffline.builders.resumable import PartsFolder
+    from koffline.data.lazy import LazyTransitions
+    from koffline.data.shard_writer import ShardWriter
+    from koffline.data.transitions import Transitions
+
+SHARDS = "shards"
 
 
 class BuildTarget:
     """Where a dataset goes; whether it may is checked before the long part."""
 
-    def __init__(self, out: str, format_: str | None, force: bool, manifest: str | None) -> None:
+    def __init__(
+        self, out: str, format_: str | None, force: bool, manifest: str | None, shard_rows: int | None = None
+    ) -> None:
         from koffline.builders.manifest import NAME, read_manifest
         from koffline.data.files import check_target
         from koffline.data.minari import PREFIX, data_folder, minari_folder
+        from koffline.data.shards import is_shard_folder
         from koffline.data.sources import target_format
 
         self._out, self._force = out, force
-        self._format = target_format(out, format_)
+        self._shard_rows = shard_rows
+        if shard_rows is not None:
+            self._format = _checked_shards(out, format_, shard_rows)
+        else:
+            self._format = target_format(out, format_)
         folder = minari_folder(out.removeprefix(PREFIX)) if out.startswith(PREFIX) else Path(out)
         if not out.startswith(PREFIX) or os.path.lexists(folder):  # folders of Minari's are made when written
             check_target(folder, force)
-        if folder.is_dir() and self._format != "minari":
+        if folder.is_dir() and self._format == SHARDS and not is_shard_folder(out):
+            raise DataError(f"{folder} holds something else and will not be replaced; choose another name")
+        if folder.is_dir() and self._format not in ("minari", SHARDS):
             raise DataError(f"{folder} is a folder; give a file name")
         if os.path.lexists(folder) and self._format == "minari" and data_folder(folder) is None:
             raise DataError(f"{folder} holds something else and will not be replaced; choose another name")
@@ -45,14 +59,53 @@ class BuildTarget:
 
     def write(self, log: Any, seed: int) -> None:
         """The dataset, then its entry in the manifest; say what was written."""
-        from koffline.builders.manifest import add_to_manifest
         from koffline.data.sources import write_transitions
 
-        write_transitions(log, self._out, self._format, self._force)
+        if self._format == SHARDS:
+            with self.shard_writer() as writer:
+                writer.append(log)
+        else:
+            write_transitions(log, self._out, self._format, self._force)
+        self.record(log, seed)
+
+    @property
+    def is_shards(self) -> bool:
+        """Whether the dataset is to be a folder of shards."""
+        return self._format == SHARDS
+
+    def shard_writer(self) -> ShardWriter:
+        """What writes the folder of shards; ``record_shards`` follows."""
+        from koffline.data.shard_writer import ShardWriter
+
+        assert self._shard_rows is not None
+        return ShardWriter(self.path, self._shard_rows, self._force)
+
+    def record_shards(self, seed: int) -> None:
+        """The entry of a folder of shards in the manifest; say what was written."""
+        from koffline.data.lazy_opening import open_lazy
+
+        self.record(open_lazy(self.path), seed)
+
+    def record(self, log: Transitions | LazyTransitions, seed: int) -> None:
+        """The entry of the finished dataset in the manifest; say what was written."""
+        from koffline.builders.manifest import add_to_manifest
+
         command = shlex.join(["koffline", *sys.argv[1:]])
         add_to_manifest(self._manifest, self.path, log, command, seed)
         click.echo(f"{self._out}: {log}")
         click.echo(f"sha256 {log.sha256}, entry in {self._manifest}")
+
+
+def _checked_shards(out: str, format_: str | None, shard_rows: int) -> str:
+    """The name of the format. Raises ConfigError where shards cannot be asked for like that."""
+    from koffline.data.minari import PREFIX
+
+    if shard_rows < 1:
+        raise ConfigError(f"--shard-rows is {shard_rows}; give at least one row per shard")
+    if format_ is not None or out.startswith(PREFIX):
+        asked = f"--format {format_}" if format_ is not None else f"--out {out}"
+        raise ConfigError(f"{asked} and --shard-rows were both given; shards are HDF5 files, choose one")
+    return SHARDS
 
 
 def checked_seed(seed: int) -> int:

@@ -110,12 +110,19 @@ def validate(source: str, discrete: int | None, continuous: tuple[float, float] 
     default=None,
     help="Format; else told by TARGET's name.",
 )
+@click.option(
+    "--shard-rows",
+    type=int,
+    metavar="N",
+    help="Write a folder of shards of at most N rows, for logs larger than memory.",
+)
 @click.option("--force", is_flag=True, help="Replace TARGET if it exists.")
 @action_space_options
 def convert(
     source: str,
     target: str,
     format_: str | None,
+    shard_rows: int | None,
     force: bool,
     discrete: int | None,
     continuous: tuple[float, float] | None,
@@ -127,11 +134,28 @@ def convert(
       koffline data convert minari:cartpole/mixed-v0 cartpole.hdf5
       koffline data convert cartpole.hdf5 minari:cartpole/copy-v0
       koffline data convert cartpole.hdf5 buffer.h5 --format d3rlpy
+      koffline data convert large.hdf5 shards --shard-rows 1000000
     """
     from koffline.data.sources import open_transitions, write_transitions
 
+    if shard_rows is not None:
+        _convert_to_shards(source, target, format_, shard_rows, force, requested_space(discrete, continuous))
+        return
     log = open_transitions(source, requested_space(discrete, continuous))
     written = write_transitions(log, target, format_, force)
     for note in log.metadata.notes:
         click.echo(f"note: {note}")
     click.echo(f"{written.target} ({written.format}): {log}")
+
+
+def _convert_to_shards(
+    source: str, target: str, format_: str | None, shard_rows: int, force: bool, space: SpaceRequest | None
+) -> None:
+    from koffline.data.shard_conversion import convert_to_shards
+
+    if format_ is not None:
+        raise DataError(f"--format {format_} and --shard-rows were both given; shards are HDF5, choose one")
+    log = convert_to_shards(source, target, shard_rows, force, space)
+    for note in log.metadata.notes:
+        click.echo(f"note: {note}")
+    click.echo(f"{target} (shards): {log}")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import dataclasses
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,6 +53,25 @@ class RowBlock:
 
     def __len__(self) -> int:
         return len(self.rewards)
+
+    def part(self, start: int, stop: int) -> RowBlock:
+        """Rows start … stop − 1 of this block, as views."""
+        arrays: dict[str, Any] = {name: array[start:stop] for name, array in self.arrays().items()}
+        return dataclasses.replace(self, start=self.start + start, **arrays)
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """The arrays that this block has, by name."""
+        fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        return {name: value for name, value in fields.items() if isinstance(value, np.ndarray)}
+
+
+def join_blocks(blocks: Sequence[RowBlock]) -> RowBlock:
+    """Consecutive blocks of one shard as one."""
+    if len(blocks) == 1:
+        return blocks[0]
+    parts = [block.arrays() for block in blocks]
+    joined: dict[str, Any] = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    return dataclasses.replace(blocks[0], **joined)
 
 
 def checked_block(

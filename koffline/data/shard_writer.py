@@ -6,6 +6,8 @@ import contextlib
 import dataclasses
 import hashlib
 import os
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -17,6 +19,7 @@ from koffline.data.flat import KEYS
 from koffline.data.flat_shards import Column
 from koffline.data.hdf5 import DESCRIPTION, disk_faults
 from koffline.data.raw import describe_columns
+from koffline.data.row_block import RowBlock
 from koffline.data.shards import Manifest, ShardInfo, is_shard_folder, write_manifest
 from koffline.data.spaces import ActionSpace
 from koffline.data.transitions import Metadata, Transitions
@@ -43,8 +46,7 @@ class ShardWriter:
         self._force = force
         self._stack = contextlib.ExitStack()
         self._folder = self.target
-        self._first: Transitions | None = None
-        self._columns: dict[str, Column] = {}
+        self._kind: _Kind | None = None
         self._open: _OpenFile | None = None
         self._shards: list[ShardInfo] = []
 
@@ -74,88 +76,105 @@ class ShardWriter:
 
     def append(self, log: Transitions) -> None:
         """Write rows; their episodes are whole. Raises DataError where the log is of another kind."""
-        if self._first is None:
-            self._columns = _columns_of(log)
-            self._first = log.select([0]).with_metadata(log.metadata)
-        self._check_same_kind(log)
-        sizes = log.episode_lengths if log.has_episodes else np.ones(len(log), dtype=np.int64)
-        ends = np.cumsum(sizes)
-        done = 0
-        while done < len(sizes):
-            row = int(ends[done - 1]) if done else 0
+        columns = {name: getattr(log, name) for name in KEYS}
+        present = {name: array for name, array in columns.items() if array is not None}
+        self._append(present, log.action_space, log.metadata)
+
+    def append_block(self, block: RowBlock, action_space: ActionSpace) -> None:
+        """The same of rows that were read from shards."""
+        columns = block.arrays()
+        units = columns.pop("units")
+        if block.steps is not None:
+            columns["episode_ids"] = units
+        self._append(columns, action_space, Metadata())
+
+    def _append(self, columns: Mapping[str, np.ndarray], space: ActionSpace, metadata: Metadata) -> None:
+        if self._kind is None:
+            self._kind = _Kind(space, _columns_of(columns))
+            self.metadata = metadata if self.metadata is None else self.metadata
+        self._kind.check(_Kind(space, _columns_of(columns)), self.target)
+        rows = len(columns["rewards"])
+        if "steps" in columns:
+            ends = np.append(np.flatnonzero(columns["steps"][1:] == 0) + 1, rows)
+        else:
+            ends = np.arange(1, rows + 1)
+        done = row = 0
+        while row < rows:
             room = self.shard_rows - (self._open.rows if self._open else 0)
             fitting = int(np.searchsorted(ends, row + room, side="right"))
-            if fitting == done:
-                if self._open is not None:
-                    self._close_shard()
-                    continue
-                fitting = done + 1  # one episode that is longer than a shard
-            self._write(log, slice(row, int(ends[fitting - 1])), fitting - done)
-            done = fitting
+            if fitting == done and self._open is not None:
+                self._close_shard()
+                continue
+            fitting = max(fitting, done + 1)  # an episode may be longer than a shard
+            stop = int(ends[fitting - 1])
+            self._write({name: array[row:stop] for name, array in columns.items()}, fitting - done)
+            done, row = fitting, stop
 
-    def _write(self, log: Transitions, rows: slice, units: int) -> None:
+    def _write(self, columns: dict[str, np.ndarray], units: int) -> None:
+        assert self._kind is not None
         with disk_faults():
             if self._open is None:
                 name = f"shard-{len(self._shards):05d}.hdf5"
-                self._open = _OpenFile(self._folder / name, self._columns, self.shard_rows)
-            columns = {name: getattr(log, name)[rows] for name in self._columns}
-            if log.has_episodes:
+                self._open = _OpenFile(self._folder / name, self._kind.columns, self.shard_rows)
+            if "steps" in columns:
                 columns["episode_ids"] = self._open.episodes + np.cumsum(columns["steps"] == 0) - 1
-            self._open.append(columns, units if log.has_episodes else 0)
+            self._open.append(columns, units if "steps" in columns else 0)
 
     def _close_shard(self) -> None:
         assert self._open is not None
-        assert self._first is not None
         with disk_faults():
             file, self._open = self._open, None
-            has_episodes = self._first.has_episodes
-            description = describe_columns(
-                self._space, has_episodes, dataclasses.replace(self._said, sha256=None)
-            )
-            self._shards.append(file.finish(description))
+            self._shards.append(file.finish(describe_columns(*self._described())))
+
+    def _described(self) -> tuple[ActionSpace, bool, Metadata]:
+        """What each shard says: its own digest is not known before it is read, the folder's is another."""
+        assert self._kind is not None
+        assert self.metadata is not None
+        said = dataclasses.replace(self.metadata, sha256=None)
+        return self._kind.space, self._kind.has_episodes, said
 
     def _finish(self) -> None:
         if self._open is not None:
             self._close_shard()
-        if self._first is None:
+        if self._kind is None:
             raise DataError(f"{self.target}: no rows were given; append at least one")
-        manifest = Manifest(
-            self._space, self._columns, self._first.has_episodes, self._said, tuple(self._shards)
-        )
+        space, has_episodes, metadata = self._described()
+        manifest = Manifest(space, self._kind.columns, has_episodes, metadata, tuple(self._shards))
         digest = _digest(self._folder, manifest)
-        metadata = dataclasses.replace(self._said, sha256=digest)
+        metadata = dataclasses.replace(metadata, sha256=digest)
         write_manifest(self._folder, dataclasses.replace(manifest, metadata=metadata))
 
-    @property
-    def _space(self) -> ActionSpace:
-        assert self._first is not None
-        return self._first.action_space
+
+@dataclass(frozen=True)
+class _Kind:
+    """What all rows of a folder have in common."""
+
+    space: ActionSpace
+    columns: Mapping[str, Column]
 
     @property
-    def _said(self) -> Metadata:
-        assert self._first is not None
-        return self.metadata if self.metadata is not None else self._first.metadata
+    def has_episodes(self) -> bool:
+        return "steps" in self.columns
 
-    def _check_same_kind(self, log: Transitions) -> None:
-        if log.action_space != self._space:
+    def check(self, other: _Kind, target: Path) -> None:
+        """Raise DataError, naming the column, unless rows of another kind are of this one."""
+        if other.space != self.space:
             raise DataError(
-                f"{self.target}: rows with actions {log.action_space} after rows with {self._space}; "
-                "declare one space for all"
+                f"{target}: rows with actions {other.space} after rows with {self.space}; declare one space"
             )
-        columns = _columns_of(log)
-        for name in sorted({*columns, *self._columns}):
-            here, before = columns.get(name), self._columns.get(name)
+        for name in sorted({*other.columns, *self.columns}):
+            here, before = other.columns.get(name), self.columns.get(name)
             if here != before:
                 found = ["none" if c is None else f"{c.dtype} {c.shape}" for c in (here, before)]
                 raise DataError(
-                    f"{self.target}: rows with {name} {found[0]} after rows with {found[1]}; give them alike"
+                    f"{target}: rows with {name} {found[0]} after rows with {found[1]}; give them alike"
                 )
 
 
 class _OpenFile:
     """A shard being written."""
 
-    def __init__(self, path: Path, columns: dict[str, Column], most_rows: int) -> None:
+    def __init__(self, path: Path, columns: Mapping[str, Column], most_rows: int) -> None:
         import h5py
 
         self.path, self.rows, self.episodes = path, 0, 0
@@ -197,12 +216,10 @@ class _OpenFile:
             self._file.close()
 
 
-def _columns_of(log: Transitions) -> dict[str, Column]:
-    present = {name: getattr(log, name) for name in KEYS}
+def _columns_of(columns: Mapping[str, np.ndarray]) -> dict[str, Column]:
     return {
         name: Column(KEYS[name][0], array.dtype.name, tuple(array.shape[1:]))
-        for name, array in present.items()
-        if array is not None
+        for name, array in columns.items()
     }
 
 

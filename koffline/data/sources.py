@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal, overload
 
 import numpy as np
 
+from koffline.data import remote
 from koffline.data.files import reading
 from koffline.data.raw import RawLog, settle_actions
 from koffline.data.spaces import SpaceRequest
@@ -22,7 +23,10 @@ if TYPE_CHECKING:
 LogSource = str | os.PathLike[str] | Transitions
 FORMATS = ("hdf5", "minari", "npz", "d3rlpy")
 _SUFFIXES = {".hdf5": "hdf5", ".h5": "hdf5", ".npz": "npz"}
-_READABLE = "give a koffline, D4RL or d3rlpy HDF5 file, an NPZ archive, a Minari folder or minari:<id>"
+_READABLE = (
+    "give a koffline, D4RL or d3rlpy HDF5 file, an NPZ archive, a folder of shards, a Minari folder or "
+    "minari:<id>"
+)
 
 
 @overload
@@ -67,6 +71,8 @@ def open_raw(source: str | os.PathLike[str], action_space: SpaceRequest | None =
     from koffline.data.shards import is_shard_folder
 
     name = os.fspath(source)
+    if remote.is_url(name):
+        return _open_url(name, action_space)
     if name.startswith(PREFIX):
         folder = minari_folder(name.removeprefix(PREFIX))
         if not folder.exists():
@@ -81,6 +87,24 @@ def open_raw(source: str | os.PathLike[str], action_space: SpaceRequest | None =
     if path.is_dir():
         return read_minari(path, name, action_space)
     return _open_file(path, action_space)
+
+
+def _open_url(name: str, action_space: SpaceRequest | None) -> RawLog:
+    """A folder of shards, or a file that is copied here while it is read."""
+    from koffline.data.shards import is_shard_folder
+
+    if not remote.exists(name):
+        raise DataError(f"{name} does not exist; check the address")
+    if is_shard_folder(name):
+        return _loaded(name, action_space)
+    if remote.is_folder(name):
+        raise DataError(f"{name} is no folder of shards; {_READABLE}")
+    with remote.local_file(name) as path:
+        try:
+            log = _open_file(path, action_space)
+        except DataError as error:
+            raise DataError(str(error).replace(str(path), name)) from None
+    return replace(log, metadata=replace(log.metadata, source=name))
 
 
 def _loaded(name: str, action_space: SpaceRequest | None) -> RawLog:
