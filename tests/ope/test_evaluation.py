@@ -24,7 +24,13 @@ TOLERANCES = {
 }
 
 
-@pytest.mark.parametrize("name", TOLERANCES)
+DEFAULT_SUITE = ("chain_off", "chain_tuples", "grid_on", "linear_tuples")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [name if name in DEFAULT_SUITE else pytest.param(name, marks=pytest.mark.slow) for name in TOLERANCES],
+)
 def test_exact_answers(name: str) -> None:
     rows, tolerance = TOLERANCES[name]
     problem = EXACT_PROBLEMS[name](11, rows)

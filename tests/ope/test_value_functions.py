@@ -215,7 +215,7 @@ def test_an_evaluation_gives_its_value_function() -> None:
     assert starts.mean() == pytest.approx(estimate.value, rel=1e-5)
     assert "value_function" not in estimate.as_dict()
     assert "expected discounted" in str(koffline.Estimate.__doc__)
-    without = koffline.evaluate(log, SOFT, 0.9, estimator="lstdq")
+    without = koffline.evaluate(log, SOFT, 0.9, estimator="lstdq", **options)
     assert without.value_function is None
     with pytest.raises(DataError, match="Estimate is no value function"):
         as_value_function(without, THREE, (2,))
