@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -11,14 +11,20 @@ import click
 
 from koffline import __version__
 from koffline.errors import KofflineError
+from koffline.run_record import command_line
 
 
 class KofflineGroup(click.Group):
     """A group whose sub-commands turn a KofflineError into one line on stderr and exit code 2."""
 
+    def _run(self, args: Sequence[str] | None = None, *others: Any, **extra: Any) -> Any:
+        """click's own, in the knowledge of the command line."""
+        with command_line(sys.argv[1:] if args is None else args):
+            return super().main(args, *others, **extra)
+
     def main(self, *args: Any, **extra: Any) -> Any:
         """As click's, but a usage error is one line too."""
-        run: Callable[..., Any] = super().main
+        run = self._run
         if not extra.pop("standalone_mode", True):
             return run(*args, standalone_mode=False, **extra)
         try:
@@ -75,6 +81,7 @@ class LazyGroup(KofflineGroup):
         "plot": ("koffline.runs.commands", "plot"),
         "plot-all": ("koffline.runs.commands", "plot_all"),
         "record": ("koffline.runs.commands", "record"),
+        "repeat": ("koffline.repeat.command", "repeat"),
         "reproduce": ("koffline.experiments.command", "reproduce"),
         "select": ("koffline.ope.selection.command", "select"),
         "stats": ("koffline.runs.commands", "stats"),

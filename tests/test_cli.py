@@ -116,7 +116,12 @@ def test_report_directory(log: Path, tmp_path: Path) -> None:
     assert result.exit_code == 0, result.stderr
     assert "truth" in result.stdout
     assert str(out / "report.html") in result.stdout.replace("\n", "")
-    assert sorted(path.name for path in out.iterdir()) == ["estimate.json", "plots", "report.html"]
+    assert sorted(path.name for path in out.iterdir()) == [
+        "estimate.json",
+        "plots",
+        "report.html",
+        "run.json",
+    ]
     before = (out / "estimate.json").read_text()
     refused = run(*arguments)
     assert refused.exit_code == 2
@@ -416,7 +421,7 @@ def test_every_estimator_in_one_table_and_one_page(log: Path, tmp_path: Path) ->
     assert done.exit_code == 0, done.output
     for name in ("kloss", "mwl", "wpdis", "drl", "kernel-certified", "truth"):
         assert name in done.output
-    assert {path.name for path in out.iterdir()} == {"estimates.json", "plots", "report.html"}
+    assert {path.name for path in out.iterdir()} == {"estimates.json", "plots", "report.html", "run.json"}
     assert (out / "plots" / "forest.png").stat().st_size > 5000
     page = (out / "report.html").read_text(encoding="utf-8")
     assert "What the intervals assume" in page

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-import shlex
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +14,7 @@ import click
 
 from koffline.data.commands import action_space_options, requested_space
 from koffline.errors import ConfigError
+from koffline.run_record import StartedRun, shown_command, start_run
 
 _ALL = "all"  # every estimator
 _EXAMPLES = """What is POLICY worth from the initial states of DATA?
@@ -92,11 +92,14 @@ def evaluate(
         from koffline.report.folder import check_output_directory
 
         check_output_directory(Path(out), force, _marker(several))
+    run = start_run("evaluate") if out is not None else None
     # A user's policy may print while it is imported or called: stdout belongs to the result alone.
     with contextlib.redirect_stdout(sys.stderr):
         space = requested_space(discrete, continuous)
         found = _evaluate(data, policy, layers, initial_states, space, several)
-    page = None if out is None else _write(found, Path(out), true_value, force, several)
+    page = None
+    if out is not None and run is not None:
+        page = _write(found, Path(out), true_value, force, several, run)
     if as_json:
         click.echo(found.to_json())
         return
@@ -156,15 +159,19 @@ def _marker(several: tuple[str, ...] | None) -> str:
     return MARKER
 
 
-def _write(found: Any, out: Path, truth: float | None, force: bool, several: tuple[str, ...] | None) -> Path:
-    command = shlex.join(["koffline", *sys.argv[1:]])
+def _write(
+    found: Any, out: Path, truth: float | None, force: bool, several: tuple[str, ...] | None, run: StartedRun
+) -> Path:
+    from koffline.ope.estimate import plain
+
+    record = run.finish(seed=found.seed, settings=plain(found.settings), seconds=round(found.seconds, 3))
     if several is None:
         from koffline.report.page import write_report
 
-        return write_report(found, out, truth, command, force)
+        return write_report(found, out, truth, shown_command(), force, record)
     from koffline.report.estimators_page import write_estimates
 
-    return write_estimates(found, out, truth, command, force)
+    return write_estimates(found, out, truth, shown_command(), force, record)
 
 
 def _evaluate(

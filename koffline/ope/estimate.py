@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
+from koffline.ope.as_json import as_json
 from koffline.ope.interval import Interval, finite_or_none, percent
 from koffline.ope.intervals.sensitivity import NormSensitivity
 from koffline.ope.value_functions import ValueFunction
@@ -86,9 +86,9 @@ class Estimate:
             "seconds": round(self.seconds, 3),
         }
 
-    def to_json(self) -> str:
-        """One JSON object, keys in reading order."""
-        return json.dumps(self.as_dict(), indent=2, allow_nan=False, ensure_ascii=False)
+    def to_json(self, timing: bool = True) -> str:
+        """One JSON object, keys in reading order. timing: with the seconds that it took."""
+        return as_json(self.as_dict(), timing)
 
     def __str__(self) -> str:
         about = f"{self.estimator}, γ = {self.gamma:g}, {self.n_transitions} transitions"

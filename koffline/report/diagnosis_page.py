@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from koffline.ope.diagnose.diagnosis import Diagnosis
 from koffline.ope.diagnose.findings import Z_NOTE, describe_action, describe_place
@@ -13,16 +15,23 @@ from koffline.report.html import render, save_figures
 MARKER = "diagnosis.json"
 
 
-def write_diagnosis(diagnosis: Diagnosis, out: Path, command: str, force: bool = False) -> Path:
+def write_diagnosis(
+    diagnosis: Diagnosis,
+    out: Path,
+    command: str,
+    force: bool = False,
+    run: Mapping[str, Any] | None = None,
+) -> Path:
     """``diagnosis.json``, ``plots/*.png`` and ``report.html`` in ``out``; returns the page's path.
 
-    An earlier report is replaced only with ``force`` and only once the new one is complete.
+    An earlier report is replaced only with ``force`` and only once the new one is complete. run: the
+    content of run.json.
     """
 
     def fill(folder: Path) -> None:
         figures = draw_diagnosis(diagnosis)
         save_figures(figures, folder)
-        (folder / MARKER).write_text(diagnosis.to_json() + "\n", encoding="utf-8")
+        (folder / MARKER).write_text(diagnosis.to_json(timing=False) + "\n", encoding="utf-8")
         page = render(
             "diagnosis_page.html.j2",
             figures,
@@ -36,5 +45,5 @@ def write_diagnosis(diagnosis: Diagnosis, out: Path, command: str, force: bool =
         )
         (folder / "report.html").write_text(page, encoding="utf-8")
 
-    write_folder(out, fill, MARKER, force)
+    write_folder(out, fill, MARKER, force, run)
     return out / "report.html"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from koffline.ope.estimators.table import EstimateTable
 from koffline.report.estimators_plots import plot_forest
@@ -15,11 +17,17 @@ MARKER = "estimates.json"
 
 
 def write_estimates(
-    table: EstimateTable, out: Path, truth: float | None, command: str, force: bool = False
+    table: EstimateTable,
+    out: Path,
+    truth: float | None,
+    command: str,
+    force: bool = False,
+    run: Mapping[str, Any] | None = None,
 ) -> Path:
     """``estimates.json``, ``plots/*.png`` and ``report.html`` in ``out``; returns the page's path.
 
-    An earlier report is replaced only with ``force`` and only once the new one is complete.
+    An earlier report is replaced only with ``force`` and only once the new one is complete. run: the
+    content of run.json.
     """
 
     def fill(folder: Path) -> None:
@@ -27,7 +35,7 @@ def write_estimates(
         if table.sensitivity is not None:
             figures["sensitivity"] = plot_norm_sensitivity(table.sensitivity, truth)
         save_figures(figures, folder)
-        (folder / MARKER).write_text(table.to_json() + "\n", encoding="utf-8")
+        (folder / MARKER).write_text(table.to_json(timing=False) + "\n", encoding="utf-8")
         warnings = [f"{', '.join(names)}: {text}" for text, names in collected_warnings(table)]
         page = render(
             "estimators_page.html.j2",
@@ -40,5 +48,5 @@ def write_estimates(
         )
         (folder / "report.html").write_text(page, encoding="utf-8")
 
-    write_folder(out, fill, MARKER, force)
+    write_folder(out, fill, MARKER, force, run)
     return out / "report.html"

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from koffline.errors import ConfigError
+from koffline.run_record import FILE
 
 
 def check_output_directory(out: Path, force: bool, marker: str) -> None:
@@ -42,10 +45,17 @@ def _probe(out: Path, parent: Path) -> None:
         ) from None
 
 
-def write_folder(out: Path, fill: Callable[[Path], None], marker: str, force: bool = False) -> None:
+def write_folder(
+    out: Path,
+    fill: Callable[[Path], None],
+    marker: str,
+    force: bool = False,
+    run: Mapping[str, Any] | None = None,
+) -> None:
     """Let ``fill`` write into a temporary directory beside ``out`` and give that its name once complete.
 
-    What was there is replaced only with ``force`` and only then.
+    What was there is replaced only with ``force`` and only then. run: the content of run.json, where all that
+    differs from one day to the next belongs: what ``fill`` writes should be the same bytes every time.
     """
     check_output_directory(out, force, marker)
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -53,6 +63,8 @@ def write_folder(out: Path, fill: Callable[[Path], None], marker: str, force: bo
     try:
         os.chmod(part, 0o777 & ~_umask())
         fill(part)
+        if run is not None:
+            (part / FILE).write_text(json.dumps(run, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
         _put_in_place(part, out)
     except BaseException:
         shutil.rmtree(part, ignore_errors=True)

@@ -41,7 +41,10 @@ def save_figures(figures: Mapping[str, Figure], folder: Path) -> None:
 
 def _svg(figure: Figure) -> str:
     """The figure as an inline element, without the XML prologue and metadata."""
+    import matplotlib as mpl
+
     buffer = io.StringIO()
-    figure.savefig(buffer, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
+    with mpl.rc_context({"svg.hashsalt": "koffline"}):  # names inside by content, not by chance
+        figure.savefig(buffer, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
     text = buffer.getvalue()
     return text[text.index("<svg") :]

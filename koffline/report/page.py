@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from koffline.ope.estimate import Estimate
 from koffline.report import plots
@@ -18,20 +19,26 @@ MARKER = "estimate.json"
 
 
 def write_report(
-    estimate: Estimate, out: Path, truth: float | None, command: str, force: bool = False
+    estimate: Estimate,
+    out: Path,
+    truth: float | None,
+    command: str,
+    force: bool = False,
+    run: Mapping[str, Any] | None = None,
 ) -> Path:
     """``estimate.json``, ``plots/*.png`` and ``report.html`` in ``out``; returns the page's path.
 
-    An earlier report is replaced only with ``force`` and only once the new one is complete.
+    An earlier report is replaced only with ``force`` and only once the new one is complete. run: the
+    content of run.json.
     """
 
     def fill(folder: Path) -> None:
         figures = _figures(estimate, truth)
         save_figures(figures, folder)
-        (folder / MARKER).write_text(estimate.to_json() + "\n", encoding="utf-8")
+        (folder / MARKER).write_text(estimate.to_json(timing=False) + "\n", encoding="utf-8")
         (folder / "report.html").write_text(render_page(estimate, figures, truth, command), encoding="utf-8")
 
-    write_folder(out, fill, MARKER, force)
+    write_folder(out, fill, MARKER, force, run)
     return out / "report.html"
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from koffline.ope.selection.ranking import PolicyRanking
 from koffline.report.folder import write_folder
@@ -17,13 +18,22 @@ if TYPE_CHECKING:
 MARKER = "ranking.json"
 
 
-def write_ranking(ranking: PolicyRanking, out: Path, command: str, force: bool = False) -> Path:
-    """``ranking.json``, ``plots/*.png`` and ``report.html`` in ``out``; returns the page's path."""
+def write_ranking(
+    ranking: PolicyRanking,
+    out: Path,
+    command: str,
+    force: bool = False,
+    run: Mapping[str, Any] | None = None,
+) -> Path:
+    """``ranking.json``, ``plots/*.png`` and ``report.html`` in ``out``; returns the page's path.
+
+    run: the content of run.json.
+    """
 
     def fill(folder: Path) -> None:
         figures = _figures(ranking)
         save_figures(figures, folder)
-        (folder / MARKER).write_text(ranking.to_json() + "\n", encoding="utf-8")
+        (folder / MARKER).write_text(ranking.to_json(timing=False) + "\n", encoding="utf-8")
         page = render(
             "selection_page.html.j2",
             figures,
@@ -34,7 +44,7 @@ def write_ranking(ranking: PolicyRanking, out: Path, command: str, force: bool =
         )
         (folder / "report.html").write_text(page, encoding="utf-8")
 
-    write_folder(out, fill, MARKER, force)
+    write_folder(out, fill, MARKER, force, run)
     return out / "report.html"
 
 

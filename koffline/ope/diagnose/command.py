@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import shlex
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import click
 
 from koffline.data.commands import action_space_options, requested_space
 from koffline.errors import ConfigError
+from koffline.run_record import shown_command, start_run
 
 _OWN = ("kloss", "fqe")
 _FOLDS = 2
@@ -86,14 +86,19 @@ def diagnose(
         from koffline.report.folder import check_output_directory
 
         check_output_directory(Path(out), force, MARKER)
+    run = start_run("diagnose") if out is not None else None
     # A user's policy or model may print while it is imported or called: stdout belongs to the result alone.
     with contextlib.redirect_stdout(sys.stderr):
         diagnosis = _diagnose(data, policy, model, requested_space(discrete, continuous), settings, options)
     page = None
-    if out is not None:
+    if out is not None and run is not None:
+        from koffline.ope.estimate import plain
         from koffline.report.diagnosis_page import write_diagnosis
 
-        page = write_diagnosis(diagnosis, Path(out), shlex.join(["koffline", *sys.argv[1:]]), force)
+        record = run.finish(
+            seed=diagnosis.seed, settings=plain(diagnosis.settings), seconds=round(diagnosis.seconds, 3)
+        )
+        page = write_diagnosis(diagnosis, Path(out), shown_command(), force, record)
     if as_json:
         click.echo(diagnosis.to_json())
         return

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
+from koffline.ope.as_json import as_json
 from koffline.ope.bellman_test.result import BellmanTest, TestedRows
 from koffline.ope.bellman_test.witness import Region, WitnessMap, WitnessValues
 from koffline.ope.coverage import Coverage
@@ -90,9 +90,9 @@ class Diagnosis:
             "seconds": round(self.seconds, 3),
         }
 
-    def to_json(self) -> str:
-        """One JSON object, keys in reading order."""
-        return json.dumps(self.as_dict(), indent=2, allow_nan=False, ensure_ascii=False)
+    def to_json(self, timing: bool = True) -> str:
+        """One JSON object, keys in reading order. timing: with the seconds that it took."""
+        return as_json(self.as_dict(), timing)
 
     def __str__(self) -> str:
         return "\n".join([*self.findings, *(f"warning: {sentence}" for sentence in self.warnings)])

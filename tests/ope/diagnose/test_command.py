@@ -45,7 +45,12 @@ def test_table_and_report(log) -> None:
         "not known which",
     ):
         assert part in done.output
-    assert {path.name for path in Path("why").iterdir()} == {"plots", "diagnosis.json", "report.html"}
+    assert {path.name for path in Path("why").iterdir()} == {
+        "plots",
+        "diagnosis.json",
+        "report.html",
+        "run.json",
+    }
     assert {path.name for path in Path("why/plots").iterdir()} == {
         f"{name}.png" for name in ("map", "regions", "by_value", "by_step", "residuals", "coverage")
     }

@@ -58,7 +58,7 @@ def test_table_and_report(log, tmp_path):
     assert done.exit_code == 0, done.output
     assert "May be the best" in done.output
     assert "Against the truth" not in done.output
-    assert {path.name for path in out.iterdir()} == {"plots", "ranking.json", "report.html"}
+    assert {path.name for path in out.iterdir()} == {"plots", "ranking.json", "report.html", "run.json"}
     again = run(log, *TWO, "--out", str(out), *QUICK)
     assert again.exit_code == 2
     assert "is not empty" in again.stderr

@@ -1,0 +1,1 @@
+"""A run again from its record, and whether its results are the same."""

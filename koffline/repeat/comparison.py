@@ -1,0 +1,74 @@
+"""Two folders of one run, byte by byte: which files are its results, and which of them differ."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+_BLOCK = 1 << 20
+# What differs from one day to the next (seconds, dates, the machine), and the state to go on from.
+_NOT_RESULTS = re.compile(
+    r"(^|/)(run\.json|[^/]*\.run\.json|\.[^/]*|timing_[^/]*\.csv|time_[^/]*\.csv|timing\.json|checkpoint\.pt"
+    r"|(checkpoints|cells|tensorboard|packed|errors)/.*|manifest\.json)$"
+)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """same: names of equal files; different, missing (in the second folder), new (only there): the others."""
+
+    same: tuple[str, ...]
+    different: tuple[str, ...]
+    missing: tuple[str, ...]
+    new: tuple[str, ...]
+
+    @property
+    def is_equal(self) -> bool:
+        """Whether every result is there with the same bytes."""
+        return not (self.different or self.missing or self.new)
+
+    def lines(self) -> list[str]:
+        """A line per file that is not the same."""
+        return [
+            *(f"differs: {name}" for name in self.different),
+            *(f"missing: {name}" for name in self.missing),
+            *(f"new: {name}" for name in self.new),
+        ]
+
+
+def compare_folders(first: Path, second: Path, only: str | None = None) -> Comparison:
+    """Compare the results in two folders. only: a regular expression that their names begin with."""
+    before, after = results_of(first, only), results_of(second, only)
+    common = [name for name in before if name in after]
+    equal = [name for name in common if same_bytes(first / name, second / name)]
+    return Comparison(
+        tuple(equal),
+        tuple(name for name in common if name not in equal),
+        tuple(name for name in before if name not in after),
+        tuple(name for name in after if name not in before),
+    )
+
+
+def results_of(folder: Path, only: str | None = None) -> list[str]:
+    """Names of the result files in a folder, in order: all but records, clocks and states to go on from."""
+    return sorted(name for name in _names(folder) if only is None or re.match(only, name))
+
+
+def same_bytes(first: Path, second: Path) -> bool:
+    """Whether two files hold the same."""
+    if first.stat().st_size != second.stat().st_size:
+        return False
+    with first.open("rb") as one, second.open("rb") as other:
+        while block := one.read(_BLOCK):
+            if block != other.read(_BLOCK):
+                return False
+    return True
+
+
+def _names(folder: Path) -> Iterator[str]:
+    for path in folder.rglob("*"):
+        name = path.relative_to(folder).as_posix()
+        if path.is_file() and not _NOT_RESULTS.search(name):
+            yield name

@@ -1,0 +1,165 @@
+"""The record of a run, wherever its command keeps it, and whether what it read is still the same."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from koffline.errors import ConfigError
+from koffline.run_record import FILE, THREADS, available_cores, digests_of, machine, versions
+
+_MANIFEST = "manifest.json"
+_BESIDE = ".run.json"
+CONFIGURED = ("train", "online")  # commands whose record holds every setting
+
+
+@dataclass(frozen=True)
+class RecordedRun:
+    """A run that can be repeated.
+
+    folder: where its results lie; names: a regular expression of theirs, None for all files there; target:
+    what ``--out`` named within the folder, None where that is the folder itself. call: as `describe_call`
+    gives it. config: all settings of a training run.
+    """
+
+    kind: str
+    folder: Path
+    call: Mapping[str, Any]
+    names: str | None = None
+    target: str | None = None
+    config: Mapping[str, Any] | None = None
+
+    @property
+    def arguments(self) -> list[str]:
+        """The words after ``koffline``."""
+        return list(self.call["arguments"])
+
+    @property
+    def directory(self) -> Path:
+        """Where the command was given; relative names of inputs count from there."""
+        return Path(self.call["directory"])
+
+
+def read_run(run: Path) -> RecordedRun:
+    """The record of a folder with run.json, of NAME.json of an experiment, or of a dataset in a manifest.
+
+    Raises ConfigError in one line where there is none, or where it says too little.
+    """
+    if not run.exists():
+        raise ConfigError(f"{run} does not exist; name the folder of a run, or a dataset that was built")
+    if run.is_dir() and not (run / FILE).exists():
+        records = sorted(run.glob(f"*{_BESIDE}"))
+        if len(records) == 1:
+            return _of_experiment(records[0])
+        if records:
+            names = ", ".join(str(path.with_name(_stem(path) + ".json")) for path in records)
+            raise ConfigError(f"{run} holds several experiments; name one: {names}")
+    if run.is_dir() and (run / FILE).exists():
+        record = _read(run / FILE)
+        return _checked(RecordedRun(_kind(record), run, _call(record), config=record.get("config")), run)
+    beside = run.with_name(f"{run.stem}{_BESIDE}")
+    return _of_experiment(beside) if beside.exists() else _of_dataset(run)
+
+
+def check_inputs(run: RecordedRun) -> list[str]:
+    """Raise ConfigError where an input is missing or not what it was; else remarks on what differs besides.
+
+    To be called in the run's directory.
+    """
+    known: Mapping[str, str] = run.call["inputs"]
+    skipped = run.arguments[1:2] if run.kind in CONFIGURED else []  # the config's settings are in the record
+    found = digests_of(name for name in known if name not in skipped)
+    for name, digest in known.items():
+        if name in skipped:
+            continue
+        if name not in found:
+            raise ConfigError(f"the input {name} is gone from {run.directory}; put it back to repeat the run")
+        if found[name] != digest:
+            raise ConfigError(
+                f"the input {name} is not what the run read (sha256 {found[name][:12]}…, then "
+                f"{digest[:12]}…); put the old one back to repeat the run"
+            )
+    return _remarks(run.call)
+
+
+def _remarks(call: Mapping[str, Any]) -> list[str]:
+    there, here = call.get("versions", {}), versions()
+    remarks = [
+        f"{name} was {there.get(name, 'absent')}, is {here.get(name, 'absent')}"
+        for name in [*there, *(name for name in here if name not in there)]
+        if there.get(name) != here.get(name)
+    ]
+    if call.get("machine", machine()) != machine():
+        remarks.append(f"the machine was {call['machine']}, is {machine()}")
+    cores = call.get("threads", {}).get("cores", available_cores())
+    if cores != available_cores() and not any(call["threads"].get(name) for name in THREADS):
+        remarks.append(f"the run had {cores} cores, this process {available_cores()}")
+    return remarks
+
+
+def _of_experiment(path: Path) -> RecordedRun:
+    record = _read(path)
+    names = re.escape(_stem(path)) + r"\."
+    return _checked(RecordedRun(_kind(record), path.parent, _call(record), names=names), path)
+
+
+def _of_dataset(path: Path) -> RecordedRun:
+    """The entry of a file or folder in the manifest beside it."""
+    entry = _read(path.parent / _MANIFEST).get(path.name) if (path.parent / _MANIFEST).exists() else None
+    if not isinstance(entry, dict):
+        raise ConfigError(
+            f"{path} has no {FILE} and no entry in a {_MANIFEST} beside it; name the folder of a run, or a "
+            "dataset that koffline build wrote"
+        )
+    call = dict(_call(entry))
+    if call:
+        call["directory"] = str((path.parent / call.get("directory", ".")).resolve())
+    names = re.escape(path.name) + "(/|$)"
+    return _checked(RecordedRun("build", path.parent, call, names=names, target=path.name), path)
+
+
+def _checked(run: RecordedRun, where: Path) -> RecordedRun:
+    call = run.call
+    complete = (
+        isinstance(call.get("arguments"), list)
+        and all(isinstance(word, str) for word in call["arguments"])
+        and isinstance(call.get("inputs"), dict)
+        and isinstance(call.get("directory"), str)
+        and call["arguments"][:1] == [run.kind]
+    )
+    if not complete:
+        raise ConfigError(
+            f"{where} does not say by which command line it was made (a run from Python, or of an older "
+            "koffline); repeat it by its own program"
+        )
+    if not run.directory.is_dir():
+        raise ConfigError(f"{where} was made in {run.directory}, which is gone; make that folder again")
+    return run
+
+
+def _kind(record: Mapping[str, Any]) -> str:
+    call = _call(record)
+    return str(record.get("kind") or (call.get("arguments") or ["train"])[0])
+
+
+def _call(record: Mapping[str, Any]) -> Mapping[str, Any]:
+    call = record.get("call")
+    return call if isinstance(call, dict) else {}
+
+
+def _stem(path: Path) -> str:
+    return path.name.removesuffix(_BESIDE)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path} cannot be read ({type(error).__name__}); the run is damaged") from None
+    if not isinstance(content, dict):
+        raise ConfigError(f"{path} is no record of a run; name the folder of a run")
+    return content

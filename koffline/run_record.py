@@ -1,0 +1,203 @@
+"""What it takes to repeat a run: its command line, the digests of what it read, threads and versions.
+
+Every folder of results gets this record as run.json, with all that differs from one day to the next: dates,
+seconds, the machine. The other files of the folder depend on the inputs, the settings and the seed alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib.metadata
+import importlib.util
+import os
+import platform
+import shlex
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from koffline.run_folders import now
+
+FILE = "run.json"
+THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+PACKAGES = ("koffline", "torch", "numpy", "scipy", "h5py", "d3rlpy", "gymnasium", "mujoco", "matplotlib")
+_FORMAT = 1
+_WHERE = ("--out", "--resume", "--force", "--manifest")  # of a result, not of what it is
+_WITHOUT_VALUE = ("--force",)
+_BLOCK = 1 << 20
+_arguments: ContextVar[tuple[str, ...] | None] = ContextVar("arguments", default=None)
+
+
+@contextlib.contextmanager
+def command_line(arguments: Sequence[str]) -> Iterator[None]:
+    """The block runs for a command line; arguments: its words after ``koffline``."""
+    token = _arguments.set(tuple(arguments))
+    try:
+        yield
+    finally:
+        _arguments.reset(token)
+
+
+def full_command() -> str:
+    """The command line that runs, as it was typed; of a call from Python, the program's."""
+    return shlex.join(["koffline", *_running()])
+
+
+def shown_command() -> str:
+    """The command line without where its results go: what results may quote and stay the same anywhere."""
+    return shlex.join(["koffline", *without_place(_running())])
+
+
+def without_place(arguments: Sequence[str]) -> list[str]:
+    """The words without --out, --resume, --manifest and --force, and their values."""
+    kept: list[str] = []
+    words = iter(range(len(arguments)))
+    for place in words:
+        word = arguments[place]
+        option, assigned, _ = word.partition("=")
+        if option not in _WHERE:
+            kept.append(word)
+            continue
+        following = arguments[place + 1] if place + 1 < len(arguments) else "-"
+        flag = option in _WITHOUT_VALUE or (option == "--resume" and arguments[0] != "online")
+        if not assigned and not flag and not following.startswith("--"):
+            next(words)
+    return kept
+
+
+@dataclass(frozen=True, eq=False)
+class StartedRun:
+    """A run of a command: when it began, and its call (None where it was not begun from the command line)."""
+
+    kind: str
+    started: str
+    call: dict[str, Any] | None
+
+    def finish(self, **known: Any) -> dict[str, Any]:
+        """The content of run.json. known: seconds, seed, settings, and what else the command knows."""
+        record = {"format": _FORMAT, "kind": self.kind, **known}
+        return {**record, "call": self.call, "started": self.started, "finished": now()}
+
+
+def start_run(kind: str, inputs: Iterable[str | Path | None] = ()) -> StartedRun:
+    """The run of the command ``kind`` that begins now; before its long part, as inputs are read for digests.
+
+    inputs: files and folders that it reads without being named on the command line.
+    """
+    return StartedRun(kind, now(), describe_call(kind, inputs))
+
+
+def describe_call(kind: str, inputs: Iterable[str | Path | None] = ()) -> dict[str, Any] | None:
+    """How to call this again, as plain JSON values; None where the command that runs is no ``kind``."""
+    arguments = _arguments.get()
+    if arguments is None or arguments[:1] != (kind,):
+        return None
+    named = [*_named(without_place(arguments)), *(str(path) for path in inputs if path is not None)]
+    return {
+        "command": shlex.join(["koffline", *arguments]),
+        "arguments": list(arguments),
+        "directory": str(Path.cwd()),
+        "inputs": digests_of(named),
+        "threads": {name: os.environ.get(name) for name in THREADS} | {"cores": available_cores()},
+        "versions": versions(),
+        "machine": machine(),
+    }
+
+
+def digests_of(names: Iterable[str]) -> dict[str, str]:
+    """SHA-256 of every file or folder that is there, by its name; modules and minari:<id> by theirs."""
+    found = {name: _path_of(name) for name in dict.fromkeys(names)}
+    return {name: digest_of(path) for name, path in found.items() if path is not None}
+
+
+def digest_of(path: Path) -> str:
+    """SHA-256 of a file's bytes; of a folder, of the names and digests of all files in it."""
+    if path.is_dir():
+        files = sorted(part for part in path.rglob("*") if part.is_file() and "__pycache__" not in part.parts)
+        lines = [f"{part.relative_to(path).as_posix()} {digest_of(part)}\n" for part in files]
+        return hashlib.sha256("".join(lines).encode()).hexdigest()
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(_BLOCK):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def versions() -> dict[str, str]:
+    """Python and the packages that decide numbers and files; those that are not installed are left out."""
+    found = {"python": platform.python_version()}
+    for name in PACKAGES:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
+    return found
+
+
+def machine() -> str:
+    """System and processor, without the machine's name."""
+    return f"{platform.system()} {platform.machine()}, {_processor()}"
+
+
+def available_cores() -> int:
+    """Cores that this process may use; libraries start as many threads unless they are told otherwise."""
+    affinity = getattr(os, "sched_getaffinity", None)
+    return len(affinity(0)) if affinity is not None else os.cpu_count() or 1
+
+
+def _processor() -> str:
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return " ".join(line.partition(":")[2].split())
+    return platform.processor() or "unknown processor"
+
+
+def _running() -> tuple[str, ...]:
+    arguments = _arguments.get()
+    return tuple(sys.argv[1:]) if arguments is None else arguments
+
+
+def _named(arguments: Sequence[str]) -> list[str]:
+    """Every part of the words that may be the name of something: KEY=A,B, epsilon:0.1:FILE."""
+    names: list[str] = []
+    for word in arguments[1:]:
+        for part in word.partition("=")[2].split(",") if "=" in word else [word]:
+            names.append(part)
+            while part.startswith("epsilon:") and part.count(":") > 1:
+                part = part.split(":", 2)[2]
+                names.append(part)
+    return names
+
+
+def _path_of(name: str) -> Path | None:
+    """The file or folder behind a name; None where it is no name of one."""
+    if name.startswith("-") or name in ("", ".", "/"):
+        return None
+    with contextlib.suppress(OSError, ValueError):
+        path = Path(name).expanduser()
+        if path.exists():
+            return path
+    if name.startswith("minari:"):
+        from koffline.data.minari import minari_folder
+
+        with contextlib.suppress(Exception):
+            folder = minari_folder(name.removeprefix("minari:"))
+            return folder if folder.is_dir() else None
+    return _module_file(name)
+
+
+def _module_file(name: str) -> Path | None:
+    """The source of ``package.module:name``."""
+    module, colon, attribute = name.partition(":")
+    if not colon or not attribute.isidentifier() or not all(map(str.isidentifier, module.split("."))):
+        return None
+    try:
+        found = importlib.util.find_spec(module)
+    except (ImportError, ValueError, AttributeError):
+        return None
+    except Exception:  # a package that fails while it is imported: its user will be told when it is used
+        return None
+    return None if found is None or not found.has_location else Path(str(found.origin))
