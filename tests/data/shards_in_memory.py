@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 
@@ -20,6 +21,7 @@ class MemoryShards:
 
     logs: list[Transitions]
     rows_read: int = 0
+    opened: int = 0
     metadata: Metadata = field(default_factory=Metadata)
     sha256: str = "0" * 64
 
@@ -71,6 +73,15 @@ class MemoryShards:
             units = np.searchsorted(log.episode_starts, units, side="right") - 1
         steps = None if log.steps is None else log.steps[start:stop]
         return RowBlock(shard, start, steps=steps, units=units, **columns)
+
+    @contextlib.contextmanager
+    def open_shard(self, shard: int):
+        self.opened += 1
+        yield shard
+
+    def block_of(self, opened: int, shard: int, start: int, stop: int) -> RowBlock:
+        assert opened == shard
+        return self.read_rows(shard, start, stop)
 
     def load(self) -> Transitions:
         """All rows in one log."""

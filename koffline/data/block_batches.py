@@ -1,0 +1,232 @@
+"""Mini-batches from a log on disk: a pool of random blocks in memory, which are replaced one by one.
+
+A row at random from a file costs milliseconds, a row of a block microseconds. Blocks are visited in random
+order, every row once in an epoch; each block waits in a slot of the pool, its rows shuffled, until all of
+them have been drawn. A batch takes its rows from different slots in turn, so that rows that lie side by side
+in the log hardly ever meet in a batch.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from koffline.data.block_order import BlockOrder, Fragment
+from koffline.data.log_samples import Part
+from koffline.data.row_block import ROW_COLUMNS, RowBlock
+from koffline.data.shard_reader import ShardReader
+from koffline.errors import ConfigError
+
+if TYPE_CHECKING:
+    from koffline.data.lazy import LazyTransitions
+
+# Smaller blocks mix better, larger ones are read faster; a pool has about _SLOTS of them.
+_MOST_BLOCK_ROWS, _LEAST_BLOCK_ROWS, _SLOTS = 4096, 64, 256
+_DEFAULT_POOL = 2**29
+# Blocks that are read ahead of the draws.
+_AHEAD = 2
+
+
+@dataclass(frozen=True, eq=False)
+class RowBatch:
+    """B rows of a log, in the dtypes of its ``RowBlock``; shards and rows (B,) say where they are from.
+
+    next_actions (B, ...), where asked for: of the row below in the same episode, else the row's own.
+    """
+
+    observations: np.ndarray
+    actions: np.ndarray
+    rewards: np.ndarray
+    next_observations: np.ndarray
+    terminated: np.ndarray
+    truncated: np.ndarray
+    shards: np.ndarray
+    rows: np.ndarray
+    next_actions: np.ndarray | None = None
+    behavior_log_probabilities: np.ndarray | None = None
+    weights: np.ndarray | None = None
+
+    def __len__(self) -> int:
+        return len(self.rewards)
+
+
+class BlockSampler:
+    """Draws mini-batches; every row comes once in an epoch, and the pool always has rows of many blocks.
+
+    memory: bytes of the pool, or pool_rows: its rows; block_rows: rows read at once. part: draws from that
+    side of a split by units alone. The same seed on the same shards gives the same batches. Raises
+    ConfigError for a pool without room, DataError for a shard that cannot be read.
+    """
+
+    def __init__(
+        self,
+        log: LazyTransitions,
+        seed: int,
+        *,
+        memory: int | None = None,
+        pool_rows: int | None = None,
+        block_rows: int | None = None,
+        part: Part | None = None,
+        next_actions: bool = False,
+    ) -> None:
+        self._log, self._part, self._next_actions = log, part, next_actions
+        rows = pool_rows if pool_rows is not None else log.block_rows_for(memory or _DEFAULT_POOL)
+        if rows < 1 or (block_rows is not None and block_rows < 1):
+            raise ConfigError(f"a pool of {rows} rows in blocks of {block_rows}; give positive numbers")
+        block = block_rows or min(_MOST_BLOCK_ROWS, max(_LEAST_BLOCK_ROWS, rows // _SLOTS))
+        sizes = [shard.rows for shard in log.shards]
+        block = min(block, max(sizes), rows)
+        self._order = BlockOrder(sizes, block, max(1, rows // block), seed)
+        self._block_rows, self._slots = block, self._order.slots
+        self._generator = np.random.default_rng((seed, 0))
+        self._identity = [len(log), block, self._slots, seed, None if part is None else repr(part)]
+        self._columns: dict[str, np.ndarray] = {}
+        self._held = np.zeros((self._slots, 2), dtype=np.int64)  # epoch and position of what a slot holds
+        self._lengths = np.zeros(self._slots, dtype=np.int64)
+        self._cursors = np.zeros(self._slots, dtype=np.int64)
+        self._turns, self._turn = self._generator.permutation(self._slots), 0
+        self._ahead: deque[tuple[int, int, Future[dict[str, np.ndarray]]]] = deque()
+        self._reader = ShardReader(log)  # for the one thread below alone
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="blocks")
+        self._next = (0, 0)  # what is read next: epoch and position
+        self._filled = False
+
+    @property
+    def pool_rows(self) -> int:
+        """Rows that the pool has room for."""
+        return self._slots * self._block_rows
+
+    @property
+    def block_rows(self) -> int:
+        """Rows of a block."""
+        return self._block_rows
+
+    def draw(self, count: int) -> RowBatch:
+        """``count`` rows. Raises DataError where a shard cannot be read."""
+        self._fill()
+        pieces: list[dict[str, np.ndarray]] = []
+        waiting: list[np.ndarray] = []
+        while count:
+            slots = self._turns[self._turn : self._turn + count]
+            waiting.append(slots * self._block_rows + self._cursors[slots])
+            self._cursors[slots] += 1
+            count -= len(slots)
+            self._turn += len(slots)
+            if self._turn == self._slots:
+                self._turns, self._turn = self._generator.permutation(self._slots), 0
+            empty = slots[self._cursors[slots] == self._lengths[slots]]
+            if empty.size or not count:
+                pieces.append(self._gather(waiting))  # before what they point at is replaced
+                waiting = []
+            for slot in empty:
+                self._refill(int(slot))
+        if len(pieces) == 1:
+            return RowBatch(**pieces[0])
+        return RowBatch(**{name: np.concatenate([p[name] for p in pieces]) for name in pieces[0]})
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain numbers from which ``load_state_dict`` goes on with the very same batches."""
+        self._fill()
+        upcoming = self._ahead[0][:2] if self._ahead else self._next
+        return {
+            "of": self._identity,
+            "next": list(upcoming),
+            "held": self._held.tolist(),
+            "cursors": self._cursors.tolist(),
+            "turns": self._turns.tolist(),
+            "turn": self._turn,
+            "generator": self._generator.bit_generator.state,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Put the pool back to how it was. Raises ConfigError for the state of another sampler."""
+        if state.get("of") != self._identity:
+            raise ConfigError("the batches were drawn from another log or pool; start again with this one")
+        self._drop_ahead()
+        self._next = (int(state["next"][0]), int(state["next"][1]))
+        for slot, (epoch, position) in enumerate(state["held"]):
+            fragment = self._order.fragment(epoch, position)
+            self._put(slot, epoch, position, self._thread.submit(self._read, fragment).result())
+        self._cursors[:] = state["cursors"]
+        self._turns, self._turn = np.asarray(state["turns"], dtype=np.int64), int(state["turn"])
+        self._generator.bit_generator.state = state["generator"]
+        self._filled = True
+
+    def close(self) -> None:
+        """Stop reading ahead and close the files."""
+        self._drop_ahead()
+        self._thread.shutdown(wait=True, cancel_futures=True)
+        self._reader.close()
+
+    def _fill(self) -> None:
+        if self._filled:
+            return
+        for slot in range(self._slots):
+            self._refill(slot)
+        self._filled = True
+
+    def _refill(self, slot: int) -> None:
+        """Put the next block that has rows into a slot; reading goes on behind it."""
+        # an epoch's worth of blocks without a row is a part without rows
+        for _ in range(2 * self._order.length(0) + 1):
+            self._read_ahead()
+            epoch, position, coming = self._ahead.popleft()
+            columns = coming.result()
+            self._read_ahead()
+            if len(columns["rows"]):
+                self._put(slot, epoch, position, columns)
+                return
+        raise ConfigError("no row is left in that part of the log; hold out another share of it")
+
+    def _read_ahead(self) -> None:
+        while len(self._ahead) < _AHEAD:
+            epoch, position = self._next
+            fragment = self._order.fragment(epoch, position)
+            self._ahead.append((epoch, position, self._thread.submit(self._read, fragment)))
+            last = position + 1 == self._order.length(epoch)
+            self._next = (epoch + 1, 0) if last else (epoch, position + 1)
+
+    def _drop_ahead(self) -> None:
+        while self._ahead:
+            *_, coming = self._ahead.popleft()
+            if not coming.cancel():
+                coming.exception()
+
+    def _read(self, fragment: Fragment) -> dict[str, np.ndarray]:
+        """Shuffled columns of a fragment; runs in the reading thread."""
+        count = fragment.stop - fragment.start
+        below = int(self._next_actions and fragment.stop < self._log.shards[fragment.shard].rows)
+        block = self._reader.read_rows(fragment.shard, fragment.start, fragment.stop + below)
+        mask = None if self._part is None else self._part.holds(fragment.shard, block.units[:count])
+        rows = fragment.rows(mask)
+        present = {name: getattr(block, name) for name in ROW_COLUMNS}
+        columns = {name: column[rows] for name, column in present.items() if column is not None}
+        if self._next_actions:
+            columns["next_actions"] = block.actions[rows + _goes_on(block)[rows]]
+        columns["shards"] = np.full(len(rows), fragment.shard)
+        columns["rows"] = rows + fragment.start
+        return columns
+
+    def _put(self, slot: int, epoch: int, position: int, columns: Mapping[str, np.ndarray]) -> None:
+        start, count = slot * self._block_rows, len(columns["rows"])
+        for name, values in columns.items():
+            if name not in self._columns:
+                self._columns[name] = np.empty((self.pool_rows, *values.shape[1:]), dtype=values.dtype)
+            self._columns[name][start : start + count] = values
+        self._held[slot], self._lengths[slot], self._cursors[slot] = (epoch, position), count, 0
+
+    def _gather(self, waiting: list[np.ndarray]) -> dict[str, np.ndarray]:
+        rows = waiting[0] if len(waiting) == 1 else np.concatenate(waiting)
+        return {name: column.take(rows, axis=0) for name, column in self._columns.items()}
+
+
+def _goes_on(block: RowBlock) -> np.ndarray:
+    """(B,) whether the row below is in the block and the next step of the same episode."""
+    if block.steps is None:
+        return np.zeros(len(block), dtype=np.bool_)
+    return np.append(block.steps[1:] > 0, False)
