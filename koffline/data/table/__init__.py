@@ -1,0 +1,1 @@
+"""Tables as people keep them (Parquet, Arrow, CSV): columns by name in, transitions out."""

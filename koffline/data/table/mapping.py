@@ -1,0 +1,151 @@
+"""Which column of a table is what: one frozen record, from keywords, a dict or a YAML file."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from koffline.errors import DataError, nearest_name
+
+# How missing values may be replaced, on request; a number is a constant.
+METHODS = ("zero", "mean", "forward")
+_NAMES = (
+    "reward",
+    "episode",
+    "time",
+    "terminal",
+    "truncated",
+    "behavior_probability",
+    "behavior_log_probability",
+    "weight",
+)
+_MANY = ("observations", "action", "next_observations")
+
+
+@dataclass(frozen=True)
+class TableMapping:
+    """Columns of a table by their part in a transition; the keys of a YAML mapping file are the same.
+
+    ``observations``, ``action`` and ``next_observations`` take one name or several, with ``*`` and ``?`` for
+    any text and any letter; matches are taken in natural order (x_2 before x_10). ``episode`` may hold ids of
+    any type, ``time`` anything that can be sorted. ``action_names`` lists the values of a discrete action in
+    the order of their numbers; without it texts are sorted. ``impute`` replaces missing values: a method
+    (zero, mean, forward or a number) for the observations, or a mapping from column to method. ``gamma`` is
+    the log's discount hint. Raises DataError where the record contradicts itself.
+    """
+
+    observations: tuple[str, ...] = ()
+    action: tuple[str, ...] = ()
+    reward: str | None = None
+    episode: str | None = None
+    time: str | None = None
+    terminal: str | None = None
+    truncated: str | None = None
+    behavior_probability: str | None = None
+    behavior_log_probability: str | None = None
+    weight: str | None = None
+    next_observations: tuple[str, ...] = ()
+    action_names: tuple[Any, ...] = ()
+    impute: tuple[tuple[str | None, str | float], ...] = ()
+    gamma: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in _MANY:
+            object.__setattr__(self, name, _names(name, getattr(self, name)))
+        for name in _NAMES:
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, str) or not value):
+                raise DataError(f"the mapping's {name} is {value!r}; give one column name")
+        object.__setattr__(self, "action_names", _action_names(self.action_names))
+        object.__setattr__(self, "impute", _imputations(self.impute))
+        missing = [name for name in ("observations", "action", "reward") if not getattr(self, name)]
+        if missing:
+            raise DataError(
+                f"the mapping lacks {', '.join(missing)}; name the columns of a table, as in --observations "
+                "'x_*' --action a --reward r --episode id --time t"
+            )
+        if self.behavior_probability and self.behavior_log_probability:
+            raise DataError(
+                "the mapping names behavior_probability and behavior_log_probability; keep one of them"
+            )
+        gamma = self.gamma
+        if gamma is not None and (not isinstance(gamma, (int, float)) or not 0.0 < gamma < 1.0):
+            raise DataError(f"the mapping's gamma is {gamma!r}; give a discount between 0 and 1")
+
+    def to_dict(self) -> dict[str, Any]:
+        """What was given, as plain values; ``as_mapping`` reads it."""
+        found = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        found["impute"] = {"" if column is None else column: method for column, method in self.impute}
+        plain = {name: list(value) if isinstance(value, tuple) else value for name, value in found.items()}
+        return {name: value for name, value in plain.items() if value not in (None, [], {})}
+
+
+# What open_transitions takes as a mapping.
+MappingRequest = TableMapping | Mapping[str, Any] | str | os.PathLike[str]
+
+
+def as_mapping(given: MappingRequest) -> TableMapping:
+    """The record itself, a dict with its keys, or the path of a YAML file with them. Raises DataError."""
+    if isinstance(given, TableMapping):
+        return given
+    if isinstance(given, Mapping):
+        return mapping_from_dict(given, "the mapping")
+    from koffline.data.table.mapping_file import read_mapping_file
+
+    return mapping_from_dict(read_mapping_file(Path(given)), f"mapping file {os.fspath(given)}")
+
+
+def mapping_from_dict(given: Mapping[Any, Any], source: str) -> TableMapping:
+    """The record from plain values. Raises DataError for an unknown key, with the nearest known one."""
+    known = [field.name for field in dataclasses.fields(TableMapping)]
+    for key in given:
+        if key not in known:
+            raise DataError(f"{source} has the unknown key '{key}'; {nearest_name(str(key), known)}")
+    return TableMapping(**{name: value for name, value in given.items() if value is not None})
+
+
+def _names(role: str, value: Any) -> tuple[str, ...]:
+    names = (value,) if isinstance(value, str) else value
+    if not isinstance(names, (tuple, list)) or not all(isinstance(name, str) and name for name in names):
+        raise DataError(f"the mapping's {role} is {value!r}; give a column name or a list of them")
+    return tuple(names)
+
+
+def _action_names(value: Any) -> tuple[Any, ...]:
+    if not isinstance(value, (tuple, list)) or not all(isinstance(name, (str, int)) for name in value):
+        raise DataError(f"the mapping's action_names is {value!r}; give a list of the column's values")
+    if len(set(map(str, value))) != len(value):
+        raise DataError("the mapping's action_names holds a value twice; list each once")
+    return tuple(value)
+
+
+def _imputations(value: Any) -> tuple[tuple[str | None, str | float], ...]:
+    if isinstance(value, (str, int, float)) and not isinstance(value, bool):
+        pairs: list[Any] = [(None, value)]
+    elif isinstance(value, Mapping):
+        pairs = list(value.items())
+    elif isinstance(value, (tuple, list)) and all(
+        isinstance(p, (tuple, list)) and len(p) == 2 for p in value
+    ):
+        pairs = list(value)
+    else:
+        raise DataError(f"the mapping's impute is {value!r}; give a method, or columns with a method each")
+    return tuple((str(column) if column else None, _method(column, method)) for column, method in pairs)
+
+
+def _method(column: Any, value: Any) -> str | float:
+    if value in METHODS:
+        return str(value)
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        number = math.nan
+    if isinstance(value, bool) or not math.isfinite(number):
+        where = f" for {column}" if column else ""
+        raise DataError(f"impute is {value!r}{where}; choose {', '.join(METHODS)} or a number")
+    return number

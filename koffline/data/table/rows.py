@@ -1,0 +1,87 @@
+"""The rows of a table as typed Arrow batches: read from its files each time, or held in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from koffline.data.table.files import TableFiles
+from koffline.data.table.values import plain, storage_type
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+# Rows looked at in one go; means are sums over such batches, however the table is read.
+BATCH_ROWS = 65_536
+
+
+@dataclass(frozen=True)
+class TableRows:
+    """Columns ``types`` of some files; ``narrowed`` says as what the columns of text are meant.
+
+    ``held`` has them all in memory. Each batch has at most ``BATCH_ROWS`` rows.
+    """
+
+    files: TableFiles
+    types: Mapping[str, Any]
+    narrowed: Mapping[str, Any]
+    held: Any = None
+
+    def batches(self, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
+        """The given columns (or all) in their order."""
+        chosen = list(self.types if columns is None else columns)
+        if self.held is not None:
+            found = iter(self.held.select(chosen).to_batches(max_chunksize=BATCH_ROWS))
+        else:
+            found = self.files.batches(chosen, self.types, BATCH_ROWS)
+        return (self._typed(batch) for batch in found if batch.num_rows)
+
+    def table(self, batches: Sequence[pa.RecordBatch]) -> pa.Table:
+        """Batches of all columns as one table."""
+        import pyarrow as pa
+
+        schema = pa.schema([(n, storage_type(self.narrowed.get(n, kind))) for n, kind in self.types.items()])
+        return pa.Table.from_batches(list(batches), schema)
+
+    def _typed(self, batch: Any) -> Any:
+        """Texts cast to what they mean, dictionaries and extensions as what they hold."""
+        import pyarrow as pa
+
+        names = batch.schema.names
+        arrays = [plain(column) for column in batch.columns]
+        arrays = [
+            array.cast(self.narrowed[name]) if name in self.narrowed else array
+            for name, array in zip(names, arrays, strict=True)
+        ]
+        return pa.record_batch(arrays, names=names)
+
+
+def hold(rows: TableRows) -> TableRows:
+    """The same with all rows in memory."""
+    import pyarrow as pa
+
+    schema = pa.schema(list(rows.types.items()))
+    table = pa.Table.from_batches(list(rows.files.batches(list(rows.types), rows.types, BATCH_ROWS)), schema)
+    return TableRows(rows.files, rows.types, rows.narrowed, table)
+
+
+def narrow_types(rows: TableRows, names: Sequence[str]) -> dict[str, Any]:
+    """The narrowest type that all of a text column can be: whole numbers, numbers, times, or text."""
+    import pyarrow as pa
+
+    ladders = {name: [pa.int64(), pa.float64(), pa.timestamp("ns"), pa.string()] for name in names}
+    for batch in rows.batches(names) if names else ():
+        for name in names:
+            ladders[name] = [kind for kind in ladders[name] if _casts(batch.column(name), kind)]
+    return {name: ladder[0] for name, ladder in ladders.items()}
+
+
+def _casts(array: Any, kind: Any) -> bool:
+    import pyarrow as pa
+
+    try:
+        array.cast(kind)
+    except pa.ArrowInvalid:
+        return False
+    return True
