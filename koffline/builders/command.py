@@ -9,12 +9,16 @@ import click
 from koffline.builders.control_kinds import KINDS
 from koffline.builders.target import BuildTarget, checked_seed, progress_bar, resumable
 from koffline.errors import ConfigError
+from koffline.jobs.options import PassSettings, worker_options
 
 _OUT = click.option(
     "--out", required=True, metavar="TARGET", help="An .hdf5 or .npz file, or minari:<id>; see koffline data."
 )
 _FORMAT = click.option(
     "--format", "format_", type=click.Choice(["hdf5", "minari", "npz"]), help="Format; else by TARGET's name."
+)
+_SHARDS = click.option(
+    "--shard-rows", type=int, metavar="N", help="TARGET is a folder of shards of at most N rows each."
 )
 _FORCE = click.option("--force", is_flag=True, help="Replace TARGET if it exists.")
 _SEED = click.option("--seed", type=int, default=0, show_default=True, help="Seed of everything random.")
@@ -35,6 +39,7 @@ def build() -> None:
 @_SEED
 @_OUT
 @_FORMAT
+@_SHARDS
 @_FORCE
 @_MANIFEST
 def uniform(
@@ -44,6 +49,7 @@ def uniform(
     seed: int,
     out: str,
     format_: str | None,
+    shard_rows: int | None,
     force: bool,
     manifest: str | None,
 ) -> None:
@@ -61,7 +67,7 @@ def uniform(
 
     if n < 1:
         raise ConfigError(f"--n is {n}; give a positive number of tuples")
-    target = BuildTarget(out, format_, force, manifest)
+    target = BuildTarget(out, format_, force, manifest, shard_rows)
     generator = np.random.default_rng(checked_seed(seed))
     if env == CHAIN and policy is not None:
         raise ConfigError(f"--policy is {policy}, but the chain has no actions to choose; leave it out")
@@ -83,9 +89,11 @@ def uniform(
 @click.option("--num-envs", type=int, help="Copies played side by side; rows do not depend on it.")
 @click.option("--gamma", type=float, help="Discount to note in the log as a hint.")
 @click.option("--resume", is_flag=True, help="Continue a build that was cut.")
+@worker_options
 @_SEED
 @_OUT
 @_FORMAT
+@_SHARDS
 @_FORCE
 @_MANIFEST
 def rollouts(
@@ -97,9 +105,12 @@ def rollouts(
     num_envs: int | None,
     gamma: float | None,
     resume: bool,
+    workers: int,
+    ray: str | None,
     seed: int,
     out: str,
     format_: str | None,
+    shard_rows: int | None,
     force: bool,
     manifest: str | None,
 ) -> None:
@@ -109,8 +120,8 @@ def rollouts(
     that policy's. Continuous actions have none; those outside the action space are clipped to it and stored
     as played. An environment without a time limit of its own may need --time-limit to end.
 
-    An episode depends on the seed and its own number alone. A build that is cut leaves TARGET.parts;
-    --resume continues it to the same rows.
+    An episode depends on the seed and its own number alone: rows are the same with --workers or --ray. A
+    build that is cut leaves TARGET.parts; --resume continues it to the same rows.
 
     \b
     Examples:
@@ -118,19 +129,29 @@ def rollouts(
       koffline build rollouts --env koffline/NoisyPole-v0 --policy policy.npz --episodes 50 --out pole.hdf5
       koffline build rollouts --env CartPole-v1 --policy uniform --weight 1 --policy epsilon:0.2:uniform \\
           --weight 3 --episodes 200 --time-limit 100 --out mixture.hdf5
+      koffline build rollouts --env CartPole-v1 --policy uniform --episodes 100000 --out shards \\
+          --shard-rows 500000
     """
+    from koffline.builders.elsewhere import batches_elsewhere
     from koffline.builders.resumable import PartsFolder, policy_digests
     from koffline.builders.rollouts import RolloutPlayer, RolloutSettings
 
     shares = weights or (1.0,) * len(policies)
     settings = RolloutSettings(env, episodes, shares, time_limit, num_envs, seed, gamma)
-    target = BuildTarget(out, format_, force, manifest)
+    target = BuildTarget(out, format_, force, manifest, shard_rows)
+    play = batches_elsewhere(settings, policies, PassSettings(workers, ray))
     with RolloutPlayer(settings, policies) as player:
         parts = PartsFolder(target.parts, settings, policy_digests(policies))
         with resumable(parts, resume, force):
             with progress_bar(f"playing {env}", episodes) as progress:
-                log = parts.build(player, progress)
-            target.write(log, seed)
+                if target.is_shards:
+                    parts.build_shards(player, target.shard_writer(), progress, play)
+                else:
+                    log = parts.build(player, progress, play)
+            if target.is_shards:
+                target.record_shards(seed)
+            else:
+                target.write(log, seed)
 
 
 @build.command(no_args_is_help=True)
@@ -148,6 +169,7 @@ def rollouts(
 @_SEED
 @_OUT
 @_FORMAT
+@_SHARDS
 @_FORCE
 @_MANIFEST
 def control(
@@ -161,6 +183,7 @@ def control(
     seed: int,
     out: str,
     format_: str | None,
+    shard_rows: int | None,
     force: bool,
     manifest: str | None,
 ) -> None:
@@ -182,7 +205,7 @@ def control(
     from koffline.builders.resumable import PartsFolder
 
     settings = ControlSettings(env, kind, n, seed, noise, train_steps)
-    target = BuildTarget(out, format_, force, manifest)
+    target = BuildTarget(out, format_, force, manifest, shard_rows)
     parts = PartsFolder(target.parts, settings, fingerprints(policies, settings))
     with resumable(parts, resume, force):
         target.write(build_control(settings, policies, parts, progress_bar), seed)

@@ -8,7 +8,7 @@ import os
 import shutil
 import zipfile
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,12 @@ import numpy as np
 from koffline import __version__
 from koffline.builders.rollouts import Columns, RolloutPlayer
 from koffline.data.files import atomic_file
+from koffline.data.shard_writer import ShardWriter
 from koffline.data.transitions import Transitions
 from koffline.errors import DataError
+
+Play = Callable[[Iterator[int]], Iterator[Columns]]
+"""Batches of given numbers, in their order."""
 
 _RUN = "run.json"
 _EPSILON = "epsilon:"
@@ -49,29 +53,68 @@ class PartsFolder:
             with atomic_file(self.folder / _RUN, force=True) as temporary:
                 temporary.write_text(json.dumps({"fingerprint": self._fingerprint}) + "\n", encoding="utf-8")
 
-    def build(self, player: RolloutPlayer, progress: Callable[[int], None] | None = None) -> Transitions:
-        """Play the batches that are missing, then join all; what fails before any is done leaves nothing."""
+    def build(
+        self, player: RolloutPlayer, progress: Callable[[int], None] | None = None, play: Play | None = None
+    ) -> Transitions:
+        """All batches as one log, as `batches` gives them."""
+        return player.join(list(self.batches(player, progress, play)))
+
+    def batches(
+        self, player: RolloutPlayer, progress: Callable[[int], None] | None = None, play: Play | None = None
+    ) -> Iterator[Columns]:
+        """Every batch in order, from the disk, or played and kept; at no time is more than one held here.
+
+        play: plays the batches of given numbers in their order, elsewhere; default: the player, here. What
+        fails before any batch is done leaves nothing.
+        """
         try:
-            parts = []
+            missing = (number for number in range(player.batches) if self._read(number) is None)
+            played = play(missing) if play else map(player.play_batch, missing)
             for number in range(player.batches):
-                parts.append(self.part(number, player))
+                columns = self._read(number)
+                if columns is None:
+                    columns = next(played)
+                    _write_part(self._path(number), columns)
+                yield columns
                 if progress is not None:
                     progress(player.episodes_until(number))
-            return player.join(parts)
         except BaseException:
             if not self.kept:
                 self.remove()
             raise
 
+    def build_shards(
+        self,
+        player: RolloutPlayer,
+        writer: ShardWriter,
+        progress: Callable[[int], None] | None = None,
+        play: Play | None = None,
+    ) -> None:
+        """All batches as shards, one in memory at a time."""
+        clipped = 0
+        with writer:
+            for part in self.batches(player, progress, play):
+                clipped += int(part["clipped"].sum())
+                writer.append(player.record(part))
+            writer.metadata = player.metadata(clipped)
+
     def part(self, number: int, player: RolloutPlayer) -> Columns:
         """A batch from the disk, or played now and kept."""
-        path = self.folder / f"part-{number:06d}.npz"
-        try:
-            return _read_part(path)
-        except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error):  # missing, or not whole
+        columns = self._read(number)
+        if columns is None:
             columns = player.play_batch(number)
-        _write_part(path, columns)
+            _write_part(self._path(number), columns)
         return columns
+
+    def _path(self, number: int) -> Path:
+        return self.folder / f"part-{number:06d}.npz"
+
+    def _read(self, number: int) -> Columns | None:
+        """A batch that is on the disk; None where it is missing, or not whole."""
+        try:
+            return _read_part(self._path(number))
+        except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error):
+            return None
 
     @property
     def _ours(self) -> bool:

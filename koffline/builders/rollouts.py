@@ -62,19 +62,28 @@ def build_rollouts(
     settings: RolloutSettings,
     policies: Sequence[Any],
     progress: Callable[[int], None] | None = None,
+    *,
+    workers: int = 1,
+    ray: str | None = None,
 ) -> Transitions:
     """Whole episodes, with the log-probability that the policy of each episode gave to each action.
 
     policies: what `koffline.load_policy` takes, or callables, one per weight. Log-probabilities are stored
     for discrete actions; policies with continuous ones tell no density. Continuous actions outside the space
     are clipped to it, stored as played, and counted in ``metadata.notes``.
-    progress hears how many episodes are done.
+    progress hears how many episodes are done. workers, ray: play in several processes, or on a Ray cluster,
+    as of `koffline.jobs.map_ordered`; the rows are the same.
     Raises ConfigError, and PolicyError for a policy that does not fit.
     """
+    from koffline.builders.elsewhere import batches_elsewhere
+    from koffline.jobs.options import PassSettings
+
+    play = batches_elsewhere(settings, policies, PassSettings(workers, ray))
     with RolloutPlayer(settings, policies) as player:
+        numbers = range(player.batches)
         parts = []
-        for number in range(player.batches):
-            parts.append(player.play_batch(number))
+        for number, columns in enumerate(play(numbers) if play else map(player.play_batch, numbers)):
+            parts.append(columns)
             if progress is not None:
                 progress(player.episodes_until(number))
         return player.join(parts)
@@ -146,19 +155,26 @@ class RolloutPlayer:
     def join(self, parts: Sequence[Columns]) -> Transitions:
         """All batches as one record."""
         columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-        log_probabilities, clipped = columns.pop("log_probabilities"), int(columns.pop("clipped").sum())
-        notes = self._copies.notes
-        if clipped:
-            notes = (*notes, f"{clipped} actions were outside the action space; they are stored as clipped")
-        limit = {} if self._copies.time_limit is None else {"time_limit": self._copies.time_limit}
+        return self.record(columns, self.metadata(int(columns["clipped"].sum())))
+
+    def record(self, part: Columns, metadata: Metadata | None = None) -> Transitions:
+        """The episodes of one batch, or of several joined, as a record."""
+        columns = {name: column for name, column in part.items() if name != "clipped"}
+        log_probabilities = columns.pop("log_probabilities")
         return Transitions(
             **columns,
             action_space=self.action_space,
             behavior_log_probabilities=log_probabilities if isinstance(self.action_space, Discrete) else None,
-            metadata=Metadata(
-                gamma=self._settings.gamma, extra={"task": self._copies.name, **limit}, notes=notes
-            ),
+            metadata=metadata,
         )
+
+    def metadata(self, clipped: int) -> Metadata:
+        """What is said of the whole build, in which so many actions were clipped."""
+        notes = self._copies.notes
+        if clipped:
+            notes = (*notes, f"{clipped} actions were outside the action space; they are stored as clipped")
+        limit = {} if self._copies.time_limit is None else {"time_limit": self._copies.time_limit}
+        return Metadata(gamma=self._settings.gamma, extra={"task": self._copies.name, **limit}, notes=notes)
 
 
 def _check_numbers(name: str, columns: Columns) -> None:

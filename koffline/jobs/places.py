@@ -7,7 +7,7 @@ import pickle
 import sys
 import traceback
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from koffline import errors
 from koffline.errors import ConfigError, KofflineError
@@ -16,6 +16,7 @@ from koffline.jobs.running import Failure, in_words
 Call = Callable[[Any, Any], Any]
 
 
+@runtime_checkable
 class Workers(Protocol):
     """What computes items: any of those that were handed over may end first."""
 

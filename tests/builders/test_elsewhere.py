@@ -1,0 +1,98 @@
+"""Rollouts of several processes have the rows of one."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from koffline import open_transitions
+from koffline.builders import RolloutSettings, build_rollouts
+from koffline.builders.elsewhere import PolicyFile, RolloutWork, batches_elsewhere, play_batch
+from koffline.builders.resumable import PartsFolder
+from koffline.builders.rollouts import RolloutPlayer
+from koffline.builders.target_policy import learn_grid_policy
+from koffline.cli import cli
+from koffline.errors import ConfigError, PolicyError
+from koffline.jobs.options import PassSettings
+from koffline.policies import save_grid_policy
+
+SETTINGS = RolloutSettings("CartPole-v1", 10, (1.0, 2.0), time_limit=12, num_envs=3, seed=4)
+
+
+class Elsewhere(PassSettings):
+    """The work of other processes, done in this one."""
+
+    def map(self, *arguments, **settings):
+        return PassSettings().map(*arguments, **settings)
+
+
+def lean_right(observations: np.ndarray) -> np.ndarray:
+    return np.tile([0.2, 0.8], (len(observations), 1))
+
+
+def test_rows_do_not_depend_on_who_plays() -> None:
+    policies = ["uniform", lean_right]
+    heard: list[int] = []
+    here = build_rollouts(SETTINGS, policies)
+    elsewhere = build_rollouts(SETTINGS, policies, heard.append, workers=2)
+    assert elsewhere.sha256 == here.sha256
+    assert elsewhere.metadata == here.metadata
+    assert heard == [3, 6, 9, 10]
+
+
+def test_a_cut_build_goes_on_elsewhere(tmp_path: Path) -> None:
+    folder = PartsFolder(tmp_path / "log.parts", SETTINGS, ["uniform", "first"])
+    folder.open(resume=False, force=False)
+    play = batches_elsewhere(SETTINGS, ["uniform", lean_right], Elsewhere(workers=2))
+    with RolloutPlayer(SETTINGS, ["uniform", lean_right]) as player:
+        batches = folder.batches(player)
+        next(batches)
+        batches.close()
+        assert folder.kept == 1
+        asked: list[int] = []
+
+        def noted(numbers):
+            return play(number for number in numbers if asked.append(number) is None)
+
+        log = folder.build(player, play=noted)
+    assert asked == [1, 2, 3]
+    assert log.sha256 == build_rollouts(SETTINGS, ["uniform", lean_right]).sha256
+
+
+def test_policy_files_travel_with_their_content(tmp_path: Path) -> None:
+    settings = RolloutSettings("koffline/PuddleWorld-v0", 4, (1.0, 1.0), num_envs=2, time_limit=9)
+    path = tmp_path / "here" / "policy.npz"
+    path.parent.mkdir()
+    save_grid_policy(path, learn_grid_policy("puddle_world", 0.9, None))
+    specs = [str(path), f"epsilon:0.3:epsilon:0.1:{path}"]
+    here = build_rollouts(settings, specs)
+    play = batches_elsewhere(settings, specs, Elsewhere(workers=2))
+    path.unlink()  # as on a machine that does not see it
+    assert play is not None
+    played = list(play(range(2)))
+    np.testing.assert_array_equal(
+        np.concatenate([columns["observations"] for columns in played]), here.observations
+    )
+    work = RolloutWork(settings, (PolicyFile("", "policy.npz", b"nothing"), "uniform"))
+    with pytest.raises(PolicyError, match=r"policy\.npz"):
+        play_batch(work, 0)
+
+
+def test_the_command(tmp_path: Path) -> None:
+    command = (
+        "build rollouts --env CartPole-v1 --policy uniform --episodes 5 --num-envs 2 --time-limit 9 --out"
+    )
+    for name, extra in (("here", ""), ("two", "--workers 2")):
+        ended = CliRunner().invoke(cli, [*command.split(), str(tmp_path / f"{name}.npz"), *extra.split()])
+        assert ended.exit_code == 0, ended.output
+    logs = [open_transitions(tmp_path / f"{name}.npz") for name in ("here", "two")]
+    assert logs[0].sha256 == logs[1].sha256
+    ended = CliRunner().invoke(cli, [*command.split(), str(tmp_path / "none.npz"), "--workers", "0"])
+    assert (ended.exit_code, "workers is 0; give a positive number" in ended.output) == (2, True)
+    assert not list(tmp_path.glob("none*"))
+
+
+def test_errors_are_those_of_a_player() -> None:
+    with pytest.raises(ConfigError, match="there is no environment 'CatPole-v1'"):
+        build_rollouts(RolloutSettings("CatPole-v1", 3), ["uniform"], workers=2)
