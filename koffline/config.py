@@ -11,6 +11,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from pydantic_core import PydanticCustomError
 
 from koffline.errors import ConfigError, nearest_name
+from koffline.untrusted.limits import Refused, read_text
+from koffline.untrusted.yaml_files import LARGEST_TEXT, DuplicateKeyError, parse_yaml
 
 
 class EvaluationSettings(BaseModel):
@@ -108,14 +110,18 @@ def make_settings(*layers: Mapping[str, Any]) -> EvaluationSettings:
 def read_yaml(path: str | Path) -> dict[str, Any]:
     """The top-level mapping of a YAML file; ConfigError when it is missing, unreadable or no mapping."""
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        text = read_text(Path(path), LARGEST_TEXT)
+    except Refused as error:
+        raise ConfigError(f"config file {path} is not read: {error}") from None
     except OSError as error:
         raise ConfigError(f"config file {path} cannot be read: {error.strerror}; check the path") from None
     except UnicodeDecodeError:
         raise ConfigError(f"config file {path} is not text; give a YAML file") from None
     try:
-        content = yaml.load(text, Loader=_UniqueKeyLoader)
-    except _DuplicateKeyError as error:
+        content = parse_yaml(text)
+    except Refused as error:
+        raise ConfigError(f"config file {path} is not read: {error}") from None
+    except DuplicateKeyError as error:
         raise ConfigError(f"config file {path} names '{error}' twice; keep one of them") from None
     except yaml.YAMLError as error:
         place = getattr(error, "problem_mark", None)
@@ -138,23 +144,7 @@ def parse_assignments(assignments: Iterable[str]) -> dict[str, Any]:
         if not equals or not key.strip():
             raise ConfigError(f"--set received '{assignment}'; write it as key=value")
         try:
-            parsed[key.strip()] = yaml.safe_load(value)
-        except yaml.YAMLError:
+            parsed[key.strip()] = parse_yaml(value)
+        except (yaml.YAMLError, Refused, DuplicateKeyError):
             raise ConfigError(f"--set {key.strip()} received '{value}'; write a number or a word") from None
     return parsed
-
-
-class _DuplicateKeyError(ValueError):
-    """A key that occurs twice in one mapping."""
-
-
-class _UniqueKeyLoader(yaml.SafeLoader):
-    """The safe loader, but the last of two equal keys does not win in silence."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        """The mapping; raises _DuplicateKeyError."""
-        keys = [key.value for key, _ in node.value]
-        for key in keys:
-            if keys.count(key) > 1:
-                raise _DuplicateKeyError(key)
-        return super().construct_mapping(node, deep)

@@ -9,19 +9,19 @@ needs d3rlpy.
 
 from __future__ import annotations
 
-import io
 import json
-import pickle
 import re
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from koffline.errors import PolicyError
 from koffline.policies.base import ActionSpace, Policy
 from koffline.policies.outputs import one_line
+from koffline.untrusted.limits import Refused, check_memory, check_regular
+from koffline.untrusted.pickles import WantsImport, load_plain
+from koffline.untrusted.torch_files import load_tensors
 
 _SAVE_AGAIN = "save the model again with d3rlpy's algo.save(path)"
 _SEQUENCE_MODELS = ("decision_transformer", "discrete_decision_transformer", "tacr")
@@ -74,7 +74,12 @@ def read_d3(path: Path) -> D3File:
 def read_d3_model(path: Path) -> D3File:
     """Read any model's file as data: algorithms, evaluators, sequence models. Raises PolicyError."""
     name = str(path)
-    content = _read_pickle(path.read_bytes(), name)
+    try:
+        check_regular(path)
+        check_memory(4 * path.stat().st_size)
+        content = _read_pickle(path.read_bytes(), name)
+    except (Refused, OSError) as error:
+        raise PolicyError(f"{name} is not read: {one_line(error)}; {_SAVE_AGAIN}") from None
     if not (
         isinstance(content, dict)
         and isinstance(content.get("torch"), bytes)
@@ -90,21 +95,16 @@ def read_d3_model(path: Path) -> D3File:
     return D3File(name, algorithm, shape, action_size, content["config"], content["version"], states)
 
 
-class _DataUnpickler(pickle.Unpickler):
-    """Builds numbers, text, bytes and containers; anything that needs an import is refused."""
-
-    def find_class(self, module: str, name: str) -> NoReturn:
-        raise PolicyError(
-            f"the file asks to import {module}.{name}, so loading it could run code; "
-            f"it was refused and nothing ran: {_SAVE_AGAIN}, which never needs that"
-        )
-
-
 def _read_pickle(content: bytes, name: str) -> Any:
     try:
-        return _DataUnpickler(io.BytesIO(content)).load()
-    except PolicyError as error:
-        raise PolicyError(f"{name}: {error}") from None
+        return load_plain(content)
+    except WantsImport as error:
+        raise PolicyError(
+            f"{name}: the file asks to import {error}, so loading it could run code; "
+            f"it was refused and nothing ran: {_SAVE_AGAIN}, which never needs that"
+        ) from None
+    except Refused as error:
+        raise PolicyError(f"{name} is not read: {error}") from None
     except Exception as error:  # a hostile or truncated pickle may fail in any way
         raise PolicyError(
             f"{name}: the file is truncated or corrupt ({one_line(error)}); {_SAVE_AGAIN}"
@@ -154,14 +154,12 @@ def _refuse_what_is_no_policy(algorithm: str, name: str) -> None:
 
 
 def _read_weights(content: bytes, name: str) -> dict[str, Any]:
-    import torch
-
     if not content.startswith(b"PK\x03\x04"):
         raise PolicyError(f"{name}: the weights are not in torch's zip layout; {_SAVE_AGAIN}")
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch's remarks on its own formats are not the user's
-            states = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+        states = load_tensors(content)
+    except Refused as error:
+        raise PolicyError(f"{name}: its weights are not read: {error}") from None
     except Exception as error:
         wanted = re.search(r"(?:GLOBAL|global:?) +([\w.]+)", str(error))
         if wanted:

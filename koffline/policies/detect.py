@@ -8,6 +8,7 @@ from typing import BinaryIO
 
 from koffline.errors import PolicyError
 from koffline.policies.outputs import one_line
+from koffline.untrusted.limits import Refused, check_regular
 
 ACCEPTED = (
     "a d3rlpy .d3, a TorchScript, ONNX or koffline .npz file, 'package.module:name', 'uniform', "
@@ -19,6 +20,7 @@ _ZIP, _HDF5 = b"PK\x03\x04", b"\x89HDF\r\n\x1a\n"
 def detect(path: Path) -> str:
     """One of "d3", "torchscript", "npz", "onnx". Raises PolicyError for anything else, saying what it is."""
     try:
+        check_regular(path)
         with path.open("rb") as file:
             head = file.read(8)
             if not head:
@@ -29,6 +31,8 @@ def detect(path: Path) -> str:
                 return "d3"
             if _is_onnx(file):
                 return "onnx"
+    except Refused as error:
+        raise PolicyError(f"{path}: {error}") from None
     except OSError as error:
         raise PolicyError(
             f"{path}: cannot be read ({one_line(error)}); check the path and its permissions"
@@ -46,7 +50,7 @@ def _kind_of_zip(path: Path) -> str:
     try:
         with zipfile.ZipFile(path) as archive:
             names = archive.namelist()
-    except zipfile.BadZipFile as error:
+    except Exception as error:  # a damaged table of contents fails in any way
         raise PolicyError(
             f"{path}: the archive is truncated or corrupt ({one_line(error)}); copy it again"
         ) from error

@@ -10,6 +10,8 @@ import numpy as np
 
 from koffline.errors import PolicyError
 from koffline.policies.outputs import one_line
+from koffline.untrusted.limits import Refused
+from koffline.untrusted.onnx_files import check_onnx
 
 _DTYPES = {"tensor(float)": np.float32, "tensor(double)": np.float64, "tensor(uint8)": np.uint8}
 
@@ -56,7 +58,11 @@ def _session(path: Path) -> Any:
     options.log_severity_level = 4
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     try:
-        return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        content = path.read_bytes()
+        check_onnx(content)
+        return onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
+    except Refused as error:
+        raise PolicyError(f"{path}: it is not read: {error}") from None
     except Exception as error:
         raise PolicyError(
             f"{path}: the ONNX file cannot be read ({one_line(error)}); export it again"

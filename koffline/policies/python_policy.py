@@ -15,6 +15,7 @@ import numpy as np
 from koffline.data.transitions import Discrete
 from koffline.errors import PolicyError
 from koffline.policies.base import ActionSpace, ContinuousPolicy, DiscretePolicy, Policy, chunk_rows_for
+from koffline.policies.code_notice import say_it_runs_code
 from koffline.policies.outputs import continuous_actions, one_line
 
 _MEAN_DRAWS = 64
@@ -27,6 +28,7 @@ def import_object(spec: str) -> Any:
     name is missing or the module fails.
     """
     module_name, _, attribute = spec.partition(":")
+    say_it_runs_code(spec, f"runs the Python module {module_name}")
     try:
         with _current_directory_importable():
             target = importlib.import_module(module_name)

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from koffline.errors import PolicyError
+from koffline.policies.code_notice import say_it_runs_code
 from koffline.policies.outputs import one_line
 
 
@@ -26,6 +27,7 @@ def load_torchscript(path: Path) -> Callable[..., Any]:
 
 def read_torchscript(path: Path) -> torch.nn.Module:
     """The module of a TorchScript file, on the CPU. Raises PolicyError for a corrupt file."""
+    say_it_runs_code(str(path), "is a TorchScript program, which can read and write files")
     try:
         with warnings.catch_warnings():
             # Deprecated in favour of torch.export, but the files are there and d3rlpy writes no other.

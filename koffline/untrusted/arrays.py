@@ -39,6 +39,38 @@ def read_arrays(path: Path, wanted: Collection[str] | None = None) -> dict[str, 
         return found
 
 
+def map_arrays(path: Path, wanted: Collection[str]) -> dict[str, np.ndarray]:
+    """Memory maps of those arrays of an .npz that it has. Raises Refused, also for compressed ones."""
+    with _opened(path) as archive, path.open("rb") as file:
+        members = _members(archive)
+        found: dict[str, np.ndarray] = {}
+        for name, entry in members.items():
+            if name not in wanted:
+                continue
+            _check_entry(name, entry)
+            if entry.compress_type != zipfile.ZIP_STORED:
+                raise Refused(f"{name} is compressed and can only be read whole; write it with numpy.savez")
+            file.seek(entry.header_offset)
+            local = file.read(30)
+            file.seek(int.from_bytes(local[26:28], "little") + int.from_bytes(local[28:30], "little"), 1)
+            found[name] = _mapped(path, file, name, entry.file_size)
+        return found
+
+
+def _mapped(path: Path, file: IO[bytes], name: str, size: int) -> np.ndarray:
+    """The array whose .npy of ``size`` bytes begins where the open file stands."""
+    start = file.tell()
+    shape, fortran, dtype = _header(file, name, size)
+    if dtype.kind not in "biuf" or dtype.itemsize == 0 or dtype.subdtype is not None:
+        raise Refused(f"{name} has dtype {str(dtype)[:80]}; give numbers, one row per transition")
+    declared, held = math.prod(shape) * dtype.itemsize, size - (file.tell() - start)
+    if declared != held or file.tell() + declared > path.stat().st_size:
+        raise Refused(f"{name} declares {declared} bytes and holds {held}; write it again")
+    if not declared:
+        return np.empty(shape, dtype)
+    return np.memmap(path, dtype, "r", file.tell(), shape, "F" if fortran else "C")
+
+
 def read_array(path: Path) -> np.ndarray:
     """The array of an .npy file. Raises Refused for anything that is not plain numbers or text."""
     check_regular(path)

@@ -42,6 +42,13 @@ class CheckedFile:
         check_dataset(found, name)
         return found
 
+    def sliced(self, name: str) -> Any:
+        """The same, and its size is explained by the file. Raises Refused."""
+        found = self.dataset(name)
+        declared, stored = _sizes(found)
+        self._tally.count(name, declared, stored, _is_filtered(found))
+        return found
+
     def array(self, name: str) -> np.ndarray:
         """All numbers of an array. Raises Refused where they are not in the file, or are no numbers."""
         found = self.dataset(name)

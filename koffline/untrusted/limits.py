@@ -38,6 +38,11 @@ class Tally:
 
     def add(self, name: str, declared: int, stored: int, compressed: bool = True) -> None:
         """Count an array of ``declared`` bytes in memory and ``stored`` bytes on disk before it is read."""
+        self.count(name, declared, stored, compressed)
+        check_memory(self._declared)
+
+    def count(self, name: str, declared: int, stored: int, compressed: bool = True) -> None:
+        """The same of an array that is read by slices: it need not fit the memory."""
         stored = max(0, min(stored, self._file_bytes))
         self._stored += stored
         self._declared += declared
@@ -51,7 +56,6 @@ class Tally:
             raise Refused(
                 f"it names the same data many times over ({name} is one of the names); export it again"
             )
-        check_memory(self._declared)
 
 
 def check_memory(declared: int) -> None:
