@@ -48,7 +48,7 @@ def describe_flat(path: Path, name: str, action_space: SpaceRequest | None) -> D
         rule, last = _episode_rule(file, columns, rows)
         shard = FlatShard(rows, columns, rule)
         if rule != "none":
-            marks = mark_episodes(OpenShard(shard, file.arrays), rows, rule, "steps" in columns)
+            marks = mark_episodes(OpenShard(shard, file), rows, rule, "steps" in columns)
             shard = FlatShard(rows, columns, rule, marks)
         metadata = file.description.metadata if file.description else Metadata()
         return DescribedFile(shard, space, metadata.with_notes(*notes, *more, *last))
@@ -152,8 +152,8 @@ def _episode_rule(
 def _rule_of_flags(
     file: SlicedFile, columns: Mapping[str, Column], rows: int
 ) -> tuple[EpisodeRule, tuple[str, ...]]:
-    opened = OpenShard(FlatShard(rows, columns, "links"), file.arrays)
-    plain = OpenShard(FlatShard(rows, columns, "none"), file.arrays)
+    opened = OpenShard(FlatShard(rows, columns, "links"), file)
+    plain = OpenShard(FlatShard(rows, columns, "none"), file)
     truncated = inside = broken = 0
     for block in checks.blocks(rows):
         cut = plain.column("truncated", block.start, block.stop) == 1

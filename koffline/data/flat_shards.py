@@ -15,7 +15,8 @@ from typing import Any, Literal
 import numpy as np
 
 from koffline.data.columns import integer_column
-from koffline.data.sliced_files import open_sliced
+from koffline.data.files import reading
+from koffline.data.sliced_files import SlicedFile, open_sliced
 from koffline.errors import DataError
 
 _EVERY = 65_536
@@ -61,14 +62,14 @@ class FlatShard:
         with open_sliced(path, name) as file:
             for column in self.columns.values():
                 _check_column(file.arrays.get(column.key), column, self.rows)
-            yield OpenShard(self, file.arrays)
+            yield OpenShard(self, file)
 
 
 class OpenShard:
     """An open flat file."""
 
-    def __init__(self, shard: FlatShard, arrays: Mapping[str, Any]) -> None:
-        self._shard, self._arrays = shard, arrays
+    def __init__(self, shard: FlatShard, file: SlicedFile) -> None:
+        self._shard, self._file = shard, file
 
     def column(self, name: str, start: int, stop: int) -> np.ndarray:
         """(B, ...) values of a column, in its dtype and shape but otherwise unchecked."""
@@ -76,7 +77,8 @@ class OpenShard:
         if column is None:
             assert name == "truncated", "only that column may be missing"
             return np.zeros(stop - start, dtype=np.bool_)
-        values = np.asarray(self._arrays[column.key][start:stop])
+        with reading(self._file.name, "data"):
+            values = np.asarray(self._file.arrays[column.key][start:stop])
         if np.dtype(column.dtype).kind == "f":  # whole numbers and flags are checked before they are cast
             values = values.astype(column.dtype, copy=False)
         return values.reshape(len(values), *column.shape)
