@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import click
 
 from koffline.jobs.mapping import Mapped, map_ordered
-from koffline.jobs.places import Call
+from koffline.jobs.places import Call, kept_workers
 from koffline.jobs.status import Report
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -48,6 +49,10 @@ class PassSettings:
             progress=progress,
             name=name,
         )
+
+    def kept(self) -> AbstractContextManager[None]:
+        """Several passes inside it share their workers, whose start takes seconds. Raises ConfigError."""
+        return kept_workers(self.workers, self.ray)
 
 
 def worker_options(command: Command) -> Command:

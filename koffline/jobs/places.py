@@ -6,7 +6,8 @@ import hashlib
 import pickle
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Protocol, runtime_checkable
 
 from koffline import errors
@@ -68,12 +69,14 @@ class Here:
 
 
 class InProcesses:
-    """Computes items in processes of this machine."""
+    """Computes items in processes of this machine: those that `kept_workers` keeps, or its own."""
 
     def __init__(self, payload: bytes, workers: int) -> None:
         from koffline.jobs.process_pool import Processes
 
-        self._processes, self._payload = Processes(workers), payload
+        found = bool(_kept) and _kept[-1].capacity == workers
+        self._processes = _kept.pop() if found else Processes(workers)
+        self._payload = payload
         self.capacity, self.window = workers, 2 * workers
 
     def submit(self, number: int, item: Any) -> None:
@@ -86,7 +89,45 @@ class InProcesses:
 
     def close(self, at_once: bool) -> None:
         """As of `Workers`."""
-        self._processes.close(at_once)
+        if at_once or not self._processes.kept:
+            self._processes.close(at_once)
+        if self._processes.kept:
+            _kept.append(self._processes)
+
+
+_kept: list[Any] = []  # processes that no pass uses now
+
+
+@contextmanager
+def kept_workers(workers: int, ray: str | None) -> Iterator[None]:
+    """The passes inside start their processes, or join the Ray cluster, only once.
+
+    Raises ConfigError for a cluster that does not answer.
+    """
+    if ray is not None:
+        from koffline.jobs.ray_tasks import connect
+
+        module, own = connect(ray, workers)
+        try:
+            yield
+        finally:
+            if own:
+                module.shutdown()
+    elif workers > 1:
+        from koffline.jobs.process_pool import Processes
+
+        processes = Processes(workers)
+        processes.kept = True
+        _kept.append(processes)
+        try:
+            yield
+        finally:
+            processes.kept = False
+            if processes in _kept:  # not with a pass that was left in the middle
+                _kept.remove(processes)
+            processes.close(at_once=False)
+    else:
+        yield
 
 
 class OnRay:

@@ -26,6 +26,7 @@ class Processes:
 
     def __init__(self, workers: int) -> None:
         self.capacity = workers
+        self.kept = False  # whether somebody else than its user will close it
         self._others = set(multiprocessing.active_children())
         self._idle: list[ProcessPoolExecutor] = []
         self._tasks: dict[Future[Any], tuple[Any, ProcessPoolExecutor]] = {}
@@ -52,12 +53,14 @@ class Processes:
         return key, result
 
     def close(self, at_once: bool) -> None:
-        """End the processes; with ``at_once`` also the calls in them."""
+        """End the processes; with ``at_once`` also the calls in them. The next call would start new ones."""
         if at_once:
             for process in set(multiprocessing.active_children()) - self._others:
                 process.terminate()
         for executor in (*self._idle, *(busy for _, busy in self._tasks.values())):
             executor.shutdown(wait=True, cancel_futures=True)
+        self._idle.clear()
+        self._tasks.clear()
 
 
 class ProcessPool:

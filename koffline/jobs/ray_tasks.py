@@ -22,11 +22,7 @@ class RayTasks:
     """
 
     def __init__(self, address: str, workers: int, function: Callable[..., Any]) -> None:
-        self._ray = _import_ray()
-        _check_reachable(address)
-        self._own = not self._ray.is_initialized()
-        if self._own:
-            _connect(self._ray, address, workers)
+        self._ray, self._own = connect(address, workers)
         self._remote = self._ray.remote(num_cpus=1, max_retries=0)(function)
         self._tasks: dict[Any, Any] = {}
 
@@ -62,6 +58,19 @@ class RayTasks:
                 self._ray.cancel(reference, force=True)
         if self._own:
             self._ray.shutdown()
+
+
+def connect(address: str, workers: int) -> tuple[Any, bool]:
+    """The ray module, connected, and whether that was done here (else somebody else will disconnect it).
+
+    Raises ConfigError for a cluster that does not answer, and where ray is not installed.
+    """
+    ray = _import_ray()
+    _check_reachable(address)
+    own = not ray.is_initialized()
+    if own:
+        _connect(ray, address, workers)
+    return ray, own
 
 
 def _check_reachable(address: str) -> None:

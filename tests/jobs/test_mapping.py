@@ -1,3 +1,4 @@
+import multiprocessing
 import os
 import re
 import sys
@@ -47,6 +48,22 @@ def test_workers_have_one_thread_and_unpack_what_is_shared_once() -> None:
     assert os.getpid() not in {process for process, _ in found}
     shared = values(functions.remember, range(6), shared=[1, 2], workers=2)
     assert len(set(shared)) == len({process for process, _ in shared})
+
+
+def test_passes_share_kept_workers(tmp_path: Path) -> None:
+    settings = PassSettings(workers=2)
+    with settings.kept():
+        first, second = (
+            {one.value[0] for one in settings.map(functions.surroundings, range(6))} for _ in range(2)
+        )
+        assert first == second
+        deaths = functions.Deaths(tmp_path, times=1)
+        assert [one.value for one in settings.map(functions.die, range(3), deaths)] == [0, 1, 2]
+        with pytest.raises(DataError):
+            list(settings.map(functions.refuse_third, range(4), "data"))
+        one, other = (settings.map(functions.double, range(3)) for _ in range(2))  # one within the other
+        assert [(a.value, b.value) for a, b in zip(one, other, strict=True)] == [(0, 0), (2, 2), (4, 4)]
+    assert not multiprocessing.active_children()
 
 
 @pytest.mark.parametrize("where", WHERE)
