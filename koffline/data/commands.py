@@ -10,6 +10,7 @@ import click
 
 from koffline.data.sources import FORMATS
 from koffline.data.spaces import Bounds, Discrete, SpaceRequest
+from koffline.data.table_options import table_options
 from koffline.errors import DataError
 
 
@@ -42,16 +43,20 @@ def data() -> None:
     """Look into logs, check them, convert them.
 
     \b
-    SOURCE is a koffline, D4RL or d3rlpy HDF5 file, an NPZ archive, a Minari folder or minari:<id>;
-    its content decides, not its name.
+    SOURCE is a koffline, D4RL or d3rlpy HDF5 file, an NPZ archive, a Parquet, Arrow or CSV table, a folder
+    of shards, a Minari folder or minari:<id>; its content decides, not its name (but for CSV).
+    Options marked "Table" say what the columns of a table are.
     """
 
 
 @data.command()
 @click.argument("source")
 @action_space_options
+@table_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
-def info(source: str, discrete: int | None, continuous: tuple[float, float] | None, as_json: bool) -> None:
+def info(
+    source: str, discrete: int | None, continuous: tuple[float, float] | None, mapping: Any, as_json: bool
+) -> None:
     """What is in a log: rows, episodes, spaces, returns, time limits, coverage of the actions.
 
     \b
@@ -59,11 +64,12 @@ def info(source: str, discrete: int | None, continuous: tuple[float, float] | No
       koffline data info log.hdf5
       koffline data info minari:D4RL/door/human-v2 --json
       koffline data info buffer.h5 --discrete 4
+      koffline data info log.parquet --observations 'x_*' --action a --reward r --episode id --time t
     """
     from koffline.data.sources import open_transitions
     from koffline.data.summary import summarise
 
-    summary = summarise(open_transitions(source, requested_space(discrete, continuous)))
+    summary = summarise(open_transitions(source, requested_space(discrete, continuous), mapping=mapping))
     if as_json:
         click.echo(json.dumps(summary.to_json(), default=str))
         return
@@ -75,7 +81,8 @@ def info(source: str, discrete: int | None, continuous: tuple[float, float] | No
 @data.command()
 @click.argument("source")
 @action_space_options
-def validate(source: str, discrete: int | None, continuous: tuple[float, float] | None) -> None:
+@table_options
+def validate(source: str, discrete: int | None, continuous: tuple[float, float] | None, mapping: Any) -> None:
     """What is wrong with a log: all errors at once, then warnings. Exit code 2 on errors, else 0.
 
     \b
@@ -86,7 +93,7 @@ def validate(source: str, discrete: int | None, continuous: tuple[float, float] 
     from koffline.data.findings import inspect_log
     from koffline.data.sources import open_raw
 
-    raw = open_raw(source, requested_space(discrete, continuous))
+    raw = open_raw(source, requested_space(discrete, continuous), mapping)
     findings = inspect_log(raw)
     for note in raw.metadata.notes:
         click.echo(f"note: {note}")
@@ -118,6 +125,7 @@ def validate(source: str, discrete: int | None, continuous: tuple[float, float] 
 )
 @click.option("--force", is_flag=True, help="Replace TARGET if it exists.")
 @action_space_options
+@table_options
 def convert(
     source: str,
     target: str,
@@ -126,6 +134,7 @@ def convert(
     force: bool,
     discrete: int | None,
     continuous: tuple[float, float] | None,
+    mapping: Any,
 ) -> None:
     """Write a log in another format, whole or not at all.
 
@@ -135,13 +144,15 @@ def convert(
       koffline data convert cartpole.hdf5 minari:cartpole/copy-v0
       koffline data convert cartpole.hdf5 buffer.h5 --format d3rlpy
       koffline data convert large.hdf5 shards --shard-rows 1000000
+      koffline data convert table.csv log.hdf5 --mapping columns.yaml
     """
     from koffline.data.sources import open_transitions, write_transitions
 
     if shard_rows is not None:
-        _convert_to_shards(source, target, format_, shard_rows, force, requested_space(discrete, continuous))
+        space = requested_space(discrete, continuous)
+        _convert_to_shards(source, target, format_, shard_rows, force, space, mapping)
         return
-    log = open_transitions(source, requested_space(discrete, continuous))
+    log = open_transitions(source, requested_space(discrete, continuous), mapping=mapping)
     written = write_transitions(log, target, format_, force)
     for note in log.metadata.notes:
         click.echo(f"note: {note}")
@@ -149,13 +160,19 @@ def convert(
 
 
 def _convert_to_shards(
-    source: str, target: str, format_: str | None, shard_rows: int, force: bool, space: SpaceRequest | None
+    source: str,
+    target: str,
+    format_: str | None,
+    shard_rows: int,
+    force: bool,
+    space: SpaceRequest | None,
+    mapping: Any,
 ) -> None:
     from koffline.data.shard_conversion import convert_to_shards
 
     if format_ is not None:
         raise DataError(f"--format {format_} and --shard-rows were both given; shards are HDF5, choose one")
-    log = convert_to_shards(source, target, shard_rows, force, space)
+    log = convert_to_shards(source, target, shard_rows, force, space, mapping)
     for note in log.metadata.notes:
         click.echo(f"note: {note}")
     click.echo(f"{target} (shards): {log}")

@@ -12,6 +12,8 @@ from koffline.data.lazy import LazyTransitions
 from koffline.data.row_block import RowBlock, join_blocks
 from koffline.data.shard_writer import ShardWriter
 from koffline.data.spaces import SpaceRequest
+from koffline.data.table.mapping import MappingRequest
+from koffline.data.table.reading import TableStream, is_table_source
 from koffline.errors import DataError
 
 
@@ -21,6 +23,7 @@ def convert_to_shards(
     shard_rows: int,
     force: bool = False,
     action_space: SpaceRequest | None = None,
+    mapping: MappingRequest | None = None,
 ) -> LazyTransitions:
     """Write ``source`` as a folder of shards and open it. Raises DataError."""
     from koffline.data.files import check_target
@@ -28,8 +31,24 @@ def convert_to_shards(
 
     check_target(Path(target), force)
     with ShardWriter(target, shard_rows, force) as writer:
-        _write(writer, source, action_space)
+        if mapping is not None or is_table_source(os.fspath(source)):
+            _write_table(writer, source, mapping, action_space)
+        else:
+            _write(writer, source, action_space)
     return open_lazy(target)
+
+
+def _write_table(
+    writer: ShardWriter,
+    source: str | os.PathLike[str],
+    mapping: MappingRequest | None,
+    action_space: SpaceRequest | None,
+) -> None:
+    """Piece by piece, whatever the order of the table; what was done to the rows is known at the end."""
+    stream = TableStream(source, mapping, action_space)
+    for piece in stream:
+        writer.append(piece)
+    writer.metadata = stream.metadata
 
 
 def _write(writer: ShardWriter, source: str | os.PathLike[str], action_space: SpaceRequest | None) -> None:

@@ -19,34 +19,61 @@ from koffline.errors import DataError
 
 if TYPE_CHECKING:
     from koffline.data.lazy import LazyTransitions
+    from koffline.data.table.mapping import MappingRequest
 
 LogSource = str | os.PathLike[str] | Transitions
-FORMATS = ("hdf5", "minari", "npz", "d3rlpy")
-_SUFFIXES = {".hdf5": "hdf5", ".h5": "hdf5", ".npz": "npz"}
+FORMATS = ("hdf5", "minari", "npz", "d3rlpy", "parquet", "arrow", "csv")
+_SUFFIXES = {
+    ".hdf5": "hdf5",
+    ".h5": "hdf5",
+    ".npz": "npz",
+    ".parquet": "parquet",
+    ".arrow": "arrow",
+    ".feather": "arrow",
+    ".csv": "csv",
+}
 _READABLE = (
-    "give a koffline, D4RL or d3rlpy HDF5 file, an NPZ archive, a folder of shards, a Minari folder or "
-    "minari:<id>"
+    "give a koffline, D4RL or d3rlpy HDF5 file, an NPZ archive, a Parquet, Arrow or CSV table, a folder of "
+    "shards, a Minari folder or minari:<id>"
 )
 
 
 @overload
 def open_transitions(
-    source: LogSource, action_space: SpaceRequest | None = None, *, lazy: Literal[False] = False
+    source: LogSource,
+    action_space: SpaceRequest | None = None,
+    *,
+    lazy: Literal[False] = False,
+    mapping: MappingRequest | None = None,
 ) -> Transitions: ...
 @overload
 def open_transitions(
-    source: LogSource, action_space: SpaceRequest | None = None, *, lazy: Literal[True]
+    source: LogSource,
+    action_space: SpaceRequest | None = None,
+    *,
+    lazy: Literal[True],
+    mapping: MappingRequest | None = None,
 ) -> LazyTransitions: ...
 def open_transitions(
-    source: LogSource, action_space: SpaceRequest | None = None, *, lazy: bool = False
+    source: LogSource,
+    action_space: SpaceRequest | None = None,
+    *,
+    lazy: bool = False,
+    mapping: MappingRequest | None = None,
 ) -> Transitions | LazyTransitions:
     """Read a log: a file, a folder or ``minari:<id>``, recognised by its content and not by its name.
 
     ``action_space`` overrides what the log declares; without either, the reader assumes one and says so in
     ``metadata.notes``. ``metadata.sha256`` is the digest of the rows. With ``lazy`` the rows stay on disk:
     for a folder of shards, a flat HDF5 file with next_observations, or a folder, pattern or list of such
-    files, at paths or URLs. Raises DataError in one line.
+    files, at paths or URLs. ``mapping`` (a TableMapping, a dict, or a YAML file) says what the columns of a
+    table are. Raises DataError in one line.
     """
+    if lazy and mapping is not None:
+        raise DataError(
+            "a table is read into memory; make shards of it with `koffline data convert … --shard-rows N` "
+            "and open those lazily"
+        )
     if lazy:
         from koffline.data.lazy_opening import open_lazy
 
@@ -54,23 +81,32 @@ def open_transitions(
             raise DataError("the log is in memory already; give its path to open it lazily")
         return open_lazy(source, action_space)
     if isinstance(source, Transitions):
+        if mapping is not None:
+            raise DataError("the log is in memory already; a mapping is for tables")
         if action_space is None:
             return source
         settled = settle_actions(source.actions, action_space, None)
         return source.replace(actions=settled.actions, action_space=settled.space)
-    log = open_raw(source, action_space).transitions()
+    log = open_raw(source, action_space, mapping).transitions()
     recorded, metadata = log.metadata.sha256, log.metadata
     if recorded not in (None, log.sha256):
         metadata = metadata.with_notes("the rows are not those the file was written with: it was edited")
     return log.with_metadata(replace(metadata, sha256=log.sha256))
 
 
-def open_raw(source: str | os.PathLike[str], action_space: SpaceRequest | None = None) -> RawLog:
+def open_raw(
+    source: str | os.PathLike[str],
+    action_space: SpaceRequest | None = None,
+    mapping: MappingRequest | None = None,
+) -> RawLog:
     """The same with values unchecked, for looking at everything that is wrong. Raises DataError."""
     from koffline.data.minari import PREFIX, minari_folder, read_minari
     from koffline.data.shards import is_shard_folder
+    from koffline.data.table.reading import is_table_source, read_table
 
     name = os.fspath(source)
+    if mapping is not None or is_table_source(name):
+        return read_table(name, mapping, action_space)
     if remote.is_url(name):
         return _open_url(name, action_space)
     if name.startswith(PREFIX):
@@ -181,22 +217,27 @@ def write_transitions(
     format: str | None = None,
     force: bool = False,
 ) -> Written:
-    """Write a log as ``hdf5``, ``minari``, ``npz`` or ``d3rlpy``, whole or not at all.
+    """Write a log as ``hdf5``, ``minari``, ``npz``, ``d3rlpy`` or a table, whole or not at all.
 
-    Without ``format``: ``minari:<id>`` is Minari, .hdf5 and .h5 our HDF5, .npz NPZ. Minari takes a folder or
-    ``minari:<id>``. Raises DataError, also where the target exists without ``force``.
+    Without ``format``: ``minari:<id>`` is Minari, .hdf5 and .h5 our HDF5, .npz NPZ, .parquet Parquet, .arrow
+    and .feather Arrow, .csv CSV (which keeps the rows but no action space and no metadata). Minari takes a
+    folder or ``minari:<id>``. Raises DataError, also where the target exists without ``force``.
     """
     from koffline.data.d3rlpy_dump import write_d3rlpy_dump
     from koffline.data.hdf5 import write_hdf5
     from koffline.data.npz import write_npz
+    from koffline.data.table.writing import write_table
 
     name = os.fspath(target)
     chosen = target_format(name, format)
     if chosen == "minari":
         _write_minari(transitions, name, force)
     else:
-        writer = {"hdf5": write_hdf5, "npz": write_npz, "d3rlpy": write_d3rlpy_dump}[chosen]
-        writer(transitions, Path(name), force)
+        writers = {"hdf5": write_hdf5, "npz": write_npz, "d3rlpy": write_d3rlpy_dump}
+        if chosen in writers:
+            writers[chosen](transitions, Path(name), force)
+        else:
+            write_table(transitions, Path(name), chosen, force)
     return Written(name, chosen)
 
 

@@ -34,6 +34,7 @@ _COMPRESSED = (".gz", ".bz2", ".zst")
 _MOST_FILES = 1_000_000
 # Arrow's streams begin with the mark of a message; its files, and Feather version 2, with their own name.
 _STREAM = b"\xff\xff\xff\xff"
+_HDF5 = b"\x89HDF"
 
 
 @dataclass(frozen=True)
@@ -84,12 +85,17 @@ class TableFiles:
             yield from _file_batches(file, columns, types, batch_rows)
 
 
-def looks_like_table(source: str, head: bytes) -> bool:
-    """Whether a file is a table: by its content for Parquet and Arrow, by its name for CSV."""
-    kind = _kind_by_content(head)
-    if kind is not None:
-        return True
-    return _kind_by_name(source) is not None
+def looks_like_table(name: str) -> bool:
+    """Whether a file is a table: by its content for Parquet and Arrow, by its name too."""
+    head = remote.read_bytes(name, 16)
+    if head.startswith((_HDF5, b"PK")):  # koffline's own, whatever the name says
+        return False
+    return _kind_by_content(head) is not None or _kind_by_name(name) is not None
+
+
+def holds_tables(folder: str) -> bool:
+    """Whether there is a table anywhere below a folder."""
+    return bool(_files_below(folder))
 
 
 def find_tables(source: str | os.PathLike[str]) -> TableFiles | None:
@@ -120,7 +126,17 @@ def find_tables(source: str | os.PathLike[str]) -> TableFiles | None:
 
 
 def as_csv(source: str) -> TableFiles:
-    """A text file taken as CSV whatever its name, where a mapping says that it is a table."""
+    """A text file taken as CSV whatever its name, where a mapping says that it is a table.
+
+    Raises DataError for what cannot be text.
+    """
+    if not remote.exists(source):
+        raise DataError(f"{source} does not exist; check the path")
+    head = b"" if remote.is_folder(source) else remote.read_bytes(source, 4096)
+    if not head or head.startswith((_HDF5, b"PK", b"\x80")):
+        raise DataError(
+            f"{source} is no table (Parquet, Arrow or CSV), and a mapping is for tables; leave it out"
+        )
     return _with_names(source, (TableFile(source, CSV),))
 
 

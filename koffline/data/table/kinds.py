@@ -76,9 +76,7 @@ def _check_time(name: str, kind: Any, source: str) -> None:
     import pyarrow as pa
 
     if pa.types.is_nested(kind) or pa.types.is_boolean(kind) or pa.types.is_null(kind):
-        raise DataError(
-            f"{source}: column {name} is {kind}, which gives no order in time; name another"
-        )
+        raise DataError(f"{source}: column {name} is {kind}, which gives no order in time; name another")
 
 
 def _check_lists(roles: Roles, types: Mapping[str, Any], source: str) -> None:

@@ -80,7 +80,9 @@ def prepare_table(
     declared: ActionSpace | None = described.action_space if described is not None else None
     declared = Discrete(len(categories)) if categories else declared
     settled = settle_actions(_sample(survey, roles, kinds, len(categories)), action_space, declared)
-    notes = [*settled.notes, *_notes(survey, roles, kinds, chosen, settled.space)]
+    notes = [*settled.notes, *_notes(survey, roles, kinds, settled.space)]
+    if mapping is not None:
+        notes += _unnamed(roles)
     return PreparedTable(
         source=name,
         rows=rows,
@@ -145,7 +147,7 @@ def _categories(
         )
     if not mapping.action_names:
         return tuple(sorted(values))
-    names = mapping.action_names
+    names = _as_values(mapping.action_names, values)
     if {type(name) for name in names} != {type(value) for value in values}:
         raise DataError(
             f"{source}: action_names are {names!r}, column {column} holds {next(iter(values))!r}; "
@@ -160,6 +162,16 @@ def _categories(
     return names
 
 
+def _as_values(names: tuple[Any, ...], values: set[Any]) -> tuple[Any, ...]:
+    """Names from a command line are texts: as numbers, or as yes and no, where the column holds those."""
+    kinds = {type(value) for value in values}
+    if kinds == {int} and all(isinstance(name, str) and name.lstrip("-").isdecimal() for name in names):
+        return tuple(int(name) for name in names)
+    if kinds == {bool} and {str(name).lower() for name in names} == {"true", "false"}:
+        return tuple(str(name).lower() == "true" for name in names)
+    return names
+
+
 def _sample(survey: TableSurvey, roles: Roles, kinds: ColumnKinds, n_categories: int) -> np.ndarray:
     """A few rows that are to the action space what all rows are."""
     if n_categories:
@@ -171,9 +183,7 @@ def _sample(survey: TableSurvey, roles: Roles, kinds: ColumnKinds, n_categories:
     return np.zeros((1,) if single else (1, width), dtype=kinds.action_dtype)
 
 
-def _notes(
-    survey: TableSurvey, roles: Roles, kinds: ColumnKinds, mapping: TableMapping, space: ActionSpace
-) -> list[str]:
+def _notes(survey: TableSurvey, roles: Roles, kinds: ColumnKinds, space: ActionSpace) -> list[str]:
     notes = []
     if kinds.decimals:
         notes.append(f"decimals were read as float64: {', '.join(kinds.decimals)}")
@@ -184,6 +194,12 @@ def _notes(
             "all actions are whole numbers stored as fractions and were taken as continuous; "
             "--discrete N declares choices"
         )
+    return notes
+
+
+def _unnamed(roles: Roles) -> list[str]:
+    """What a mapping leaves open, and how it was taken."""
+    notes = []
     if roles.stands_alone:
         notes.append("no episode and no time column is named: every row stands alone")
     elif roles.episode is None:

@@ -7,11 +7,13 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+from koffline.data import remote
 from koffline.data.raw import RawLog
 from koffline.data.spaces import ActionSpace, SpaceRequest
 from koffline.data.table.assembly import assemble
 from koffline.data.table.counts import TableCounts
 from koffline.data.table.faults import table_faults
+from koffline.data.table.files import holds_tables, looks_like_table
 from koffline.data.table.mapping import MappingRequest
 from koffline.data.table.pieces import contiguous_pieces, partitioned_pieces
 from koffline.data.table.prepared import prepare_table
@@ -21,6 +23,25 @@ from koffline.errors import DataError
 # Rows that a piece has at least, where there are as many.
 PIECE_ROWS = 65_536
 _NO_ROWS = "{}: no row has a next observation; name --next-observations or --terminal"
+
+
+def is_table_source(name: str) -> bool:
+    """Whether a path, URL or pattern is a table: told by content for Parquet and Arrow, by name for CSV.
+
+    A folder is one where it holds such files and is neither a folder of shards nor a Minari dataset.
+    """
+    from koffline.data.minari import PREFIX, data_folder
+    from koffline.data.shards import is_shard_folder
+
+    if name.startswith(PREFIX):
+        return False
+    if not remote.exists(name):
+        return any(mark in name for mark in "*?") and any(map(looks_like_table, remote.listed(name)[:1]))
+    if not remote.is_folder(name):
+        return looks_like_table(name)
+    if is_shard_folder(name) or (not remote.is_url(name) and data_folder(Path(name)) is not None):
+        return False
+    return holds_tables(name)
 
 
 def read_table(
