@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from koffline.data.raw import space_to_json
-from koffline.data.spaces import ActionSpace, Discrete
+from koffline.data.spaces import ActionSpace
+from koffline.data.streaming_summary import LogTally, Spread, tally_log, tally_shard
 from koffline.data.transitions import Transitions
+from koffline.errors import DataError
 
+if TYPE_CHECKING:
+    from koffline.data.lazy import LazyTransitions
+    from koffline.jobs.options import PassSettings
 
-@dataclass(frozen=True)
-class Spread:
-    """Least, mean and greatest of some numbers."""
-
-    min: float
-    mean: float
-    max: float
+__all__ = ["LogSummary", "ShardsSummary", "Spread", "summarise", "summarise_shards"]
 
 
 @dataclass(frozen=True)
@@ -29,11 +25,11 @@ class LogSummary:
 
     ``time_limit`` is the length that all cut episodes share and none exceeds. ``action_counts`` (n) is for
     discrete actions, ``action_ranges`` (k) for continuous ones. Returns are undiscounted, of whole episodes
-    as logged.
+    as logged. ``sha256`` is None where shards were left out.
     """
 
     source: str | None
-    sha256: str
+    sha256: str | None
     rows: int
     episodes: int
     observation_shape: tuple[int, ...]
@@ -66,52 +62,75 @@ class LogSummary:
         return values
 
 
+@dataclass(frozen=True)
+class ShardsSummary:
+    """The summary of a log on disk, and which of its shards were left out, each with the reason."""
+
+    summary: LogSummary
+    shards: int
+    left_out: tuple[str, ...] = ()
+
+
 def summarise(log: Transitions) -> LogSummary:
     """Look through a log once."""
-    discrete = isinstance(log.action_space, Discrete)
-    truncated = log.truncated & ~log.terminated
-    unfinished = 0
-    if log.has_episodes:
-        unfinished = int(np.sum(~(log.terminated | log.truncated)[log.episode_ends]))
+    return _summary(log, tally_log(log), log.sha256)
+
+
+def summarise_shards(
+    log: LazyTransitions, settings: PassSettings | None = None, progress: bool = False
+) -> ShardsSummary:
+    """The same of a log on disk, in one pass over its shards; memory does not grow with it.
+
+    settings: where the pass runs, and whether shards that cannot be read are left out; then there is no
+    digest of the rows. Raises DataError, also where no shard can be read.
+    """
+    from koffline.jobs.options import PassSettings
+
+    passes = settings or PassSettings()
+    names = [shard.name for shard in log.shards]
+    found = passes.map(tally_shard, range(len(names)), log, lambda shard: names[shard], progress)
+    tally, left_out = LogTally(log.action_space, log.has_episodes), []
+    for mapped in found:
+        if mapped.failure is None:
+            tally.merge(mapped.value)
+        else:
+            left_out.append(mapped.failure.reason)
+    if not tally.rows:
+        raise DataError(f"no shard can be read; the first: {left_out[0]}")
+    return ShardsSummary(
+        _summary(log, tally, None if left_out else log.sha256), len(names) - len(left_out), tuple(left_out)
+    )
+
+
+def _summary(log: Transitions | LazyTransitions, tally: LogTally, sha256: str | None) -> LogSummary:
+    lazy_dtype = getattr(log, "observation_dtype", None)
+    episodes, counts = tally.episodes, tally.action_counts
     return LogSummary(
         source=log.metadata.source,
-        sha256=log.sha256,
-        rows=len(log),
-        episodes=log.n_episodes,
+        sha256=sha256,
+        rows=tally.rows,
+        episodes=0 if episodes is None else episodes.lengths.count,
         observation_shape=log.observation_shape,
-        observation_dtype=str(log.observations.dtype),
+        observation_dtype=str(lazy_dtype or log.observations.dtype),  # type: ignore[union-attr]
         action_space=log.action_space,
-        rewards=_spread(log.rewards),
-        returns=_spread(log.returns()) if log.has_episodes else None,
-        lengths=_spread(log.episode_lengths) if log.has_episodes else None,
-        terminated=int(log.terminated.sum()),
-        truncated=int(truncated.sum()),
-        unfinished=unfinished,
-        time_limit=_time_limit(log, truncated),
-        action_counts=_action_counts(log) if discrete else None,
-        action_ranges=None if discrete else tuple(_spread(column) for column in log.actions.T),
-        has_log_probabilities=log.behavior_log_probabilities is not None,
-        has_weights=log.weights is not None,
+        rewards=tally.rewards.spreads()[0],
+        returns=None if episodes is None else episodes.returns.spreads()[0],
+        lengths=None if episodes is None else episodes.lengths.spreads()[0],
+        terminated=tally.terminated,
+        truncated=tally.truncated,
+        unfinished=0 if episodes is None else episodes.unfinished,
+        time_limit=None if episodes is None else episodes.time_limit,
+        action_counts=None if counts is None else tuple(int(count) for count in counts),
+        action_ranges=None if tally.actions is None else tally.actions.spreads(),
+        has_log_probabilities=_has(log, "log_probabilities", "behavior_log_probabilities"),
+        has_weights=_has(log, "weights", "weights"),
         gamma=log.metadata.gamma,
         extra=log.metadata.extra,
         notes=log.metadata.notes,
     )
 
 
-def _spread(values: np.ndarray) -> Spread:
-    mean = math.fsum(np.asarray(values, dtype=np.float64)) / len(values)
-    return Spread(float(values.min()), mean, float(values.max()))
-
-
-def _time_limit(log: Transitions, truncated: np.ndarray) -> int | None:
-    if not log.has_episodes:
-        return None
-    lengths = np.asarray(log.episode_lengths)
-    cut = np.unique(lengths[truncated[log.episode_ends]])
-    return int(cut[0]) if len(cut) == 1 and lengths.max() == cut[0] else None
-
-
-def _action_counts(log: Transitions) -> tuple[int, ...]:
-    assert isinstance(log.action_space, Discrete)
-    counts = np.bincount(log.actions, minlength=log.action_space.n)
-    return tuple(int(count) for count in counts)
+def _has(log: Transitions | LazyTransitions, what: str, column: str) -> bool:
+    if isinstance(log, Transitions):
+        return getattr(log, column) is not None
+    return bool(getattr(log, f"has_{what}"))

@@ -46,7 +46,7 @@ def _lines(summary: LogSummary) -> Iterator[tuple[str, str]]:
         yield key, str(value)
     for note in summary.notes:
         yield "note", note
-    yield "sha256 of the rows", summary.sha256
+    yield "sha256 of the rows", summary.sha256 or "unknown: shards were left out"
 
 
 def _coverage(summary: LogSummary) -> Iterator[tuple[str, str]]:

@@ -1,0 +1,117 @@
+"""Sums over blocks and shards against the whole log at once."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from koffline.data.exact_sums import ExactSums
+from koffline.data.streaming_summary import EpisodeTally, LogTally, blocks_of, tally_shard
+from koffline.data.summary import summarise, summarise_shards
+from koffline.errors import DataError
+from koffline.jobs.options import PassSettings
+from tests.data.logs import drawn_logs
+from tests.data.shards_in_memory import MemoryShards, numbered_shards
+
+NUMBERS = st.floats(allow_nan=False, allow_infinity=False, min_value=-1e300, max_value=1e300)
+
+
+class TestExactSums:
+    @given(st.lists(NUMBERS, max_size=30), st.integers(0, 30))
+    def test_they_are_rounded_once(self, numbers, cut):
+        sums, other = ExactSums(1), ExactSums(1)
+        sums.add(np.array(numbers[:cut]).reshape(-1, 1))
+        other.add(np.array(numbers[cut:]).reshape(-1, 1))
+        other.merge(sums)
+        assert other.values() == [math.fsum(numbers)]
+
+    @pytest.mark.parametrize("numbers", [[5e-324] * 3, [1e308, -1e308, 1e-300], [0.1] * 10, [-0.0, 0.0]])
+    def test_ends_of_the_range(self, numbers):
+        sums = ExactSums(2)
+        sums.add(np.array([numbers, numbers[::-1]]).T)
+        assert sums.values() == [math.fsum(numbers)] * 2
+
+    def test_float32_and_integers(self):
+        sums = ExactSums(1)
+        sums.add(np.float32([[0.1], [0.2]]))
+        sums.add(np.array([[3]]))
+        assert sums.values() == [math.fsum([float(np.float32(0.1)), float(np.float32(0.2)), 3.0])]
+
+
+class TestEpisodes:
+    @given(drawn_logs(episodes=True), st.integers(1, 5))
+    def test_blocks_cut_them_anywhere(self, drawn, block_rows):
+        log = drawn.log()
+        shards = MemoryShards([log])
+        tally = EpisodeTally()
+        for block in shards.shard_blocks(0, block_rows):
+            tally.add(block)
+        tally.end_shard()
+        returns = [math.fsum(log.rewards[log.episode_ids == i]) for i in range(log.n_episodes)]
+        (found,) = tally.returns.spreads()
+        assert found.min == pytest.approx(min(returns), rel=1e-12, abs=1e-12)
+        assert found.max == pytest.approx(max(returns), rel=1e-12, abs=1e-12)
+        assert found.mean == pytest.approx(np.mean(returns), rel=1e-12, abs=1e-12)
+        assert tally.lengths.count == log.n_episodes
+        assert tally.lengths.high[0] == log.episode_lengths.max()
+        ends = log.episode_ends
+        assert tally.unfinished == np.sum(~(log.terminated | log.truncated)[ends])
+        cut = np.unique(log.episode_lengths[(log.truncated & ~log.terminated)[ends]])
+        shared = len(cut) == 1 and cut[0] == log.episode_lengths.max()
+        assert tally.time_limit == (cut[0] if shared else None)
+
+
+class TestLogs:
+    @given(drawn_logs(), st.integers(1, 7))
+    def test_sizes_of_blocks_do_not_matter(self, drawn, block_rows):
+        log = drawn.log()
+
+        class Cut(MemoryShards):
+            def shard_blocks(self, shard, _=None):
+                yield from super().shard_blocks(shard, block_rows)
+
+        shards = Cut([log], metadata=log.metadata, sha256=log.sha256)
+        assert summarise_shards(shards).summary == summarise(log)
+
+    @pytest.mark.parametrize("changes", [{}, {"discrete": False}, {"episode_ids": None, "steps": None}])
+    def test_shards_are_one_log(self, changes):
+        shards = numbered_shards(**changes)
+        whole = shards.load()
+        shards.sha256 = whole.sha256
+        found = summarise_shards(shards)
+        assert found.summary == summarise(whole)
+        assert (found.shards, found.left_out) == (3, ())
+        assert summarise_shards(shards, PassSettings(workers=2)).summary == found.summary
+
+    def test_blocks_in_memory(self):
+        log = numbered_shards().logs[0]
+        (block,) = blocks_of(log)
+        np.testing.assert_array_equal(block.units, log.episode_ids)
+        assert block.observations.base is not None
+
+    def test_shards_left_out(self):
+        whole = numbered_shards()
+
+        class Damaged(MemoryShards):
+            def shard_blocks(self, shard, block_rows=None):
+                if shard == 1:
+                    raise DataError("shard-00001 is damaged; copy it again")
+                yield from super().shard_blocks(shard, block_rows)
+
+        damaged = Damaged(whole.logs)
+        with pytest.raises(DataError, match="shard-00001"):
+            summarise_shards(damaged)
+        found = summarise_shards(damaged, PassSettings(skip_bad_shards=True))
+        assert found.left_out == ("shard-00001 is damaged; copy it again",)
+        expected = LogTally(whole.action_space, True)
+        for shard in (0, 2):
+            expected.merge(tally_shard(whole, shard))
+        assert found.summary.rows == expected.rows == len(whole) - len(whole.logs[1])
+        assert found.summary.sha256 is None
+        assert found.shards == 2
+        none = Damaged([whole.logs[1]])
+        none.shard_blocks = lambda shard: damaged.shard_blocks(1)
+        with pytest.raises(DataError, match="no shard can be read"):
+            summarise_shards(none, PassSettings(skip_bad_shards=True))
