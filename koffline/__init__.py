@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from koffline.algos.loading import load
     from koffline.data.replay import ColumnarReplayBuffer
     from koffline.data.sources import open_transitions
+    from koffline.data.table.mapping import TableMapping
     from koffline.data.transitions import Continuous, Discrete, Transitions
     from koffline.ope.bellman_test.front import bellman_test, witness_function
     from koffline.ope.bellman_test.result import BellmanTest
@@ -43,6 +44,7 @@ _HOME_OF = {
     "EstimateTable": "koffline.ope.estimators.table",
     "Interval": "koffline.ope.estimate",
     "PolicyRanking": "koffline.ope.selection.ranking",
+    "TableMapping": "koffline.data.table.mapping",
     "Transitions": "koffline.data.transitions",
     "bellman_test": "koffline.ope.bellman_test.front",
     "cross_fit": "koffline.ope.cross_fit",
@@ -77,6 +79,7 @@ __all__ = [
     "EstimateTable",
     "Interval",
     "PolicyRanking",
+    "TableMapping",
     "Transitions",
     "bellman_test",
     "cross_fit",

@@ -155,13 +155,13 @@ class TestConvert:
 
     def test_refusals_leave_nothing(self, folder):
         before = sorted(folder.iterdir())
-        assert_refused(run("convert", "log.hdf5", "out.csv"), "--format")
+        assert_refused(run("convert", "log.hdf5", "out.xls"), "--format")
         assert_refused(run("convert", "absent", "out.npz"), "does not exist")
         assert_refused(run("convert", "log.hdf5", "absent/out.npz"), "does not exist; create it")
         assert_refused(run("convert", "log.hdf5", "out.npz", "--discrete", "1"), "outside 0 … 0")
         assert sorted(folder.iterdir()) == before
 
     def test_an_unknown_format(self, folder):
-        result = run("convert", "log.hdf5", "out", "--format", "csv")
+        result = run("convert", "log.hdf5", "out", "--format", "xls")
         assert result.exit_code == 2
-        assert "csv" in result.stderr
+        assert "xls" in result.stderr
