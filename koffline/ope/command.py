@@ -13,15 +13,16 @@ from typing import Any
 import click
 
 from koffline.data.commands import action_space_options, requested_space
+from koffline.data.table_options import table_options
 from koffline.errors import ConfigError
 from koffline.run_record import StartedRun, shown_command, start_run
 
 _ALL = "all"  # every estimator
 _EXAMPLES = """What is POLICY worth from the initial states of DATA?
 
-DATA is a koffline, D4RL or d3rlpy HDF5 file, an NPZ archive, a Minari folder or minari:<id>. POLICY is a
-d3rlpy .d3 model, a TorchScript, ONNX or koffline .npz file, package.module:name, uniform, or
-epsilon:0.1:<policy>.
+DATA is a koffline, D4RL or d3rlpy HDF5 file, an NPZ archive, a Minari folder or minari:<id>, or a Parquet,
+Arrow or CSV table with options that say what its columns are. POLICY is a d3rlpy .d3 model, a TorchScript,
+ONNX or koffline .npz file, package.module:name, uniform, or epsilon:0.1:<policy>.
 
 \b
 Examples:
@@ -32,6 +33,7 @@ Examples:
   koffline evaluate log.hdf5 --policy policy.d3 --gamma 0.99 --estimator all --out runs/all
   koffline evaluate log.hdf5 --policy policy.d3 --gamma 0.99 --estimator wpdis --interval episodes-t
   koffline evaluate log.hdf5 --policy policy.d3 --gamma 0.99 --interval kernel-certified
+  koffline evaluate log.parquet --mapping columns.yaml --policy policy.d3 --gamma 0.99
 
 \b
 Estimators: kloss, fqe, lstd (trained networks), mql, lstdq (closed forms), is, wis, pdis, wpdis
@@ -68,6 +70,7 @@ empirical-bernstein. What each promises is printed with it.
     "--json", "as_json", is_flag=True, help="Print one JSON object on stdout and nothing else there."
 )
 @action_space_options
+@table_options
 def evaluate(
     data: str,
     policy: str,
@@ -80,6 +83,7 @@ def evaluate(
     as_json: bool,
     discrete: int | None,
     continuous: tuple[float, float] | None,
+    mapping: Any,
     **options: Any,
 ) -> None:
     """Check everything that can be checked before the long part, then evaluate and print."""
@@ -96,7 +100,7 @@ def evaluate(
     # A user's policy may print while it is imported or called: stdout belongs to the result alone.
     with contextlib.redirect_stdout(sys.stderr):
         space = requested_space(discrete, continuous)
-        found = _evaluate(data, policy, layers, initial_states, space, several)
+        found = _evaluate(data, policy, layers, initial_states, space, mapping, several)
     page = None
     if out is not None and run is not None:
         page = _write(found, Path(out), true_value, force, several, run)
@@ -180,6 +184,7 @@ def _evaluate(
     layers: list[dict[str, Any]],
     starts: str | None,
     space: Any,
+    mapping: Any,
     several: tuple[str, ...] | None,
 ) -> Any:
     """Read, load, fit; the progress bar is on stderr and only on a terminal."""
@@ -190,7 +195,7 @@ def _evaluate(
     from koffline.ope.initial_states import read_initial_states
     from koffline.policies import load_policy
 
-    transitions = open_transitions(data, space)
+    transitions = open_transitions(data, space, mapping=mapping)
     settings = make_settings({"gamma": transitions.metadata.gamma}, *layers)
     loaded = load_policy(policy, transitions.action_space, transitions.observation_shape)
     given: dict[str, Any] = {

@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from koffline.data.commands import action_space_options, requested_space
+from koffline.data.table_options import table_options
 from koffline.errors import ConfigError
 from koffline.run_record import shown_command, start_run
 
@@ -68,6 +69,7 @@ Exit code 0 whether the test rejects or not; the verdict is 'rejects' in the JSO
     "--json", "as_json", is_flag=True, help="Print one JSON object on stdout and nothing else there."
 )
 @action_space_options
+@table_options
 def diagnose(
     data: str,
     policy: str,
@@ -77,6 +79,7 @@ def diagnose(
     as_json: bool,
     discrete: int | None,
     continuous: tuple[float, float] | None,
+    mapping: Any,
     **options: Any,
 ) -> None:
     """Check everything that can be checked before the long part, then diagnose and print."""
@@ -89,7 +92,8 @@ def diagnose(
     run = start_run("diagnose") if out is not None else None
     # A user's policy or model may print while it is imported or called: stdout belongs to the result alone.
     with contextlib.redirect_stdout(sys.stderr):
-        diagnosis = _diagnose(data, policy, model, requested_space(discrete, continuous), settings, options)
+        space = requested_space(discrete, continuous)
+        diagnosis = _diagnose(data, policy, model, space, mapping, settings, options)
     page = None
     if out is not None and run is not None:
         from koffline.ope.estimate import plain
@@ -108,17 +112,25 @@ def diagnose(
 
 
 def _diagnose(
-    data: str, policy: str, model: str, space: Any, settings: dict[str, Any], options: dict[str, Any]
+    data: str,
+    policy: str,
+    model: str,
+    space: Any,
+    mapping: Any,
+    settings: dict[str, Any],
+    options: dict[str, Any],
 ) -> Any:
     """Read, load, fit where that is asked for, and look."""
     from koffline.data.sources import open_transitions
+    from koffline.data.table.reading import is_table_source
     from koffline.fitting import threads
     from koffline.ope.diagnose.diagnosing import diagnose as diagnose_value_function
     from koffline.policies import load_policy
 
-    transitions = open_transitions(data, space)
+    transitions = open_transitions(data, space, mapping=mapping)
     loaded = load_policy(policy, transitions.action_space, transitions.observation_shape)
     trained_on = options["trained_on"]
+    other = mapping if trained_on is not None and is_table_source(trained_on) else None
     given = ("method", "level", "window", "alternative")
     tested = {name: options[name] for name in given if options[name] is not None}
     with threads(options["threads"] or 1):
@@ -128,7 +140,7 @@ def _diagnose(
             loaded,
             options["gamma"],
             seed=options["seed"],
-            trained_on=None if trained_on is None else open_transitions(trained_on, space),
+            trained_on=None if trained_on is None else open_transitions(trained_on, space, mapping=other),
             allow_training_rows=options["allow_training_rows"],
             regions=options["regions"],
             **tested,
