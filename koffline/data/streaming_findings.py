@@ -1,0 +1,249 @@
+"""What is wrong with a log, counted block by block: the sentences of ``data validate`` are made here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from koffline.data import columns as checks
+from koffline.data.flat import rows_are_linked
+from koffline.data.repeated_rows import RepeatedRows
+from koffline.data.row_block import RowBlock
+from koffline.data.spaces import ActionSpace, Discrete
+
+_FEW_EPISODES = 10
+_COLUMNS = ("observations", "actions", "rewards")
+
+
+@dataclass
+class RowCount:
+    """How many rows, and the first of them."""
+
+    count: int = 0
+    first: int = -1
+
+    def add(self, rows: np.ndarray, start: int) -> None:
+        """Rows by their number within a block that begins at row ``start``; blocks come in order."""
+        if rows.size:
+            self.first = start + int(rows[0]) if not self.count else self.first
+            self.count += rows.size
+
+    def merge(self, other: RowCount, start: int) -> None:
+        """Rows of the part of the log that begins at row ``start``, below all rows so far."""
+        if other.count:
+            self.first = start + other.first if not self.count else self.first
+            self.count += other.count
+
+    def __str__(self) -> str:
+        return f"row {self.first}" if self.count == 1 else f"{self.count} rows (first: row {self.first})"
+
+
+class ErrorTally:
+    """Errors in columns as they were read, values unchecked; blocks of any size, in order."""
+
+    def __init__(self, space: ActionSpace) -> None:
+        self._space = space
+        self._found: dict[tuple[tuple[int, int], str, str], RowCount] = {}
+
+    def add(self, columns: Mapping[str, np.ndarray], start: int) -> None:
+        """The next rows, the first of which is row ``start``."""
+        for i, (name, column) in enumerate(columns.items()):
+            if column.dtype.kind == "f":
+                bad = _rows_of(~np.isfinite(column))
+                self._count((0, i), f"{name}: NaN or infinite in", "drop or mend them", bad, start)
+        self._add_actions(columns["actions"], start)
+        for i, name in enumerate(("terminated", "truncated")):
+            bad = _rows_of((columns[name] != 0) & (columns[name] != 1))
+            self._count((2, i), f"{name}: neither true nor false in", "give 0 or 1", bad, start)
+        if "weights" in columns:
+            bad = _rows_of(columns["weights"] < 0)
+            self._count((3, 0), "weights: negative in", "give weights of at least 0", bad, start)
+
+    def messages(self) -> list[str]:
+        """One sentence for each kind of error."""
+        ordered = sorted(self._found.items(), key=lambda item: item[0][0])
+        return [f"{what} {rows}; {remedy}" for (_, what, remedy), rows in ordered]
+
+    def _add_actions(self, actions: np.ndarray, start: int) -> None:
+        space = self._space
+        if isinstance(space, Discrete):
+            if actions.ndim != 1:
+                return  # the record says what is wrong with the shape
+            finite = np.isfinite(actions)
+            fractions = finite & (np.trunc(np.where(finite, actions, 0)) != actions)
+            what = "actions: not whole numbers in"
+            self._count((1, 0), what, "count actions from 0", _rows_of(fractions), start)
+            outside = finite & ((actions < 0) | (actions >= space.n))
+        elif actions.shape[1:] == (space.k,):
+            low, high = checks.tolerant_bounds(space)
+            outside = (actions < low) | (actions > high)
+        else:
+            return
+        remedy = "declare the space anew or mend them"
+        self._count((1, 1), f"actions: outside {space} in", remedy, _rows_of(outside), start)
+
+    def _count(self, place: tuple[int, int], what: str, remedy: str, rows: np.ndarray, start: int) -> None:
+        if rows.size:
+            self._found.setdefault((place, what, remedy), RowCount()).add(rows, start)
+
+
+class WarningTally:
+    """What is worth a look in sound rows; rows are numbered through all shards."""
+
+    def __init__(self, space: ActionSpace, has_episodes: bool, repeated_limit: int | None = 2**20) -> None:
+        self._space, self._has_episodes = space, has_episodes
+        self.rows = self._episodes = 0
+        self._unfinished, self._both, self._broken, self._shifted = (RowCount() for _ in range(4))
+        self.any_weight = False  # above 0
+        self._repeated = RepeatedRows(repeated_limit)
+        self._ranges: dict[str, tuple[np.ndarray, np.ndarray]] = {}
+        self._counts = np.zeros(space.n if isinstance(space, Discrete) else 0, dtype=np.int64)
+        self._first: np.ndarray | None = None  # observation
+        self._last: RowBlock | None = None  # the last row, alone
+
+    def add(self, block: RowBlock) -> None:
+        """The next rows of a shard."""
+        self._repeated.add(block)
+        self.any_weight |= block.weights is not None and bool((block.weights > 0).any())
+        for name in _COLUMNS:
+            flat = getattr(block, name).reshape(len(block), -1)
+            self._widen(name, flat.min(axis=0), flat.max(axis=0))
+        if self._counts.size:
+            self._counts += np.bincount(block.actions, minlength=len(self._counts))
+        if block.steps is not None:
+            self._add_episodes(block, block.steps)
+            self._first = block.observations[:1] if self._first is None else self._first
+            self._last = _row(block, len(block) - 1)
+        self.rows += len(block)
+
+    def end_shard(self) -> None:
+        """The last row of a shard ends its episode; ready to be sent elsewhere."""
+        if self._last is not None and not (self._last.terminated[0] or self._last.truncated[0]):
+            self._unfinished.add(np.zeros(1), self.rows - 1)
+        self._repeated.settle()
+
+    def merge(self, other: WarningTally) -> None:
+        """Add the rows of a later shard; both have ended."""
+        if self._last is not None and other._first is not None and not self._last.terminated[0]:
+            self._shifted.add(np.flatnonzero(_linked(self._last, other._first)), self.rows - 1)
+        for name in ("_unfinished", "_both", "_broken", "_shifted"):
+            getattr(self, name).merge(getattr(other, name), self.rows)
+        for name, (low, high) in other._ranges.items():
+            self._widen(name, low, high)
+        self._repeated.merge(other._repeated)
+        self._counts += other._counts
+        self.rows += other.rows
+        self.any_weight |= other.any_weight
+        self._episodes += other._episodes
+        self._first = other._first if self._first is None else self._first
+        self._last = other._last or self._last
+
+    def messages(self) -> Iterator[str]:
+        """One sentence for each thing to look at."""
+        yield from self._episode_messages()
+        repeated = self._repeated.count()
+        if repeated:
+            about = "about " if self._repeated.level else ""
+            yield (
+                f"{about}{repeated} of {self.rows} rows repeat an earlier row exactly; "
+                "were episodes written twice?"
+            )
+        for name in _COLUMNS:
+            yield from self._constant_columns(name)
+        if isinstance(self._space, Discrete):
+            missing = np.flatnonzero(self._counts == 0)
+            if missing.size:
+                listed = ", ".join(map(str, missing))
+                yield f"actions {listed} never appear: nothing can be learnt of them"
+        elif not np.isfinite([*self._space.low, *self._space.high]).all():
+            yield "action bounds are infinite; declare them (--continuous LOW HIGH) for uniform policies"
+
+    def _add_episodes(self, block: RowBlock, steps: np.ndarray) -> None:
+        begins = steps == 0
+        self._episodes += int(begins.sum())
+        self._both.add(np.flatnonzero(block.terminated & block.truncated), self.rows)
+        if self._last is not None:
+            self._add_pairs(
+                _linked(self._last, block.observations[:1]),
+                begins[:1],
+                self._last.terminated,
+                self._last.truncated,
+                self.rows - 1,
+            )
+        linked = rows_are_linked(block.observations, block.next_observations)
+        flags = block.terminated[:-1], block.truncated[:-1]
+        self._add_pairs(linked, begins[1:], *flags, self.rows)
+
+    def _add_pairs(
+        self,
+        linked: np.ndarray,
+        ends: np.ndarray,
+        terminated: np.ndarray,
+        truncated: np.ndarray,
+        start: int,
+    ) -> None:
+        """Rows above others: whether those are their next steps, and where they begin another episode."""
+        self._unfinished.add(np.flatnonzero(ends & ~(terminated | truncated)), start)
+        self._broken.add(np.flatnonzero(~linked & ~ends), start)
+        self._shifted.add(np.flatnonzero(linked & ends & ~terminated), start)
+
+    def _episode_messages(self) -> Iterator[str]:
+        if not self._has_episodes:
+            yield "no episodes: every row counts as an initial state, and intervals resample single rows"
+            return
+        if self._episodes < _FEW_EPISODES:
+            yield f"only {self._episodes} episodes: an interval from so few is rough"
+        unfinished = self._unfinished
+        if unfinished.count:
+            yield (
+                f"{unfinished.count} episodes end without a flag, the first in row {unfinished.first}; "
+                "taken as cut"
+            )
+        if self._both.count:
+            yield f"{self._both} are terminated and truncated; taken as terminated"
+        if self._broken.count:
+            yield (
+                f"next observation is not the observation of the row below in {self._broken} inside episodes"
+            )
+        if self._shifted.count:
+            yield (
+                f"the next observation is the first one of the following episode in {self._shifted}; "
+                "is it one stream cut into pieces, or was it exported by shifting the observations by one?"
+            )
+
+    def _constant_columns(self, name: str) -> Iterator[str]:
+        low, high = self._ranges[name]
+        constant = np.flatnonzero(low == high)
+        if self.rows == 1 or not constant.size:
+            return
+        if len(low) == 1:
+            yield f"{name} are all {low[0]:g}"
+        else:
+            listed = ", ".join(str(i) for i in constant[:8]) + (", …" if constant.size > 8 else "")
+            yield f"{name}: {constant.size} of {len(low)} columns are constant ({listed})"
+
+    def _widen(self, name: str, low: np.ndarray, high: np.ndarray) -> None:
+        if name in self._ranges:
+            low, high = np.minimum(low, self._ranges[name][0]), np.maximum(high, self._ranges[name][1])
+        self._ranges[name] = low, high
+
+
+def _row(block: RowBlock, row: int) -> RowBlock:
+    """One row alone, copied so that the block can be let go."""
+    names = ("observations", "actions", "rewards", "next_observations", "terminated", "truncated", "units")
+    columns = {name: getattr(block, name)[row : row + 1].copy() for name in names}
+    return RowBlock(block.shard, block.start + row, steps=None, **columns)
+
+
+def _linked(above: RowBlock, below: np.ndarray) -> np.ndarray:
+    """(1,) whether the next observation of a row is the observation (1, ...) of the row below."""
+    following = np.concatenate([above.next_observations, below])
+    return rows_are_linked(np.concatenate([above.observations, below]), following)
+
+
+def _rows_of(bad: np.ndarray) -> np.ndarray:
+    """Rows in which anything is true."""
+    flat = np.asarray(bad).reshape(len(bad), -1)
+    return np.flatnonzero(flat.any(axis=1))
