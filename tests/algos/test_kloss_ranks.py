@@ -1,0 +1,144 @@
+"""The kernel loss of a batch cut into ranks that pair only their own rows (docs/many_machines.md)."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.multiprocessing as processes
+from torch import Tensor
+
+from koffline.kernel_loss import kernel_loss, u_statistic, v_statistic
+from koffline.kernels import Gaussian
+from tests.algos.makers import COLUMNS, make, make_buffer, seeded
+
+WORLD = 2
+ROWS = 16
+
+
+def rank_rows(batch: Any, rank: int) -> Any:
+    """Every WORLD-th row of a mini-batch."""
+    names = [field.name for field in dataclasses.fields(batch)]
+    columns = {name: getattr(batch, name) for name in names if name not in ("device", "numpy_batch")}
+    return dataclasses.replace(batch, **{name: column[rank::WORLD] for name, column in columns.items()})
+
+
+def built(name: str, ddp: bool) -> tuple[Any, Any]:
+    """An algorithm whose kernel is fixed, and one mini-batch, the same in every process."""
+    from d3rlpy.torch_utility import TorchMiniBatch
+
+    with seeded(0):
+        algo = make(name).config.create(device="cpu:0", enable_ddp=ddp)
+        algo.create_impl((COLUMNS,), 3)
+    batch = make_buffer(name, seed=1).sample_transition_batch(ROWS)
+    algo.fix_kernel_before(batch)
+    return algo, TorchMiniBatch.from_batch(batch, algo.config.gamma, False, "cpu:0")
+
+
+def gradients(algo: Any) -> list[Tensor]:
+    return [parameter.grad.clone() for parameter in algo.impl.q_function.parameters()]
+
+
+def _leave_gradients(rank: int, port: int, name: str, folder: str) -> None:
+    torch.set_num_threads(1)
+    address = f"tcp://127.0.0.1:{port}"
+    torch.distributed.init_process_group("gloo", init_method=address, rank=rank, world_size=WORLD)
+    try:
+        algo, batch = built(name, ddp=True)
+        algo.impl.compute_critic_grad(rank_rows(batch, rank))
+        torch.save(gradients(algo), Path(folder) / f"{rank}.pt")
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("name", ["KLossDQN"])
+def test_ranks_step_on_the_mean_of_their_own_losses(name: str, tmp_path: Path) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    processes.spawn(_leave_gradients, (port, name, str(tmp_path)), nprocs=WORLD)
+    first, second = (torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(WORLD))
+    algo, batch = built(name, ddp=False)
+    losses = [algo.impl.compute_critic_loss(rank_rows(batch, rank)).critic_loss for rank in range(WORLD)]
+    parameters = list(algo.impl.q_function.parameters())
+    by_hand = torch.autograd.grad(sum(losses) / WORLD, parameters)
+    whole = torch.autograd.grad(algo.impl.compute_critic_loss(batch).critic_loss, parameters)
+    for one, other, hand in zip(first, second, by_hand, strict=True):
+        assert torch.equal(one, other)
+        torch.testing.assert_close(one, hand, rtol=1e-5, atol=1e-6)
+    # Pairs across ranks are missing: it is not the gradient of the whole batch.
+    assert max(float((one - all_).abs().max()) for one, all_ in zip(first, whole, strict=True)) > 1e-3
+
+
+@pytest.fixture
+def problem() -> tuple[Tensor, Tensor, Tensor]:
+    """(6, 6) Gram matrix, features (6, 3) of a linear residual, its parameters (3,)."""
+    generator = torch.Generator().manual_seed(3)
+    rows = torch.randn(6, 2, generator=generator, dtype=torch.float64)
+    features = torch.randn(6, 3, generator=generator, dtype=torch.float64)
+    parameters = torch.randn(3, generator=generator, dtype=torch.float64).requires_grad_()
+    return Gaussian(1.0).gram(rows), features, parameters
+
+
+def splits(rows: int, ranks: int) -> Iterator[list[list[int]]]:
+    """Every way to deal rows to ranks of equal size."""
+    for order in itertools.permutations(range(rows)):
+        parts = [list(order[rank::ranks]) for rank in range(ranks)]
+        if all(part == sorted(part) for part in parts):
+            yield parts
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_the_mean_over_splits_is_the_loss_of_the_whole_batch(
+    problem: tuple[Tensor, Tensor, Tensor], ranks: int
+) -> None:
+    gram, features, parameters = problem
+    residual = features @ parameters - 1.0
+
+    def mean_over_splits(loss: Any) -> Tensor:
+        every = [
+            torch.stack([loss(residual[part], gram[part][:, part]) for part in parts]).mean()
+            for parts in splits(6, ranks)
+        ]
+        assert len(every) == (20 if ranks == 2 else 90)
+        return torch.stack(every).mean()
+
+    def gradient(value: Tensor) -> np.ndarray:
+        return torch.autograd.grad(value, parameters, retain_graph=True)[0].numpy()
+
+    unbiased = mean_over_splits(u_statistic)
+    np.testing.assert_allclose(gradient(unbiased), gradient(u_statistic(residual, gram)), rtol=1e-12)
+    for weight in (0.1, 0.5):
+        mixed = mean_over_splits(lambda part, block, weight=weight: kernel_loss(part, block, weight))
+        whole = kernel_loss(residual, gram, weight)
+        np.testing.assert_allclose(gradient(mixed), gradient(whole), rtol=1e-12)
+    # The V-statistic's diagonal has weight 1 / (rows of a rank), not 1 / (rows of the batch).
+    biased = mean_over_splits(v_statistic)
+    np.testing.assert_allclose(gradient(biased), gradient(kernel_loss(residual, gram, ranks / 6)), rtol=1e-12)
+    assert abs(float((biased - v_statistic(residual, gram)).detach())) > 1e-3
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_fewer_pairs_cost_variance_where_pairs_are_all_there_is(
+    problem: tuple[Tensor, Tensor, Tensor], ranks: int
+) -> None:
+    """Residuals of random sign: the U-statistic's variance grows by (B − 1) / (B / ranks − 1)."""
+    gram, per_rank = problem[0], 6 // ranks
+    signs = torch.tensor(list(itertools.product((-1.0, 1.0), repeat=6)), dtype=torch.float64)
+    whole = u_statistic(signs, gram)
+    means = torch.stack(
+        [
+            torch.stack([u_statistic(signs[:, part], gram[part][:, part]) for part in parts]).mean(dim=0)
+            for parts in splits(6, ranks)
+        ]
+    )
+    assert abs(float(means.mean())) < 1e-12
+    ratio = float(means.square().mean() / whole.square().mean())
+    np.testing.assert_allclose(ratio, (6 - 1) / (per_rank - 1), rtol=1e-12)
