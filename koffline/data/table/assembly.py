@@ -48,7 +48,6 @@ def assemble(table: Any, prepared: PreparedTable, counts: TableCounts) -> RawLog
         _check_flags(log, order, prepared)
         log["episode_ids"] = order.ids if order.ids is not None else counts.episodes + order.episodes
         counts.episodes += int(order.episodes[-1]) + 1
-        counts.renumbered |= order.ids is None and roles.episode is not None
     if roles.next_observations:
         log["next_observations"] = _observations(roles.next_observations, table, prepared, order, counts)
         _mark_cut(log, order, prepared, counts)
@@ -253,14 +252,16 @@ def _mark_cut(
 def _derive_next(
     log: dict[str, np.ndarray], order: _Order, prepared: PreparedTable, counts: TableCounts
 ) -> None:
-    """Next observations from the rows below; last rows of open episodes are left out."""
+    """Next observations from the rows below; last rows of open episodes are left out.
+
+    After a termination the next observation has no influence: the row's own stands in for it.
+    """
     observations, last = log["observations"], order.last
     following = np.empty_like(observations)
     following[:-1] = observations[1:]
     following[last] = observations[last]
     log["next_observations"] = following
     counts.derived = True
-    counts.own_next += int((last & log["terminated"]).sum())
     lost = last & ~log["terminated"]
     if prepared.roles.truncated is None:
         cut = lost

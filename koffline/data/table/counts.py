@@ -19,10 +19,8 @@ class TableCounts:
 
     episodes: int = 0
     left_out: int = 0
-    own_next: int = 0
     reordered: int = 0
     cut: int = 0
-    renumbered: bool = False
     derived: bool = False
     imputed: Counter[tuple[str, str]] = field(default_factory=Counter)
     differences: Counter[float] = field(default_factory=Counter)
@@ -50,20 +48,19 @@ class TableCounts:
         if self.reordered:
             notes.append(f"the rows of {self.reordered} episodes were put together or in time order")
         notes += self._gaps()
-        if self.renumbered:
-            notes.append("episode ids were replaced by numbers, in order of first appearance")
         if self.derived:
-            notes.append("next observations were taken from the rows that follow in time")
-        if self.own_next:
-            notes.append("terminal rows hold their own observation as next observation (it has no influence)")
-        if self.left_out:
-            notes.append(
-                f"{self.left_out} rows were left out: the last step of an episode that did not terminate has "
-                "no next observation in this table"
-            )
+            notes.append("next observations were taken from the rows that follow in time" + self._lost())
         if self.cut:
             notes.append(f"{self.cut} episodes that end without a flag were marked as truncated")
         return tuple(notes)
+
+    def _lost(self) -> str:
+        if not self.left_out:
+            return ""
+        return (
+            f"; {self.left_out} rows were left out: the last step of an episode that did not terminate has no "
+            "next observation in this table"
+        )
 
     def _gaps(self) -> list[str]:
         total = sum(self.differences.values())
