@@ -11,6 +11,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
+from koffline.algos.network_size import no_more_parameters_than
 from koffline.algos.quiet import quiet
 from koffline.data.d3rlpy_import import import_d3rlpy
 from koffline.errors import ConfigError, KofflineError, PolicyError
@@ -67,7 +68,8 @@ def create_algo(file: D3File, device: str = "cpu") -> Any:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # remarks of the JSON reader on optional fields
-            return LearnableConfigWithShape.deserialize(file.config).create(device=device)
+            with no_more_parameters_than(file.states):
+                return LearnableConfigWithShape.deserialize(file.config).create(device=device)
     except Exception as error:  # a configuration of another version or a damaged one fails in any way
         reason = str(error) if isinstance(error, KofflineError) else one_line(error)
         raise PolicyError(

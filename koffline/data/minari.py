@@ -19,7 +19,9 @@ import numpy as np
 from koffline.data.columns import as_array
 from koffline.data.episodic import EpisodeArrays, cut_episodes, join_episodes
 from koffline.data.files import atomic_folder, reading
+from koffline.data.minari_images import decoded, without_images
 from koffline.data.minari_spaces import (
+    StoredSpaces,
     declared_space,
     flat_observations,
     minari_action_space,
@@ -31,6 +33,9 @@ from koffline.data.raw import RawLog, describe_log, read_description, settle_act
 from koffline.data.spaces import SpaceRequest
 from koffline.data.transitions import Metadata, Transitions
 from koffline.errors import DataError
+from koffline.untrusted.folders import check_column_files, check_inside
+from koffline.untrusted.hdf5 import open_hdf5
+from koffline.untrusted.limits import read_json
 
 PREFIX = "minari:"
 _METADATA = "metadata.json"
@@ -63,14 +68,25 @@ def read_minari(folder: Path, source: str, action_space: SpaceRequest | None = N
     if data is None:
         raise DataError(f"{source} holds no Minari dataset (no {_METADATA}); give the folder of a dataset")
     with reading(source, "Minari"):
-        described_by = json.loads((data / _METADATA).read_text(encoding="utf-8"))
+        described_by = read_json(data / _METADATA)
         if not isinstance(described_by, dict) or "data_format" not in described_by:
             raise DataError(f"{source} holds no Minari dataset ({_METADATA} names no data_format)")
         spaces = stored_spaces(described_by, data, source)
         storage = _storage(described_by, data, spaces, source)
         episodes = [
-            _episode(episode, spaces, source) for episode in storage.get_episodes(range(_count(described_by)))
+            _episode(episode, spaces, source, bool(described_by.get("jpeg_encoding", True)))
+            for episode in storage.get_episodes(range(_count(described_by)))
         ]
+        return _log(episodes, described_by, spaces, source, action_space)
+
+
+def _log(
+    episodes: list[EpisodeArrays],
+    described_by: dict[str, Any],
+    spaces: StoredSpaces,
+    source: str,
+    action_space: SpaceRequest | None,
+) -> RawLog:
     columns, notes = join_episodes(episodes, source)
     ours = described_by.get(_DESCRIPTION)
     described = read_description(ours) if isinstance(ours, str) else None
@@ -140,24 +156,34 @@ def _storage(described_by: dict[str, Any], data: Path, spaces: Any, source: str)
         ) from None
     except ImportError as error:
         raise DataError(f"{source}: {' '.join(str(error).split())}") from None
-    jpeg = bool(described_by.get("jpeg_encoding", True))
-    return storage(data, spaces.observation, spaces.action, jpeg_encoding=jpeg)
+    if described_by["data_format"] == "hdf5":
+        check_inside(data, data / "main_data.hdf5")
+        with open_hdf5(data / "main_data.hdf5") as file:
+            file.check_everything()
+        return storage(data, spaces.observation, spaces.action, jpeg_encoding=False)
+    check_column_files(data)
+    has_jpeg = bool(described_by.get("jpeg_encoding", True))
+    observation = without_images(spaces.observation) if has_jpeg else spaces.observation
+    return storage(data, observation, spaces.action, jpeg_encoding=False)
 
 
 def _count(described_by: dict[str, Any]) -> int:
     return int(described_by.get("total_episodes", 0))
 
 
-def _episode(episode: dict[str, Any], spaces: Any, source: str) -> EpisodeArrays:
+def _episode(episode: dict[str, Any], spaces: Any, source: str, has_jpeg: bool) -> EpisodeArrays:
     rewards = as_array("rewards", episode["rewards"]).reshape(-1)
     infos = episode.get("infos") or {}
+    observations = episode["observations"]
+    if has_jpeg:
+        observations = decoded(observations, spaces.observation)
     extras = {
         name: as_array(name, infos[name])
         for name in _INFO_COLUMNS
         if name in infos and np.shape(infos[name]) == rewards.shape
     }
     return EpisodeArrays(
-        flat_observations(episode["observations"], spaces.observation, source),
+        flat_observations(observations, spaces.observation, source),
         plain_actions(as_array("actions", episode["actions"]), spaces.action),
         rewards,
         as_array("terminations", episode["terminations"]).reshape(-1),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,11 @@ from koffline.data.columns import as_array
 from koffline.data.spaces import ActionSpace, Continuous, Discrete
 from koffline.data.transitions import Transitions
 from koffline.errors import DataError
+from koffline.untrusted.hdf5 import open_hdf5
+from koffline.untrusted.limits import Refused, parse_json
+
+# Numbers in one observation or action: a thousand times a picture of Atari.
+_LARGEST_BOX = 2**24
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,21 +55,36 @@ def _stored_space(described_by: dict[str, Any], name: str, source: str) -> Any:
     if not isinstance(stored, str):
         return None
     try:
-        return deserialize_space(json.loads(stored))
-    except (NotImplementedError, KeyError, TypeError, ValueError, AssertionError) as error:
+        described = parse_json(stored)
+        _check_box_sizes(described)
+        return deserialize_space(described)
+    except Exception as error:  # Gymnasium's constructors refuse in many ways
         reason = " ".join(str(error).split()) or type(error).__name__
         raise DataError(f"{source} has an unreadable {name} ({reason}); create it again") from None
 
 
+def _check_box_sizes(described: Any) -> None:
+    """Raise Refused for boxes that would fill the memory: Gymnasium makes arrays of their bounds at once."""
+    if isinstance(described, dict):
+        shape = described.get("shape", [])
+        if isinstance(shape, list) and math.prod(side for side in shape if side != 0) > _LARGEST_BOX:
+            raise Refused(f"a box of shape {str(shape)[:60]}")
+        if "dtype" in described and np.dtype(str(described["dtype"])).kind not in "biuf":
+            raise Refused(f"dtype {str(described['dtype'])[:40]}")
+        _check_box_sizes(list(described.values()))
+    elif isinstance(described, list):
+        for part in described:
+            if isinstance(part, (dict, list)):
+                _check_box_sizes(part)
+
+
 def _first_episode(data: Path, source: str) -> dict[str, Any]:
     """Boxes in the shape of the recorded arrays: no environment is asked for its spaces."""
-    import h5py
-
     file_path = data / "main_data.hdf5"
     if not file_path.is_file():
         raise DataError(f"{source} stores no spaces; create it again with Minari 0.5 or newer")
-    with h5py.File(file_path, "r") as file:
-        return {name: _box_like(file[f"episode_0/{name}"]) for name in ("observations", "actions")}
+    with open_hdf5(file_path) as file:
+        return {name: _box_like(file.raw[f"episode_0/{name}"]) for name in ("observations", "actions")}
 
 
 def _box_like(item: Any) -> Any:

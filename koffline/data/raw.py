@@ -15,6 +15,7 @@ from koffline.data.columns import as_array
 from koffline.data.spaces import ActionSpace, Bounds, Continuous, Discrete, SpaceRequest
 from koffline.data.transitions import Metadata, Transitions
 from koffline.errors import DataError
+from koffline.untrusted.limits import parse_json
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,7 +141,7 @@ class FileDescription:
 def read_description(text: str | bytes) -> FileDescription:
     """Read ``describe_log``. Raises DataError where it is broken or of a newer format."""
     try:
-        described = json.loads(text)
+        described = parse_json(text)
         if described["format"] != 1:
             raise DataError(
                 f"the file has koffline format {described['format']}, known is 1; update koffline"
@@ -157,5 +158,5 @@ def read_description(text: str | bytes) -> FileDescription:
                 notes=tuple(str(note) for note in described.get("notes") or ()),
             ),
         )
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
         raise DataError("the file's koffline description is damaged; write the file again") from None

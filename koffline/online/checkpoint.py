@@ -80,11 +80,16 @@ def newest(folder: Path, fingerprint: str) -> Saved | None:
         if state is None:
             damaged.append(path)
             continue
+        try:
+            saved = Saved(
+                state["steps"], state["seconds"], state["files"], state["diverged"], _unpacked(state["state"])
+            )
+        except (KeyError, TypeError, ValueError, AttributeError, RuntimeError):
+            damaged.append(path)
+            continue
         for bad in damaged:
             _LOG.warning("checkpoint %s is damaged; going on from the older %s", bad, path.name)
-        return Saved(
-            state["steps"], state["seconds"], state["files"], state["diverged"], _unpacked(state["state"])
-        )
+        return saved
     if damaged:
         raise ConfigError(
             f"checkpoint {damaged[0]} is damaged and no older one can be read; the run cannot go on, "

@@ -24,6 +24,7 @@ from koffline.online.config import OnlineConfig, OnlineRun
 from koffline.online.folder import group_name, seed_folder
 from koffline.online.lockstep import LockStep
 from koffline.online.logs import RunLogs
+from koffline.untrusted.limits import read_json
 
 PARTS = ("environment", "acting", "learning", "evaluation")
 _LOG = logging.getLogger(__name__)
@@ -90,7 +91,7 @@ def train_group(path: Path, task: GroupTask, on_step: Callable[[int], None] | No
 def read_result(path: Path) -> GroupResult:
     """What a finished stack left. Raises ConfigError for a damaged file."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = read_json(path)
         return GroupResult(
             int(content["steps"]),
             float(content["seconds"]),

@@ -9,6 +9,7 @@ import numpy as np
 from koffline.data.files import reading
 from koffline.data.sources import open_transitions
 from koffline.errors import DataError
+from koffline.untrusted.arrays import array_names, read_array, read_arrays
 
 _NAMES = ("initial_observations", "observations")
 
@@ -35,21 +36,20 @@ def read_initial_states(source: str) -> np.ndarray:
 
 def _from_archive(path: Path) -> np.ndarray | None:
     """The array that holds start states; None where the archive is a whole log."""
-    with reading(path, "NPZ"), np.load(path, allow_pickle=False) as archive:
-        if "rewards" in archive.files:
+    with reading(path, "NPZ"):
+        names = array_names(path)
+        if "rewards" in names:
             return None
-        name = next((name for name in _NAMES if name in archive.files), None)
+        name = next((name for name in _NAMES if name in names), None)
         if name is None:
-            raise DataError(
-                f"initial states {path} hold {', '.join(archive.files)}; name the array {_NAMES[0]}"
-            )
-        return np.asarray(archive[name])
+            raise DataError(f"initial states {path} hold {', '.join(names[:12])}; name the array {_NAMES[0]}")
+        return read_arrays(path, [name])[name]
 
 
 def _load(path: Path) -> np.ndarray:
     try:
-        return np.asarray(np.load(path, allow_pickle=False))
-    except (ValueError, EOFError, OSError):
+        return read_array(path)
+    except (ValueError, OSError):
         raise DataError(
             f"initial states {path} cannot be read as an array; save them with numpy.save"
         ) from None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from koffline.data.spaces import Bounds, Discrete
 from koffline.data.splits import split_log
 from koffline.errors import KofflineError
 from koffline.ope.provenance import Provenance
+from koffline.untrusted.limits import read_json
 
 _RECORD = "run.json"
 _LOG = logging.getLogger(__name__)
@@ -23,12 +23,14 @@ def rows_of_run(model: Path) -> Provenance | None:
     The log is read again and must have the digest that the run wrote down.
     """
     try:
-        record = json.loads((model.parent / _RECORD).read_text(encoding="utf-8"))
+        record = read_json(model.parent / _RECORD)
         settings, digest = record["config"]["data"], record["digests"]["data"]
         source, split = settings["source"], settings["split"]
         held_out, seed = float(split["held_out"]), int(split["seed"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
+    if "://" in str(source):
+        return None  # a record that came with a model must not make this machine call another one
     try:
         log = open_transitions(source, _declared(settings))
         if log.sha256 != digest:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 import click
 
 from koffline.errors import ConfigError, DataError
+from koffline.untrusted.limits import read_json
 
 
 @click.command()
@@ -237,7 +237,7 @@ def _play_all(play: Callable[[int, int], tuple[Any, str]], options: dict[str, An
 
 def _print_parameters(path: Path) -> None:
     try:
-        parameters = json.loads(path.read_text(encoding="utf-8"))
+        parameters = read_json(path)
     except FileNotFoundError:
         return
     except (OSError, ValueError) as error:

@@ -14,6 +14,7 @@ from koffline.data.files import atomic_file
 from koffline.errors import ConfigError
 from koffline.run_folders import is_free, locked, shown
 from koffline.train.config import TrainConfig
+from koffline.untrusted.limits import read_json
 
 RECORD, CONFIG = "run.json", "config.yaml"
 _FORMAT = 1
@@ -44,7 +45,7 @@ def open_folder(out: Path, config: TrainConfig, record: Mapping[str, Any], resum
 def read_record(out: Path) -> dict[str, Any] | None:
     """run.json of a folder, None where there is none. Raises ConfigError for a damaged one."""
     try:
-        content = json.loads((out / RECORD).read_text(encoding="utf-8"))
+        content = read_json(out / RECORD)
     except FileNotFoundError:
         return None
     except (OSError, ValueError):

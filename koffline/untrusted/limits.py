@@ -20,7 +20,7 @@ SLACK_BYTES = 64 * 2**20
 TEXT_BYTES = 16 * 2**20
 
 
-class Refused(Exception):
+class Refused(ValueError):
     """Why a file is not read, in words that follow its name."""
 
 

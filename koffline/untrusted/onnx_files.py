@@ -1,7 +1,7 @@
 """ONNX models from strangers: a model that names other files is refused before any runtime sees it.
 
-An ONNX tensor may say that its numbers lie in another file, by a path of the model's choice. The fields of the
-file (protocol buffers) are walked here along the few messages that can hold tensors; nothing is interpreted.
+An ONNX tensor may say that its numbers lie in another file, by a path of the model's choice. The fields of
+the file (protocol buffers) are walked along the few messages that can hold tensors.
 """
 
 from __future__ import annotations

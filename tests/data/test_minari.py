@@ -228,7 +228,7 @@ class TestReading:
     def test_metadata_that_is_no_json(self, tmp_path):
         folder = record(tmp_path / "walk", roll_out(ENDS, LENGTHS))
         (folder / "data" / "metadata.json").write_text("no json")
-        with pytest.raises(DataError, match="truncated or corrupt Minari"):
+        with pytest.raises(DataError, match="is not read: its JSON cannot be read"):
             open_transitions(folder)
 
     def test_missing_observations_are_noticed(self, tmp_path):

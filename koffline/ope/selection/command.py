@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import re
 import sys
 from collections.abc import Callable, Iterator
@@ -13,8 +12,10 @@ from typing import Any
 import click
 
 from koffline.data.commands import action_space_options, requested_space
+from koffline.data.table_options import table_options
 from koffline.errors import ConfigError
 from koffline.run_record import StartedRun, shown_command, start_run
+from koffline.untrusted.limits import read_json
 
 _EXAMPLES = """Which of several POLICIES is worth most from the initial states of DATA?
 
@@ -78,6 +79,7 @@ class _Several(click.Command):
     "--json", "as_json", is_flag=True, help="Print one JSON object on stdout and nothing else there."
 )
 @action_space_options
+@table_options
 def select(
     data: str,
     specs: tuple[str, ...],
@@ -90,6 +92,7 @@ def select(
     as_json: bool,
     discrete: int | None,
     continuous: tuple[float, float] | None,
+    mapping: Any,
     **options: Any,
 ) -> None:
     """Check everything that can be checked before the long part, then rank and print."""
@@ -107,9 +110,8 @@ def select(
     run = start_run("select") if out is not None else None
     # A user's policy may print while it is imported or called: stdout belongs to the result alone.
     with contextlib.redirect_stdout(sys.stderr):
-        ranking = _select(
-            data, specs, true_values, initial_states, requested_space(discrete, continuous), settings
-        )
+        space = requested_space(discrete, continuous)
+        ranking = _select(data, specs, true_values, initial_states, space, mapping, settings)
     _show(ranking, out, force, as_json, run)
 
 
@@ -135,6 +137,7 @@ def _select(
     truths: dict[str, float] | None,
     starts: str | None,
     space: Any,
+    mapping: Any,
     settings: dict[str, Any],
 ) -> Any:
     """Read, load, rank; bars are on stderr and only on a terminal."""
@@ -142,7 +145,7 @@ def _select(
     from koffline.ope.initial_states import read_initial_states
     from koffline.ope.selection.selecting import select_policies
 
-    transitions = open_transitions(data, space)
+    transitions = open_transitions(data, space, mapping=mapping)
     initial = None if starts is None else read_initial_states(starts)
     with _progress_bars(len(specs)) as progress:
         return select_policies(
@@ -196,7 +199,7 @@ def _check_names(found: dict[str, Any], specs: tuple[str, ...], path: str) -> No
 
 def _read_json(path: str) -> Any:
     try:
-        return json.loads(Path(path).read_text(encoding="utf-8"))
+        return read_json(Path(path))
     except ValueError:
         raise ConfigError(f"--truths {path} is not valid JSON; write numbers by policy, or a list") from None
 
