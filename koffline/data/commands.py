@@ -12,6 +12,13 @@ from koffline.data.sources import FORMATS
 from koffline.data.spaces import Bounds, Discrete, SpaceRequest
 from koffline.data.table_options import table_options
 from koffline.errors import DataError
+from koffline.jobs.options import PassSettings, pass_options, worker_options
+
+_LAZY = click.option(
+    "--lazy",
+    is_flag=True,
+    help="Leave the rows on disk and read them by blocks; folders of shards always are.",
+)
 
 
 def action_space_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -53,9 +60,17 @@ def data() -> None:
 @click.argument("source")
 @action_space_options
 @table_options
+@_LAZY
+@pass_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
 def info(
-    source: str, discrete: int | None, continuous: tuple[float, float] | None, mapping: Any, as_json: bool
+    source: str,
+    discrete: int | None,
+    continuous: tuple[float, float] | None,
+    mapping: Any,
+    lazy: bool,
+    as_json: bool,
+    **passes: Any,
 ) -> None:
     """What is in a log: rows, episodes, spaces, returns, time limits, coverage of the actions.
 
@@ -65,37 +80,70 @@ def info(
       koffline data info minari:D4RL/door/human-v2 --json
       koffline data info buffer.h5 --discrete 4
       koffline data info log.parquet --observations 'x_*' --action a --reward r --episode id --time t
+      koffline data info shards/ --workers 8
     """
     from koffline.data.sources import open_transitions
-    from koffline.data.summary import summarise
+    from koffline.data.summary import ShardsSummary, summarise, summarise_shards
 
-    summary = summarise(open_transitions(source, requested_space(discrete, continuous), mapping=mapping))
+    space, settings = requested_space(discrete, continuous), PassSettings(**passes)
+    if _stays_on_disk(source, lazy, settings):
+        log = open_transitions(source, space, lazy=True, mapping=mapping)
+        found = summarise_shards(log, settings, progress=True)
+    else:
+        found = ShardsSummary(summarise(open_transitions(source, space, mapping=mapping)), shards=1)
+    for reason in found.left_out:
+        click.echo(f"left out: {reason}", err=True)
     if as_json:
-        click.echo(json.dumps(summary.to_json(), default=str))
+        shards = {"shards": found.shards} if found.shards > 1 or found.left_out else {}
+        click.echo(json.dumps({**found.summary.to_json(), **shards}, default=str))
         return
     from koffline.data.tables import print_summary
 
-    print_summary(summary)
+    print_summary(found.summary, found.shards)
+
+
+def _stays_on_disk(source: str, lazy: bool, settings: PassSettings) -> bool:
+    """Whether a log is read by blocks: when asked, and where several shards or workers make it worth it."""
+    from koffline.data.shards import is_shard_folder
+
+    return lazy or settings != PassSettings() or is_shard_folder(source)
 
 
 @data.command()
 @click.argument("source")
 @action_space_options
 @table_options
-def validate(source: str, discrete: int | None, continuous: tuple[float, float] | None, mapping: Any) -> None:
+@_LAZY
+@worker_options
+def validate(
+    source: str,
+    discrete: int | None,
+    continuous: tuple[float, float] | None,
+    mapping: Any,
+    lazy: bool,
+    **passes: Any,
+) -> None:
     """What is wrong with a log: all errors at once, then warnings. Exit code 2 on errors, else 0.
 
     \b
     Examples:
       koffline data validate log.npz
       koffline data validate d4rl.hdf5 --continuous -1 1
+      koffline data validate shards/ --ray auto
     """
-    from koffline.data.findings import inspect_log
-    from koffline.data.sources import open_raw
+    from koffline.data.findings import inspect_log, inspect_shards
+    from koffline.data.sources import open_raw, open_transitions
 
-    raw = open_raw(source, requested_space(discrete, continuous), mapping)
-    findings = inspect_log(raw)
-    for note in raw.metadata.notes:
+    space, settings = requested_space(discrete, continuous), PassSettings(**passes)
+    if _stays_on_disk(source, lazy, settings):
+        log = open_transitions(source, space, lazy=True, mapping=mapping)
+        rows, metadata = len(log), log.metadata
+        findings = inspect_shards(log, settings, progress=True)
+    else:
+        raw = open_raw(source, space, mapping)
+        rows, metadata = len(raw.columns["rewards"]), raw.metadata
+        findings = inspect_log(raw)
+    for note in metadata.notes:
         click.echo(f"note: {note}")
     for finding in findings:
         click.echo(f"{finding.severity}: {finding.message}", err=finding.severity == "error")
@@ -104,7 +152,7 @@ def validate(source: str, discrete: int | None, continuous: tuple[float, float] 
         click.get_current_context().exit(2)
     count = len(findings)
     warnings = "no warnings" if not count else "1 warning" if count == 1 else f"{count} warnings"
-    click.echo(f"{source}: {len(raw.columns['rewards'])} rows, no errors, {warnings}")
+    click.echo(f"{source}: {rows} rows, no errors, {warnings}")
 
 
 @data.command()

@@ -10,14 +10,16 @@ from koffline.data.summary import LogSummary, Spread
 _MOST_LINES = 12
 
 
-def print_summary(summary: LogSummary) -> None:
-    """Print to stdout; plain where that is no terminal."""
+def print_summary(summary: LogSummary, shards: int = 1) -> None:
+    """Print to stdout; plain where that is no terminal. shards: files that the rows are in."""
     from rich.console import Console
     from rich.table import Table
 
     table = Table(title=summary.source, show_header=False, title_justify="left")
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
+    if shards > 1:
+        table.add_row("shards", f"{shards}")
     for name, value in _lines(summary):
         table.add_row(name, value)
     Console(highlight=False, markup=False).print(table)
