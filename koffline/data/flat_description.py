@@ -156,12 +156,11 @@ def _rule_of_flags(
     plain = OpenShard(FlatShard(rows, columns, "none"), file)
     truncated = inside = broken = 0
     for block in checks.blocks(rows):
-        cut = plain.column("truncated", block.start, block.stop) == 1
+        cut = plain.truncated(block.start, block.stop) == 1
         ended = plain.column("terminated", block.start, block.stop) == 1
         truncated += int(cut.sum())
         inside += int((~(cut | ended)).sum())
-        cut_too = opened.columns(block.start, block.stop)["truncated"]
-        broken += int((cut_too & ~cut).sum())
+        broken += int((opened.truncated(block.start, block.stop) & ~cut).sum())
     inside -= not (cut[-1] or ended[-1])  # below the last row there is none
     return _flags_decided(truncated, inside, broken)
 

@@ -20,6 +20,8 @@ from koffline.data.sliced_files import SlicedFile, open_sliced
 from koffline.errors import DataError
 
 _EVERY = 65_536
+# A block of this size is read at the speed of the disk and fits a processor's cache.
+BLOCK_BYTES = 2**23
 # How a file tells where episodes begin: our shards number them; others have ids, steps or flags.
 EpisodeRule = Literal["numbered", "ids", "steps", "flags", "links", "none"]
 
@@ -86,10 +88,13 @@ class OpenShard:
     def columns(self, start: int, stop: int) -> dict[str, np.ndarray]:
         """All columns of some rows, by name."""
         names = [name for name in self._shard.columns if name not in ("episode_ids", "steps")]
-        found = {name: self.column(name, start, stop) for name in {*names, "truncated"}}
-        if self._shard.rule == "links":
-            found["truncated"] = (found["truncated"] == 1) | self._broken(start, stop)
-        return found
+        found = {name: self.column(name, start, stop) for name in names}
+        return found | {"truncated": self.truncated(start, stop)}
+
+    def truncated(self, start: int, stop: int) -> np.ndarray:
+        """(B,) whether recording stopped, also where only the rows themselves tell."""
+        flags = self.column("truncated", start, stop)
+        return (flags == 1) | self._broken(start, stop) if self._shard.rule == "links" else flags
 
     def places(self, start: int, stop: int) -> tuple[np.ndarray | None, np.ndarray]:
         """(B,) steps within the episode, None where there are no episodes, and (B,) numbers of units."""
@@ -116,12 +121,8 @@ class OpenShard:
             ids = self._whole("episode_ids", above, stop)
             new = ids[1:] != ids[:-1]
         else:
-            ends = (self.column("terminated", above, stop) == 1) | (
-                self.column("truncated", above, stop) == 1
-            )
-            if rule == "links":
-                ends |= self._broken(above, stop)
-            new = ends[:-1]
+            terminated, truncated = self.column("terminated", above, stop), self.truncated(above, stop)
+            new = ((terminated == 1) | (truncated == 1))[:-1]
         return np.append(True, new) if start == 0 else new
 
     def _whole(self, name: str, start: int, stop: int) -> np.ndarray:
@@ -131,11 +132,21 @@ class OpenShard:
         """(B,) whether a row inside an episode is followed by another state than its own next one."""
         from koffline.data.flat import rows_are_linked
 
-        below = min(stop + 1, self._shard.rows)
-        following = self.column("next_observations", start, below)
-        linked = rows_are_linked(self.column("observations", start, below), following)
+        parts, rows = [], block_rows(self._shard.columns["observations"])
+        for first in range(start, stop, rows):
+            last = min(first + rows, stop)
+            below = min(last + 1, self._shard.rows)
+            following = self.column("next_observations", first, below)
+            linked = rows_are_linked(self.column("observations", first, below), following)
+            parts.append(np.append(linked, True)[: last - first])
+        linked = np.concatenate(parts)
         ends = (self.column("terminated", start, stop) == 1) | (self.column("truncated", start, stop) == 1)
-        return ~np.append(linked, True)[: stop - start] & ~ends
+        return ~linked & ~ends
+
+
+def block_rows(column: Column) -> int:
+    """How many rows of a column make a block."""
+    return max(1, BLOCK_BYTES // column.row_bytes)
 
 
 def count_episodes(begins: np.ndarray, unit: int, step: int) -> tuple[np.ndarray, np.ndarray]:

@@ -10,20 +10,18 @@ from functools import cached_property
 
 import numpy as np
 
-from koffline.data import columns as checks
 from koffline.data import remote
-from koffline.data.flat_shards import Column, FlatShard, OpenShard
+from koffline.data.files import reading
+from koffline.data.flat_shards import BLOCK_BYTES, Column, FlatShard, OpenShard, block_rows
 from koffline.data.row_block import RowBlock, check_joined, checked_block
 from koffline.data.shards import ShardInfo
 from koffline.data.spaces import ActionSpace
 from koffline.data.transitions import Metadata, Transitions
 from koffline.data.unit_hash import unit_hash
 from koffline.errors import DataError
+from koffline.untrusted.limits import check_memory
 
 __all__ = ["LazyTransitions", "RowBlock", "ShardInfo", "unit_hash"]
-
-# A block of this size is read at the speed of the disk and fits a processor's cache.
-BLOCK_BYTES = 2**23
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -121,6 +119,9 @@ class LazyTransitions:
 
     def load(self) -> Transitions:
         """The whole log in memory; episodes are numbered 0, 1, 2, … . Raises DataError."""
+        kept = sum(column.row_bytes for column in self.columns.values()) + 16
+        with reading(self.metadata.source or self.shards[0].name, "data"):
+            check_memory(len(self) * kept)
         held = {
             name: np.empty((len(self), *column.shape), column.dtype) for name, column in self.columns.items()
         }
@@ -162,17 +163,19 @@ class LazyTransitions:
         return digest.hexdigest()
 
     def _column_parts(self, name: str) -> Iterator[np.ndarray]:
+        size = block_rows(self.columns.get(name, self.columns["rewards"]))
         for shard, info in enumerate(self.shards):
             with self.open_shard(shard) as opened:
-                for block in checks.blocks(info.rows):
+                for start in range(0, info.rows, size):
+                    stop = min(start + size, info.rows)
                     if name == "steps":
-                        steps, _ = opened.places(block.start, block.stop)
+                        steps, _ = opened.places(start, stop)
                         assert steps is not None, "asked only of a log with episodes"
                         yield steps
                     elif name == "truncated":
-                        yield opened.columns(block.start, block.stop)[name]
+                        yield opened.truncated(start, stop)
                     else:
-                        yield opened.column(name, block.start, block.stop)
+                        yield opened.column(name, start, stop)
 
     @contextlib.contextmanager
     def open_shard(self, shard: int) -> Iterator[OpenShard]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from koffline.data import remote
 from koffline.data.flat_description import DescribedFile, describe_flat
 from koffline.data.flat_shards import EpisodeRule, FlatShard
 from koffline.data.lazy import LazyTransitions, naming
-from koffline.data.shards import Manifest, ShardInfo, is_shard_folder, read_manifest
+from koffline.data.shards import MANIFEST, SHARD_NAME, Manifest, ShardInfo, is_shard_folder, read_manifest
 from koffline.data.sliced_files import LAZY_REMEDY
 from koffline.data.spaces import Bounds, Continuous, SpaceRequest
 from koffline.errors import DataError
@@ -38,6 +39,11 @@ def open_lazy(source: LazySource, action_space: SpaceRequest | None = None) -> L
 
 def _files_in(folder: str) -> list[str]:
     found = [name for name in remote.listed(remote.joined(folder, "*")) if name.lower().endswith(_SUFFIXES)]
+    if any(SHARD_NAME.fullmatch(re.split(r"[\\/]", name)[-1]) for name in found):
+        raise DataError(
+            f"{folder} holds shards but no {MANIFEST} that can be read; copy it again, or open the files "
+            f"by a pattern: {remote.joined(folder, '*.hdf5')}"
+        )
     if not found:
         raise DataError(f"{folder} holds no .hdf5, .h5 or .npz files; {LAZY_REMEDY}")
     return found

@@ -68,6 +68,7 @@ def size(name: str) -> int:
 
 def read_bytes(name: str, limit: int) -> bytes:
     """At most ``limit`` bytes from the beginning of a file. Raises DataError."""
+    limit = min(limit, size(name))  # a reader takes the memory it was asked to fill
     with storage_faults(name):
         if not is_url(name):
             with open(name, "rb") as file:

@@ -102,7 +102,7 @@ class ShardWriter:
         while row < rows:
             room = self.shard_rows - (self._open.rows if self._open else 0)
             fitting = int(np.searchsorted(ends, row + room, side="right"))
-            if fitting == done and self._open is not None:
+            if fitting <= done and self._open is not None:
                 self._close_shard()
                 continue
             fitting = max(fitting, done + 1)  # an episode may be longer than a shard

@@ -25,6 +25,7 @@ MANIFEST = "manifest.json"
 FORMAT, VERSION = "koffline-shards", 1
 # A manifest with a million shards has about 200 MB; more is no manifest.
 _MANIFEST_BYTES = 2**28
+SHARD_NAME = re.compile(r"shard-\d{5,}\.hdf5")
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
 

@@ -19,8 +19,8 @@ def unit_hash(seed: int, shard: int, units: Any) -> np.ndarray:
     of blocks, their order or the machine. Divide by 2**64 for uniform numbers in [0, 1), take ``% n`` for
     one of n groups. (Steele, Lea and Flood 2014, SplitMix64: its output function, applied three times)
     """
-    key = _mix(_mix(np.uint64(seed & _MASK) + _GAMMA) ^ np.uint64(shard & _MASK))
-    with np.errstate(over="ignore"):
+    with np.errstate(over="ignore"):  # words of 64 bits wrap around
+        key = _mix(_mix(np.uint64(seed & _MASK) + _GAMMA) ^ np.uint64(shard & _MASK))
         counted = np.asarray(units).astype(np.uint64) * _GAMMA
         return _mix(_mix(counted + key) ^ key)
 

@@ -1,0 +1,153 @@
+"""How fast are blocks of rows read from disk? Formats side by side, as ratios to a copy of the raw bytes.
+
+    python scripts/bench/lazy_reading.py --rows 1000000
+
+The log has 17 observations and 6 actions in float32, independent rows in episodes of 500. Formats take turns
+within one run, and the least time of several rounds counts: the bytes come from the system's cache, so the
+numbers are what reading costs a processor, not a disk. "blocks" are checked rows as every pass gets them,
+"scattered" runs of 256 rows at random places of open shards, as training gets them. ``--out FILE`` keeps the
+rows as JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # also found when run as a plain script
+
+import h5py
+import numpy as np
+
+from koffline.data.flat import flat_arrays
+from koffline.data.hdf5 import write_hdf5
+from koffline.data.lazy import LazyTransitions
+from koffline.data.shard_writer import ShardWriter
+from koffline.data.sources import open_transitions
+from koffline.data.transitions import Continuous, Transitions
+
+EPISODE, OBSERVATIONS, ACTIONS, RUN_ROWS = 500, 17, 6, 256
+
+
+def make_log(rows: int) -> Transitions:
+    """A log whose content does not matter."""
+    generator = np.random.default_rng(0)
+    observations = generator.standard_normal((rows, OBSERVATIONS), dtype=np.float32)
+    ends = np.arange(rows) % EPISODE == EPISODE - 1
+    return Transitions(
+        observations=observations,
+        actions=generator.standard_normal((rows, ACTIONS), dtype=np.float32),
+        rewards=generator.standard_normal(rows, dtype=np.float32),
+        next_observations=np.roll(observations, -1, axis=0),
+        terminated=np.zeros(rows, dtype=bool),
+        truncated=ends,
+        action_space=Continuous(ACTIONS),
+        steps=np.arange(rows) % EPISODE,
+    )
+
+
+def write_formats(log: Transitions, folder: Path) -> dict[str, LazyTransitions]:
+    """The log in every format that can be read lazily."""
+    with ShardWriter(folder / "shards", max(1, len(log) // 4)) as writer:
+        writer.append(log)
+    with h5py.File(folder / "contiguous.hdf5", "w") as file:
+        for key, array in flat_arrays(log).items():
+            file[key] = array
+    write_hdf5(log, folder / "gzip.hdf5")
+    arrays: dict[str, Any] = flat_arrays(log)
+    np.savez(folder / "stored.npz", **arrays)
+    names = {"shards": "shards", "contiguous HDF5": "contiguous.hdf5", "NPZ, stored": "stored.npz"}
+    names["HDF5, gzip"] = "gzip.hdf5"
+    return {name: open_transitions(folder / file, lazy=True) for name, file in names.items()}
+
+
+def read_blocks(log: LazyTransitions) -> None:
+    for block in log.blocks():
+        block.rewards[-1]
+
+
+def read_scattered(log: LazyTransitions, runs: int) -> None:
+    """Runs of rows at random places, each shard opened once."""
+    generator = np.random.default_rng(1)
+    for shard, info in enumerate(log.shards):
+        with log.open_shard(shard) as opened:
+            for start in generator.integers(0, info.rows - RUN_ROWS, runs // len(log.shards)):
+                log.block_of(opened, shard, int(start), int(start) + RUN_ROWS)
+
+
+def copy_mapped(folder: Path, names: list[str]) -> None:
+    for name in names:
+        mapped = np.load(folder / name, mmap_mode="r")
+        for start in range(0, len(mapped), 32_768):
+            np.array(mapped[start : start + 32_768])
+
+
+def read_raw(folder: Path, names: list[str]) -> None:
+    for name in names:
+        with (folder / name).open("rb", buffering=0) as file:
+            while file.read(2**23):
+                pass
+
+
+def measure(rows: int, rounds: int) -> list[dict[str, Any]]:
+    """One row per format: seconds, rows and megabytes per second, ratio to copying a memory map."""
+    with tempfile.TemporaryDirectory() as name:
+        folder, log = Path(name), make_log(rows)
+        logs = write_formats(log, folder)
+        plain = []
+        for key, array in flat_arrays(log).items():
+            np.save(folder / f"{key}.npy", array)
+            plain.append(f"{key}.npy")
+        size = sum(array.nbytes for array in flat_arrays(log).values())
+        runs = max(len(log) // RUN_ROWS // 4, 4)
+        timed: dict[str, tuple[int, Callable[[], None]]] = {
+            "copy of a memory map": (rows, lambda: copy_mapped(folder, plain)),
+            "raw read": (rows, lambda: read_raw(folder, plain)),
+        }
+        for format_, lazy in logs.items():
+            timed[f"{format_}, blocks"] = (rows, lambda lazy=lazy: read_blocks(lazy))
+            timed[f"{format_}, scattered"] = (runs * RUN_ROWS, lambda lazy=lazy: read_scattered(lazy, runs))
+        seconds = {name: float("inf") for name in timed}
+        for _ in range(rounds):
+            for name, (_, call) in timed.items():
+                began = time.perf_counter()
+                call()
+                seconds[name] = min(seconds[name], time.perf_counter() - began)
+        floor = seconds["copy of a memory map"] / rows
+        return [
+            {
+                "what": name,
+                "rows_per_second": read / seconds[name],
+                "megabytes_per_second": read / rows * size / seconds[name] / 1e6,
+                "microseconds_per_256_rows": seconds[name] / read * 256e6,
+                "ratio_to_copy": seconds[name] / read / floor,
+            }
+            for name, (read, _) in timed.items()
+        ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--rows", type=int, default=1_000_000)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    found = measure(options.rows, options.rounds)
+    print(f"{'':32}{'rows/s':>12}{'MB/s':>8}{'us/256 rows':>13}{'ratio':>8}")
+    for row in found:
+        print(
+            f"{row['what']:32}{row['rows_per_second']:12,.0f}{row['megabytes_per_second']:8,.0f}"
+            f"{row['microseconds_per_256_rows']:13.1f}{row['ratio_to_copy']:8.1f}"
+        )
+    if options.out is not None:
+        options.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
