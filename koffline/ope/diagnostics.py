@@ -31,7 +31,7 @@ def common_diagnostics(workspace: Workspace) -> dict[str, Any]:
         "n_initial_states": int(np.count_nonzero(problem.start_weights)),
         "reward_scale": problem.reward_scale,
         **_behaviour_return(log, workspace.settings.gamma),
-        **_overlap(log, workspace.policy),
+        **logged_action_overlap(log, workspace.policy),
     }
 
 
@@ -45,7 +45,7 @@ def fitted_diagnostics(workspace: Workspace) -> dict[str, Any]:
         "held_out_kernel_loss": residuals.held_out_kernel_loss,
         "held_out_kernel_ratio": residuals.held_out_ratio,
         "effective_bandwidth": fitted.bandwidth,
-        "mean_off_diagonal_kernel": _mean_off_diagonal(
+        "mean_off_diagonal_kernel": mean_off_diagonal(
             problem.kernel_inputs[problem.row_weights > 0.0], fitted.bandwidth
         ),
         "estimates_by_head": heads,
@@ -62,30 +62,50 @@ def fitted_diagnostics(workspace: Workspace) -> dict[str, Any]:
 
 def common_warnings(workspace: Workspace, diagnostics: dict[str, Any]) -> list[str]:
     """Reasons to distrust any estimate from this log."""
-    log, found = workspace.transitions, []
-    if diagnostics["coverage"] < _LOW_COVERAGE:
-        found.append(
-            f"Only {diagnostics['coverage']:.0%} of the policy's actions lie near logged ones "
-            "(95 % on-policy); the rest of the estimate is extrapolation."
-        )
-    if log.has_episodes and log.n_episodes < _FEW_EPISODES:
-        episodes = "1 episode" if log.n_episodes == 1 else f"{log.n_episodes} episodes"
-        found.append(f"The log has {episodes}; resampling so few says little about spread.")
-    found += _horizon_warning(log, workspace.settings.gamma)
+    log, found = workspace.transitions, coverage_warnings(diagnostics["coverage"])
+    if log.has_episodes:
+        found += few_episodes_warnings(log.n_episodes)
+        if not log.terminated.any():
+            found += horizon_warnings(int(log.episode_lengths.max()), workspace.settings.gamma)
     return [*found, *(f"Reader: {note}" for note in log.metadata.notes)]
+
+
+def coverage_warnings(fraction: float) -> list[str]:
+    """Of a policy that acts as the log does not."""
+    if fraction >= _LOW_COVERAGE:
+        return []
+    return [
+        f"Only {fraction:.0%} of the policy's actions lie near logged ones "
+        "(95 % on-policy); the rest of the estimate is extrapolation."
+    ]
+
+
+def few_episodes_warnings(episodes: int) -> list[str]:
+    """Of a log with too few independent parts."""
+    if episodes >= _FEW_EPISODES:
+        return []
+    count = "1 episode" if episodes == 1 else f"{episodes} episodes"
+    return [f"The log has {count}; resampling so few says little about spread."]
 
 
 def fitted_warnings(workspace: Workspace, diagnostics: dict[str, Any], interval: Interval) -> list[str]:
     """Reasons to distrust the trained networks."""
-    fitted, found = workspace.fitted, []
-    if diagnostics["head_disagreement"] > max(0.5 * interval.width, 0.02 * diagnostics["reward_scale"]):
+    fitted = workspace.fitted
+    diverged = None if fitted.alive.all() else fitted.describe_diverged()
+    return head_warnings(diagnostics, interval.width, len(workspace.transitions), diverged)
+
+
+def head_warnings(diagnostics: dict[str, Any], width: float, rows: int, diverged: str | None) -> list[str]:
+    """The same from `fitted_diagnostics` and ``reward_scale``. width: of the interval."""
+    found = []
+    if diagnostics["head_disagreement"] > max(0.5 * width, 0.02 * diagnostics["reward_scale"]):
         heads = ", ".join(f"{name} {value:.4g}" for name, value in diagnostics["estimates_by_head"].items())
         found.append(f"Estimators that should agree do not ({heads}); train longer or collect more data.")
     off_diagonal = diagnostics["mean_off_diagonal_kernel"]
-    if off_diagonal is not None and off_diagonal < 1.0 / len(workspace.transitions):
+    if off_diagonal is not None and off_diagonal < 1.0 / rows:
         found.append("The kernel sees every row as alone; raise the bandwidth.")
-    if not fitted.alive.all():
-        found.append(f"{fitted.describe_diverged()}, and were left out; lower learning_rate.")
+    if diverged is not None:
+        found.append(f"{diverged}, and were left out; lower learning_rate.")
     rms, scale = diagnostics["residual_rms"], diagnostics["reward_scale"]
     if rms is None or rms > _LARGE_RESIDUAL * scale:
         found.append(
@@ -95,11 +115,8 @@ def fitted_warnings(workspace: Workspace, diagnostics: dict[str, Any], interval:
     return found
 
 
-def _horizon_warning(transitions: Transitions, gamma: float) -> list[str]:
-    """A log whose every episode is cut early says nothing directly about the far future."""
-    if not transitions.has_episodes or transitions.terminated.any():
-        return []
-    longest = int(transitions.episode_lengths.max())
+def horizon_warnings(longest: int, gamma: float) -> list[str]:
+    """Of a log whose every episode is cut early: it says nothing directly about the far future."""
     unseen = gamma**longest
     if unseen < _MOST_UNSEEN:
         return []
@@ -109,7 +126,7 @@ def _horizon_warning(transitions: Transitions, gamma: float) -> list[str]:
     ]
 
 
-def _mean_off_diagonal(kernel_inputs: np.ndarray, bandwidth: float) -> float:
+def mean_off_diagonal(kernel_inputs: np.ndarray, bandwidth: float) -> float:
     """Mean kernel value of two different rows, over an even sample."""
     rows = np.unique(np.linspace(0, len(kernel_inputs) - 1, min(len(kernel_inputs), _GRAM_ROWS)).astype(int))
     if len(rows) < 2:
@@ -128,7 +145,9 @@ def _behaviour_return(transitions: Transitions, gamma: float) -> dict[str, Any]:
     return {"behavior_return": float(returns.mean()), "behavior_return_se": error}
 
 
-def _overlap(transitions: Transitions, policy: DiscretePolicy | ContinuousPolicy) -> dict[str, Any]:
+def logged_action_overlap(
+    transitions: Transitions, policy: DiscretePolicy | ContinuousPolicy
+) -> dict[str, Any]:
     """Discrete actions: how probable the logged actions are to the policy, and the effective sample size."""
     if not isinstance(policy, DiscretePolicy):
         return {}

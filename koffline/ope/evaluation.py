@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from koffline.config import EvaluationSettings, make_settings
+from koffline.data.lazy import LazyTransitions
 from koffline.data.transitions import Transitions
 from koffline.errors import ConfigError, DataError
 from koffline.fitting import Progress, threads
@@ -19,12 +20,15 @@ from koffline.ope.estimators.norms import sensitivity_to_norm
 from koffline.ope.estimators.registry import FITTED
 from koffline.ope.fitted_function import fitted_value_function
 from koffline.ope.importance.unavailable import Unavailable
+from koffline.ope.streaming.estimating import evaluate_lazy
+from koffline.ope.streaming.sampling import Request
+from koffline.ope.streaming.settings import StreamSettings
 from koffline.ope.workspace import Workspace
 from koffline.policies import as_policy
 
 
 def evaluate(
-    transitions: Transitions,
+    transitions: Transitions | LazyTransitions,
     policy: Any,
     gamma: float | None = None,
     *,
@@ -33,6 +37,7 @@ def evaluate(
     seed: int | None = None,
     initial_observations: np.ndarray | None = None,
     settings: EvaluationSettings | None = None,
+    stream: StreamSettings | None = None,
     progress: Progress | None = None,
     **options: Any,
 ) -> Estimate:
@@ -42,13 +47,26 @@ def evaluate(
     to probabilities (N, n) or actions (N, k). gamma: the discount, inside (0, 1); the log's own hint when
     None. initial_observations (E, …): start states that replace the first steps of the log's episodes (all
     rows, where there are no episodes). estimator, level, seed and further ``options`` are fields of
-    ``koffline.config.EvaluationSettings``.
+    ``koffline.config.EvaluationSettings``. A log on disk (``open_transitions(path, lazy=True)``) is never
+    held in memory: networks are trained on a sample of its rows, and the estimate comes from sums of one pass
+    over all of them; ``stream`` says how it is read.
     Raises KofflineError (DataError, PolicyError, ConfigError) in one line. Same arguments, same result on
     the same machine; other processors may round differently.
     (Feng et al. 2019, equ:vstat)
     """
     given = {"gamma": gamma, "estimator": estimator, "level": level, "seed": seed, **options}
     settings = merge_settings(transitions, settings, given)
+    if isinstance(transitions, LazyTransitions):
+        policy = as_policy(policy, transitions.action_space, transitions.observation_shape)
+        if initial_observations is not None:
+            initial_observations = _checked_starts(transitions, initial_observations)
+        return evaluate_lazy(
+            Request(transitions, policy, settings, stream or StreamSettings(), initial_observations, progress)
+        )
+    if stream is not None:
+        raise ConfigError(
+            "stream settings are for logs on disk; open the log with lazy=True, or leave them out"
+        )
     check_interval(settings.estimator, settings.interval)
     workspace = open_workspace(transitions, policy, settings, initial_observations, progress)
     with torch.no_grad(), threads(settings.threads):
@@ -90,7 +108,7 @@ def open_workspace(
 
 
 def merge_settings(
-    transitions: Transitions, settings: EvaluationSettings | None, given: dict[str, Any]
+    transitions: Transitions | LazyTransitions, settings: EvaluationSettings | None, given: dict[str, Any]
 ) -> EvaluationSettings:
     """Explicit arguments win over ``settings``, which win over the log's hint and the defaults."""
     base: dict[str, Any] = {"gamma": transitions.metadata.gamma}
@@ -112,7 +130,7 @@ def _check_rows(transitions: Transitions) -> None:
         )
 
 
-def _checked_starts(transitions: Transitions, given: Any) -> np.ndarray:
+def _checked_starts(transitions: Transitions | LazyTransitions, given: Any) -> np.ndarray:
     """Start states from outside as the log's observations are, so that the policy sees what it is used to."""
     expected = transitions.observation_shape
     try:
@@ -127,5 +145,8 @@ def _checked_starts(transitions: Transitions, given: Any) -> np.ndarray:
         )
     if not np.isfinite(numbers).all():
         raise DataError("initial states hold NaN or infinite numbers; remove those rows")
-    dtype = transitions.observations.dtype
+    if isinstance(transitions, LazyTransitions):
+        dtype = transitions.observation_dtype
+    else:
+        dtype = transitions.observations.dtype
     return numbers.astype(dtype) if dtype.kind == "f" else starts

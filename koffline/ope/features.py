@@ -134,9 +134,7 @@ def make_feature_system(
     multiple of the median distance between rows. Raises DataError.
     """
     mapping = default_features(problem, seed=seed) if features is None else features
-    kernel_inputs = torch.as_tensor(problem.kernel_inputs, dtype=torch.float64)
-    width = bandwidth * median_bandwidth(kernel_inputs[torch.as_tensor(problem.row_weights > 0.0)])
-    generator = torch.Generator().manual_seed(seed)
+    chosen, width = make_instruments(problem, bandwidth, instruments, seed)
     scale = problem.reward_scale
     return FeatureSystem(
         now=_columns(mapping, problem.inputs[:, None], problem.readout, constant),
@@ -146,8 +144,8 @@ def make_feature_system(
         discounts=torch.as_tensor(problem.discounts),
         row_weights=torch.as_tensor(problem.row_weights),
         start_weights=torch.as_tensor(problem.start_weights),
-        kernel_inputs=kernel_inputs,
-        instruments=random_fourier_features(Gaussian(width), kernel_inputs.shape[1], instruments, generator),
+        kernel_inputs=torch.as_tensor(problem.kernel_inputs, dtype=torch.float64),
+        instruments=chosen,
         bandwidth=width,
         unit_starts=problem.episode_starts,
         fixed_starts=problem.fixed_starts,
@@ -158,6 +156,19 @@ def make_feature_system(
         gamma=gamma,
         constants=(problem.n_actions or 1) if constant else 0,
     )
+
+
+def make_instruments(
+    problem: EvaluationProblem, bandwidth: float, count: int, seed: int
+) -> tuple[FourierFeatures, float]:
+    """ψ of a Gaussian kernel on the problem's kernel inputs, and the kernel's bandwidth in their units.
+
+    bandwidth: a multiple of the median distance between rows.
+    """
+    kernel_inputs = torch.as_tensor(problem.kernel_inputs, dtype=torch.float64)
+    width = bandwidth * median_bandwidth(kernel_inputs[torch.as_tensor(problem.row_weights > 0.0)])
+    generator = torch.Generator().manual_seed(seed)
+    return random_fourier_features(Gaussian(width), kernel_inputs.shape[1], count, generator), width
 
 
 def _columns(

@@ -87,7 +87,7 @@ def fit_value_functions(
 ) -> FittedValues:
     """Train all replicas, then give each its last layers: exact kernel loss, LSTD, or as trained."""
     table = make_table(problem, settings.device)
-    record = fit_features(table, problem, ensemble, settings, _start_value_probe(problem), progress)
+    record = fit_features(table, problem, ensemble, settings, start_value_probe(problem), progress)
     generator = torch.Generator().manual_seed(settings.seed)
     kernel_inputs = torch.as_tensor(problem.kernel_inputs[problem.row_weights > 0.0])
     bandwidth = settings.bandwidth * median_bandwidth(kernel_inputs, generator=generator)
@@ -104,7 +104,7 @@ def fit_value_functions(
     return FittedValues(problem, ensemble, settings, table, heads, bandwidth, instruments, record)
 
 
-def _start_value_probe(problem: EvaluationProblem) -> Callable[[int, StackedMLP], Tensor]:
+def start_value_probe(problem: EvaluationProblem) -> Callable[[int, StackedMLP], Tensor]:
     """The mean value over (at most a thousand) start states, for the learning curve of the estimate."""
     counted = np.flatnonzero(problem.start_weights)
     some = counted[np.unique(np.linspace(0, len(counted) - 1, min(len(counted), _PROBE_STARTS)).astype(int))]

@@ -56,7 +56,7 @@ def fitted_value_function(
     return ValueFunction(
         name=name,
         kind=ACTION,
-        function=NetworkValues(network, _units_of(fitted.problem)),
+        function=NetworkValues(network, units_of(fitted.problem)),
         action_space=transitions.action_space,
         observation_shape=transitions.observation_shape,
         trained_on=Provenance.of(transitions),
@@ -78,7 +78,7 @@ def fit_value_function(
         return fitted_value_function(fitted, transitions)
 
 
-def _units_of(problem: EvaluationProblem) -> EvaluationProblem:
+def units_of(problem: EvaluationProblem) -> EvaluationProblem:
     """The problem without its rows, so that a value function does not keep a log alive."""
     emptied: dict[str, Any] = {
         field.name: getattr(problem, field.name)[:0]

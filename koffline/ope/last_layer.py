@@ -23,10 +23,12 @@ from koffline.solvers.last_layer import last_layer, last_layer_features, with_la
 __all__ = [
     "LinearSystems",
     "accumulate_systems",
+    "kernel_loss_layer",
     "last_layer",
     "last_layer_features",
     "minimise_kernel_loss",
     "solve_temporal_difference",
+    "temporal_layer",
     "with_last_layer",
 ]
 
@@ -77,25 +79,37 @@ def accumulate_systems(
 
 
 def minimise_kernel_loss(network: StackedMLP, systems: LinearSystems, ridge: float) -> StackedMLP:
-    """The networks with the last layer that minimises the full-batch kernel loss, ridged toward the old.
+    """The networks with the last layer that minimises the full-batch kernel loss, ridged toward the old."""
+    return with_last_layer(network, kernel_loss_layer(last_layer(network), systems, ridge))
+
+
+def kernel_loss_layer(
+    theta: Float[Tensor, "replica parameter"], systems: LinearSystems, ridge: float
+) -> Float[Tensor, "replica parameter"]:
+    """The last layer that minimises the kernel loss, ridged toward ``theta``.
 
     ``ridge`` is relative to the mean curvature. A ridge toward zero would pull the values themselves to zero.
     With the linear kernel (ψ = φ) this is the LSTD solution.
     (Feng et al. 2019, cor:same_as_td)
     """
-    theta = last_layer(network)
     matrix, vector = systems.kernel_matrix, systems.kernel_vector
     curvature = matrix.mT @ matrix  # (R, p, p)
     gap = vector - (matrix @ theta.unsqueeze(-1)).squeeze(-1)  # ψᵀδ/n at the old layer, (R, m)
     pull = (matrix.mT @ gap.unsqueeze(-1)).squeeze(-1)
-    return with_last_layer(network, theta + _ridge_solve(curvature, pull, ridge))
+    return theta + _ridge_solve(curvature, pull, ridge)
 
 
 def solve_temporal_difference(network: StackedMLP, systems: LinearSystems, ridge: float) -> StackedMLP:
     """The networks with the last layer replaced by the LSTD-Q solution on the same features."""
-    theta = last_layer(network)
+    return with_last_layer(network, temporal_layer(last_layer(network), systems, ridge))
+
+
+def temporal_layer(
+    theta: Float[Tensor, "replica parameter"], systems: LinearSystems, ridge: float
+) -> Float[Tensor, "replica parameter"]:
+    """The LSTD-Q solution for the last layer, ridged toward ``theta``."""
     gap = systems.temporal_vector - (systems.temporal_matrix @ theta.unsqueeze(-1)).squeeze(-1)
-    return with_last_layer(network, theta + _ridge_solve(systems.temporal_matrix, gap, ridge))
+    return theta + _ridge_solve(systems.temporal_matrix, gap, ridge)
 
 
 def _shared_product(psi: Tensor, weighted: Tensor) -> Tensor:

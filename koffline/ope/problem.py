@@ -15,7 +15,7 @@ from koffline.policies import ContinuousPolicy, DiscretePolicy
 # Standardised next states and policy actions are cut here, so that one far outlier cannot blow a network up.
 _FAR = 10.0
 _MOST_INPUTS = 4096
-_START_DRAWS = 16_384  # of a continuous policy's actions, over all start states
+START_DRAWS = 16_384  # of a continuous policy's actions, over all start states
 _LARGEST = 1e100  # squares and discounted sums of anything below stay finite
 
 
@@ -178,7 +178,7 @@ def _continuous_columns(
 
     def starts_with_draws() -> np.ndarray:
         """The same of start states, each with so many draws that few states have enough."""
-        count = math.ceil(_START_DRAWS / len(starts))
+        count = math.ceil(START_DRAWS / len(starts))
         if policy.deterministic or count <= action_draws:
             return with_draws(starts)
         repeated = np.repeat(starts, count, axis=0)

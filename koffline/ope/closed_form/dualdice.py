@@ -11,6 +11,7 @@ from koffline.ope.closed_form.fitting import (
     CURVATURE_POWER,
     FOLDS,
     Considered,
+    LinearProblem,
     MakePath,
     finish_fit,
     pairs,
@@ -25,7 +26,7 @@ from koffline.ope.closed_form.moments import (
 from koffline.ope.closed_form.ridges import candidate_ridges, held_out_losses
 from koffline.ope.features import FeatureSystem
 
-_CRITIC_RIDGES = (1.0, 1e-1, 1e-2, 1e-3)
+CRITIC_RIDGES = (1.0, 1e-1, 1e-2, 1e-3)
 
 
 @torch.no_grad()
@@ -50,8 +51,8 @@ def fit_dualdice(
     features = leading_features(system.instruments, critics)
     ridges = candidate_ridges(len(system), CURVATURE_POWER) if ridge is None else (ridge,)
     paths = {
-        epsilon: _whitened_path(system, critics, epsilon)
-        for epsilon in (_CRITIC_RIDGES if critic_ridge is None else (critic_ridge,))
+        epsilon: whitened_path(system, critics, epsilon)
+        for epsilon in (CRITIC_RIDGES if critic_ridge is None else (critic_ridge,))
     }
     considered: dict[float, Considered] = {}
     if ridge is None or critic_ridge is None:
@@ -71,7 +72,9 @@ def fit_dualdice(
     )
 
 
-def _whitened_path(system: FeatureSystem, critics: int, epsilon: float) -> MakePath:
+def whitened_path(system: LinearProblem, critics: int, epsilon: float) -> MakePath:
+    """Fits with DualDICE's critics, from sums over any rows; epsilon: the ridge of ζ."""
+
     def make_path(moments: Moments) -> WhitenedPath:
         return WhitenedPath(system, moments, critics, epsilon)
 
@@ -81,7 +84,7 @@ def _whitened_path(system: FeatureSystem, critics: int, epsilon: float) -> MakeP
 class WhitenedPath:
     """θ and α with instruments in units in which their ridged second moment is the identity."""
 
-    def __init__(self, system: FeatureSystem, moments: Moments, critics: int, epsilon: float) -> None:
+    def __init__(self, system: LinearProblem, moments: Moments, critics: int, epsilon: float) -> None:
         instruments = len(moments.projected)
         second = moments.critic / moments.weight
         ridged = second + epsilon * second.diagonal().mean() * torch.eye(critics, dtype=second.dtype)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Protocol, runtime_checkable
 
 from jaxtyping import Float
 from torch import Tensor
@@ -10,6 +11,7 @@ from torch import Tensor
 from koffline.ope.closed_form.fit import InstrumentPath, LinearFit
 from koffline.ope.closed_form.moments import Moments, folded_moments, whole_moments
 from koffline.ope.closed_form.ridges import Path, best_ridge, candidate_ridges, held_out_losses
+from koffline.ope.closed_form.temporal import TemporalPath
 from koffline.ope.features import FeatureSystem
 
 FOLDS = 5
@@ -18,12 +20,37 @@ MakePath = Callable[[Moments], Path]
 Considered = tuple[tuple[float, float], ...]
 
 
-def kernel_path(system: FeatureSystem) -> MakePath:
+@runtime_checkable
+class LinearProblem(Protocol):
+    """What a path of fits needs besides sums over rows."""
+
+    @property
+    def start_mean(self) -> Float[Tensor, " parameter"]:
+        """c: the value of θ is cᵀθ."""
+        ...
+
+    @property
+    def free(self) -> Tensor:
+        """Which parameters a ridge leaves alone, (p,) bool."""
+        ...
+
+
+def kernel_path(system: LinearProblem) -> MakePath:
     """Fits with the RKHS of the log's kernel as critics, from sums over any rows."""
 
     def make_path(moments: Moments) -> InstrumentPath:
         projected = moments.projected / moments.weight
         return InstrumentPath(projected[:, :-1], projected[:, -1], system.start_mean, system.free)
+
+    return make_path
+
+
+def temporal_path(system: LinearProblem) -> MakePath:
+    """Fits with the features themselves as critics."""
+
+    def make_path(moments: Moments) -> TemporalPath:
+        temporal = moments.temporal / moments.weight
+        return TemporalPath(temporal[:, :-1], temporal[:, -1], system.start_mean, system.free)
 
     return make_path
 

@@ -13,10 +13,9 @@ from koffline.ope.closed_form.fitting import (
     choose_ridge,
     finish_fit,
     kernel_path,
+    temporal_path,
 )
-from koffline.ope.closed_form.moments import Moments
 from koffline.ope.closed_form.ridges import usual_ridge
-from koffline.ope.closed_form.temporal import TemporalPath
 from koffline.ope.features import FeatureSystem
 
 
@@ -52,11 +51,7 @@ def fit_lstdq(
     the Gaussian kernel as for `fit_mql`.
     (Feng et al. 2019, cor:same_as_td)
     """
-
-    def make_path(moments: Moments) -> TemporalPath:
-        temporal = moments.temporal / moments.weight
-        return TemporalPath(temporal[:, :-1], temporal[:, -1], system.start_mean, system.free)
-
+    make_path = temporal_path(system)
     considered: Considered = ()
     if ridge is None:
         ridge, considered = choose_ridge(system, make_path, TEMPORAL_POWER, folds, seed)

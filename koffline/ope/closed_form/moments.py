@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from functools import partial
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -16,7 +17,7 @@ from koffline.ope.features import FeatureSystem
 from koffline.solvers.held_out import make_folds
 
 BLOCK = 8192
-_CRITICS = 300
+DEFAULT_CRITICS = 300
 # Several estimators read one system: (folds, seed, critics) -> sums.
 _KEPT: WeakKeyDictionary[FeatureSystem, dict[tuple[int, int, int], FoldedMoments]] = WeakKeyDictionary()
 
@@ -87,31 +88,64 @@ def folds_of_units(system: FeatureSystem, folds: int, seed: int) -> Int[np.ndarr
     return np.repeat(number, lengths)
 
 
+@dataclass(frozen=True, eq=False)
+class ProductSums:
+    """The arrays of `Moments`, float64, that blocks of rows are added to in place."""
+
+    projected: Float[Tensor, "instrument column"]
+    temporal: Float[Tensor, "parameter column"]
+    squares: Float[Tensor, "column column"]
+    critic: Float[Tensor, "critic critic"]
+
+    @classmethod
+    def zeros(cls, instruments: int, parameters: int, critics: int) -> ProductSums:
+        """Of no rows."""
+        p, new = parameters + 1, partial(torch.zeros, dtype=torch.float64)
+        return cls(new(instruments, p), new(parameters, p), new(p, p), new(critics, critics))
+
+    def add(
+        self,
+        psi: Float[Tensor, "row instrument"],
+        now: Float[Tensor, "row parameter"],
+        weighted: Float[Tensor, "row column"],
+        weights: Float[Tensor, " row"],
+    ) -> None:
+        """Rows with ψ, φ and ``weighted`` = w [Z, r]. Products are made in the precision of what is given."""
+        _add_product(self.projected, psi, weighted)
+        _add_product(self.temporal, now, weighted)
+        _add_product(self.squares, weighted, weighted)
+        critics, instruments = len(self.critic), psi.shape[1]
+        if critics:
+            part = psi[:, leading_instruments(instruments, critics)]
+            _add_product(self.critic, part, part * weights.to(part)[:, None], instruments / critics)
+
+
 def accumulate_moments(system: FeatureSystem, rows: Int[Tensor, " chosen"], critics: int) -> Moments:
     """Sums over some rows, in blocks: O(n (m p + p² + k²)). critics: k, even."""
-    p, m = system.parameters + 1, 2 * system.instruments.frequencies.shape[1]
-    new = system.rewards.new_zeros
-    projected, temporal, squares = new(m, p), new(p - 1, p), new(p, p)
-    critic, chosen = new(critics, critics), leading_instruments(m, critics)
+    sums = ProductSums.zeros(2 * system.instruments.frequencies.shape[1], system.parameters, critics)
     for start in range(0, len(rows), BLOCK):
         block = rows[start : start + BLOCK]
-        weights = system.row_weights[block, None]
-        columns = torch.cat((system.difference[block], system.rewards[block, None]), dim=1) * weights
+        weights = system.row_weights[block]
+        weighted = torch.cat((system.difference[block], system.rewards[block, None]), dim=1)
         psi = system.instruments(system.kernel_inputs[block])
-        projected.addmm_(psi.mT, columns)
-        temporal.addmm_(system.now[block].mT, columns)
-        squares.addmm_(columns.mT, columns)
-        part = psi[:, chosen]
-        critic.addmm_(part.mT, part * weights, alpha=m / critics)
+        sums.add(psi, system.now[block], weighted * weights[:, None], weights)
     weight = system.row_weights[rows]
     return Moments(
-        projected,
-        temporal,
-        squares,
-        critic,
+        sums.projected,
+        sums.temporal,
+        sums.squares,
+        sums.critic,
         float(weight.sum()),
         float(weight.square().sum()),
     )
+
+
+def _add_product(total: Tensor, left: Tensor, right: Tensor, factor: float = 1.0) -> None:
+    """total += factor · leftᵀ right."""
+    if left.dtype == total.dtype:
+        total.addmm_(left.mT, right, alpha=factor)
+    else:
+        total.add_(left.mT @ right, alpha=factor)
 
 
 def folded_moments(system: FeatureSystem, folds: int, seed: int, critics: int | None = None) -> FoldedMoments:
@@ -137,7 +171,7 @@ def whole_moments(system: FeatureSystem, critics: int | None = None) -> Moments:
 
 def default_critics(system: FeatureSystem) -> int:
     """How many instruments (even) DualDICE's ζ is linear in."""
-    return min(_CRITICS, 2 * system.instruments.frequencies.shape[1])
+    return min(DEFAULT_CRITICS, 2 * system.instruments.frequencies.shape[1])
 
 
 def leading_instruments(instruments: int, critics: int) -> Int[Tensor, " critic"]:

@@ -32,7 +32,7 @@ _WHOLE_WEIGHT = ("is", "wis")
 _FEW_EPISODES = 10.0
 _UNEVEN = 0.5  # on finite chains 95 % intervals held the truth in 76 to 91 % of logs below it
 _CUT_SHARE = 0.01
-_NO_WEIGHT = (
+NO_WEIGHT = (
     "the policy takes none of the logged actions: every episode's weight is zero after {steps}; use a policy "
     "that can take them (epsilon:0.1:<policy>) or an estimator without episode weights (kloss, fqe, mwl)"
 )
@@ -241,9 +241,9 @@ def _why_not(name: str, problem: EpisodeProblem, model: RowValues | None) -> str
         return "it weighs bias against variance over episodes, this log has one; give more, or use wdr"
     gone = problem.weightless_from
     if gone == 0:
-        return _NO_WEIGHT.format(steps="the first step")
+        return NO_WEIGHT.format(steps="the first step")
     if name in _WHOLE_WEIGHT and not (problem.weights.last > -np.inf).any():
-        return _NO_WEIGHT.format(steps=f"{gone} steps" if gone else "its last step")
+        return NO_WEIGHT.format(steps=f"{gone} steps" if gone else "its last step")
     return None
 
 
@@ -257,36 +257,54 @@ def _warnings(
 ) -> tuple[str, ...]:
     """Sentences about this estimate, those on the weights first."""
     weights, notes = problem.weights, list(problem.ratios.warnings)
-    if weights.n_episodes == 1:
-        notes.append("The log has a single episode: no standard error and no interval.")
-    elif size < _FEW_EPISODES:
-        notes.append(
-            f"Only about {size:.1f} of {weights.n_episodes} episodes carry the weight: the estimate and its "
-            "interval hang on them."
-        )
-    elif size < _UNEVEN * weights.n_episodes:
-        notes.append(
-            f"Uneven weights leave about {size:.0f} of {weights.n_episodes} episodes: calibrated intervals "
-            "are too narrow where weights have heavy tails."
-        )
-    if problem.clip is not None:
-        notes.append(f"Weights are capped at {problem.clip:g}: less variance, and a bias of unknown size.")
-    if name in WITHOUT_MODEL and problem.cut_share > _CUT_SHARE:
-        notes.append(
-            "Recording stopped before episodes ended: rewards after the cut are left out, about "
-            f"{problem.cut_share:.1%} of the value if rewards stay as they are."
-        )
-    gone = problem.weightless_from
-    if gone is not None and name not in _WHOLE_WEIGHT:
-        notes.append(
-            f"No episode has weight left from step {gone} on: "
-            + ("the model stands alone there." if name in WITH_MODEL else "rewards from there are left out.")
-        )
+    notes += notes_on_weights(
+        name, weights.n_episodes, size, problem.clip, problem.cut_share, problem.weightless_from
+    )
     if model is not None and name in WITH_MODEL:
         notes.extend(model.notes)
     if interval not in found and weights.n_episodes > 1:
         notes.append(_why_no_interval(name, interval, problem))
     return tuple(notes)
+
+
+def notes_on_weights(
+    name: str,
+    episodes: int,
+    size: float,
+    clip: float | None,
+    cut_share: float,
+    gone: int | None,
+) -> list[str]:
+    """Sentences on the weights of an estimator over episodes.
+
+    size: effective number of episodes. gone: the step from which no episode has weight left.
+    """
+    notes = []
+    if episodes == 1:
+        notes.append("The log has a single episode: no standard error and no interval.")
+    elif size < _FEW_EPISODES:
+        notes.append(
+            f"Only about {size:.1f} of {episodes} episodes carry the weight: the estimate and its "
+            "interval hang on them."
+        )
+    elif size < _UNEVEN * episodes:
+        notes.append(
+            f"Uneven weights leave about {size:.0f} of {episodes} episodes: calibrated intervals "
+            "are too narrow where weights have heavy tails."
+        )
+    if clip is not None:
+        notes.append(f"Weights are capped at {clip:g}: less variance, and a bias of unknown size.")
+    if name in WITHOUT_MODEL and cut_share > _CUT_SHARE:
+        notes.append(
+            "Recording stopped before episodes ended: rewards after the cut are left out, about "
+            f"{cut_share:.1%} of the value if rewards stay as they are."
+        )
+    if gone is not None and name not in _WHOLE_WEIGHT:
+        notes.append(
+            f"No episode has weight left from step {gone} on: "
+            + ("the model stands alone there." if name in WITH_MODEL else "rewards from there are left out.")
+        )
+    return notes
 
 
 def _why_no_interval(name: str, interval: str, problem: EpisodeProblem) -> str:

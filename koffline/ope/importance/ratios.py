@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
+from koffline.data.row_block import RowBlock
 from koffline.data.transitions import Continuous, Transitions
 from koffline.errors import ConfigError, DataError, PolicyError
 from koffline.ope.importance.behavior import estimate_behavior, share_at_bounds
@@ -69,7 +70,7 @@ def importance_ratios(
 
 
 def action_log_probabilities(
-    transitions: Transitions, policy: DiscretePolicy | ContinuousPolicy
+    transitions: Transitions | RowBlock, policy: DiscretePolicy | ContinuousPolicy
 ) -> Float[np.ndarray, " row"]:
     """(N,) log π(a|s) of the logged actions, a density for continuous ones. Raises PolicyError."""
     if isinstance(policy, DiscretePolicy):
