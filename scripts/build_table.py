@@ -4,8 +4,8 @@
 
 Plays the episodes by the ``koffline build rollouts`` command that the manifest names, then writes
 OUT/tables/cartpole.parquet (one row per step, episodes named by texts, actions left and right, no next
-observations) and the manifest. The mapping, cartpole.yaml, is written by hand. The same versions give the same
-rows; the same version of pyarrow the same bytes.
+observations) and the manifest. The mapping, cartpole.yaml, is written by hand. The same versions give the
+same rows; the same version of pyarrow the same bytes.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from typing import Any
 
 import numpy as np
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))  # also found when run as a plain script
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # also found when run as a plain script
 
 from koffline.cli import cli
 from koffline.data.sources import open_transitions
 from koffline.data.transitions import Transitions
 
+ROOT = Path(__file__).resolve().parents[1]
 NAME = "cartpole"
 EPISODES, SEED = 120, 20190536
 STATE = ("cart_position", "cart_velocity", "pole_angle", "pole_velocity")

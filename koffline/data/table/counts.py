@@ -19,7 +19,7 @@ class TableCounts:
 
     episodes: int = 0
     left_out: int = 0
-    reordered: int = 0
+    reordered: bool = False
     cut: int = 0
     derived: bool = False
     imputed: Counter[tuple[str, str]] = field(default_factory=Counter)
@@ -46,10 +46,10 @@ class TableCounts:
             for (column, how), count in sorted(self.imputed.items())
         ]
         if self.reordered:
-            notes.append(f"the rows of {self.reordered} episodes were put together or in time order")
+            notes.append("the rows of each episode were put together and in time order")
         notes += self._gaps()
         if self.derived:
-            notes.append("next observations were taken from the rows that follow in time" + self._lost())
+            notes.append(f"next observations were taken from the rows that follow in time{self._lost()}")
         if self.cut:
             notes.append(f"{self.cut} episodes that end without a flag were marked as truncated")
         return tuple(notes)
@@ -58,8 +58,8 @@ class TableCounts:
         if not self.left_out:
             return ""
         return (
-            f"; {self.left_out} rows were left out: the last step of an episode that did not terminate has no "
-            "next observation in this table"
+            f"; {self.left_out} rows were left out: the last step of an episode that did not terminate has "
+            "no next observation in this table"
         )
 
     def _gaps(self) -> list[str]:

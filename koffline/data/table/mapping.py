@@ -27,6 +27,11 @@ _NAMES = (
 _MANY = ("observations", "action", "next_observations")
 
 
+# Whatever a file or a caller hands over; the constructor checks it and keeps a str, or a tuple of them.
+ColumnName = Any
+ColumnNames = Any
+
+
 @dataclass(frozen=True)
 class TableMapping:
     """Columns of a table by their part in a transition; the keys of a YAML mapping file are the same.
@@ -39,20 +44,20 @@ class TableMapping:
     the log's discount hint. Raises DataError where the record contradicts itself.
     """
 
-    observations: tuple[str, ...] = ()
-    action: tuple[str, ...] = ()
-    reward: str | None = None
-    episode: str | None = None
-    time: str | None = None
-    terminal: str | None = None
-    truncated: str | None = None
-    behavior_probability: str | None = None
-    behavior_log_probability: str | None = None
-    weight: str | None = None
-    next_observations: tuple[str, ...] = ()
-    action_names: tuple[Any, ...] = ()
-    impute: tuple[tuple[str | None, str | float], ...] = ()
-    gamma: float | None = None
+    observations: ColumnNames = ()
+    action: ColumnNames = ()
+    reward: ColumnName = None
+    episode: ColumnName = None
+    time: ColumnName = None
+    terminal: ColumnName = None
+    truncated: ColumnName = None
+    behavior_probability: ColumnName = None
+    behavior_log_probability: ColumnName = None
+    weight: ColumnName = None
+    next_observations: ColumnNames = ()
+    action_names: Any = ()
+    impute: Any = ()
+    gamma: Any = None
 
     def __post_init__(self) -> None:
         for name in _MANY:
@@ -74,7 +79,7 @@ class TableMapping:
                 "the mapping names behavior_probability and behavior_log_probability; keep one of them"
             )
         gamma = self.gamma
-        if gamma is not None and (not isinstance(gamma, (int, float)) or not 0.0 < gamma < 1.0):
+        if gamma is not None and not (isinstance(gamma, (int, float)) and 0.0 < gamma < 1.0):
             raise DataError(f"the mapping's gamma is {gamma!r}; give a discount between 0 and 1")
 
     def to_dict(self) -> dict[str, Any]:

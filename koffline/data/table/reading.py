@@ -115,6 +115,7 @@ class TableStream:
             tables = contiguous_pieces(prepared, self._piece_rows)
         else:
             tables = partitioned_pieces(prepared, self._piece_rows, self._scratch)
+            self._counts.reordered = True
         any_row = False
         with table_faults(prepared.source, prepared.rows.files.kind):
             for table in tables:

@@ -1,0 +1,75 @@
+"""Small tables as people keep them, and the formats they keep them in."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.feather
+import pyarrow.parquet
+
+MAPPING = {
+    "observations": "x_*",
+    "action": "a",
+    "reward": "r",
+    "episode": "id",
+    "time": "t",
+    "terminal": "done",
+}
+# Every format that is read; CSV knows no types but those of the mapping.
+FORMATS = ("parquet", "feather", "arrow", "arrows", "csv", "csv.gz", "tsv")
+
+
+def walk(lengths=(3, 1, 4), ends=(True, False, False), **columns: Any) -> dict[str, Any]:
+    """Columns of a few episodes; any may be replaced, added, or left out with None."""
+    ids = [f"e{i}" for i, length in enumerate(lengths) for _ in range(length)]
+    n = len(ids)
+    made = {
+        "id": ids,
+        "t": [t for length in lengths for t in range(length)],
+        "x_1": [0.5 * i for i in range(n)],
+        "x_2": [10.0 - i for i in range(n)],
+        "a": ["left" if i % 3 else "right" for i in range(n)],
+        "r": [1.0 + i for i in range(n)],
+        "done": [
+            t == length - 1 and ended
+            for length, ended in zip(lengths, ends, strict=True)
+            for t in range(length)
+        ],
+    }
+    made.update(columns)
+    return {name: column for name, column in made.items() if column is not None}
+
+
+def shuffled(columns: dict[str, Any], seed: int = 0) -> dict[str, Any]:
+    """The rows in another order."""
+    order = np.random.default_rng(seed).permutation(len(next(iter(columns.values()))))
+    return {name: [column[i] for i in order] for name, column in columns.items()}
+
+
+def write(columns: dict[str, Any] | pa.Table, path: Path) -> Path:
+    """The table in the format that the name tells."""
+    table = columns if isinstance(columns, pa.Table) else pa.table(columns)
+    if path.suffix == ".parquet":
+        pa.parquet.write_table(table, path, row_group_size=4)
+    elif path.suffix == ".feather":
+        pa.feather.write_feather(table, path)
+    elif path.suffix in (".arrow", ".arrows"):
+        new = pa.ipc.new_file if path.suffix == ".arrow" else pa.ipc.new_stream
+        with new(str(path), table.schema) as file:
+            file.write_table(table, max_chunksize=3)
+    else:
+        options = pa.csv.WriteOptions(delimiter="\t" if path.suffix == ".tsv" else ",")
+        compression = "gzip" if path.suffix == ".gz" else None
+        with pa.output_stream(path, compression=compression) as stream:
+            pa.csv.write_csv(table, stream, options)
+    return path
+
+
+def write_text(text: str | bytes, path: Path) -> Path:
+    """A CSV file as it stands."""
+    path.write_bytes(text.encode() if isinstance(text, str) else text)
+    return path
