@@ -81,3 +81,11 @@ def unpicklable(shared: Any, item: int) -> Any:
 def remember(shared: list[int], item: int) -> tuple[int, int]:
     """Which object is shared: the same one for all items of a process."""
     return os.getpid(), id(shared)
+
+
+def slowly(shared: Any, item: int) -> tuple[int, str]:
+    """Long enough to be lost in the middle; the machine."""
+    import ray
+
+    time.sleep(1.0)
+    return item, ray.get_runtime_context().get_node_id()

@@ -1,0 +1,138 @@
+"""Passes on a Ray cluster of two nodes: the same numbers as here, and what happens to workers that die."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+
+from koffline import evaluate, open_transitions
+from koffline.builders import RolloutSettings, build_rollouts
+from koffline.data.findings import inspect_shards
+from koffline.data.log_samples import sample_starts, sample_transitions
+from koffline.data.shard_writer import ShardWriter
+from koffline.data.summary import summarise_shards
+from koffline.errors import DataError
+from koffline.jobs import Job, map_ordered, run_jobs
+from koffline.jobs.options import PassSettings
+from koffline.ope.streaming.settings import StreamSettings
+from tests.data.logs import roll_out
+from tests.jobs import job_functions
+from tests.jobs import pass_functions as functions
+from tests.jobs.cluster import two_nodes
+
+pytest.importorskip("ray")
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    with two_nodes() as cluster:
+        settings = PassSettings(ray=cluster.address)
+        with settings.kept():  # one connection for all tests
+            yield cluster.address
+
+
+@pytest.fixture
+def settings(address: str) -> PassSettings:
+    return PassSettings(ray=address)
+
+
+@pytest.fixture
+def shards(tmp_path: Path) -> Path:
+    """A folder of five shards."""
+    generator = np.random.default_rng(1)
+    lengths = generator.integers(3, 20, 60).tolist()
+    walk = roll_out(["terminated", "truncated"] * 30, lengths, discrete=True, seed=1)
+    played = np.full(sum(lengths), np.log(0.4))
+    log = walk.transitions(behavior_log_probabilities=played)
+    with ShardWriter(tmp_path / "log", shard_rows=len(log) // 5 + 10) as writer:
+        writer.append(log)
+    return tmp_path / "log"
+
+
+def test_both_nodes_work(settings: PassSettings) -> None:
+    found = [mapped.value for mapped in settings.map(functions.node, range(6))]
+    assert len({node for node, _ in found}) == 2
+
+
+def test_sums_are_those_of_this_process(settings: PassSettings) -> None:
+    rows = np.random.default_rng(0).normal(size=(999, 7))
+    here = sum(mapped.value for mapped in PassSettings().map(functions.sums, range(5), rows))
+    there = sum(mapped.value for mapped in settings.map(functions.sums, range(5), rows))
+    np.testing.assert_array_equal(here, there)
+
+
+def test_an_item_whose_worker_was_killed_goes_to_another(settings: PassSettings, tmp_path: Path) -> None:
+    deaths = functions.Deaths(tmp_path, times=2)
+    assert [mapped.value for mapped in settings.map(functions.die, range(5), deaths)] == [0, 1, 2, 3, 4]
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_refused_items_are_named_or_skipped(address: str, settings: PassSettings) -> None:
+    with pytest.raises(DataError, match=re.escape("item 2: the shard is damaged; copy it again")):
+        list(settings.map(functions.refuse_third, range(4), "data"))
+    skipping = PassSettings(ray=address, skip_bad_shards=True)
+    mapped = list(skipping.map(functions.refuse_third, range(4), "data"))
+    assert [one.value for one in mapped] == [0, 1, None, 3]
+
+
+def test_passes_over_shards_are_those_of_this_process(settings: PassSettings, shards: Path) -> None:
+    log = open_transitions(f"file://{shards}", lazy=True)
+    assert len(log.shards) == 5
+    assert summarise_shards(log, settings) == summarise_shards(log)
+    assert inspect_shards(log, settings) == inspect_shards(log)
+    np.testing.assert_array_equal(sample_starts(log, 9, 0, settings=settings), sample_starts(log, 9, 0))
+    assert sample_transitions(log, 50, 1, settings=settings).sha256 == sample_transitions(log, 50, 1).sha256
+
+
+@pytest.mark.parametrize("estimator", ["lstdq", "wis", pytest.param("kloss", marks=pytest.mark.slow)])
+def test_estimates_are_those_of_this_process(address: str, shards: Path, estimator: str) -> None:
+    log = open_transitions(shards, lazy=True)
+    values = [
+        evaluate(
+            log, "uniform", 0.9, estimator=estimator, feature_source="random", features=32, stream=stream
+        )
+        for stream in (StreamSettings(), StreamSettings(ray=address))
+    ]
+    assert values[0].value == pytest.approx(values[1].value, rel=1e-10)
+    assert values[0].interval is not None
+    assert values[0].interval == values[1].interval
+
+
+def test_a_poisoned_shard_is_named_or_skipped(address: str, shards: Path) -> None:
+    with h5py.File(shards / "shard-00002.hdf5", "r+") as file:
+        file["rewards"][3] = np.nan
+    log = open_transitions(shards, lazy=True)
+    with pytest.raises(DataError, match=r"shard-00002\.hdf5: .*row 3"):
+        summarise_shards(log, PassSettings(ray=address))
+    left = summarise_shards(log, PassSettings(ray=address, skip_bad_shards=True))
+    assert left.summary.rows == len(log) - log.shards[2].rows
+    assert left.left_out[0].startswith(str(shards / "shard-00002.hdf5"))
+
+
+def test_rollouts_are_those_of_this_process(address: str) -> None:
+    settings = RolloutSettings("CartPole-v1", 12, time_limit=12, num_envs=3)
+    assert build_rollouts(settings, ["uniform"], ray=address).sha256 == (
+        build_rollouts(settings, ["uniform"]).sha256
+    )
+
+
+def test_jobs_run_there_too(address: str, tmp_path: Path) -> None:
+    jobs = [Job(f"job{i}", job_functions.write, (str(i),), tmp_path / f"{i}.txt") for i in range(3)]
+    assert run_jobs(jobs, ray=address).ran == 3
+    assert [job.path.read_text() for job in jobs] == ["0", "1", "2"]
+
+
+@pytest.mark.slow
+def test_a_node_that_is_lost_does_not_end_the_pass(tmp_path: Path) -> None:
+    with two_nodes() as cluster, PassSettings(ray=cluster.address).kept():
+        heard: list[tuple[int, str]] = []
+        for mapped in map_ordered(functions.slowly, range(12), ray=cluster.address):
+            heard.append(mapped.value)
+            if len(heard) == 2:
+                cluster.remove_node(next(iter(cluster.worker_nodes)), allow_graceful=False)
+    assert [item for item, _ in heard] == list(range(12))
