@@ -111,7 +111,7 @@ def _filled(slot: Slot, value: Any, where: str, base: Mapping[str, Any] | None) 
             return base[slot.name]
         if slot.default is dataclasses.MISSING:
             raise ConfigError(f"{where} is missing; it has no default, give a value")
-        return _plain(slot.default)
+        return _plain_default(slot, slot.default)
     if slot.is_array:
         return None if value is None else _numbers(value, where)
     return _plain(_checked(slot, value, where))
@@ -173,7 +173,7 @@ def _described(factory: Any) -> dict[str, Any]:
     params = {}
     for name, slot in slots_of(factory.__class__).items():
         value = getattr(factory, name)
-        params[name] = _described(value) if slot.registry is not None else _plain(value)
+        params[name] = _described(value) if slot.registry is not None else _plain_default(slot, value)
     return {"type": factory.get_type(), "params": params}
 
 
@@ -224,6 +224,11 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Sequence) and not isinstance(value, str):
         return [_plain(item) for item in value]
     return value
+
+
+def _plain_default(slot: Slot, value: Any) -> Any:
+    """As if it were given: 0 for a float is 0.0, so that a resolved config resolves to itself."""
+    return float(value) if slot.hint is float and type(value) is int else _plain(value)
 
 
 def _built(slot: Slot, value: Any) -> Any:

@@ -15,6 +15,7 @@ from koffline.data.files import atomic_file
 from koffline.data.lazy import LazyTransitions
 from koffline.data.transitions import Transitions
 from koffline.errors import DataError
+from koffline.run_record import describe_call
 
 NAME = "manifest.json"
 
@@ -49,6 +50,8 @@ def add_to_manifest(
         "content_sha256": log.sha256,
         "made_with": {package: version(package) for package in ("koffline", "numpy", "h5py", "gymnasium")},
     }
+    if (call := _call_beside(path)) is not None:
+        entry["call"] = call
     if dataset.is_file():
         entry["files"] = {dataset.name: {"sha256": hashlib.sha256(dataset.read_bytes()).hexdigest()}}
     name = Path(os.path.relpath(dataset, path.parent)).as_posix()
@@ -56,6 +59,17 @@ def add_to_manifest(
         entries = read_manifest(path) | {name: entry}
         with atomic_file(path, force=True) as temporary:
             temporary.write_text(json.dumps(entries, indent=2) + "\n", encoding="utf-8")
+
+
+def _call_beside(path: Path) -> dict[str, Any] | None:
+    """How to build it again, without the machine: manifests travel with their datasets."""
+    call = describe_call("build")
+    if call is None:
+        return None
+    kept = {name: call[name] for name in ("arguments", "inputs", "threads")}
+    with contextlib.suppress(ValueError):  # on Windows, another drive
+        kept["directory"] = Path(os.path.relpath(Path.cwd(), path.parent)).as_posix()
+    return kept
 
 
 @contextlib.contextmanager

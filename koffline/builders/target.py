@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shlex
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from koffline.errors import ConfigError, DataError
+from koffline.run_record import full_command
 
 if TYPE_CHECKING:
     from koffline.builders.resumable import PartsFolder
@@ -90,8 +90,7 @@ class BuildTarget:
         """The entry of the finished dataset in the manifest; say what was written."""
         from koffline.builders.manifest import add_to_manifest
 
-        command = shlex.join(["koffline", *sys.argv[1:]])
-        add_to_manifest(self._manifest, self.path, log, command, seed)
+        add_to_manifest(self._manifest, self.path, log, full_command(), seed)
         click.echo(f"{self._out}: {log}")
         click.echo(f"sha256 {log.sha256}, entry in {self._manifest}")
 

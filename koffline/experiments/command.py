@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import shlex
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+
+from koffline.run_record import shown_command
 
 if TYPE_CHECKING:
     from koffline.experiments.mujoco_plan import MujocoRequest
@@ -66,9 +66,8 @@ def reproduce(
     from koffline.experiments.reproduce import reproduce as run_experiment
     from koffline.experiments.settings import Scale
 
-    command = shlex.join(["koffline", *sys.argv[1:]])
     mujoco = _mujoco_request(only, part, steps, seed_count, changes, quick)
-    run = Run(name, Path(out), Scale(quick, seed), workers, ray, command, force, mujoco)
+    run = Run(name, Path(out), Scale(quick, seed), workers, ray, shown_command(), force, mujoco)
     try:
         results = run_experiment(run)
     except KeyboardInterrupt:

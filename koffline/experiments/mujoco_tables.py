@@ -58,11 +58,7 @@ def _what_ran(results: Results) -> Iterator[str]:
     missing = extra.get("not_run", ())
     yield f"Not run: {', '.join(missing)}." if missing else "Everything of the plan was run."
     if extra.get("runs"):
-        shares = ", ".join(f"{name} {share:.0%}" for name, share in extra["shares"].items())
-        yield (
-            f"{extra['runs']} runs, {extra['environment_steps'] / 1e6:.3g} million environment steps at "
-            f"{extra['steps_per_second']:.0f} a second and core ({shares})."
-        )
+        yield f"{extra['runs']} runs, {extra['environment_steps'] / 1e6:.3g} million environment steps."
 
 
 def _budget_cells(name: str, budget: Mapping[str, int]) -> list[str]:

@@ -18,12 +18,14 @@ from koffline.experiments.results import (
     Results,
     Row,
     read_results,
+    write_clock,
     write_curves,
     write_results,
 )
 from koffline.experiments.settings import Scale
 from koffline.fitting import threads
 from koffline.jobs import run_jobs
+from koffline.run_record import start_run
 
 if TYPE_CHECKING:
     from koffline.experiments.mujoco_plan import MujocoRequest
@@ -75,6 +77,7 @@ def reproduce(run: Run) -> Results:
     another scale (unless ``force``).
     """
     _check_folder(run)
+    begun = start_run("reproduce")
     run.cells_folder.mkdir(parents=True, exist_ok=True)
     started = time.perf_counter()
     collect: dict[str, Callable[[Run], tuple[dict[str, Any], Curves]]] = {
@@ -96,6 +99,7 @@ def reproduce(run: Run) -> Results:
         **parts,
     )
     _write(run, results, curves)
+    write_clock(results, begun, run.folder)
     return results
 
 

@@ -16,6 +16,8 @@ import numpy as np
 
 from koffline.data.files import atomic_file
 from koffline.errors import ConfigError
+from koffline.run_record import FILE as RUN
+from koffline.run_record import StartedRun
 
 VERSION = 1
 
@@ -166,18 +168,31 @@ _RECORDS: dict[str, type] = {
     "returns": ReturnRow,
     "searches": SearchRow,
 }
+_CLOCK = ("training_seconds", "steps_per_second", "shares")  # of `extra`; no two runs share them
 Curves = Mapping[str, Mapping[str, np.ndarray]]  # group ("puddle_world/kloss") -> dataset -> array
 
 
 def write_results(results: Results, path: Path) -> None:
-    """Write the JSON file; numbers that are not finite become null."""
+    """Write the JSON file; numbers that are not finite become null, seconds are for `write_clock`."""
     content = {"name": results.name, "version": VERSION, **asdict(results)}
+    del content["seconds"]
+    content["extra"] = {key: value for key, value in content["extra"].items() if key not in _CLOCK}
     with atomic_file(path, force=True) as temporary:
         temporary.write_text(json.dumps(_plain(content), indent=1) + "\n", encoding="utf-8")
 
 
+def write_clock(results: Results, run: StartedRun, folder: Path) -> None:
+    """NAME.run.json: how to run this again, and what differs from one day to the next."""
+    clock = {
+        "seconds": results.seconds,
+        **{key: results.extra[key] for key in _CLOCK if key in results.extra},
+    }
+    with atomic_file(folder / f"{results.name}.{RUN}", force=True) as temporary:
+        temporary.write_text(json.dumps(_plain(run.finish(**clock)), indent=2) + "\n", encoding="utf-8")
+
+
 def read_results(path: Path) -> Results:
-    """Read what `write_results` wrote. Raises ConfigError for another version or a damaged file."""
+    """Read what `write_results` wrote, with seconds where older files have them. Raises ConfigError for another version or a damaged file."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         version = content.pop("version", None)
@@ -190,6 +205,7 @@ def read_results(path: Path) -> Results:
             f"{path} is of version {version}, this koffline reads {VERSION}; delete it and run again"
         )
     try:
+        content.setdefault("seconds", math.nan)
         for name, kind in _RECORDS.items():
             content[name] = tuple(_record(kind, item) for item in content.get(name, ()))
         return Results(**content)

@@ -57,14 +57,8 @@ def table_text(results: Results) -> str:
 def _heading(results: Results) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in results.versions.items())
     settings = ", ".join(f"{name} {value}" for name, value in results.settings.items())
-    trained = results.extra.get("training_seconds")
-    seconds = (
-        f"{results.seconds:.0f} s"
-        if trained is None
-        else (f"{results.seconds:.0f} s in this run, {trained:.0f} s of training in all its cells")
-    )
     note = _DEFAULT_NOTE if results.name == "ablation" else ""
-    return f"# {results.name}\n\n`{results.command}`\n\n{seconds}; {settings}; {versions}.{note}"
+    return f"# {results.name}\n\n`{results.command}`\n\n{settings}; {versions}.{note}"
 
 
 def _world(results: Results, world: str, rows: Sequence[Row]) -> str:

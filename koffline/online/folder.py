@@ -18,6 +18,7 @@ from koffline.errors import ConfigError
 from koffline.online.config import OnlineConfig
 from koffline.online.load_config import resolved
 from koffline.run_folders import is_free, locked, now, shown
+from koffline.run_record import describe_call
 
 RECORD, CONFIG, SUMMARY, CURVES = "run.json", "config.yaml", "summary.json", "learning_curve.png"
 _FORMAT, _KIND = 1, "online"
@@ -75,6 +76,7 @@ def open_folder(out: Path, plan: Plan, versions: Mapping[str, str], resume: bool
                     "groups": [list(group) for group in plan.groups],
                     "initial_log": _digest(plan.config.initial_log),
                     "versions": dict(versions),
+                    "call": describe_call("online", [plan.config.initial_log]),
                     "started": now(),
                     "finished": None,
                 },

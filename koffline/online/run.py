@@ -34,7 +34,7 @@ from koffline.online.folder import (
 from koffline.online.group import GroupTask, is_result, read_result, train_group
 from koffline.online.load_config import load_config
 from koffline.online.logs import check_tensorboard
-from koffline.online.summary import OnlineSummary, summarise, write_summary
+from koffline.online.summary import OnlineSummary, clock_of, summarise, write_summary
 from koffline.progress import progress_bar
 from koffline.run_folders import LOCK, now
 
@@ -95,7 +95,7 @@ def train(
         draw_curves(summary, folder / CURVES)
         record = read_record(folder) or {}
         if not record.get("finished"):
-            write_record(folder, {**record, "finished": now()})
+            write_record(folder, {**record, "finished": now(), **clock_of(summary)})
         result = _result(folder, summary)
         if videos:
             film(plan.config, result.models, summary.steps)

@@ -108,7 +108,7 @@ def summarise(plan: Plan, out: Path, results: Sequence[GroupResult]) -> OnlineSu
 
 
 def write_summary(summary: OnlineSummary, out: Path) -> Path:
-    """summary.json; what is not finite is null."""
+    """summary.json; what is not finite is null. The clock's part is for run.json: `clock_of`."""
     best = summary.best_name
     content = {
         "environment": summary.environment,
@@ -122,9 +122,6 @@ def write_summary(summary: OnlineSummary, out: Path) -> Path:
         "length": _with_seeds(summary.length, summary.seeds, best),
         "average_return": _with_seeds(summary.average, summary.seeds, best),
         "diverged": {str(seed): step for seed, step in summary.diverged.items()},
-        "seconds": round(summary.seconds, 3),
-        "steps_per_second": round(summary.steps_per_second, 1),
-        "shares": {name: round(share, 4) for name, share in summary.shares.items()},
         "curve": [
             {
                 "step": point.step,
@@ -138,6 +135,15 @@ def write_summary(summary: OnlineSummary, out: Path) -> Path:
     with atomic_file(path, force=True) as temporary:
         temporary.write_text(json.dumps(content, indent=2, allow_nan=False) + "\n", encoding="utf-8")
     return path
+
+
+def clock_of(summary: OnlineSummary) -> dict[str, Any]:
+    """What differs from one day to the next: seconds, steps per second, and the parts' shares."""
+    return {
+        "seconds": round(summary.seconds, 3),
+        "steps_per_second": round(summary.steps_per_second, 1),
+        "shares": {name: round(share, 4) for name, share in summary.shares.items()},
+    }
 
 
 def _read_curves(

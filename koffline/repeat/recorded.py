@@ -89,9 +89,9 @@ def check_inputs(run: RecordedRun) -> list[str]:
 def _remarks(call: Mapping[str, Any]) -> list[str]:
     there, here = call.get("versions", {}), versions()
     remarks = [
-        f"{name} was {there.get(name, 'absent')}, is {here.get(name, 'absent')}"
-        for name in [*there, *(name for name in here if name not in there)]
-        if there.get(name) != here.get(name)
+        f"{name} was {version}, is {here.get(name, 'absent')}"
+        for name, version in there.items()
+        if version != here.get(name)
     ]
     if call.get("machine", machine()) != machine():
         remarks.append(f"the machine was {call['machine']}, is {machine()}")
@@ -117,6 +117,7 @@ def _of_dataset(path: Path) -> RecordedRun:
         )
     call = dict(_call(entry))
     if call:
+        call["versions"] = entry.get("made_with", {})
         call["directory"] = str((path.parent / call.get("directory", ".")).resolve())
     names = re.escape(path.name) + "(/|$)"
     return _checked(RecordedRun("build", path.parent, call, names=names, target=path.name), path)

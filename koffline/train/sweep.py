@@ -18,6 +18,8 @@ from koffline.data.spaces import Bounds, Discrete
 from koffline.data.transitions import Transitions
 from koffline.errors import ConfigError
 from koffline.jobs import Job, JobError, JobFailure, Report, run_jobs
+from koffline.run_record import FILE as RUN
+from koffline.run_record import start_run
 from koffline.train.config import TrainConfig
 from koffline.train.sweep_plan import SweepPlan, SweepRun, deciding
 from koffline.train.sweep_run import (
@@ -35,7 +37,7 @@ from koffline.train.sweep_tables import write_summary
 
 _RECORD = "sweep.json"
 _FORMAT = 1
-_OURS = ("runs", "packed", "errors", "summary.md", "summary.json", "summary.png", "best.yaml", _RECORD)
+_OURS = ("runs", "packed", "errors", "summary.md", "summary.json", "summary.png", "best.yaml", RUN, _RECORD)
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,7 @@ def run_sweep(plan: SweepPlan, metric: Metric, settings: SweepSettings) -> Sweep
     for a folder of another sweep (unless ``force``), and for a log that cannot be read.
     """
     out = settings.out
+    started = start_run("sweep", _inputs(plan))
     _check_metric(plan, metric, settings.device)
     _open_folder(out, _identity(plan, settings.device), settings.force)
     unpack_runs(out / "packed", out / "runs")
@@ -77,8 +80,28 @@ def run_sweep(plan: SweepPlan, metric: Metric, settings: SweepSettings) -> Sweep
         _give_up(out, done.failures)
     failures = [FailedRun(failure.name, failure.reason) for failure in done.failures]
     summary = summarise(plan, results, metric, failures)
-    write_summary(summary, out, {"command": settings.command, "ran": done.ran, "found": done.found})
+    write_summary(summary, out, {"command": settings.command})
+    _write_run(out / RUN, started.finish(ran=done.ran, found=done.found, **_clock(summary, done.seconds)))
     return summary
+
+
+def _clock(summary: SweepSummary, seconds: float) -> dict[str, Any]:
+    """Seconds of this process, and of each setting the mean over its seeds."""
+    means = {part.setting.label: part.seconds for part in summary.settings}
+    rounded = {label: round(mean, 3) if np.isfinite(mean) else None for label, mean in means.items()}
+    return {"seconds": round(seconds, 3), "seconds_per_run": rounded}
+
+
+def _write_run(path: Path, record: Mapping[str, Any]) -> None:
+    with atomic_file(path, force=True) as temporary:
+        temporary.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+
+
+def _inputs(plan: SweepPlan) -> list[str | None]:
+    """The logs and policies of all settings."""
+    configs = [setting.config for setting in plan.settings]
+    bases = [getattr(part, "base", None) for config in configs for part in config.evaluators.values()]
+    return [*(c.data.source for c in configs), *(c.algo.policy for c in configs), *bases]
 
 
 def _make_job(run: SweepRun, settings: SweepSettings) -> Job:

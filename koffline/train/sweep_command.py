@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import shlex
-import sys
 from pathlib import Path
 
 import click
+
+from koffline.run_record import shown_command
 
 _HELP = """Train CONFIG with every combination of the --grid values and several seeds.
 
@@ -76,8 +76,7 @@ def sweep(
 
     plan = make_plan(config, grid, seeds, assignments, data)
     folder = Path(out) if out is not None else Path("sweeps") / Path(config).stem
-    command = shlex.join(["koffline", *sys.argv[1:]])
-    settings = SweepSettings(folder, workers, ray, device, force=not resume, command=command)
+    settings = SweepSettings(folder, workers, ray, device, force=not resume, command=shown_command())
     try:
         summary = run_sweep(plan, choose_metric(plan.base, metric, maximize), settings)
     except KeyboardInterrupt:

@@ -54,12 +54,13 @@ def train_run(path: Path, name: str, config: TrainConfig, device: str) -> None:
         except ConfigError as error:
             if not str(error).startswith(_DIVERGED):
                 raise
-            outcome: dict[str, Any] = {"steps": 0, "seconds": 0.0, "metrics": {}, "diverged": str(error)}
+            outcome: dict[str, Any] = {"steps": 0, "metrics": {}, "diverged": str(error)}
         else:
             outcome = {
                 "steps": result.steps,
-                "seconds": result.seconds,
-                "metrics": {k: v if math.isfinite(v) else None for k, v in result.metrics.items()},
+                "metrics": {
+                    k: v if math.isfinite(v) else None for k, v in result.metrics.items() if not _is_clock(k)
+                },
                 "model": str(Path(name) / result.model.name),
             }
     content = {"format": _FORMAT, "name": name, "seed": config.train.seed, **outcome, "warnings": heard}
@@ -71,12 +72,14 @@ def read_result(path: Path) -> RunResult:
     """The result of a run. Raises ConfigError for a damaged file."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
+        clock = _read_clock(path.parent / path.stem)
+        metrics = {**content["metrics"], **clock.get("metrics", {})}
         return RunResult(
             name=str(content["name"]),
             seed=int(content["seed"]),
             steps=int(content["steps"]),
-            seconds=float(content["seconds"]),
-            metrics={k: math.nan if v is None else float(v) for k, v in content["metrics"].items()},
+            seconds=float(content.get("seconds", clock.get("seconds", math.nan))),
+            metrics={k: math.nan if v is None else float(v) for k, v in metrics.items()},
             model=content.get("model"),
             diverged=content.get("diverged"),
             warnings=tuple(content["warnings"]),
@@ -85,6 +88,23 @@ def read_result(path: Path) -> RunResult:
         raise ConfigError(
             f"{path} is damaged or of another version ({type(error).__name__}); delete it and run again"
         ) from None
+
+
+def _is_clock(metric: str) -> bool:
+    """Seconds are in run.json of the run: the result is the same every time."""
+    return metric.startswith("time_")
+
+
+def _read_clock(folder: Path) -> dict[str, Any]:
+    """Seconds and metrics of the clock that a run left; nothing where it diverged."""
+    try:
+        record = read_record(folder) or {}
+    except ConfigError:
+        return {}
+    if not record.get("finished"):
+        return {}
+    metrics = {name: value for name, value in record.get("metrics", {}).items() if _is_clock(name)}
+    return {"seconds": record.get("seconds", math.nan), "metrics": metrics}
 
 
 def is_result(path: Path) -> bool:

@@ -19,7 +19,10 @@ _FEW_SEEDS = 5
 
 
 def write_summary(summary: SweepSummary, folder: Path, extra: Mapping[str, Any]) -> None:
-    """Write summary.md, summary.png (of several settings), best.yaml and, last of all, summary.json."""
+    """Write summary.md, summary.png (of several settings), best.yaml and, last of all, summary.json.
+
+    The same results give the same files: seconds are for run.json and the terminal.
+    """
     _write(folder / "summary.md", as_markdown(summary))
     if len(summary.settings) > 1:
         from koffline.train.sweep_figure import draw_summary
@@ -49,7 +52,6 @@ def as_plain(summary: SweepSummary) -> dict[str, Any]:
                 "scores": [_plain(value) for value in part.values],
                 "diverged": part.diverged,
                 "missing": part.missing,
-                "seconds": _plain(part.seconds),
             }
             for part in summary.settings
         ],
@@ -64,7 +66,8 @@ def as_plain(summary: SweepSummary) -> dict[str, Any]:
 
 def as_markdown(summary: SweepSummary) -> str:
     """A table of the settings, one of the axes where there are several, and what to mind."""
-    lines = [f"# {_title(summary)}", "", *_markdown_table(_head(summary), _rows(summary))]
+    rows = [row[:-1] for row in _rows(summary)]  # without the time
+    lines = [f"# {_title(summary)}", "", *_markdown_table(_head(summary)[:-1], rows)]
     if summary.axes:
         rows = [[part.axis, part.value, str(part.settings), *_cells(part.spread)] for part in summary.axes]
         head = ["axis", "value", "settings", "IQM", _interval_name()]

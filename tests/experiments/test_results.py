@@ -1,4 +1,6 @@
 import json
+import math
+from dataclasses import replace
 from pathlib import Path
 
 import h5py
@@ -24,7 +26,7 @@ def results() -> Results:
 def test_results_come_back_as_they_were(results: Results, tmp_path: Path) -> None:
     write_results(results, tmp_path / "a.json")
     again = read_results(tmp_path / "a.json")
-    assert again == results
+    assert again == replace(results, seconds=math.nan)  # the clock has its own file
     claims = make_claims()
     write_results(claims, tmp_path / "b.json")
     assert [claim.verdict for claim in read_results(tmp_path / "b.json").claims] == [
@@ -61,7 +63,7 @@ def test_select(results: Results) -> None:
         (lambda text: "{}", "is of version None, this koffline reads 1"),
         (lambda text: text.replace('"rows"', '"lines"', 1), "is damaged"),
         (lambda text: text.replace('"method"', '"way"', 1), "is damaged .*unknown fields way"),
-        (lambda text: text.replace('"seconds": 12.5,', "", 1), "is damaged"),
+        (lambda text: text.replace('"command"', '"order"', 1), "is damaged"),
     ],
 )
 def test_a_file_that_is_not_ours_is_one_clear_line(results: Results, tmp_path: Path, change, message) -> None:

@@ -64,6 +64,7 @@ def test_real_runs_leave_folders_and_a_summary(config, tmp_path):
     assert "td_error (less is better), 2 seeds" in done.stdout
     assert sorted(path.name for path in out.iterdir()) == [
         "best.yaml",
+        "run.json",
         "runs",
         "summary.json",
         "summary.md",

@@ -228,7 +228,6 @@ def test_files_of_a_summary(tmp_path):
         "scores": [3.0, 4.0],
         "diverged": 0,
         "missing": 0,
-        "seconds": 2.0,
     }
     assert load_config(tmp_path / "best.yaml") == summary.best.setting.config
     first = (tmp_path / "summary.png").read_bytes()
