@@ -51,17 +51,23 @@ def _files_in(folder: str) -> list[str]:
 
 def lazy_of_manifest(manifest: Manifest, asked: SpaceRequest | None = None) -> LazyTransitions:
     """The log that a manifest describes, its action space overridden by what is asked for."""
-    space, metadata = manifest.action_space, manifest.metadata
-    if asked is not None:
-        if isinstance(asked, Bounds):
-            shape = manifest.columns["actions"].shape
-            asked = Continuous(shape[0] if shape else 1, asked.low, asked.high)
-        if asked != space:
-            metadata = metadata.with_notes(f"action space {asked} as asked, the log declares {space}")
-        space = asked
     rule: EpisodeRule = "numbered" if manifest.has_episodes else "none"
     files = tuple(FlatShard(shard.rows, manifest.columns, rule) for shard in manifest.shards)
-    return LazyTransitions(manifest.shards, space, manifest.has_episodes, metadata, files)
+    log = LazyTransitions(
+        manifest.shards, manifest.action_space, manifest.has_episodes, manifest.metadata, files
+    )
+    return declared_anew(log, asked)
+
+
+def declared_anew(log: LazyTransitions, asked: SpaceRequest | None) -> LazyTransitions:
+    """The same log with the action space asked for, which its rows are checked against when they are read."""
+    if isinstance(asked, Bounds):
+        shape = log.columns["actions"].shape
+        asked = Continuous(shape[0] if shape else 1, asked.low, asked.high)
+    if asked is None or asked == log.action_space:
+        return log
+    note = f"action space {asked} as asked, the log declares {log.action_space}"
+    return dataclasses.replace(log, action_space=asked, metadata=log.metadata.with_notes(note))
 
 
 def _open_files(names: Sequence[str], source: str, asked: SpaceRequest | None) -> LazyTransitions:

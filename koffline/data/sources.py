@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import zipfile
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, overload
@@ -12,16 +13,16 @@ import numpy as np
 
 from koffline.data import remote
 from koffline.data.files import reading
+from koffline.data.lazy import LazyTransitions
 from koffline.data.raw import RawLog, settle_actions
 from koffline.data.spaces import SpaceRequest
 from koffline.data.transitions import Transitions
 from koffline.errors import DataError
 
 if TYPE_CHECKING:
-    from koffline.data.lazy import LazyTransitions
     from koffline.data.table.mapping import MappingRequest
 
-LogSource = str | os.PathLike[str] | Transitions
+LogSource = str | os.PathLike[str] | Transitions | LazyTransitions | Sequence[str | os.PathLike[str]]
 FORMATS = ("hdf5", "minari", "npz", "d3rlpy", "parquet", "arrow", "csv")
 _SUFFIXES = {
     ".hdf5": "hdf5",
@@ -75,11 +76,7 @@ def open_transitions(
             "and open those lazily"
         )
     if lazy:
-        from koffline.data.lazy_opening import open_lazy
-
-        if isinstance(source, Transitions):
-            raise DataError("the log is in memory already; give its path to open it lazily")
-        return open_lazy(source, action_space)
+        return _opened_lazily(source, action_space)
     if isinstance(source, Transitions):
         if mapping is not None:
             raise DataError("the log is in memory already; a mapping is for tables")
@@ -87,11 +84,23 @@ def open_transitions(
             return source
         settled = settle_actions(source.actions, action_space, None)
         return source.replace(actions=settled.actions, action_space=settled.space)
+    if not isinstance(source, (str, os.PathLike)):  # several files, or a log that was opened lazily
+        return _opened_lazily(source, action_space).load()
     log = open_raw(source, action_space, mapping).transitions()
     recorded, metadata = log.metadata.sha256, log.metadata
     if recorded not in (None, log.sha256):
         metadata = metadata.with_notes("the rows are not those the file was written with: it was edited")
     return log.with_metadata(replace(metadata, sha256=log.sha256))
+
+
+def _opened_lazily(source: LogSource, action_space: SpaceRequest | None) -> LazyTransitions:
+    from koffline.data.lazy_opening import declared_anew, open_lazy
+
+    if isinstance(source, Transitions):
+        raise DataError("the log is in memory already; give its path to open it lazily")
+    if isinstance(source, LazyTransitions):
+        return declared_anew(source, action_space)
+    return open_lazy(source, action_space)
 
 
 def open_raw(
