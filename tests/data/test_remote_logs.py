@@ -1,0 +1,132 @@
+"""Logs at URLs: the rows of the local files, and no copies left behind."""
+
+import tempfile
+
+import fsspec
+import pytest
+
+from koffline.data import remote
+from koffline.data.shard_writer import ShardWriter
+from koffline.data.sources import open_transitions, write_transitions
+from koffline.errors import DataError
+from tests.data.logs import assert_same_rows, roll_out
+
+
+@pytest.fixture
+def log():
+    return roll_out().transitions()
+
+
+@pytest.fixture
+def folder(tmp_path, log):
+    with ShardWriter(tmp_path / "shards", 6) as writer:
+        writer.append(log)
+    write_transitions(log, tmp_path / "log.hdf5")
+    return tmp_path
+
+
+@pytest.fixture
+def bucket(folder):
+    """The same files in a storage that is no disk."""
+    storage = fsspec.filesystem("memory")
+    storage.put(str(folder), "/bucket", recursive=True)
+    yield "memory://bucket"
+    storage.rm("/bucket", recursive=True)
+
+
+@pytest.fixture
+def copies(tmp_path, monkeypatch):
+    """Where temporary copies go."""
+    place = tmp_path / "temporary"
+    place.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(place))
+    return place
+
+
+def test_shards_in_a_storage(bucket, copies, log):
+    lazy = open_transitions(f"{bucket}/shards", lazy=True)
+    assert lazy.shards[0].name == "memory://bucket/shards/shard-00000.hdf5"
+    blocks = lazy.shard_blocks(0)
+    next(blocks)
+    assert len(list(copies.rglob("*.hdf5"))) == 1
+    blocks.close()
+    assert list(copies.iterdir()) == []
+    assert_same_rows(lazy.load(), log)
+    assert_same_rows(open_transitions(f"{bucket}/shards"), log)
+    assert list(copies.iterdir()) == []
+
+
+def test_single_files_and_patterns(bucket, copies, log):
+    assert_same_rows(open_transitions(f"{bucket}/log.hdf5"), log)
+    lazy = open_transitions(f"{bucket}/log.hdf5", lazy=True)
+    assert_same_rows(lazy.load(), log)
+    assert (
+        lazy.metadata.source == open_transitions(f"{bucket}/log.hdf5").metadata.source == f"{bucket}/log.hdf5"
+    )
+    pattern = open_transitions(f"{bucket}/shards/shard-0000*.hdf5", lazy=True)
+    assert_same_rows(pattern.load(), log)
+    assert list(copies.iterdir()) == []
+
+
+def test_local_urls_need_no_copies(folder, copies, log):
+    lazy = open_transitions(f"file://{folder}/shards", lazy=True)
+    next(lazy.blocks())
+    assert_same_rows(lazy.load(), log)
+    assert list(copies.iterdir()) == []
+    assert_same_rows(open_transitions(f"file://{folder}/log.hdf5"), log)
+
+
+def test_a_damaged_shard_is_named_by_its_address(bucket, copies):
+    storage = fsspec.filesystem("memory")
+    storage.pipe("/bucket/shards/shard-00001.hdf5", b"\x89HDF\r\n\x1a\n" + bytes(100))
+    with pytest.raises(DataError, match=r"^memory://bucket/shards/shard-00001.hdf5 is a truncated"):
+        open_transitions(f"{bucket}/shards", lazy=True).load()
+    storage.pipe("/bucket/log.hdf5", b"")
+    for lazy in (False, True):
+        with pytest.raises(DataError, match=r"^memory://bucket/log.hdf5 is empty"):
+            open_transitions(f"{bucket}/log.hdf5", lazy=lazy)
+    assert list(copies.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("address", "message"),
+    [
+        ("memory://nowhere/log.hdf5", "does not exist"),
+        ("memory://nowhere/*.hdf5", "does not exist"),
+        ("nothing://bucket/log.hdf5", "is no address that fsspec knows"),
+        ("file:///nowhere/log.hdf5", "does not exist"),
+    ],
+)
+@pytest.mark.parametrize("lazy", [False, True])
+def test_bad_addresses_are_one_line(address, message, lazy):
+    with pytest.raises(DataError, match=message) as caught:
+        open_transitions(address, lazy=lazy)
+    assert str(caught.value).startswith(address)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "is_one"),
+    [
+        ("s3://bucket/log", True),
+        ("simplecache::s3://bucket/log", True),
+        ("minari:cartpole/mixed-v0", False),
+        ("/data/log.hdf5", False),
+        (r"C:\data\log.hdf5", False),
+        ("://x", False),
+    ],
+)
+def test_what_is_an_address(name, is_one):
+    assert remote.is_url(name) is is_one
+
+
+def test_a_storage_that_fails_is_one_line(bucket, copies, monkeypatch):
+    lazy = open_transitions(f"{bucket}/shards", lazy=True)
+
+    def fail(*given, **more):
+        raise TimeoutError("the network\nis away")
+
+    monkeypatch.setattr(fsspec.implementations.memory.MemoryFileSystem, "_open", fail)
+    with pytest.raises(DataError, match=r"shard-00000.hdf5 cannot be read \(the network is away\)"):
+        lazy.load()
+    assert list(copies.iterdir()) == []
