@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 
 from koffline.data.d3rlpy_import import import_d3rlpy
+from koffline.data.lazy_replay import LazyReplayBuffer
+from koffline.data.log_statistics import ColumnStatistics
 from koffline.data.replay import ColumnarReplayBuffer
 from koffline.data.transitions import Transitions
 from koffline.errors import ConfigError
@@ -37,31 +39,36 @@ def fit_scalers(algo: Any, buffer: ColumnarReplayBuffer) -> None:
     for name, column in columns.items():
         scaler = getattr(algo, f"{name}_scaler")
         if scaler is not None and not scaler.built:
-            _fit(scaler, column, log)
+            lazy = buffer.statistics if isinstance(buffer, LazyReplayBuffer) else None
+            statistics = ColumnStatistics.of(column) if lazy is None else getattr(lazy, f"{name}s")
+            _fit(scaler, statistics, log, None if lazy is None else lazy.returns)
     build_scalers_with_transition_picker(algo, buffer)  # scalers of other kinds
     for name, column in columns.items():
         _check(getattr(algo, f"{name}_scaler"), name, column)
 
 
-def _fit(scaler: Any, column: np.ndarray, log: Transitions) -> None:
-    """The kinds that are known here."""
+def _fit(
+    scaler: Any, column: ColumnStatistics, log: Transitions, returns: tuple[float, float] | None
+) -> None:
+    """The kinds that are known here. returns: the extremes of a log on disk."""
     kind = type(scaler)
-    if kind in (StandardObservationScaler, StandardRewardScaler):
-        column = np.asarray(column, dtype=np.float32)
-        mean, deviation = column.mean(axis=0, dtype=np.float64), column.std(axis=0, dtype=np.float64)
-        is_reward = kind is StandardRewardScaler
-        scaler.mean, scaler.std = (float(mean), float(deviation)) if is_reward else (mean, deviation)
+    if kind is StandardObservationScaler:
+        scaler.mean, scaler.std = column.mean, column.deviation
+    elif kind is StandardRewardScaler:
+        scaler.mean, scaler.std = float(column.mean), float(column.deviation)
     elif kind in (MinMaxObservationScaler, MinMaxActionScaler):
-        scaler.minimum, scaler.maximum = column.min(axis=0), column.max(axis=0)
+        scaler.minimum, scaler.maximum = column.minimum, column.maximum
     elif kind is MinMaxRewardScaler:
-        scaler.minimum, scaler.maximum = float(column.min()), float(column.max())
+        scaler.minimum, scaler.maximum = float(column.minimum), float(column.maximum)
     elif kind is ReturnBasedRewardScaler:
         if not log.has_episodes:
             raise ConfigError(
                 "algo.params.reward_scaler 'return' needs episodes, the log has none; choose another"
             )
-        returns = log.returns()
-        scaler.return_min, scaler.return_max = float(returns.min()), float(returns.max())
+        if returns is None:
+            found = log.returns()
+            returns = float(found.min()), float(found.max())
+        scaler.return_min, scaler.return_max = returns
 
 
 def _check(scaler: Any, name: str, column: np.ndarray) -> None:

@@ -17,6 +17,7 @@ from koffline.algos.loading import device_name, load
 from koffline.algos.path_buffer import PathReplayBuffer
 from koffline.algos.trust_pcl import TrustPCL
 from koffline.data.d3rlpy_import import import_d3rlpy
+from koffline.data.lazy_replay import LazyReplayBuffer
 from koffline.data.replay import ColumnarReplayBuffer
 from koffline.data.transitions import Discrete, Transitions
 from koffline.errors import ConfigError, KofflineError
@@ -112,10 +113,25 @@ def make_buffer(algo: Any, log: Transitions, generator: np.random.Generator) -> 
     return ColumnarReplayBuffer(log, generator)
 
 
-def actions_out_of_reach(algo: Any, log: Transitions) -> bool:
+def check_single_rows(algo: Any, kind: str) -> None:
+    """Raise ConfigError where the algorithm learns from more than single rows, which a log on disk gives."""
+    lacking = None
+    if isinstance(algo, TrustPCL) and algo.config.path_length > 1:
+        lacking = "paths of several steps (algo.params.path_length is above 1)"
+    elif algo.need_returns_to_go:
+        lacking = "returns to the end of an episode"
+    if lacking is not None:
+        raise ConfigError(f"{kind} learns from {lacking}, this log stays on disk; load it (data.lazy: false)")
+
+
+def actions_out_of_reach(algo: Any, buffer: ColumnarReplayBuffer) -> bool:
     """Whether continuous actions leave [−1, 1], where d3rlpy's policies act, and no scaler brings them in."""
+    log = buffer.transitions
     if isinstance(log.action_space, Discrete) or algo.action_scaler is not None:
         return False
+    if isinstance(buffer, LazyReplayBuffer):
+        found = buffer.statistics.actions
+        return bool(np.maximum(-found.minimum, found.maximum).max() > 1.0 + 1e-6)
     return bool(np.abs(log.actions).max() > 1.0 + 1e-6)
 
 

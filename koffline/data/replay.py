@@ -78,6 +78,10 @@ class ColumnarReplayBuffer(ReplayBufferBase):
         """The log behind the buffer."""
         return self._log
 
+    def whole_log(self) -> Transitions:
+        """Every row that mini-batches are drawn from."""
+        return self._log
+
     def sample_transition_batch(self, batch_size: int) -> TransitionMiniBatch:
         """``batch_size`` rows drawn with replacement."""
         log, rows = self._log, self._draw(batch_size)
@@ -254,7 +258,7 @@ def to_d3rlpy(transitions: Transitions) -> ReplayBuffer:
 def from_d3rlpy(buffer: ReplayBufferBase) -> Transitions:
     """The transitions of any d3rlpy buffer; the last step of an episode that was cut has none."""
     if isinstance(buffer, ColumnarReplayBuffer):
-        return buffer.transitions
+        return buffer.whole_log()
     columns, notes = join_episodes([_episode_arrays(e) for e in buffer.episodes], "the replay buffer")
     info = buffer.dataset_info
     is_discrete = info.action_space == ActionSpace.DISCRETE

@@ -5,9 +5,10 @@ from __future__ import annotations
 import io
 import json
 import random
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -16,6 +17,31 @@ from koffline.checkpoints import read_checkpoint, write_checkpoint
 from koffline.errors import ConfigError
 
 NAME = "checkpoint.pt"
+
+
+class Draws(Protocol):
+    """What mini-batches are drawn by: its state is plain values."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the draws are."""
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from there."""
+
+
+@dataclass(frozen=True)
+class GeneratorDraws:
+    """Draws from a log in memory depend on a generator alone."""
+
+    generator: np.random.Generator
+
+    def state_dict(self) -> dict[str, Any]:
+        """Its state."""
+        return dict(self.generator.bit_generator.state)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Put it back."""
+        self.generator.bit_generator.state = state
 
 
 @dataclass(frozen=True)
@@ -28,9 +54,7 @@ class Progress:
     metrics: dict[str, float] | None = None
 
 
-def save_state(
-    folder: Path, fingerprint: str, progress: Progress, algo: Any, generator: np.random.Generator
-) -> None:
+def save_state(folder: Path, fingerprint: str, progress: Progress, algo: Any, draws: Draws) -> None:
     """Write the checkpoint; the one before stays until the new one is whole."""
     model = io.BytesIO()
     algo.impl.save_model(model)
@@ -40,16 +64,14 @@ def save_state(
         "model": torch.frombuffer(bytearray(model.getvalue()), dtype=torch.uint8),
         "grad_step": int(algo.grad_step),
         "with_gradient": [name for name, parameter in _parameters(algo) if parameter.grad is not None],
-        "random": _random_state(generator),
+        "random": _random_state(draws),
         "sizes": {path.name: path.stat().st_size for path in folder.glob("*.csv")},
     }
     write_checkpoint(folder / NAME, state)
 
 
-def restore_state(
-    folder: Path, fingerprint: str, algo: Any, generator: np.random.Generator, first_epoch: int
-) -> Progress:
-    """Put the checkpoint's state into `algo` (with networks) and all generators, and cut files back to it.
+def restore_state(folder: Path, fingerprint: str, algo: Any, draws: Draws, first_epoch: int) -> Progress:
+    """Put the checkpoint's state into `algo` (with networks), draws and generators, and cut files back to it.
 
     Without a checkpoint nothing but files of an unfinished first epoch, of `first_epoch` steps, is removed.
     Raises ConfigError, with everything left as it is, for a checkpoint that is damaged, of another run, or
@@ -79,7 +101,7 @@ def restore_state(
     for name, parameter in _parameters(algo):
         # optimisers step parameters with a gradient of zero, and skip those without one
         parameter.grad = torch.zeros_like(parameter) if name in with_gradient else None
-    _set_random_state(state["random"], generator)
+    _set_random_state(state["random"], draws)
     return progress
 
 
@@ -110,18 +132,18 @@ def _parameters(algo: Any) -> list[tuple[str, torch.nn.Parameter]]:
     ]
 
 
-def _random_state(generator: np.random.Generator) -> dict[str, Any]:
+def _random_state(draws: Draws) -> dict[str, Any]:
     kind, keys, *rest = np.random.get_state()  # noqa: NPY002  (d3rlpy draws from it)
     return {
         "torch": torch.get_rng_state(),
         "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else [],
         "numpy": json.dumps([kind, np.asarray(keys).tolist(), *rest]),
         "python": json.dumps(random.getstate()),
-        "buffer": json.dumps(generator.bit_generator.state),
+        "buffer": json.dumps(draws.state_dict()),
     }
 
 
-def _set_random_state(state: dict[str, Any], generator: np.random.Generator) -> None:
+def _set_random_state(state: dict[str, Any], draws: Draws) -> None:
     torch.set_rng_state(state["torch"])
     if state["cuda"] and len(state["cuda"]) == torch.cuda.device_count():
         torch.cuda.set_rng_state_all(state["cuda"])
@@ -129,7 +151,7 @@ def _set_random_state(state: dict[str, Any], generator: np.random.Generator) -> 
     np.random.set_state((kind, np.asarray(keys, dtype=np.uint32), *rest))  # noqa: NPY002
     version, internal, gauss = json.loads(state["python"])
     random.setstate((version, tuple(internal), gauss))
-    generator.bit_generator.state = json.loads(state["buffer"])
+    draws.load_state_dict(json.loads(state["buffer"]))
 
 
 def _cut_back(folder: Path, sizes: dict[str, int], steps: int) -> None:

@@ -29,12 +29,17 @@ class SplitSettings(_Section):
 
 
 class DataSettings(_Section):
-    """The log: a file, a folder or minari:<id>; `discrete` or `continuous` declare its actions."""
+    """The log: a file, a folder or minari:<id>; `discrete` or `continuous` declare its actions.
+
+    `lazy` leaves its rows on disk (unset: where a folder of shards would not fit `memory`, 2GB if unset).
+    """
 
     source: str
     split: SplitSettings
     discrete: int | None = Field(None, ge=1)
     continuous: tuple[float, float] | None = None
+    lazy: bool | None = None
+    memory: str | int | None = None
 
 
 class AlgoSettings(_Section):

@@ -16,20 +16,23 @@ import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from koffline.data.sources import open_transitions
-from koffline.data.spaces import Bounds, Discrete
+from koffline.data.lazy import LazyTransitions
 from koffline.data.splits import split_log
 from koffline.data.transitions import Transitions
 from koffline.errors import ConfigError, KofflineError
 from koffline.fitting import threads
 from koffline.run_folders import now
-from koffline.train.checkpoint import Progress, restore_state, save_state
+from koffline.run_record import describe_call
+from koffline.train.checkpoint import Draws, Progress, restore_state, save_state
 from koffline.train.config import EnvironmentSettings, TrainConfig
 from koffline.train.folder import open_folder, read_record, write_record
+
+if TYPE_CHECKING:
+    from koffline.train.data import TrainData
 
 _HUGE = 1e12  # of a weight; what it multiplies soon overflows
 _LOG = logging.getLogger(__name__)
@@ -52,7 +55,7 @@ class _Parts:
 
     algo: Any
     buffer: Any
-    generator: np.random.Generator
+    draws: Draws
     evaluators: dict[str, Any]
     record: dict[str, Any]
 
@@ -82,32 +85,30 @@ def train(
             with open_folder(folder, config, parts.record, resume) as fingerprint:
                 return _run(config, folder, fingerprint, parts, show_progress)
         finally:
-            for evaluator in parts.evaluators.values():
-                getattr(evaluator, "close", lambda: None)()
+            for part in (parts.buffer, *parts.evaluators.values()):
+                getattr(part, "close", lambda: None)()
 
 
 def _prepare(config: TrainConfig, device: str) -> _Parts:
     from koffline.algos import from_config
+    from koffline.train.data import make_buffer, open_data
 
-    settings = config.data
-    bounds = None if settings.continuous is None else Bounds(*settings.continuous)
-    log = open_transitions(settings.source, Discrete(settings.discrete) if settings.discrete else bounds)
-    rows, held_out = split_log(log, settings.split.held_out, settings.split.seed)
+    data = open_data(config.data)
+    rows = data.rows
     kind = config.algo.type
     algo = from_config.make_algorithm(kind, config.algo.params, device, config.algo.policy)
-    from_config.check_actions(algo, log, kind)
-    generator = np.random.default_rng([config.train.seed, 1])
-    buffer = from_config.make_buffer(algo, rows, generator)
+    from_config.check_actions(algo, rows, kind)
+    buffer, draws = make_buffer(algo, data, config.data, config.train.seed, kind)
     from_config.build_networks(algo, buffer, kind)
-    if from_config.actions_out_of_reach(algo, rows):
+    if from_config.actions_out_of_reach(algo, buffer):
         _LOG.warning(
             "logged actions leave [-1, 1], where the policy acts; set algo.params.action_scaler to min_max"
         )
-    evaluators = _make_evaluators(config, rows, held_out)
+    evaluators = _make_evaluators(config, rows, data.held_out)
     for evaluator in evaluators.values():
         evaluator.try_out(algo)
     _check_loggers(config)
-    return _Parts(algo, buffer, generator, evaluators, _record(config, log, rows, held_out, device))
+    return _Parts(algo, buffer, draws, evaluators, _record(config, data, device))
 
 
 def _make_evaluators(config: TrainConfig, rows: Transitions, held_out: Transitions | None) -> dict[str, Any]:
@@ -132,29 +133,35 @@ def _check_loggers(config: TrainConfig) -> None:
     make_logger(Path(), **config.logger.model_dump())
 
 
-def _record(
-    config: TrainConfig, log: Transitions, rows: Transitions, held_out: Transitions | None, device: str
-) -> dict[str, Any]:
+def _record(config: TrainConfig, data: TrainData, device: str) -> dict[str, Any]:
     packages = ("koffline", "d3rlpy", "torch", "numpy", "gymnasium")
     return {
         "data": {
             "source": config.data.source,
-            "rows": len(log),
-            "train_rows": len(rows),
-            "held_out_rows": 0 if held_out is None else len(held_out),
+            "rows": len(data.log),
+            "train_rows": data.train_rows,
+            "held_out_rows": data.held_out_rows,
+            "lazy": isinstance(data.log, LazyTransitions),
         },
-        "digests": _digests(config, log),
+        "digests": _digests(config, data.log),
         "seed": config.train.seed,
         "device": device,
         "versions": {
             "python": platform.python_version(),
             **{name: importlib.metadata.version(name) for name in packages},
         },
+        "call": describe_call("train", _files_of(config)),
         "started": now(),
     }
 
 
-def _digests(config: TrainConfig, log: Transitions) -> dict[str, str]:
+def _files_of(config: TrainConfig) -> list[str | None]:
+    """What a config reads besides itself."""
+    bases = [getattr(settings, "base", None) for settings in config.evaluators.values()]
+    return [config.data.source, config.algo.policy, *bases]
+
+
+def _digests(config: TrainConfig, log: Transitions | LazyTransitions) -> dict[str, str]:
     """SHA-256 of the log's rows, whatever its format, and of the policy that is evaluated."""
     digests = {"data": log.sha256}
     if config.algo.policy is not None:
@@ -173,14 +180,14 @@ def _run(
     if record.get("versions") != parts.record["versions"]:
         _LOG.warning("%s was begun with other versions; the numbers may differ in the last digits", folder)
     first_epoch = 0 if record.get("finished") else min(config.train.n_steps_per_epoch, total)
-    progress = restore_state(folder, fingerprint, algo, parts.generator, first_epoch)
+    progress = restore_state(folder, fingerprint, algo, parts.draws, first_epoch)
     logger = make_logger(folder, **config.logger.model_dump())
     with progress_bar(f"training {config.algo.type}", total, show_progress) as show:
         while progress.steps < total:
             progress = _train_epoch(config, folder, parts, logger, progress, show)
             if progress.epochs % config.train.save_interval == 0 or progress.steps == total:
                 _save_model(algo, folder / f"model_{progress.steps}.d3")
-            save_state(folder, fingerprint, progress, algo, parts.generator)
+            save_state(folder, fingerprint, progress, algo, parts.draws)
     logger.finish()
     metrics = progress.metrics or {}
     result = TrainResult(

@@ -1,0 +1,222 @@
+"""Training from a log that stays on disk."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import koffline.train.run
+from koffline import ColumnarReplayBuffer
+from koffline.algos.evaluators import td_error
+from koffline.algos.fit_scalers import fit_scalers
+from koffline.algos.from_config import make_algorithm, resolve_params
+from koffline.algos.loading import load
+from koffline.data.block_batches import BlockSampler
+from koffline.data.lazy_replay import LazyReplayBuffer
+from koffline.data.log_samples import Part, sample_episodes
+from koffline.data.log_statistics import statistics_of
+from koffline.data.replay import from_d3rlpy
+from koffline.data.shard_writer import ShardWriter
+from koffline.data.sources import open_transitions
+from koffline.errors import ConfigError, DataError
+from koffline.train import load_config, train
+from koffline.train.folder import read_record
+from tests.train.small_runs import make_config, make_log, metric_files, read_model, same
+
+SCALERS = {
+    "observation_scaler": ("standard", "min_max"),
+    "action_scaler": ("min_max",),
+    "reward_scaler": ("standard", "min_max", "return"),
+}
+
+
+def write_shards(folder, discrete=True, **changes) -> str:
+    log = make_log(discrete, episodes=20).replace(**changes)
+    with ShardWriter(folder / "shards", shard_rows=50) as writer:
+        writer.append(log)
+    return str(folder / "shards")
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory):
+    return write_shards(tmp_path_factory.mktemp("log"))
+
+
+def lazy_config(shards, kind="dqn", **data):
+    content = make_config(shards, kind)
+    content["data"].update({"lazy": True, **data})
+    return load_config(content, ["logger.gradients=false"])
+
+
+def make_buffer(shards, part=None) -> LazyReplayBuffer:
+    log = open_transitions(shards, lazy=True)
+    sampler = BlockSampler(log, 0, pool_rows=40, block_rows=10, part=part, next_actions=True)
+    return LazyReplayBuffer(sampler, sample_episodes(log, 30, 0, part), statistics_of(log, part))
+
+
+class TestBuffer:
+    def test_batches_are_those_of_the_columnar_buffer(self, shards):
+        """Row by row: told by the rewards, all of them different."""
+        log, buffer = open_transitions(shards), make_buffer(shards)
+        known = {np.float32(reward): row for row, reward in enumerate(log.rewards)}
+        columnar = ColumnarReplayBuffer(log, 0)
+        for _ in range(10):
+            batch = buffer.sample_transition_batch(16)
+            rows = np.array([known[reward] for reward in batch.rewards[:, 0]])
+            columnar._draw = lambda count, rows=rows: rows
+            expected = columnar.sample_transition_batch(16)
+            for name in (
+                "observations",
+                "actions",
+                "rewards",
+                "next_observations",
+                "next_actions",
+                "terminals",
+                "intervals",
+            ):
+                found = getattr(batch, name)
+                assert found.dtype == getattr(expected, name).dtype == np.float32
+                np.testing.assert_array_equal(found, getattr(expected, name))
+        buffer.close()
+
+    def test_it_shows_a_sample_and_counts_all(self, shards):
+        buffer = make_buffer(shards)
+        assert buffer.transition_count == 160
+        assert 8 <= len(buffer.transitions) < 100
+        assert buffer.transitions.has_episodes
+        assert len(buffer.episodes) == buffer.transitions.n_episodes
+
+    def test_whole_episodes_are_refused(self, shards):
+        buffer = make_buffer(shards)
+        calls = [
+            lambda: buffer.sample_trajectory(3),
+            lambda: buffer.sample_trajectory_batch(2, 3),
+            lambda: buffer.dump(None),
+            lambda: from_d3rlpy(buffer),
+            lambda: buffer.sample_transition_batch(2).transitions[0],
+        ]
+        for call in calls:
+            with pytest.raises(DataError, match="load it"):
+                call()
+
+
+class TestStatistics:
+    @pytest.mark.parametrize(("name", "kind"), [(n, kind) for n, kinds in SCALERS.items() for kind in kinds])
+    def test_scalers_are_those_of_the_log_in_memory(self, name, kind, tmp_path):
+        shards = write_shards(tmp_path, discrete=False)
+        buffers = make_buffer(shards), ColumnarReplayBuffer(open_transitions(shards), 0)
+        fitted = []
+        for buffer in buffers:
+            algo = make_algorithm("td3", resolve_params("td3", {name: kind}))
+            fit_scalers(algo, buffer)
+            fitted.append(getattr(algo, name).serialize_to_dict())
+        assert fitted[0].keys() == fitted[1].keys()
+        for key, value in fitted[0].items():
+            np.testing.assert_allclose(value, fitted[1][key], rtol=1e-12)
+
+    def test_of_a_part(self, shards):
+        parts = [Part(0.4, 3, held_out) for held_out in (False, True)]
+        log, whole = open_transitions(shards, lazy=True), open_transitions(shards)
+        found = [statistics_of(log, part) for part in parts]
+        assert sum(one.rows for one in found) == len(whole)
+        for one, part in zip(found, parts, strict=True):
+            rows = sample_episodes(log, 10**6, 0, part)
+            np.testing.assert_allclose(one.observations.mean, rows.observations.mean(axis=0), rtol=1e-5)
+            np.testing.assert_allclose(one.rewards.maximum, rows.rewards.max())
+            assert one.returns == pytest.approx((rows.returns().min(), rows.returns().max()))
+
+
+class TestRuns:
+    def test_a_run(self, shards, tmp_path):
+        result = train(lazy_config(shards), tmp_path / "run")
+        record = read_record(result.out)
+        assert record["data"]["train_rows"] == 160
+        assert record["data"]["lazy"] is True
+        assert set(result.metrics) >= {"td_error", "average_value"}
+        assert np.isfinite(td_error(load(result.model), open_transitions(shards)))
+
+    @pytest.mark.parametrize("kind", ["dqn", "kloss_dqn"])
+    def test_a_killed_run_goes_on_as_if_it_had_not_been(self, kind, shards, tmp_path, monkeypatch):
+        config = lazy_config(shards, kind)
+        whole = train(config, tmp_path / "whole").out
+        save, calls = koffline.train.run.save_state, []
+
+        def save_once(*arguments):
+            save(*arguments)
+            calls.append(1)
+            if len(calls) == 1:
+                raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch:
+            patch.setattr(koffline.train.run, "save_state", save_once)
+            with pytest.raises(KeyboardInterrupt):
+                train(config, tmp_path / "killed")
+        killed = train(config, tmp_path / "killed", resume=True).out
+        assert metric_files(killed) == metric_files(whole)
+        assert same(read_model(killed / "model_25.d3"), read_model(whole / "model_25.d3"))
+
+    def test_held_out_episodes_are_not_trained_on(self, shards, tmp_path):
+        config = lazy_config(shards, split={"held_out": 0.3, "seed": 1})
+        record = read_record(train(config, tmp_path / "run").out)
+        assert record["data"]["train_rows"] + record["data"]["held_out_rows"] == 160
+        assert 8 <= record["data"]["held_out_rows"] <= 100
+
+    def test_large_folders_stay_on_disk_unasked(self, shards, tmp_path, caplog):
+        content = make_config(shards)
+        content["data"]["memory"] = 4000
+        result = train(load_config(content, ["logger.gradients=false"]), tmp_path / "run")
+        assert read_record(result.out)["data"]["lazy"] is True
+        assert "its rows stay on disk" in caplog.text
+        content["data"]["memory"] = "1MB"
+        result = train(load_config(content, ["logger.gradients=false"]), tmp_path / "fits")
+        assert read_record(result.out)["data"]["lazy"] is False
+
+
+class TestRefusals:
+    def check(self, config, folder, match):
+        with pytest.raises(ConfigError, match=match):
+            train(config, folder / "run")
+        assert not (folder / "run").exists()
+
+    def test_paths(self, tmp_path):
+        shards = write_shards(tmp_path, discrete=False)
+        self.check(lazy_config(shards, "trust_pcl"), tmp_path, "trust_pcl learns from paths of several steps")
+        self.check(lazy_config(shards, "cal_ql"), tmp_path, "returns to the end of an episode")
+
+    def test_weights(self, tmp_path):
+        shards = write_shards(tmp_path, weights=np.arange(1.0, 161.0))
+        self.check(lazy_config(shards), tmp_path, "the log has weights")
+
+    def test_memory(self, shards, tmp_path):
+        self.check(lazy_config(shards, memory="lots"), tmp_path, "give a size such as 2GB")
+
+
+@pytest.mark.slow
+def test_memory_does_not_grow_with_the_log(tmp_path):
+    """Both logs are larger than the pool of 8 MB; in memory the second would take 230 MB more."""
+    piece = make_log(discrete=True, episodes=1000, length=50)
+    wide = np.tile(piece.observations, (1, 64))  # 192 columns: 77 MB in all
+    piece = piece.replace(observations=wide, next_observations=wide)
+    peaks = []
+    for copies in (1, 4):
+        with ShardWriter(tmp_path / f"{copies}", shard_rows=10_000) as writer:
+            for _ in range(copies):
+                writer.append(piece)
+        peaks.append(_peak_of_a_run(tmp_path / f"{copies}"))
+    assert peaks[1] - peaks[0] < 50_000
+
+
+def _peak_of_a_run(folder) -> int:
+    """Kilobytes that a process holds at most which trains on the folder."""
+    code = f"""
+import resource
+from koffline.train import load_config, train
+from tests.train.small_runs import make_config
+content = make_config({str(folder)!r})
+content["data"].update(lazy=True, memory="16MB")
+train(load_config(content, ["logger.gradients=false"]), {str(folder) + "-run"!r})
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return int(done.stdout.split()[-1])
