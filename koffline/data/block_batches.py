@@ -25,8 +25,9 @@ from koffline.errors import ConfigError
 if TYPE_CHECKING:
     from koffline.data.lazy import LazyTransitions
 
-# Smaller blocks mix better, larger ones are read faster; a pool has about _SLOTS of them.
-_MOST_BLOCK_ROWS, _LEAST_BLOCK_ROWS, _SLOTS = 4096, 64, 256
+# Smaller blocks mix better, larger ones are read faster.
+_MOST_BLOCK_ROWS, _LEAST_BLOCK_ROWS = 4096, 1024
+_WANTED_SLOTS, _LEAST_SLOTS = 256, 64
 _DEFAULT_POOL = 2**29
 # Blocks that are read ahead of the draws.
 _AHEAD = 2
@@ -78,9 +79,8 @@ class BlockSampler:
         rows = pool_rows if pool_rows is not None else log.block_rows_for(memory or _DEFAULT_POOL)
         if rows < 1 or (block_rows is not None and block_rows < 1):
             raise ConfigError(f"a pool of {rows} rows in blocks of {block_rows}; give positive numbers")
-        block = block_rows or min(_MOST_BLOCK_ROWS, max(_LEAST_BLOCK_ROWS, rows // _SLOTS))
         sizes = [shard.rows for shard in log.shards]
-        block = min(block, max(sizes), rows)
+        block = min(block_rows or _block_rows(rows), max(sizes), rows)
         self._order = BlockOrder(sizes, block, max(1, rows // block), seed)
         self._block_rows, self._slots = block, self._order.slots
         self._generator = np.random.default_rng((seed, 0))
@@ -223,6 +223,12 @@ class BlockSampler:
     def _gather(self, waiting: list[np.ndarray]) -> dict[str, np.ndarray]:
         rows = waiting[0] if len(waiting) == 1 else np.concatenate(waiting)
         return {name: column.take(rows, axis=0) for name, column in self._columns.items()}
+
+
+def _block_rows(pool_rows: int) -> int:
+    """A size that gives a pool enough blocks to mix, and blocks enough rows to be read fast."""
+    wanted = min(_MOST_BLOCK_ROWS, max(_LEAST_BLOCK_ROWS, pool_rows // _WANTED_SLOTS))
+    return max(1, min(wanted, pool_rows // _LEAST_SLOTS))
 
 
 def _goes_on(block: RowBlock) -> np.ndarray:
