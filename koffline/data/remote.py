@@ -95,8 +95,25 @@ def local_file(name: str) -> Iterator[Path]:
         yield copy
 
 
+def upload(path: Path, name: str) -> None:
+    """Copy a file of this machine to a URL. Raises DataError."""
+    with storage_faults(name, "written"):
+        system, target = _opened(name)
+        system.makedirs(system._parent(target), exist_ok=True)
+        with path.open("rb") as source, system.open(target, "wb") as file:
+            while part := source.read(_COPIED_AT_ONCE):
+                file.write(part)
+
+
+def remove(name: str) -> None:
+    """Remove a file at a URL. Raises DataError."""
+    with storage_faults(name, "removed"):
+        system, path = _opened(name)
+        system.rm_file(path)
+
+
 @contextlib.contextmanager
-def storage_faults(name: str) -> Iterator[None]:
+def storage_faults(name: str, done: str = "read") -> Iterator[None]:
     """What a storage cannot do, as one DataError."""
     try:
         yield
@@ -105,10 +122,10 @@ def storage_faults(name: str) -> Iterator[None]:
     except FileNotFoundError:
         raise DataError(f"{name} does not exist; check the path") from None
     except PermissionError:
-        raise DataError(f"{name}: no permission to read it; change its access rights") from None
+        raise DataError(f"{name}: it may not be {done}; change its access rights") from None
     except Exception as error:  # every storage has errors of its own
         reason = " ".join(str(error).split()) or type(error).__name__
-        raise DataError(f"{name} cannot be read ({reason}); check the address and the network") from None
+        raise DataError(f"{name} cannot be {done} ({reason}); check the address and the network") from None
 
 
 def _opened(name: str) -> tuple[Any, str]:

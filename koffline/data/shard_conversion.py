@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from koffline.data import remote
 from koffline.data.lazy import LazyTransitions
 from koffline.data.row_block import RowBlock, join_blocks
 from koffline.data.shard_writer import ShardWriter
@@ -29,7 +30,8 @@ def convert_to_shards(
     from koffline.data.files import check_target
     from koffline.data.lazy_opening import open_lazy
 
-    check_target(Path(target), force)
+    if not remote.is_url(os.fspath(target)):
+        check_target(Path(target), force)
     with ShardWriter(target, shard_rows, force) as writer:
         if mapping is not None or is_table_source(os.fspath(source)):
             _write_table(writer, source, mapping, action_space)

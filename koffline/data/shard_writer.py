@@ -14,13 +14,13 @@ from typing import Any
 
 import numpy as np
 
-from koffline.data.files import atomic_folder
 from koffline.data.flat import KEYS
 from koffline.data.flat_shards import Column
 from koffline.data.hdf5 import DESCRIPTION, disk_faults
 from koffline.data.raw import describe_columns
 from koffline.data.row_block import RowBlock
-from koffline.data.shards import Manifest, ShardInfo, is_shard_folder, write_manifest
+from koffline.data.shard_places import shard_place
+from koffline.data.shards import MANIFEST, Manifest, ShardInfo, write_manifest
 from koffline.data.spaces import ActionSpace
 from koffline.data.transitions import Metadata, Transitions
 from koffline.errors import DataError
@@ -35,24 +35,22 @@ class ShardWriter:
     An episode longer than that has a shard of its own. Use it as a context manager: the folder takes its name
     when the block ends well; otherwise nothing stays. ``metadata`` may be set until then; without it, that of
     the first log appended is kept. Where the shards are cut depends on the episodes alone, not on how they
-    come in. Raises DataError.
+    come in. The target may be a URL: shards go there one by one, the manifest last. Raises DataError.
     """
 
     def __init__(self, target: str | os.PathLike[str], shard_rows: int, force: bool = False) -> None:
         if shard_rows < 1:
             raise DataError(f"shard_rows is {shard_rows}; give at least one row per shard")
-        self.target, self.shard_rows = Path(target), shard_rows
+        self.target, self.shard_rows = os.fspath(target), shard_rows
         self.metadata: Metadata | None = None
         self._force = force
         self._stack = contextlib.ExitStack()
-        self._folder = self.target
         self._kind: _Kind | None = None
         self._open: _OpenFile | None = None
         self._shards: list[ShardInfo] = []
 
     def __enter__(self) -> ShardWriter:
-        folder = atomic_folder(self.target, self._force, lambda path: is_shard_folder(str(path)))
-        self._folder = self._stack.enter_context(folder)
+        self._place = self._stack.enter_context(shard_place(self.target, self._force))
         return self
 
     def __exit__(
@@ -115,7 +113,7 @@ class ShardWriter:
         with disk_faults():
             if self._open is None:
                 name = f"shard-{len(self._shards):05d}.hdf5"
-                self._open = _OpenFile(self._folder / name, self._kind.columns, self.shard_rows)
+                self._open = _OpenFile(self._place.folder / name, self._kind.columns, self.shard_rows)
             if "steps" in columns:
                 columns["episode_ids"] = self._open.episodes + np.cumsum(columns["steps"] == 0) - 1
             self._open.append(columns, units if "steps" in columns else 0)
@@ -125,6 +123,7 @@ class ShardWriter:
         with disk_faults():
             file, self._open = self._open, None
             self._shards.append(file.finish(describe_columns(*self._described())))
+        self._place.done(self._shards[-1].name)
 
     def _described(self) -> tuple[ActionSpace, bool, Metadata]:
         """What each shard says: its own digest is not known before it is read, the folder's is another."""
@@ -140,9 +139,11 @@ class ShardWriter:
             raise DataError(f"{self.target}: no rows were given; append at least one")
         space, has_episodes, metadata = self._described()
         manifest = Manifest(space, self._kind.columns, has_episodes, metadata, tuple(self._shards))
-        digest = _digest(self._folder, manifest)
-        metadata = dataclasses.replace(metadata, sha256=digest)
-        write_manifest(self._folder, dataclasses.replace(manifest, metadata=metadata))
+        if self._place.keeps_shards:  # of a storage it would be read back once for every column
+            digest = _digest(self._place.folder, manifest)
+            manifest = dataclasses.replace(manifest, metadata=dataclasses.replace(metadata, sha256=digest))
+        write_manifest(self._place.folder, manifest)
+        self._place.done(MANIFEST)
 
 
 @dataclass(frozen=True)
@@ -156,7 +157,7 @@ class _Kind:
     def has_episodes(self) -> bool:
         return "steps" in self.columns
 
-    def check(self, other: _Kind, target: Path) -> None:
+    def check(self, other: _Kind, target: str) -> None:
         """Raise DataError, naming the column, unless rows of another kind are of this one."""
         if other.space != self.space:
             raise DataError(

@@ -69,6 +69,43 @@ def test_rollouts_have_the_same_bytes_and_only_the_datasets_are_there(run, tmp_p
     assert {path.name for path in tmp_path.iterdir()} == {"a.hdf5", "b.hdf5", "folder", "manifest.json"}
 
 
+@pytest.mark.parametrize("build", [UNIFORM, (*ROLLOUTS, "--num-envs", "2")])
+def test_shards_hold_the_same_rows(run, tmp_path, build):
+    assert run(*build, "--out", "a.hdf5").exit_code == 0
+    done = run(*build, "--out", "shards", "--shard-rows", "11")
+    assert done.exit_code == 0, done.output
+    lazy = koffline.open_transitions("shards", lazy=True)
+    assert lazy.sha256 == koffline.open_transitions("a.hdf5").sha256
+    assert len(lazy.shards) > 1
+    assert max(shard.rows for shard in lazy.shards) <= 11
+    assert lazy.metadata.extra == koffline.open_transitions("a.hdf5").metadata.extra
+    entries = json.loads((tmp_path / "manifest.json").read_text())
+    assert entries["shards"]["content_sha256"] == entries["a.hdf5"]["content_sha256"]
+    assert {path.name for path in tmp_path.iterdir()} == {"a.hdf5", "shards", "manifest.json"}
+    assert run(*build, "--out", "shards", "--shard-rows", "11").exit_code == 2
+    assert run(*build, "--out", "shards", "--shard-rows", "99", "--force").exit_code == 0
+    assert len(koffline.open_transitions("shards", lazy=True).shards) == 1
+
+
+def test_a_cut_build_of_shards_goes_on(run, tmp_path, monkeypatch):
+    def interrupted(self, number):
+        if number == 2:
+            raise KeyboardInterrupt
+        return play(self, number)
+
+    build = (*ROLLOUTS, "--num-envs", "1", "--out", "shards", "--shard-rows", "20")
+    play = RolloutPlayer.play_batch
+    monkeypatch.setattr(RolloutPlayer, "play_batch", interrupted)
+    assert run(*build).exit_code == 130
+    assert {path.name for path in tmp_path.iterdir()} == {"shards.parts"}
+    monkeypatch.undo()
+    monkeypatch.chdir(tmp_path)
+    assert run(*build, "--resume").exit_code == 0
+    assert run(*ROLLOUTS, "--out", "a.hdf5").exit_code == 0
+    assert koffline.open_transitions("shards").sha256 == koffline.open_transitions("a.hdf5").sha256
+    assert not list(tmp_path.glob("*.parts"))
+
+
 def test_a_mixture_is_given_by_pairs(run, tmp_path):
     mixture = ("--policy", "epsilon:0.2:uniform", "--weight", "1", "--weight", "0")
     done = run(*ROLLOUTS, *mixture, "--out", "a.hdf5")
@@ -166,6 +203,10 @@ BAD = {
     "copies": (*ROLLOUTS, "--num-envs", "0", "--out", "x.hdf5"),
     "limit": (*ROLLOUTS[:-1], "0", "--out", "x.hdf5"),
     "not a number": (*ROLLOUTS[:-1], "many", "--out", "x.hdf5"),
+    "shards of no rows": (*UNIFORM, "--out", "x", "--shard-rows", "0"),
+    "shards in a format": (*UNIFORM, "--out", "x", "--shard-rows", "5", "--format", "npz"),
+    "shards as Minari": (*ROLLOUTS, "--out", "minari:group/log-v0", "--shard-rows", "5"),
+    "shards over a file": (*ROLLOUTS, "--out", "there.hdf5", "--shard-rows", "5", "--force"),
     "rollouts nowhere": (*ROLLOUTS, "--out", "nowhere/x.hdf5"),
     "rollouts seed": (*ROLLOUTS, "--seed", "-1", "--out", "x.hdf5"),
     "policy fails": (*ROLLOUTS[:4], "unfit:late", *ROLLOUTS[5:], "--out", "x.hdf5"),

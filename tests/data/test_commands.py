@@ -165,3 +165,35 @@ class TestConvert:
         result = run("convert", "log.hdf5", "out", "--format", "xls")
         assert result.exit_code == 2
         assert "xls" in result.stderr
+
+
+class TestShards:
+    def test_a_log_becomes_a_folder_of_shards_and_a_file_again(self, folder):
+        result = run("convert", "log.hdf5", "shards", "--shard-rows", "20")
+        assert result.exit_code == 0
+        assert result.stdout.splitlines() == [
+            "note: made for a test",
+            "shards (shards): LazyTransitions(48 rows in 3 shards, 12 episodes, observations (3,) float32, "
+            "Discrete(3))",
+        ]
+        assert run("convert", "shards", "again.npz").exit_code == 0
+        assert open_transitions("again.npz").sha256 == open_transitions("log.hdf5").sha256
+        assert json.loads(run("info", "shards", "--json").stdout)["rows"] == 48
+
+    def test_refusals_leave_nothing(self, folder):
+        before = sorted(folder.iterdir())
+        shards = ("convert", "log.hdf5", "shards", "--shard-rows")
+        assert_refused(run(*shards, "0"), "shard_rows is 0")
+        assert_refused(run(*shards, "9", "--format", "npz"), "--format npz and --shard-rows", "choose one")
+        assert_refused(run("convert", "absent", "shards", "--shard-rows", "9"), "does not exist")
+        assert_refused(run("convert", "log.hdf5", "log.hdf5", "--shard-rows", "9"), "exists already")
+        assert_refused(
+            run("convert", "log.hdf5", "log.hdf5", "--shard-rows", "9", "--force"), "holds something else"
+        )
+        assert sorted(folder.iterdir()) == before
+
+    def test_the_shard_that_is_damaged_is_named(self, folder):
+        run("convert", "log.hdf5", "shards", "--shard-rows", "20")
+        (folder / "shards" / "shard-00001.hdf5").write_bytes(b"")
+        assert_refused(run("convert", "shards", "out.npz"), "shard-00001.hdf5 is empty")
+        assert_refused(run("convert", "shards", "finer", "--shard-rows", "5"), "shard-00001.hdf5 is empty")
