@@ -5,9 +5,19 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+# Longer messages quote a file, not its fault.
+_LONGEST_MESSAGE = 4000
+
 
 class KofflineError(Exception):
-    """Base of every error koffline raises for bad input; the command line prints it and exits with 2."""
+    """Base of every error koffline raises for bad input; the command line prints it and exits with 2.
+
+    Messages are one line without control characters: names in files may hold anything, also commands to a
+    terminal.
+    """
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*(printable(arg) if isinstance(arg, str) else arg for arg in args))
 
 
 class DataError(KofflineError):
@@ -20,6 +30,12 @@ class PolicyError(KofflineError):
 
 class ConfigError(KofflineError):
     """A setting that is unknown or out of range."""
+
+
+def printable(text: str) -> str:
+    """The text in one line that a terminal shows and does not obey, cut where it is very long."""
+    cut = text if len(text) <= _LONGEST_MESSAGE else f"{text[:_LONGEST_MESSAGE]}…"
+    return "".join(c if c.isprintable() else " " if c.isspace() else "�" for c in cut)
 
 
 def nearest_name(name: str, known: Iterable[str]) -> str:

@@ -25,7 +25,7 @@ from koffline.data.raw import FileDescription, RawLog, describe_log, read_descri
 from koffline.data.spaces import SpaceRequest
 from koffline.data.transitions import Metadata, Transitions
 from koffline.errors import DataError
-from koffline.untrusted.hdf5 import CheckedFile, open_hdf5
+from koffline.untrusted.hdf5 import CheckedFile, open_hdf5, write_text
 
 _VERSION = "2.1"
 _COLUMNS = ("observations", "actions", "rewards", "terminated")
@@ -90,7 +90,7 @@ def write_d3rlpy_dump(log: Transitions, path: Path, force: bool = False) -> None
             if getattr(log, name) is not None:
                 file[f"{_BESIDE}/{name}"] = getattr(log, name)
         file[f"{_BESIDE}/{_BESIDE_TERMINAL}"] = log.next_observations[log.terminated]
-        file.attrs[DESCRIPTION] = describe_log(log)
+        write_text(file, DESCRIPTION, describe_log(log))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -15,7 +15,7 @@ from koffline.data.flat import check_required, flat_arrays, known_keys, read_fla
 from koffline.data.raw import RawLog, describe_log, read_description
 from koffline.data.spaces import SpaceRequest
 from koffline.data.transitions import Transitions
-from koffline.untrusted.hdf5 import open_hdf5
+from koffline.untrusted.hdf5 import open_hdf5, write_text
 
 # The root attribute that holds what describe_log says; any tool may ignore it.
 DESCRIPTION = "koffline"
@@ -44,7 +44,7 @@ def write_hdf5(log: Transitions, path: Path, force: bool = False, compress: bool
     ):
         for key, array in flat_arrays(log).items():
             file.create_dataset(key, data=array, chunks=_chunks(array), fletcher32=True, **filters)
-        file.attrs[DESCRIPTION] = describe_log(log)
+        write_text(file, DESCRIPTION, describe_log(log))
 
 
 @contextlib.contextmanager

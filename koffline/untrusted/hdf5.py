@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from koffline.untrusted.hdf5_heaps import check_heaps
 from koffline.untrusted.limits import SLACK_BYTES, TEXT_BYTES, Refused, Tally, check_regular
 
 _DEEPEST = 32
@@ -28,10 +29,11 @@ class CheckedFile:
     raw: the h5py.File. datasets: paths of all arrays, nested ones included.
     """
 
-    def __init__(self, raw: Any, file_bytes: int) -> None:
+    def __init__(self, raw: Any, path: Path) -> None:
         self.raw = raw
         self.datasets = _walk(raw)
-        self._tally = Tally(file_bytes)
+        self._path, self._heaps_are_checked = path, False
+        self._tally = Tally(path.stat().st_size)
         self._known = frozenset(self.datasets)
 
     def __contains__(self, name: str) -> bool:
@@ -66,12 +68,15 @@ class CheckedFile:
         count = math.prod(found.shape or ())
         if h5py.check_string_dtype(found.dtype) is None or found.shape is None or count > most:
             raise Refused(f"{name} holds {found.dtype} of shape {found.shape}, not words; write it again")
+        self._check_heaps(found.dtype)
         self._tally.add(name, count * found.dtype.itemsize, found.id.get_storage_size())
         values = found[()] if found.shape == () else found[()].reshape(-1).tolist()
         return [_word(value) for value in ([values] if found.shape == () else values)]
 
     def text(self, attribute: str) -> str | None:
         """The text of a root attribute; None where there is none. Raises Refused for anything else."""
+        if attribute in self.raw.attrs:
+            self._check_heaps(self.raw.attrs.get_id(attribute).dtype)
         return text_attribute(self.raw, attribute)
 
     def check_everything(self) -> None:
@@ -88,7 +93,16 @@ class CheckedFile:
             if found.dtype.kind == "O":
                 if not (h5py.check_string_dtype(found.dtype) or h5py.check_vlen_dtype(found.dtype)):
                     raise Refused(f"{name} holds {found.dtype}; export numbers")
+                self._check_heaps(found.dtype)
                 self._count_pieces(found, name)
+
+    def _check_heaps(self, dtype: np.dtype) -> None:
+        """Before the first values of any length are read."""
+        if dtype.kind == "O" and not self._heaps_are_checked:
+            if self.raw.id.get_create_plist().get_sizes() != (8, 8):
+                raise Refused("it counts its bytes in fewer than 64 bits; write it again")
+            check_heaps(self._path)
+            self._heaps_are_checked = True
 
     def _count_pieces(self, found: Any, name: str) -> None:
         """Texts and pictures of any length: their number says nothing about their size, so they are read."""
@@ -109,7 +123,12 @@ def open_hdf5(path: Path) -> Iterator[CheckedFile]:
 
     check_regular(path)
     with h5py.File(path, "r") as file:
-        yield CheckedFile(file, path.stat().st_size)
+        yield CheckedFile(file, path)
+
+
+def write_text(file: Any, name: str, text: str) -> None:
+    """Keep a text at the root, in a fixed length: no reader has to look through heaps for it."""
+    file.attrs[name] = np.bytes_(text.encode("utf-8"))
 
 
 def check_dataset(found: Any, name: str) -> None:

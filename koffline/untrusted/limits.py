@@ -125,8 +125,3 @@ def shown_bytes(count: int) -> str:
             return f"{size:.3g} {unit}"
         size /= 1000
     return "more than 1000 PB"
-
-
-def printable(text: str) -> str:
-    """Text from a file without the control characters by which it could command a terminal."""
-    return "".join(c if c.isprintable() or c == "\n" else "�" for c in text)
