@@ -73,7 +73,7 @@ def _fuzz(name: str, options: argparse.Namespace) -> dict[str, object]:
 
 
 def _watched(command: list[str], report: Path) -> tuple[int, str]:
-    """Exit code and words of a child; one that reads nothing for a minute hangs in native code: it is ended."""
+    """Exit code and words of a child; one that reads nothing for a minute hangs in native code."""
     with tempfile.TemporaryFile("w+", errors="replace") as said:
         child = subprocess.Popen(command, cwd=ROOT, stdout=said, stderr=subprocess.STDOUT)
         started = time.time()
