@@ -50,7 +50,8 @@ def map_ordered(
     progress: True draws a bar on a terminal; or a callable that hears every change.
     name: what an item is called in errors and the bar; default "item 3".
 
-    At most twice as many values as there are workers wait for their turn, so that memory stays bounded.
+    At most twice as many values as there are workers wait for their turn, large ones not in this process's
+    memory: it holds one at a time.
     Raises the item's DataError, PolicyError or ConfigError, JobError for anything else, and ConfigError for
     settings, for what cannot be sent to workers, and for a cluster that does not answer.
     """
@@ -107,7 +108,7 @@ class _InOrder:
         self._plan, self._workers, self._total = plan, workers, total
         self._items = enumerate(items)
         self._away: dict[int, Any] = {}  # items with the workers, by number
-        self._back: dict[int, Mapped] = {}  # values that wait for those before them
+        self._back: dict[int, tuple[Any, Any]] = {}  # items whose results wait for those before them
         self._losses: dict[int, int] = {}
         self._done = 0
 
@@ -120,8 +121,12 @@ class _InOrder:
                 return
             self._take(*self._workers.next_finished())
             while turn in self._back:
-                yield self._back.pop(turn)
+                item, result = self._back.pop(turn)
                 turn += 1
+                if isinstance(result, JobFailure):
+                    yield Mapped(item, None, result)
+                else:
+                    yield Mapped(item, self._workers.value(result))
 
     def _hand_out(self) -> None:
         """Keep the workers busy, but not further ahead of the slowest item than the window."""
@@ -147,9 +152,8 @@ class _InOrder:
             skipped = self._plan.skip_failed and (result.kind or isinstance(result, Lost))
             if not skipped:
                 raise _error_of(failure, result.kind, self._losses.get(number, 0))
-            self._back[number] = Mapped(item, None, failure)
-        else:
-            self._back[number] = Mapped(item, result)
+            result = failure
+        self._back[number] = item, result
 
     def _status(self) -> JobStatus:
         total = self._total if self._total is not None else self._done + len(self._away)

@@ -5,16 +5,22 @@ from __future__ import annotations
 import hashlib
 import pickle
 import sys
+import tempfile
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
 
 from koffline import errors
 from koffline.errors import ConfigError, KofflineError
 from koffline.jobs.running import Failure, in_words
 
 Call = Callable[[Any, Any], Any]
+
+_LARGE = 2**20  # bytes of a value that waits on the disk
 
 
 @runtime_checkable
@@ -36,6 +42,10 @@ class Workers(Protocol):
 
     def next_finished(self) -> tuple[int, Any]:
         """Wait for one item: its number, and its value or a Failure (Lost where its worker died)."""
+        ...
+
+    def value(self, result: Any) -> Any:
+        """The value itself, of what `next_finished` gave; asked for once, when it is its turn."""
         ...
 
     def close(self, at_once: bool) -> None:
@@ -64,12 +74,19 @@ class Here:
         except KofflineError as error:
             return number, _failure_of(error)
 
+    def value(self, result: Any) -> Any:
+        """The result."""
+        return result
+
     def close(self, at_once: bool) -> None:
         """There is nothing to let go."""
 
 
 class InProcesses:
-    """Computes items in processes of this machine: those that `kept_workers` keeps, or its own."""
+    """Computes items in processes of this machine: those that `kept_workers` keeps, or its own.
+
+    Large values wait for their turn on the disk, not in memory.
+    """
 
     def __init__(self, payload: bytes, workers: int) -> None:
         from koffline.jobs.process_pool import Processes
@@ -77,15 +94,25 @@ class InProcesses:
         found = bool(_kept) and _kept[-1].capacity == workers
         self._processes = _kept.pop() if found else Processes(workers)
         self._payload = payload
+        self._folder = tempfile.TemporaryDirectory(prefix="koffline-")
         self.capacity, self.window = workers, 2 * workers
 
     def submit(self, number: int, item: Any) -> None:
         """Give an item to a process that is free."""
-        self._processes.submit(number, perform_item, self._payload, item)
+        self._processes.submit(number, perform_in_process, self._payload, item, self._folder.name)
 
     def next_finished(self) -> tuple[int, Any]:
         """As of `Workers`."""
         return self._processes.next_finished()
+
+    def value(self, result: Any) -> Any:
+        """As of `Workers`."""
+        if not isinstance(result, Path):
+            return pickle.loads(result)
+        with result.open("rb") as file:
+            value = pickle.load(file)
+        result.unlink()
+        return value
 
     def close(self, at_once: bool) -> None:
         """As of `Workers`."""
@@ -93,6 +120,7 @@ class InProcesses:
             self._processes.close(at_once)
         if self._processes.kept:
             _kept.append(self._processes)
+        self._folder.cleanup()
 
 
 _kept: list[Any] = []  # processes that no pass uses now
@@ -131,12 +159,15 @@ def kept_workers(workers: int, ray: str | None) -> Iterator[None]:
 
 
 class OnRay:
-    """Computes items on a cluster; twice as many as it has cores are on their way, so that none is idle."""
+    """Computes items on a cluster; twice as many as it has cores are on their way, so that none is idle.
+
+    Values wait for their turn in Ray's store.
+    """
 
     def __init__(self, payload: bytes, address: str, workers: int) -> None:
         from koffline.jobs.ray_tasks import RayTasks
 
-        self._tasks = RayTasks(address, workers, perform_item)
+        self._tasks = RayTasks(address, workers, perform_on_ray)
         self._payload = self._tasks.put(payload)
 
     @property
@@ -157,6 +188,10 @@ class OnRay:
         """As of `Workers`."""
         return self._tasks.next_finished()
 
+    def value(self, result: Any) -> Any:
+        """As of `Workers`; arrays of Ray's store itself could not be written to."""
+        return pickle.loads(memoryview(result))
+
     def close(self, at_once: bool) -> None:
         """As of `Workers`."""
         self._tasks.close(at_once)
@@ -165,8 +200,30 @@ class OnRay:
 _received: dict[bytes, tuple[Call, Any]] = {}
 
 
-def perform_item(payload: bytes, item: Any) -> Any:
-    """At the worker: the value of one item or a Failure. What is shared is unpacked once."""
+def perform_in_process(payload: bytes, item: Any, folder: str) -> bytes | Path | Failure:
+    """At a process of this machine: the packed value, in a file where it is large."""
+    packed_value = _perform(payload, item)
+    if isinstance(packed_value, Failure) or len(packed_value) < _LARGE:
+        return packed_value
+    try:
+        handle, name = tempfile.mkstemp(dir=folder)
+        with open(handle, "wb") as file:
+            file.write(packed_value)
+    except OSError as error:
+        return _failure_of(error)
+    return Path(name)
+
+
+def perform_on_ray(payload: bytes, item: Any) -> np.ndarray | Failure:
+    """At a worker of Ray: the packed value as an array of bytes, which Ray does not copy."""
+    packed_value = _perform(payload, item)
+    if isinstance(packed_value, Failure):
+        return packed_value
+    return np.frombuffer(packed_value, dtype=np.uint8)
+
+
+def _perform(payload: bytes, item: Any) -> bytes | Failure:
+    """The packed value of one item, or why there is none. What is shared is unpacked once."""
     if "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(1)
     try:
@@ -175,9 +232,13 @@ def perform_item(payload: bytes, item: Any) -> Any:
             _received.clear()
             _received[digest] = pickle.loads(payload)
         call, shared = _received[digest]
-        return call(shared, item)
+        value = call(shared, item)
     except Exception as error:
         return _failure_of(error)
+    try:
+        return pickle.dumps(value, protocol=5)
+    except Exception as error:  # whatever the objects' own pickling raises
+        return Failure(f"its value cannot be sent back ({' '.join(str(error).split())})", "")
 
 
 def _failure_of(error: Exception) -> Failure:
@@ -187,7 +248,7 @@ def _failure_of(error: Exception) -> Failure:
 
 
 def packed(call: Call, shared: Any) -> bytes:
-    """What `perform_item` unpacks. Raises ConfigError for what cannot travel."""
+    """What a worker unpacks. Raises ConfigError for what cannot travel."""
     import cloudpickle
 
     try:  # unlike pickle it takes functions of scripts and notebooks along

@@ -33,6 +33,10 @@ def sums(shared: np.ndarray, item: int) -> np.ndarray:
     return part.T @ part
 
 
+def ones(shared: int, item: int) -> np.ndarray:
+    return np.ones(shared)
+
+
 def surroundings(shared: Any, item: int) -> tuple[int, str]:
     """The process and the threads that it is allowed."""
     time.sleep(0.1)

@@ -66,6 +66,14 @@ def test_sums_are_those_of_this_process(settings: PassSettings) -> None:
     np.testing.assert_array_equal(here, there)
 
 
+def test_large_values_may_be_written_to(settings: PassSettings) -> None:
+    total = np.zeros(2**18)
+    for mapped in settings.map(functions.ones, range(3), 2**18):
+        mapped.value[...] += 1.0
+        total += mapped.value
+    assert float(total.sum()) == 6 * 2**18
+
+
 def test_an_item_whose_worker_was_killed_goes_to_another(settings: PassSettings, tmp_path: Path) -> None:
     deaths = functions.Deaths(tmp_path, times=2)
     assert [mapped.value for mapped in settings.map(functions.die, range(5), deaths)] == [0, 1, 2, 3, 4]

@@ -2,6 +2,7 @@ import multiprocessing
 import os
 import re
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,16 @@ def test_sums_are_the_same_everywhere() -> None:
     here = sum(values(functions.sums, range(5), shared=rows))
     np.testing.assert_allclose(here, rows.T @ rows, rtol=1e-10)
     np.testing.assert_array_equal(here, sum(values(functions.sums, range(5), shared=rows, workers=2)))
+
+
+def test_large_values_wait_on_the_disk_and_may_be_written_to(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    results = map_ordered(functions.ones, range(3), shared=2**18, workers=2)
+    first = next(results).value
+    first += 1.0
+    assert (float(first.sum()), len(list(tmp_path.iterdir()))) == (2.0**19, 1)
+    assert [float(mapped.value.sum()) for mapped in results] == [2.0**18] * 2
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_functions_without_a_name_travel() -> None:
@@ -129,7 +140,7 @@ def test_an_item_that_kills_every_worker_is_named(tmp_path: Path) -> None:
 def test_what_cannot_travel_is_one_clear_line() -> None:
     with pytest.raises(ConfigError, match="the work cannot be sent to workers"):
         values(functions.double, range(2), shared=(i for i in ()), workers=2)
-    with pytest.raises(JobError, match="item 0: it cannot be sent to a worker"):
+    with pytest.raises(JobError, match="item 0: its value cannot be sent back"):
         values(functions.unpicklable, range(1), workers=2)
 
 
