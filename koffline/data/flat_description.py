@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from koffline.data import columns as checks
+from koffline.data.files import reading
 from koffline.data.flat import KEYS, check_required
 from koffline.data.flat_shards import Column, EpisodeRule, FlatShard, OpenShard, mark_episodes
 from koffline.data.raw import settle_actions
@@ -36,7 +37,7 @@ class DescribedFile:
 
 def describe_flat(path: Path, name: str, action_space: SpaceRequest | None) -> DescribedFile:
     """Look into a file; ``name`` is what errors call it. Raises DataError."""
-    with open_sliced(path, name) as file:
+    with open_sliced(path, name) as file, reading(name, "data"):
         check_required(file.arrays, name)
         if "next_observations" not in file.arrays:
             raise DataError(f"{name} has no next_observations, which lazy reading needs; {LAZY_REMEDY}")
