@@ -59,7 +59,7 @@ def evaluate_lazy(request: Request) -> Estimate:
     started = time.perf_counter()
     check_request(request)
     settings, log = request.settings, request.log
-    with torch.no_grad(), threads(settings.threads):
+    with torch.no_grad(), threads(settings.threads), request.stream.passes.kept():
         plan = _plan(request)
         sampled = sample_and_train(request, plan, _is_learned(settings))
         reader, sums = _pass(request, plan, sampled)

@@ -74,7 +74,7 @@ def plan_memory(
     wanted = min(len(log), stream.sample_rows or _MOST_SAMPLE_ROWS)
     if sample < min(wanted, stream.sample_rows or _LEAST_SAMPLE_ROWS):
         _refuse(stream, f"a sample of {min(wanted, stream.sample_rows or _LEAST_SAMPLE_ROWS)} rows")
-    copies = 2 if stream.workers == 1 and stream.ray is None else 2 + 2 * stream.workers
+    copies = 2  # the total, and what is added to it; values of workers do not wait in memory
     groups = min(stream.groups, int(_SUMS_SHARE * free / (copies * shapes.group_bytes)))
     if groups < min(stream.groups, _LEAST_GROUPS):
         _refuse(
