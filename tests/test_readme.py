@@ -32,6 +32,7 @@ PAGES = [
         "diagnose.md",
         "estimators.md",
         "intervals.md",
+        "large_logs.md",
         "online.md",
         "selection.md",
     )

@@ -1,7 +1,7 @@
 """How the rows of one flat file are read by slices, as ``read_flat`` would give them.
 
 A file that marks episodes only by flags or ids is looked through once, when the log is opened: what stays in
-memory is the count of episodes and steps before every 65,536th row.
+memory is the count of episodes and steps before every 16,384th row.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from koffline.data.files import reading
 from koffline.data.sliced_files import SlicedFile, open_sliced
 from koffline.errors import DataError
 
-_EVERY = 65_536
+_EVERY = 16_384
 # A block of this size is read at the speed of the disk and fits a processor's cache.
 BLOCK_BYTES = 2**23
 # How a file tells where episodes begin: our shards number them; others have ids, steps or flags.
@@ -42,7 +42,7 @@ class Column:
 
 @dataclass(frozen=True, eq=False)
 class EpisodeMarks:
-    """The number of the episode and the step of the row above every 65,536th row."""
+    """The number of the episode and the step of the row above every 16,384th row."""
 
     units: np.ndarray
     steps: np.ndarray
