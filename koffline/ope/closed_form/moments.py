@@ -90,30 +90,39 @@ def folds_of_units(system: FeatureSystem, folds: int, seed: int) -> Int[np.ndarr
 
 @dataclass(frozen=True, eq=False)
 class ProductSums:
-    """The arrays of `Moments`, float64, that blocks of rows are added to in place."""
+    """The arrays of `Moments` for R feature maps, float64, that blocks of rows are added to in place.
 
-    projected: Float[Tensor, "instrument column"]
-    temporal: Float[Tensor, "parameter column"]
-    squares: Float[Tensor, "column column"]
+    ``projected (m, R, p + 1)``, ``temporal (R, p, p + 1)``, ``squares (R, p + 1, p + 1)``, ``critic (k, k)``.
+    """
+
+    projected: Float[Tensor, "instrument replica column"]
+    temporal: Float[Tensor, "replica parameter column"]
+    squares: Float[Tensor, "replica column column"]
     critic: Float[Tensor, "critic critic"]
 
     @classmethod
-    def zeros(cls, instruments: int, parameters: int, critics: int) -> ProductSums:
+    def zeros(cls, replicas: int, instruments: int, parameters: int, critics: int) -> ProductSums:
         """Of no rows."""
         p, new = parameters + 1, partial(torch.zeros, dtype=torch.float64)
-        return cls(new(instruments, p), new(parameters, p), new(p, p), new(critics, critics))
+        return cls(
+            new(instruments, replicas, p),
+            new(replicas, parameters, p),
+            new(replicas, p, p),
+            new(critics, critics),
+        )
 
     def add(
         self,
         psi: Float[Tensor, "row instrument"],
-        now: Float[Tensor, "row parameter"],
-        weighted: Float[Tensor, "row column"],
+        now: Float[Tensor, "replica row parameter"],
+        weighted: Float[Tensor, "row replica column"],
         weights: Float[Tensor, " row"],
     ) -> None:
         """Rows with ψ, φ and ``weighted`` = w [Z, r]. Products are made in the precision of what is given."""
-        _add_product(self.projected, psi, weighted)
-        _add_product(self.temporal, now, weighted)
-        _add_product(self.squares, weighted, weighted)
+        _add_product(self.projected.flatten(1), psi, weighted.flatten(1))
+        for replica, features in enumerate(now):
+            _add_product(self.temporal[replica], features, weighted[:, replica])
+            _add_product(self.squares[replica], weighted[:, replica], weighted[:, replica])
         critics, instruments = len(self.critic), psi.shape[1]
         if critics:
             part = psi[:, leading_instruments(instruments, critics)]
@@ -122,18 +131,20 @@ class ProductSums:
 
 def accumulate_moments(system: FeatureSystem, rows: Int[Tensor, " chosen"], critics: int) -> Moments:
     """Sums over some rows, in blocks: O(n (m p + p² + k²)). critics: k, even."""
-    sums = ProductSums.zeros(2 * system.instruments.frequencies.shape[1], system.parameters, critics)
+    instruments = 2 * system.instruments.frequencies.shape[1]
+    sums = ProductSums.zeros(1, instruments, system.parameters, critics)
     for start in range(0, len(rows), BLOCK):
         block = rows[start : start + BLOCK]
         weights = system.row_weights[block]
         weighted = torch.cat((system.difference[block], system.rewards[block, None]), dim=1)
+        weighted *= weights[:, None]
         psi = system.instruments(system.kernel_inputs[block])
-        sums.add(psi, system.now[block], weighted * weights[:, None], weights)
+        sums.add(psi, system.now[block][None], weighted[:, None], weights)
     weight = system.row_weights[rows]
     return Moments(
-        sums.projected,
-        sums.temporal,
-        sums.squares,
+        sums.projected[:, 0],
+        sums.temporal[0],
+        sums.squares[0],
         sums.critic,
         float(weight.sum()),
         float(weight.square().sum()),

@@ -14,6 +14,7 @@ from koffline.data.unit_hash import unit_hash
 from koffline.ope.streaming.frame import Frame
 from koffline.policies import ContinuousPolicy, DiscretePolicy
 from koffline.solvers.linear import combine_features
+from koffline.stacked_products import Workspace
 
 # Draws belong to stretches of this many rows of a shard, so that they do not depend on the size of blocks.
 STRETCH = 1024
@@ -25,14 +26,14 @@ _GROUPS = 0x67726F75  # samples are drawn by hashes of their own
 class Columns:
     """B rows, those of a group together; group g is ``bounds[g]`` … ``bounds[g + 1]``.
 
-    ``psi (B, m)``, ``now (R, B, p)``: φ(s, a), ``weighted (R, B, p + 1)``: w [Z, r] with rewards in units of
+    ``psi (B, m)``, ``now (R, B, p)``: φ(s, a), ``weighted (B, R, p + 1)``: w [Z, r] with rewards in units of
     the problem, ``weights (B,)``. ``starts (R, S, p)`` of the rows that begin a unit, with ``start_weights
     (S,)`` and ``start_groups (S,)``, both NumPy.
     """
 
     psi: Float[Tensor, "row instrument"]
     now: Float[Tensor, "replica row parameter"]
-    weighted: Float[Tensor, "replica row column"]
+    weighted: Float[Tensor, "row replica column"]
     weights: Float[Tensor, " row"]
     bounds: np.ndarray
     starts: Float[Tensor, "replica start parameter"] | None
@@ -44,8 +45,11 @@ class Columns:
 
 
 @torch.no_grad()
-def make_columns(frame: Frame, block: RowBlock) -> Columns:
-    """The columns of a block, which begins at a multiple of ``STRETCH`` rows of its shard."""
+def make_columns(frame: Frame, block: RowBlock, workspace: Workspace) -> Columns:
+    """The columns of a block, which begins at a multiple of ``STRETCH`` rows of its shard.
+
+    They last until the next call with the same workspace.
+    """
     assert block.start % STRETCH == 0
     groups = groups_of(frame, block.shard, block.units)
     order = np.argsort(groups, kind="stable")
@@ -65,15 +69,15 @@ def make_columns(frame: Frame, block: RowBlock) -> Columns:
     discounts = frame.gamma * (1.0 - block.terminated[order])
     rewards = np.asarray(block.rewards, dtype=np.float64)[order] / frame.units.reward_scale
     ordered_weights = torch.from_numpy(weights[order])
-    weighted = now.new_empty(*now.shape[:2], now.shape[2] + 1)
+    weighted = workspace.take("weighted", (now.shape[1], len(now), now.shape[2] + 1), now)
     later.mul_(torch.from_numpy(discounts).to(later)[:, None])
-    torch.sub(now, later, out=weighted[..., :-1])
-    weighted[..., -1] = torch.from_numpy(rewards).to(weighted)
+    torch.sub(now.transpose(0, 1), later.transpose(0, 1), out=weighted[..., :-1])
+    weighted[..., -1] = torch.from_numpy(rewards).to(weighted)[:, None]
     if block.weights is not None:
-        weighted.mul_(ordered_weights.to(weighted)[:, None])
+        weighted.mul_(ordered_weights.to(weighted)[:, None, None])
     first = _first_rows(frame, block)
     return Columns(
-        psi=frame.psi(kernel_inputs),
+        psi=frame.psi(kernel_inputs, workspace),
         now=now,
         weighted=weighted,
         weights=ordered_weights,

@@ -17,6 +17,9 @@ from koffline.policies import ContinuousPolicy, DiscretePolicy
 from koffline.replicas import StackedMLP
 from koffline.solvers.features import FeatureMap
 from koffline.solvers.last_layer import last_layer
+from koffline.stacked_products import Workspace
+
+_PHASE_ROWS = 2048
 
 
 @runtime_checkable
@@ -130,12 +133,18 @@ class Frame:
         """m."""
         return 2 * self.instruments.frequencies.shape[1]
 
-    def psi(self, kernel_inputs: Tensor) -> Float[Tensor, "row instrument"]:
-        """Instruments (B, m) of kernel inputs (B, k), with few temporary arrays."""
+    def psi(self, kernel_inputs: Tensor, workspace: Workspace) -> Float[Tensor, "row instrument"]:
+        """Instruments (B, m) of kernel inputs (B, k), in an array that the next call overwrites.
+
+        Fresh arrays of this size would cost as much as the products: the system clears each page first.
+        """
         frequencies = self.instruments.frequencies.to(self.dtype)
-        phases = kernel_inputs.to(self.dtype) @ frequencies
-        half = phases.shape[1]
-        psi = phases.new_empty(len(phases), 2 * half)
-        torch.cos(phases, out=psi[:, :half])
-        torch.sin(phases, out=psi[:, half:])
+        half = frequencies.shape[1]
+        inputs = kernel_inputs.to(self.dtype)
+        psi = workspace.take("psi", (len(inputs), 2 * half), inputs)
+        for start in range(0, len(inputs), _PHASE_ROWS):
+            rows = slice(start, start + _PHASE_ROWS)
+            phases = inputs[rows] @ frequencies
+            torch.cos(phases, out=psi[rows, :half])
+            torch.sin(phases, out=psi[rows, half:])
         return psi.mul_(1.0 / math.sqrt(half))

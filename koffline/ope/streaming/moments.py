@@ -20,7 +20,7 @@ from koffline.ope.streaming.frame import Frame
 class StreamingMoments:
     """Sums by group (G) and replica (R), float64; two of them add up to that of both their rows.
 
-    ``projected (G, R, m, p + 1)``, ``temporal (G, R, p, p + 1)``, ``squares (G, R, p + 1, p + 1)``, ``critic
+    ``projected (G, m, R, p + 1)``, ``temporal (G, R, p, p + 1)``, ``squares (G, R, p + 1, p + 1)``, ``critic
     (G, k, k)``: as in `Moments`, rewards in units of the problem. ``starts (G, R, p)``: Σ w φ(s0).
     ``start_weight``, ``weight``, ``weight_squares``, ``rows`` (G,).
     """
@@ -41,7 +41,7 @@ class StreamingMoments:
         groups, stack = frame.groups, (frame.groups, frame.features.replicas)
         m, p, k = frame.instrument_count, frame.parameters, frame.critics
         return cls(
-            projected=np.zeros((*stack, m, p + 1)),
+            projected=np.zeros((groups, m, frame.features.replicas, p + 1)),
             temporal=np.zeros((*stack, p, p + 1)),
             squares=np.zeros((*stack, p + 1, p + 1)),
             critic=np.zeros((groups, k, k)),
@@ -60,7 +60,7 @@ class StreamingMoments:
     @property
     def replicas(self) -> int:
         """R."""
-        return self.projected.shape[1]
+        return self.projected.shape[2]
 
     def add(self, columns: Columns) -> None:
         """Count the rows of a block."""
@@ -69,13 +69,9 @@ class StreamingMoments:
             if begin == end:
                 continue
             weights = columns.weights[begin:end]
-            for replica in range(self.replicas):
-                self._at(group, replica).add(
-                    columns.psi[begin:end],
-                    columns.now[replica, begin:end],
-                    columns.weighted[replica, begin:end],
-                    weights,
-                )
+            self._at(group).add(
+                columns.psi[begin:end], columns.now[:, begin:end], columns.weighted[begin:end], weights
+            )
             self.weight[group] += float(weights.sum())
             self.weight_squares[group] += float(weights.square().sum())
             self.rows[group] += end - begin
@@ -88,11 +84,10 @@ class StreamingMoments:
         self.starts[...] += (members @ starts).transpose(1, 0, 2)  # (G, S) @ (R, S, p)
         self.start_weight[...] += members.sum(axis=1)
 
-    def _at(self, group: int, replica: int) -> ProductSums:
-        """Views of one group and replica; ψᵀWψ is the same for all replicas and counted with the first."""
-        critic = self.critic[group] if replica == 0 else self.critic[group, :0, :0]
-        parts = (part[group, replica] for part in (self.projected, self.temporal, self.squares))
-        return ProductSums(*(torch.from_numpy(part) for part in (*parts, critic)))
+    def _at(self, group: int) -> ProductSums:
+        """Views of one group."""
+        parts = (self.projected, self.temporal, self.squares, self.critic)
+        return ProductSums(*(torch.from_numpy(part[group]) for part in parts))
 
     def add_sums(self, other: StreamingMoments) -> None:
         """Count the rows of another record, in place."""
@@ -119,9 +114,9 @@ class StreamingMoments:
 
     def systems(self) -> LinearSystems:
         """Means over the rows of all groups, by replica."""
-        projected, temporal = (
-            torch.from_numpy(part.sum(axis=0) / self.weight.sum()) for part in (self.projected, self.temporal)
-        )
+        weight = self.weight.sum()
+        projected = torch.from_numpy(np.ascontiguousarray(self.projected.sum(axis=0).transpose(1, 0, 2)))
+        projected, temporal = projected / weight, torch.from_numpy(self.temporal.sum(axis=0) / weight)
         return LinearSystems(projected[..., :-1], projected[..., -1], temporal[..., :-1], temporal[..., -1])
 
     def start_mean(self) -> np.ndarray:
@@ -130,7 +125,11 @@ class StreamingMoments:
 
     def moments(self, replica: int, reward_scale: float = 1.0) -> Moments:
         """All groups of one replica, rewards multiplied by a scale, as closed forms read them."""
-        parts = [part[:, replica].sum(axis=0) for part in (self.projected, self.temporal, self.squares)]
+        parts = [
+            self.projected[:, :, replica].sum(axis=0),
+            self.temporal[:, replica].sum(axis=0),
+            self.squares[:, replica].sum(axis=0),
+        ]
         for part in parts:
             part[:, -1] *= reward_scale
         parts[2][-1] *= reward_scale

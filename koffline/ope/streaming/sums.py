@@ -21,12 +21,15 @@ from koffline.ope.streaming.facts import LogFacts, Spread
 from koffline.ope.streaming.frame import Frame
 from koffline.ope.streaming.moments import StreamingMoments
 from koffline.ope.streaming.weighing import EpisodeSums
+from koffline.stacked_products import Workspace
 
 if TYPE_CHECKING:
     from koffline.data.lazy import LazyTransitions
 
 # Small shards are summed together: a record of sums may be larger than the rows of one.
 _ROWS_TOGETHER = 1 << 18
+# Records of sums that travel in a pass with workers: each may have 200 MB.
+_MOST_STRETCHES = 256
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,9 +81,10 @@ def sum_over_log(
 def shard_stretches(log: LazyTransitions, one_by_one: bool = False) -> list[tuple[int, ...]]:
     """Numbers of shards to be summed together: as many as have some hundred thousand rows."""
     items: list[list[int]] = []
-    rows = _ROWS_TOGETHER
+    most = max(_ROWS_TOGETHER, -(-len(log) // _MOST_STRETCHES))
+    rows = most
     for number, shard in enumerate(log.shards):
-        if one_by_one or rows + shard.rows > _ROWS_TOGETHER:
+        if one_by_one or rows + shard.rows > most:
             items.append([])
             rows = 0
         items[-1].append(number)
@@ -94,6 +98,7 @@ def sum_over_shards(plan: PassPlan, shards: tuple[int, ...]) -> PassSums:
     frame = plan.frame
     moments, facts = StreamingMoments.zeros(frame), LogFacts()
     episodes = EpisodeSums.zeros(frame.groups) if frame.ratios else None
+    workspace = Workspace()
     with threads(plan.threads):
         for shard in shards:
             reader, last = EpisodeReader(frame.gamma), None
@@ -102,7 +107,7 @@ def sum_over_shards(plan: PassPlan, shards: tuple[int, ...]) -> PassSums:
                 facts = facts + LogFacts.of(block, rows.ended)
                 if episodes is not None:
                     episodes.add(frame, block, rows)
-                moments.add(make_columns(frame, block))
+                moments.add(make_columns(frame, block, workspace))
                 last = block
             if last is not None and last.steps is not None:
                 ended = reader.flush()
