@@ -16,9 +16,9 @@ from koffline.errors import DataError
 
 @dataclass(frozen=True, eq=False)
 class _Order:
-    """Row order by episode and time, each ordered row's episode number, and ids where they are numbers."""
+    """Row order by episode and time (None: as they are), episode numbers by row, ids that are numbers."""
 
-    rows: np.ndarray
+    rows: np.ndarray | None
     episodes: np.ndarray
     ids: np.ndarray | None
 
@@ -26,6 +26,10 @@ class _Order:
     def last(self) -> np.ndarray:
         """(N,) whether a row is the last of its episode."""
         return np.append(self.episodes[1:] != self.episodes[:-1], True)
+
+    def sort(self, column: np.ndarray) -> np.ndarray:
+        """The column in row order; itself where the rows are in order."""
+        return column if self.rows is None else column[self.rows]
 
 
 def assemble(table: Any, prepared: PreparedTable, counts: TableCounts) -> RawLog | None:
@@ -36,9 +40,9 @@ def assemble(table: Any, prepared: PreparedTable, counts: TableCounts) -> RawLog
     roles = prepared.roles
     flags = _flags(table, prepared)
     order = _order_rows(table, prepared, flags, counts)
-    log = {name: column[order.rows] for name, column in flags.items()}
+    log = {name: order.sort(column) for name, column in flags.items()}
     log["observations"] = _observations(roles.observations, table, prepared, order, counts)
-    log["actions"] = _actions(table, prepared)[order.rows]
+    log["actions"] = order.sort(_actions(table, prepared))
     log["rewards"] = _single(roles.reward, table, prepared, order, counts)
     if roles.weight is not None:
         log["weights"] = _single(roles.weight, table, prepared, order, counts)
@@ -72,28 +76,28 @@ def _flags(table: Any, prepared: PreparedTable) -> dict[str, np.ndarray]:
 def _order_rows(
     table: Any, prepared: PreparedTable, flags: dict[str, np.ndarray], counts: TableCounts
 ) -> _Order:
-    roles, n_rows = prepared.roles, len(table)
-    rows, ids = np.arange(n_rows), None
+    roles, ids = prepared.roles, None
     if roles.stands_alone:
-        return _Order(rows, rows, None)
-    codes = np.zeros(n_rows, dtype=np.int64)
+        return _Order(None, np.arange(len(table)), None)
+    codes = np.zeros(len(table), dtype=np.int64)
     if roles.episode is not None:
         codes, found = values.first_seen_codes(table.column(roles.episode))
         ids = _integer_ids(found)
     times = None if roles.time is None else values.sortable(table.column(roles.time))
+    order = _Order(None, codes, None)
     if not _in_order(codes, times):
         rows = np.lexsort((codes,) if times is None else (times, codes))
+        order = _Order(rows, codes[rows], None)
         counts.reordered = True
-    codes = codes[rows]
+    codes = order.episodes
     if times is not None:
-        _check_times(times[rows], codes, rows, table, prepared)
+        _check_times(order.sort(times), order, table, prepared)
         if times.dtype.kind in "iu" and not values.is_text(prepared.kinds.types[roles.time or ""]):
-            inside = codes[1:] == codes[:-1]
-            counts.add_differences(np.diff(times[rows])[inside])
+            counts.add_differences(np.diff(order.sort(times))[codes[1:] == codes[:-1]])
     if roles.episode is None:
-        ends = (flags["terminated"] | flags["truncated"])[rows]
+        ends = order.sort(flags["terminated"] | flags["truncated"])
         codes = np.append(0, np.cumsum(ends)[:-1])
-    return _Order(rows, codes, None if ids is None else ids[codes])
+    return _Order(order.rows, codes, None if ids is None else ids[codes])
 
 
 def _in_order(codes: np.ndarray, times: np.ndarray | None) -> bool:
@@ -112,14 +116,14 @@ def _integer_ids(found: Any) -> np.ndarray | None:
     return np.asarray(found.to_numpy(zero_copy_only=False), dtype=np.int64)
 
 
-def _check_times(
-    times: np.ndarray, codes: np.ndarray, rows: np.ndarray, table: Any, prepared: PreparedTable
-) -> None:
+def _check_times(times: np.ndarray, order: _Order, table: Any, prepared: PreparedTable) -> None:
+    """Raise DataError for two rows of an episode at one time; ``times`` are in row order."""
+    codes = order.episodes
     same = (codes[1:] == codes[:-1]) & (times[1:] == times[:-1])
     if not same.any():
         return
     column = prepared.roles.time
-    place = int(rows[int(np.argmax(same)) + 1])
+    place = int(order.sort(np.arange(len(times)))[int(np.argmax(same)) + 1])
     where = f"{column} {table.column(column)[place].as_py()}"
     if prepared.roles.episode is not None:
         where = f"episode {table.column(prepared.roles.episode)[place].as_py()!r}, {where}"
@@ -138,13 +142,13 @@ def _observations(
     """(N, d) in row order, or in the shape of an observation that koffline wrote as lists."""
     dtype, width = prepared.kinds.observation_dtype, prepared.width
     if width is not None:
-        found = values.numbers(table.column(columns[0]), dtype, width)[order.rows]
-        _impute(columns[0], found, order, prepared, counts)
+        found = order.sort(values.numbers(table.column(columns[0]), dtype, width))
+        found = _imputed(columns[0], found, order, prepared, counts)
     else:
-        found = np.empty((len(order.rows), len(columns)), dtype=dtype)
+        found = np.empty((len(table), len(columns)), dtype=dtype)
         for i, name in enumerate(columns):
-            found[:, i] = values.numbers(table.column(name), dtype)[order.rows]
-            _impute(name, found[:, i], order, prepared, counts)
+            column = order.sort(values.numbers(table.column(name), dtype))
+            found[:, i] = _imputed(name, column, order, prepared, counts)
     shape = prepared.observation_shape
     if shape is None:
         return found
@@ -156,39 +160,43 @@ def _observations(
 def _single(name: str, table: Any, prepared: PreparedTable, order: _Order, counts: TableCounts) -> np.ndarray:
     dtype = values.number_dtype([prepared.kinds.types[name]])
     dtype = np.dtype(np.float32) if dtype == np.uint8 else dtype
-    found = values.numbers(table.column(name), dtype)[order.rows]
-    _impute(name, found, order, prepared, counts)
-    return found
+    found = order.sort(values.numbers(table.column(name), dtype))
+    return _imputed(name, found, order, prepared, counts)
 
 
-def _impute(
-    name: str, found: np.ndarray, order: _Order, prepared: PreparedTable, counts: TableCounts
-) -> None:
-    """Replace the NaNs of a column (rows in order) in place, as asked for. Raises DataError."""
+def _imputed(
+    name: str, column: np.ndarray, order: _Order, prepared: PreparedTable, counts: TableCounts
+) -> np.ndarray:
+    """The column (rows in order) with its NaNs replaced as asked for. Raises DataError."""
     how = prepared.roles.impute.get(name)
     if how is None or not prepared.survey.missing.get(name):
-        return
-    missing = np.isnan(found)
+        return column
+    missing = np.isnan(column)
     if not missing.any():
-        return
+        return column
     if how == "forward":
-        known = np.where(missing, -1, np.arange(len(found)))
-        earlier = np.maximum.accumulate(known)
-        starts = np.flatnonzero(np.append(True, order.last[:-1]))
-        start = np.repeat(starts, np.diff(np.append(starts, len(found))))
-        lost = missing & (earlier < start)
-        if lost.any():
-            raise DataError(
-                f"{prepared.source}: column {name} has {int(lost.sum())} missing values with no earlier "
-                f"value in their episode; impute a number or the mean ({name}=mean)"
-            )
-        found[missing] = found[earlier[missing]]
-        said = "the last value before in the episode"
+        values_there, said = _values_before(name, column, missing, order, prepared), "the last value before"
     else:
         value = prepared.survey.means[name] if how == "mean" else 0.0 if how == "zero" else float(how)
-        found[missing] = value
-        said = f"mean {value:.6g}" if how == "mean" else f"{value:.6g}"
+        values_there, said = np.full_like(column, value), f"{'mean ' * (how == 'mean')}{value:.6g}"
     counts.imputed[name, said] += int(missing.sum())
+    return np.where(missing, values_there, column).astype(column.dtype)
+
+
+def _values_before(
+    name: str, column: np.ndarray, missing: np.ndarray, order: _Order, prepared: PreparedTable
+) -> np.ndarray:
+    """(N,) the last value that is there, at or before each row of its episode. Raises DataError."""
+    rows = np.arange(len(column))
+    known = np.maximum.accumulate(np.where(missing, -1, rows))
+    begins = np.append(True, order.last[:-1])
+    lost = known < np.maximum.accumulate(np.where(begins, rows, 0))
+    if lost.any():
+        raise DataError(
+            f"{prepared.source}: column {name} has {int(lost.sum())} missing values with no earlier value in "
+            f"their episode; impute a number or the mean ({name}=mean)"
+        )
+    return column[known]
 
 
 def _actions(table: Any, prepared: PreparedTable) -> np.ndarray:

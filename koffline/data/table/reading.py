@@ -13,10 +13,10 @@ from koffline.data.spaces import ActionSpace, SpaceRequest
 from koffline.data.table.assembly import assemble
 from koffline.data.table.counts import TableCounts
 from koffline.data.table.faults import table_faults
-from koffline.data.table.files import holds_tables, looks_like_table
 from koffline.data.table.mapping import MappingRequest
 from koffline.data.table.pieces import contiguous_pieces, partitioned_pieces
 from koffline.data.table.prepared import prepare_table
+from koffline.data.table.recognition import holds_tables, looks_like_table
 from koffline.data.transitions import Metadata, Transitions
 from koffline.errors import DataError
 
