@@ -1,7 +1,8 @@
 """Mini-batches from a log on disk: time beside one-row reading and a log in memory, and how well they mix.
 
-Prints medians of rounds in which the sides take turns, so that a busy machine slows all of them, and ratios.
-The log is made for the run and removed afterwards.
+Prints medians of rounds in which the sides take turns, and ratios. Times are of the processor, the thread
+that reads ahead included, so that a busy machine changes them little. The log is made for the run and removed
+afterwards.
 
     python -m scripts.bench.block_batches                  # a million rows, about 200 MB of disk, two minutes
     python -m scripts.bench.block_batches --rows 200000 --pool 65536
@@ -95,11 +96,11 @@ class Sides:
 
 
 def micros(call: Callable[[], None], repeats: int) -> float:
-    """Microseconds of one call."""
-    started = time.perf_counter()
+    """Microseconds of processor time of one call."""
+    started = time.process_time()
     for _ in range(repeats):
         call()
-    return (time.perf_counter() - started) / repeats * 1e6
+    return (time.process_time() - started) / repeats * 1e6
 
 
 def time_sides(log: LazyTransitions, pool_rows: int, rounds: int) -> dict[str, float]:

@@ -251,9 +251,10 @@ def test_other_versions_are_noticed(tmp_path, caplog, monkeypatch):
 
 def test_generators_come_back(tmp_path):
     generator = np.random.default_rng(3)
-    state = koffline.train.checkpoint._random_state(generator)
+    draws = koffline.train.checkpoint.GeneratorDraws(generator)
+    state = koffline.train.checkpoint._random_state(draws)
     expected = (generator.integers(1 << 60), np.random.random())  # noqa: NPY002
-    koffline.train.checkpoint._set_random_state(state, generator)
+    koffline.train.checkpoint._set_random_state(state, draws)
     assert (generator.integers(1 << 60), np.random.random()) == expected  # noqa: NPY002
 
 
