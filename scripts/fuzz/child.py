@@ -58,10 +58,10 @@ class _Recorder:
         self._report.write_text(json.dumps(counts))
 
 
-def _recorder(name: str, seed: int, report: Path, out: Path) -> tuple[_Recorder, Any, list[bytes], Path]:
+def _recorder(name: str, seed: int, report: Path, out: Path) -> tuple[_Recorder, list[bytes]]:
     from scripts.fuzz.readers import Trial, readers
 
-    trial, kept = Trial(name), out / f"{name}-{seed}.bin"
+    trial, kept = Trial(name, report.parent), out / f"{name}-{seed}.bin"
     seeds = readers()[name].seeds()
     for content in seeds:
         trial(content)
@@ -69,7 +69,7 @@ def _recorder(name: str, seed: int, report: Path, out: Path) -> tuple[_Recorder,
     _bound_memory()
     faulthandler.enable()
     signal.signal(signal.SIGALRM, _too_slow)
-    return _Recorder(trial, report, kept), trial, seeds, kept
+    return _Recorder(trial, report, kept), seeds
 
 
 def _too_slow(*_: object) -> None:
@@ -81,7 +81,7 @@ def _blind(name: str, seed: int, seconds: int, report: Path, out: Path) -> None:
 
     from scripts.fuzz.mutate import mutate
 
-    record, trial, seeds, kept = _recorder(name, seed, report, out)
+    record, seeds = _recorder(name, seed, report, out)
     generator = np.random.default_rng(seed)
     end = time.monotonic() + seconds
     try:
@@ -90,12 +90,13 @@ def _blind(name: str, seed: int, seconds: int, report: Path, out: Path) -> None:
             record(mutate(first, second, generator))
     finally:
         record.write()
-        trial.close()
-    kept.unlink(missing_ok=True)
 
 
 def _guided(name: str, seed: int, seconds: int, report: Path, out: Path) -> None:
     import atheris
+    import numpy as np
+
+    from scripts.fuzz.layers import mutate_inside
 
     parts = ["koffline", "zipfile", "yaml", "json", "numpy.lib", "pickletools"]
     with atheris.instrument_imports(include=parts):
@@ -103,7 +104,7 @@ def _guided(name: str, seed: int, seconds: int, report: Path, out: Path) -> None
 
         import yaml  # noqa: F401
 
-        record, trial, seeds, _ = _recorder(name, seed, report, out)
+        record, seeds = _recorder(name, seed, report, out)
     corpus = report.parent / "corpus"
     corpus.mkdir()
     for i, content in enumerate(seeds):
@@ -116,15 +117,22 @@ def _guided(name: str, seed: int, seconds: int, report: Path, out: Path) -> None
             traceback.print_exc()
             raise
 
+    def bend(content: bytes, most: int, number: int) -> bytes:
+        generator = np.random.default_rng(number)
+        if generator.random() < 0.5:
+            inside = mutate_inside(content, lambda part: atheris.Mutate(part, len(part) + 64), generator)
+            if inside is not None and len(inside) <= most:
+                return inside
+        return atheris.Mutate(content, most)
+
     arguments = [sys.argv[0], str(corpus), f"-seed={seed + 1}", f"-max_total_time={seconds}", "-timeout=40",
                  "-rss_limit_mb=0", f"-max_len={max(map(len, seeds)) + 4096}", "-len_control=0",
                  f"-artifact_prefix={out}/{name}-{seed}-"]  # fmt: skip
-    atheris.Setup(arguments, one)
+    atheris.Setup(arguments, one, custom_mutator=bend)
     try:
         atheris.Fuzz()
     finally:
         record.write()
-        trial.close()
 
 
 if __name__ == "__main__":

@@ -4,10 +4,21 @@ from __future__ import annotations
 
 import numpy as np
 
+from scripts.fuzz.layers import mutate_inside
+
 _INTERESTING = [0, 1, 2, 0x7F, 0x80, 0xFF, 0x7FFF, 0xFFFF, 2**31 - 1, 2**32 - 1, 2**63 - 1, 2**64 - 1]
 
 
 def mutate(content: bytes, other: bytes, generator: np.random.Generator) -> bytes:
+    """A content with changes to its bytes, or to the bytes of what it contains."""
+    if generator.random() < 0.5:
+        inside = mutate_inside(content, lambda part: mutate_bytes(part, other, generator), generator)
+        if inside is not None:
+            return inside
+    return mutate_bytes(content, other, generator)
+
+
+def mutate_bytes(content: bytes, other: bytes, generator: np.random.Generator) -> bytes:
     """A content with one to eight changes: bits, bytes, numbers, pieces taken out, doubled or put in."""
     changed = bytearray(content)
     for _ in range(int(generator.integers(1, 9))):

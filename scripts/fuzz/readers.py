@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -149,14 +148,13 @@ def readers() -> dict[str, Reader]:
 
 
 class Trial:
-    """Hands contents to one reader; what escapes is a finding."""
+    """Hands contents to one reader, as a file in a folder; what escapes is a finding."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, folder: Path) -> None:
         self._reader = readers()[name]
-        self._folder = Path(tempfile.mkdtemp(prefix="koffline-fuzz-", dir=SCRATCH))
         if self._reader.prepare is not None:
-            self._reader.prepare(self._folder)
-        self._path = self._folder / self._reader.place
+            self._reader.prepare(folder)
+        self._path = folder / self._reader.place
         self.executions = self.accepted = 0
 
     def __call__(self, content: bytes) -> None:
@@ -170,7 +168,3 @@ class Trial:
                 raise AssertionError(f"an error that is not one printable line: {str(error)!r}") from error
             return
         self.accepted += 1
-
-    def close(self) -> None:
-        """Remove the files."""
-        shutil.rmtree(self._folder, ignore_errors=True)

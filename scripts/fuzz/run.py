@@ -19,7 +19,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from scripts.fuzz.readers import readers
+from scripts.fuzz.readers import SCRATCH, readers
 
 _HANGS_SECONDS = 60
 _START_SECONDS = 60
@@ -54,7 +54,7 @@ def _fuzz(name: str, options: argparse.Namespace) -> dict[str, object]:
     record: dict[str, int] = {"executions": 0, "accepted": 0, "findings": 0}
     end, round_number = time.monotonic() + options.seconds, 0
     while (left := end - time.monotonic()) > 1:
-        with tempfile.TemporaryDirectory() as scratch:
+        with tempfile.TemporaryDirectory(prefix="koffline-fuzz-", dir=SCRATCH) as scratch:
             report = Path(scratch) / "report.json"
             command = [sys.executable, "-m", "scripts.fuzz.child", name, options.engine]
             numbers = [options.seed + round_number, int(left)]
@@ -66,6 +66,8 @@ def _fuzz(name: str, options: argparse.Namespace) -> dict[str, object]:
         if code:
             record["findings"] += 1
             (options.out / f"{name}-{options.seed + round_number}.log").write_text(said[-20_000:])
+        else:
+            (options.out / f"{name}-{options.seed + round_number}.bin").unlink(missing_ok=True)
         round_number += 1
         if not found.get("executions") and code:
             break  # it does not even start

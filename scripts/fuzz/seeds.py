@@ -64,12 +64,12 @@ def dump_seeds() -> list[bytes]:
 
 def npz_seeds() -> list[bytes]:
     """Our archive, and a stored one."""
+    from koffline.data.flat import flat_arrays
     from koffline.data.npz import write_npz
 
     def stored(path: Path) -> None:
         with path.open("wb") as file:
-            np.savez(file, observations=np.zeros((3, 2)), actions=np.zeros(3, int), rewards=np.zeros(3),
-                     terminals=np.zeros(3, bool))  # fmt: skip
+            np.savez(file, **flat_arrays(log()))
 
     return [_written(lambda path: write_npz(log(), path)), _written(stored)]
 

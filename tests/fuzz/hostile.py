@@ -1,0 +1,258 @@
+"""Builders of files made to do harm, each a few kilobytes."""
+
+from __future__ import annotations
+
+import io
+import zipfile
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+
+import h5py
+import numpy as np
+
+SECRET = 777_000.0
+
+
+def flat(path: Path, **arrays: np.ndarray) -> h5py.File:
+    """An open flat file of four rows, to be spoilt."""
+    file = h5py.File(path, "w")
+    columns = {
+        "observations": np.ones((4, 2), np.float32),
+        "next_observations": np.ones((4, 2), np.float32),
+        "actions": np.array([0, 1, 0, 1]),
+        "rewards": np.ones(4),
+        "terminals": np.ones(4, bool),
+    }
+    for name, values in {**columns, **arrays}.items():
+        file[name] = values
+    return file
+
+
+def other_file(path: Path) -> Path:
+    """Another HDF5 file of the reader, which holds what is none of the log's business."""
+    other = path.with_name("private.hdf5")
+    with h5py.File(other, "w") as file:
+        file["rewards"] = np.full(4, SECRET)
+    return other
+
+
+def external_link(path: Path) -> None:
+    other = other_file(path)
+    with flat(path) as file:
+        del file["rewards"]
+        file["rewards"] = h5py.ExternalLink(other.name, "/rewards")
+
+
+def soft_link_through_an_external_one(path: Path) -> None:
+    other = other_file(path)
+    with flat(path) as file:
+        del file["rewards"]
+        file["out"] = h5py.ExternalLink(other.name, "/")
+        file["rewards"] = h5py.SoftLink("/out/rewards")
+
+
+def external_storage(path: Path) -> None:
+    private = path.with_name("private.bin")
+    private.write_bytes(np.full(4, SECRET).tobytes())
+    with flat(path) as file:
+        del file["rewards"]
+        file.create_dataset("rewards", (4,), "f8", external=[(str(private), 0, 32)])
+
+
+def virtual_dataset(path: Path) -> None:
+    other = other_file(path)
+    with flat(path) as file:
+        del file["rewards"]
+        layout = h5py.VirtualLayout((4,), "f8")
+        layout[:] = h5py.VirtualSource(str(other), "rewards", (4,))
+        file.create_virtual_dataset("rewards", layout)
+
+
+def soft_link_loop(path: Path) -> None:
+    with flat(path) as file:
+        del file["rewards"]
+        file["rewards"] = h5py.SoftLink("/again")
+        file["again"] = h5py.SoftLink("/rewards")
+
+
+def hard_link_loop(path: Path) -> None:
+    with flat(path) as file:
+        del file["rewards"]
+        group = file.create_group("infos")
+        group["infos"] = file["/"]
+        file["loop"] = group
+
+
+def deep_groups(path: Path) -> None:
+    with flat(path) as file:
+        file.create_group("/".join("a" * 200))
+
+
+def huge_and_empty(path: Path) -> None:
+    with flat(path) as file:
+        del file["rewards"]
+        file.create_dataset("rewards", (2**44,), "f8", chunks=(2**16,))
+
+
+def huge_and_contiguous(path: Path) -> None:
+    with flat(path) as file:
+        del file["rewards"]
+        file.create_dataset("rewards", (2**36,), "f8")
+
+
+def gzip_twice(path: Path) -> None:
+    with flat(path) as file:
+        del file["observations"]
+        plan = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+        plan.set_chunk((2**20,))
+        plan.set_deflate(9)
+        plan.set_deflate(9)
+        space = h5py.h5s.create_simple((2**26,))
+        h5py.h5d.create(file.id, b"observations", h5py.h5t.NATIVE_DOUBLE, space, plan)
+        block = zlib.compress(zlib.compress(bytes(2**23), 9), 9)
+        for start in range(0, 2**26, 2**20):
+            file["observations"].id.write_direct_chunk((start,), block)
+
+
+def one_huge_chunk(path: Path) -> None:
+    with flat(path) as file:
+        del file["rewards"]
+        file.create_dataset("rewards", (4,), "f8", maxshape=(None,), chunks=(2**28,), compression="gzip")
+
+
+def same_data_many_times(path: Path) -> None:
+    from koffline.data.d3rlpy_dump import write_d3rlpy_dump
+    from scripts.fuzz.seeds import log
+
+    write_d3rlpy_dump(log(), path)
+    with h5py.File(path, "a") as file:
+        big = np.random.default_rng(0).random((2**17, 2)).astype(np.float32)
+        file["big"] = big
+        file["num_episodes"][()] = 200
+        for i in range(200):
+            for name in ("observations", "actions", "rewards", "terminated"):
+                if f"{name}_{i}" in file:
+                    del file[f"{name}_{i}"]
+            file[f"observations_{i}"], file[f"actions_{i}"] = file["big"], file["big"]
+            file[f"rewards_{i}"], file[f"terminated_{i}"] = np.zeros((2**17, 1), np.int8), False
+
+
+def compound(path: Path) -> None:
+    with flat(path) as file:
+        del file["rewards"]
+        file["rewards"] = np.zeros(4, [("a", "f8"), ("b", "i4")])
+
+
+def any_length(path: Path) -> None:
+    with flat(path) as file:
+        del file["rewards"]
+        file.create_dataset("rewards", (4,), h5py.vlen_dtype(np.float64))
+
+
+def references(path: Path) -> None:
+    with flat(path) as file:
+        del file["rewards"]
+        file.create_dataset("rewards", (4,), h5py.ref_dtype)
+
+
+def arrays_in_rows(path: Path) -> None:
+    with flat(path) as file:
+        del file["rewards"]
+        file.create_dataset("rewards", (4,), np.dtype(("f8", (3,))))
+
+
+def opaque(path: Path) -> None:
+    with flat(path) as file:
+        del file["rewards"]
+        file["rewards"] = np.zeros(4, "V2147483647"[:5])
+
+
+def nothing_in_a_dataset(path: Path) -> None:
+    with flat(path) as file:
+        del file["rewards"]
+        file["rewards"] = h5py.Empty("f8")
+
+
+def a_group_for_a_column(path: Path) -> None:
+    with flat(path) as file:
+        del file["rewards"]
+        file.create_group("rewards")
+
+
+def a_description_of_numbers(path: Path) -> None:
+    with flat(path) as file:
+        file.attrs["koffline"] = np.arange(5)
+
+
+def a_description_without_end(path: Path) -> None:
+    with flat(path) as file:
+        file.attrs["koffline"] = "[" * 100_000
+
+
+def a_heap_without_progress(path: Path) -> None:
+    """The free space of a heap of texts has size zero: the library itself would never come back."""
+    with flat(path) as file:
+        file.attrs["koffline"] = "text of any length"
+    content = bytearray(path.read_bytes())
+    heap = content.index(b"GCOL")
+    place = heap + 16
+    while content[place : place + 2] != b"\0\0":
+        size = int.from_bytes(content[place + 8 : place + 16], "little")
+        place += 16 + -(-size // 8) * 8
+    content[place + 8 : place + 16] = bytes(8)
+    path.write_bytes(content)
+
+
+HDF5: dict[Callable[[Path], None], str] = {
+    external_link: "rewards is a link to another file",
+    soft_link_through_an_external_one: "out is a link to another file",
+    external_storage: "rewards keeps its numbers in another file",
+    virtual_dataset: "rewards is a virtual dataset",
+    soft_link_loop: "lacks rewards",
+    hard_link_loop: "lacks rewards",
+    deep_groups: "nested more than 32 deep",
+    huge_and_empty: "rewards declares 141 TB and holds 0 B",
+    huge_and_contiguous: "rewards declares 550 GB and holds",
+    gzip_twice: "observations declares 537 MB and holds",
+    one_huge_chunk: "cut into blocks of 2147483648 bytes",
+    same_data_many_times: "names the same data many times over",
+    compound: "rewards has dtype",
+    any_length: "rewards has dtype",
+    references: "rewards has dtype",
+    arrays_in_rows: "rewards has dtype",
+    opaque: "rewards has dtype",
+    nothing_in_a_dataset: "rewards has dtype",
+    a_group_for_a_column: "lacks rewards",
+    a_description_of_numbers: "attribute 'koffline' is no text",
+    a_description_without_end: "description is damaged",
+    a_heap_without_progress: "a heap of texts in it is damaged",
+}
+
+
+def npy(header: str, content: bytes = b"", version: int = 1) -> bytes:
+    """An .npy with any header."""
+    head = header.encode("latin1") + b"\n"
+    width = 2 if version == 1 else 4
+    return b"\x93NUMPY" + bytes([version, 0]) + len(head).to_bytes(width, "little") + head + content
+
+
+def archive(members: dict[str, bytes], method: int = zipfile.ZIP_STORED) -> bytes:
+    """A zip of these members."""
+    written = io.BytesIO()
+    with zipfile.ZipFile(written, "w", method) as target:
+        for name, content in members.items():
+            target.writestr(name, content)
+    return written.getvalue()
+
+
+def flat_members(**spoilt: bytes) -> dict[str, bytes]:
+    """The members of a readable log, some replaced."""
+    columns = {"observations": np.ones((4, 2)), "actions": np.zeros(4, int), "rewards": np.ones(4),
+               "terminals": np.ones(4, bool)}  # fmt: skip
+    members = {}
+    for name, values in columns.items():
+        content = io.BytesIO()
+        np.save(content, values)
+        members[f"{name}.npy"] = content.getvalue()
+    return members | {f"{name}.npy": content for name, content in spoilt.items()}
