@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import io
 import os
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ import torch
 from torch import Tensor
 
 from koffline.batches import ReplicaPlan, Table
+from koffline.data.temporaries import remove_abandoned, temporary_beside
 from koffline.errors import ConfigError
 from koffline.untrusted.torch_files import load_tensors
 
@@ -20,17 +20,18 @@ from koffline.untrusted.torch_files import load_tensors
 def write_checkpoint(path: Path, state: dict[str, Any]) -> None:
     """Write `state` so that `path` holds either the old or the new state, whatever happens meanwhile."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".part")
+    remove_abandoned(path)
+    temporary = temporary_beside(path)
     try:
-        with os.fdopen(handle, "wb") as file:
+        with temporary.open("wb") as file:
             content = io.BytesIO()  # written at once, so that a full disk is an OSError and not torch's own
             torch.save(state, content)
             file.write(content.getbuffer())
             file.flush()
             os.fsync(file.fileno())
-        os.replace(name, path)
+        os.replace(temporary, path)
     except BaseException:
-        Path(name).unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,6 +15,7 @@ from koffline.algos.kernel_bellman_loss import KernelBellmanLoss
 from koffline.algos.kernel_impl import KernelCriticImpl
 from koffline.algos.kernel_options import KernelCriticConfig, check_kernel_options
 from koffline.data.d3rlpy_import import import_d3rlpy
+from koffline.data.temporaries import remove_abandoned, temporary_beside
 from koffline.errors import ConfigError
 
 import_d3rlpy()
@@ -101,15 +101,13 @@ class KernelCriticAlgo(QLearningAlgoBase[TImpl, TConfig]):
     def save(self, fname: str) -> None:
         """Save everything; the file appears whole or not at all."""
         path = Path(fname)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".part")
-        os.close(handle)
+        remove_abandoned(path)
+        temporary = temporary_beside(path)
         try:
-            super().save(temporary)
-            os.chmod(temporary, 0o666 & ~_umask())
+            super().save(str(temporary))
             os.replace(temporary, path)
-        except BaseException:
-            Path(temporary).unlink(missing_ok=True)
-            raise
+        finally:
+            temporary.unlink(missing_ok=True)
 
     def save_policy(self, fname: str) -> None:
         """Save the greedy policy as TorchScript (.pt) or ONNX (.onnx), scalers included."""
@@ -206,9 +204,3 @@ class KernelCriticAlgo(QLearningAlgoBase[TImpl, TConfig]):
                 f"{type(self).__name__} is for {wanted.name.lower()} actions, the log's are "
                 f"{found.name.lower()}; choose an algorithm for {found.name.lower()} actions"
             )
-
-
-def _umask() -> int:
-    current = os.umask(0)
-    os.umask(current)
-    return current

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-import secrets
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from koffline.data.temporaries import flush_to_disk, put_in_place, remove_abandoned, temporary_beside
 from koffline.errors import DataError, KofflineError
 from koffline.untrusted.limits import Refused
 
@@ -50,19 +50,20 @@ def atomic_file(target: Path, force: bool) -> Iterator[Path]:
 
     Raises DataError where the target exists without ``force``, is a folder, or cannot be written.
     """
+    remove_abandoned(target)
     check_target(target, force)
     if target.is_dir():
         raise DataError(f"{target} is a folder; give a file name")
-    temporary = _temporary_beside(target)
+    temporary = temporary_beside(target)
     try:
         with _writing(target):
             yield temporary
-            _flush_to_disk(temporary)
+            flush_to_disk(temporary)
             if force:
                 os.replace(temporary, target)
             else:
                 _take_free_name(temporary, target)
-            _flush_to_disk(target.parent)
+            flush_to_disk(target.parent)
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -70,29 +71,21 @@ def atomic_file(target: Path, force: bool) -> Iterator[Path]:
 @contextlib.contextmanager
 def atomic_folder(target: Path, force: bool, replaceable: Callable[[Path], bool]) -> Iterator[Path]:
     """The same for a folder; with ``force`` only a folder that is ``replaceable`` gives way."""
+    remove_abandoned(target)
     check_target(target, force)
     if os.path.lexists(target) and not replaceable(target):
         raise DataError(f"{target} holds something else and will not be replaced; choose another name")
-    temporary = _temporary_beside(target)
-    retired = _temporary_beside(target)
+    temporary = temporary_beside(target)
     try:
         with _writing(target):
             temporary.mkdir()
             yield temporary
             for path in sorted(temporary.rglob("*")):
-                _flush_to_disk(path)
-            if os.path.lexists(target):
-                os.rename(target, retired)
-            try:
-                os.rename(temporary, target)
-            except OSError:
-                if retired.exists():
-                    os.rename(retired, target)
-                raise
-            _flush_to_disk(target.parent)
+                flush_to_disk(path)
+            put_in_place(temporary, target)
+            flush_to_disk(target.parent)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-        shutil.rmtree(retired, ignore_errors=True)
 
 
 @contextlib.contextmanager
@@ -107,10 +100,6 @@ def _writing(target: Path) -> Iterator[None]:
         ) from None
 
 
-def _temporary_beside(target: Path) -> Path:
-    return target.with_name(f".{target.name}.{secrets.token_hex(6)}.tmp")
-
-
 def _take_free_name(temporary: Path, target: Path) -> None:
     """Give a finished file its name without replacing one that appeared meanwhile."""
     try:
@@ -121,13 +110,3 @@ def _take_free_name(temporary: Path, target: Path) -> None:
         if os.path.lexists(target):
             raise FileExistsError(str(target)) from None
         os.rename(temporary, target)
-
-
-def _flush_to_disk(path: Path) -> None:
-    if os.name == "nt" and path.is_dir():
-        return  # Windows opens no folders
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

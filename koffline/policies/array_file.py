@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from koffline.data.temporaries import remove_abandoned, temporary_beside
 from koffline.errors import PolicyError
 from koffline.policies.outputs import one_line
 from koffline.untrusted import arrays as untrusted
@@ -39,7 +40,8 @@ def write_arrays(path: Path, kind: str, version: int, arrays: Mapping[str, Any])
     """Write a file, whole or not at all; the same arrays give the same bytes. Raises PolicyError."""
     stored = {key: stored_array(value) for key, value in arrays.items()}
     marked = {"format": np.array(kind), "version": np.array(version, np.int64), **stored}
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    remove_abandoned(path)
+    temporary = temporary_beside(path)
     try:
         temporary.write_bytes(_npz_bytes(marked))
         os.replace(temporary, path)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from koffline.data.temporaries import flush_to_disk, put_in_place, remove_abandoned, temporary_beside
 from koffline.errors import ConfigError
 from koffline.run_record import FILE
 
@@ -19,6 +18,7 @@ def check_output_directory(out: Path, force: bool, marker: str) -> None:
 
     marker: the file without which a folder is not ours to replace, even with ``force``.
     """
+    remove_abandoned(out)
     if out.exists() and not out.is_dir():
         raise ConfigError(f"--out {out} is a file; name a directory")
     occupied = out.is_dir() and any(out.iterdir())
@@ -37,7 +37,9 @@ def check_output_directory(out: Path, force: bool, marker: str) -> None:
 def _probe(out: Path, parent: Path) -> None:
     """Make a directory in ``parent`` and remove it: permissions alone do not tell (as in /proc)."""
     try:
-        os.rmdir(tempfile.mkdtemp(prefix=".koffline.", suffix=".probe", dir=parent))
+        probe = temporary_beside(parent / out.name)
+        probe.mkdir()
+        probe.rmdir()
     except OSError as error:
         reason = error.strerror or str(error)
         raise ConfigError(
@@ -59,35 +61,16 @@ def write_folder(
     """
     check_output_directory(out, force, marker)
     out.parent.mkdir(parents=True, exist_ok=True)
-    part = Path(tempfile.mkdtemp(prefix=f".{out.name}.", suffix=".part", dir=out.parent))
+    part = temporary_beside(out)
     try:
-        os.chmod(part, 0o777 & ~_umask())
+        part.mkdir()
         fill(part)
         if run is not None:
             (part / FILE).write_text(json.dumps(run, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-        _put_in_place(part, out)
+        for path in sorted(part.rglob("*")):
+            flush_to_disk(path)
+        put_in_place(part, out)
+        flush_to_disk(out.parent)
     except BaseException:
         shutil.rmtree(part, ignore_errors=True)
         raise
-
-
-def _put_in_place(part: Path, out: Path) -> None:
-    """Rename ``part`` to ``out``; what was there goes away only after the new one has its name."""
-    if not out.exists():
-        part.rename(out)
-        return
-    old = Path(tempfile.mkdtemp(prefix=f".{out.name}.", suffix=".old", dir=out.parent)) / out.name
-    out.rename(old)
-    try:
-        part.rename(out)
-    except BaseException:
-        old.rename(out)
-        raise
-    finally:
-        shutil.rmtree(old.parent, ignore_errors=True)
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask

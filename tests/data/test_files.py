@@ -10,7 +10,7 @@ from pathlib import Path
 import h5py
 import pytest
 
-from koffline.data import files
+from koffline.data import files, temporaries
 from koffline.data.files import atomic_file, atomic_folder
 from koffline.data.sources import open_transitions, write_transitions
 from koffline.errors import DataError
@@ -35,7 +35,7 @@ def test_an_exception_in_the_middle_leaves_what_was_there(tmp_path, monkeypatch,
         raise Boom
 
     with monkeypatch.context() as patch:
-        patch.setattr(files, "_flush_to_disk", explode)
+        patch.setattr(files, "flush_to_disk", explode)
         with pytest.raises(Boom):
             write_transitions(second, target, format, force=force)
     assert [path.name for path in tmp_path.iterdir()] == ([target.name] if force else [])
@@ -120,6 +120,8 @@ def test_a_folder_is_no_file_name(tmp_path):
 
 
 def test_the_old_folder_returns_if_the_new_one_cannot_take_its_place(tmp_path, monkeypatch):
+    """Where the system cannot swap two names in one step."""
+    monkeypatch.setattr(temporaries, "_exchange", lambda first, second: False)
     target = tmp_path / "set"
     target.mkdir()
     (target / "old").touch()
@@ -143,8 +145,8 @@ def test_the_old_folder_returns_if_the_new_one_cannot_take_its_place(tmp_path, m
 
 def test_files_are_flushed_before_they_get_their_name(tmp_path, monkeypatch):
     order = []
-    flush, replace = files._flush_to_disk, os.replace
-    monkeypatch.setattr(files, "_flush_to_disk", lambda path: (order.append("flush"), flush(path)))
+    flush, replace = files.flush_to_disk, os.replace
+    monkeypatch.setattr(files, "flush_to_disk", lambda path: (order.append("flush"), flush(path)))
     monkeypatch.setattr(os, "replace", lambda *args: (order.append("name"), replace(*args)))
     write_transitions(roll_out().transitions(), tmp_path / "log.hdf5", force=True)
     assert order == ["flush", "name", "flush"]

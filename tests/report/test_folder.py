@@ -1,6 +1,5 @@
 """Where results may be written is known before the work."""
 
-import tempfile
 from pathlib import Path
 
 import pytest
@@ -19,9 +18,9 @@ def test_a_place_that_takes_no_directory_is_refused_at_once(
 ) -> None:
     """Even where permissions look fine, as on a read-only mount."""
 
-    def refuse(**_: object) -> str:
+    def refuse(*_: object) -> None:
         raise OSError(30, "Read-only file system")
 
-    monkeypatch.setattr(tempfile, "mkdtemp", refuse)
+    monkeypatch.setattr(Path, "mkdir", refuse)
     with pytest.raises(ConfigError, match=r"not writable \(Read-only file system\); name a directory"):
         check_output_directory(tmp_path / "a", force=False, marker="estimate.json")

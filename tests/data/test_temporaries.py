@@ -1,0 +1,90 @@
+"""What killed processes leave, and folders that take the place of others in one step."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from koffline.data import temporaries
+from koffline.data.files import atomic_file, atomic_folder
+from koffline.data.temporaries import put_in_place, remove_abandoned, temporary_beside
+
+KILLED = """
+import os, sys
+from pathlib import Path
+from koffline.data.files import atomic_file
+with atomic_file(Path(sys.argv[1]), force=True) as path:
+    path.write_text("half")
+    os.kill(os.getpid(), 9)
+"""
+
+
+def names(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_what_a_killed_process_left_goes_with_the_next_writing(tmp_path):
+    target = tmp_path / "log[1].txt"
+    target.write_text("old")
+    for _ in range(2):  # litter does not add up
+        subprocess.run([sys.executable, "-c", KILLED, str(target)], check=False)
+        assert target.read_text() == "old"
+        assert len(names(tmp_path)) == 2
+    with atomic_file(target, force=True) as path:
+        path.write_text("new")
+    assert names(tmp_path) == ["log[1].txt"]
+
+
+def test_only_what_is_ours_and_abandoned_goes(tmp_path):
+    target = tmp_path / "a"
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    dead.wait()
+    mine = temporary_beside(target)
+    gone = tmp_path / mine.name.replace(f"-{os.getpid()}-", f"-{dead.pid}-")
+    elsewhere = tmp_path / gone.name.replace(temporaries._this_place(), "00000000")
+    of_another = tmp_path / gone.name.replace(".a.", ".a.b.")
+    for path in (mine, gone, elsewhere, of_another, tmp_path / ".a.user.tmp", tmp_path / "a.tmp"):
+        path.touch()
+    remove_abandoned(target)
+    assert gone.name not in names(tmp_path)
+    assert len(names(tmp_path)) == 5
+
+
+def test_a_folder_that_was_set_aside_gets_its_name_back(tmp_path):
+    target = tmp_path / "results"
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    dead.wait()
+    aside = temporary_beside(target, temporaries._RETIRED)
+    aside = aside.with_name(aside.name.replace(f"-{os.getpid()}-", f"-{dead.pid}-"))
+    aside.mkdir()
+    (aside / "estimate.json").write_text("{}")
+    remove_abandoned(target)
+    assert names(tmp_path) == ["results"]
+    assert (target / "estimate.json").read_text() == "{}"
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+def test_a_folder_takes_the_place_of_another(tmp_path, monkeypatch, at_once):
+    if not at_once:
+        monkeypatch.setattr(temporaries, "_exchange", lambda first, second: False)
+    new, old = tmp_path / "new", tmp_path / "old"
+    for path in (new, old):
+        path.mkdir()
+        (path / path.name).touch()
+    put_in_place(new, old)
+    assert names(tmp_path) == ["old"]
+    assert names(old) == ["new"]
+
+
+def test_nothing_is_missing_between_the_old_folder_and_the_new(tmp_path, monkeypatch):
+    """Killed right after the swap: the new one is there, the old one is litter."""
+    target = tmp_path / "set"
+    target.mkdir()
+    (target / "old").touch()
+    monkeypatch.setattr(temporaries, "_discard", lambda path: 1 / 0)
+    monkeypatch.setattr("koffline.data.files.shutil.rmtree", lambda *args, **kwargs: None)
+    with pytest.raises(ZeroDivisionError), atomic_folder(target, True, lambda path: True) as temporary:
+        (temporary / "new").touch()
+    if sys.platform == "linux":
+        assert names(target) == ["new"]
