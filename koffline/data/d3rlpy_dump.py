@@ -21,6 +21,7 @@ from koffline.data.columns import as_array
 from koffline.data.episodic import EpisodeArrays, cut_episodes, join_episodes
 from koffline.data.files import atomic_file, reading
 from koffline.data.hdf5 import DESCRIPTION
+from koffline.data.hdf5_output import new_hdf5
 from koffline.data.raw import FileDescription, RawLog, describe_log, read_description, settle_actions
 from koffline.data.spaces import SpaceRequest
 from koffline.data.transitions import Metadata, Transitions
@@ -77,7 +78,7 @@ def _log(
 
 def write_d3rlpy_dump(log: Transitions, path: Path, force: bool = False) -> None:
     """Write a dump that ``ReplayBuffer.load`` reads, whole or not at all. Raises DataError."""
-    with atomic_file(path, force) as temporary, h5py.File(temporary, "w-", libver="v108") as file:
+    with atomic_file(path, force) as temporary, new_hdf5(temporary) as file:
         file["columns"] = list(_COLUMNS)
         count = 0
         for i, steps in enumerate(d3rlpy_steps(log)):

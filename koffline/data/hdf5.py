@@ -7,11 +7,11 @@ import errno
 from collections.abc import Iterator
 from pathlib import Path
 
-import h5py
 import numpy as np
 
 from koffline.data.files import atomic_file, reading
 from koffline.data.flat import check_required, flat_arrays, known_keys, read_flat
+from koffline.data.hdf5_output import new_hdf5
 from koffline.data.raw import RawLog, describe_log, read_description
 from koffline.data.spaces import SpaceRequest
 from koffline.data.transitions import Transitions
@@ -37,11 +37,7 @@ def read_hdf5(path: Path, action_space: SpaceRequest | None = None) -> RawLog:
 def write_hdf5(log: Transitions, path: Path, force: bool = False, compress: bool = True) -> None:
     """Write the flat layout, whole or not at all; checksums guard every block. Raises DataError."""
     filters = {"compression": "gzip", "compression_opts": 4, "shuffle": True} if compress else {}
-    with (
-        atomic_file(path, force) as temporary,
-        disk_faults(),
-        h5py.File(temporary, "w-", libver="v108") as file,
-    ):
+    with atomic_file(path, force) as temporary, new_hdf5(temporary) as file:
         for key, array in flat_arrays(log).items():
             file.create_dataset(key, data=array, chunks=_chunks(array), fletcher32=True, **filters)
         write_text(file, DESCRIPTION, describe_log(log))

@@ -17,6 +17,7 @@ import numpy as np
 from koffline.data.flat import KEYS
 from koffline.data.flat_shards import Column
 from koffline.data.hdf5 import DESCRIPTION, disk_faults
+from koffline.data.hdf5_output import KeptErrors
 from koffline.data.raw import describe_columns
 from koffline.data.row_block import RowBlock
 from koffline.data.shard_places import shard_place
@@ -24,6 +25,7 @@ from koffline.data.shards import MANIFEST, Manifest, ShardInfo, write_manifest
 from koffline.data.spaces import ActionSpace
 from koffline.data.transitions import Metadata, Transitions
 from koffline.errors import DataError
+from koffline.untrusted.hdf5 import write_text
 
 # Bytes of a chunk: large enough for the disk, small enough for shuffled blocks of rows.
 _CHUNK_BYTES = 2**18
@@ -173,13 +175,14 @@ class _Kind:
 
 
 class _OpenFile:
-    """A shard being written."""
+    """A shard being written. Everything here raises OSError where the disk does not take it."""
 
     def __init__(self, path: Path, columns: Mapping[str, Column], most_rows: int) -> None:
         import h5py
 
         self.path, self.rows, self.episodes = path, 0, 0
-        self._file = h5py.File(path, "w-", libver="v108")
+        self._output = KeptErrors(path)
+        self._file = h5py.File(self._output, "w", libver="v108")
         self._arrays: dict[str, Any] = {}
         for name, column in columns.items():
             chunk = max(1, min(most_rows, _CHUNK_BYTES // column.row_bytes))
@@ -199,12 +202,14 @@ class _OpenFile:
         for name, array in self._arrays.items():
             array.resize(stop, axis=0)
             array[self.rows : stop] = columns[name]
+            self._output.check()
         self.rows, self.episodes = stop, self.episodes + episodes
 
     def finish(self, description: str) -> ShardInfo:
         """Close the file; what a manifest says of it."""
-        self._file.attrs[DESCRIPTION] = description
+        write_text(self._file, DESCRIPTION, description)
         self.close()
+        self._output.check()
         with self.path.open("rb") as file:
             digest = hashlib.sha256()
             while part := file.read(2**20):
@@ -213,8 +218,9 @@ class _OpenFile:
         return ShardInfo(self.path.name, self.rows, self.episodes, size, digest.hexdigest())
 
     def close(self) -> None:
-        with contextlib.suppress(RuntimeError, OSError):
-            self._file.close()
+        """Close the file, whatever became of it."""
+        self._file.close()
+        self._output.close()
 
 
 def _columns_of(columns: Mapping[str, np.ndarray]) -> dict[str, Column]:
