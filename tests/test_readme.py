@@ -33,8 +33,10 @@ PAGES = [
         "estimators.md",
         "intervals.md",
         "large_logs.md",
+        "many_machines.md",
         "online.md",
         "selection.md",
+        "tables.md",
     )
 ]
 PAGE_SNIPPETS = [
