@@ -14,15 +14,20 @@ import click
 
 from koffline.data.commands import action_space_options, requested_space
 from koffline.data.table_options import table_options
+from koffline.data.transitions import Transitions
 from koffline.errors import ConfigError
+from koffline.ope.streaming.options import Reading, open_for_reading, reading_options
 from koffline.run_record import StartedRun, shown_command, start_run
 
 _ALL = "all"  # every estimator
+_ONE_AT_A_TIME = (
+    "several estimators need all rows in memory; give one of --estimator, or leave out --lazy and its options"
+)
 _EXAMPLES = """What is POLICY worth from the initial states of DATA?
 
-DATA is a koffline, D4RL or d3rlpy HDF5 file, an NPZ archive, a Minari folder or minari:<id>, or a Parquet,
-Arrow or CSV table with options that say what its columns are. POLICY is a d3rlpy .d3 model, a TorchScript,
-ONNX or koffline .npz file, package.module:name, uniform, or epsilon:0.1:<policy>.
+DATA is a koffline, D4RL or d3rlpy HDF5 file, a folder of shards, an NPZ archive, a Minari folder or
+minari:<id>, or a Parquet, Arrow or CSV table with options that say what its columns are. POLICY is a d3rlpy
+.d3 model, a TorchScript, ONNX or koffline .npz file, package.module:name, uniform, or epsilon:0.1:<policy>.
 
 \b
 Examples:
@@ -33,6 +38,7 @@ Examples:
   koffline evaluate log.hdf5 --policy policy.d3 --gamma 0.99 --estimator all --out runs/all
   koffline evaluate log.hdf5 --policy policy.d3 --gamma 0.99 --estimator wpdis --interval episodes-t
   koffline evaluate log.hdf5 --policy policy.d3 --gamma 0.99 --interval kernel-certified
+  koffline evaluate shards/ --policy policy.d3 --gamma 0.99 --lazy --memory 2GB --workers 4
   koffline evaluate log.parquet --mapping columns.yaml --policy policy.d3 --gamma 0.99
 
 \b
@@ -71,6 +77,7 @@ empirical-bernstein. What each promises is printed with it.
 )
 @action_space_options
 @table_options
+@reading_options
 def evaluate(
     data: str,
     policy: str,
@@ -84,6 +91,7 @@ def evaluate(
     discrete: int | None,
     continuous: tuple[float, float] | None,
     mapping: Any,
+    reading: Reading,
     **options: Any,
 ) -> None:
     """Check everything that can be checked before the long part, then evaluate and print."""
@@ -100,7 +108,7 @@ def evaluate(
     # A user's policy may print while it is imported or called: stdout belongs to the result alone.
     with contextlib.redirect_stdout(sys.stderr):
         space = requested_space(discrete, continuous)
-        found = _evaluate(data, policy, layers, initial_states, space, mapping, several)
+        found = _evaluate(data, policy, layers, initial_states, space, mapping, several, reading)
     page = None
     if out is not None and run is not None:
         page = _write(found, Path(out), true_value, force, several, run)
@@ -186,16 +194,16 @@ def _evaluate(
     space: Any,
     mapping: Any,
     several: tuple[str, ...] | None,
+    reading: Reading,
 ) -> Any:
     """Read, load, fit; the progress bar is on stderr and only on a terminal."""
     from koffline.config import make_settings
-    from koffline.data.sources import open_transitions
     from koffline.ope.estimators.everything import estimate_all
     from koffline.ope.evaluation import evaluate as evaluate_policy
     from koffline.ope.initial_states import read_initial_states
     from koffline.policies import load_policy
 
-    transitions = open_transitions(data, space, mapping=mapping)
+    transitions = open_for_reading(data, space, mapping, reading)
     settings = make_settings({"gamma": transitions.metadata.gamma}, *layers)
     loaded = load_policy(policy, transitions.action_space, transitions.observation_shape)
     given: dict[str, Any] = {
@@ -203,6 +211,10 @@ def _evaluate(
         "initial_observations": None if starts is None else read_initial_states(starts),
     }
     with _progress_bar(f"evaluating {loaded.name}") as progress:
+        if not isinstance(transitions, Transitions):
+            if several is not None:
+                raise ConfigError(_ONE_AT_A_TIME)
+            return evaluate_policy(transitions, loaded, stream=reading.stream, progress=progress, **given)
         if several is None:
             return evaluate_policy(transitions, loaded, progress=progress, **given)
         return estimate_all(transitions, loaded, names=several, progress=progress, **given)
@@ -242,5 +254,8 @@ def _progress_bar(title: str) -> Iterator[Any]:
             def update(self, step: int, steps: int, loss: float) -> None:
                 note = "last layer" if step == steps else f"objective {loss:.3g}"
                 bar.update(task, completed=step, total=steps, note=note)
+
+            def pass_over(self, done: int, total: int) -> None:
+                bar.update(task, completed=done, total=total, note="reading shards")
 
         yield Bar()

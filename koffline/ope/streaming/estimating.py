@@ -30,11 +30,13 @@ from koffline.ope.streaming.evidence import (
     network_warnings,
     weight_diagnostics,
 )
+from koffline.ope.streaming.facts import LogFacts
 from koffline.ope.streaming.frame import NetworkFeatures
 from koffline.ope.streaming.importance import NAMES as OVER_EPISODES
 from koffline.ope.streaming.importance import estimate_by_episodes
-from koffline.ope.streaming.jackknife import GROUP_JACKKNIFE, GroupSpread, jackknife
+from koffline.ope.streaming.jackknife import GroupSpread, jackknife
 from koffline.ope.streaming.memory import MemoryPlan, plan_memory, shapes_of
+from koffline.ope.streaming.moments import StreamingMoments
 from koffline.ope.streaming.sampling import Request, Sampled, make_frame, sample_and_train
 from koffline.ope.streaming.solving import CLOSED_FORMS, HEADS, Reader, choose_closed_form, head_layer
 from koffline.ope.streaming.starts import drawing_variance, mean_start_features
@@ -103,7 +105,7 @@ def check_request(request: Request) -> None:
     find_estimator(settings.estimator)
     if settings.estimator not in ESTIMATORS:
         raise ConfigError(f"{settings.estimator} {_LOAD}; or choose one of {', '.join(ESTIMATORS)}")
-    if settings.interval not in (DEFAULT, GROUP_JACKKNIFE):
+    if settings.interval != DEFAULT:
         raise ConfigError(f"an interval of kind '{settings.interval}' {_LOAD}; or leave it out")
     if len(log) < 2:
         raise DataError("the log has 1 row; an estimate needs at least 2, an honest one hundreds")
@@ -124,6 +126,9 @@ def check_request(request: Request) -> None:
 
 
 def _is_learned(settings: EvaluationSettings) -> bool:
+    """Whether networks are trained; importance sampling asks for none."""
+    if settings.estimator in OVER_EPISODES:
+        return False
     return settings.feature_source == "learned" or settings.estimator in HEADS
 
 
@@ -153,14 +158,17 @@ def _answer(request: Request, sampled: Sampled, reader: Reader, sums: PassSums) 
                 settings.estimator, sums.episodes, settings.gamma, settings.level, settings.weight_clip
             )
         )
+    assert sums.moments is not None
     if settings.estimator in CLOSED_FORMS:
-        return _Answer(_by_closed_form(request, sampled, reader, sums))
-    return _by_networks(request, sampled, reader, sums)
+        return _Answer(_by_closed_form(request, sampled, reader, sums.moments, sums.facts))
+    return _by_networks(request, sampled, reader, sums.moments, sums.facts)
 
 
-def _by_networks(request: Request, sampled: Sampled, reader: Reader, sums: PassSums) -> _Answer:
+def _by_networks(
+    request: Request, sampled: Sampled, reader: Reader, moments: StreamingMoments, facts: LogFacts
+) -> _Answer:
     """One of the heads: mean over the networks, interval from the groups and from the networks' spread."""
-    settings, moments = request.settings, sums.moments
+    settings = request.settings
     read = {name: head_layer(reader.frame, name, settings.ridge) for name in HEADS}
     total = moments.total()
     layers = {name: layer(total) for name, layer in read.items()}
@@ -178,10 +186,10 @@ def _by_networks(request: Request, sampled: Sampled, reader: Reader, sums: PassS
     noise = (
         0.0 if reader.frame.own_starts else drawing_variance(reader.frame.features, sampled.problem, theta)
     )
-    point = _point(request, sums, values, spread, noise * reader.frame.units.reward_scale**2)
+    point = _point(request, facts, values, spread, noise * reader.frame.units.reward_scale**2)
     width = 0.0 if point.interval is None else point.interval.width
     scaled = {**diagnostics, "reward_scale": reader.frame.units.reward_scale}
-    warnings += network_warnings(sampled, scaled, width, sums.facts.rows)
+    warnings += network_warnings(sampled, scaled, width, facts.rows)
     assert isinstance(reader.frame.features, NetworkFeatures)
     network = with_last_layer(reader.frame.features.network, theta)
     function = ValueFunction(
@@ -198,12 +206,15 @@ def _by_networks(request: Request, sampled: Sampled, reader: Reader, sums: PassS
     return _Answer(point, make_evidence(sampled, network, values), function)
 
 
-def _by_closed_form(request: Request, sampled: Sampled, reader: Reader, sums: PassSums) -> PointEstimate:
+def _by_closed_form(
+    request: Request, sampled: Sampled, reader: Reader, moments: StreamingMoments, facts: LogFacts
+) -> PointEstimate:
     """One of the closed forms: mean over the feature maps."""
-    form = choose_closed_form(request.settings.estimator, reader, sums.moments)
-    spread = jackknife(sums.moments, form.values)
-    point = _point(request, sums, form.values(sums.moments.total()), spread, 0.0)
-    diagnostics = weight_diagnostics(form, sums.moments, sampled)
+    form = choose_closed_form(request.settings.estimator, reader, moments)
+    spread = jackknife(moments, form.values)
+    noise = 0.0 if reader.frame.own_starts else form.drawing_variance(sampled.problem, moments)
+    point = _point(request, facts, form.values(moments.total()), spread, noise)
+    diagnostics = weight_diagnostics(form, moments, sampled)
     warnings = diagnostics.pop("warnings")
     return dataclasses.replace(
         point, warnings=(*point.warnings, *warnings), diagnostics={**point.diagnostics, **diagnostics}
@@ -211,14 +222,14 @@ def _by_closed_form(request: Request, sampled: Sampled, reader: Reader, sums: Pa
 
 
 def _point(
-    request: Request, sums: PassSums, values: np.ndarray, spread: GroupSpread | None, noise: float
+    request: Request, facts: LogFacts, values: np.ndarray, spread: GroupSpread | None, noise: float
 ) -> PointEstimate:
     """The mean of values (R,) within the bounds of the log's rewards, with what its interval rests on.
 
     noise: variance that drawn actions at given start states leave.
     """
     settings, log = request.settings, request.log
-    low, high = sums.facts.value_bounds(settings.gamma)
+    low, high = facts.value_bounds(settings.gamma)
     mean, warnings = float(values.mean()), []
     value = min(max(mean, low), high)
     if value != mean:
@@ -241,7 +252,7 @@ def _point(
         diagnostics={
             "replica_standard_deviation": float(values.std(ddof=1)) if len(values) > 1 else None,
             "group_standard_error": None if spread is None else math.sqrt(spread.variance),
-            "groups": sums.moments.groups,
+            "groups": None if spread is None else spread.groups,
         },
     )
 

@@ -99,7 +99,7 @@ class Frame:
     ``units`` standardises (its rows are left out). ``next_draws`` and ``start_draws``: actions drawn of a
     continuous policy, 1 where nothing is drawn. ``instruments``: ψ, a function of kernel inputs. ``critics``:
     how many of them DualDICE needs the second moment of, 0 for none. ``own_starts``: start states are the
-    log's own. ``ratios``: episodes are weighed by importance, capped at ``clip``.
+    log's own. ``ratios``: episodes are weighed by importance, capped at ``clip``, and nothing else is summed.
     """
 
     policy: DiscretePolicy | ContinuousPolicy

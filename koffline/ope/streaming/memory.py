@@ -79,7 +79,7 @@ def plan_memory(
     if groups < min(stream.groups, _LEAST_GROUPS):
         _refuse(
             stream,
-            f"sums of {_LEAST_GROUPS} groups ({copies * _LEAST_GROUPS * shapes.group_bytes:.2g} bytes)",
+            f"sums of {_LEAST_GROUPS} groups ({copies * _LEAST_GROUPS * shapes.group_bytes / 1e9:.2g} GB)",
         )
     number = 4 if stream.precision == "single" else 8
     rest = min(_BLOCK_SHARE * free, free - copies * groups * shapes.group_bytes)

@@ -24,8 +24,10 @@ from koffline.ope.closed_form.moments import FoldedMoments, Moments
 from koffline.ope.closed_form.ridges import Path, best_ridge, candidate_ridges, held_out_losses, usual_ridge
 from koffline.ope.fitted import LSTD_RIDGE
 from koffline.ope.last_layer import kernel_loss_layer, temporal_layer
+from koffline.ope.problem import EvaluationProblem
 from koffline.ope.streaming.frame import Frame, NetworkFeatures
 from koffline.ope.streaming.moments import StreamingMoments
+from koffline.ope.streaming.starts import drawing_variance
 from koffline.solvers.linear import free_parameters
 
 HEADS = ("kloss", "lstd", "fqe")
@@ -112,6 +114,13 @@ class ClosedForm:
         mass = float(alpha @ moments.projected @ self._mass_column(moments)) / moments.weight
         value = float(alpha @ moments.projected[:, -1]) / moments.weight
         return value / mass if mass > 0.0 else value
+
+    def drawing_variance(self, problem: EvaluationProblem, sums: StreamingMoments) -> float:
+        """What drawing the policy's actions at given start states leaves open, in units of the return²."""
+        theta = torch.stack(
+            [self.path(sums, replica).solve_value(ridge) for replica, ridge in enumerate(self.ridges)]
+        )
+        return drawing_variance(self.reader.frame.features, problem, theta)
 
     def _mass_column(self, moments: Moments) -> Float[Tensor, " column"]:
         """Picks 1 − discount from [Z, r]: what the constants among the features leave."""

@@ -44,9 +44,9 @@ class PassPlan:
 
 @dataclass(frozen=True, eq=False)
 class PassSums:
-    """All that is left of the rows read. ``skipped``: why shards were left out."""
+    """What is left of the rows: moments, or sums over episodes. ``skipped``: why shards were left out."""
 
-    moments: StreamingMoments
+    moments: StreamingMoments | None
     facts: LogFacts
     episodes: EpisodeSums | None
     skipped: tuple[str, ...] = ()
@@ -96,7 +96,8 @@ def shard_stretches(log: LazyTransitions, one_by_one: bool = False) -> list[tupl
 def sum_over_shards(plan: PassPlan, shards: tuple[int, ...]) -> PassSums:
     """Sums over the rows of some shards, block by block."""
     frame = plan.frame
-    moments, facts = StreamingMoments.zeros(frame), LogFacts()
+    facts = LogFacts()
+    moments = None if frame.ratios else StreamingMoments.zeros(frame)
     episodes = EpisodeSums.zeros(frame.groups) if frame.ratios else None
     workspace = Workspace()
     with threads(plan.threads):
@@ -107,7 +108,8 @@ def sum_over_shards(plan: PassPlan, shards: tuple[int, ...]) -> PassSums:
                 facts = facts + LogFacts.of(block, rows.ended)
                 if episodes is not None:
                     episodes.add(frame, block, rows)
-                moments.add(make_columns(frame, block, workspace))
+                if moments is not None:
+                    moments.add(make_columns(frame, block, workspace))
                 last = block
             if last is not None and last.steps is not None:
                 ended = reader.flush()
@@ -135,7 +137,8 @@ def _facts_of_last(returns: np.ndarray, lengths: np.ndarray) -> LogFacts:
 
 def _added(first: PassSums, second: PassSums) -> PassSums:
     """The first record with the second's numbers added to it, in place where it is large."""
-    first.moments.add_sums(second.moments)
+    if first.moments is not None and second.moments is not None:
+        first.moments.add_sums(second.moments)
     if first.episodes is not None and second.episodes is not None:
         first.episodes.add_sums(second.episodes)
     return PassSums(first.moments, first.facts + second.facts, first.episodes)
