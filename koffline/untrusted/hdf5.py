@@ -19,6 +19,8 @@ from koffline.untrusted.hdf5_heaps import check_heaps
 from koffline.untrusted.limits import SLACK_BYTES, TEXT_BYTES, Refused, Tally, check_regular
 
 _DEEPEST = 32
+# Chunks of each array that stay in memory: two of ours. HDF5's own limit, 8 MB, adds up over open shards.
+_CACHED_BYTES = 2**19
 _PIECES_AT_ONCE = 256
 _LEAVES_THE_FILE = "which koffline never follows; copy the data into one file (h5repack, or export it again)"
 
@@ -122,7 +124,7 @@ def open_hdf5(path: Path) -> Iterator[CheckedFile]:
     import h5py
 
     check_regular(path)
-    with h5py.File(path, "r") as file:
+    with h5py.File(path, "r", rdcc_nbytes=_CACHED_BYTES) as file:
         yield CheckedFile(file, path)
 
 
