@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from koffline import errors, kernel_loss, kernels
     from koffline.algos.loading import load
+    from koffline.data.lazy import LazyTransitions
     from koffline.data.replay import ColumnarReplayBuffer
+    from koffline.data.shard_writer import ShardWriter
     from koffline.data.sources import open_transitions
     from koffline.data.table.mapping import TableMapping
     from koffline.data.transitions import Continuous, Discrete, Transitions
@@ -43,7 +45,9 @@ _HOME_OF = {
     "Estimate": "koffline.ope.estimate",
     "EstimateTable": "koffline.ope.estimators.table",
     "Interval": "koffline.ope.estimate",
+    "LazyTransitions": "koffline.data.lazy",
     "PolicyRanking": "koffline.ope.selection.ranking",
+    "ShardWriter": "koffline.data.shard_writer",
     "TableMapping": "koffline.data.table.mapping",
     "Transitions": "koffline.data.transitions",
     "bellman_test": "koffline.ope.bellman_test.front",
@@ -78,7 +82,9 @@ __all__ = [
     "Estimate",
     "EstimateTable",
     "Interval",
+    "LazyTransitions",
     "PolicyRanking",
+    "ShardWriter",
     "TableMapping",
     "Transitions",
     "bellman_test",

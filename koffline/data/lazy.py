@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import hashlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -40,6 +42,11 @@ class LazyTransitions:
 
     def __len__(self) -> int:
         return sum(shard.rows for shard in self.shards)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Whoever receives it may work in another folder: paths are sent whole."""
+        shards = tuple(dataclasses.replace(shard, name=remote.absolute(shard.name)) for shard in self.shards)
+        return {**vars(self), "shards": shards}
 
     def __repr__(self) -> str:
         episodes = f"{self.n_episodes} episodes" if self.has_episodes else "no episodes"

@@ -24,6 +24,11 @@ def joined(folder: str, name: str) -> str:
     return f"{folder.rstrip('/')}/{name}" if is_url(folder) else str(Path(folder) / name)
 
 
+def absolute(name: str) -> str:
+    """The same file by a name that holds in any working folder."""
+    return name if is_url(name) else str(Path(name).absolute())
+
+
 def exists(name: str) -> bool:
     """Whether there is a file or a folder. Raises DataError where the storage cannot be asked."""
     if not is_url(name):

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from koffline.data.files import atomic_file
+from koffline.data.hdf5_output import new_hdf5
 from koffline.errors import ConfigError
 from koffline.run_record import FILE as RUN
 from koffline.run_record import StartedRun
@@ -215,9 +216,7 @@ def read_results(path: Path) -> Results:
 
 def write_curves(curves: Curves, path: Path) -> None:
     """Write every group's arrays, compressed."""
-    import h5py
-
-    with atomic_file(path, force=True) as temporary, h5py.File(temporary, "w-") as file:
+    with atomic_file(path, force=True) as temporary, new_hdf5(temporary) as file:
         file.attrs["koffline_curves"] = VERSION
         for name, datasets in curves.items():
             group = file.create_group(name)

@@ -112,6 +112,16 @@ def test_it_is_small_and_goes_to_other_processes(folder, log):
     assert_same_rows(pickle.loads(sent).load(), log)
 
 
+def test_what_is_sent_is_found_from_any_folder(folder, log, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    lazy = open_transitions("shards", lazy=True)
+    assert lazy.shards[0].name == os.path.join("shards", "shard-00000.hdf5")
+    sent = pickle.dumps(lazy)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir("elsewhere")
+    assert_same_rows(pickle.loads(sent).load(), log)
+
+
 @pytest.mark.parametrize("block_rows", [1, 2, 5, 13, None])
 def test_steps_and_units_do_not_depend_on_blocks(folder, block_rows):
     lazy = open_transitions(folder, lazy=True)
