@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from koffline.jobs.options import worker_options
 from koffline.run_record import shown_command
 
 if TYPE_CHECKING:
@@ -37,8 +38,7 @@ Examples:
 @click.option("--quick", is_flag=True, help="A twentieth of the epochs, three seeds: minutes.")
 @click.option("--out", metavar="DIR", default="out/reproduce", show_default=True, help="Where results go.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of logs and truths.")
-@click.option("--workers", type=int, default=1, show_default=True, help="Processes, one core each.")
-@click.option("--ray", metavar="ADDRESS", help="Run the jobs on Ray: local, auto or an address.")
+@worker_options
 @click.option("--force", is_flag=True, help="Replace results of another scale or seed in --out.")
 @click.option(
     "--only", metavar="ENVIRONMENT", multiple=True, help="figure-mujoco: one of its six; repeatable."

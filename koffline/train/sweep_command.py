@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from koffline.jobs.options import worker_options
 from koffline.run_record import shown_command
 
 _HELP = """Train CONFIG with every combination of the --grid values and several seeds.
@@ -45,8 +46,7 @@ Examples:
 @click.option(
     "--maximize/--minimize", default=None, help="Default: errors, losses and distances are minimised."
 )
-@click.option("--workers", type=int, default=1, show_default=True, help="Processes, one core each.")
-@click.option("--ray", metavar="ADDRESS", help="Run on Ray: local, auto or an address.")
+@worker_options
 @click.option("--device", default="cpu", show_default=True, help="cpu, cuda or cuda:N.")
 @click.option(
     "--resume/--force",
