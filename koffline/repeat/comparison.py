@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,7 +10,7 @@ _BLOCK = 1 << 20
 # What differs from one day to the next (seconds, dates, the machine), and the state to go on from.
 _NOT_RESULTS = re.compile(
     r"(^|/)(run\.json|[^/]*\.run\.json|\.[^/]*|timing_[^/]*\.csv|time_[^/]*\.csv|timing\.json|checkpoint\.pt"
-    r"|(checkpoints|cells|tensorboard|packed|errors)/.*|manifest\.json)$"
+    r"|(checkpoints|cells|tensorboard|packed|errors)/.*)$"
 )
 
 
@@ -53,7 +52,13 @@ def compare_folders(first: Path, second: Path, only: str | None = None) -> Compa
 
 def results_of(folder: Path, only: str | None = None) -> list[str]:
     """Names of the result files in a folder, in order: all but records, clocks and states to go on from."""
-    return sorted(name for name in _names(folder) if only is None or re.match(only, name))
+    names = (path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+    return sorted(name for name in names if is_result(name) and (only is None or re.match(only, name)))
+
+
+def is_result(name: str) -> bool:
+    """Whether a file of that name, seen from the folder of a run, is a result."""
+    return _NOT_RESULTS.search(name) is None
 
 
 def same_bytes(first: Path, second: Path) -> bool:
@@ -65,10 +70,3 @@ def same_bytes(first: Path, second: Path) -> bool:
             if block != other.read(_BLOCK):
                 return False
     return True
-
-
-def _names(folder: Path) -> Iterator[str]:
-    for path in folder.rglob("*"):
-        name = path.relative_to(folder).as_posix()
-        if path.is_file() and not _NOT_RESULTS.search(name):
-            yield name

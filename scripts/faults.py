@@ -1,0 +1,245 @@
+"""Kill koffline's commands at random moments and look what is left.
+
+    python -m scripts.faults --kills 60 --out docs/results/faults.json
+    python -m scripts.faults --only train,online --kills 20 --seed 3
+
+After each SIGKILL: results of before are as they were, or the new ones are whole; every file under a final
+name can be read; the command taken up again ends with the same bytes as one that was never killed; no
+temporary file stays behind.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from koffline.repeat.comparison import is_result, results_of
+from koffline.run_record import digest_of
+from scripts.fault_cases import ROOT, Case, all_cases
+from scripts.fault_checks import litter_in, unreadable_in
+
+_LONGEST = 300.0  # seconds for one command on a busy machine
+_EARLIER = "earlier"
+
+
+@dataclass(frozen=True)
+class Reference:
+    """A command that was not interrupted: digests of its results, seconds, changes seen on the disk."""
+
+    results: Mapping[str, str]
+    seconds: float
+    changes: int
+
+
+@dataclass(frozen=True)
+class Kill:
+    """One kill and what was found. moment: seconds, or the change on the disk that it waited for."""
+
+    case: str
+    moment: str
+    hit: bool
+    failures: tuple[str, ...]
+
+
+def run_campaign(
+    cases: Sequence[Case], kills: int, seed: int, root: Path, say: Callable[[str], None]
+) -> list[Kill]:
+    """``kills`` kills in turn over the cases; each in a folder of its own below ``root``."""
+    generator = random.Random(seed)
+    references = {case.name: _reference(case, root / case.name / "whole") for case in cases}
+    found = []
+    for number in range(kills):
+        case = cases[number % len(cases)]
+        kill = kill_once(case, references[case.name], root / case.name / f"kill-{number}", generator)
+        found.append(kill)
+        say(
+            f"{number + 1}/{kills} {case.name}, {kill.moment}: {', '.join(kill.failures) or 'as it should be'}"
+        )
+    return found
+
+
+def kill_once(case: Case, reference: Reference, folder: Path, generator: random.Random) -> Kill:
+    """Start, kill, look, take up again, compare."""
+    before = _prepare(case, folder)
+    process = _start(case.words, folder)
+    if generator.random() < 0.5 and reference.changes:
+        change = generator.randint(1, reference.changes)
+        moment = f"change {change} of {reference.changes}"
+        _wait_for_change(process, folder, change)
+    else:
+        seconds = generator.uniform(0.3, 1.1) * reference.seconds
+        moment = f"after {seconds:.1f} s"
+        _wait(process, seconds)
+    hit = process.poll() is None
+    _kill(process)
+    failures = _look(case, folder, before, reference)
+    resumed = _start(case.resume_words(folder), folder)
+    _, errors = resumed.communicate(timeout=_LONGEST)
+    if resumed.returncode != 0:
+        failures.append(f"taken up again: exit code {resumed.returncode}: {errors.decode().strip()[-200:]}")
+    failures += _differences(reference.results, _results(case, folder))
+    failures += [f"left behind: {name}" for name in litter_in(folder)]
+    return Kill(case.name, moment, hit, tuple(failures))
+
+
+def _look(case: Case, folder: Path, before: Mapping[str, str], reference: Reference) -> list[str]:
+    """Right after the kill."""
+    failures = [f"half-written: {name}" for name in unreadable_in(folder)]
+    earlier = {name: digest for name, digest in before.items() if name.startswith(_EARLIER)}
+    failures += [
+        f"earlier results: {line}" for line in _differences(earlier, _files(folder / _EARLIER, folder))
+    ]
+    old = _results_among(case, before)
+    if old:
+        found = _results(case, folder)
+        if found not in (old, reference.results):
+            failures.append("the results are neither the old nor the new ones")
+    return failures
+
+
+def _reference(case: Case, folder: Path) -> Reference:
+    _prepare(case, folder)
+    started = time.perf_counter()
+    process = _start(case.words, folder)
+    changes = _wait_for_change(process, folder, None)
+    if process.wait() != 0:
+        assert process.stderr is not None
+        raise SystemExit(f"{case.name} fails without any kill: {process.stderr.read().decode()[-500:]}")
+    return Reference(_results(case, folder), time.perf_counter() - started, changes)
+
+
+def _prepare(case: Case, folder: Path) -> dict[str, str]:
+    """Earlier results beside, and those that the command is to replace; digests of all."""
+    (folder / _EARLIER).mkdir(parents=True)
+    (folder / _EARLIER / "estimate.json").write_text('{"value": 1.0}\n', encoding="utf-8")
+    if case.before is not None:
+        done = _start(case.before, folder)
+        _, errors = done.communicate(timeout=_LONGEST)
+        if done.returncode != 0:
+            raise SystemExit(f"{case.name}, what it replaces: {errors.decode()[-500:]}")
+    return _files(folder, folder)
+
+
+def _start(words: Sequence[str], folder: Path) -> subprocess.Popen[bytes]:
+    """In a process group of its own, one thread."""
+    places = [str(ROOT), os.environ.get("PYTHONPATH", "")]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, places))}
+    return subprocess.Popen(
+        words,
+        cwd=folder,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
+
+
+def _wait(process: subprocess.Popen[bytes], seconds: float) -> None:
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(timeout=min(seconds, _LONGEST))
+
+
+def _wait_for_change(process: subprocess.Popen[bytes], folder: Path, number: int | None) -> int:
+    """Until that many changes on the disk were seen, or the process has ended; how many there were."""
+    seen, last, end = 0, _sizes(folder), time.monotonic() + _LONGEST
+    while process.poll() is None and time.monotonic() < end and (number is None or seen < number):
+        now = _sizes(folder)
+        seen, last = seen + (now != last), now
+        time.sleep(0.001)
+    return seen
+
+
+def _sizes(folder: Path) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for place, _, names in os.walk(folder):
+        for name in names:
+            path = os.path.join(place, name)
+            try:
+                found[path] = os.stat(path).st_size
+            except FileNotFoundError:
+                continue
+    return found
+
+
+def _files(folder: Path, root: Path) -> dict[str, str]:
+    return {
+        path.relative_to(root).as_posix(): digest_of(path)
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
+
+
+def _results(case: Case, folder: Path) -> dict[str, str]:
+    return {name: digest_of(folder / name) for name in results_of(folder, case.names)}
+
+
+def _results_among(case: Case, files: Mapping[str, str]) -> dict[str, str]:
+    return {name: digest for name, digest in files.items() if re.match(case.names, name) and is_result(name)}
+
+
+def _differences(wanted: Mapping[str, str], found: Mapping[str, str]) -> list[str]:
+    names = sorted({*wanted, *found})
+    return [f"{name} is not the same" for name in names if wanted.get(name) != found.get(name)]
+
+
+def _summary(found: Sequence[Kill], seed: int) -> dict[str, object]:
+    by_case = Counter(kill.case for kill in found)
+    return {
+        "command": f"python -m scripts.faults --kills {len(found)} --seed {seed}",
+        "kills": len(found),
+        "while_running": sum(kill.hit for kill in found),
+        "failures": sum(bool(kill.failures) for kill in found),
+        "by_command": {
+            name: {
+                "kills": count,
+                "while_running": sum(kill.hit for kill in found if kill.case == name),
+                "failures": sum(bool(kill.failures) for kill in found if kill.case == name),
+            }
+            for name, count in by_case.items()
+        },
+        "all": [asdict(kill) for kill in found],
+    }
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Run the campaign; 1 where anything was found."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--kills", type=int, default=60)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--only", help="Names of commands, separated by commas.")
+    parser.add_argument("--out", help="JSON file of what was found.")
+    options = parser.parse_args(words)
+    cases = [case for case in all_cases() if not options.only or case.name in options.only.split(",")]
+    with tempfile.TemporaryDirectory(prefix="koffline-faults-") as scratch:
+        found = run_campaign(cases, options.kills, options.seed, Path(scratch), print)
+    summary = _summary(found, options.seed)
+    if options.out:
+        Path(options.out).write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
+    print(
+        f"{summary['kills']} kills, {summary['while_running']} of a running command, {summary['failures']} failures"
+    )
+    return 1 if summary["failures"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
