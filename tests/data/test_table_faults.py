@@ -103,6 +103,33 @@ class TestDamage:
         assert "no permission" in refusal(path)
 
 
+class TestBombs:
+    """Small files that would be large in memory; bounds as for other formats."""
+
+    def test_rows_of_one_value(self, tmp_path, monkeypatch):
+        monkeypatch.setattr("koffline.data.table.rows.SLACK_BYTES", 0)
+        monkeypatch.setattr("koffline.data.table.rows.EXPANSION", 100)
+        columns = {name: pa.repeat(pa.scalar(column[-1]), 100_000) for name, column in walk().items()}
+        path = tmp_path / "log.parquet"
+        pa.parquet.write_table(pa.table(columns), path, compression="zstd")
+        assert "made to fill the memory" in refusal(path)
+        with pytest.raises(DataError, match="made to fill the memory"):
+            TableStream(path, MAPPING)
+
+    def test_long_texts_repeated(self, tmp_path):
+        ids = pa.DictionaryArray.from_arrays(pa.array([0] * 60_000, pa.int8()), pa.array(["e" * 100_000]))
+        columns = {name: pa.repeat(pa.scalar(column[-1]), 60_000) for name, column in walk().items()}
+        path = tmp_path / "log.parquet"
+        pa.parquet.write_table(pa.table({**columns, "id": ids}), path)
+        assert "repeats texts of 100 kB each" in refusal(path)
+
+    def test_more_than_the_memory(self, tmp_path, monkeypatch):
+        monkeypatch.setattr("koffline.untrusted.limits.machine_memory", lambda: 100)
+        path = write(walk(), tmp_path / "log.parquet")
+        assert "--shard-rows" in refusal(path)
+        assert sum(len(piece) for piece in TableStream(path, MAPPING)) == 6
+
+
 class TestCsvText:
     BODY = "id,t,x_1,a,r,done\ne,0,1,0,1,0\ne,1,2,0,1,1\n"
 

@@ -415,6 +415,18 @@ def tables(draw):
     return rows
 
 
+def test_means_are_the_same_in_pieces(tmp_path, monkeypatch):
+    monkeypatch.setattr("koffline.data.table.rows.BATCH_ROWS", 3)
+    values = [None if i % 5 == 0 else 1e9 / (i + 1) for i in range(40)]
+    path = write(shuffled(walk([8] * 5, [True] * 5, x_1=values)), tmp_path / "log.parquet")
+    mapping = {**MAPPING, "impute": {"x_1": "mean", "x_2": "forward"}}
+    whole, stream = open_transitions(path, mapping=mapping), TableStream(path, mapping, piece_rows=8)
+    found = np.concatenate([piece.observations for piece in stream])
+    np.testing.assert_array_equal(found, whole.observations)
+    assert stream.metadata.notes == whole.metadata.notes
+    assert "8 missing values in x_1 were replaced (mean" in " ".join(whole.metadata.notes)
+
+
 class TestAgainstTheReference:
     @settings(max_examples=30, deadline=None)
     @given(tables(), FLAGS, FLAGS, st.integers(1, 20), st.sampled_from(["parquet", "csv"]))

@@ -10,6 +10,7 @@ from typing import Any
 from koffline.data.table import csv_files
 from koffline.data.table.faults import open_bytes, table_faults
 from koffline.data.table.recognition import CSV, PARQUET, STREAM, TableFile
+from koffline.data.table.values import storage_type
 from koffline.errors import DataError
 
 
@@ -21,7 +22,12 @@ def arrow_reader(file: TableFile) -> Iterator[Any]:
 
     with table_faults(file.name, file.kind), open_bytes(file.name) as source:
         if file.kind == PARQUET:
-            with pyarrow.parquet.ParquetFile(source, pre_buffer=False) as opened:
+            # Texts as dictionaries: what repeats in the file does not multiply before it is looked at.
+            schema = pyarrow.parquet.read_schema(source)
+            texts = [field.name for field in schema if pa.types.is_string(field.type)]
+            texts += [field.name for field in schema if pa.types.is_binary(field.type)]
+            source.seek(0)
+            with pyarrow.parquet.ParquetFile(source, pre_buffer=False, read_dictionary=texts) as opened:
                 yield _ParquetReader(opened)
             return
         head = source.read(4)
@@ -95,9 +101,10 @@ def _fitted(batch: Any, file: TableFile, types: Mapping[str, Any]) -> Any:
             try:
                 array = array.cast(wanted)
             except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+                here, there = storage_type(array.type), storage_type(wanted)
                 raise DataError(
-                    f"{file.name}: column {name} is {array.type}, in the first file {wanted}; "
-                    "write all files with one type"
+                    f"{file.name}: column {name} is {here}, in the first file {there}; write all files with "
+                    "one type"
                 ) from None
         arrays.append(array)
     return pa.record_batch(arrays, names=list(types))

@@ -10,6 +10,7 @@ from typing import Any
 from koffline.data.files import reading
 from koffline.data.remote import is_url, storage_faults
 from koffline.errors import DataError
+from koffline.untrusted.limits import Refused
 
 _CSV_COLUMN = re.compile(r"In CSV column #(\d+):(?: Row #(\d+):)?\s*(.*)", re.S)
 
@@ -23,6 +24,8 @@ def table_faults(name: str, kind: str, names: Sequence[str] = ()) -> Iterator[No
         with storage_faults(name) if is_url(name) else reading(name, kind):
             try:
                 yield
+            except Refused as error:
+                raise DataError(f"{name} is not read: {error}") from None
             except UnicodeDecodeError:
                 raise _not_utf8(name) from None
             except pa.ArrowException as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from koffline.data import remote
@@ -31,6 +32,11 @@ class TableFiles:
     def kind(self) -> str:
         """Parquet, Arrow or CSV."""
         return self.files[0].kind
+
+    @cached_property
+    def bytes(self) -> int:
+        """Bytes on disk of all files."""
+        return sum(remote.size(file.name) for file in self.files)
 
     def schema(self, roles: Roles) -> dict[str, pa.DataType]:
         """Types of the columns that the roles name. Raises DataError where files contradict each other."""

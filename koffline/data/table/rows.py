@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from koffline.data.table.files import TableFiles
 from koffline.data.table.values import plain, storage_type
+from koffline.untrusted.limits import EXPANSION, SLACK_BYTES, Refused, check_memory, shown_bytes
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -34,7 +35,7 @@ class TableRows:
         if self.held is not None:
             found = iter(self.held.select(chosen).to_batches(max_chunksize=BATCH_ROWS))
         else:
-            found = self.files.batches(chosen, self.types, BATCH_ROWS)
+            found = bounded(self.files.batches(chosen, self.types, BATCH_ROWS), self.files)
         return (self._typed(batch) for batch in found if batch.num_rows)
 
     def table(self, batches: Sequence[pa.RecordBatch]) -> pa.Table:
@@ -57,13 +58,30 @@ class TableRows:
         return pa.record_batch(arrays, names=names)
 
 
+def bounded(batches: Iterator[Any], files: TableFiles) -> Iterator[Any]:
+    """The batches, until they hold more than files of this size can. Raises Refused."""
+    total = 0
+    for batch in batches:
+        total += batch.nbytes
+        if total > files.bytes * EXPANSION + SLACK_BYTES:
+            raise Refused(
+                f"its rows take more than {shown_bytes(total)}, the file {shown_bytes(files.bytes)}; it is "
+                "damaged or made to fill the memory: export it again"
+            )
+        yield batch
+
+
 def hold(rows: TableRows) -> TableRows:
-    """The same with all rows in memory."""
+    """The same with all rows in memory. Raises Refused where they do not fit."""
     import pyarrow as pa
 
     schema = pa.schema(list(rows.types.items()))
-    table = pa.Table.from_batches(list(rows.files.batches(list(rows.types), rows.types, BATCH_ROWS)), schema)
-    return TableRows(rows.files, rows.types, rows.narrowed, table)
+    batches, total = [], 0
+    for batch in bounded(rows.files.batches(list(rows.types), rows.types, BATCH_ROWS), rows.files):
+        total += batch.nbytes
+        check_memory(total)
+        batches.append(batch)
+    return TableRows(rows.files, rows.types, rows.narrowed, pa.Table.from_batches(batches, schema))
 
 
 def narrow_types(rows: TableRows, names: Sequence[str]) -> dict[str, Any]:
