@@ -27,7 +27,7 @@ from koffline.data.transitions import Metadata, Transitions
 from koffline.errors import DataError
 from koffline.untrusted.hdf5 import write_text
 
-# Bytes of a chunk: large enough for the disk, small enough for shuffled blocks of rows.
+# Bytes of a chunk of the widest column: large enough for the disk, small enough for shuffled blocks of rows.
 _CHUNK_BYTES = 2**18
 
 
@@ -184,8 +184,10 @@ class _OpenFile:
         self._output = KeptErrors(path)
         self._file = h5py.File(self._output, "w", libver="v108")
         self._arrays: dict[str, Any] = {}
+        # the same rows for all columns: a block at random reads no more of one than of another
+        widest = max(column.row_bytes for column in columns.values())
+        chunk = max(1, min(most_rows, _CHUNK_BYTES // widest))
         for name, column in columns.items():
-            chunk = max(1, min(most_rows, _CHUNK_BYTES // column.row_bytes))
             self._arrays[name] = self._file.create_dataset(
                 column.key,
                 shape=(0, *column.shape),
