@@ -5,6 +5,7 @@ import pytest
 from scripts.bench.pass_cost import Sizes, cost, flops_per_row, measure
 
 
+@pytest.mark.slow
 def test_formulas_are_what_the_pass_does() -> None:
     measured = measure(4_000, 5, repeats=1)
     assert measured["flops_per_row"] == pytest.approx(measured["flops_counted"], rel=0.02)  # and its starts
