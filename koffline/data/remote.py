@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from koffline.data.temporaries import remove_abandoned, temporary_beside
 from koffline.errors import DataError
+from koffline.untrusted.limits import check_regular
 
 _COPIED_AT_ONCE = 2**23
 
@@ -76,6 +79,7 @@ def read_bytes(name: str, limit: int) -> bytes:
     limit = min(limit, size(name))  # a reader takes the memory it was asked to fill
     with storage_faults(name):
         if not is_url(name):
+            check_regular(Path(name))
             with open(name, "rb") as file:
                 return file.read(limit)
         system, path = _opened(name)
@@ -90,14 +94,27 @@ def local_file(name: str) -> Iterator[Path]:
     if not is_url(name) or name.startswith(("file://", "local://")):
         yield Path(name.partition("://")[2] if is_url(name) else name)
         return
-    with tempfile.TemporaryDirectory(prefix="koffline-") as folder:
-        copy = Path(folder) / Path(name).name
+    with temporary_folder() as folder:
+        copy = folder / Path(name).name
         with storage_faults(name):
             system, path = _opened(name)
             with system.open(path, "rb") as source, copy.open("wb") as target:
                 while part := source.read(_COPIED_AT_ONCE):
                     target.write(part)
         yield copy
+
+
+@contextlib.contextmanager
+def temporary_folder() -> Iterator[Path]:
+    """A folder for copies, removed afterwards; what killed processes have left goes first."""
+    beside = Path(tempfile.gettempdir()) / "koffline-copy"
+    remove_abandoned(beside)
+    folder = temporary_beside(beside)
+    folder.mkdir(mode=0o700)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def upload(path: Path, name: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -52,8 +51,8 @@ def shard_place(target: str, force: bool) -> Iterator[LocalPlace | RemotePlace]:
             yield LocalPlace(folder)
         return
     _check_storage(target, force)
-    with tempfile.TemporaryDirectory(prefix="koffline-") as folder:
-        place = RemotePlace(Path(folder), target)
+    with remote.temporary_folder() as folder:
+        place = RemotePlace(folder, target)
         try:
             yield place
         except BaseException:

@@ -1,5 +1,8 @@
 """Logs at URLs: the rows of the local files, and no copies left behind."""
 
+import os
+import subprocess
+import sys
 import tempfile
 
 import fsspec
@@ -55,6 +58,18 @@ def test_shards_in_a_storage(bucket, copies, log):
     assert_same_rows(lazy.load(), log)
     assert_same_rows(open_transitions(f"{bucket}/shards"), log)
     assert list(copies.iterdir()) == []
+
+
+def test_copies_of_killed_processes_go(bucket, copies, log):
+    done = subprocess.run(
+        [sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, text=True
+    )
+    with remote.temporary_folder() as mine:
+        left = mine.with_name(mine.name.replace(f"-{os.getpid()}-", f"-{int(done.stdout)}-"))
+        left.mkdir()
+        (left / "shard-00000.hdf5").touch()
+        list(open_transitions(f"{bucket}/shards", lazy=True).blocks())
+        assert list(copies.iterdir()) == [mine]
 
 
 def test_single_files_and_patterns(bucket, copies, log):
