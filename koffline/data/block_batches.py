@@ -205,9 +205,9 @@ class BlockSampler:
         mask = None if self._part is None else self._part.holds(fragment.shard, block.units[:count])
         rows = fragment.rows(mask)
         present = {name: getattr(block, name) for name in ROW_COLUMNS}
-        columns = {name: column[rows] for name, column in present.items() if column is not None}
+        columns = {name: column.take(rows, axis=0) for name, column in present.items() if column is not None}
         if self._next_actions:
-            columns["next_actions"] = block.actions[rows + _goes_on(block)[rows]]
+            columns["next_actions"] = block.actions.take(rows + _goes_on(block)[rows], axis=0)
         columns["shards"] = np.full(len(rows), fragment.shard)
         columns["rows"] = rows + fragment.start
         return columns
