@@ -121,7 +121,7 @@ class TestBombs:
         columns = {name: pa.repeat(pa.scalar(column[-1]), 60_000) for name, column in walk().items()}
         path = tmp_path / "log.parquet"
         pa.parquet.write_table(pa.table({**columns, "id": ids}), path)
-        assert "repeats texts of 100 kB each" in refusal(path)
+        assert "made to fill the memory" in refusal(path)
 
     def test_more_than_the_memory(self, tmp_path, monkeypatch):
         monkeypatch.setattr("koffline.untrusted.limits.machine_memory", lambda: 100)

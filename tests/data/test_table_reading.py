@@ -427,6 +427,16 @@ def test_means_are_the_same_in_pieces(tmp_path, monkeypatch):
     assert "8 missing values in x_1 were replaced (mean" in " ".join(whole.metadata.notes)
 
 
+def test_wide_rows_come_in_small_pieces(tmp_path, monkeypatch):
+    monkeypatch.setattr("koffline.data.table.rows._BATCH_BYTES", 10_000)
+    columns = {**walk([3] * 20, [True] * 20, x_1=None, x_2=None), "x": [[float(i)] * 100 for i in range(60)]}
+    path, mapping = write(columns, tmp_path / "log.parquet"), {**MAPPING, "observations": "x"}
+    pieces = list(iterate_table(path, mapping))
+    assert len(pieces) > 4  # 12 rows of 100 float64 fill the bytes of a piece
+    whole = open_transitions(path, mapping=mapping)
+    np.testing.assert_array_equal(np.concatenate([each.observations for each in pieces]), whole.observations)
+
+
 class TestAgainstTheReference:
     @settings(max_examples=30, deadline=None)
     @given(tables(), FLAGS, FLAGS, st.integers(1, 20), st.sampled_from(["parquet", "csv"]))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ from koffline.data.table.files import TableFiles, as_csv, find_tables
 from koffline.data.table.kinds import ColumnKinds, check_kinds
 from koffline.data.table.mapping import MappingRequest, TableMapping, as_mapping
 from koffline.data.table.roles import Roles, own_mapping, resolve_roles, unmapped
-from koffline.data.table.rows import TableRows, hold, narrow_types
+from koffline.data.table.rows import TableRows, hold, narrow_types, open_rows
 from koffline.data.table.survey import TableSurvey, survey_rows
 from koffline.data.transitions import Metadata
 from koffline.errors import DataError
@@ -68,10 +68,10 @@ def prepare_table(
     typed = {n: pa.float64() if n in untyped else k for n, k in types.items()}
     check_kinds(typed, roles, name)
     with table_faults(name, files.kind):
-        rows = TableRows(files, types, {})
+        rows = open_rows(files, types)
         rows = hold(rows) if in_memory else rows
         narrowed = narrow_types(rows, untyped)
-        rows = TableRows(files, types, narrowed, rows.held)
+        rows = replace(rows, narrowed=narrowed)
         kinds = check_kinds({**types, **narrowed}, roles, name)
         categorical = kinds.action_is_text or bool(chosen.action_names)
         survey = survey_rows(rows.batches(), roles, kinds, name, categorical, census=not in_memory)

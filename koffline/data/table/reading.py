@@ -20,8 +20,6 @@ from koffline.data.table.recognition import holds_tables, looks_like_table
 from koffline.data.transitions import Metadata, Transitions
 from koffline.errors import DataError
 
-# Rows that a piece has at least, where there are as many.
-PIECE_ROWS = 65_536
 _NO_ROWS = "{}: no row has a next observation; name --next-observations or --terminal"
 
 
@@ -68,9 +66,10 @@ class TableStream:
     """A table of any length as pieces of whole episodes, the same rows in the same order as ``read_table``.
 
     Two passes: one that counts (missing values, actions, episodes), one that gives the rows. Episodes whose
-    rows lie together need memory for ``piece_rows`` and the longest episode; where rows of several episodes
-    are mixed they are first sorted into temporary files of about ``piece_rows`` each (in ``scratch``, by
-    default the system's folder for such files). ``metadata.notes`` are complete after the last piece.
+    rows lie together need memory for ``piece_rows`` (by default 65,536, or 64 MB of wide rows) and the
+    longest episode; where rows of several episodes are mixed they are first sorted into temporary files of
+    about ``piece_rows`` each (in ``scratch``, by default the system's folder for such files).
+    ``metadata.notes`` are complete after the last piece.
     """
 
     def __init__(
@@ -79,13 +78,13 @@ class TableStream:
         mapping: MappingRequest | None = None,
         action_space: SpaceRequest | None = None,
         *,
-        piece_rows: int = PIECE_ROWS,
+        piece_rows: int | None = None,
         scratch: str | Path | None = None,
     ) -> None:
-        if piece_rows < 1:
+        if piece_rows is not None and piece_rows < 1:
             raise DataError(f"pieces of {piece_rows} rows were asked for; give at least 1")
         self._prepared = prepare_table(source, mapping, action_space, in_memory=False)
-        self._piece_rows, self._scratch = piece_rows, scratch
+        self._piece_rows, self._scratch = piece_rows or self._prepared.rows.batch_rows, scratch
         self._counts = TableCounts()
 
     def __len__(self) -> int:
@@ -130,7 +129,7 @@ class TableStream:
 def iterate_table(
     source: str | os.PathLike[str],
     mapping: MappingRequest | None = None,
-    batch_rows: int = PIECE_ROWS,
+    batch_rows: int | None = None,
     action_space: SpaceRequest | None = None,
 ) -> Iterator[Transitions]:
     """The pieces of a ``TableStream``, each with the notes that hold until then."""

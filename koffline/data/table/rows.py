@@ -3,39 +3,42 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from koffline.data.table.files import TableFiles
-from koffline.data.table.values import plain, storage_type
+from koffline.data.table.values import plain, plain_bytes, storage_type
 from koffline.untrusted.limits import EXPANSION, SLACK_BYTES, Refused, check_memory, shown_bytes
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-# Rows looked at in one go; means are sums over such batches, however the table is read.
+# Rows looked at in one go, fewer where they are wide; means are sums over such batches, however read.
 BATCH_ROWS = 65_536
+_BATCH_BYTES = 2**26
+_PROBED_ROWS = 256
 
 
 @dataclass(frozen=True)
 class TableRows:
     """Columns ``types`` of some files; ``narrowed`` says as what the columns of text are meant.
 
-    ``held`` has them all in memory. Each batch has at most ``BATCH_ROWS`` rows.
+    ``held`` has them all in memory. Each batch has at most ``batch_rows`` rows.
     """
 
     files: TableFiles
     types: Mapping[str, Any]
     narrowed: Mapping[str, Any]
+    batch_rows: int
     held: Any = None
 
     def batches(self, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
         """The given columns (or all) in their order."""
         chosen = list(self.types if columns is None else columns)
         if self.held is not None:
-            found = iter(self.held.select(chosen).to_batches(max_chunksize=BATCH_ROWS))
+            found = iter(self.held.select(chosen).to_batches(max_chunksize=self.batch_rows))
         else:
-            found = bounded(self.files.batches(chosen, self.types, BATCH_ROWS), self.files)
+            found = bounded(self.files.batches(chosen, self.types, self.batch_rows), self.files)
         return (self._typed(batch) for batch in found if batch.num_rows)
 
     def table(self, batches: Sequence[pa.RecordBatch]) -> pa.Table:
@@ -62,7 +65,7 @@ def bounded(batches: Iterator[Any], files: TableFiles) -> Iterator[Any]:
     """The batches, until they hold more than files of this size can. Raises Refused."""
     total = 0
     for batch in batches:
-        total += batch.nbytes
+        total += sum(map(plain_bytes, batch.columns))
         if total > files.bytes * EXPANSION + SLACK_BYTES:
             raise Refused(
                 f"its rows take more than {shown_bytes(total)}, the file {shown_bytes(files.bytes)}; it is "
@@ -71,17 +74,25 @@ def bounded(batches: Iterator[Any], files: TableFiles) -> Iterator[Any]:
         yield batch
 
 
+def open_rows(files: TableFiles, types: Mapping[str, Any]) -> TableRows:
+    """The rows of some files, in batches of about 64 MB as the first rows have it."""
+    probe = next(files.batches(list(types), types, _PROBED_ROWS), None)
+    held = 0 if probe is None else sum(map(plain_bytes, probe.columns))
+    row_bytes = max(1, held // max(1, 0 if probe is None else probe.num_rows))
+    return TableRows(files, types, {}, max(1, min(BATCH_ROWS, _BATCH_BYTES // row_bytes)))
+
+
 def hold(rows: TableRows) -> TableRows:
     """The same with all rows in memory. Raises Refused where they do not fit."""
     import pyarrow as pa
 
     schema = pa.schema(list(rows.types.items()))
     batches, total = [], 0
-    for batch in bounded(rows.files.batches(list(rows.types), rows.types, BATCH_ROWS), rows.files):
-        total += batch.nbytes
+    for batch in bounded(rows.files.batches(list(rows.types), rows.types, rows.batch_rows), rows.files):
+        total += sum(map(plain_bytes, batch.columns))
         check_memory(total)
         batches.append(batch)
-    return TableRows(rows.files, rows.types, rows.narrowed, pa.Table.from_batches(batches, schema))
+    return replace(rows, held=pa.Table.from_batches(batches, schema))
 
 
 def narrow_types(rows: TableRows, names: Sequence[str]) -> dict[str, Any]:

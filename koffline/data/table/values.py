@@ -7,13 +7,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from koffline.errors import DataError
-from koffline.untrusted.limits import Refused, shown_bytes
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-# Texts of one batch of rows: 4 kB in each, where honest names have some tens of bytes.
-_MOST_TEXT = 2**28
 _TRUE = ("true", "t", "yes", "y", "1", "1.0")
 _FALSE = ("false", "f", "no", "n", "0", "0.0")
 
@@ -41,26 +38,20 @@ def plain(array: Any) -> Any:
             array = pa.concat_arrays(array.chunks) if array.num_chunks else pa.array([], array.type)
     while isinstance(array, pa.ExtensionArray):
         array = array.storage
-    if not pa.types.is_dictionary(array.type):
-        return array
-    _check_texts(array)
-    return array.dictionary_decode()
+    return array.dictionary_decode() if pa.types.is_dictionary(array.type) else array
 
 
-def _check_texts(array: Any) -> None:
-    """Raise Refused where a few long texts of a dictionary would become very many."""
+def plain_bytes(array: Any) -> int:
+    """Bytes of an array without its dictionary: of texts those of every row, however often they repeat."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
+    if not pa.types.is_dictionary(array.type):
+        return int(array.nbytes)
     kind = array.dictionary.type
-    if not (is_text(kind) or pa.types.is_binary(kind) or pa.types.is_large_binary(kind)):
-        return
-    total = pc.sum(pc.binary_length(array.dictionary).take(array.indices)).as_py() or 0
-    if total > _MOST_TEXT:
-        raise Refused(
-            f"a column repeats texts of {shown_bytes(total // max(1, len(array)))} each; name a column of "
-            "short names or numbers"
-        )
+    if is_text(kind) or pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
+        return int(pc.sum(pc.binary_length(array.dictionary).take(array.indices)).as_py() or 0)
+    return int(array.nbytes)
 
 
 def is_list(kind: pa.DataType) -> bool:
