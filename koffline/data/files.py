@@ -18,6 +18,8 @@ def reading(source: str | Path, kind: str) -> Iterator[None]:
     """Turn the errors of a reader into one DataError; our own pass as they are."""
     try:
         yield
+    except DataError as error:  # what looks at the content alone does not know its name
+        raise error if str(source) in str(error) else DataError(f"{source}: {error}") from None
     except KofflineError:
         raise
     except Refused as error:

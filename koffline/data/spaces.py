@@ -11,10 +11,13 @@ import numpy as np
 
 from koffline.errors import DataError
 
+# Actions are counted and policies give one number for each: a file that declares more wants the memory.
+LARGEST_SPACE = 2**20
+
 
 @dataclass(frozen=True, init=False)
 class Discrete:
-    """Actions are the integers 0 … n − 1. Raises DataError unless n is an integer of at least 1."""
+    """Actions are the integers 0 … n − 1. Raises DataError unless n is an integer from 1 to 1,048,576."""
 
     n: int
 
@@ -73,6 +76,10 @@ def _positive_int(name: str, value: object) -> int:
         number = 0
     if isinstance(value, bool) or number < 1:
         raise DataError(f"{name} is {value!r}; give an integer of at least 1")
+    if number > LARGEST_SPACE:
+        raise DataError(
+            f"{name} is {number:.3g}, more than {LARGEST_SPACE}; number the actions 0, 1, 2, … without gaps"
+        )
     return number
 
 

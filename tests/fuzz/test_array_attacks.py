@@ -1,0 +1,131 @@
+"""NumPy files made to do harm."""
+
+from __future__ import annotations
+
+import io
+import pickle
+import warnings
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from koffline.data.sources import open_transitions
+from koffline.data.transitions import Discrete
+from koffline.errors import DataError, PolicyError
+from koffline.ope.initial_states import read_initial_states
+from koffline.policies import load_policy
+from tests.fuzz.hostile import archive, flat_members, npy
+
+FLOATS = "{'descr': '<f8', 'fortran_order': False, 'shape': (%s)}"
+LIES = {
+    "a size that no memory has": npy(FLOATS % "10000000000000,", bytes(32)),
+    "a size with too many digits": npy(FLOATS % ("9" * 400 + ","), bytes(32)),
+    "a negative size": npy("{'descr': '<f8', 'fortran_order': False, 'shape': (-4,)}", bytes(32)),
+    "sizes that cancel": npy("{'descr': '<f8', 'fortran_order': False, 'shape': (-2, -2)}", bytes(32)),
+    "less than it holds": npy("{'descr': '<f8', 'fortran_order': False, 'shape': (4,)}", bytes(80)),
+    "a call": npy("__import__('os').system('true')", bytes(32)),
+    "nesting without end": npy("(" * 9000, bytes(32)),
+    "no header": b"\x93NUMPY\x01\x00\xff\xff",
+    "an unknown version": b"\x93NUMPY\x09\x00\x00\x00",
+    "a header of 4 GB": b"\x93NUMPY\x02\x00\xff\xff\xff\xff",
+    "elements of no bytes": npy("{'descr': '|V0', 'fortran_order': False, 'shape': (4,)}"),
+    "objects": npy("{'descr': '|O', 'fortran_order': False, 'shape': (4,)}", pickle.dumps([1] * 4)),
+    "records": npy("{'descr': [('a', '<f8')], 'fortran_order': False, 'shape': (4,)}", bytes(32)),
+    "arrays in elements": npy("{'descr': ('<f8', (2,)), 'fortran_order': False, 'shape': (2,)}", bytes(32)),
+    "nothing": b"",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_a_lying_header_is_one_line_everywhere(tmp_path: Path, lie):
+    log = tmp_path / "log.npz"
+    log.write_bytes(archive(flat_members(rewards=LIES[lie])))
+    with pytest.raises(DataError, match=r"log\.npz.*rewards") as error:
+        open_transitions(log)
+    assert str(error.value).isprintable()
+    policy = tmp_path / "policy.npz"
+    policy.write_bytes(archive({"format.npy": LIES[lie]}))
+    with pytest.raises(PolicyError, match=r"cannot be read"):
+        load_policy(policy, Discrete(2), (2,))
+    starts = tmp_path / "starts.npy"
+    starts.write_bytes(LIES[lie] or b"\x93NUMPY")
+    with pytest.raises(DataError, match="initial states"):
+        read_initial_states(str(starts))
+
+
+def bomb(declared: int) -> bytes:
+    """An array of zeros, compressed twice as well as deflate can: the second layer is another zip's."""
+    member = npy(f"{{'descr': '|u1', 'fortran_order': False, 'shape': ({declared},)}}", bytes(declared))
+    return archive(flat_members(observations=member), zipfile.ZIP_DEFLATED)
+
+
+def test_arrays_beyond_the_memory_are_refused_before_they_are_unpacked(tmp_path: Path, monkeypatch):
+    path = tmp_path / "log.npz"
+    path.write_bytes(bomb(2**22))
+    monkeypatch.setattr("koffline.untrusted.limits.machine_memory", lambda: 2**21)
+    with pytest.raises(DataError, match=r"columns take 4\.19 MB, this process may use 2\.1 MB.*shard-rows"):
+        open_transitions(path)
+
+
+def test_better_compression_than_deflate_is_refused(tmp_path: Path):
+    path = tmp_path / "log.npz"
+    path.write_bytes(archive(flat_members(), zipfile.ZIP_LZMA))
+    with pytest.raises(DataError, match="compressed in a way NumPy never uses"):
+        open_transitions(path)
+
+
+def test_an_encrypted_archive_is_one_line(tmp_path: Path):
+    path = tmp_path / "log.npz"
+    content = bytearray(archive(flat_members()))
+    for signature, place in ((b"PK\x01\x02", 8), (b"PK\x03\x04", 6)):
+        start = content.find(signature)
+        while start >= 0:
+            content[start + place] |= 1
+            start = content.find(signature, start + 1)
+    path.write_bytes(content)
+    with pytest.raises(DataError, match="is encrypted"):
+        open_transitions(path)
+
+
+def test_paths_in_an_archive_name_no_files(tmp_path: Path):
+    path = tmp_path / "log.npz"
+    path.write_bytes(archive(flat_members() | {"../outside.npy": b"", "/etc/outside.npy": b""}))
+    assert len(open_transitions(path, Discrete(2))) == 4
+    assert sorted(tmp_path.iterdir()) == [path]
+    assert not (tmp_path.parent / "outside.npy").exists()
+
+
+def test_two_members_of_one_name_are_refused(tmp_path: Path):
+    written = io.BytesIO()
+    with zipfile.ZipFile(written, "w") as target, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # zipfile itself finds it strange
+        for name, content in [*flat_members().items(), *flat_members().items()]:
+            target.writestr(name, content)
+    path = tmp_path / "log.npz"
+    path.write_bytes(written.getvalue())
+    with pytest.raises(DataError, match="two of its arrays have the same name"):
+        open_transitions(path)
+
+
+def test_names_cannot_command_the_terminal(tmp_path: Path):
+    path = tmp_path / "log.npz"
+    path.write_bytes(archive({"\x1b]0;owned\x07\nrewards.npy": b""}))
+    with pytest.raises(DataError) as error:
+        open_transitions(path)
+    assert str(error.value).isprintable()
+
+
+@pytest.mark.parametrize("dtype", [">f8", "<f4", "|b1", "<u2"])
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_honest_arrays_are_what_numpy_reads(tmp_path: Path, dtype, order):
+    from koffline.untrusted.arrays import read_arrays
+
+    values = np.arange(24).reshape(2, 3, 4).astype(dtype, order=order)
+    np.savez(tmp_path / "a.npz", values=values, empty=np.zeros((0, 3)), text=np.array("word"))
+    read = read_arrays(tmp_path / "a.npz")
+    np.testing.assert_array_equal(read["values"], values)
+    assert read["values"].dtype == values.dtype
+    assert read["empty"].shape == (0, 3)
+    assert str(read["text"]) == "word"

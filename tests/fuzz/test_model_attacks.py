@@ -1,0 +1,187 @@
+"""Policies, models and checkpoints made to do harm."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import pickle
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from koffline.checkpoints import read_checkpoint, write_checkpoint
+from koffline.data.transitions import Discrete
+from koffline.errors import ConfigError, PolicyError
+from koffline.policies import load_policy
+from scripts.fuzz import seeds
+from tests.fuzz.hostile import archive
+from tests.test_policies_files import scripted
+
+
+@pytest.fixture(scope="module")
+def model() -> dict[str, object]:
+    return pickle.loads(seeds.d3_seeds()[0])
+
+
+def refused(path: Path, content: bytes) -> str:
+    path.write_bytes(content)
+    with pytest.raises(PolicyError) as error:
+        load_policy(path, Discrete(2), (2,))
+    assert str(error.value).isprintable()
+    return str(error.value)
+
+
+def nested_tuples(depth: int = 64) -> bytes:
+    """A dictionary whose key is a tuple of twice the tuple before: hashing it takes 2^depth steps."""
+    return b"\x80\x04})" + b"".join(b"\x94h%c\x86" % i for i in range(depth)) + b"Ns."
+
+
+BOMBS = {
+    "a table of four billion entries": (b"\x80\x04Nr\xff\xff\xff\xff.", "table far larger than itself"),
+    "a key that takes years to hash": (nested_tuples(), "nests tuples without end"),
+    "a set": (b"\x80\x04\x8f(K\x01\x90.", "instruction that models never need"),
+    "bytes that are not there": (b"\x80\x04\x8e" + b"\xff" * 7 + b"\x3fx.", "truncated or corrupt"),
+    "many instructions": (b"\x80\x04]" + b"N0" * 20_000 + b".", "more than 10000 instructions"),
+    "a loop": (b"\x80\x04]\x94h\x00a.", "does not hold a d3rlpy model (torch, config, version) but a list"),
+    "an import by name": (b"\x80\x02cos\nsystem\n.", "asks to import os.system"),
+    "an import from the stack": (b"\x80\x04\x8c\x02os\x8c\x06system\x93.", "asks to import os.system"),
+    "an old import": (b"\x80\x02(ios\nsystem\n.", "asks to import os.system"),
+    "an extension": (b"\x80\x02\x82\x01.", "instruction that models never need"),
+    "a number of any length": (b"\x80\x02L" + b"9" * 10_000 + b"L\n.", "truncated or corrupt"),
+    "too little on the stack": (b"\x80\x04s.", "truncated or corrupt"),
+    "no mark": (b"\x80\x04Nt.", "truncated or corrupt"),
+    "an unknown place": (b"\x80\x04h\x05.", "truncated or corrupt"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("bomb", BOMBS)
+def test_pickles_are_followed_before_they_are_loaded(tmp_path: Path, bomb):
+    content, words = BOMBS[bomb]
+    assert words in refused(tmp_path / "model.d3", content)
+
+
+def test_a_configuration_larger_than_its_weights_is_refused(tmp_path: Path, model):
+    config = json.loads(model["config"])
+    config["config"]["params"]["encoder_factory"]["params"]["hidden_units"] = [30_000, 30_000]
+    said = refused(tmp_path / "model.d3", pickle.dumps({**model, "config": json.dumps(config)}))
+    assert "asks for networks of more than" in said
+
+
+def torch_archive(content: bytes, change, method: int = zipfile.ZIP_STORED) -> bytes:
+    with zipfile.ZipFile(io.BytesIO(content)) as source:
+        members = {name: source.read(name) for name in source.namelist()}
+    return archive(change(members), method)
+
+
+def with_claimed_size(members: dict[str, bytes]) -> dict[str, bytes]:
+    """A tensor that claims more numbers than its record holds."""
+    name = next(name for name in members if name.endswith("data.pkl"))
+    members[name] = members[name].replace(b"K\x04tq", b"M\x00\x40tq").replace(b"K\x04\x85", b"M\x00\x40\x85")
+    return members
+
+
+def test_tensors_cannot_reach_beyond_their_bytes(tmp_path: Path):
+    buffer = io.BytesIO()
+    torch.save({"fingerprint": "f", "a": torch.arange(4.0)}, buffer)
+    spoilt = torch_archive(buffer.getvalue(), with_claimed_size)
+    assert spoilt != torch_archive(buffer.getvalue(), lambda members: members)
+    (tmp_path / "c.pt").write_bytes(spoilt)
+    with pytest.raises(ConfigError, match="cannot be read"):
+        read_checkpoint(tmp_path / "c.pt", "f")
+
+
+@pytest.mark.parametrize("spoil", ["compressed", "flipped", "cut", "doubled"])
+def test_damaged_checkpoints_are_one_line(tmp_path: Path, spoil):
+    path = tmp_path / "c.pt"
+    write_checkpoint(path, {"fingerprint": "f", "a": torch.zeros(10_000)})
+    content = path.read_bytes()
+    if spoil == "compressed":
+        path.write_bytes(torch_archive(content, lambda members: members, zipfile.ZIP_DEFLATED))
+    elif spoil == "flipped":
+        place = len(content) // 2
+        path.write_bytes(content[:place] + b"\x01" + content[place + 1 :])
+    elif spoil == "cut":
+        path.write_bytes(content[: len(content) // 2])
+    else:
+        with zipfile.ZipFile(path, "a") as target, pytest.warns(UserWarning, match="Duplicate name"):
+            target.writestr(target.namelist()[0], b"")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        read_checkpoint(path, "f")
+
+
+def test_honest_checkpoints_come_back_to_the_bit(tmp_path: Path):
+    state = {
+        "fingerprint": "f",
+        "a": torch.randn(3, 4).to(torch.bfloat16),
+        "b": [1, (2.5, None)],
+        "c": {"d": True},
+    }
+    write_checkpoint(tmp_path / "c.pt", state)
+    read = read_checkpoint(tmp_path / "c.pt", "f")
+    assert read is not None
+    assert torch.equal(read["a"], state["a"])
+    assert (read["b"], read["c"]) == (state["b"], state["c"])
+
+
+def external_onnx(path: Path, nested: bool) -> None:
+    """A model whose weights lie in a file beside it, at the top or inside a branch."""
+    from onnx import TensorProto, helper
+
+    path.with_name("private.bin").write_bytes(np.full(4, 777.0, np.float32).tobytes())
+    weights = helper.make_tensor("w", TensorProto.FLOAT, [2, 2], np.ones(4, np.float32).tobytes(), raw=True)
+    weights.ClearField("raw_data")
+    weights.data_location = TensorProto.EXTERNAL
+    for key, value in (("location", "private.bin"), ("offset", "0"), ("length", "16")):
+        weights.external_data.add(key=key, value=value)
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 2])
+    p = helper.make_tensor_value_info("p", TensorProto.FLOAT, ["n", 2])
+    if nested:
+        branch = helper.make_graph([helper.make_node("Constant", [], ["c"], value=weights)], "b", [], [])
+        node = helper.make_node("If", ["x"], ["p"], then_branch=branch, else_branch=branch)
+        graph = helper.make_graph([node], "policy", [x], [p])
+    else:
+        graph = helper.make_graph(
+            [helper.make_node("MatMul", ["x", "w"], ["p"])], "policy", [x], [p], [weights]
+        )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    path.write_bytes(model.SerializeToString())
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_onnx_models_cannot_name_other_files(tmp_path: Path, nested):
+    pytest.importorskip("onnxruntime")
+    path = tmp_path / "policy.onnx"
+    external_onnx(path, nested)
+    if not nested:
+        import onnxruntime
+
+        session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+        read = session.run(None, {"x": np.ones((1, 2), np.float32)})[0]
+        assert read.max() == 2 * 777.0, "the file beside it must be readable, else nothing is proven"
+    with pytest.raises(PolicyError, match="keeps numbers in another file"):
+        load_policy(path, Discrete(2), (2,))
+
+
+def test_what_runs_code_says_so_once(tmp_path: Path, caplog, monkeypatch):
+    monkeypatch.setattr("koffline.policies.code_notice._SAID", set())
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my_policy_that_runs.py").write_text("def act(x):\n    return x[:, 0] * 0\n")
+    scripted(torch.nn.Linear(2, 2), tmp_path / "policy.pt")
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            load_policy("my_policy_that_runs:act", Discrete(2), (2,))
+            with pytest.raises(PolicyError):  # its numbers are no probabilities
+                load_policy(tmp_path / "policy.pt", Discrete(2), (2,)).probabilities(np.ones((1, 2)))
+    said = [record.getMessage() for record in caplog.records]
+    assert [text for text in said if "runs the Python module my_policy_that_runs" in text] == said[:1]
+    assert [text for text in said if "is a TorchScript program" in text] == said[1:]
+
+
+def test_data_formats_say_nothing_of_code(tmp_path: Path, caplog):
+    (tmp_path / "policy.npz").write_bytes(seeds.policy_seeds()[0])
+    load_policy(tmp_path / "policy.npz", Discrete(2), (2,))
+    assert not caplog.records

@@ -1,0 +1,199 @@
+"""Settings, manifests and metadata made to do harm."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from koffline.config import parse_assignments, read_yaml
+from koffline.data.raw import read_description
+from koffline.data.sources import open_transitions
+from koffline.errors import ConfigError, DataError, KofflineError
+from koffline.ope.initial_states import read_initial_states
+from koffline.policies import load_policy
+from scripts.fuzz import seeds
+
+LAUGHS = "a: &a [1, 1, 1, 1, 1, 1, 1, 1, 1, 1]\n" + "".join(
+    f"{name}: &{name} [{', '.join(['*' + before] * 10)}]\n"
+    for before, name in zip("abcdefgh", "bcdefghi", strict=True)
+)
+MERGES = "a: &a {x: 1}\n" + "".join(
+    f"{name}: &{name} {{<<: [{', '.join(['*' + before] * 10)}]}}\n"
+    for before, name in zip("abcdefgh", "bcdefghi", strict=True)
+)
+YAML = {
+    "a billion laughs": (LAUGHS, "aliases repeat each other"),
+    "merges of merges": (MERGES, "aliases repeat each other"),
+    "a value in itself": ("a: &a [*a]\n", "contains itself"),
+    "depth": ("a: " + "[" * 2000 + "]" * 2000, "nested more than 50 deep"),
+    "length": ("a: 1\n" + "# " + "x" * 2**20, "larger than 1.05 MB"),
+    "code": ("a: !!python/object/apply:os.system ['true']\n", "not valid YAML"),
+    "a module": ("a: !!python/module:os\n", "not valid YAML"),
+    "a time that is none": ("a: !!timestamp noon\n", "a value in it cannot be read"),
+    "a date that is none": ("a: 2001-99-99\n", "a value in it cannot be read"),
+    "a number that is none": ("a: !!int twelve\n", "a value in it cannot be read"),
+    "a truth that is none": ("a: !!bool perhaps\n", "a value in it cannot be read"),
+    "many digits": ("a: " + "9" * 10_000, "a value in it cannot be read"),
+    "a list called mapping": ("a: !!map [1]\n", "a value in it cannot be read"),
+    "a list as key": ("? [1, 2]\n: 3\n", "not valid YAML"),
+    "a key twice": ("a: 1\na: 2\n", "names 'a' twice"),
+    "two documents": ("a: 1\n---\nb: 2\n", "not valid YAML"),
+    "control characters": ("a: \x1b[31m\n", "not valid YAML"),
+    "no text": ("a: \udcff\n", "is not text"),
+}
+
+
+@pytest.mark.parametrize("attack", YAML)
+def test_hostile_settings_are_one_line(tmp_path: Path, attack):
+    text, words = YAML[attack]
+    path = tmp_path / "run.yaml"
+    path.write_bytes(text.encode("utf-8", "surrogateescape"))
+    with pytest.raises(ConfigError) as error:
+        read_yaml(path)
+    assert words in str(error.value)
+    assert str(error.value).isprintable()
+
+
+@pytest.mark.parametrize("value", ["!!timestamp noon", "[" * 3000, "2001-99-99", "&a [*a]", "{a: 1, a: 2}"])
+def test_hostile_assignments_are_one_line(value):
+    with pytest.raises(ConfigError, match="--set steps received"):
+        parse_assignments([f"steps={value}"])
+
+
+def test_anchors_of_honest_settings_work(tmp_path: Path):
+    (tmp_path / "run.yaml").write_text("a: &a {x: 1, y: 2}\nb: {<<: *a, y: 3}\nc: [*a, *a]\n")
+    read = read_yaml(tmp_path / "run.yaml")
+    assert read["b"] == {"x": 1, "y": 3}
+    assert read["c"] == [read["a"], read["a"]]
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[" * 100_000, "1", "{}", '{"format": 1}', '{"format": 1, "gamma": 1e999}', "\xff",
+             '{"format": 1, "episodes": true, "action_space": {"type": "discrete", "n": 2}, "gamma": 1%s}'
+             % ("0" * 400),
+             '{"format": 1, "episodes": 1, "action_space": {"type": "continuous", "k": 1e300, "low": 1}}'],
+)  # fmt: skip
+def test_hostile_descriptions_are_one_line(text):
+    with pytest.raises(DataError, match=r"description is damaged|action space is|Continuous"):
+        read_description(text)
+
+
+SPACES = {
+    "a box larger than memory": {"type": "Box", "dtype": "float32", "shape": [10**6] * 2, "low": 0},
+    "a box of texts": {"type": "Box", "dtype": "U1000000000", "shape": [1], "low": ["a"], "high": ["b"]},
+    "a box of code": {"type": "Box", "dtype": "object", "shape": [1], "low": [0], "high": [1]},
+    "a negative box": {"type": "Box", "dtype": "float32", "shape": [-1], "low": [0], "high": [1]},
+    "a count without end": {"type": "Discrete", "n": 10**400, "start": 0},
+    "an unknown kind": {"type": "os.system"},
+    "no kind": {},
+    "a list": [],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SPACES)
+def test_hostile_minari_spaces_are_one_line(tmp_path: Path, name):
+    seeds.minari_folder(tmp_path / "log-v0")
+    path = tmp_path / "log-v0/data/metadata.json"
+    described = json.loads(path.read_text())
+    path.write_text(json.dumps(described | {"observation_space": json.dumps(SPACES[name])}))
+    with pytest.raises(DataError, match="observation_space") as error:
+        open_transitions(tmp_path / "log-v0")
+    assert str(error.value).isprintable()
+
+
+@pytest.mark.parametrize(
+    "changes", [{"total_episodes": 10**15}, {"total_episodes": -1}, {"total_episodes": "many"},
+                {"total_episodes": 1e400}, {"data_format": "../hdf5"}, {"data_format": {"a": 1}}],
+)  # fmt: skip
+def test_hostile_minari_counts_are_one_line(tmp_path: Path, changes):
+    seeds.minari_folder(tmp_path / "log-v0")
+    path = tmp_path / "log-v0/data/metadata.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    with pytest.raises(DataError):
+        open_transitions(tmp_path / "log-v0")
+
+
+def test_minari_data_outside_the_folder_is_not_read(tmp_path: Path):
+    seeds.minari_folder(tmp_path / "log-v0")
+    data = tmp_path / "log-v0/data/main_data.hdf5"
+    data.rename(tmp_path / "elsewhere.hdf5")
+    data.symlink_to(tmp_path / "elsewhere.hdf5")
+    with pytest.raises(DataError, match="leads out of the folder"):
+        open_transitions(tmp_path / "log-v0")
+
+
+SHARDS = ["../secret.hdf5", "/etc/passwd", "file:///etc/passwd", "s3://bucket/x", "a/../../secret.hdf5", "",
+          ".", "x\0y"]  # fmt: skip
+
+
+def read_all(folder: Path, lazy: bool) -> None:
+    log = open_transitions(folder, lazy=lazy)
+    for _ in log.blocks() if lazy else ():
+        pass
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+@pytest.mark.parametrize("name", [*SHARDS, "link.hdf5"])
+def test_manifests_cannot_name_files_outside(tmp_path: Path, name, lazy):
+    folder = tmp_path / "log"
+    seeds.shard_folder(folder)
+    path = folder / "manifest.json"
+    manifest = json.loads(path.read_text())
+    shard = folder / manifest["shards"][0]["file"]
+    shard.rename(tmp_path / "secret.hdf5")  # a shard that could well be read
+    (folder / "link.hdf5").symlink_to(tmp_path / "secret.hdf5")
+    manifest["shards"][0]["file"] = name
+    path.write_text(json.dumps(manifest))
+    with pytest.raises(DataError):
+        read_all(folder, lazy)
+
+
+def test_pipes_are_refused_and_never_waited_for(tmp_path: Path):
+    from koffline.data.transitions import Discrete
+
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    reads = [
+        lambda: open_transitions(path),
+        lambda: open_transitions(path, lazy=True),
+        lambda: read_initial_states(str(path)),
+        lambda: load_policy(path, Discrete(2), (2,)),
+        lambda: read_yaml(path),
+    ]
+    for read in reads:
+        with pytest.raises(KofflineError):
+            read()
+
+
+def test_pictures_of_other_formats_are_never_decoded(tmp_path: Path):
+    """The imaging library would hand an EPS picture to an interpreter of its language."""
+    from koffline.data.minari_images import decoded
+
+    spaces = pytest.importorskip("gymnasium").spaces
+    space = spaces.Dict({"camera": spaces.Box(0, 255, (32, 32, 3), np.uint8)})
+    program = np.frombuffer(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 32 32\n", np.uint8)
+    with pytest.raises(ValueError, match="picture 0 of an episode is no JPEG"):
+        decoded({"camera": [program]}, space)
+
+
+def test_pictures_have_the_size_of_their_space():
+    import io
+
+    from PIL import Image
+
+    from koffline.data.minari_images import decoded
+
+    spaces = pytest.importorskip("gymnasium").spaces
+    space = spaces.Tuple([spaces.Box(0, 255, (32, 32, 3), np.uint8)])
+    for side, accepted in ((32, True), (4000, False)):
+        written = io.BytesIO()
+        Image.new("RGB", (side, side), (9, 9, 9)).save(written, "JPEG")
+        if accepted:
+            assert decoded([[written.getvalue()]], space)[0].shape == (1, 32, 32, 3)
+        else:
+            with pytest.raises(ValueError, match="4000 × 4000 points of 3 colours, its space declares"):
+                decoded([[written.getvalue()]], space)
