@@ -10,6 +10,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from koffline.config import parse_assignments, read_yaml
+from koffline.data.remote import is_url
 from koffline.errors import ConfigError
 
 _EVALUATOR_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
@@ -275,7 +276,7 @@ def _make_paths_absolute(content: dict[str, Any], folder: Path) -> None:
         owners += [(settings, "base") for settings in evaluators.values()]
     for owner, name in owners:
         value = owner.get(name) if isinstance(owner, dict) else None
-        if isinstance(value, str) and value and not value.startswith("minari:"):
+        if isinstance(value, str) and value and not value.startswith("minari:") and not is_url(value):
             owner[name] = str((folder / Path(value).expanduser()).resolve())
 
 

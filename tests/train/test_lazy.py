@@ -188,6 +188,11 @@ class TestRefusals:
         shards = write_shards(tmp_path, weights=np.arange(1.0, 161.0))
         self.check(lazy_config(shards), tmp_path, "the log has weights")
 
+    def test_shards_elsewhere(self, shards, tmp_path):
+        self.check(lazy_config(f"file://{shards}"), tmp_path, "is not on this machine")
+        result = train(lazy_config(f"file://{shards}", lazy=False), tmp_path / "loaded")
+        assert read_record(result.out)["data"]["rows"] == 160
+
     def test_memory(self, shards, tmp_path):
         self.check(lazy_config(shards, memory="lots"), tmp_path, "give a size such as 2GB")
 
