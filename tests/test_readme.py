@@ -67,6 +67,8 @@ def test_koffline_commands_run(command: str, elsewhere: Path, monkeypatch: pytes
         config = "configs/online/inverted_pendulum.yaml"
         online = ["online", config, "--set", "steps=1000", "--seed-count", "1", "--out", "runs/pendulum"]
         assert CliRunner().invoke(cli, online, prog_name="koffline").exit_code == 0
+    if "shards" in arguments or "runs/shards" in arguments:
+        prepare_shards(arguments)
     if arguments[0] in ("train", "sweep"):
         arguments += SHORT
     if arguments[0] in ("evaluate", "diagnose", "select"):
@@ -75,6 +77,16 @@ def test_koffline_commands_run(command: str, elsewhere: Path, monkeypatch: pytes
         shrink_experiments(monkeypatch)
     result = CliRunner().invoke(cli, arguments, prog_name="koffline")
     assert result.exit_code == 0, result.output
+
+
+def prepare_shards(arguments: list[str]) -> None:
+    """What the commands above this one in the README have left behind."""
+    if arguments[:2] == ["data", "convert"]:
+        return
+    before = [c for c in COMMANDS if " shards" in c and (" convert " in c or "--out runs/shards" in c)]
+    for command in before if arguments[0] == "repeat" else before[:1]:
+        words = shlex.split(command)[1:] + (QUICK if "evaluate" in command else [])
+        assert CliRunner().invoke(cli, words, prog_name="koffline").exit_code == 0
 
 
 @pytest.mark.parametrize("command", [c for c in COMMANDS if not c.startswith("koffline")])
