@@ -298,7 +298,7 @@ class TestMissing:
         )
         for name in ("log.parquet", "log.csv"):
             message = refusal(table, tmp_path, name=name)
-            assert "missing in 8 rows (x_1: 2, r: 1, a: 1)" in message
+            assert "missing (x_1: 2, r: 1, a: 1, of 8 rows)" in message
             assert "--impute x_1=mean" in message
 
     def test_imputed_on_request_and_said(self, tmp_path):

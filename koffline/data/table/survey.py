@@ -119,4 +119,4 @@ def _check_missing(found: TableSurvey, roles: Roles, source: str) -> None:
     remedy = "drop those rows"
     if can:
         remedy += f", or replace values on request, as in --impute {can[0]}=mean"
-    raise DataError(f"{source}: values are missing in {found.rows} rows ({counts}); {remedy}")
+    raise DataError(f"{source}: values are missing ({counts}, of {found.rows} rows); {remedy}")
