@@ -135,6 +135,11 @@ def edited_config(source: Path, target: Path, **changes) -> Path:
         ({"action_size": "many"}, ["action size 'many'", "save the model again"]),
         ({"params": {"encoder_factory": {"type": "nothing", "params": {}}}}, ["cannot rebuild", "KeyError"]),
         ({"params": {"n_critics": 2}}, ["weights do not fit", "save it again"]),
+        ({"params": {"n_critics": 10**9}}, ["asks for networks of more than", "save the model again"]),
+        (
+            {"params": {"encoder_factory": {"type": "vector", "params": {"hidden_units": [20_000, 20_000]}}}},
+            ["asks for networks of more than", "save the model again"],
+        ),
     ],
 )
 def test_a_model_that_is_no_policy_or_contradicts_itself_is_refused(dqn_file, tmp_path, changes, words):

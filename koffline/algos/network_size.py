@@ -10,7 +10,8 @@ from koffline.errors import PolicyError
 
 # Target networks, and what an algorithm builds beside what it saves.
 _COPIES = 8
-_SLACK = 1_000_000
+_SLACK_NUMBERS = 1_000_000
+_SLACK_TENSORS = 500
 
 
 @contextlib.contextmanager
@@ -22,16 +23,17 @@ def no_more_parameters_than(states: Any) -> Iterator[None]:
     """
     from torch import nn
 
-    most = _COPIES * _numbers(states) + _SLACK
-    made = 0
+    sizes = _sizes(states)
+    most, most_tensors = _COPIES * sum(sizes) + _SLACK_NUMBERS, _COPIES * len(sizes) + _SLACK_TENSORS
+    made: list[int] = []
 
     def count(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
-        nonlocal made
-        made += 0 if parameter is None else max(1, parameter.numel())
-        if made > most:
+        if parameter is not None:
+            made.append(parameter.numel())
+        if len(made) > most_tensors or sum(made) > most:
             raise PolicyError(
-                f"its configuration asks for networks of more than {most} numbers, its weights are "
-                f"{_numbers(states)}; save the model again"
+                f"its configuration asks for networks of more than {most} numbers in {most_tensors} arrays, "
+                f"its weights are {sum(sizes)} in {len(sizes)}; save the model again"
             )
 
     handle = nn.modules.module.register_module_parameter_registration_hook(count)
@@ -41,17 +43,17 @@ def no_more_parameters_than(states: Any) -> Iterator[None]:
         handle.remove()
 
 
-def _numbers(states: Any) -> int:
-    """How many numbers the tensors of a nested state hold."""
+def _sizes(states: Any) -> list[int]:
+    """How many numbers each tensor of a nested state holds."""
     import torch
 
-    total, waiting = 0, [states]
+    sizes, waiting = [], [states]
     while waiting:
         part = waiting.pop()
         if isinstance(part, torch.Tensor):
-            total += part.numel()
+            sizes.append(part.numel())
         elif isinstance(part, dict):
             waiting += part.values()
         elif isinstance(part, (list, tuple)):
             waiting += part
-    return total
+    return sizes

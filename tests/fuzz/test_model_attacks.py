@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import io
-import json
 import logging
-import pickle
 import zipfile
 from pathlib import Path
 
@@ -20,11 +18,6 @@ from koffline.policies import load_policy
 from scripts.fuzz import seeds
 from tests.fuzz.hostile import archive
 from tests.test_policies_files import scripted
-
-
-@pytest.fixture(scope="module")
-def model() -> dict[str, object]:
-    return pickle.loads(seeds.d3_seeds()[0])
 
 
 def refused(path: Path, content: bytes) -> str:
@@ -62,13 +55,6 @@ BOMBS = {
 def test_pickles_are_followed_before_they_are_loaded(tmp_path: Path, bomb):
     content, words = BOMBS[bomb]
     assert words in refused(tmp_path / "model.d3", content)
-
-
-def test_a_configuration_larger_than_its_weights_is_refused(tmp_path: Path, model):
-    config = json.loads(model["config"])
-    config["config"]["params"]["encoder_factory"]["params"]["hidden_units"] = [30_000, 30_000]
-    said = refused(tmp_path / "model.d3", pickle.dumps({**model, "config": json.dumps(config)}))
-    assert "asks for networks of more than" in said
 
 
 def torch_archive(content: bytes, change, method: int = zipfile.ZIP_STORED) -> bytes:

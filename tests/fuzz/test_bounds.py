@@ -1,0 +1,65 @@
+"""Memory and time: hostile files are read in a process that may take 256 MB more, and soon be done."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.fuzz import hostile
+
+READ = """
+import resource, sys, warnings
+import h5py, numpy, zipfile
+from koffline.data.sources import open_transitions
+from koffline.errors import DataError
+used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used + 2**28, used + 2**28))
+resource.setrlimit(resource.RLIMIT_CPU, (60, 60))
+resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+for path in sys.argv[1:]:
+    for lazy in (False, True):
+        try:
+            log = open_transitions(path, lazy=lazy)
+            for block in log.blocks(100) if lazy else ():
+                pass
+        except DataError as error:
+            assert str(error).isprintable()
+        else:
+            print("read", path, lazy)
+print("done")
+"""
+
+
+def test_bombs_are_refused_in_256_megabytes_without_a_byte_on_disk(tmp_path: Path):
+    paths = []
+    for build in (hostile.gzip_twice, hostile.huge_and_empty, hostile.huge_and_contiguous,
+                  hostile.one_huge_chunk, hostile.same_data_many_times, hostile.a_heap_without_progress,
+                  hostile.a_description_without_end, hostile.deep_groups):  # fmt: skip
+        paths.append(tmp_path / f"{build.__name__}.hdf5")
+        build(paths[-1])
+    paths.append(tmp_path / "bomb.npz")
+    paths[-1].write_bytes(deflated_zeros(2**28))
+    done = subprocess.run(
+        [sys.executable, "-c", READ, *map(str, paths)],
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.stdout == "done\n", done.stdout + done.stderr
+
+
+def deflated_zeros(count: int) -> bytes:
+    """An archive whose observations are that many zeros in a thousandth of the bytes."""
+    import io
+    import zipfile
+
+    header = hostile.npy(f"{{'descr': '|u1', 'fortran_order': False, 'shape': ({count // 4}, 4)}}")
+    written = io.BytesIO()
+    with zipfile.ZipFile(written, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as target:
+        for name, content in hostile.flat_members().items():
+            if not name.startswith("observations"):
+                target.writestr(name, content)
+        with target.open("observations.npy", "w") as member:
+            member.write(header)
+            for _ in range(count // 2**22):
+                member.write(bytes(2**22))
+    return written.getvalue()

@@ -1,0 +1,74 @@
+"""Every reader against changed files: one printable line, or a log; long campaigns are scripts/fuzz's."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from scripts.fuzz.mutate import mutate
+from scripts.fuzz.readers import Trial, readers
+
+HEADS = [b"", b"\x89HDF\r\n\x1a\n", b"PK\x03\x04", b"PAR1", b"\x80"]
+# d3rlpy or onnx is imported for these, which takes most of their time.
+SLOW = {"d3", "model", "onnx"}
+NAMES = [pytest.param(name, marks=pytest.mark.slow if name in SLOW else ()) for name in readers()]
+
+
+def changed(contents: list[bytes], seed: int) -> bytes:
+    generator = np.random.default_rng(seed)
+    first, second = (contents[int(i)] for i in generator.integers(len(contents), size=2))
+    return mutate(first, second, generator)
+
+
+def run(name: str, folder, examples: int) -> Trial:
+    trial, contents = Trial(name, folder), readers()[name].seeds()
+    for content in contents:
+        trial(content)
+    assert trial.accepted, "a changed file proves nothing where none is read"
+
+    @settings(max_examples=examples, derandomize=True, database=None, deadline=None,
+              suppress_health_check=list(HealthCheck))  # fmt: skip
+    @given(st.integers(0, 2**32 - 1))
+    def read(seed: int) -> None:
+        trial(changed(contents, seed))
+
+    read()
+    return trial
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.filterwarnings("ignore")  # what libraries remark on damaged files
+def test_changed_files_are_one_line_or_a_log(tmp_path, name):
+    assert run(name, tmp_path, 15).executions > 15
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", readers())
+@pytest.mark.filterwarnings("ignore")
+def test_many_changed_files_are_one_line_or_a_log(tmp_path, name):
+    assert run(name, tmp_path, 1000).executions > 1000
+
+
+@pytest.mark.parametrize("name", ["hdf5", "npz", "parquet", "yaml", "json", "minari-metadata"])
+@pytest.mark.filterwarnings("ignore")
+def test_any_bytes_are_one_line_or_a_log(tmp_path, name):
+    trial = Trial(name, tmp_path)
+
+    @settings(max_examples=15, derandomize=True, database=None, deadline=None)
+    @given(
+        st.binary(max_size=400), st.sampled_from([b"", b"\x89HDF\r\n\x1a\n", b"PK\x03\x04", b"PAR1", b"\x80"])
+    )
+    def read(content: bytes, head: bytes) -> None:
+        trial(head + content)
+
+    read()
+    assert trial.executions > 15 // 2
+
+
+def test_a_reader_that_fails_otherwise_is_noticed(tmp_path, monkeypatch):
+    trial = Trial("json", tmp_path)
+    monkeypatch.setattr("koffline.data.raw.parse_json", lambda text: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        trial(b"{}")
