@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from koffline.data.spaces import Continuous
 from koffline.data.summary import LogSummary, Spread
+from koffline.errors import printable
 
 _MOST_LINES = 12
 
@@ -45,9 +46,9 @@ def _lines(summary: LogSummary) -> Iterator[tuple[str, str]]:
     if summary.gamma is not None:
         yield "gamma (hint)", f"{summary.gamma:g}"
     for key, value in summary.extra.items():
-        yield key, str(value)
+        yield printable(str(key)), printable(str(value))
     for note in summary.notes:
-        yield "note", note
+        yield "note", printable(note)
     yield "sha256 of the rows", summary.sha256 or "unknown: shards were left out"
 
 

@@ -19,6 +19,7 @@ from koffline.online.config import OnlineConfig
 from koffline.online.load_config import resolved
 from koffline.run_folders import is_free, locked, now, shown
 from koffline.run_record import describe_call
+from koffline.untrusted.limits import read_json
 
 RECORD, CONFIG, SUMMARY, CURVES = "run.json", "config.yaml", "summary.json", "learning_curve.png"
 _FORMAT, _KIND = 1, "online"
@@ -91,7 +92,7 @@ def open_folder(out: Path, plan: Plan, versions: Mapping[str, str], resume: bool
 def read_record(out: Path) -> dict[str, Any] | None:
     """run.json of a folder, None where there is none. Raises ConfigError for a damaged or foreign one."""
     try:
-        content = json.loads((out / RECORD).read_text(encoding="utf-8"))
+        content = read_json(out / RECORD)
     except FileNotFoundError:
         return None
     except (OSError, ValueError):

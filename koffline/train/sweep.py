@@ -34,6 +34,7 @@ from koffline.train.sweep_run import (
 )
 from koffline.train.sweep_summary import FailedRun, Metric, SweepSummary, summarise
 from koffline.train.sweep_tables import write_summary
+from koffline.untrusted.limits import read_json
 
 _RECORD = "sweep.json"
 _FORMAT = 1
@@ -248,7 +249,7 @@ def _read_record(out: Path) -> dict[str, Any] | None:
     if out.exists() and not out.is_dir():
         raise ConfigError(f"{out} is a file; name a folder for the sweep")
     try:
-        record = json.loads((out / _RECORD).read_text(encoding="utf-8"))
+        record = read_json(out / _RECORD)
         return {"config": dict(record["config"]), "digests": dict(record["digests"])}
     except FileNotFoundError:
         # Where every run has failed only the reasons are left.

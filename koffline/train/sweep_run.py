@@ -24,6 +24,7 @@ from koffline.jobs import LocalFile
 from koffline.train.config import TrainConfig
 from koffline.train.folder import CONFIG, read_record, write_record
 from koffline.train.run import train
+from koffline.untrusted.limits import read_json
 
 _FORMAT = 1
 _DIVERGED = "training diverged"  # how the error of `train` begins
@@ -71,7 +72,7 @@ def train_run(path: Path, name: str, config: TrainConfig, device: str) -> None:
 def read_result(path: Path) -> RunResult:
     """The result of a run. Raises ConfigError for a damaged file."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = read_json(path)
         clock = _read_clock(path.parent / path.stem)
         metrics = {**content["metrics"], **clock.get("metrics", {})}
         return RunResult(

@@ -92,18 +92,16 @@ def _checkpoint(path: Path) -> None:
 def _settings(path: Path) -> None:
     from koffline.config import make_settings, read_yaml
     from koffline.data.table.mapping_file import read_mapping_file
+    from koffline.online import load_config as online
+    from koffline.train import config as training
 
-    for read in (lambda p: make_settings(read_yaml(p)), read_mapping_file):
+    for read in (
+        lambda p: make_settings(read_yaml(p)), read_mapping_file, training.load_config, online.load_config
+    ):  # fmt: skip
         try:
             read(path)
         except KofflineError:
             continue
-
-
-def _training(path: Path) -> None:
-    from koffline.train.config import read_train_config
-
-    read_train_config(path)
 
 
 def _description(path: Path) -> None:

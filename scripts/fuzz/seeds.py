@@ -173,6 +173,8 @@ def yaml_seeds() -> list[bytes]:
     return [
         b"gamma: 0.9\nsteps: 100\nhidden_units: [8, 8]\n",
         b"a: &a [1, 2]\nb: {c: *a, <<: {d: 1e3}}\ne: !!float 1\nf: 2001-01-01\n",
+        b"data: {source: log.hdf5, discrete: 2}\nalgo: {name: kloss_dqn}\ntrain: {steps: 10, seed: 1}\n",
+        b"environment: {id: CartPole-v1}\ntrust_pcl: {gamma: 0.9}\nsteps: 10\nseeds: [1]\n",
         b"observations: ['x_*']\naction: a\nreward: r\nepisode: id\ntime: t\n",
     ]
 
