@@ -39,7 +39,8 @@ def load_policy(spec: str | Path, action_space: ActionSpace, observation_shape: 
     spec: a file (d3rlpy .d3, TorchScript, ONNX, koffline .npz, told apart by content), `package.module:name`
     (runs that module), `uniform`, or `epsilon:0.1:<spec>`. A file whose name is one of these words is given
     as a path, `./uniform`. No code inside a .d3, ONNX or .npz file can run; a TorchScript file runs no
-    Python.
+    Python, but is a program. Loading one, or a Python module, is said once by a warning in the log, which
+    goes to stderr by default (logger koffline.policies.code_notice).
 
     Raises PolicyError for anything missing, corrupt, unsafe or not fitting the log's action space and
     observations.
