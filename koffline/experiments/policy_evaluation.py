@@ -86,7 +86,6 @@ def curves_of(finished: Finished) -> dict[str, dict[str, np.ndarray]]:
             "diverged_at": result.diverged_at,
             "held_out_loss": result.held_out,
             "value_variance": np.asarray(result.value_variance),
-            "seconds": np.asarray(result.seconds),
             **result.curves,
         }
         for cell, result in finished

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from koffline.errors import ConfigError
-from koffline.run_record import FILE, THREADS, available_cores, digests_of, machine, versions
+from koffline.run_record import FILE, THREADS, available_cores, digests_of, machine, versions, without_place
 
 _MANIFEST = "manifest.json"
 _BESIDE = ".run.json"
+_IN_SETTINGS = ("--set", "--data")  # what they changed is in the recorded settings
+_FLAGS = ("--videos", "--tensorboard", "--save-minari")
 CONFIGURED = ("train", "online")  # commands whose record holds every setting
 
 
@@ -71,7 +73,8 @@ def check_inputs(run: RecordedRun) -> list[str]:
     To be called in the run's directory.
     """
     known: Mapping[str, str] = run.call["inputs"]
-    skipped = run.arguments[1:2] if run.kind in CONFIGURED else []  # the config's settings are in the record
+    config = split_words(without_place(run.arguments))[0] if run.config is not None else None
+    skipped = [config] if config is not None else []  # its settings are in the record
     found = digests_of(name for name in known if name not in skipped)
     for name, digest in known.items():
         if name in skipped:
@@ -84,6 +87,20 @@ def check_inputs(run: RecordedRun) -> list[str]:
                 f"{digest[:12]}…); put the old one back to repeat the run"
             )
     return _remarks(run.call)
+
+
+def split_words(words: Sequence[str]) -> tuple[str | None, list[str]]:
+    """CONFIG of a training run, and its options but --set and --data: --device cpu, --seed-count 2."""
+    config, kept = None, list[str]()
+    rest = iter(words[1:])
+    for word in rest:
+        if not word.startswith("--"):
+            config = word
+            continue
+        option, assigned, _ = word.partition("=")
+        whole = [word] if assigned or option in _FLAGS else [word, next(rest, "")]
+        kept += [] if option in _IN_SETTINGS else whole
+    return config, kept
 
 
 def _remarks(call: Mapping[str, Any]) -> list[str]:

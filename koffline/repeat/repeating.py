@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,11 +16,8 @@ import yaml
 
 from koffline.errors import ConfigError
 from koffline.repeat.comparison import Comparison, compare_folders
-from koffline.repeat.recorded import CONFIGURED, RecordedRun, check_inputs, read_run
+from koffline.repeat.recorded import CONFIGURED, RecordedRun, check_inputs, read_run, split_words
 from koffline.run_record import THREADS, without_place
-
-_IN_SETTINGS = ("--set", "--data")  # what they changed is in the recorded settings
-_FLAGS = ("--videos", "--tensorboard", "--save-minari")
 
 
 @dataclass(frozen=True)
@@ -47,20 +44,26 @@ def repeat_run(run: Path, out: Path) -> Repetition:
     target = (out if recorded.target is None else out / recorded.target).absolute()
     target.parent.mkdir(parents=True, exist_ok=True)
     with _command_line(recorded, target) as words:
-        done = subprocess.run(
-            [sys.executable, "-m", "koffline", *words],
-            cwd=recorded.directory,
-            env=_environment(recorded.call.get("threads", {})),
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-            check=False,
-        )
-    if done.returncode != 0 and not out.exists():
-        reason = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+        code, said = _run(words, recorded.directory, _environment(recorded.call.get("threads", {})))
+    if code != 0 and not out.exists():
+        reason = (said.strip().splitlines() or [f"exit code {code}"])[-1]
         raise ConfigError(f"the command failed this time: {reason.removeprefix('error: ')}")
     found = compare_folders(recorded.folder, out, recorded.names)
     return Repetition(recorded, out, found, tuple(remarks))
+
+
+def _run(words: Sequence[str], directory: Path, environment: Mapping[str, str]) -> tuple[int, str]:
+    """Exit code, and what it said on stderr."""
+    done = subprocess.run(
+        [sys.executable, "-m", "koffline", *words],
+        cwd=directory,
+        env=environment,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    return done.returncode, done.stderr
 
 
 @contextlib.contextmanager
@@ -73,20 +76,7 @@ def _command_line(run: RecordedRun, target: Path) -> Iterator[list[str]]:
     with tempfile.TemporaryDirectory() as scratch:
         path = Path(scratch) / "config.yaml"
         path.write_text(yaml.safe_dump(dict(run.config), sort_keys=False), encoding="utf-8")
-        yield [run.kind, str(path), *_options(words), *_paths(run.config), "--out", str(target)]
-
-
-def _options(words: list[str]) -> list[str]:
-    """The options beside CONFIG but --set and --data: --device cpu, --seed-count 2, --videos."""
-    kept: list[str] = []
-    rest = iter(words[1:])
-    for word in rest:
-        if not word.startswith("--"):
-            continue  # CONFIG
-        option, assigned, _ = word.partition("=")
-        whole = [word] if assigned or option in _FLAGS else [word, next(rest, "")]
-        kept += [] if option in _IN_SETTINGS else whole
-    return kept
+        yield [run.kind, str(path), *split_words(words)[1], *_paths(run.config), "--out", str(target)]
 
 
 def _paths(config: Mapping[str, Any]) -> list[str]:

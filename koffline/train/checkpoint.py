@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import random
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -96,6 +97,7 @@ def restore_state(folder: Path, fingerprint: str, algo: Any, draws: Draws, first
             f"{folder / NAME} does not fit the algorithm ({type(error).__name__}); it was written by another "
             "version: start again in another folder"
         ) from None
+    _share_names(algo)
     algo.set_grad_step(state["grad_step"])
     with_gradient = set(state["with_gradient"])
     for name, parameter in _parameters(algo):
@@ -103,6 +105,22 @@ def restore_state(folder: Path, fingerprint: str, algo: Any, draws: Draws, first
         parameter.grad = torch.zeros_like(parameter) if name in with_gradient else None
     _set_random_state(state["random"], draws)
     return progress
+
+
+def _share_names(algo: Any) -> None:
+    """Let optimisers name their parts by the one string of each name, as they do before any checkpoint.
+
+    pickle writes a string that it has met by reference: equal models would otherwise differ in their bytes.
+    """
+    for part in vars(algo.impl.modules).values():
+        optimiser = getattr(part, "optim", None)
+        if isinstance(optimiser, torch.optim.Optimizer):
+            for parameter, held in optimiser.state.items():
+                optimiser.state[parameter] = {sys.intern(name): value for name, value in held.items()}
+            for group in optimiser.param_groups:
+                named = {sys.intern(name): value for name, value in group.items()}
+                group.clear()
+                group.update(named)
 
 
 def _read(folder: Path, fingerprint: str) -> dict[str, Any] | None:

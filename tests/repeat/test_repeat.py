@@ -1,0 +1,314 @@
+"""`koffline repeat`: the record of a run is enough to run it again, and the bytes are compared."""
+
+import json
+import os
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from koffline.cli import cli
+from koffline.data.sources import write_transitions
+from koffline.errors import ConfigError
+from koffline.repeat import repeating
+from koffline.repeat.comparison import compare_folders
+from koffline.repeat.recorded import read_run
+from koffline.run_record import THREADS, command_line, digest_of, shown_command, start_run, without_place
+from tests.train.small_runs import make_log
+
+QUICK = ("--gamma", "0.9", *(w for s in ("steps=4", "resampled_replicas=2") for w in ("--set", s)))
+
+
+def koffline(*words):
+    return CliRunner().invoke(cli, list(words), prog_name="koffline")
+
+
+def run(*words):
+    done = koffline(*words)
+    assert done.exit_code == 0, done.output
+    return done
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_transitions(make_log(), tmp_path / "log.hdf5")
+    return tmp_path
+
+
+@pytest.fixture
+def here(monkeypatch):
+    """The command runs in this process, which has imported everything; what it was given."""
+    given = []
+
+    def run_here(words, directory, environment):
+        given.append((list(words), directory, dict(environment)))
+        before = Path.cwd()
+        os.chdir(directory)
+        try:
+            done = koffline(*words)
+        finally:
+            os.chdir(before)
+        return done.exit_code, done.stderr
+
+    monkeypatch.setattr(repeating, "_run", run_here)
+    return given
+
+
+COMMANDS = {
+    "evaluate": ("evaluate", "log.hdf5", "--policy", "uniform", *QUICK, "--out", "runs/a", "--json"),
+    "all": ("evaluate", "log.hdf5", "--policy", "uniform", *QUICK, "--estimator", "is,mwl", "--out=runs/a"),
+    "select": (
+        "select",
+        "log.hdf5",
+        "--policies",
+        "uniform",
+        "epsilon:0.2:uniform",
+        *QUICK,
+        "--out",
+        "runs/a",
+    ),
+    "diagnose": ("diagnose", "log.hdf5", "--policy", "uniform", "--model", "fqe", *QUICK, "--out", "runs/a"),
+}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name == "all" else pytest.mark.slow) for name in COMMANDS]
+)
+def test_an_answer_is_the_same_again(place, here, name):
+    run(*COMMANDS[name])
+    assert run("repeat", "runs/a").stdout.startswith("the same: ")
+    ((words, directory, _),) = here
+    assert directory == place
+    assert words[-2:] == ["--out", str(place / "runs" / "a.repeat")]
+    pages = [(place / "runs" / folder / "report.html").read_text() for folder in ("a", "a.repeat")]
+    assert pages[0] == pages[1]
+    assert "runs/a" not in pages[0]
+
+
+@pytest.fixture
+def fake(place, monkeypatch):
+    """A folder with the record of an evaluation, and an evaluation that takes no time; what it was given."""
+    given = []
+
+    def answer(words, directory, environment):
+        given.append((list(words), directory, dict(environment)))
+        out = Path(words[-1])
+        (out / "plots").mkdir(parents=True)
+        (out / "estimate.json").write_text('{"value": 1.0}')
+        (out / "plots" / "coverage.png").write_text("a picture")
+        return 0, ""
+
+    monkeypatch.setattr(repeating, "_run", answer)
+    answer(["runs/a"], place, {})
+    given.clear()
+    write_record()
+    return given
+
+
+def write_record():
+    with command_line(COMMANDS["evaluate"]):
+        Path("runs/a/run.json").write_text(json.dumps(start_run("evaluate").finish(seed=0)))
+
+
+def train_config(place, **changes):
+    content = {
+        "data": {"source": "log.hdf5"},
+        "algo": {"type": "kloss_dqn", "params": {"batch_size": 8}},
+        "train": {"n_steps": 4, "n_steps_per_epoch": 2},
+        **changes,
+    }
+    (place / "sub").mkdir(exist_ok=True)
+    (place / "log.hdf5").rename(place / "sub" / "log.hdf5")
+    (place / "sub" / "config.yaml").write_text(yaml.safe_dump(content))
+
+
+def test_training_is_repeated_from_the_settings_of_the_record(place, here):
+    """The config may have changed since; its paths count from its folder, those of --set from here."""
+    train_config(place)
+    run("train", "--device", "cpu", "sub/config.yaml", "--set", "train.seed=3", "--out", "a")
+    (place / "sub" / "config.yaml").unlink()
+    found = json.loads(run("repeat", "a", "--json").stdout)
+    assert found["equal"] is True
+    assert {"config.yaml", "params.json", "model_4.d3", "critic_loss.csv"} <= set(found["same"])
+    assert not any(name.startswith("time_") or "checkpoint" in name for name in found["same"])
+    words = here[0][0]
+    assert words[2:4] == ["--device", "cpu"]
+
+
+def test_a_sweep_and_its_summary(place, here):
+    train_config(place)
+    rate = "algo.params.learning_rate"
+    run(
+        "sweep",
+        "sub/config.yaml",
+        "--grid",
+        f"{rate}=0.1,0.01",
+        "--seeds",
+        "1",
+        "--metric",
+        "critic_loss",
+        "--out",
+        "a",
+    )
+    found = json.loads(run("repeat", "a", "--json").stdout)
+    assert found["equal"] is True
+    assert {"summary.json", "summary.md", "summary.png", "best.yaml", "sweep.json"} <= set(found["same"])
+    assert sum(name.endswith("model_4.d3") for name in found["same"]) == 2
+    clock = json.loads((place / "a" / "run.json").read_text())
+    assert set(clock["seconds_per_run"]) == {"learning_rate=0.1", "learning_rate=0.01"}
+
+
+def test_a_dataset_by_its_manifest(place, here):
+    """The manifest is portable: it names its own folder's way to where the command was given."""
+    (place / "logs").mkdir()
+    run("build", "uniform", "--env", "chain", "--n", "50", "--out", "logs/chain.hdf5")
+    entry = json.loads((place / "logs" / "manifest.json").read_text())["chain.hdf5"]
+    assert entry["call"]["directory"] == ".."
+    assert str(place) not in json.dumps(entry)
+    assert run("repeat", "logs/chain.hdf5", "--out", "again").stdout.startswith("the same: 1 file of ")
+    assert (place / "again" / "chain.hdf5").exists()
+
+
+def test_what_differs_is_listed_and_the_exit_code_is_one(place, fake):
+    (place / "runs" / "a" / "estimate.json").write_text("{}")
+    (place / "runs" / "a" / "plots" / "coverage.png").unlink()
+    (place / "runs" / "a" / "mine.txt").write_text("")
+    done = koffline("repeat", "runs/a")
+    assert done.exit_code == 1
+    lines = done.stdout.splitlines()
+    assert lines[:3] == ["differs: estimate.json", "missing: mine.txt", "new: plots/coverage.png"]
+    assert lines[3].startswith("not the same: ")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            lambda: write_transitions(make_log(seed=1), "log.hdf5", force=True),
+            "log.hdf5 is not what the run read",
+        ),
+        (lambda: Path("log.hdf5").unlink(), "log.hdf5 is gone"),
+        (lambda: Path("runs/a/run.json").write_text("{"), "cannot be read"),
+        (lambda: Path("runs/a/run.json").write_text("[]"), "is no record of a run"),
+        (lambda: Path("runs/a/run.json").write_text('{"call": null}'), "does not say by which command line"),
+        (lambda: Path("runs/a/run.json").unlink(), "has no run.json and no entry in a manifest.json"),
+        (lambda: Path("runs/a.repeat").mkdir() or Path("runs/a.repeat/x").touch(), "exists already"),
+    ],
+)
+def test_what_cannot_be_repeated_is_one_line(place, fake, change, message):
+    change()
+    done = koffline("repeat", "runs/a")
+    assert (done.exit_code, done.stderr.count("\n"), fake) == (2, 1, [])
+    assert message in done.stderr
+
+
+def test_a_command_that_fails_this_time_is_one_line(fake, monkeypatch):
+    monkeypatch.setattr(repeating, "_run", lambda *_: (2, "a note\nerror: no memory\n"))
+    done = koffline("repeat", "runs/a")
+    assert (done.exit_code, done.stderr) == (2, "error: the command failed this time: no memory\n")
+
+
+def test_other_versions_and_machines_are_noted(place, fake):
+    record = json.loads((place / "runs" / "a" / "run.json").read_text())
+    record["call"]["versions"]["numpy"] = "0.1"
+    record["call"]["machine"] = "Abacus"
+    record["call"]["threads"].update(dict.fromkeys(THREADS), cores=999)
+    (place / "runs" / "a" / "run.json").write_text(json.dumps(record))
+    notes = run("repeat", "runs/a").stderr
+    assert f"note: numpy was 0.1, is {np.__version__}" in notes
+    assert "note: the machine was Abacus, is " in notes
+    assert "note: the run had 999 cores" in notes
+    assert not set(THREADS) & set(fake[0][2])  # not set then, not set now
+
+
+def test_numbers_of_threads_are_those_of_the_run(place, fake, monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    write_record()
+    monkeypatch.setenv("OMP_NUM_THREADS", "5")
+    run("repeat", "runs/a")
+    assert fake[0][2]["OMP_NUM_THREADS"] == "3"
+
+
+def test_the_record_names_and_digests_every_input(place, monkeypatch):
+    monkeypatch.syspath_prepend(place)
+    (place / "settings.yaml").write_text("steps: 4\nresampled_replicas: 2\n")
+    (place / "mine.py").write_text(
+        "import numpy as np\n\ndef act(s):\n    return np.full((len(s), 2), 0.5)\n"
+    )
+    np.save(place / "starts.npy", np.zeros((3, 3), dtype=np.float32))
+    run(
+        "evaluate", "log.hdf5", "--policy", "epsilon:0.1:mine:act", "--gamma", "0.9",
+        "--config", "settings.yaml", "--initial-states", "starts.npy", "--estimator", "mwl,lstdq",
+        "--out", "a",
+    )  # fmt: skip
+    record = json.loads((place / "a" / "run.json").read_text())
+    call = record["call"]
+    assert {"log.hdf5", "mine:act", "settings.yaml", "starts.npy"} == set(call["inputs"])
+    assert call["inputs"]["mine:act"] == digest_of(place / "mine.py")
+    assert (call["directory"], record["kind"], record["seed"]) == (str(place), "evaluate", 0)
+    assert record["settings"]["steps"] == 4
+    assert record["seconds"] > 0
+    assert {"python", "koffline", "torch", "numpy"} <= set(call["versions"])
+
+
+def test_a_run_of_a_program_has_no_call(place):
+    from koffline.train.config import load_config
+    from koffline.train.run import train
+
+    train_config(place)
+    train(load_config("sub/config.yaml"), "a")
+    with pytest.raises(ConfigError, match="does not say by which command line it was made"):
+        read_run(place / "a")
+
+
+def test_digests_of_folders_depend_on_names_and_content(tmp_path):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "x").write_text("1")
+    first = digest_of(tmp_path / "a")
+    (tmp_path / "a" / "x").rename(tmp_path / "a" / "y")
+    second = digest_of(tmp_path / "a")
+    (tmp_path / "a" / "y").write_text("2")
+    assert len({first, second, digest_of(tmp_path / "a")}) == 3
+
+
+@pytest.mark.parametrize(
+    ("words", "kept"),
+    [
+        ("evaluate a --out b --json", "evaluate a --json"),
+        ("evaluate a --out=b --force", "evaluate a"),
+        ("train c --resume --out d --device cpu", "train c --device cpu"),
+        ("online --resume d --seed 1", "online --seed 1"),
+        ("build policy --manifest m --out p", "build policy"),
+    ],
+)
+def test_results_do_not_quote_where_they_lie(words, kept):
+    assert without_place(words.split()) == kept.split()
+
+
+def test_the_command_of_a_program_is_its_own(monkeypatch):
+    monkeypatch.setattr("sys.argv", ["koffline", "evaluate", "a b", "--out", "c"])
+    assert shown_command() == "koffline evaluate 'a b'"
+
+
+def test_comparison_looks_at_results_only(tmp_path):
+    for folder, text in (("a", "1"), ("b", "2")):
+        for name in (
+            "run.json",
+            "x.run.json",
+            "time_step.csv",
+            "timing_s.csv",
+            "checkpoint.pt",
+            "cells/c",
+            ".lock",
+        ):
+            (tmp_path / folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / folder / name).write_text(text)
+        (tmp_path / folder / "value.json").write_text("same")
+        (tmp_path / folder / "manifest.json").write_text(text)  # of shards: a result
+    found = compare_folders(tmp_path / "a", tmp_path / "b")
+    assert (found.same, found.different) == (("value.json",), ("manifest.json",))
+    assert re.match("differs", found.lines()[0])
