@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from koffline import errors, kernel_loss, kernels
     from koffline.algos.loading import load
-    from koffline.data.lazy import LazyTransitions
+    from koffline.data.disk.log import LazyTransitions
+    from koffline.data.disk.writer import ShardWriter
     from koffline.data.replay import ColumnarReplayBuffer
-    from koffline.data.shard_writer import ShardWriter
     from koffline.data.sources import open_transitions
     from koffline.data.table.mapping import TableMapping
     from koffline.data.transitions import Continuous, Discrete, Transitions
@@ -45,9 +45,9 @@ _HOME_OF = {
     "Estimate": "koffline.ope.estimate",
     "EstimateTable": "koffline.ope.estimators.table",
     "Interval": "koffline.ope.estimate",
-    "LazyTransitions": "koffline.data.lazy",
+    "LazyTransitions": "koffline.data.disk.log",
     "PolicyRanking": "koffline.ope.selection.ranking",
-    "ShardWriter": "koffline.data.shard_writer",
+    "ShardWriter": "koffline.data.disk.writer",
     "TableMapping": "koffline.data.table.mapping",
     "Transitions": "koffline.data.transitions",
     "bellman_test": "koffline.ope.bellman_test.front",

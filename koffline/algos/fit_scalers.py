@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from koffline.data.d3rlpy_import import import_d3rlpy
-from koffline.data.lazy_replay import LazyReplayBuffer
-from koffline.data.log_statistics import ColumnStatistics
+from koffline.data.disk.replay import LazyReplayBuffer
+from koffline.data.disk.statistics import ColumnStatistics
 from koffline.data.replay import ColumnarReplayBuffer
 from koffline.data.transitions import Transitions
 from koffline.errors import ConfigError

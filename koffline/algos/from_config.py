@@ -17,7 +17,7 @@ from koffline.algos.loading import device_name, load
 from koffline.algos.path_buffer import PathReplayBuffer
 from koffline.algos.trust_pcl import TrustPCL
 from koffline.data.d3rlpy_import import import_d3rlpy
-from koffline.data.lazy_replay import LazyReplayBuffer
+from koffline.data.disk.replay import LazyReplayBuffer
 from koffline.data.replay import ColumnarReplayBuffer
 from koffline.data.transitions import Discrete, Transitions
 from koffline.errors import ConfigError, KofflineError

@@ -11,8 +11,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from koffline.data.disk.log import LazyTransitions
 from koffline.data.files import atomic_file
-from koffline.data.lazy import LazyTransitions
 from koffline.data.transitions import Transitions
 from koffline.errors import DataError
 from koffline.run_record import describe_call

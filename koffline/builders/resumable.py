@@ -16,8 +16,8 @@ import numpy as np
 
 from koffline import __version__
 from koffline.builders.rollouts import Columns, RolloutPlayer
+from koffline.data.disk.writer import ShardWriter
 from koffline.data.files import atomic_file
-from koffline.data.shard_writer import ShardWriter
 from koffline.data.transitions import Transitions
 from koffline.errors import DataError
 

@@ -16,8 +16,8 @@ from koffline.run_record import full_command
 
 if TYPE_CHECKING:
     from koffline.builders.resumable import PartsFolder
-    from koffline.data.lazy import LazyTransitions
-    from koffline.data.shard_writer import ShardWriter
+    from koffline.data.disk.log import LazyTransitions
+    from koffline.data.disk.writer import ShardWriter
     from koffline.data.transitions import Transitions
 
 SHARDS = "shards"
@@ -30,9 +30,9 @@ class BuildTarget:
         self, out: str, format_: str | None, force: bool, manifest: str | None, shard_rows: int | None = None
     ) -> None:
         from koffline.builders.manifest import NAME, read_manifest
+        from koffline.data.disk.shards import is_shard_folder
         from koffline.data.files import check_target
         from koffline.data.minari import PREFIX, data_folder, minari_folder
-        from koffline.data.shards import is_shard_folder
         from koffline.data.sources import target_format
 
         self._out, self._force = out, force
@@ -75,14 +75,14 @@ class BuildTarget:
 
     def shard_writer(self) -> ShardWriter:
         """What writes the folder of shards; ``record_shards`` follows."""
-        from koffline.data.shard_writer import ShardWriter
+        from koffline.data.disk.writer import ShardWriter
 
         assert self._shard_rows is not None
         return ShardWriter(self.path, self._shard_rows, self._force)
 
     def record_shards(self, seed: int) -> None:
         """The entry of a folder of shards in the manifest; say what was written."""
-        from koffline.data.lazy_opening import open_lazy
+        from koffline.data.disk.opening import open_lazy
 
         self.record(open_lazy(self.path), seed)
 

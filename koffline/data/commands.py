@@ -104,7 +104,7 @@ def info(
 
 def _stays_on_disk(source: str, lazy: bool, settings: PassSettings) -> bool:
     """Whether a log is read by blocks: when asked, and where several shards or workers make it worth it."""
-    from koffline.data.shards import is_shard_folder
+    from koffline.data.disk.shards import is_shard_folder
 
     return lazy or settings != PassSettings() or is_shard_folder(source)
 
@@ -216,7 +216,7 @@ def _convert_to_shards(
     space: SpaceRequest | None,
     mapping: Any,
 ) -> None:
-    from koffline.data.shard_conversion import convert_to_shards
+    from koffline.data.disk.conversion import convert_to_shards
 
     if format_ is not None:
         raise DataError(f"--format {format_} and --shard-rows were both given; shards are HDF5, choose one")

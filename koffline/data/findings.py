@@ -16,7 +16,7 @@ from koffline.data.transitions import Transitions
 from koffline.errors import DataError
 
 if TYPE_CHECKING:
-    from koffline.data.lazy import LazyTransitions
+    from koffline.data.disk.log import LazyTransitions
     from koffline.jobs.options import PassSettings
 
 _EDITED = "the rows are not those the file was written with: it was edited"

@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 
 from koffline.data import columns as checks
+from koffline.data.disk.flat_files import Column, EpisodeRule, FlatShard, OpenShard, mark_episodes
+from koffline.data.disk.sliced_files import LAZY_REMEDY, SlicedFile, open_sliced
 from koffline.data.files import reading
 from koffline.data.flat import KEYS, check_required
-from koffline.data.flat_shards import Column, EpisodeRule, FlatShard, OpenShard, mark_episodes
 from koffline.data.raw import settle_actions
-from koffline.data.sliced_files import LAZY_REMEDY, SlicedFile, open_sliced
 from koffline.data.spaces import ActionSpace, Continuous, SpaceRequest
 from koffline.data.transitions import Metadata
 from koffline.errors import DataError

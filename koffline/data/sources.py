@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Literal, overload
 import numpy as np
 
 from koffline.data import remote
+from koffline.data.disk.log import LazyTransitions
 from koffline.data.files import reading
-from koffline.data.lazy import LazyTransitions
 from koffline.data.raw import RawLog, settle_actions
 from koffline.data.spaces import SpaceRequest
 from koffline.data.transitions import Transitions
@@ -94,7 +94,7 @@ def open_transitions(
 
 
 def _opened_lazily(source: LogSource, action_space: SpaceRequest | None) -> LazyTransitions:
-    from koffline.data.lazy_opening import declared_anew, open_lazy
+    from koffline.data.disk.opening import declared_anew, open_lazy
 
     if isinstance(source, Transitions):
         raise DataError("the log is in memory already; give its path to open it lazily")
@@ -109,8 +109,8 @@ def open_raw(
     mapping: MappingRequest | None = None,
 ) -> RawLog:
     """The same with values unchecked, for looking at everything that is wrong. Raises DataError."""
+    from koffline.data.disk.shards import is_shard_folder
     from koffline.data.minari import PREFIX, minari_folder, read_minari
-    from koffline.data.shards import is_shard_folder
     from koffline.data.table.reading import is_table_source, read_table
 
     name = os.fspath(source)
@@ -136,7 +136,7 @@ def open_raw(
 
 def _open_url(name: str, action_space: SpaceRequest | None) -> RawLog:
     """A folder of shards, or a file that is copied here while it is read."""
-    from koffline.data.shards import is_shard_folder
+    from koffline.data.disk.shards import is_shard_folder
 
     if not remote.exists(name):
         raise DataError(f"{name} does not exist; check the address")
@@ -154,7 +154,7 @@ def _open_url(name: str, action_space: SpaceRequest | None) -> RawLog:
 
 def _loaded(name: str, action_space: SpaceRequest | None) -> RawLog:
     """A folder of shards, in memory."""
-    from koffline.data.lazy_opening import open_lazy
+    from koffline.data.disk.opening import open_lazy
 
     log = open_lazy(name, action_space).load()
     columns = {key: value for key, value in vars(log).items() if isinstance(value, np.ndarray)}

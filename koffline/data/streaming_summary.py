@@ -15,7 +15,7 @@ from koffline.data.spaces import ActionSpace, Discrete
 from koffline.data.transitions import Transitions
 
 if TYPE_CHECKING:
-    from koffline.data.lazy import LazyTransitions
+    from koffline.data.disk.log import LazyTransitions
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from koffline.data.transitions import Transitions
 from koffline.errors import DataError
 
 if TYPE_CHECKING:
-    from koffline.data.lazy import LazyTransitions
+    from koffline.data.disk.log import LazyTransitions
     from koffline.jobs.options import PassSettings
 
 __all__ = ["LogSummary", "ShardsSummary", "Spread", "summarise", "summarise_shards"]

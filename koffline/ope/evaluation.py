@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from koffline.config import EvaluationSettings, make_settings
-from koffline.data.lazy import LazyTransitions
+from koffline.data.disk.log import LazyTransitions
 from koffline.data.transitions import Transitions
 from koffline.errors import ConfigError, DataError
 from koffline.fitting import Progress, threads

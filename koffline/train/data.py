@@ -10,11 +10,11 @@ import numpy as np
 
 from koffline.algos import from_config
 from koffline.data import remote
-from koffline.data.block_batches import BlockSampler
-from koffline.data.lazy import LazyTransitions
-from koffline.data.log_samples import Part, sample_episodes
-from koffline.data.log_statistics import LogStatistics, statistics_of
-from koffline.data.shards import is_shard_folder
+from koffline.data.disk.batches import BlockSampler
+from koffline.data.disk.log import LazyTransitions
+from koffline.data.disk.samples import Part, sample_episodes
+from koffline.data.disk.shards import is_shard_folder
+from koffline.data.disk.statistics import LogStatistics, statistics_of
 from koffline.data.sources import open_transitions
 from koffline.data.spaces import Bounds, Discrete, SpaceRequest
 from koffline.data.splits import split_log

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from koffline.data.lazy import LazyTransitions
+from koffline.data.disk.log import LazyTransitions
 from koffline.data.splits import split_log
 from koffline.data.transitions import Transitions
 from koffline.errors import ConfigError, KofflineError

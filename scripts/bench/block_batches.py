@@ -22,9 +22,9 @@ from typing import Any
 import h5py
 import numpy as np
 
-from koffline.data.block_batches import BlockSampler
-from koffline.data.lazy import LazyTransitions
-from koffline.data.shard_writer import ShardWriter
+from koffline.data.disk.batches import BlockSampler
+from koffline.data.disk.log import LazyTransitions
+from koffline.data.disk.writer import ShardWriter
 from koffline.data.sources import open_transitions
 from koffline.data.transitions import Continuous, Transitions
 

@@ -25,10 +25,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # also found when 
 import h5py
 import numpy as np
 
+from koffline.data.disk.log import LazyTransitions
+from koffline.data.disk.writer import ShardWriter
 from koffline.data.flat import flat_arrays
 from koffline.data.hdf5 import write_hdf5
-from koffline.data.lazy import LazyTransitions
-from koffline.data.shard_writer import ShardWriter
 from koffline.data.sources import open_transitions
 from koffline.data.transitions import Continuous, Transitions
 

@@ -24,7 +24,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 import koffline
-from koffline.data.shard_writer import ShardWriter
+from koffline.data.disk.writer import ShardWriter
 from koffline.ope.streaming import estimating
 from koffline.ope.streaming.sums import PassPlan, sum_over_log, sum_over_shards
 from koffline.ope.versions import package_versions

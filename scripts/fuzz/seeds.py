@@ -195,7 +195,7 @@ def manifest_seeds() -> list[bytes]:
 
 def shard_folder(target: Path) -> None:
     """Write a folder of two shards."""
-    from koffline.data.shard_writer import ShardWriter
+    from koffline.data.disk.writer import ShardWriter
 
     with ShardWriter(target, 3, False) as writer:
         writer.append(log())

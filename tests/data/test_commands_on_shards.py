@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from koffline.data.commands import data
-from koffline.data.shard_writer import ShardWriter
+from koffline.data.disk.writer import ShardWriter
 from koffline.data.sources import open_transitions
 from koffline.data.summary import summarise
 from tests.data.shards_in_memory import numbered_shards

@@ -4,7 +4,7 @@ import h5py
 import numpy as np
 import pytest
 
-from koffline.data.flat_shards import OpenShard
+from koffline.data.disk.flat_files import OpenShard
 from koffline.data.sources import open_transitions, write_transitions
 from koffline.data.spaces import Bounds
 from koffline.data.transitions import Continuous, Discrete
@@ -107,8 +107,8 @@ def assert_same_log(lazy, expected):
 
 @pytest.mark.parametrize("timeouts", [False, True])
 def test_episodes_are_counted_from_any_row(tmp_path, monkeypatch, timeouts):
-    monkeypatch.setattr("koffline.data.flat_shards._EVERY", 5)
-    monkeypatch.setattr("koffline.data.flat_shards.BLOCK_BYTES", 40)
+    monkeypatch.setattr("koffline.data.disk.flat_files._EVERY", 5)
+    monkeypatch.setattr("koffline.data.disk.flat_files.BLOCK_BYTES", 40)
     path = write_arrays(tmp_path / "log.hdf5", many_ends(timeouts=timeouts))
     expected, lazy = open_transitions(path), open_transitions(path, lazy=True)
     assert lazy.n_episodes == expected.n_episodes == 21

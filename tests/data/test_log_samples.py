@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from koffline.data.log_samples import Part, sample_episodes, sample_starts, sample_transitions
+from koffline.data.disk.samples import Part, sample_episodes, sample_starts, sample_transitions
 from koffline.errors import DataError
 from koffline.jobs.options import PassSettings
 from tests.data.shards_in_memory import MemoryShards, columns_of, numbered_shards

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from koffline.data import shard_writer
-from koffline.data.lazy import LazyTransitions
-from koffline.data.shard_conversion import convert_to_shards, whole_episodes
-from koffline.data.shard_writer import ShardWriter
+from koffline.data.disk import writer as shard_writer
+from koffline.data.disk.conversion import convert_to_shards, whole_episodes
+from koffline.data.disk.log import LazyTransitions
+from koffline.data.disk.writer import ShardWriter
 from koffline.data.sources import open_raw, open_transitions, write_transitions
 from koffline.data.spaces import Bounds
 from koffline.data.transitions import Continuous, Discrete, Metadata
@@ -419,8 +419,8 @@ class TestConverting:
         write_transitions(log, tmp_path / "log.hdf5")
         size = sum(array.nbytes for array in (log.observations, log.next_observations))
         del log
-        monkeypatch.setattr("koffline.data.flat_shards.BLOCK_BYTES", size // 20)
-        monkeypatch.setattr("koffline.data.lazy.BLOCK_BYTES", size // 20)
+        monkeypatch.setattr("koffline.data.disk.flat_files.BLOCK_BYTES", size // 20)
+        monkeypatch.setattr("koffline.data.disk.log.BLOCK_BYTES", size // 20)
         convert_to_shards(tmp_path / "log.hdf5", tmp_path / "first", 200)  # imports are not counted
         tracemalloc.start()
         convert_to_shards(tmp_path / "log.hdf5", tmp_path / "shards", 200)

@@ -12,9 +12,9 @@ import pytest
 
 from koffline import evaluate, open_transitions
 from koffline.builders import RolloutSettings, build_rollouts
+from koffline.data.disk.samples import sample_starts, sample_transitions
+from koffline.data.disk.writer import ShardWriter
 from koffline.data.findings import inspect_shards
-from koffline.data.log_samples import sample_starts, sample_transitions
-from koffline.data.shard_writer import ShardWriter
 from koffline.data.summary import summarise_shards
 from koffline.errors import DataError
 from koffline.jobs import Job, map_ordered, run_jobs

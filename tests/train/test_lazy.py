@@ -12,12 +12,12 @@ from koffline.algos.evaluators import td_error
 from koffline.algos.fit_scalers import fit_scalers
 from koffline.algos.from_config import make_algorithm, resolve_params
 from koffline.algos.loading import load
-from koffline.data.block_batches import BlockSampler
-from koffline.data.lazy_replay import LazyReplayBuffer
-from koffline.data.log_samples import Part, sample_episodes
-from koffline.data.log_statistics import statistics_of
+from koffline.data.disk.batches import BlockSampler
+from koffline.data.disk.replay import LazyReplayBuffer
+from koffline.data.disk.samples import Part, sample_episodes
+from koffline.data.disk.statistics import statistics_of
+from koffline.data.disk.writer import ShardWriter
 from koffline.data.replay import from_d3rlpy
-from koffline.data.shard_writer import ShardWriter
 from koffline.data.sources import open_transitions
 from koffline.errors import ConfigError, DataError
 from koffline.train import load_config, train

@@ -28,8 +28,8 @@ def is_table_source(name: str) -> bool:
 
     A folder is one where it holds such files and is neither a folder of shards nor a Minari dataset.
     """
+    from koffline.data.disk.shards import is_shard_folder
     from koffline.data.minari import PREFIX, data_folder
-    from koffline.data.shards import is_shard_folder
 
     if name.startswith(PREFIX):
         return False

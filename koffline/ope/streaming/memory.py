@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from koffline.config import EvaluationSettings
-from koffline.data.lazy import LazyTransitions
+from koffline.data.disk.log import LazyTransitions
 from koffline.data.spaces import Discrete
 from koffline.errors import ConfigError
 from koffline.ope.streaming.columns import STRETCH

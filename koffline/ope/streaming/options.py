@@ -17,7 +17,7 @@ from koffline.jobs.options import pass_options
 from koffline.ope.streaming.settings import DEFAULT_MEMORY, StreamSettings, parse_memory
 
 if TYPE_CHECKING:
-    from koffline.data.lazy import LazyTransitions
+    from koffline.data.disk.log import LazyTransitions
 
 # Bytes in memory for each byte of a log: columns in double, their standardised copies, resampled weights.
 _EAGER_FACTOR = 8
@@ -67,7 +67,7 @@ def open_for_reading(
 
     Raises DataError.
     """
-    from koffline.data.shards import is_shard_folder
+    from koffline.data.disk.shards import is_shard_folder
     from koffline.data.sources import open_transitions
 
     if reading.lazy:

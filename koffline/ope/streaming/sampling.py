@@ -11,8 +11,8 @@ import numpy as np
 import torch
 
 from koffline.config import EvaluationSettings
-from koffline.data.lazy import LazyTransitions
-from koffline.data.log_samples import sample_starts, sample_transitions
+from koffline.data.disk.log import LazyTransitions
+from koffline.data.disk.samples import sample_starts, sample_transitions
 from koffline.data.transitions import Transitions
 from koffline.errors import KofflineError
 from koffline.fitting import FitRecord, Progress

@@ -24,7 +24,7 @@ from koffline.ope.streaming.weighing import EpisodeSums
 from koffline.stacked_products import Workspace
 
 if TYPE_CHECKING:
-    from koffline.data.lazy import LazyTransitions
+    from koffline.data.disk.log import LazyTransitions
 
 # Small shards are summed together: a record of sums may be larger than the rows of one.
 _ROWS_TOGETHER = 1 << 18

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 
 import koffline
-from koffline.data.lazy import LazyTransitions
-from koffline.data.shard_writer import ShardWriter
+from koffline.data.disk.log import LazyTransitions
+from koffline.data.disk.writer import ShardWriter
 from koffline.data.transitions import Transitions
 from koffline.jobs.options import PassSettings
 from koffline.ope.features import FeatureSystem, make_feature_system

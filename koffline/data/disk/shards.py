@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from koffline.data import remote
-from koffline.data.flat_shards import Column
+from koffline.data.disk.flat_files import Column
 from koffline.data.raw import space_from_json, space_to_json
 from koffline.data.spaces import ActionSpace
 from koffline.data.transitions import Metadata

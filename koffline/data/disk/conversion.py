@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 
 from koffline.data import remote
-from koffline.data.lazy import LazyTransitions
+from koffline.data.disk.log import LazyTransitions
+from koffline.data.disk.writer import ShardWriter
 from koffline.data.row_block import RowBlock, join_blocks
-from koffline.data.shard_writer import ShardWriter
 from koffline.data.spaces import SpaceRequest
 from koffline.data.table.mapping import MappingRequest
 from koffline.data.table.reading import TableStream, is_table_source
@@ -27,8 +27,8 @@ def convert_to_shards(
     mapping: MappingRequest | None = None,
 ) -> LazyTransitions:
     """Write ``source`` as a folder of shards and open it. Raises DataError."""
+    from koffline.data.disk.opening import open_lazy
     from koffline.data.files import check_target
-    from koffline.data.lazy_opening import open_lazy
 
     if not remote.is_url(os.fspath(target)):
         check_target(Path(target), force)
@@ -55,7 +55,7 @@ def _write_table(
 
 def _write(writer: ShardWriter, source: str | os.PathLike[str], action_space: SpaceRequest | None) -> None:
     """Block by block where the source can be read so, else all at once."""
-    from koffline.data.lazy_opening import open_lazy
+    from koffline.data.disk.opening import open_lazy
     from koffline.data.sources import open_transitions
 
     try:

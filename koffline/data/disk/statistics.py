@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from koffline.data.log_samples import Part
+from koffline.data.disk.samples import Part
 from koffline.data.row_block import RowBlock
 from koffline.data.streaming_summary import EpisodeTally
 from koffline.errors import DataError
 
 if TYPE_CHECKING:
-    from koffline.data.lazy import LazyTransitions
+    from koffline.data.disk.log import LazyTransitions
     from koffline.jobs.options import PassSettings
 
 

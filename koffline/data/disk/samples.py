@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from koffline.data.disk.unit_hash import unit_hash
 from koffline.data.remote import is_url
 from koffline.data.row_block import ROW_COLUMNS, RowBlock
 from koffline.data.transitions import Transitions
-from koffline.data.unit_hash import unit_hash
 from koffline.errors import DataError
 
 if TYPE_CHECKING:
-    from koffline.data.lazy import LazyTransitions
+    from koffline.data.disk.log import LazyTransitions
     from koffline.jobs.options import PassSettings
 
 # Rows and episodes are drawn by numbers of their own, independent of those that group them elsewhere.

@@ -15,8 +15,8 @@ from typing import Any, Literal
 import numpy as np
 
 from koffline.data.columns import integer_column
+from koffline.data.disk.sliced_files import SlicedFile, open_sliced
 from koffline.data.files import reading
-from koffline.data.sliced_files import SlicedFile, open_sliced
 from koffline.errors import DataError
 
 _EVERY = 16_384
@@ -170,7 +170,7 @@ def mark_episodes(opened: OpenShard, rows: int, rule: EpisodeRule, has_steps: bo
         units.append(int(unit[-1]))
         steps.append(int(step[-1]))
     if ids and len(np.unique(np.concatenate(ids))) != units[-1] + 1:
-        from koffline.data.sliced_files import LAZY_REMEDY
+        from koffline.data.disk.sliced_files import LAZY_REMEDY
 
         raise DataError(f"rows of several episodes are interleaved; {LAZY_REMEDY}")
     return EpisodeMarks(np.array(units[:-1]), np.array(steps[:-1]), units[-1] + 1)

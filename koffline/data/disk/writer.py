@@ -14,14 +14,14 @@ from typing import Any
 
 import numpy as np
 
+from koffline.data.disk.flat_files import Column
+from koffline.data.disk.places import shard_place
+from koffline.data.disk.shards import MANIFEST, Manifest, ShardInfo, write_manifest
 from koffline.data.flat import KEYS
-from koffline.data.flat_shards import Column
 from koffline.data.hdf5 import DESCRIPTION, disk_faults
 from koffline.data.hdf5_output import KeptErrors
 from koffline.data.raw import describe_columns
 from koffline.data.row_block import RowBlock
-from koffline.data.shard_places import shard_place
-from koffline.data.shards import MANIFEST, Manifest, ShardInfo, write_manifest
 from koffline.data.spaces import ActionSpace
 from koffline.data.transitions import Metadata, Transitions
 from koffline.errors import DataError
@@ -234,7 +234,7 @@ def _columns_of(columns: Mapping[str, np.ndarray]) -> dict[str, Column]:
 
 def _digest(folder: Path, manifest: Manifest) -> str:
     """The digest of all rows, from the finished shards."""
-    from koffline.data.lazy_opening import lazy_of_manifest
+    from koffline.data.disk.opening import lazy_of_manifest
 
     shards = tuple(dataclasses.replace(s, name=str(folder / s.name)) for s in manifest.shards)
     return lazy_of_manifest(dataclasses.replace(manifest, shards=shards)).compute_sha256()

@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from koffline.data.block_order import BlockOrder, Fragment
-from koffline.data.log_samples import Part
+from koffline.data.disk.order import BlockOrder, Fragment
+from koffline.data.disk.reader import ShardReader
+from koffline.data.disk.samples import Part
 from koffline.data.row_block import ROW_COLUMNS, RowBlock
-from koffline.data.shard_reader import ShardReader
 from koffline.errors import ConfigError
 
 if TYPE_CHECKING:
-    from koffline.data.lazy import LazyTransitions
+    from koffline.data.disk.log import LazyTransitions
 
 # Smaller blocks mix better, larger ones are read faster.
 _MOST_BLOCK_ROWS, _LEAST_BLOCK_ROWS = 4096, 1024

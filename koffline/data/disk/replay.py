@@ -7,9 +7,9 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from koffline.data.block_batches import BlockSampler
 from koffline.data.d3rlpy_import import import_d3rlpy
-from koffline.data.log_statistics import LogStatistics
+from koffline.data.disk.batches import BlockSampler
+from koffline.data.disk.statistics import LogStatistics
 from koffline.data.replay import ColumnarReplayBuffer
 from koffline.data.replay_views import LazySequence
 from koffline.data.transitions import Transitions

@@ -6,11 +6,11 @@ import contextlib
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Any
 
-from koffline.data.lazy import naming
+from koffline.data.disk.log import naming
 from koffline.data.row_block import RowBlock
 
 if TYPE_CHECKING:
-    from koffline.data.lazy import LazyTransitions
+    from koffline.data.disk.log import LazyTransitions
 
 # Opening a file takes milliseconds, a read from an open one a fraction of that.
 _MOST_OPEN = 32

@@ -9,11 +9,18 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from koffline.data import remote
+from koffline.data.disk.flat_files import EpisodeRule, FlatShard
+from koffline.data.disk.log import LazyTransitions, naming
+from koffline.data.disk.shards import (
+    MANIFEST,
+    SHARD_NAME,
+    Manifest,
+    ShardInfo,
+    is_shard_folder,
+    read_manifest,
+)
+from koffline.data.disk.sliced_files import LAZY_REMEDY
 from koffline.data.flat_description import DescribedFile, describe_flat
-from koffline.data.flat_shards import EpisodeRule, FlatShard
-from koffline.data.lazy import LazyTransitions, naming
-from koffline.data.shards import MANIFEST, SHARD_NAME, Manifest, ShardInfo, is_shard_folder, read_manifest
-from koffline.data.sliced_files import LAZY_REMEDY
 from koffline.data.spaces import Bounds, Continuous, SpaceRequest
 from koffline.errors import DataError
 

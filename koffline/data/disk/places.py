@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from koffline.data import remote
+from koffline.data.disk.shards import MANIFEST, is_shard_folder
 from koffline.data.files import atomic_folder
-from koffline.data.shards import MANIFEST, is_shard_folder
 from koffline.errors import DataError
 
 
