@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Literal
 
 from koffline.errors import ConfigError
 from koffline.jobs.options import PassSettings
@@ -31,7 +30,7 @@ class StreamSettings:
     skip_bad_shards: bool = False
     sample_rows: int | None = None
     groups: int = 40
-    precision: Literal["single", "double"] = "single"
+    precision: str = "single"
 
     def __post_init__(self) -> None:
         if self.memory_bytes < _LEAST_MEMORY:
