@@ -212,13 +212,18 @@ def _check_magnitude(**columns: np.ndarray) -> None:
 
 def _flat(observations: np.ndarray) -> np.ndarray:
     """(N, ...) as float64 (N, d); DataError where a kernel over raw inputs has no meaning."""
-    flat = np.asarray(observations, dtype=np.float64).reshape(len(observations), -1)
-    if flat.shape[1] > _MOST_INPUTS:
+    check_observation_shape(observations.shape[1:])
+    return np.asarray(observations, dtype=np.float64).reshape(len(observations), -1)
+
+
+def check_observation_shape(shape: tuple[int, ...]) -> None:
+    """DataError for observations with too many numbers, such as images."""
+    numbers = math.prod(shape)
+    if numbers > _MOST_INPUTS:
         raise DataError(
-            f"observations have {flat.shape[1]} numbers each (shape {observations.shape[1:]}), more than "
+            f"observations have {numbers} numbers each (shape {shape}), more than "
             f"{_MOST_INPUTS}; embed images first and store the embedding as the observation"
         )
-    return flat
 
 
 def _location_and_scale(columns: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

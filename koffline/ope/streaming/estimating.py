@@ -22,6 +22,7 @@ from koffline.ope.estimators.registry import find_estimator
 from koffline.ope.fitted_function import NetworkValues
 from koffline.ope.interval import Interval
 from koffline.ope.point_estimate import PointEstimate
+from koffline.ope.problem import check_observation_shape
 from koffline.ope.streaming.evidence import (
     head_diagnostics,
     log_diagnostics,
@@ -75,7 +76,7 @@ def evaluate_lazy(request: Request) -> Estimate:
         estimator=settings.estimator,
         gamma=settings.gamma,
         n_transitions=sums.facts.rows,
-        n_episodes=log.n_episodes,
+        n_episodes=int(sums.facts.returns.count),
         policy=request.policy.name,
         source=log.metadata.source,
         seed=settings.seed,
@@ -103,6 +104,7 @@ def check_request(request: Request) -> None:
     """ConfigError or DataError for what sums cannot answer, with the remedy."""
     settings, log = request.settings, request.log
     find_estimator(settings.estimator)
+    check_observation_shape(log.observation_shape)
     if settings.estimator not in ESTIMATORS:
         raise ConfigError(f"{settings.estimator} {_LOAD}; or choose one of {', '.join(ESTIMATORS)}")
     if settings.interval != DEFAULT:
@@ -144,7 +146,8 @@ def _pass(request: Request, plan: MemoryPlan, sampled: Sampled) -> tuple[Reader,
     critics = min(DEFAULT_CRITICS, settings.instruments) if settings.estimator == "dualdice" else 0
     frame = make_frame(request, plan, sampled, critics, ratios=settings.estimator in OVER_EPISODES)
     given = None if frame.own_starts else mean_start_features(frame.features, sampled.problem)
-    passed = PassPlan(request.log, frame, plan.block_rows, settings.threads)
+    here = request.stream.workers == 1 and request.stream.ray is None
+    passed = PassPlan(request.log, frame, plan.block_rows, settings.threads if here else 1)
     bar = None if request.progress is None else _Bar(request)
     return Reader(frame, given), sum_over_log(passed, request.stream.passes, bar)
 

@@ -129,6 +129,13 @@ def test_importance_needs_episodes_and_probabilities(tmp_path):
         koffline.evaluate(on_disk(tmp_path, discrete_log(60), 20), SOFT, 0.9, estimator="wis", **QUICK)
 
 
+def test_images_are_refused_before_anything_is_read(tmp_path):
+    pictures = np.zeros((4, 3, 84, 84), dtype=np.uint8)
+    log = discrete_log(4, 2, observations=pictures, next_observations=pictures)
+    with pytest.raises(DataError, match="embed images first"):
+        koffline.evaluate(on_disk(tmp_path, log, 2), "uniform", 0.9, **QUICK)
+
+
 def test_stream_settings_are_for_logs_on_disk():
     with pytest.raises(ConfigError, match="open the log with lazy=True"):
         koffline.evaluate(discrete_log(), SOFT, 0.9, stream=StreamSettings(), **QUICK)
@@ -141,7 +148,7 @@ def test_a_bad_shard_is_left_out_on_request_and_said(tmp_path):
     with pytest.raises(DataError, match="shard-00001"):
         koffline.evaluate(lazy, SOFT, 0.9, **QUICK)
     found = koffline.evaluate(lazy, SOFT, 0.9, stream=StreamSettings(skip_bad_shards=True), **QUICK)
-    assert found.n_transitions == 240
+    assert (found.n_transitions, found.n_episodes) == (240, 24)
     assert any("Left out" in warning and "shard-00001" in warning for warning in found.warnings)
     assert found.data_sha256 == ""
 
