@@ -196,6 +196,13 @@ class TestTime:
             assert sorted(found.rewards) == sorted(plain.rewards)
             np.testing.assert_array_equal(np.diff(found.rewards)[found.steps[1:] > 0], 1)
 
+    @pytest.mark.parametrize("times", [[str(i) for i in range(12)], [f"{i + 3}.5" for i in range(12)]])
+    def test_texts_of_numbers_sort_as_numbers_in_every_format(self, tmp_path, times):
+        """ "10" comes after "9", in files with types too."""
+        for name in ("log.parquet", "log.arrow", "log.csv"):
+            found = read(walk((12,), (True,), t=times), tmp_path, name=name)
+            np.testing.assert_array_equal(found.rewards, np.arange(1.0, 13.0))
+
     def test_doubles_are_counted(self, tmp_path):
         message = refusal(walk(t=[0, 1, 1, 0, 0, 1, 1, 1]), tmp_path)
         assert "3 rows have the time of another row" in message

@@ -18,6 +18,7 @@ from koffline.data.table.mapping import MappingRequest, TableMapping, as_mapping
 from koffline.data.table.roles import Roles, own_mapping, resolve_roles, unmapped
 from koffline.data.table.rows import TableRows, hold, narrow_types, open_rows
 from koffline.data.table.survey import TableSurvey, survey_rows
+from koffline.data.table.values import is_text, storage_type
 from koffline.data.transitions import Metadata
 from koffline.errors import DataError
 
@@ -64,7 +65,7 @@ def prepare_table(
     roles = resolve_roles(files.names, chosen, name)
     types = files.schema(roles)
     # Columns of text in a file without types may still be anything: what they are is found below.
-    untyped = _untyped(files, roles, keep_ids=mapping is not None)
+    untyped = _untyped(files, roles, types, keep_ids=mapping is not None)
     typed = {n: pa.float64() if n in untyped else k for n, k in types.items()}
     check_kinds(typed, roles, name)
     with table_faults(name, files.kind):
@@ -117,10 +118,17 @@ def _mapping(
     return own, None if text is None else read_description(text)
 
 
-def _untyped(files: TableFiles, roles: Roles, keep_ids: bool) -> tuple[str, ...]:
-    """Columns of text that may stand for something else; ids given with a mapping stay as they are."""
-    meant = (*roles.action, roles.time, None if keep_ids else roles.episode)
-    return tuple(n for n in dict.fromkeys(meant) if n and files.is_text(n) and n not in roles.numbers)
+def _untyped(files: TableFiles, roles: Roles, types: Mapping[str, Any], keep_ids: bool) -> tuple[str, ...]:
+    """Columns of text that may stand for something else; ids given with a mapping stay as they are.
+
+    Times are such in files with types too: "10" comes after "9".
+    """
+    meant = (*roles.action, None if keep_ids else roles.episode)
+    found = [n for n in meant if n and files.is_text(n)]
+    time = roles.time
+    if time and (files.is_text(time) or is_text(storage_type(types[time]))):
+        found.append(time)
+    return tuple(n for n in dict.fromkeys(found) if n not in roles.numbers)
 
 
 def _check_widths(roles: Roles, survey: TableSurvey, source: str) -> None:
