@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -47,18 +48,20 @@ class CheckedFile:
         check_dataset(found, name)
         return found
 
+    def _numbers(self, name: str) -> tuple[Any, Facts]:
+        found = self.raw[name]
+        return found, check_dataset(found, name)
+
     def sliced(self, name: str) -> Any:
         """The same, and its size is explained by the file. Raises Refused."""
-        found = self.dataset(name)
-        declared, stored = _sizes(found)
-        self._tally.count(name, declared, stored, _is_filtered(found))
+        found, facts = self._numbers(name)
+        self._tally.count(name, facts.declared, facts.stored, facts.is_filtered)
         return found
 
     def array(self, name: str) -> np.ndarray:
         """All numbers of an array. Raises Refused where they are not in the file, or are no numbers."""
-        found = self.dataset(name)
-        declared, stored = _sizes(found)
-        self._tally.add(name, declared, stored, _is_filtered(found))
+        found, facts = self._numbers(name)
+        self._tally.add(name, facts.declared, facts.stored, facts.is_filtered)
         return np.asarray(found[()])
 
     def strings(self, name: str, most: int = 1000) -> list[str]:
@@ -66,12 +69,12 @@ class CheckedFile:
         import h5py
 
         found = self.raw[name]
-        _check_storage(found, name)
+        facts = _facts(found, name)
         count = math.prod(found.shape or ())
         if h5py.check_string_dtype(found.dtype) is None or found.shape is None or count > most:
             raise Refused(f"{name} holds {found.dtype} of shape {found.shape}, not words; write it again")
         self._check_heaps(found.dtype)
-        self._tally.add(name, count * found.dtype.itemsize, found.id.get_storage_size())
+        self._tally.add(name, facts.declared, facts.stored)
         values = found[()] if found.shape == () else found[()].reshape(-1).tolist()
         return [_word(value) for value in ([values] if found.shape == () else values)]
 
@@ -87,11 +90,10 @@ class CheckedFile:
 
         for name in self.datasets:
             found = self.raw[name]
-            _check_storage(found, name)
+            facts = _facts(found, name)
             if found.shape is None:
                 continue
-            declared, stored = _sizes(found)
-            self._tally.add(name, declared, stored, _is_filtered(found))
+            self._tally.add(name, facts.declared, facts.stored, facts.is_filtered)
             if found.dtype.kind == "O":
                 if not (h5py.check_string_dtype(found.dtype) or h5py.check_vlen_dtype(found.dtype)):
                     raise Refused(f"{name} holds {found.dtype}; export numbers")
@@ -133,15 +135,25 @@ def write_text(file: Any, name: str, text: str) -> None:
     file.attrs[name] = np.bytes_(text.encode("utf-8"))
 
 
-def check_dataset(found: Any, name: str) -> None:
+@dataclass(frozen=True)
+class Facts:
+    """Bytes of an array in memory and on disk, and whether filters stand between the two."""
+
+    declared: int
+    stored: int
+    is_filtered: bool
+
+
+def check_dataset(found: Any, name: str) -> Facts:
     """Raise Refused unless ``found`` is an array of numbers kept inside its file."""
     import h5py
 
     if not isinstance(found, h5py.Dataset):
         raise Refused(f"{name} is no array; export it again")
-    _check_storage(found, name)
+    facts = _facts(found, name)
     if found.shape is None or found.dtype.kind not in "biuf" or found.dtype.subdtype is not None:
         raise Refused(f"{name} has dtype {str(found.dtype)[:80]}; give numbers, one row per transition")
+    return facts
 
 
 def text_attribute(file: Any, name: str) -> str | None:
@@ -205,25 +217,18 @@ def _address(group: Any) -> tuple[Any, Any]:
     return info.fileno, info.addr
 
 
-def _check_storage(found: Any, name: str) -> None:
-    import h5py
+def _facts(found: Any, name: str) -> Facts:
+    """Sizes of an array whose numbers are in this file. Raises Refused for any other."""
+    from h5py import h5d
 
-    plan = found.id.get_create_plist()
-    if plan.get_layout() == h5py.h5d.VIRTUAL:
+    plan, item = found.id.get_create_plist(), found.dtype.itemsize
+    layout = plan.get_layout()
+    if layout == h5d.VIRTUAL:
         raise Refused(f"{name} is a virtual dataset, a view of other files, {_LEAVES_THE_FILE}")
     if plan.get_external_count():
         raise Refused(f"{name} keeps its numbers in another file, {_LEAVES_THE_FILE}")
-    if found.chunks is not None:
-        chunk = math.prod(found.chunks) * found.dtype.itemsize
-        declared = math.prod(found.shape or ()) * found.dtype.itemsize
-        if chunk > max(declared, SLACK_BYTES):
-            raise Refused(f"{name} is cut into blocks of {chunk} bytes; export it with smaller chunks")
-
-
-def _sizes(found: Any) -> tuple[int, int]:
-    """Bytes of an array in memory, and on disk."""
-    return math.prod(found.shape) * found.dtype.itemsize, found.id.get_storage_size()
-
-
-def _is_filtered(found: Any) -> bool:
-    return found.id.get_create_plist().get_nfilters() > 0
+    declared = math.prod(found.shape or ()) * item
+    if layout == h5d.CHUNKED and (chunk := math.prod(plan.get_chunk()) * item) > max(declared, SLACK_BYTES):
+        raise Refused(f"{name} is cut into blocks of {chunk} bytes; export it with smaller chunks")
+    is_filtered = layout == h5d.CHUNKED and plan.get_nfilters() > 0
+    return Facts(declared, found.id.get_storage_size(), is_filtered)

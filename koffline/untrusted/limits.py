@@ -35,11 +35,12 @@ class Tally:
         self._stored = 0
         self._declared = 0
         self._unexplained = 0
+        self._memory = machine_memory()  # asked once: files may hold ten thousand arrays
 
     def add(self, name: str, declared: int, stored: int, compressed: bool = True) -> None:
         """Count an array of ``declared`` bytes in memory and ``stored`` bytes on disk before it is read."""
         self.count(name, declared, stored, compressed)
-        check_memory(self._declared)
+        check_memory(self._declared, self._memory)
 
     def count(self, name: str, declared: int, stored: int, compressed: bool = True) -> None:
         """The same of an array that is read by slices: it need not fit the memory."""
@@ -58,9 +59,9 @@ class Tally:
             )
 
 
-def check_memory(declared: int) -> None:
-    """Raise Refused where ``declared`` bytes cannot fit into this machine's memory."""
-    memory = machine_memory()
+def check_memory(declared: int, memory: int | None = None) -> None:
+    """Raise Refused where ``declared`` bytes cannot fit into ``memory``, by default this process's."""
+    memory = machine_memory() if memory is None else memory
     if declared > memory:
         raise Refused(
             f"its columns take {shown_bytes(declared)}, this process may use {shown_bytes(memory)}; "

@@ -22,7 +22,7 @@ from pathlib import Path
 from scripts.fuzz.readers import SCRATCH, readers
 
 _HANGS_SECONDS = 60
-_START_SECONDS = 60
+_START_SECONDS = 300
 ROOT = Path(__file__).parents[2]
 
 
