@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -124,4 +126,11 @@ def main() -> None:
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.append(here)
+    _hear_termination()
     cli(prog_name="koffline")
+
+
+def _hear_termination() -> None:
+    """A scheduler's SIGTERM is a Ctrl-C: what is unfinished goes, what can go on later is said."""
+    with contextlib.suppress(ValueError):  # not the main thread
+        signal.signal(signal.SIGTERM, lambda number, frame: signal.raise_signal(signal.SIGINT))

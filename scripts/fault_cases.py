@@ -12,7 +12,7 @@ KOFFLINE = (sys.executable, "-m", "koffline")
 SHRUNK = (sys.executable, "-m", "tests.faults.shrunk_reproduce")  # the same code, experiments of seconds
 _LOG = str(ROOT / "datasets" / "cartpole.hdf5")
 _POLICY = str(ROOT / "datasets" / "cartpole_policy.npz")
-_QUICK = ("--gamma", "0.98", "--set", "steps=60")
+_QUICK = ("--gamma", "0.98", "--set", "steps=20", "--set", "resampled_replicas=2")
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ def _evaluations() -> tuple[Case, ...]:
 
 def _training() -> tuple[Case, ...]:
     data = str(ROOT / "datasets" / "control" / "cartpole_medium.hdf5")
-    sizes = ("train.n_steps=90", "train.n_steps_per_epoch=30", "evaluators.environment.episodes=2")
+    sizes = ("train.n_steps=60", "train.n_steps_per_epoch=20", "evaluators.environment.episodes=1")
     settings = [word for size in sizes for word in ("--set", size)]
     config = str(ROOT / "configs" / "kloss_dqn.yaml")
     train = (*KOFFLINE, "train", config, "--data", data, *settings, "--out", "new")
@@ -64,7 +64,7 @@ def _training() -> tuple[Case, ...]:
         "--out", "new",
     )  # fmt: skip
     pendulum = str(ROOT / "configs" / "online" / "inverted_pendulum.yaml")
-    small = ("steps=1200", "evaluation_interval=300", "checkpoint_interval=300")
+    small = ("steps=900", "evaluation_interval=300", "checkpoint_interval=300")
     online = (*KOFFLINE, "online", pendulum, *(w for s in small for w in ("--set", s)), "--seed-count", "2")
 
     def go_on(folder: Path) -> tuple[str, ...]:

@@ -16,6 +16,7 @@ import json
 import os
 import random
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -23,7 +24,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from koffline.repeat.comparison import is_result, results_of
@@ -33,12 +34,18 @@ from scripts.fault_checks import litter_in, unreadable_in
 
 _LONGEST = 300.0  # seconds for one command on a busy machine
 _EARLIER = "earlier"
+_IN_A_ROW = 3
+_BY_CHANGES = 0.6  # share of the kills that wait for a change on the disk, not for a time
 
 
 @dataclass(frozen=True)
 class Reference:
-    """A command that was not interrupted: digests of its results, seconds, changes seen on the disk."""
+    """A command that was not interrupted: digests of its results, seconds, changes seen on the disk.
 
+    ground: the folder as it was before.
+    """
+
+    ground: Path
     results: Mapping[str, str]
     seconds: float
     changes: int
@@ -57,24 +64,50 @@ class Kill:
 def run_campaign(
     cases: Sequence[Case], kills: int, seed: int, root: Path, say: Callable[[str], None]
 ) -> list[Kill]:
-    """``kills`` kills in turn over the cases; each in a folder of its own below ``root``."""
+    """About ``kills`` kills in turn over the cases: in rows of some, each row in a folder of its own."""
     generator = random.Random(seed)
-    references = {case.name: _reference(case, root / case.name / "whole") for case in cases}
-    found = []
-    for number in range(kills):
-        case = cases[number % len(cases)]
-        kill = kill_once(case, references[case.name], root / case.name / f"kill-{number}", generator)
-        found.append(kill)
-        outcome = ", ".join(kill.failures) or "as it should be"
-        say(f"{number + 1}/{kills} {case.name}, {kill.moment}: {outcome}")
+    references: dict[str, Reference] = {}
+    found: list[Kill] = []
+    while len(found) < kills:
+        case = cases[len(found) // _IN_A_ROW % len(cases)]
+        if case.name not in references:
+            references[case.name] = reference_of(case, root / case.name)
+        folder = root / case.name / f"kills-{len(found)}"
+        row = kill_in_a_row(case, references[case.name], folder, _IN_A_ROW, generator)
+        found += row
+        for kill in row:
+            outcome = ", ".join(kill.failures) or "as it should be"
+            say(f"{len(found)}/{kills} {case.name}, {kill.moment}: {outcome}")
     return found
 
 
-def kill_once(case: Case, reference: Reference, folder: Path, generator: random.Random) -> Kill:
-    """Start, kill, look, take up again, compare."""
-    before = _prepare(case, folder)
-    process = _start(case.words, folder)
-    if generator.random() < 0.5 and reference.changes:
+def kill_in_a_row(
+    case: Case, reference: Reference, folder: Path, times: int, generator: random.Random
+) -> list[Kill]:
+    """Start, kill, look; take up again and kill that; at last let it end and compare."""
+    shutil.copytree(reference.ground, folder)
+    before, found = _files(folder, folder), []
+    for number in range(times):
+        words = case.words if number == 0 else case.resume_words(folder)
+        moment, hit = _kill_at_random(words, reference, folder, generator)
+        found.append(Kill(case.name, moment, hit, tuple(_look(case, folder, before, reference))))
+    ended = _start(case.resume_words(folder), folder)
+    _, errors = ended.communicate(timeout=_LONGEST)
+    failures = []
+    if ended.returncode != 0:
+        failures.append(f"taken up again: exit code {ended.returncode}: {errors.decode().strip()[-200:]}")
+    failures += _differences(reference.results, _results(case, folder))
+    failures += [f"left behind: {name}" for name in litter_in(folder)]
+    found[-1] = replace(found[-1], failures=(*found[-1].failures, *failures))
+    return found
+
+
+def _kill_at_random(
+    words: Sequence[str], reference: Reference, folder: Path, generator: random.Random
+) -> tuple[str, bool]:
+    """The moment in words, and whether the command was still running."""
+    process = _start(words, folder)
+    if generator.random() < _BY_CHANGES and reference.changes:
         change = generator.randint(1, reference.changes)
         moment = f"change {change} of {reference.changes}"
         _wait_for_change(process, folder, change)
@@ -84,14 +117,7 @@ def kill_once(case: Case, reference: Reference, folder: Path, generator: random.
         _wait(process, seconds)
     hit = process.poll() is None
     _kill(process)
-    failures = _look(case, folder, before, reference)
-    resumed = _start(case.resume_words(folder), folder)
-    _, errors = resumed.communicate(timeout=_LONGEST)
-    if resumed.returncode != 0:
-        failures.append(f"taken up again: exit code {resumed.returncode}: {errors.decode().strip()[-200:]}")
-    failures += _differences(reference.results, _results(case, folder))
-    failures += [f"left behind: {name}" for name in litter_in(folder)]
-    return Kill(case.name, moment, hit, tuple(failures))
+    return moment, hit
 
 
 def _look(case: Case, folder: Path, before: Mapping[str, str], reference: Reference) -> list[str]:
@@ -109,19 +135,22 @@ def _look(case: Case, folder: Path, before: Mapping[str, str], reference: Refere
     return failures
 
 
-def _reference(case: Case, folder: Path) -> Reference:
-    _prepare(case, folder)
+def reference_of(case: Case, folder: Path) -> Reference:
+    """The command without any kill."""
+    ground, folder = folder / "ground", folder / "whole"
+    _prepare(case, ground)
+    shutil.copytree(ground, folder)
     started = time.perf_counter()
     process = _start(case.words, folder)
     changes = _wait_for_change(process, folder, None)
-    if process.wait() != 0:
-        assert process.stderr is not None
-        raise SystemExit(f"{case.name} fails without any kill: {process.stderr.read().decode()[-500:]}")
-    return Reference(_results(case, folder), time.perf_counter() - started, changes)
+    _, errors = process.communicate()
+    if process.returncode != 0:
+        raise SystemExit(f"{case.name} fails without any kill: {errors.decode()[-500:]}")
+    return Reference(ground, _results(case, folder), time.perf_counter() - started, changes)
 
 
-def _prepare(case: Case, folder: Path) -> dict[str, str]:
-    """Earlier results beside, and those that the command is to replace; digests of all."""
+def _prepare(case: Case, folder: Path) -> None:
+    """Earlier results beside, and those that the command is to replace."""
     (folder / _EARLIER).mkdir(parents=True)
     (folder / _EARLIER / "estimate.json").write_text('{"value": 1.0}\n', encoding="utf-8")
     if case.before is not None:
@@ -129,7 +158,6 @@ def _prepare(case: Case, folder: Path) -> dict[str, str]:
         _, errors = done.communicate(timeout=_LONGEST)
         if done.returncode != 0:
             raise SystemExit(f"{case.name}, what it replaces: {errors.decode()[-500:]}")
-    return _files(folder, folder)
 
 
 def _start(words: Sequence[str], folder: Path) -> subprocess.Popen[bytes]:

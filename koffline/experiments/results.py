@@ -193,7 +193,10 @@ def write_clock(results: Results, run: StartedRun, folder: Path) -> None:
 
 
 def read_results(path: Path) -> Results:
-    """Read what `write_results` wrote, with seconds where older files have them. Raises ConfigError for another version or a damaged file."""
+    """Read what `write_results` wrote, with seconds where older files have them.
+
+    Raises ConfigError for another version or a damaged file.
+    """
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         version = content.pop("version", None)

@@ -60,7 +60,7 @@ def here(monkeypatch):
 
 COMMANDS = {
     "evaluate": ("evaluate", "log.hdf5", "--policy", "uniform", *QUICK, "--out", "runs/a", "--json"),
-    "all": ("evaluate", "log.hdf5", "--policy", "uniform", *QUICK, "--estimator", "is,mwl", "--out=runs/a"),
+    "all": ("evaluate", "log.hdf5", "--policy", "uniform", *QUICK, "--estimator", "is,wis", "--out=runs/a"),
     "select": (
         "select",
         "log.hdf5",
@@ -239,15 +239,15 @@ def test_the_record_names_and_digests_every_input(place, monkeypatch):
     (place / "mine.py").write_text(
         "import numpy as np\n\ndef act(s):\n    return np.full((len(s), 2), 0.5)\n"
     )
-    np.save(place / "starts.npy", np.zeros((3, 3), dtype=np.float32))
+    (place / "truth.json").write_text('{"value": 1.0}')
     run(
         "evaluate", "log.hdf5", "--policy", "epsilon:0.1:mine:act", "--gamma", "0.9",
-        "--config", "settings.yaml", "--initial-states", "starts.npy", "--estimator", "mwl,lstdq",
+        "--config", "settings.yaml", "--truth", "truth.json", "--estimator", "is",
         "--out", "a",
     )  # fmt: skip
     record = json.loads((place / "a" / "run.json").read_text())
     call = record["call"]
-    assert {"log.hdf5", "mine:act", "settings.yaml", "starts.npy"} == set(call["inputs"])
+    assert {"log.hdf5", "mine:act", "settings.yaml", "truth.json"} == set(call["inputs"])
     assert call["inputs"]["mine:act"] == digest_of(place / "mine.py")
     assert (call["directory"], record["kind"], record["seed"]) == (str(place), "evaluate", 0)
     assert record["settings"]["steps"] == 4

@@ -1,0 +1,196 @@
+"""Full disks, places that cannot be written, read errors: one line, and nothing is lost or half-written."""
+
+import errno
+import subprocess
+import sys
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from koffline.cli import cli
+from koffline.data.sources import open_transitions, write_transitions
+from koffline.errors import ConfigError, DataError, KofflineError
+from koffline.policies.array_file import write_arrays
+from koffline.report.folder import write_folder
+from tests.faults.places import can_mount, content, full_after
+from tests.train.small_runs import make_log
+
+TARGETS = ["new.hdf5", "new.npz", "new.parquet", "new.csv", "new.arrow"]
+
+
+def koffline(*words):
+    return CliRunner().invoke(cli, list(words), prog_name="koffline")
+
+
+@pytest.fixture
+def log(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_transitions(make_log(episodes=60), tmp_path / "log.hdf5")
+    return tmp_path / "log.hdf5"
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("force", [False, True])
+def test_a_full_disk_while_converting_leaves_what_was_there(log, target, force):
+    if force:
+        write_transitions(make_log(), log.with_name(target))
+    before = content(log.parent)
+    with full_after(4096):
+        done = koffline("data", "convert", "log.hdf5", target, "--force")
+    assert (done.exit_code, done.stderr.count("\n")) == (2, 1), done.output
+    assert "File too large" in done.stderr
+    assert content(log.parent) == before
+
+
+def test_a_full_disk_while_writing_shards_leaves_the_old_folder(log):
+    assert koffline("data", "convert", "log.hdf5", "shards", "--shard-rows", "100").exit_code == 0
+    before = content(log.parent)
+    with full_after(8192):
+        done = koffline("data", "convert", "log.hdf5", "shards", "--shard-rows", "300", "--force")
+    assert (done.exit_code, done.stderr.count("\n")) == (2, 1), done.output
+    assert content(log.parent) == before
+
+
+def test_a_full_disk_while_a_report_is_written_leaves_the_old_one(tmp_path):
+    out = tmp_path / "out"
+    write_folder(out, lambda folder: (folder / "estimate.json").write_text("{}") and None, "estimate.json")
+    before = content(tmp_path)
+    with full_after(4096), pytest.raises(OSError, match="File too large"):
+        write_folder(
+            out,
+            lambda folder: (folder / "estimate.json").write_text("x" * 10_000) and None,
+            "estimate.json",
+            True,
+        )
+    assert content(tmp_path) == before
+
+
+def test_a_full_disk_while_a_policy_is_written_leaves_the_old_one(tmp_path):
+    write_arrays(tmp_path / "p.npz", "a", 1, {"table": np.zeros(3)})
+    before = content(tmp_path)
+    with full_after(4096), pytest.raises(KofflineError, match="File too large"):
+        write_arrays(tmp_path / "p.npz", "a", 1, {"table": np.random.default_rng(0).normal(size=5000)})
+    assert content(tmp_path) == before
+
+
+def test_a_full_disk_while_training_keeps_the_epochs_that_had_ended(log):
+    """And the run goes on from there, to the same bytes, once there is room again."""
+    Path("c.yaml").write_text(
+        "data: {source: log.hdf5}\nalgo: {type: kloss_dqn, params: {batch_size: 8}}\n"
+        "train: {n_steps: 6, n_steps_per_epoch: 2}\n"
+    )
+    assert koffline("train", "c.yaml", "--out", "whole").exit_code == 0
+    largest = max(path.stat().st_size for path in Path("whole").iterdir())
+    with full_after(largest // 2):
+        done = koffline("train", "c.yaml", "--out", "a")
+    assert done.exit_code == 2
+    assert done.stderr.splitlines()[-1].startswith("error: ")
+    assert "File too large" in done.stderr
+    assert koffline("train", "c.yaml", "--out", "a", "--resume").exit_code == 0
+    same = {name for name in content(Path("whole")) if name.startswith(("model_", "critic_loss"))}
+    whole, again = content(Path("whole")), content(Path("a"))
+    assert {name: whole[name] for name in same} == {name: again[name] for name in same}
+
+
+@pytest.mark.parametrize("place", ["/proc/koffline/out", "log.hdf5/out", "/dev/null/out"])
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("evaluate", "log.hdf5", "--policy", "uniform", "--gamma", "0.9"),
+        ("select", "log.hdf5", "--policies", "uniform", "epsilon:0.1:uniform", "--gamma", "0.9"),
+        ("diagnose", "log.hdf5", "--policy", "uniform", "--model", "fqe", "--gamma", "0.9"),
+    ],
+    ids=lambda command: command[0],
+)
+def test_a_place_that_cannot_be_written_is_said_before_any_work(log, monkeypatch, command, place):
+    monkeypatch.setattr(
+        "koffline.data.sources.open_transitions", lambda *_, **__: pytest.fail("work was begun")
+    )
+    before = content(log.parent)
+    done = koffline(*command, "--out", place)
+    assert (done.exit_code, done.stderr.count("\n")) == (2, 1), done.output
+    assert content(log.parent) == before
+
+
+@pytest.mark.parametrize("target", ["/proc/koffline.hdf5", "log.hdf5/new.npz"])
+def test_a_target_that_cannot_be_written(log, target):
+    done = koffline("data", "convert", "log.hdf5", target)
+    assert (done.exit_code, done.stderr.count("\n")) == (2, 1), done.output
+
+
+@pytest.fixture
+def shards(log):
+    assert koffline("data", "convert", "log.hdf5", "shards", "--shard-rows", "160").exit_code == 0
+    return sorted(Path("shards").glob("shard-*.hdf5"))
+
+
+def damage_end(path):
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def damage_bytes(path):
+    """In the middle of the rewards."""
+    with h5py.File(path) as file:
+        name = next(key for key in file if "reward" in key)
+        place = file[name].id.get_chunk_info(0).byte_offset + 16
+    content = bytearray(path.read_bytes())
+    content[place] ^= 0xFF
+    path.write_bytes(bytes(content))
+
+
+@pytest.mark.parametrize("damage", [damage_end, damage_bytes, Path.unlink])
+def test_a_damaged_shard_is_named(shards, damage):
+    damage(shards[1])
+    lazy = open_transitions("shards", lazy=True)
+    rows = sum(len(block) for block in lazy.shard_blocks(0, 50))
+    assert rows == lazy.shards[0].rows
+    with pytest.raises(DataError, match=r"shard-00001\.hdf5") as caught:
+        list(lazy.blocks(50))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_read_error_in_the_middle_of_a_shard_is_named(shards, monkeypatch):
+    """The disk fails after some blocks."""
+    read, calls = h5py.Dataset.__getitem__, []
+
+    def failing(self, *arguments, **options):
+        calls.append(self.file.filename)
+        if sum(str(shards[1]) in name for name in calls) > 12:
+            raise OSError(errno.EIO, "Input/output error")
+        return read(self, *arguments, **options)
+
+    monkeypatch.setattr(h5py.Dataset, "__getitem__", failing)
+    lazy = open_transitions("shards", lazy=True)
+    with pytest.raises(DataError, match=r"shard-00001\.hdf5.*Input/output error"):
+        list(lazy.blocks(20))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not sys.platform.startswith("linux") or not can_mount(), reason="no mounts here")
+@pytest.mark.parametrize("size", ["16k", "64k", "128k"])
+def test_a_file_system_that_is_full(log, size, tmp_path):
+    """The real thing: no space left on a small tmpfs, old results on it stay."""
+    script = f"""
+        mount -t tmpfs -o size={size} tmpfs /mnt && cd /mnt && echo old > old.txt || exit 99
+        {sys.executable} -m koffline data convert {log} new.hdf5; echo $?
+        {sys.executable} -m koffline evaluate {log} --policy uniform --gamma 0.9 --out new; echo $?
+        ls -A; cat old.txt
+    """
+    done = subprocess.run(["unshare", "-rm", "sh", "-c", script], capture_output=True, text=True, check=False)
+    codes = [line for line in done.stdout.splitlines() if line in ("0", "2")]
+    left = done.stdout.splitlines()[-3:]
+    assert codes.count("2") >= 1, done.stdout + done.stderr
+    assert done.stderr.count("No space left on device") == codes.count("2")
+    assert "old" in left
+    assert not [name for name in left if name.startswith(".")]
+
+
+def test_what_is_no_folder_of_ours_is_never_replaced(log):
+    Path("precious").mkdir()
+    Path("precious/thesis.txt").write_text("years")
+    with pytest.raises(ConfigError, match="will not replace it"):
+        write_folder(Path("precious"), lambda folder: None, "estimate.json", force=True)
+    assert Path("precious/thesis.txt").read_text() == "years"

@@ -1,0 +1,99 @@
+"""Terminations are heard, and no result depends on what the clock says."""
+
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from koffline.cli import cli
+from koffline.data.sources import write_transitions
+from koffline.repeat.comparison import compare_folders
+from tests.faults.places import content
+from tests.train.small_runs import make_log
+
+SIGNALLED = """
+import os, sys
+import koffline.data.files as files
+from koffline.cli import main
+
+number = int(sys.argv.pop())
+files.flush_to_disk = lambda path: os.kill(os.getpid(), number)  # when the file is written
+main()
+"""
+CONFIG = """
+data: {source: log.hdf5}
+algo: {type: kloss_dqn, params: {batch_size: 8}}
+train: {n_steps: 4, n_steps_per_epoch: 2}
+"""
+
+
+def koffline(*words):
+    done = CliRunner().invoke(cli, list(words), prog_name="koffline")
+    assert done.exit_code == 0, done.output
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_transitions(make_log(), tmp_path / "log.hdf5")
+    (tmp_path / "config.yaml").write_text(CONFIG)
+    return tmp_path
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "SIGINT"])
+def test_a_termination_cleans_up(place, number):
+    (place / "new.npz").write_text("what was there")
+    before = content(place)
+    words = ["data", "convert", "log.hdf5", "new.npz", "--force", str(int(number))]
+    done = subprocess.run(
+        [sys.executable, "-c", SIGNALLED, *words], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr.lstrip()) == (130, "interrupted; nothing was written\n")
+    assert content(place) == before
+
+
+@pytest.fixture
+def wild_clock(monkeypatch):
+    """Every look at the calendar is hours before or after the last one."""
+    jumps = itertools.cycle([0.0, -86_400.0 * 400, 7200.0, -3600.0, 86_400.0 * 4000])
+    real = time.time
+    monkeypatch.setattr(time, "time", lambda: real() + next(jumps))
+
+
+def test_jumps_of_the_clock_change_nothing(place, request):
+    words = ("--estimator", "is", "--policy", "uniform", "--gamma", "0.9")
+    koffline("evaluate", "log.hdf5", *words, "--out", "evaluated")
+    koffline("train", "config.yaml", "--out", "trained")
+    koffline("data", "convert", "log.hdf5", "log.npz")
+    request.getfixturevalue("wild_clock")
+    koffline("evaluate", "log.hdf5", *words, "--out", "again/evaluated")
+    koffline("train", "config.yaml", "--out", "again/trained")
+    koffline("data", "convert", "log.hdf5", "again/log.npz")
+    for name in ("evaluated", "trained"):
+        found = compare_folders(place / name, place / "again" / name)
+        assert found.is_equal, found.lines()
+        assert found.same
+    assert (place / "log.npz").read_bytes() == (place / "again" / "log.npz").read_bytes()
+
+
+def test_files_from_the_future_are_taken_up_as_ever(place):
+    """Nothing decides by dates what is newest or finished."""
+    koffline("train", "config.yaml", "--out", "whole")
+    koffline("train", "config.yaml", "--set", "train.n_steps=2", "--out", "half")
+    for number, path in enumerate(sorted(Path("half").iterdir())):
+        os.utime(path, (0, 0) if number % 2 else (4e9, 4e9))
+    os.utime("log.hdf5", (4e9, 4e9))
+    before = content(place / "half")
+    koffline("train", "config.yaml", "--set", "train.n_steps=2", "--out", "half", "--resume")
+    assert content(place / "half") == before
+    koffline("build", "uniform", "--env", "chain", "--n", "20", "--out", "chain.npz")
+    os.utime("chain.npz", (4e9, 4e9))
+    koffline("build", "uniform", "--env", "chain", "--n", "20", "--out", "chain.npz", "--force")
+    assert json.loads(Path("manifest.json").read_text())["chain.npz"]["rows"] == 20
