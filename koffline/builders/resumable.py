@@ -39,7 +39,8 @@ class PartsFolder:
         """Make the folder, or take the one that is there. Raises DataError."""
         if os.path.lexists(self.folder) and not self._ours:
             raise DataError(f"{self.folder} is no unfinished build; move it or name another --out")
-        if self.folder.exists() and force and not resume:
+        is_bare = not self.kept and not (self.folder / _RUN).exists()  # killed when it had just begun
+        if self.folder.exists() and (is_bare or (force and not resume)):
             shutil.rmtree(self.folder)
         if self.folder.exists():
             if not resume:
@@ -130,7 +131,9 @@ class PartsFolder:
         return len(list(self.folder.glob("part-*.npz")))
 
     def remove(self) -> None:
-        """The output is there: the parts are not needed any more."""
+        """The output is there: the parts go, the record last, so that a build killed here can be resumed."""
+        for path in self.folder.glob("*part-*"):
+            path.unlink(missing_ok=True)
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _check(self) -> None:
