@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import pickle
 import sys
 import warnings
 from pathlib import Path
 
+import cloudpickle
 import numpy as np
 import onnx
 import pytest
@@ -214,3 +216,19 @@ def test_another_archive_is_refused(tmp_path):
         archive.writestr("readme.txt", "hello")
     with pytest.raises(PolicyError, match=r"holds readme\.txt"):
         load_policy(tmp_path / "p", Discrete(3), SHAPE)
+
+
+# Passes over a log on many machines send the policy along.
+
+
+@pytest.mark.parametrize("kind", ["script", "onnx"])
+def test_policies_of_files_travel_to_other_processes(kind, tmp_path):
+    if kind == "onnx":
+        onnx_file(tmp_path / "p", "Softmax")
+    else:
+        scripted(torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Softmax(dim=1)), tmp_path / "p")
+    policy = load_policy(tmp_path / "p", Discrete(3), SHAPE)
+    content = cloudpickle.dumps(policy)
+    (tmp_path / "p").unlink()
+    arrived = pickle.loads(content)
+    np.testing.assert_array_equal(arrived.probabilities(observations()), policy.probabilities(observations()))

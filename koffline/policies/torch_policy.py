@@ -7,8 +7,11 @@ trust.
 
 from __future__ import annotations
 
+import copyreg
+import io
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +32,7 @@ def read_torchscript(path: Path) -> torch.nn.Module:
     """The module of a TorchScript file, on the CPU. Raises PolicyError for a corrupt file."""
     say_it_runs_code(str(path), "is a TorchScript program, which can read and write files")
     try:
-        with warnings.catch_warnings():
-            # Deprecated in favour of torch.export, but the files are there and d3rlpy writes no other.
-            warnings.filterwarnings("ignore", message=".*torch.jit.*", category=DeprecationWarning)
+        with _no_deprecation():
             return torch.jit.load(str(path), map_location="cpu")
     except Exception as error:
         raise PolicyError(
@@ -39,28 +40,59 @@ def read_torchscript(path: Path) -> torch.nn.Module:
         ) from error
 
 
-def module_function(module: torch.nn.Module) -> Callable[..., torch.Tensor]:
-    """Call the module without gradients, in evaluation mode, on its own device and in its own float type.
+@contextmanager
+def _no_deprecation() -> Iterator[None]:
+    """Deprecated in favour of torch.export, but the files are there and d3rlpy writes no other."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*torch.jit.*", category=DeprecationWarning)
+        yield
+
+
+def _pack(module: torch.jit.ScriptModule) -> tuple[Callable[..., Any], tuple[bytes]]:
+    """How a loaded module travels to other processes: as the content of a file."""
+    file = io.BytesIO()
+    with _no_deprecation():
+        torch.jit.save(module, file)
+    return _unpack, (file.getvalue(),)
+
+
+def _unpack(content: bytes) -> torch.nn.Module:
+    with _no_deprecation():
+        return torch.jit.load(io.BytesIO(content), map_location="cpu")
+
+
+copyreg.pickle(torch.jit.RecursiveScriptModule, _pack)
+
+
+class ModuleFunction:
+    """Calls a module without gradients, in evaluation mode, on its own device and in its own float type.
 
     Columns of whole numbers (int64: discrete actions) stay such.
     """
-    sample = next(module.parameters(), None)
-    dtype = sample.dtype if sample is not None and sample.is_floating_point() else torch.float32
-    device = torch.device("cpu") if sample is None else sample.device
 
-    def function(*columns: np.ndarray) -> torch.Tensor:
+    def __init__(self, module: torch.nn.Module) -> None:
+        sample = next(module.parameters(), None)
+        self._module = module
+        self._dtype = sample.dtype if sample is not None and sample.is_floating_point() else torch.float32
+        self._device = torch.device("cpu") if sample is None else sample.device
+
+    def __call__(self, *columns: np.ndarray) -> Any:
+        """What the module gives for columns of rows."""
         # Copies: the log's arrays are read-only, and the module might write into its input.
-        types = [torch.int64 if column.dtype == np.int64 else dtype for column in columns]
+        types = [torch.int64 if column.dtype == np.int64 else self._dtype for column in columns]
         batch = [
-            torch.tensor(column, dtype=kind, device=device)
+            torch.tensor(column, dtype=kind, device=self._device)
             for column, kind in zip(columns, types, strict=True)
         ]
-        was_training = module.training
-        module.eval()
+        was_training = self._module.training
+        self._module.eval()
         try:
             with torch.no_grad():
-                return module(*batch)
+                return self._module(*batch)
         finally:
-            module.train(was_training)
+            self._module.train(was_training)
 
-    return function
+
+def module_function(module: torch.nn.Module) -> Callable[..., Any]:
+    """The module as a function of arrays; it can be sent to other processes where the module can."""
+    return ModuleFunction(module)

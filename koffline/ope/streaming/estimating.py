@@ -35,8 +35,8 @@ from koffline.ope.streaming.facts import LogFacts
 from koffline.ope.streaming.frame import NetworkFeatures
 from koffline.ope.streaming.importance import NAMES as OVER_EPISODES
 from koffline.ope.streaming.importance import estimate_by_episodes
-from koffline.ope.streaming.jackknife import GroupSpread, jackknife
-from koffline.ope.streaming.memory import MemoryPlan, plan_memory, shapes_of
+from koffline.ope.streaming.jackknife import GroupSpread, coverage_text, jackknife
+from koffline.ope.streaming.memory import MemoryPlan, plan_memory, release_memory, shapes_of
 from koffline.ope.streaming.moments import StreamingMoments
 from koffline.ope.streaming.sampling import Request, Sampled, make_frame, sample_and_train
 from koffline.ope.streaming.solving import CLOSED_FORMS, HEADS, Reader, choose_closed_form, head_layer
@@ -65,9 +65,12 @@ def evaluate_lazy(request: Request) -> Estimate:
     with torch.no_grad(), threads(settings.threads), request.stream.passes.kept():
         plan = _plan(request)
         sampled = sample_and_train(request, plan, _is_learned(settings))
+        release_memory()
         reader, sums = _pass(request, plan, sampled)
+        release_memory()
         answer = _answer(request, sampled, reader, sums)
-        diagnostics = {**log_diagnostics(request, sums.facts, sampled), **answer.point.diagnostics}
+        diagnostics = {"lazy": _reading(request, sampled), **log_diagnostics(request, sums.facts, sampled)}
+        diagnostics |= answer.point.diagnostics
         warnings = [*log_warnings(request, sums.facts, diagnostics), *answer.point.warnings]
     warnings += [f"Left out: {reason}" for reason in sums.skipped]
     return Estimate(
@@ -137,8 +140,11 @@ def _is_learned(settings: EvaluationSettings) -> bool:
 def _plan(request: Request) -> MemoryPlan:
     settings = request.settings
     draws = settings.action_draws if request.draws_actions else 1
-    features = 0 if _is_learned(settings) else settings.features
-    return plan_memory(request.stream, shapes_of(request.log, settings, draws, features), request.log)
+    given = None if request.initial_observations is None else len(request.initial_observations)
+    shapes = shapes_of(request.log, settings, draws, _is_learned(settings), given)
+    if settings.estimator in OVER_EPISODES:  # sums by step of episodes alone
+        shapes = dataclasses.replace(shapes, hidden=(1,), instruments=2)
+    return plan_memory(request.stream, shapes, request.log)
 
 
 def _pass(request: Request, plan: MemoryPlan, sampled: Sampled) -> tuple[Reader, PassSums]:
@@ -243,7 +249,8 @@ def _point(
     if spread is not None:
         spread = dataclasses.replace(spread, between=spread.between + noise)
         units = "episodes" if log.has_episodes else "rows"
-        interval = spread.interval(value, settings.level, units).within((low, high))
+        covers = coverage_text(request.initial_observations is not None, _is_learned(settings))
+        interval = spread.interval(value, settings.level, units, covers).within((low, high))
     elif settings.estimator != "fqe":
         warnings.append("one independent part has all the rows: no standard error and no interval")
     return PointEstimate(
@@ -268,6 +275,14 @@ def _streamed(request: Request, plan: MemoryPlan) -> dict[str, Any]:
         "precision": request.stream.precision,
         "block_rows": plan.block_rows,
     }
+
+
+def _reading(request: Request, sampled: Sampled) -> str:
+    """In words what saw all rows and what a sample."""
+    if request.settings.estimator in OVER_EPISODES:
+        return "one pass over all episodes"
+    chosen = "networks" if _is_learned(request.settings) else "features"
+    return f"one pass over all rows, {chosen} from {sampled.rows:,} sampled rows"
 
 
 class _Bar:

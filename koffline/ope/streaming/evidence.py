@@ -4,12 +4,14 @@ silent.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Any
 
 import numpy as np
 import torch
 
+from koffline.ope.blocks import row_blocks
 from koffline.ope.closed_form.fitting import FOLDS
 from koffline.ope.closed_form.moments import leading_features
 from koffline.ope.closed_form.weights import WeightDiagnostics
@@ -22,6 +24,7 @@ from koffline.ope.diagnostics import (
 )
 from koffline.ope.estimate import Evidence
 from koffline.ope.learning import make_table, start_values
+from koffline.ope.problem import EvaluationProblem
 from koffline.ope.residuals import compute_residuals
 from koffline.ope.streaming.facts import LogFacts
 from koffline.ope.streaming.frame import Frame
@@ -31,6 +34,7 @@ from koffline.ope.streaming.solving import ClosedForm, Reader, TowardPath, folde
 from koffline.replicas import StackedMLP
 
 _SAMPLE_ROWS = 20_000
+_SLIMMER = 8  # blocks here than elsewhere: the sums are still in memory
 
 
 def log_diagnostics(request: Request, facts: LogFacts, sampled: Sampled) -> dict[str, Any]:
@@ -204,8 +208,7 @@ def make_evidence(sampled: Sampled, network: StackedMLP, replica_values: np.ndar
     table = make_table(problem, "cpu")
     size = min(_SAMPLE_ROWS, len(table))
     parts = [
-        compute_residuals(network, table, slice(start, min(start + 4096, size)))
-        for start in range(0, size, 4096)
+        compute_residuals(network, table, rows) for rows in row_blocks(network, size, _SLIMMER * table.draws)
     ]
     residuals = torch.cat(parts, dim=1).mean(dim=0).numpy()
     relevant = sampled.coverage.weights > 0.0
@@ -214,10 +217,24 @@ def make_evidence(sampled: Sampled, network: StackedMLP, replica_values: np.ndar
         objective=losses[:, at],
         values=torch.stack(record.probes).T.cpu().numpy(),
         residuals=residuals[problem.row_weights[:size] > 0.0] * problem.reward_scale,
-        initial_values=start_values(network, problem).numpy().mean(axis=0),
+        initial_values=_initial_values(network, problem),
         action_support=sampled.coverage.ratios[relevant],
         support_weights=sampled.coverage.weights[relevant],
         support_label="distance to the nearest logged row / the sample's own spacing",
         replica_values=replica_values,
         replica_roles=("full",) * len(replica_values),
     )
+
+
+def _initial_values(network: StackedMLP, problem: EvaluationProblem) -> np.ndarray:
+    """(E,) mean over the networks."""
+    parts = []
+    for rows in row_blocks(network, len(problem.start_inputs), _SLIMMER * problem.start_inputs.shape[1]):
+        probabilities = problem.start_probabilities
+        some = dataclasses.replace(
+            problem,
+            start_inputs=problem.start_inputs[rows],
+            start_probabilities=None if probabilities is None else probabilities[rows],
+        )
+        parts.append(start_values(network, some).numpy().mean(axis=0))
+    return np.concatenate(parts)

@@ -17,6 +17,11 @@ from koffline.ope.point_estimate import PointEstimate
 from koffline.ope.streaming.jackknife import GroupSpread, group_spread
 from koffline.ope.streaming.weighing import EpisodeSums
 
+_COVERS = (
+    "it covers the sampling of {units}, its freedom at most their effective number − 1; it is too narrow "
+    "where few large weights have yet to be seen (heavy tails)"
+)
+_COVERS_CLIPPED = f"{_COVERS}, and the bias of weight_clip is not in it"
 NAMES = ("is", "wis", "pdis", "wpdis")
 _WHOLE_WEIGHT = ("is", "wis")
 _NOTHING = 1e-12  # a share of a sum below which a difference of sums is rounding
@@ -134,7 +139,7 @@ def estimate_by_episodes(
     interval = None
     if spread is not None:
         spread = GroupSpread(spread.variance, min(spread.freedom, max(size - 1.0, 1.0)), spread.groups)
-        interval = spread.interval(value, level, "episodes")
+        interval = spread.interval(value, level, "episodes", _COVERS if clip is None else _COVERS_CLIPPED)
     notes = _notes_on_ratios(sums)
     notes += notes_on_weights(name, episodes, size, clip, weighed.cut_share, gone)
     return PointEstimate(

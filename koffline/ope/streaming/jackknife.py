@@ -19,10 +19,13 @@ from koffline.ope.interval import Interval
 from koffline.ope.streaming.moments import StreamingMoments
 
 GROUP_JACKKNIFE = "group-jackknife"
-_ASSUMPTIONS = (
-    "Student t with {freedom:.3g} degrees of freedom, jackknife over {groups} groups of {units}{replicas}: "
-    "it covers the sampling of {units} and their start states, not what the features cannot express nor the "
-    "pull of the ridge"
+_ASSUMPTIONS = "Student t with {freedom:.3g} degrees of freedom, jackknife over {groups} groups of {units}"
+STARTS_OF_LOG = "it covers the sampling of {units} and their start states"
+STARTS_GIVEN = "it covers the sampling of {units}, with the given start states held fixed"
+NOT_FEATURES = "not what the features cannot express nor the pull of the ridge"
+NOT_NETWORKS = (
+    "not what the features cannot express, the pull of the ridge, nor how trained features vary with the "
+    "sample of rows"
 )
 
 
@@ -50,16 +53,25 @@ class GroupSpread:
         total = (self.variance + self.between) ** 2
         return max(1.0, total / parts) if parts > 0.0 else max(1.0, self.freedom)
 
-    def interval(self, value: float, level: float, units: str) -> Interval:
-        """value ± t · standard error."""
+    def interval(self, value: float, level: float, units: str, covers: str) -> Interval:
+        """value ± t · standard error. covers: what it does and what it does not, by the estimator."""
         from scipy import stats
 
         half = float(stats.t.ppf(0.5 + level / 2.0, df=self.total_freedom)) * self.standard_error
         replicas = f", and the spread of {self.replicas} networks" if self.replicas > 1 else ""
-        text = _ASSUMPTIONS.format(
-            freedom=self.total_freedom, groups=self.groups, units=units, replicas=replicas
+        text = _ASSUMPTIONS.format(freedom=self.total_freedom, groups=self.groups, units=units)
+        return Interval(
+            value - half,
+            value + half,
+            level,
+            GROUP_JACKKNIFE,
+            f"{text}{replicas}: {covers.format(units=units)}",
         )
-        return Interval(value - half, value + half, level, GROUP_JACKKNIFE, text)
+
+
+def coverage_text(given_starts: bool, trained: bool) -> str:
+    """What an interval of a value function covers and what it does not. trained: its features were."""
+    return f"{STARTS_GIVEN if given_starts else STARTS_OF_LOG}, {NOT_NETWORKS if trained else NOT_FEATURES}"
 
 
 def jackknife(

@@ -38,8 +38,10 @@ def reading_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """
 
     @click.option("--lazy", is_flag=True, help="Leave the log on disk: one pass within --memory.")
-    @click.option("--memory", metavar="SIZE", help=f"What a lazy pass may hold; default {DEFAULT_MEMORY}.")
-    @click.option("--sample-rows", type=int, help="Lazy: rows that networks are trained on.")
+    @click.option(
+        "--memory", metavar="SIZE", help=f"What a process may hold; default {DEFAULT_MEMORY}. Implies --lazy."
+    )
+    @click.option("--sample-rows", type=int, help="Rows that networks are trained on. Implies --lazy.")
     @pass_options
     @functools.wraps(command)
     def run(

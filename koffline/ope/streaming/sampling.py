@@ -30,7 +30,6 @@ from koffline.ope.streaming.memory import MemoryPlan
 from koffline.ope.streaming.settings import StreamSettings
 from koffline.policies import ContinuousPolicy, DiscretePolicy
 
-_STARTS = 10_000
 _KEPT_ROWS = 20_000
 _ROW_ARRAYS = (
     "inputs",
@@ -91,7 +90,7 @@ def sample_and_train(request: Request, plan: MemoryPlan, learned: bool) -> Sampl
     seed, starts = settings.seed, request.initial_observations
     sample = sample_transitions(request.log, plan.sample_rows, seed, settings=passes)
     if starts is None:
-        starts = sample_starts(request.log, _STARTS, seed, settings=passes)
+        starts = sample_starts(request.log, plan.starts, seed, settings=passes)
     generator = np.random.default_rng(seed)
     problem = prepare_problem(
         sample, request.policy, settings.gamma, settings.action_draws, generator, starts

@@ -10,7 +10,6 @@ from koffline.jobs.options import PassSettings
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 _SIZE = re.compile(r"([0-9]*\.?[0-9]+)\s*([kmgt]?)(i?)b?", re.IGNORECASE)
-_LEAST_MEMORY = 500_000_000
 DEFAULT_MEMORY = "2GB"
 
 
@@ -33,8 +32,7 @@ class StreamSettings:
     precision: str = "single"
 
     def __post_init__(self) -> None:
-        if self.memory_bytes < _LEAST_MEMORY:
-            raise ConfigError(f"memory is {self.memory}; give at least 500MB: the libraries alone need 400MB")
+        parse_memory(self.memory)  # whether it is enough depends on the log
         if self.sample_rows is not None and self.sample_rows < 2:
             raise ConfigError(f"sample_rows is {self.sample_rows}; give at least 2, better some ten thousand")
         if not 2 <= self.groups <= 1000:

@@ -73,6 +73,7 @@ def sum_over_log(
             found = mapped.value
         else:
             found = _added(found, mapped.value)
+        del mapped  # else two records beside the total while the next one is made
     if found is None:
         raise DataError(f"no shard can be read: {skipped[0]}")
     return PassSums(found.moments, found.facts, found.episodes, tuple(skipped))
