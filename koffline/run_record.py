@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import importlib.machinery
 import importlib.metadata
 import importlib.util
 import os
@@ -24,8 +25,10 @@ from koffline.run_folders import now
 
 FILE = "run.json"
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
-PACKAGES = ("koffline", "torch", "numpy", "scipy", "h5py", "d3rlpy", "gymnasium", "mujoco", "matplotlib")
-_FORMAT = 1
+PACKAGES = (
+    "koffline", "torch", "numpy", "scipy", "h5py", "pyarrow", "d3rlpy", "gymnasium", "mujoco", "matplotlib",
+)  # fmt: skip
+FORMAT = 1
 _WHERE = ("--out", "--resume", "--force", "--manifest")  # of a result, not of what it is
 _WITHOUT_VALUE = ("--force",)
 _BLOCK = 1 << 20
@@ -79,7 +82,7 @@ class StartedRun:
 
     def finish(self, **known: Any) -> dict[str, Any]:
         """The content of run.json. known: seconds, seed, settings, and what else the command knows."""
-        record = {"format": _FORMAT, "kind": self.kind, **known}
+        record = {"format": FORMAT, "kind": self.kind, **known}
         return {**record, "call": self.call, "started": self.started, "finished": now()}
 
 
@@ -96,7 +99,7 @@ def describe_call(kind: str, inputs: Iterable[str | Path | None] = ()) -> dict[s
     arguments = _arguments.get()
     if arguments is None or arguments[:1] != (kind,):
         return None
-    named = [*_named(without_place(arguments)), *(str(path) for path in inputs if path is not None)]
+    named = [*named_in(without_place(arguments)), *(str(path) for path in inputs if path is not None)]
     return {
         "command": shlex.join(["koffline", *arguments]),
         "arguments": list(arguments),
@@ -110,7 +113,7 @@ def describe_call(kind: str, inputs: Iterable[str | Path | None] = ()) -> dict[s
 
 def digests_of(names: Iterable[str]) -> dict[str, str]:
     """SHA-256 of every file or folder that is there, by its name; modules and minari:<id> by theirs."""
-    found = {name: _path_of(name) for name in dict.fromkeys(names)}
+    found = {name: path_of(name) for name in dict.fromkeys(names)}
     return {name: digest_of(path) for name, path in found.items() if path is not None}
 
 
@@ -160,7 +163,7 @@ def _running() -> tuple[str, ...]:
     return tuple(sys.argv[1:]) if arguments is None else arguments
 
 
-def _named(arguments: Sequence[str]) -> list[str]:
+def named_in(arguments: Sequence[str]) -> list[str]:
     """Every part of the words that may be the name of something: KEY=A,B, epsilon:0.1:FILE."""
     names: list[str] = []
     for word in arguments[1:]:
@@ -172,7 +175,19 @@ def _named(arguments: Sequence[str]) -> list[str]:
     return names
 
 
-def _path_of(name: str) -> Path | None:
+def named_within(folder: Path) -> list[str]:
+    """What the command line that runs names and what lies in ``folder``, or is it; links followed."""
+    arguments, real = _arguments.get() or (), folder.resolve()
+    found = {name: path_of(name) for name in named_in(without_place(arguments))}
+    return [name for name, path in found.items() if path is not None and real in _lineage(path)]
+
+
+def _lineage(path: Path) -> list[Path]:
+    there = path.resolve()
+    return [there, *there.parents]
+
+
+def path_of(name: str) -> Path | None:
     """The file or folder behind a name; None where it is no name of one."""
     if name.startswith("-") or name in ("", ".", "/"):
         return None
@@ -194,10 +209,13 @@ def _module_file(name: str) -> Path | None:
     module, colon, attribute = name.partition(":")
     if not colon or not attribute.isidentifier() or not all(map(str.isidentifier, module.split("."))):
         return None
+    first, *rest = module.split(".")
     try:
-        found = importlib.util.find_spec(module)
+        found = importlib.util.find_spec(first)
+        for place in range(len(rest)):  # find_spec("a.b") would run a, which is not for a record to do
+            folders = found.submodule_search_locations if found is not None else None
+            name = ".".join([first, *rest[: place + 1]])
+            found = importlib.machinery.PathFinder.find_spec(name, folders) if folders is not None else None
     except (ImportError, ValueError, AttributeError):
-        return None
-    except Exception:  # a package that fails while it is imported: its user will be told when it is used
         return None
     return None if found is None or not found.has_location else Path(str(found.origin))

@@ -13,12 +13,14 @@ import gymnasium
 
 from koffline.envs.boxes import WORLDS
 from koffline.errors import ConfigError, KofflineError
+from koffline.untrusted.code import check_environment_allowed
 
 _log = logging.getLogger(__name__)
 
 
 def make_env(identifier: str, **options: Any) -> gymnasium.Env[Any, Any]:
     """gymnasium.make with its errors in one line. Raises ConfigError."""
+    check_environment_allowed(identifier, options)
     _hush_mujoco(identifier)
     try:
         return gymnasium.make(identifier, **options)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from pathlib import PurePath
 from typing import Any
 
 import click
 
-from koffline.data.sources import FORMATS
+from koffline.data.sources import FORMATS, SUFFIXES
 from koffline.data.spaces import Bounds, Discrete, SpaceRequest
 from koffline.data.table_options import table_options
 from koffline.errors import DataError
@@ -194,8 +195,10 @@ def convert(
       koffline data convert large.hdf5 shards --shard-rows 1000000
       koffline data convert table.csv log.hdf5 --mapping columns.yaml
     """
+    from koffline.data.files import check_apart
     from koffline.data.sources import open_transitions, write_transitions
 
+    check_apart(source, target)
     if shard_rows is not None:
         space = requested_space(discrete, continuous)
         _convert_to_shards(source, target, format_, shard_rows, force, space, mapping)
@@ -220,6 +223,12 @@ def _convert_to_shards(
 
     if format_ is not None:
         raise DataError(f"--format {format_} and --shard-rows were both given; shards are HDF5, choose one")
+    suffix = PurePath(target).suffix
+    if suffix.lower() in SUFFIXES:
+        raise DataError(
+            f"{target} ends in {suffix} like a file, and --shard-rows writes a folder; name a folder, or "
+            "leave --shard-rows out"
+        )
     log = convert_to_shards(source, target, shard_rows, force, space, mapping)
     for note in log.metadata.notes:
         click.echo(f"note: {note}")

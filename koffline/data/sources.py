@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 LogSource = str | os.PathLike[str] | Transitions | LazyTransitions | Sequence[str | os.PathLike[str]]
 FORMATS = ("hdf5", "minari", "npz", "d3rlpy", "parquet", "arrow", "csv")
-_SUFFIXES = {
+SUFFIXES = {
     ".hdf5": "hdf5",
     ".h5": "hdf5",
     ".npz": "npz",
@@ -256,7 +256,7 @@ def target_format(target: str, asked: str | None) -> str:
 
     if asked is not None and asked not in FORMATS:
         raise DataError(f"format {asked!r} is unknown; choose one of {', '.join(FORMATS)}")
-    guessed = "minari" if target.startswith(PREFIX) else _SUFFIXES.get(Path(target).suffix.lower())
+    guessed = "minari" if target.startswith(PREFIX) else SUFFIXES.get(Path(target).suffix.lower())
     chosen = asked or guessed
     if chosen is None:
         raise DataError(f"{target} does not tell its format; choose one of {', '.join(FORMATS)} (--format)")

@@ -9,6 +9,7 @@ from typing import Any
 
 from koffline.errors import ConfigError
 from koffline.jobs.running import Failure, Lost
+from koffline.untrusted.code import check_code_allowed
 
 _REMEDY = "start one with `ray start --head`, give its address, or use local"
 
@@ -66,6 +67,8 @@ def connect(address: str, workers: int) -> tuple[Any, bool]:
     Raises ConfigError for a cluster that does not answer, and where ray is not installed.
     """
     ray = _import_ray()
+    if address not in ("local", "auto"):
+        check_code_allowed(f"the Ray cluster at {address}", "runs code and sends pickles back")
     _check_reachable(address)
     own = not ray.is_initialized()
     if own:

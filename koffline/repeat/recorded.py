@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from koffline.errors import ConfigError
-from koffline.run_record import FILE, THREADS, available_cores, digests_of, machine, versions, without_place
+from koffline.run_record import (
+    FILE,
+    FORMAT,
+    THREADS,
+    available_cores,
+    digests_of,
+    machine,
+    named_in,
+    versions,
+    without_place,
+)
+from koffline.untrusted.limits import read_json
 
 _MANIFEST = "manifest.json"
 _BESIDE = ".run.json"
 _IN_SETTINGS = ("--set", "--data")  # what they changed is in the recorded settings
 _FLAGS = ("--videos", "--tensorboard", "--save-minari")
 CONFIGURED = ("train", "online")  # commands whose record holds every setting
+_KINDS = (*CONFIGURED, "build", "diagnose", "evaluate", "reproduce", "select", "sweep")
 
 
 @dataclass(frozen=True)
@@ -25,7 +36,7 @@ class RecordedRun:
 
     folder: where its results lie; names: a regular expression of theirs, None for all files there; target:
     what ``--out`` named within the folder, None where that is the folder itself. call: as `describe_call`
-    gives it. config: all settings of a training run.
+    gives it. config: all settings of a training run. record: all that is recorded.
     """
 
     kind: str
@@ -34,6 +45,7 @@ class RecordedRun:
     names: str | None = None
     target: str | None = None
     config: Mapping[str, Any] | None = None
+    record: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def arguments(self) -> list[str]:
@@ -62,7 +74,9 @@ def read_run(run: Path) -> RecordedRun:
             raise ConfigError(f"{run} holds several experiments; name one: {names}")
     if run.is_dir() and (run / FILE).exists():
         record = _read(run / FILE)
-        return _checked(RecordedRun(_kind(record), run, _call(record), config=record.get("config")), run)
+        return _checked(
+            RecordedRun(_kind(record), run, _call(record), config=record.get("config"), record=record), run
+        )
     beside = run.with_name(f"{run.stem}{_BESIDE}")
     return _of_experiment(beside) if beside.exists() else _of_dataset(run)
 
@@ -86,7 +100,36 @@ def check_inputs(run: RecordedRun) -> list[str]:
                 f"the input {name} is not what the run read (sha256 {found[name][:12]}…, then "
                 f"{digest[:12]}…); put the old one back to repeat the run"
             )
+    _check_complete(run, config)
     return _remarks(run.call)
+
+
+def _check_complete(run: RecordedRun, config: str | None) -> None:
+    """Raise ConfigError where the command would read something that the list of inputs lacks."""
+    words = [name for name in named_in(without_place(run.arguments)) if name != config]
+    settings = run.config or {}
+    words += [str(value) for value in paths_in(settings).values() if value]
+    for name in digests_of(name for name in words if not is_of_results(Path(name))):
+        if name not in run.call["inputs"]:
+            raise ConfigError(
+                f"the command reads {name}, which is not among the inputs of the record (the record was "
+                "changed, or the file came later); move it away or run the command itself"
+            )
+
+
+def paths_in(config: Mapping[str, Any]) -> dict[str, Any]:
+    """What settings read besides themselves, by the name of the setting."""
+    places: dict[str, Any] = {"initial_log": config.get("initial_log")}
+    if "data" in config:
+        places = {"data.source": config["data"].get("source"), "algo.policy": config["algo"].get("policy")}
+        for name, evaluator in (config.get("evaluators") or {}).items():
+            places[f"evaluators.{name}.base"] = (evaluator or {}).get("base")
+    return places
+
+
+def is_of_results(path: Path) -> bool:
+    """Whether a folder holds results: a word of a command line may be the name of one by chance."""
+    return path.is_dir() and any(path.glob(f"*{FILE}"))
 
 
 def split_words(words: Sequence[str]) -> tuple[str | None, list[str]]:
@@ -121,7 +164,7 @@ def _remarks(call: Mapping[str, Any]) -> list[str]:
 def _of_experiment(path: Path) -> RecordedRun:
     record = _read(path)
     names = re.escape(_stem(path)) + r"\."
-    return _checked(RecordedRun(_kind(record), path.parent, _call(record), names=names), path)
+    return _checked(RecordedRun(_kind(record), path.parent, _call(record), names=names, record=record), path)
 
 
 def _of_dataset(path: Path) -> RecordedRun:
@@ -137,7 +180,9 @@ def _of_dataset(path: Path) -> RecordedRun:
         call["versions"] = entry.get("made_with", {})
         call["directory"] = str((path.parent / call.get("directory", ".")).resolve())
     names = re.escape(path.name) + "(/|$)"
-    return _checked(RecordedRun("build", path.parent, call, names=names, target=path.name), path)
+    return _checked(
+        RecordedRun("build", path.parent, call, names=names, target=path.name, record=entry), path
+    )
 
 
 def _checked(run: RecordedRun, where: Path) -> RecordedRun:
@@ -148,15 +193,40 @@ def _checked(run: RecordedRun, where: Path) -> RecordedRun:
         and isinstance(call.get("inputs"), dict)
         and isinstance(call.get("directory"), str)
         and call["arguments"][:1] == [run.kind]
+        and run.kind in _KINDS
+        and isinstance(call.get("threads", {}), dict)
+        and isinstance(call.get("versions", {}), dict)
+        and all(isinstance(text, str) for pair in call["inputs"].items() for text in pair)
+        and _is_config(run.config)
     )
     if not complete:
         raise ConfigError(
             f"{where} does not say by which command line it was made (a run from Python, or of an older "
             "koffline); repeat it by its own program"
         )
+    version = run.record.get("format", FORMAT)
+    if version != FORMAT:
+        raise ConfigError(
+            f"{where} has records of format {version!r}, this koffline knows {FORMAT}; repeat it with the "
+            "version that wrote it"
+        )
     if not run.directory.is_dir():
         raise ConfigError(f"{where} was made in {run.directory}, which is gone; make that folder again")
     return run
+
+
+def _is_config(config: Any) -> bool:
+    """Whether the parts that hold paths are what they should be; the command checks the rest."""
+    if config is None:
+        return True
+    if not isinstance(config, dict):
+        return False
+    if "data" not in config:
+        return True
+    evaluators = config.get("evaluators") or {}
+    parts = [config["data"], config.get("algo"), evaluators]
+    parts += evaluators.values() if isinstance(evaluators, dict) else []
+    return all(part is None or isinstance(part, dict) for part in parts) and None not in parts[:2]
 
 
 def _kind(record: Mapping[str, Any]) -> str:
@@ -175,7 +245,7 @@ def _stem(path: Path) -> str:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = read_json(path)
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path} cannot be read ({type(error).__name__}); the run is damaged") from None
     if not isinstance(content, dict):

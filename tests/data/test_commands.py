@@ -148,9 +148,10 @@ class TestConvert:
         assert run("convert", "log.hdf5", "out.npz", "--force").exit_code == 0
         assert len(open_transitions("out.npz")) == 48
 
-    def test_a_file_may_be_converted_in_place(self, folder):
+    def test_a_file_is_not_converted_in_place(self, folder):
         before = open_transitions("log.hdf5").sha256
-        assert run("convert", "log.hdf5", "log.hdf5", "--format", "npz", "--force").exit_code == 0
+        in_place = run("convert", "log.hdf5", "log.hdf5", "--format", "npz", "--force")
+        assert_refused(in_place, "would replace the source log.hdf5")
         assert open_transitions("log.hdf5").sha256 == before
 
     def test_refusals_leave_nothing(self, folder):
@@ -186,7 +187,9 @@ class TestShards:
         assert_refused(run(*shards, "0"), "shard_rows is 0")
         assert_refused(run(*shards, "9", "--format", "npz"), "--format npz and --shard-rows", "choose one")
         assert_refused(run("convert", "absent", "shards", "--shard-rows", "9"), "does not exist")
-        assert_refused(run("convert", "log.hdf5", "log.hdf5", "--shard-rows", "9"), "exists already")
+        assert_refused(
+            run("convert", "log.hdf5", "log.hdf5", "--shard-rows", "9"), "would replace the source"
+        )
         assert_refused(
             run("convert", "log.hdf5", "log.hdf5", "--shard-rows", "9", "--force"), "holds something else"
         )

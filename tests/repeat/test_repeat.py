@@ -100,18 +100,27 @@ def fake(place, monkeypatch):
         (out / "plots").mkdir(parents=True)
         (out / "estimate.json").write_text('{"value": 1.0}')
         (out / "plots" / "coverage.png").write_text("a picture")
+        write_record(out, tuple(words))
         return 0, ""
 
     monkeypatch.setattr(repeating, "_run", answer)
-    answer(["runs/a"], place, {})
+    answer(["evaluate", "--out", "runs/a"], place, {})
     given.clear()
     write_record()
     return given
 
 
-def write_record():
-    with command_line(COMMANDS["evaluate"]):
-        Path("runs/a/run.json").write_text(json.dumps(start_run("evaluate").finish(seed=0)))
+def write_record(out="runs/a", words=COMMANDS["evaluate"]):
+    with command_line(words):
+        record = start_run("evaluate").finish(seed=0, settings={"steps": 4})
+        (Path(out) / "run.json").write_text(json.dumps(record))
+
+
+def change_record(change):
+    path = Path("runs/a/run.json")
+    record = json.loads(path.read_text())
+    change(record)
+    path.write_text(json.dumps(record))
 
 
 def train_config(place, **changes):
@@ -173,6 +182,41 @@ def test_a_dataset_by_its_manifest(place, here):
     assert (place / "again" / "chain.hdf5").exists()
 
 
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        (lambda record: record.update(seed=7), "record: seed is 7 there, 0 now"),
+        (lambda record: record.pop("seed"), "record: seed is absent there, 0 now"),
+        (lambda record: record["settings"].update(steps=9), "record: settings.steps is 9 there, 4 now"),
+        (
+            lambda record: record["call"]["inputs"].update({"more.txt": digest_of(Path("more.txt"))}),
+            "record: the input more.txt is among the inputs there, not now",
+        ),
+    ],
+)
+def test_a_record_that_says_something_else_is_not_the_same(place, fake, change, line):
+    (place / "more.txt").write_text("x")
+    change_record(change)
+    done = koffline("repeat", "runs/a", "--json")
+    assert done.exit_code == 1
+    found = json.loads(done.stdout)
+    assert (found["equal"], found["records"], found["different"]) == (False, [line], [])
+    assert line in koffline("repeat", "runs/a", "--out", "again").stdout.splitlines()
+
+
+def test_a_folder_of_results_that_is_named_like_a_word_is_no_input(place, fake):
+    (place / "uniform").mkdir()
+    (place / "uniform" / "run.json").write_text("{}")
+    assert run("repeat", "runs/a").stdout.startswith("the same: ")
+
+
+def test_the_command_line_is_shown_before_it_runs(place, fake):
+    change_record(lambda record: record["call"]["arguments"].append("--truth=\x1b[2J"))
+    shown = koffline("repeat", "runs/a").stderr.splitlines()[0]
+    assert shown.startswith(f"running in {place}: koffline evaluate log.hdf5 --policy uniform --gamma 0.9")
+    assert "\x1b" not in shown
+
+
 def test_what_differs_is_listed_and_the_exit_code_is_one(place, fake):
     (place / "runs" / "a" / "estimate.json").write_text("{}")
     (place / "runs" / "a" / "plots" / "coverage.png").unlink()
@@ -193,6 +237,22 @@ def test_what_differs_is_listed_and_the_exit_code_is_one(place, fake):
         ),
         (lambda: Path("log.hdf5").unlink(), "log.hdf5 is gone"),
         (lambda: Path("runs/a/run.json").write_text("{"), "cannot be read"),
+        (
+            lambda: change_record(lambda record: record.update(format=999)),
+            "records of format 999, this koffline knows 1",
+        ),
+        (
+            lambda: change_record(lambda record: record["call"]["inputs"].clear()),
+            "the command reads log.hdf5, which is not among the inputs",
+        ),
+        (
+            lambda: change_record(lambda record: record["call"].update(arguments=["record", "x"])),
+            "does not say by which command line",
+        ),
+        (
+            lambda: change_record(lambda record: record.update(config=[])),
+            "does not say by which command line",
+        ),
         (lambda: Path("runs/a/run.json").write_text("[]"), "is no record of a run"),
         (lambda: Path("runs/a/run.json").write_text('{"call": null}'), "does not say by which command line"),
         (lambda: Path("runs/a/run.json").unlink(), "has no run.json and no entry in a manifest.json"),
@@ -209,7 +269,10 @@ def test_what_cannot_be_repeated_is_one_line(place, fake, change, message):
 def test_a_command_that_fails_this_time_is_one_line(fake, monkeypatch):
     monkeypatch.setattr(repeating, "_run", lambda *_: (2, "a note\nerror: no memory\n"))
     done = koffline("repeat", "runs/a")
-    assert (done.exit_code, done.stderr) == (2, "error: the command failed this time: no memory\n")
+    assert (done.exit_code, done.stderr.splitlines()[1:]) == (
+        2,
+        ["error: the command failed this time: no memory"],
+    )
 
 
 def test_other_versions_and_machines_are_noted(place, fake):

@@ -26,10 +26,11 @@ def convert_to_shards(
     action_space: SpaceRequest | None = None,
     mapping: MappingRequest | None = None,
 ) -> LazyTransitions:
-    """Write ``source`` as a folder of shards and open it. Raises DataError."""
+    """Write ``source`` as a folder of shards and open it. Raises DataError, also where they are the same."""
     from koffline.data.disk.opening import open_lazy
-    from koffline.data.files import check_target
+    from koffline.data.files import check_apart, check_target
 
+    check_apart(source, target)
     if not remote.is_url(os.fspath(target)):
         check_target(Path(target), force)
     with ShardWriter(target, shard_rows, force) as writer:
