@@ -121,12 +121,13 @@ class _InOrder:
                 return
             self._take(*self._workers.next_finished())
             while turn in self._back:
-                item, result = self._back.pop(turn)
                 turn += 1
-                if isinstance(result, JobFailure):
-                    yield Mapped(item, None, result)
-                else:
-                    yield Mapped(item, self._workers.value(result))
+                yield self._mapped(*self._back.pop(turn - 1))  # no name here keeps a large value alive
+
+    def _mapped(self, item: Any, result: Any) -> Mapped:
+        if isinstance(result, JobFailure):
+            return Mapped(item, None, result)
+        return Mapped(item, self._workers.value(result))
 
     def _hand_out(self) -> None:
         """Keep the workers busy, but not further ahead of the slowest item than the window."""

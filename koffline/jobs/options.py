@@ -15,11 +15,10 @@ from koffline.jobs.status import Report
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
-_WORKERS = click.option("--workers", type=int, default=1, show_default=True, help="Processes, one core each.")
-_RAY = click.option("--ray", metavar="ADDRESS", help="Run on Ray: local, auto or an address.")
-_SKIP = click.option(
-    "--skip-bad-shards", is_flag=True, help="Leave out shards that cannot be read, and name them."
-)
+_WORKERS = "Processes, one core each."
+_RAY = "Run on Ray: local, auto or an address."
+_SKIP = "Leave out shards that cannot be read, and name them."
+_LAZY = "Implies --lazy."  # a pass over shards is asked for
 
 
 @dataclass(frozen=True)
@@ -57,9 +56,19 @@ class PassSettings:
 
 def worker_options(command: Command) -> Command:
     """``--workers N`` and ``--ray ADDRESS``: the parameters ``workers: int`` and ``ray: str | None``."""
-    return _WORKERS(_RAY(command))
+    return _workers_and_ray(command, _WORKERS, _RAY)
 
 
 def pass_options(command: Command) -> Command:
-    """`worker_options`, and ``--skip-bad-shards``: the parameter ``skip_bad_shards: bool``."""
-    return _WORKERS(_RAY(_SKIP(command)))
+    """`worker_options`, and ``--skip-bad-shards``: the parameter ``skip_bad_shards: bool``.
+
+    For commands that leave the log on disk where one of them is given.
+    """
+    command = click.option("--skip-bad-shards", is_flag=True, help=f"{_SKIP} {_LAZY}")(command)
+    workers = f"{_WORKERS} More than one: {_LAZY[0].lower()}{_LAZY[1:]}"
+    return _workers_and_ray(command, workers, f"{_RAY} {_LAZY}")
+
+
+def _workers_and_ray(command: Command, workers: str, ray: str) -> Command:
+    command = click.option("--ray", metavar="ADDRESS", help=ray)(command)
+    return click.option("--workers", type=int, default=1, show_default=True, help=workers)(command)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from koffline.ope.estimate import Estimate
 from koffline.ope.interval import Interval, percent
-from koffline.report.words import count_of, promise
+from koffline.report.words import count_of, labelled, promise
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -28,8 +28,8 @@ def print_estimate(estimate: Estimate, truth: float | None = None, page: Path | 
     for name, text in _rows(estimate, truth):
         table.add_row(name, escape(text))
     console.print(table)
-    for warning in estimate.warnings:
-        console.print(f"[yellow]warning:[/] {escape(warning)}", soft_wrap=True)
+    for label, text in map(labelled, estimate.warnings):
+        console.print(f"[yellow]{label}:[/] {escape(text)}", soft_wrap=True)
     if page is not None:
         console.print(f"report: {escape(str(page))}", soft_wrap=True)
 
@@ -49,6 +49,8 @@ def _rows(estimate: Estimate, truth: float | None) -> list[tuple[str, str]]:
             ("log's own return", f"{found['behavior_return']:.4g}" + (f" ± {error:.2g}" if error else ""))
         )
     heads = ", ".join(f"{name} {value:.4g}" for name, value in found.get("estimates_by_head", {}).items())
+    if "lazy" in found:
+        rows.append(("lazy", found["lazy"]))
     rows += [
         ("estimator", estimate.estimator + (f"   (by head: {heads})" if heads else "")),
         (

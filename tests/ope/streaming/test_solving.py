@@ -151,7 +151,7 @@ def test_networks_that_differ_widen_the_interval():
     assert several.between == pytest.approx(1.0 / 3.0)
     assert several.standard_error > alone.standard_error
     assert 2.0 <= several.total_freedom <= 5.0
-    assert several.interval(1.0, 0.95, "rows").width > alone.interval(1.0, 0.95, "rows").width
+    assert several.interval(1.0, 0.95, "rows", "").width > alone.interval(1.0, 0.95, "rows", "").width
 
 
 def test_one_group_has_no_spread():
