@@ -182,6 +182,8 @@ class TestShards:
         assert json.loads(run("info", "shards", "--json").stdout)["rows"] == 48
 
     def test_refusals_leave_nothing(self, folder):
+        (folder / "precious").mkdir()
+        (folder / "precious" / "x").touch()
         before = sorted(folder.iterdir())
         shards = ("convert", "log.hdf5", "shards", "--shard-rows")
         assert_refused(run(*shards, "0"), "shard_rows is 0")
@@ -191,7 +193,7 @@ class TestShards:
             run("convert", "log.hdf5", "log.hdf5", "--shard-rows", "9"), "would replace the source"
         )
         assert_refused(
-            run("convert", "log.hdf5", "log.hdf5", "--shard-rows", "9", "--force"), "holds something else"
+            run("convert", "log.hdf5", "precious", "--shard-rows", "9", "--force"), "holds something else"
         )
         assert sorted(folder.iterdir()) == before
 
