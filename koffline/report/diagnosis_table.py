@@ -6,7 +6,7 @@ from pathlib import Path
 
 from koffline.ope.diagnose.diagnosis import Diagnosis
 from koffline.ope.diagnose.findings import Z_NOTE, describe_action, describe_place
-from koffline.report.words import number
+from koffline.report.words import labelled, number
 
 
 def print_diagnosis(diagnosis: Diagnosis, page: Path | None = None) -> None:
@@ -42,8 +42,8 @@ def print_diagnosis(diagnosis: Diagnosis, page: Path | None = None) -> None:
         console.print(escape(sentence), soft_wrap=True)
     if diagnosis.shown:
         console.print(escape(diagnosis.shown), soft_wrap=True, style="dim")
-    for warning in diagnosis.warnings:
-        console.print(f"[yellow]warning:[/] {escape(warning)}", soft_wrap=True)
+    for label, text in map(labelled, diagnosis.warnings):
+        console.print(f"[yellow]{label}:[/] {escape(text)}", soft_wrap=True)
     if page is not None:
         console.print(f"report: {escape(str(page))}", soft_wrap=True)
 

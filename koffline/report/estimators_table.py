@@ -7,7 +7,7 @@ from pathlib import Path
 from koffline.ope.estimators.table import EstimateTable
 from koffline.ope.interval import percent
 from koffline.report.table import describe_interval, make_console
-from koffline.report.words import promise
+from koffline.report.words import labelled, promise
 
 
 def print_estimates(table: EstimateTable, truth: float | None = None, page: Path | None = None) -> None:
@@ -56,8 +56,9 @@ def print_estimates(table: EstimateTable, truth: float | None = None, page: Path
     for reason, names in collected_reasons(table):
         verb = "does" if len(names) == 1 else "do"
         console.print(f"[dim]{', '.join(names)} {verb} not apply:[/] {escape(reason)}", soft_wrap=True)
-    for text, names in collected_warnings(table):
-        console.print(f"[yellow]warning ({', '.join(names)}):[/] {escape(text)}", soft_wrap=True)
+    for warning, names in collected_warnings(table):
+        label, text = labelled(warning)
+        console.print(f"[yellow]{label} ({', '.join(names)}):[/] {escape(text)}", soft_wrap=True)
     if page is not None:
         console.print(f"report: {escape(str(page))}", soft_wrap=True)
 

@@ -9,6 +9,7 @@ from koffline.ope.estimators.intervals import CERTIFIED as CERTIFIED_KINDS
 from koffline.ope.interval import CALIBRATED, CERTIFIED, percent
 
 _LONGEST_LIST = 8
+_READER = "Reader: "
 
 
 def number(value: object) -> str:
@@ -23,6 +24,12 @@ def number(value: object) -> str:
 def count_of(count: int, noun: str) -> str:
     """``1 episode``, ``2,000 episodes``."""
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def labelled(warning: str) -> tuple[str, str]:
+    """``note`` for what the reader of the log has to say, ``warning`` for all else; and the sentence."""
+    note = warning.startswith(_READER)
+    return ("note", warning.removeprefix(_READER)) if note else ("warning", warning)
 
 
 def promise(kind: str) -> str:

@@ -3,7 +3,7 @@
 import pytest
 
 from koffline.ope.interval import percent
-from koffline.report.words import count_of, describe_lines, promise
+from koffline.report.words import count_of, describe_lines, labelled, promise
 
 _INTERVAL = {"low": 1.23456, "high": 2.0, "level": 0.9999, "kind": "hoeffding", "assumptions": "long"}
 
@@ -52,3 +52,8 @@ def test_what_a_kind_promises(kind: str, expected: str) -> None:
 )
 def test_diagnostics_line_by_line(value: object, lines: list[str]) -> None:
     assert describe_lines(value) == lines
+
+
+def test_notes_of_the_reader_are_no_warnings():
+    assert labelled("Reader: 1 row was left out") == ("note", "1 row was left out")
+    assert labelled("coverage is low") == ("warning", "coverage is low")
