@@ -22,7 +22,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -64,11 +63,11 @@ class Kill:
 def run_campaign(
     cases: Sequence[Case], kills: int, seed: int, root: Path, say: Callable[[str], None]
 ) -> list[Kill]:
-    """About ``kills`` kills in turn over the cases: in rows of some, each row in a folder of its own."""
+    """At least ``kills`` that hit a running command, in rows, each of one case in a folder of its own."""
     generator = random.Random(seed)
     references: dict[str, Reference] = {}
     found: list[Kill] = []
-    while len(found) < kills:
+    while sum(kill.hit for kill in found) < kills:
         case = cases[len(found) // _IN_A_ROW % len(cases)]
         if case.name not in references:
             references[case.name] = reference_of(case, root / case.name)
@@ -77,7 +76,7 @@ def run_campaign(
         found += row
         for kill in row:
             outcome = ", ".join(kill.failures) or "as it should be"
-            say(f"{len(found)}/{kills} {case.name}, {kill.moment}: {outcome}")
+            say(f"{sum(kill.hit for kill in found)}/{kills} {case.name}, {kill.moment}: {outcome}")
     return found
 
 
@@ -229,23 +228,22 @@ def _differences(wanted: Mapping[str, str], found: Mapping[str, str]) -> list[st
     return [f"{name} is not the same" for name in names if wanted.get(name) != found.get(name)]
 
 
-def _summary(found: Sequence[Kill], seed: int) -> dict[str, object]:
-    by_case = Counter(kill.case for kill in found)
+def _summary(found: Sequence[Kill], kills: int, seed: int) -> dict[str, object]:
+    """late: kills that came after the command had ended; they are no kills."""
     return {
-        "command": f"python -m scripts.faults --kills {len(found)} --seed {seed}",
-        "kills": len(found),
-        "while_running": sum(kill.hit for kill in found),
-        "failures": sum(bool(kill.failures) for kill in found),
+        "command": f"python -m scripts.faults --kills {kills} --seed {seed}",
+        **_counts(found),
         "by_command": {
-            name: {
-                "kills": count,
-                "while_running": sum(kill.hit for kill in found if kill.case == name),
-                "failures": sum(bool(kill.failures) for kill in found if kill.case == name),
-            }
-            for name, count in by_case.items()
+            name: _counts([kill for kill in found if kill.case == name])
+            for name in dict.fromkeys(kill.case for kill in found)
         },
         "all": [asdict(kill) for kill in found],
     }
+
+
+def _counts(found: Sequence[Kill]) -> dict[str, int]:
+    hits = sum(kill.hit for kill in found)
+    return {"kills": hits, "late": len(found) - hits, "failures": sum(bool(kill.failures) for kill in found)}
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -259,7 +257,7 @@ def main(words: Sequence[str] | None = None) -> int:
     cases = [case for case in all_cases() if not options.only or case.name in options.only.split(",")]
     with tempfile.TemporaryDirectory(prefix="koffline-faults-") as scratch:
         found = run_campaign(cases, options.kills, options.seed, Path(scratch), print)
-    summary = _summary(found, options.seed)
+    summary = _summary(found, options.kills, options.seed)
     if options.out:
         Path(options.out).write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
     print(f"{summary['kills']} kills, {summary['failures']} with a failure")
