@@ -69,7 +69,8 @@ def _log(
         notes = []
         if not described.episodes:
             del columns["episode_ids"]
-    settled = settle_actions(columns["actions"], action_space, described.action_space if described else None)
+    declared = described.action_space if described else None
+    settled = settle_actions(columns["actions"], action_space, declared, str(path))
     columns["actions"] = settled.actions
     metadata = described.metadata if described else Metadata()
     notes = [*metadata.notes, *notes, *settled.notes]

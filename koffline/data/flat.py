@@ -19,6 +19,7 @@ from koffline.data.episodes import order_rows
 from koffline.data.raw import FileDescription, RawLog, settle_actions
 from koffline.data.spaces import SpaceRequest
 from koffline.data.transitions import Metadata, Transitions
+from koffline.data.wording import counted
 from koffline.errors import DataError
 
 # Column of Transitions -> keys it may have in a file; we write the first (D4RL's, where it has one).
@@ -76,7 +77,8 @@ def read_flat(
     check_required(found, source)
     log = _take_columns(found)
     _check_equal_lengths(log, source)
-    settled = settle_actions(log["actions"], action_space, described.action_space if described else None)
+    declared = described.action_space if described else None
+    settled = settle_actions(log["actions"], action_space, declared, source)
     log["actions"] = settled.actions
     notes = list(settled.notes)
     log.setdefault("truncated", np.zeros(len(log["rewards"]), dtype=np.bool_))
@@ -175,7 +177,8 @@ def _find_episodes(log: dict[str, np.ndarray], has_timeouts: bool) -> list[str]:
             cut[:-1] |= broken
             log["truncated"], ends = cut, ends | cut
             notes.append(
-                f"{n_broken} rows were marked as truncated: no timeouts are given, and the row below begins "
+                f"{counted(n_broken, 'row', 'was', 'were')} marked as truncated: no timeouts are given, and "
+                "the row below begins "
                 "elsewhere than the next observation"
             )
     elif not has_timeouts:
@@ -236,6 +239,7 @@ def leave_out_unfollowed(log: dict[str, np.ndarray], lost: np.ndarray, source: s
     for name in log:
         log[name] = log[name][~lost]
     return [
-        f"{count} rows were left out: the last step of an episode that did not terminate has no next "
+        f"{counted(count, 'row', 'was', 'were')} left out: the last step of an episode that did not "
+        "terminate has no next "
         "observation in this file"
     ]

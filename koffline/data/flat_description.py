@@ -18,9 +18,10 @@ from koffline.data.disk.flat_files import Column, EpisodeRule, FlatShard, OpenSh
 from koffline.data.disk.sliced_files import LAZY_REMEDY, SlicedFile, open_sliced
 from koffline.data.files import reading
 from koffline.data.flat import KEYS, check_required
-from koffline.data.raw import settle_actions
+from koffline.data.raw import merge_different, settle_actions
 from koffline.data.spaces import ActionSpace, Continuous, SpaceRequest
 from koffline.data.transitions import Metadata
+from koffline.data.wording import counted
 from koffline.errors import DataError
 
 _D4RL_LOG_PROBABILITIES = KEYS["behavior_log_probabilities"][1]
@@ -44,7 +45,7 @@ def describe_flat(path: Path, name: str, action_space: SpaceRequest | None) -> D
         if file.marks_episode_ends and not set(KEYS["truncated"]) & set(file.arrays):
             raise DataError(f"{name} marks episodes by episode_terminals; {LAZY_REMEDY}")
         rows = _equal_rows(file.arrays, name)
-        space, notes = _settled_space(file, action_space)
+        space, notes = _settled_space(file, action_space, name)
         columns, more = _columns(file.arrays, space)
         rule, last = _episode_rule(file, columns, rows)
         shard = FlatShard(rows, columns, rule)
@@ -68,15 +69,18 @@ def _equal_rows(arrays: Mapping[str, Any], name: str) -> int:
     return rows
 
 
-def _settled_space(file: SlicedFile, asked: SpaceRequest | None) -> tuple[ActionSpace, tuple[str, ...]]:
+def _settled_space(
+    file: SlicedFile, asked: SpaceRequest | None, name: str
+) -> tuple[ActionSpace, tuple[str, ...]]:
     """The space that ``settle_actions`` gives for all rows, from the extremes of the column."""
     actions = file.arrays["actions"]
-    seen = np.asarray(actions[:1])
+    seen, different = np.asarray(actions[:1]), None
     declared = file.description.action_space if file.description else None
     if asked is None and declared is None and actions.dtype.kind in "iu":
         low, high = _extremes(actions)
+        different = _different(actions)
         seen = np.stack([np.full(seen.shape[1:], low), np.full(seen.shape[1:], high)]).astype(actions.dtype)
-    settled = settle_actions(seen, asked, declared)
+    settled = settle_actions(seen, asked, declared, name, different)
     return settled.space, settled.notes
 
 
@@ -87,6 +91,14 @@ def _extremes(array: Any) -> tuple[Any, Any]:
         low = part.min() if low is None else min(low, part.min())
         high = part.max() if high is None else max(high, part.max())
     return low, high
+
+
+def _different(array: Any) -> int:
+    """How many values differ, counted until there are enough to settle the action space."""
+    found = None
+    for block in checks.blocks(len(array)):
+        found = merge_different(found, np.asarray(array[block]))
+    return 0 if found is None else len(found)
 
 
 def _columns(arrays: Mapping[str, Any], space: ActionSpace) -> tuple[dict[str, Column], tuple[str, ...]]:
@@ -181,6 +193,7 @@ def _flags_decided(truncated: int, inside: int, broken: int) -> tuple[EpisodeRul
     if not broken:
         return "flags", ()
     return "links", (
-        f"{broken} rows were marked as truncated: no timeouts are given, and the row below begins elsewhere "
+        f"{counted(broken, 'row', 'was', 'were')} marked as truncated: no timeouts are given, and the row "
+        "below begins elsewhere "
         "than the next observation",
     )

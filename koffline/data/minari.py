@@ -91,7 +91,7 @@ def _log(
     ours = described_by.get(_DESCRIPTION)
     described = read_description(ours) if isinstance(ours, str) else None
     declared = described.action_space if described else declared_space(spaces)
-    settled = settle_actions(columns["actions"], action_space, declared)
+    settled = settle_actions(columns["actions"], action_space, declared, source)
     columns["actions"] = settled.actions
     if described is not None and not described.episodes:
         del columns["episode_ids"]

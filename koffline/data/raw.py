@@ -12,10 +12,23 @@ from typing import Any
 import numpy as np
 
 from koffline.data.columns import as_array
-from koffline.data.spaces import ActionSpace, Bounds, Continuous, Discrete, SpaceRequest
+from koffline.data.spaces import LARGEST_SPACE, ActionSpace, Bounds, Continuous, Discrete, SpaceRequest
 from koffline.data.transitions import Metadata, Transitions
 from koffline.errors import DataError
 from koffline.untrusted.limits import parse_json
+
+# Whole numbers that nobody declared are choices up to here, beyond where at least every tenth one occurs.
+_MOST_ASSUMED = 10_000
+_SPARSE = 10
+# As many different ones are enough to tell, whatever else there is.
+ENOUGH_DIFFERENT = LARGEST_SPACE // _SPARSE + 1
+
+
+def merge_different(before: np.ndarray | None, values: np.ndarray) -> np.ndarray:
+    """(D,) the different values seen so far; not continued where there are enough to settle a space."""
+    if before is None:
+        return np.unique(values)
+    return before if len(before) >= ENOUGH_DIFFERENT else np.union1d(before, values)
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,10 +53,18 @@ class SettledActions:
     notes: tuple[str, ...] = ()
 
 
-def settle_actions(actions: Any, asked: SpaceRequest | None, declared: ActionSpace | None) -> SettledActions:
+def settle_actions(
+    actions: Any,
+    asked: SpaceRequest | None,
+    declared: ActionSpace | None,
+    source: str = "the log",
+    different: int | None = None,
+) -> SettledActions:
     """Choose the space: the caller's, else the file's, else an assumption that is put on record.
 
     Integers without a space are taken as Discrete(largest + 1), other numbers as unbounded Continuous(k).
+    ``source`` is what errors call the log, ``different`` how many actions differ where ``actions`` are only
+    some of them. Raises DataError where integers without a space cannot be choices.
     (N, 1) actions of a discrete space become (N,), (N,) actions of a one-dimensional continuous space (N, 1).
     """
     actions = as_array("actions", actions)
@@ -54,7 +75,7 @@ def settle_actions(actions: Any, asked: SpaceRequest | None, declared: ActionSpa
         notes = (f"action space {asked} as asked, the file declares {declared}",)
     space = asked or declared
     if space is None:
-        space = _assumed_space(actions)
+        space = _assumed_space(actions, source, different)
         remedy = "--discrete N" if isinstance(space, Discrete) else "--continuous LOW HIGH"
         notes = (
             f"the file declares no action space; assumed {space} from the actions ({remedy} declares it)",
@@ -70,19 +91,36 @@ def _numbers_per_row(actions: np.ndarray) -> int:
     return max(1, math.prod(actions.shape[1:]))
 
 
-def _assumed_space(actions: np.ndarray) -> ActionSpace:
+def _assumed_space(actions: np.ndarray, source: str, different: int | None) -> ActionSpace:
     if actions.dtype.kind == "f":
         return Continuous(_numbers_per_row(actions))
     if actions.ndim == 1 or actions.shape[1:] == (1,):
         if actions.size and actions.min() < 0:
             raise DataError(
-                f"actions are whole numbers from {actions.min()} up and the file declares no action space; "
-                "declare one (--continuous LOW HIGH, or count discrete actions from 0)"
+                f"{source}: actions are whole numbers from {actions.min()} up and the file declares no "
+                "action space; declare one (--continuous LOW HIGH, or count discrete actions from 0)"
             )
-        return Discrete(int(actions.max()) + 1 if actions.size else 1)
+        n = int(actions.max()) + 1 if actions.size else 1
+        if n > _MOST_ASSUMED:
+            _check_choices(n, len(np.unique(actions)) if different is None else different, source)
+        return Discrete(n)
     raise DataError(
-        f"actions has shape {actions.shape} and dtype {actions.dtype}, and the file declares no action "
-        "space; declare one (--continuous LOW HIGH)"
+        f"{source}: actions has shape {actions.shape} and dtype {actions.dtype}, and the file declares "
+        "no action space; declare one (--continuous LOW HIGH)"
+    )
+
+
+def _check_choices(n: int, different: int, source: str) -> None:
+    """Raise DataError where so few of n numbers occur that they are hardly the names of choices."""
+    if n <= min(different * _SPARSE, LARGEST_SPACE):
+        return
+    remedy = "declare quantities (--continuous LOW HIGH), or "
+    remedy += (
+        f"{n} choices (--discrete {n})" if n <= LARGEST_SPACE else "number choices 0, 1, 2, … without gaps"
+    )
+    raise DataError(
+        f"{source}: actions are whole numbers up to {n - 1}, {different} different ones, and the "
+        f"file declares no action space; {remedy}"
     )
 
 

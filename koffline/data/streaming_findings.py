@@ -13,6 +13,7 @@ from koffline.data.repeated_rows import RepeatedRows
 from koffline.data.row_block import RowBlock
 from koffline.data.spaces import ActionSpace, Discrete
 
+_MOST_LISTED = 20
 _FEW_EPISODES = 10
 _COLUMNS = ("observations", "actions", "rewards")
 
@@ -155,7 +156,8 @@ class WarningTally:
         if isinstance(self._space, Discrete):
             missing = np.flatnonzero(self._counts == 0)
             if missing.size:
-                listed = ", ".join(map(str, missing))
+                listed = ", ".join(map(str, missing[:_MOST_LISTED]))
+                listed += f", … ({missing.size} in all)" if missing.size > _MOST_LISTED else ""
                 yield f"actions {listed} never appear: nothing can be learnt of them"
         elif not np.isfinite([*self._space.low, *self._space.high]).all():
             yield "action bounds are infinite; declare them (--continuous LOW HIGH) for uniform policies"

@@ -54,16 +54,25 @@ def _lines(summary: LogSummary) -> Iterator[tuple[str, str]]:
 
 def _coverage(summary: LogSummary) -> Iterator[tuple[str, str]]:
     if summary.action_counts is not None:
-        counts = [
-            (f"action {a}", f"{c} rows ({c / summary.rows:.1%})") for a, c in enumerate(summary.action_counts)
-        ]
+        total = len(summary.action_counts)
+        shown = enumerate(summary.action_counts[:_MOST_LINES])
+        counts = [(_action_name(summary, a), f"{c} rows ({c / summary.rows:.1%})") for a, c in shown]
     else:
         assert summary.action_ranges is not None
         assert isinstance(summary.action_space, Continuous)
         counts = [(f"action[{i}]", _text(spread)) for i, spread in enumerate(summary.action_ranges)]
+        total = len(counts)
     yield from counts[:_MOST_LINES]
-    if len(counts) > _MOST_LINES:
-        yield "…", f"{len(counts) - _MOST_LINES} more"
+    if total > _MOST_LINES:
+        yield "…", f"{total - _MOST_LINES} more"
+
+
+def _action_name(summary: LogSummary, action: int) -> str:
+    """With the value that the table had, where the log remembers it."""
+    names = summary.extra.get("action_names")
+    if not isinstance(names, list) or action >= len(names):
+        return f"action {action}"
+    return f"action {action} ({printable(str(names[action]))})"
 
 
 def _text(spread: Spread) -> str:

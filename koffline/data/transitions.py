@@ -15,6 +15,7 @@ import numpy as np
 from koffline.data import columns
 from koffline.data.episodes import check_flags_end_episodes, episode_columns, keeps_episodes, order_rows
 from koffline.data.spaces import ActionSpace, Continuous, Discrete
+from koffline.data.wording import counted
 from koffline.errors import DataError
 
 __all__ = ["ActionSpace", "Continuous", "Discrete", "Metadata", "Transitions", "order_rows"]
@@ -116,10 +117,9 @@ class Transitions:
         return len(self.rewards)
 
     def __repr__(self) -> str:
-        rows = f"{len(self)} rows"
-        episodes = f"{self.n_episodes} episodes" if self.has_episodes else "no episodes"
+        episodes = counted(self.n_episodes, "episode") if self.has_episodes else "no episodes"
         shape = f"observations {self.observation_shape} {self.observations.dtype}"
-        return f"Transitions({rows}, {episodes}, {shape}, {self.action_space})"
+        return f"Transitions({counted(len(self), 'row')}, {episodes}, {shape}, {self.action_space})"
 
     @property
     def observation_shape(self) -> tuple[int, ...]:

@@ -27,8 +27,8 @@ def print_ranking(ranking: PolicyRanking, page: Path | None = None) -> None:
         console.print(escape(line), soft_wrap=True)
     if ranking.metrics is not None:
         console.print(escape(describe_metrics(ranking.metrics)), soft_wrap=True)
-    for label, text in map(labelled, ranking.warnings):
-        console.print(f"[yellow]{label}:[/] {escape(text)}", soft_wrap=True)
+    for label, warning in map(labelled, ranking.warnings):
+        console.print(f"[yellow]{label}:[/] {escape(warning)}", soft_wrap=True)
     console.print(escape(ranking.assumptions), soft_wrap=True, style="dim")
     if page is not None:
         console.print(f"report: {escape(str(page))}", soft_wrap=True)

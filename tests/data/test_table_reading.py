@@ -278,7 +278,7 @@ class TestFlagsAndProbabilities:
 
     def test_neither_yes_nor_no(self, tmp_path):
         assert "holds 2" in refusal(walk(done=[0, 0, 1, 0, 0, 0, 2, 2]), tmp_path)
-        assert "holds 'maybe' (1 rows" in refusal(walk(done=["0"] * 7 + ["maybe"]), tmp_path)
+        assert "holds 'maybe' (1 row is neither" in refusal(walk(done=["0"] * 7 + ["maybe"]), tmp_path)
 
     def test_probabilities(self, tmp_path):
         p = np.linspace(0.1, 1.0, 8)
@@ -289,7 +289,7 @@ class TestFlagsAndProbabilities:
         np.testing.assert_array_equal(log.behavior_log_probabilities, np.log(p)[kept])
         message = refusal(walk(p=[0.0] * 8), tmp_path, behavior_probability="p")
         assert "8 rows are not above 0" in message
-        assert "probability above 1" in refusal(walk(p=[2.0] * 8), tmp_path, behavior_probability="p")
+        assert "(8 rows are above 1)" in refusal(walk(p=[2.0] * 8), tmp_path, behavior_probability="p")
 
     def test_weights(self, tmp_path):
         log = read(walk(w=range(8)), tmp_path, weight="w")
@@ -319,7 +319,7 @@ class TestMissing:
         forward = read(table, tmp_path, impute={"x_1": "forward"})
         np.testing.assert_array_equal(forward.observations[:, 0], [1, 1, 3, 5, 6, 6])
         table["x_1"][4] = None
-        assert "1 missing values with no earlier" in refusal(table, tmp_path, impute="forward")
+        assert "1 missing value with no earlier" in refusal(table, tmp_path, impute="forward")
 
     def test_rewards_only_by_name(self, tmp_path):
         table = walk(r=[None] + [1.0] * 7)

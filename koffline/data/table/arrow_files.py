@@ -23,12 +23,17 @@ def arrow_reader(file: TableFile) -> Iterator[Any]:
     with table_faults(file.name, file.kind), open_bytes(file.name) as source:
         if file.kind == PARQUET:
             # Texts as dictionaries: what repeats in the file does not multiply before it is looked at.
-            schema = pyarrow.parquet.read_schema(source)
-            texts = [field.name for field in schema if pa.types.is_string(field.type)]
-            texts += [field.name for field in schema if pa.types.is_binary(field.type)]
+            with pyarrow.parquet.ParquetFile(source, pre_buffer=False) as opened:
+                schema, metadata = opened.schema_arrow, opened.metadata  # made anew whenever asked for
+                texts = [field.name for field in schema if pa.types.is_string(field.type)]
+                texts += [field.name for field in schema if pa.types.is_binary(field.type)]
+                if not texts:
+                    yield _ParquetReader(opened, schema)
+                    return
             source.seek(0)
-            with pyarrow.parquet.ParquetFile(source, pre_buffer=False, read_dictionary=texts) as opened:
-                yield _ParquetReader(opened)
+            options = {"metadata": metadata, "pre_buffer": False, "read_dictionary": texts}
+            with pyarrow.parquet.ParquetFile(source, **options) as opened:
+                yield _ParquetReader(opened, opened.schema_arrow)
             return
         head = source.read(4)
         source.seek(0)
@@ -40,10 +45,7 @@ def arrow_reader(file: TableFile) -> Iterator[Any]:
 @dataclass(frozen=True)
 class _ParquetReader:
     opened: Any
-
-    @property
-    def schema(self) -> Any:
-        return self.opened.schema_arrow
+    schema: Any
 
     def batches(self, columns: Sequence[str], batch_rows: int) -> Iterator[Any]:
         yield from self.opened.iter_batches(batch_rows, columns=list(columns), use_threads=False)
@@ -77,7 +79,8 @@ def file_batches(
         yield from (_fitted(b, file, wanted) for b in csv_files.batches(file.name, stored, types, rows))
         return
     with arrow_reader(file) as opened:
-        missing = [name for name in stored if name not in opened.schema.names]
+        present = set(opened.schema.names)
+        missing = [name for name in stored if name not in present]
         if missing:
             raise DataError(
                 f"{file.name} lacks column {missing[0]}, which the first file has; mend or remove the file"

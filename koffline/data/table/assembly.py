@@ -8,10 +8,14 @@ from typing import Any
 import numpy as np
 
 from koffline.data.raw import RawLog, settle_actions
+from koffline.data.spaces import Discrete
 from koffline.data.table import values
 from koffline.data.table.counts import TableCounts
 from koffline.data.table.prepared import PreparedTable
+from koffline.data.wording import counted
 from koffline.errors import DataError
+
+_ROUNDING = 1e-4  # by so much probabilities may exceed 1
 
 
 @dataclass(frozen=True, eq=False)
@@ -131,7 +135,8 @@ def _check_times(times: np.ndarray, order: _Order, table: Any, prepared: Prepare
     else:
         remedy = "name the episode column (--episode)"
     raise DataError(
-        f"{prepared.source}: {int(same.sum())} rows have the time of another row of their episode "
+        f"{prepared.source}: {counted(int(same.sum()), 'row', 'has', 'have')} the time of another row of "
+        "their episode "
         f"(first: {where}); {remedy}"
     )
 
@@ -193,8 +198,8 @@ def _values_before(
     lost = known < np.maximum.accumulate(np.where(begins, rows, 0))
     if lost.any():
         raise DataError(
-            f"{prepared.source}: column {name} has {int(lost.sum())} missing values with no earlier value in "
-            f"their episode; impute a number or the mean ({name}=mean)"
+            f"{prepared.source}: column {name} has {counted(int(lost.sum()), 'missing value')} with no "
+            f"earlier value in the episode; impute a number or the mean ({name}=mean)"
         )
     return column[known]
 
@@ -222,16 +227,26 @@ def _actions(table: Any, prepared: PreparedTable) -> np.ndarray:
 def _log_probabilities(table: Any, prepared: PreparedTable, order: _Order, counts: TableCounts) -> np.ndarray:
     name = prepared.roles.behavior
     assert name is not None, "called where a column is named"
-    found = _single(name, table, prepared, order, counts)
-    if prepared.roles.behavior_is_log:
-        return found
-    wrong = ~(found > 0)
+    found, is_log = _single(name, table, prepared, order, counts), prepared.roles.behavior_is_log
+    remedy = "give the probability of the action that was taken, or --behavior-log-probability"
+    if not is_log:
+        _refuse_rows(~(found > 0), "not above 0", remedy, name, found, prepared)
+    if isinstance(prepared.action_space, Discrete):
+        most = int(not is_log)
+        if is_log:
+            remedy = "give natural logarithms of probabilities, or --behavior-probability"
+        _refuse_rows(found > most + _ROUNDING, f"above {most}", remedy, name, found, prepared)
+    return found if is_log else np.log(found)
+
+
+def _refuse_rows(
+    wrong: np.ndarray, how: str, remedy: str, name: str, column: np.ndarray, prepared: PreparedTable
+) -> None:
     if wrong.any():
+        count = counted(int(wrong.sum()), "row", "is", "are")
         raise DataError(
-            f"{prepared.source}: column {name} holds {found[wrong][0]:g} ({int(wrong.sum())} rows are not "
-            "above 0); give the probability of the action that was taken, or --behavior-log-probability"
+            f"{prepared.source}: column {name} holds {column[wrong][0]:g} ({count} {how}); {remedy}"
         )
-    return np.log(found)
 
 
 def _check_flags(log: dict[str, np.ndarray], order: _Order, prepared: PreparedTable) -> None:
@@ -241,9 +256,10 @@ def _check_flags(log: dict[str, np.ndarray], order: _Order, prepared: PreparedTa
         inside = log[flag] & ~order.last
         if inside.any():
             episodes = len(np.unique(order.episodes[inside]))
+            rows = counted(int(inside.sum()), "row")
             raise DataError(
-                f"{prepared.source}: column {column} is set in {int(inside.sum())} rows whose episode goes "
-                f"on afterwards ({episodes} episodes); drop what follows, or give it another episode id"
+                f"{prepared.source}: column {column} is set in {rows} whose episode goes on afterwards "
+                f"({counted(episodes, 'episode')}); drop what follows, or give it another episode id"
             )
 
 

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from koffline.data.wording import counted
+
 # More different time differences than this are no regular clock.
 _MOST_GAPS = 1000
 # A clock is regular where so many of its differences are one and the same.
@@ -42,7 +44,7 @@ class TableCounts:
     def sentences(self) -> tuple[str, ...]:
         """Notes for people, in the order in which things were done."""
         notes = [
-            f"{count} missing values in {column} were replaced ({how})"
+            f"{counted(count, 'missing value')} in {column} {_were(count)} replaced ({how})"
             for (column, how), count in sorted(self.imputed.items())
         ]
         if self.reordered:
@@ -51,15 +53,18 @@ class TableCounts:
         if self.derived:
             notes.append(f"next observations were taken from the rows that follow in time{self._lost()}")
         if self.cut:
-            notes.append(f"{self.cut} episodes that end without a flag were marked as truncated")
+            notes.append(
+                f"{counted(self.cut, 'episode', 'that ends', 'that end')} without a flag "
+                f"{_were(self.cut)} marked as truncated"
+            )
         return tuple(notes)
 
     def _lost(self) -> str:
         if not self.left_out:
             return ""
         return (
-            f"; {self.left_out} rows were left out: the last step of an episode that did not terminate has "
-            "no next observation in this table"
+            f"; {counted(self.left_out, 'row', 'was', 'were')} left out: the last step of an episode that "
+            "did not terminate has no next observation in this table"
         )
 
     def _gaps(self) -> list[str]:
@@ -71,6 +76,10 @@ class TableCounts:
         if not longer or count < _REGULAR * total:
             return []
         return [
-            f"{longer} of {total} steps within episodes span more time than the usual one: where rows are "
-            "missing, a next observation is the one after the gap"
+            f"{longer} of {counted(total, 'step')} within episodes span more time than the usual one: "
+            "where rows are missing, a next observation is the one after the gap"
         ]
+
+
+def _were(count: int) -> str:
+    return "was" if count == 1 else "were"

@@ -32,7 +32,8 @@ def column_types(roles: Roles) -> dict[str, pa.DataType]:
     """Numbers where the roles ask for them, text elsewhere."""
     import pyarrow as pa
 
-    return {name: pa.float64() if name in roles.numbers else pa.string() for name in roles.columns}
+    numbers = set(roles.numbers)
+    return {name: pa.float64() if name in numbers else pa.string() for name in roles.columns}
 
 
 def batches(
@@ -43,7 +44,8 @@ def batches(
 
     with table_faults(name, "CSV"):
         names, delimiter = _header(name)
-    missing = [column for column in columns if column not in names]
+    present = set(names)
+    missing = [column for column in columns if column not in present]
     if missing:
         raise DataError(f"{name} lacks column {missing[0]}, which the first file has; mend or remove it")
     with table_faults(name, "CSV", names), _text(name) as source:

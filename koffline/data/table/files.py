@@ -18,6 +18,9 @@ from koffline.errors import DataError
 if TYPE_CHECKING:
     import pyarrow as pa
 
+# Every column costs its own reading, some tenths of a millisecond: more than this are rows by mistake.
+_MOST_COLUMNS = 2**17
+
 
 @dataclass(frozen=True)
 class TableFiles:
@@ -26,6 +29,7 @@ class TableFiles:
     source: str
     files: tuple[TableFile, ...]
     names: tuple[str, ...]
+    types: Mapping[str, Any]  # of the first file; none for CSV, where the roles ask for them
     description: dict[str, str]  # what koffline wrote beside the rows, if it did
 
     @property
@@ -45,10 +49,10 @@ class TableFiles:
         if self.kind == CSV:
             stored: dict[str, Any] = csv_files.column_types(roles)
         else:
-            with arrow_reader(self.files[0]) as opened:
-                stored = {name: opened.schema.field(name).type for name in opened.schema.names}
+            stored = dict(self.types)
+        numbers = set(roles.numbers)
         for name in self.files[0].constants:
-            stored[name] = pa.float64() if name in roles.numbers else pa.string()
+            stored[name] = pa.float64() if name in numbers else pa.string()
         return {name: stored[name] for name in roles.columns}
 
     def is_text(self, name: str) -> bool:
@@ -108,15 +112,22 @@ def as_csv(source: str) -> TableFiles:
 def _with_names(source: str, files: tuple[TableFile, ...]) -> TableFiles:
     first = files[0]
     description: dict[str, str] = {}
+    types: dict[str, Any] = {}
     if first.kind == CSV:
         names = csv_files.header(first.name)
     else:
         with arrow_reader(first) as opened:
             names = tuple(opened.schema.names)
+            types = {field.name: field.type for field in opened.schema}
             metadata = opened.schema.metadata or {}
             ours = {key: value for key, value in metadata.items() if key.startswith(b"koffline")}
             description = {
                 key.decode("ascii", "replace"): value.decode("utf-8") for key, value in ours.items()
             }
+    if len(names) > _MOST_COLUMNS:
+        raise DataError(
+            f"{source} has {len(names)} columns, more than {_MOST_COLUMNS}; store observations as one column "
+            "of lists, or export fewer columns"
+        )
     constants = tuple(name for name in first.constants if name not in names)
-    return TableFiles(source, files, (*names, *constants), description)
+    return TableFiles(source, files, (*names, *constants), types, description)

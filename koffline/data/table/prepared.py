@@ -80,7 +80,9 @@ def prepare_table(
     categories = _categories(survey, chosen, roles, kinds, name) if categorical else ()
     declared: ActionSpace | None = described.action_space if described is not None else None
     declared = Discrete(len(categories)) if categories else declared
-    settled = settle_actions(_sample(survey, roles, kinds, len(categories)), action_space, declared)
+    different = None if survey.actions_seen is None else len(survey.actions_seen)
+    sample = _sample(survey, roles, kinds, len(categories))
+    settled = settle_actions(sample, action_space, declared, name, different)
     notes = [*settled.notes, *_notes(survey, roles, kinds, settled.space)]
     if mapping is not None:
         notes += _unnamed(roles)
@@ -128,7 +130,8 @@ def _untyped(files: TableFiles, roles: Roles, types: Mapping[str, Any], keep_ids
     time = roles.time
     if time and (files.is_text(time) or is_text(storage_type(types[time]))):
         found.append(time)
-    return tuple(n for n in dict.fromkeys(found) if n not in roles.numbers)
+    numbers = set(roles.numbers)
+    return tuple(n for n in dict.fromkeys(found) if n not in numbers)
 
 
 def _check_widths(roles: Roles, survey: TableSurvey, source: str) -> None:

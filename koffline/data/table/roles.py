@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -142,7 +143,7 @@ def natural_key(name: str) -> tuple[Any, ...]:
 
 def _common_pattern(names: Sequence[str]) -> str:
     prefixes = [match.group(1) for name in names if (match := re.match(r"(.*?[_.\[]?)\d+\]?$", name))]
-    best = max(prefixes, key=prefixes.count, default="")
+    best = max(prefixes, key=Counter(prefixes).__getitem__, default="")
     return f"{best}*" if best else "x_*"
 
 
@@ -150,12 +151,14 @@ def _matches(
     names: Sequence[str], patterns: Iterable[str], role: str, taken: set[str], source: str
 ) -> tuple[str, ...]:
     found: dict[str, None] = {}
+    present = set(names)
     for pattern in patterns:
         parts = [pattern]
-        if pattern not in names and "," in pattern:
+        if pattern not in present and "," in pattern:
             parts = [part.strip() for part in pattern.split(",") if part.strip()]
         for part in parts:
-            found.update(dict.fromkeys(_match(names, part, role, taken, source)))
+            fitting = [part] if part in present else _match(names, part, role, taken, source)
+            found.update(dict.fromkeys(fitting))
     return tuple(found)
 
 
@@ -197,7 +200,7 @@ def _impute_methods(
 def _check_unique(names: Sequence[str], source: str) -> None:
     if not names:
         raise DataError(f"{source} has no columns; export the table again with a header")
-    twice = [name for name in dict.fromkeys(names) if list(names).count(name) > 1]
+    twice = [name for name, count in Counter(names).items() if count > 1]
     if twice:
         raise DataError(f"{source} has more than one column named {_listed(twice)}; rename them")
 

@@ -8,13 +8,16 @@ from typing import Any
 
 import numpy as np
 
+from koffline.data.raw import merge_different
 from koffline.data.table import values
 from koffline.data.table.census import CensusTaker, EpisodeCensus
 from koffline.data.table.kinds import ColumnKinds
 from koffline.data.table.roles import Roles
+from koffline.data.wording import counted
 from koffline.errors import DataError
 
 _MOST_CATEGORIES = 10_000
+_LONGEST_NAME = 1000
 _EXACT = 2**53
 
 
@@ -28,6 +31,8 @@ class TableSurvey:
     means: dict[str, float] = field(default_factory=dict)
     categories: set[Any] = field(default_factory=set)
     action_range: tuple[int, int] | None = None
+    actions_seen: np.ndarray | None = None  # the different whole numbers, as far as they were collected
+    infinite: dict[str, int] = field(default_factory=dict)
     actions_whole: bool = True
     episodes: EpisodeCensus | None = None
 
@@ -38,6 +43,7 @@ def survey_rows(
     """Look through batches of all columns. Raises DataError for missing values, with the count per column."""
     found, sums = TableSurvey(), {name: 0.0 for name, how in roles.impute.items() if how == "mean"}
     taker = CensusTaker() if census and roles.episode is not None else None
+    finite = {*roles.numbers, *roles.action}
     for batch in batches:
         found.rows += batch.num_rows
         for name in roles.columns:
@@ -45,6 +51,8 @@ def survey_rows(
             missing = values.count_missing(column)
             found.missing[name] = found.missing.get(name, 0) + missing
             _check_column(name, column, found, kinds, source)
+            if name in finite:
+                found.infinite[name] = found.infinite.get(name, 0) + values.count_infinite(column)
             if name in sums:
                 sums[name] += float(np.nansum(values.numbers(column, np.dtype(np.float64))))
         _look_at_actions(batch, roles, found, categorical, source)
@@ -53,6 +61,7 @@ def survey_rows(
     if not found.rows:
         raise DataError(f"{source} has no rows; give a table with at least one transition")
     _check_missing(found, roles, source)
+    _check_infinite(found, source)
     for name, total in sums.items():
         counted = found.rows - found.missing[name]
         if not counted:
@@ -94,6 +103,7 @@ def _look_at_actions(batch: Any, roles: Roles, found: TableSurvey, categorical: 
         return
     column = values.plain(batch.column(roles.action[0]))
     if categorical:
+        _check_texts(column, roles.action[0], source)
         found.categories |= set(pc.unique(column.drop_null()).to_pylist())
         if len(found.categories) > _MOST_CATEGORIES:
             raise DataError(
@@ -105,18 +115,43 @@ def _look_at_actions(batch: Any, roles: Roles, found: TableSurvey, categorical: 
         if extremes["min"] is not None:
             low, high = found.action_range or (extremes["min"], extremes["max"])
             found.action_range = min(low, extremes["min"]), max(high, extremes["max"])
+            seen = np.asarray(pc.unique(column.drop_null()).to_numpy(zero_copy_only=False))
+            found.actions_seen = merge_different(found.actions_seen, seen)
     elif pa.types.is_floating(column.type) and found.actions_whole:
         drawn = values.numbers(column, np.dtype(np.float64))
         found.actions_whole = bool((np.isfinite(drawn) & (drawn >= 0) & (drawn == np.floor(drawn))).all())
+
+
+def _check_texts(column: Any, name: str, source: str) -> None:
+    import pyarrow.compute as pc
+
+    longest = int(pc.max(pc.binary_length(column)).as_py() or 0) if values.is_text(column.type) else 0
+    if longest > _LONGEST_NAME:
+        raise DataError(
+            f"{source}: column {name} holds a text of {longest} bytes as an action; name another column"
+        )
 
 
 def _check_missing(found: TableSurvey, roles: Roles, source: str) -> None:
     refused = {name: n for name, n in found.missing.items() if n and name not in roles.impute}
     if not refused:
         return
-    counts = ", ".join(f"{name}: {count}" for name, count in refused.items())
     can = [name for name in refused if name in {*roles.observations, *roles.next_observations}]
     remedy = "drop those rows"
     if can:
         remedy += f", or replace values on request, as in --impute {can[0]}=mean"
-    raise DataError(f"{source}: values are missing ({counts}, of {found.rows} rows); {remedy}")
+    raise DataError(f"{source}: values are missing ({_counts(refused, found)}); {remedy}")
+
+
+def _check_infinite(found: TableSurvey, source: str) -> None:
+    wrong = {name: count for name, count in found.infinite.items() if count}
+    if wrong:
+        raise DataError(
+            f"{source}: numbers are infinite ({_counts(wrong, found)}); drop or mend those rows, or leave "
+            "the column out"
+        )
+
+
+def _counts(columns: dict[str, int], found: TableSurvey) -> str:
+    counts = ", ".join(f"{name}: {count}" for name, count in columns.items())
+    return f"{counts}, of {counted(found.rows, 'row')}"

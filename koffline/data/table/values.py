@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from koffline.data.wording import counted
 from koffline.errors import DataError
 
 if TYPE_CHECKING:
@@ -124,6 +125,19 @@ def count_missing(array: Any) -> int:
     return missing
 
 
+def count_infinite(array: Any) -> int:
+    """Infinities; in a list column those of its elements."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    array = plain(array)
+    if is_list(array.type):
+        return count_infinite(array.drop_null().flatten())
+    if not pa.types.is_floating(array.type):
+        return 0
+    return int(pc.sum(pc.is_inf(array)).as_py() or 0)
+
+
 def flags(array: Any, name: str, source: str) -> np.ndarray:
     """(N,) bool from yes/no, 0/1, or texts such as true and false. Raises DataError for anything else."""
     import pyarrow as pa
@@ -142,7 +156,8 @@ def flags(array: Any, name: str, source: str) -> np.ndarray:
         wrong = array[pc.index(known, False).as_py()].as_py()
         count = len(array) - int(pc.sum(known).as_py())
         raise DataError(
-            f"{source}: column {name} holds {wrong!r} ({count} rows are neither yes nor no); "
+            f"{source}: column {name} holds {wrong!r} ({counted(count, 'row', 'is', 'are')} neither yes "
+            "nor no); "
             "give true and false, or 1 and 0"
         )
     return np.asarray(yes.to_numpy(zero_copy_only=False), dtype=np.bool_)
