@@ -98,6 +98,7 @@ def model_values(
     )
 
 
+@np.errstate(over="ignore", invalid="ignore")  # what overflows is found by its value
 def estimate_one(
     name: str,
     problem: EpisodeProblem,
@@ -112,20 +113,6 @@ def estimate_one(
     reason = _why_not(name, problem, model)
     if reason:
         return Unavailable(name, reason)
-    with np.errstate(over="ignore", invalid="ignore"):  # what overflows is found by its value
-        return _estimate(name, problem, model, level, interval, draws, reward_range, seed)
-
-
-def _estimate(
-    name: str,
-    problem: EpisodeProblem,
-    model: RowValues | None,
-    level: float,
-    interval: str,
-    draws: int,
-    reward_range: tuple[float, float] | None,
-    seed: int,
-) -> PointEstimate | Unavailable:
     generator = np.random.default_rng([seed, 13, NAMES.index(name)])
     statistic = make_statistic(name, problem, model, draws, generator)
     if not np.isfinite(statistic.value):
