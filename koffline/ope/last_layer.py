@@ -79,7 +79,10 @@ def accumulate_systems(
 
 
 def minimise_kernel_loss(network: StackedMLP, systems: LinearSystems, ridge: float) -> StackedMLP:
-    """The networks with the last layer that minimises the full-batch kernel loss, ridged toward the old."""
+    """The networks with the last layer that minimises the full-batch kernel loss, ridged toward the old.
+
+    (Feng et al. 2019, cor:same_as_td)
+    """
     return with_last_layer(network, kernel_loss_layer(last_layer(network), systems, ridge))
 
 
