@@ -133,4 +133,11 @@ def main() -> None:
 def _hear_termination() -> None:
     """A scheduler's SIGTERM is a Ctrl-C: what is unfinished goes, what can go on later is said."""
     with contextlib.suppress(ValueError):  # not the main thread
-        signal.signal(signal.SIGTERM, lambda number, frame: signal.raise_signal(signal.SIGINT))
+        signal.signal(signal.SIGTERM, _terminate)
+
+
+def _terminate(number: int, frame: object) -> None:
+    if callable(signal.getsignal(signal.SIGINT)):
+        signal.raise_signal(signal.SIGINT)
+    else:  # a shell starts background commands deaf to Ctrl-C; a termination is meant for them all the same
+        raise KeyboardInterrupt

@@ -19,11 +19,12 @@ from tests.faults.places import content
 from tests.train.small_runs import make_log
 
 SIGNALLED = """
-import os, sys
+import os, signal, sys
 import koffline.data.files as files
 from koffline.cli import main
 
-number = int(sys.argv.pop())
+number, ears = int(sys.argv.pop()), sys.argv.pop()
+signal.signal(signal.SIGINT, signal.SIG_IGN if ears == "deaf" else signal.default_int_handler)
 files.flush_to_disk = lambda path: os.kill(os.getpid(), number)  # when the file is written
 main()
 """
@@ -47,11 +48,15 @@ def place(tmp_path, monkeypatch):
     return tmp_path
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "SIGINT"])
-def test_a_termination_cleans_up(place, number):
+@pytest.mark.parametrize(
+    ("number", "ears"),
+    [(signal.SIGTERM, "open"), (signal.SIGTERM, "deaf"), (signal.SIGINT, "open")],
+    ids=["SIGTERM", "SIGTERM in the background", "SIGINT"],
+)
+def test_a_termination_cleans_up(place, number, ears):
     (place / "new.npz").write_text("what was there")
     before = content(place)
-    words = ["data", "convert", "log.hdf5", "new.npz", "--force", str(int(number))]
+    words = ["data", "convert", "log.hdf5", "new.npz", "--force", ears, str(int(number))]
     done = subprocess.run(
         [sys.executable, "-c", SIGNALLED, *words], capture_output=True, text=True, check=False
     )
