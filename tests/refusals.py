@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
+from click.testing import Result
 from jaxtyping import TypeCheckError
 
 from koffline.errors import KofflineError
@@ -19,3 +20,13 @@ def refused(kind: type[KofflineError], match: str) -> Iterator[None]:
         yield
     if isinstance(caught.value, kind):
         assert re.search(match, str(caught.value)), str(caught.value)
+
+
+def assert_refused(result: Result, *words: str) -> None:
+    """A command ended with exit code 2 and one line on stderr that holds these words."""
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    assert result.stderr.startswith("error: ")
+    assert result.stderr.count("\n") == 1
+    for word in words:
+        assert word in result.stderr

@@ -10,6 +10,7 @@ from koffline.cli import cli
 from koffline.data.sources import open_transitions, write_transitions
 from koffline.data.transitions import Continuous, Discrete, Metadata
 from tests.data.logs import roll_out
+from tests.refusals import assert_refused
 
 ENDS = ("truncated", "terminated") * 6
 LENGTHS = (5, 3) * 6
@@ -27,15 +28,6 @@ def run(*arguments):
     result = CliRunner().invoke(cli, ["data", *arguments])
     assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
     return result
-
-
-def assert_refused(result, *words):
-    assert result.exit_code == 2
-    assert result.stdout == ""
-    assert result.stderr.startswith("error: ")
-    assert result.stderr.count("\n") == 1
-    for word in words:
-        assert word in result.stderr
 
 
 class TestInfo:

@@ -16,6 +16,7 @@ from koffline.data.table_options import requested_mapping
 from koffline.errors import DataError
 from scripts import build_table
 from tests.data.table_rows import shuffled, walk, write
+from tests.refusals import assert_refused
 
 DATASETS = Path(__file__).resolve().parents[2] / "datasets"
 TABLE, MAPPING = DATASETS / "tables" / "cartpole.parquet", DATASETS / "tables" / "cartpole.yaml"
@@ -27,15 +28,6 @@ def run(*words):
     return CliRunner().invoke(
         cli, [str(word) for word in words], prog_name="koffline", catch_exceptions=False
     )
-
-
-def assert_refused(result, *words):
-    assert result.exit_code == 2
-    assert result.stdout == ""
-    assert result.stderr.startswith("error: ")
-    assert result.stderr.count("\n") == 1
-    for word in words:
-        assert word in result.stderr
 
 
 @pytest.fixture
