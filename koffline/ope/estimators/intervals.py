@@ -11,8 +11,8 @@ from koffline.errors import ConfigError, KofflineError, nearest_name
 from koffline.ope.estimators.registry import ESTIMATORS, FITTED, find_estimator
 from koffline.ope.estimators.table import BoundRow
 from koffline.ope.importance import episode_intervals
-from koffline.ope.importance.episode_estimates import CERTIFIABLE
-from koffline.ope.importance.episode_estimates import NAMES as OVER_EPISODES
+from koffline.ope.importance.names import CERTIFIABLE
+from koffline.ope.importance.names import NAMES as OVER_EPISODES
 from koffline.ope.importance.unavailable import Unavailable
 from koffline.ope.interval import Interval
 from koffline.ope.intervals.kinds import BOOTSTRAP, BOOTSTRAP_PIVOT, CERTIFIED_KINDS, SYSTEM_KINDS

@@ -5,7 +5,8 @@ from __future__ import annotations
 from koffline.ope.closed_form.estimates import CLOSED_FORMS
 from koffline.ope.closed_form.estimates import drl as doubly_robust_closed_form
 from koffline.ope.importance import episode_intervals
-from koffline.ope.importance.episode_estimates import WITH_MODEL, estimate_one
+from koffline.ope.importance.episode_estimates import estimate_one
+from koffline.ope.importance.names import WITH_MODEL
 from koffline.ope.importance.unavailable import Unavailable
 from koffline.ope.point_estimate import PointEstimate
 from koffline.ope.workspace import Workspace

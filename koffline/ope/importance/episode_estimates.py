@@ -12,6 +12,8 @@ from koffline.errors import ConfigError, DataError, PolicyError, nearest_name
 from koffline.ope.importance import episode_intervals as intervals
 from koffline.ope.importance import estimators
 from koffline.ope.importance.magic import Blend, magic
+from koffline.ope.importance.names import CERTIFIABLE, NAMES, WHOLE_WEIGHT, WITH_MODEL
+from koffline.ope.importance.notes import NO_WEIGHT, notes_on_weights
 from koffline.ope.importance.problem import EpisodeProblem, prepare_episodes
 from koffline.ope.importance.ratios import AUTO
 from koffline.ope.importance.statistics import EpisodeStatistic, standard_error
@@ -23,19 +25,7 @@ from koffline.ope.row_values import RowValues
 from koffline.ope.value_functions import ValueFunction
 from koffline.policies import ContinuousPolicy, DiscretePolicy
 
-WITHOUT_MODEL = ("is", "pdis", "wis", "wpdis")
-WITH_MODEL = ("dr", "wdr", "magic")
-NAMES = WITHOUT_MODEL + WITH_MODEL
 BOOTSTRAP_DRAWS = 1000
-CERTIFIABLE = {"is": False, "pdis": True}  # whether weights are those of each step
-_WHOLE_WEIGHT = ("is", "wis")
-_FEW_EPISODES = 10.0
-_UNEVEN = 0.5  # on finite chains 95 % intervals held the truth in 76 to 91 % of logs below it
-_CUT_SHARE = 0.01
-NO_WEIGHT = (
-    "the policy takes none of the logged actions: every episode's weight is zero after {steps}; use a policy "
-    "that can take them (epsilon:0.1:<policy>) or an estimator without episode weights (kloss, fqe, mwl)"
-)
 
 
 def episode_estimates(
@@ -121,7 +111,7 @@ def estimate_one(
             f"the largest weight is e^{problem.weights.log_weights.max():.0f}, beyond what numbers hold; cap "
             "weights with clip, or use a self-normalised estimator (wis, wpdis)",
         )
-    size = problem.effective_size(stepwise=name not in _WHOLE_WEIGHT)
+    size = problem.effective_size(stepwise=name not in WHOLE_WEIGHT)
     found = all_intervals(name, statistic, problem, level, draws, reward_range, generator)
     return PointEstimate(
         name=name,
@@ -178,7 +168,7 @@ def all_intervals(
     whole = statistic.whole if isinstance(statistic, Blend) else statistic
     found = {
         intervals.STUDENT_T: intervals.student_interval(
-            whole, level, problem.effective_size(stepwise=name not in _WHOLE_WEIGHT)
+            whole, level, problem.effective_size(stepwise=name not in WHOLE_WEIGHT)
         ),
         intervals.BOOTSTRAP: intervals.bootstrap_interval(whole, level, draws, generator),
     }
@@ -229,7 +219,7 @@ def _why_not(name: str, problem: EpisodeProblem, model: RowValues | None) -> str
     gone = problem.weightless_from
     if gone == 0:
         return NO_WEIGHT.format(steps="the first step")
-    if name in _WHOLE_WEIGHT and not (problem.weights.last > -np.inf).any():
+    if name in WHOLE_WEIGHT and not (problem.weights.last > -np.inf).any():
         return NO_WEIGHT.format(steps=f"{gone} steps" if gone else "its last step")
     return None
 
@@ -252,46 +242,6 @@ def _warnings(
     if interval not in found and weights.n_episodes > 1:
         notes.append(_why_no_interval(name, interval, problem))
     return tuple(notes)
-
-
-def notes_on_weights(
-    name: str,
-    episodes: int,
-    size: float,
-    clip: float | None,
-    cut_share: float,
-    gone: int | None,
-) -> list[str]:
-    """Sentences on the weights of an estimator over episodes.
-
-    size: effective number of episodes. gone: the step from which no episode has weight left.
-    """
-    notes = []
-    if episodes == 1:
-        notes.append("The log has a single episode: no standard error and no interval.")
-    elif size < _FEW_EPISODES:
-        notes.append(
-            f"Only about {size:.1f} of {episodes} episodes carry the weight: the estimate and its "
-            "interval hang on them."
-        )
-    elif size < _UNEVEN * episodes:
-        notes.append(
-            f"Uneven weights leave about {size:.0f} of {episodes} episodes: calibrated intervals "
-            "are too narrow where weights have heavy tails."
-        )
-    if clip is not None:
-        notes.append(f"Weights are capped at {clip:g}: less variance, and a bias of unknown size.")
-    if name in WITHOUT_MODEL and cut_share > _CUT_SHARE:
-        notes.append(
-            "Recording stopped before episodes ended: rewards after the cut are left out, about "
-            f"{cut_share:.1%} of the value if rewards stay as they are."
-        )
-    if gone is not None and name not in _WHOLE_WEIGHT:
-        notes.append(
-            f"No episode has weight left from step {gone} on: "
-            + ("the model stands alone there." if name in WITH_MODEL else "rewards from there are left out.")
-        )
-    return notes
 
 
 def _why_no_interval(name: str, interval: str, problem: EpisodeProblem) -> str:

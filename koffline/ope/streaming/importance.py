@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Float
 
 from koffline.errors import DataError
-from koffline.ope.importance.episode_estimates import NO_WEIGHT, notes_on_weights
+from koffline.ope.importance.notes import NO_WEIGHT, notes_on_weights
 from koffline.ope.point_estimate import PointEstimate
 from koffline.ope.streaming.jackknife import GroupSpread, group_spread
 from koffline.ope.streaming.weighing import EpisodeSums

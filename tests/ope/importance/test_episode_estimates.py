@@ -11,8 +11,9 @@ import pytest
 
 from koffline.data.transitions import Transitions
 from koffline.errors import ConfigError, DataError
-from koffline.ope.importance.episode_estimates import NAMES, WITH_MODEL, WITHOUT_MODEL, episode_estimates
+from koffline.ope.importance.episode_estimates import episode_estimates
 from koffline.ope.importance.episode_intervals import CERTIFIED_KINDS, HOEFFDING, KINDS, STUDENT_T
+from koffline.ope.importance.names import NAMES, WITH_MODEL, WITHOUT_MODEL
 from koffline.ope.importance.unavailable import Unavailable
 from koffline.ope.point_estimate import PointEstimate
 from koffline.ope.row_values import RowValues

@@ -10,7 +10,7 @@ import pytest
 
 from koffline.data.transitions import Discrete, Transitions
 from koffline.errors import DataError
-from koffline.ope.importance.episode_estimates import NAMES, episode_estimates
+from koffline.ope.importance.episode_estimates import episode_estimates
 from koffline.ope.importance.estimators import (
     doubly_robust,
     per_decision_is,
@@ -19,6 +19,7 @@ from koffline.ope.importance.estimators import (
     trajectory_wis,
     weighted_doubly_robust,
 )
+from koffline.ope.importance.names import NAMES
 from koffline.ope.importance.weights import make_weights
 from koffline.ope.row_values import RowValues
 from koffline.ope.value_functions import as_value_function
