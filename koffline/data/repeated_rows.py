@@ -6,6 +6,7 @@ import numpy as np
 
 from koffline.data.disk.unit_hash import unit_hash
 from koffline.data.row_block import RowBlock
+from koffline.data.transitions import Transitions
 
 _MERGED_AT_ONCE = 2**20
 _NAMES = ("observations", "actions", "rewards", "next_observations")
@@ -30,7 +31,7 @@ class RepeatedRows:
 
     def add(self, block: RowBlock) -> None:
         """More rows."""
-        self._wait_for(_hashes(block))
+        self._wait_for(hash_rows(block))
 
     def merge(self, other: RepeatedRows) -> None:
         """Add the rows of another part of the log."""
@@ -75,11 +76,11 @@ def _kept(hashes: np.ndarray, level: int) -> np.ndarray:
     return hashes <= np.uint64(2**64 - 1 >> level)
 
 
-def _hashes(block: RowBlock) -> np.ndarray:
-    """(B,) uint64."""
+def hash_rows(block: RowBlock | Transitions, names: tuple[str, ...] = _NAMES) -> np.ndarray:
+    """(B,) uint64 of each row's numbers in the named columns."""
     generator = np.random.default_rng(0)
     sums = np.zeros((len(block), 2))
-    for name in _NAMES:
+    for name in names:
         column = getattr(block, name)
         weights = generator.standard_normal((max(1, int(np.prod(column.shape[1:]))), 2))
         part = np.asarray(column, dtype=np.float64)

@@ -44,7 +44,7 @@ def _lines(summary: LogSummary) -> Iterator[tuple[str, str]]:
     yield "behaviour log-probabilities", "yes" if summary.has_log_probabilities else "no"
     yield "weights", "yes" if summary.has_weights else "no"
     if summary.gamma is not None:
-        yield "gamma (hint)", f"{summary.gamma:g}"
+        yield "gamma (hint)", f"{summary.gamma:.10g}"
     for key, value in summary.extra.items():
         yield printable(str(key)), printable(str(value))
     for note in summary.notes:

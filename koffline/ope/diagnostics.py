@@ -11,6 +11,7 @@ import torch
 from koffline.data.transitions import Transitions
 from koffline.kernels import Gaussian
 from koffline.ope.interval import Interval
+from koffline.ope.limits import NOTABLE, Limits
 from koffline.ope.workspace import Workspace
 from koffline.policies import ContinuousPolicy, DiscretePolicy
 
@@ -65,8 +66,9 @@ def common_warnings(workspace: Workspace, diagnostics: dict[str, Any]) -> list[s
     log, found = workspace.transitions, coverage_warnings(diagnostics["coverage"])
     if log.has_episodes:
         found += few_episodes_warnings(log.n_episodes)
-        if not log.terminated.any():
-            found += horizon_warnings(int(log.episode_lengths.max()), workspace.settings.gamma)
+        found += horizon_warnings(workspace.limits)
+    if workspace.merged.note is not None:
+        found.append(workspace.merged.note)
     return [*found, *(f"Reader: {note}" for note in log.metadata.notes)]
 
 
@@ -98,7 +100,7 @@ def fitted_warnings(workspace: Workspace, diagnostics: dict[str, Any], interval:
 def head_warnings(diagnostics: dict[str, Any], width: float, rows: int, diverged: str | None) -> list[str]:
     """The same from `fitted_diagnostics` and ``reward_scale``. width: of the interval."""
     found = []
-    if diagnostics["head_disagreement"] > max(0.5 * width, 0.02 * diagnostics["reward_scale"]):
+    if diagnostics["head_disagreement"] > max(0.5 * width, NOTABLE * diagnostics["reward_scale"]):
         heads = ", ".join(f"{name} {value:.4g}" for name, value in diagnostics["estimates_by_head"].items())
         found.append(f"Estimators that should agree do not ({heads}); train longer or collect more data.")
     off_diagonal = diagnostics["mean_off_diagonal_kernel"]
@@ -115,14 +117,13 @@ def head_warnings(diagnostics: dict[str, Any], width: float, rows: int, diverged
     return found
 
 
-def horizon_warnings(longest: int, gamma: float) -> list[str]:
+def horizon_warnings(limits: Limits) -> list[str]:
     """Of a log whose every episode is cut early: it says nothing directly about the far future."""
-    unseen = gamma**longest
-    if unseen < _MOST_UNSEEN:
+    if limits.unseen < _MOST_UNSEEN:
         return []
     return [
-        f"No episode ends by itself and the longest has {longest} steps: with γ = {gamma:g}, "
-        f"{unseen:.0%} of a constant reward's value lies beyond what any episode shows."
+        f"The longest episode has {limits.longest} steps: with γ = {limits.gamma:.10g}, {limits.unseen:.0%} "
+        "of a constant reward's value lies beyond what any episode shows."
     ]
 
 

@@ -91,7 +91,7 @@ class Estimate:
         return as_json(self.as_dict(), timing)
 
     def __str__(self) -> str:
-        about = f"{self.estimator}, γ = {self.gamma:g}, {self.n_transitions} transitions"
+        about = f"{self.estimator}, γ = {self.gamma:.10g}, {self.n_transitions} transitions"
         if self.interval is None:
             return f"{self.value:.4g}  (no interval, {about})"
         interval = self.interval

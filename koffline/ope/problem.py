@@ -62,6 +62,11 @@ class EvaluationProblem:
         """N."""
         return len(self.rewards)
 
+    @property
+    def n_units(self) -> int:
+        """Episodes (rows, where there are none) that have weight."""
+        return int(np.count_nonzero(np.add.reduceat(self.row_weights, self.episode_starts)))
+
     def resample(self, generator: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
         """Counts of rows (N,) and of start states (E,) in one bootstrap draw of episodes (or rows).
 
@@ -120,7 +125,7 @@ def prepare_problem(
         rewards=rewards / reward_scale,
         discounts=discounts,
         reward_scale=reward_scale,
-        value_bounds=_value_bounds(rewards[weights > 0.0] / reward_scale, bool(log.terminated.any()), gamma),
+        value_bounds=_value_bounds(rewards / reward_scale, log.terminated, weights > 0.0, gamma),
         episode_starts=units,
         row_weights=weights,
         start_weights=start_weights,
@@ -267,9 +272,28 @@ def _weights(log: Transitions, units: np.ndarray, given_starts: int | None) -> t
     return weights, starts
 
 
-def _value_bounds(rewards: np.ndarray, may_end: bool, gamma: float) -> tuple[float, float]:
-    """Bounds of any discounted sum of rewards like these; where an episode may end, zeros follow."""
-    low, high = float(rewards.min()), float(rewards.max())
-    if may_end:
-        low, high = min(low, 0.0), max(high, 0.0)
-    return low / (1.0 - gamma), high / (1.0 - gamma)
+def value_bounds(
+    going_on: tuple[float, float] | None, final: tuple[float, float] | None, gamma: float
+) -> tuple[float, float]:
+    """Bounds of any discounted sum of rewards like these: the least and the largest.
+
+    going_on: range of the rewards of steps after which an episode goes on, final: of those that end one; None
+    where there are none. V = max(final, going_on + γV) at its largest.
+    """
+    ends = [] if final is None else [final]
+    if going_on is not None:
+        ends.append((going_on[0] / (1.0 - gamma), going_on[1] / (1.0 - gamma)))
+    return min(low for low, _ in ends), max(high for _, high in ends)
+
+
+def reward_range(rewards: np.ndarray) -> tuple[float, float] | None:
+    """The least and the largest, None of no rewards."""
+    return (float(rewards.min()), float(rewards.max())) if len(rewards) else None
+
+
+def _value_bounds(
+    rewards: np.ndarray, terminated: np.ndarray, counted: np.ndarray, gamma: float
+) -> tuple[float, float]:
+    return value_bounds(
+        reward_range(rewards[counted & ~terminated]), reward_range(rewards[counted & terminated]), gamma
+    )

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from koffline.config import EvaluationSettings
+from koffline.data.copies import without_copies
 from koffline.data.transitions import Transitions
 from koffline.errors import DataError, KofflineError, PolicyError
 from koffline.fitting import Progress
@@ -22,8 +23,9 @@ from koffline.ope.features import (
 from koffline.ope.fitted import FittedValues, fit_value_functions
 from koffline.ope.importance.problem import EpisodeProblem, prepare_episodes
 from koffline.ope.learning import Ensemble, draw_ensemble, fit_features, make_table
+from koffline.ope.limits import Limits
 from koffline.ope.out_of_bag import out_of_bag_values
-from koffline.ope.problem import EvaluationProblem, prepare_problem
+from koffline.ope.problem import EvaluationProblem, prepare_problem, value_bounds
 from koffline.ope.residuals import ResidualSummary, summarise_residuals
 from koffline.ope.row_values import RowValues
 from koffline.ope.versions import package_versions
@@ -35,7 +37,7 @@ class Workspace:
     """What an estimator may ask for; nothing is computed twice.
 
     The settings' seed decides everything random. ``initial_observations`` (E, …) replace the log's own start
-    states.
+    states. ``transitions``: the log without copies of episodes, which their weight stands for.
     """
 
     def __init__(
@@ -46,7 +48,9 @@ class Workspace:
         initial_observations: np.ndarray | None = None,
         progress: Progress | None = None,
     ) -> None:
-        self.transitions, self.policy, self.settings = transitions, policy, settings
+        self.logged, self.policy, self.settings = transitions, policy, settings
+        self.merged = without_copies(transitions)
+        self.transitions = self.merged.transitions
         self.initial_observations, self._progress = initial_observations, progress
         self._generator = np.random.default_rng(settings.seed)
         self._started = time.perf_counter()
@@ -61,6 +65,24 @@ class Workspace:
             self.settings.action_draws,
             self._generator,
             self.initial_observations,
+        )
+
+    @cached_property
+    def limits(self) -> Limits:
+        """What the log can say at all."""
+        log, problem, given = self.transitions, self.problem, self.settings.reward_bounds
+        low, high = problem.value_bounds
+        bounds = (low * problem.reward_scale, high * problem.reward_scale)
+        if given is not None:
+            bounds = value_bounds(given, given if log.terminated.any() else None, self.settings.gamma)
+        return Limits(
+            units=problem.n_units,
+            by_episode=log.has_episodes,
+            fixed_starts=problem.fixed_starts,
+            longest=int(log.episode_lengths.max()) if log.has_episodes else None,
+            ending_rate=float(log.terminated.mean()),
+            gamma=self.settings.gamma,
+            bounds=bounds,
         )
 
     @cached_property
@@ -166,7 +188,7 @@ class Workspace:
 
     def describe(self) -> dict[str, Any]:
         """What every result record says of its run, beside the settings that it names itself."""
-        log = self.transitions
+        log = self.logged
         return {
             "gamma": self.settings.gamma,
             "n_transitions": len(log),

@@ -63,7 +63,7 @@ def _rows(diagnosis: Diagnosis) -> list[tuple[str, str]]:
             f"{number(diagnosis.kernel_loss)}   ({number(diagnosis.kernel_ratio)} × noise alone)",
         ),
         ("coverage", f"{diagnosis.coverage.fraction:.0%} of the policy's actions lie near logged ones"),
-        ("value", f"{number(diagnosis.value)} by this model   (γ = {test.gamma:g})"),
+        ("value", f"{number(diagnosis.value)} by this model   (γ = {test.gamma:.10g})"),
     ]
     if own is not None:
         rows.append(("log's own return", number(own)))

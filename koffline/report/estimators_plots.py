@@ -44,7 +44,7 @@ def plot_forest(table: EstimateTable, truth: float | None = None) -> Figure:
         axes.set_yticks(range(len(labels)), labels)
         axes.set_ylim(len(labels) - 0.4, -0.6)
         axes.set_xlim(low, high)
-        axes.set_xlabel(f"expected discounted return (γ = {table.gamma:g})")
+        axes.set_xlabel(f"expected discounted return (γ = {table.gamma:.10g})")
         axes.grid(visible=False, axis="y")
         if bounds and rows:
             axes.axhline(len(rows) - 0.5, color="#cbd2d9", lw=0.8)

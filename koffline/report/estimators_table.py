@@ -16,7 +16,9 @@ def print_estimates(table: EstimateTable, truth: float | None = None, page: Path
     from rich.table import Table
 
     console = make_console()
-    drawn = Table(title=f"What {escape(table.policy)} is worth (γ = {table.gamma:g})", title_justify="left")
+    drawn = Table(
+        title=f"What {escape(table.policy)} is worth (γ = {table.gamma:.10g})", title_justify="left"
+    )
     drawn.add_column("estimator", style="bold")
     drawn.add_column("estimate", justify="right")
     drawn.add_column(f"{percent(table.level)} interval", no_wrap=True)

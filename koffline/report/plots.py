@@ -73,7 +73,7 @@ def plot_estimate(estimate: Estimate, truth: float | None = None) -> Figure:
             axes.annotate(f" truth {truth:.4g}", (truth, 1.32), color=WARM, va="center")
         axes.set_yticks([1.0, 0.0][: len(names)], names)
         axes.set_ylim(-0.5, 1.5)
-        axes.set_xlabel(f"expected discounted return (γ = {estimate.gamma:g})")
+        axes.set_xlabel(f"expected discounted return (γ = {estimate.gamma:.10g})")
         axes.grid(visible=False, axis="y")
 
     return make_figure(draw, width=7.0, height=2.4)

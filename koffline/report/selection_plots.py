@@ -32,7 +32,7 @@ def plot_ranking(ranking: PolicyRanking) -> Figure:
         _mark(axes, policies, ranking.threshold)
         axes.set_yticks(range(len(policies)), [_label(policy) for policy in policies])
         axes.set_ylim(len(policies) - 0.4, -0.6)
-        axes.set_xlabel(f"expected discounted return (γ = {ranking.gamma:g})")
+        axes.set_xlabel(f"expected discounted return (γ = {ranking.gamma:.10g})")
         axes.grid(visible=False, axis="y")
 
     return make_figure(draw, width=7.6, height=1.4 + 0.42 * len(policies))

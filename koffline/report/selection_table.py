@@ -17,7 +17,7 @@ def print_ranking(ranking: PolicyRanking, page: Path | None = None) -> None:
     from rich.table import Table
 
     console = make_console()
-    table = Table(title=f"What the policies are worth (γ = {ranking.gamma:g})", title_justify="left")
+    table = Table(title=f"What the policies are worth (γ = {ranking.gamma:.10g})", title_justify="left")
     for title, text in _columns(ranking):
         table.add_column(title, justify="left" if text else "right", overflow="fold")
     for policy in ranking.policies:

@@ -38,7 +38,7 @@ def _rows(estimate: Estimate, truth: float | None) -> list[tuple[str, str]]:
     found = estimate.diagnostics
     episodes = f", {count_of(estimate.n_episodes, 'episode')}" if estimate.n_episodes else ", no episodes"
     rows = [
-        ("value", f"{estimate.value:.4g}   (expected discounted return, γ = {estimate.gamma:g})"),
+        ("value", f"{estimate.value:.4g}   (expected discounted return, γ = {estimate.gamma:.10g})"),
         ("interval", describe_interval(estimate.interval)),
     ]
     if truth is not None:

@@ -133,12 +133,6 @@ def _estimate(
             f"{diagnostics['degrees_of_freedom']:.0f} degrees of freedom for {len(system)} rows leave no "
             "standard error; use fewer features or a larger ridge",
         )
-    low, high = system.value_bounds
-    if not low <= value <= high:
-        warnings = (
-            *warnings,
-            f"{value:.4g} lies outside [{low:.4g}, {high:.4g}], where rewards like the log's put every value",
-        )
     return PointEstimate(
         name=name,
         value=value,

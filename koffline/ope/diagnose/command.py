@@ -179,7 +179,7 @@ def _checked(model: str, options: dict[str, Any]) -> dict[str, Any]:
     if level is not None and not 0.0 < level <= _HIGHEST_LEVEL:
         raise ConfigError(f"--level is {level:g}; a test's level is its chance of a false alarm, as in 0.05")
     if gamma is not None and not 0.0 < gamma < 1.0:
-        raise ConfigError(f"--gamma is {gamma:g}; give a discount factor between 0 and 1")
+        raise ConfigError(f"--gamma is {gamma:.10g}; give a discount factor between 0 and 1")
     for name in ("seed", "threads", "regions", "cross_fit"):
         least = {"seed": 0, "cross_fit": 2}.get(name, 1)
         if options[name] is not None and options[name] < least:

@@ -41,15 +41,19 @@ def estimate_by_networks(workspace: Workspace, head: str) -> PointEstimate:
 
 
 def replica_interval(fitted: FittedValues, head: str) -> Interval:
-    """Student-t interval around the mean of the full replicas, with the spread of the resampled ones."""
+    """Student-t interval around the mean of the full replicas, with the spread of the resampled ones.
+
+    Resampling U units shows (U − 1)/U of the variance of a mean, with at most U − 1 degrees of freedom.
+    """
     from scipy import stats
 
     values, alive, count = head_values(fitted, head)
     full, resampled = values[:count][alive[:count]], values[count:][alive[count:]]
     value, spread = float(full.mean()), float(resampled.std(ddof=1))
     level = fitted.settings.level
-    quantile = float(stats.t.ppf(0.5 + level / 2.0, df=len(resampled) - 1))
-    half_width = quantile * spread * math.sqrt(1.0 + 1.0 / len(full))
+    parts = max(2, fitted.problem.n_units)
+    quantile = float(stats.t.ppf(0.5 + level / 2.0, df=min(len(resampled), parts) - 1))
+    half_width = quantile * spread * math.sqrt((1.0 + 1.0 / len(full)) * parts / (parts - 1.0))
     units = "episodes" if len(fitted.problem.episode_starts) < fitted.problem.n_rows else "rows"
     assumptions = _ASSUMPTIONS.format(units=units)
     return Interval(value - half_width, value + half_width, level, "bootstrap", assumptions)

@@ -22,10 +22,9 @@ from koffline.ope.evaluation import merge_settings, open_workspace
 from koffline.ope.importance.unavailable import Unavailable
 from koffline.ope.interval import Interval
 from koffline.ope.intervals.kinds import KERNEL_CERTIFIED
+from koffline.ope.limits import NOTABLE
 from koffline.ope.point_estimate import PointEstimate
 from koffline.ope.workspace import Workspace
-
-_NOTABLE = 0.02  # of the rms return: smaller gaps between intervals are not worth a sentence
 
 
 def estimate_all(
@@ -94,7 +93,7 @@ def _row(name: str, family: str, workspace: Workspace) -> EstimateRow:
 
 def _disagreement(rows: Sequence[EstimateRow], workspace: Workspace) -> list[str]:
     """A sentence on the two families whose intervals lie farthest apart, where they do not meet."""
-    least = _NOTABLE * workspace.problem.reward_scale
+    least = NOTABLE * workspace.problem.reward_scale
     worst, found = least, []
     for one in rows:
         for other in rows:

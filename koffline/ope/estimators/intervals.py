@@ -8,10 +8,11 @@ import torch
 
 from koffline.config import EvaluationSettings
 from koffline.errors import ConfigError, KofflineError, nearest_name
+from koffline.ope.estimators.direct import replica_interval
 from koffline.ope.estimators.registry import ESTIMATORS, FITTED, find_estimator
 from koffline.ope.estimators.table import BoundRow
 from koffline.ope.importance import episode_intervals
-from koffline.ope.importance.names import CERTIFIABLE
+from koffline.ope.importance.names import CERTIFIABLE, WITH_MODEL
 from koffline.ope.importance.names import NAMES as OVER_EPISODES
 from koffline.ope.importance.unavailable import Unavailable
 from koffline.ope.interval import Interval
@@ -19,6 +20,7 @@ from koffline.ope.intervals.kinds import BOOTSTRAP, BOOTSTRAP_PIVOT, CERTIFIED_K
 from koffline.ope.intervals.last_layer import last_layer_bootstrap
 from koffline.ope.intervals.making import make_interval
 from koffline.ope.intervals.result import IntervalResult
+from koffline.ope.limits import contradiction
 from koffline.ope.point_estimate import PointEstimate
 from koffline.ope.workspace import Workspace
 
@@ -49,11 +51,41 @@ def check_interval(name: str, kind: str) -> None:
 
 
 def run_estimator(workspace: Workspace, name: str) -> PointEstimate | Unavailable:
-    """The estimate with the interval that the settings ask for."""
-    kind = workspace.settings.interval
-    check_interval(name, kind)
+    """The estimate with the interval that the settings ask for, as far as the log allows one."""
+    check_interval(name, workspace.settings.interval)
     found = ESTIMATORS[name].run(workspace)
-    if isinstance(found, Unavailable) or kind == DEFAULT:
+    if isinstance(found, Unavailable):
+        return found
+    return _settle(workspace, _with_interval(workspace, name, found))
+
+
+def _settle(workspace: Workspace, found: PointEstimate) -> PointEstimate:
+    """Leave an interval out that would be made up, and cut one to the values that are possible."""
+    limits = workspace.limits
+    if found.name in OVER_EPISODES:
+        limits = limits.of_logged_returns()
+    return limits.settle(found, _reasons(workspace, found))
+
+
+def _reasons(workspace: Workspace, found: PointEstimate) -> list[str] | None:
+    """Why there is no calibrated interval; None for a certified one, which holds whatever the log lacks."""
+    if found.interval is None:
+        return []
+    if found.interval.kind in CERTIFIED:
+        return None
+    reasons = workspace.limits.reasons_for_no_interval(by_rows=found.interval.kind in SYSTEM_KINDS)
+    if found.name in (*FITTED, *WITH_MODEL, "drl"):
+        fitted = workspace.fitted
+        heads = {head: replica_interval(fitted, head) for head in fitted.estimate_by_head()}
+        clash = contradiction(heads, fitted.problem.reward_scale)
+        reasons += [clash] if clash else []
+    return reasons
+
+
+def _with_interval(workspace: Workspace, name: str, found: PointEstimate) -> PointEstimate:
+    """The estimate with the kind of interval that the settings ask for."""
+    kind = workspace.settings.interval
+    if kind == DEFAULT:
         return found
     if kind in episode_intervals.KINDS:
         guesses = _guesses(workspace.settings, with_norm=False) if kind in CERTIFIED else ()
@@ -118,6 +150,12 @@ def _bound(workspace: Workspace, kind: str) -> BoundRow:
         result = system_interval(workspace, kind)
     except (KofflineError, torch.linalg.LinAlgError) as error:
         return BoundRow(kind, None, str(error))
+    limits = workspace.limits
+    reasons = [] if kind in CERTIFIED else limits.reasons_for_no_interval(by_rows=True)
+    impossible = None if result.value is None or kind in CERTIFIED else limits.impossible(result.value)
+    reasons += [impossible] if impossible else []
+    if result.interval is not None and reasons:
+        return BoundRow(kind, None, "; ".join(reasons))
     return BoundRow(kind, result.interval, " ".join(result.warnings) or None)
 
 

@@ -116,7 +116,7 @@ class EstimateTable:
         return as_json(self.as_dict(), timing)
 
     def __str__(self) -> str:
-        lines = [f"{self.policy}: γ = {self.gamma:g}, {self.n_transitions} transitions"]
+        lines = [f"{self.policy}: γ = {self.gamma:.10g}, {self.n_transitions} transitions"]
         for row in self.rows:
             if row.estimate is None:
                 lines.append(f"  {row.name:<10} –  {row.reason}")

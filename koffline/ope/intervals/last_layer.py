@@ -71,9 +71,7 @@ def last_layer_bootstrap(
     value = float(replicas.mean())
     errors = deviations * problem.reward_scale + _training_noise(replicas, draws, seed)
     low, high = pivotal_interval(value, value + errors, level)
-    bounds = tuple(float(bound * problem.reward_scale) for bound in problem.value_bounds)
-    interval = Interval(low, high, level, BOOTSTRAP_PIVOT, _describe(fitted, head, units, exact))
-    return interval.within((bounds[0], bounds[1]))
+    return Interval(low, high, level, BOOTSTRAP_PIVOT, _describe(fitted, head, units, exact))
 
 
 def network_equation(fitted: FittedValues, replica: int, head: str) -> LinearEquation:

@@ -9,6 +9,7 @@ from koffline.errors import ConfigError
 from koffline.ope.features import FeatureSystem
 from koffline.ope.interval import check_level
 from koffline.ope.intervals.concentration import target_range
+from koffline.ope.problem import value_bounds
 
 DRAWS = 999
 _MOST_DRAWS = 200_000
@@ -61,10 +62,9 @@ class KernelIntervalSettings:
             return self.value_bounds
         if self.reward_bounds is None:
             return system.value_bounds
-        low, high = self.rewards_within(system)
-        if bool((system.discounts == 0.0).any()):  # after an end come zeros
-            low, high = min(low, 0.0), max(high, 0.0)
-        return low / (1.0 - system.gamma), high / (1.0 - system.gamma)
+        rewards = self.rewards_within(system)
+        may_end = bool((system.discounts == 0.0).any())
+        return value_bounds(rewards, rewards if may_end else None, system.gamma)
 
     def rewards_within(self, system: FeatureSystem) -> tuple[float, float]:
         """Bounds of every reward: given, or the log's own. Raises ConfigError when the log exceeds them."""

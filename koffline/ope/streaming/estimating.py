@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +22,7 @@ from koffline.ope.estimators.intervals import DEFAULT
 from koffline.ope.estimators.registry import find_estimator
 from koffline.ope.fitted_function import NetworkValues
 from koffline.ope.interval import Interval
+from koffline.ope.limits import Limits, contradiction
 from koffline.ope.point_estimate import PointEstimate
 from koffline.ope.problem import check_observation_shape
 from koffline.ope.streaming.evidence import (
@@ -31,7 +33,6 @@ from koffline.ope.streaming.evidence import (
     network_warnings,
     weight_diagnostics,
 )
-from koffline.ope.streaming.facts import LogFacts
 from koffline.ope.streaming.frame import NetworkFeatures
 from koffline.ope.streaming.importance import NAMES as OVER_EPISODES
 from koffline.ope.streaming.importance import estimate_by_episodes
@@ -68,10 +69,11 @@ def evaluate_lazy(request: Request) -> Estimate:
         release_memory()
         reader, sums = _pass(request, plan, sampled)
         release_memory()
-        answer = _answer(request, sampled, reader, sums)
+        limits = sums.facts.limits(request, sampled.copies)
+        answer = _answer(request, sampled, reader, sums, limits)
         diagnostics = {"lazy": _reading(request, sampled), **log_diagnostics(request, sums.facts, sampled)}
         diagnostics |= answer.point.diagnostics
-        warnings = [*log_warnings(request, sums.facts, diagnostics), *answer.point.warnings]
+        warnings = [*log_warnings(request, limits, diagnostics), *answer.point.warnings]
     warnings += [f"Left out: {reason}" for reason in sums.skipped]
     return Estimate(
         value=answer.point.value,
@@ -158,23 +160,23 @@ def _pass(request: Request, plan: MemoryPlan, sampled: Sampled) -> tuple[Reader,
     return Reader(frame, given), sum_over_log(passed, request.stream.passes, bar)
 
 
-def _answer(request: Request, sampled: Sampled, reader: Reader, sums: PassSums) -> _Answer:
+def _answer(request: Request, sampled: Sampled, reader: Reader, sums: PassSums, limits: Limits) -> _Answer:
     settings = request.settings
     if settings.estimator in OVER_EPISODES:
         assert sums.episodes is not None
-        return _Answer(
-            estimate_by_episodes(
-                settings.estimator, sums.episodes, settings.gamma, settings.level, settings.weight_clip
-            )
+        found = estimate_by_episodes(
+            settings.estimator, sums.episodes, settings.gamma, settings.level, settings.weight_clip
         )
+        return _Answer(limits.of_logged_returns().settle(found, limits.reasons_for_no_interval()))
     assert sums.moments is not None
     if settings.estimator in CLOSED_FORMS:
-        return _Answer(_by_closed_form(request, sampled, reader, sums.moments, sums.facts))
-    return _by_networks(request, sampled, reader, sums.moments, sums.facts)
+        found = _by_closed_form(request, sampled, reader, sums.moments)
+        return _Answer(limits.settle(found, limits.reasons_for_no_interval()))
+    return _by_networks(request, sampled, reader, sums.moments, limits)
 
 
 def _by_networks(
-    request: Request, sampled: Sampled, reader: Reader, moments: StreamingMoments, facts: LogFacts
+    request: Request, sampled: Sampled, reader: Reader, moments: StreamingMoments, limits: Limits
 ) -> _Answer:
     """One of the heads: mean over the networks, interval from the groups and from the networks' spread."""
     settings = request.settings
@@ -186,19 +188,27 @@ def _by_networks(
     if not np.isfinite(values).all():
         raise DataError("the sums give no finite value; look for outliers with 'koffline data validate'")
     diagnostics = head_diagnostics(reader, moments, sampled, layers, settings.estimator, settings.ridge)
-    spread, warnings = None, []
-    if settings.estimator == "fqe":
-        warnings.append(_NO_INTERVAL)
-    else:
-        layer = read[settings.estimator]
-        spread = jackknife(moments, lambda part: reader.value(part, layer(part)))
+    spreads = {
+        name: jackknife(moments, _reading_of(reader, layer)) for name, layer in read.items() if name != "fqe"
+    }
+    warnings = [_NO_INTERVAL] if settings.estimator == "fqe" else []
     noise = (
         0.0 if reader.frame.own_starts else drawing_variance(reader.frame.features, sampled.problem, theta)
     )
-    point = _point(request, facts, values, spread, noise * reader.frame.units.reward_scale**2)
+    noise *= reader.frame.units.reward_scale**2
+    points = {
+        name: _point(request, reader.value(total, layers[name]), found, noise)
+        for name, found in spreads.items()
+    }
+    point = points.get(settings.estimator) or _point(request, values, None, noise)
+    reasons = limits.reasons_for_no_interval()
+    clash = contradiction(
+        {name: each.interval for name, each in points.items()}, reader.frame.units.reward_scale
+    )
+    point = limits.settle(point, [*reasons, clash] if clash else reasons)
     width = 0.0 if point.interval is None else point.interval.width
     scaled = {**diagnostics, "reward_scale": reader.frame.units.reward_scale}
-    warnings += network_warnings(sampled, scaled, width, facts.rows)
+    warnings += network_warnings(sampled, scaled, width, int(moments.rows.sum()))
     assert isinstance(reader.frame.features, NetworkFeatures)
     network = with_last_layer(reader.frame.features.network, theta)
     function = ValueFunction(
@@ -215,14 +225,20 @@ def _by_networks(
     return _Answer(point, make_evidence(sampled, network, values), function)
 
 
+def _reading_of(
+    reader: Reader, layer: Callable[[StreamingMoments], torch.Tensor]
+) -> Callable[[StreamingMoments], np.ndarray]:
+    return lambda part: reader.value(part, layer(part))
+
+
 def _by_closed_form(
-    request: Request, sampled: Sampled, reader: Reader, moments: StreamingMoments, facts: LogFacts
+    request: Request, sampled: Sampled, reader: Reader, moments: StreamingMoments
 ) -> PointEstimate:
     """One of the closed forms: mean over the feature maps."""
     form = choose_closed_form(request.settings.estimator, reader, moments)
     spread = jackknife(moments, form.values)
     noise = 0.0 if reader.frame.own_starts else form.drawing_variance(sampled.problem, moments)
-    point = _point(request, facts, form.values(moments.total()), spread, noise)
+    point = _point(request, form.values(moments.total()), spread, noise)
     diagnostics = weight_diagnostics(form, moments, sampled)
     warnings = diagnostics.pop("warnings")
     return dataclasses.replace(
@@ -230,27 +246,19 @@ def _by_closed_form(
     )
 
 
-def _point(
-    request: Request, facts: LogFacts, values: np.ndarray, spread: GroupSpread | None, noise: float
-) -> PointEstimate:
-    """The mean of values (R,) within the bounds of the log's rewards, with what its interval rests on.
+def _point(request: Request, values: np.ndarray, spread: GroupSpread | None, noise: float) -> PointEstimate:
+    """The mean of values (R,), with what its interval rests on.
 
     noise: variance that drawn actions at given start states leave.
     """
     settings, log = request.settings, request.log
-    low, high = facts.value_bounds(settings.gamma)
-    mean, warnings = float(values.mean()), []
-    value = min(max(mean, low), high)
-    if value != mean:
-        warnings.append(
-            f"{mean:.4g} lies outside [{low:.4g}, {high:.4g}], where rewards like the log's put every value"
-        )
+    value, warnings = float(values.mean()), []
     interval: Interval | None = None
     if spread is not None:
         spread = dataclasses.replace(spread, between=spread.between + noise)
         units = "episodes" if log.has_episodes else "rows"
         covers = coverage_text(request.initial_observations is not None, _is_learned(settings))
-        interval = spread.interval(value, settings.level, units, covers).within((low, high))
+        interval = spread.interval(value, settings.level, units, covers)
     elif settings.estimator != "fqe":
         warnings.append("one independent part has all the rows: no standard error and no interval")
     return PointEstimate(

@@ -24,6 +24,7 @@ from koffline.ope.diagnostics import (
 )
 from koffline.ope.estimate import Evidence
 from koffline.ope.learning import make_table, start_values
+from koffline.ope.limits import Limits
 from koffline.ope.problem import EvaluationProblem
 from koffline.ope.residuals import compute_residuals
 from koffline.ope.streaming.facts import LogFacts
@@ -53,14 +54,13 @@ def log_diagnostics(request: Request, facts: LogFacts, sampled: Sampled) -> dict
     }
 
 
-def log_warnings(request: Request, facts: LogFacts, diagnostics: dict[str, Any]) -> list[str]:
+def log_warnings(request: Request, limits: Limits, diagnostics: dict[str, Any]) -> list[str]:
     """Reasons to distrust any estimate from this log."""
     log = request.log
     found = coverage_warnings(diagnostics["coverage"])
     if log.has_episodes:
         found += few_episodes_warnings(log.n_episodes)
-        if not facts.terminated:
-            found += horizon_warnings(facts.longest_episode, request.settings.gamma)
+        found += horizon_warnings(limits)
     return [*found, *(f"Reader: {note}" for note in log.metadata.notes)]
 
 

@@ -8,7 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from koffline.data.row_block import RowBlock
+from koffline.ope.limits import Limits
+from koffline.ope.problem import reward_range, value_bounds
 from koffline.ope.streaming.episodes import EndedEpisodes
+from koffline.ope.streaming.sampling import Request
 
 
 @dataclass(frozen=True)
@@ -46,14 +49,18 @@ class Spread:
 
 @dataclass(frozen=True)
 class LogFacts:
-    """Of the rows read. Rewards are of rows with weight; ``returns`` discounted, as episodes were cut."""
+    """Of the rows read. ``returns``: discounted, as episodes were cut.
+
+    ``going_on`` and ``final``: range of the rewards of rows with weight, of those after which an episode goes
+    on and of those that end one; None where there are none.
+    """
 
     rows: int = 0
     weighted_rows: int = 0
     terminated: int = 0
     truncated: int = 0
-    reward_low: float = math.inf
-    reward_high: float = -math.inf
+    going_on: tuple[float, float] | None = None
+    final: tuple[float, float] | None = None
     longest_episode: int = 0
     returns: Spread = Spread()
 
@@ -61,14 +68,14 @@ class LogFacts:
     def of(cls, block: RowBlock, ended: EndedEpisodes) -> LogFacts:
         """Of a block, and of the episodes that ended in it."""
         counted = np.ones(len(block), np.bool_) if block.weights is None else block.weights > 0.0
-        rewards = np.asarray(block.rewards)[counted]
+        rewards, terminated = np.asarray(block.rewards), np.asarray(block.terminated)
         return cls(
             rows=len(block),
             weighted_rows=int(counted.sum()),
             terminated=int(block.terminated.sum()),
             truncated=int((block.truncated & ~block.terminated).sum()),
-            reward_low=float(rewards.min(initial=math.inf)),
-            reward_high=float(rewards.max(initial=-math.inf)),
+            going_on=reward_range(rewards[counted & ~terminated]),
+            final=reward_range(rewards[counted & terminated]),
             longest_episode=int(ended.lengths.max(initial=0)),
             returns=Spread.of(ended.returns),
         )
@@ -79,15 +86,31 @@ class LogFacts:
             weighted_rows=self.weighted_rows + other.weighted_rows,
             terminated=self.terminated + other.terminated,
             truncated=self.truncated + other.truncated,
-            reward_low=min(self.reward_low, other.reward_low),
-            reward_high=max(self.reward_high, other.reward_high),
+            going_on=_joined(self.going_on, other.going_on),
+            final=_joined(self.final, other.final),
             longest_episode=max(self.longest_episode, other.longest_episode),
             returns=self.returns + other.returns,
         )
 
-    def value_bounds(self, gamma: float) -> tuple[float, float]:
-        """Bounds of any discounted sum of rewards like these; where an episode may end, zeros follow."""
-        low, high = self.reward_low, self.reward_high
-        if self.terminated:
-            low, high = min(low, 0.0), max(high, 0.0)
-        return low / (1.0 - gamma), high / (1.0 - gamma)
+    def limits(self, request: Request, copies: float) -> Limits:
+        """What the log can say at all. copies: share of rows that are copies of others."""
+        given, has_episodes = request.settings.reward_bounds, request.log.has_episodes
+        going_on, final = self.going_on, self.final
+        if given is not None:
+            going_on, final = given, None if final is None else given
+        return Limits(
+            units=int(self.returns.count) if has_episodes else self.weighted_rows,
+            by_episode=has_episodes,
+            fixed_starts=request.initial_observations is not None,
+            longest=self.longest_episode if has_episodes else None,
+            ending_rate=self.terminated / self.rows,
+            gamma=request.settings.gamma,
+            bounds=value_bounds(going_on, final, request.settings.gamma),
+            copies=copies,
+        )
+
+
+def _joined(one: tuple[float, float] | None, other: tuple[float, float] | None) -> tuple[float, float] | None:
+    if one is None or other is None:
+        return one or other
+    return min(one[0], other[0]), max(one[1], other[1])

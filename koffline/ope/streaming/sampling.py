@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from koffline.config import EvaluationSettings
+from koffline.data.copies import without_copies
 from koffline.data.disk.log import LazyTransitions
 from koffline.data.disk.samples import sample_starts, sample_transitions
 from koffline.data.transitions import Transitions
@@ -68,7 +69,8 @@ class Sampled:
 
     ``problem``: (at most 20,000) rows of the sample and its start states, for what sums cannot say; the rest
     of the sample is gone by then. ``overlap``: how the policy's actions meet the logged ones. ``record``:
-    None where nothing was trained. ``diverged``: networks that were left out.
+    None where nothing was trained. ``diverged``: networks that were left out. ``copies``: share of its rows
+    that are copies of others.
     """
 
     rows: int
@@ -82,6 +84,7 @@ class Sampled:
     weight_scale: float
     record: FitRecord | None = None
     diverged: int = 0
+    copies: float = 0.0
 
 
 def sample_and_train(request: Request, plan: MemoryPlan, learned: bool) -> Sampled:
@@ -110,7 +113,7 @@ def sample_and_train(request: Request, plan: MemoryPlan, learned: bool) -> Sampl
     else:
         chosen = default_features(problem, settings.features, settings.feature_width, seed=seed)
         features = OneFeatureMap(chosen, settings.features)
-    weights = sample.weights
+    weights, merged = sample.weights, without_copies(sample)
     return Sampled(
         rows=len(sample),
         problem=_thinned(problem),
@@ -123,6 +126,7 @@ def sample_and_train(request: Request, plan: MemoryPlan, learned: bool) -> Sampl
         weight_scale=1.0 if weights is None else float(np.asarray(weights, dtype=np.float64).mean()) or 1.0,
         record=record,
         diverged=diverged,
+        copies=1.0 - merged.distinct / merged.units if merged.merged else 0.0,
     )
 
 

@@ -1,0 +1,80 @@
+"""Copies of episodes: they add weight to a log, and no evidence."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Int, UInt64
+
+from koffline.data.disk.unit_hash import unit_hash
+from koffline.data.repeated_rows import hash_rows
+from koffline.data.transitions import Transitions
+from koffline.data.wording import counted
+
+_BY_CHANCE = 0.05  # share of rows whose state recurs, from which equal episodes may be chance
+
+
+@dataclass(frozen=True, eq=False)
+class DistinctLog:
+    """A log without copies: one episode (row, where there are none) of each kind, with the weight of all.
+
+    ``units``: episodes or rows of the log as it was. ``distinct``: different ones among them. ``merged``:
+    whether ``transitions`` holds these alone. It does not where states recur all over the log, as in a small
+    grid: there equal episodes happen by chance, and each counts.
+    """
+
+    transitions: Transitions
+    units: int
+    distinct: int
+    merged: bool
+
+    @property
+    def note(self) -> str | None:
+        """What a person should know; None where nothing was merged."""
+        if not self.merged:
+            return None
+        kind = "episode" if self.transitions.has_episodes else "row"
+        return (
+            f"Of the log's {counted(self.units, kind)} {self.distinct} are different, the others are copies: "
+            "they count as weight and not as evidence."
+        )
+
+
+def without_copies(log: Transitions) -> DistinctLog:
+    """Merge equal episodes (rows, where there are none) into one that has the weight of all."""
+    starts = log.episode_starts if log.has_episodes else np.arange(len(log))
+    _, firsts, kinds = np.unique(_hash_units(log, starts), return_index=True, return_inverse=True)
+    if len(firsts) == len(starts):
+        return DistinctLog(log, len(starts), len(starts), merged=False)
+    lengths = np.diff(np.append(starts, len(log)))
+    unit_of_row = np.repeat(np.arange(len(starts)), lengths)
+    rows = np.flatnonzero(np.isin(unit_of_row, firsts))
+    if len(firsts) > 1 and _recurrence(log, rows, unit_of_row[rows]) > _BY_CHANCE:
+        return DistinctLog(log, len(starts), len(firsts), merged=False)
+    weights = np.ones(len(log)) if log.weights is None else np.asarray(log.weights, dtype=np.float64)
+    original = starts[firsts[kinds.reshape(-1)]]  # of each unit: where its first copy begins
+    same_row = np.arange(len(log)) + (original - starts)[unit_of_row]
+    total = np.bincount(same_row, weights=weights, minlength=len(log))
+    return DistinctLog(log.select(rows).replace(weights=total[rows]), len(starts), len(firsts), merged=True)
+
+
+def _hash_units(log: Transitions, starts: Int[np.ndarray, " unit"]) -> UInt64[np.ndarray, " unit"]:
+    """One number per episode, from every column of its rows in their order."""
+    flags = np.asarray(log.terminated, dtype=np.uint64) * np.uint64(2) + np.asarray(log.truncated)
+    hashes = hash_rows(log) ^ unit_hash(0, 2, flags)
+    if log.behavior_log_probabilities is not None:
+        bits = (np.asarray(log.behavior_log_probabilities, dtype=np.float64) + 0.0).view(np.uint64)
+        hashes ^= unit_hash(0, 3, bits)
+    lengths = np.diff(np.append(starts, len(log)))
+    steps = np.arange(len(log)) - np.repeat(starts, lengths)
+    odd = 2 * steps.astype(np.uint64) + np.uint64(1)
+    return np.add.reduceat(hashes * odd, starts) ^ unit_hash(0, 4, lengths)
+
+
+def _recurrence(log: Transitions, rows: Int[np.ndarray, " row"], units: Int[np.ndarray, " row"]) -> float:
+    """Share of these rows whose observation a row of another unit holds too."""
+    seen = hash_rows(log, ("observations",))[rows]
+    pairs = np.unique(np.stack([seen, units.astype(np.uint64)]), axis=1)
+    values, holders = np.unique(pairs[0], return_counts=True)
+    return float(np.isin(seen, values[holders > 1]).mean())

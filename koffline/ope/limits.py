@@ -1,0 +1,142 @@
+"""What a log can say about a value at all: no interval without evidence, none beyond what is possible."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from koffline.ope.interval import Interval
+from koffline.ope.point_estimate import PointEstimate
+
+NOTABLE = 0.02  # of the rms return: smaller gaps between estimates are not worth a sentence
+_MOST_UNSEEN = 0.5  # share of the discounted horizon after the longest episode
+_WHERE = "where rewards like the log's put every value"
+_NEAR = (1e-2, 1e-3)  # of a bound, of the largest value: a number beyond it by less is one at the bound
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The limits that a log sets.
+
+    ``units``: different episodes with weight (rows, where there are none, as ``by_episode`` says), the parts
+    that are independent. ``fixed_starts``: start states were given from outside. ``longest``: steps of the
+    longest episode, None where there are none. ``ending_rate``: share of the rows that end an episode by
+    themselves. ``copies``: share of the rows that are copies of others and were not merged. ``bounds``: of
+    every discounted sum of rewards like the log's, or within given bounds.
+    """
+
+    units: int
+    by_episode: bool
+    fixed_starts: bool
+    longest: int | None
+    ending_rate: float
+    gamma: float
+    bounds: tuple[float, float]
+    copies: float = 0.0
+
+    @property
+    def unseen(self) -> float:
+        """Share of a constant reward's value that lies beyond what any episode shows.
+
+        (γ (1 − ending_rate))^longest: a process that ends has less of a future. 0 without episodes.
+        """
+        return 0.0 if self.longest is None else (self.gamma * (1.0 - self.ending_rate)) ** self.longest
+
+    def of_logged_returns(self) -> Limits:
+        """The same for returns up to the log's cuts, after which nothing comes."""
+        low, high = self.bounds
+        return dataclasses.replace(self, bounds=(min(low, 0.0), max(high, 0.0)))
+
+    def reasons_for_no_interval(self, by_rows: bool = False) -> list[str]:
+        """Why a calibrated interval from this log would be made up; empty where it would not.
+
+        by_rows: the interval asks only that rewards and next states are drawn independently, row by row; then
+        one episode is enough to tell how the value at given start states varies.
+        """
+        found = []
+        if self.units < 2 and not (by_rows and self.fixed_starts):
+            kind = "episode" if self.by_episode else "row"
+            found.append(f"the log has one {kind} (copies not counted), which says nothing about spread")
+        if self.copies > 0.0:
+            found.append(
+                f"{self.copies:.0%} of the rows are copies of others; remove them, or read the log without "
+                "--lazy"
+            )
+        if self.unseen > _MOST_UNSEEN:
+            found.append(
+                f"{self.unseen:.0%} of a constant reward's value lies beyond what any episode shows (the "
+                f"longest has {self.longest} steps); log longer episodes, or ask for a gamma of "
+                f"{self._largest_gamma():.3g} or less"
+            )
+        return found
+
+    def _largest_gamma(self) -> float:
+        """The discount at which half of the value is seen, rounded down to three digits."""
+        assert self.longest is not None  # where nothing is unseen nothing is asked
+        exact = _MOST_UNSEEN ** (1.0 / self.longest) / (1.0 - self.ending_rate)
+        digits = 10.0 ** max(2, len(str(self.longest)) + 1)
+        return int(min(exact, 1.0) * digits) / digits
+
+    @property
+    def _slack(self) -> tuple[float, float]:
+        """How far beyond each bound a number may lie by rounding and unfinished training alone."""
+        of_bound, of_largest = _NEAR
+        least = of_largest * max(map(abs, self.bounds))
+        low, high = (max(of_bound * abs(bound), least) for bound in self.bounds)
+        return low, high
+
+    def settle(self, found: PointEstimate, reasons: list[str] | None) -> PointEstimate:
+        """Drop an interval against which there are ``reasons``, or cut it to the bounds.
+
+        reasons: None where the interval is certified, and holds whatever the log lacks.
+        """
+        low, high = self.bounds
+        warnings, interval, value = list(found.warnings), found.interval, found.value
+        impossible = self.impossible(value)
+        if impossible is not None:
+            warnings.append(f"{impossible}; the nearest possible value is given.")
+            reasons = None if reasons is None else [*reasons, "the estimate is no possible value"]
+        value = min(max(value, low), high)
+        if interval is not None and reasons:
+            warnings.append(f"No interval: {'; '.join(reasons)}.")
+            return dataclasses.replace(found, value=value, interval=None, warnings=tuple(warnings))
+        if interval is not None:
+            interval, note = self.cut(interval)
+            warnings += [note] if note else []
+        return dataclasses.replace(found, value=value, interval=interval, warnings=tuple(warnings))
+
+    def impossible(self, value: float) -> str | None:
+        """A clause on a value that rewards and γ do not allow; None for one that they do."""
+        low, high = self.bounds
+        below, above = self._slack
+        if low - below <= value <= high + above:
+            return None
+        return f"{value:.4g} lies outside [{low:.4g}, {high:.4g}], {_WHERE}"
+
+    def cut(self, interval: Interval) -> tuple[Interval | None, str | None]:
+        """The part of an interval that rewards and γ allow, and a sentence where that is less than all."""
+        low, high = self.bounds
+        text = f"[{interval.low:.4g}, {interval.high:.4g}]"
+        within = f"[{low:.4g}, {high:.4g}], {_WHERE}"
+        below, above = self._slack
+        if interval.low > high + above or interval.high < low - below:
+            return None, f"No interval: {text} lies wholly outside {within}."
+        part = interval.within(self.bounds)
+        if interval.low >= low - below and interval.high <= high + above:
+            return part, None
+        return part, f"The interval {text} was cut to {within}."
+
+
+def contradiction(intervals: Mapping[str, Interval | None], scale: float) -> str | None:
+    """A sentence where two heads of the same networks exclude each other's values; None where none do.
+
+    scale: the rms return.
+    """
+    found = {head: interval for head, interval in intervals.items() if interval is not None}
+    low = min(found, key=lambda head: found[head].high, default=None)
+    high = max(found, key=lambda head: found[head].low, default=None)
+    if low is None or high is None or not found[high].low - found[low].high > NOTABLE * scale:
+        return None
+    texts = [f"{head} says [{found[head].low:.4g}, {found[head].high:.4g}]" for head in (low, high)]
+    return f"heads of the same networks contradict each other ({', '.join(texts)})"

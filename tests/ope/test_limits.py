@@ -1,0 +1,281 @@
+"""No interval where the log has no evidence for one, and none beyond what rewards and γ allow."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+import koffline
+from koffline.data.copies import without_copies
+from koffline.data.transitions import Continuous, Discrete, Transitions
+from koffline.ope.estimators.everything import estimate_all
+from koffline.ope.interval import Interval
+from koffline.ope.limits import Limits, contradiction
+from koffline.ope.problem import value_bounds
+from koffline.policies import ContinuousPolicy, DiscretePolicy
+from tests.exact_problems import _ANYWHERE, _FORWARD, FiniteCase, _rooms
+from tests.ope.streaming.logs import on_disk
+
+QUICK = {
+    "steps": 20,
+    "full_replicas": 2,
+    "hidden_units": (8, 8),
+    "instruments": 40,
+    "feature_source": "random",
+}
+NAMES = ("kloss", "lstd", "mql", "lstdq", "mwl", "wpdis", "wdr", "drl")
+ONE = "the log has one episode (copies not counted), which says nothing about spread"
+FAR = (
+    "98% of a constant reward's value lies beyond what any episode shows (the longest has 20 steps); "
+    "log longer episodes, or ask for a gamma of 0.965 or less"
+)
+
+
+def cut_after_twenty(episodes: int, gamma: float = 0.95):
+    """A grid that never ends, every episode cut after 20 steps."""
+    return FiniteCase("grid", _rooms(False), _ANYWHERE, _FORWARD, gamma, 20)(3, 20 * episodes)
+
+
+def copied(log: Transitions, times: int) -> Transitions:
+    return log.select_episodes(np.tile(np.arange(log.n_episodes), times))
+
+
+def one_hot_log(episodes: int) -> Transitions:
+    """Three states, two steps an episode: equal episodes are bound to happen."""
+    generator = np.random.default_rng(0)
+    states = generator.integers(3, size=(episodes, 3))
+    actions = generator.integers(2, size=2 * episodes)
+    return Transitions(
+        observations=np.eye(3, dtype=np.float32)[states[:, :2].ravel()],
+        actions=actions,
+        rewards=actions.astype(np.float32),
+        next_observations=np.eye(3, dtype=np.float32)[states[:, 1:].ravel()],
+        terminated=np.tile([False, True], episodes),
+        truncated=np.zeros(2 * episodes, bool),
+        action_space=Discrete(2),
+        steps=np.tile([0, 1], episodes),
+    )
+
+
+class TestCopies:
+    def test_ten_episodes_copied_fifteen_times_are_ten_episodes(self):
+        problem = cut_after_twenty(10)
+        alone = estimate_all(problem.transitions, problem.policy, 0.95, names=NAMES, bounds=False, **QUICK)
+        many = copied(problem.transitions, 15)
+        found = estimate_all(many, problem.policy, 0.95, names=NAMES, bounds=False, **QUICK)
+        assert found.n_episodes == 150
+        assert (
+            "Of the log's 150 episodes 10 are different, the others are copies: "
+            "they count as weight and not as evidence." in found.warnings
+        )
+        for row, expected in zip(found.rows, alone.rows, strict=True):
+            assert row.estimate.value == pytest.approx(expected.estimate.value, rel=1e-9)
+            assert (row.estimate.interval is None) == (expected.estimate.interval is None)
+            if row.estimate.interval is not None:
+                assert row.estimate.interval.width == pytest.approx(
+                    expected.estimate.interval.width, rel=1e-9
+                )
+
+    def test_one_episode_copied_has_no_interval(self):
+        problem = cut_after_twenty(1)
+        found = estimate_all(copied(problem.transitions, 150), problem.policy, 0.95, **QUICK)
+        assert all(row.estimate is None or row.estimate.interval is None for row in found.rows)
+        assert f"No interval: {ONE}." in found["kloss"].estimate.warnings
+        reasons = {bound.kind: bound.reason for bound in found.bounds}
+        assert reasons["kernel-calibrated"].startswith(ONE)
+
+    def test_their_weights_add_up_row_by_row(self):
+        log = copied(cut_after_twenty(2).transitions, 3)
+        weights = np.arange(1.0, 1.0 + len(log))
+        found = without_copies(log.replace(weights=weights))
+        assert (found.units, found.distinct, len(found.transitions)) == (6, 2, 40)
+        assert np.array_equal(found.transitions.weights, weights.reshape(3, 40).sum(axis=0))
+
+    def test_rows_without_episodes_are_merged_too(self):
+        log = cut_after_twenty(3).transitions.select(np.arange(50, 0, -1))
+        found = without_copies(log.select(np.repeat(np.arange(50), 4)))
+        assert found.distinct == len(found.transitions) == 50
+        assert set(found.transitions.weights) == {4.0}
+
+    def test_equal_episodes_are_chance_where_states_recur(self):
+        found = without_copies(one_hot_log(300))
+        assert not found.merged
+        assert found.distinct < 200
+        assert found.note is None
+
+    @pytest.mark.parametrize("column", ["rewards", "truncated", "behavior_log_probabilities"])
+    def test_what_differs_in_any_column_is_no_copy(self, column):
+        log = copied(cut_after_twenty(2).transitions, 2)
+        values = np.zeros(80)
+        values[-1] = -1.0
+        if column == "truncated":
+            values = np.asarray(log.truncated) & (np.arange(80) < 79)
+        assert without_copies(log.replace(**{column: values})).distinct == 3
+
+    def test_from_disk_there_is_no_interval(self, tmp_path):
+        problem = cut_after_twenty(10)
+        lazy = on_disk(tmp_path, copied(problem.transitions, 15), 1000)
+        for name in ("lstdq", "kloss"):
+            found = koffline.evaluate(lazy, problem.policy, 0.95, estimator=name, **QUICK)
+            assert found.interval is None
+            assert (
+                "No interval: 93% of the rows are copies of others; "
+                "remove them, or read the log without --lazy" in " ".join(found.warnings)
+            )
+
+
+class TestTooLittle:
+    @pytest.mark.parametrize("name", ["kloss", "lstd"])
+    def test_one_long_episode_has_no_bootstrap(self, name):
+        problem = FiniteCase("grid", _rooms(False), _ANYWHERE, _FORWARD, 0.95, 500)(3, 500)
+        found = koffline.evaluate(problem.transitions, problem.policy, 0.95, estimator=name, **QUICK)
+        assert found.interval is None
+        assert f"No interval: {ONE}." in found.warnings
+
+    def test_given_start_states_and_independent_noise_need_one_episode_only(self):
+        problem = FiniteCase("grid", _rooms(False), _ANYWHERE, _FORWARD, 0.95, 500)(3, 500)
+        found = koffline.evaluate(
+            problem.transitions,
+            problem.policy,
+            0.95,
+            initial_observations=problem.transitions.observations[:50],
+            interval="kernel-calibrated",
+            estimator="mql",
+            **QUICK,
+        )
+        assert found.interval is not None
+
+    def test_two_episodes_have_one_degree_of_freedom(self):
+        problem = cut_after_twenty(2)
+        options = {**QUICK, "resampled_replicas": 12}
+        found = koffline.evaluate(problem.transitions, problem.policy, 0.95, **options)
+        spread = found.diagnostics["replica_standard_deviation"]
+        whole = Interval(
+            *[found.value + sign * 12.706 * spread * np.sqrt(1.5 * 2) for sign in (-1, 1)], 0.95, ""
+        )
+        low, high = whole.within((-2.0, 58.0)).low, whole.within((-2.0, 58.0)).high
+        assert (found.interval.low, found.interval.high) == pytest.approx((low, high), rel=1e-3)
+
+    @pytest.mark.parametrize("name", ["kloss", "fqe", "lstdq", "mwl", "wpdis", "drl"])
+    def test_a_future_that_no_episode_shows(self, name):
+        problem = cut_after_twenty(20, 0.999)
+        found = koffline.evaluate(problem.transitions, problem.policy, 0.999, estimator=name, **QUICK)
+        assert found.interval is None
+        assert any(f"No interval: {FAR}" in warning for warning in found.warnings)
+
+    def test_the_same_from_disk(self, tmp_path):
+        problem = cut_after_twenty(20, 0.999)
+        lazy = on_disk(tmp_path, problem.transitions, 300)
+        found = koffline.evaluate(lazy, problem.policy, 0.999, estimator="mwl", **QUICK)
+        assert found.interval is None
+        assert any(f"No interval: {FAR}" in warning for warning in found.warnings)
+
+    def test_a_certificate_holds_all_the_same(self):
+        problem = cut_after_twenty(20, 0.999)
+        found = koffline.evaluate(
+            problem.transitions, problem.policy, 0.999, interval="kernel-certified", **QUICK
+        )
+        assert found.interval.holds(problem.value)
+
+    def test_heads_that_contradict_each_other(self):
+        kloss = Interval(0.0, 1.0, 0.95, "bootstrap")
+        lstd = dataclasses.replace(kloss, low=1.5, high=2.0)
+        assert contradiction({"kloss": kloss, "lstd": lstd, "fqe": None}, 1.0) == (
+            "heads of the same networks contradict each other (kloss says [0, 1], lstd says [1.5, 2])"
+        )
+        assert contradiction({"kloss": kloss, "lstd": lstd}, 100.0) is None  # a gap of no account
+        assert contradiction({"kloss": kloss, "lstd": dataclasses.replace(lstd, low=0.9)}, 1.0) is None
+        assert contradiction({}, 1.0) is None
+
+
+class TestPossibleValues:
+    @pytest.mark.parametrize(
+        ("going_on", "final", "gamma", "expected"),
+        [
+            ((-1.0, 2.0), None, 0.9, (-10.0, 20.0)),
+            ((0.0, 0.0), (-1.0, 1.0), 0.9, (-1.0, 1.0)),
+            ((1.0, 1.0), (0.0, 0.0), 0.5, (0.0, 2.0)),  # it may end at once
+            ((-1.0, -1.0), (5.0, 7.0), 0.5, (-2.0, 7.0)),
+            (None, (0.2, 0.9), 0.99, (0.2, 0.9)),  # a bandit
+        ],
+    )
+    def test_bounds_by_hand(self, going_on, final, gamma, expected):
+        assert value_bounds(going_on, final, gamma) == pytest.approx(expected)
+
+    @pytest.mark.parametrize("seed", range(5))
+    def test_bounds_hold_of_every_process_with_such_rewards(self, seed):
+        generator = np.random.default_rng(seed)
+        going_on, final = np.sort(generator.normal(size=(2, 2)), axis=1)
+        low, high = value_bounds(tuple(going_on), tuple(final), 0.8)
+        for _ in range(500):
+            length = int(generator.integers(0, 30))
+            rewards = [*generator.uniform(*going_on, size=length), generator.uniform(*final)]
+            total = float(np.polynomial.polynomial.polyval(0.8, rewards))
+            assert low <= total <= high
+
+    def test_an_interval_is_cut_and_says_so(self):
+        limits = Limits(30, True, False, 50, 0.1, 0.9, (-1.0, 1.0))
+        whole = Interval(-0.3, 1.27, 0.95, "bootstrap")
+        part, note = limits.cut(whole)
+        assert (part.low, part.high) == (-0.3, 1.0)
+        assert note == (
+            "The interval [-0.3, 1.27] was cut to [-1, 1], where rewards like the log's put every value."
+        )
+        assert limits.cut(dataclasses.replace(whole, high=1.0005)) == (
+            dataclasses.replace(whole, high=1.0),
+            None,
+        )
+        nothing, reason = limits.cut(dataclasses.replace(whole, low=1.1))
+        assert nothing is None
+        assert reason.startswith("No interval: [1.1, 1.27] lies wholly outside [-1, 1]")
+
+    @pytest.mark.parametrize("name", ["kloss", "lstdq", "wis"])
+    def test_a_small_log_whose_returns_are_one_or_minus_one(self, name):
+        generator = np.random.default_rng(1)
+        lengths = generator.integers(3, 9, size=40)
+        ends = np.cumsum(lengths) - 1
+        n = int(lengths.sum())
+        states = generator.normal(size=(n + 1, 3)).astype(np.float32)
+        rewards, terminated = np.zeros(n, np.float32), np.zeros(n, bool)
+        rewards[ends], terminated[ends] = generator.choice([-1.0, 1.0], size=40), True
+        log = Transitions(
+            states[:-1], generator.integers(2, size=n), rewards, states[1:], terminated, np.zeros(n, bool),
+            Discrete(2), steps=np.concatenate([np.arange(length) for length in lengths]),
+        )  # fmt: skip
+        policy = DiscretePolicy(2, lambda s: np.where(s[:, :1] > 0.0, [[0.1, 0.9]], [[0.9, 0.1]]))
+        found = koffline.evaluate(log, policy, 0.98, estimator=name, **QUICK)
+        assert found.interval is None or (-1.0 <= found.interval.low <= found.interval.high <= 1.0)
+        assert -1.0 <= found.value <= 1.0
+
+    def test_an_impossible_estimate_has_no_interval(self):
+        problem = cut_after_twenty(10)
+        found = koffline.evaluate(problem.transitions, problem.policy, 0.95, estimator="lstdq", **QUICK)
+        assert found.value == pytest.approx(-2.0)
+        assert found.interval is None
+        assert any(
+            "lies outside [-2, 58], where rewards like the log's put every value; "
+            "the nearest possible value is given." in warning
+            for warning in found.warnings
+        )
+
+    @pytest.mark.parametrize("lazy", [False, True])
+    @pytest.mark.parametrize("name", ["kloss", "lstdq", "mwl"])
+    def test_constant_rewards_have_one_value(self, name, lazy, tmp_path):
+        problem = FiniteCase("grid", _rooms(False), _ANYWHERE, _FORWARD, 0.98, 200)(3, 4000)
+        log = problem.transitions.replace(rewards=np.ones(4000))
+        where = on_disk(tmp_path, log, 1500) if lazy else log
+        found = koffline.evaluate(where, problem.policy, 0.98, estimator=name, **{**QUICK, "steps": 400})
+        assert found.value == pytest.approx(50.0, rel=1e-3)
+        assert found.interval.low <= found.value <= found.interval.high
+        assert not any("lies outside" in warning for warning in found.warnings)
+
+
+def test_a_gamma_near_one_is_shown_as_it_is():
+    states = np.random.default_rng(0).normal(size=(60, 2))
+    log = Transitions(
+        states, np.zeros((60, 1)), np.ones(60), states, np.ones(60, bool), np.zeros(60, bool),
+        Continuous(1, -1.0, 1.0),
+    )  # fmt: skip
+    policy = ContinuousPolicy(1, lambda s: np.zeros((len(s), 1)), None)
+    found = koffline.evaluate(log, policy, 0.99999999, **QUICK)
+    assert "γ = 0.99999999," in str(found)
