@@ -99,9 +99,10 @@ def test_start_states_from_outside_and_the_logs_hint() -> None:
 
 
 @pytest.mark.parametrize("rows", [2, 10])
-def test_tiny_logs_give_finite_numbers(rows: int) -> None:
+def test_tiny_logs_give_a_finite_number_and_no_interval(rows: int) -> None:
     estimate = koffline.evaluate(discrete_log().select(np.arange(rows)), SOFT, 0.9, **QUICK)
-    assert np.isfinite([estimate.value, estimate.interval.low, estimate.interval.high]).all()
+    assert np.isfinite(estimate.value)
+    assert any("No interval: " in warning for warning in estimate.warnings)
     assert '"value"' in estimate.to_json()
 
 
@@ -156,4 +157,5 @@ def test_wider_level_wider_interval_around_the_same_value() -> None:
     ratio = (wide.interval.high - wide.interval.low) / (narrow.interval.high - narrow.interval.low)
     assert ratio == pytest.approx(6.3138, rel=1e-3)
     spread = narrow.diagnostics["replica_standard_deviation"]
-    assert narrow.interval.high - narrow.value == pytest.approx(spread * np.sqrt(2.0))
+    of_six_episodes = 6.0 / 5.0
+    assert narrow.interval.high - narrow.value == pytest.approx(spread * np.sqrt(2.0 * of_six_episodes))

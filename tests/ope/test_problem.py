@@ -38,14 +38,16 @@ def test_rewards_are_scaled_by_the_rms_return_to_go() -> None:
     np.testing.assert_allclose(alone.reward_scale, np.sqrt(np.mean((continuous_log().rewards / 0.1) ** 2)))
 
 
-def test_bounds_hold_zero_only_where_episodes_end() -> None:
+def test_bounds_hold_the_last_reward_where_episodes_end() -> None:
     positive = discrete_log(rewards=np.linspace(1.0, 2.0, 60))
     ends = prepare_problem(positive, SOFT, 0.9, 1, np.random.default_rng(0))
     goes_on = prepare_problem(
         positive.replace(terminated=np.zeros(60, bool)), SOFT, 0.9, 1, np.random.default_rng(0)
     )
     scale = ends.reward_scale
-    assert np.multiply(ends.value_bounds, scale) == pytest.approx((0.0, 20.0))
+    assert np.multiply(ends.value_bounds, scale) == pytest.approx(
+        (positive.rewards[positive.terminated].min(), 20.0)
+    )
     assert np.multiply(goes_on.value_bounds, goes_on.reward_scale) == pytest.approx((10.0, 20.0))
 
 

@@ -101,12 +101,6 @@ def test_a_log_that_never_goes_where_the_policy_goes_is_reported():
     assert "does not cover the policy" in sentences
 
 
-def test_a_value_that_no_rewards_could_add_up_to_is_reported():
-    system = small_system("discrete")
-    high = RowValues(np.zeros(60), np.zeros(60), np.full(len(system.start_weights), 1e6), 1.0)
-    assert any("lies outside" in warning for warning in drl(system, high).warnings)
-
-
 def test_level_and_ridge_are_checked():
     system = small_system("discrete")
     with pytest.raises(ConfigError, match=r"level is 1\.5"):

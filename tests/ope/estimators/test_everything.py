@@ -202,11 +202,11 @@ def test_certified_kinds_are_for_plain_means_of_episodes(name: str) -> None:
 
 
 def test_families_that_contradict_each_other_are_named() -> None:
-    """Behaviour probabilities too small by e^-0.2 at every step: importance sampling is far off."""
+    """Behaviour probabilities too large by e^0.2 at every step: importance sampling is far off."""
     problem = EXACT_PROBLEMS["chain_off"](11, ROWS)
     probabilities = estimate_behavior(problem.transitions).log_probabilities
     log = problem.transitions.replace(behavior_log_probabilities=probabilities)
-    wrong = problem.transitions.replace(behavior_log_probabilities=probabilities - 0.2)
+    wrong = problem.transitions.replace(behavior_log_probabilities=np.minimum(probabilities + 0.2, 0.0))
     options = {"names": ["pdis", "mql"], "bounds": False, "seed": 3, **SHORT}
     contradicted = estimate_all(wrong, problem.policy, problem.gamma, **options)
     assert any("Families disagree" in warning for warning in contradicted.warnings)

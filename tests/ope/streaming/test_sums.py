@@ -129,7 +129,9 @@ def test_facts_are_the_logs(tmp_path):
     returns = log.returns(frame.gamma)
     assert facts.terminated == log.terminated.sum()
     assert facts.truncated == (log.truncated & ~log.terminated).sum()
-    assert (facts.reward_low, facts.reward_high) == (log.rewards.min(), log.rewards.max())
+    final, going_on = log.rewards[log.terminated], log.rewards[~log.terminated]
+    assert facts.final == (final.min(), final.max())
+    assert facts.going_on == (going_on.min(), going_on.max())
     assert facts.longest_episode == 10
     assert facts.returns.count == len(returns)
     np.testing.assert_allclose(facts.returns.mean, returns.mean(), **CLOSE)
