@@ -14,6 +14,7 @@ from torch import Tensor
 from koffline.batches import ReplicaPlan, Table
 from koffline.data.temporaries import remove_abandoned, temporary_beside
 from koffline.errors import ConfigError
+from koffline.untrusted.limits import Refused
 from koffline.untrusted.torch_files import load_tensors
 
 
@@ -44,6 +45,8 @@ def read_checkpoint(path: Path, fingerprint: str) -> dict[str, Any] | None:
         return None
     try:
         state = load_tensors(path)
+    except Refused as error:
+        raise ConfigError(f"checkpoint {path} cannot be read: {error}") from None
     except Exception as error:  # torch raises many kinds; all mean that the file is not ours
         raise ConfigError(f"checkpoint {path} cannot be read ({type(error).__name__}); delete it") from None
     if not isinstance(state, dict) or state.get("fingerprint") != fingerprint:

@@ -45,14 +45,12 @@ def read_d3rlpy_dump(path: Path, action_space: SpaceRequest | None = None) -> Ra
     """Read a dump by d3rlpy 2 or by us. Raises DataError."""
     with reading(path, "d3rlpy dump"), open_hdf5(path) as file:
         _check_layout(file, path)
-        episodes = [_episode(file, i, path) for i in range(int(file.array("num_episodes")))]
+        episodes = _episodes(file, path)
         text = file.text(DESCRIPTION)
         described = read_description(text) if text is not None else None
-        beside = {
-            name: file.array(f"{_BESIDE}/{name}")
-            for name in (*_BESIDE_COLUMNS, _BESIDE_TERMINAL)
-            if f"{_BESIDE}/{name}" in file
-        }
+        kept = [name for name in (*_BESIDE_COLUMNS, _BESIDE_TERMINAL) if f"{_BESIDE}/{name}" in file]
+        found = file.arrays([f"{_BESIDE}/{name}" for name in kept])
+        beside = {name: found[f"{_BESIDE}/{name}"] for name in kept}
         return _log(episodes, described, beside, path, action_space)
 
 
@@ -145,16 +143,27 @@ def _check_layout(file: CheckedFile, path: Path) -> None:
         raise DataError(f"{path} lacks {', '.join(missing)}: found columns {', '.join(names)}; dump it again")
 
 
-def _episode(file: CheckedFile, i: int, path: Path) -> EpisodeArrays:
-    if f"observations_{i}" not in file and f"observations_{i}_0" in file:
+def _episodes(file: CheckedFile, path: Path) -> list[EpisodeArrays]:
+    count = int(file.arrays(["num_episodes"])["num_episodes"])
+    if not 0 <= count <= len(file.datasets):
+        raise DataError(f"{path} promises {count} episodes, which it does not hold; dump the buffer again")
+    names = {i: [f"{name}_{i}" for name in _COLUMNS] for i in range(count)}
+    if any(of[0] not in file and f"{of[0]}_0" in file for of in names.values()):
         raise DataError(f"{path} holds tuple observations; flatten them into one array before dumping")
-    arrays = {name: as_array(f"{name}_{i}", file.array(f"{name}_{i}")) for name in _COLUMNS[:3]}
+    read = file.arrays(
+        [name for of in names.values() for name in of], twice=frozenset(of[0] for of in names.values())
+    )
+    return [_episode(read, i, path) for i in range(count)]
+
+
+def _episode(read: Mapping[str, np.ndarray], i: int, path: Path) -> EpisodeArrays:
+    arrays = {name: as_array(f"{name}_{i}", read[f"{name}_{i}"]) for name in _COLUMNS[:3]}
     rewards = arrays["rewards"].reshape(len(arrays["rewards"]), -1)
     if rewards.shape[1] != 1:
         raise DataError(f"{path}: rewards of episode {i} have {rewards.shape[1]} numbers per step; give one")
     ends = np.zeros(len(rewards), dtype=np.bool_)
     ends[-1:] = True
-    terminated = bool(file.array(f"terminated_{i}"))
+    terminated = bool(read[f"terminated_{i}"])
     observations = arrays["observations"]
     return EpisodeArrays(
         observations.reshape(-1, 1) if observations.ndim == 1 else observations,

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 import numpy as np
 
@@ -64,6 +65,38 @@ def check_required(found: Iterable[str], source: str) -> None:
         )
 
 
+def equal_rows(found: Mapping[str, Any], source: str) -> int:
+    """How many rows the columns have, told by their shapes. Raises DataError where they differ.
+
+    To be asked before any column is read: a hostile one may be as long as it likes.
+    """
+    sizes = {key: found[key].shape[0] if found[key].shape else 0 for key in _used_keys(found).values()}
+    rows = sizes["observations"]
+    others = {size for key, size in sizes.items() if key != "observations"}
+    hint = " (one per step and a last one: store next_observations instead)" if others == {rows - 1} else ""
+    for key, size in sizes.items():
+        if size != rows:
+            raise DataError(
+                f"{source}: {key} has {size} rows, observations {rows}{hint}; "
+                "re-export the log with equal lengths"
+            )
+    if rows == 0:
+        raise DataError(f"{source} has no rows; give a log with at least one transition")
+    return rows
+
+
+def counted_twice(found: Iterable[str]) -> tuple[str, ...]:
+    """Columns of which others are made in memory."""
+    return () if "next_observations" in found else ("observations",)
+
+
+def _used_keys(found: Iterable[str]) -> dict[str, str]:
+    """Which key of a file each column is taken from."""
+    found = set(found)
+    used = {name: next((key for key in keys if key in found), None) for name, keys in KEYS.items()}
+    return {name: key for name, key in used.items() if key is not None}
+
+
 def read_flat(
     found: Mapping[str, np.ndarray],
     described: FileDescription | None,
@@ -72,11 +105,9 @@ def read_flat(
 ) -> RawLog:
     """Aligned columns from the arrays of a flat file; ``described`` is given for files that we wrote.
 
-    Raises DataError for missing keys and unequal lengths.
+    Raises DataError where the actions are of no space or no row has a next observation.
     """
-    check_required(found, source)
     log = _take_columns(found)
-    _check_equal_lengths(log, source)
     declared = described.action_space if described else None
     settled = settle_actions(log["actions"], action_space, declared, source)
     log["actions"] = settled.actions
@@ -95,11 +126,7 @@ def read_flat(
 
 
 def _take_columns(found: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    log: dict[str, np.ndarray] = {}
-    for name, keys in KEYS.items():
-        for key in keys:
-            if key in found and name not in log:
-                log[name] = checks.as_array(key, found[key])
+    log = {name: checks.as_array(key, found[key]) for name, key in _used_keys(found).items()}
     for name in _VECTORS:
         if name in log and log[name].ndim == 2 and log[name].shape[1] == 1:
             log[name] = log[name].reshape(-1)
@@ -107,23 +134,6 @@ def _take_columns(found: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         if name in log and log[name].ndim == 1:
             log[name] = log[name].reshape(-1, 1)
     return log
-
-
-def _check_equal_lengths(log: Mapping[str, np.ndarray], source: str) -> None:
-    sizes = {name: len(array) if array.ndim else 0 for name, array in log.items()}
-    expected = sizes["observations"]
-    others = {size for name, size in sizes.items() if name != "observations"}
-    hint = (
-        " (one per step and a last one: store next_observations instead)" if others == {expected - 1} else ""
-    )
-    for name, size in sizes.items():
-        if size != expected:
-            raise DataError(
-                f"{source}: {KEYS[name][0]} has {size} rows, observations {expected}{hint}; "
-                "re-export the log with equal lengths"
-            )
-    if expected == 0:
-        raise DataError(f"{source} has no rows; give a log with at least one transition")
 
 
 def _settle_flags_and_extras(log: dict[str, np.ndarray], found: Iterable[str]) -> list[str]:

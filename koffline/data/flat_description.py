@@ -17,7 +17,7 @@ from koffline.data import columns as checks
 from koffline.data.disk.flat_files import Column, EpisodeRule, FlatShard, OpenShard, mark_episodes
 from koffline.data.disk.sliced_files import LAZY_REMEDY, SlicedFile, open_sliced
 from koffline.data.files import reading
-from koffline.data.flat import KEYS, check_required
+from koffline.data.flat import KEYS, check_required, equal_rows
 from koffline.data.raw import merge_different, settle_actions
 from koffline.data.spaces import ActionSpace, Continuous, SpaceRequest
 from koffline.data.transitions import Metadata
@@ -44,7 +44,7 @@ def describe_flat(path: Path, name: str, action_space: SpaceRequest | None) -> D
             raise DataError(f"{name} has no next_observations, which lazy reading needs; {LAZY_REMEDY}")
         if file.marks_episode_ends and not set(KEYS["truncated"]) & set(file.arrays):
             raise DataError(f"{name} marks episodes by episode_terminals; {LAZY_REMEDY}")
-        rows = _equal_rows(file.arrays, name)
+        rows = equal_rows(file.arrays, name)
         space, notes = _settled_space(file, action_space, name)
         columns, more = _columns(file.arrays, space)
         rule, last = _episode_rule(file, columns, rows)
@@ -54,19 +54,6 @@ def describe_flat(path: Path, name: str, action_space: SpaceRequest | None) -> D
             shard = FlatShard(rows, columns, rule, marks)
         metadata = file.description.metadata if file.description else Metadata()
         return DescribedFile(shard, space, metadata.with_notes(*notes, *more, *last))
-
-
-def _equal_rows(arrays: Mapping[str, Any], name: str) -> int:
-    rows = len(arrays["observations"])
-    for key, array in arrays.items():
-        if len(array) != rows:
-            raise DataError(
-                f"{name}: {key} has {len(array)} rows, observations {rows}; "
-                "re-export the log with equal lengths"
-            )
-    if rows == 0:
-        raise DataError(f"{name} has no rows; give a log with at least one transition")
-    return rows
 
 
 def _settled_space(

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from koffline.data.files import atomic_file, reading
-from koffline.data.flat import check_required, flat_arrays, known_keys, read_flat
+from koffline.data.flat import check_required, counted_twice, equal_rows, flat_arrays, known_keys, read_flat
 from koffline.data.hdf5_output import new_hdf5
 from koffline.data.raw import RawLog, describe_log, read_description
 from koffline.data.spaces import SpaceRequest
@@ -25,10 +25,14 @@ def read_hdf5(path: Path, action_space: SpaceRequest | None = None) -> RawLog:
     """Read a flat file: ours, D4RL's, or any with the same keys. Raises DataError."""
     with reading(path, "HDF5"), open_hdf5(path) as file:
         check_required(file.datasets, str(path))
-        found = {key: file.array(key) for key in known_keys() if key in file}
+        keys = [key for key in known_keys() if key in file]
+        equal_rows({key: file.dataset(key) for key in keys}, str(path))
+        found = file.arrays(keys, counted_twice(keys))
         if "episode_terminals" in file and "terminals" in found and "timeouts" not in found:
             # d3rlpy 1 marks the last row of every episode; where it is not terminal, time ran out
-            found["timeouts"] = (file.array("episode_terminals") == 1) & (found["terminals"] != 1)
+            found["timeouts"] = (file.arrays(["episode_terminals"])["episode_terminals"] == 1) & (
+                found["terminals"] != 1
+            )
         text = file.text(DESCRIPTION)
         described = read_description(text) if text is not None else None
         return read_flat(found, described, str(path), action_space)

@@ -35,7 +35,7 @@ from koffline.data.transitions import Metadata, Transitions
 from koffline.errors import DataError
 from koffline.untrusted.folders import check_column_files, check_inside
 from koffline.untrusted.hdf5 import open_hdf5
-from koffline.untrusted.limits import read_json
+from koffline.untrusted.limits import Tally, read_json
 
 PREFIX = "minari:"
 _METADATA = "metadata.json"
@@ -73,8 +73,9 @@ def read_minari(folder: Path, source: str, action_space: SpaceRequest | None = N
             raise DataError(f"{source} holds no Minari dataset ({_METADATA} names no data_format)")
         spaces = stored_spaces(described_by, data, source)
         storage = _storage(described_by, data, spaces, source)
+        pictures = Tally() if bool(described_by.get("jpeg_encoding", True)) else None
         episodes = [
-            _episode(episode, spaces, source, bool(described_by.get("jpeg_encoding", True)))
+            _episode(episode, spaces, source, pictures)
             for episode in storage.get_episodes(range(_count(described_by)))
         ]
         return _log(episodes, described_by, spaces, source, action_space)
@@ -171,12 +172,12 @@ def _count(described_by: dict[str, Any]) -> int:
     return int(described_by.get("total_episodes", 0))
 
 
-def _episode(episode: dict[str, Any], spaces: Any, source: str, has_jpeg: bool) -> EpisodeArrays:
+def _episode(episode: dict[str, Any], spaces: Any, source: str, pictures: Tally | None) -> EpisodeArrays:
     rewards = as_array("rewards", episode["rewards"]).reshape(-1)
     infos = episode.get("infos") or {}
     observations = episode["observations"]
-    if has_jpeg:
-        observations = decoded(observations, spaces.observation)
+    if pictures is not None:
+        observations = decoded(observations, spaces.observation, pictures)
     extras = {
         name: as_array(name, infos[name])
         for name in _INFO_COLUMNS

@@ -7,13 +7,14 @@ programs. Minari is therefore told that nothing is encoded, and hands over the b
 from __future__ import annotations
 
 import io
+import math
 import warnings
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from koffline.untrusted.limits import Refused, check_memory
+from koffline.untrusted.limits import Refused, Tally
 
 _JPEG = b"\xff\xd8\xff"
 
@@ -30,23 +31,26 @@ def without_images(space: Any) -> Any:
     return spaces.Text(1) if is_image_space(space) else space
 
 
-def decoded(values: Any, space: Any) -> Any:
-    """Observations or actions of an episode, their pictures decoded. Raises Refused for what is no JPEG."""
+def decoded(values: Any, space: Any, tally: Tally) -> Any:
+    """Observations or actions of an episode, their pictures decoded and counted before.
+
+    Raises Refused for what is no JPEG.
+    """
     from gymnasium import spaces
     from minari.dataset.minari_storage import is_image_space
 
     if isinstance(space, spaces.Dict):
-        return {name: decoded(values[name], part) for name, part in space.spaces.items()}
+        return {name: decoded(values[name], part, tally) for name, part in space.spaces.items()}
     if isinstance(space, spaces.Tuple):
-        return tuple(decoded(value, part) for value, part in zip(values, space.spaces, strict=True))
-    return _pictures(values, space.shape) if is_image_space(space) else values
+        return tuple(decoded(value, part, tally) for value, part in zip(values, space.spaces, strict=True))
+    return _pictures(values, space.shape, tally) if is_image_space(space) else values
 
 
-def _pictures(rows: Sequence[Any], shape: tuple[int, ...]) -> np.ndarray:
+def _pictures(rows: Sequence[Any], shape: tuple[int, ...], tally: Tally) -> np.ndarray:
     """(T, ...) bytes of pictures of one shape."""
     from PIL import Image
 
-    check_memory(len(rows) * int(np.prod(shape, dtype=object)))
+    tally.add(2 * len(rows) * math.prod(shape))  # there will be as many next observations
     pictures = np.empty((len(rows), *shape), dtype=np.uint8)
     for i, row in enumerate(rows):
         content = row if isinstance(row, bytes) else np.asarray(row, dtype=np.uint8).tobytes()

@@ -13,7 +13,7 @@ from koffline.data.columns import as_array
 from koffline.data.spaces import ActionSpace, Continuous, Discrete
 from koffline.data.transitions import Transitions
 from koffline.errors import DataError
-from koffline.untrusted.hdf5 import open_hdf5
+from koffline.untrusted.hdf5 import check_dataset, open_hdf5
 from koffline.untrusted.limits import Refused, parse_json
 
 # Numbers in one observation or action: a thousand times a picture of Atari.
@@ -84,22 +84,23 @@ def _first_episode(data: Path, source: str) -> dict[str, Any]:
     if not file_path.is_file():
         raise DataError(f"{source} stores no spaces; create it again with Minari 0.5 or newer")
     with open_hdf5(file_path) as file:
-        return {name: _box_like(file.raw[f"episode_0/{name}"]) for name in ("observations", "actions")}
+        return {name: _box_like(file.raw[f"episode_0/{name}"], name) for name in ("observations", "actions")}
 
 
-def _box_like(item: Any) -> Any:
+def _box_like(item: Any, name: str) -> Any:
     import h5py
     from gymnasium import spaces
 
     if isinstance(item, h5py.Group):
-        parts = {key: _box_like(item[key]) for key in item}
+        parts = {key: _box_like(item[key], f"{name}/{key}") for key in item}
         if all(key.startswith("_index_") for key in parts):
             return spaces.Tuple([parts[f"_index_{i}"] for i in range(len(parts))])
         return spaces.Dict(parts)
+    check_dataset(item, name)
     if item.dtype.kind == "f":
         return spaces.Box(-np.inf, np.inf, item.shape[1:], item.dtype.type)
     if item.dtype.kind not in "iu":
-        raise DataError(f"observations or actions have dtype {item.dtype}; record numbers")
+        raise DataError(f"{name} have dtype {item.dtype}; record numbers")
     limits = np.iinfo(item.dtype)
     return spaces.Box(limits.min, limits.max, item.shape[1:], item.dtype.type)
 

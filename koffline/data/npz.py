@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 
 from koffline.data.files import atomic_file, reading
-from koffline.data.flat import check_required, flat_arrays, known_keys, read_flat
+from koffline.data.flat import check_required, counted_twice, equal_rows, flat_arrays, known_keys, read_flat
 from koffline.data.raw import RawLog, describe_log, read_description
 from koffline.data.spaces import SpaceRequest
 from koffline.data.transitions import Transitions
-from koffline.untrusted.arrays import array_names, read_arrays
+from koffline.untrusted.arrays import array_headers, array_names, read_arrays
 
 # The archive member that holds what describe_log says.
 _DESCRIPTION = "koffline"
@@ -22,7 +22,9 @@ def read_npz(path: Path, action_space: SpaceRequest | None = None) -> RawLog:
     """Read an archive that we wrote, or any with the same keys. Raises DataError."""
     with reading(path, "NPZ"):
         check_required(array_names(path), str(path))
-        found = read_arrays(path, [*known_keys(), _DESCRIPTION])
+        headers = array_headers(path, known_keys())
+        equal_rows(headers, str(path))
+        found = read_arrays(path, [*headers, _DESCRIPTION], counted_twice(headers))
         text = found.pop(_DESCRIPTION, None)
         described = read_description(str(text)) if text is not None else None
         return read_flat(found, described, str(path), action_space)

@@ -32,6 +32,13 @@ def absolute(name: str) -> str:
     return name if is_url(name) else str(Path(name).absolute())
 
 
+def local_path(name: str) -> Path | None:
+    """The path of a file of this machine, also by a URL; None for a file elsewhere."""
+    if name.startswith(("file://", "local://")):
+        return Path(name.partition("://")[2])
+    return None if is_url(name) else Path(name)
+
+
 def exists(name: str) -> bool:
     """Whether there is a file or a folder. Raises DataError where the storage cannot be asked."""
     if not is_url(name):
@@ -91,14 +98,14 @@ def read_bytes(name: str, limit: int) -> bytes:
 @contextlib.contextmanager
 def local_file(name: str) -> Iterator[Path]:
     """A path to the file: itself, or a temporary copy of a remote one that is removed afterwards."""
-    if not is_url(name) or name.startswith(("file://", "local://")):
-        yield Path(name.partition("://")[2] if is_url(name) else name)
+    if (path := local_path(name)) is not None:
+        yield path
         return
     with temporary_folder() as folder:
         copy = folder / Path(name).name
         with storage_faults(name):
-            system, path = _opened(name)
-            with system.open(path, "rb") as source, copy.open("wb") as target:
+            system, place = _opened(name)
+            with system.open(place, "rb") as source, copy.open("wb") as target:
                 while part := source.read(_COPIED_AT_ONCE):
                     target.write(part)
         yield copy

@@ -76,7 +76,7 @@ def read_d3_model(path: Path) -> D3File:
     name = str(path)
     try:
         check_regular(path)
-        check_memory(4 * path.stat().st_size)
+        check_memory(path.stat().st_size)
         content = _read_pickle(path.read_bytes(), name)
     except (Refused, OSError) as error:
         raise PolicyError(f"{name} is not read: {one_line(error)}; {_SAVE_AGAIN}") from None

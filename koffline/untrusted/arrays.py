@@ -6,13 +6,14 @@ import io
 import math
 import warnings
 import zipfile
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
 import numpy as np
 
-from koffline.untrusted.limits import Refused, Tally, check_regular
+from koffline.untrusted.limits import Refused, check_memory, check_regular, kept_bytes
 
 _LONGEST_HEADER = 65_536
 _METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
@@ -25,29 +26,45 @@ def array_names(path: Path) -> list[str]:
         return [entry.filename.removesuffix(".npy") for entry in archive.infolist()]
 
 
-def read_arrays(path: Path, wanted: Collection[str] | None = None) -> dict[str, np.ndarray]:
-    """The arrays of an .npz with these names, or all: numbers and text. Raises Refused for anything else."""
+@dataclass(frozen=True)
+class Header:
+    """What an array declares before any of it is read."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    is_fortran: bool = False
+
+
+def array_headers(path: Path, wanted: Collection[str]) -> dict[str, Header]:
+    """Headers of those arrays of an .npz that it has. Raises Refused."""
     with _opened(path) as archive:
-        members = _members(archive)
-        tally = Tally(path.stat().st_size)
+        return _headers(archive, _members(archive, wanted))
+
+
+def read_arrays(
+    path: Path, wanted: Collection[str] | None = None, twice: Collection[str] = ()
+) -> dict[str, np.ndarray]:
+    """The arrays of an .npz with these names, or all: numbers and text. Raises Refused for anything else.
+
+    What they take together is known before the first is read; those named in ``twice`` count twice.
+    """
+    with _opened(path) as archive:
+        members = _members(archive, wanted)
+        headers = _headers(archive, members)
+        needed = {name: kept_bytes(header.shape, header.dtype) for name, header in headers.items()}
+        check_memory(sum(needed.values()) + sum(needed[name] for name in twice))
         found = {}
         for name, entry in members.items():
-            if wanted is None or name in wanted:
-                _check_entry(name, entry)
-                with archive.open(entry) as file:
-                    found[name] = _read(file, name, entry.file_size, entry.compress_size, tally)
+            with archive.open(entry) as file:
+                found[name] = _read(file, name, entry.file_size)
         return found
 
 
 def map_arrays(path: Path, wanted: Collection[str]) -> dict[str, np.ndarray]:
     """Memory maps of those arrays of an .npz that it has. Raises Refused, also for compressed ones."""
     with _opened(path) as archive, path.open("rb") as file:
-        members = _members(archive)
         found: dict[str, np.ndarray] = {}
-        for name, entry in members.items():
-            if name not in wanted:
-                continue
-            _check_entry(name, entry)
+        for name, entry in _members(archive, wanted).items():
             if entry.compress_type != zipfile.ZIP_STORED:
                 raise Refused(f"{name} is compressed and can only be read whole; write it with numpy.savez")
             file.seek(entry.header_offset)
@@ -59,16 +76,14 @@ def map_arrays(path: Path, wanted: Collection[str]) -> dict[str, np.ndarray]:
 
 def _mapped(path: Path, file: IO[bytes], name: str, size: int) -> np.ndarray:
     """The array whose .npy of ``size`` bytes begins where the open file stands."""
-    start = file.tell()
-    shape, fortran, dtype = _header(file, name, size)
-    if dtype.kind not in "biuf" or dtype.itemsize == 0 or dtype.subdtype is not None:
-        raise Refused(f"{name} has dtype {str(dtype)[:80]}; give numbers, one row per transition")
-    declared, held = math.prod(shape) * dtype.itemsize, size - (file.tell() - start)
-    if declared != held or file.tell() + declared > path.stat().st_size:
-        raise Refused(f"{name} declares {declared} bytes and holds {held}; write it again")
-    if not declared:
-        return np.empty(shape, dtype)
-    return np.memmap(path, dtype, "r", file.tell(), shape, "F" if fortran else "C")
+    header = _header(file, name, size)
+    if header.dtype.kind not in "biuf":
+        raise Refused(f"{name} has dtype {str(header.dtype)[:80]}; give numbers, one row per transition")
+    if file.tell() + _declared(header) > path.stat().st_size:
+        raise Refused(f"{name} reaches beyond the end of the file; copy it again")
+    if not _declared(header):
+        return np.empty(header.shape, header.dtype)
+    return np.memmap(path, header.dtype, "r", file.tell(), header.shape, "F" if header.is_fortran else "C")
 
 
 def read_array(path: Path) -> np.ndarray:
@@ -76,7 +91,10 @@ def read_array(path: Path) -> np.ndarray:
     check_regular(path)
     size = path.stat().st_size
     with path.open("rb") as file:
-        return _read(file, "the array", size, size, Tally(size))
+        header = _header(file, "the array", size)
+        check_memory(kept_bytes(header.shape, header.dtype))
+        file.seek(0)
+        return _read(file, "the array", size)
 
 
 def _opened(path: Path) -> zipfile.ZipFile:
@@ -84,13 +102,24 @@ def _opened(path: Path) -> zipfile.ZipFile:
     return zipfile.ZipFile(path)
 
 
-def _members(archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
-    """Entries by the names that numpy gives them; those that are no arrays do not count."""
+def _members(archive: zipfile.ZipFile, wanted: Collection[str] | None) -> dict[str, zipfile.ZipInfo]:
+    """Wanted entries by the names that numpy gives them; those that are no arrays do not count."""
     entries = [entry for entry in archive.infolist() if entry.filename.endswith(".npy")]
     members = {entry.filename.removesuffix(".npy"): entry for entry in entries}
     if len(members) != len(entries):
         raise Refused("two of its arrays have the same name; write it again")
-    return members
+    chosen = {name: entry for name, entry in members.items() if wanted is None or name in wanted}
+    for name, entry in chosen.items():
+        _check_entry(name, entry)
+    return chosen
+
+
+def _headers(archive: zipfile.ZipFile, members: Mapping[str, zipfile.ZipInfo]) -> dict[str, Header]:
+    found = {}
+    for name, entry in members.items():
+        with archive.open(entry) as file:
+            found[name] = _header(file, name, entry.file_size)
+    return found
 
 
 def _check_entry(name: str, entry: zipfile.ZipInfo) -> None:
@@ -100,24 +129,25 @@ def _check_entry(name: str, entry: zipfile.ZipInfo) -> None:
         raise Refused(f"{name} is compressed in a way NumPy never uses; write it with numpy.savez_compressed")
 
 
-def _read(file: IO[bytes], name: str, size: int, stored: int, tally: Tally) -> np.ndarray:
-    """One .npy of ``size`` bytes. Raises Refused where its header declares another size."""
-    shape, fortran, dtype = _header(file, name, size)
-    if dtype.kind not in "biufcSU" or dtype.itemsize == 0 or dtype.subdtype is not None:
-        raise Refused(f"{name} has dtype {str(dtype)[:80]}, which koffline never loads; give numbers")
-    declared = math.prod(shape) * dtype.itemsize
-    held = size - file.tell()
-    if declared != held:
-        raise Refused(f"{name} declares {declared} bytes and holds {held}; write it again")
-    tally.add(name, declared, stored, compressed=stored < size)
-    content = bytearray(declared)
+def _read(file: IO[bytes], name: str, size: int) -> np.ndarray:
+    """One .npy of ``size`` bytes. Raises Refused where it ends early."""
+    header = _header(file, name, size)
+    content = bytearray(_declared(header))
     _fill(file, content, name)
-    flat = np.frombuffer(content, dtype=dtype) if declared else np.empty(0, dtype)
-    return flat.reshape(shape[::-1]).transpose() if fortran else flat.reshape(shape)
+    flat = np.frombuffer(content, dtype=header.dtype) if content else np.empty(0, header.dtype)
+    return flat.reshape(header.shape[::-1]).transpose() if header.is_fortran else flat.reshape(header.shape)
 
 
-def _header(file: IO[bytes], name: str, size: int) -> tuple[tuple[int, ...], bool, np.dtype]:
-    """Shape, order and dtype. Raises Refused, whatever the header does to its parser."""
+def _declared(header: Header) -> int:
+    return math.prod(header.shape) * header.dtype.itemsize
+
+
+def _header(file: IO[bytes], name: str, size: int) -> Header:
+    """The header of an .npy of ``size`` bytes that begins here: its array takes just the rest of them.
+
+    Raises Refused, whatever the header does to its parser.
+    """
+    start = file.tell()
     magic = file.read(8)
     if magic[:6] != b"\x93NUMPY" or magic[6:] not in (b"\1\0", b"\2\0", b"\3\0"):
         raise Refused(f"{name} is no NumPy array; write it again")
@@ -137,7 +167,12 @@ def _header(file: IO[bytes], name: str, size: int) -> tuple[tuple[int, ...], boo
         raise Refused(f"{name} has no readable header ({reason}); write it again") from None
     if any(side < 0 for side in shape) or len(shape) > 32:
         raise Refused(f"{name} has shape {str(shape)[:80]}; write it again")
-    return shape, fortran, dtype
+    if dtype.kind not in "biufcSU" or dtype.itemsize == 0 or dtype.subdtype is not None:
+        raise Refused(f"{name} has dtype {str(dtype)[:80]}, which koffline never loads; give numbers")
+    header, held = Header(shape, dtype, fortran), size - (file.tell() - start)
+    if _declared(header) != held:
+        raise Refused(f"{name} declares {_declared(header)} bytes and holds {held}; write it again")
+    return header
 
 
 def _fill(file: IO[bytes], content: bytearray, name: str) -> None:

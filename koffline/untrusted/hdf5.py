@@ -1,15 +1,15 @@
-"""HDF5 files from strangers: no way out of the file, no array larger than the file can explain.
+"""HDF5 files from strangers: no way out of the file, no more memory than is allowed.
 
 An HDF5 file may name other files in three ways: external links, external raw storage and virtual datasets.
-All three are refused before anything is followed. Sizes are compared with the bytes on disk before memory is
-taken, and links are walked one by one, so that loops and endless depth end.
+All three are refused before anything is followed. What is to be read is added up before memory is taken, and
+links are walked one by one, so that loops and endless depth end.
 """
 
 from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,9 +17,21 @@ from typing import Any
 import numpy as np
 
 from koffline.untrusted.hdf5_heaps import check_heaps
-from koffline.untrusted.limits import SLACK_BYTES, TEXT_BYTES, Refused, Tally, check_regular
+from koffline.untrusted.hdf5_kinds import check_filters, dtype_of, held_kind
+from koffline.untrusted.limits import (
+    EXPANSION,
+    TEXT_BYTES,
+    Refused,
+    Tally,
+    check_regular,
+    kept_bytes,
+    memory_allowance,
+    shown_bytes,
+)
 
 _DEEPEST = 32
+# A filtered chunk is unpacked whole, and a row is read whole, however few numbers of it are wanted.
+LARGEST_PIECE = 64 * 2**20
 # Chunks of each array that stay in memory: two of ours. HDF5's own limit, 8 MB, adds up over open shards.
 _CACHED_BYTES = 2**19
 _PIECES_AT_ONCE = 256
@@ -36,33 +48,47 @@ class CheckedFile:
         self.raw = raw
         self.datasets = _walk(raw)
         self._path, self._heaps_are_checked = path, False
-        self._tally = Tally(path.stat().st_size)
+        self._tally = Tally()
         self._known = frozenset(self.datasets)
 
     def __contains__(self, name: str) -> bool:
         return name in self._known
 
     def dataset(self, name: str) -> Any:
-        """The h5py.Dataset, for reading slices of it: numbers that are in this file. Raises Refused."""
+        """The h5py.Dataset, for its shape and dtype: numbers that are in this file. Raises Refused."""
         found = self.raw[name]
         check_dataset(found, name)
         return found
 
-    def _numbers(self, name: str) -> tuple[Any, Facts]:
-        found = self.raw[name]
-        return found, check_dataset(found, name)
+    def slices(self, names: Sequence[str]) -> dict[str, Any]:
+        """Datasets to be read by slices: any slice takes little memory, all rows are in the file.
 
-    def sliced(self, name: str) -> Any:
-        """The same, and its size is explained by the file. Raises Refused."""
-        found, facts = self._numbers(name)
-        self._tally.count(name, facts.declared, facts.stored, facts.is_filtered)
+        Raises Refused. What memory could hold may be compressed without end; of more, the file must tell.
+        """
+        found = {name: self.raw[name] for name in names}
+        facts = {name: check_dataset(found[name], name) for name in names}
+        for name, fact in facts.items():
+            if fact.piece > min(LARGEST_PIECE, memory_allowance()):
+                raise Refused(
+                    f"{name} can only be read {shown_bytes(fact.piece)} at a time; write it again with "
+                    f"chunks of at most {shown_bytes(LARGEST_PIECE)} (h5repack -l)"
+                )
+        size, declared = self._path.stat().st_size, sum(array.nbytes for array in found.values())
+        if declared > max(memory_allowance(), size * EXPANSION):
+            raise Refused(
+                f"it declares {shown_bytes(declared)} and has {shown_bytes(size)}; it is damaged or made to "
+                "be read without end: export it again"
+            )
         return found
 
-    def array(self, name: str) -> np.ndarray:
-        """All numbers of an array. Raises Refused where they are not in the file, or are no numbers."""
-        found, facts = self._numbers(name)
-        self._tally.add(name, facts.declared, facts.stored, facts.is_filtered)
-        return np.asarray(found[()])
+    def arrays(self, names: Sequence[str], twice: Collection[str] = ()) -> dict[str, np.ndarray]:
+        """All numbers of some arrays, added up before the first is read. Raises Refused.
+
+        twice: those of the names that count twice, as more columns will be made of them.
+        """
+        needed = {name: check_dataset(self.raw[name], name).needed for name in names}
+        self._tally.add(sum(needed.values()) + sum(needed[name] for name in twice))
+        return {name: np.asarray(self.raw[name][()]) for name in names}
 
     def strings(self, name: str, most: int = 1000) -> list[str]:
         """The words in a small array of text. Raises Refused."""
@@ -74,7 +100,7 @@ class CheckedFile:
         if h5py.check_string_dtype(found.dtype) is None or found.shape is None or count > most:
             raise Refused(f"{name} holds {found.dtype} of shape {found.shape}, not words; write it again")
         self._check_heaps(found.dtype)
-        self._tally.add(name, facts.declared, facts.stored)
+        self._tally.add(facts.needed)
         values = found[()] if found.shape == () else found[()].reshape(-1).tolist()
         return [_word(value) for value in ([values] if found.shape == () else values)]
 
@@ -93,10 +119,10 @@ class CheckedFile:
             facts = _facts(found, name)
             if found.shape is None:
                 continue
-            self._tally.add(name, facts.declared, facts.stored, facts.is_filtered)
+            self._tally.add(facts.needed * (2 if "/observations" in name else 1))
             if found.dtype.kind == "O":
                 if not (h5py.check_string_dtype(found.dtype) or h5py.check_vlen_dtype(found.dtype)):
-                    raise Refused(f"{name} holds {found.dtype}; export numbers")
+                    raise Refused(f"{name} holds {held_kind(found)}; export numbers")
                 self._check_heaps(found.dtype)
                 self._count_pieces(found, name)
 
@@ -117,7 +143,7 @@ class CheckedFile:
         for start in range(0, rows, _PIECES_AT_ONCE):
             some = [found[()]] if found.shape == () else found[start : start + _PIECES_AT_ONCE].reshape(-1)
             size = sum(getattr(piece, "nbytes", None) or len(piece) for piece in some)
-            self._tally.add(name, size, size, compressed=False)
+            self._tally.add(size)
 
 
 @contextlib.contextmanager
@@ -137,11 +163,15 @@ def write_text(file: Any, name: str, text: str) -> None:
 
 @dataclass(frozen=True)
 class Facts:
-    """Bytes of an array in memory and on disk, and whether filters stand between the two."""
+    """kept: bytes of an array as a column. piece: the least of it, in bytes, that can be read."""
 
-    declared: int
-    stored: int
-    is_filtered: bool
+    kept: int
+    piece: int
+
+    @property
+    def needed(self) -> int:
+        """Bytes that reading all of it takes."""
+        return max(self.kept, self.piece)
 
 
 def check_dataset(found: Any, name: str) -> Facts:
@@ -152,7 +182,7 @@ def check_dataset(found: Any, name: str) -> Facts:
         raise Refused(f"{name} is no array; export it again")
     facts = _facts(found, name)
     if found.shape is None or found.dtype.kind not in "biuf" or found.dtype.subdtype is not None:
-        raise Refused(f"{name} has dtype {str(found.dtype)[:80]}; give numbers, one row per transition")
+        raise Refused(f"{name} holds {held_kind(found)}; give numbers, one row per transition")
     return facts
 
 
@@ -221,14 +251,15 @@ def _facts(found: Any, name: str) -> Facts:
     """Sizes of an array whose numbers are in this file. Raises Refused for any other."""
     from h5py import h5d
 
-    plan, item = found.id.get_create_plist(), found.dtype.itemsize
+    plan, dtype = found.id.get_create_plist(), dtype_of(found, name)
     layout = plan.get_layout()
     if layout == h5d.VIRTUAL:
         raise Refused(f"{name} is a virtual dataset, a view of other files, {_LEAVES_THE_FILE}")
     if plan.get_external_count():
         raise Refused(f"{name} keeps its numbers in another file, {_LEAVES_THE_FILE}")
-    declared = math.prod(found.shape or ()) * item
-    if layout == h5d.CHUNKED and (chunk := math.prod(plan.get_chunk()) * item) > max(declared, SLACK_BYTES):
-        raise Refused(f"{name} is cut into blocks of {chunk} bytes; export it with smaller chunks")
-    is_filtered = layout == h5d.CHUNKED and plan.get_nfilters() > 0
-    return Facts(declared, found.id.get_storage_size(), is_filtered)
+    shape = found.shape or ()
+    piece = math.prod(shape[1:]) * dtype.itemsize
+    if layout == h5d.CHUNKED and plan.get_nfilters():
+        check_filters(plan, name)
+        piece = max(piece, math.prod(plan.get_chunk()) * dtype.itemsize)
+    return Facts(kept_bytes(shape, dtype), piece)

@@ -1,4 +1,4 @@
-"""Stated bounds: what a file declares is held against what it holds and against this machine's memory.
+"""Stated bounds: the memory that a file may take, the sizes of descriptions, and what a file may be.
 
 `Refused` carries the sentence without the file's name; each reader turns it into its own kind of error.
 """
@@ -7,16 +7,23 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import stat
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from koffline.errors import ConfigError
+
+# In the environment: bytes that what is read from one file may take.
+MAX_BYTES = "KOFFLINE_MAX_BYTES"
+# Of the memory, where nothing is said: while columns are checked and cast, some are there several times.
+SHARE = 4
 # Deflate, the strongest compression that honest logs use, cannot do better than 1032 : 1.
 EXPANSION = 1100
-# What all arrays of one file may declare beyond that: columns of one value in stronger compressions.
 SLACK_BYTES = 64 * 2**20
-# Descriptions beside the columns: JSON in attributes, metadata.json, records of runs.
+# Descriptions beside the columns: JSON in attributes, metadata.json, manifests, records of runs.
 TEXT_BYTES = 16 * 2**20
 
 
@@ -25,48 +32,49 @@ class Refused(ValueError):
 
 
 class Tally:
-    """Adds up what one file declares; raises Refused as soon as that cannot be honest, or not fit.
+    """Adds up the memory that one file asks for; raises Refused before it is more than is allowed."""
 
-    file_bytes: the size of the file, or of the folder.
-    """
-
-    def __init__(self, file_bytes: int) -> None:
-        self._file_bytes = file_bytes
-        self._stored = 0
+    def __init__(self) -> None:
         self._declared = 0
-        self._unexplained = 0
-        self._memory = machine_memory()  # asked once: files may hold ten thousand arrays
+        self._allowed = memory_allowance()  # asked once: files may hold ten thousand arrays
 
-    def add(self, name: str, declared: int, stored: int, compressed: bool = True) -> None:
-        """Count an array of ``declared`` bytes in memory and ``stored`` bytes on disk before it is read."""
-        self.count(name, declared, stored, compressed)
-        check_memory(self._declared, self._memory)
-
-    def count(self, name: str, declared: int, stored: int, compressed: bool = True) -> None:
-        """The same of an array that is read by slices: it need not fit the memory."""
-        stored = max(0, min(stored, self._file_bytes))
-        self._stored += stored
+    def add(self, declared: int) -> None:
+        """Count ``declared`` bytes before they are taken."""
         self._declared += declared
-        self._unexplained += max(0, declared - stored * (EXPANSION if compressed else 1))
-        if self._unexplained > SLACK_BYTES:
-            raise Refused(
-                f"{name} declares {shown_bytes(declared)} and holds {shown_bytes(stored)}; "
-                "it is damaged or made to fill the memory: export it again"
-            )
-        if self._stored > 4 * self._file_bytes + SLACK_BYTES:
-            raise Refused(
-                f"it names the same data many times over ({name} is one of the names); export it again"
-            )
+        check_memory(self._declared, self._allowed)
 
 
-def check_memory(declared: int, memory: int | None = None) -> None:
-    """Raise Refused where ``declared`` bytes cannot fit into ``memory``, by default this process's."""
-    memory = machine_memory() if memory is None else memory
-    if declared > memory:
+def check_memory(declared: int, allowed: int | None = None) -> None:
+    """Raise Refused where ``declared`` bytes are more than ``allowed``, by default the stated figure."""
+    allowed = memory_allowance() if allowed is None else allowed
+    if declared > allowed:
         raise Refused(
-            f"its columns take {shown_bytes(declared)}, this process may use {shown_bytes(memory)}; "
-            "convert it on a larger machine with `koffline data convert … --shard-rows` and open it lazily"
+            f"it takes {shown_bytes(declared)} in memory, {shown_bytes(allowed)} are allowed; read a log "
+            "from disk (--lazy) or make shards of it (`koffline data convert … --shard-rows N`), or set "
+            f"{MAX_BYTES} to more bytes"
         )
+
+
+def kept_bytes(shape: Sequence[int], dtype: Any) -> int:
+    """Bytes of an array once it is a column: vectors of 64 bits, pictures as they are, the rest as floats.
+
+    A file may declare flags and bytes where a log keeps numbers: what counts is what they become.
+    """
+    least = 8 if len(shape) < 2 else 1 if len(shape) > 2 and dtype == "uint8" else 4
+    return math.prod(shape) * max(least, int(dtype.itemsize))
+
+
+def memory_allowance() -> int:
+    """Bytes that what is read from one file may take: KOFFLINE_MAX_BYTES, else a quarter of the memory.
+
+    Raises ConfigError where the variable holds no number of bytes.
+    """
+    asked = os.environ.get(MAX_BYTES)
+    if asked is None:
+        return machine_memory() // SHARE
+    if not asked.isascii() or not asked.isdigit() or len(asked) > 18 or int(asked) < 1:
+        raise ConfigError(f"{MAX_BYTES} is {asked[:40]!r}; set it to a number of bytes, as in 4000000000")
+    return int(asked)
 
 
 def machine_memory() -> int:
@@ -74,8 +82,9 @@ def machine_memory() -> int:
     limits = [2**62]
     with contextlib.suppress(ValueError, OSError, AttributeError):
         limits.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
-    with contextlib.suppress(OSError, ValueError):
-        limits.append(int(Path("/sys/fs/cgroup/memory.max").read_text(encoding="ascii")))
+    for name in ("memory.max", "memory/memory.limit_in_bytes"):  # both generations of control groups
+        with contextlib.suppress(OSError, ValueError):
+            limits.append(int(Path("/sys/fs/cgroup", name).read_text(encoding="ascii")))
     with contextlib.suppress(ImportError, OSError, ValueError):
         import resource
 

@@ -44,7 +44,7 @@ def _rewritten(file: BinaryIO, size: int) -> io.BytesIO:
         entries = archive.infolist()
         if len({entry.filename for entry in entries}) != len(entries):
             raise Refused("two entries of the archive have the same name; save it again")
-        check_memory(3 * sum(entry.file_size for entry in entries))
+        check_memory(sum(entry.file_size for entry in entries))
         for entry in entries:
             if entry.compress_type != zipfile.ZIP_STORED or entry.flag_bits & _ENCRYPTED:
                 raise Refused(f"{entry.filename[:40]} is compressed or encrypted, as torch never writes it")

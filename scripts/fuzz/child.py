@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 _MEMORY = 3 * 2**30
+_ALLOWED = 10**8  # what a file may ask for: as much as is read within the time for one
 _ONE_FILE_SECONDS = 20
 
 
@@ -23,6 +24,7 @@ def main() -> None:
     """Arguments: reader, engine, seed, seconds, report, folder for findings."""
     name, engine, seed, seconds, report, out = sys.argv[1:]
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    os.environ.setdefault("KOFFLINE_MAX_BYTES", str(_ALLOWED))
     warnings.simplefilter("ignore")
     logging.disable(logging.CRITICAL)
     run = _guided if engine == "guided" else _blind

@@ -265,7 +265,7 @@ REFUSED = {
     ),
     "no rows": (lambda p, log: write_arrays(p, {k: a[:0] for k, a in d4rl().items()}), "has no rows"),
     "shape": (lambda p, log: write_arrays(p, d4rl(rewards=np.ones((15, 2)))), r"rewards has shape \(15, 2\)"),
-    "words": (words, "rewards has dtype"),
+    "words": (words, "rewards holds texts"),
     "text": (text, "is no HDF5 file and no NPZ archive"),
     "empty": (empty, r"is empty \(0 bytes\)"),
     "cut": (cut_short, "truncated or corrupt HDF5"),

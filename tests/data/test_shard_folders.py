@@ -15,11 +15,13 @@ from hypothesis import strategies as st
 from koffline.data.disk import writer as shard_writer
 from koffline.data.disk.conversion import convert_to_shards, whole_episodes
 from koffline.data.disk.log import LazyTransitions
+from koffline.data.disk.shards import MOST_SHARDS
 from koffline.data.disk.writer import ShardWriter
 from koffline.data.sources import open_raw, open_transitions, write_transitions
 from koffline.data.spaces import Bounds
 from koffline.data.transitions import Continuous, Discrete, Metadata
 from koffline.errors import DataError
+from koffline.untrusted.limits import TEXT_BYTES
 from tests.data.logs import assert_same_rows, drawn_logs, roll_out
 
 
@@ -262,7 +264,27 @@ LIES = {
     "no shards": (lambda m: m.update(shards=[]), "lists no shards"),
     "shards": (lambda m: m.update(shards=3), "is damaged"),
     "rows": (lambda m: m["shards"][0].update(rows=-1), "is damaged"),
-    "huge": (lambda m: m["shards"][0].update(rows=2**60), "take more than 1000 PB"),
+    "huge": (
+        lambda m: (m["shards"][0].update(rows=2**60), m.update(rows=2**60 + 56)),
+        "takes more than 1000 PB",
+    ),
+    "other rows": (
+        lambda m: m.update(rows=71),
+        "json promises 71 rows, its shards have 70; write the folder",
+    ),
+    "no rows": (lambda m: m.pop("rows"), "is damaged"),
+    "twice": (
+        lambda m: (m["shards"].append(m["shards"][0]), m.update(rows=84)),
+        r"json lists \S+shard-00000.hdf5 more than once",
+    ),
+    "much": (
+        lambda m: m.update(extra={"x": "x" * 2**24}),
+        r"json is larger than 16\.8 MB, the most that a manifest",
+    ),
+    "wide": (
+        lambda m: m["columns"]["observations"].update(shape=[2**40, 2**40]),
+        "more than 1000 PB|expected",
+    ),
     "space": (lambda m: m.update(action_space={"type": "box"}), "action space"),
     "column": (lambda m: m["columns"].pop("rewards"), "lacks columns rewards"),
     "dtype": (lambda m: m["columns"]["rewards"].update(dtype="object"), "is damaged"),
@@ -294,13 +316,33 @@ def test_a_broken_manifest_is_one_line(folder, text):
     assert "\n" not in str(caught.value)
 
 
-def test_a_link_out_of_the_folder_is_not_followed(folder, tmp_path, log):
+@pytest.mark.parametrize("scheme", ["", "file://"])
+@pytest.mark.parametrize("place", ["../secret.hdf5", "shard-00001.hdf5", "/dev/zero"])
+def test_a_shard_that_is_a_link_is_not_followed(folder, tmp_path, log, place, scheme):
     write_transitions(log, tmp_path / "secret.hdf5")
     shard = folder / "shard-00000.hdf5"
     shard.unlink()
-    shard.symlink_to(tmp_path / "secret.hdf5")
+    shard.symlink_to(place)
     with pytest.raises(DataError, match=r"'shard-00000.hdf5', which is no file of its folder"):
-        open_transitions(folder, lazy=True)
+        open_transitions(f"{scheme}{folder}", lazy=True)
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+def test_a_manifest_that_is_a_link_is_not_followed(folder, tmp_path, lazy):
+    (folder / "manifest.json").rename(tmp_path / "manifest.json")
+    (folder / "manifest.json").symlink_to("../manifest.json")
+    with pytest.raises(DataError, match=r"manifest.json is a link, which is not followed; copy the folder"):
+        open_transitions(folder, lazy=lazy)
+
+
+def test_a_folder_has_no_more_shards_than_its_manifest_can_list(tmp_path, log, monkeypatch):
+    monkeypatch.setattr(shard_writer, "MOST_SHARDS", 4)
+    with pytest.raises(DataError, match="s would have more than 4 shards; put more rows into each"):
+        write_shards(tmp_path / "s", log)
+    assert list(tmp_path.iterdir()) == []
+    entry = json.dumps([{"file": "shard-00000.hdf5", "rows": 10**9, "episodes": 10**9, "bytes": 10**12,
+                         "sha256": "0" * 64}], indent=1)  # fmt: skip
+    assert MOST_SHARDS * (len(entry) + 10) < TEXT_BYTES
 
 
 def write_and_fail(writer, *logs):

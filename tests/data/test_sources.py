@@ -164,7 +164,7 @@ BAD = {
     spoil_no_keys: "found keys none",
     spoil_groups_for_arrays: "found keys none",
     spoil_directory: "holds no Minari dataset",
-    spoil_strings: "has dtype object; give numbers",
+    spoil_strings: "holds texts; give numbers",
     spoil_scalars: "has no rows|single value",
     spoil_no_rows: "has no rows",
     spoil_lengths: "rewards has 14 rows, observations 15; re-export",

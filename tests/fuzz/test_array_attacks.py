@@ -56,16 +56,49 @@ def test_a_lying_header_is_one_line_everywhere(tmp_path: Path, lie):
 
 
 def bomb(declared: int) -> bytes:
-    """An array of zeros, compressed twice as well as deflate can: the second layer is another zip's."""
-    member = npy(f"{{'descr': '|u1', 'fortran_order': False, 'shape': ({declared},)}}", bytes(declared))
+    """Four rows of zeros in a thousandth of the bytes."""
+    member = npy(
+        f"{{'descr': '|u1', 'fortran_order': False, 'shape': (4, {declared // 4})}}", bytes(declared)
+    )
     return archive(flat_members(observations=member), zipfile.ZIP_DEFLATED)
 
 
 def test_arrays_beyond_the_memory_are_refused_before_they_are_unpacked(tmp_path: Path, monkeypatch):
     path = tmp_path / "log.npz"
     path.write_bytes(bomb(2**22))
-    monkeypatch.setattr("koffline.untrusted.limits.machine_memory", lambda: 2**21)
-    with pytest.raises(DataError, match=r"columns take 4\.19 MB, this process may use 2\.1 MB.*shard-rows"):
+    monkeypatch.setenv("KOFFLINE_MAX_BYTES", "9000000")
+    with pytest.raises(DataError) as error:
+        open_transitions(path)
+    # four rows of a million bytes, which become floats, and as much again for the next observations
+    assert str(error.value) == (
+        f"{path} is not read: it takes 33.6 MB in memory, 9 MB are allowed; read a log from disk (--lazy) "
+        "or make shards of it (`koffline data convert … --shard-rows N`), or set KOFFLINE_MAX_BYTES to more "
+        "bytes"
+    )
+    starts = tmp_path / "starts.npz"
+    starts.write_bytes(archive({"observations.npy": npy(FLOATS % "2000000,", bytes(16_000_000))}))
+    with pytest.raises(DataError, match=r"starts\.npz is not read: it takes 16 MB in memory, 9 MB are"):
+        read_initial_states(str(starts))
+
+
+def test_the_columns_of_an_archive_count_together(tmp_path: Path, monkeypatch):
+    path = tmp_path / "log.npz"
+    wide = np.zeros((1000, 100))
+    np.savez(path, observations=wide, next_observations=wide, actions=wide, rewards=np.zeros(1000),
+             terminals=np.zeros(1000, bool))  # fmt: skip
+    monkeypatch.setenv("KOFFLINE_MAX_BYTES", "2400000")
+    with pytest.raises(DataError, match=r"takes 2\.42 MB in memory, 2\.4 MB are allowed"):
+        open_transitions(path)
+    assert len(open_transitions(path, lazy=True).read_rows(0, 0, 1000)) == 1000
+    monkeypatch.setenv("KOFFLINE_MAX_BYTES", "2416000")
+    assert len(open_transitions(path)) == 1000
+
+
+def test_lengths_are_compared_before_a_column_is_read(tmp_path: Path, monkeypatch):
+    path = tmp_path / "log.npz"
+    path.write_bytes(archive(flat_members(rewards=npy(FLOATS % "2000000,", bytes(16_000_000)))))
+    monkeypatch.setattr("koffline.untrusted.arrays._read", lambda *_: pytest.fail("a column was read"))
+    with pytest.raises(DataError, match="rewards has 2000000 rows, observations 4; re-export"):
         open_transitions(path)
 
 

@@ -6,6 +6,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from koffline.checkpoints import read_checkpoint
+from koffline.data.sources import open_transitions, write_transitions
+from koffline.errors import KofflineError
+from koffline.policies.d3 import read_d3_model
+from scripts.fuzz import seeds
 from tests.fuzz import hostile
 
 READ = """
@@ -33,9 +40,10 @@ print("done")
 
 def test_bombs_are_refused_in_256_megabytes_without_a_byte_on_disk(tmp_path: Path):
     paths = []
-    for build in (hostile.gzip_twice, hostile.huge_and_empty, hostile.huge_and_contiguous,
-                  hostile.one_huge_chunk, hostile.same_data_many_times, hostile.a_heap_without_progress,
-                  hostile.a_description_without_end, hostile.deep_groups):  # fmt: skip
+    for build in (hostile.gzip_twice, hostile.huge_and_empty, hostile.one_huge_column,
+                  hostile.one_huge_chunk, hostile.rows_of_gigabytes, hostile.same_data_many_times,
+                  hostile.a_heap_without_progress, hostile.a_description_without_end,
+                  hostile.deep_groups):  # fmt: skip
         paths.append(tmp_path / f"{build.__name__}.hdf5")
         build(paths[-1])
     paths.append(tmp_path / "bomb.npz")
@@ -45,6 +53,32 @@ def test_bombs_are_refused_in_256_megabytes_without_a_byte_on_disk(tmp_path: Pat
         capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
     assert done.stdout == "done\n", done.stdout + done.stderr
+
+
+def read_log(path: Path) -> object:
+    return open_transitions(path)
+
+
+def read_state(path: Path) -> object:
+    return read_checkpoint(path, "f")
+
+
+BUILDERS = {
+    "dump": (lambda path: write_transitions(seeds.log(), path, "d3rlpy"), read_log),
+    "minari": (lambda path: write_transitions(seeds.log(), path, "minari"), read_log),
+    "shards": (seeds.shard_folder, read_log),
+    "checkpoint": (lambda path: path.write_bytes(seeds.checkpoint_seeds()[0]), read_state),
+    "model": (lambda path: path.write_bytes(b"\x80" + bytes(200)), lambda path: read_d3_model(path)),
+}
+
+
+@pytest.mark.parametrize("kind", BUILDERS)
+def test_every_format_keeps_to_the_figure(tmp_path: Path, kind, monkeypatch):
+    build, read = BUILDERS[kind]
+    build(tmp_path / "input")
+    monkeypatch.setenv("KOFFLINE_MAX_BYTES", "100")
+    with pytest.raises(KofflineError, match=r"input.* it takes .*B in memory, 100 B are allowed"):
+        read(tmp_path / "input")
 
 
 def deflated_zeros(count: int) -> bytes:

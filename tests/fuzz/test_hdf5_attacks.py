@@ -2,27 +2,90 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import h5py
+import numpy as np
 import pytest
+from h5py import h5d, h5s, h5t
 
 from koffline.data.sources import open_transitions
-from koffline.errors import DataError
+from koffline.errors import ConfigError, DataError
+from koffline.untrusted.limits import machine_memory
 from tests.fuzz import hostile
 
 
 @pytest.mark.parametrize("lazy", [False, True], ids=["whole", "lazy"])
 @pytest.mark.parametrize("build", hostile.HDF5, ids=lambda build: build.__name__)
-def test_a_hostile_file_is_one_line(tmp_path: Path, build, lazy):
+def test_a_hostile_file_is_one_line(tmp_path: Path, build, lazy, monkeypatch):
+    monkeypatch.setenv("KOFFLINE_MAX_BYTES", "20000000")
     path = tmp_path / "log.hdf5"
     build(path)
     with pytest.raises(DataError) as error:
         open_transitions(path, lazy=lazy)
     assert str(path) in str(error.value)
     assert str(error.value).isprintable()
-    if not lazy:  # the lazy reader says some of it in other words
-        assert hostile.HDF5[build] in str(error.value)
+    assert (hostile.HDF5 | (hostile.LAZY if lazy else {}))[build] in str(error.value)
+
+
+def cut_integer() -> h5t.TypeID:
+    found = h5t.STD_I32LE.copy()
+    found.set_size(3)
+    return found
+
+
+KINDS = {
+    "times (H5T_TIME) of 4 bytes each, for which NumPy has no type": h5t.UNIX_D32LE,
+    "whole numbers of 3 bytes each, for which NumPy has no type": cut_integer(),
+    "texts": h5t.C_S1,
+    "opaque bytes": h5t.create(h5t.OPAQUE, 5),
+    "compound records": h5t.py_create(np.dtype([("a", "f8"), ("b", "i4")])),
+    "references": h5t.STD_REF_OBJ,
+    "sequences of any length": h5t.vlen_create(h5t.NATIVE_DOUBLE),
+    "arrays within rows": h5t.array_create(h5t.NATIVE_DOUBLE, (3,)),
+    "numbers": h5t.STD_B8LE,  # bits, and
+    "named values": h5t.py_create(h5py.enum_dtype({"a": 0, "b": 1}), logical=True),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("lazy", [False, True], ids=["whole", "lazy"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_a_column_holds_is_named(tmp_path: Path, kind, lazy):
+    path = tmp_path / "log.hdf5"
+    with hostile.flat(path) as file:
+        del file["rewards"]
+        h5d.create(file.id, b"rewards", KINDS[kind], h5s.create_simple((4,)))
+    if kind in ("numbers", "named values"):
+        log = open_transitions(path, lazy=lazy)
+        assert (log.load() if lazy else log).rewards.tolist() == [0] * 4
+        return
+    with pytest.raises(DataError) as error:
+        open_transitions(path, lazy=lazy)
+    said = f"{path} is not read: rewards holds {kind}; give numbers, one row per transition"
+    assert str(error.value) == said
+
+
+@pytest.mark.parametrize("lazy", [False, True], ids=["whole", "lazy"])
+@pytest.mark.parametrize(("code", "name"), [(32001, "Blosc"), (40_000, "\x1b[31mmine")])
+def test_a_missing_filter_is_named(tmp_path: Path, code, name, lazy):
+    path = tmp_path / "log.hdf5"
+    with hostile.flat(path) as file:
+        del file["rewards"]
+        plan = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+        plan.set_chunk((4,))
+        plan.set_shuffle()
+        plan.set_filter(code, h5py.h5z.FLAG_OPTIONAL, ())
+        h5d.create(file.id, b"rewards", h5t.NATIVE_DOUBLE, h5s.create_simple((4,)), plan)
+        file["rewards"].id.write_direct_chunk((0,), b"packed")
+    with pytest.raises(DataError) as error:
+        open_transitions(path, lazy=lazy)
+    known = "Blosc" if code == 32001 else "of no name"
+    assert str(error.value) == (
+        f"{path} is not read: rewards uses HDF5 filter {code} ({known}), which this HDF5 library lacks; "
+        "rewrite it with gzip (h5repack -f GZIP=4)"
+    )
 
 
 @pytest.mark.parametrize(
@@ -44,6 +107,60 @@ def test_links_within_the_file_are_no_attack(tmp_path: Path):
     assert len(open_transitions(tmp_path / "log.hdf5")) == 4
 
 
+def test_a_log_beyond_the_allowance_is_read_from_disk(tmp_path: Path, monkeypatch):
+    path, values = tmp_path / "log.hdf5", np.random.default_rng(0).random((3000, 100))
+    with hostile.flat(path) as file:
+        for name in list(file):
+            del file[name]
+            array = values if "obs" in name else np.zeros(3000, "i1")
+            file.create_dataset(name, data=array, chunks=(100, *array.shape[1:]), compression="gzip")
+    needed = 2 * 3000 * 100 * 8 + 3 * 3000 * 8
+    monkeypatch.setenv("KOFFLINE_MAX_BYTES", str(needed - 1))
+    with pytest.raises(
+        DataError, match=r"takes 4\.87 MB in memory, 4\.87 MB are allowed; read a log from disk"
+    ):
+        open_transitions(path)
+    lazy = open_transitions(path, lazy=True)
+    assert np.array_equal(np.concatenate([block.observations for block in lazy.blocks(500)]), values)
+    with pytest.raises(DataError, match=r"takes 4.* MB in memory"):
+        lazy.load()
+    monkeypatch.setenv("KOFFLINE_MAX_BYTES", str(needed))
+    assert len(open_transitions(path)) == 3000
+
+
+def test_many_episodes_count_too(tmp_path: Path, monkeypatch):
+    """The ids of episodes are kept while a log is opened lazily, to see whether any comes back."""
+    with hostile.flat(tmp_path / "log.hdf5") as file:
+        for name in list(file):
+            shape = (100_000, *file[name].shape[1:])
+            del file[name]
+            file.create_dataset(name, shape, "i1", chunks=True, compression="gzip")
+        file.create_dataset("episode_ids", data=np.arange(100_000), compression="gzip")
+    assert open_transitions(tmp_path / "log.hdf5", lazy=True).n_episodes == 100_000
+    monkeypatch.setenv("KOFFLINE_MAX_BYTES", "3000000")
+    with pytest.raises(DataError, match=r"takes 3\.\d+ MB in memory, 3 MB are allowed"):
+        open_transitions(tmp_path / "log.hdf5", lazy=True)
+
+
+@pytest.mark.parametrize("asked", ["", "0", "-1", "2GB", "1e9", "٣", "9" * 5000])
+def test_the_allowance_is_a_number_of_bytes(tmp_path: Path, asked, monkeypatch):
+    hostile.flat(tmp_path / "log.hdf5").close()
+    monkeypatch.setenv("KOFFLINE_MAX_BYTES", asked)
+    with pytest.raises(ConfigError) as error:
+        open_transitions(tmp_path / "log.hdf5")
+    assert str(error.value) == (
+        f"KOFFLINE_MAX_BYTES is {asked[:40]!r}; set it to a number of bytes, as in 4000000000"
+    )
+
+
+def test_the_allowance_is_a_quarter_of_the_memory(monkeypatch):
+    monkeypatch.delenv("KOFFLINE_MAX_BYTES", raising=False)
+    asked = "import resource; resource.setrlimit(resource.RLIMIT_AS, (4 * 10**9,) * 2)"
+    code = f"{asked}; from koffline.untrusted.limits import memory_allowance as m; print(m())"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert int(done.stdout) == min(10**9, machine_memory() // 4)
+
+
 def test_honest_columns_of_one_value_are_read(tmp_path: Path):
     """Forty thousand times smaller on disk than in memory, but small in memory too."""
     with hostile.flat(tmp_path / "log.hdf5") as file:
@@ -52,4 +169,5 @@ def test_honest_columns_of_one_value_are_read(tmp_path: Path):
             del file[name]
             dtype = "f4" if "obs" in name else "i1"
             file.create_dataset(name, shape, dtype, compression="gzip", chunks=True, fillvalue=1)
-    assert len(open_transitions(tmp_path / "log.hdf5")) == 500_000
+    for lazy in (False, True):
+        assert len(open_transitions(tmp_path / "log.hdf5", lazy=lazy)) == 500_000

@@ -16,6 +16,12 @@ SLOW = {"d3", "model", "onnx"}
 NAMES = [pytest.param(name, marks=pytest.mark.slow if name in SLOW else ()) for name in readers()]
 
 
+@pytest.fixture(autouse=True)
+def little_memory(monkeypatch):
+    """Changed sizes soon ask for gigabytes of nothing, which takes its time where it is allowed."""
+    monkeypatch.setenv("KOFFLINE_MAX_BYTES", "100000000")
+
+
 def changed(contents: list[bytes], seed: int) -> bytes:
     generator = np.random.default_rng(seed)
     first, second = (contents[int(i)] for i in generator.integers(len(contents), size=2))

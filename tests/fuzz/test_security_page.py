@@ -15,8 +15,10 @@ PAGE = " ".join((Path(__file__).parents[2] / "SECURITY.md").read_text(encoding="
 @pytest.mark.parametrize(
     "words",
     [
-        f"at most {limits.EXPANSION:,} bytes for one",
-        f"plus {limits.SLACK_BYTES >> 20} MB for a whole file",
+        f"`{limits.MAX_BYTES}` bytes",
+        {4: "by default a quarter of the memory"}[limits.SHARE],
+        f"at a time at most {hdf5.LARGEST_PIECE >> 20} MB",
+        f"more than {limits.EXPANSION:,} times the bytes of the file",
         f"JSON longer than {limits.TEXT_BYTES >> 20} MB",
         f"YAML longer than {yaml_files.LARGEST_TEXT >> 20} MB or nested deeper than {yaml_files._DEEPEST}",
         f"more than {yaml_files._MOST_NODES:,} values",

@@ -15,6 +15,7 @@ from koffline.data.sources import open_transitions
 from koffline.errors import ConfigError, DataError, KofflineError
 from koffline.ope.initial_states import read_initial_states
 from koffline.policies import load_policy
+from koffline.untrusted.limits import Tally
 from scripts.fuzz import seeds
 
 LAUGHS = "a: &a [1, 1, 1, 1, 1, 1, 1, 1, 1, 1]\n" + "".join(
@@ -177,10 +178,11 @@ def test_pictures_of_other_formats_are_never_decoded(tmp_path: Path):
     space = spaces.Dict({"camera": spaces.Box(0, 255, (32, 32, 3), np.uint8)})
     program = np.frombuffer(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 32 32\n", np.uint8)
     with pytest.raises(ValueError, match="picture 0 of an episode is no JPEG"):
-        decoded({"camera": [program]}, space)
+        decoded({"camera": [program]}, space, Tally())
 
 
-def test_pictures_have_the_size_of_their_space():
+def test_pictures_have_the_size_of_their_space(monkeypatch):
+    """And those of all episodes count together."""
     import io
 
     from PIL import Image
@@ -189,11 +191,16 @@ def test_pictures_have_the_size_of_their_space():
 
     spaces = pytest.importorskip("gymnasium").spaces
     space = spaces.Tuple([spaces.Box(0, 255, (32, 32, 3), np.uint8)])
+    monkeypatch.setenv("KOFFLINE_MAX_BYTES", "10000")
     for side, accepted in ((32, True), (4000, False)):
         written = io.BytesIO()
         Image.new("RGB", (side, side), (9, 9, 9)).save(written, "JPEG")
         if accepted:
-            assert decoded([[written.getvalue()]], space)[0].shape == (1, 32, 32, 3)
+            assert decoded([[written.getvalue()]], space, Tally())[0].shape == (1, 32, 32, 3)
+            tally = Tally()
+            decoded([[written.getvalue()]], space, tally)
+            with pytest.raises(ValueError, match=r"it takes 12\.3 kB in memory, 10 kB are allowed"):
+                decoded([[written.getvalue()]], space, tally)
         else:
             with pytest.raises(ValueError, match="4000 × 4000 points of 3 colours, its space declares"):
-                decoded([[written.getvalue()]], space)
+                decoded([[written.getvalue()]], space, Tally())

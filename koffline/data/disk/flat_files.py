@@ -7,6 +7,7 @@ memory is the count of episodes and steps before every 16,384th row.
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ from koffline.data.columns import integer_column
 from koffline.data.disk.sliced_files import SlicedFile, open_sliced
 from koffline.data.files import reading
 from koffline.errors import DataError
+from koffline.untrusted.limits import check_memory
 
 _EVERY = 16_384
 # A block of this size is read at the speed of the disk and fits a processor's cache.
@@ -37,7 +39,7 @@ class Column:
     @property
     def row_bytes(self) -> int:
         """Bytes of one row in memory."""
-        return int(np.prod(self.shape, dtype=np.int64)) * np.dtype(self.dtype).itemsize
+        return math.prod(self.shape) * np.dtype(self.dtype).itemsize
 
 
 @dataclass(frozen=True, eq=False)
@@ -167,6 +169,7 @@ def mark_episodes(opened: OpenShard, rows: int, rule: EpisodeRule, has_steps: bo
             _check_steps(opened.column("steps", start, stop), step, start)
         if rule == "ids":
             ids.append(opened.column("episode_ids", start, stop)[begins])
+            check_memory(4 * 8 * (int(unit[-1]) + 1))  # they will be sorted
         units.append(int(unit[-1]))
         steps.append(int(step[-1]))
     if ids and len(np.unique(np.concatenate(ids))) != units[-1] + 1:
@@ -190,7 +193,7 @@ def _check_column(array: Any, column: Column, rows: int) -> None:
     if array is None:
         raise DataError(f"{column.key} is missing; copy or write the file again")
     expected = (rows, *column.shape)
-    if array.dtype.kind not in "biuf" or array.size != np.prod(expected, dtype=np.int64):
+    if array.dtype.kind not in "biuf" or array.size != math.prod(expected):
         raise DataError(
             f"{column.key} has shape {array.shape} and dtype {array.dtype}, expected {expected} "
             f"{column.dtype}; copy or write the file again"

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,11 +21,12 @@ from koffline.data.raw import space_from_json, space_to_json
 from koffline.data.spaces import ActionSpace
 from koffline.data.transitions import Metadata
 from koffline.errors import DataError
+from koffline.untrusted.limits import TEXT_BYTES, shown_bytes
 
 MANIFEST = "manifest.json"
 FORMAT, VERSION = "koffline-shards", 1
-# A manifest with a million shards has about 200 MB; more is no manifest.
-_MANIFEST_BYTES = 2**28
+# So many shards, at about 190 bytes each, make the longest manifest that is read.
+MOST_SHARDS = 80_000
 SHARD_NAME = re.compile(r"shard-\d{5,}\.hdf5")
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
@@ -100,7 +102,14 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
 def read_manifest(folder: str) -> Manifest:
     """The manifest of a folder; shards are named by their full paths. Raises DataError."""
     name = remote.joined(folder, MANIFEST)
-    text = remote.read_bytes(name, _MANIFEST_BYTES)
+    if _is_link(name):
+        raise DataError(f"{name} is a link, which is not followed; copy the folder with the files themselves")
+    if remote.size(name) > TEXT_BYTES:
+        raise DataError(
+            f"{name} is larger than {shown_bytes(TEXT_BYTES)}, the most that a manifest may have; write "
+            "fewer and larger shards"
+        )
+    text = remote.read_bytes(name, TEXT_BYTES)
     try:
         described = json.loads(text)
         if described["format"] != FORMAT:
@@ -111,15 +120,29 @@ def read_manifest(folder: str) -> Manifest:
             raise DataError(
                 f"{name} has version {described['version']!r}, known is {VERSION}; update koffline"
             )
+        promised = described["rows"]
         manifest = _manifest(described, folder)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         reason = " ".join(str(error).split()) or type(error).__name__
         raise DataError(
             f"{name} is damaged ({type(error).__name__}: {reason}); copy or write it again"
         ) from None
-    if not manifest.shards:
-        raise DataError(f"{name} lists no shards; write the folder again")
+    _check_shards(manifest.shards, promised, name)
     return manifest
+
+
+def _check_shards(shards: Sequence[ShardInfo], promised: Any, name: str) -> None:
+    """Raise DataError unless the shards are different ones and have as many rows as the manifest says."""
+    if not shards:
+        raise DataError(f"{name} lists no shards; write the folder again")
+    twice = [file for file, count in Counter(shard.name for shard in shards).items() if count > 1]
+    if twice:
+        raise DataError(f"{name} lists {twice[0]} more than once; write the folder again")
+    rows = sum(shard.rows for shard in shards)
+    if rows != promised:
+        raise DataError(
+            f"{name} promises {str(promised)[:40]} rows, its shards have {rows}; write the folder again"
+        )
 
 
 def _manifest(described: Mapping[str, Any], folder: str) -> Manifest:
@@ -153,9 +176,10 @@ def _shard(entry: Mapping[str, Any], folder: str) -> ShardInfo:
     """A shard lies in the folder itself. Raises DataError for a name that leads elsewhere."""
     file = str(entry["file"])
     name = remote.joined(folder, file)
-    if not _FILE_NAME.fullmatch(file) or _leads_elsewhere(name):
+    if not _FILE_NAME.fullmatch(file) or _is_link(name):
         raise DataError(
-            f"{folder}: the manifest names {file!r}, which is no file of its folder; write it again"
+            f"{folder}: the manifest names {file!r}, which is no file of its folder; write it again, or copy "
+            "it with the files themselves in the place of links"
         )
     rows, episodes = int(entry["rows"]), int(entry["episodes"])
     if rows < 1 or not 0 <= episodes <= rows:
@@ -164,8 +188,7 @@ def _shard(entry: Mapping[str, Any], folder: str) -> ShardInfo:
     return ShardInfo(name, rows, episodes, None if size is None else int(size), entry.get("sha256"))
 
 
-def _leads_elsewhere(name: str) -> bool:
-    if remote.is_url(name):
-        return False
-    path = Path(name)
-    return path.is_symlink() and path.resolve().parent != path.parent.resolve()
+def _is_link(name: str) -> bool:
+    """Links are refused wherever they lead: one within the folder would be a shard that counts twice."""
+    path = remote.local_path(name)
+    return path is not None and path.is_symlink()

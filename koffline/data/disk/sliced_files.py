@@ -65,7 +65,7 @@ def _hdf5_arrays(file: CheckedFile, name: str) -> SlicedFile:
 
     if is_d3rlpy_dump(file.raw) or "episode_0" in file.raw:
         raise DataError(f"{name} is kept episode by episode, which cannot be read lazily; {LAZY_REMEDY}")
-    arrays = {key: file.sliced(key) for key in known_keys() if key in file}
+    arrays = file.slices([key for key in known_keys() if key in file])
     text = file.text(DESCRIPTION)
     described = read_description(text) if text is not None else None
     return SlicedFile(name, arrays, described, "episode_terminals" in file)

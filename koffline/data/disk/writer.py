@@ -16,7 +16,7 @@ import numpy as np
 
 from koffline.data.disk.flat_files import Column
 from koffline.data.disk.places import shard_place
-from koffline.data.disk.shards import MANIFEST, Manifest, ShardInfo, write_manifest
+from koffline.data.disk.shards import MANIFEST, MOST_SHARDS, Manifest, ShardInfo, write_manifest
 from koffline.data.flat import KEYS
 from koffline.data.hdf5 import DESCRIPTION, disk_faults
 from koffline.data.hdf5_output import KeptErrors
@@ -114,6 +114,10 @@ class ShardWriter:
         assert self._kind is not None
         with disk_faults():
             if self._open is None:
+                if len(self._shards) == MOST_SHARDS:
+                    raise DataError(
+                        f"{self.target} would have more than {MOST_SHARDS} shards; put more rows into each"
+                    )
                 name = f"shard-{len(self._shards):05d}.hdf5"
                 self._open = _OpenFile(self._place.folder / name, self._kind.columns, self.shard_rows)
             if "steps" in columns:
