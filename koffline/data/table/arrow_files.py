@@ -10,7 +10,7 @@ from typing import Any
 from koffline.data.table import csv_files
 from koffline.data.table.faults import open_bytes, table_faults
 from koffline.data.table.recognition import CSV, PARQUET, STREAM, TableFile
-from koffline.data.table.values import storage_type
+from koffline.data.table.values import is_naive, storage_type
 from koffline.errors import DataError
 
 
@@ -102,6 +102,8 @@ def _fitted(batch: Any, file: TableFile, types: Mapping[str, Any]) -> Any:
             array = batch.column(name)
         if array.type != wanted:
             try:
+                if is_naive(array.type) != is_naive(wanted) and pa.types.is_timestamp(array.type):
+                    raise pa.ArrowInvalid  # Arrow itself would take a local clock for UTC
                 array = array.cast(wanted)
             except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
                 here, there = storage_type(array.type), storage_type(wanted)

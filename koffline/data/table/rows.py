@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from koffline.data.table.files import TableFiles
+from koffline.data.table.texts import read_texts
 from koffline.data.table.values import plain, plain_bytes, storage_type
 from koffline.untrusted.limits import EXPANSION, SLACK_BYTES, Refused, check_memory, shown_bytes
 
@@ -55,7 +56,7 @@ class TableRows:
         names = batch.schema.names
         arrays = [plain(column) for column in batch.columns]
         arrays = [
-            array.cast(self.narrowed[name]) if name in self.narrowed else array
+            read_texts(array, self.narrowed[name]) if name in self.narrowed else array
             for name, array in zip(names, arrays, strict=True)
         ]
         return pa.record_batch(arrays, names=names)
@@ -93,24 +94,3 @@ def hold(rows: TableRows) -> TableRows:
         check_memory(total)
         batches.append(batch)
     return replace(rows, held=pa.Table.from_batches(batches, schema))
-
-
-def narrow_types(rows: TableRows, names: Sequence[str]) -> dict[str, Any]:
-    """The narrowest type that all of a text column can be: whole numbers, numbers, times, or text."""
-    import pyarrow as pa
-
-    ladders = {name: [pa.int64(), pa.float64(), pa.timestamp("ns"), pa.string()] for name in names}
-    for batch in rows.batches(names) if names else ():
-        for name in names:
-            ladders[name] = [kind for kind in ladders[name] if _casts(batch.column(name), kind)]
-    return {name: ladder[0] for name, ladder in ladders.items()}
-
-
-def _casts(array: Any, kind: Any) -> bool:
-    import pyarrow as pa
-
-    try:
-        array.cast(kind)
-    except pa.ArrowInvalid:
-        return False
-    return True

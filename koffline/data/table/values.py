@@ -79,6 +79,13 @@ def is_text(kind: pa.DataType) -> bool:
     return bool(t.is_string(kind) or t.is_large_string(kind) or t.is_string_view(kind))
 
 
+def is_naive(kind: pa.DataType) -> bool:
+    """Whether times of this type are those of a clock whose zone is not told."""
+    import pyarrow as pa
+
+    return bool(pa.types.is_time(kind) or (pa.types.is_timestamp(kind) and kind.tz is None))
+
+
 def number_dtype(kinds: list[pa.DataType]) -> np.dtype:
     """The dtype in which columns of these types stand side by side; by type alone, never by value.
 
@@ -164,7 +171,7 @@ def flags(array: Any, name: str, source: str) -> np.ndarray:
 
 
 def sortable(array: Any) -> np.ndarray:
-    """(N,) numbers in the order of the column's values: times as integers, texts by their rank."""
+    """(N,) numbers in the order of the column's values: times as integers, decimals by their rank."""
     import pyarrow as pa
 
     array = plain(array)
@@ -176,8 +183,6 @@ def sortable(array: Any) -> np.ndarray:
         array = array.cast(pa.int64())
     elif t.is_decimal(kind):
         # as their own order: two decimals may be one float64
-        return _ranks(array)
-    elif not (t.is_integer(kind) or t.is_floating(kind)):
         return _ranks(array)
     return np.asarray(array.to_numpy(zero_copy_only=False))
 
