@@ -280,11 +280,7 @@ def _derive_next(
 
     After a termination the next observation has no influence: the row's own stands in for it.
     """
-    observations, last = log["observations"], order.last
-    following = np.empty_like(observations)
-    following[:-1] = observations[1:]
-    following[last] = observations[last]
-    log["next_observations"] = following
+    last = order.last
     counts.derived = True
     lost = last & ~log["terminated"]
     if prepared.roles.truncated is None:
@@ -296,5 +292,8 @@ def _derive_next(
         counts.cut += int(moved.sum())
     log["truncated"] = log["truncated"] | moved
     counts.left_out += int(lost.sum())
+    kept = np.flatnonzero(~lost)
+    following = log["observations"][kept + ~last[kept]]
     for name in log:
-        log[name] = log[name][~lost]
+        log[name] = log[name][kept]
+    log["next_observations"] = following

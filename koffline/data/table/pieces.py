@@ -12,21 +12,25 @@ import numpy as np
 
 from koffline.data.table import values
 from koffline.data.table.prepared import PreparedTable
+from koffline.data.table.room import Room
 from koffline.errors import DataError
 
 # Files that are open at once; a table of more parts has larger ones.
 _MOST_PARTS = 256
+_SPLIT = "give its longest episodes several ids"
 
 
 def contiguous_pieces(prepared: PreparedTable, piece_rows: int) -> Iterator[Any]:
     """Consecutive rows, at least ``piece_rows`` where there are as many, cut where an episode begins."""
     waiting: list[Any] = []
     rows = cut = 0
+    room = Room(prepared.rows.itemsize, _SPLIT)
     before: Any = None
     for batch in prepared.rows.batches():
         _check_sorted(before, batch, prepared)
         start = _last_start(before, batch, prepared)
         cut = cut if start is None else rows + start
+        room.take(batch)
         waiting.append(batch)
         rows += batch.num_rows
         before = batch
@@ -35,6 +39,9 @@ def contiguous_pieces(prepared: PreparedTable, piece_rows: int) -> Iterator[Any]
             yield table.slice(0, cut)
             waiting = table.slice(cut).to_batches()
             rows, cut = rows - cut, 0
+            room = Room(prepared.rows.itemsize, _SPLIT)
+            for batch in waiting:
+                room.take(batch)
     if rows:
         yield prepared.rows.table(waiting)
 
@@ -54,7 +61,7 @@ def partitioned_pieces(prepared: PreparedTable, piece_rows: int, scratch: str | 
             paths = [Path(folder) / f"{part}.arrows" for part in range(int(part_of[-1]) + 1)]
             _distribute(prepared, part_of, paths)
             for path in paths:
-                yield _read_part(path)
+                yield _read_part(path, Room(prepared.rows.itemsize, _SPLIT))
                 path.unlink()
     except OSError as error:
         raise DataError(
@@ -137,8 +144,12 @@ def _distribute(prepared: PreparedTable, part_of: np.ndarray, paths: list[Path])
                 writers[part].write_batch(gathered.slice(int(start), int(stop - start)))
 
 
-def _read_part(path: Path) -> Any:
+def _read_part(path: Path, room: Room) -> Any:
     import pyarrow as pa
 
+    batches = []
     with pa.ipc.open_stream(str(path)) as opened:
-        return opened.read_all()
+        for batch in opened:
+            room.take(batch)
+            batches.append(batch)
+        return pa.Table.from_batches(batches, opened.schema)

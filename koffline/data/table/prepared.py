@@ -68,9 +68,9 @@ def prepare_table(
     # Columns of text in a file without types may still be anything: what they are is found below.
     untyped = _untyped(files, roles, types, keep_ids=mapping is not None)
     typed = {n: pa.float64() if n in untyped else k for n, k in types.items()}
-    check_kinds(typed, roles, name)
+    itemsize = check_kinds(typed, roles, name).observation_dtype.itemsize
     with table_faults(name, files.kind):
-        rows = open_rows(files, types)
+        rows = open_rows(files, types, itemsize)
         rows = hold(rows) if in_memory else rows
         texts = rows.batches(untyped) if untyped else ()
         narrowed = narrow_types(texts, untyped, roles.time, name)

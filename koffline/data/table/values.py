@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _TRUE = ("true", "t", "yes", "y", "1", "1.0")
+_WIDEST = 16  # bytes of a number, or of an id
 _FALSE = ("false", "f", "no", "n", "0", "0.0")
 
 
@@ -42,17 +43,27 @@ def plain(array: Any) -> Any:
     return array.dictionary_decode() if pa.types.is_dictionary(array.type) else array
 
 
-def plain_bytes(array: Any) -> int:
-    """Bytes of an array without its dictionary: of texts those of every row, however often they repeat."""
+def plain_bytes(array: Any, itemsize: int = 1) -> int:
+    """Bytes of an array without its dictionary, where each number takes ``itemsize`` at least.
+
+    Values of a dictionary count in every row, however often they repeat.
+    """
     import pyarrow as pa
     import pyarrow.compute as pc
 
+    while isinstance(array, pa.ExtensionArray):
+        array = array.storage
     if not pa.types.is_dictionary(array.type):
-        return int(array.nbytes)
-    kind = array.dictionary.type
+        items = len(array.flatten()) if is_list(array.type) else len(array)
+        return max(int(array.nbytes), items * itemsize)
+    kind = storage_type(array.dictionary.type)
     if is_text(kind) or pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
-        return int(pc.sum(pc.binary_length(array.dictionary).take(array.indices)).as_py() or 0)
-    return int(array.nbytes)
+        lengths, width = pc.binary_length(array.dictionary), 1
+    elif is_list(kind):
+        lengths, width = pc.list_value_length(array.dictionary), _WIDEST
+    else:
+        return len(array) * _WIDEST
+    return int(pc.sum(lengths.take(array.indices)).as_py() or 0) * width
 
 
 def is_list(kind: pa.DataType) -> bool:
