@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 
@@ -187,3 +188,30 @@ def test_numbers_count_as_they_are_in_the_log(tmp_path, monkeypatch):
     monkeypatch.setenv("KOFFLINE_MAX_BYTES", "20000000")
     with pytest.raises(DataError, match=r"its rows need 2.* MB of memory to be read, allowed are 20 MB"):
         open_transitions(path, mapping=MAPPING)
+
+
+def test_columns_of_unequal_length(tmp_path):
+    """The count of values of column r is changed from 1000 to 1001 where the Parquet file describes it."""
+    path = parquet(zeros(1000), tmp_path / "log.parquet")
+    content = bytearray(path.read_bytes())
+    counted = content.index(b"\xd0\x0f", content.index(b"\x18\x01r", len(content) // 2))
+    content[counted] += 2
+    path.write_bytes(content)
+    with pytest.raises(DataError) as caught:
+        open_transitions(path, mapping=MAPPING)
+    said = "column r has 1001 values in 1000 rows; it is damaged: export it again"
+    assert str(caught.value) == f"{path} is not read: {said}"
+
+
+def test_an_arrow_file_that_ends_before_its_end(tmp_path):
+    """The mark of the end of a stream is written over the second of its record batches."""
+    path = write(walk(), tmp_path / "log.arrow")
+    content = bytearray(path.read_bytes())
+    place = [found.start() for found in re.finditer(b"\xff\xff\xff\xff", content)][2]
+    content[place : place + 8] = b"\xff\xff\xff\xff\0\0\0\0"
+    path.write_bytes(content)
+    with pytest.raises(DataError) as caught:
+        open_transitions(path, mapping=MAPPING)
+    assert str(caught.value) == (
+        f"{path} is not read: it has 1 of 3 parts that its end lists; copy or export it again"
+    )
