@@ -92,6 +92,19 @@ def machine_memory() -> int:
     return min(limit for limit in limits if limit > 0)
 
 
+def memory_allowance() -> int:
+    """Bytes that reading may take: KOFFLINE_MAX_BYTES, else a quarter of what this process can hope for.
+
+    Raises Refused where that is no number.
+    """
+    stated = os.environ.get("KOFFLINE_MAX_BYTES")
+    if stated is None:
+        return machine_memory() // 4
+    if not (stated.isascii() and stated.isdecimal()) or int(stated) == 0:
+        raise Refused(f"KOFFLINE_MAX_BYTES is {stated!r}; give a number of bytes, as in 8000000000")
+    return int(stated)
+
+
 def check_regular(path: Path) -> None:
     """Raise Refused for pipes, devices and sockets, which may never end. OSError as the system gives it."""
     if not stat.S_ISREG(path.stat().st_mode):

@@ -8,15 +8,18 @@ from dataclasses import dataclass
 from typing import Any
 
 from koffline.data.table import csv_files
+from koffline.data.table.arrow_messages import MAGIC_BYTES, bytes_at_once
 from koffline.data.table.faults import open_bytes, table_faults
 from koffline.data.table.recognition import CSV, PARQUET, STREAM, TableFile
-from koffline.data.table.values import storage_type
+from koffline.data.table.room import Room
+from koffline.data.table.values import is_list, is_naive, is_text, storage_type
 from koffline.errors import DataError
+from koffline.untrusted.limits import Refused
 
 
 @contextlib.contextmanager
 def arrow_reader(file: TableFile) -> Iterator[Any]:
-    """pyarrow's reader of a Parquet file, Arrow file or Arrow stream."""
+    """The schema and rows of a Parquet file, Arrow file or Arrow stream."""
     import pyarrow as pa
     import pyarrow.parquet
 
@@ -25,8 +28,7 @@ def arrow_reader(file: TableFile) -> Iterator[Any]:
             # Texts as dictionaries: what repeats in the file does not multiply before it is looked at.
             with pyarrow.parquet.ParquetFile(source, pre_buffer=False) as opened:
                 schema, metadata = opened.schema_arrow, opened.metadata  # made anew whenever asked for
-                texts = [field.name for field in schema if pa.types.is_string(field.type)]
-                texts += [field.name for field in schema if pa.types.is_binary(field.type)]
+                texts = [field.name for field in schema if _is_bytes(field.type)]
                 if not texts:
                     yield _ParquetReader(opened, schema)
                     return
@@ -37,9 +39,19 @@ def arrow_reader(file: TableFile) -> Iterator[Any]:
             return
         head = source.read(4)
         source.seek(0)
-        open_reader = pa.ipc.open_stream if head == STREAM else pa.ipc.open_file
-        with open_reader(source) as opened:
-            yield _ArrowReader(opened)
+        if head == STREAM:
+            with pa.ipc.open_stream(source) as opened:
+                yield _ArrowReader(source, 0, opened.schema, None)
+            return
+        with pa.ipc.open_file(source) as opened:
+            yield _ArrowReader(source, MAGIC_BYTES, opened.schema, opened.num_record_batches)
+
+
+def _is_bytes(kind: Any) -> bool:
+    import pyarrow as pa
+
+    t = pa.types
+    return is_text(kind) or bool(t.is_binary(kind) or t.is_large_binary(kind) or t.is_binary_view(kind))
 
 
 @dataclass(frozen=True)
@@ -47,30 +59,74 @@ class _ParquetReader:
     opened: Any
     schema: Any
 
-    def batches(self, columns: Sequence[str], batch_rows: int) -> Iterator[Any]:
+    def batches(self, columns: Sequence[str], batch_rows: int, room: Room) -> Iterator[Any]:
+        room.declare(*self._declared(columns, room.itemsize))
         yield from self.opened.iter_batches(batch_rows, columns=list(columns), use_threads=False)
+
+    def _declared(self, columns: Sequence[str], itemsize: int) -> tuple[int, int]:
+        """Bytes of the columns in memory, and of the largest lists that a row group may have in one row."""
+        import pyarrow as pa
+
+        metadata = self.opened.metadata
+        kinds = {name: self.schema.field(name).type for name in columns}
+        lists = {f"{name}.": name for name, kind in kinds.items() if is_list(storage_type(kind))}
+        leaves = {}
+        for i in range(metadata.num_columns):
+            path = metadata.schema.column(i).path
+            name = path if path in kinds else next((lists[n] for n in lists if path.startswith(n)), None)
+            if name is not None:
+                leaves[name] = i
+        total = at_once = 0
+        for group in map(metadata.row_group, range(metadata.num_row_groups)):
+            nested = 0
+            for name, i in leaves.items():
+                chunk, kind = group.column(i), storage_type(kinds[name])
+                if is_list(kind):
+                    size = chunk.num_values * max(itemsize, -(-storage_type(kind.value_type).bit_width // 8))
+                    nested += size
+                elif chunk.num_values != group.num_rows:
+                    found = f"column {name} has {chunk.num_values} values in {group.num_rows} rows"
+                    raise Refused(f"{found}; it is damaged: export it again")
+                elif pa.types.is_dictionary(kinds[name]):
+                    size = max(chunk.num_values * itemsize, chunk.total_uncompressed_size)
+                else:
+                    size = chunk.num_values * max(itemsize, -(-kind.bit_width // 8))
+                total += size
+            at_once = max(at_once, nested)
+        return total, at_once
 
 
 @dataclass(frozen=True)
 class _ArrowReader:
-    opened: Any
+    """``source`` has a stream from byte ``start`` on; a file's end says how many batches there are."""
 
-    @property
-    def schema(self) -> Any:
-        return self.opened.schema
+    source: Any
+    start: int
+    schema: Any
+    count: int | None
 
-    def batches(self, columns: Sequence[str], batch_rows: int) -> Iterator[Any]:
-        stream = not hasattr(self.opened, "num_record_batches")
-        parts = self.opened if stream else map(self.opened.get_batch, range(self.opened.num_record_batches))
-        for whole in parts:
-            chosen = whole.select(list(columns))
-            chosen.validate(full=True)  # offsets of a stranger's file may point anywhere
-            for start in range(0, chosen.num_rows, batch_rows):
-                yield chosen.slice(start, batch_rows)
+    def batches(self, columns: Sequence[str], batch_rows: int, room: Room) -> Iterator[Any]:
+        import pyarrow as pa
+
+        self.source.seek(self.start)
+        room.declare(0, bytes_at_once(self.source))
+        self.source.seek(self.start)
+        indices = sorted(self.schema.get_field_index(name) for name in columns)
+        options = pa.ipc.IpcReadOptions(included_fields=indices, use_threads=False)
+        with pa.ipc.open_stream(self.source, options=options) as opened:
+            found = 0
+            for whole in opened:
+                found += 1
+                chosen = whole.select(list(columns))
+                chosen.validate(full=True)  # offsets of a stranger's file may point anywhere
+                for start in range(0, chosen.num_rows, batch_rows):
+                    yield chosen.slice(start, batch_rows)
+        if self.count is not None and found != self.count:
+            raise Refused(f"it has {found} of {self.count} parts that its end lists; copy or export it again")
 
 
 def file_batches(
-    file: TableFile, columns: Sequence[str], types: Mapping[str, Any], rows: int
+    file: TableFile, columns: Sequence[str], types: Mapping[str, Any], rows: int, room: Room
 ) -> Iterator[Any]:
     """The columns in the given order and types, in batches of at most ``rows`` rows. Raises DataError."""
     wanted = {name: types[name] for name in columns}
@@ -85,7 +141,7 @@ def file_batches(
             raise DataError(
                 f"{file.name} lacks column {missing[0]}, which the first file has; mend or remove the file"
             )
-        for batch in opened.batches(stored, rows):
+        for batch in opened.batches(stored, rows, room):
             yield _fitted(batch, file, wanted)
 
 
@@ -102,6 +158,8 @@ def _fitted(batch: Any, file: TableFile, types: Mapping[str, Any]) -> Any:
             array = batch.column(name)
         if array.type != wanted:
             try:
+                if is_naive(array.type) != is_naive(wanted) and pa.types.is_timestamp(array.type):
+                    raise pa.ArrowInvalid  # Arrow itself would take a local clock for UTC
                 array = array.cast(wanted)
             except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
                 here, there = storage_type(array.type), storage_type(wanted)

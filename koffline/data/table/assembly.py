@@ -96,7 +96,7 @@ def _order_rows(
     codes = order.episodes
     if times is not None:
         _check_times(order.sort(times), order, table, prepared)
-        if times.dtype.kind in "iu" and not values.is_text(prepared.kinds.types[roles.time or ""]):
+        if times.dtype.kind in "iu":
             counts.add_differences(np.diff(order.sort(times))[codes[1:] == codes[:-1]])
     if roles.episode is None:
         ends = order.sort(flags["terminated"] | flags["truncated"])
@@ -128,7 +128,7 @@ def _check_times(times: np.ndarray, order: _Order, table: Any, prepared: Prepare
         return
     column = prepared.roles.time
     place = int(order.sort(np.arange(len(times)))[int(np.argmax(same)) + 1])
-    where = f"{column} {table.column(column)[place].as_py()}"
+    where = f"{column} {table.column(column)[place].cast('string').as_py()}"
     if prepared.roles.episode is not None:
         where = f"episode {table.column(prepared.roles.episode)[place].as_py()!r}, {where}"
         remedy = "drop the doubles, or name a finer time column"
@@ -280,11 +280,7 @@ def _derive_next(
 
     After a termination the next observation has no influence: the row's own stands in for it.
     """
-    observations, last = log["observations"], order.last
-    following = np.empty_like(observations)
-    following[:-1] = observations[1:]
-    following[last] = observations[last]
-    log["next_observations"] = following
+    last = order.last
     counts.derived = True
     lost = last & ~log["terminated"]
     if prepared.roles.truncated is None:
@@ -296,5 +292,8 @@ def _derive_next(
         counts.cut += int(moved.sum())
     log["truncated"] = log["truncated"] | moved
     counts.left_out += int(lost.sum())
+    kept = np.flatnonzero(~lost)
+    following = log["observations"][kept + ~last[kept]]
     for name in log:
-        log[name] = log[name][~lost]
+        log[name] = log[name][kept]
+    log["next_observations"] = following

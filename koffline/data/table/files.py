@@ -13,6 +13,7 @@ from koffline.data.table import csv_files
 from koffline.data.table.arrow_files import arrow_reader, file_batches
 from koffline.data.table.recognition import CSV, HDF5, TableFile, files_below, table_file
 from koffline.data.table.roles import Roles
+from koffline.data.table.room import Room
 from koffline.errors import DataError
 
 if TYPE_CHECKING:
@@ -60,11 +61,14 @@ class TableFiles:
         return self.kind == CSV or name in self.files[0].constants
 
     def batches(
-        self, columns: Sequence[str], types: Mapping[str, pa.DataType], batch_rows: int
+        self, columns: Sequence[str], types: Mapping[str, pa.DataType], batch_rows: int, room: Room
     ) -> Iterator[pa.RecordBatch]:
-        """The columns in the given order and types, in batches of at most ``batch_rows`` rows."""
+        """The columns in the given order and types, in batches of at most ``batch_rows`` rows.
+
+        Raises Refused where a file declares more than there is room for.
+        """
         for file in self.files:
-            yield from file_batches(file, columns, types, batch_rows)
+            yield from file_batches(file, columns, types, batch_rows, room)
 
 
 def find_tables(source: str | os.PathLike[str]) -> TableFiles | None:

@@ -75,7 +75,10 @@ def _check_numbers(name: str, kind: Any, what: str, source: str, lists: bool = F
 def _check_time(name: str, kind: Any, source: str) -> None:
     import pyarrow as pa
 
-    if pa.types.is_nested(kind) or pa.types.is_boolean(kind) or pa.types.is_null(kind):
+    t = pa.types
+    number = values.is_number(kind) and not t.is_boolean(kind)
+    moment = t.is_timestamp(kind) or t.is_date(kind) or t.is_time(kind) or t.is_duration(kind)
+    if not (number or moment or values.is_text(kind)):
         raise DataError(f"{source}: column {name} is {kind}, which gives no order in time; name another")
 
 

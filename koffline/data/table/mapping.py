@@ -38,7 +38,7 @@ class TableMapping:
 
     ``observations``, ``action`` and ``next_observations`` take one name or several, with ``*`` and ``?`` for
     any text and any letter; matches are taken in natural order (x_2 before x_10). ``episode`` may hold ids of
-    any type, ``time`` anything that can be sorted. ``action_names`` lists the values of a discrete action in
+    any type, ``time`` numbers or times. ``action_names`` lists the values of a discrete action in
     the order of their numbers; without it texts are sorted. ``impute`` replaces missing values: a method
     (zero, mean, forward or a number) for the observations, or a mapping from column to method. ``gamma`` is
     the log's discount hint. Raises DataError where the record contradicts itself.

@@ -12,21 +12,25 @@ import numpy as np
 
 from koffline.data.table import values
 from koffline.data.table.prepared import PreparedTable
+from koffline.data.table.room import Room
 from koffline.errors import DataError
 
 # Files that are open at once; a table of more parts has larger ones.
 _MOST_PARTS = 256
+_SPLIT = "give its longest episodes several ids"
 
 
 def contiguous_pieces(prepared: PreparedTable, piece_rows: int) -> Iterator[Any]:
     """Consecutive rows, at least ``piece_rows`` where there are as many, cut where an episode begins."""
     waiting: list[Any] = []
     rows = cut = 0
+    room = Room(prepared.rows.itemsize, _SPLIT)
     before: Any = None
     for batch in prepared.rows.batches():
         _check_sorted(before, batch, prepared)
         start = _last_start(before, batch, prepared)
         cut = cut if start is None else rows + start
+        room.take(batch)
         waiting.append(batch)
         rows += batch.num_rows
         before = batch
@@ -35,6 +39,9 @@ def contiguous_pieces(prepared: PreparedTable, piece_rows: int) -> Iterator[Any]
             yield table.slice(0, cut)
             waiting = table.slice(cut).to_batches()
             rows, cut = rows - cut, 0
+            room = Room(prepared.rows.itemsize, _SPLIT)
+            for batch in waiting:
+                room.take(batch)
     if rows:
         yield prepared.rows.table(waiting)
 
@@ -54,7 +61,7 @@ def partitioned_pieces(prepared: PreparedTable, piece_rows: int, scratch: str | 
             paths = [Path(folder) / f"{part}.arrows" for part in range(int(part_of[-1]) + 1)]
             _distribute(prepared, part_of, paths)
             for path in paths:
-                yield _read_part(path)
+                yield _read_part(path, Room(prepared.rows.itemsize, _SPLIT))
                 path.unlink()
     except OSError as error:
         raise DataError(
@@ -94,14 +101,16 @@ def _ends(batch: Any, prepared: PreparedTable) -> np.ndarray:
 
 def _check_sorted(before: Any, batch: Any, prepared: PreparedTable) -> None:
     """Without an episode column nothing tells which rows belong together but their order in time."""
+    import pyarrow as pa
+
     roles = prepared.roles
     if roles.time is None or roles.episode is not None:
         return
-    column = values.plain(batch.column(roles.time))
+    column = batch.column(roles.time)
+    if before is not None:
+        column = pa.concat_arrays([before.column(roles.time).slice(before.num_rows - 1), column])
     times = values.sortable(column)
-    sorted_inside = bool((times[1:] > times[:-1]).all())
-    above = None if before is None else values.plain(before.column(roles.time))
-    if not sorted_inside or (above is not None and not above[len(above) - 1].as_py() < column[0].as_py()):
+    if not (times[1:] > times[:-1]).all():
         raise DataError(
             f"{prepared.source}: times do not rise from row to row and no episode column is named; name it "
             "(--episode), or sort the table"
@@ -135,8 +144,12 @@ def _distribute(prepared: PreparedTable, part_of: np.ndarray, paths: list[Path])
                 writers[part].write_batch(gathered.slice(int(start), int(stop - start)))
 
 
-def _read_part(path: Path) -> Any:
+def _read_part(path: Path, room: Room) -> Any:
     import pyarrow as pa
 
+    batches = []
     with pa.ipc.open_stream(str(path)) as opened:
-        return opened.read_all()
+        for batch in opened:
+            room.take(batch)
+            batches.append(batch)
+        return pa.Table.from_batches(batches, opened.schema)

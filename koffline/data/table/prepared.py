@@ -16,9 +16,10 @@ from koffline.data.table.files import TableFiles, as_csv, find_tables
 from koffline.data.table.kinds import ColumnKinds, check_kinds
 from koffline.data.table.mapping import MappingRequest, TableMapping, as_mapping
 from koffline.data.table.roles import Roles, own_mapping, resolve_roles, unmapped
-from koffline.data.table.rows import TableRows, hold, narrow_types, open_rows
+from koffline.data.table.rows import TableRows, hold, open_rows
 from koffline.data.table.survey import TableSurvey, survey_rows
-from koffline.data.table.values import is_text, storage_type
+from koffline.data.table.texts import narrow_types
+from koffline.data.table.values import is_naive, is_text, storage_type
 from koffline.data.transitions import Metadata
 from koffline.errors import DataError
 
@@ -67,11 +68,12 @@ def prepare_table(
     # Columns of text in a file without types may still be anything: what they are is found below.
     untyped = _untyped(files, roles, types, keep_ids=mapping is not None)
     typed = {n: pa.float64() if n in untyped else k for n, k in types.items()}
-    check_kinds(typed, roles, name)
+    itemsize = check_kinds(typed, roles, name).observation_dtype.itemsize
     with table_faults(name, files.kind):
-        rows = open_rows(files, types)
+        rows = open_rows(files, types, itemsize)
         rows = hold(rows) if in_memory else rows
-        narrowed = narrow_types(rows, untyped)
+        texts = rows.batches(untyped) if untyped else ()
+        narrowed = narrow_types(texts, untyped, roles.time, name)
         rows = replace(rows, narrowed=narrowed)
         kinds = check_kinds({**types, **narrowed}, roles, name)
         categorical = kinds.action_is_text or bool(chosen.action_names)
@@ -198,6 +200,11 @@ def _notes(survey: TableSurvey, roles: Roles, kinds: ColumnKinds, space: ActionS
     notes = []
     if kinds.decimals:
         notes.append(f"decimals were read as float64: {', '.join(kinds.decimals)}")
+    if roles.time is not None and is_naive(kinds.types[roles.time]):
+        notes.append(
+            f"times in {roles.time} have no UTC offset and were read as UTC; where a local clock was set "
+            "back, rows of that hour may be out of order"
+        )
     single = len(roles.action) == 1 and roles.action[0] not in survey.widths
     floats = survey.action_range is None and not survey.categories
     if single and floats and survey.actions_whole and not isinstance(space, Discrete):

@@ -7,8 +7,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from koffline.data.table.files import TableFiles
+from koffline.data.table.room import COPIES, IN_PIECES, Room
+from koffline.data.table.texts import read_texts
 from koffline.data.table.values import plain, plain_bytes, storage_type
-from koffline.untrusted.limits import EXPANSION, SLACK_BYTES, Refused, check_memory, shown_bytes
+from koffline.untrusted.limits import EXPANSION, SLACK_BYTES, Refused, memory_allowance, shown_bytes
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -23,12 +25,14 @@ _PROBED_ROWS = 256
 class TableRows:
     """Columns ``types`` of some files; ``narrowed`` says as what the columns of text are meant.
 
-    ``held`` has them all in memory. Each batch has at most ``batch_rows`` rows.
+    ``itemsize`` is that of an observation's number, ``held`` has them all in memory. Each batch has at most
+    ``batch_rows`` rows.
     """
 
     files: TableFiles
     types: Mapping[str, Any]
     narrowed: Mapping[str, Any]
+    itemsize: int
     batch_rows: int
     held: Any = None
 
@@ -38,7 +42,8 @@ class TableRows:
         if self.held is not None:
             found = iter(self.held.select(chosen).to_batches(max_chunksize=self.batch_rows))
         else:
-            found = bounded(self.files.batches(chosen, self.types, self.batch_rows), self.files)
+            room = Room(self.itemsize, None)
+            found = bounded(self.files.batches(chosen, self.types, self.batch_rows, room), self.files, room)
         return (self._typed(batch) for batch in found if batch.num_rows)
 
     def table(self, batches: Sequence[pa.RecordBatch]) -> pa.Table:
@@ -55,31 +60,34 @@ class TableRows:
         names = batch.schema.names
         arrays = [plain(column) for column in batch.columns]
         arrays = [
-            array.cast(self.narrowed[name]) if name in self.narrowed else array
+            read_texts(array, self.narrowed[name]) if name in self.narrowed else array
             for name, array in zip(names, arrays, strict=True)
         ]
         return pa.record_batch(arrays, names=names)
 
 
-def bounded(batches: Iterator[Any], files: TableFiles) -> Iterator[Any]:
-    """The batches, until they hold more than files of this size can. Raises Refused."""
+def bounded(batches: Iterator[Any], files: TableFiles, room: Room) -> Iterator[Any]:
+    """The batches, until one does not fit or all are more than files of this size hold. Raises Refused."""
     total = 0
     for batch in batches:
+        room.take(batch)
         total += sum(map(plain_bytes, batch.columns))
         if total > files.bytes * EXPANSION + SLACK_BYTES:
             raise Refused(
                 f"its rows take more than {shown_bytes(total)}, the file {shown_bytes(files.bytes)}; it is "
-                "damaged or made to fill the memory: export it again"
+                "damaged or made to fill disks: export it again"
             )
         yield batch
 
 
-def open_rows(files: TableFiles, types: Mapping[str, Any]) -> TableRows:
-    """The rows of some files, in batches of about 64 MB as the first rows have it."""
-    probe = next(files.batches(list(types), types, _PROBED_ROWS), None)
+def open_rows(files: TableFiles, types: Mapping[str, Any], itemsize: int) -> TableRows:
+    """The rows of some files, in batches of about 64 MB, or as is allowed, going by the first rows."""
+    probe = next(files.batches(list(types), types, _PROBED_ROWS, Room(itemsize, None)), None)
     held = 0 if probe is None else sum(map(plain_bytes, probe.columns))
     row_bytes = max(1, held // max(1, 0 if probe is None else probe.num_rows))
-    return TableRows(files, types, {}, max(1, min(BATCH_ROWS, _BATCH_BYTES // row_bytes)))
+    # a piece of whole episodes is more than one batch
+    most = min(_BATCH_BYTES, memory_allowance() // (4 * COPIES))
+    return TableRows(files, types, {}, itemsize, max(1, min(BATCH_ROWS, most // row_bytes)))
 
 
 def hold(rows: TableRows) -> TableRows:
@@ -87,30 +95,8 @@ def hold(rows: TableRows) -> TableRows:
     import pyarrow as pa
 
     schema = pa.schema(list(rows.types.items()))
-    batches, total = [], 0
-    for batch in bounded(rows.files.batches(list(rows.types), rows.types, rows.batch_rows), rows.files):
-        total += sum(map(plain_bytes, batch.columns))
-        check_memory(total)
+    room, batches = Room(rows.itemsize, IN_PIECES), []
+    for batch in rows.files.batches(list(rows.types), rows.types, rows.batch_rows, room):
+        room.take(batch)
         batches.append(batch)
     return replace(rows, held=pa.Table.from_batches(batches, schema))
-
-
-def narrow_types(rows: TableRows, names: Sequence[str]) -> dict[str, Any]:
-    """The narrowest type that all of a text column can be: whole numbers, numbers, times, or text."""
-    import pyarrow as pa
-
-    ladders = {name: [pa.int64(), pa.float64(), pa.timestamp("ns"), pa.string()] for name in names}
-    for batch in rows.batches(names) if names else ():
-        for name in names:
-            ladders[name] = [kind for kind in ladders[name] if _casts(batch.column(name), kind)]
-    return {name: ladder[0] for name, ladder in ladders.items()}
-
-
-def _casts(array: Any, kind: Any) -> bool:
-    import pyarrow as pa
-
-    try:
-        array.cast(kind)
-    except pa.ArrowInvalid:
-        return False
-    return True

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _TRUE = ("true", "t", "yes", "y", "1", "1.0")
+_WIDEST = 16  # bytes of a number, or of an id
 _FALSE = ("false", "f", "no", "n", "0", "0.0")
 
 
@@ -42,17 +43,27 @@ def plain(array: Any) -> Any:
     return array.dictionary_decode() if pa.types.is_dictionary(array.type) else array
 
 
-def plain_bytes(array: Any) -> int:
-    """Bytes of an array without its dictionary: of texts those of every row, however often they repeat."""
+def plain_bytes(array: Any, itemsize: int = 1) -> int:
+    """Bytes of an array without its dictionary, where each number takes ``itemsize`` at least.
+
+    Values of a dictionary count in every row, however often they repeat.
+    """
     import pyarrow as pa
     import pyarrow.compute as pc
 
+    while isinstance(array, pa.ExtensionArray):
+        array = array.storage
     if not pa.types.is_dictionary(array.type):
-        return int(array.nbytes)
-    kind = array.dictionary.type
+        items = len(array.flatten()) if is_list(array.type) else len(array)
+        return max(int(array.nbytes), items * itemsize)
+    kind = storage_type(array.dictionary.type)
     if is_text(kind) or pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
-        return int(pc.sum(pc.binary_length(array.dictionary).take(array.indices)).as_py() or 0)
-    return int(array.nbytes)
+        lengths, width = pc.binary_length(array.dictionary), 1
+    elif is_list(kind):
+        lengths, width = pc.list_value_length(array.dictionary), _WIDEST
+    else:
+        return len(array) * _WIDEST
+    return int(pc.sum(lengths.take(array.indices)).as_py() or 0) * width
 
 
 def is_list(kind: pa.DataType) -> bool:
@@ -77,6 +88,13 @@ def is_text(kind: pa.DataType) -> bool:
 
     t = pa.types
     return bool(t.is_string(kind) or t.is_large_string(kind) or t.is_string_view(kind))
+
+
+def is_naive(kind: pa.DataType) -> bool:
+    """Whether times of this type are those of a clock whose zone is not told."""
+    import pyarrow as pa
+
+    return bool(pa.types.is_time(kind) or (pa.types.is_timestamp(kind) and kind.tz is None))
 
 
 def number_dtype(kinds: list[pa.DataType]) -> np.dtype:
@@ -164,7 +182,7 @@ def flags(array: Any, name: str, source: str) -> np.ndarray:
 
 
 def sortable(array: Any) -> np.ndarray:
-    """(N,) numbers in the order of the column's values: times as integers, texts by their rank."""
+    """(N,) numbers in the order of the column's values: times as integers, decimals by their rank."""
     import pyarrow as pa
 
     array = plain(array)
@@ -176,8 +194,6 @@ def sortable(array: Any) -> np.ndarray:
         array = array.cast(pa.int64())
     elif t.is_decimal(kind):
         # as their own order: two decimals may be one float64
-        return _ranks(array)
-    elif not (t.is_integer(kind) or t.is_floating(kind)):
         return _ranks(array)
     return np.asarray(array.to_numpy(zero_copy_only=False))
 

@@ -1,0 +1,182 @@
+"""Times in tables: rows come in the order of the instants, whatever way these are written."""
+
+from __future__ import annotations
+
+import datetime
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from click.testing import CliRunner
+
+from koffline.cli import cli
+from koffline.data.sources import open_transitions
+from koffline.data.table.reading import TableStream
+from koffline.errors import DataError
+from tests.data.table_rows import MAPPING, walk, write
+
+NAIVE = (
+    "times in t have no UTC offset and were read as UTC; where a local clock was set back, rows of that hour "
+    "may be out of order"
+)
+LOCAL, EXACT = "a time without a UTC offset", "a time with a UTC offset"
+ONE_WAY = "write all times in one way"
+NOTHING = "no number and no ISO 8601 time; write it as in 2024-01-31T12:00:00+01:00"
+# Texts in the order of time.
+ORDERED = {
+    "offsets": ["2024-01-01T23:30:00+02:00", "2024-01-01T21:40:00Z", "2024-01-01T16:50:00-05:00"],
+    "offsets without a colon": [
+        "2024-01-01T23:30:00+0200", "2024-01-01T21:40:00Z", "2024-01-02T00:00:00+02",
+    ],
+    "a clock set back": [
+        "2024-10-27T02:30:00+02:00", "2024-10-27T02:10:00+01:00", "2024-10-27T02:30:00+01:00",
+    ],
+    "fractions": ["2024-01-01T12:00:00Z", "2024-01-01T12:00:00.5Z", "2024-01-01T12:00:00.500001Z"],
+    "nanoseconds": ["2024-01-01T12:00:00.000000001Z", "2024-01-01T12:00:00.000000002Z", "2024-01-01T12:01Z"],
+    "dates": ["2024-01-31", "2024-02-01", "2024-10-01"],
+    "dates and times": ["2024-01-31", "2024-01-31 00:00:00.25", "2024-01-31T00:30"],
+    "far years": ["1500-01-01T00:00:00Z", "2024-01-01T00:00:00+01:00", "2900-01-01T00:00:00.000001Z"],
+    "times of day": ["09:00:00", "09:00:00.5", "12:00"],
+    "times of day with offsets": ["12:00:00Z", "12:00:00.500000Z", "14:00:01+02:00"],
+    "numbers": ["9", "10.5", "1e3"],
+}  # fmt: skip
+WITHOUT_OFFSET = {"dates and times", "times of day"}
+ENDINGS = ("csv", "parquet", "arrow")
+
+
+def rewards(path, stream):
+    """In the order of rows, with the notes; ``stream``: by pieces of at least 2 rows."""
+    if not stream:
+        log = open_transitions(path, mapping=MAPPING)
+        return log.rewards.tolist(), log.metadata.notes
+    opened = TableStream(path, MAPPING, piece_rows=2)
+    found = np.concatenate([piece.rewards for piece in opened]).tolist()
+    return found, opened.metadata.notes
+
+
+def refusal(path, stream=False):
+    with pytest.raises(DataError) as caught:
+        rewards(path, stream)
+    assert "\n" not in str(caught.value)
+    return str(caught.value).removeprefix(f"{path}: ")
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["at once", "in pieces"])
+@pytest.mark.parametrize("ending", ENDINGS)
+@pytest.mark.parametrize("kind", ORDERED)
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1), (1, 2, 0)])
+def test_texts_are_ordered_as_times(tmp_path, kind, ending, stream, order):
+    texts = [ORDERED[kind][i] for i in order]
+    # two episodes whose rows alternate
+    columns = walk((3, 3), (True, True), id=["e", "f"] * 3, t=[text for text in texts for _ in "ef"])
+    columns["r"] = [10.0 * episode + i for i in order for episode in (1, 2)]
+    last = order.index(2)
+    columns["done"] = [i // 2 == last for i in range(6)]
+    found, notes = rewards(write(columns, tmp_path / f"log.{ending}"), stream)
+    assert found == [10.0, 11.0, 12.0, 20.0, 21.0, 22.0]
+    assert (NAIVE in notes) == (kind in WITHOUT_OFFSET)
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["at once", "in pieces"])
+@pytest.mark.parametrize("ending", ENDINGS)
+@pytest.mark.parametrize(
+    ("times", "words"),
+    [
+        (
+            ["2024-01-01T00:00:00Z", "2024-01-01T01:00:00", "2024-01-01T02:00:00Z"],
+            f"holds '2024-01-01T01:00:00' in row 2, {LOCAL}, below rows with {EXACT}; {ONE_WAY}",
+        ),
+        (
+            ["2024-01-01", "2024-01-01T01:00:00", "2024-01-01T02:00:00Z"],
+            f"holds '2024-01-01T02:00:00Z' in row 3, {EXACT}, below rows with {LOCAL}; {ONE_WAY}",
+        ),
+        (
+            ["1", "2", "2024-01-01"],
+            f"holds '2024-01-01' in row 3, {LOCAL}, below rows with a number; {ONE_WAY}",
+        ),
+        (
+            ["12:00:00", "2024-01-01T12:00", "13:00:00"],
+            f"holds '2024-01-01T12:00' in row 2, {LOCAL}, below rows with a time of day without a UTC "
+            f"offset; {ONE_WAY}",
+        ),
+        (["first", "second", "third"], f"holds 'first' in row 1, {NOTHING}"),
+        (["2024-01-01", "2024-02-30", "2024-03-01"], f"holds '2024-02-30' in row 2, {NOTHING}"),
+        (
+            ["2024-01-01T00:00:00.000000001Z", "2024-01-02T00:00:00Z", "2900-01-01T00:00:00Z"],
+            "holds '2900-01-01T00:00:00Z' in row 3, beside times of nanoseconds, which reach from 1677 to "
+            "2262; write fewer digits",
+        ),
+        (
+            ["2024-01-01T12:00:00+02:00", "2024-01-01T10:00:00Z", "2024-01-01T10:00:01Z"],
+            "1 row has the time of another row of their episode (first: episode 'e0', t 2024-01-01 "
+            "10:00:00.000000000Z); drop the doubles, or name a finer time column",
+        ),
+    ],
+    ids=["naive below", "offset below", "number", "day", "words", "no date", "range", "one instant"],
+)  # fmt: skip
+def test_what_is_refused(tmp_path, monkeypatch, times, words, ending, stream):
+    monkeypatch.setattr("koffline.data.table.rows.BATCH_ROWS", 2)  # rows are counted through batches
+    found = refusal(write(walk((3,), (True,), t=times), tmp_path / f"log.{ending}"), stream)
+    assert found.removeprefix("column t ") == words
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["at once", "in pieces"])
+def test_times_rise_across_pieces_without_episodes(tmp_path, monkeypatch, stream):
+    """In one record the order is judged on the instants, to the nanosecond, also between two batches."""
+    monkeypatch.setattr("koffline.data.table.rows.BATCH_ROWS", 2)
+    times = [f"2024-10-27T0{2 - (i > 1)}:59:59.00000000{i}+0{2 - (i > 1)}:00" for i in range(4)]
+    path = write(walk((4,), (True,), t=times), tmp_path / "log.csv")
+    mapping = {**MAPPING, "episode": None}
+    if stream:
+        found = np.concatenate([each.rewards for each in TableStream(path, mapping, piece_rows=1)])
+    else:
+        found = open_transitions(path, mapping=mapping).rewards
+    assert found.tolist() == [1.0, 2.0, 3.0, 4.0]
+
+
+class TestTypedTimes:
+    NOON = datetime.datetime(2024, 1, 1, 12)
+
+    @pytest.mark.parametrize(
+        ("kind", "is_naive"),
+        [
+            (pa.timestamp("us"), True),
+            (pa.timestamp("ns", "Europe/Berlin"), False),
+            (pa.date32(), False),
+            (pa.time64("us"), True),
+        ],
+        ids=str,
+    )
+    def test_the_rule_is_the_same(self, tmp_path, kind, is_naive):
+        times = pa.array([3, 1, 2]).cast(pa.int32() if kind == pa.date32() else pa.int64()).cast(kind)
+        columns = walk((3,), (True,), t=times, done=[True, False, False])
+        found, notes = rewards(write(columns, tmp_path / "log.parquet"), False)
+        assert found == [2.0, 3.0, 1.0]
+        assert (NAIVE in notes) == is_naive
+
+    def test_files_with_and_without_a_zone(self, tmp_path):
+        for name, zone in (("a", "UTC"), ("b", None)):
+            times = pa.array([self.NOON], pa.timestamp("us", zone))
+            write(walk((1,), (True,), t=times), tmp_path / f"{name}.parquet")
+        assert refusal(tmp_path).endswith(
+            "b.parquet: column t is timestamp[us], in the first file timestamp[us, tz=UTC]; write all files "
+            "with one type"
+        )
+
+    @pytest.mark.parametrize("values", [[b"2024-01-01"], [(1, 2, 3)]], ids=["bytes", "intervals"])
+    def test_other_types_give_no_order(self, tmp_path, values):
+        kind = pa.month_day_nano_interval() if isinstance(values[0], tuple) else pa.binary()
+        columns = walk((1,), (True,), t=pa.array(values, kind))
+        assert "which gives no order in time" in refusal(write(columns, tmp_path / "log.arrow"))
+
+
+def test_the_commands_say_the_rule(tmp_path):
+    path = write(walk((3,), (True,), t=["2024-01-01T00:00", "2024-01-01T00:10", "2024-01-01T00:20"]),
+                 tmp_path / "log.csv")  # fmt: skip
+    options = ["--observations", "x_*", "--action", "a", "--reward", "r", "--episode", "id", "--time", "t"]
+    result = CliRunner().invoke(cli, ["data", "validate", str(path), *options, "--terminal", "done"])
+    assert f"note: {NAIVE}\n" in result.stdout
+    write(walk((3,), (True,), t=["2024-01-01T00:00Z", "2024-01-01T00:10", "2024-01-01T00:20Z"]), path)
+    result = CliRunner().invoke(cli, ["data", "validate", str(path), *options, "--terminal", "done"])
+    assert result.exit_code == 2
+    assert "'2024-01-01T00:10' in row 2, a time without a UTC offset" in result.stderr
