@@ -22,7 +22,6 @@ MAX_BYTES = "KOFFLINE_MAX_BYTES"
 SHARE = 4
 # Deflate, the strongest compression that honest logs use, cannot do better than 1032 : 1.
 EXPANSION = 1100
-SLACK_BYTES = 64 * 2**20
 # Descriptions beside the columns: JSON in attributes, metadata.json, manifests, records of runs.
 TEXT_BYTES = 16 * 2**20
 
@@ -90,19 +89,6 @@ def machine_memory() -> int:
 
         limits += [limit for limit in resource.getrlimit(resource.RLIMIT_AS) if limit > 0]
     return min(limit for limit in limits if limit > 0)
-
-
-def memory_allowance() -> int:
-    """Bytes that reading may take: KOFFLINE_MAX_BYTES, else a quarter of what this process can hope for.
-
-    Raises Refused where that is no number.
-    """
-    stated = os.environ.get("KOFFLINE_MAX_BYTES")
-    if stated is None:
-        return machine_memory() // 4
-    if not (stated.isascii() and stated.isdecimal()) or int(stated) == 0:
-        raise Refused(f"KOFFLINE_MAX_BYTES is {stated!r}; give a number of bytes, as in 8000000000")
-    return int(stated)
 
 
 def check_regular(path: Path) -> None:

@@ -154,16 +154,6 @@ def test_reading_stays_within_the_stated_figure(tmp_path, build, way):
     assert int(peak) < ALLOWED + (BESIDE_TEXT if build is text else BESIDE)
 
 
-@pytest.mark.parametrize("stated", ["20MB", "", "0", "-1", "²"])
-def test_a_figure_that_is_none(tmp_path, monkeypatch, stated):
-    monkeypatch.setenv("KOFFLINE_MAX_BYTES", stated)
-    path = write(walk(), tmp_path / "log.parquet")
-    with pytest.raises(DataError) as caught:
-        open_transitions(path, mapping=MAPPING)
-    said = f"KOFFLINE_MAX_BYTES is {stated!r}; give a number of bytes, as in 8000000000"
-    assert str(caught.value) == f"{path} is not read: {said}"
-
-
 def test_the_default_is_a_quarter_of_what_a_process_may_use(monkeypatch):
     monkeypatch.delenv("KOFFLINE_MAX_BYTES", raising=False)
     monkeypatch.setattr(limits, "machine_memory", lambda: 8_000_000_000)

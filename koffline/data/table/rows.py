@@ -10,7 +10,7 @@ from koffline.data.table.files import TableFiles
 from koffline.data.table.room import COPIES, IN_PIECES, Room
 from koffline.data.table.texts import read_texts
 from koffline.data.table.values import plain, plain_bytes, storage_type
-from koffline.untrusted.limits import EXPANSION, SLACK_BYTES, Refused, memory_allowance, shown_bytes
+from koffline.untrusted.limits import EXPANSION, Refused, memory_allowance, shown_bytes
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -72,7 +72,7 @@ def bounded(batches: Iterator[Any], files: TableFiles, room: Room) -> Iterator[A
     for batch in batches:
         room.take(batch)
         total += sum(map(plain_bytes, batch.columns))
-        if total > files.bytes * EXPANSION + SLACK_BYTES:
+        if total > max(memory_allowance(), files.bytes * EXPANSION):
             raise Refused(
                 f"its rows take more than {shown_bytes(total)}, the file {shown_bytes(files.bytes)}; it is "
                 "damaged or made to fill disks: export it again"
