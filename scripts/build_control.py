@@ -4,8 +4,9 @@
 
 Learns by the recipe of koffline.builders.control_recipes and writes OUT/policies/<name>_medium.npz and
 _expert.npz, with entries in policies.json: steps, undiscounted returns of 100 episodes, sha256.
-Then OUT/control/<name>_<kind>.hdf5 and their manifest, by the commands that it names (run them in OUT). The
-same versions on the same machine give the same bytes. A learner that was cut goes on (OUT/.<name>.learner).
+Then OUT/control/<name>_<kind>.hdf5 and their manifest, by the commands that it names (run them in OUT).
+Learning, and hence a replay, is the same with the same versions on the same machine only. A learner that was
+cut goes on (OUT/.<name>.learner).
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
 The log: CartPole-v1 (Gymnasium's dynamics), episodes cut after 100 steps, actions of a controller that is
 overruled by a coin four times out of ten. The policy: another linear controller with a softmax. States are
 rounded to single precision after every step, so that neither the log nor the truth depends on the last bit
-of a processor's cosine; the same versions of h5py and HDF5 also give the same bytes.
+of a processor's cosine. The bytes of a file are those of the HDF5 version that wrote it.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
     python scripts/build_uniform.py [--out datasets/uniform] [--policies datasets/policies]
 
-Writes OUT/<world>.hdf5 and their manifest, by the commands that it names (run them in the folder above OUT);
-the same versions of numpy and h5py give the same bytes. The policies are those of learn_policies.py.
+Writes OUT/<world>.hdf5 and their manifest, by the commands that it names (run them in the folder above OUT).
+Processors differ in last bits; rows are the same to 1e-6. The policies are those of learn_policies.py.
 """
 
 from __future__ import annotations

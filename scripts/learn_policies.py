@@ -3,9 +3,10 @@
     python scripts/learn_policies.py [--out datasets/policies]                       # all three, from grids
     python scripts/learn_policies.py --source dqn --env koffline/NoisyPole-v0 --steps 20000 --out runs/dqn
 
-The grid's policies (value iteration, then a softmax) are the ones of the experiments; the same versions of
-numpy give the same bytes. The second source is a greedy d3rlpy DQN. Beside each file policies.json takes an
-entry: the command, the file's sha256, and discounted returns from uniform states of the policy, of its greedy
+The grid's policies (value iteration, then a softmax) are the ones of the experiments. Their values are
+rounded to 1e-6 and none is nearer than 1e-10 to a boundary, while processors differ by 3e-14: hence the same
+bytes on all of them. The second source is a greedy d3rlpy DQN. Beside each file policies.json takes an entry:
+the command, the file's sha256, and discounted returns from uniform states of the policy, of its greedy
 version where it has one, and of the uniform policy.
 """
 

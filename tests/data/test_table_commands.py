@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from pathlib import Path
 
@@ -126,17 +125,6 @@ class TestOptions:
 
 
 class TestBundled:
-    def test_the_manifest_is_right_and_the_rows_can_be_built_again(self, tmp_path):
-        entry = json.loads((TABLE.parent / "manifest.json").read_text())[TABLE.name]
-        content = TABLE.read_bytes()
-        assert hashlib.sha256(content).hexdigest() == entry["files"][TABLE.name]["sha256"]
-        assert len(content) < 300_000
-        again = build_table.build(DATASETS, tmp_path)[TABLE.name]
-        for key in ("command", "rollouts", "rows", "episodes", "content_sha256"):
-            assert again[key] == entry[key], key
-        if again["made_with"]["pyarrow"] == entry["made_with"]["pyarrow"]:
-            assert again["files"] == entry["files"]
-
     def test_its_rows(self):
         log = koffline.open_transitions(TABLE, mapping=MAPPING)
         assert log.metadata.gamma == 0.98

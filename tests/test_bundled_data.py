@@ -1,0 +1,118 @@
+"""Bundled data: the manifests are right, and the logs are built again on other kinds of processor.
+
+    python -m tests.test_bundled_data FOLDER        # what one setting of the processor is asked to do
+
+Last bits depend on the processor: on the order of BLAS's sums, on NumPy's exponentials, on ARM also on fused
+multiply-adds, where log-probabilities were found to differ by up to 1.4e-13. Rounding them would only make
+such differences rare and large, so what is built again is compared within a tolerance, not by its digest.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from koffline import Transitions, open_transitions
+from koffline.cli import cli
+from scripts import build_demo, build_table
+
+ROOT = Path(__file__).resolve().parents[1]
+DATASETS = ROOT / "datasets"
+MANIFESTS = sorted(path.relative_to(DATASETS) for path in DATASETS.rglob("manifest.json"))
+# The other logs of control take a learner, MuJoCo or more seconds.
+COMMANDS = {
+    "uniform": ("puddle_world", "cart_pole", "mountain_car", "chain"),
+    "control": ("cartpole_random", "cartpole_expert"),
+}
+# NumPy's names of instruction sets before version 2.4 and since; those that it does not know it passes over.
+AVX512 = "X86_V4 AVX512_ICL AVX512_SPR AVX512F AVX512CD AVX512_SKX AVX512_CLX AVX512_CNL"
+PROCESSORS = {
+    "this one": {},
+    "AVX2": {"OPENBLAS_CORETYPE": "Haswell", "NPY_DISABLE_CPU_FEATURES": AVX512},
+    "SSE4.2": {"OPENBLAS_CORETYPE": "Nehalem", "NPY_DISABLE_CPU_FEATURES": f"X86_V3 AVX2 FMA3 AVX {AVX512}"},
+}
+# Observations and the table's probabilities are stored in single precision: two neighbours differ by 1.2e-7.
+TOLERANCE = 1e-6
+
+
+def rebuild(folder: Path) -> None:
+    """The bundled logs that take seconds, laid out as the datasets are."""
+    (folder / "policies").symlink_to(DATASETS / "policies")
+    os.chdir(folder)  # the commands name paths as seen from there
+    for kind, names in COMMANDS.items():
+        entries = json.loads((DATASETS / kind / "manifest.json").read_text())
+        Path(kind).mkdir()
+        for name in names:
+            cli(shlex.split(entries[f"{name}.hdf5"]["command"])[1:], standalone_mode=False)
+    build_table.build(DATASETS, folder / "tables")
+    build_demo.build(folder, repeats=2)
+
+
+def open_log(path: Path) -> Transitions:
+    table = DATASETS / "tables" / "cartpole.yaml"
+    return open_transitions(path, mapping=table if path.suffix == ".parquet" else None)
+
+
+@pytest.mark.parametrize("manifest", MANIFESTS, ids=str)
+def test_the_manifests_are_right(manifest):
+    folder = (DATASETS / manifest).parent
+    entries = json.loads((DATASETS / manifest).read_text())
+    named = [name for entry in entries.values() for name in entry["files"]]
+    assert {path.name for path in (*folder.glob("*.hdf5"), *folder.glob("*.parquet"))} <= set(named)
+    for entry in entries.values():
+        for name, said in entry["files"].items():
+            content = (folder / name).read_bytes()
+            assert hashlib.sha256(content).hexdigest() == said["sha256"], name
+            assert len(content) < 1_000_000
+        log = open_log(folder / next(iter(entry["files"])))
+        assert (len(log), log.n_episodes) == (entry["rows"], entry["episodes"])
+        if manifest.parent.name != "tables":  # where the reader takes logarithms of probabilities
+            assert log.sha256 == entry["content_sha256"]
+
+
+@pytest.mark.parametrize("processor", PROCESSORS)
+def test_the_logs_are_built_again_on(processor, tmp_path):
+    found = np.show_config(mode="dicts")["SIMD Extensions"].get("found", ())
+    if processor == "AVX2" and not {"AVX2", "X86_V3"} & set(found):  # BLAS would not look, and crash
+        pytest.skip("NumPy finds no AVX2")
+    command = [sys.executable, "-m", "tests.test_bundled_data", str(tmp_path)]
+    done = subprocess.run(
+        command, cwd=ROOT, env=os.environ | PROCESSORS[processor], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert sorted(path.relative_to(tmp_path) for path in tmp_path.rglob("manifest.json")) == MANIFESTS
+    for manifest in MANIFESTS:
+        bundled, built = (json.loads((top / manifest).read_text()) for top in (DATASETS, tmp_path))
+        for name, entry in built.items():
+            for key in ("command", "rollouts", "seed", "seeds", "rows", "episodes"):
+                assert entry.get(key) == bundled[name].get(key), (name, key)
+            place = manifest.parent / next(iter(entry["files"]))
+            assert_near(open_log(tmp_path / place), open_log(DATASETS / place))
+    policy = f"{build_demo.NAME}_policy.npz"
+    assert (tmp_path / policy).read_bytes() == (DATASETS / policy).read_bytes()
+
+
+def assert_near(again: Transitions, log: Transitions) -> None:
+    """Numbers to the tolerance, all else exactly.
+
+    A drawn action would change where a random number falls between two cumulated probabilities that differ
+    by 1e-13: for all rows together one chance in 10^8.
+    """
+    for column in ("actions", "terminated", "truncated", "episode_ids", "steps"):
+        np.testing.assert_array_equal(getattr(again, column), getattr(log, column), err_msg=column)
+    for column in ("observations", "next_observations", "rewards", "behavior_log_probabilities"):
+        np.testing.assert_allclose(
+            getattr(again, column), getattr(log, column), rtol=TOLERANCE, atol=TOLERANCE, err_msg=column
+        )
+
+
+if __name__ == "__main__":
+    rebuild(Path(sys.argv[1]))
