@@ -107,7 +107,7 @@ class TestBombs:
     """Small files that would be large on disk; those that would be large in memory: test_table_room."""
 
     def test_rows_of_one_value(self, tmp_path, monkeypatch):
-        monkeypatch.setattr("koffline.data.table.rows.SLACK_BYTES", 0)
+        monkeypatch.setenv("KOFFLINE_MAX_BYTES", "2000000")
         monkeypatch.setattr("koffline.data.table.rows.EXPANSION", 100)
         columns = {name: pa.repeat(pa.scalar(column[-1]), 100_000) for name, column in walk().items()}
         path = tmp_path / "log.parquet"

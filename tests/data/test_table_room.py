@@ -96,10 +96,10 @@ def small_batches(path):
 
 
 def long_ids(path):
-    """A text of 10 kB in 6,000 rows, held once in the file."""
-    return parquet(
-        zeros(6000, id=pa.array(["e" * 10_000] * 6000, pa.large_string())), path.with_suffix(".parquet")
-    )
+    """A text of 10 kB in 6,000 rows, held once in the file; numbers that do not compress are beside it."""
+    numbers = {name: np.random.default_rng(0).normal(size=6000) for name in ("x_1", "r")}
+    ids = pa.array(["e" * 10_000] * 6000, pa.large_string())
+    return parquet(zeros(6000, id=ids, **numbers), path.with_suffix(".parquet"))
 
 
 def one_long_list(path):
