@@ -84,6 +84,7 @@ def _run(words: Sequence[str], directory: Path, environment: Mapping[str, str]) 
         [*_python(directory, allow_code=WITHOUT_CODE not in environment), *words],
         cwd=directory,
         env=environment,
+        stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
