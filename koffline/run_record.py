@@ -180,6 +180,11 @@ def _running() -> tuple[str, ...]:
     return tuple(sys.argv[1:]) if arguments is None else arguments
 
 
+def given_words() -> tuple[str, ...]:
+    """The words of the command line that runs; none in a call from Python."""
+    return _arguments.get() or ()
+
+
 def named_in(arguments: Sequence[str]) -> list[str]:
     """Every part of the words that may be the name of something: KEY=A,B, epsilon:0.1:FILE."""
     names: list[str] = []
@@ -195,23 +200,11 @@ def within_epsilon(spec: str) -> str:
     return spec[layers.end() :] if (layers := _EPSILON.match(spec)) else spec
 
 
-def named_within(folder: Path) -> list[str]:
-    """What the command line that runs names and what lies in ``folder``, or is it; links followed."""
-    arguments, real = _arguments.get() or (), folder.resolve()
-    found = {name: path_of(name) for name in named_in(without_place(arguments))}
-    return [name for name, path in found.items() if path is not None and real in _lineage(path)]
-
-
-def _lineage(path: Path) -> list[Path]:
-    there = path.resolve()
-    return [there, *there.parents]
-
-
 def path_of(name: str) -> Path | None:
     """The file or folder behind a name; None where it is no name of one."""
     if name.startswith("-") or name in ("", ".", "/"):
         return None
-    with contextlib.suppress(OSError, ValueError):
+    with contextlib.suppress(OSError, ValueError, RuntimeError):  # a name too long, of no user's home
         path = Path(name).expanduser()
         if path.is_file() or path.is_dir():  # pipes and devices are never opened
             return path

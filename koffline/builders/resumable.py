@@ -155,7 +155,7 @@ def policy_digests(specs: Sequence[str]) -> list[str]:
 
 def _policy_digest(spec: str) -> str:
     base = within_epsilon(spec)
-    path = Path(base).expanduser()
+    path = Path(os.path.expanduser(base))
     known = hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else base
     return spec.removesuffix(base) + known
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from collections.abc import Sequence
@@ -51,7 +52,7 @@ def load_policy(spec: str | Path, action_space: ActionSpace, observation_shape: 
             return uniform_policy(action_space, observation_shape)
         if spec.startswith(_EPSILON):
             return _load_epsilon(spec, action_space, observation_shape)
-    path = Path(spec).expanduser()
+    path = Path(os.path.expanduser(spec))  # Path's own raises where there is no such user
     if path.is_file():
         return _load_file(path, action_space, observation_shape)
     if spec and path.is_dir():  # Path("") is the current folder
@@ -108,8 +109,8 @@ def _is_instance_of_loaded(module: str, name: str, value: Any) -> bool:
 def _load_epsilon(spec: str, action_space: ActionSpace, observation_shape: Sequence[int]) -> Policy:
     if spec.count(_EPSILON) > _MOST_LAYERS:
         raise PolicyError(
-            f"{spec[:40]}… names {spec.count(_EPSILON)} layers of epsilon; give at most {_MOST_LAYERS}, or one "
-            "of the whole probability"
+            f"{spec[:40]}… names {spec.count(_EPSILON)} layers of epsilon; give at most {_MOST_LAYERS}, or "
+            "one of the whole probability"
         )
     number, separator, base = spec[len(_EPSILON) :].partition(":")
     try:

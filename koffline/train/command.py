@@ -40,11 +40,13 @@ def train(
     config: str, assignments: tuple[str, ...], data: str | None, out: str | None, device: str, resume: bool
 ) -> None:
     """Check the config, train, print the last metrics and where the model is."""
+    from koffline.targets import claim
     from koffline.train.config import load_config
+    from koffline.train.folder import RECORD
     from koffline.train.run import train as run
 
     settings = load_config(config, assignments, data)
-    folder = Path(out) if out is not None else Path("runs") / Path(config).stem
+    folder = claim(Path("runs") / Path(config).stem if out is None else out, adds=RECORD)
     try:
         # Environments and loggers may print: stdout belongs to the result alone.
         with contextlib.redirect_stdout(sys.stderr):
