@@ -8,6 +8,8 @@ from pathlib import Path
 
 import click
 
+from koffline.errors import printable
+
 _HELP = """Train the algorithm of CONFIG, d3rlpy's or koffline's, over a log.
 
 CONFIG is a YAML file: data (source, split), algo ({type, params} with only the differences from d3rlpy's
@@ -66,7 +68,7 @@ def _print(metrics: dict[str, float], title: str, model: str) -> None:
     table.add_column("last epoch", justify="right")
     for name, value in metrics.items():
         if not name.startswith("time_"):
-            table.add_row(name, f"{value:.5g}")
+            table.add_row(printable(name), f"{value:.5g}")
     console = Console()
     console.print(table)
     console.print(f"model: {model}", soft_wrap=True, highlight=False)
