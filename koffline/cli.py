@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import click
 
 from koffline import __version__
-from koffline.errors import KofflineError
+from koffline.errors import KofflineError, is_control, printable
 from koffline.run_record import command_line
 
 
@@ -21,7 +21,13 @@ class KofflineGroup(click.Group):
 
     def _run(self, args: Sequence[str] | None = None, *others: Any, **extra: Any) -> Any:
         """click's own, in the knowledge of the command line."""
-        with command_line(sys.argv[1:] if args is None else args):
+        words = sys.argv[1:] if args is None else args
+        for word in words:
+            if any(map(is_control, word)):  # it would be obeyed wherever the word is shown
+                raise click.UsageError(
+                    f"'{word}' holds control characters; rename the file, or leave them out"
+                )
+        with command_line(words):
             return super().main(args, *others, **extra)
 
     def main(self, *args: Any, **extra: Any) -> Any:
@@ -39,8 +45,7 @@ class KofflineGroup(click.Group):
                 error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else "koffline"
             )
             message = " ".join(error.format_message().split()).rstrip(".")
-            click.echo(f"error: {message}; see '{where} --help'", err=True)
-            raise SystemExit(2) from None
+            raise _failed(f"{message}; see '{where} --help'") from None
         except click.Abort:
             click.echo("interrupted; nothing was written", err=True)
             raise SystemExit(130) from None
@@ -65,8 +70,13 @@ class KofflineGroup(click.Group):
             message = (
                 f"{error.filename or 'the system'}: {error.strerror or error}; check the path and the disk"
             )
-        click.echo(f"error: {message}", err=True)
-        raise SystemExit(2)
+        raise _failed(message)
+
+
+def _failed(message: str) -> SystemExit:
+    """Say in one line what is wrong; what ends the process."""
+    click.echo(f"error: {printable(message)}", err=True)
+    return SystemExit(2)
 
 
 class LazyGroup(KofflineGroup):

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import difflib
+import unicodedata
 from collections.abc import Iterable
 
 # Longer messages quote a file, not its fault.
 _LONGEST_MESSAGE = 4000
+_TURNS = ("LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI")
 
 
 class KofflineError(Exception):
@@ -36,6 +38,13 @@ def printable(text: str) -> str:
     """The text in one line that a terminal shows and does not obey, cut where it is very long."""
     cut = text if len(text) <= _LONGEST_MESSAGE else f"{text[:_LONGEST_MESSAGE]}…"
     return "".join(c if c.isprintable() else " " if c.isspace() else "�" for c in cut)
+
+
+def is_control(character: str) -> bool:
+    """Whether a terminal obeys a character and does not show: escapes, marks that turn the writing."""
+    if unicodedata.category(character) == "Cc":
+        return character not in "\n\t"
+    return unicodedata.bidirectional(character) in _TURNS
 
 
 def nearest_name(name: str, known: Iterable[str]) -> str:

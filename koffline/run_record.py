@@ -13,15 +13,19 @@ import importlib.metadata
 import importlib.util
 import os
 import platform
+import re
 import shlex
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from koffline.errors import ConfigError
 from koffline.run_folders import now
+from koffline.untrusted.limits import EXPANSION, SLACK_BYTES, shown_bytes
 
 FILE = "run.json"
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
@@ -32,6 +36,8 @@ FORMAT = 1
 _WHERE = ("--out", "--resume", "--force", "--manifest")  # of a result, not of what it is
 _WITHOUT_VALUE = ("--force",)
 _BLOCK = 1 << 20
+_MOST_FILES = 1_000_000
+_EPSILON = re.compile("(epsilon:[^:]*:)+")
 _arguments: ContextVar[tuple[str, ...] | None] = ContextVar("arguments", default=None)
 
 
@@ -118,14 +124,25 @@ def digests_of(names: Iterable[str]) -> dict[str, str]:
 
 
 def digest_of(path: Path) -> str:
-    """SHA-256 of a file's bytes; of a folder, of the names and digests of all files in it."""
+    """SHA-256 of a file's bytes; of a folder, of the names and digests of all files in it.
+
+    Raises ConfigError for what would take forever: very many files, or one that declares more than it holds.
+    """
     if path.is_dir():
-        files = sorted(part for part in path.rglob("*") if part.is_file() and "__pycache__" not in part.parts)
+        parts = list(islice(path.rglob("*"), _MOST_FILES + 1))
+        if len(parts) > _MOST_FILES:
+            raise ConfigError(f"{path} holds more than {_MOST_FILES} files; name the folder of the log alone")
+        files = sorted(part for part in parts if part.is_file() and "__pycache__" not in part.parts)
         lines = [f"{part.relative_to(path).as_posix()} {digest_of(part)}\n" for part in files]
-        return hashlib.sha256("".join(lines).encode()).hexdigest()
+        return hashlib.sha256("".join(lines).encode(errors="surrogateescape")).hexdigest()
     digest = hashlib.sha256()
     with path.open("rb") as file:
-        while block := file.read(_BLOCK):
+        found = os.fstat(file.fileno())
+        if found.st_size - EXPANSION * 512 * getattr(found, "st_blocks", found.st_size) > SLACK_BYTES:
+            raise ConfigError(f"{path} is of {shown_bytes(found.st_size)} and holds next to nothing; copy it")
+        left = found.st_size  # what the system makes up, as in /proc, has no size and may have no end
+        while left > 0 and (block := file.read(min(left, _BLOCK))):
+            left -= len(block)
             digest.update(block)
     return digest.hexdigest()
 
@@ -163,37 +180,33 @@ def _running() -> tuple[str, ...]:
     return tuple(sys.argv[1:]) if arguments is None else arguments
 
 
+def given_words() -> tuple[str, ...]:
+    """The words of the command line that runs; none in a call from Python."""
+    return _arguments.get() or ()
+
+
 def named_in(arguments: Sequence[str]) -> list[str]:
     """Every part of the words that may be the name of something: KEY=A,B, epsilon:0.1:FILE."""
     names: list[str] = []
     for word in arguments[1:]:
-        for part in word.partition("=")[2].split(",") if "=" in word else [word]:
-            names.append(part)
-            while part.startswith("epsilon:") and part.count(":") > 1:
-                part = part.split(":", 2)[2]
-                names.append(part)
+        value = word.partition("=")[2]  # a name may hold = and commas itself
+        for part in dict.fromkeys([word, value, *value.split(",")]) if value else [word]:
+            names += dict.fromkeys([part, within_epsilon(part)])
     return names
 
 
-def named_within(folder: Path) -> list[str]:
-    """What the command line that runs names and what lies in ``folder``, or is it; links followed."""
-    arguments, real = _arguments.get() or (), folder.resolve()
-    found = {name: path_of(name) for name in named_in(without_place(arguments))}
-    return [name for name, path in found.items() if path is not None and real in _lineage(path)]
-
-
-def _lineage(path: Path) -> list[Path]:
-    there = path.resolve()
-    return [there, *there.parents]
+def within_epsilon(spec: str) -> str:
+    """The policy's own spec in ``epsilon:0.1:epsilon:0.2:SPEC``."""
+    return spec[layers.end() :] if (layers := _EPSILON.match(spec)) else spec
 
 
 def path_of(name: str) -> Path | None:
     """The file or folder behind a name; None where it is no name of one."""
     if name.startswith("-") or name in ("", ".", "/"):
         return None
-    with contextlib.suppress(OSError, ValueError):
+    with contextlib.suppress(OSError, ValueError, RuntimeError):  # a name too long, of no user's home
         path = Path(name).expanduser()
-        if path.exists():
+        if path.is_file() or path.is_dir():  # pipes and devices are never opened
             return path
     if name.startswith("minari:"):
         from koffline.data.minari import minari_folder

@@ -34,8 +34,9 @@ FLOORS = {
     "steps": 2,
     "fitting": 2,
     "progress": 2,
-    "run_folders": 2,
-    "run_record": 2,
+    "run_folders": 1,
+    "run_record": 1,  # of data too
+    "targets": 1,
     "solvers": 2,
     "config": 2,  # settings are read by floor 3 and made by floor 4
     "builders": 3,

@@ -73,6 +73,47 @@ def test_torchscript_that_does_not_fit_is_refused_on_loading(tmp_path, space, sh
     assert all(word in str(caught.value) for word in words), str(caught.value)
 
 
+class Program(torch.nn.Module):
+    """A program that fails in one of the ways that programs have."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.way = way
+        self.layer = torch.nn.Linear(4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.way == "raises":
+            raise RuntimeError("first line\nlast \x1b[31mline")
+        if self.way == "reshapes":
+            return x.view(7, 9)
+        assert self.way == "multiplies", "no such way"
+        return self.layer(x)
+
+
+@pytest.mark.parametrize(
+    ("way", "columns", "reason"),
+    [
+        (
+            "multiplies",
+            5,
+            "ValueError: its first layer takes (N, 4), received (N, 5): mat1 and mat2 shapes cannot be "
+            "multiplied (2x5 and 4x3)",
+        ),
+        ("reshapes", 4, "RuntimeError: shape '[7, 9]' is invalid for input of size 8"),
+        ("raises", 4, "RuntimeError: last �[31mline"),
+        ("other", 4, "RuntimeError: AssertionError: no such way"),
+    ],
+)
+def test_a_torchscript_program_that_fails_is_named_by_its_cause_alone(tmp_path, way, columns, reason):
+    path = scripted(Program(way), tmp_path / "p")
+    with pytest.raises(PolicyError) as caught:
+        load_policy(path, Discrete(3), (columns,))
+    assert str(caught.value) == (
+        f"{path}: the policy failed on observations of shape (2, {columns}) with {reason}; check that it "
+        "accepts such a batch"
+    )
+
+
 # ONNX
 
 

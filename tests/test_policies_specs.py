@@ -94,3 +94,11 @@ def test_a_folder_is_no_policy(tmp_path):
 def test_a_path_object_is_never_a_spec(project):
     with pytest.raises(PolicyError, match="no such file"):
         load_policy(Path("uniform"), Discrete(2), (1,))
+
+
+@pytest.mark.parametrize("layers", [4, 10_000])
+def test_many_layers_of_epsilon_are_one_line(layers):
+    words = f"names {layers} layers of epsilon; give at most 3, or one of the whole probability"
+    with pytest.raises(PolicyError, match=words) as caught:
+        load_policy("epsilon:0.1:" * layers + "uniform", Discrete(2), (4,))
+    assert len(str(caught.value)) < 200

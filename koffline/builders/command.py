@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import click
 
 from koffline.builders.control_kinds import KINDS
 from koffline.builders.target import BuildTarget, checked_seed, progress_bar, resumable
 from koffline.errors import ConfigError
 from koffline.jobs.options import PassSettings, worker_options
+from koffline.targets import claim
 
 _OUT = click.option(
     "--out", required=True, metavar="TARGET", help="An .hdf5 or .npz file, or minari:<id>; see koffline data."
@@ -247,8 +246,8 @@ def policy(
 
     if not 0.0 < gamma < 1.0:
         raise ConfigError(f"--gamma is {gamma}; give a discount between 0 and 1")
-    name, path = world_name(env), Path(out)
-    check_target(path, force)
+    name = world_name(env)
+    path = claim(out, check=lambda path: check_target(path, force))
     if source == "grid":
         learned = learn_grid_policy(name, gamma, temperature)
         with atomic_file(path, force) as temporary:

@@ -7,6 +7,7 @@ those of a build in one process.
 from __future__ import annotations
 
 import contextlib
+import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -75,7 +76,7 @@ def _packed(policy: Any) -> Any:
     while name.startswith(_EPSILON) and name.count(":") > 1:
         _, number, name_left = name.split(":", 2)
         prefix, name = f"{prefix}{_EPSILON}{number}:", name_left
-    path = Path(name).expanduser()
+    path = Path(os.path.expanduser(name))
     return PolicyFile(prefix, path.name, path.read_bytes()) if path.is_file() else policy
 
 

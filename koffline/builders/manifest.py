@@ -6,7 +6,6 @@ import contextlib
 import hashlib
 import json
 import os
-from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from koffline.data.files import atomic_file
 from koffline.data.transitions import Transitions
 from koffline.errors import DataError
 from koffline.run_record import describe_call
+from koffline.targets import locked
 
 NAME = "manifest.json"
 
@@ -55,7 +55,7 @@ def add_to_manifest(
     if dataset.is_file():
         entry["files"] = {dataset.name: {"sha256": hashlib.sha256(dataset.read_bytes()).hexdigest()}}
     name = Path(os.path.relpath(dataset, path.parent)).as_posix()
-    with _alone(path.parent):
+    with locked(path, wait=True):  # builds that end together write one after the other
         entries = read_manifest(path) | {name: entry}
         with atomic_file(path, force=True) as temporary:
             temporary.write_text(json.dumps(entries, indent=2) + "\n", encoding="utf-8")
@@ -70,20 +70,3 @@ def _call_beside(path: Path) -> dict[str, Any] | None:
     with contextlib.suppress(ValueError):  # on Windows, another drive
         kept["directory"] = Path(os.path.relpath(Path.cwd(), path.parent)).as_posix()
     return kept
-
-
-@contextlib.contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Builds that end together change a manifest one after the other, where the system has locks."""
-    try:
-        import fcntl
-    except ImportError:  # Windows
-        yield
-        return
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        with contextlib.suppress(OSError):  # a file system without locks
-            fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(handle)

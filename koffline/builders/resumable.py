@@ -20,12 +20,12 @@ from koffline.data.disk.writer import ShardWriter
 from koffline.data.files import atomic_file
 from koffline.data.transitions import Transitions
 from koffline.errors import DataError
+from koffline.run_record import within_epsilon
 
 Play = Callable[[Iterator[int]], Iterator[Columns]]
 """Batches of given numbers, in their order."""
 
 _RUN = "run.json"
-_EPSILON = "epsilon:"
 
 
 class PartsFolder:
@@ -154,11 +154,10 @@ def policy_digests(specs: Sequence[str]) -> list[str]:
 
 
 def _policy_digest(spec: str) -> str:
-    if spec.startswith(_EPSILON) and spec.count(":") > 1:
-        _, number, base = spec.split(":", 2)
-        return f"{_EPSILON}{number}:{_policy_digest(base)}"
-    path = Path(spec).expanduser()
-    return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else spec
+    base = within_epsilon(spec)
+    path = Path(os.path.expanduser(base))
+    known = hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else base
+    return spec.removesuffix(base) + known
 
 
 def _fingerprint(settings: Any, policies: Sequence[str]) -> str:

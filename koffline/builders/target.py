@@ -13,6 +13,7 @@ import click
 
 from koffline.errors import ConfigError, DataError
 from koffline.run_record import full_command
+from koffline.targets import check_apart, check_name, claim, named_beside
 
 if TYPE_CHECKING:
     from koffline.builders.resumable import PartsFolder
@@ -30,9 +31,6 @@ class BuildTarget:
         self, out: str, format_: str | None, force: bool, manifest: str | None, shard_rows: int | None = None
     ) -> None:
         from koffline.builders.manifest import NAME, read_manifest
-        from koffline.data.disk.shards import is_shard_folder
-        from koffline.data.files import check_target
-        from koffline.data.minari import PREFIX, data_folder, minari_folder
         from koffline.data.sources import target_format
 
         self._out, self._force = out, force
@@ -41,21 +39,31 @@ class BuildTarget:
             self._format = _checked_shards(out, format_, shard_rows)
         else:
             self._format = target_format(out, format_)
-        folder = minari_folder(out.removeprefix(PREFIX)) if out.startswith(PREFIX) else Path(out)
-        if not out.startswith(PREFIX) or os.path.lexists(folder):  # folders of Minari's are made when written
-            check_target(folder, force)
-        if folder.is_dir() and self._format == SHARDS and not is_shard_folder(out):
-            raise DataError(f"{folder} holds something else and will not be replaced; choose another name")
+        self.path = claim(out, check=self._check)
+        self.parts = claim(self.path.with_name(f"{self.path.name}.parts"))
+        self._manifest = check_name(manifest or self.path.parent / NAME, "--manifest")
+        check_apart([*named_beside(self._manifest, "--manifest"), self.path], self._manifest, "--manifest")
+        if not self._manifest.parent.is_dir() and manifest is not None:
+            raise DataError(f"{self._manifest.parent} does not exist; create it or name another --manifest")
+        if self._manifest.resolve() == self.path.resolve():
+            raise DataError(f"--manifest {self._manifest} is the dataset's own name; name another file")
+        read_manifest(self._manifest)
+
+    def _check(self, folder: Path) -> None:
+        """Raise DataError where the dataset would replace something else, or needs --force."""
+        from koffline.data.disk.shards import is_shard_folder
+        from koffline.data.files import check_target
+        from koffline.data.minari import PREFIX, data_folder
+
+        if not self._out.startswith(PREFIX) or os.path.lexists(folder):  # Minari's are made when written
+            check_target(folder, self._force)
         if folder.is_dir() and self._format not in ("minari", SHARDS):
             raise DataError(f"{folder} is a folder; give a file name")
-        if os.path.lexists(folder) and self._format == "minari" and data_folder(folder) is None:
+        is_strange = folder.is_dir() and self._format == SHARDS and not is_shard_folder(self._out)
+        if is_strange or (
+            os.path.lexists(folder) and self._format == "minari" and data_folder(folder) is None
+        ):
             raise DataError(f"{folder} holds something else and will not be replaced; choose another name")
-        self.path = folder
-        self.parts = folder.with_name(f"{folder.name}.parts")
-        self._manifest = Path(manifest) if manifest else folder.parent / NAME
-        if manifest and not self._manifest.parent.is_dir():
-            raise DataError(f"{self._manifest.parent} does not exist; create it or name another --manifest")
-        read_manifest(self._manifest)
 
     def write(self, log: Any, seed: int) -> None:
         """The dataset, then its entry in the manifest; say what was written."""

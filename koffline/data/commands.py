@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import PurePath
 from typing import Any
 
@@ -14,6 +15,7 @@ from koffline.data.spaces import Bounds, Discrete, SpaceRequest
 from koffline.data.table_options import table_options
 from koffline.errors import DataError
 from koffline.jobs.options import PassSettings, pass_options, worker_options
+from koffline.targets import claim
 
 _LAZY = click.option(
     "--lazy",
@@ -195,10 +197,13 @@ def convert(
       koffline data convert large.hdf5 shards --shard-rows 1000000
       koffline data convert table.csv log.hdf5 --mapping columns.yaml
     """
-    from koffline.data.files import check_apart
+    from koffline.data.files import check_target
+    from koffline.data.minari import PREFIX
     from koffline.data.sources import open_transitions, write_transitions
 
-    check_apart(source, target)
+    is_path = not target.startswith(PREFIX)  # folders of Minari's are made when written
+    check = partial(check_target, force=force) if is_path else None
+    claim(target, "TARGET", check, reads=[source])
     if shard_rows is not None:
         space = requested_space(discrete, continuous)
         _convert_to_shards(source, target, format_, shard_rows, force, space, mapping)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import glob
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -45,39 +44,6 @@ def check_target(target: Path, force: bool) -> None:
         raise DataError(f"{target} exists already; choose another name or overwrite it with force (--force)")
     if not target.parent.is_dir():
         raise DataError(f"{target} cannot be written, the folder {target.parent} does not exist; create it")
-
-
-def check_apart(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> None:
-    """Raise DataError where writing ``target`` would replace the source, or a part of it, links followed.
-
-    What is written is what was understood of the source: other columns, and rows left out, would be gone.
-    """
-    name, place = _local(os.fspath(source)), _local(os.fspath(target))
-    for path in [name, *sorted(glob.glob(name))]:
-        same_url = path == place and "://" in path
-        if same_url or _is_within(path, place) or _is_within(place, path):
-            raise DataError(
-                f"{target} would replace the source {source} or a part of it, which stays as it is, also "
-                "with force (--force); choose another name"
-            )
-
-
-def _local(name: str) -> str:
-    """The path behind file://… and minari:<id>; other names as they are."""
-    if name.startswith("minari:"):
-        from koffline.data.minari import minari_folder
-
-        return str(minari_folder(name.removeprefix("minari:")))
-    return name.removeprefix("file://")
-
-
-def _is_within(path: str, folder: str) -> bool:
-    """Whether an existing file or folder is ``folder``, or in it."""
-    try:
-        real = Path(path).resolve(strict=True)
-        return any(part.samefile(folder) for part in (real, *real.parents))
-    except OSError:  # one of them does not exist
-        return False
 
 
 @contextlib.contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -65,9 +64,11 @@ def reproduce(
     from koffline.experiments.reproduce import Run
     from koffline.experiments.reproduce import reproduce as run_experiment
     from koffline.experiments.settings import Scale
+    from koffline.targets import check_name
 
     mujoco = _mujoco_request(only, part, steps, seed_count, changes, quick)
-    run = Run(name, Path(out), Scale(quick, seed), workers, ray, shown_command(), force, mujoco)
+    folder = check_name(out, is_whole=False)
+    run = Run(name, folder, Scale(quick, seed), workers, ray, shown_command(), force, mujoco)
     try:
         results = run_experiment(run)
     except KeyboardInterrupt:

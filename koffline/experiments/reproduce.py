@@ -26,6 +26,7 @@ from koffline.experiments.settings import Scale
 from koffline.fitting import threads
 from koffline.jobs import run_jobs
 from koffline.run_record import start_run
+from koffline.targets import locked
 
 if TYPE_CHECKING:
     from koffline.experiments.mujoco_plan import MujocoRequest
@@ -76,6 +77,11 @@ def reproduce(run: Run) -> Results:
     A killed run continues where it was. Raises ConfigError where the folder holds the same experiment at
     another scale (unless ``force``).
     """
+    with locked(result_path(run.name, run.folder)):
+        return _reproduce(run)
+
+
+def _reproduce(run: Run) -> Results:
     _check_folder(run)
     begun = start_run("reproduce")
     run.cells_folder.mkdir(parents=True, exist_ok=True)

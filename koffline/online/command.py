@@ -63,9 +63,10 @@ def online(
     save_minari: bool,
 ) -> None:
     """Check the config, train, print a table over the seeds and where everything is."""
-    from koffline.online.folder import CONFIG
+    from koffline.online.folder import CONFIG, RECORD
     from koffline.online.load_config import load_config
     from koffline.online.run import default_folder, train
+    from koffline.targets import claim
 
     if config is None and resume is None:
         raise click.UsageError("give CONFIG, or --resume DIR")
@@ -73,7 +74,9 @@ def online(
     if resume is not None and not Path(resume).is_dir():
         raise click.UsageError(f"--resume {resume}: there is no such folder")
     settings = load_config(source, assignments)
-    folder = Path(resume or out or default_folder(settings))
+    option = "--out" if resume is None else "--resume"
+    folder = resume if resume is not None else default_folder(settings) if out is None else out
+    folder = claim(folder, option, adds=RECORD)
     try:
         # Environments may print: stdout belongs to the result alone.
         with contextlib.redirect_stdout(sys.stderr):

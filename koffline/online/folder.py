@@ -17,8 +17,9 @@ from koffline.data.files import atomic_file
 from koffline.errors import ConfigError
 from koffline.online.config import OnlineConfig
 from koffline.online.load_config import resolved
-from koffline.run_folders import is_free, locked, now, shown
+from koffline.run_folders import is_free, now, shown
 from koffline.run_record import describe_call
+from koffline.targets import locked
 from koffline.untrusted.limits import read_json
 
 RECORD, CONFIG, SUMMARY, CURVES = "run.json", "config.yaml", "summary.json", "learning_curve.png"
@@ -64,8 +65,7 @@ def open_folder(out: Path, plan: Plan, versions: Mapping[str, str], resume: bool
     online run, or that belongs to other settings or seeds.
     """
     _check(out, plan, resume)
-    out.mkdir(parents=True, exist_ok=True)
-    with locked(out):
+    with locked(out / RECORD):
         _check(out, plan, resume)
         if not (out / RECORD).exists():
             write_record(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import os
 import typing
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -96,4 +97,4 @@ def _plain(value: Any) -> Any:
 def _make_log_absolute(content: dict[str, Any], folder: Path) -> None:
     log = content.get(_LOG)
     if isinstance(log, str) and log and not log.startswith("minari:"):
-        content[_LOG] = str((folder / Path(log).expanduser()).resolve())
+        content[_LOG] = str((folder / Path(os.path.expanduser(log))).resolve())

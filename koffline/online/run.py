@@ -36,7 +36,8 @@ from koffline.online.load_config import load_config
 from koffline.online.logs import check_tensorboard
 from koffline.online.summary import OnlineSummary, clock_of, summarise, write_summary
 from koffline.progress import progress_bar
-from koffline.run_folders import LOCK, now
+from koffline.run_folders import now
+from koffline.targets import LOCK
 
 DEFAULT_SEEDS = 6
 _LOG = logging.getLogger(__name__)
@@ -188,7 +189,7 @@ def _forgotten_if_empty(folder: Path) -> Iterator[None]:
     try:
         yield
     except Exception:
-        known = {RECORD, CONFIG, LOCK, "checkpoints", "tensorboard"}
+        known = {RECORD, CONFIG, f".{RECORD}{LOCK}", "checkpoints", "tensorboard"}
         others = [path for path in folder.iterdir() if path.name not in known]
         trained = list(folder.glob("checkpoints/*/*.pt"))
         if not trained and all(path.is_dir() and not any(path.iterdir()) for path in others):

@@ -18,6 +18,7 @@ from koffline.data.transitions import Transitions
 from koffline.errors import ConfigError
 from koffline.ope.streaming.options import Reading, open_for_reading, reading_options
 from koffline.run_record import StartedRun, shown_command, start_run
+from koffline.targets import claim
 
 _ALL = "all"  # every estimator
 _ONE_AT_A_TIME = (
@@ -103,7 +104,7 @@ def evaluate(
     if out is not None:
         from koffline.report.folder import check_output_directory
 
-        check_output_directory(Path(out), force, _marker(several))
+        claim(out, check=lambda path: check_output_directory(path, force, _marker(several)))
     run = start_run("evaluate") if out is not None else None
     # A user's policy may print while it is imported or called: stdout belongs to the result alone.
     with contextlib.redirect_stdout(sys.stderr):
@@ -225,7 +226,7 @@ def _read_truth(text: str) -> float:
     path = Path(text)
     try:
         number = float(json.loads(path.read_text(encoding="utf-8"))["value"] if path.is_file() else text)
-    except (ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError):
         raise ConfigError(f"--truth received '{text}'; give a number or a JSON file with 'value'") from None
     if not math.isfinite(number):
         raise ConfigError(f"--truth received '{text}'; give a finite number")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -56,7 +57,7 @@ def _named(
     spec: str | Path, space: ActionSpace, shape: tuple[int, ...], kind: str | None, name: str | None
 ) -> ValueFunction:
     """A file, told by its content, or ``package.module:name``."""
-    path = Path(spec).expanduser()
+    path = Path(os.path.expanduser(spec))
     if path.is_dir() and str(spec):
         models = sorted(path.glob("*.d3"), key=lambda model: (len(model.name), model.name))
         hint = f"give one of its models, such as {models[-1]}" if models else "it holds no .d3 model"

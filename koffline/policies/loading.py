@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from collections.abc import Sequence
@@ -31,6 +32,7 @@ from koffline.policies.python_policy import callable_policy, import_object
 
 _MODULE_SPEC = re.compile(r"[A-Za-z_]\w*(\.\w+)*:[A-Za-z_]\w*(\.\w+)*")
 _EPSILON = "epsilon:"
+_MOST_LAYERS = 3  # epsilon:0.1:epsilon:0.1:uniform has two; more say nothing that one does not
 
 
 def load_policy(spec: str | Path, action_space: ActionSpace, observation_shape: Sequence[int]) -> Policy:
@@ -50,7 +52,7 @@ def load_policy(spec: str | Path, action_space: ActionSpace, observation_shape: 
             return uniform_policy(action_space, observation_shape)
         if spec.startswith(_EPSILON):
             return _load_epsilon(spec, action_space, observation_shape)
-    path = Path(spec).expanduser()
+    path = Path(os.path.expanduser(spec))  # Path's own raises where there is no such user
     if path.is_file():
         return _load_file(path, action_space, observation_shape)
     if spec and path.is_dir():  # Path("") is the current folder
@@ -105,6 +107,11 @@ def _is_instance_of_loaded(module: str, name: str, value: Any) -> bool:
 
 
 def _load_epsilon(spec: str, action_space: ActionSpace, observation_shape: Sequence[int]) -> Policy:
+    if spec.count(_EPSILON) > _MOST_LAYERS:
+        raise PolicyError(
+            f"{spec[:40]}… names {spec.count(_EPSILON)} layers of epsilon; give at most {_MOST_LAYERS}, or "
+            "one of the whole probability"
+        )
     number, separator, base = spec[len(_EPSILON) :].partition(":")
     try:
         epsilon = float(number)

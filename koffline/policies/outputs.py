@@ -18,11 +18,22 @@ SUM_TOLERANCE = 1e-4
 # A probability computed as 1 - sum of the others in float32 may come out this far below zero.
 NEGATIVE_TOLERANCE = 1e-6
 
+_TORCHSCRIPT = "Traceback of TorchScript"
+
 
 def one_line(error: BaseException) -> str:
     """Type and first part of an exception's message without line breaks, for a one-line error."""
-    message = " ".join(str(error).split())
-    return f"{type(error).__name__}: {message[:240]}" if message else type(error).__name__
+    message = last_line(error)
+    kind = RuntimeError if _TORCHSCRIPT in str(error) else type(error)  # torch has one of its own, and none
+    return f"{kind.__name__}: {message[:240]}" if message else kind.__name__
+
+
+def last_line(error: BaseException) -> str:
+    """An exception's message in one line; of one inside a TorchScript program the cause, not its text."""
+    text = str(error).strip()
+    if _TORCHSCRIPT in text:
+        text = text.splitlines()[-1].removeprefix("builtins.").removeprefix("RuntimeError: ")
+    return " ".join(text.split())
 
 
 def as_array(raw: Any, name: str) -> np.ndarray:

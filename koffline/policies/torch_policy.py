@@ -20,7 +20,7 @@ import torch
 
 from koffline.errors import PolicyError
 from koffline.policies.code_notice import say_it_runs_code
-from koffline.policies.outputs import one_line
+from koffline.policies.outputs import last_line, one_line
 
 
 def load_torchscript(path: Path) -> Callable[..., Any]:
@@ -89,6 +89,14 @@ class ModuleFunction:
         try:
             with torch.no_grad():
                 return self._module(*batch)
+        except RuntimeError as error:
+            first = next((weights for weights in self._module.parameters() if weights.ndim == 2), None)
+            if first is None or len(batch) > 1 or batch[0].ndim != 2 or first.shape[1] == batch[0].shape[1]:
+                raise
+            taken, given = f"(N, {first.shape[1]})", f"(N, {batch[0].shape[1]})"
+            raise ValueError(
+                f"its first layer takes {taken}, received {given}: {last_line(error)}"
+            ) from error
         finally:
             self._module.train(was_training)
 

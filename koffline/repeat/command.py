@@ -44,9 +44,10 @@ Examples:
 def repeat(run: str, out: str | None, allow_code: bool, as_json: bool) -> None:
     """Repeat, compare, say it."""
     from koffline.repeat.repeating import repeat_run
+    from koffline.targets import check_name
 
     path = Path(run)
-    folder = Path(out) if out is not None else path.with_name(f"{path.resolve().name}.repeat")
+    folder = check_name(path.with_name(f"{path.resolve().name}.repeat") if out is None else out)
     done = repeat_run(path, folder, allow_code, say=lambda line: click.echo(line, err=True))
     if as_json:
         click.echo(json.dumps(_as_json(done), indent=2, ensure_ascii=False))

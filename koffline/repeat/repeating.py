@@ -22,6 +22,7 @@ from koffline.repeat.comparison import Comparison, compare_folders
 from koffline.repeat.recorded import CONFIGURED, RecordedRun, check_inputs, paths_in, read_run, split_words
 from koffline.repeat.records import record_differences
 from koffline.run_record import THREADS, without_place
+from koffline.targets import locked
 from koffline.untrusted.code import WITHOUT_CODE
 
 
@@ -63,6 +64,13 @@ def repeat_run(
         )
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"--out {out} exists already; name a new folder")
+    if run.resolve() in out.resolve().parents:
+        raise ConfigError(f"--out {out} lies in {run}, with which it is compared; name a folder beside it")
+    with locked(out.with_name(f"{out.name}.repeated")):  # the command that runs locks its target itself
+        return _repeat(recorded, out, allow_code, say)
+
+
+def _repeat(recorded: RecordedRun, out: Path, allow_code: bool, say: Callable[[str], None]) -> Repetition:
     with _inside(recorded.directory):
         remarks = check_inputs(recorded)
     target = (out if recorded.target is None else out / recorded.target).absolute()
@@ -84,6 +92,7 @@ def _run(words: Sequence[str], directory: Path, environment: Mapping[str, str]) 
         [*_python(directory, allow_code=WITHOUT_CODE not in environment), *words],
         cwd=directory,
         env=environment,
+        stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,

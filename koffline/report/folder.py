@@ -10,7 +10,7 @@ from typing import Any
 
 from koffline.data.temporaries import flush_to_disk, put_in_place, remove_abandoned, temporary_beside
 from koffline.errors import ConfigError
-from koffline.run_record import FILE, named_within
+from koffline.run_record import FILE
 
 
 def check_output_directory(out: Path, force: bool, marker: str) -> None:
@@ -27,11 +27,6 @@ def check_output_directory(out: Path, force: bool, marker: str) -> None:
     if occupied and not (out / marker).is_file():
         raise ConfigError(
             f"--out {out} holds no {marker}, so --force will not replace it; name another directory"
-        )
-    if occupied and (inputs := named_within(out)):
-        raise ConfigError(
-            f"--out {out} holds {inputs[0]}, which this command reads, so --force will not replace it; name "
-            "another directory"
         )
     parent = next(folder for folder in [out.absolute(), *out.absolute().parents] if folder.exists())
     if not parent.is_dir():

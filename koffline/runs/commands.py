@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from koffline.errors import ConfigError, DataError
+from koffline.targets import check_name, claim
 from koffline.untrusted.limits import read_json
 
 
@@ -55,7 +56,7 @@ def plot(paths: tuple[str, ...], save: str | None, **options: Any) -> None:
 
     settings = PlotOptions(**options)
     line_labels(settings, [Path(path) for path in paths])
-    check_where(save)
+    check_where(save, paths)
     metrics = [read_metric(path) for path in paths]
     for metric in metrics:
         click.echo("\n".join(describe(metric)) + "\n")
@@ -79,8 +80,8 @@ def plot_all(path: str, title: str | None, save: str | None) -> None:
     from koffline.runs.metrics import metric_files, read_metric
     from koffline.runs.showing import check_where, save_or_show
 
-    check_where(save)
     files, metrics = metric_files(path), []
+    check_where(save, [*files, Path(path) / "params.json"])
     for file in files:
         try:
             metrics.append(read_metric(file))
@@ -109,7 +110,7 @@ def export(model_path: str, output_path: str, force: bool) -> None:
     from koffline.data.files import check_target
     from koffline.runs.playing import load_model
 
-    check_target(Path(output_path), force)
+    claim(output_path, "OUTPUT_PATH", lambda path: check_target(path, force), reads=[model_path])
     algo = load_model(model_path)
     from koffline.algos.export import export_policy
 
@@ -157,22 +158,19 @@ def record(model_path: str, out: str, format_: str, force: bool, **options: Any)
     from koffline.runs import videos
 
     videos.check_format(format_)
-    targets = [videos.video_target(Path(out), i, format_) for i in range(options["n_episodes"])]
-    folder = Path(out)
-    is_new = not folder.exists()
+    folder = check_name(out, is_whole=False)
+    targets = [videos.video_target(folder, i, format_) for i in range(options["n_episodes"])]
+    for target in targets:
+        claim(target, reads=[model_path])
+    videos.check_targets(targets, force)
     with _player(model_path, "rgb_array", options) as (player, env):
-        videos.check_targets(targets, force)
         fps = float(env.metadata.get("render_fps") or 30.0)
 
         def play(index: int, seed: int) -> tuple[Any, str]:
             with videos.video(targets[index], format_, fps, force) as add:
                 return player.play(seed, options["max_steps"], add), str(targets[index])
 
-        try:
-            _play_all(play, options)
-        finally:
-            if is_new and not any(folder.iterdir()):
-                folder.rmdir()
+        _play_all(play, options)
 
 
 @click.command()

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from koffline.data.files import atomic_file, check_target
 from koffline.errors import ConfigError
 from koffline.runs.figures import STYLE
+from koffline.targets import claim
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -17,13 +18,17 @@ _NO_SCREEN = {"agg", "cairo", "pdf", "pgf", "ps", "svg", "template"}
 _DPI = 150
 
 
-def check_where(save: str | None) -> None:
+def check_where(save: str | None, reads: Iterable[str | Path]) -> None:
     """Raise ConfigError or DataError before any work where the figure could be neither saved nor shown."""
     if save is None:
         _pyplot()
     else:
-        _file_format(Path(save))
-        check_target(Path(save), force=True)
+        claim(save, "--save", check=_check_file, reads=reads)
+
+
+def _check_file(path: Path) -> None:
+    _file_format(path)
+    check_target(path, force=True)
 
 
 def save_or_show(draw: Callable[[Figure], None], size: tuple[float, float], save: str | None) -> Path | None:

@@ -32,8 +32,7 @@ def video_target(folder: Path, episode: int, format_: str) -> Path:
 
 
 def check_targets(targets: list[Path], force: bool) -> None:
-    """Make their folder; raise DataError where one exists already and may not be replaced."""
-    targets[0].parent.mkdir(parents=True, exist_ok=True)
+    """Raise DataError where one exists already and may not be replaced."""
     for target in targets:
         check_target(target, force)
 

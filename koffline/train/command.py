@@ -8,6 +8,8 @@ from pathlib import Path
 
 import click
 
+from koffline.errors import printable
+
 _HELP = """Train the algorithm of CONFIG, d3rlpy's or koffline's, over a log.
 
 CONFIG is a YAML file: data (source, split), algo ({type, params} with only the differences from d3rlpy's
@@ -40,11 +42,13 @@ def train(
     config: str, assignments: tuple[str, ...], data: str | None, out: str | None, device: str, resume: bool
 ) -> None:
     """Check the config, train, print the last metrics and where the model is."""
+    from koffline.targets import claim
     from koffline.train.config import load_config
+    from koffline.train.folder import RECORD
     from koffline.train.run import train as run
 
     settings = load_config(config, assignments, data)
-    folder = Path(out) if out is not None else Path("runs") / Path(config).stem
+    folder = claim(Path("runs") / Path(config).stem if out is None else out, adds=RECORD)
     try:
         # Environments and loggers may print: stdout belongs to the result alone.
         with contextlib.redirect_stdout(sys.stderr):
@@ -64,7 +68,7 @@ def _print(metrics: dict[str, float], title: str, model: str) -> None:
     table.add_column("last epoch", justify="right")
     for name, value in metrics.items():
         if not name.startswith("time_"):
-            table.add_row(name, f"{value:.5g}")
+            table.add_row(printable(name), f"{value:.5g}")
     console = Console()
     console.print(table)
     console.print(f"model: {model}", soft_wrap=True, highlight=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -277,7 +278,7 @@ def _make_paths_absolute(content: dict[str, Any], folder: Path) -> None:
     for owner, name in owners:
         value = owner.get(name) if isinstance(owner, dict) else None
         if isinstance(value, str) and value and not value.startswith("minari:") and not is_url(value):
-            owner[name] = str((folder / Path(value).expanduser()).resolve())
+            owner[name] = str((folder / Path(os.path.expanduser(value))).resolve())
 
 
 def _copied(value: Any) -> Any:

@@ -12,7 +12,8 @@ import yaml
 
 from koffline.data.files import atomic_file
 from koffline.errors import ConfigError
-from koffline.run_folders import is_free, locked, shown
+from koffline.run_folders import is_free, shown
+from koffline.targets import locked
 from koffline.train.config import TrainConfig
 from koffline.untrusted.limits import read_json
 
@@ -30,8 +31,7 @@ def open_folder(out: Path, config: TrainConfig, record: Mapping[str, Any], resum
     """
     identity = _identity(config.resolved(), record["digests"])
     _check(out, identity, resume)
-    out.mkdir(parents=True, exist_ok=True)
-    with locked(out):
+    with locked(out / RECORD):
         _check(out, identity, resume)
         if not (out / RECORD).exists():
             write_record(out, {"format": _FORMAT, "config": config.resolved(), **record, "finished": None})

@@ -19,7 +19,8 @@ from koffline.data.transitions import Transitions
 from koffline.errors import ConfigError
 from koffline.jobs import Job, JobError, JobFailure, Report, run_jobs
 from koffline.run_record import FILE as RUN
-from koffline.run_record import start_run
+from koffline.run_record import StartedRun, start_run
+from koffline.targets import locked
 from koffline.train.config import TrainConfig
 from koffline.train.sweep_plan import SweepPlan, SweepRun, deciding
 from koffline.train.sweep_run import (
@@ -36,9 +37,9 @@ from koffline.train.sweep_summary import FailedRun, Metric, SweepSummary, summar
 from koffline.train.sweep_tables import write_summary
 from koffline.untrusted.limits import read_json
 
-_RECORD = "sweep.json"
+RECORD = "sweep.json"
 _FORMAT = 1
-_OURS = ("runs", "packed", "errors", "summary.md", "summary.json", "summary.png", "best.yaml", RUN, _RECORD)
+_OURS = ("runs", "packed", "errors", "summary.md", "summary.json", "summary.png", "best.yaml", RUN, RECORD)
 
 
 @dataclass(frozen=True)
@@ -63,8 +64,14 @@ def run_sweep(plan: SweepPlan, metric: Metric, settings: SweepSettings) -> Sweep
     for a folder of another sweep (unless ``force``), and for a log that cannot be read.
     """
     out = settings.out
-    started = start_run("sweep", _inputs(plan))
+    started = start_run("sweep", inputs_of(plan))
     _check_metric(plan, metric, settings.device)
+    with locked(out / RECORD):
+        return _sweep(plan, metric, settings, started)
+
+
+def _sweep(plan: SweepPlan, metric: Metric, settings: SweepSettings, started: StartedRun) -> SweepSummary:
+    out = settings.out
     _open_folder(out, _identity(plan, settings.device), settings.force)
     unpack_runs(out / "packed", out / "runs")
     jobs = [_make_job(run, settings) for run in plan.runs]
@@ -98,7 +105,7 @@ def _write_run(path: Path, record: Mapping[str, Any]) -> None:
         temporary.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
 
 
-def _inputs(plan: SweepPlan) -> list[str | None]:
+def inputs_of(plan: SweepPlan) -> list[str | None]:
     """The logs and policies of all settings."""
     configs = [setting.config for setting in plan.settings]
     bases = [getattr(part, "base", None) for config in configs for part in config.evaluators.values()]
@@ -146,7 +153,7 @@ def _free(out: Path) -> None:
         return
     for name in ("runs", "packed"):
         shutil.rmtree(out / name, ignore_errors=True)
-    (out / _RECORD).unlink(missing_ok=True)
+    (out / RECORD).unlink(missing_ok=True)
     if not any(out.iterdir()):
         out.rmdir()
 
@@ -223,7 +230,7 @@ def _open_folder(out: Path, identity: Mapping[str, Any], force: bool) -> None:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"{out} cannot be created ({error.strerror or error}); choose another") from None
-    with atomic_file(out / _RECORD, force=True) as temporary:
+    with atomic_file(out / RECORD, force=True) as temporary:
         temporary.write_text(json.dumps({"format": _FORMAT, **identity}, indent=2) + "\n", encoding="utf-8")
 
 
@@ -249,7 +256,7 @@ def _read_record(out: Path) -> dict[str, Any] | None:
     if out.exists() and not out.is_dir():
         raise ConfigError(f"{out} is a file; name a folder for the sweep")
     try:
-        record = read_json(out / _RECORD)
+        record = read_json(out / RECORD)
         return {"config": dict(record["config"]), "digests": dict(record["digests"])}
     except FileNotFoundError:
         # Where every run has failed only the reasons are left.
@@ -257,7 +264,7 @@ def _read_record(out: Path) -> dict[str, Any] | None:
             raise ConfigError(f"{out} holds something that is not a sweep; choose another --out") from None
         return None
     except (OSError, ValueError, KeyError, TypeError):
-        raise ConfigError(f"{out / _RECORD} is damaged; choose another --out") from None
+        raise ConfigError(f"{out / RECORD} is damaged; choose another --out") from None
 
 
 def _shown(value: Any) -> str:

@@ -69,13 +69,16 @@ def sweep(
     resume: bool,
 ) -> None:
     """Check every config, train, print the table and where the files are."""
-    from koffline.train.sweep import SweepSettings, run_sweep
+    from koffline.targets import claim
+    from koffline.train.sweep import RECORD, SweepSettings, inputs_of, run_sweep
     from koffline.train.sweep_plan import make_plan
     from koffline.train.sweep_summary import choose_metric
     from koffline.train.sweep_tables import print_summary
 
     plan = make_plan(config, grid, seeds, assignments, data)
-    folder = Path(out) if out is not None else Path("sweeps") / Path(config).stem
+    folder = Path("sweeps") / Path(config).stem if out is None else out
+    reads = None if resume else [config, *inputs_of(plan)]
+    folder = claim(folder, adds=RECORD, reads=reads)
     settings = SweepSettings(folder, workers, ray, device, force=not resume, command=shown_command())
     try:
         summary = run_sweep(plan, choose_metric(plan.base, metric, maximize), settings)

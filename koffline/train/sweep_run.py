@@ -21,6 +21,7 @@ import yaml
 from koffline.data.files import atomic_file
 from koffline.errors import ConfigError
 from koffline.jobs import LocalFile
+from koffline.targets import LOCK
 from koffline.train.config import TrainConfig
 from koffline.train.folder import CONFIG, read_record, write_record
 from koffline.train.run import train
@@ -145,7 +146,7 @@ def train_packed(
             _name_originals(folder / name, config)
         with atomic_file(path, force=True) as temporary, zipfile.ZipFile(temporary, "w") as archive:
             for file in sorted(folder.rglob("*")):
-                if file.is_file() and file.name != ".lock":
+                if file.is_file() and not file.name.endswith(LOCK):
                     archive.write(file, file.relative_to(folder).as_posix())
 
 

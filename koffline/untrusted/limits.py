@@ -92,8 +92,13 @@ def machine_memory() -> int:
 
 
 def check_regular(path: Path) -> None:
-    """Raise Refused for pipes, devices and sockets, which may never end. OSError as the system gives it."""
-    if not stat.S_ISREG(path.stat().st_mode):
+    """Raise Refused for pipes, devices and what the system makes up: reading them may never end.
+
+    OSError as the system gives it.
+    """
+    found = path.stat()
+    made_up = any(os.path.isdir(root) and os.stat(root).st_dev == found.st_dev for root in ("/proc", "/sys"))
+    if made_up or not stat.S_ISREG(found.st_mode):
         raise Refused("it is no regular file (a pipe, device or folder); copy its content into a file")
 
 

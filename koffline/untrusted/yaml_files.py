@@ -11,6 +11,8 @@ from koffline.untrusted.limits import Refused
 LARGEST_TEXT = 2**20
 _DEEPEST = 50
 _MOST_NODES = 100_000
+_MOST_BITS = 64  # of a whole number; seeds have no more
+_INT, _FLOAT, _TEXT = (f"tag:yaml.org,2002:{kind}" for kind in ("int", "float", "str"))
 
 
 class DuplicateKeyError(ValueError):
@@ -73,7 +75,26 @@ def _size(node: yaml.Node, known: dict[int, int | None]) -> int:
 
 
 class _Loader(yaml.SafeLoader):
-    """The safe loader, but the last of two equal keys does not win in silence."""
+    """The safe loader, but the last of two equal keys does not win in silence, and 1:30 is a text.
+
+    YAML 1.1 reads numbers with colons to the base 60, in a time that grows with the square of their length.
+    """
+
+    def resolve(self, kind: Any, value: Any, implicit: Any) -> str:
+        """The tag of a node that states none."""
+        tag: str = super().resolve(kind, value, implicit)
+        return _TEXT if tag in (_INT, _FLOAT) and ":" in value else tag
+
+    def construct_number(self, node: yaml.ScalarNode) -> int | float:
+        """The number of a scalar. Raises Refused where it has colons, or more bits than any setting needs."""
+        if ":" in node.value:
+            raise Refused("a number in it has colons; write it in digits")
+        if node.tag == _FLOAT:
+            return self.construct_yaml_float(node)
+        number: int = self.construct_yaml_int(node)
+        if number.bit_length() > _MOST_BITS:
+            raise Refused(f"a whole number in it has more than {_MOST_BITS} bits; settings are smaller")
+        return number
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         """The mapping; raises DuplicateKeyError."""
@@ -84,3 +105,7 @@ class _Loader(yaml.SafeLoader):
                 raise DuplicateKeyError(key)
             seen.add(key)
         return super().construct_mapping(node, deep)
+
+
+for _tag in (_INT, _FLOAT):
+    _Loader.add_constructor(_tag, _Loader.construct_number)

@@ -7,10 +7,10 @@ import pytest
 from click.testing import CliRunner
 
 from koffline.cli import cli
-from koffline.data.files import check_apart
 from koffline.data.sources import write_transitions
-from koffline.errors import DataError
+from koffline.errors import ConfigError
 from koffline.run_record import digest_of, versions
+from koffline.targets import check_apart
 from tests.train.small_runs import make_log
 
 
@@ -56,7 +56,7 @@ def test_the_source_is_never_replaced(place, source, target, more):
     before = digest_of(place)
     done = convert(source.format(place=place), target, *more, "--force", code=2)
     assert done.stderr.count("\n") == 1
-    assert "would replace the source" in done.stderr
+    assert ", which this command reads, also with --force" in done.stderr
     assert digest_of(place) == before
 
 
@@ -67,9 +67,9 @@ def test_other_files_are_replaced(place):
 
 
 def test_urls_that_are_equal_are_the_same():
-    with pytest.raises(DataError, match="would replace the source memory"):
-        check_apart("memory://a/log.parquet", "memory://a/log.parquet")
-    check_apart("memory://a/log.parquet", "memory://b/log.parquet")
+    with pytest.raises(ConfigError, match="would replace memory"):
+        check_apart(["memory://a/log.parquet"], "memory://a/log.parquet")
+    check_apart(["memory://a/log.parquet"], "memory://b/log.parquet")
 
 
 @pytest.mark.parametrize("name", ["out.hdf5", "out.PARQUET"])
@@ -104,5 +104,5 @@ def test_results_do_not_replace_the_log_in_their_folder(place, words):
     ]
     done = CliRunner().invoke(cli, arguments, prog_name="koffline")
     assert done.exit_code == 2
-    assert "hdf5, which this command reads, so --force will not replace it" in done.stderr
+    assert "hdf5 or a part of it, which this command reads, also with --force" in done.stderr
     assert Path("a/log.hdf5").exists()

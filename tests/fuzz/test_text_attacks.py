@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from koffline.errors import ConfigError, DataError, KofflineError
 from koffline.ope.initial_states import read_initial_states
 from koffline.policies import load_policy
 from koffline.untrusted.limits import Tally
+from koffline.untrusted.yaml_files import parse_yaml
 from scripts.fuzz import seeds
 
 LAUGHS = "a: &a [1, 1, 1, 1, 1, 1, 1, 1, 1, 1]\n" + "".join(
@@ -39,6 +41,10 @@ YAML = {
     "a number that is none": ("a: !!int twelve\n", "a value in it cannot be read"),
     "a truth that is none": ("a: !!bool perhaps\n", "a value in it cannot be read"),
     "many digits": ("a: " + "9" * 10_000, "a value in it cannot be read"),
+    "many digits to the base 16": ("a: 0x" + "f" * 10_000, "has more than 64 bits"),
+    "a number of 300 digits": ("a: " + "9" * 300, "has more than 64 bits"),
+    "a number to the base 60": ("a: !!int 1" + ":1" * 100_000, "a number in it has colons"),
+    "a fraction to the base 60": ("a: !!float 1" + ":1" * 100_000 + ".5", "a number in it has colons"),
     "a list called mapping": ("a: !!map [1]\n", "a value in it cannot be read"),
     "a list as key": ("? [1, 2]\n: 3\n", "not valid YAML"),
     "a key twice": ("a: 1\na: 2\n", "names 'a' twice"),
@@ -63,6 +69,17 @@ def test_hostile_settings_are_one_line(tmp_path: Path, attack):
 def test_hostile_assignments_are_one_line(value):
     with pytest.raises(ConfigError, match="--set steps received"):
         parse_assignments([f"steps={value}"])
+
+
+@pytest.mark.parametrize("text", ["1:30", "-1:30", "12:30:45", "1:30.5", "1" + ":1" * 100_000])
+def test_numbers_to_the_base_60_are_texts(text):
+    """YAML 1.1 would take 1:30 for 90, and minutes for the last one."""
+    assert parse_yaml(text) == text
+
+
+def test_other_numbers_are_read_as_ever():
+    text = "[1, -0, 010, 0x1F, 0b11, 1_000, 1.5, -2., .5, 1.0e+3, -.inf, 18446744073709551615]"
+    assert parse_yaml(text) == [1, 0, 8, 31, 3, 1000, 1.5, -2.0, 0.5, 1000.0, -math.inf, 2**64 - 1]
 
 
 def test_anchors_of_honest_settings_work(tmp_path: Path):

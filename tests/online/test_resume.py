@@ -189,7 +189,7 @@ def test_one_process_at_a_time(tmp_path, monkeypatch):
     iterate = LockStep.iterate
 
     def nested(self):
-        with pytest.raises(ConfigError, match="another process is training in"):
+        with pytest.raises(ConfigError, match="another process is writing to"):
             train(small(steps=100), resume=out)
         monkeypatch.setattr(LockStep, "iterate", iterate)
         iterate(self)

@@ -266,6 +266,36 @@ def test_what_cannot_be_repeated_is_one_line(place, fake, change, message):
     assert message in done.stderr
 
 
+@pytest.mark.skipif(not Path("/proc/self/pagemap").exists(), reason="of Linux")
+@pytest.mark.parametrize("kind", ["a pipe", "a file of the system's"])
+def test_what_never_ends_is_not_read(place, fake, kind):
+    """Words of a record may name anything in its directory, as the 0 of --seed 0 in /proc/self/fd."""
+    if kind == "a pipe":
+        os.mkfifo("0")
+    else:
+        Path("0").symlink_to("/proc/self/pagemap")  # no size, and no end
+    change_record(lambda record: record["call"]["arguments"].extend(["--seed", "0"]))
+    change_record(lambda record: record["call"]["inputs"].update({"0": "1234"}))
+    done = koffline("repeat", "runs/a")
+    assert (done.exit_code, done.stderr.count("\n"), fake) == (2, 1, [])
+    assert ("0 is gone from" if kind == "a pipe" else "0 is not what the run read") in done.stderr
+
+
+def test_a_file_of_nothing_is_not_read_for_its_digest(tmp_path):
+    with (tmp_path / "sparse").open("wb") as file:
+        file.truncate(2**40)
+    with pytest.raises(ConfigError, match=r"sparse is of 1.1 TB and holds next to nothing; copy it"):
+        digest_of(tmp_path / "sparse")
+
+
+def test_folders_of_too_many_files_are_not_read(tmp_path, monkeypatch):
+    monkeypatch.setattr("koffline.run_record._MOST_FILES", 2)
+    for name in "abc":
+        (tmp_path / name).touch()
+    with pytest.raises(ConfigError, match="holds more than 2 files; name the folder of the log alone"):
+        digest_of(tmp_path)
+
+
 def test_a_command_that_fails_this_time_is_one_line(fake, monkeypatch):
     monkeypatch.setattr(repeating, "_run", lambda *_: (2, "a note\nerror: no memory\n"))
     done = koffline("repeat", "runs/a")

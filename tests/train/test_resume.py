@@ -235,7 +235,7 @@ def test_one_process_at_a_time(tmp_path):
     record = {"digests": {"data": "x"}}
     with (
         koffline.train.folder.open_folder(tmp_path / "run", config, record, resume=False),
-        pytest.raises(ConfigError, match="another process is training"),
+        pytest.raises(ConfigError, match="another process is writing to"),
         koffline.train.folder.open_folder(tmp_path / "run", config, record, resume=True),
     ):
         pass

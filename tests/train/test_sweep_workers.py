@@ -47,7 +47,7 @@ def test_a_killed_sweep_goes_on_and_is_the_same_to_the_bit(tmp_path: Path) -> No
     begun = [folder for folder in run_folders(out) if (folder / "checkpoint.pt").exists()]
     assert begun
     assert len(results) < 4
-    wait_for(lambda: not any(locked(folder / ".lock") for folder in run_folders(out)))
+    wait_for(lambda: not any(locked(folder / ".run.json.lock") for folder in run_folders(out)))
     before = {path: path.stat().st_mtime_ns for path in results}
     in_this_process(config, out, 2)
     assert {path: path.stat().st_mtime_ns for path in results} == before

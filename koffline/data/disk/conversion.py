@@ -16,6 +16,7 @@ from koffline.data.spaces import SpaceRequest
 from koffline.data.table.mapping import MappingRequest
 from koffline.data.table.reading import TableStream, is_table_source
 from koffline.errors import DataError
+from koffline.targets import check_apart
 
 
 def convert_to_shards(
@@ -28,9 +29,9 @@ def convert_to_shards(
 ) -> LazyTransitions:
     """Write ``source`` as a folder of shards and open it. Raises DataError, also where they are the same."""
     from koffline.data.disk.opening import open_lazy
-    from koffline.data.files import check_apart, check_target
+    from koffline.data.files import check_target
 
-    check_apart(source, target)
+    check_apart([os.fspath(source)], os.fspath(target))
     if not remote.is_url(os.fspath(target)):
         check_target(Path(target), force)
     with ShardWriter(target, shard_rows, force) as writer:

@@ -13,6 +13,7 @@ from koffline.data.commands import action_space_options, requested_space
 from koffline.data.table_options import table_options
 from koffline.errors import ConfigError
 from koffline.run_record import shown_command, start_run
+from koffline.targets import claim
 
 _OWN = ("kloss", "fqe")
 _FOLDS = 2
@@ -88,7 +89,7 @@ def diagnose(
         from koffline.report.diagnosis_page import MARKER
         from koffline.report.folder import check_output_directory
 
-        check_output_directory(Path(out), force, MARKER)
+        claim(out, check=lambda path: check_output_directory(path, force, MARKER))
     run = start_run("diagnose") if out is not None else None
     # A user's policy or model may print while it is imported or called: stdout belongs to the result alone.
     with contextlib.redirect_stdout(sys.stderr):

@@ -15,6 +15,7 @@ from koffline.data.commands import action_space_options, requested_space
 from koffline.data.table_options import table_options
 from koffline.errors import ConfigError
 from koffline.run_record import StartedRun, shown_command, start_run
+from koffline.targets import claim
 from koffline.untrusted.limits import read_json
 
 _EXAMPLES = """Which of several POLICIES is worth most from the initial states of DATA?
@@ -106,7 +107,7 @@ def select(
         from koffline.report.folder import check_output_directory
         from koffline.report.selection_page import MARKER
 
-        check_output_directory(Path(out), force, MARKER)
+        claim(out, check=lambda path: check_output_directory(path, force, MARKER))
     run = start_run("select") if out is not None else None
     # A user's policy may print while it is imported or called: stdout belongs to the result alone.
     with contextlib.redirect_stdout(sys.stderr):

@@ -1,0 +1,229 @@
+"""Where results go: never onto what a command reads, and never where another command writes.
+
+One rule for all commands, kept before any work: `claim` for what a command line names, `locked` where Python
+may name a folder of results too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import os
+from collections.abc import Callable, Iterable, Iterator
+from contextvars import ContextVar
+from pathlib import Path
+
+import click
+
+from koffline.data.temporaries import temporary_beside
+from koffline.errors import ConfigError, DataError
+from koffline.run_record import FILE, given_words, named_in, path_of
+
+LOCK = ".lock"
+# What follows these is a word; a file or folder of that name is there by chance.
+_BEFORE_WORDS = (
+    "--device", "--env", "--env-id", "--estimator", "--format", "--interval", "--label", "--method",
+    "--metric", "--only", "--part", "--title", "--ylabel",
+)  # fmt: skip
+_WORDS = ("uniform", "kloss", "fqe")  # a file of such a name is given as ./uniform
+_claims: ContextVar[frozenset[Path]] = ContextVar("claims", default=frozenset())
+
+
+def claim(
+    out: str | Path,
+    option: str = "--out",
+    check: Callable[[Path], object] | None = None,
+    adds: str | None = None,
+    reads: Iterable[str | Path | None] | None = None,
+) -> Path:
+    """The path that a command line names for results: checked, and this command's alone until it ends.
+
+    option: how it was named. check: what else may be wrong with the path, raising KofflineError. adds: the
+    file that makes a folder ours where results are added to one; else ``out`` itself gives way. reads: what
+    the command reads, by default what its words name. Raises ConfigError before anything is written.
+    """
+    path = check_name(_local(str(out)), option, is_whole=adds is None)
+    if adds is None or reads is not None:
+        check_apart(named_beside(out, option) if reads is None else reads, out, option)
+    if "://" in str(out) and path == Path(out):  # storage elsewhere has no locks
+        return path
+    if check is not None:
+        check(path)
+    click.get_current_context().with_resource(_claimed(path if adds is None else path / adds))
+    return path
+
+
+def check_name(out: str | Path, option: str = "--out", is_whole: bool = True) -> Path:
+    """The path of results. Raises ConfigError where there cannot be such a file or folder.
+
+    is_whole: it will give way to the results as a whole, as the current folder cannot.
+    """
+    if not str(out).strip():
+        raise ConfigError(f"{option} is empty; name a file or a folder")
+    path, here = Path(out), Path.cwd()
+    try:
+        if path.resolve() in (here, *here.parents):
+            if is_whole:
+                raise ConfigError(f"{option} {out} is the current folder or holds it; name another one")
+            return path
+        temporary_beside(path, ".old.tmp").lstat()  # the longest name that is written
+    except (FileNotFoundError, NotADirectoryError):
+        pass  # a new one; a file among its folders is for those who make them
+    except (OSError, ValueError, RuntimeError) as error:
+        reason = getattr(error, "strerror", None) or " ".join(str(error).split())
+        raise ConfigError(f"{option} {out} is no name for results ({reason}); choose another") from None
+    return path
+
+
+def check_apart(reads: Iterable[str | Path | None], target: str | Path, option: str = "the target") -> None:
+    """Raise ConfigError where writing ``target`` would replace what is read, or a part of it; links followed.
+
+    A folder of results within a folder that is read is no part of it. Names that stand for nothing are passed
+    over.
+    """
+    place = _local(str(target))
+    for name in dict.fromkeys(str(name) for name in reads if name is not None):
+        same_url = "://" in place and name == place
+        if same_url or any(_overlap(path, Path(place)) for path in _places(name)):
+            raise ConfigError(
+                f"{option} {target} would replace {name} or a part of it, which this command reads, also "
+                "with --force; choose another name"
+            )
+
+
+@contextlib.contextmanager
+def locked(target: Path, wait: bool = False) -> Iterator[None]:
+    """One process at a time writes a file or folder; ConfigError for a second one, unless it is to wait.
+
+    The lock is on a file beside the target, which goes away with it; the system lets go of it when the
+    process ends, however it ends. Folders made for it go away again where nothing was written.
+    """
+    real = _real(target)
+    if real in _claims.get():  # by the command that this is a part of
+        yield
+        return
+    made: list[Path] = []
+    try:
+        with _lock_file(real, target, made, wait):
+            yield
+    finally:
+        for folder in reversed(made):
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+
+
+@contextlib.contextmanager
+def _claimed(target: Path) -> Iterator[None]:
+    """The lock of a command, which what it calls has too."""
+    with locked(target):
+        token = _claims.set(_claims.get() | {_real(target)})
+        try:
+            yield
+        finally:
+            _claims.reset(token)
+
+
+def _real(target: Path) -> Path:
+    return target.parent.resolve() / target.name if target.name else target.resolve()
+
+
+@contextlib.contextmanager
+def _lock_file(real: Path, target: Path, made: list[Path], wait: bool) -> Iterator[None]:
+    try:
+        import fcntl
+    except ImportError:  # Windows: two commands with one target are the user's own affair
+        yield
+        return
+    path, handle = real.with_name(f".{real.name}{LOCK}"), None
+    while handle is None:
+        try:
+            made += _make_folders(path.parent)
+            handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+        except FileNotFoundError:  # another command has removed the folder that it had made
+            continue
+        except OSError as error:
+            reason = error.strerror or str(error)
+            raise ConfigError(f"{path.parent} is not writable ({reason}); name another place") from None
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except BlockingIOError:
+            os.close(handle)
+            raise ConfigError(
+                f"another process is writing to {target}; wait for it or choose another --out"
+            ) from None
+        except OSError:  # a file system without locks
+            break
+        if not _is_named(handle, path):  # the one before has removed it meanwhile
+            os.close(handle)
+            handle = None
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            path.unlink()
+        os.close(handle)
+
+
+def _is_named(handle: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(handle), path.lstat())
+    except FileNotFoundError:
+        return False
+
+
+def _make_folders(folder: Path) -> list[Path]:
+    """Make a folder and those above it; those that were missing, the outermost first."""
+    missing = [part for part in (folder, *folder.parents) if not part.exists()][::-1]
+    for part in missing:
+        part.mkdir(exist_ok=True)
+    return missing
+
+
+def named_beside(target: str | Path, option: str) -> Iterator[str]:
+    """What the words of the command line may name besides this target."""
+    words, out = list(given_words()), str(target)
+    if not option.startswith("--") and out in words:
+        words.reverse()
+        words.remove(out)  # the last: DATA and TARGET may be equal
+        words.reverse()
+    before = ["", *words]
+    for previous, word in zip(before, words, strict=False):
+        is_target = option in (previous, word.partition("=")[0])
+        if word not in _WORDS and not is_target and previous not in _BEFORE_WORDS:
+            yield from named_in(["", word])
+
+
+def _places(name: str) -> list[Path]:
+    """What is there under a name, or under a pattern."""
+    try:
+        local = _local(name)
+    except DataError:  # it is said by those who open it
+        return []
+    named = Path(local) if local in (".", "..") else path_of(local)
+    found = sorted(glob.glob(local)) if glob.has_magic(local) else []
+    return [path for path in (named, *map(Path, found)) if path is not None]
+
+
+def _local(name: str) -> str:
+    """The path behind file://… and minari:<id>; other names as they are. Raises DataError for a wrong id."""
+    if name.startswith("minari:"):
+        from koffline.data.minari import minari_folder
+
+        return str(minari_folder(name.removeprefix("minari:")))
+    return name.removeprefix("file://")
+
+
+def _overlap(read: Path, target: Path) -> bool:
+    """Whether an existing target is what is read, or holds it, or is a part and no folder of results."""
+    try:
+        if any(part.samefile(target) for part in _lineage(read)):
+            return True
+        return not (target / FILE).is_file() and any(part.samefile(read) for part in _lineage(target))
+    except OSError:  # one of them does not exist
+        return False
+
+
+def _lineage(path: Path) -> list[Path]:
+    """A file or folder and what it lies in, by its own name and by what a link leads to."""
+    real, named = path.resolve(strict=True), path.parent.resolve(strict=True) / path.name
+    return list(dict.fromkeys([real, *real.parents, named, *named.parents]))

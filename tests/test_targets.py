@@ -1,0 +1,282 @@
+"""Where results go: never onto what a command reads or where another writes, and known before the work."""
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner, Result
+
+from koffline.cli import cli
+from koffline.data.sources import write_transitions
+from koffline.errors import ConfigError
+from koffline.run_record import digest_of
+from koffline.targets import LOCK, check_name, claim, locked
+from tests.refusals import assert_refused
+from tests.train.small_runs import make_log
+
+UNIFORM = ("build", "uniform", "--env", "koffline/PuddleWorld-v0", "--n", "10")
+ROLLOUTS = ("build", "rollouts", "--env", "koffline/PuddleWorld-v0", "--episodes", "1")
+EVALUATE = ("evaluate", "log.hdf5", "--gamma", "0.9", "--estimator", "is")
+POLICY = "p.npz"
+COMMANDS = {
+    "evaluate": (*EVALUATE, "--policy", "uniform", "--out"),
+    "diagnose": ("diagnose", "log.hdf5", "--policy", "uniform", "--model", "fqe", "--gamma", "0.9", "--out"),
+    "select": ("select", "log.hdf5", "--policies", "uniform", "a", "--gamma", "0.9", "--out"),
+    "uniform": (*UNIFORM, "--policy", "uniform", "--format", "npz", "--out"),
+    "rollouts": (*ROLLOUTS, "--policy", "uniform", "--format", "npz", "--out"),
+    "control": ("build", "control", "--env", "CartPole-v1", "--kind", "random", "--format", "npz", "--out"),
+    "policy": ("build", "policy", "--env", "koffline/PuddleWorld-v0", "--out"),
+    "repeat": ("repeat", "runs/a", "--out"),
+    "plot": ("plot", "a.csv", "--save"),
+    "convert": ("data", "convert", "log.hdf5", "--format", "npz"),
+    "export": ("export", "model.d3"),
+    "train": ("train", "train.yaml", "--out"),
+    "sweep": ("sweep", "train.yaml", "--out"),
+    "record": ("record", "model.d3", "--env-id", "CartPole-v1", "--out"),
+    "reproduce": ("reproduce", "figure-toy", "--out"),
+}
+ADD_TO_FOLDERS = ("train", "sweep", "record", "reproduce")
+
+
+def koffline(*words: str) -> Result:
+    return CliRunner().invoke(cli, list(words), prog_name="koffline")
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a log, and files that are as good as policies: what is refused is never opened."""
+    monkeypatch.chdir(tmp_path)
+    write_transitions(make_log(), "log.hdf5")
+    Path(POLICY).write_bytes(b"a policy")
+    Path("hard.npz").hardlink_to(POLICY)
+    Path("soft.npz").symlink_to(POLICY)
+    Path("lr=0.1,b").mkdir()
+    Path("lr=0.1,b/p.npz").write_bytes(b"another")
+    Path("both").mkdir()
+    Path("both/estimate.json").write_text("{}")
+    Path("both/p.npz").write_bytes(b"a third")
+    Path("new.npz.parts").mkdir()
+    Path("new.npz.parts/part-p.npz").write_bytes(b"a fourth")
+    Path("train.yaml").write_text("data: {source: log.hdf5}\nalgo: {type: kloss_dqn}\ntrain: {n_steps: 2}\n")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("words", "out", "read"),
+    [
+        ((*ROLLOUTS, "--policy", POLICY), POLICY, POLICY),
+        ((*ROLLOUTS, f"--policy={POLICY}"), f"./{POLICY}", POLICY),
+        ((*ROLLOUTS, "--policy", f"epsilon:0.2:{POLICY}"), POLICY, POLICY),
+        ((*ROLLOUTS, "--policy", f"epsilon:0.2:epsilon:0.1:{POLICY}"), POLICY, POLICY),
+        ((*ROLLOUTS, "--policy", "uniform", "--policy", POLICY), POLICY, POLICY),
+        ((*ROLLOUTS, "--policy", "hard.npz"), POLICY, "hard.npz"),
+        ((*ROLLOUTS, "--policy", POLICY), "soft.npz", POLICY),
+        ((*ROLLOUTS, "--policy", "soft.npz"), POLICY, "soft.npz"),
+        ((*ROLLOUTS, "--policy", "lr=0.1,b/p.npz"), "lr=0.1,b/p.npz", "lr=0.1,b/p.npz"),
+        ((*ROLLOUTS, "--policy=lr=0.1,b/p.npz"), "lr=0.1,b/p.npz", "lr=0.1,b/p.npz"),
+        ((*UNIFORM, "--policy", POLICY), POLICY, POLICY),
+        ((*EVALUATE, "--policy", "both/p.npz"), "both", "both/p.npz"),
+        ((*EVALUATE, "--policy", "epsilon:0.1:both/p.npz"), "both", "both/p.npz"),
+        ((*EVALUATE, "--policy", "uniform", "--initial-states", "both/p.npz"), "both", "both/p.npz"),
+        ((*EVALUATE, "--policy", "uniform", "--truth", "both/estimate.json"), "both", "both/estimate.json"),
+        (
+            ("select", "log.hdf5", "--policies", "uniform", "both/p.npz", "--gamma", "0.9"),
+            "both",
+            "both/p.npz",
+        ),
+    ],
+)
+def test_no_command_replaces_what_it_reads(place: Path, words: tuple[str, ...], out: str, read: str) -> None:
+    before = digest_of(place)
+    if "--truth" in words:
+        Path("both/estimate.json").write_text('{"value": 1.0}')
+        before = digest_of(place)
+    done = koffline(*words, "--out", out, "--force")
+    assert_refused(
+        done,
+        f"error: --out {out} would replace {read} or a part of it, which this command reads, also with "
+        "--force; choose another name",
+    )
+    assert digest_of(place) == before
+
+
+def test_neither_do_its_other_targets(place: Path) -> None:
+    before = digest_of(place)
+    done = koffline(*ROLLOUTS, "--policy", POLICY, "--out", "new.npz", "--manifest", POLICY)
+    assert_refused(done, f"--manifest {POLICY} would replace {POLICY} or a part of it")
+    done = koffline(*ROLLOUTS, "--policy", "uniform", "--out", "new.npz", "--manifest", "new.npz")
+    assert_refused(done, "--manifest new.npz is the dataset's own name; name another file")
+    done = koffline(*ROLLOUTS, "--policy", "new.npz.parts/part-p.npz", "--out", "new.npz", "--force")
+    assert_refused(done, "--out new.npz.parts would replace new.npz.parts/part-p.npz or a part of it")
+    assert_refused(
+        koffline("export", "soft.npz", POLICY, "--force"), "OUTPUT_PATH p.npz would replace soft.npz"
+    )
+    assert digest_of(place) == before
+
+
+def test_a_sweep_that_begins_anew_keeps_its_inputs(place: Path) -> None:
+    Path("s").mkdir()
+    Path("train.yaml").rename("s/best.yaml")
+    Path("log.hdf5").rename("s/log.hdf5")
+    done = koffline("sweep", "s/best.yaml", "--out", "s", "--force")
+    assert_refused(done, "--out s would replace s/best.yaml or a part of it")
+
+
+def test_words_that_are_names_by_chance_are_no_inputs(place: Path) -> None:
+    """A second answer of the estimator `is` into the folder `is`."""
+    words = (*EVALUATE, "--policy", "uniform", "--interval", "episodes-t", "--out", "is")
+    assert koffline(*words).exit_code == 0
+    assert koffline(*words, "--force").exit_code == 0
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_names_that_are_none_are_refused_before_the_work(place: Path, name: str) -> None:
+    before = digest_of(place)
+    words = COMMANDS[name]
+    option = (
+        words[-1] if words[-1] in ("--out", "--save") else "TARGET" if name == "convert" else "OUTPUT_PATH"
+    )
+    for blank in ("", "  "):
+        assert_refused(koffline(*words, blank), f"error: {option} is empty; name a file or a folder\n")
+    for other, reason in (("x" * 300, "File name too long"), ("a\x1bb", "holds control characters")):
+        assert_refused(koffline(*words, other), reason)
+    if name not in ADD_TO_FOLDERS:
+        for above in (".", "..", "/", str(place), "both/.."):
+            line = f"error: {option} {above} is the current folder or holds it; name another one\n"
+            assert_refused(koffline(*words, above), line)
+    assert digest_of(place) == before
+    assert not any(path.name.endswith(LOCK) for path in place.iterdir())
+
+
+@pytest.mark.parametrize(
+    "word", ["\x1b[31mred", "a\rb", "bell\x07", "c1\x9b31m", "\u202egnp.exe", "\u2066x", "\x7f", "\x00"]
+)
+def test_no_word_reaches_a_terminal_that_would_obey_it(place: Path, word: str) -> None:
+    for words in (("data", "info", word), (*EVALUATE, "--policy", word), (word,), ("data", word)):
+        done = koffline(*words)
+        assert_refused(done, "holds control characters; rename the file, or leave them out")
+        assert not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f\u202e\u2066]", done.stderr)
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        ((*EVALUATE, "--policy", "~nobody-here/p.npz"), "there is no such file"),
+        ((*EVALUATE, "--policy", "epsilon:0.1:" * 10_000 + "uniform"), "names 10000 layers of epsilon"),
+        (
+            (*EVALUATE, "--policy", "uniform", "--truth", "9" * 400),
+            "give a number or a JSON file with 'value'",
+        ),
+        ((*EVALUATE, "--policy", "uniform", "--set", "steps=1" + ":1" * 900), "should be a valid integer"),
+        ((*EVALUATE, "--policy", "uniform", "--set", "steps=0x" + "f" * 1_000), "write a number or a word"),
+        (("diagnose", "log.hdf5", "--policy", "uniform", "--model", "~nobody-here/q.d3"), "there is no such"),
+    ],
+)
+def test_words_made_to_do_harm_are_one_line(place: Path, words: tuple[str, ...], reason: str) -> None:
+    assert_refused(koffline(*words), reason)
+
+
+def test_words_of_other_scripts_and_lines_are_words(place: Path) -> None:
+    for word in ("журнал.hdf5", "日志", "שלום", "a\nb", "🙂"):
+        assert "does not exist" in koffline("data", "info", word).stderr
+
+
+@contextlib.contextmanager
+def writing(target: Path) -> Iterator[subprocess.Popen[str]]:
+    """Another process that writes to the target until it is told to end."""
+    code = (
+        "import pathlib, sys; from koffline.targets import locked\n"
+        "with locked(pathlib.Path(sys.argv[1])): print('locked', flush=True); input()"
+    )
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, "-c", code, str(target)], **pipes) as other:  # type: ignore[call-overload]
+        assert other.stdout.readline() == "locked\n"
+        try:
+            yield other
+        finally:
+            if other.poll() is None:
+                other.communicate("\n")
+
+
+@pytest.mark.skipif(os.name == "nt", reason="locks of POSIX")
+@pytest.mark.parametrize(
+    ("words", "out", "file"),
+    [
+        (COMMANDS["evaluate"], "both/new", "both/new"),
+        (COMMANDS["uniform"], "new.npz", "new.npz"),
+        (COMMANDS["policy"], "q.npz", "q.npz"),
+        (COMMANDS["convert"], "q.npz", "q.npz"),
+        (COMMANDS["train"], "t", "t/run.json"),
+        (COMMANDS["sweep"], "t", "t/sweep.json"),
+        (COMMANDS["reproduce"], "t", "t/figure-toy.json"),
+    ],
+)
+def test_a_second_command_ends_and_the_first_is_not_disturbed(
+    place: Path, words: tuple[str, ...], out: str, file: str
+) -> None:
+    with writing(Path(file)):
+        line = f"error: another process is writing to {file}; wait for it or choose another --out\n"
+        assert_refused(koffline(*words, out), line)
+    assert not Path("t").exists()
+    assert not any(path.name.endswith(LOCK) for path in place.rglob("*"))
+
+
+@pytest.mark.skipif(os.name == "nt", reason="locks of POSIX")
+def test_a_killed_process_leaves_no_lock_that_counts(tmp_path: Path) -> None:
+    with writing(tmp_path / "a" / "b") as other:
+        other.send_signal(signal.SIGKILL)
+        other.wait()
+    assert [path.name for path in (tmp_path / "a").iterdir()] == [".b.lock"]
+    with locked(tmp_path / "a" / "b"):
+        pass
+    assert list((tmp_path / "a").iterdir()) == []
+
+
+@pytest.mark.skipif(os.name == "nt", reason="locks of POSIX")
+def test_one_of_many_at_a_time(tmp_path: Path) -> None:
+    """Each adds one to a number, reading and writing apart; removing the file of the lock loses none."""
+    code = (
+        "import pathlib, sys; from koffline.targets import locked\n"
+        "place = pathlib.Path(sys.argv[1])\n"
+        "for _ in range(200):\n"
+        "    with locked(place / 'sub' / 'x', wait=True):\n"
+        "        (place / 'n').write_text(str(int((place / 'n').read_text()) + 1))"
+    )
+    (tmp_path / "n").write_text("0")
+    many = [subprocess.Popen([sys.executable, "-c", code, str(tmp_path)]) for _ in range(4)]
+    assert [one.wait() for one in many] == [0, 0, 0, 0]
+    assert (tmp_path / "n").read_text() == "800"
+    assert not list(tmp_path.rglob("*.lock"))
+
+
+def test_what_a_command_calls_has_its_lock_and_others_of_the_process_do_not(tmp_path: Path) -> None:
+    with click.Context(click.Command("any")).scope():
+        claim(tmp_path / "a")
+        with locked(tmp_path / "a"):
+            assert (tmp_path / ".a.lock").exists()
+    assert list(tmp_path.iterdir()) == []
+    with locked(tmp_path / "a"), pytest.raises(ConfigError, match="another process"), locked(tmp_path / "a"):
+        pass
+
+
+def test_a_folder_that_cannot_be_written_is_known_before(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with (
+        pytest.raises(ConfigError, match=r"file is not writable \(.*\); name another place"),
+        locked(tmp_path / "file" / "a"),
+    ):
+        pass
+
+
+def test_a_loop_of_links_is_no_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("loop").symlink_to("loop")
+    with pytest.raises(ConfigError, match="--out loop/a is no name for results"):
+        check_name("loop/a")
