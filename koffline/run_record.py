@@ -25,7 +25,7 @@ from typing import Any
 
 from koffline.errors import ConfigError
 from koffline.run_folders import now
-from koffline.untrusted.limits import EXPANSION, SLACK_BYTES, shown_bytes
+from koffline.untrusted.limits import EXPANSION, shown_bytes
 
 FILE = "run.json"
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
@@ -37,6 +37,7 @@ _WHERE = ("--out", "--resume", "--force", "--manifest")  # of a result, not of w
 _WITHOUT_VALUE = ("--force",)
 _BLOCK = 1 << 20
 _MOST_FILES = 1_000_000
+_HOLES = 64 * 2**20  # bytes of a file that need not lie on the disk
 _EPSILON = re.compile("(epsilon:[^:]*:)+")
 _arguments: ContextVar[tuple[str, ...] | None] = ContextVar("arguments", default=None)
 
@@ -138,7 +139,7 @@ def digest_of(path: Path) -> str:
     digest = hashlib.sha256()
     with path.open("rb") as file:
         found = os.fstat(file.fileno())
-        if found.st_size - EXPANSION * 512 * getattr(found, "st_blocks", found.st_size) > SLACK_BYTES:
+        if found.st_size - EXPANSION * 512 * getattr(found, "st_blocks", found.st_size) > _HOLES:
             raise ConfigError(f"{path} is of {shown_bytes(found.st_size)} and holds next to nothing; copy it")
         left = found.st_size  # what the system makes up, as in /proc, has no size and may have no end
         while left > 0 and (block := file.read(min(left, _BLOCK))):
