@@ -181,7 +181,9 @@ def _make_folders(folder: Path) -> list[Path]:
 
 def named_beside(target: str | Path, option: str) -> Iterator[str]:
     """What the words of the command line may name besides this target."""
-    words, out = list(given_words()), str(target)
+    context = click.get_current_context(silent=True)
+    commands = 0 if context is None else len(context.command_path.split()) - 1  # these name no files
+    words, out = list(given_words())[commands:], str(target)
     if not option.startswith("--") and out in words:
         words.reverse()
         words.remove(out)  # the last: DATA and TARGET may be equal

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from koffline.data.commands import data
+from koffline.cli.data import data
 from koffline.data.disk.writer import ShardWriter
 from koffline.data.sources import open_transitions
 from koffline.data.summary import summarise

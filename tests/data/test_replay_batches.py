@@ -148,7 +148,7 @@ class TestBatches:
 class TestImport:
     def test_d3rlpy_comes_silently_and_only_with_the_bridge(self):
         program = (
-            "import sys, koffline, koffline.data.sources, koffline.data.d3rlpy_dump, koffline.data.commands\n"
+            "import sys, koffline, koffline.data.sources, koffline.data.d3rlpy_dump, koffline.cli.data\n"
             "assert 'd3rlpy' not in sys.modules, 'too early'\n"
             "from koffline import ColumnarReplayBuffer\n"
             "assert 'd3rlpy' in sys.modules\n"

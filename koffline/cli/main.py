@@ -1,4 +1,4 @@
-"""The command line: ``koffline evaluate``, ``koffline data …``; bad input ends in one line, exit code 2."""
+"""The group of all commands: each is imported when it runs, and its errors end in one line."""
 
 from __future__ import annotations
 
@@ -83,22 +83,22 @@ class LazyGroup(KofflineGroup):
     """Commands that live in other modules are imported when they are asked for."""
 
     lazy: ClassVar = {
-        "build": ("koffline.builders.command", "build"),
-        "data": ("koffline.data.commands", "data"),
-        "diagnose": ("koffline.ope.diagnose.command", "diagnose"),
-        "evaluate": ("koffline.ope.command", "evaluate"),
-        "export": ("koffline.runs.commands", "export"),
-        "online": ("koffline.online.command", "online"),
-        "play": ("koffline.runs.commands", "play"),
-        "plot": ("koffline.runs.commands", "plot"),
-        "plot-all": ("koffline.runs.commands", "plot_all"),
-        "record": ("koffline.runs.commands", "record"),
-        "repeat": ("koffline.repeat.command", "repeat"),
-        "reproduce": ("koffline.experiments.command", "reproduce"),
-        "select": ("koffline.ope.selection.command", "select"),
-        "stats": ("koffline.runs.commands", "stats"),
-        "sweep": ("koffline.train.sweep_command", "sweep"),
-        "train": ("koffline.train.command", "train"),
+        "build": ("koffline.cli.build", "build"),
+        "data": ("koffline.cli.data", "data"),
+        "diagnose": ("koffline.cli.diagnose", "diagnose"),
+        "evaluate": ("koffline.cli.evaluate", "evaluate"),
+        "export": ("koffline.cli.runs", "export"),
+        "online": ("koffline.cli.online", "online"),
+        "play": ("koffline.cli.runs", "play"),
+        "plot": ("koffline.cli.runs", "plot"),
+        "plot-all": ("koffline.cli.runs", "plot_all"),
+        "record": ("koffline.cli.runs", "record"),
+        "repeat": ("koffline.cli.repeat", "repeat"),
+        "reproduce": ("koffline.cli.reproduce", "reproduce"),
+        "select": ("koffline.cli.select", "select"),
+        "stats": ("koffline.cli.runs", "stats"),
+        "sweep": ("koffline.cli.sweep", "sweep"),
+        "train": ("koffline.cli.train", "train"),
     }
 
     def list_commands(self, ctx: click.Context) -> list[str]:

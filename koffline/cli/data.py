@@ -12,7 +12,7 @@ import click
 
 from koffline.data.sources import FORMATS, SUFFIXES
 from koffline.data.spaces import Bounds, Discrete, SpaceRequest
-from koffline.data.table_options import table_options
+from koffline.cli.table_options import table_options
 from koffline.errors import DataError
 from koffline.jobs.options import PassSettings, pass_options, worker_options
 from koffline.targets import claim

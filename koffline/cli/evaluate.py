@@ -12,11 +12,11 @@ from typing import Any
 
 import click
 
-from koffline.data.commands import action_space_options, requested_space
-from koffline.data.table_options import table_options
+from koffline.cli.data import action_space_options, requested_space
+from koffline.cli.table_options import table_options
 from koffline.data.transitions import Transitions
 from koffline.errors import ConfigError
-from koffline.ope.streaming.options import Reading, open_for_reading, reading_options
+from koffline.cli.reading_options import Reading, open_for_reading, reading_options
 from koffline.run_record import StartedRun, shown_command, start_run
 from koffline.targets import claim
 
