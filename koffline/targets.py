@@ -62,6 +62,8 @@ def check_name(out: str | Path, option: str = "--out", is_whole: bool = True) ->
         raise ConfigError(f"{option} is empty; name a file or a folder")
     path, here = Path(out), Path.cwd()
     try:
+        if not is_whole and path.is_file():
+            raise ConfigError(f"{option} {out} is a file; name a folder")
         if path.resolve() in (here, *here.parents):
             if is_whole:
                 raise ConfigError(f"{option} {out} is the current folder or holds it; name another one")

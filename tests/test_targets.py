@@ -147,7 +147,9 @@ def test_names_that_are_none_are_refused_before_the_work(place: Path, name: str)
         assert_refused(koffline(*words, blank), f"error: {option} is empty; name a file or a folder\n")
     for other, reason in (("x" * 300, "File name too long"), ("a\x1bb", "holds control characters")):
         assert_refused(koffline(*words, other), reason)
-    if name not in ADD_TO_FOLDERS:
+    if name in ADD_TO_FOLDERS:
+        assert_refused(koffline(*words, POLICY), f"error: --out {POLICY} is a file; name a folder\n")
+    else:
         for above in (".", "..", "/", str(place), "both/.."):
             line = f"error: {option} {above} is the current folder or holds it; name another one\n"
             assert_refused(koffline(*words, above), line)

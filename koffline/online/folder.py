@@ -65,6 +65,7 @@ def open_folder(out: Path, plan: Plan, versions: Mapping[str, str], resume: bool
     online run, or that belongs to other settings or seeds.
     """
     _check(out, plan, resume)
+    out.mkdir(parents=True, exist_ok=True)
     with locked(out / RECORD):
         _check(out, plan, resume)
         if not (out / RECORD).exists():

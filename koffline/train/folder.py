@@ -31,6 +31,7 @@ def open_folder(out: Path, config: TrainConfig, record: Mapping[str, Any], resum
     """
     identity = _identity(config.resolved(), record["digests"])
     _check(out, identity, resume)
+    out.mkdir(parents=True, exist_ok=True)
     with locked(out / RECORD):
         _check(out, identity, resume)
         if not (out / RECORD).exists():
