@@ -51,4 +51,4 @@ def nearest_name(name: str, known: Iterable[str]) -> str:
     """The remedy for an unknown name: the most similar one, or all that are known."""
     names = list(known)
     close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
-    return f"did you mean '{close[0]}'?" if close else f"known are {', '.join(names)}"
+    return f"did you mean '{close[0]}'?" if close else f"known are {', '.join(names) or 'none'}"

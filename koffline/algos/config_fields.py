@@ -10,14 +10,13 @@ import functools
 import math
 import typing
 from collections.abc import Mapping, Sequence
-from difflib import get_close_matches
 from typing import Any
 
 import numpy as np
 from pydantic import TypeAdapter, ValidationError
 
 from koffline.data.d3rlpy_import import import_d3rlpy
-from koffline.errors import ConfigError
+from koffline.errors import ConfigError, nearest_name
 
 import_d3rlpy()
 
@@ -76,7 +75,7 @@ def fill_in(
     slots = slots_of(config_class)
     for key in given:
         if key not in slots:
-            raise ConfigError(f"{where}.{key} is unknown; {nearest(str(key), slots)}")
+            raise ConfigError(f"{where}.{key} is unknown; {nearest_name(str(key), slots)}")
     return {
         name: _filled(slot, given.get(name, _Default), f"{where}.{name}", base)
         for name, slot in slots.items()
@@ -91,12 +90,6 @@ def build(config_class: Any, values: Mapping[str, Any]) -> Any:
     except (AssertionError, TypeError, ValueError) as error:
         reason = " ".join(str(error).split()) or type(error).__name__
         raise ConfigError(f"{config_class.__name__} refuses its values: {reason}") from None
-
-
-def nearest(name: str, known: Any) -> str:
-    """The remedy for an unknown name."""
-    near = get_close_matches(name, list(known), 1, cutoff=0.5)
-    return f"did you mean '{near[0]}'?" if near else f"known are {', '.join(sorted(known)) or 'none'}"
 
 
 class _Default:
@@ -162,7 +155,7 @@ def _factory_class(slot: Slot, kind: Any, where: str) -> type:
         raise ConfigError(f"{where}.type is '{kind}'; {_NOT_HERE[kind]}")
     if not isinstance(kind, str) or kind not in known:
         names = [*known, "none"] if slot.may_be_none else known
-        raise ConfigError(f"{where}.type is {kind!r}; {nearest(str(kind), names)}")
+        raise ConfigError(f"{where}.type is {kind!r}; {nearest_name(str(kind), names)}")
     return known[kind]
 
 
@@ -193,7 +186,7 @@ def _checked(slot: Slot, value: Any, where: str) -> Any:
     if isinstance(checked, float) and not math.isfinite(checked):
         raise ConfigError(f"{where} is {checked}; give a finite number")
     if slot.name == "activation" and checked not in _ACTIVATIONS:
-        raise ConfigError(f"{where} is {checked!r}; {nearest(checked, _ACTIVATIONS)}")
+        raise ConfigError(f"{where} is {checked!r}; {nearest_name(checked, _ACTIVATIONS)}")
     return checked
 
 

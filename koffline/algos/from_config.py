@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 import koffline.algos
-from koffline.algos.config_fields import build, fill_in, nearest
+from koffline.algos.config_fields import build, fill_in
 from koffline.algos.fit_scalers import fit_scalers
 from koffline.algos.loading import device_name, load
 from koffline.algos.path_buffer import PathReplayBuffer
@@ -20,7 +20,7 @@ from koffline.data.d3rlpy_import import import_d3rlpy
 from koffline.data.disk.replay import LazyReplayBuffer
 from koffline.data.replay import ColumnarReplayBuffer
 from koffline.data.transitions import Discrete, Transitions
-from koffline.errors import ConfigError, KofflineError
+from koffline.errors import ConfigError, KofflineError, nearest_name
 
 d3rlpy = import_d3rlpy()
 
@@ -50,7 +50,7 @@ def resolve_params(kind: Any, params: Mapping[str, Any], where: str = "algo") ->
         raise ConfigError(f"{where}.type is '{kind}': {_NOT_TRAINED[kind]}")
     known = algorithm_types()
     if not isinstance(kind, str) or kind not in known:
-        raise ConfigError(f"{where}.type is {kind!r}; {nearest(str(kind), known)}")
+        raise ConfigError(f"{where}.type is {kind!r}; {nearest_name(str(kind), known)}")
     if kind in EVALUATORS and "policy" in params:
         raise ConfigError(f"{where}.params.policy is unknown; name the policy's file as {where}.policy")
     filled = fill_in(CONFIG_STORAGE[LearnableConfig].config_list[kind], params, f"{where}.params")

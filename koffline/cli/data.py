@@ -10,9 +10,9 @@ from typing import Any
 
 import click
 
+from koffline.cli.table_options import table_options
 from koffline.data.sources import FORMATS, SUFFIXES
 from koffline.data.spaces import Bounds, Discrete, SpaceRequest
-from koffline.cli.table_options import table_options
 from koffline.errors import DataError
 from koffline.jobs.options import PassSettings, pass_options, worker_options
 from koffline.targets import claim

@@ -13,10 +13,10 @@ from typing import Any
 import click
 
 from koffline.cli.data import action_space_options, requested_space
+from koffline.cli.reading_options import Reading, open_for_reading, reading_options
 from koffline.cli.table_options import table_options
 from koffline.data.transitions import Transitions
 from koffline.errors import ConfigError
-from koffline.cli.reading_options import Reading, open_for_reading, reading_options
 from koffline.run_record import StartedRun, shown_command, start_run
 from koffline.targets import claim
 
@@ -132,7 +132,7 @@ def _requested_estimators(layers: list[dict[str, Any]]) -> tuple[str, ...] | Non
     A misspelt option is reported before a large log is read; gamma may still come from the log.
     """
     from koffline.config import make_settings
-    from koffline.ope.estimators.intervals import DEFAULT, check_interval, kinds_for
+    from koffline.ope.names import DEFAULT, check_interval, kinds_for
 
     settings = make_settings({"gamma": 0.5}, *layers)
     if settings.estimator.lower() == _ALL != settings.estimator:
@@ -150,7 +150,7 @@ def _requested_estimators(layers: list[dict[str, Any]]) -> tuple[str, ...] | Non
 
 def _names(text: str) -> tuple[str, ...]:
     """The estimators of a list, each once. Raises ConfigError for a name that is none."""
-    from koffline.ope.estimators.registry import ESTIMATORS, find_estimator
+    from koffline.ope.names import ESTIMATORS, check_estimator
 
     if text == _ALL:
         return tuple(ESTIMATORS)
@@ -160,7 +160,7 @@ def _names(text: str) -> tuple[str, ...]:
     for name in names:
         if name.lower() == _ALL:
             raise ConfigError(f"estimator is '{text}'; '{_ALL}' stands by itself: give names or {_ALL}")
-        find_estimator(name)
+        check_estimator(name)
     return names
 
 

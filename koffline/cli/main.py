@@ -82,23 +82,24 @@ def _failed(message: str) -> SystemExit:
 class LazyGroup(KofflineGroup):
     """Commands that live in other modules are imported when they are asked for."""
 
+    # Its module in this package, and what the list of commands says of it: none is imported for that list.
     lazy: ClassVar = {
-        "build": ("koffline.cli.build", "build"),
-        "data": ("koffline.cli.data", "data"),
-        "diagnose": ("koffline.cli.diagnose", "diagnose"),
-        "evaluate": ("koffline.cli.evaluate", "evaluate"),
-        "export": ("koffline.cli.runs", "export"),
-        "online": ("koffline.cli.online", "online"),
-        "play": ("koffline.cli.runs", "play"),
-        "plot": ("koffline.cli.runs", "plot"),
-        "plot-all": ("koffline.cli.runs", "plot_all"),
-        "record": ("koffline.cli.runs", "record"),
-        "repeat": ("koffline.cli.repeat", "repeat"),
-        "reproduce": ("koffline.cli.reproduce", "reproduce"),
-        "select": ("koffline.cli.select", "select"),
-        "stats": ("koffline.cli.runs", "stats"),
-        "sweep": ("koffline.cli.sweep", "sweep"),
-        "train": ("koffline.cli.train", "train"),
+        "build": ("build", "Build datasets and target policies."),
+        "data": ("data", "Look into logs, check them, convert them."),
+        "diagnose": ("diagnose", "Is MODEL the value function of POLICY, as far as DATA can tell?"),
+        "evaluate": ("evaluate", "What is POLICY worth from the initial states of DATA?"),
+        "export": ("runs", "Export a model's greedy policy as TorchScript or ONNX."),
+        "online": ("online", "Train Trust-PCL in a Gymnasium environment, several seeds at once."),
+        "play": ("runs", "Play episodes of a saved model on the screen."),
+        "plot": ("runs", "Draw metrics of runs in one plot and print their statistics."),
+        "plot-all": ("runs", "Draw all metrics of a run in a grid and print its parameters."),
+        "record": ("runs", "Record episodes of a saved model as videos."),
+        "repeat": ("repeat", "Run again what made a folder of results, and compare every byte."),
+        "reproduce": ("reproduce", "Reproduce a figure of the paper, or the table of its claims."),
+        "select": ("select", "Which of several POLICIES is worth most?"),
+        "stats": ("runs", "Statistics of a metric of a run."),
+        "sweep": ("sweep", "Train CONFIG with every combination of --grid values and seeds."),
+        "train": ("train", "Train the algorithm of CONFIG over a log."),
     }
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -110,10 +111,15 @@ class LazyGroup(KofflineGroup):
         if cmd_name in self.lazy:
             from importlib import import_module
 
-            module, attribute = self.lazy[cmd_name]
-            command: click.Command = getattr(import_module(module), attribute)
+            module = import_module(f"koffline.cli.{self.lazy[cmd_name][0]}")
+            command: click.Command = getattr(module, cmd_name.replace("-", "_"))
             return command
         return super().get_command(ctx, cmd_name)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The list of commands, none of them imported."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, about) for name, (_, about) in sorted(self.lazy.items())])
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})

@@ -65,8 +65,6 @@ def online(
     """Check the config, train, print a table over the seeds and where everything is."""
     from koffline.online.folder import CONFIG, RECORD
     from koffline.online.load_config import load_config
-    from koffline.online.run import default_folder, train
-    from koffline.targets import claim
 
     if config is None and resume is None:
         raise click.UsageError("give CONFIG, or --resume DIR")
@@ -74,6 +72,10 @@ def online(
     if resume is not None and not Path(resume).is_dir():
         raise click.UsageError(f"--resume {resume}: there is no such folder")
     settings = load_config(source, assignments)
+    # After the settings: what is misspelt is said before torch is loaded.
+    from koffline.online.run import default_folder, train
+    from koffline.targets import claim
+
     option = "--out" if resume is None else "--resume"
     folder = resume if resume is not None else default_folder(settings) if out is None else out
     folder = claim(folder, option, adds=RECORD)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from koffline.experiments import DESCRIPTIONS
 from koffline.jobs.options import worker_options
 from koffline.run_record import shown_command
 
@@ -33,7 +34,7 @@ Examples:
 
 
 @click.command(help=_HELP, no_args_is_help=True)
-@click.argument("name")
+@click.argument("name", type=click.Choice(list(DESCRIPTIONS)))
 @click.option("--quick", is_flag=True, help="A twentieth of the epochs, three seeds: minutes.")
 @click.option("--out", metavar="DIR", default="out/reproduce", show_default=True, help="Where results go.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of logs and truths.")

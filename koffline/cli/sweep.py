@@ -69,13 +69,15 @@ def sweep(
     resume: bool,
 ) -> None:
     """Check every config, train, print the table and where the files are."""
+    from koffline.train.sweep_plan import make_plan
+
+    plan = make_plan(config, grid, seeds, assignments, data)
+    # After the plan: what is misspelt is said before torch is loaded.
     from koffline.targets import claim
     from koffline.train.sweep import RECORD, SweepSettings, inputs_of, run_sweep
-    from koffline.train.sweep_plan import make_plan
     from koffline.train.sweep_summary import choose_metric
     from koffline.train.sweep_tables import print_summary
 
-    plan = make_plan(config, grid, seeds, assignments, data)
     folder = Path("sweeps") / Path(config).stem if out is None else out
     reads = None if resume else [config, *inputs_of(plan)]
     folder = claim(folder, adds=RECORD, reads=reads)

@@ -42,12 +42,14 @@ def train(
     config: str, assignments: tuple[str, ...], data: str | None, out: str | None, device: str, resume: bool
 ) -> None:
     """Check the config, train, print the last metrics and where the model is."""
-    from koffline.targets import claim
     from koffline.train.config import load_config
+
+    settings = load_config(config, assignments, data)
+    # After the settings: what is misspelt is said before torch is loaded.
+    from koffline.targets import claim
     from koffline.train.folder import RECORD
     from koffline.train.run import train as run
 
-    settings = load_config(config, assignments, data)
     folder = claim(Path("runs") / Path(config).stem if out is None else out, adds=RECORD)
     try:
         # Environments and loggers may print: stdout belongs to the result alone.

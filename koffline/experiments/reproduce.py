@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from koffline.errors import ConfigError
-from koffline.experiments import ablation, claims, policy_evaluation, solver_study
+from koffline.experiments import DESCRIPTIONS, ablation, claims, policy_evaluation, solver_study
 from koffline.experiments.cells import Cell, CellResult, cell_jobs, cell_path, read_cell
 from koffline.experiments.results import (
     Claim,
@@ -32,14 +32,6 @@ if TYPE_CHECKING:
     from koffline.experiments.mujoco_plan import MujocoRequest
 
 _SUFFIXES = (".md", ".png", ".svg", ".curves.h5")
-DESCRIPTIONS = {
-    "figure-toy": "four methods on the modified Tsitsiklis–Van Roy chain",
-    "figure-puddle": "six methods on Puddle World: errors, Bellman errors, what the losses tell",
-    "figure-bench": "six methods on the noisy pole and the noisy Mountain Car",
-    "ablation": "what the K-loss depends on: bandwidth, kernel, statistic, batch, scale, offset, noise",
-    "figure-mujoco": "Trust-PCL with four critics on six MuJoCo environments, searches and noise (hours)",
-    "claims": "the paper's empirical sentences beside our measurements (runs all but figure-mujoco)",
-}
 
 
 @dataclass(frozen=True)

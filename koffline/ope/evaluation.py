@@ -15,11 +15,11 @@ from koffline.fitting import Progress, threads
 from koffline.ope.diagnostics import common_diagnostics, common_warnings
 from koffline.ope.estimate import Estimate
 from koffline.ope.estimators.direct import make_evidence
-from koffline.ope.estimators.intervals import check_interval, run_estimator
+from koffline.ope.estimators.intervals import run_estimator
 from koffline.ope.estimators.norms import sensitivity_to_norm
-from koffline.ope.estimators.registry import FITTED
 from koffline.ope.fitted_function import fitted_value_function
 from koffline.ope.importance.unavailable import Unavailable
+from koffline.ope.names import FITTED, check_interval
 from koffline.ope.streaming.estimating import evaluate_lazy
 from koffline.ope.streaming.sampling import Request
 from koffline.ope.streaming.settings import StreamSettings

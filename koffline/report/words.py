@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from koffline.ope.estimators.intervals import CERTIFIED as CERTIFIED_KINDS
 from koffline.ope.interval import CALIBRATED, CERTIFIED, percent
+from koffline.ope.names import CERTIFIED_KINDS
 
 _LONGEST_LIST = 8
 _READER = "Reader: "

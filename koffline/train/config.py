@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from koffline.config import parse_assignments, read_yaml
 from koffline.data.remote import is_url
-from koffline.errors import ConfigError
+from koffline.errors import ConfigError, nearest_name
 
 _EVALUATOR_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 
@@ -156,35 +156,34 @@ def load_config(
 
 
 def _checked(content: dict[str, Any]) -> TrainConfig:
-    from koffline.algos.config_fields import nearest
-    from koffline.algos.from_config import algorithm_types, resolve_params
-
     for key in content:
         if key not in TrainConfig.model_fields:
-            raise ConfigError(f"{key} is unknown; {nearest(key, TrainConfig.model_fields)}")
+            raise ConfigError(f"{key} is unknown; {nearest_name(key, TrainConfig.model_fields)}")
     data = _mapping(content.get("data"), "data")
     if not data.get("source"):
         raise ConfigError("data.source is missing; name the log in the config or with --data")
     algo = _mapping(content.get("algo"), "algo")
     _refuse_unknown(algo, AlgoSettings, "algo")
     if "type" not in algo:
+        from koffline.algos.from_config import algorithm_types
+
         raise ConfigError(f"algo.type is missing; known are {', '.join(algorithm_types())}")
-    params = resolve_params(algo["type"], _mapping(algo.get("params"), "algo.params"))
     made_data = {**data, "split": _section(SplitSettings, data.get("split"), "data.split")}
-    held_out = made_data["split"].held_out > 0.0
-    return TrainConfig(
-        data=_section(DataSettings, made_data, "data"),
-        algo=_section(AlgoSettings, {**algo, "params": params}, "algo"),
-        train=_section(TrainSettings, content.get("train"), "train"),
-        evaluators=_evaluators(content.get("evaluators"), held_out),
-        logger=_section(LoggerSettings, content.get("logger"), "logger"),
-    )
+    sections = {
+        "data": _section(DataSettings, made_data, "data"),
+        "train": _section(TrainSettings, content.get("train"), "train"),
+        "evaluators": _evaluators(content.get("evaluators"), made_data["split"].held_out > 0.0),
+        "logger": _section(LoggerSettings, content.get("logger"), "logger"),
+    }
+    # Last: d3rlpy, which knows the algorithms, takes seconds to load.
+    from koffline.algos.from_config import resolve_params
+
+    params = resolve_params(algo["type"], _mapping(algo.get("params"), "algo.params"))
+    return TrainConfig(algo=_section(AlgoSettings, {**algo, "params": params}, "algo"), **sections)
 
 
 def _evaluators(given: Any, held_out: bool) -> dict[str, Any]:
     """A list of types, or settings by name; without a type the name is the type."""
-    from koffline.algos.config_fields import nearest
-
     if isinstance(given, list):
         given = {str(name): {} for name in given}
     made = {}
@@ -193,7 +192,9 @@ def _evaluators(given: Any, held_out: bool) -> dict[str, Any]:
         settings = {"type": name, **_mapping(settings, where)}
         kind = settings["type"]
         if kind not in _EVALUATORS:
-            raise ConfigError(f"{where}: the type {kind!r} is unknown; {nearest(str(kind), _EVALUATORS)}")
+            raise ConfigError(
+                f"{where}: the type {kind!r} is unknown; {nearest_name(str(kind), _EVALUATORS)}"
+            )
         if not _EVALUATOR_NAME.fullmatch(name) or name.startswith("time_") or name.endswith("_loss"):
             raise ConfigError(f"{where} cannot name a metric; use letters, digits, _ . - and no *_loss")
         if "part" in _EVALUATORS[kind].model_fields:
@@ -235,11 +236,9 @@ def _number(value: Any, model: type[_Section], name: str) -> Any:
 
 
 def _refuse_unknown(values: Mapping[str, Any], model: type[_Section], where: str) -> None:
-    from koffline.algos.config_fields import nearest
-
     for key in values:
         if key not in model.model_fields:
-            raise ConfigError(f"{where}.{key} is unknown; {nearest(str(key), model.model_fields)}")
+            raise ConfigError(f"{where}.{key} is unknown; {nearest_name(str(key), model.model_fields)}")
 
 
 def _mapping(given: Any, where: str) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from koffline.data.files import atomic_file
 from koffline.data.sources import open_transitions
 from koffline.data.spaces import Bounds, Discrete
 from koffline.data.transitions import Transitions
-from koffline.errors import ConfigError
+from koffline.errors import ConfigError, nearest_name
 from koffline.jobs import Job, JobError, JobFailure, Report, run_jobs
 from koffline.run_record import FILE as RUN
 from koffline.run_record import StartedRun, start_run
@@ -186,7 +186,6 @@ def _identity(plan: SweepPlan, device: str) -> dict[str, Any]:
 def _check_metric(plan: SweepPlan, metric: Metric, device: str) -> None:
     """Raise ConfigError for a metric that no run will have: one step of one algorithm says which exist."""
     from koffline.algos import from_config
-    from koffline.algos.config_fields import nearest
     from koffline.algos.evaluators import own_randomness
     from koffline.algos.quiet import quiet
 
@@ -205,7 +204,7 @@ def _check_metric(plan: SweepPlan, metric: Metric, device: str) -> None:
             return  # an algorithm that prepares itself in `fit` only; the summary will say it
     if metric.name not in losses:
         known = [*config.evaluators, *losses]
-        raise ConfigError(f"no run will have a metric '{metric.name}'; {nearest(metric.name, known)}")
+        raise ConfigError(f"no run will have a metric '{metric.name}'; {nearest_name(metric.name, known)}")
 
 
 def _open_log(config: TrainConfig) -> Transitions:

@@ -33,7 +33,10 @@ from koffline.ope.features import FeatureSystem, make_feature_system
 from koffline.ope.intervals.calibrated import calibrated_interval
 from koffline.ope.intervals.dual import dual_interval
 from koffline.ope.intervals.feature_interval import feature_interval
-from koffline.ope.intervals.kinds import (
+from koffline.ope.intervals.pivot import pivot_interval
+from koffline.ope.intervals.result import IntervalResult
+from koffline.ope.intervals.settings import KernelIntervalSettings
+from koffline.ope.names import (
     BOOTSTRAP_PIVOT,
     DUAL,
     KERNEL_CALIBRATED,
@@ -41,9 +44,6 @@ from koffline.ope.intervals.kinds import (
     KERNEL_CERTIFIED_IID,
     KERNEL_SIMULTANEOUS,
 )
-from koffline.ope.intervals.pivot import pivot_interval
-from koffline.ope.intervals.result import IntervalResult
-from koffline.ope.intervals.settings import KernelIntervalSettings
 from scripts.bench.coverage import clopper_pearson
 from tests.exact_problems import _CASES, _FORWARD, _RIGHT, ExactProblem, FiniteCase, LinearCase, _line, _rooms
 from tests.ope.intervals.systems import OneHotStates, prepared

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from koffline.ope.estimators.registry import ESTIMATORS
+from koffline.ope.names import ESTIMATORS
 from koffline.ope.selection.metrics import relative_regret_at_k, spearman
 
 FEWEST_RANKED = 3  # policies that a method must have answered about to be asked for a ranking
@@ -95,7 +95,7 @@ def _score(method: str, pairs: list[tuple[dict[str, Any], dict[str, Any]]], unit
 def family_of(method: str) -> str:
     """Whose estimator it is, and of what kind."""
     if method in ESTIMATORS:
-        return f"koffline, {ESTIMATORS[method].family}"
+        return f"koffline, {ESTIMATORS[method]}"
     return method.split(" ")[0] if method.startswith(("d3rlpy", "scope-rl")) else "koffline, bounds"
 
 

@@ -7,10 +7,9 @@ import pytest
 from click.testing import CliRunner
 
 from koffline import open_transitions
-from koffline.builders import RolloutSettings, build_rollouts
 from koffline.builders.elsewhere import PolicyFile, RolloutWork, batches_elsewhere, play_batch
 from koffline.builders.resumable import PartsFolder
-from koffline.builders.rollouts import RolloutPlayer
+from koffline.builders.rollouts import RolloutPlayer, RolloutSettings, build_rollouts
 from koffline.builders.target_policy import learn_grid_policy
 from koffline.cli import cli
 from koffline.errors import ConfigError, PolicyError

@@ -5,8 +5,8 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from koffline.builders import build_chain
 from koffline.builders.manifest import add_to_manifest, read_manifest
+from koffline.builders.uniform import build_chain
 from koffline.errors import DataError
 
 LOG = build_chain(5, np.random.default_rng(0))

@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 import koffline
-from koffline.builders import RolloutSettings, build_rollouts
 from koffline.builders.resumable import PartsFolder, policy_digests
-from koffline.builders.rollouts import RolloutPlayer
+from koffline.builders.rollouts import RolloutPlayer, RolloutSettings, build_rollouts
 from koffline.errors import DataError
 from tests.interrupts import hear_interrupts
 

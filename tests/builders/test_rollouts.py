@@ -4,7 +4,7 @@ import gymnasium
 import numpy as np
 import pytest
 
-from koffline.builders import RolloutSettings, build_rollouts
+from koffline.builders.rollouts import RolloutSettings, build_rollouts
 from koffline.envs.boxes import GYMNASIUM_IDS
 from koffline.errors import ConfigError, PolicyError
 from tests.builders import environments

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from koffline import evaluate, open_transitions
-from koffline.builders import RolloutSettings, build_rollouts
+from koffline.builders.rollouts import RolloutSettings, build_rollouts
 from koffline.data.disk.samples import sample_starts, sample_transitions
 from koffline.data.disk.writer import ShardWriter
 from koffline.data.findings import inspect_shards

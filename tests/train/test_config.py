@@ -9,7 +9,7 @@ from koffline.algos.config_fields import build, fill_in
 from koffline.algos.from_config import algorithm_types, resolve_params
 from koffline.data.d3rlpy_import import import_d3rlpy
 from koffline.errors import ConfigError
-from koffline.train import load_config
+from koffline.train.config import load_config
 from tests.train.small_runs import make_config
 
 d3rlpy = import_d3rlpy()

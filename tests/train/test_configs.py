@@ -8,7 +8,8 @@ import pytest
 
 from koffline.algos.from_config import EVALUATORS, algorithm_types, resolve_params
 from koffline.config import parse_assignments, read_yaml
-from koffline.train import load_config, train
+from koffline.train.config import load_config
+from koffline.train.run import train
 
 FOLDER = Path(__file__).parents[2] / "configs"
 ALGORITHMS = sorted(FOLDER.glob("*.yaml"))

@@ -20,8 +20,9 @@ from koffline.data.disk.writer import ShardWriter
 from koffline.data.replay import from_d3rlpy
 from koffline.data.sources import open_transitions
 from koffline.errors import ConfigError, DataError
-from koffline.train import load_config, train
+from koffline.train.config import load_config
 from koffline.train.folder import read_record
+from koffline.train.run import train
 from tests.train.small_runs import make_config, make_log, metric_files, read_model, same
 
 SCALERS = {
@@ -216,7 +217,8 @@ def _peak_of_a_run(folder) -> int:
     """Kilobytes that a process holds at most which trains on the folder."""
     code = f"""
 import resource
-from koffline.train import load_config, train
+from koffline.train.config import load_config
+from koffline.train.run import train
 from tests.train.small_runs import make_config
 content = make_config({str(folder)!r})
 content["data"].update(lazy=True, memory="16MB")

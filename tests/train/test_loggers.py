@@ -8,7 +8,8 @@ import pytest
 
 from koffline.algos import loggers
 from koffline.errors import ConfigError
-from koffline.train import load_config, train
+from koffline.train.config import load_config
+from koffline.train.run import train
 from tests.train.small_runs import make_config, write_log
 
 

@@ -13,7 +13,8 @@ import koffline.train.folder
 import koffline.train.run
 from koffline.algos.from_config import algorithm_types
 from koffline.errors import ConfigError
-from koffline.train import load_config, train
+from koffline.train.config import load_config
+from koffline.train.run import train
 from tests.interrupts import Hit, hit_at
 from tests.train.small_runs import is_discrete, make_config, metric_files, read_model, same, write_log
 
@@ -121,7 +122,7 @@ def killed(folder, fingerprint, progress, *rest):
         os.kill(os.getpid(), signal.SIGKILL)
     save(folder, fingerprint, progress, *rest)
 run.save_state = killed
-from koffline.train import load_config
+from koffline.train.config import load_config
 run.train(load_config(sys.argv[1]), sys.argv[2])
 """
 

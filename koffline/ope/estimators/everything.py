@@ -14,15 +14,14 @@ from koffline.data.transitions import Transitions
 from koffline.errors import KofflineError
 from koffline.fitting import Progress, threads
 from koffline.ope.diagnostics import common_diagnostics, common_warnings
-from koffline.ope.estimators.intervals import DEFAULT, bounds_of, kinds_for, run_estimator
+from koffline.ope.estimators.intervals import bounds_of, run_estimator
 from koffline.ope.estimators.norms import sensitivity_to_norm
-from koffline.ope.estimators.registry import ESTIMATORS, find_estimator
 from koffline.ope.estimators.table import EstimateRow, EstimateTable
 from koffline.ope.evaluation import merge_settings, open_workspace
 from koffline.ope.importance.unavailable import Unavailable
 from koffline.ope.interval import Interval
-from koffline.ope.intervals.kinds import KERNEL_CERTIFIED
 from koffline.ope.limits import NOTABLE
+from koffline.ope.names import DEFAULT, ESTIMATORS, KERNEL_CERTIFIED, check_estimator, kinds_for
 from koffline.ope.point_estimate import PointEstimate
 from koffline.ope.workspace import Workspace
 
@@ -43,7 +42,7 @@ def estimate_all(
 ) -> EstimateTable:
     """What each estimator says the policy is worth, with its interval, and bounds beside them.
 
-    names: one or more of ``koffline.ope.estimators.registry.ESTIMATORS``; None: all. bounds: intervals of the
+    names: one or more of ``koffline.ope.names.ESTIMATORS``; None: all. bounds: intervals of the
     kernel kind too. All else as in `koffline.evaluate`; estimators share what they can, so all of them cost
     little more than ``kloss`` alone. One that does not apply to this log (no episodes, no probabilities …)
     is a row with its reason. Raises KofflineError for what concerns them all.
@@ -53,12 +52,14 @@ def estimate_all(
     )
     if isinstance(names, str):
         names = (names,)
-    wanted = [find_estimator(name) for name in (names or ESTIMATORS)]
+    wanted = list(names or ESTIMATORS)
+    for name in wanted:
+        check_estimator(name)
     if settings.interval != DEFAULT:
-        wanted = [estimator for estimator in wanted if settings.interval in kinds_for(estimator.name)]
+        wanted = [name for name in wanted if settings.interval in kinds_for(name)]
     workspace = open_workspace(transitions, policy, settings, initial_observations, progress)
     with torch.no_grad(), threads(settings.threads):
-        rows = tuple(_row(estimator.name, estimator.family, workspace) for estimator in wanted)
+        rows = tuple(_row(name, ESTIMATORS[name], workspace) for name in wanted)
         found = {row.name: row.estimate for row in rows if row.estimate is not None}
         if not found:
             raise KofflineError(f"no estimator applies to this log; {rows[0].name}: {rows[0].reason}")

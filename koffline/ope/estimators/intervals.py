@@ -7,53 +7,37 @@ import dataclasses
 import torch
 
 from koffline.config import EvaluationSettings
-from koffline.errors import ConfigError, KofflineError, nearest_name
+from koffline.errors import KofflineError
 from koffline.ope.estimators.direct import replica_interval
-from koffline.ope.estimators.registry import ESTIMATORS, FITTED, find_estimator
+from koffline.ope.estimators.registry import RUN
 from koffline.ope.estimators.table import BoundRow
-from koffline.ope.importance import episode_intervals
-from koffline.ope.importance.names import CERTIFIABLE, WITH_MODEL
-from koffline.ope.importance.names import NAMES as OVER_EPISODES
 from koffline.ope.importance.unavailable import Unavailable
 from koffline.ope.interval import Interval
-from koffline.ope.intervals.kinds import BOOTSTRAP, BOOTSTRAP_PIVOT, CERTIFIED_KINDS, SYSTEM_KINDS
 from koffline.ope.intervals.last_layer import last_layer_bootstrap
 from koffline.ope.intervals.making import make_interval
 from koffline.ope.intervals.result import IntervalResult
 from koffline.ope.limits import contradiction
+from koffline.ope.names import (
+    BOOTSTRAP_PIVOT,
+    CERTIFIED_EPISODE_KINDS,
+    CERTIFIED_KINDS,
+    CERTIFIED_SYSTEM_KINDS,
+    DEFAULT,
+    EPISODE_KINDS,
+    FITTED,
+    OVER_EPISODES,
+    SYSTEM_KINDS,
+    WITH_MODEL,
+    check_interval,
+)
 from koffline.ope.point_estimate import PointEstimate
 from koffline.ope.workspace import Workspace
-
-DEFAULT = "default"
-KINDS = (DEFAULT, BOOTSTRAP, *SYSTEM_KINDS, *episode_intervals.KINDS)
-CERTIFIED = (*CERTIFIED_KINDS, *episode_intervals.CERTIFIED_KINDS)
-
-
-def kinds_for(name: str) -> tuple[str, ...]:
-    """The kinds of interval that an estimator can have, its own first."""
-    if name in OVER_EPISODES:
-        certified = episode_intervals.CERTIFIED_KINDS if name in CERTIFIABLE else ()
-        return (DEFAULT, *episode_intervals.CALIBRATED_KINDS, *certified)
-    return (DEFAULT, *((BOOTSTRAP,) if name in FITTED else ()), *SYSTEM_KINDS)
-
-
-def check_interval(name: str, kind: str) -> None:
-    """ConfigError for a kind that is none or that this estimator cannot have."""
-    find_estimator(name)
-    if kind not in KINDS:
-        raise ConfigError(f"there is no interval '{kind}'; {nearest_name(kind, KINDS)}")
-    if kind not in kinds_for(name):
-        fitting = [other for other in ESTIMATORS if kind in kinds_for(other)]
-        raise ConfigError(
-            f"{name} has no interval of kind '{kind}'; give one of {', '.join(kinds_for(name))}, or an "
-            f"estimator that has it ({', '.join(fitting)})"
-        )
 
 
 def run_estimator(workspace: Workspace, name: str) -> PointEstimate | Unavailable:
     """The estimate with the interval that the settings ask for, as far as the log allows one."""
     check_interval(name, workspace.settings.interval)
-    found = ESTIMATORS[name].run(workspace)
+    found = RUN[name](workspace)
     if isinstance(found, Unavailable):
         return found
     return _settle(workspace, _with_interval(workspace, name, found))
@@ -71,7 +55,7 @@ def _reasons(workspace: Workspace, found: PointEstimate) -> list[str] | None:
     """Why there is no calibrated interval; None for a certified one, which holds whatever the log lacks."""
     if found.interval is None:
         return []
-    if found.interval.kind in CERTIFIED:
+    if found.interval.kind in CERTIFIED_KINDS:
         return None
     reasons = workspace.limits.reasons_for_no_interval(by_rows=found.interval.kind in SYSTEM_KINDS)
     if found.name in (*FITTED, *WITH_MODEL, "drl"):
@@ -87,8 +71,8 @@ def _with_interval(workspace: Workspace, name: str, found: PointEstimate) -> Poi
     kind = workspace.settings.interval
     if kind == DEFAULT:
         return found
-    if kind in episode_intervals.KINDS:
-        guesses = _guesses(workspace.settings, with_norm=False) if kind in CERTIFIED else ()
+    if kind in EPISODE_KINDS:
+        guesses = _guesses(workspace.settings, with_norm=False) if kind in CERTIFIED_KINDS else ()
         return dataclasses.replace(found, warnings=(*found.warnings, *guesses))
     if found.interval is not None and found.interval.kind == kind:
         return found
@@ -102,7 +86,7 @@ def _with_interval(workspace: Workspace, name: str, found: PointEstimate) -> Poi
 def system_interval(workspace: Workspace, kind: str) -> IntervalResult:
     """An interval for the value from the problem in fixed features, whatever the estimator."""
     settings = workspace.settings
-    system = workspace.fixed_system if kind in CERTIFIED_KINDS else workspace.system
+    system = workspace.fixed_system if kind in CERTIFIED_SYSTEM_KINDS else workspace.system
     result = make_interval(
         kind,
         system,
@@ -111,7 +95,7 @@ def system_interval(workspace: Workspace, kind: str) -> IntervalResult:
         reward_bounds=settings.reward_bounds,
         seed=settings.seed,
     )
-    guesses = _guesses(settings, with_norm=True) if kind in CERTIFIED_KINDS else ()
+    guesses = _guesses(settings, with_norm=True) if kind in CERTIFIED_SYSTEM_KINDS else ()
     return dataclasses.replace(result, warnings=(*result.warnings, *guesses))
 
 
@@ -134,7 +118,7 @@ def bounds_of(workspace: Workspace, estimates: dict[str, PointEstimate]) -> tupl
     """
     kinds = [kind for kind in SYSTEM_KINDS if kind != BOOTSTRAP_PIVOT]
     rows = [_bound(workspace, kind) for kind in kinds if not set(estimates) <= set(OVER_EPISODES)]
-    for kind in episode_intervals.CERTIFIED_KINDS:
+    for kind in CERTIFIED_EPISODE_KINDS:
         made = [
             (name, estimates[name].diagnostics["intervals"][kind])
             for name in ("is", "pdis")
@@ -151,8 +135,8 @@ def _bound(workspace: Workspace, kind: str) -> BoundRow:
     except (KofflineError, torch.linalg.LinAlgError) as error:
         return BoundRow(kind, None, str(error))
     limits = workspace.limits
-    reasons = [] if kind in CERTIFIED else limits.reasons_for_no_interval(by_rows=True)
-    impossible = None if result.value is None or kind in CERTIFIED else limits.impossible(result.value)
+    reasons = [] if kind in CERTIFIED_KINDS else limits.reasons_for_no_interval(by_rows=True)
+    impossible = None if result.value is None or kind in CERTIFIED_KINDS else limits.impossible(result.value)
     reasons += [impossible] if impossible else []
     if result.interval is not None and reasons:
         return BoundRow(kind, None, "; ".join(reasons))

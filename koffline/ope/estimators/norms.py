@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from koffline.ope.intervals.kinds import CERTIFIED_KINDS, DUAL, KERNEL_CERTIFIED, KERNEL_SIMULTANEOUS
 from koffline.ope.intervals.sensitivity import NormSensitivity, norm_sensitivity
 from koffline.ope.intervals.settings import KernelIntervalSettings, enough_draws
+from koffline.ope.names import CERTIFIED_SYSTEM_KINDS, DUAL, KERNEL_CERTIFIED, KERNEL_SIMULTANEOUS
 from koffline.ope.workspace import Workspace
 
 
@@ -13,7 +13,7 @@ def sensitivity_to_norm(workspace: Workspace, kind: str) -> NormSensitivity | No
 
     "dual" has the ends of "kernel-certified" at its optimum, so it is shown by those.
     """
-    if kind not in (*CERTIFIED_KINDS, KERNEL_SIMULTANEOUS):
+    if kind not in (*CERTIFIED_SYSTEM_KINDS, KERNEL_SIMULTANEOUS):
         return None
     settings = workspace.settings
     return norm_sensitivity(

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from koffline.ope.closed_form.estimates import CLOSED_FORMS
 from koffline.ope.closed_form.estimates import drl as doubly_robust_closed_form
-from koffline.ope.importance import episode_intervals
 from koffline.ope.importance.episode_estimates import estimate_one
-from koffline.ope.importance.names import WITH_MODEL
 from koffline.ope.importance.unavailable import Unavailable
+from koffline.ope.names import EPISODE_KINDS, EPISODES_T, WITH_MODEL
 from koffline.ope.point_estimate import PointEstimate
 from koffline.ope.workspace import Workspace
 
@@ -24,9 +23,7 @@ def estimate_by_importance(workspace: Workspace, name: str) -> PointEstimate | U
     if isinstance(episodes, str):
         return Unavailable(name, episodes)
     settings = workspace.settings
-    kind = (
-        settings.interval if settings.interval in episode_intervals.KINDS else episode_intervals.DEFAULT_KIND
-    )
+    kind = settings.interval if settings.interval in EPISODE_KINDS else EPISODES_T
     model = workspace.row_values if name in WITH_MODEL else None
     return estimate_one(
         name, episodes, model, settings.level, kind, reward_range=settings.reward_bounds, seed=settings.seed

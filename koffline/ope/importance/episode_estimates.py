@@ -12,13 +12,22 @@ from koffline.errors import ConfigError, DataError, PolicyError, nearest_name
 from koffline.ope.importance import episode_intervals as intervals
 from koffline.ope.importance import estimators
 from koffline.ope.importance.magic import Blend, magic
-from koffline.ope.importance.names import CERTIFIABLE, NAMES, WHOLE_WEIGHT, WITH_MODEL
 from koffline.ope.importance.notes import NO_WEIGHT, notes_on_weights
 from koffline.ope.importance.problem import EpisodeProblem, prepare_episodes
 from koffline.ope.importance.ratios import AUTO
 from koffline.ope.importance.statistics import EpisodeStatistic, standard_error
 from koffline.ope.importance.unavailable import Unavailable
 from koffline.ope.interval import Interval, check_level
+from koffline.ope.names import (
+    CERTIFIABLE,
+    CERTIFIED_EPISODE_KINDS,
+    EPISODE_KINDS,
+    EPISODES_BOOTSTRAP,
+    EPISODES_T,
+    OVER_EPISODES,
+    WHOLE_WEIGHT,
+    WITH_MODEL,
+)
 from koffline.ope.point_estimate import PointEstimate
 from koffline.ope.provenance import check_held_out
 from koffline.ope.row_values import RowValues
@@ -34,9 +43,9 @@ def episode_estimates(
     gamma: float,
     *,
     q: ValueFunction | RowValues | None = None,
-    names: Iterable[str] = NAMES,
+    names: Iterable[str] = OVER_EPISODES,
     level: float = 0.95,
-    interval: str = intervals.DEFAULT_KIND,
+    interval: str = EPISODES_T,
     behavior: str = AUTO,
     clip: float | None = None,
     draws: int = BOOTSTRAP_DRAWS,
@@ -47,15 +56,15 @@ def episode_estimates(
     """Importance sampling and doubly robust estimates of J, or why there is none, by name.
 
     names: among ``is``, ``pdis``, ``wis``, ``wpdis`` (rewards alone) and ``dr``, ``wdr``, ``magic``, which
-    need the value function ``q``. interval: one of `episode_intervals.KINDS`; every other kind that applies
+    need the value function ``q``. interval: one of ``EPISODE_KINDS``; every other kind that applies
     is in ``diagnostics["intervals"]``. behavior: ``"auto"``, ``"log"`` or ``"estimate"``. clip: cap of the
     cumulative weights. reward_range: what rewards can be, for certified kinds (default: what the log holds).
     Raises ConfigError for unknown names, kinds and levels; DataError where q fails.
     """
     wanted = _checked_names(names)
     check_level(level)
-    if interval not in intervals.KINDS:
-        raise ConfigError(f"interval {interval!r} is unknown here; {nearest_name(interval, intervals.KINDS)}")
+    if interval not in EPISODE_KINDS:
+        raise ConfigError(f"interval {interval!r} is unknown here; {nearest_name(interval, EPISODE_KINDS)}")
     try:
         problem = prepare_episodes(transitions, policy, gamma, behavior=behavior, clip=clip, seed=seed)
     except (DataError, PolicyError) as error:
@@ -94,16 +103,16 @@ def estimate_one(
     problem: EpisodeProblem,
     model: RowValues | None,
     level: float = 0.95,
-    interval: str = intervals.DEFAULT_KIND,
+    interval: str = EPISODES_T,
     draws: int = BOOTSTRAP_DRAWS,
     reward_range: tuple[float, float] | None = None,
     seed: int = 0,
 ) -> PointEstimate | Unavailable:
-    """One of ``NAMES`` on prepared episodes; ``model`` as of the whole log."""
+    """One of ``OVER_EPISODES`` on prepared episodes; ``model`` as of the whole log."""
     reason = _why_not(name, problem, model)
     if reason:
         return Unavailable(name, reason)
-    generator = np.random.default_rng([seed, 13, NAMES.index(name)])
+    generator = np.random.default_rng([seed, 13, OVER_EPISODES.index(name)])
     statistic = make_statistic(name, problem, model, draws, generator)
     if not np.isfinite(statistic.value):
         return Unavailable(
@@ -167,15 +176,15 @@ def all_intervals(
     """Every kind of interval that applies to this estimator on this log."""
     whole = statistic.whole if isinstance(statistic, Blend) else statistic
     found = {
-        intervals.STUDENT_T: intervals.student_interval(
+        EPISODES_T: intervals.student_interval(
             whole, level, problem.effective_size(stepwise=name not in WHOLE_WEIGHT)
         ),
-        intervals.BOOTSTRAP: intervals.bootstrap_interval(whole, level, draws, generator),
+        EPISODES_BOOTSTRAP: intervals.bootstrap_interval(whole, level, draws, generator),
     }
     if whole is not statistic:
         found = {kind: made and _stretched(made, statistic.value) for kind, made in found.items()}
     if name in CERTIFIABLE and not problem.ratios.is_estimated:
-        for kind in intervals.CERTIFIED_KINDS:
+        for kind in CERTIFIED_EPISODE_KINDS:
             found[kind] = intervals.certified_interval(
                 problem.weights, problem.rewards, problem.gamma, level, kind, reward_range, CERTIFIABLE[name]
             )
@@ -198,8 +207,8 @@ def _stretched(interval: Interval, value: float) -> Interval:
 def _checked_names(names: Iterable[str]) -> tuple[str, ...]:
     wanted = tuple(names)
     for name in wanted:
-        if name not in NAMES:
-            raise ConfigError(f"unknown estimator '{name}'; {nearest_name(name, NAMES)}")
+        if name not in OVER_EPISODES:
+            raise ConfigError(f"unknown estimator '{name}'; {nearest_name(name, OVER_EPISODES)}")
     return wanted
 
 
@@ -245,7 +254,7 @@ def _warnings(
 
 
 def _why_no_interval(name: str, interval: str, problem: EpisodeProblem) -> str:
-    if interval not in intervals.CERTIFIED_KINDS:
+    if interval not in CERTIFIED_EPISODE_KINDS:
         return (
             f"No interval of kind {interval}: one episode has all the weight, too many resampled logs have "
             "none, or the level asks for too many of them."

@@ -14,15 +14,7 @@ from koffline.ope.importance.bounds import mean_lower_bound
 from koffline.ope.importance.statistics import Counts, EpisodeStatistic, standard_error
 from koffline.ope.importance.weights import EpisodeWeights
 from koffline.ope.interval import Interval
-
-STUDENT_T = "episodes-t"
-BOOTSTRAP = "episodes-bootstrap"
-HOEFFDING = "hoeffding"
-EMPIRICAL_BERNSTEIN = "empirical-bernstein"
-CALIBRATED_KINDS = (STUDENT_T, BOOTSTRAP)
-CERTIFIED_KINDS = (HOEFFDING, EMPIRICAL_BERNSTEIN)
-DEFAULT_KIND = STUDENT_T  # covers better than the bootstrap while weights are uneven
-KINDS = CALIBRATED_KINDS + CERTIFIED_KINDS
+from koffline.ope.names import EPISODES_BOOTSTRAP, EPISODES_T
 
 _T_ASSUMPTIONS = (
     "{n} independent episodes, jackknife standard error, Student t with {freedom:.3g} degrees of freedom: "
@@ -59,7 +51,7 @@ def student_interval(
     half = float(stats.t.ppf(0.5 + level / 2.0, df=freedom)) * error
     value = statistic.value
     text = _T_ASSUMPTIONS.format(n=n, freedom=freedom)
-    return Interval(value - half, value + half, level, STUDENT_T, text)
+    return Interval(value - half, value + half, level, EPISODES_T, text)
 
 
 def bootstrap_interval(
@@ -84,7 +76,7 @@ def bootstrap_interval(
     tails = bca_levels(sample, statistic.value, deviations, level)
     low, high = np.quantile(sample, tails)
     text = _BOOTSTRAP_ASSUMPTIONS.format(n=n, draws=draws)
-    return Interval(float(low), float(high), level, BOOTSTRAP, text)
+    return Interval(float(low), float(high), level, EPISODES_BOOTSTRAP, text)
 
 
 def bca_levels(

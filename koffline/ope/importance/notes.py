@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from koffline.ope.importance.names import WHOLE_WEIGHT, WITH_MODEL, WITHOUT_MODEL
+from koffline.ope.names import WHOLE_WEIGHT, WITH_MODEL, WITHOUT_MODEL
 
 _FEW_EPISODES = 10.0
 _UNEVEN = 0.5  # on finite chains 95 % intervals held the truth in 76 to 91 % of logs below it

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from koffline.ope.features import FeatureSystem
 from koffline.ope.interval import Interval
-from koffline.ope.intervals.kinds import KERNEL_CALIBRATED
 from koffline.ope.intervals.profile import Profile, make_profile
 from koffline.ope.intervals.result import IntervalResult
 from koffline.ope.intervals.settings import KernelIntervalSettings
+from koffline.ope.names import KERNEL_CALIBRATED
 
 _BLOCK = 4096
 _NORMAL_FROM = 200.0  # influences that count: from here the bootstrap is its normal limit to 0.1 %

@@ -19,10 +19,10 @@ from koffline.ope.intervals.feature_interval import (
     start_margin,
     vacuous_warning,
 )
-from koffline.ope.intervals.kinds import DUAL
 from koffline.ope.intervals.result import IntervalResult
 from koffline.ope.intervals.settings import KernelIntervalSettings
 from koffline.ope.intervals.value_range import best_constant, feasible_set
+from koffline.ope.names import DUAL
 
 DUAL_STEPS = 500
 _RIDGES = np.logspace(-14.0, 2.0, 33)  # of the closed-form weights that the search starts from

@@ -12,11 +12,11 @@ from koffline.ope.intervals.concentration import (
     martingale_threshold,
     start_deviation,
 )
-from koffline.ope.intervals.kinds import KERNEL_CERTIFIED, KERNEL_CERTIFIED_IID, KERNEL_SIMULTANEOUS
 from koffline.ope.intervals.profile import make_profile
 from koffline.ope.intervals.result import IntervalResult
 from koffline.ope.intervals.settings import NORM_FACTOR, NORM_RIDGE, KernelIntervalSettings
 from koffline.ope.intervals.value_range import Feasible, feasible_set
+from koffline.ope.names import KERNEL_CERTIFIED, KERNEL_CERTIFIED_IID, KERNEL_SIMULTANEOUS
 
 _CERTIFIED = (
     "Holds for any number of rows fixed beforehand: {rows}; {bounds}; Q^π in the class, ‖θ − θ0‖ at most "

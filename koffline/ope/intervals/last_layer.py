@@ -11,7 +11,6 @@ from koffline.errors import KofflineError
 from koffline.ope.blocks import row_blocks
 from koffline.ope.fitted import LSTD_RIDGE, FittedValues
 from koffline.ope.interval import Interval
-from koffline.ope.intervals.kinds import BOOTSTRAP_PIVOT
 from koffline.ope.intervals.resampling import (
     ONE_UNIT,
     LinearEquation,
@@ -22,6 +21,7 @@ from koffline.ope.intervals.resampling import (
 )
 from koffline.ope.intervals.settings import enough_draws
 from koffline.ope.last_layer import accumulate_systems
+from koffline.ope.names import BOOTSTRAP_PIVOT
 from koffline.replicas import StackedMLP
 from koffline.solvers.last_layer import last_layer, last_layer_features
 

@@ -9,16 +9,16 @@ from koffline.ope.features import FeatureSystem
 from koffline.ope.intervals.calibrated import calibrated_interval
 from koffline.ope.intervals.dual import dual_interval
 from koffline.ope.intervals.feature_interval import feature_interval
-from koffline.ope.intervals.kinds import BOOTSTRAP_PIVOT, DUAL, KERNEL_CALIBRATED, SYSTEM_KINDS
 from koffline.ope.intervals.pivot import pivot_interval
 from koffline.ope.intervals.result import IntervalResult
 from koffline.ope.intervals.settings import KernelIntervalSettings, enough_draws
+from koffline.ope.names import BOOTSTRAP_PIVOT, DUAL, KERNEL_CALIBRATED, SYSTEM_KINDS
 
 
 def make_interval(kind: str, system: FeatureSystem, **options: Any) -> IntervalResult:
     """The interval of a kind for the value of a policy, with what it rests on.
 
-    kind: one of ``koffline.ope.intervals.kinds.SYSTEM_KINDS``. options: fields of `KernelIntervalSettings`
+    kind: one of ``koffline.ope.names.SYSTEM_KINDS``. options: fields of `KernelIntervalSettings`
     (level, norm_bound, value_bounds, reward_bounds, draws, seed); draws: 999, or more where the level needs
     them. An infeasible class is no error: ``result.interval`` is None and ``result.misspecified`` true.
     Raises ConfigError.

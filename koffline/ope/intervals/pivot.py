@@ -6,7 +6,6 @@ import torch
 
 from koffline.ope.features import FeatureSystem
 from koffline.ope.interval import Interval
-from koffline.ope.intervals.kinds import BOOTSTRAP_PIVOT
 from koffline.ope.intervals.profile import RIDGE, ridge_sizes, solve_ridged
 from koffline.ope.intervals.resampling import (
     ONE_UNIT,
@@ -19,6 +18,7 @@ from koffline.ope.intervals.resampling import (
 from koffline.ope.intervals.result import IntervalResult
 from koffline.ope.intervals.settings import KernelIntervalSettings
 from koffline.ope.intervals.value_range import best_constant
+from koffline.ope.names import BOOTSTRAP_PIVOT
 
 _BLOCK = 8192
 _FEW_UNITS = 30

@@ -11,10 +11,10 @@ from koffline.errors import ConfigError
 from koffline.ope.features import FeatureSystem
 from koffline.ope.interval import finite_or_none
 from koffline.ope.intervals.feature_interval import loss_threshold, norm_bound, start_margin
-from koffline.ope.intervals.kinds import KERNEL_CERTIFIED, KERNEL_CERTIFIED_IID, KERNEL_SIMULTANEOUS
 from koffline.ope.intervals.profile import make_profile
 from koffline.ope.intervals.settings import KernelIntervalSettings
 from koffline.ope.intervals.value_range import feasible_set
+from koffline.ope.names import KERNEL_CERTIFIED, KERNEL_CERTIFIED_IID, KERNEL_SIMULTANEOUS
 
 _KINDS = (KERNEL_CERTIFIED, KERNEL_CERTIFIED_IID, KERNEL_SIMULTANEOUS)
 _FACTORS = tuple(float(factor) for factor in np.logspace(-1.0, 1.5, 51))

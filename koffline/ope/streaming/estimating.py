@@ -18,11 +18,10 @@ from koffline.fitting import threads
 from koffline.jobs.status import JobStatus
 from koffline.ope.closed_form.moments import DEFAULT_CRITICS
 from koffline.ope.estimate import Estimate, Evidence
-from koffline.ope.estimators.intervals import DEFAULT
-from koffline.ope.estimators.registry import find_estimator
 from koffline.ope.fitted_function import NetworkValues
 from koffline.ope.interval import Interval
 from koffline.ope.limits import Limits, contradiction
+from koffline.ope.names import DEFAULT, check_estimator
 from koffline.ope.point_estimate import PointEstimate
 from koffline.ope.problem import check_observation_shape
 from koffline.ope.streaming.evidence import (
@@ -108,7 +107,7 @@ class _Answer:
 def check_request(request: Request) -> None:
     """ConfigError or DataError for what sums cannot answer, with the remedy."""
     settings, log = request.settings, request.log
-    find_estimator(settings.estimator)
+    check_estimator(settings.estimator)
     check_observation_shape(log.observation_shape)
     if settings.estimator not in ESTIMATORS:
         raise ConfigError(f"{settings.estimator} {_LOAD}; or choose one of {', '.join(ESTIMATORS)}")

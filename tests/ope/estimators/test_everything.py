@@ -9,9 +9,9 @@ import koffline
 from koffline.errors import ConfigError, DataError, KofflineError
 from koffline.ope.estimators import intervals
 from koffline.ope.estimators.everything import estimate_all
-from koffline.ope.estimators.registry import ESTIMATORS, FITTED
 from koffline.ope.estimators.table import EstimateTable
 from koffline.ope.importance.behavior import estimate_behavior
+from koffline.ope.names import ESTIMATORS, FITTED
 from tests.exact_problems import EXACT_PROBLEMS
 from tests.ope.problems import NOISY, QUICK, SOFT, continuous_log, discrete_log
 
@@ -104,7 +104,7 @@ def test_nothing_applies() -> None:
 @pytest.mark.parametrize("name", ESTIMATORS)
 def test_an_interval_of_another_kind_is_made_or_refused(name: str) -> None:
     for kind in intervals.KINDS:
-        if kind in intervals.kinds_for(name):
+        if kind in kinds_for(name):
             intervals.check_interval(name, kind)
         else:
             with pytest.raises(ConfigError, match=f"{name} has no interval of kind '{kind}'"):

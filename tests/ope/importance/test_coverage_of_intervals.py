@@ -10,8 +10,9 @@ import pytest
 
 from koffline.data.transitions import Discrete, Transitions
 from koffline.ope.importance.episode_estimates import make_statistic
-from koffline.ope.importance.episode_intervals import CERTIFIED_KINDS, certified_interval, student_interval
+from koffline.ope.importance.episode_intervals import certified_interval, student_interval
 from koffline.ope.importance.problem import prepare_episodes
+from koffline.ope.names import CERTIFIED_EPISODE_KINDS
 from koffline.ope.row_values import RowValues
 from koffline.policies import DiscretePolicy
 from tests.ope.importance.cases import Enumerated, enumerated
@@ -54,7 +55,7 @@ def test_intervals_hold_the_truth() -> None:
     world = replace(world, target=target, policy=policy)
     truth = world.mdp.policy_value(world.target, GAMMA)
     names = ("is", "pdis", "wis", "wpdis", "dr", "wdr")
-    hits = dict.fromkeys((*names, *CERTIFIED_KINDS), 0)
+    hits = dict.fromkeys((*names, *CERTIFIED_EPISODE_KINDS), 0)
     for seed in range(LOGS):
         log, model = draw(world, seed)
         problem = prepare_episodes(log, world.policy, GAMMA)
@@ -63,7 +64,7 @@ def test_intervals_hold_the_truth() -> None:
             size = problem.effective_size(stepwise=name not in ("is", "wis"))
             interval = student_interval(statistic, 0.95, size)
             hits[name] += interval is not None and interval.holds(truth)
-        for kind in CERTIFIED_KINDS:
+        for kind in CERTIFIED_EPISODE_KINDS:
             interval = certified_interval(
                 problem.weights, problem.rewards, GAMMA, 0.95, kind, (-0.5, 2.0), True
             )
@@ -71,5 +72,5 @@ def test_intervals_hold_the_truth() -> None:
     for name in names:
         # 0.92 is what skewed sums of this size lose; three binomial errors around it.
         assert abs(hits[name] / LOGS - 0.94) < 0.02 + 3.0 * math.sqrt(0.92 * 0.08 / LOGS), name
-    for kind in CERTIFIED_KINDS:
+    for kind in CERTIFIED_EPISODE_KINDS:
         assert hits[kind] == LOGS

@@ -12,9 +12,16 @@ import pytest
 from koffline.data.transitions import Transitions
 from koffline.errors import ConfigError, DataError
 from koffline.ope.importance.episode_estimates import episode_estimates
-from koffline.ope.importance.episode_intervals import CERTIFIED_KINDS, HOEFFDING, KINDS, STUDENT_T
-from koffline.ope.importance.names import NAMES, WITH_MODEL, WITHOUT_MODEL
 from koffline.ope.importance.unavailable import Unavailable
+from koffline.ope.names import (
+    CERTIFIED_EPISODE_KINDS,
+    EPISODE_KINDS,
+    EPISODES_T,
+    HOEFFDING,
+    OVER_EPISODES,
+    WITH_MODEL,
+    WITHOUT_MODEL,
+)
 from koffline.ope.point_estimate import PointEstimate
 from koffline.ope.row_values import RowValues
 from koffline.ope.value_functions import ValueFunction, as_value_function
@@ -60,7 +67,7 @@ def test_exact_problem_within_four_standard_errors(name: str) -> None:
             error = estimate.interval.width / 4.0
         assert estimate.value == pytest.approx(problem.value, abs=4.0 * error)
         assert estimate.interval is not None
-        assert estimate.interval.kind == STUDENT_T
+        assert estimate.interval.kind == EPISODES_T
 
 
 def test_true_values_shrink_the_error_and_mend_the_cut() -> None:
@@ -83,7 +90,7 @@ def test_results_are_reproducible_and_json() -> None:
         episode_estimates(problem.transitions, problem.policy, problem.gamma, q=q, draws=FEW, seed=3)
         for _ in range(2)
     ]
-    for name in NAMES:
+    for name in OVER_EPISODES:
         first, second = (run[name] for run in runs)
         assert isinstance(first, PointEstimate)
         assert isinstance(second, PointEstimate)
@@ -95,13 +102,13 @@ def test_asking_for_one_gives_what_asking_for_all_does() -> None:
     problem, q = chain(n_rows=300)
     arguments = problem.transitions, problem.policy, problem.gamma
     every = episode_estimates(*arguments, q=q, draws=FEW)
-    for name in NAMES:
+    for name in OVER_EPISODES:
         alone = episode_estimates(*arguments, q=q, draws=FEW, names=[name])
         assert list(alone) == [name]
         assert alone[name].interval == every[name].interval
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", EPISODE_KINDS)
 def test_kinds_of_intervals_are_as_labelled(kind: str) -> None:
     problem, q = chain(n_rows=600)
     found = episode_estimates(
@@ -109,7 +116,7 @@ def test_kinds_of_intervals_are_as_labelled(kind: str) -> None:
     )
     for name, estimate in found.items():
         assert isinstance(estimate, PointEstimate)
-        if kind in CERTIFIED_KINDS and name not in ("is", "pdis"):
+        if kind in CERTIFIED_EPISODE_KINDS and name not in ("is", "pdis"):
             assert estimate.interval is None
             assert any("needs bounded means of episodes" in text for text in estimate.warnings)
         else:
@@ -160,7 +167,7 @@ def test_episodes_of_weight_zero_are_not_there() -> None:
     arguments = problem.policy, problem.gamma
     left = episode_estimates(log.select_episodes(kept), *arguments, q=q, draws=FEW)
     found = episode_estimates(weighted, *arguments, q=model, draws=FEW)
-    for name in NAMES:
+    for name in OVER_EPISODES:
         assert found[name].value == pytest.approx(left[name].value)
         assert found[name].effective_sample_size == pytest.approx(left[name].effective_sample_size)
 
@@ -172,7 +179,7 @@ def all_unavailable(found: dict, text: str) -> bool:
 def test_rows_without_episodes_have_a_reason() -> None:
     problem = EXACT_PROBLEMS["chain_tuples"](0, 100)
     found = episode_estimates(problem.transitions, problem.policy, problem.gamma)
-    assert list(found) == list(NAMES)
+    assert list(found) == list(OVER_EPISODES)
     assert all_unavailable(found, "this log's rows stand alone; add episode_ids")
 
 

@@ -10,19 +10,17 @@ from scipy import stats
 
 from koffline.data.transitions import Discrete, Transitions
 from koffline.ope.importance.bounds import empirical_bernstein_width, hoeffding_width, mean_lower_bound
-from koffline.ope.importance.episode_intervals import (
-    BOOTSTRAP,
-    CERTIFIED_KINDS,
-    EMPIRICAL_BERNSTEIN,
-    HOEFFDING,
-    STUDENT_T,
-    bootstrap_interval,
-    certified_interval,
-    student_interval,
-)
+from koffline.ope.importance.episode_intervals import bootstrap_interval, certified_interval, student_interval
 from koffline.ope.importance.estimators import trajectory_wis
 from koffline.ope.importance.statistics import plain_mean
 from koffline.ope.importance.weights import make_weights
+from koffline.ope.names import (
+    CERTIFIED_EPISODE_KINDS,
+    EMPIRICAL_BERNSTEIN,
+    EPISODES_BOOTSTRAP,
+    EPISODES_T,
+    HOEFFDING,
+)
 from tests.ope.importance.cases import random_case
 
 
@@ -32,7 +30,7 @@ def test_student_interval_is_the_two_sided_textbook_one() -> None:
     assert found is not None
     low, high = stats.t.interval(0.9, 11, loc=values.mean(), scale=stats.sem(values))
     assert (found.low, found.high) == (pytest.approx(low), pytest.approx(high))
-    assert (found.kind, found.level) == (STUDENT_T, 0.9)
+    assert (found.kind, found.level) == (EPISODES_T, 0.9)
 
 
 def test_few_effective_episodes_leave_few_degrees_of_freedom() -> None:
@@ -56,7 +54,7 @@ def test_bootstrap_is_scipys_bca() -> None:
     ).confidence_interval
     assert found.low == pytest.approx(theirs.low, abs=0.03 * found.width)
     assert found.high == pytest.approx(theirs.high, abs=0.03 * found.width)
-    assert found.kind == BOOTSTRAP
+    assert found.kind == EPISODES_BOOTSTRAP
 
 
 def test_bootstrap_is_reproducible_and_shrinks_with_the_level() -> None:
@@ -113,7 +111,7 @@ def test_empirical_bernstein_by_hand() -> None:
     assert empirical_bernstein_width(1000, 0.0, 1.0, 0.05) < 0.3 * hoeffding_width(1000, 1.0, 0.05)
 
 
-@pytest.mark.parametrize("kind", CERTIFIED_KINDS)
+@pytest.mark.parametrize("kind", CERTIFIED_EPISODE_KINDS)
 @pytest.mark.parametrize("chance", [0.05, 0.5, 0.95])
 def test_lower_bound_fails_no_more_often_than_allowed(kind: str, chance: float) -> None:
     """Means of n coin throws: the chance that the bound is above the truth, summed over all outcomes."""
@@ -141,7 +139,7 @@ def one_step_log(rewards: np.ndarray) -> Transitions:
     )
 
 
-@pytest.mark.parametrize("kind", CERTIFIED_KINDS)
+@pytest.mark.parametrize("kind", CERTIFIED_EPISODE_KINDS)
 def test_on_policy_bound_is_the_plain_one_at_a_seventh_of_the_level(kind: str) -> None:
     rewards = np.random.default_rng(5).uniform(1.0, 3.0, size=500)
     log = one_step_log(rewards)
@@ -159,7 +157,7 @@ def test_on_policy_bound_is_the_plain_one_at_a_seventh_of_the_level(kind: str) -
     assert "(given)" in found.assumptions
 
 
-@pytest.mark.parametrize("kind", CERTIFIED_KINDS)
+@pytest.mark.parametrize("kind", CERTIFIED_EPISODE_KINDS)
 @pytest.mark.parametrize("stepwise", [False, True])
 def test_certified_interval_stays_within_possible_returns(kind: str, stepwise: bool) -> None:
     case = random_case(2)
@@ -176,7 +174,7 @@ def test_certified_interval_needs_equal_shares() -> None:
     assert certified_interval(case.weights, case.rewards, 0.9, 0.95, HOEFFDING) is None
 
 
-@pytest.mark.parametrize("kind", CERTIFIED_KINDS)
+@pytest.mark.parametrize("kind", CERTIFIED_EPISODE_KINDS)
 @pytest.mark.parametrize("stepwise", [False, True])
 def test_certified_interval_holds_off_policy(kind: str, stepwise: bool) -> None:
     """Two steps, coin actions, reward = action; the policy takes 1 with chance 0.9: J = 0.9 · 1.9.

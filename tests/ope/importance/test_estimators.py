@@ -19,8 +19,8 @@ from koffline.ope.importance.estimators import (
     trajectory_wis,
     weighted_doubly_robust,
 )
-from koffline.ope.importance.names import NAMES
 from koffline.ope.importance.weights import make_weights
+from koffline.ope.names import OVER_EPISODES
 from koffline.ope.row_values import RowValues
 from koffline.ope.value_functions import as_value_function
 from tests import reference_importance as reference
@@ -211,7 +211,7 @@ def test_agrees_with_scope_rl(scope_rl, name: str) -> None:
 
 
 def test_every_name_is_tried() -> None:
-    assert {*SCOPE_NAMES, "magic"} == {*NAMES}
+    assert {*SCOPE_NAMES, "magic"} == {*OVER_EPISODES}
 
 
 def _log(rewards: list[list[float]]) -> Transitions:

@@ -9,9 +9,9 @@ import torch
 from koffline.errors import ConfigError
 from koffline.ope.intervals.concentration import martingale_threshold, start_deviation
 from koffline.ope.intervals.feature_interval import feature_interval
-from koffline.ope.intervals.kinds import KERNEL_CERTIFIED, KERNEL_CERTIFIED_IID, KERNEL_SIMULTANEOUS
 from koffline.ope.intervals.settings import KernelIntervalSettings
 from koffline.ope.intervals.value_range import feasible_set
+from koffline.ope.names import KERNEL_CERTIFIED, KERNEL_CERTIFIED_IID, KERNEL_SIMULTANEOUS
 from tests.ope.intervals.systems import finite_system, small_system
 
 _KINDS = (KERNEL_CERTIFIED, KERNEL_CERTIFIED_IID, KERNEL_SIMULTANEOUS)

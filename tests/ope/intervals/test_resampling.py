@@ -9,12 +9,12 @@ import torch
 import koffline.ope.intervals.resampling as resampling
 from koffline.errors import ConfigError
 from koffline.ope.intervals import make_interval
-from koffline.ope.intervals.kinds import CERTIFIED_KINDS, KERNEL_CALIBRATED, SYSTEM_KINDS
 from koffline.ope.intervals.pivot import kernel_equation, pivot_interval
 from koffline.ope.intervals.profile import make_profile
 from koffline.ope.intervals.resampling import Units, pivotal_interval, resample_values
 from koffline.ope.intervals.settings import KernelIntervalSettings
 from koffline.ope.intervals.value_range import best_constant
+from koffline.ope.names import CERTIFIED_SYSTEM_KINDS, KERNEL_CALIBRATED, SYSTEM_KINDS
 from tests.ope.intervals.systems import finite_system, small_system
 
 
@@ -109,7 +109,7 @@ def test_every_kind_has_one_entry(kind: str) -> None:
     assert result.interval.kind == result.kind == kind
     assert result.interval.level == 0.9
     assert result.interval.holds(exact.value)
-    assert result.interval.assumptions.startswith("Holds" if kind in CERTIFIED_KINDS else "Asymptotic")
+    assert result.interval.assumptions.startswith("Holds" if kind in CERTIFIED_SYSTEM_KINDS else "Asymptotic")
     low, high = system.value_bounds
     assert low <= result.interval.low <= result.interval.high <= high
 

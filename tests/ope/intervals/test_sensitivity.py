@@ -7,9 +7,9 @@ import pytest
 
 from koffline.errors import ConfigError
 from koffline.ope.intervals.feature_interval import feature_interval
-from koffline.ope.intervals.kinds import KERNEL_CALIBRATED, KERNEL_SIMULTANEOUS
 from koffline.ope.intervals.sensitivity import norm_sensitivity
 from koffline.ope.intervals.settings import KernelIntervalSettings
+from koffline.ope.names import KERNEL_CALIBRATED, KERNEL_SIMULTANEOUS
 from koffline.report.interval_plots import plot_coverage_evidence, plot_norm_sensitivity
 from tests.ope.intervals.systems import finite_system
 

@@ -9,8 +9,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from koffline.cli import cli
-from koffline.errors import ConfigError
 from koffline.cli.select import read_truths
+from koffline.errors import ConfigError
 from koffline.report.selection_page import write_ranking
 from koffline.report.selection_plots import short_name
 from koffline.report.selection_table import print_ranking

@@ -9,8 +9,8 @@ from click.testing import CliRunner, Result
 
 import koffline
 from koffline.cli import cli
-from koffline.errors import ConfigError, DataError, KofflineError
 from koffline.cli import reading_options as options
+from koffline.errors import ConfigError, DataError, KofflineError
 from koffline.ope.streaming.estimating import ESTIMATORS
 from koffline.ope.streaming.settings import StreamSettings, parse_memory
 from koffline.policies import ContinuousPolicy

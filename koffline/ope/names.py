@@ -1,0 +1,73 @@
+"""The estimators and the kinds of intervals by name, and which of them go together.
+
+Nothing heavy is imported here: a command refuses a misspelt name at once.
+"""
+
+from __future__ import annotations
+
+from koffline.errors import ConfigError, nearest_name
+
+# Estimators over episodes.
+WITHOUT_MODEL = ("is", "pdis", "wis", "wpdis")
+WITH_MODEL = ("dr", "wdr", "magic")
+OVER_EPISODES = WITHOUT_MODEL + WITH_MODEL
+WHOLE_WEIGHT = ("is", "wis")  # of whole episodes, not of each step
+CERTIFIABLE = {"is": False, "pdis": True}  # whether weights are those of each step
+
+FITTED = ("kloss", "fqe", "lstd")  # heads of the trained networks, which share their hidden layers
+ESTIMATORS = {  # in the order of tables: the family of each
+    **dict.fromkeys((*FITTED, "mql", "lstdq"), "value function"),
+    **dict.fromkeys(("mwl", "dualdice"), "marginal weights"),
+    **dict.fromkeys(("is", "wis", "pdis", "wpdis"), "importance sampling"),
+    **dict.fromkeys((*WITH_MODEL, "drl"), "doubly robust"),
+}
+
+# Kinds of intervals, as in `Interval.kind`.
+DEFAULT = "default"  # the estimator's own
+BOOTSTRAP = "bootstrap"  # of the networks
+BOOTSTRAP_PIVOT = "bootstrap-pivot"
+KERNEL_CALIBRATED = "kernel-calibrated"
+KERNEL_SIMULTANEOUS = "kernel-simultaneous"
+KERNEL_CERTIFIED = "kernel-certified"
+KERNEL_CERTIFIED_IID = "kernel-certified-iid"
+DUAL = "dual"
+EPISODES_T = "episodes-t"
+EPISODES_BOOTSTRAP = "episodes-bootstrap"
+HOEFFDING = "hoeffding"
+EMPIRICAL_BERNSTEIN = "empirical-bernstein"
+
+CERTIFIED_SYSTEM_KINDS = (KERNEL_CERTIFIED, KERNEL_CERTIFIED_IID, DUAL)
+# Those made on a feature system, whatever the estimator.
+SYSTEM_KINDS = (BOOTSTRAP_PIVOT, KERNEL_CALIBRATED, KERNEL_SIMULTANEOUS, *CERTIFIED_SYSTEM_KINDS)
+CALIBRATED_EPISODE_KINDS = (EPISODES_T, EPISODES_BOOTSTRAP)
+CERTIFIED_EPISODE_KINDS = (HOEFFDING, EMPIRICAL_BERNSTEIN)
+EPISODE_KINDS = CALIBRATED_EPISODE_KINDS + CERTIFIED_EPISODE_KINDS
+CERTIFIED_KINDS = CERTIFIED_SYSTEM_KINDS + CERTIFIED_EPISODE_KINDS
+KINDS = (DEFAULT, BOOTSTRAP, *SYSTEM_KINDS, *EPISODE_KINDS)
+
+
+def kinds_for(name: str) -> tuple[str, ...]:
+    """The kinds of interval that an estimator can have, its own first."""
+    if name in OVER_EPISODES:
+        certified = CERTIFIED_EPISODE_KINDS if name in CERTIFIABLE else ()
+        return (DEFAULT, *CALIBRATED_EPISODE_KINDS, *certified)
+    return (DEFAULT, *((BOOTSTRAP,) if name in FITTED else ()), *SYSTEM_KINDS)
+
+
+def check_estimator(name: str) -> None:
+    """ConfigError for a name that is none."""
+    if name not in ESTIMATORS:
+        raise ConfigError(f"there is no estimator '{name}'; {nearest_name(name, ESTIMATORS)}")
+
+
+def check_interval(name: str, kind: str) -> None:
+    """ConfigError for a kind that is none or that this estimator cannot have."""
+    check_estimator(name)
+    if kind not in KINDS:
+        raise ConfigError(f"there is no interval '{kind}'; {nearest_name(kind, KINDS)}")
+    if kind not in kinds_for(name):
+        fitting = [other for other in ESTIMATORS if kind in kinds_for(other)]
+        raise ConfigError(
+            f"{name} has no interval of kind '{kind}'; give one of {', '.join(kinds_for(name))}, or an "
+            f"estimator that has it ({', '.join(fitting)})"
+        )
