@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from koffline.builders.rollouts import Columns, RolloutPlayer, RolloutSettings
-from koffline.jobs.options import PassSettings
+from koffline.jobs.mapping import PassSettings
 
 _EPSILON = "epsilon:"
 

@@ -76,7 +76,7 @@ def build_rollouts(
     Raises ConfigError, and PolicyError for a policy that does not fit.
     """
     from koffline.builders.elsewhere import batches_elsewhere
-    from koffline.jobs.options import PassSettings
+    from koffline.jobs.mapping import PassSettings
 
     play = batches_elsewhere(settings, policies, PassSettings(workers, ray))
     with RolloutPlayer(settings, policies) as player:

@@ -6,8 +6,9 @@ import click
 
 from koffline.builders.control_kinds import KINDS
 from koffline.builders.target import BuildTarget, checked_seed, progress_bar, resumable
+from koffline.cli.options import worker_options
 from koffline.errors import ConfigError
-from koffline.jobs.options import PassSettings, worker_options
+from koffline.jobs.mapping import PassSettings
 from koffline.targets import claim
 
 _OUT = click.option(

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from functools import partial
 from pathlib import PurePath
 from typing import Any
 
 import click
 
-from koffline.cli.table_options import table_options
+from koffline.cli.options import (
+    action_space_options,
+    pass_options,
+    requested_space,
+    table_options,
+    worker_options,
+)
 from koffline.data.sources import FORMATS, SUFFIXES
-from koffline.data.spaces import Bounds, Discrete, SpaceRequest
+from koffline.data.spaces import SpaceRequest
 from koffline.errors import DataError
-from koffline.jobs.options import PassSettings, pass_options, worker_options
+from koffline.jobs.mapping import PassSettings
 from koffline.targets import claim
 
 _LAZY = click.option(
@@ -22,30 +27,6 @@ _LAZY = click.option(
     is_flag=True,
     help="Leave the rows on disk and read them by blocks; folders of shards always are.",
 )
-
-
-def action_space_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add --discrete N and --continuous LOW HIGH; read them with ``requested_space``."""
-    command = click.option(
-        "--continuous",
-        nargs=2,
-        type=float,
-        default=None,
-        metavar="LOW HIGH",
-        help="Declare continuous actions within these bounds.",
-    )(command)
-    return click.option(
-        "--discrete", type=int, default=None, metavar="N", help="Declare the N discrete actions 0 … N − 1."
-    )(command)
-
-
-def requested_space(discrete: int | None, continuous: tuple[float, float] | None) -> SpaceRequest | None:
-    """The space asked for on the command line, if any. Raises DataError for both at once."""
-    if discrete is not None and continuous is not None:
-        raise DataError("--discrete and --continuous were both given; choose one")
-    if discrete is not None:
-        return Discrete(discrete)
-    return Bounds(*continuous) if continuous is not None else None
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})

@@ -12,9 +12,14 @@ from typing import Any
 
 import click
 
-from koffline.cli.data import action_space_options, requested_space
-from koffline.cli.reading_options import Reading, open_for_reading, reading_options
-from koffline.cli.table_options import table_options
+from koffline.cli.options import (
+    Reading,
+    action_space_options,
+    open_for_reading,
+    reading_options,
+    requested_space,
+    table_options,
+)
 from koffline.data.transitions import Transitions
 from koffline.errors import ConfigError
 from koffline.run_record import StartedRun, shown_command, start_run

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from koffline.cli.options import worker_options
 from koffline.experiments import DESCRIPTIONS
-from koffline.jobs.options import worker_options
 from koffline.run_record import shown_command
 
 if TYPE_CHECKING:

@@ -11,8 +11,7 @@ from typing import Any
 
 import click
 
-from koffline.cli.data import action_space_options, requested_space
-from koffline.cli.table_options import table_options
+from koffline.cli.options import action_space_options, requested_space, table_options
 from koffline.errors import ConfigError
 from koffline.run_record import StartedRun, shown_command, start_run
 from koffline.targets import claim

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from koffline.jobs.options import worker_options
+from koffline.cli.options import worker_options
 from koffline.run_record import shown_command
 
 _HELP = """Train CONFIG with every combination of the --grid values and several seeds.

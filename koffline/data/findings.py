@@ -17,7 +17,7 @@ from koffline.errors import DataError
 
 if TYPE_CHECKING:
     from koffline.data.disk.log import LazyTransitions
-    from koffline.jobs.options import PassSettings
+    from koffline.jobs.mapping import PassSettings
 
 _EDITED = "the rows are not those the file was written with: it was edited"
 
@@ -53,7 +53,7 @@ def inspect_shards(
     Rows in warnings are numbered through all shards. Memory does not grow with the log: where more than a
     million rows differ, the number of repeated rows is an estimate. settings: where the pass runs.
     """
-    from koffline.jobs.options import PassSettings
+    from koffline.jobs.mapping import PassSettings
 
     names = [shard.name for shard in log.shards]
     found = (settings or PassSettings()).map(

@@ -14,7 +14,7 @@ from koffline.errors import DataError
 
 if TYPE_CHECKING:
     from koffline.data.disk.log import LazyTransitions
-    from koffline.jobs.options import PassSettings
+    from koffline.jobs.mapping import PassSettings
 
 __all__ = ["LogSummary", "ShardsSummary", "Spread", "summarise", "summarise_shards"]
 
@@ -84,7 +84,7 @@ def summarise_shards(
     settings: where the pass runs, and whether shards that cannot be read are left out; then there is no
     digest of the rows. Raises DataError, also where no shard can be read.
     """
-    from koffline.jobs.options import PassSettings
+    from koffline.jobs.mapping import PassSettings
 
     passes = settings or PassSettings()
     names = [shard.name for shard in log.shards]

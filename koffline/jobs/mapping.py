@@ -7,13 +7,13 @@ because they arrive in the order of the shards, adding them up gives the same fl
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sized
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from typing import Any
 
 from koffline import errors
 from koffline.errors import ConfigError, KofflineError
-from koffline.jobs.places import Call, Here, InProcesses, OnRay, Workers, packed
+from koffline.jobs.places import Call, Here, InProcesses, OnRay, Workers, kept_workers, packed
 from koffline.jobs.running import Failure, JobError, JobFailure, Lost
 from koffline.jobs.status import JobStatus, Report, bar, silence
 
@@ -174,3 +174,36 @@ def _error_of(failure: JobFailure, kind: str, losses: int) -> KofflineError:
 
 def _item_name(item: Any) -> str:
     return f"item {item}"
+
+
+@dataclass(frozen=True)
+class PassSettings:
+    """Where the passes over a log's shards run, and whether they leave out what cannot be read."""
+
+    workers: int = 1
+    ray: str | None = None
+    skip_bad_shards: bool = False
+
+    def map(
+        self,
+        call: Call,
+        items: Iterable[Any],
+        shared: Any = None,
+        name: Callable[[Any], str] | None = None,
+        progress: bool | Report | None = None,
+    ) -> Iterator[Mapped]:
+        """As `map_ordered`, with these settings."""
+        return map_ordered(
+            call,
+            items,
+            shared=shared,
+            workers=self.workers,
+            ray=self.ray,
+            skip_failed=self.skip_bad_shards,
+            progress=progress,
+            name=name,
+        )
+
+    def kept(self) -> AbstractContextManager[None]:
+        """Several passes inside it share their workers, whose start takes seconds. Raises ConfigError."""
+        return kept_workers(self.workers, self.ray)

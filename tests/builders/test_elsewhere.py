@@ -13,7 +13,7 @@ from koffline.builders.rollouts import RolloutPlayer, RolloutSettings, build_rol
 from koffline.builders.target_policy import learn_grid_policy
 from koffline.cli import cli
 from koffline.errors import ConfigError, PolicyError
-from koffline.jobs.options import PassSettings
+from koffline.jobs.mapping import PassSettings
 from koffline.policies import save_grid_policy
 
 SETTINGS = RolloutSettings("CartPole-v1", 10, (1.0, 2.0), time_limit=12, num_envs=3, seed=4)

@@ -6,7 +6,7 @@ from scipy import stats
 
 from koffline.data.disk.samples import Part, sample_episodes, sample_starts, sample_transitions
 from koffline.errors import DataError
-from koffline.jobs.options import PassSettings
+from koffline.jobs.mapping import PassSettings
 from tests.data.shards_in_memory import MemoryShards, columns_of, numbered_shards
 
 ALONE = {"episode_ids": None, "steps": None}

@@ -14,7 +14,7 @@ from koffline.data.sources import open_transitions
 from koffline.data.spaces import Continuous, Discrete
 from koffline.data.streaming_findings import WarningTally
 from koffline.data.streaming_summary import blocks_of
-from koffline.jobs.options import PassSettings
+from koffline.jobs.mapping import PassSettings
 from tests.data.logs import drawn_logs
 from tests.data.shards_in_memory import MemoryShards, columns_of, numbered_shards
 

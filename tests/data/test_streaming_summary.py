@@ -11,7 +11,7 @@ from koffline.data.exact_sums import ExactSums
 from koffline.data.streaming_summary import EpisodeTally, LogTally, blocks_of, tally_shard
 from koffline.data.summary import summarise, summarise_shards
 from koffline.errors import DataError
-from koffline.jobs.options import PassSettings
+from koffline.jobs.mapping import PassSettings
 from tests.data.logs import drawn_logs
 from tests.data.shards_in_memory import MemoryShards, numbered_shards
 

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 import koffline
 from koffline.cli import cli
-from koffline.cli.table_options import requested_mapping
+from koffline.cli.options import requested_mapping
 from koffline.errors import DataError
 from scripts import build_table
 from tests.data.table_rows import shuffled, walk, write

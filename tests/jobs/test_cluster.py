@@ -18,7 +18,7 @@ from koffline.data.findings import inspect_shards
 from koffline.data.summary import summarise_shards
 from koffline.errors import DataError
 from koffline.jobs import Job, map_ordered, run_jobs
-from koffline.jobs.options import PassSettings
+from koffline.jobs.mapping import PassSettings
 from koffline.ope.streaming.settings import StreamSettings
 from tests.data.logs import roll_out
 from tests.jobs import job_functions

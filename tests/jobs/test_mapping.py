@@ -12,7 +12,7 @@ import pytest
 
 from koffline.errors import ConfigError, DataError, KofflineError
 from koffline.jobs import JobError, JobStatus, map_ordered
-from koffline.jobs.options import PassSettings
+from koffline.jobs.mapping import PassSettings
 from tests.jobs import pass_functions as functions
 
 WHERE = [pytest.param({}, id="here"), pytest.param({"workers": 2}, id="processes")]

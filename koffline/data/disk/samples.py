@@ -20,7 +20,7 @@ from koffline.errors import DataError
 
 if TYPE_CHECKING:
     from koffline.data.disk.log import LazyTransitions
-    from koffline.jobs.options import PassSettings
+    from koffline.jobs.mapping import PassSettings
 
 # Rows and episodes are drawn by numbers of their own, independent of those that group them elsewhere.
 _ROWS, _STARTS, _EPISODES, _HELD_OUT = 0x726F7773, 0x73746172, 0x65706973, 0x68656C64
@@ -159,7 +159,7 @@ def _mapped(
     log: LazyTransitions, chosen: _Chosen, call: Any, settings: PassSettings | None
 ) -> Iterator[tuple[np.ndarray, dict[str, np.ndarray]]]:
     """What ``call`` finds in each shard, with the places it has in the sample."""
-    from koffline.jobs.options import PassSettings
+    from koffline.jobs.mapping import PassSettings
 
     items = list(chosen.by_shard())
     asked = [(shard, numbers) for shard, numbers, _ in items]

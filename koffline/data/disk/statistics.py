@@ -15,7 +15,7 @@ from koffline.errors import DataError
 
 if TYPE_CHECKING:
     from koffline.data.disk.log import LazyTransitions
-    from koffline.jobs.options import PassSettings
+    from koffline.jobs.mapping import PassSettings
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,7 +53,7 @@ def statistics_of(
 
     Raises DataError where a shard cannot be read or the part is empty.
     """
-    from koffline.jobs.options import PassSettings
+    from koffline.jobs.mapping import PassSettings
 
     names = [shard.name for shard in log.shards]
     passes, total = settings or PassSettings(), None

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 
 from koffline.errors import ConfigError
-from koffline.jobs.options import PassSettings
+from koffline.jobs.mapping import PassSettings
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 _SIZE = re.compile(r"([0-9]*\.?[0-9]+)\s*([kmgt]?)(i?)b?", re.IGNORECASE)

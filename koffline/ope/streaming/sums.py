@@ -12,7 +12,7 @@ import torch
 from koffline.data.row_block import RowBlock
 from koffline.errors import DataError
 from koffline.fitting import threads
-from koffline.jobs.options import PassSettings
+from koffline.jobs.mapping import PassSettings
 from koffline.jobs.status import JobStatus
 from koffline.ope.importance.ratios import action_log_probabilities
 from koffline.ope.streaming.columns import make_columns, row_weights

@@ -12,7 +12,7 @@ import koffline
 from koffline.data.disk.log import LazyTransitions
 from koffline.data.disk.writer import ShardWriter
 from koffline.data.transitions import Transitions
-from koffline.jobs.options import PassSettings
+from koffline.jobs.mapping import PassSettings
 from koffline.ope.features import FeatureSystem, make_feature_system
 from koffline.ope.fitted_function import units_of
 from koffline.ope.problem import EvaluationProblem, prepare_problem

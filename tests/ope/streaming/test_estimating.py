@@ -8,8 +8,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 import koffline
-from koffline.cli import cli
-from koffline.cli import reading_options as options
+from koffline.cli import cli, options
 from koffline.errors import ConfigError, DataError, KofflineError
 from koffline.ope.streaming.estimating import ESTIMATORS
 from koffline.ope.streaming.settings import StreamSettings, parse_memory

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from koffline.jobs.options import PassSettings
+from koffline.jobs.mapping import PassSettings
 from koffline.ope.closed_form.moments import accumulate_moments
 from koffline.ope.streaming.columns import STRETCH, make_columns
 from koffline.ope.streaming.sums import PassPlan, shard_stretches, sum_over_log
