@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from koffline.untrusted.hdf5_heaps import check_heaps
-from koffline.untrusted.hdf5_kinds import check_filters, dtype_of, held_kind
+from koffline.untrusted.hdf5_kinds import check_checksums, check_filters, dtype_of, held_kind
 from koffline.untrusted.limits import (
     EXPANSION,
     TEXT_BYTES,
@@ -261,5 +261,6 @@ def _facts(found: Any, name: str) -> Facts:
     piece = math.prod(shape[1:]) * dtype.itemsize
     if layout == h5d.CHUNKED and plan.get_nfilters():
         check_filters(plan, name)
+        check_checksums(found, plan, name)
         piece = max(piece, math.prod(plan.get_chunk()) * dtype.itemsize)
     return Facts(kept_bytes(shape, dtype), piece)

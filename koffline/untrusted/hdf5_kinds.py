@@ -14,6 +14,7 @@ _PLUGINS = {
     305: "LZO", 307: "bzip2", 32000: "LZF", 32001: "Blosc", 32004: "LZ4", 32008: "Bitshuffle", 32013: "ZFP",
     32015: "Zstandard", 32017: "SZ", 32024: "SZ3", 32026: "Blosc2",
 }  # fmt: skip
+_CHECKSUM_BYTES = 4  # Fletcher's, behind the numbers of a chunk
 _KINDS = {
     "INTEGER": "whole numbers",
     "FLOAT": "floating-point numbers",
@@ -67,3 +68,17 @@ def check_filters(plan: Any, name: str) -> None:
                 f"{name} uses HDF5 filter {code} ({known}), which this HDF5 library lacks; rewrite it with "
                 "gzip (h5repack -f GZIP=4)"
             )
+
+
+def check_checksums(found: Any, plan: Any, name: str) -> None:
+    """Raise Refused for a stored chunk that is shorter than its checksum: HDF5 itself would crash on it."""
+    from h5py import h5z
+
+    if h5z.FILTER_FLETCHER32 not in [plan.get_filter(i)[0] for i in range(plan.get_nfilters())]:
+        return
+    short: list[int] = []
+    found.id.chunk_iter(lambda chunk: short.append(chunk.size) if chunk.size < _CHECKSUM_BYTES else None)
+    if short:
+        raise Refused(
+            f"{name} has a chunk of {short[0]} bytes with a checksum of {_CHECKSUM_BYTES}; it is damaged"
+        )

@@ -186,7 +186,16 @@ def a_heap_without_progress(path: Path) -> None:
     path.write_bytes(content)
 
 
+def a_chunk_without_its_checksum(path: Path) -> None:
+    """Found by fuzzing: HDF5 subtracts the checksum's 4 bytes from 2, and reads on."""
+    with flat(path) as file:
+        del file["rewards"]
+        rewards = file.create_dataset("rewards", (4,), "f8", chunks=(4,), fletcher32=True)
+        rewards.id.write_direct_chunk((0,), b"\0\0")
+
+
 HDF5: dict[Callable[[Path], None], str] = {
+    a_chunk_without_its_checksum: "rewards has a chunk of 2 bytes with a checksum of 4",
     external_link: "rewards is a link to another file",
     soft_link_through_an_external_one: "out is a link to another file",
     external_storage: "rewards keeps its numbers in another file",
