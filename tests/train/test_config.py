@@ -165,7 +165,7 @@ def test_a_mapping_is_not_changed():
         ),
         ("algo.params.critic_encoder_factory.params.activatoin=relu", "did you mean 'activation'"),
         ("algo.params.critic_encoder_factory.params.activation=rel", "is 'rel'; did you mean 'relu'"),
-        ("algo.params.actor_optim_factory=none", "actor_optim_factory.type is 'none'; known are adam"),
+        ("algo.params.actor_optim_factory=none", "actor_optim_factory.type is 'none'; known are sgd, adam"),
         ("algo.params.actor_optim_factory.params.lr_scheduler_factory=warmup", "warmup_steps is missing"),
         (
             "algo.params.actor_optim_factory.params.lr_scheduler_factory.params.T_max=1",

@@ -7,11 +7,10 @@ import pytest
 
 import koffline
 from koffline.errors import ConfigError, DataError, KofflineError
-from koffline.ope.estimators import intervals
 from koffline.ope.estimators.everything import estimate_all
 from koffline.ope.estimators.table import EstimateTable
 from koffline.ope.importance.behavior import estimate_behavior
-from koffline.ope.names import ESTIMATORS, FITTED
+from koffline.ope.names import CERTIFIED_KINDS, ESTIMATORS, FITTED, KINDS, check_interval
 from tests.exact_problems import EXACT_PROBLEMS
 from tests.ope.problems import NOISY, QUICK, SOFT, continuous_log, discrete_log
 
@@ -61,7 +60,7 @@ def test_certified_bounds_hold_the_truth_and_are_labelled(table: EstimateTable) 
     kinds = [bound.kind for bound in table.bounds]
     assert {"kernel-calibrated", "kernel-certified", "kernel-certified-iid", "dual"} <= set(kinds)
     for bound in table.bounds:
-        if bound.interval is not None and bound.interval.kind in intervals.CERTIFIED:
+        if bound.interval is not None and bound.interval.kind in CERTIFIED_KINDS:
             assert bound.interval.holds(problem.value)
             assert bound.interval.assumptions
 
@@ -103,12 +102,12 @@ def test_nothing_applies() -> None:
 
 @pytest.mark.parametrize("name", ESTIMATORS)
 def test_an_interval_of_another_kind_is_made_or_refused(name: str) -> None:
-    for kind in intervals.KINDS:
+    for kind in KINDS:
         if kind in kinds_for(name):
-            intervals.check_interval(name, kind)
+            check_interval(name, kind)
         else:
             with pytest.raises(ConfigError, match=f"{name} has no interval of kind '{kind}'"):
-                intervals.check_interval(name, kind)
+                check_interval(name, kind)
 
 
 @pytest.mark.parametrize(
@@ -198,7 +197,7 @@ def test_a_single_name_is_a_name(table: EstimateTable) -> None:
 @pytest.mark.parametrize("name", ["wis", "wpdis", "dr", "wdr", "magic"])
 def test_certified_kinds_are_for_plain_means_of_episodes(name: str) -> None:
     with pytest.raises(ConfigError, match=f"{name} has no interval of kind 'hoeffding'.*is, pdis"):
-        intervals.check_interval(name, "hoeffding")
+        check_interval(name, "hoeffding")
 
 
 def test_families_that_contradict_each_other_are_named() -> None:
