@@ -10,7 +10,7 @@ from koffline.errors import ConfigError, DataError, KofflineError
 from koffline.ope.estimators.everything import estimate_all
 from koffline.ope.estimators.table import EstimateTable
 from koffline.ope.importance.behavior import estimate_behavior
-from koffline.ope.names import CERTIFIED_KINDS, ESTIMATORS, FITTED, KINDS, check_interval
+from koffline.ope.names import CERTIFIED_KINDS, ESTIMATORS, FITTED, KINDS, check_interval, kinds_for
 from tests.exact_problems import EXACT_PROBLEMS
 from tests.ope.problems import NOISY, QUICK, SOFT, continuous_log, discrete_log
 
