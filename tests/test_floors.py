@@ -45,7 +45,6 @@ FLOORS = {
     "online": 3,
     "runs": 4,
     "train": 4,
-    "repeat": 4,
     "report": 4,
     "experiments": 4,
     "cli": 4,

@@ -1,27 +1,42 @@
-"""``koffline repeat``: a recorded run again, and whether it gives the same bytes."""
+"""``koffline repeat``: the command that a record holds once more, and whether it gives the same bytes."""
 
 from __future__ import annotations
 
+import filecmp
 import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any, NamedTuple
 
 import click
 
-if TYPE_CHECKING:
-    from koffline.repeat.repeating import Repetition
+from koffline.errors import ConfigError, printable
+from koffline.run_record import FILE, FORMAT, THREADS, digests_of, versions, without_place
+from koffline.targets import check_name, locked
+from koffline.untrusted.code import WITHOUT_CODE
+from koffline.untrusted.limits import read_json
 
+# What differs from one day to the next (seconds, dates, the machine), and the state to go on from.
+_NO_RESULTS = re.compile(
+    r"(^|/)(run\.json|[^/]*\.run\.json|\.[^/]*|timing_[^/]*\.csv|time_[^/]*\.csv|timing\.json|checkpoint\.pt"
+    r"|errors\.txt|(checkpoints|cells|tensorboard|packed|errors)/.*)$"
+)
+_KINDS = ("build", "diagnose", "evaluate", "online", "reproduce", "select", "sweep", "train")
 _HELP = """Run again what made RUN, into another folder, and compare every result byte by byte.
 
 RUN is a folder that evaluate, diagnose, select, train, sweep or online wrote, NAME.json of reproduce, or a
-dataset of build. Its record (run.json, NAME.run.json, the manifest) holds the command line, the settings, the
-seed, the numbers of threads and the digests of the inputs; an input that has changed ends in one line.
-The command line is shown before it runs. A record from someone else may name code: Python modules
-(module:name policies and models, module:Name-v0 environments), TorchScript programs, Ray clusters. What it
-names is listed and refused until --allow-code is given.
+dataset of build. Its record (run.json, NAME.run.json, the manifest) holds the command line, the numbers of
+threads and the digests of the inputs; an input that has changed ends in one line. The command line is shown
+before it runs. Code that it names (Python modules, TorchScript programs, Ray clusters) runs only with
+--allow-code.
 
 Records, clocks and checkpoints (run.json, time*.csv, checkpoint.pt, checkpoints/, cells/) are no results.
-Exit code 0 where all results are the same, and seed, settings and inputs in both records; else 1.
+Exit code 0 where all results are the same; else 1.
 
 \b
 Examples:
@@ -32,52 +47,155 @@ Examples:
 """
 
 
+class _Made(NamedTuple):
+    """Where results lie, what their names match, what --out named there, and the call."""
+
+    folder: Path
+    names: str
+    target: str
+    call: Mapping[str, Any]
+
+
 @click.command(help=_HELP, no_args_is_help=True)
 @click.argument("run")
 @click.option("--out", metavar="DIR", help="A new folder for the repetition; default RUN.repeat.")
-@click.option(
-    "--allow-code",
-    is_flag=True,
-    help="Run also the Python modules, TorchScript programs and clusters that the record names.",
-)
+@click.option("--allow-code", is_flag=True, help="Code that the command line names may run.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
 def repeat(run: str, out: str | None, allow_code: bool, as_json: bool) -> None:
     """Repeat, compare, say it."""
-    from koffline.repeat.repeating import repeat_run
-    from koffline.targets import check_name
-
     path = Path(run)
+    made = _read(path)
     folder = check_name(path.with_name(f"{path.resolve().name}.repeat") if out is None else out)
-    done = repeat_run(path, folder, allow_code, say=lambda line: click.echo(line, err=True))
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ConfigError(f"--out {folder} exists already; name a new folder")
+    if path.resolve() in folder.resolve().parents:
+        raise ConfigError(f"--out {folder} lies in {run}, with which it is compared; name a folder beside it")
+    with locked(folder.with_name(f"{folder.name}.repeated")):  # the command locks its target itself
+        _run(made, (folder / made.target).absolute(), allow_code)
+    lines = compare_folders(made.folder, folder, made.names)
+    there, here = made.call["versions"], versions()
+    for name in there:
+        if there[name] != here.get(name):
+            click.echo(f"note: {name} was {there[name]}, is {here.get(name, 'absent')}", err=True)
     if as_json:
-        click.echo(json.dumps(_as_json(done), indent=2, ensure_ascii=False))
+        click.echo(json.dumps({"equal": not lines, "differences": lines, "out": str(folder)}, indent=2))
     else:
-        _print(done)
-    if not done.is_equal:
+        click.echo("\n".join([*lines, f"{'not ' if lines else ''}the same: {made.folder} and {folder}"]))
+    if lines:
         raise SystemExit(1)
 
 
-def _print(done: Repetition) -> None:
-    for remark in done.remarks:
-        click.echo(f"note: {remark}", err=True)
-    found = done.comparison
-    for line in [*done.records, *found.lines()]:
-        click.echo(line)
-    count = len(found.same)
-    files = "1 file" if count == 1 else f"{count} files"
-    where = f"{done.run.folder} and {done.out}"
-    click.echo(f"the same: {files} of {where}" if done.is_equal else f"not the same: {where}")
+def compare_folders(first: Path, second: Path, names: str = "") -> list[str]:
+    """A line for every result that one of two folders lacks, or that has other bytes."""
+    before, after = results_of(first, names), results_of(second, names)
+    _, different, _ = filecmp.cmpfiles(first, second, [n for n in before if n in after], shallow=False)
+    return [
+        *(f"differs: {name}" for name in different),
+        *(f"missing: {name}" for name in before if name not in after),
+        *(f"new: {name}" for name in after if name not in before),
+    ]
 
 
-def _as_json(done: Repetition) -> dict[str, object]:
-    found = done.comparison
-    return {
-        "equal": done.is_equal,
-        "same": list(found.same),
-        "different": list(found.different),
-        "missing": list(found.missing),
-        "new": list(found.new),
-        "records": list(done.records),
-        "remarks": list(done.remarks),
-        "out": str(done.out),
+def results_of(folder: Path, names: str = "") -> list[str]:
+    """Names of the result files in a folder, in order: all but records, clocks and states to go on from."""
+    found = (path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+    return sorted(name for name in found if re.match(names, name) and is_result(name))
+
+
+def is_result(name: str) -> bool:
+    """Whether a file of that name, seen from the folder of a run, is a result."""
+    return _NO_RESULTS.search(name) is None
+
+
+def _read(run: Path) -> _Made:
+    """What the record of a folder, of an experiment or of a dataset says. Raises ConfigError."""
+    beside = run.with_name(f"{run.stem}.run.json")
+    if (run / FILE).is_file():
+        made = _Made(run, "", "", _load(run / FILE))
+    elif beside.is_file():
+        made = _Made(run.parent, re.escape(run.stem) + r"\.", "", _load(beside))
+    else:
+        manifest = run.parent / "manifest.json"
+        entry = _load(manifest).get(run.name) if manifest.is_file() else None
+        if not isinstance(entry, dict):
+            raise ConfigError(
+                f"{run} has no {FILE} and no entry in a manifest.json beside it; name the folder of a run, "
+                "NAME.json of an experiment, or a dataset that koffline build wrote"
+            )
+        made = _Made(run.parent, re.escape(run.name) + "(/|$)", run.name, entry)
+    if made.call.get("format", FORMAT) != FORMAT:
+        raise ConfigError(f"{run} has records of format {made.call['format']}, this koffline knows {FORMAT}")
+    call = made.call.get("call")
+    parts = {"arguments": list, "directory": str, "inputs": dict}
+    if not isinstance(call, dict) or any(
+        not isinstance(call.get(name), kind) for name, kind in parts.items()
+    ):
+        call = {"arguments": []}
+    words = call["arguments"]
+    if not words or words[0] not in _KINDS or not all(isinstance(word, str) for word in words):
+        raise ConfigError(f"{run} does not say by which command line it was made; run the command itself")
+    tables = {
+        name: value if isinstance(value := call.get(name), dict) else {} for name in ("threads", "versions")
     }
+    place = run.parent / call["directory"] if made.target else Path(call["directory"])
+    return made._replace(call={**call, **tables, "directory": place})
+
+
+def _load(path: Path) -> dict[str, Any]:
+    try:
+        content = read_json(path)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path} cannot be read ({type(error).__name__}); the run is damaged") from None
+    if not isinstance(content, dict):
+        raise ConfigError(f"{path} is no record of a run; name the folder of a run")
+    return content
+
+
+def _run(made: _Made, target: Path, allow_code: bool) -> None:
+    """The command in its directory, with other results. Raises ConfigError where it cannot be the same."""
+    call, place = made.call, made.call["directory"]
+    found = _digests(call["inputs"], place)
+    for name, digest in call["inputs"].items():
+        if name not in found:
+            raise ConfigError(f"the input {name} is gone from {place}; put it back to repeat the run")
+        if found[name] != digest:
+            raise ConfigError(f"the input {name} is not what the run read; put the old one back to repeat it")
+    words = [*without_place(call["arguments"]), "--out", str(target)]
+    click.echo(printable(f"running in {place}: {shlex.join(['koffline', *words])}"), err=True)
+    threads = {name: str(call["threads"][name]) for name in THREADS if call["threads"].get(name)}
+    kept = {name: value for name, value in os.environ.items() if name not in (*THREADS, WITHOUT_CODE)}
+    target.parent.mkdir(parents=True, exist_ok=True)
+    done = subprocess.run(
+        [*_python(place, allow_code), *words],
+        cwd=place,
+        env={**kept, **threads, **({} if allow_code else {WITHOUT_CODE: "1"})},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    if done.returncode != 0 and not target.exists():
+        failure = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+        raise ConfigError(f"the command failed this time: {failure.removeprefix('error: ')}")
+
+
+def _digests(inputs: Mapping[str, str], place: Path) -> dict[str, str]:
+    """Digests of the inputs as they are now; their names count from ``place``."""
+    here = Path.cwd()
+    os.chdir(place)
+    try:
+        return digests_of(inputs)
+    finally:
+        os.chdir(here)
+
+
+def _python(place: Path, allow_code: bool) -> list[str]:
+    """How koffline is started: without code no module of the recorded directory can stand for another."""
+    if allow_code:
+        return [sys.executable, "-m", "koffline"]
+    away = (place.resolve(), Path.cwd().resolve())
+    own = str(Path(__file__).resolve().parents[2])
+    kept = [own, *(part for part in sys.path if part and Path(part).resolve() not in away)]
+    start = f"import sys; sys.path[:] = {kept!r}; from koffline.cli import cli; cli(prog_name='koffline')"
+    return [sys.executable, "-I", "-c", start]

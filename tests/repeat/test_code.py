@@ -8,15 +8,12 @@ from pathlib import Path
 
 import pytest
 import torch
-import yaml
 
 from koffline.builders.make_env import make_env
+from koffline.cli import repeat as repeating
 from koffline.errors import ConfigError
 from koffline.jobs.ray_tasks import connect
 from koffline.policies.python_policy import import_object
-from koffline.repeat import repeating
-from koffline.repeat.code import code_in
-from koffline.repeat.recorded import RecordedRun, read_run
 from koffline.run_record import command_line, digests_of, path_of, start_run
 from koffline.untrusted.code import WITHOUT_CODE
 from tests.repeat.test_repeat import koffline, place, run  # noqa: F401 (place is a fixture)
@@ -35,13 +32,11 @@ def strange(place):  # noqa: F811
     return place
 
 
-def record(words, inputs=None, config=None, out="a"):
+def record(words, inputs=None, out="a"):
     """The record of a run that was never made."""
     with command_line(words):
         content = start_run(words[0]).finish(seed=0, settings={})
     content["call"]["inputs"] = inputs if inputs is not None else content["call"]["inputs"]
-    if config is not None:
-        content["config"] = config
     Path(out).mkdir()
     (Path(out) / "run.json").write_text(json.dumps(content))
     return content
@@ -54,44 +49,6 @@ def script(path):
 
     with pytest.warns(DeprecationWarning, match=r"torch\.jit"):
         torch.jit.script(Act()).save(str(path))
-
-
-def config_of(**changes):
-    return {"data": {"source": "log.hdf5"}, "algo": {"type": "dqn"}, "train": {"n_steps": 2}, **changes}
-
-
-ENVIRONMENT = {"evaluators": {"e": {"type": "environment", "env": "evil.worlds:Cave-v0"}}}
-
-
-@pytest.mark.parametrize(
-    ("words", "config", "named"),
-    [
-        (("evaluate", "log.hdf5", "--policy", "evil.policy:act"), None, "evil.policy:act"),
-        (("evaluate", "log.hdf5", "--policy=epsilon:0.1:lone:act"), None, "lone:act"),
-        (("diagnose", "log.hdf5", "--policy", "uniform", "--model", "lone:value"), None, "lone:value"),
-        (("select", "log.hdf5", "--policies", "uniform", "os:getcwd"), None, "os:getcwd"),
-        (("evaluate", "log.hdf5", "--policy", "program.bin"), None, "program.bin (a TorchScript program)"),
-        (("build", "rollouts", "--env", "lone:3D-v0", "--policy", "uniform"), None, "lone:3D-v0"),
-        (("build", "rollouts", "--env", "Noisy-v0", "--env-option", "of=lone:Cave-v0"), None, "lone:Cave-v0"),
-        (("sweep", "settings.yaml", "--seeds", "1"), None, "evil.worlds:Cave-v0"),
-        (("sweep", "c.yaml", "--set", 'e={env: "evil\\x3aCave-v0"}'), None, "evil:Cave-v0"),
-        (("train", "c.yaml"), config_of(**ENVIRONMENT), "evil.worlds:Cave-v0"),
-        (("train", "c.yaml"), config_of(algo={"type": "fqe", "policy": "program.bin"}), "program.bin"),
-        (("train", "c.yaml", "--set", "algo.policy=lone:act"), config_of(), "lone:act"),
-        (("online", "c.yaml"), {"environment": "lone:Cave-v0"}, "lone:Cave-v0"),
-        (("evaluate", "shards", "--ray", "203.0.113.9:6379"), None, "the Ray cluster at 203.0.113.9:6379"),
-    ],
-)  # fmt: skip
-def test_code_that_a_record_names_is_refused_and_named(strange, words, config, named):
-    script(strange / "program.bin")
-    (strange / "settings.yaml").write_text(yaml.safe_dump(config_of(**ENVIRONMENT)))
-    record(words, config=config)
-    done = koffline("repeat", "a")
-    assert (done.exit_code, done.stderr.count("\n")) == (2, 1)
-    assert "would run code that its record names: " in done.stderr
-    assert named in done.stderr
-    assert "--allow-code" in done.stderr
-    assert not (strange / "ran").exists()
 
 
 @pytest.mark.parametrize("words", [("evaluate", "log.hdf5", "--policy", "uniform")])
@@ -109,22 +66,8 @@ def test_the_source_of_a_module_is_found_without_running_its_package(strange, mo
     assert not (strange / "ran").exists()
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        ("evaluate", "runs/2024-01-01T10:30/log.hdf5", "--policy", "epsilon:0.1:uniform", "--ray", "local"),
-        ("evaluate", "minari:cartpole/mixed-v0", "--policy", "policy.d3", "--set", "steps=4"),
-        ("evaluate", "s3://bucket/log.parquet", "--mapping", "columns.yaml", "--observations", "x_*"),
-    ],
-)
-def test_ordinary_words_are_no_code(strange, words):
-    (strange / "columns.yaml").write_text("observations: [x_0, x_1]\ntime: '10:30'\n")
-    call = {"arguments": list(words), "inputs": {}, "directory": str(strange)}
-    assert code_in(RecordedRun(words[0], strange, call)) == []
-
-
-def test_what_is_refused_is_refused_by_the_loaders_too(strange, monkeypatch):
-    """Where the search overlooks something, in the process that runs the command and in its workers."""
+def test_loaders_refuse_code(strange, monkeypatch):
+    """In the process that runs the command and in its workers."""
     monkeypatch.setenv(WITHOUT_CODE, "1")
     monkeypatch.syspath_prepend(strange)
     script(strange / "program.pt")
@@ -161,21 +104,18 @@ def test_modules_in_the_recorded_directory_are_not_imported(strange, monkeypatch
     assert repeating._python(strange, allow_code=True) == [sys.executable, "-m", "koffline"]
 
 
-def test_code_runs_when_it_is_asked_for(strange, monkeypatch):
+def test_code_runs_when_it_is_asked_for_and_only_then(strange, monkeypatch):
     monkeypatch.syspath_prepend(strange)
     run("evaluate", "log.hdf5", "--policy", "lone:act", *GAMMA, "--out", "a")
-    given = []
-
-    def run_here(words, directory, environment):
-        given.append(environment)
-        done = koffline(*words)
-        return done.exit_code, done.stderr
-
-    monkeypatch.setattr(repeating, "_run", run_here)
-    assert koffline("repeat", "a").exit_code == 2
-    assert given == []
+    (strange / "ran").unlink()
+    monkeypatch.setenv("PYTHONPATH", str(strange))
+    refused = koffline("repeat", "a")
+    assert refused.exit_code == 2
+    assert "lone:act runs the Python module lone" in refused.stderr
+    assert "add --allow-code" in refused.stderr
+    assert not (strange / "ran").exists()
     assert run("repeat", "a", "--allow-code").stdout.startswith("the same: ")
-    assert WITHOUT_CODE not in given[0]
+    assert (strange / "ran").exists()
 
 
 @pytest.mark.slow
@@ -186,4 +126,3 @@ def test_the_ordinary_case_is_one_command_in_a_process_of_its_own(strange):
     done = run("repeat", "a")
     assert done.stdout.startswith("the same: ")
     assert not (strange / "ran").exists()
-    assert read_run(strange / "a.repeat").arguments[0] == "evaluate"
