@@ -9,8 +9,8 @@ from pathlib import Path
 _BLOCK = 1 << 20
 # What differs from one day to the next (seconds, dates, the machine), and the state to go on from.
 _NOT_RESULTS = re.compile(
-    r"(^|/)(run\.json|[^/]*\.run\.json|\.[^/]*|timing_[^/]*\.csv|time_[^/]*\.csv|timing\.json|checkpoint\.pt"
-    r"|(checkpoints|cells|tensorboard|packed|errors)/.*)$"
+    r"(^|/)(run\.json|[^/]*\.run\.json|errors\.txt|\.[^/]*|timing_[^/]*\.csv|time_[^/]*\.csv|timing\.json|checkpoint\.pt"
+    r"|(checkpoints|cells|tensorboard)/.*)$"
 )
 
 
