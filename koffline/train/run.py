@@ -196,22 +196,19 @@ def _run(
                 _save_model(algo, folder / f"model_{progress.steps}.d3")
             save_state(folder, fingerprint, progress, algo, parts.draws)
     logger.finish()
-    metrics = progress.metrics or {}
-    result = TrainResult(
-        folder, progress.steps, metrics, folder / f"model_{progress.steps}.d3", progress.seconds
-    )
-    if not result.model.exists():  # removed by hand after the run
-        _save_model(algo, result.model)
+    metrics, model = progress.metrics or {}, folder / f"model_{progress.steps}.d3"
+    if not model.exists():  # removed by hand after the run
+        _save_model(algo, model)
     if not record.get("finished"):
         known = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
         outcome = {
-            "steps": result.steps,
-            "seconds": result.seconds,
+            "steps": progress.steps,
+            "seconds": progress.seconds,
             "metrics": known,
-            "model": result.model.name,
+            "model": model.name,
         }
         write_record(folder, {**record, "finished": now(), **outcome})
-    return result
+    return TrainResult(folder, progress.steps, metrics, model, progress.seconds)
 
 
 def _train_epoch(

@@ -19,7 +19,7 @@ from koffline.train.config import load_config
 from koffline.train.sweep import train_packed
 from tests.train.sweep_helpers import GRID, run_folders, same_runs, write_config
 
-LONG = {"n_steps": 600, "n_steps_per_epoch": 20}
+LONG = {"n_steps": 300, "n_steps_per_epoch": 20}
 
 
 def arguments(config, out, seeds, *options):
