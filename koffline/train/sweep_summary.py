@@ -139,7 +139,8 @@ def write_summary(summary: SweepSummary, folder: Path, command: str) -> None:
 
     The same results give the same files: seconds are for the terminal.
     """
-    (folder / "best.yaml").unlink(missing_ok=True)
+    for name in ("best.yaml", "summary.png"):  # of an earlier command, which may have had another grid
+        (folder / name).unlink(missing_ok=True)
     if summary.best is not None and summary.best.config is not None:
         write_config(folder / "best.yaml", summary.best.config)
     if len(summary.rows) > 1:
@@ -252,15 +253,17 @@ def _draw(summary: SweepSummary, path: Path) -> None:
     rows = summary.rows[:_MOST_SHOWN]
 
     def draw(axes: Axes) -> None:
-        for place, row in enumerate(rows):
-            color = WARM if row is summary.best else ACCENT
+        colors = [WARM if row is summary.best else ACCENT for row in rows]
+        for place, (row, color) in enumerate(zip(rows, colors, strict=True)):
             scores = [score for score in row.scores if math.isfinite(score)]
             # Below the interval, which would hide them.
             axes.plot(scores, [place + 0.22] * len(scores), "o", color=color, alpha=0.5, ms=4.5, mew=0)
-            if math.isfinite(row.spread.low) and math.isfinite(row.spread.high):
-                axes.hlines(place, row.spread.low, row.spread.high, color=color, lw=2.2)
             if math.isfinite(row.spread.iqm):
                 axes.plot(row.spread.iqm, place, "D", color=color, ms=6, mec="white", zorder=3)
+        limits = axes.get_xlim()  # an infinite interval goes on to the edge
+        for place, (row, color) in enumerate(zip(rows, colors, strict=True)):
+            axes.hlines(place, *np.clip([row.spread.low, row.spread.high], *limits), color=color, lw=2.2)
+        axes.set_xlim(limits)
         axes.set_yticks(range(len(rows)), [label(row) for row in rows])
         axes.set_ylim(len(rows) - 0.4, -0.6)
         axes.grid(visible=False, axis="y")
