@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -13,8 +14,9 @@ _HELP = """Train CONFIG with every combination of the --grid values and several 
 
 Writes DIR/runs/NAME (a run directory each), summary.json, .md and .png (interquartile mean over seeds with a
 bootstrap interval, the best setting first) and best.yaml. The same command goes on with a killed sweep, runs
-in the middle too; more values or seeds may be added. A run that fails does not stop the others. The
-summary's metric is that of the last epoch: changing --metric trains nothing again.
+in the middle too; any other grid, seeds or settings in the same DIR train only what is not there yet. A run
+that fails does not stop the others; errors.txt says why. The summary's metric is that of the last epoch:
+changing --metric trains nothing again.
 
 \b
 Examples:
@@ -55,45 +57,33 @@ Examples:
     help="Go on with the sweep in --out (the default), or delete its runs and begin again.",
 )
 def sweep(
-    config: str,
-    grid: tuple[str, ...],
-    seeds: int,
-    assignments: tuple[str, ...],
-    data: str | None,
-    out: str | None,
-    metric: str | None,
-    maximize: bool | None,
-    workers: int,
-    ray: str | None,
-    device: str,
-    resume: bool,
+    config: str, out: str | None, workers: int, ray: str | None, device: str, resume: bool, **asked: Any
 ) -> None:
     """Check every config, train, print the table and where the files are."""
     from koffline.train.sweep_plan import make_plan
 
-    plan = make_plan(config, grid, seeds, assignments, data)
+    plan = make_plan(config, **asked)
     # After the plan: what is misspelt is said before torch is loaded.
     from koffline.targets import claim
     from koffline.train.sweep import RECORD, SweepSettings, inputs_of, run_sweep
-    from koffline.train.sweep_summary import choose_metric
-    from koffline.train.sweep_tables import print_summary
+    from koffline.train.sweep_summary import print_summary
 
     folder = Path("sweeps") / Path(config).stem if out is None else out
-    reads = None if resume else [config, *inputs_of(plan)]
-    folder = claim(folder, adds=RECORD, reads=reads)
+    folder = claim(folder, adds=RECORD, reads=None if resume else [config, *inputs_of(plan)])
     settings = SweepSettings(folder, workers, ray, device, force=not resume, command=shown_command())
     try:
-        summary = run_sweep(plan, choose_metric(plan.base, metric, maximize), settings)
+        summary = run_sweep(plan, settings)
     except KeyboardInterrupt:
         click.echo(f"interrupted; what is trained is in {folder}/runs: the same command goes on", err=True)
         raise SystemExit(130) from None
     print_summary(summary)
-    click.echo(f"{len(plan.runs)} runs in {folder}/runs; summary {folder}/summary.json")
+    runs = len(plan.settings) * len(plan.seeds)
+    click.echo(f"{runs} runs in {folder}/runs; summary {folder}/summary.json")
     if summary.failures:
         first = summary.failures[0]
         click.echo(
-            f"error: {len(summary.failures)} of {summary.runs} runs failed, {first.name} first: "
-            f"{first.reason}; see {folder}/errors, the same command runs them again",
+            f"error: {len(summary.failures)} of {runs} runs failed, {first.name} first: {first.reason}; see "
+            f"{folder}/errors.txt, the same command runs them again",
             err=True,
         )
         raise SystemExit(2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import re
 from collections.abc import Iterable, Mapping
@@ -143,7 +144,7 @@ def load_config(
     current one. Raises ConfigError in one line; an unknown key or type at any depth names the nearest.
     """
     if isinstance(path, Mapping):
-        content, folder = _copied(path), Path.cwd()
+        content, folder = copy.deepcopy(dict(path)), Path.cwd()
     else:
         content, folder = read_yaml(path), Path(path).resolve().parent
     _make_paths_absolute(content, folder)
@@ -278,9 +279,3 @@ def _make_paths_absolute(content: dict[str, Any], folder: Path) -> None:
         value = owner.get(name) if isinstance(owner, dict) else None
         if isinstance(value, str) and value and not value.startswith("minari:") and not is_url(value):
             owner[name] = str((folder / Path(os.path.expanduser(value))).resolve())
-
-
-def _copied(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {str(key): _copied(item) for key, item in value.items()}
-    return [_copied(item) for item in value] if isinstance(value, (list, tuple)) else value

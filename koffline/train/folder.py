@@ -29,7 +29,7 @@ def open_folder(out: Path, config: TrainConfig, record: Mapping[str, Any], resum
     ConfigError, before anything is written, for a folder that exists (without resume), that is no run, or
     that belongs to another config or log.
     """
-    identity = _identity(config.resolved(), record["digests"])
+    identity = identity_of(config.resolved(), record["digests"])
     _check(out, identity, resume)
     out.mkdir(parents=True, exist_ok=True)
     with locked(out / RECORD):
@@ -37,9 +37,7 @@ def open_folder(out: Path, config: TrainConfig, record: Mapping[str, Any], resum
         if not (out / RECORD).exists():
             write_record(out, {"format": _FORMAT, "config": config.resolved(), **record, "finished": None})
         if not (out / CONFIG).exists():
-            text = yaml.safe_dump(config.resolved(), sort_keys=False, allow_unicode=True)
-            with atomic_file(out / CONFIG, force=True) as temporary:
-                temporary.write_text(text, encoding="utf-8")
+            write_config(out / CONFIG, config)
         yield json.dumps(identity, sort_keys=True)
 
 
@@ -56,6 +54,13 @@ def read_record(out: Path) -> dict[str, Any] | None:
     return content
 
 
+def write_config(path: Path, config: TrainConfig) -> None:
+    """Write a config with every default filled in, whole or not at all."""
+    text = yaml.safe_dump(config.resolved(), sort_keys=False, allow_unicode=True)
+    with atomic_file(path, force=True) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
 def write_record(out: Path, record: Mapping[str, Any]) -> None:
     """Replace run.json, whole or not at all."""
     with atomic_file(out / RECORD, force=True) as temporary:
@@ -70,7 +75,7 @@ def _check(out: Path, identity: Mapping[str, Any], resume: bool) -> None:
         raise ConfigError(f"{out} holds something that is not a training run; choose another folder")
     if not resume:
         raise ConfigError(f"{out} holds a run already; go on with it by --resume, or choose another --out")
-    found = _identity(record["config"], record.get("digests", {}))
+    found = identity_of(record["config"], record.get("digests", {}))
     for key in sorted({*found, *identity}, key=lambda key: (key != "algo.type", key)):
         if found.get(key) != identity.get(key):
             raise ConfigError(
@@ -79,7 +84,7 @@ def _check(out: Path, identity: Mapping[str, Any], resume: bool) -> None:
             )
 
 
-def _identity(config: Mapping[str, Any], digests: Mapping[str, str]) -> dict[str, Any]:
+def identity_of(config: Mapping[str, Any], digests: Mapping[str, str]) -> dict[str, Any]:
     """What makes a run the same one, flat: all settings but where files lie and who is told, and digests."""
     kept = {name: section for name, section in config.items() if name != "logger"}
     kept["data"] = {name: value for name, value in config["data"].items() if name != "source"}

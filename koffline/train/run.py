@@ -7,10 +7,8 @@ import hashlib
 import importlib.metadata
 import logging
 import math
-import os
 import platform
 import re
-import secrets
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -21,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from koffline.data.disk.log import LazyTransitions
-from koffline.data.splits import split_log
+from koffline.data.files import atomic_file
 from koffline.data.transitions import Transitions
 from koffline.errors import ConfigError, KofflineError
 from koffline.fitting import threads
@@ -38,6 +36,10 @@ _HUGE = 1e12  # of a weight; what it multiplies soon overflows
 _LOG = logging.getLogger(__name__)
 
 
+class DivergedError(ConfigError):
+    """A run whose networks stopped being finite."""
+
+
 @dataclass(frozen=True)
 class TrainResult:
     """A finished run. steps: gradient steps; metrics: of the last epoch; model: the last .d3 file."""
@@ -50,7 +52,7 @@ class TrainResult:
 
 
 @dataclass(frozen=True, eq=False)
-class _Parts:
+class Parts:
     """Everything a run is made of, checked against each other before anything is written."""
 
     algo: Any
@@ -75,25 +77,35 @@ def train(
     ended and gives the same numbers as one that was never killed; a finished one is only reported, a missing
     folder begun. Global random generators are left as they were. Raises KofflineError in one line.
     """
+    folder = Path(out)
+    with prepared(config, device) as parts, open_folder(folder, config, parts.record, resume) as fingerprint:
+        return _run(config, folder, fingerprint, parts, show_progress)
+
+
+@contextlib.contextmanager
+def prepared(config: TrainConfig, device: str, data: TrainData | None = None) -> Iterator[Parts]:
+    """Everything a run is made of, with threads and random generators as the config says; writes nothing.
+
+    data: the log of the config, where it has been opened already. Raises KofflineError for what does not fit.
+    """
     from koffline.algos.evaluators import own_randomness
     from koffline.algos.quiet import quiet
+    from koffline.train.data import open_data
 
-    folder = Path(out)
     with quiet(), threads(config.train.threads), own_randomness(config.train.seed), _d3rlpy_warnings():
-        parts = _prepare(config, device)
+        parts = _prepare(config, device, open_data(config.data) if data is None else data)
         try:
-            with open_folder(folder, config, parts.record, resume) as fingerprint:
-                return _run(config, folder, fingerprint, parts, show_progress)
+            yield parts
         finally:
             for part in (parts.buffer, *parts.evaluators.values()):
                 getattr(part, "close", lambda: None)()
 
 
-def _prepare(config: TrainConfig, device: str) -> _Parts:
+def _prepare(config: TrainConfig, device: str, data: TrainData) -> Parts:
     from koffline.algos import from_config
-    from koffline.train.data import make_buffer, open_data
+    from koffline.algos.loggers import make_logger
+    from koffline.train.data import make_buffer
 
-    data = open_data(config.data)
     rows = data.rows
     kind = config.algo.type
     algo = from_config.make_algorithm(kind, config.algo.params, device, config.algo.policy)
@@ -107,8 +119,8 @@ def _prepare(config: TrainConfig, device: str) -> _Parts:
     evaluators = _make_evaluators(config, rows, data.held_out)
     for evaluator in evaluators.values():
         evaluator.try_out(algo)
-    _check_loggers(config)
-    return _Parts(algo, buffer, draws, evaluators, _record(config, data, device))
+    make_logger(Path(), **config.logger.model_dump())  # raises ConfigError where its package is missing
+    return Parts(algo, buffer, draws, evaluators, _record(config, data, device))
 
 
 def _make_evaluators(config: TrainConfig, rows: Transitions, held_out: Transitions | None) -> dict[str, Any]:
@@ -127,14 +139,11 @@ def _make_evaluators(config: TrainConfig, rows: Transitions, held_out: Transitio
     return made
 
 
-def _check_loggers(config: TrainConfig) -> None:
-    from koffline.algos.loggers import make_logger
-
-    make_logger(Path(), **config.logger.model_dump())
-
-
 def _record(config: TrainConfig, data: TrainData, device: str) -> dict[str, Any]:
     packages = ("koffline", "d3rlpy", "torch", "numpy", "gymnasium")
+    digests = {"data": data.log.sha256}  # of the rows, whatever their format
+    if config.algo.policy is not None:
+        digests["policy"] = hashlib.sha256(Path(config.algo.policy).read_bytes()).hexdigest()
     return {
         "data": {
             "source": config.data.source,
@@ -143,40 +152,34 @@ def _record(config: TrainConfig, data: TrainData, device: str) -> dict[str, Any]
             "held_out_rows": data.held_out_rows,
             "lazy": isinstance(data.log, LazyTransitions),
         },
-        "digests": _digests(config, data.log),
+        "digests": digests,
         "seed": config.train.seed,
         "device": device,
         "versions": {
             "python": platform.python_version(),
             **{name: importlib.metadata.version(name) for name in packages},
         },
-        "call": describe_call("train", _files_of(config)),
+        "call": describe_call("train", files_of(config)),
         "started": now(),
     }
 
 
-def _files_of(config: TrainConfig) -> list[str | None]:
-    """What a config reads besides itself."""
+def files_of(config: TrainConfig) -> list[str]:
+    """Return the names of the log, the policy and the models that a config reads."""
     bases = [getattr(settings, "base", None) for settings in config.evaluators.values()]
-    return [config.data.source, config.algo.policy, *bases]
-
-
-def _digests(config: TrainConfig, log: Transitions | LazyTransitions) -> dict[str, str]:
-    """SHA-256 of the log's rows, whatever its format, and of the policy that is evaluated."""
-    digests = {"data": log.sha256}
-    if config.algo.policy is not None:
-        digests["policy"] = hashlib.sha256(Path(config.algo.policy).read_bytes()).hexdigest()
-    return digests
+    return [name for name in (config.data.source, config.algo.policy, *bases) if name is not None]
 
 
 def _run(
-    config: TrainConfig, folder: Path, fingerprint: str, parts: _Parts, show_progress: bool
+    config: TrainConfig, folder: Path, fingerprint: str, parts: Parts, show_progress: bool
 ) -> TrainResult:
     from koffline.algos.loggers import make_logger
     from koffline.progress import progress_bar
 
     algo, total = parts.algo, config.train.n_steps
     record = read_record(folder) or {}
+    if record.get("diverged"):
+        raise DivergedError(record["diverged"])
     if record.get("versions") != parts.record["versions"]:
         _LOG.warning("%s was begun with other versions; the numbers may differ in the last digits", folder)
     first_epoch = 0 if record.get("finished") else min(config.train.n_steps_per_epoch, total)
@@ -184,33 +187,34 @@ def _run(
     logger = make_logger(folder, **config.logger.model_dump())
     with progress_bar(f"training {config.algo.type}", total, show_progress) as show:
         while progress.steps < total:
-            progress = _train_epoch(config, folder, parts, logger, progress, show)
+            try:
+                progress = _train_epoch(config, folder, parts, logger, progress, show)
+            except DivergedError as error:  # the same run would diverge again
+                write_record(folder, {**record, "diverged": str(error)})
+                raise
             if progress.epochs % config.train.save_interval == 0 or progress.steps == total:
                 _save_model(algo, folder / f"model_{progress.steps}.d3")
             save_state(folder, fingerprint, progress, algo, parts.draws)
     logger.finish()
-    metrics = progress.metrics or {}
-    result = TrainResult(
-        folder, progress.steps, metrics, folder / f"model_{progress.steps}.d3", progress.seconds
-    )
-    if not result.model.exists():  # removed by hand after the run
-        _save_model(algo, result.model)
+    metrics, model = progress.metrics or {}, folder / f"model_{progress.steps}.d3"
+    if not model.exists():  # removed by hand after the run
+        _save_model(algo, model)
     if not record.get("finished"):
         known = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
         outcome = {
-            "steps": result.steps,
-            "seconds": result.seconds,
+            "steps": progress.steps,
+            "seconds": progress.seconds,
             "metrics": known,
-            "model": result.model.name,
+            "model": model.name,
         }
         write_record(folder, {**record, "finished": now(), **outcome})
-    return result
+    return TrainResult(folder, progress.steps, metrics, model, progress.seconds)
 
 
 def _train_epoch(
     config: TrainConfig,
     folder: Path,
-    parts: _Parts,
+    parts: Parts,
     logger: Any,
     progress: Progress,
     show: Callable[[int], None],
@@ -263,8 +267,8 @@ def _divergence(algo: Any, steps: int) -> Iterator[None]:
         raise _diverged(steps) from error
 
 
-def _diverged(steps: int) -> ConfigError:
-    return ConfigError(
+def _diverged(steps: int) -> DivergedError:
+    return DivergedError(
         f"training diverged after step {steps}: the networks' values are not finite; lower the "
         "learning rates, clip gradients (…_optim_factory.params.clip_grad_norm) or scale the rewards"
     )
@@ -276,13 +280,8 @@ def _is_finite(algo: Any) -> bool:
 
 
 def _save_model(algo: Any, path: Path) -> None:
-    """The file appears whole or not at all."""
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
-    try:
+    with atomic_file(path, force=True) as temporary:
         algo.save(str(temporary))
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
@@ -294,6 +293,3 @@ def _d3rlpy_warnings() -> Iterator[None]:
             "ignore", category=UserWarning, module=r"(dataclasses_json|gymnasium|torch)\b"
         )
         yield
-
-
-__all__ = ["TrainResult", "split_log", "train"]

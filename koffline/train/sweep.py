@@ -1,50 +1,49 @@
-"""A sweep: every setting with every seed, each a training run of its own, and what they add up to."""
+"""Running a sweep: each setting with each seed is a training run, and its folder the record that it is done.
+
+A run is known by the digest of all that decides its numbers: settings, seed, content of log and policy. It
+ends the folder's name, and a finished folder is never trained again, whichever grid asks for it.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
+import logging
+import re
 import shutil
-from collections.abc import Mapping
+import sys
+import tempfile
+import zipfile
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain
+from logging.handlers import BufferingHandler
 from pathlib import Path
-from typing import Any, NoReturn
-
-import numpy as np
+from typing import Any
 
 from koffline.data.files import atomic_file
-from koffline.data.sources import open_transitions
-from koffline.data.spaces import Bounds, Discrete
-from koffline.data.transitions import Transitions
+from koffline.data.remote import is_url
 from koffline.errors import ConfigError, nearest_name
-from koffline.jobs import Job, JobError, JobFailure, Report, run_jobs
-from koffline.run_record import FILE as RUN
+from koffline.jobs import Job, JobError, LocalFile, Report, run_jobs
+from koffline.run_folders import is_free
 from koffline.run_record import StartedRun, start_run
 from koffline.targets import locked
 from koffline.train.config import TrainConfig
-from koffline.train.sweep_plan import SweepPlan, SweepRun, deciding
-from koffline.train.sweep_run import (
-    RunResult,
-    files_of,
-    is_archive,
-    is_result,
-    read_result,
-    train_packed,
-    train_run,
-    unpack_runs,
-)
-from koffline.train.sweep_summary import FailedRun, Metric, SweepSummary, summarise
-from koffline.train.sweep_tables import write_summary
+from koffline.train.data import open_data
+from koffline.train.folder import CONFIG, RECORD, identity_of, read_record, write_config, write_record
+from koffline.train.run import DivergedError, Parts, files_of, prepared, train
+from koffline.train.sweep_plan import Setting, SweepPlan
+from koffline.train.sweep_summary import SweepSummary, summarise, write_summary
 from koffline.untrusted.limits import read_json
 
-RECORD = "sweep.json"
-_FORMAT = 1
-_OURS = ("runs", "packed", "errors", "summary.md", "summary.json", "summary.png", "best.yaml", RUN, RECORD)
+_ERRORS = "errors.txt"
+_OURS = ("runs", _ERRORS, "summary.md", "summary.json", "summary.png", "best.yaml", RECORD)
 
 
 @dataclass(frozen=True)
 class SweepSettings:
-    """Where and how a sweep runs. ray: local, auto or an address; force: begin again in a sweep's folder."""
+    """Where and how a sweep runs. ray: local, auto or an address; force: delete its earlier runs first."""
 
     out: Path
     workers: int = 1
@@ -55,217 +54,208 @@ class SweepSettings:
     command: str = ""
 
 
-def run_sweep(plan: SweepPlan, metric: Metric, settings: SweepSettings) -> SweepSummary:
-    """Train what has no result yet and write the summary.
+def run_sweep(plan: SweepPlan, settings: SweepSettings) -> SweepSummary:
+    """Train what is not finished yet and write the summary.
 
-    ``out`` gets runs/NAME (a run directory each) and runs/NAME.json (its result), errors/NAME.txt for runs
-    that failed, summary.json, .md, .png, and best.yaml. A killed sweep goes on, runs in the middle too; more
-    values or seeds may be added later. A run that fails is reported and the others go on. Raises ConfigError
-    for a folder of another sweep (unless ``force``), and for a log that cannot be read.
+    ``out`` gets runs/NAME (a run directory each), errors.txt where runs failed, summary.json, .md, .png, and
+    best.yaml. A killed sweep goes on, runs in the middle too; values and seeds may be added or taken away. A
+    run that fails is reported and the others go on. Raises KofflineError, before anything is written, for
+    what any run would refuse, and for a folder that is no sweep's.
     """
-    out = settings.out
+    is_new = not settings.out.exists()
     started = start_run("sweep", inputs_of(plan))
-    _check_metric(plan, metric, settings.device)
-    with locked(out / RECORD):
-        return _sweep(plan, metric, settings, started)
+    names = _name_runs(plan, settings.device)
+    with locked(settings.out / RECORD):
+        return _run_named(plan, names, settings, started, is_new)
 
 
-def _sweep(plan: SweepPlan, metric: Metric, settings: SweepSettings, started: StartedRun) -> SweepSummary:
+def inputs_of(plan: SweepPlan) -> list[str]:
+    """The logs, policies and models that the settings name."""
+    return list(chain.from_iterable(files_of(each.config) for each in plan.settings))
+
+
+def _run_named(
+    plan: SweepPlan,
+    names: list[dict[str, TrainConfig]],
+    settings: SweepSettings,
+    started: StartedRun,
+    is_new: bool,
+) -> SweepSummary:
     out = settings.out
-    _open_folder(out, _identity(plan, settings.device), settings.force)
-    unpack_runs(out / "packed", out / "runs")
-    jobs = [_make_job(run, settings) for run in plan.runs]
+    _take_folder(out, settings.force)
+    write_record(out, {**started.finish(), "finished": None})
     try:
+        _unpack_runs(out / "runs")
+        runs = [_find_folders(out / "runs", named) for named in names]
+        jobs = [_make_job(folder, config, settings) for found in runs for folder, config in found.items()]
         done = run_jobs(jobs, settings.workers, settings.ray, settings.progress, keep_going=True)
-    except ConfigError:  # before any job: no such cluster, no workers
-        _free(out)
+    except ConfigError:  # before any job: no workers, no such cluster
+        if is_new:
+            shutil.rmtree(out)
         raise
-    unpack_runs(out / "packed", out / "runs")
-    shutil.rmtree(out / "packed", ignore_errors=True)
-    _write_errors(out / "errors", plan, done.failures)
-    results = _read_results(plan, out / "runs")
-    if not results and done.failures:
-        _give_up(out, done.failures)
-    failures = [FailedRun(failure.name, failure.reason) for failure in done.failures]
-    summary = summarise(plan, results, metric, failures)
-    write_summary(summary, out, {"command": settings.command})
-    _write_run(out / RUN, started.finish(ran=done.ran, found=done.found, **_clock(summary, done.seconds)))
+    _unpack_runs(out / "runs")
+    (out / _ERRORS).unlink(missing_ok=True)
+    if done.failures:
+        parts = [f"{failure.name}: {failure.reason}\n\n{failure.trace}" for failure in done.failures]
+        (out / _ERRORS).write_text("\n".join(parts), encoding="utf-8")
+    records = [[_read_finished(folder) for folder in found] for found in runs]
+    if done.failures and not any(map(any, records)):
+        first = done.failures[0]
+        raise JobError(f"every run failed, {first.name} first: {first.reason}", first.trace)
+    summary = summarise(plan, records, done.failures)
+    write_summary(summary, out, settings.command)
+    counts = {"ran": done.ran, "found": done.found, "seconds": round(done.seconds, 3)}
+    write_record(out, started.finish(**counts))
     return summary
 
 
-def _clock(summary: SweepSummary, seconds: float) -> dict[str, Any]:
-    """Seconds of this process, and of each setting the mean over its seeds."""
-    means = {part.setting.label: part.seconds for part in summary.settings}
-    rounded = {label: round(mean, 3) if np.isfinite(mean) else None for label, mean in means.items()}
-    return {"seconds": round(seconds, 3), "seconds_per_run": rounded}
+def train_run(record: Path, config: TrainConfig, device: str) -> None:
+    """Train in the folder of the record, going on where it was; divergence is a result too."""
+    with contextlib.redirect_stdout(sys.stderr), _kept_warnings() as kept, contextlib.suppress(DivergedError):
+        train(config, record.parent, device=device, resume=True)
+    if kept:
+        warnings = dict.fromkeys(" ".join(warning.getMessage().split()) for warning in kept)
+        write_record(record.parent, {**(read_record(record.parent) or {}), "warnings": list(warnings)})
 
 
-def _write_run(path: Path, record: Mapping[str, Any]) -> None:
-    with atomic_file(path, force=True) as temporary:
-        temporary.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+def train_packed(path: Path, config: TrainConfig, device: str, *copies: LocalFile) -> None:
+    """`train_run` on a machine that shares no disk: from copies of the files, to one archive at ``path``."""
+    here = {name: str(copy.path) for name, copy in zip(_local_files(config), copies, strict=True)}
+    there = {copy: name for name, copy in here.items()}
+    with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
+        record = Path(scratch) / RECORD
+        train_run(record, TrainConfig(**_renamed(config.resolved(), here)), device)
+        write_record(record.parent, _renamed(read_record(record.parent), there))
+        write_config(record.with_name(CONFIG), config)
+        with atomic_file(path, force=True) as temporary, zipfile.ZipFile(temporary, "w") as archive:
+            # The record comes last out of the archive: a run that is unpacked in part is not finished.
+            for file in sorted(record.parent.rglob("[!.]*"), key=lambda file: (file == record, file)):
+                archive.write(file, file.relative_to(record.parent))
 
 
-def inputs_of(plan: SweepPlan) -> list[str | None]:
-    """The logs and policies of all settings."""
-    configs = [setting.config for setting in plan.settings]
-    bases = [getattr(part, "base", None) for config in configs for part in config.evaluators.values()]
-    return [*(c.data.source for c in configs), *(c.algo.policy for c in configs), *bases]
+def _name_runs(plan: SweepPlan, device: str) -> list[dict[str, TrainConfig]]:
+    """Check every setting as `train` will; give for each its configs with the seeds, by name of the run."""
+    names: list[dict[str, TrainConfig]] = []
+    labels: dict[str, str] = {}
+    opened = None
+    with _kept_warnings():  # the runs will say them
+        for setting in plan.settings:
+            if opened is None or opened[0] != setting.config.data:
+                opened = setting.config.data, open_data(setting.config.data)
+            with prepared(setting.config, device, opened[1]) as parts:
+                if not names:
+                    _check_metric(plan.metric, parts)
+                names.append(dict(_name_run(setting, seed, parts.record["digests"]) for seed in plan.seeds))
+            label = ", ".join(f"{name}={value}" for name, value in setting.values)
+            digest = next(iter(names[-1])).rpartition("-")[2]
+            if digest in labels:
+                raise ConfigError(
+                    f"--grid gives the same run twice ({labels[digest]} and {label}); leave one out"
+                )
+            labels[digest] = label
+    return names
 
 
-def _make_job(run: SweepRun, settings: SweepSettings) -> Job:
-    """On Ray the whole run comes back in one archive, unless its result is here already."""
-    result = settings.out / "runs" / f"{run.name}.json"
-    if settings.ray is None or is_result(result):
-        return Job(run.name, train_run, (run.name, run.config, settings.device), result, is_result)
-    files = files_of(run.config)
-    originals = tuple(str(file.path) for file in files)
-    arguments = (run.name, run.config, settings.device, originals, *files)
-    return Job(run.name, train_packed, arguments, settings.out / "packed" / f"{run.name}.zip", is_archive)
+def _name_run(setting: Setting, seed: int, digests: Mapping[str, str]) -> tuple[str, TrainConfig]:
+    train = setting.config.train.model_copy(update={"seed": seed})
+    config = setting.config.model_copy(update={"train": train})
+    decides = json.dumps(identity_of(config.resolved(), digests), sort_keys=True)
+    words = "-".join([*(f"{name}={value}" for name, value in setting.values), f"seed{seed}"])
+    readable = re.sub(r"[^A-Za-z0-9_.=+-]+", "_", words)[-80:].lstrip(".-_")
+    return f"{readable}-{hashlib.sha256(decides.encode()).hexdigest()[:10]}", config
 
 
-def _read_results(plan: SweepPlan, folder: Path) -> dict[str, RunResult]:
-    paths = {run.name: folder / f"{run.name}.json" for run in plan.runs}
-    return {name: read_result(path) for name, path in paths.items() if is_result(path)}
-
-
-def _write_errors(folder: Path, plan: SweepPlan, failures: tuple[JobFailure, ...]) -> None:
-    """A file per failed run; those of runs that have come through since are removed."""
-    for run in plan.runs:
-        (folder / f"{run.name}.txt").unlink(missing_ok=True)
-    for failure in failures:
-        folder.mkdir(exist_ok=True)
-        text = f"{failure.reason}\n\n{failure.trace}".rstrip() + "\n"
-        (folder / f"{failure.name}.txt").write_text(text, encoding="utf-8")
-    if folder.is_dir() and not any(folder.iterdir()):
-        folder.rmdir()
-
-
-def _give_up(out: Path, failures: tuple[JobFailure, ...]) -> NoReturn:
-    """Where every run failed the folder is free for a mended config."""
-    _free(out)
-    first = failures[0]
-    raise JobError(f"every run failed, {first.name} first: {first.reason}", first.trace)
-
-
-def _free(out: Path) -> None:
-    """Undo the taking of a folder in which no run has come to a checkpoint or a result."""
-    if any((out / "runs").glob("*/checkpoint.pt")) or any((out / "runs").glob("*.json")):
+def _check_metric(name: str, parts: Parts) -> None:
+    """Raise ConfigError for a metric that no run will have; one step of the algorithm tells its losses."""
+    if name in parts.evaluators or name.startswith("time_"):
         return
-    for name in ("runs", "packed"):
-        shutil.rmtree(out / name, ignore_errors=True)
-    (out / RECORD).unlink(missing_ok=True)
-    if not any(out.iterdir()):
-        out.rmdir()
+    try:
+        losses = parts.algo.update(parts.buffer.sample_transition_batch(parts.algo.batch_size))
+    except (AssertionError, AttributeError, RuntimeError, ValueError):
+        return  # an algorithm that prepares itself in `fit` only; the summary will say it
+    if name not in losses:
+        remedy = nearest_name(name, [*parts.evaluators, *losses])
+        raise ConfigError(f"no run will have a metric '{name}'; {remedy}")
 
 
-def _identity(plan: SweepPlan, device: str) -> dict[str, Any]:
-    """What the runs of a folder have in common, and the digests of logs and policies. Raises KofflineError.
-
-    Each algorithm is made once, so that what does not fit the log is said before anything is written.
-    """
-    from koffline.algos.from_config import check_actions, make_algorithm
-    from koffline.algos.quiet import quiet
-
-    swept = {axis.key for axis in plan.axes}
-    logs: dict[str, Transitions] = {}
-    digests = {}
-    for config in (setting.config for setting in plan.settings):
-        data, policy = config.data, config.algo.policy
-        if data.source not in logs:
-            logs[data.source] = log = _open_log(config)
-            digests[f"log {data.source}" if "data.source" in swept else "log"] = log.sha256
-        with quiet():
-            algo = make_algorithm(config.algo.type, config.algo.params, device, policy)
-            check_actions(algo, logs[data.source], config.algo.type)
-        if policy is not None:
-            name = f"policy {policy}" if "algo.policy" in swept else "policy"
-            digests[name] = hashlib.sha256(Path(policy).read_bytes()).hexdigest()
-    return {"config": deciding(plan.base), "digests": digests}
-
-
-def _check_metric(plan: SweepPlan, metric: Metric, device: str) -> None:
-    """Raise ConfigError for a metric that no run will have: one step of one algorithm says which exist."""
-    from koffline.algos import from_config
-    from koffline.algos.evaluators import own_randomness
-    from koffline.algos.quiet import quiet
-
-    config = plan.settings[0].config
-    if metric.name in config.evaluators or metric.name.startswith("time_"):
-        return
-    log, algo_config = _open_log(config), config.algo
-    with quiet(), own_randomness(0):
-        algo = from_config.make_algorithm(algo_config.type, algo_config.params, device, algo_config.policy)
-        from_config.check_actions(algo, log, algo_config.type)
-        buffer = from_config.make_buffer(algo, log, np.random.default_rng(0))
-        from_config.build_networks(algo, buffer, algo_config.type)
+def _take_folder(out: Path, force: bool) -> None:
+    """Make the folder or go on in it; one that is no sweep's is left alone. Raises ConfigError."""
+    if not is_free(out, RECORD):
         try:
-            losses = list(algo.update(buffer.sample_transition_batch(algo.batch_size)))
-        except (AssertionError, AttributeError, RuntimeError, ValueError):
-            return  # an algorithm that prepares itself in `fit` only; the summary will say it
-    if metric.name not in losses:
-        known = [*config.evaluators, *losses]
-        raise ConfigError(f"no run will have a metric '{metric.name}'; {nearest_name(metric.name, known)}")
+            is_ours = read_json(out / RECORD)["kind"] == "sweep"
+        except (OSError, ValueError, KeyError, TypeError):
+            is_ours = False
+        if not is_ours:
+            raise ConfigError(f"{out} holds something that is not a sweep; choose another --out")
+    for path in (out / name for name in _OURS if force):
+        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+    out.mkdir(parents=True, exist_ok=True)
 
 
-def _open_log(config: TrainConfig) -> Transitions:
-    data = config.data
-    bounds = None if data.continuous is None else Bounds(*data.continuous)
-    return open_transitions(data.source, Discrete(data.discrete) if data.discrete else bounds)
+def _find_folders(folder: Path, named: Mapping[str, TrainConfig]) -> dict[Path, TrainConfig]:
+    """The runs by their folders: those of their digest, where they have begun, also under other words."""
+    there = {path.name.rpartition("-")[2]: path for path in folder.glob("*-*") if path.is_dir()}
+    return {there.get(name.rpartition("-")[2], folder / name): config for name, config in named.items()}
 
 
-def _open_folder(out: Path, identity: Mapping[str, Any], force: bool) -> None:
-    """Take the folder, or raise ConfigError before anything is written."""
-    found = _read_record(out)
-    if found is not None and force:
-        for name in _OURS:
-            path = out / name
-            shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
-        found = None
-    if found is not None:
-        _check_same(out, found["config"], identity["config"], missing_matters=True)
-        _check_same(out, found["digests"], identity["digests"], missing_matters=False)
-        identity = {**identity, "digests": {**found["digests"], **identity["digests"]}}
+def _make_job(folder: Path, config: TrainConfig, settings: SweepSettings) -> Job:
+    """Its result is the record of the run; on Ray an archive with the whole folder comes back."""
+    if settings.ray is None or _is_finished(folder / RECORD):
+        return Job(folder.name, train_run, (config, settings.device), folder / RECORD, _is_finished)
+    copies = [LocalFile(Path(name)) for name in _local_files(config)]
+    if folders := [copy.path for copy in copies if copy.path.is_dir()]:
+        raise ConfigError(f"{folders[0]} is a folder, which does not travel to Ray; make one file of the log")
+    archive = folder.with_name(f"{folder.name}.zip")
+    return Job(folder.name, train_packed, (config, settings.device, *copies), archive)
+
+
+def _read_finished(folder: Path) -> dict[str, Any] | None:
+    """The record of a run that has ended with a model or has diverged, else None."""
     try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"{out} cannot be created ({error.strerror or error}); choose another") from None
-    with atomic_file(out / RECORD, force=True) as temporary:
-        temporary.write_text(json.dumps({"format": _FORMAT, **identity}, indent=2) + "\n", encoding="utf-8")
-
-
-def _check_same(
-    out: Path, found: Mapping[str, Any], wanted: Mapping[str, Any], missing_matters: bool
-) -> None:
-    """The grid and the seeds of a sweep may grow; what lies below them may not change."""
-    for key in sorted({*found, *wanted}, key=lambda key: (key != "algo.type", key)):
-        if key in found and key in wanted:
-            same = found[key] == wanted[key]
-        else:
-            same = not missing_matters
-        if not same:
-            what = key if missing_matters else f"the digest of the {key}"
-            raise ConfigError(
-                f"{out} is another sweep: {what} is {_shown(found.get(key))} there and "
-                f"{_shown(wanted.get(key))} here; choose another --out or begin again with --force"
-            )
-
-
-def _read_record(out: Path) -> dict[str, Any] | None:
-    """The identity of the sweep in a folder; None for a new folder. Raises ConfigError for another's."""
-    if out.exists() and not out.is_dir():
-        raise ConfigError(f"{out} is a file; name a folder for the sweep")
-    try:
-        record = read_json(out / RECORD)
-        return {"config": dict(record["config"]), "digests": dict(record["digests"])}
-    except FileNotFoundError:
-        # Where every run has failed only the reasons are left.
-        if out.exists() and any(not p.name.startswith(".") and p.name != "errors" for p in out.iterdir()):
-            raise ConfigError(f"{out} holds something that is not a sweep; choose another --out") from None
+        record = read_record(folder) or {}
+    except ConfigError:  # damaged, which training will say
         return None
-    except (OSError, ValueError, KeyError, TypeError):
-        raise ConfigError(f"{out / RECORD} is damaged; choose another --out") from None
+    ended = record.get("diverged") or (record.get("finished") and (folder / record["model"]).exists())
+    return record if ended else None
 
 
-def _shown(value: Any) -> str:
-    text = "not set" if value is None else str(value)
-    return text if len(text) <= 20 else f"{text[:12]}…"
+def _is_finished(record: Path) -> bool:
+    return _read_finished(record.parent) is not None
+
+
+def _local_files(config: TrainConfig) -> list[str]:
+    names = dict.fromkeys(files_of(config))
+    return [name for name in names if not name.startswith("minari:") and not is_url(name)]
+
+
+def _renamed(value: Any, names: Mapping[str, str]) -> Any:
+    """Nested plain values with other names of files."""
+    if isinstance(value, Mapping):
+        return {key: _renamed(part, names) for key, part in value.items()}
+    if isinstance(value, list):
+        return [_renamed(part, names) for part in value]
+    return names.get(value, value) if isinstance(value, str) else value
+
+
+def _unpack_runs(folder: Path) -> None:
+    """Put the runs that came back from Ray where they would lie if they had been trained here."""
+    for path in folder.glob("*.zip"):
+        shutil.rmtree(path.with_suffix(""), ignore_errors=True)
+        with zipfile.ZipFile(path) as archive:
+            archive.extractall(path.with_suffix(""))
+        path.unlink()
+
+
+@contextlib.contextmanager
+def _kept_warnings() -> Iterator[list[logging.LogRecord]]:
+    """Warnings of the library go into a list: fifty runs would repeat them fifty times."""
+    logger, keeper = logging.getLogger("koffline"), BufferingHandler(capacity=sys.maxsize)
+    keeper.setLevel(logging.WARNING)
+    before = logger.propagate
+    logger.addHandler(keeper)
+    logger.propagate = False
+    try:
+        yield keeper.buffer
+    finally:
+        logger.removeHandler(keeper)
+        logger.propagate = before

@@ -1,65 +1,39 @@
-"""What a sweep runs: a training config, axes of values laid over it, and seeds."""
+"""What a sweep trains, a config under every combination of a grid's values, and the metric that ranks it."""
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import json
-import re
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from koffline.config import parse_assignments
 from koffline.errors import ConfigError
 from koffline.train.config import TrainConfig, load_config
 
-_BRACKETS = {"[": "]", "{": "}", "(": ")"}
 _MOST_RUNS = 100_000
-_SEED = "train.seed"
-_FILES = ("data.source", "algo.policy")
-
-
-@dataclass(frozen=True)
-class Axis:
-    """One setting and the texts of its values, as they follow ``--set key=``."""
-
-    key: str
-    values: tuple[str, ...]
+_FALLS = ("td_error", "continuous_action_diff", "compare_continuous_action_diff")
 
 
 @dataclass(frozen=True)
 class Setting:
-    """One point of the grid. values: (short name of the key, value in words) per axis, in the axes' order."""
+    """One point of the grid. values: the short name of each swept key, and its value in words."""
 
     values: tuple[tuple[str, str], ...]
     config: TrainConfig
 
-    @property
-    def label(self) -> str:
-        """All values in one line; the whole config where there is no axis."""
-        return ", ".join(f"{name}={value}" for name, value in self.values) or "the config"
-
-
-@dataclass(frozen=True)
-class SweepRun:
-    """One training run: a setting and a seed. name: of its folder, unique and the same in every process."""
-
-    name: str
-    setting: Setting
-    config: TrainConfig
-    seed: int
-
 
 @dataclass(frozen=True)
 class SweepPlan:
-    """Every setting with every seed. base: the config below the grid."""
+    """Every setting is trained with every seed and ranked by the metric; maximize: more of it is better."""
 
-    base: TrainConfig
-    axes: tuple[Axis, ...]
     settings: tuple[Setting, ...]
     seeds: tuple[int, ...]
-    runs: tuple[SweepRun, ...]
+    metric: str
+    maximize: bool
 
 
 def make_plan(
@@ -68,158 +42,81 @@ def make_plan(
     seeds: int = 1,
     assignments: Sequence[str] = (),
     data: str | Path | None = None,
+    metric: str | None = None,
+    maximize: bool | None = None,
 ) -> SweepPlan:
     """Every combination of the values of ``grid`` (``key=1e-3,3e-4`` each) with ``seeds`` seeds.
 
-    Seeds count up from the config's ``train.seed``. All configs are checked here, so that nothing starts
-    where one of them is wrong. Raises ConfigError in one line.
+    Seeds count up from the config's ``train.seed``. metric: an evaluator's name or type, or a loss; without
+    one the return in an environment, else the only evaluator. Errors, losses and distances are better when
+    small, unless ``maximize`` says otherwise. All configs are checked here, so that nothing starts where one
+    of them is wrong. Raises ConfigError in one line.
     """
-    axes = tuple(parse_axis(text) for text in grid)
-    _check(axes, seeds)
-    base = load_config(path, assignments, data)
-    names = _short_names([axis.key for axis in axes])
-    settings = []
-    for values in itertools.product(*(axis.values for axis in axes)):
-        laid = [f"{axis.key}={value}" for axis, value in zip(axes, values, strict=True)]
-        swept = any(axis.key == "data.source" for axis in axes)
-        config = load_config(path, (*assignments, *laid), None if swept else data)
-        shown = tuple(
-            (name, _in_words(config, axis, value))
-            for name, axis, value in zip(names, axes, values, strict=True)
-        )
-        settings.append(Setting(shown, config))
-    files = [axis.key for axis in axes if axis.key in _FILES]
-    _refuse_twins(settings, files)
-    chosen = tuple(range(base.train.seed, base.train.seed + seeds))
-    runs = tuple(_make_run(setting, seed, files) for setting in settings for seed in chosen)
-    return SweepPlan(base, axes, tuple(settings), chosen, runs)
-
-
-def parse_axis(text: str) -> Axis:
-    """``key=a,b,c`` as an axis; commas inside brackets or quotes do not separate. Raises ConfigError."""
-    key, equals, values = text.partition("=")
-    if not equals or not key.strip():
-        raise ConfigError(f"--grid received '{text}'; write it as key=value,value")
-    parts = tuple(part.strip() for part in _split(values))
-    if not all(parts):
-        raise ConfigError(
-            f"--grid {key.strip()} has an empty value in '{values}'; write it as key=value,value"
-        )
-    return Axis(key.strip(), parts)
-
-
-def deciding(config: TrainConfig) -> dict[str, Any]:
-    """The settings that decide the numbers of a run, flat: not where files lie, who is told, or the seed."""
-    content = config.resolved()
-    del content["logger"], content["data"]["source"], content["train"]["seed"]
-    content["algo"].pop("policy", None)
-    return _flat(content, "")
-
-
-def _check(axes: Sequence[Axis], seeds: int) -> None:
-    keys = [axis.key for axis in axes]
-    for key in keys:
-        if keys.count(key) > 1:
-            raise ConfigError(f"--grid names {key} twice; give all of its values at once")
-    if _SEED in keys:
-        raise ConfigError(f"--grid sweeps {_SEED}; say how many with --seeds, the first is the config's")
+    axes = _parse_grid(grid)
     if seeds < 1:
         raise ConfigError(f"seeds is {seeds}; give a positive number")
-    runs = seeds
-    for axis in axes:
-        runs *= len(axis.values)
+    runs = seeds * math.prod(len(values) for values in axes.values())
     if runs > _MOST_RUNS:
         raise ConfigError(f"the grid has {runs:,} runs; give fewer values or seeds, at most {_MOST_RUNS:,}")
+    lasts = [key.rpartition(".")[2] for key in axes]
+    named = {
+        key: last if lasts.count(last) == 1 else key.removeprefix("algo.params.")
+        for key, last in zip(axes, lasts, strict=True)
+    }
+    settings = []
+    for point in itertools.product(*axes.values()):
+        values = dict(zip(axes, point, strict=True))
+        laid = [f"{key}={_as_json(value)}" for key, value in values.items()]
+        config = load_config(path, (*assignments, *laid), None if "data.source" in axes else data)
+        words = tuple((named[key], _in_words(key, value, axes[key])) for key, value in values.items())
+        settings.append(Setting(words, config))
+    config = settings[0].config
+    name, falls = _choose_metric(config, metric)
+    chosen = tuple(range(config.train.seed, config.train.seed + seeds))
+    return SweepPlan(tuple(settings), chosen, name, not falls if maximize is None else maximize)
 
 
-def _split(values: str) -> list[str]:
-    parts, closing, quote = [""], [], ""
-    for letter in values:
-        if quote:
-            quote = "" if letter == quote else quote
-        elif letter in "'\"":
-            quote = letter
-        elif letter in _BRACKETS:
-            closing.append(_BRACKETS[letter])
-        elif closing and letter == closing[-1]:
-            closing.pop()
-        elif letter == "," and not closing:
-            parts.append("")
-            continue
-        parts[-1] += letter
-    if closing or quote:
-        raise ConfigError(f"--grid received '{values}'; close its {quote or closing[-1]}")
-    return parts
+def _parse_grid(grid: Sequence[str]) -> dict[str, list[Any]]:
+    """``key=a,b,c`` as the items of a YAML list: commas in brackets or quotes do not separate them."""
+    axes: dict[str, list[Any]] = {}
+    for text in grid:
+        key, _, values = text.partition("=")
+        try:
+            ((key, axis),) = parse_assignments([f"{key}=[{values}]"]).items()
+        except ConfigError:
+            axis = []
+        if not axis:
+            raise ConfigError(f"--grid received '{text}'; write it as key=value,value")
+        if key in axes:
+            raise ConfigError(f"--grid names {key} twice; give all of its values at once")
+        if key == "train.seed":
+            raise ConfigError(f"--grid sweeps {key}; say how many with --seeds, the first is the config's")
+        axes[key] = axis
+    return axes
 
 
-def _short_names(keys: Sequence[str]) -> list[str]:
-    """The last parts of each key, as many as tell it from the others."""
-    names = []
-    for key in keys:
-        parts = key.split(".")
-        for start in range(len(parts) - 1, -1, -1):
-            name = ".".join(parts[start:])
-            if sum(f".{other}".endswith(f".{name}") for other in keys) == 1:
-                break
-        names.append(name)
-    return names
+def _choose_metric(config: TrainConfig, name: str | None) -> tuple[str, bool]:
+    """The metric's name, and whether less of it is better."""
+    types = {key: settings.type for key, settings in config.evaluators.items()}
+    candidates = [key for key, kind in types.items() if kind == (name or "environment")]
+    if name is None:
+        candidates = candidates or list(types)
+        if len(candidates) != 1:
+            known = f"one of {', '.join(candidates)}" if candidates else "a loss, as in --metric loss"
+            raise ConfigError(f"the config does not say which metric counts; name it with --metric: {known}")
+    if name is None or (name not in types and len(candidates) == 1):
+        name = candidates[0]
+    return name, types.get(name, name) in _FALLS or name.endswith("loss") or name.startswith("time_")
 
 
-def _in_words(config: TrainConfig, axis: Axis, text: str) -> str:
-    """The value as the config holds it, so that 1e-3 and 0.001 are one name; files by their own name."""
-    key, texts = axis.key, axis.values
-    value: Any = config.resolved()
-    for part in key.split("."):
-        if not isinstance(value, Mapping) or part not in value:
-            return text
-        value = value[part]
-    if isinstance(value, Mapping) or value is None:
-        return text
-    if key in _FILES:
-        return _file_word(text, texts)
-    if isinstance(value, float) and float(f"{value:g}") == value:
-        return f"{value:g}"
-    return value if isinstance(value, str) else json.dumps(value)
+def _in_words(key: str, value: Any, others: Sequence[Any]) -> str:
+    """A value as it is given; a file without folder and ending, where that tells it from the others."""
+    if key in ("data.source", "algo.policy") and len({Path(str(other)).stem for other in others}) == len(
+        others
+    ):
+        return Path(str(value)).stem
+    return value if isinstance(value, str) else _as_json(value)
 
 
-def _file_word(text: str, texts: Sequence[str]) -> str:
-    """A file by its name alone, where that tells it from the others."""
-    stems = [Path(other).stem for other in texts]
-    stem = Path(text).stem
-    return stem if stems.count(stem) == 1 and not text.startswith("minari:") else text
-
-
-def _make_run(setting: Setting, seed: int, files: Sequence[str]) -> SweepRun:
-    train = setting.config.train.model_copy(update={"seed": seed})
-    config = setting.config.model_copy(update={"train": train})
-    parts: Iterable[str] = (*(f"{name}={value}" for name, value in setting.values), f"seed{seed}")
-    readable = re.sub(r"[^A-Za-z0-9_.=+-]+", "_", "-".join(parts)).lstrip(".-")[-80:].lstrip(".-_")
-    return SweepRun(f"{readable}-{_digest(config, files)}", setting, config, seed)
-
-
-def _digest(config: TrainConfig, files: Sequence[str]) -> str:
-    """Of all that decides a run; of ``files`` (keys) where they lie: others may be moved."""
-    content = {**deciding(config), "seed": config.train.seed}
-    content |= {"data.source": config.data.source} if "data.source" in files else {}
-    content |= {"algo.policy": config.algo.policy} if "algo.policy" in files else {}
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:10]
-
-
-def _refuse_twins(settings: Sequence[Setting], files: Sequence[str]) -> None:
-    seen: dict[str, str] = {}
-    for setting in settings:
-        digest = _digest(setting.config, files)
-        if digest in seen:
-            raise ConfigError(
-                f"--grid gives the same run twice ({seen[digest]} and {setting.label}); leave one out"
-            )
-        seen[digest] = setting.label
-
-
-def _flat(value: Any, path: str) -> dict[str, Any]:
-    if not isinstance(value, Mapping) or not value:
-        return {path: value}
-    flat: dict[str, Any] = {}
-    for name, part in value.items():
-        flat.update(_flat(part, f"{path}.{name}".lstrip(".")))
-    return flat
+def _as_json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, default=str)

@@ -164,6 +164,8 @@ def test_a_sweep_and_its_summary(place, here):
     found = results_of(place / "a")
     assert {"summary.json", "summary.md", "summary.png", "best.yaml"} <= set(found)
     assert sum(name.endswith("model_4.d3") for name in found) == 2
+    record = json.loads((place / "a" / "run.json").read_text())
+    assert (record["ran"], record["found"]) == (2, 0)
 
 
 def test_a_dataset_by_its_manifest(place, here):

@@ -283,11 +283,15 @@ def test_a_run_of_another_algorithm_says_so_first(tmp_path):
         train(load_config(make_config(source, "kloss_dqn")), out, resume=True)
 
 
-def test_a_diverged_run_is_a_failure(tmp_path):
+def test_a_diverged_run_is_a_failure_that_its_record_keeps(tmp_path, monkeypatch):
     content = make_config(write_log(tmp_path), "kloss_dqn")
     config = load_config(content, ["algo.params.learning_rate=1e30"])
-    with pytest.raises(ConfigError, match="training diverged after step"):
+    with pytest.raises(ConfigError, match="training diverged after step") as caught:
         train(config, tmp_path / "run")
+    monkeypatch.setattr("koffline.train.run._train_epoch", None)  # nothing is trained again
+    with pytest.raises(ConfigError) as again:
+        train(config, tmp_path / "run", resume=True)
+    assert str(again.value) == str(caught.value)
 
 
 @pytest.mark.parametrize(

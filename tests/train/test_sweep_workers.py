@@ -14,12 +14,12 @@ import yaml
 from click.testing import CliRunner
 
 from koffline.cli import cli
-from koffline.train.sweep_plan import make_plan
-from koffline.train.sweep_run import files_of, is_archive, train_packed, unpack_runs
-from tests.train.small_runs import metric_files
+from koffline.jobs import LocalFile
+from koffline.train.config import load_config
+from koffline.train.sweep import train_packed
 from tests.train.sweep_helpers import GRID, run_folders, same_runs, write_config
 
-LONG = {"n_steps": 600, "n_steps_per_epoch": 20}
+LONG = {"n_steps": 300, "n_steps_per_epoch": 20}
 
 
 def arguments(config, out, seeds, *options):
@@ -39,28 +39,18 @@ def test_a_killed_sweep_goes_on_and_is_the_same_to_the_bit(tmp_path: Path) -> No
     command = [sys.executable, "-m", "koffline", *arguments(config, out, 2, "--workers", "2")]
     driver = subprocess.Popen(command, cwd=Path(__file__).parents[2], stderr=subprocess.PIPE)
     try:
-        wait_for(lambda: any((out / "runs").glob("*/checkpoint.pt")))
+        wait_for(lambda: finished(out) and len(checkpoints(out)) > len(finished(out)))
     finally:
         driver.send_signal(signal.SIGKILL)
         driver.communicate()
-    results = sorted((out / "runs").glob("*.json"))
-    begun = [folder for folder in run_folders(out) if (folder / "checkpoint.pt").exists()]
-    assert begun
-    assert len(results) < 4
     wait_for(lambda: not any(locked(folder / ".run.json.lock") for folder in run_folders(out)))
-    before = {path: path.stat().st_mtime_ns for path in results}
+    before = finished(out)
+    assert 0 < len(before) < 4
     in_this_process(config, out, 2)
-    assert {path: path.stat().st_mtime_ns for path in results} == before
+    assert before.items() <= finished(out).items()
     in_this_process(config, whole, 2)
     assert same_runs(out, whole)
-    assert summary_of(out) == summary_of(whole)
-
-
-def test_workers_and_one_process_give_the_same(tmp_path: Path) -> None:
-    config = write_config(tmp_path)
-    in_this_process(config, tmp_path / "two", 1, "--workers", "2")
-    in_this_process(config, tmp_path / "one", 1)
-    assert same_runs(tmp_path / "one", tmp_path / "two")
+    assert settings_of(out) == settings_of(whole)
 
 
 def test_on_ray_the_runs_come_back_whole(tmp_path: Path) -> None:
@@ -69,7 +59,6 @@ def test_on_ray_the_runs_come_back_whole(tmp_path: Path) -> None:
     in_this_process(config, tmp_path / "ray", 1, "--ray", "local", "--workers", "2")
     in_this_process(config, tmp_path / "one", 1)
     assert same_runs(tmp_path / "ray", tmp_path / "one")
-    assert not (tmp_path / "ray" / "packed").exists()
     for ours, theirs in zip(run_folders(tmp_path / "one"), run_folders(tmp_path / "ray"), strict=True):
         assert (ours / "config.yaml").read_text() == (theirs / "config.yaml").read_text()
         source = json.loads((theirs / "run.json").read_text())["data"]["source"]
@@ -81,28 +70,37 @@ def test_on_ray_the_runs_come_back_whole(tmp_path: Path) -> None:
 
 def test_archives_that_were_not_unpacked_are_found(tmp_path: Path) -> None:
     """As they lie when the driver is killed between a result's arrival and its unpacking."""
-    plan = make_plan(write_config(tmp_path), seeds=2)
-    packed, runs = tmp_path / "packed", tmp_path / "runs"
-    packed.mkdir()
-    first, second = plan.runs
-    files = files_of(first.config)
-    originals = tuple(str(file.path) for file in files)
-    train_packed(packed / f"{first.name}.zip", first.name, first.config, "cpu", originals, *files)
-    assert is_archive(packed / f"{first.name}.zip")
-    (packed / f"{second.name}.zip").write_bytes(b"half a file")
-    (runs / first.name).mkdir(parents=True)
-    (runs / first.name / "old.csv").write_text("of a run that did not end")
-    unpack_runs(packed, runs)
-    assert list(packed.iterdir()) == []
-    assert sorted(path.name for path in runs.iterdir()) == [first.name, f"{first.name}.json"]
-    assert not (runs / first.name / "old.csv").exists()
-    assert len(metric_files(runs / first.name)) > 1
+    config = write_config(tmp_path)
+    in_this_process(config, tmp_path / "one", 1)
+    in_this_process(config, tmp_path / "two", 1)
+    runs = tmp_path / "two" / "runs"
+    for folder in run_folders(tmp_path / "two"):
+        copies = [LocalFile(tmp_path / "log_discrete.hdf5")]
+        train_packed(runs / f"{folder.name}.zip", load_config(folder / "config.yaml"), "cpu", *copies)
+        for name in ("run.json", "td_error.csv"):
+            (folder / name).unlink()
+        (folder / "old.csv").write_text("of a run that did not end")
+    in_this_process(config, tmp_path / "two", 1)
+    assert json.loads((tmp_path / "two" / "run.json").read_text())["found"] == 2
+    assert same_runs(tmp_path / "one", tmp_path / "two")
+    assert not [*runs.glob("*.zip"), *runs.glob("*/old.csv")]
 
 
-def summary_of(out: Path) -> object:
-    """Without the clock."""
-    content = json.loads((out / "summary.json").read_text())
-    return [{k: v for k, v in part.items() if k != "seconds"} for part in content["settings"]]
+def settings_of(out: Path) -> object:
+    return json.loads((out / "summary.json").read_text())["settings"]
+
+
+def checkpoints(out: Path) -> list[Path]:
+    return list((out / "runs").glob("*/checkpoint.pt"))
+
+
+def finished(out: Path) -> dict[Path, int]:
+    """Records of the runs that have ended, and when."""
+    found = {}
+    for path in (out / "runs").glob("*/run.json"):
+        if json.loads(path.read_text())["finished"]:
+            found[path] = path.stat().st_mtime_ns
+    return found
 
 
 def locked(path: Path) -> bool:
