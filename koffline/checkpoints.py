@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from koffline.batches import ReplicaPlan, Table
-from koffline.data.temporaries import remove_abandoned, temporary_beside
 from koffline.errors import ConfigError
+from koffline.store.temporaries import remove_abandoned, temporary_beside
 from koffline.untrusted.limits import Refused
 from koffline.untrusted.torch_files import load_tensors
 

@@ -16,8 +16,8 @@ from click.testing import CliRunner, Result
 from koffline.cli import cli
 from koffline.data.sources import write_transitions
 from koffline.errors import ConfigError
-from koffline.run_record import digest_of
-from koffline.targets import LOCK, check_name, claim, locked
+from koffline.store.run_record import digest_of
+from koffline.store.targets import LOCK, check_name, claim, locked
 from tests.refusals import assert_refused
 from tests.train.small_runs import make_log
 
@@ -194,7 +194,7 @@ def test_words_of_other_scripts_and_lines_are_words(place: Path) -> None:
 def writing(target: Path) -> Iterator[subprocess.Popen[str]]:
     """Another process that writes to the target until it is told to end."""
     code = (
-        "import pathlib, sys; from koffline.targets import locked\n"
+        "import pathlib, sys; from koffline.store.targets import locked\n"
         "with locked(pathlib.Path(sys.argv[1])): print('locked', flush=True); input()"
     )
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
@@ -245,7 +245,7 @@ def test_a_killed_process_leaves_no_lock_that_counts(tmp_path: Path) -> None:
 def test_one_of_many_at_a_time(tmp_path: Path) -> None:
     """Each adds one to a number, reading and writing apart; removing the file of the lock loses none."""
     code = (
-        "import pathlib, sys; from koffline.targets import locked\n"
+        "import pathlib, sys; from koffline.store.targets import locked\n"
         "place = pathlib.Path(sys.argv[1])\n"
         "for _ in range(200):\n"
         "    with locked(place / 'sub' / 'x', wait=True):\n"

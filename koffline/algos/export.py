@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from koffline.algos.quiet import quiet
-from koffline.data.files import atomic_file
 from koffline.errors import ConfigError, PolicyError
 from koffline.policies.outputs import one_line
+from koffline.store.files import atomic_file
 
 _OPSET = 17
 _EXAMPLE_ROWS = 2  # with one row, sizes that are the batch's are easily taken for constants

@@ -15,8 +15,8 @@ from koffline.algos.kernel_bellman_loss import KernelBellmanLoss
 from koffline.algos.kernel_impl import KernelCriticImpl
 from koffline.algos.kernel_options import KernelCriticConfig, check_kernel_options
 from koffline.data.d3rlpy_import import import_d3rlpy
-from koffline.data.temporaries import remove_abandoned, temporary_beside
 from koffline.errors import ConfigError
+from koffline.store.temporaries import remove_abandoned, temporary_beside
 
 import_d3rlpy()
 

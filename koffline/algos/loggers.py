@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from koffline.data.d3rlpy_import import import_d3rlpy
-from koffline.data.files import atomic_file
 from koffline.errors import ConfigError
+from koffline.store.files import atomic_file
 
 import_d3rlpy()
 

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from koffline.algos.quiet import quiet
 from koffline.algos.trust_pcl import DiscreteTrustPCLConfig, TrustPCLConfig
 from koffline.data.d3rlpy_import import import_d3rlpy
-from koffline.data.files import atomic_file
 from koffline.data.transitions import ActionSpace, Continuous, Discrete
+from koffline.store.files import atomic_file
 
 if TYPE_CHECKING:
     from koffline.online.config import OnlineConfig

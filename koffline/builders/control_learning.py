@@ -13,11 +13,11 @@ import numpy as np
 from koffline.builders.copies import Copies, make_copies
 from koffline.builders.rollouts import Columns, RolloutPlayer, RolloutSettings
 from koffline.builders.streams import environment_seed
-from koffline.data.files import atomic_file
 from koffline.data.transitions import Discrete, Transitions
 from koffline.errors import ConfigError, DataError
 from koffline.policies.mlp import Mlp
 from koffline.policies.mlp_file import mlp_from_arrays
+from koffline.store.files import atomic_file
 
 _ROW_KEYS = ("observations", "actions", "rewards", "next_observations", "terminated", "truncated")
 _EVALUATION_SEED = 20190533

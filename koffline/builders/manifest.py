@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from koffline.data.disk.log import LazyTransitions
-from koffline.data.files import atomic_file
 from koffline.data.transitions import Transitions
 from koffline.errors import DataError
-from koffline.run_record import describe_call
-from koffline.targets import locked
+from koffline.store.files import atomic_file
+from koffline.store.run_record import describe_call
+from koffline.store.targets import locked
 
 NAME = "manifest.json"
 

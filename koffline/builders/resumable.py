@@ -17,10 +17,10 @@ import numpy as np
 from koffline import __version__
 from koffline.builders.rollouts import Columns, RolloutPlayer
 from koffline.data.disk.writer import ShardWriter
-from koffline.data.files import atomic_file
 from koffline.data.transitions import Transitions
 from koffline.errors import DataError
-from koffline.run_record import within_epsilon
+from koffline.store.files import atomic_file
+from koffline.store.run_record import within_epsilon
 
 Play = Callable[[Iterator[int]], Iterator[Columns]]
 """Batches of given numbers, in their order."""

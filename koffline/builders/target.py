@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from koffline.errors import ConfigError, DataError
-from koffline.run_record import full_command
-from koffline.targets import check_apart, check_name, claim, named_beside
+from koffline.store.run_record import full_command
+from koffline.store.targets import check_apart, check_name, claim, named_beside
 
 if TYPE_CHECKING:
     from koffline.builders.resumable import PartsFolder
@@ -52,10 +52,10 @@ class BuildTarget:
     def _check(self, folder: Path) -> None:
         """Raise DataError where the dataset would replace something else, or needs --force."""
         from koffline.data.disk.shards import is_shard_folder
-        from koffline.data.files import check_target
-        from koffline.data.minari import PREFIX, data_folder
+        from koffline.data.minari import data_folder
+        from koffline.store.files import MINARI, check_target
 
-        if not self._out.startswith(PREFIX) or os.path.lexists(folder):  # Minari's are made when written
+        if not self._out.startswith(MINARI) or os.path.lexists(folder):  # Minari's are made when written
             check_target(folder, self._force)
         if folder.is_dir() and self._format not in ("minari", SHARDS):
             raise DataError(f"{folder} is a folder; give a file name")
@@ -105,11 +105,11 @@ class BuildTarget:
 
 def _checked_shards(out: str, format_: str | None, shard_rows: int) -> str:
     """The name of the format. Raises ConfigError where shards cannot be asked for like that."""
-    from koffline.data.minari import PREFIX
+    from koffline.store.files import MINARI
 
     if shard_rows < 1:
         raise ConfigError(f"--shard-rows is {shard_rows}; give at least one row per shard")
-    if format_ is not None or out.startswith(PREFIX):
+    if format_ is not None or out.startswith(MINARI):
         asked = f"--format {format_}" if format_ is not None else f"--out {out}"
         raise ConfigError(f"{asked} and --shard-rows were both given; shards are HDF5 files, choose one")
     return SHARDS

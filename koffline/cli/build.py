@@ -9,7 +9,7 @@ from koffline.builders.target import BuildTarget, checked_seed, progress_bar, re
 from koffline.cli.options import worker_options
 from koffline.errors import ConfigError
 from koffline.jobs.mapping import PassSettings
-from koffline.targets import claim
+from koffline.store.targets import claim
 
 _OUT = click.option(
     "--out", required=True, metavar="TARGET", help="An .hdf5 or .npz file, or minari:<id>; see koffline data."
@@ -241,9 +241,9 @@ def policy(
       koffline build policy --env koffline/NoisyPole-v0 --source dqn --steps 20000 --out pole.d3
     """
     from koffline.builders.target_policy import learn_grid_policy
-    from koffline.data.files import atomic_file, check_target
     from koffline.envs.boxes import world_name
     from koffline.policies import save_grid_policy
+    from koffline.store.files import atomic_file, check_target
 
     if not 0.0 < gamma < 1.0:
         raise ConfigError(f"--gamma is {gamma}; give a discount between 0 and 1")

@@ -20,7 +20,7 @@ from koffline.data.sources import FORMATS, SUFFIXES
 from koffline.data.spaces import SpaceRequest
 from koffline.errors import DataError
 from koffline.jobs.mapping import PassSettings
-from koffline.targets import claim
+from koffline.store.targets import claim
 
 _LAZY = click.option(
     "--lazy",
@@ -178,11 +178,10 @@ def convert(
       koffline data convert large.hdf5 shards --shard-rows 1000000
       koffline data convert table.csv log.hdf5 --mapping columns.yaml
     """
-    from koffline.data.files import check_target
-    from koffline.data.minari import PREFIX
     from koffline.data.sources import open_transitions, write_transitions
+    from koffline.store.files import MINARI, check_target
 
-    is_path = not target.startswith(PREFIX)  # folders of Minari's are made when written
+    is_path = not target.startswith(MINARI)  # folders of Minari's are made when written
     check = partial(check_target, force=force) if is_path else None
     claim(target, "TARGET", check, reads=[source])
     if shard_rows is not None:

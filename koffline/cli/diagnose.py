@@ -11,8 +11,8 @@ import click
 
 from koffline.cli.options import action_space_options, requested_space, table_options
 from koffline.errors import ConfigError
-from koffline.run_record import shown_command, start_run
-from koffline.targets import claim
+from koffline.store.run_record import shown_command, start_run
+from koffline.store.targets import claim
 
 _OWN = ("kloss", "fqe")
 _FOLDS = 2

@@ -22,8 +22,8 @@ from koffline.cli.options import (
 )
 from koffline.data.transitions import Transitions
 from koffline.errors import ConfigError
-from koffline.run_record import StartedRun, shown_command, start_run
-from koffline.targets import claim
+from koffline.store.run_record import StartedRun, shown_command, start_run
+from koffline.store.targets import claim
 
 _ALL = "all"  # every estimator
 _ONE_AT_A_TIME = (

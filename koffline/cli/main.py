@@ -13,7 +13,7 @@ import click
 
 from koffline import __version__
 from koffline.errors import KofflineError, is_control, printable
-from koffline.run_record import command_line
+from koffline.store.run_record import command_line
 
 
 class KofflineGroup(click.Group):

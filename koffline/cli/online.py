@@ -74,7 +74,7 @@ def online(
     settings = load_config(source, assignments)
     # After the settings: what is misspelt is said before torch is loaded.
     from koffline.online.run import default_folder, train
-    from koffline.targets import claim
+    from koffline.store.targets import claim
 
     option = "--out" if resume is None else "--resume"
     folder = resume if resume is not None else default_folder(settings) if out is None else out

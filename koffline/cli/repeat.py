@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 import click
 
 from koffline.errors import ConfigError, printable
-from koffline.run_record import FILE, FORMAT, THREADS, digests_of, versions, without_place
-from koffline.targets import check_name, locked
+from koffline.store.run_record import FILE, FORMAT, THREADS, digests_of, versions, without_place
+from koffline.store.targets import check_name, locked
 from koffline.untrusted.code import WITHOUT_CODE
 from koffline.untrusted.limits import read_json
 

@@ -8,7 +8,7 @@ import click
 
 from koffline.cli.options import worker_options
 from koffline.experiments import DESCRIPTIONS
-from koffline.run_record import shown_command
+from koffline.store.run_record import shown_command
 
 if TYPE_CHECKING:
     from koffline.experiments.mujoco_plan import MujocoRequest
@@ -65,7 +65,7 @@ def reproduce(
     from koffline.experiments.reproduce import Run
     from koffline.experiments.reproduce import reproduce as run_experiment
     from koffline.experiments.settings import Scale
-    from koffline.targets import check_name
+    from koffline.store.targets import check_name
 
     mujoco = _mujoco_request(only, part, steps, seed_count, changes, quick)
     folder = check_name(out, is_whole=False)

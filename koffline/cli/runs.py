@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from koffline.errors import ConfigError, DataError
-from koffline.targets import check_name, claim
+from koffline.store.targets import check_name, claim
 from koffline.untrusted.limits import read_json
 
 
@@ -107,8 +107,8 @@ def export(model_path: str, output_path: str, force: bool) -> None:
       koffline export runs/a/model_1000.d3 policy.onnx
       koffline export runs/a/model_1000.d3 policy.pt --force
     """
-    from koffline.data.files import check_target
     from koffline.runs.playing import load_model
+    from koffline.store.files import check_target
 
     claim(output_path, "OUTPUT_PATH", lambda path: check_target(path, force), reads=[model_path])
     algo = load_model(model_path)

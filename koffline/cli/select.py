@@ -13,8 +13,8 @@ import click
 
 from koffline.cli.options import action_space_options, requested_space, table_options
 from koffline.errors import ConfigError
-from koffline.run_record import StartedRun, shown_command, start_run
-from koffline.targets import claim
+from koffline.store.run_record import StartedRun, shown_command, start_run
+from koffline.store.targets import claim
 from koffline.untrusted.limits import read_json
 
 _EXAMPLES = """Which of several POLICIES is worth most from the initial states of DATA?

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from koffline.cli.options import worker_options
-from koffline.run_record import shown_command
+from koffline.store.run_record import shown_command
 
 _HELP = """Train CONFIG with every combination of the --grid values and several seeds.
 
@@ -64,7 +64,7 @@ def sweep(
 
     plan = make_plan(config, **asked)
     # After the plan: what is misspelt is said before torch is loaded.
-    from koffline.targets import claim
+    from koffline.store.targets import claim
     from koffline.train.sweep import RECORD, SweepSettings, inputs_of, run_sweep
     from koffline.train.sweep_summary import print_summary
 

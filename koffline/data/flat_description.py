@@ -16,13 +16,13 @@ import numpy as np
 from koffline.data import columns as checks
 from koffline.data.disk.flat_files import Column, EpisodeRule, FlatShard, OpenShard, mark_episodes
 from koffline.data.disk.sliced_files import LAZY_REMEDY, SlicedFile, open_sliced
-from koffline.data.files import reading
 from koffline.data.flat import KEYS, check_required, equal_rows
 from koffline.data.raw import merge_different, settle_actions
 from koffline.data.spaces import ActionSpace, Continuous, SpaceRequest
 from koffline.data.transitions import Metadata
 from koffline.data.wording import counted
 from koffline.errors import DataError
+from koffline.store.files import reading
 
 _D4RL_LOG_PROBABILITIES = KEYS["behavior_log_probabilities"][1]
 

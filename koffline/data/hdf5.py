@@ -9,12 +9,12 @@ from pathlib import Path
 
 import numpy as np
 
-from koffline.data.files import atomic_file, reading
 from koffline.data.flat import check_required, counted_twice, equal_rows, flat_arrays, known_keys, read_flat
 from koffline.data.hdf5_output import new_hdf5
 from koffline.data.raw import RawLog, describe_log, read_description
 from koffline.data.spaces import SpaceRequest
 from koffline.data.transitions import Transitions
+from koffline.store.files import atomic_file, reading
 from koffline.untrusted.hdf5 import open_hdf5, write_text
 
 # The root attribute that holds what describe_log says; any tool may ignore it.

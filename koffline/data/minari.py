@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-import os
 import re
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,6 @@ import numpy as np
 
 from koffline.data.columns import as_array
 from koffline.data.episodic import EpisodeArrays, cut_episodes, join_episodes
-from koffline.data.files import atomic_folder, reading
 from koffline.data.minari_images import decoded, without_images
 from koffline.data.minari_spaces import (
     StoredSpaces,
@@ -33,25 +31,15 @@ from koffline.data.raw import RawLog, describe_log, read_description, settle_act
 from koffline.data.spaces import SpaceRequest
 from koffline.data.transitions import Metadata, Transitions
 from koffline.errors import DataError
+from koffline.store.files import atomic_folder, reading
 from koffline.untrusted.folders import check_column_files, check_inside
 from koffline.untrusted.hdf5 import open_hdf5
 from koffline.untrusted.limits import Tally, read_json
 
-PREFIX = "minari:"
 _METADATA = "metadata.json"
 # Our key in metadata.json, and in the infos of episodes.
 _DESCRIPTION = "koffline"
 _INFO_COLUMNS = ("behavior_log_probabilities", "weights")
-
-
-def minari_folder(identifier: str) -> Path:
-    """Where Minari keeps a dataset of this id on this machine, present or not. Raises DataError."""
-    if not re.fullmatch(r"[-\w]+(/[-\w]+)*", identifier):
-        raise DataError(
-            f"{PREFIX}{identifier} is no Minari id; give {PREFIX}name-v0 or {PREFIX}group/name-v0"
-        )
-    root = os.environ.get("MINARI_DATASETS_PATH")
-    return (Path(root) if root else Path.home() / ".minari" / "datasets") / identifier
 
 
 def data_folder(folder: Path) -> Path | None:

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from koffline.data.files import atomic_file, reading
 from koffline.data.flat import check_required, counted_twice, equal_rows, flat_arrays, known_keys, read_flat
 from koffline.data.raw import RawLog, describe_log, read_description
 from koffline.data.spaces import SpaceRequest
 from koffline.data.transitions import Transitions
+from koffline.store.files import atomic_file, reading
 from koffline.untrusted.arrays import array_headers, array_names, read_arrays
 
 # The archive member that holds what describe_log says.

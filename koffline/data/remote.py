@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from koffline.data.temporaries import remove_abandoned, temporary_beside
 from koffline.errors import DataError
+from koffline.store.temporaries import remove_abandoned, temporary_beside
 from koffline.untrusted.limits import check_regular
 
 _COPIED_AT_ONCE = 2**23

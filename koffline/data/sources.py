@@ -13,11 +13,11 @@ import numpy as np
 
 from koffline.data import remote
 from koffline.data.disk.log import LazyTransitions
-from koffline.data.files import reading
 from koffline.data.raw import RawLog, settle_actions
 from koffline.data.spaces import SpaceRequest
 from koffline.data.transitions import Transitions
 from koffline.errors import DataError
+from koffline.store.files import MINARI, minari_folder, reading
 
 if TYPE_CHECKING:
     from koffline.data.table.mapping import MappingRequest
@@ -110,7 +110,7 @@ def open_raw(
 ) -> RawLog:
     """The same with values unchecked, for looking at everything that is wrong. Raises DataError."""
     from koffline.data.disk.shards import is_shard_folder
-    from koffline.data.minari import PREFIX, minari_folder, read_minari
+    from koffline.data.minari import read_minari
     from koffline.data.table.reading import is_table_source, read_table
 
     name = os.fspath(source)
@@ -118,10 +118,10 @@ def open_raw(
         return read_table(name, mapping, action_space)
     if remote.is_url(name):
         return _open_url(name, action_space)
-    if name.startswith(PREFIX):
-        folder = minari_folder(name.removeprefix(PREFIX))
+    if name.startswith(MINARI):
+        folder = minari_folder(name.removeprefix(MINARI))
         if not folder.exists():
-            identifier = name.removeprefix(PREFIX)
+            identifier = name.removeprefix(MINARI)
             raise DataError(f"{name} is not at {folder}; fetch it with `minari download {identifier}`")
         return read_minari(folder, name, action_space)
     path = Path(name)
@@ -252,26 +252,25 @@ def write_transitions(
 
 def target_format(target: str, asked: str | None) -> str:
     """The format asked for, else the one that the target's name tells. Raises DataError."""
-    from koffline.data.minari import PREFIX
 
     if asked is not None and asked not in FORMATS:
         raise DataError(f"format {asked!r} is unknown; choose one of {', '.join(FORMATS)}")
-    guessed = "minari" if target.startswith(PREFIX) else SUFFIXES.get(Path(target).suffix.lower())
+    guessed = "minari" if target.startswith(MINARI) else SUFFIXES.get(Path(target).suffix.lower())
     chosen = asked or guessed
     if chosen is None:
         raise DataError(f"{target} does not tell its format; choose one of {', '.join(FORMATS)} (--format)")
-    if target.startswith(PREFIX) and chosen != "minari":
+    if target.startswith(MINARI) and chosen != "minari":
         raise DataError(f"{target} names a Minari dataset but the format is {chosen}; give a file name")
     return chosen
 
 
 def _write_minari(log: Transitions, target: str, force: bool) -> None:
-    from koffline.data.minari import PREFIX, minari_folder, write_minari
+    from koffline.data.minari import write_minari
 
-    if not target.startswith(PREFIX):
+    if not target.startswith(MINARI):
         write_minari(log, Path(target), Path(target).name, force)
         return
-    identifier = target.removeprefix(PREFIX)
+    identifier = target.removeprefix(MINARI)
     folder = minari_folder(identifier)
     folder.parent.mkdir(parents=True, exist_ok=True)
     write_minari(log, folder, identifier, force)

@@ -18,7 +18,6 @@ import torch
 from jaxtyping import Float, Int, Shaped
 
 from koffline.batches import ReplicaPlan
-from koffline.data.files import atomic_file
 from koffline.dual_objectives import DualObjective
 from koffline.errors import ConfigError
 from koffline.experiments.metrics import NAMES, Metrics, held_out_kernel_loss
@@ -28,6 +27,7 @@ from koffline.fitting import Checkpointing, FitSettings, Progress, fit
 from koffline.jobs import Job
 from koffline.objectives import Objective
 from koffline.replicas import StackedMLP
+from koffline.store.files import atomic_file
 
 Read = TypeVar("Read")
 FORMAT = 2  # of the files; part of the digest

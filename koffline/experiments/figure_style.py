@@ -12,9 +12,9 @@ import numpy as np
 from jaxtyping import Float, Shaped
 from scipy import stats
 
-from koffline.data.files import atomic_file
 from koffline.experiments.methods import LABELS
 from koffline.experiments.summaries import LEVEL
+from koffline.store.files import atomic_file
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -20,12 +20,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jaxtyping import Float, Int
 
-from koffline.data.files import atomic_file
 from koffline.errors import ConfigError
 from koffline.fitting import threads
 from koffline.jobs import Job
 from koffline.online.checkpoint import Saved, newest, save
 from koffline.online.config import OnlineConfig, OnlineRun
+from koffline.store.files import atomic_file
 
 if TYPE_CHECKING:
     from koffline.online.lockstep import LockStep

@@ -25,8 +25,8 @@ from koffline.experiments.results import (
 from koffline.experiments.settings import Scale
 from koffline.fitting import threads
 from koffline.jobs import run_jobs
-from koffline.run_record import start_run
-from koffline.targets import locked
+from koffline.store.run_record import start_run
+from koffline.store.targets import locked
 
 if TYPE_CHECKING:
     from koffline.experiments.mujoco_plan import MujocoRequest

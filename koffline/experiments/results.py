@@ -14,11 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from koffline.data.files import atomic_file
 from koffline.data.hdf5_output import new_hdf5
 from koffline.errors import ConfigError
-from koffline.run_record import FILE as RUN
-from koffline.run_record import StartedRun
+from koffline.store.files import atomic_file
+from koffline.store.run_record import FILE as RUN
+from koffline.store.run_record import StartedRun
 
 VERSION = 1
 

@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 from koffline.batches import Table
-from koffline.data.files import atomic_file
 from koffline.experiments.problem import Problem, ProblemSettings, build_problem
 from koffline.experiments.results import Row
 from koffline.experiments.settings import Scale
@@ -31,6 +30,7 @@ from koffline.solvers.held_out import make_folds, predict_held_out
 from koffline.solvers.linear import LinearResidual
 from koffline.solvers.quadratic import RidgePath
 from koffline.solvers.selection import default_grid, held_out_loss, lstd_tournament
+from koffline.store.files import atomic_file
 
 WORLDS = ("puddle_world", "cart_pole", "mountain_car")
 GROUP = "solver"

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from koffline.data.files import atomic_file
 from koffline.experiments.markdown import interval_text, number_text, table_lines
 from koffline.experiments.methods import LABELS
 from koffline.experiments.mujoco_tables import mujoco_sections
 from koffline.experiments.results import Results, Row
+from koffline.store.files import atomic_file
 
 _WORLDS = {
     "chain": "Chain of Tsitsiklis and Van Roy",

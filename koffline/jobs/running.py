@@ -13,9 +13,9 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any, Protocol, runtime_checkable
 
-from koffline.data.files import atomic_file
 from koffline.errors import ConfigError, KofflineError
 from koffline.jobs.status import JobStatus, Report, bar, silence
+from koffline.store.files import atomic_file
 
 
 class JobError(KofflineError):

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from koffline.data.files import atomic_file
 from koffline.online.summary import OnlineSummary, Score
 from koffline.spread import LEVEL
+from koffline.store.files import atomic_file
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

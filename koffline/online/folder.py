@@ -13,13 +13,13 @@ from typing import Any
 
 import yaml
 
-from koffline.data.files import atomic_file
 from koffline.errors import ConfigError
 from koffline.online.config import OnlineConfig
 from koffline.online.load_config import resolved
-from koffline.run_folders import is_free, now, shown
-from koffline.run_record import describe_call
-from koffline.targets import locked
+from koffline.store.files import atomic_file
+from koffline.store.run_folders import is_free, now, shown
+from koffline.store.run_record import describe_call
+from koffline.store.targets import locked
 from koffline.untrusted.limits import read_json
 
 RECORD, CONFIG, SUMMARY, CURVES = "run.json", "config.yaml", "summary.json", "learning_curve.png"

@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 
-from koffline.data.files import atomic_file
 from koffline.errors import ConfigError
 from koffline.fitting import threads
 from koffline.online.artifacts import is_finite, save_model, save_replay
@@ -24,6 +23,7 @@ from koffline.online.config import OnlineConfig, OnlineRun
 from koffline.online.folder import group_name, seed_folder
 from koffline.online.lockstep import LockStep
 from koffline.online.logs import RunLogs
+from koffline.store.files import atomic_file
 from koffline.untrusted.limits import read_json
 
 PARTS = ("environment", "acting", "learning", "evaluation")

@@ -36,8 +36,8 @@ from koffline.online.load_config import load_config
 from koffline.online.logs import check_tensorboard
 from koffline.online.summary import OnlineSummary, clock_of, summarise, write_summary
 from koffline.progress import progress_bar
-from koffline.run_folders import now
-from koffline.targets import LOCK
+from koffline.store.run_folders import now
+from koffline.store.targets import LOCK
 
 DEFAULT_SEEDS = 6
 _LOG = logging.getLogger(__name__)

@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from koffline.data.files import atomic_file
 from koffline.errors import ConfigError
 from koffline.online.folder import SUMMARY, Plan, seed_folder
 from koffline.online.group import PARTS, GroupResult
 from koffline.online.logs import EVALUATION, EVALUATION_HEADER, read_rows
 from koffline.spread import LEVEL, Spread, spread_of
+from koffline.store.files import atomic_file
 
 _COLUMNS = EVALUATION_HEADER.split(",")[1:]
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 
-from koffline.data.files import reading
 from koffline.data.sources import open_transitions
 from koffline.errors import DataError
+from koffline.store.files import reading
 from koffline.untrusted.arrays import array_names, read_array, read_arrays
 
 _NAMES = ("initial_observations", "observations")

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from koffline.data.temporaries import remove_abandoned, temporary_beside
 from koffline.errors import PolicyError
 from koffline.policies.outputs import one_line
+from koffline.store.temporaries import remove_abandoned, temporary_beside
 from koffline.untrusted import arrays as untrusted
 
 

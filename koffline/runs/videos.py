@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from koffline.data.files import atomic_file, atomic_folder, check_target
 from koffline.errors import ConfigError
+from koffline.store.files import atomic_file, atomic_folder, check_target
 
 FORMATS = ("gif", "mp4", "png")
 _GIF_RATE = 25.0  # frames per second; viewers slow down what is faster than 50

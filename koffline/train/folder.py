@@ -10,10 +10,10 @@ from typing import Any
 
 import yaml
 
-from koffline.data.files import atomic_file
 from koffline.errors import ConfigError
-from koffline.run_folders import is_free, shown
-from koffline.targets import locked
+from koffline.store.files import atomic_file
+from koffline.store.run_folders import is_free, shown
+from koffline.store.targets import locked
 from koffline.train.config import TrainConfig
 from koffline.untrusted.limits import read_json
 

@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from koffline.data.disk.log import LazyTransitions
-from koffline.data.files import atomic_file
 from koffline.data.transitions import Transitions
 from koffline.errors import ConfigError, KofflineError
 from koffline.fitting import threads
-from koffline.run_folders import now
-from koffline.run_record import describe_call
+from koffline.store.files import atomic_file
+from koffline.store.run_folders import now
+from koffline.store.run_record import describe_call
 from koffline.train.checkpoint import Draws, Progress, restore_state, save_state
 from koffline.train.config import EnvironmentSettings, TrainConfig
 from koffline.train.folder import open_folder, read_record, write_record

@@ -22,13 +22,13 @@ from logging.handlers import BufferingHandler
 from pathlib import Path
 from typing import Any
 
-from koffline.data.files import atomic_file
 from koffline.data.remote import is_url
 from koffline.errors import ConfigError, nearest_name
 from koffline.jobs import Job, JobError, LocalFile, Report, run_jobs
-from koffline.run_folders import is_free
-from koffline.run_record import StartedRun, start_run
-from koffline.targets import locked
+from koffline.store.files import atomic_file
+from koffline.store.run_folders import is_free
+from koffline.store.run_record import StartedRun, start_run
+from koffline.store.targets import locked
 from koffline.train.config import TrainConfig
 from koffline.train.data import open_data
 from koffline.train.folder import CONFIG, RECORD, identity_of, read_record, write_config, write_record
@@ -62,11 +62,10 @@ def run_sweep(plan: SweepPlan, settings: SweepSettings) -> SweepSummary:
     run that fails is reported and the others go on. Raises KofflineError, before anything is written, for
     what any run would refuse, and for a folder that is no sweep's.
     """
-    is_new = not settings.out.exists()
     started = start_run("sweep", inputs_of(plan))
     names = _name_runs(plan, settings.device)
     with locked(settings.out / RECORD):
-        return _run_named(plan, names, settings, started, is_new)
+        return _run_named(plan, names, settings, started)
 
 
 def inputs_of(plan: SweepPlan) -> list[str]:
@@ -79,9 +78,8 @@ def _run_named(
     names: list[dict[str, TrainConfig]],
     settings: SweepSettings,
     started: StartedRun,
-    is_new: bool,
 ) -> SweepSummary:
-    out = settings.out
+    out, is_new = settings.out, is_free(settings.out, RECORD)
     _take_folder(out, settings.force)
     write_record(out, {**started.finish(), "finished": None})
     try:

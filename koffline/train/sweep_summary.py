@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from koffline.data.files import atomic_file
 from koffline.errors import ConfigError
 from koffline.jobs import JobFailure
 from koffline.spread import LEVEL, Spread, spread_of
+from koffline.store.files import atomic_file
 from koffline.train.config import TrainConfig
 from koffline.train.folder import write_config
 from koffline.train.sweep_plan import SweepPlan

@@ -35,10 +35,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # also found when 
 import koffline
 from koffline.builders.control_learning import policy_returns
 from koffline.builders.control_recipes import bundled_policy
-from koffline.data.files import atomic_file
 from koffline.data.transitions import Discrete, Transitions
 from koffline.errors import ConfigError, KofflineError
 from koffline.jobs import Job, run_jobs
+from koffline.store.files import atomic_file
 
 ROOT = Path(__file__).resolve().parents[2]
 LOGS = ROOT / "datasets" / "control"

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from koffline.data.files import atomic_file
+from koffline.store.files import atomic_file
 
 _DRAWS = 2000
 _LEVEL = 0.025

@@ -10,10 +10,10 @@ from pathlib import Path
 import h5py
 import pytest
 
-from koffline.data import files, temporaries
-from koffline.data.files import atomic_file, atomic_folder
 from koffline.data.sources import open_transitions, write_transitions
 from koffline.errors import DataError
+from koffline.store import files, temporaries
+from koffline.store.files import atomic_file, atomic_folder
 from tests.data.logs import roll_out
 
 FORMATS = {"hdf5": "log.hdf5", "npz": "log.npz", "d3rlpy": "log.h5", "minari": "log-v0"}

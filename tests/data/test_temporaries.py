@@ -6,14 +6,14 @@ import sys
 
 import pytest
 
-from koffline.data import temporaries
-from koffline.data.files import atomic_file, atomic_folder
-from koffline.data.temporaries import put_in_place, remove_abandoned, temporary_beside
+from koffline.store import temporaries
+from koffline.store.files import atomic_file, atomic_folder
+from koffline.store.temporaries import put_in_place, remove_abandoned, temporary_beside
 
 KILLED = """
 import os, sys
 from pathlib import Path
-from koffline.data.files import atomic_file
+from koffline.store.files import atomic_file
 with atomic_file(Path(sys.argv[1]), force=True) as path:
     path.write_text("half")
     os.kill(os.getpid(), 9)
@@ -83,7 +83,7 @@ def test_nothing_is_missing_between_the_old_folder_and_the_new(tmp_path, monkeyp
     target.mkdir()
     (target / "old").touch()
     monkeypatch.setattr(temporaries, "_discard", lambda path: 1 / 0)
-    monkeypatch.setattr("koffline.data.files.shutil.rmtree", lambda *args, **kwargs: None)
+    monkeypatch.setattr("koffline.store.files.shutil.rmtree", lambda *args, **kwargs: None)
     with pytest.raises(ZeroDivisionError), atomic_folder(target, True, lambda path: True) as temporary:
         (temporary / "new").touch()
     if sys.platform == "linux":

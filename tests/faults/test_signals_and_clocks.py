@@ -20,7 +20,7 @@ from tests.train.small_runs import make_log
 
 SIGNALLED = """
 import os, signal, sys
-import koffline.data.files as files
+import koffline.store.files as files
 from koffline.cli import main
 
 number, ears = int(sys.argv.pop()), sys.argv.pop()

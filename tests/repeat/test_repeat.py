@@ -15,7 +15,14 @@ from koffline.cli import repeat as repeating
 from koffline.cli.repeat import compare_folders, results_of
 from koffline.data.sources import write_transitions
 from koffline.errors import ConfigError
-from koffline.run_record import THREADS, command_line, digest_of, shown_command, start_run, without_place
+from koffline.store.run_record import (
+    THREADS,
+    command_line,
+    digest_of,
+    shown_command,
+    start_run,
+    without_place,
+)
 from tests.train.small_runs import make_log
 
 QUICK = ("--gamma", "0.9", *(w for s in ("steps=4", "resampled_replicas=2") for w in ("--set", s)))
@@ -256,7 +263,7 @@ def test_a_file_of_nothing_is_not_read_for_its_digest(tmp_path):
 
 
 def test_folders_of_too_many_files_are_not_read(tmp_path, monkeypatch):
-    monkeypatch.setattr("koffline.run_record._MOST_FILES", 2)
+    monkeypatch.setattr("koffline.store.run_record._MOST_FILES", 2)
     for name in "abc":
         (tmp_path / name).touch()
     with pytest.raises(ConfigError, match="holds more than 2 files; name the folder of the log alone"):

@@ -16,7 +16,7 @@ from koffline.data.spaces import SpaceRequest
 from koffline.data.table.mapping import MappingRequest
 from koffline.data.table.reading import TableStream, is_table_source
 from koffline.errors import DataError
-from koffline.targets import check_apart
+from koffline.store.targets import check_apart
 
 
 def convert_to_shards(
@@ -29,7 +29,7 @@ def convert_to_shards(
 ) -> LazyTransitions:
     """Write ``source`` as a folder of shards and open it. Raises DataError, also where they are the same."""
     from koffline.data.disk.opening import open_lazy
-    from koffline.data.files import check_target
+    from koffline.store.files import check_target
 
     check_apart([os.fspath(source)], os.fspath(target))
     if not remote.is_url(os.fspath(target)):

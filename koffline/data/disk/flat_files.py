@@ -17,8 +17,8 @@ import numpy as np
 
 from koffline.data.columns import integer_column
 from koffline.data.disk.sliced_files import SlicedFile, open_sliced
-from koffline.data.files import reading
 from koffline.errors import DataError
+from koffline.store.files import reading
 from koffline.untrusted.limits import check_memory
 
 _EVERY = 16_384

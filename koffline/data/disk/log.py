@@ -16,11 +16,11 @@ from koffline.data import remote
 from koffline.data.disk.flat_files import BLOCK_BYTES, Column, FlatShard, OpenShard, block_rows
 from koffline.data.disk.shards import ShardInfo
 from koffline.data.disk.unit_hash import unit_hash
-from koffline.data.files import reading
 from koffline.data.row_block import RowBlock, check_joined, checked_block
 from koffline.data.spaces import ActionSpace
 from koffline.data.transitions import Metadata, Transitions
 from koffline.errors import DataError
+from koffline.store.files import reading
 from koffline.untrusted.limits import check_memory
 
 __all__ = ["LazyTransitions", "RowBlock", "ShardInfo", "unit_hash"]

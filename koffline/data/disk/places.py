@@ -9,8 +9,8 @@ from pathlib import Path
 
 from koffline.data import remote
 from koffline.data.disk.shards import MANIFEST, is_shard_folder
-from koffline.data.files import atomic_folder
 from koffline.errors import DataError
+from koffline.store.files import atomic_folder
 
 
 @dataclass(eq=False)

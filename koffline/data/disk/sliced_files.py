@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from koffline.data.files import reading
 from koffline.data.flat import known_keys
 from koffline.data.raw import FileDescription, read_description
 from koffline.errors import DataError
+from koffline.store.files import reading
 from koffline.untrusted.arrays import map_arrays, read_arrays
 from koffline.untrusted.hdf5 import CheckedFile, open_hdf5
 from koffline.untrusted.limits import check_regular

@@ -7,9 +7,9 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from koffline.data.files import reading
 from koffline.data.remote import is_url, storage_faults
 from koffline.errors import DataError
+from koffline.store.files import reading
 from koffline.untrusted.limits import Refused
 
 _CSV_COLUMN = re.compile(r"In CSV column #(\d+):(?: Row #(\d+):)?\s*(.*)", re.S)

@@ -29,9 +29,10 @@ def is_table_source(name: str) -> bool:
     A folder is one where it holds such files and is neither a folder of shards nor a Minari dataset.
     """
     from koffline.data.disk.shards import is_shard_folder
-    from koffline.data.minari import PREFIX, data_folder
+    from koffline.data.minari import data_folder
+    from koffline.store.files import MINARI
 
-    if name.startswith(PREFIX):
+    if name.startswith(MINARI):
         return False
     if not remote.exists(name):
         return any(mark in name for mark in "*?") and any(map(looks_like_table, remote.listed(name)[:1]))

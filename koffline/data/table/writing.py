@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from koffline.data.files import atomic_file
 from koffline.data.flat import flat_arrays
 from koffline.data.raw import describe_log
 from koffline.data.table.prepared import SHAPE_KEY
 from koffline.data.transitions import Transitions
 from koffline.errors import DataError
+from koffline.store.files import atomic_file
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -15,9 +15,10 @@ from pathlib import Path
 
 import click
 
-from koffline.data.temporaries import temporary_beside
 from koffline.errors import ConfigError, DataError
-from koffline.run_record import FILE, given_words, named_in, path_of
+from koffline.store.files import minari_folder
+from koffline.store.run_record import FILE, given_words, named_in, path_of
+from koffline.store.temporaries import temporary_beside
 
 LOCK = ".lock"
 # What follows these is a word; a file or folder of that name is there by chance.
@@ -211,8 +212,6 @@ def _places(name: str) -> list[Path]:
 def _local(name: str) -> str:
     """The path behind file://… and minari:<id>; other names as they are. Raises DataError for a wrong id."""
     if name.startswith("minari:"):
-        from koffline.data.minari import minari_folder
-
         return str(minari_folder(name.removeprefix("minari:")))
     return name.removeprefix("file://")
 

@@ -24,7 +24,8 @@ from pathlib import Path
 from typing import Any
 
 from koffline.errors import ConfigError
-from koffline.run_folders import now
+from koffline.store.files import minari_folder
+from koffline.store.run_folders import now
 from koffline.untrusted.limits import EXPANSION, shown_bytes
 
 FILE = "run.json"
@@ -210,8 +211,6 @@ def path_of(name: str) -> Path | None:
         if path.is_file() or path.is_dir():  # pipes and devices are never opened
             return path
     if name.startswith("minari:"):
-        from koffline.data.minari import minari_folder
-
         with contextlib.suppress(Exception):
             folder = minari_folder(name.removeprefix("minari:"))
             return folder if folder.is_dir() else None

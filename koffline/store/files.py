@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from koffline.data.temporaries import flush_to_disk, put_in_place, remove_abandoned, temporary_beside
 from koffline.errors import DataError, KofflineError
+from koffline.store.temporaries import flush_to_disk, put_in_place, remove_abandoned, temporary_beside
 from koffline.untrusted.limits import Refused
+
+MINARI = "minari:"  # what names of Minari's datasets begin with
 
 
 @contextlib.contextmanager
@@ -112,3 +115,13 @@ def _take_free_name(temporary: Path, target: Path) -> None:
         if os.path.lexists(target):
             raise FileExistsError(str(target)) from None
         os.rename(temporary, target)
+
+
+def minari_folder(identifier: str) -> Path:
+    """Where Minari keeps a dataset of this id on this machine, present or not. Raises DataError."""
+    if not re.fullmatch(r"[-\w]+(/[-\w]+)*", identifier):
+        raise DataError(
+            f"{MINARI}{identifier} is no Minari id; give {MINARI}name-v0 or {MINARI}group/name-v0"
+        )
+    root = os.environ.get("MINARI_DATASETS_PATH")
+    return (Path(root) if root else Path.home() / ".minari" / "datasets") / identifier
