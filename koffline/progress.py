@@ -16,6 +16,6 @@ def progress_bar(title: str, total: int, show: bool) -> Iterator[Callable[[int],
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    with Progress(*columns, console=Console(stderr=True, emoji=False), transient=True) as bar:
         task = bar.add_task(title, total=total)
         yield lambda step: bar.update(task, completed=step)

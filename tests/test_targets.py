@@ -38,7 +38,7 @@ COMMANDS = {
     "convert": ("data", "convert", "log.hdf5", "--format", "npz"),
     "export": ("export", "model.d3"),
     "train": ("train", "train.yaml", "--out"),
-    "sweep": ("sweep", "train.yaml", "--out"),
+    "sweep": ("sweep", "train.yaml", "--metric", "loss", "--out"),
     "record": ("record", "model.d3", "--env-id", "CartPole-v1", "--out"),
     "reproduce": ("reproduce", "figure-toy", "--out"),
 }
@@ -118,6 +118,14 @@ def test_neither_do_its_other_targets(place: Path) -> None:
     assert_refused(
         koffline("export", "soft.npz", POLICY, "--force"), "OUTPUT_PATH p.npz would replace soft.npz"
     )
+    for mapping in ("columns.yaml", "columns.csv"):
+        Path(mapping).write_text("observations: [x]\naction: a\nreward: r\n")
+        words = ("data", "convert", "log.csv", mapping, "--mapping", mapping, "--format", "npz", "--force")
+        assert_refused(koffline(*words), f"TARGET {mapping} would replace {mapping} or a part of it")
+        Path(mapping).unlink()
+    assert_refused(
+        koffline("data", "convert", "log.hdf5", "log.hdf5", "--force"), "TARGET log.hdf5 would replace"
+    )
     assert digest_of(place) == before
 
 
@@ -125,15 +133,18 @@ def test_a_sweep_that_begins_anew_keeps_its_inputs(place: Path) -> None:
     Path("s").mkdir()
     Path("train.yaml").rename("s/best.yaml")
     Path("log.hdf5").rename("s/log.hdf5")
-    done = koffline("sweep", "s/best.yaml", "--out", "s", "--force")
+    done = koffline("sweep", "s/best.yaml", "--metric", "loss", "--out", "s", "--force")
     assert_refused(done, "--out s would replace s/best.yaml or a part of it")
 
 
 def test_words_that_are_names_by_chance_are_no_inputs(place: Path) -> None:
-    """A second answer of the estimator `is` into the folder `is`."""
+    """A second answer of the estimator `is` into the folder `is`; folders named as words and numbers."""
     words = (*EVALUATE, "--policy", "uniform", "--interval", "episodes-t", "--out", "is")
     assert koffline(*words).exit_code == 0
     assert koffline(*words, "--force").exit_code == 0
+    for name in ("rollouts", "10", "koffline", "uniform"):
+        Path(name).mkdir(exist_ok=True)
+        assert koffline(*UNIFORM, "--policy", "uniform", "--out", f"{name}/x.npz", "--force").exit_code == 0
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -216,7 +227,7 @@ def writing(target: Path) -> Iterator[subprocess.Popen[str]]:
         (COMMANDS["policy"], "q.npz", "q.npz"),
         (COMMANDS["convert"], "q.npz", "q.npz"),
         (COMMANDS["train"], "t", "t/run.json"),
-        (COMMANDS["sweep"], "t", "t/sweep.json"),
+        (COMMANDS["sweep"], "t", "t/run.json"),
         (COMMANDS["reproduce"], "t", "t/figure-toy.json"),
     ],
 )

@@ -42,7 +42,7 @@ class BuildTarget:
         self.path = claim(out, check=self._check)
         self.parts = claim(self.path.with_name(f"{self.path.name}.parts"))
         self._manifest = check_name(manifest or self.path.parent / NAME, "--manifest")
-        check_apart([*named_beside(self._manifest, "--manifest"), self.path], self._manifest, "--manifest")
+        check_apart([*named_beside("--manifest"), self.path], self._manifest, "--manifest")
         if not self._manifest.parent.is_dir() and manifest is not None:
             raise DataError(f"{self._manifest.parent} does not exist; create it or name another --manifest")
         if self._manifest.resolve() == self.path.resolve():
@@ -150,6 +150,6 @@ def progress_bar(title: str, total: int) -> Iterator[Callable[[int], None] | Non
     from rich.console import Console
     from rich.progress import Progress
 
-    with Progress(console=Console(stderr=True), transient=True) as bar:
+    with Progress(console=Console(stderr=True, emoji=False), transient=True) as bar:
         task = bar.add_task(title, total=total)
         yield lambda done: bar.update(task, completed=done)

@@ -183,7 +183,7 @@ def convert(
 
     is_path = not target.startswith(MINARI)  # folders of Minari's are made when written
     check = partial(check_target, force=force) if is_path else None
-    claim(target, "TARGET", check, reads=[source])
+    claim(target, "TARGET", check)
     if shard_rows is not None:
         space = requested_space(discrete, continuous)
         _convert_to_shards(source, target, format_, shard_rows, force, space, mapping)

@@ -120,7 +120,7 @@ def _print(result: OnlineResult) -> None:
     table.add_row("IQM", *(_number(score.spread.iqm) for score in scores))
     table.add_row(f"{LEVEL:.0%} interval", *map(_interval, scores))
     table.add_row(summary.best_name.replace("_", " "), *(_number(score.best) for score in scores))
-    console = Console()
+    console = Console(emoji=False)
     console.print(table)
     shares = ", ".join(f"{name} {share:.0%}" for name, share in summary.shares.items())
     speed = f"{summary.seconds:.1f} s, {summary.steps_per_second:.0f} environment steps per second ({shares})"

@@ -64,8 +64,8 @@ class _Made(NamedTuple):
 def repeat(run: str, out: str | None, allow_code: bool, as_json: bool) -> None:
     """Repeat, compare, say it."""
     path = Path(run)
-    made = _read(path)
     folder = check_name(path.with_name(f"{path.resolve().name}.repeat") if out is None else out)
+    made = _read(path)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"--out {folder} exists already; name a new folder")
     if path.resolve() in folder.resolve().parents:

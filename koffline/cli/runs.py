@@ -110,7 +110,7 @@ def export(model_path: str, output_path: str, force: bool) -> None:
     from koffline.runs.playing import load_model
     from koffline.store.files import check_target
 
-    claim(output_path, "OUTPUT_PATH", lambda path: check_target(path, force), reads=[model_path])
+    claim(output_path, "OUTPUT_PATH", lambda path: check_target(path, force))
     algo = load_model(model_path)
     from koffline.algos.export import export_policy
 
@@ -161,7 +161,7 @@ def record(model_path: str, out: str, format_: str, force: bool, **options: Any)
     folder = check_name(out, is_whole=False)
     targets = [videos.video_target(folder, i, format_) for i in range(options["n_episodes"])]
     for target in targets:
-        claim(target, reads=[model_path])
+        claim(target)
     videos.check_targets(targets, force)
     with _player(model_path, "rgb_array", options) as (player, env):
         fps = float(env.metadata.get("render_fps") or 30.0)

@@ -71,6 +71,6 @@ def _print(metrics: dict[str, float], title: str, model: str) -> None:
     for name, value in metrics.items():
         if not name.startswith("time_"):
             table.add_row(printable(name), f"{value:.5g}")
-    console = Console()
+    console = Console(emoji=False)
     console.print(table)
     console.print(f"model: {model}", soft_wrap=True, highlight=False)

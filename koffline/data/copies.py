@@ -8,10 +8,12 @@ import numpy as np
 from jaxtyping import Int, UInt64
 
 from koffline.data.disk.unit_hash import unit_hash
-from koffline.data.repeated_rows import hash_rows
+from koffline.data.repeated_rows import ROW_NUMBERS, hash_rows
 from koffline.data.transitions import Transitions
 from koffline.data.wording import counted
 
+_FEW_ALIKE = 0.2  # share of episodes with the actions and rewards of another
+_FEWEST_REWARDS = 5  # different ones in an episode: fewer agree by chance
 _BY_CHANCE = 0.05  # share of rows whose state recurs, from which equal episodes may be chance
 
 
@@ -30,15 +32,22 @@ class DistinctLog:
     merged: bool
 
     @property
-    def note(self) -> str | None:
-        """What a person should know; None where nothing was merged."""
-        if not self.merged:
-            return None
+    def notes(self) -> list[str]:
+        """What a person should know; nothing where there is nothing odd."""
         kind = "episode" if self.transitions.has_episodes else "row"
-        return (
-            f"Of the log's {counted(self.units, kind)} {self.distinct} are different, the others are copies: "
-            "they count as weight and not as evidence."
-        )
+        if self.merged:
+            differ = f"{self.distinct} {'is' if self.distinct == 1 else 'are'} different"
+            return [
+                f"Of the log's {counted(self.units, kind)} {differ}, the others are copies: "
+                "they count as weight and not as evidence."
+            ]
+        alike = _alike(self.transitions)
+        if alike < _FEW_ALIKE:
+            return []
+        return [
+            f"{alike:.0%} of the episodes have the actions and rewards of another one, step by step, but not "
+            "its observations: if they are copies with noise, all intervals are too narrow."
+        ]
 
 
 def without_copies(log: Transitions) -> DistinctLog:
@@ -59,10 +68,12 @@ def without_copies(log: Transitions) -> DistinctLog:
     return DistinctLog(log.select(rows).replace(weights=total[rows]), len(starts), len(firsts), merged=True)
 
 
-def _hash_units(log: Transitions, starts: Int[np.ndarray, " unit"]) -> UInt64[np.ndarray, " unit"]:
-    """One number per episode, from every column of its rows in their order."""
+def _hash_units(
+    log: Transitions, starts: Int[np.ndarray, " unit"], names: tuple[str, ...] = ROW_NUMBERS
+) -> UInt64[np.ndarray, " unit"]:
+    """One number per episode, from the named columns of its rows in their order, and its flags."""
     flags = np.asarray(log.terminated, dtype=np.uint64) * np.uint64(2) + np.asarray(log.truncated)
-    hashes = hash_rows(log) ^ unit_hash(0, 2, flags)
+    hashes = hash_rows(log, names) ^ unit_hash(0, 2, flags)
     if log.behavior_log_probabilities is not None:
         bits = (np.asarray(log.behavior_log_probabilities, dtype=np.float64) + 0.0).view(np.uint64)
         hashes ^= unit_hash(0, 3, bits)
@@ -70,6 +81,18 @@ def _hash_units(log: Transitions, starts: Int[np.ndarray, " unit"]) -> UInt64[np
     steps = np.arange(len(log)) - np.repeat(starts, lengths)
     odd = 2 * steps.astype(np.uint64) + np.uint64(1)
     return np.add.reduceat(hashes * odd, starts) ^ unit_hash(0, 4, lengths)
+
+
+def _alike(log: Transitions) -> float:
+    """Share of the episodes with the actions and rewards of another one, where rewards vary."""
+    if not log.has_episodes or log.n_episodes < 2:
+        return 0.0
+    hashes = _hash_units(log, log.episode_starts, ("actions", "rewards"))
+    _, firsts, counts = np.unique(hashes, return_index=True, return_counts=True)
+    ends = np.append(log.episode_starts, len(log))
+    some = firsts[counts > 1]
+    varied = [len(np.unique(log.rewards[ends[e] : ends[e + 1]])) >= _FEWEST_REWARDS for e in some]
+    return float(counts[counts > 1][np.asarray(varied, dtype=bool)].sum() / log.n_episodes)
 
 
 def _recurrence(log: Transitions, rows: Int[np.ndarray, " row"], units: Int[np.ndarray, " row"]) -> float:

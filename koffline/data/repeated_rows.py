@@ -9,7 +9,7 @@ from koffline.data.row_block import RowBlock
 from koffline.data.transitions import Transitions
 
 _MERGED_AT_ONCE = 2**20
-_NAMES = ("observations", "actions", "rewards", "next_observations")
+ROW_NUMBERS = ("observations", "actions", "rewards", "next_observations")
 
 
 class RepeatedRows:
@@ -76,7 +76,7 @@ def _kept(hashes: np.ndarray, level: int) -> np.ndarray:
     return hashes <= np.uint64(2**64 - 1 >> level)
 
 
-def hash_rows(block: RowBlock | Transitions, names: tuple[str, ...] = _NAMES) -> np.ndarray:
+def hash_rows(block: RowBlock | Transitions, names: tuple[str, ...] = ROW_NUMBERS) -> np.ndarray:
     """(B,) uint64 of each row's numbers in the named columns."""
     generator = np.random.default_rng(0)
     sums = np.zeros((len(block), 2))

@@ -67,8 +67,7 @@ def common_warnings(workspace: Workspace, diagnostics: dict[str, Any]) -> list[s
     if log.has_episodes:
         found += few_episodes_warnings(log.n_episodes)
         found += horizon_warnings(workspace.limits)
-    if workspace.merged.note is not None:
-        found.append(workspace.merged.note)
+    found += workspace.merged.notes
     return [*found, *(f"Reader: {note}" for note in log.metadata.notes)]
 
 

@@ -10,6 +10,7 @@ from koffline.ope.interval import Interval
 from koffline.ope.point_estimate import PointEstimate
 
 NOTABLE = 0.02  # of the rms return: smaller gaps between estimates are not worth a sentence
+_FEWEST_UNITS = 1.9  # two, of which one may weigh somewhat less
 _MOST_UNSEEN = 0.5  # share of the discounted horizon after the longest episode
 _WHERE = "where rewards like the log's put every value"
 _NEAR = (1e-2, 1e-3)  # of a bound, of the largest value: a number beyond it by less is one at the bound
@@ -19,14 +20,14 @@ _NEAR = (1e-2, 1e-3)  # of a bound, of the largest value: a number beyond it by 
 class Limits:
     """The limits that a log sets.
 
-    ``units``: different episodes with weight (rows, where there are none, as ``by_episode`` says), the parts
-    that are independent. ``fixed_starts``: start states were given from outside. ``longest``: steps of the
-    longest episode, None where there are none. ``ending_rate``: share of the rows that end an episode by
-    themselves. ``copies``: share of the rows that are copies of others and were not merged. ``bounds``: of
+    ``units``: effective number of different episodes (rows, where there are none, as ``by_episode`` says),
+    the parts that are independent. ``fixed_starts``: start states were given from outside. ``longest``: steps
+    of the longest episode, None where there are none. ``ending_rate``: share of the rows that end an episode
+    by themselves. ``copies``: share of the rows that are copies of others and were not merged. ``bounds``: of
     every discounted sum of rewards like the log's, or within given bounds.
     """
 
-    units: int
+    units: float
     by_episode: bool
     fixed_starts: bool
     longest: int | None
@@ -55,9 +56,12 @@ class Limits:
         one episode is enough to tell how the value at given start states varies.
         """
         found = []
-        if self.units < 2 and not (by_rows and self.fixed_starts):
+        if self.units < _FEWEST_UNITS and not (by_rows and self.fixed_starts):
             kind = "episode" if self.by_episode else "row"
-            found.append(f"the log has one {kind} (copies not counted), which says nothing about spread")
+            found.append(
+                f"the log has one {kind} that counts (copies and weights near zero do not): that says "
+                "nothing of spread"
+            )
         if self.copies > 0.0:
             found.append(
                 f"{self.copies:.0%} of the rows are copies of others; remove them, or read the log without "

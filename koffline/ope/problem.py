@@ -63,9 +63,11 @@ class EvaluationProblem:
         return len(self.rewards)
 
     @property
-    def n_units(self) -> int:
-        """Episodes (rows, where there are none) that have weight."""
-        return int(np.count_nonzero(np.add.reduceat(self.row_weights, self.episode_starts)))
+    def effective_units(self) -> float:
+        """(Σw)² / Σw² over episodes (rows, where there are none), w the mean weight of an episode's rows."""
+        lengths = np.diff(np.append(self.episode_starts, self.n_rows))
+        weights = np.add.reduceat(self.row_weights, self.episode_starts) / lengths
+        return float(weights.sum() ** 2 / np.square(weights).sum())
 
     def resample(self, generator: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
         """Counts of rows (N,) and of start states (E,) in one bootstrap draw of episodes (or rows).

@@ -76,7 +76,7 @@ class Workspace:
         if given is not None:
             bounds = value_bounds(given, given if log.terminated.any() else None, self.settings.gamma)
         return Limits(
-            units=problem.n_units,
+            units=problem.effective_units,
             by_episode=log.has_episodes,
             fixed_starts=problem.fixed_starts,
             longest=int(log.episode_lengths.max()) if log.has_episodes else None,

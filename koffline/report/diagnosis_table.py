@@ -15,7 +15,7 @@ def print_diagnosis(diagnosis: Diagnosis, page: Path | None = None) -> None:
     from rich.markup import escape
     from rich.table import Table
 
-    console, test = Console(), diagnosis.test
+    console, test = Console(emoji=False), diagnosis.test
     title = f"Is {escape(test.value_function)} the value function of {escape(test.policy)}?"
     table = Table(title=title, show_header=False, title_justify="left")
     table.add_column(style="bold")

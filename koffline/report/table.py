@@ -21,7 +21,7 @@ def print_estimate(estimate: Estimate, truth: float | None = None, page: Path | 
     from rich.markup import escape
     from rich.table import Table
 
-    console = Console()
+    console = Console(emoji=False)
     table = Table(title=f"What {escape(estimate.policy)} is worth", show_header=False, title_justify="left")
     table.add_column(style="bold")
     table.add_column(overflow="fold")
@@ -44,10 +44,9 @@ def _rows(estimate: Estimate, truth: float | None) -> list[tuple[str, str]]:
     if truth is not None:
         rows.append(("truth", f"{truth:.4g}"))
     if found.get("behavior_return") is not None:
-        error = found.get("behavior_return_se")
-        rows.append(
-            ("log's own return", f"{found['behavior_return']:.4g}" + (f" ± {error:.2g}" if error else ""))
-        )
+        own, error = found["behavior_return"], found.get("behavior_return_se")
+        spread = f" ± {error:.2g}" if error and error > 1e-12 * abs(own) else ""  # no spread beyond rounding
+        rows.append(("log's own return", f"{own:.4g}{spread}"))
     heads = ", ".join(f"{name} {value:.4g}" for name, value in found.get("estimates_by_head", {}).items())
     if "lazy" in found:
         rows.append(("lazy", found["lazy"]))
@@ -70,8 +69,8 @@ def make_console() -> Console:
     """As wide as the terminal; where there is none, wide enough that no number is broken."""
     from rich.console import Console
 
-    console = Console()
-    return console if console.is_terminal else Console(width=max(console.width, _WIDTH))
+    console = Console(emoji=False)
+    return console if console.is_terminal else Console(width=max(console.width, _WIDTH), emoji=False)
 
 
 def describe_interval(interval: Interval | None) -> str:

@@ -182,11 +182,6 @@ def _running() -> tuple[str, ...]:
     return tuple(sys.argv[1:]) if arguments is None else arguments
 
 
-def given_words() -> tuple[str, ...]:
-    """The words of the command line that runs; none in a call from Python."""
-    return _arguments.get() or ()
-
-
 def named_in(arguments: Sequence[str]) -> list[str]:
     """Every part of the words that may be the name of something: KEY=A,B, epsilon:0.1:FILE."""
     names: list[str] = []

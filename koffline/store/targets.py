@@ -17,15 +17,15 @@ import click
 
 from koffline.errors import ConfigError, DataError
 from koffline.store.files import minari_folder
-from koffline.store.run_record import FILE, given_words, named_in, path_of
+from koffline.store.run_record import FILE, named_in, path_of
 from koffline.store.temporaries import temporary_beside
 
 LOCK = ".lock"
-# What follows these is a word; a file or folder of that name is there by chance.
-_BEFORE_WORDS = (
-    "--device", "--env", "--env-id", "--estimator", "--format", "--interval", "--label", "--method",
-    "--metric", "--only", "--part", "--title", "--ylabel",
-)  # fmt: skip
+# Texts that name no files; a file or folder of that name is there by chance.
+_NO_FILES = frozenset((
+    "--device", "--env", "--env-id", "--env-option", "--estimator", "--format", "--interval", "--label",
+    "--memory", "--method", "--metric", "--only", "--part", "--ray", "--title", "--xlabel", "--ylabel",
+))  # fmt: skip
 _WORDS = ("uniform", "kloss", "fqe")  # a file of such a name is given as ./uniform
 _claims: ContextVar[frozenset[Path]] = ContextVar("claims", default=frozenset())
 
@@ -45,7 +45,7 @@ def claim(
     """
     path = check_name(_local(str(out)), option, is_whole=adds is None)
     if adds is None or reads is not None:
-        check_apart(named_beside(out, option) if reads is None else reads, out, option)
+        check_apart(named_beside(option) if reads is None else reads, out, option)
     if "://" in str(out) and path == Path(out):  # storage elsewhere has no locks
         return path
     if check is not None:
@@ -182,20 +182,23 @@ def _make_folders(folder: Path) -> list[Path]:
     return missing
 
 
-def named_beside(target: str | Path, option: str) -> Iterator[str]:
-    """What the words of the command line may name besides this target."""
+def named_beside(option: str) -> Iterator[str]:
+    """What the parameters of the command that runs may name besides the target that ``option`` names.
+
+    Numbers, choices and names of other things than files are passed over, whatever lies here by such a name.
+    """
     context = click.get_current_context(silent=True)
-    commands = 0 if context is None else len(context.command_path.split()) - 1  # these name no files
-    words, out = list(given_words())[commands:], str(target)
-    if not option.startswith("--") and out in words:
-        words.reverse()
-        words.remove(out)  # the last: DATA and TARGET may be equal
-        words.reverse()
-    before = ["", *words]
-    for previous, word in zip(before, words, strict=False):
-        is_target = option in (previous, word.partition("=")[0])
-        if word not in _WORDS and not is_target and previous not in _BEFORE_WORDS:
-            yield from named_in(["", word])
+    for parameter in context.command.params if context is not None else ():
+        names = (*parameter.opts, parameter.human_readable_name)
+        is_column = str(parameter.name).startswith("table_") and parameter.name != "table_mapping"
+        is_text = isinstance(parameter.type, click.types.StringParamType)
+        if not is_text or is_column or option in names or _NO_FILES.intersection(names):
+            continue
+        assert context is not None
+        value = context.params.get(str(parameter.name))
+        for word in value if isinstance(value, tuple) else (value,):
+            if word and word not in _WORDS:
+                yield from named_in(["", word])
 
 
 def _places(name: str) -> list[Path]:

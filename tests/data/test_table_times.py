@@ -21,7 +21,7 @@ NAIVE = (
 )
 LOCAL, EXACT = "a time without a UTC offset", "a time with a UTC offset"
 ONE_WAY = "write all times in one way"
-NOTHING = "no number and no ISO 8601 time; write it as in 2024-01-31T12:00:00+01:00"
+NOTHING = "neither a number nor a time that is read; write it as in 2024-01-31T12:00:00+01:00"
 # Texts in the order of time.
 ORDERED = {
     "offsets": ["2024-01-01T23:30:00+02:00", "2024-01-01T21:40:00Z", "2024-01-01T16:50:00-05:00"],

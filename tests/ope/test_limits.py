@@ -24,7 +24,7 @@ QUICK = {
     "feature_source": "random",
 }
 NAMES = ("kloss", "lstd", "mql", "lstdq", "mwl", "wpdis", "wdr", "drl")
-ONE = "the log has one episode (copies not counted), which says nothing about spread"
+ONE = "the log has one episode that counts (copies and weights near zero do not): that says nothing of spread"
 FAR = (
     "98% of a constant reward's value lies beyond what any episode shows (the longest has 20 steps); "
     "log longer episodes, or ask for a gamma of 0.965 or less"
@@ -101,7 +101,7 @@ class TestCopies:
         found = without_copies(one_hot_log(300))
         assert not found.merged
         assert found.distinct < 200
-        assert found.note is None
+        assert found.notes == []
 
     @pytest.mark.parametrize("column", ["rewards", "truncated", "behavior_log_probabilities"])
     def test_what_differs_in_any_column_is_no_copy(self, column):
@@ -123,8 +123,43 @@ class TestCopies:
                 "remove them, or read the log without --lazy" in " ".join(found.warnings)
             )
 
+    def test_noise_in_the_observations_hides_no_copies(self):
+        log = copied(cut_after_twenty(10).transitions, 15)
+        rewards = np.random.default_rng(0).normal(size=200)[np.tile(np.arange(200), 15)]
+        noisy = np.random.default_rng(1).normal(scale=1e-6, size=log.observations.shape)
+        (note,) = without_copies(log.replace(observations=log.observations + noisy, rewards=rewards)).notes
+        assert note.startswith(
+            "100% of the episodes have the actions and rewards of another one, step by step"
+        )
+        assert without_copies(cut_after_twenty(100).transitions).notes == []
+
+    def test_the_bellman_test_counts_them_once(self):
+        problem = cut_after_twenty(10)
+        options = {"gamma": 0.95, "seed": 0}
+        zero = lambda s, a: np.zeros(len(s))  # noqa: E731
+        alone = koffline.diagnose(zero, problem.transitions, problem.policy, **options)
+        found = koffline.diagnose(zero, copied(problem.transitions, 15), problem.policy, **options)
+        assert found.test.p_value == pytest.approx(alone.test.p_value, abs=0.02)
+        assert any("the others are copies" in warning for warning in found.warnings)
+
+    def test_two_policies_without_intervals_are_not_told_apart(self):
+        problem = cut_after_twenty(1)
+        policies = {"a": problem.policy, "b": DiscretePolicy(4, lambda s: np.full((len(s), 4), 0.25))}
+        found = koffline.select_policies(copied(problem.transitions, 150), policies, 0.95, **QUICK)
+        assert found.comparisons == ()
+        assert all(policy.maybe_best for policy in found.policies)
+
 
 class TestTooLittle:
+    def test_one_episode_with_all_the_weight(self):
+        problem = cut_after_twenty(20)
+        weights = np.where(np.arange(400) < 20, 1.0, 1e-9)
+        log = problem.transitions.replace(weights=weights)
+        for name in ("kloss", "lstdq"):
+            found = koffline.evaluate(log, problem.policy, 0.95, estimator=name, **QUICK)
+            assert found.interval is None
+            assert any(ONE in warning for warning in found.warnings)
+
     @pytest.mark.parametrize("name", ["kloss", "lstd"])
     def test_one_long_episode_has_no_bootstrap(self, name):
         problem = FiniteCase("grid", _rooms(False), _ANYWHERE, _FORWARD, 0.95, 500)(3, 500)
@@ -214,7 +249,7 @@ class TestPossibleValues:
             assert low <= total <= high
 
     def test_an_interval_is_cut_and_says_so(self):
-        limits = Limits(30, True, False, 50, 0.1, 0.9, (-1.0, 1.0))
+        limits = Limits(30.0, True, False, 50, 0.1, 0.9, (-1.0, 1.0))
         whole = Interval(-0.3, 1.27, 0.95, "bootstrap")
         part, note = limits.cut(whole)
         assert (part.low, part.high) == (-0.3, 1.0)

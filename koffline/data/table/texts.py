@@ -96,7 +96,7 @@ def _unlike(column: Any, rungs: list[Any], rows_above: int) -> str:
     where = f"{text} in row {rows_above + place + 1}"
     alone = _fitting(column.slice(place, 1), _rungs(True))
     if not alone:
-        return f"{where}, no number and no ISO 8601 time; write it as in 2024-01-31T12:00:00+01:00"
+        return f"{where}, neither a number nor a time that is read; write it as in 2024-01-31T12:00:00+01:00"
     here, above = (
         _WORDS.get(str(kinds[0]), _NUMBER)
         for kinds in (alone, _fitting(column.slice(0, place), rungs) or rungs)

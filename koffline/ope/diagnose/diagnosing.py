@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from koffline.data.copies import without_copies
 from koffline.data.transitions import Discrete, Transitions
 from koffline.errors import ConfigError
 from koffline.ope.bellman_test import BellmanTest, TestedRows, bellman_test
@@ -58,6 +59,8 @@ def diagnose(
     space, shape = transitions.action_space, transitions.observation_shape
     policy = as_policy(policy, space, shape)
     function = read_value_function(q, space, shape)
+    merged = without_copies(transitions)
+    given, transitions = transitions, merged.transitions
     freshness: dict[str, Any] = {"trained_on": trained_on, "allow_training_rows": allow_training_rows}
     test = bellman_test(function, transitions, policy, gamma, seed=seed, **freshness, **options)
     shown = _shown(function, test, transitions, policy, options)
@@ -77,11 +80,11 @@ def diagnose(
         findings=collect_findings(
             test, ratio, coverage, looks["regions"], looks["by_value"], looks["by_step"]
         ),
-        warnings=collect_warnings(test, coverage, function.notes),
-        n_transitions=len(transitions),
-        n_episodes=transitions.n_episodes,
-        source=transitions.metadata.source,
-        data_sha256=transitions.sha256,
+        warnings=(*collect_warnings(test, coverage, function.notes), *merged.notes),
+        n_transitions=len(given),
+        n_episodes=given.n_episodes,
+        source=given.metadata.source,
+        data_sha256=given.sha256,
         seed=seed,
         seconds=time.perf_counter() - started,
         settings=_named({**options, "regions": regions, "allow_training_rows": allow_training_rows}),

@@ -190,16 +190,16 @@ def _compare(
 ) -> tuple[tuple[Comparison, ...], str]:
     """By paired replicas, else by intervals, else not at all; and the sentence that says which."""
     found = [estimates[name] for name in names]
+    intervals = [estimate.interval for estimate in found if estimate.interval is not None]
+    if len(intervals) < len(found):
+        return (), _NONE
     evidence = [estimate.evidence for estimate in found if estimate.evidence is not None]
     if len(evidence) == len(found):
         values = np.stack([each.replica_values for each in evidence])  # (K, R), NaN where one diverged
         replicas = ReplicaValues(values, np.isfinite(values), evidence[0].replica_roles.count("full"))
         units = "episodes" if found[0].n_episodes else "rows"
         return compare_policies(names, replicas, level), _PAIRED.format(units=units)
-    intervals = [estimate.interval for estimate in found if estimate.interval is not None]
-    if len(intervals) == len(found):
-        return compare_intervals(names, [e.value for e in found], intervals, level), _UNPAIRED
-    return (), _NONE
+    return compare_intervals(names, [e.value for e in found], intervals, level), _UNPAIRED
 
 
 def _warnings(ranked: tuple[RankedPolicy, ...], unranked: dict[str, str]) -> tuple[str, ...]:

@@ -99,7 +99,7 @@ class LogFacts:
         if given is not None:
             going_on, final = given, None if final is None else given
         return Limits(
-            units=int(self.returns.count) if has_episodes else self.weighted_rows,
+            units=float(self.returns.count if has_episodes else self.weighted_rows),
             by_episode=has_episodes,
             fixed_starts=request.initial_observations is not None,
             longest=self.longest_episode if has_episodes else None,
