@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import gzip
 import os
+import subprocess
+import sys
+from pathlib import Path
 
 import fsspec
 import numpy as np
@@ -101,6 +104,27 @@ class TestDamage:
         path = write(walk(), tmp_path / "log.parquet")
         path.chmod(0)
         assert "no permission" in refusal(path)
+
+
+@pytest.mark.parametrize("way", ["", "lazily: "])
+def test_statistics_on_which_arrow_ends_the_process(way):
+    """Found by fuzzing; in a process of its own, which the fault would end."""
+    path = Path(__file__).parent / "files" / "damaged_statistics.parquet"
+    read = "TableStream" if way else "open_transitions"
+    code = (
+        "import sys; from koffline.data.sources import open_transitions; from koffline.errors import DataError\n"
+        "from koffline.data.table.reading import TableStream; from tests.data.table_rows import MAPPING\n"
+        f"try:\n    {read}(sys.argv[1], {'' if way else 'mapping='}MAPPING)\nexcept DataError as error:\n    print(error)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(path)],
+        cwd=path.parents[3],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "is a truncated or corrupt Parquet file (Repetition level histogram size mismatch" in done.stdout
 
 
 class TestBombs:

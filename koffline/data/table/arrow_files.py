@@ -77,8 +77,10 @@ class _ParquetReader:
             if name is not None:
                 leaves[name] = i
         total = at_once = 0
-        for group in map(metadata.row_group, range(metadata.num_row_groups)):
-            nested = 0
+        for number in range(metadata.num_row_groups):
+            # Arrow ends the process where `group.column` meets damaged statistics, and raises here.
+            next(self.opened.iter_batches(1, [number], list(leaves), use_threads=False), None)
+            group, nested = metadata.row_group(number), 0
             for name, i in leaves.items():
                 chunk, kind = group.column(i), storage_type(kinds[name])
                 if is_list(kind):
