@@ -112,9 +112,11 @@ def test_statistics_on_which_arrow_ends_the_process(way):
     path = Path(__file__).parent / "files" / "damaged_statistics.parquet"
     read = "TableStream" if way else "open_transitions"
     code = (
-        "import sys; from koffline.data.sources import open_transitions; from koffline.errors import DataError\n"
+        "import sys; from koffline.data.sources import open_transitions\n"
+        "from koffline.errors import DataError\n"
         "from koffline.data.table.reading import TableStream; from tests.data.table_rows import MAPPING\n"
-        f"try:\n    {read}(sys.argv[1], {'' if way else 'mapping='}MAPPING)\nexcept DataError as error:\n    print(error)"
+        f"try:\n    {read}(sys.argv[1], {'' if way else 'mapping='}MAPPING)\n"
+        "except DataError as error:\n    print(error)"
     )
     done = subprocess.run(
         [sys.executable, "-c", code, str(path)],
