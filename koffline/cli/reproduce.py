@@ -34,7 +34,7 @@ Examples:
 
 
 @click.command(help=_HELP, no_args_is_help=True)
-@click.argument("name", type=click.Choice(list(DESCRIPTIONS)))
+@click.argument("name", metavar="NAME", type=click.Choice(list(DESCRIPTIONS)))
 @click.option("--quick", is_flag=True, help="A twentieth of the epochs, three seeds: minutes.")
 @click.option("--out", metavar="DIR", default="out/reproduce", show_default=True, help="Where results go.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of logs and truths.")

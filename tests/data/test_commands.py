@@ -143,7 +143,7 @@ class TestConvert:
     def test_a_file_is_not_converted_in_place(self, folder):
         before = open_transitions("log.hdf5").sha256
         in_place = run("convert", "log.hdf5", "log.hdf5", "--format", "npz", "--force")
-        assert_refused(in_place, "would replace the source log.hdf5")
+        assert_refused(in_place, "would replace log.hdf5")
         assert open_transitions("log.hdf5").sha256 == before
 
     def test_refusals_leave_nothing(self, folder):
@@ -182,7 +182,7 @@ class TestShards:
         assert_refused(run(*shards, "9", "--format", "npz"), "--format npz and --shard-rows", "choose one")
         assert_refused(run("convert", "absent", "shards", "--shard-rows", "9"), "does not exist")
         assert_refused(
-            run("convert", "log.hdf5", "log.hdf5", "--shard-rows", "9"), "would replace the source"
+            run("convert", "log.hdf5", "log.hdf5", "--shard-rows", "9"), "would replace log.hdf5"
         )
         assert_refused(
             run("convert", "log.hdf5", "precious", "--shard-rows", "9", "--force"), "holds something else"

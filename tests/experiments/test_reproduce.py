@@ -118,7 +118,7 @@ def test_other_scale_is_refused_unless_forced(run, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("figure-9",), "no experiment 'figure-9'; known are figure-toy"),
+        (("figure-9",), "'NAME': 'figure-9' is not one of 'figure-toy'"),
         (("figure-puddle", "--workers", "0"), "workers is 0"),
         (("figure-puddle", "--seed", "-1"), "seed is -1"),
     ],
