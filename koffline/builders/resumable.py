@@ -14,13 +14,12 @@ from typing import Any
 
 import numpy as np
 
-from koffline import __version__
 from koffline.builders.rollouts import Columns, RolloutPlayer
 from koffline.data.disk.writer import ShardWriter
 from koffline.data.transitions import Transitions
 from koffline.errors import DataError
 from koffline.store.files import atomic_file
-from koffline.store.run_record import within_epsilon
+from koffline.store.run_record import versions, within_epsilon
 
 Play = Callable[[Iterator[int]], Iterator[Columns]]
 """Batches of given numbers, in their order."""
@@ -161,7 +160,7 @@ def _policy_digest(spec: str) -> str:
 
 
 def _fingerprint(settings: Any, policies: Sequence[str]) -> str:
-    return hashlib.sha256(repr((__version__, settings, list(policies))).encode()).hexdigest()
+    return hashlib.sha256(repr((versions().get("koffline"), settings, list(policies))).encode()).hexdigest()
 
 
 def _write_part(path: Path, columns: Columns) -> None:

@@ -28,9 +28,9 @@ from koffline.ope.out_of_bag import out_of_bag_values
 from koffline.ope.problem import EvaluationProblem, prepare_problem, value_bounds
 from koffline.ope.residuals import ResidualSummary, summarise_residuals
 from koffline.ope.row_values import RowValues
-from koffline.ope.versions import package_versions
 from koffline.policies import ContinuousPolicy, DiscretePolicy
 from koffline.solvers.features import FeatureMap
+from koffline.store.run_record import versions
 
 
 class Workspace:
@@ -198,5 +198,5 @@ class Workspace:
             "seed": self.settings.seed,
             "seconds": time.perf_counter() - self._started,
             "data_sha256": log.sha256,
-            "versions": package_versions(),
+            "versions": versions(),
         }

@@ -27,8 +27,8 @@ import koffline
 from koffline.data.disk.writer import ShardWriter
 from koffline.ope.streaming import estimating
 from koffline.ope.streaming.sums import PassPlan, sum_over_log, sum_over_shards
-from koffline.ope.versions import package_versions
 from koffline.policies import ContinuousPolicy
+from koffline.store.run_record import versions
 
 CORES, NETWORK, STORAGE = 16, 1.25e9, 1.0e9  # of a machine: cores, bytes/s of 10 Gbit/s, bytes/s read
 
@@ -182,7 +182,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     costs = [
         cost(rows, machines, measured) for rows, machines in ((1e9, 1), (1e9, 10), (1e11, 10), (1e11, 100))
     ]
-    result = {"measured": measured, "costs": [asdict(one) for one in costs], "versions": package_versions()}
+    result = {"measured": measured, "costs": [asdict(one) for one in costs], "versions": versions()}
     print(json.dumps(result, indent=2))
     if given.out:
         given.out.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")

@@ -38,8 +38,8 @@ from koffline.jobs.status import JobStatus
 from koffline.ope.streaming import sums as streaming_sums
 from koffline.ope.streaming.settings import StreamSettings
 from koffline.ope.streaming.sums import PassPlan
-from koffline.ope.versions import package_versions
 from koffline.policies import ContinuousPolicy
+from koffline.store.run_record import versions
 
 GAMMA, TIME_LIMIT = 0.95, 25
 _ROWS_AT_ONCE = 500_000
@@ -210,7 +210,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
         "bytes_on_disk": size,
         "seconds_writing": writing,
         **found,
-        "versions": package_versions(),
+        "versions": versions(),
     }
 
 

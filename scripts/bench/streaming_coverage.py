@@ -29,7 +29,7 @@ from koffline.data.transitions import Transitions
 from koffline.ope.streaming import estimating
 from koffline.ope.streaming.sampling import Request, sample_and_train
 from koffline.ope.streaming.settings import StreamSettings
-from koffline.ope.versions import package_versions
+from koffline.store.run_record import versions
 from scripts.bench.coverage import clopper_pearson
 from tests.data.shards_in_memory import MemoryShards
 from tests.exact_problems import EXACT_PROBLEMS
@@ -123,7 +123,7 @@ def main() -> None:
         found = {
             "command": "scripts/bench/streaming_coverage.py " + " ".join(sys.argv[1:]),
             "settings": {**options, "level": 0.95},
-            "versions": package_versions(),
+            "versions": versions(),
             "rows": summarise(rows, arguments.n_rows),
         }
         if arguments.out is not None:

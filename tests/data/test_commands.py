@@ -181,9 +181,7 @@ class TestShards:
         assert_refused(run(*shards, "0"), "shard_rows is 0")
         assert_refused(run(*shards, "9", "--format", "npz"), "--format npz and --shard-rows", "choose one")
         assert_refused(run("convert", "absent", "shards", "--shard-rows", "9"), "does not exist")
-        assert_refused(
-            run("convert", "log.hdf5", "log.hdf5", "--shard-rows", "9"), "would replace log.hdf5"
-        )
+        assert_refused(run("convert", "log.hdf5", "log.hdf5", "--shard-rows", "9"), "would replace log.hdf5")
         assert_refused(
             run("convert", "log.hdf5", "precious", "--shard-rows", "9", "--force"), "holds something else"
         )

@@ -23,8 +23,8 @@ from koffline.ope.diagnose.profiles import Profile, make_profile
 from koffline.ope.problem import EvaluationProblem, prepare_problem
 from koffline.ope.provenance import Provenance
 from koffline.ope.value_functions import ValueFunction
-from koffline.ope.versions import package_versions
 from koffline.policies import Policy, as_policy
+from koffline.store.run_record import versions
 
 _MOST_MAPS = 6  # one per discrete action
 _RESOLUTION = 50
@@ -88,7 +88,7 @@ def diagnose(
         seed=seed,
         seconds=time.perf_counter() - started,
         settings=_named({**options, "regions": regions, "allow_training_rows": allow_training_rows}),
-        versions=package_versions(),
+        versions=versions(),
     )
 
 

@@ -43,8 +43,8 @@ from koffline.ope.streaming.solving import CLOSED_FORMS, HEADS, Reader, choose_c
 from koffline.ope.streaming.starts import drawing_variance, mean_start_features
 from koffline.ope.streaming.sums import PassPlan, PassSums, sum_over_log
 from koffline.ope.value_functions import ACTION, ValueFunction
-from koffline.ope.versions import package_versions
 from koffline.solvers.last_layer import with_last_layer
+from koffline.store.run_record import versions
 
 ESTIMATORS = (*HEADS, *CLOSED_FORMS, *OVER_EPISODES)
 _NO_INTERVAL = (
@@ -88,7 +88,7 @@ def evaluate_lazy(request: Request) -> Estimate:
         data_sha256="" if sums.skipped else log.sha256,
         diagnostics=diagnostics,
         settings={**settings.model_dump(exclude={"gamma", "estimator", "seed"}), **_streamed(request, plan)},
-        versions=package_versions(),
+        versions=versions(),
         warnings=tuple(warnings),
         evidence=answer.evidence,
         value_function=answer.value_function,
