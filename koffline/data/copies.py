@@ -36,10 +36,9 @@ class DistinctLog:
         """What a person should know; nothing where there is nothing odd."""
         kind = "episode" if self.transitions.has_episodes else "row"
         if self.merged:
-            differ = f"{self.distinct} {'is' if self.distinct == 1 else 'are'} different"
             return [
-                f"Of the log's {counted(self.units, kind)} {differ}, the others are copies: "
-                "they count as weight and not as evidence."
+                f"The log has {counted(self.units, kind)}, only {self.distinct} of them different: copies "
+                "count as weight and not as evidence."
             ]
         alike = _alike(self.transitions)
         if alike < _FEW_ALIKE:

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from koffline.data.transitions import Transitions
+from koffline.data.wording import counted
 from koffline.kernels import Gaussian
 from koffline.ope.interval import Interval
 from koffline.ope.limits import NOTABLE, Limits
@@ -65,7 +66,7 @@ def common_warnings(workspace: Workspace, diagnostics: dict[str, Any]) -> list[s
     """Reasons to distrust any estimate from this log."""
     log, found = workspace.transitions, coverage_warnings(diagnostics["coverage"])
     if log.has_episodes:
-        found += few_episodes_warnings(log.n_episodes)
+        found += few_episodes_warnings(log.n_episodes, "different " if workspace.merged.merged else "")
         found += horizon_warnings(workspace.limits)
     found += workspace.merged.notes
     return [*found, *(f"Reader: {note}" for note in log.metadata.notes)]
@@ -81,12 +82,11 @@ def coverage_warnings(fraction: float) -> list[str]:
     ]
 
 
-def few_episodes_warnings(episodes: int) -> list[str]:
+def few_episodes_warnings(episodes: int, kind: str = "") -> list[str]:
     """Of a log with too few independent parts."""
     if episodes >= _FEW_EPISODES:
         return []
-    count = "1 episode" if episodes == 1 else f"{episodes} episodes"
-    return [f"The log has {count}; resampling so few says little about spread."]
+    return [f"The log has {counted(episodes, f'{kind}episode')}; resampling so few says little about spread."]
 
 
 def fitted_warnings(workspace: Workspace, diagnostics: dict[str, Any], interval: Interval) -> list[str]:

@@ -74,8 +74,8 @@ def make_console() -> Console:
 
 
 def describe_interval(interval: Interval | None) -> str:
-    """Ends, level and kind; a dash where there is none."""
+    """Ends, level and kind."""
     if interval is None:
-        return "–"
+        return "none; the warnings say why"
     about = f"{percent(interval.level)} {interval.kind}, {promise(interval.kind)}"
     return f"{interval.low:.4g} … {interval.high:.4g}   ({about})"

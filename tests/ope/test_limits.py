@@ -65,8 +65,8 @@ class TestCopies:
         found = estimate_all(many, problem.policy, 0.95, names=NAMES, bounds=False, **QUICK)
         assert found.n_episodes == 150
         assert (
-            "Of the log's 150 episodes 10 are different, the others are copies: "
-            "they count as weight and not as evidence." in found.warnings
+            "The log has 150 episodes, only 10 of them different: copies count as weight and not as evidence."
+            in found.warnings
         )
         for row, expected in zip(found.rows, alone.rows, strict=True):
             assert row.estimate.value == pytest.approx(expected.estimate.value, rel=1e-9)
@@ -140,7 +140,7 @@ class TestCopies:
         alone = koffline.diagnose(zero, problem.transitions, problem.policy, **options)
         found = koffline.diagnose(zero, copied(problem.transitions, 15), problem.policy, **options)
         assert found.test.p_value == pytest.approx(alone.test.p_value, abs=0.02)
-        assert any("the others are copies" in warning for warning in found.warnings)
+        assert any("only 10 of them different" in warning for warning in found.warnings)
 
     def test_two_policies_without_intervals_are_not_told_apart(self):
         problem = cut_after_twenty(1)
