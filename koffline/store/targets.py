@@ -21,6 +21,7 @@ from koffline.store.run_record import FILE, named_in, path_of
 from koffline.store.temporaries import temporary_beside
 
 LOCK = ".lock"
+_MOST_TRIES = 100  # to make a folder that others remove; in /proc there will never be one
 # Texts that name no files; a file or folder of that name is there by chance.
 _NO_FILES = frozenset((
     "--device", "--env", "--env-id", "--env-option", "--estimator", "--format", "--interval", "--label",
@@ -137,14 +138,15 @@ def _lock_file(real: Path, target: Path, made: list[Path], wait: bool) -> Iterat
     except ImportError:  # Windows: two commands with one target are the user's own affair
         yield
         return
-    path, handle = real.with_name(f".{real.name}{LOCK}"), None
+    path, handle, tries = real.with_name(f".{real.name}{LOCK}"), None, 0
     while handle is None:
+        tries += 1
         try:
             made += _make_folders(path.parent)
             handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
-        except FileNotFoundError:  # another command has removed the folder that it had made
-            continue
         except OSError as error:
+            if isinstance(error, FileNotFoundError) and tries < _MOST_TRIES:
+                continue  # another command has removed the folder that it had made
             reason = error.strerror or str(error)
             raise ConfigError(f"{path.parent} is not writable ({reason}); name another place") from None
         try:

@@ -108,7 +108,7 @@ def test_code_runs_when_it_is_asked_for_and_only_then(strange, monkeypatch):
     monkeypatch.syspath_prepend(strange)
     run("evaluate", "log.hdf5", "--policy", "lone:act", *GAMMA, "--out", "a")
     (strange / "ran").unlink()
-    monkeypatch.setenv("PYTHONPATH", str(strange))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(strange), *filter(None, sys.path)]))
     refused = koffline("repeat", "a")
     assert refused.exit_code == 2
     assert "lone:act runs the Python module lone" in refused.stderr
