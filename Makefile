@@ -28,7 +28,7 @@ demo: $(VENV)/.base  ## evaluate a policy from the bundled log: a table and a re
 	@$(BIN)/koffline evaluate $(DATA) --policy $(POLICY) --truth datasets/cartpole_truth.json --out out/demo --force
 
 test: $(VENV)/.dev  ## the default tests
-	@$(BIN)/python -m pytest -n 2
+	@$(BIN)/python -m pytest -n 2 --dist worksteal
 
 test-slow: $(VENV)/.dev  ## statistical checks that take minutes
 	@$(BIN)/python -m pytest -n 2 -m slow
