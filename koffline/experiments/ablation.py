@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-import numpy as np
 import torch
 
 from koffline.dual_objectives import DualObjective, GradientTD2
@@ -125,8 +124,3 @@ def _statistics(rows: int, batch_size: int) -> dict[str, float | None]:
         "0.25": 0.25,
         "residual gradient": 1.0,
     }
-
-
-def relative_error(errors: np.ndarray, value_variance: float) -> np.ndarray:
-    """Mean squared errors as shares of the variance of V: 1 is the best constant."""
-    return errors / max(value_variance, 1e-12)

@@ -8,7 +8,6 @@ training rows that have a twin among themselves, which is what fresh rows of the
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from dataclasses import dataclass, field
 from typing import Any
@@ -53,10 +52,6 @@ class Provenance:
             None if places is None else places[counted],
             source or transitions.metadata.source,
         )
-
-    def with_source(self, source: str) -> Provenance:
-        """The same rows under another name."""
-        return dataclasses.replace(self, source=source)
 
 
 @dataclass(frozen=True)
