@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import difflib
+import re
 import unicodedata
 from collections.abc import Iterable
 
 # Longer messages quote a file, not its fault.
+_LONG_WORD = re.compile(r"\S{400,}")  # longer than honest paths
 _LONGEST_MESSAGE = 4000
 _TURNS = ("LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI")
 
@@ -35,7 +37,8 @@ class ConfigError(KofflineError):
 
 
 def printable(text: str) -> str:
-    """The text in one line that a terminal shows and does not obey, cut where it is very long."""
+    """The text in one line that a terminal shows and does not obey, long words and long texts cut."""
+    text = _LONG_WORD.sub(lambda word: f"{word[0][:80]}…{word[0][-20:]}", text)
     cut = text if len(text) <= _LONGEST_MESSAGE else f"{text[:_LONGEST_MESSAGE]}…"
     return "".join(c if c.isprintable() else " " if c.isspace() else "�" for c in cut)
 

@@ -14,10 +14,11 @@ import pytest
 from click.testing import CliRunner, Result
 
 from koffline.cli import cli
+from koffline.cli.targets import claim
 from koffline.data.sources import write_transitions
 from koffline.errors import ConfigError
 from koffline.store.run_record import digest_of
-from koffline.store.targets import LOCK, check_name, claim, locked
+from koffline.store.targets import LOCK, check_name, locked
 from tests.refusals import assert_refused
 from tests.train.small_runs import make_log
 

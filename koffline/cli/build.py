@@ -5,11 +5,11 @@ from __future__ import annotations
 import click
 
 from koffline.builders.control_kinds import KINDS
-from koffline.builders.target import BuildTarget, checked_seed, progress_bar, resumable
+from koffline.cli.build_target import BuildTarget, checked_seed, progress_bar, resumable
 from koffline.cli.options import worker_options
+from koffline.cli.targets import claim
 from koffline.errors import ConfigError
 from koffline.jobs.mapping import PassSettings
-from koffline.store.targets import claim
 
 _OUT = click.option(
     "--out", required=True, metavar="TARGET", help="An .hdf5 or .npz file, or minari:<id>; see koffline data."

@@ -16,11 +16,11 @@ from koffline.cli.options import (
     table_options,
     worker_options,
 )
+from koffline.cli.targets import claim
 from koffline.data.sources import FORMATS, SUFFIXES
 from koffline.data.spaces import SpaceRequest
 from koffline.errors import DataError
 from koffline.jobs.mapping import PassSettings
-from koffline.store.targets import claim
 
 _LAZY = click.option(
     "--lazy",

@@ -9,10 +9,10 @@ from typing import Any
 
 import click
 
-from koffline.cli.options import action_space_options, requested_space, table_options
+from koffline.cli.options import action_space_options, requested_space, result_options, table_options
+from koffline.cli.results import begin, end
 from koffline.errors import ConfigError
-from koffline.store.run_record import shown_command, start_run
-from koffline.store.targets import claim
+from koffline.store.run_record import shown_command
 
 _OWN = ("kloss", "fqe")
 _FOLDS = 2
@@ -63,11 +63,7 @@ Exit code 0 whether the test rejects or not; the verdict is 'rejects' in the JSO
     help="One setting of kloss or fqe: steps=2000.",
 )
 @click.option("--threads", type=int, help="Threads of this process; default 1.")
-@click.option("--out", metavar="DIR", help="Write diagnosis.json, plots and report.html there.")
-@click.option("--force", is_flag=True, help="Replace an earlier diagnosis in --out.")
-@click.option(
-    "--json", "as_json", is_flag=True, help="Print one JSON object on stdout and nothing else there."
-)
+@result_options("diagnosis.json")
 @action_space_options
 @table_options
 def diagnose(
@@ -84,31 +80,21 @@ def diagnose(
 ) -> None:
     """Check everything that can be checked before the long part, then diagnose and print."""
     settings = _checked(model, options)
-    if out is not None:
-        from koffline.report.diagnosis_page import MARKER
-        from koffline.report.folder import check_output_directory
+    from koffline.report.diagnosis_page import MARKER, write_diagnosis
+    from koffline.report.diagnosis_table import print_diagnosis
 
-        claim(out, check=lambda path: check_output_directory(path, force, MARKER))
-    run = start_run("diagnose") if out is not None else None
+    run = begin("diagnose", out, force, MARKER)
     # A user's policy or model may print while it is imported or called: stdout belongs to the result alone.
     with contextlib.redirect_stdout(sys.stderr):
         space = requested_space(discrete, continuous)
         diagnosis = _diagnose(data, policy, model, space, mapping, settings, options)
-    page = None
-    if out is not None and run is not None:
-        from koffline.ope.estimate import plain
-        from koffline.report.diagnosis_page import write_diagnosis
-
-        record = run.finish(
-            seed=diagnosis.seed, settings=plain(diagnosis.settings), seconds=round(diagnosis.seconds, 3)
-        )
-        page = write_diagnosis(diagnosis, Path(out), shown_command(), force, record)
-    if as_json:
-        click.echo(diagnosis.to_json())
-        return
-    from koffline.report.diagnosis_table import print_diagnosis
-
-    print_diagnosis(diagnosis, page)
+    end(
+        diagnosis,
+        run,
+        as_json,
+        lambda record: write_diagnosis(diagnosis, Path(str(out)), shown_command(), force, record),
+        lambda page: print_diagnosis(diagnosis, page),
+    )
 
 
 def _diagnose(

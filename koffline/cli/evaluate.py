@@ -6,7 +6,7 @@ import contextlib
 import json
 import math
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +18,14 @@ from koffline.cli.options import (
     open_for_reading,
     reading_options,
     requested_space,
+    result_options,
+    settings_options,
     table_options,
 )
+from koffline.cli.results import begin, end
 from koffline.data.transitions import Transitions
 from koffline.errors import ConfigError
-from koffline.store.run_record import StartedRun, shown_command, start_run
-from koffline.store.targets import claim
+from koffline.store.run_record import shown_command
 
 _ALL = "all"  # every estimator
 _ONE_AT_A_TIME = (
@@ -65,22 +67,11 @@ empirical-bernstein. What each promises is printed with it.
 @click.option("--level", type=float, help="Level of the interval; default 0.95.")
 @click.option("--seed", type=int, help="Seed of everything random; default 0.")
 @click.option(
-    "--initial-states", metavar="FILE", help="Start states (.npy, .npz or a log) instead of the log's."
-)
-@click.option("--config", metavar="FILE", help="YAML file of settings (see --set); options here win over it.")
-@click.option(
-    "--set", "assignments", multiple=True, metavar="KEY=VALUE", help="One setting, e.g. steps=2000."
-)
-@click.option(
     "--truth", metavar="NUMBER|FILE", help="The true value, or a JSON file with 'value', to show beside it."
 )
 @click.option("--device", help="cpu (default) or cuda.")
-@click.option("--threads", type=int, help="Threads of this process; default 1.")
-@click.option("--out", metavar="DIR", help="Write estimate.json, plots and report.html there.")
-@click.option("--force", is_flag=True, help="Replace an earlier report in --out.")
-@click.option(
-    "--json", "as_json", is_flag=True, help="Print one JSON object on stdout and nothing else there."
-)
+@settings_options
+@result_options("estimate.json")
 @action_space_options
 @table_options
 @reading_options
@@ -106,29 +97,30 @@ def evaluate(
     layers = [read_yaml(config) if config else {}, parse_assignments(assignments), options]
     several = _requested_estimators(layers)
     true_value = None if truth is None else _read_truth(truth)
-    if out is not None:
-        from koffline.report.folder import check_output_directory
-
-        claim(out, check=lambda path: check_output_directory(path, force, _marker(several)))
-    run = start_run("evaluate") if out is not None else None
+    marker, write, show = _report_of(several)
+    run = begin("evaluate", out, force, marker)
     # A user's policy may print while it is imported or called: stdout belongs to the result alone.
     with contextlib.redirect_stdout(sys.stderr):
         space = requested_space(discrete, continuous)
         found = _evaluate(data, policy, layers, initial_states, space, mapping, several, reading)
-    page = None
-    if out is not None and run is not None:
-        page = _write(found, Path(out), true_value, force, several, run)
-    if as_json:
-        click.echo(found.to_json())
-        return
-    if several is not None:
-        from koffline.report.estimators_table import print_estimates
+    end(
+        found,
+        run,
+        as_json,
+        lambda record: write(found, Path(str(out)), true_value, shown_command(), force, record),
+        lambda page: show(found, true_value, page),
+    )
 
-        print_estimates(found, true_value, page)
-        return
-    from koffline.report.table import print_estimate
 
-    print_estimate(found, true_value, page)
+def _report_of(several: tuple[str, ...] | None) -> tuple[str, Callable[..., Path], Callable[..., None]]:
+    """The file that marks a folder of such results, what writes one and what prints a table."""
+    if several is None:
+        from koffline.report import page, table
+
+        return page.MARKER, page.write_report, table.print_estimate
+    from koffline.report import estimators_page, estimators_table
+
+    return estimators_page.MARKER, estimators_page.write_estimates, estimators_table.print_estimates
 
 
 def _requested_estimators(layers: list[dict[str, Any]]) -> tuple[str, ...] | None:
@@ -167,29 +159,6 @@ def _names(text: str) -> tuple[str, ...]:
             raise ConfigError(f"estimator is '{text}'; '{_ALL}' stands by itself: give names or {_ALL}")
         check_estimator(name)
     return names
-
-
-def _marker(several: tuple[str, ...] | None) -> str:
-    if several is None:
-        from koffline.report.page import MARKER
-    else:
-        from koffline.report.estimators_page import MARKER
-    return MARKER
-
-
-def _write(
-    found: Any, out: Path, truth: float | None, force: bool, several: tuple[str, ...] | None, run: StartedRun
-) -> Path:
-    from koffline.ope.estimate import plain
-
-    record = run.finish(seed=found.seed, settings=plain(found.settings), seconds=round(found.seconds, 3))
-    if several is None:
-        from koffline.report.page import write_report
-
-        return write_report(found, out, truth, shown_command(), force, record)
-    from koffline.report.estimators_page import write_estimates
-
-    return write_estimates(found, out, truth, shown_command(), force, record)
 
 
 def _evaluate(

@@ -73,8 +73,8 @@ def online(
         raise click.UsageError(f"--resume {resume}: there is no such folder")
     settings = load_config(source, assignments)
     # After the settings: what is misspelt is said before torch is loaded.
+    from koffline.cli.targets import claim
     from koffline.online.run import default_folder, train
-    from koffline.store.targets import claim
 
     option = "--out" if resume is None else "--resume"
     folder = resume if resume is not None else default_folder(settings) if out is None else out

@@ -73,6 +73,37 @@ def requested_space(discrete: int | None, continuous: tuple[float, float] | None
     return Bounds(*continuous) if continuous is not None else None
 
 
+def settings_options(command: Command) -> Command:
+    """``--initial-states``, ``--config``, ``--set`` (the parameter ``assignments``) and ``--threads``."""
+    for option in (
+        click.option("--threads", type=int, help="Threads of this process; default 1."),
+        click.option(
+            "--set", "assignments", multiple=True, metavar="KEY=VALUE", help="One setting, e.g. steps=2000."
+        ),
+        click.option(
+            "--config", metavar="FILE", help="YAML file of settings (see --set); options here win over it."
+        ),
+        click.option(
+            "--initial-states", metavar="FILE", help="Start states (.npy, .npz or a log), not the log's."
+        ),
+    ):
+        command = option(command)
+    return command
+
+
+def result_options(file: str) -> Callable[[Command], Command]:
+    """``--out``, ``--force`` and ``--json`` (the parameter ``as_json``). file: what is written into --out."""
+
+    def add(command: Command) -> Command:
+        text = "Print one JSON object on stdout and nothing else there."
+        command = click.option("--json", "as_json", is_flag=True, help=text)(command)
+        command = click.option("--force", is_flag=True, help="Replace earlier results in --out.")(command)
+        about = f"Write {file}, plots and report.html there."
+        return click.option("--out", metavar="DIR", help=about)(command)
+
+    return add
+
+
 def table_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options of a table; the command gets ``mapping``: a TableMapping, or None for no option."""
 

@@ -10,8 +10,9 @@ from typing import Any
 
 import click
 
+from koffline.cli.targets import claim
 from koffline.errors import ConfigError, DataError
-from koffline.store.targets import check_name, claim
+from koffline.store.targets import check_name
 from koffline.untrusted.limits import read_json
 
 
@@ -50,9 +51,9 @@ def plot(paths: tuple[str, ...], save: str | None, **options: Any) -> None:
       koffline plot runs/a/critic_loss.csv runs/b/critic_loss.csv --label kloss --label td
       koffline plot runs/a/critic_loss.csv --window 10 --show-steps --save loss.svg
     """
+    from koffline.cli.figures import check_where, save_or_show
     from koffline.runs.figures import PlotOptions, draw_metrics, line_labels
     from koffline.runs.metrics import describe, read_metric
-    from koffline.runs.showing import check_where, save_or_show
 
     settings = PlotOptions(**options)
     line_labels(settings, [Path(path) for path in paths])
@@ -76,9 +77,9 @@ def plot_all(path: str, title: str | None, save: str | None) -> None:
       koffline plot-all runs/a --save a.png
       koffline plot-all d3rlpy_logs/DQN_20240101000000 --title "DQN on CartPole"
     """
+    from koffline.cli.figures import check_where, save_or_show
     from koffline.runs.figures import draw_grid, grid_size
     from koffline.runs.metrics import metric_files, read_metric
-    from koffline.runs.showing import check_where, save_or_show
 
     files, metrics = metric_files(path), []
     check_where(save, [*files, Path(path) / "params.json"])

@@ -11,10 +11,16 @@ from typing import Any
 
 import click
 
-from koffline.cli.options import action_space_options, requested_space, table_options
+from koffline.cli.options import (
+    action_space_options,
+    requested_space,
+    result_options,
+    settings_options,
+    table_options,
+)
+from koffline.cli.results import begin, end
 from koffline.errors import ConfigError
-from koffline.store.run_record import StartedRun, shown_command, start_run
-from koffline.store.targets import claim
+from koffline.store.run_record import shown_command
 from koffline.untrusted.limits import read_json
 
 _EXAMPLES = """Which of several POLICIES is worth most from the initial states of DATA?
@@ -65,19 +71,8 @@ class _Several(click.Command):
 @click.option("--truths", multiple=True, metavar="NUMBERS|FILE", help="True values: adds regret and ranks.")
 @click.option("--top-k", type=int, default=5, help="Largest k of regret@k; default 5.")
 @click.option("--threshold", type=float, help="A value to exceed: says which intervals lie above it.")
-@click.option(
-    "--initial-states", metavar="FILE", help="Start states (.npy, .npz or a log) instead of the log's."
-)
-@click.option("--config", metavar="FILE", help="YAML file of settings (see --set); options here win over it.")
-@click.option(
-    "--set", "assignments", multiple=True, metavar="KEY=VALUE", help="One setting, e.g. steps=2000."
-)
-@click.option("--threads", type=int, help="Threads of this process; default 1.")
-@click.option("--out", metavar="DIR", help="Write ranking.json, plots and report.html there.")
-@click.option("--force", is_flag=True, help="Replace an earlier ranking in --out.")
-@click.option(
-    "--json", "as_json", is_flag=True, help="Print one JSON object on stdout and nothing else there."
-)
+@settings_options
+@result_options("ranking.json")
 @action_space_options
 @table_options
 def select(
@@ -102,33 +97,21 @@ def select(
     settings.update({key: value for key, value in options.items() if value is not None})
     _check(specs, settings)
     true_values = read_truths(truths, specs) if truths else None
-    if out is not None:
-        from koffline.report.folder import check_output_directory
-        from koffline.report.selection_page import MARKER
+    from koffline.report.selection_page import MARKER, write_ranking
+    from koffline.report.selection_table import print_ranking
 
-        claim(out, check=lambda path: check_output_directory(path, force, MARKER))
-    run = start_run("select") if out is not None else None
+    run = begin("select", out, force, MARKER)
     # A user's policy may print while it is imported or called: stdout belongs to the result alone.
     with contextlib.redirect_stdout(sys.stderr):
         space = requested_space(discrete, continuous)
         ranking = _select(data, specs, true_values, initial_states, space, mapping, settings)
-    _show(ranking, out, force, as_json, run)
-
-
-def _show(ranking: Any, out: str | None, force: bool, as_json: bool, run: StartedRun | None) -> None:
-    """The report, if asked for; then JSON or a table."""
-    page = None
-    if out is not None and run is not None:
-        from koffline.report.selection_page import write_ranking
-
-        record = run.finish(seed=ranking.seed, settings=ranking.settings, seconds=round(ranking.seconds, 3))
-        page = write_ranking(ranking, Path(out), shown_command(), force, record)
-    if as_json:
-        click.echo(ranking.to_json())
-        return
-    from koffline.report.selection_table import print_ranking
-
-    print_ranking(ranking, page)
+    end(
+        ranking,
+        run,
+        as_json,
+        lambda record: write_ranking(ranking, Path(str(out)), shown_command(), force, record),
+        lambda page: print_ranking(ranking, page),
+    )
 
 
 def _select(

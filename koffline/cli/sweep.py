@@ -64,7 +64,7 @@ def sweep(
 
     plan = make_plan(config, **asked)
     # After the plan: what is misspelt is said before torch is loaded.
-    from koffline.store.targets import claim
+    from koffline.cli.targets import claim
     from koffline.train.sweep import RECORD, SweepSettings, inputs_of, run_sweep
     from koffline.train.sweep_summary import print_summary
 

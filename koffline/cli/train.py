@@ -46,7 +46,7 @@ def train(
 
     settings = load_config(config, assignments, data)
     # After the settings: what is misspelt is said before torch is loaded.
-    from koffline.store.targets import claim
+    from koffline.cli.targets import claim
     from koffline.train.folder import RECORD
     from koffline.train.run import train as run
 

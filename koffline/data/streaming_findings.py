@@ -12,6 +12,7 @@ from koffline.data.flat import rows_are_linked
 from koffline.data.repeated_rows import RepeatedRows
 from koffline.data.row_block import RowBlock
 from koffline.data.spaces import ActionSpace, Discrete
+from koffline.data.wording import counted
 
 _MOST_LISTED = 20
 _FEW_EPISODES = 10
@@ -196,7 +197,7 @@ class WarningTally:
             yield "no episodes: every row counts as an initial state, and intervals resample single rows"
             return
         if self._episodes < _FEW_EPISODES:
-            yield f"only {self._episodes} episodes: an interval from so few is rough"
+            yield f"only {counted(self._episodes, 'episode')}: an interval from so few is rough, or none"
         unfinished = self._unfinished
         if unfinished.count:
             yield (

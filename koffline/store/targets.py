@@ -1,7 +1,7 @@
 """Where results go: never onto what a command reads, and never where another command writes.
 
-One rule for all commands, kept before any work: `claim` for what a command line names, `locked` where Python
-may name a folder of results too.
+One rule for all commands, kept before any work (`koffline.cli.targets.claim`), and a lock that Python's calls
+keep too.
 """
 
 from __future__ import annotations
@@ -9,50 +9,18 @@ from __future__ import annotations
 import contextlib
 import glob
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextvars import ContextVar
 from pathlib import Path
 
-import click
-
 from koffline.errors import ConfigError, DataError
 from koffline.store.files import minari_folder
-from koffline.store.run_record import FILE, named_in, path_of
+from koffline.store.run_record import FILE, path_of
 from koffline.store.temporaries import temporary_beside
 
 LOCK = ".lock"
 _MOST_TRIES = 100  # to make a folder that others remove; in /proc there will never be one
-# Texts that name no files; a file or folder of that name is there by chance.
-_NO_FILES = frozenset((
-    "--device", "--env", "--env-id", "--env-option", "--estimator", "--format", "--interval", "--label",
-    "--memory", "--method", "--metric", "--only", "--part", "--ray", "--title", "--xlabel", "--ylabel",
-))  # fmt: skip
-_WORDS = ("uniform", "kloss", "fqe")  # a file of such a name is given as ./uniform
 _claims: ContextVar[frozenset[Path]] = ContextVar("claims", default=frozenset())
-
-
-def claim(
-    out: str | Path,
-    option: str = "--out",
-    check: Callable[[Path], object] | None = None,
-    adds: str | None = None,
-    reads: Iterable[str | Path | None] | None = None,
-) -> Path:
-    """The path that a command line names for results: checked, and this command's alone until it ends.
-
-    option: how it was named. check: what else may be wrong with the path, raising KofflineError. adds: the
-    file that makes a folder ours where results are added to one; else ``out`` itself gives way. reads: what
-    the command reads, by default what its words name. Raises ConfigError before anything is written.
-    """
-    path = check_name(_local(str(out)), option, is_whole=adds is None)
-    if adds is None or reads is not None:
-        check_apart(named_beside(option) if reads is None else reads, out, option)
-    if "://" in str(out) and path == Path(out):  # storage elsewhere has no locks
-        return path
-    if check is not None:
-        check(path)
-    click.get_current_context().with_resource(_claimed(path if adds is None else path / adds))
-    return path
 
 
 def check_name(out: str | Path, option: str = "--out", is_whole: bool = True) -> Path:
@@ -85,7 +53,7 @@ def check_apart(reads: Iterable[str | Path | None], target: str | Path, option: 
     A folder of results within a folder that is read is no part of it. Names that stand for nothing are passed
     over.
     """
-    place = _local(str(target))
+    place = local_name(str(target))
     for name in dict.fromkeys(str(name) for name in reads if name is not None):
         same_url = "://" in place and name == place
         if same_url or any(_overlap(path, Path(place)) for path in _places(name)):
@@ -117,8 +85,8 @@ def locked(target: Path, wait: bool = False) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _claimed(target: Path) -> Iterator[None]:
-    """The lock of a command, which what it calls has too."""
+def claimed(target: Path) -> Iterator[None]:
+    """The lock of a command, which what it calls has too. Raises ConfigError."""
     with locked(target):
         token = _claims.set(_claims.get() | {_real(target)})
         try:
@@ -184,29 +152,10 @@ def _make_folders(folder: Path) -> list[Path]:
     return missing
 
 
-def named_beside(option: str) -> Iterator[str]:
-    """What the parameters of the command that runs may name besides the target that ``option`` names.
-
-    Numbers, choices and names of other things than files are passed over, whatever lies here by such a name.
-    """
-    context = click.get_current_context(silent=True)
-    for parameter in context.command.params if context is not None else ():
-        names = (*parameter.opts, parameter.human_readable_name)
-        is_column = str(parameter.name).startswith("table_") and parameter.name != "table_mapping"
-        is_text = isinstance(parameter.type, click.types.StringParamType)
-        if not is_text or is_column or option in names or _NO_FILES.intersection(names):
-            continue
-        assert context is not None
-        value = context.params.get(str(parameter.name))
-        for word in value if isinstance(value, tuple) else (value,):
-            if word and word not in _WORDS:
-                yield from named_in(["", word])
-
-
 def _places(name: str) -> list[Path]:
     """What is there under a name, or under a pattern."""
     try:
-        local = _local(name)
+        local = local_name(name)
     except DataError:  # it is said by those who open it
         return []
     named = Path(local) if local in (".", "..") else path_of(local)
@@ -214,7 +163,7 @@ def _places(name: str) -> list[Path]:
     return [path for path in (named, *map(Path, found)) if path is not None]
 
 
-def _local(name: str) -> str:
+def local_name(name: str) -> str:
     """The path behind file://… and minari:<id>; other names as they are. Raises DataError for a wrong id."""
     if name.startswith("minari:"):
         return str(minari_folder(name.removeprefix("minari:")))

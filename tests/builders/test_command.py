@@ -8,8 +8,8 @@ from click.testing import CliRunner
 
 import koffline
 from koffline.builders.rollouts import RolloutPlayer
-from koffline.builders.target import progress_bar
 from koffline.cli import cli
+from koffline.cli.build_target import progress_bar
 
 
 @pytest.fixture

@@ -57,7 +57,8 @@ def _reasons(workspace: Workspace, found: PointEstimate) -> list[str] | None:
         return []
     if found.interval.kind in CERTIFIED_KINDS:
         return None
-    reasons = workspace.limits.reasons_for_no_interval(by_rows=found.interval.kind in SYSTEM_KINDS)
+    by_rows = found.interval.kind in SYSTEM_KINDS and found.interval.kind != BOOTSTRAP_PIVOT
+    reasons = workspace.limits.reasons_for_no_interval(by_rows)
     if found.name in (*FITTED, *WITH_MODEL, "drl"):
         fitted = workspace.fitted
         heads = {head: replica_interval(fitted, head) for head in fitted.estimate_by_head()}

@@ -40,6 +40,12 @@ class Spread:
         return Spread(count, self.mean + gap * other.count / count, squares)
 
     @property
+    def effective_count(self) -> float:
+        """(Σ)² / Σ² of the numbers, their count where all are equal; 0 of none."""
+        total = self.squares + self.count * self.mean**2
+        return (self.count * self.mean) ** 2 / total if total > 0.0 else 0.0
+
+    @property
     def standard_error(self) -> float | None:
         """Of the mean; None for fewer than two numbers."""
         if self.count < 2.0:
@@ -49,47 +55,49 @@ class Spread:
 
 @dataclass(frozen=True)
 class LogFacts:
-    """Of the rows read. ``returns``: discounted, as episodes were cut.
+    """Of the rows read. ``returns``: of episodes, discounted, as they were cut.
 
+    ``weights``: of episodes, of rows where there are none.
     ``going_on`` and ``final``: range of the rewards of rows with weight, of those after which an episode goes
     on and of those that end one; None where there are none.
     """
 
     rows: int = 0
-    weighted_rows: int = 0
     terminated: int = 0
     truncated: int = 0
     going_on: tuple[float, float] | None = None
     final: tuple[float, float] | None = None
     longest_episode: int = 0
     returns: Spread = Spread()
+    weights: Spread = Spread()
 
     @classmethod
     def of(cls, block: RowBlock, ended: EndedEpisodes) -> LogFacts:
         """Of a block, and of the episodes that ended in it."""
-        counted = np.ones(len(block), np.bool_) if block.weights is None else block.weights > 0.0
+        weights = np.ones(len(block)) if block.weights is None else np.asarray(block.weights)
+        counted = weights > 0.0
         rewards, terminated = np.asarray(block.rewards), np.asarray(block.terminated)
         return cls(
             rows=len(block),
-            weighted_rows=int(counted.sum()),
             terminated=int(block.terminated.sum()),
             truncated=int((block.truncated & ~block.terminated).sum()),
             going_on=reward_range(rewards[counted & ~terminated]),
             final=reward_range(rewards[counted & terminated]),
             longest_episode=int(ended.lengths.max(initial=0)),
             returns=Spread.of(ended.returns),
+            weights=Spread.of(weights if block.steps is None else ended.shares),
         )
 
     def __add__(self, other: LogFacts) -> LogFacts:
         return LogFacts(
             rows=self.rows + other.rows,
-            weighted_rows=self.weighted_rows + other.weighted_rows,
             terminated=self.terminated + other.terminated,
             truncated=self.truncated + other.truncated,
             going_on=_joined(self.going_on, other.going_on),
             final=_joined(self.final, other.final),
             longest_episode=max(self.longest_episode, other.longest_episode),
             returns=self.returns + other.returns,
+            weights=self.weights + other.weights,
         )
 
     def limits(self, request: Request, copies: float) -> Limits:
@@ -99,7 +107,7 @@ class LogFacts:
         if given is not None:
             going_on, final = given, None if final is None else given
         return Limits(
-            units=float(self.returns.count if has_episodes else self.weighted_rows),
+            units=self.weights.effective_count,
             by_episode=has_episodes,
             fixed_starts=request.initial_observations is not None,
             longest=self.longest_episode if has_episodes else None,

@@ -106,7 +106,7 @@ def sum_over_shards(plan: PassPlan, shards: tuple[int, ...]) -> PassSums:
             reader, last = EpisodeReader(frame.gamma), None
             for block in plan.log.shard_blocks(shard, plan.block_rows):
                 rows = _read(frame, reader, block)
-                facts = facts + LogFacts.of(block, rows.ended)
+                facts += LogFacts.of(block, rows.ended)
                 if episodes is not None:
                     episodes.add(frame, block, rows)
                 if moments is not None:
@@ -114,7 +114,12 @@ def sum_over_shards(plan: PassPlan, shards: tuple[int, ...]) -> PassSums:
                 last = block
             if last is not None and last.steps is not None:
                 ended = reader.flush()
-                facts = facts + _facts_of_last(ended.returns, ended.lengths)
+                longest = int(ended.lengths.max(initial=0))
+                facts += LogFacts(
+                    longest_episode=longest,
+                    returns=Spread.of(ended.returns),
+                    weights=Spread.of(ended.shares),
+                )
                 if episodes is not None:
                     episodes.add_ended(frame, shard, ended)
     return PassSums(moments, facts, episodes)
@@ -130,10 +135,6 @@ def _read(frame: Frame, reader: EpisodeReader, block: RowBlock) -> EpisodeRows:
         taken = action_log_probabilities(block, frame.policy)
         ratios = taken - np.asarray(block.behavior_log_probabilities, dtype=np.float64)
     return reader.read(block, ratios, row_weights(frame, block))
-
-
-def _facts_of_last(returns: np.ndarray, lengths: np.ndarray) -> LogFacts:
-    return LogFacts(longest_episode=int(lengths.max(initial=0)), returns=Spread.of(returns))
 
 
 def _added(first: PassSums, second: PassSums) -> PassSums:

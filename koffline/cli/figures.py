@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from koffline.cli.targets import claim
 from koffline.errors import ConfigError
 from koffline.runs.figures import STYLE
 from koffline.store.files import atomic_file, check_target
-from koffline.store.targets import claim
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

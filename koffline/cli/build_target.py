@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from koffline.cli.targets import claim, named_beside
 from koffline.errors import ConfigError, DataError
 from koffline.store.run_record import full_command
-from koffline.store.targets import check_apart, check_name, claim, named_beside
+from koffline.store.targets import check_apart, check_name
 
 if TYPE_CHECKING:
     from koffline.builders.resumable import PartsFolder
