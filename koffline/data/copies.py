@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Int, UInt64
 
-from koffline.data.disk.unit_hash import unit_hash
 from koffline.data.repeated_rows import ROW_NUMBERS, hash_rows
 from koffline.data.transitions import Transitions
+from koffline.data.unit_hash import unit_hash
 from koffline.data.wording import counted
 
 _FEW_ALIKE = 0.2  # share of episodes with the actions and rewards of another

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from koffline.data.disk.unit_hash import unit_hash
 from koffline.data.row_block import RowBlock
 from koffline.data.transitions import Transitions
+from koffline.data.unit_hash import unit_hash
 
 _MERGED_AT_ONCE = 2**20
 ROW_NUMBERS = ("observations", "actions", "rewards", "next_observations")

@@ -16,8 +16,9 @@ from koffline.batches import Table
 from koffline.config import EvaluationSettings
 from koffline.fitting import FitRecord, Progress
 from koffline.kernels import FourierFeatures, Gaussian, median_bandwidth, random_fourier_features
+from koffline.ope.ensemble import Ensemble
 from koffline.ope.last_layer import accumulate_systems, minimise_kernel_loss, solve_temporal_difference
-from koffline.ope.learning import Ensemble, fit_features, make_table, start_values
+from koffline.ope.learning import fit_features, make_table, start_values
 from koffline.ope.problem import EvaluationProblem
 from koffline.replicas import StackedMLP
 

@@ -13,8 +13,8 @@ from koffline.config import EvaluationSettings
 from koffline.data.transitions import Transitions
 from koffline.errors import KofflineError
 from koffline.fitting import Progress, threads
+from koffline.ope.ensemble import draw_ensemble
 from koffline.ope.fitted import FittedValues, fit_value_functions
-from koffline.ope.learning import draw_ensemble
 from koffline.ope.problem import EvaluationProblem, prepare_problem
 from koffline.ope.provenance import Provenance
 from koffline.ope.value_functions import ACTION, ValueFunction
@@ -73,7 +73,7 @@ def fit_value_function(
     with torch.no_grad(), threads(settings.threads):
         generator = np.random.default_rng(settings.seed)
         problem = prepare_problem(transitions, policy, settings.gamma, settings.action_draws, generator)
-        ensemble = draw_ensemble(problem, settings.full_replicas, 0, generator)
+        ensemble = draw_ensemble(problem, settings.full_replicas, 0, settings.seed)
         fitted = fit_value_functions(problem, ensemble, settings, progress)
         return fitted_value_function(fitted, transitions)
 

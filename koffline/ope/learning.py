@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -16,53 +15,13 @@ from koffline.config import EvaluationSettings
 from koffline.fitting import FitRecord, FitSettings, Progress, fit
 from koffline.objectives import fitted_q
 from koffline.ope.blocks import row_blocks
+from koffline.ope.ensemble import Ensemble
 from koffline.ope.problem import EvaluationProblem
 from koffline.replicas import StackedMLP
 
 _PROBES = 40
 _FINENESS = 16  # how many rows of a mini-batch sample stand for one row of mean weight
 _MOST_COPIES = 2_000_000  # rows in such a sample
-
-
-@dataclass(frozen=True, eq=False)
-class Ensemble:
-    """R replicas: the first F trained on the whole log, the others each on resampled episodes.
-
-    ``row_counts (R, N)`` say how often a replica's sample holds a row, ones for the first F. ``row_weights
-    (R, N)`` and ``start_weights (R, E)`` are such counts of rows and start states times the log's own
-    weights. ``seeds (R,)`` decide initial parameters and mini-batches.
-    """
-
-    row_counts: Tensor
-    row_weights: Tensor
-    start_weights: Tensor
-    full: int
-    seeds: tuple[int, ...]
-
-    @property
-    def roles(self) -> tuple[str, ...]:
-        """ "full" or "resampled" per replica."""
-        return ("full",) * self.full + ("resampled",) * (len(self.seeds) - self.full)
-
-
-def draw_ensemble(
-    problem: EvaluationProblem, full: int, resampled: int, generator: np.random.Generator
-) -> Ensemble:
-    """Bootstrap counts of episodes (rows where there are none) for every resampled replica."""
-    rows = [np.ones(problem.n_rows, dtype=np.int64)] * full
-    starts = [np.ones(len(problem.start_inputs), dtype=np.int64)] * full
-    for _ in range(resampled):
-        row_counts, start_counts = problem.resample(generator)
-        rows.append(row_counts)
-        starts.append(start_counts)
-    seeds = tuple(int(seed) for seed in generator.integers(2**31, size=full + resampled))
-    return Ensemble(
-        row_counts=torch.as_tensor(np.stack(rows)),
-        row_weights=torch.as_tensor(np.stack(rows) * problem.row_weights),
-        start_weights=torch.as_tensor(np.stack(starts) * problem.start_weights),
-        full=full,
-        seeds=seeds,
-    )
 
 
 def make_table(problem: EvaluationProblem, device: str) -> Table:

@@ -69,28 +69,6 @@ class EvaluationProblem:
         weights = np.add.reduceat(self.row_weights, self.episode_starts) / lengths
         return float(weights.sum() ** 2 / np.square(weights).sum())
 
-    def resample(self, generator: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        """Counts of rows (N,) and of start states (E,) in one bootstrap draw of episodes (or rows).
-
-        Episodes whose rows all have weight zero are not there to be drawn; a draw in which no start state has
-        weight is drawn again.
-        """
-        units = np.flatnonzero(np.add.reduceat(self.row_weights, self.episode_starts))
-        lengths = np.diff(np.append(self.episode_starts, self.n_rows))
-        while True:
-            counts = _resampled_counts(units, len(self.episode_starts), generator)
-            starts = counts
-            if self.fixed_starts:
-                n_starts = len(self.start_inputs)
-                starts = _resampled_counts(np.arange(n_starts), n_starts, generator)
-            if np.any(starts * self.start_weights > 0.0):
-                return np.repeat(counts, lengths), starts
-
-
-def _resampled_counts(units: np.ndarray, size: int, generator: np.random.Generator) -> np.ndarray:
-    """How often each of 0 … size − 1 occurs in len(units) draws from ``units``, (size,)."""
-    return np.bincount(units[generator.integers(len(units), size=len(units))], minlength=size)
-
 
 def prepare_problem(
     transitions: Transitions,

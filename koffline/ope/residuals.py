@@ -13,7 +13,7 @@ from torch import Tensor
 
 from koffline.batches import Table
 from koffline.ope.blocks import row_blocks
-from koffline.ope.learning import Ensemble
+from koffline.ope.ensemble import Ensemble
 from koffline.replicas import StackedMLP
 
 _SAMPLE_ROWS = 20_000

@@ -14,6 +14,7 @@ from koffline.data.transitions import Transitions
 from koffline.errors import DataError, KofflineError, PolicyError
 from koffline.fitting import Progress
 from koffline.ope.coverage import Coverage, measure_coverage
+from koffline.ope.ensemble import Ensemble, draw_ensemble
 from koffline.ope.features import (
     FeatureSystem,
     default_features,
@@ -22,7 +23,7 @@ from koffline.ope.features import (
 )
 from koffline.ope.fitted import FittedValues, fit_value_functions
 from koffline.ope.importance.problem import EpisodeProblem, prepare_episodes
-from koffline.ope.learning import Ensemble, draw_ensemble, fit_features, make_table
+from koffline.ope.learning import fit_features, make_table
 from koffline.ope.limits import Limits
 from koffline.ope.out_of_bag import out_of_bag_values
 from koffline.ope.problem import EvaluationProblem, prepare_problem, value_bounds
@@ -89,9 +90,7 @@ class Workspace:
     def ensemble(self) -> Ensemble:
         """Which rows every network is trained on."""
         settings = self.settings
-        return draw_ensemble(
-            self.problem, settings.full_replicas, settings.resampled_replicas, self._generator
-        )
+        return draw_ensemble(self.problem, settings.full_replicas, settings.resampled_replicas, settings.seed)
 
     @cached_property
     def fitted(self) -> FittedValues:
@@ -160,7 +159,7 @@ class Workspace:
         It is trained by itself, so that closed forms are the same whatever else is asked for.
         """
         settings = self.settings
-        alone = draw_ensemble(self.problem, 1, 0, np.random.default_rng([settings.seed, 2]))
+        alone = draw_ensemble(self.problem, 1, 0, settings.seed, stream=2)
         table = make_table(self.problem, settings.device)
         record = fit_features(table, self.problem, alone, settings, progress=self._progress)
         if record.diverged_at[0] is not None:

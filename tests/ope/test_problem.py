@@ -1,10 +1,14 @@
 """Preparation: standardising, scaling, bounds, the policy's actions, and resampling."""
 
+import math
+
 import numpy as np
 import pytest
+from scipy import stats
 
 import koffline
 from koffline.errors import DataError
+from koffline.ope.ensemble import draw_ensemble, poisson_counts
 from koffline.ope.problem import prepare_problem
 from tests.ope.problems import NOISY, SOFT, continuous_log, discrete_log, prepared
 
@@ -79,17 +83,33 @@ def test_constant_columns_and_far_states() -> None:
     assert problem.next_inputs.max() == 10.0
 
 
-def test_resampling_draws_whole_episodes_and_their_starts() -> None:
+def test_resampling_counts_whole_episodes_and_their_starts() -> None:
     problem = prepared("discrete")
-    rows, starts = problem.resample(np.random.default_rng(1))
-    assert starts.sum() == 6
-    np.testing.assert_array_equal(rows, np.repeat(starts, 10))
-    alone_rows, alone_starts = prepared("continuous").resample(np.random.default_rng(1))
-    np.testing.assert_array_equal(alone_rows, alone_starts)
-    assert alone_rows.sum() == 50
+    ensemble = draw_ensemble(problem, 1, 3, seed=1)
+    assert ensemble.roles == ("full", "resampled", "resampled", "resampled")
+    np.testing.assert_array_equal(ensemble.row_counts, ensemble.start_weights.repeat_interleave(10, dim=1))
+    np.testing.assert_array_equal(ensemble.row_counts[0], np.ones(60))
+    assert not np.array_equal(ensemble.row_counts[1], ensemble.row_counts[2])
+    alone = draw_ensemble(prepared("continuous"), 0, 2, seed=1)
+    np.testing.assert_array_equal(alone.row_counts, alone.start_weights)
     given = prepare_problem(discrete_log(), SOFT, 0.9, 1, np.random.default_rng(0), np.zeros((4, 2)))
-    rows, starts = given.resample(np.random.default_rng(1))
-    assert (rows.sum(), starts.shape, starts.sum()) == (60, (4,), 4)
+    assert draw_ensemble(given, 0, 2, seed=1).start_weights.shape == (2, 4)
+
+
+def test_a_resampled_log_always_has_a_start() -> None:
+    """One episode is left out by a Poisson bootstrap with probability 1/e; it is drawn again then."""
+    problem = prepare_problem(discrete_log().select(np.arange(10)), SOFT, 0.9, 1, np.random.default_rng(0))
+    assert (draw_ensemble(problem, 0, 40, seed=0).start_weights > 0.0).all()
+
+
+def test_poisson_counts_have_the_law_of_their_name() -> None:
+    counts = np.concatenate([poisson_counts(3, stream, np.arange(20_000)) for stream in range(5)])
+    expected = stats.poisson.pmf(np.arange(5), 1.0)
+    observed = np.bincount(np.minimum(counts, 5), minlength=6)[:5] / len(counts)
+    np.testing.assert_allclose(observed, expected, atol=5.0 * 0.5 / math.sqrt(len(counts)))
+    first, second = poisson_counts(3, 0, np.arange(20_000)), poisson_counts(3, 1, np.arange(20_000))
+    assert abs(np.corrcoef(first, second)[0, 1]) < 5.0 / math.sqrt(20_000)
+    np.testing.assert_array_equal(poisson_counts(3, 0, np.arange(7, 90)), first[7:90])
 
 
 def test_images_are_refused_with_the_remedy() -> None:

@@ -5,7 +5,8 @@ import pytest
 import torch
 
 from koffline.kernels import Gaussian, random_fourier_features
-from koffline.ope.learning import draw_ensemble, start_values
+from koffline.ope.ensemble import draw_ensemble
+from koffline.ope.learning import start_values
 from koffline.ope.residuals import compute_residuals, summarise_residuals
 from tests.ope.problems import plain_q, prepared, stack
 
@@ -53,7 +54,7 @@ def test_held_out_loss_is_the_u_statistic_of_unseen_rows(monkeypatch):
     monkeypatch.setattr("koffline.ope.blocks._MOST_ROWS", 13)
     problem = prepared("discrete")
     network, table = stack(problem, replicas=3)
-    ensemble = draw_ensemble(problem, 1, 2, np.random.default_rng(5))
+    ensemble = draw_ensemble(problem, 1, 2, seed=5)
     instruments = random_fourier_features(
         Gaussian(1.0), table.kernel_inputs.shape[1], 60, torch.Generator().manual_seed(1)
     )

@@ -15,10 +15,10 @@ import numpy as np
 from koffline.data import remote
 from koffline.data.disk.flat_files import BLOCK_BYTES, Column, FlatShard, OpenShard, block_rows
 from koffline.data.disk.shards import ShardInfo
-from koffline.data.disk.unit_hash import unit_hash
 from koffline.data.row_block import RowBlock, check_joined, checked_block
 from koffline.data.spaces import ActionSpace
 from koffline.data.transitions import Metadata, Transitions
+from koffline.data.unit_hash import unit_hash
 from koffline.errors import DataError
 from koffline.store.files import reading
 from koffline.untrusted.limits import check_memory

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from koffline.data.disk.unit_hash import unit_hash
 from koffline.data.remote import is_url
 from koffline.data.row_block import ROW_COLUMNS, RowBlock
 from koffline.data.transitions import Transitions
+from koffline.data.unit_hash import unit_hash
 from koffline.errors import DataError
 
 if TYPE_CHECKING:

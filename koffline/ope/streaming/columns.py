@@ -9,8 +9,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from koffline.data.disk.unit_hash import unit_hash
 from koffline.data.row_block import RowBlock
+from koffline.data.unit_hash import unit_hash
 from koffline.ope.streaming.frame import Frame
 from koffline.policies import ContinuousPolicy, DiscretePolicy
 from koffline.solvers.linear import combine_features

@@ -20,10 +20,11 @@ from koffline.fitting import FitRecord, Progress
 from koffline.kernels import FourierFeatures
 from koffline.ope.coverage import Coverage, measure_coverage
 from koffline.ope.diagnostics import logged_action_overlap
+from koffline.ope.ensemble import draw_ensemble
 from koffline.ope.features import default_features, make_instruments
 from koffline.ope.fitted import start_value_probe
 from koffline.ope.fitted_function import units_of
-from koffline.ope.learning import draw_ensemble, fit_features, make_table
+from koffline.ope.learning import fit_features, make_table
 from koffline.ope.problem import START_DRAWS, EvaluationProblem, prepare_problem
 from koffline.ope.provenance import Provenance
 from koffline.ope.streaming.frame import FeatureStack, Frame, NetworkFeatures, OneFeatureMap
@@ -154,7 +155,7 @@ def _train(
     generator: np.random.Generator,
     progress: Progress | None,
 ) -> FitRecord:
-    ensemble = draw_ensemble(problem, settings.full_replicas, 0, generator)
+    ensemble = draw_ensemble(problem, settings.full_replicas, 0, settings.seed)
     table = make_table(problem, settings.device)
     return fit_features(table, problem, ensemble, settings, start_value_probe(problem), progress)
 

@@ -6,9 +6,9 @@ import torch
 
 from koffline.config import make_settings
 from koffline.errors import ConfigError, KofflineError
+from koffline.ope.ensemble import draw_ensemble
 from koffline.ope.fitted import FittedValues, fit_value_functions
 from koffline.ope.intervals.last_layer import last_layer_bootstrap, network_equation
-from koffline.ope.learning import draw_ensemble
 from tests.exact_problems import EXACT_PROBLEMS
 from tests.ope.intervals.systems import prepared
 
@@ -28,7 +28,7 @@ def _fit(name: str, full: int = 2, rows: int = 600) -> FittedValues:
         {},
     )
     with torch.no_grad():
-        ensemble = draw_ensemble(problem, full, 2, np.random.default_rng(0))
+        ensemble = draw_ensemble(problem, full, 2, 0)
         return fit_value_functions(problem, ensemble, settings)
 
 
