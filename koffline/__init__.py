@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from koffline.ope.evaluation import evaluate
     from koffline.ope.selection.ranking import PolicyRanking
     from koffline.ope.selection.selecting import select_policies
-    from koffline.ope.streaming.settings import StreamSettings
+    from koffline.ope.stream_settings import StreamSettings
     from koffline.policies import load_policy
 
 try:
@@ -49,7 +49,7 @@ _HOME_OF = {
     "LazyTransitions": "koffline.data.disk.log",
     "PolicyRanking": "koffline.ope.selection.ranking",
     "ShardWriter": "koffline.data.disk.writer",
-    "StreamSettings": "koffline.ope.streaming.settings",
+    "StreamSettings": "koffline.ope.stream_settings",
     "TableMapping": "koffline.data.table.mapping",
     "Transitions": "koffline.data.transitions",
     "bellman_test": "koffline.ope.bellman_test.front",

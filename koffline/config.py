@@ -39,6 +39,9 @@ class EvaluationSettings(BaseModel):
     target_rate: float = Field(0.1, gt=0.0, le=1.0, description="rate at which the target network follows")
     full_replicas: int = Field(3, ge=1, description="networks trained on the whole log; their mean counts")
     resampled_replicas: int = Field(12, ge=2, description="networks trained on resampled episodes")
+    sample_rows: int = Field(
+        200_000, ge=2, description="rows that networks are trained on, at most; of whole episodes"
+    )
     action_draws: int = Field(8, ge=1, description="actions drawn per state from a continuous policy")
 
     bandwidth: float = Field(0.6, gt=0.0, description="kernel bandwidth as a multiple of the median distance")

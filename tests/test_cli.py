@@ -91,7 +91,7 @@ def test_same_seed_same_json_and_options_reach_the_estimate(log: Path) -> None:
         estimate.pop("seconds")
     assert first == again
     assert (first["seed"], first["estimator"]) == (3, "fqe")
-    other = json.loads(run(*arguments, "--seed", "4", "--level", "0.5").stdout)
+    other = json.loads(run(*arguments, "--seed", "5", "--level", "0.5").stdout)
     assert other["value"] != first["value"]
     assert other["interval"]["level"] == 0.5
 

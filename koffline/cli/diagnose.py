@@ -3,19 +3,29 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import sys
 from pathlib import Path
 from typing import Any
 
 import click
 
-from koffline.cli.options import action_space_options, requested_space, result_options, table_options
+from koffline.cli.options import (
+    Reading,
+    action_space_options,
+    open_for_reading,
+    reading_options,
+    requested_space,
+    result_options,
+    table_options,
+)
 from koffline.cli.results import begin, end
 from koffline.errors import ConfigError
 from koffline.store.run_record import shown_command
 
 _OWN = ("kloss", "fqe")
 _FOLDS = 2
+_SAMPLE_ROWS = 200_000  # of a larger log whole episodes are judged, about so many rows
 _HIGHEST_LEVEL = 0.5
 _EXAMPLES = """Is MODEL the value function of POLICY, as far as DATA can tell, and where is it wrong?
 
@@ -66,6 +76,7 @@ Exit code 0 whether the test rejects or not; the verdict is 'rejects' in the JSO
 @result_options("diagnosis.json")
 @action_space_options
 @table_options
+@reading_options
 def diagnose(
     data: str,
     policy: str,
@@ -76,6 +87,7 @@ def diagnose(
     discrete: int | None,
     continuous: tuple[float, float] | None,
     mapping: Any,
+    reading: Reading,
     **options: Any,
 ) -> None:
     """Check everything that can be checked before the long part, then diagnose and print."""
@@ -87,7 +99,7 @@ def diagnose(
     # A user's policy or model may print while it is imported or called: stdout belongs to the result alone.
     with contextlib.redirect_stdout(sys.stderr):
         space = requested_space(discrete, continuous)
-        diagnosis = _diagnose(data, policy, model, space, mapping, settings, options)
+        diagnosis = _diagnose(data, policy, model, space, mapping, reading, settings, options)
     end(
         diagnosis,
         run,
@@ -103,24 +115,28 @@ def _diagnose(
     model: str,
     space: Any,
     mapping: Any,
+    reading: Reading,
     settings: dict[str, Any],
     options: dict[str, Any],
 ) -> Any:
     """Read, load, fit where that is asked for, and look."""
+    from koffline.data.disk.samples import sample_units
     from koffline.data.sources import open_transitions
     from koffline.data.table.reading import is_table_source
     from koffline.fitting import threads
     from koffline.ope.diagnose.diagnosing import diagnose as diagnose_value_function
     from koffline.policies import load_policy
 
-    transitions = open_transitions(data, space, mapping=mapping)
+    log = open_for_reading(data, space, mapping, reading)
+    sample = sample_units(log, _SAMPLE_ROWS, options["seed"], settings=reading.stream.passes)
+    transitions = sample.transitions
     loaded = load_policy(policy, transitions.action_space, transitions.observation_shape)
     trained_on = options["trained_on"]
     other = mapping if trained_on is not None and is_table_source(trained_on) else None
     given = ("method", "level", "window", "alternative")
     tested = {name: options[name] for name in given if options[name] is not None}
     with threads(options["threads"] or 1):
-        return diagnose_value_function(
+        found = diagnose_value_function(
             _fitted(model, transitions, loaded, settings, options) if model in _OWN else model,
             transitions,
             loaded,
@@ -132,6 +148,10 @@ def _diagnose(
             **tested,
             **({"on_policy": True} if options["on_policy"] else {}),
         )
+    if sample.is_all:
+        return found
+    note = f"The log has {len(log):,} rows; {len(transitions):,} of them were judged, whole episodes drawn."
+    return dataclasses.replace(found, warnings=(*found.warnings, note))
 
 
 def _fitted(

@@ -23,14 +23,10 @@ from koffline.cli.options import (
     table_options,
 )
 from koffline.cli.results import begin, end
-from koffline.data.transitions import Transitions
 from koffline.errors import ConfigError
 from koffline.store.run_record import shown_command
 
 _ALL = "all"  # every estimator
-_ONE_AT_A_TIME = (
-    "several estimators need all rows in memory; give one of --estimator, or leave out --lazy and its options"
-)
 _EXAMPLES = """What is POLICY worth from the initial states of DATA?
 
 DATA is a koffline, D4RL or d3rlpy HDF5 file, a folder of shards, an NPZ archive, a Minari folder or
@@ -69,6 +65,7 @@ empirical-bernstein. What each promises is printed with it.
 @click.option(
     "--truth", metavar="NUMBER|FILE", help="The true value, or a JSON file with 'value', to show beside it."
 )
+@click.option("--sample-rows", type=int, help="Rows that networks are trained on, at most; default 200,000.")
 @click.option("--device", help="cpu (default) or cuda.")
 @settings_options
 @result_options("estimate.json")
@@ -184,12 +181,9 @@ def _evaluate(
     given: dict[str, Any] = {
         "settings": settings,
         "initial_observations": None if starts is None else read_initial_states(starts),
+        "stream": reading.stream,
     }
     with _progress_bar(f"evaluating {loaded.name}") as progress:
-        if not isinstance(transitions, Transitions):
-            if several is not None:
-                raise ConfigError(_ONE_AT_A_TIME)
-            return evaluate_policy(transitions, loaded, stream=reading.stream, progress=progress, **given)
         if several is None:
             return evaluate_policy(transitions, loaded, progress=progress, **given)
         return estimate_all(transitions, loaded, names=several, progress=progress, **given)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -12,8 +11,7 @@ import click
 
 from koffline.data.spaces import Bounds, Discrete, SpaceRequest
 from koffline.errors import DataError
-from koffline.ope.streaming.settings import DEFAULT_MEMORY, StreamSettings
-from koffline.untrusted.limits import machine_memory
+from koffline.ope.stream_settings import DEFAULT_MEMORY, StreamSettings
 
 if TYPE_CHECKING:
     from koffline.data.disk.log import LazyTransitions
@@ -25,10 +23,6 @@ _WORKERS = "Processes, one core each."
 _RAY = "Run on Ray: local, auto or an address."
 _SKIP = "Leave out shards that cannot be read, and name them."
 _LAZY = "Implies --lazy."  # a pass over shards is asked for
-
-# Bytes in memory for each byte of a log: columns in double, their standardised copies, resampled weights.
-_EAGER_FACTOR = 8
-_EAGER_SHARE = 0.5  # of the machine's memory
 
 _MANY = "--observations", "--action", "--next-observations"
 _OPTIONS: tuple[tuple[str, str, str], ...] = (
@@ -179,37 +173,32 @@ def _workers_and_ray(command: Command, workers: str, ray: str) -> Command:
 
 @dataclass(frozen=True)
 class Reading:
-    """How DATA is to be read. ``lazy``: asked for, by itself or by an option that needs it."""
+    """How DATA is to be read. ``lazy``: left on disk as long as it is not needed; ``stream``: by what."""
 
     lazy: bool
     stream: StreamSettings
 
 
 def reading_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """``--lazy``, ``--memory``, ``--sample-rows``, ``--workers``, ``--ray``, ``--skip-bad-shards``; the
-    command gets ``reading``.
-    """
+    """``--lazy``, ``--memory`` and those of `pass_options`; the command gets ``reading``."""
 
-    @click.option("--lazy", is_flag=True, help="Leave the log on disk: one pass within --memory.")
+    @click.option("--lazy", is_flag=True, help="Leave the log on disk; the result is the same.")
     @click.option(
         "--memory", metavar="SIZE", help=f"What a process may hold; default {DEFAULT_MEMORY}. Implies --lazy."
     )
-    @click.option("--sample-rows", type=int, help="Rows that networks are trained on. Implies --lazy.")
     @pass_options
     @functools.wraps(command)
     def run(
         *args: Any,
         lazy: bool,
         memory: str | None,
-        sample_rows: int | None,
         workers: int,
         ray: str | None,
         skip_bad_shards: bool,
         **options: Any,
     ) -> Any:
-        stream = StreamSettings(memory or DEFAULT_MEMORY, workers, ray, skip_bad_shards, sample_rows)
-        asked = lazy or workers > 1 or skip_bad_shards
-        asked = asked or any(option is not None for option in (memory, ray, sample_rows))
+        stream = StreamSettings(memory or DEFAULT_MEMORY, workers, ray, skip_bad_shards)
+        asked = lazy or workers > 1 or skip_bad_shards or memory is not None or ray is not None
         return command(*args, reading=Reading(asked, stream), **options)
 
     return run
@@ -218,23 +207,10 @@ def reading_options(command: Callable[..., Any]) -> Callable[..., Any]:
 def open_for_reading(
     source: str, space: SpaceRequest | None, mapping: Any, reading: Reading
 ) -> Transitions | LazyTransitions:
-    """The log, in memory or on disk as asked; a folder of shards that would not fit stays on disk (noted).
-
-    Raises DataError.
-    """
+    """The log, in memory or on disk: shards are left there, whatever was asked. Raises DataError."""
     from koffline.data.disk.shards import is_shard_folder
     from koffline.data.sources import open_transitions
 
-    if reading.lazy:
+    if reading.lazy or (mapping is None and is_shard_folder(source)):
         return open_transitions(source, space, lazy=True, mapping=mapping)
-    if mapping is not None or not is_shard_folder(source):
-        return open_transitions(source, space, mapping=mapping)
-    log = open_transitions(source, space, lazy=True)
-    needed, limit = _EAGER_FACTOR * len(log) * log.row_bytes, _EAGER_SHARE * machine_memory()
-    if needed <= limit:
-        return open_transitions(source, space)
-    note = (
-        f"the log would need about {needed / 1e9:.3g} GB in memory and was left on disk; networks saw a "
-        "sample of its rows"
-    )
-    return dataclasses.replace(log, metadata=log.metadata.with_notes(note))
+    return open_transitions(source, space, mapping=mapping)

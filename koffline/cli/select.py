@@ -12,7 +12,10 @@ from typing import Any
 import click
 
 from koffline.cli.options import (
+    Reading,
     action_space_options,
+    open_for_reading,
+    reading_options,
     requested_space,
     result_options,
     settings_options,
@@ -75,6 +78,7 @@ class _Several(click.Command):
 @result_options("ranking.json")
 @action_space_options
 @table_options
+@reading_options
 def select(
     data: str,
     specs: tuple[str, ...],
@@ -88,6 +92,7 @@ def select(
     discrete: int | None,
     continuous: tuple[float, float] | None,
     mapping: Any,
+    reading: Reading,
     **options: Any,
 ) -> None:
     """Check everything that can be checked before the long part, then rank and print."""
@@ -104,7 +109,7 @@ def select(
     # A user's policy may print while it is imported or called: stdout belongs to the result alone.
     with contextlib.redirect_stdout(sys.stderr):
         space = requested_space(discrete, continuous)
-        ranking = _select(data, specs, true_values, initial_states, space, mapping, settings)
+        ranking = _select(data, specs, true_values, initial_states, space, mapping, reading, settings)
     end(
         ranking,
         run,
@@ -121,14 +126,14 @@ def _select(
     starts: str | None,
     space: Any,
     mapping: Any,
+    reading: Reading,
     settings: dict[str, Any],
 ) -> Any:
     """Read, load, rank; bars are on stderr and only on a terminal."""
-    from koffline.data.sources import open_transitions
     from koffline.ope.initial_states import read_initial_states
     from koffline.ope.selection.selecting import select_policies
 
-    transitions = open_transitions(data, space, mapping=mapping)
+    transitions = open_for_reading(data, space, mapping, reading)
     initial = None if starts is None else read_initial_states(starts)
     with _progress_bars(len(specs)) as progress:
         return select_policies(
@@ -136,6 +141,7 @@ def _select(
             {spec: spec for spec in specs},
             truths=truths,
             initial_observations=initial,
+            stream=reading.stream,
             progress=progress,
             **settings,
         )

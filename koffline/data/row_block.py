@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -72,6 +72,26 @@ def join_blocks(blocks: Sequence[RowBlock]) -> RowBlock:
     parts = [block.arrays() for block in blocks]
     joined: dict[str, Any] = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
     return dataclasses.replace(blocks[0], **joined)
+
+
+def in_whole_units(blocks: Iterable[RowBlock]) -> Iterator[RowBlock]:
+    """The rows of successive blocks of one shard, cut where units begin: no episode lies in two blocks."""
+    waiting: list[RowBlock] = []
+    for block in blocks:
+        if block.steps is None:
+            yield block
+            continue
+        starts = np.flatnonzero(block.steps == 0)
+        if not len(starts):  # rows of one long episode
+            waiting.append(block)
+            continue
+        cut = int(starts[-1])
+        before = [*waiting, block.part(0, cut)] if cut else waiting
+        if before:
+            yield join_blocks(before)
+        waiting = [block.part(cut, len(block))]
+    if waiting:
+        yield join_blocks(waiting)
 
 
 def checked_block(

@@ -127,6 +127,11 @@ class Transitions:
         return tuple(self.observations.shape[1:])
 
     @property
+    def row_bytes(self) -> int:
+        """Bytes of one row in memory."""
+        return sum(column.nbytes for column in self._columns().values()) // len(self)
+
+    @property
     def has_episodes(self) -> bool:
         """Whether rows belong to episodes; otherwise each stands alone."""
         return self.episode_ids is not None

@@ -25,15 +25,20 @@ _MOST_UNSEEN = 0.2  # share of the discounted horizon after the longest episode
 
 def common_diagnostics(workspace: Workspace) -> dict[str, Any]:
     """Numbers about the log and the policy, whatever the estimator; units of the reward or the return."""
-    log, problem = workspace.transitions, workspace.problem
+    facts, problem, log = workspace.facts, workspace.problem, workspace.transitions
+    overlap = logged_action_overlap(log, workspace.policy)
+    if "effective_sample_size" in overlap:
+        overlap["effective_sample_size"] *= facts.rows / len(log)  # of the whole log
     return {
         "coverage": workspace.coverage.fraction,
-        "n_terminated": int(log.terminated.sum()),
-        "n_truncated": int((log.truncated & ~log.terminated).sum()),
-        "n_initial_states": int(np.count_nonzero(problem.start_weights)),
+        "n_terminated": facts.terminated,
+        "n_truncated": facts.truncated,
+        "n_initial_states": len(problem.start_weights) if problem.fixed_starts else facts.starts,
         "reward_scale": problem.reward_scale,
-        **_behaviour_return(log, workspace.settings.gamma),
-        **logged_action_overlap(log, workspace.policy),
+        "behavior_return": facts.returns.mean if facts.episodes else None,
+        "behavior_return_se": facts.returns.standard_error,
+        **({} if workspace.log.is_whole else {"sample_rows": len(log)}),
+        **overlap,
     }
 
 
@@ -64,12 +69,15 @@ def fitted_diagnostics(workspace: Workspace) -> dict[str, Any]:
 
 def common_warnings(workspace: Workspace, diagnostics: dict[str, Any]) -> list[str]:
     """Reasons to distrust any estimate from this log."""
-    log, found = workspace.transitions, coverage_warnings(diagnostics["coverage"])
+    log, merged = workspace.transitions, workspace.log.merged
+    found = coverage_warnings(diagnostics["coverage"])
     if log.has_episodes:
-        found += few_episodes_warnings(log.n_episodes, "different " if workspace.merged.merged else "")
+        different = workspace.log.is_whole and merged.merged
+        found += few_episodes_warnings(workspace.facts.episodes, "different " if different else "")
         found += horizon_warnings(workspace.limits)
-    found += workspace.merged.notes
-    return [*found, *(f"Reader: {note}" for note in log.metadata.notes)]
+    found += merged.notes
+    found += [f"Reader: {note}" for note in log.metadata.notes]
+    return [*found, *(f"Left out: {reason}" for reason in workspace.log.skipped)]
 
 
 def coverage_warnings(fraction: float) -> list[str]:
@@ -134,15 +142,6 @@ def mean_off_diagonal(kernel_inputs: np.ndarray, bandwidth: float) -> float:
     gram = Gaussian(bandwidth).gram(torch.as_tensor(kernel_inputs[rows]))
     count = len(rows)
     return float((gram.sum() - gram.diagonal().sum()) / (count * (count - 1)))
-
-
-def _behaviour_return(transitions: Transitions, gamma: float) -> dict[str, Any]:
-    """Mean discounted return of the logged episodes as they were cut, with its standard error."""
-    if not transitions.has_episodes:
-        return {"behavior_return": None, "behavior_return_se": None}
-    returns = transitions.returns(gamma)
-    error = float(returns.std(ddof=1) / math.sqrt(len(returns))) if len(returns) > 1 else None
-    return {"behavior_return": float(returns.mean()), "behavior_return_se": error}
 
 
 def logged_action_overlap(

@@ -20,8 +20,8 @@ from koffline.data.unit_hash import unit_hash
 from koffline.ope.problem import EvaluationProblem
 
 _NETWORKS = 0x6E6574  # streams of random numbers of their own
-_UNITS, _STARTS = 1 << 32, 2 << 32
-_ATTEMPT = 1 << 16
+_STARTS = 1 << 32
+_ATTEMPTS = 1 << 12
 _MOST = 20  # a Poisson number of mean one is larger once in 10^20 draws
 _CUMULATIVE = np.cumsum([math.exp(-1.0) / math.factorial(count) for count in range(_MOST)])
 
@@ -32,20 +32,57 @@ def poisson_counts(seed: int, stream: int, units: Int[np.ndarray, " unit"]) -> I
     return np.searchsorted(_CUMULATIVE, uniform, side="right").astype(np.int64)
 
 
+@dataclass(frozen=True)
+class Resampling:
+    """How often each of R replicas counts a unit: ``full`` of them once, others by ``streams`` (R',)."""
+
+    seed: int
+    full: int
+    streams: tuple[int, ...]
+
+    def counts(self, units: Int[np.ndarray, " unit"]) -> Int[np.ndarray, "replica unit"]:
+        """(R, U) of units by their numbers in the log."""
+        whole = [np.ones(len(units), dtype=np.int64)] * self.full
+        return np.stack([*whole, *(poisson_counts(self.seed, stream, units) for stream in self.streams)])
+
+    def row_counts(
+        self, problem: EvaluationProblem, units: Int[np.ndarray, " unit"]
+    ) -> Int[np.ndarray, "replica row"]:
+        """(R, N) of the rows of a problem, whose units these are."""
+        lengths = np.diff(np.append(problem.episode_starts, problem.n_rows))
+        return np.repeat(self.counts(units), lengths, axis=1)
+
+    def start_counts(
+        self, problem: EvaluationProblem, units: Int[np.ndarray, " unit"]
+    ) -> Int[np.ndarray, "replica start"]:
+        """(R, E) of its start states: their units', or counts of their own for given ones."""
+        if not problem.fixed_starts:
+            return self.counts(units)
+        streams = tuple(stream + _STARTS for stream in self.streams)
+        own = Resampling(self.seed, self.full, streams)
+        return own.counts(np.arange(len(problem.start_inputs)))
+
+
 @dataclass(frozen=True, eq=False)
 class Ensemble:
     """R replicas: the first F trained on the whole log, the others each on resampled units.
 
     ``row_counts (R, N)`` say how often a replica's sample holds a row, ones for the first F. ``row_weights
     (R, N)`` and ``start_weights (R, E)`` are such counts of rows and start states times the log's own
-    weights. ``seeds (R,)`` decide initial parameters and mini-batches.
+    weights. ``seeds (R,)`` decide initial parameters and mini-batches. ``units``: numbers of the units.
     """
 
+    resampling: Resampling
+    units: Int[np.ndarray, " unit"]
     row_counts: Tensor
     row_weights: Tensor
     start_weights: Tensor
-    full: int
     seeds: tuple[int, ...]
+
+    @property
+    def full(self) -> int:
+        """F."""
+        return self.resampling.full
 
     @property
     def roles(self) -> tuple[str, ...]:
@@ -54,36 +91,38 @@ class Ensemble:
 
 
 def draw_ensemble(
-    problem: EvaluationProblem, full: int, resampled: int, seed: int, stream: int = _NETWORKS
+    problem: EvaluationProblem,
+    full: int,
+    resampled: int,
+    seed: int,
+    units: Int[np.ndarray, " unit"] | None = None,
+    stream: int = _NETWORKS,
 ) -> Ensemble:
-    """Weights of rows and start states for every replica. stream: of the networks' own seeds."""
-    lengths = np.diff(np.append(problem.episode_starts, problem.n_rows))
-    rows = [np.ones(problem.n_rows, dtype=np.int64)] * full
-    starts = [np.ones(len(problem.start_inputs), dtype=np.int64)] * full
-    for replica in range(resampled):
-        counts, start_counts = _resample(problem, seed, replica)
-        rows.append(np.repeat(counts, lengths))
-        starts.append(start_counts)
+    """Weights of rows and start states for every replica.
+
+    units: numbers of the problem's units in the log, by default 0, 1, 2, … stream: of the networks' seeds.
+    """
+    units = np.arange(len(problem.episode_starts)) if units is None else units
+    streams = tuple(_stream(problem, units, seed, replica) for replica in range(resampled))
+    resampling = Resampling(seed, full, streams)
+    rows, starts = resampling.row_counts(problem, units), resampling.start_counts(problem, units)
     seeds = np.random.default_rng([seed, stream]).integers(2**31, size=full + resampled)
     return Ensemble(
-        row_counts=torch.as_tensor(np.stack(rows)),
-        row_weights=torch.as_tensor(np.stack(rows) * problem.row_weights),
-        start_weights=torch.as_tensor(np.stack(starts) * problem.start_weights),
-        full=full,
+        resampling=resampling,
+        units=units,
+        row_counts=torch.as_tensor(rows),
+        row_weights=torch.as_tensor(rows * problem.row_weights),
+        start_weights=torch.as_tensor(starts * problem.start_weights),
         seeds=tuple(int(seed) for seed in seeds),
     )
 
 
-def _resample(problem: EvaluationProblem, seed: int, replica: int) -> tuple[np.ndarray, np.ndarray]:
-    """Counts of units (U,) and of start states (E,); drawn again where no row or no start has weight left."""
-    units = np.arange(len(problem.episode_starts))
-    weights = np.add.reduceat(problem.row_weights, problem.episode_starts)
-    for attempt in range(_ATTEMPT):
-        counts = poisson_counts(seed, _UNITS + _ATTEMPT * attempt + replica, units)
-        starts = counts
-        if problem.fixed_starts:
-            given = np.arange(len(problem.start_inputs))
-            starts = poisson_counts(seed, _STARTS + _ATTEMPT * attempt + replica, given)
-        if np.any(counts * weights > 0.0) and np.any(starts * problem.start_weights > 0.0):
-            return counts, starts
-    raise AssertionError("a Poisson number was zero 65,536 times")
+def _stream(problem: EvaluationProblem, units: np.ndarray, seed: int, replica: int) -> int:
+    """The first stream of a replica that leaves rows and start states with weight."""
+    for attempt in range(_ATTEMPTS):
+        stream = (attempt << 16) + replica
+        one = Resampling(seed, 0, (stream,))
+        rows, starts = one.row_counts(problem, units), one.start_counts(problem, units)
+        if np.any(rows * problem.row_weights > 0.0) and np.any(starts * problem.start_weights > 0.0):
+            return stream
+    raise AssertionError(f"Poisson numbers were zero {_ATTEMPTS} times")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -20,9 +22,8 @@ from koffline.ope.estimators.norms import sensitivity_to_norm
 from koffline.ope.fitted_function import fitted_value_function
 from koffline.ope.importance.unavailable import Unavailable
 from koffline.ope.names import FITTED, check_interval
-from koffline.ope.streaming.estimating import evaluate_lazy
-from koffline.ope.streaming.sampling import Request
-from koffline.ope.streaming.settings import StreamSettings
+from koffline.ope.stream_settings import StreamSettings
+from koffline.ope.working_log import hold
 from koffline.ope.workspace import Workspace
 from koffline.policies import as_policy
 
@@ -47,29 +48,18 @@ def evaluate(
     to probabilities (N, n) or actions (N, k). gamma: the discount, inside (0, 1); the log's own hint when
     None. initial_observations (E, …): start states that replace the first steps of the log's episodes (all
     rows, where there are no episodes). estimator, level, seed and further ``options`` are fields of
-    ``koffline.config.EvaluationSettings``. A log on disk (``open_transitions(path, lazy=True)``) is never
-    held in memory: networks are trained on a sample of its rows, and the estimate comes from sums of one pass
-    over all of them; ``stream`` says how it is read.
+    ``koffline.config.EvaluationSettings``. Where the log lies (``open_transitions(path, lazy=True)``)
+    changes nothing. Of one with more than ``sample_rows`` rows, networks are trained on whole episodes of
+    about so many, and their last layers, start states and importance weights come from passes over all of
+    it; ``stream`` says how it is read.
     Raises KofflineError (DataError, PolicyError, ConfigError) in one line. Same arguments, same result on
     the same machine; other processors may round differently.
     (Feng et al. 2019, equ:vstat)
     """
     given = {"gamma": gamma, "estimator": estimator, "level": level, "seed": seed, **options}
     settings = merge_settings(transitions, settings, given)
-    if isinstance(transitions, LazyTransitions):
-        policy = as_policy(policy, transitions.action_space, transitions.observation_shape)
-        if initial_observations is not None:
-            initial_observations = _checked_starts(transitions, initial_observations)
-        return evaluate_lazy(
-            Request(transitions, policy, settings, stream or StreamSettings(), initial_observations, progress)
-        )
-    if stream is not None:
-        raise ConfigError(
-            "stream settings are for logs on disk; open the log with lazy=True, or leave them out"
-        )
     check_interval(settings.estimator, settings.interval)
-    workspace = open_workspace(transitions, policy, settings, initial_observations, progress)
-    with torch.no_grad(), threads(settings.threads):
+    with open_workspace(transitions, policy, settings, initial_observations, stream, progress) as workspace:
         found = run_estimator(workspace, settings.estimator)
         if isinstance(found, Unavailable):
             raise DataError(f"{found.name}: {found.reason}")
@@ -86,25 +76,33 @@ def evaluate(
         settings=settings.model_dump(exclude={"gamma", "estimator", "seed"}),
         warnings=tuple(warnings),
         evidence=evidence,
-        value_function=fitted_value_function(workspace.fitted, transitions) if is_fitted else None,
+        value_function=fitted_value_function(workspace.fitted, workspace.transitions) if is_fitted else None,
         sensitivity=sensitivity,
         **workspace.describe(),
     )
 
 
+@contextlib.contextmanager
 def open_workspace(
-    transitions: Transitions,
+    transitions: Transitions | LazyTransitions,
     policy: Any,
     settings: EvaluationSettings,
     initial_observations: np.ndarray | None = None,
+    stream: StreamSettings | None = None,
     progress: Progress | None = None,
-) -> Workspace:
-    """Check the log, the policy and the start states against each other. Raises KofflineError."""
+) -> Iterator[Workspace]:
+    """Check the log, the policy and the start states against each other, and read what is held in memory.
+
+    Inside, threads are those of the settings and workers are kept. Raises KofflineError.
+    """
     policy = as_policy(policy, transitions.action_space, transitions.observation_shape)
-    _check_rows(transitions)
-    if initial_observations is not None:
-        initial_observations = _checked_starts(transitions, initial_observations)
-    return Workspace(transitions, policy, settings, initial_observations, progress)
+    stream = stream or StreamSettings()
+    with torch.no_grad(), threads(settings.threads), stream.passes.kept():
+        log = hold(transitions, settings.sample_rows, settings.seed, stream, progress)
+        _check_rows(log.sample.transitions)
+        if initial_observations is not None:
+            initial_observations = _checked_starts(log.sample.transitions, initial_observations)
+        yield Workspace(log, policy, settings, initial_observations, progress)
 
 
 def merge_settings(
@@ -130,7 +128,7 @@ def _check_rows(transitions: Transitions) -> None:
         )
 
 
-def _checked_starts(transitions: Transitions | LazyTransitions, given: Any) -> np.ndarray:
+def _checked_starts(transitions: Transitions, given: Any) -> np.ndarray:
     """Start states from outside as the log's observations are, so that the policy sees what it is used to."""
     expected = transitions.observation_shape
     try:
@@ -145,8 +143,5 @@ def _checked_starts(transitions: Transitions | LazyTransitions, given: Any) -> n
         )
     if not np.isfinite(numbers).all():
         raise DataError("initial states hold NaN or infinite numbers; remove those rows")
-    if isinstance(transitions, LazyTransitions):
-        dtype = transitions.observation_dtype
-    else:
-        dtype = transitions.observations.dtype
+    dtype = transitions.observations.dtype
     return numbers.astype(dtype) if dtype.kind == "f" else starts

@@ -6,9 +6,12 @@ Z = φ(x) − discount · E_{a'~π} φ(s', a'), and the value cᵀθ with c = E_
 
 from __future__ import annotations
 
+import dataclasses
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,6 +20,7 @@ from torch import Tensor
 
 from koffline.kernels import FourierFeatures, Gaussian, median_bandwidth, random_fourier_features
 from koffline.ope.problem import EvaluationProblem
+from koffline.ope.working_log import S
 from koffline.replicas import StackedMLP
 from koffline.solvers.features import FeatureMap, RandomFourierFeatures
 from koffline.solvers.linear import combine_features, free_parameters
@@ -57,6 +61,18 @@ class FeatureSystem:
     start_noise: Float[Tensor, "noise parameter"] | None = None
     start_draws: int = 1
     constants: int = 0  # how many of the last parameters are constants, which a ridge should leave alone
+    units: np.ndarray | None = None  # (U,) numbers in the log, where that has other units too
+    problem: EvaluationProblem | None = None  # that the columns were made of
+    log: SystemsOfLog | None = None  # all rows, where these are a sample of them
+
+    def fold(self, summarise: Callable[[FeatureSystem], S]) -> S:
+        """The sum over all rows of the log of what a function makes of a part, in these features."""
+        return summarise(self) if self.log is None else self.log.fold(summarise)
+
+    @property
+    def log_rows(self) -> int:
+        """Rows of the whole log."""
+        return len(self) if self.log is None else self.log.rows
 
     def __len__(self) -> int:
         return len(self.rewards)
@@ -74,7 +90,9 @@ class FeatureSystem:
     @cached_property
     def start_mean(self) -> Float[Tensor, " parameter"]:
         """c = E φ(s0, a), (p,): the value of θ is cᵀθ."""
-        return self.start_weights @ self.starts / self.start_weights.sum()
+        if self.log is not None and not self.fixed_starts:
+            return self.fold(start_features).mean
+        return start_features(self).mean
 
     @cached_property
     def projected(self) -> Float[Tensor, "instrument column"]:
@@ -100,6 +118,104 @@ class FeatureSystem:
         return float(self.start_mean @ theta)
 
 
+@dataclass(frozen=True, eq=False)
+class StartFeatures:
+    """Σ w φ(s0) (p,) and Σ w over start states."""
+
+    total: Float[Tensor, " parameter"]
+    weight: float
+
+    def __add__(self, other: StartFeatures) -> StartFeatures:
+        return StartFeatures(self.total + other.total, self.weight + other.weight)
+
+    @property
+    def mean(self) -> Float[Tensor, " parameter"]:
+        """c."""
+        return self.total / self.weight
+
+
+def start_features(system: FeatureSystem) -> StartFeatures:
+    """Sums over the start states of a system's rows."""
+    return StartFeatures(system.start_weights @ system.starts, float(system.start_weights.sum()))
+
+
+@dataclass(frozen=True, eq=False)
+class SystemOfPart:
+    """How rows become columns: features, instruments and constants chosen once for a whole log."""
+
+    features: FeatureMap
+    instruments: FourierFeatures
+    bandwidth: float
+    gamma: float
+    constant: bool
+
+    @classmethod
+    def of(cls, system: FeatureSystem, features: FeatureMap) -> SystemOfPart:
+        """As another system was made, in these features."""
+        return cls(features, system.instruments, system.bandwidth, system.gamma, system.constants > 0)
+
+    def __call__(self, problem: EvaluationProblem, units: np.ndarray | None = None) -> FeatureSystem:
+        """The columns of a problem. units: their numbers in the log, where that has others too."""
+        mapping, constant, scale = self.features, self.constant, problem.reward_scale
+        return FeatureSystem(
+            now=_columns(mapping, problem.inputs[:, None], problem.readout, constant),
+            later=_columns(mapping, problem.next_inputs, problem.next_probabilities, constant),
+            starts=_columns(mapping, problem.start_inputs, problem.start_probabilities, constant),
+            rewards=torch.as_tensor(problem.rewards) * scale,
+            discounts=torch.as_tensor(problem.discounts),
+            row_weights=torch.as_tensor(problem.row_weights),
+            start_weights=torch.as_tensor(problem.start_weights),
+            kernel_inputs=torch.as_tensor(problem.kernel_inputs, dtype=torch.float64),
+            instruments=self.instruments,
+            bandwidth=self.bandwidth,
+            unit_starts=problem.episode_starts,
+            fixed_starts=problem.fixed_starts,
+            start_draws=problem.start_inputs.shape[1],
+            value_bounds=(problem.value_bounds[0] * scale, problem.value_bounds[1] * scale),
+            reward_scale=scale,
+            gamma=self.gamma,
+            constants=(problem.n_actions or 1) if constant else 0,
+            units=units,
+            problem=problem,
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class SystemsOfLog:
+    """All rows of a log in one set of features, part by part."""
+
+    fold_problems: Callable[[Callable[[EvaluationProblem, np.ndarray], Any]], Any]
+    make: SystemOfPart
+    rows: int
+
+    def fold(self, summarise: Callable[[FeatureSystem], S]) -> S:
+        """The sum over parts of what a function makes of each."""
+        found: S = self.fold_problems(_InFeatures(self.make, summarise))
+        return found
+
+
+@dataclass(frozen=True, eq=False)
+class _InFeatures:
+    """What a function of columns makes of a problem."""
+
+    make: SystemOfPart
+    summarise: Callable[[FeatureSystem], Any]
+
+    def __call__(self, problem: EvaluationProblem, units: np.ndarray) -> Any:
+        return self.summarise(self.make(problem, units))
+
+
+@dataclass(frozen=True, eq=False)
+class NetworkFeatures:
+    """What the last layer of one network reads, (N, H); in float64, where sums do not depend on blocks."""
+
+    network: StackedMLP
+
+    def __call__(self, inputs: Tensor) -> Tensor:
+        """Features (N, H)."""
+        return self.network.features(inputs.to(self.network.flat))[0]
+
+
 def default_features(
     problem: EvaluationProblem, count: int = 100, width: float = 1.0, seed: int = 0
 ) -> FeatureMap:
@@ -112,9 +228,9 @@ def default_features(
 
 
 def network_features(network: StackedMLP) -> FeatureMap:
-    """What the last layer of the first replica reads, (N, H); rows are given in float64."""
+    """What the last layer of the first replica reads."""
     one = network.select([0])
-    return lambda inputs: one.features(inputs.to(one.flat.dtype))[0].double()
+    return NetworkFeatures(one.with_flat(one.flat.double()))
 
 
 @torch.no_grad()
@@ -135,27 +251,8 @@ def make_feature_system(
     """
     mapping = default_features(problem, seed=seed) if features is None else features
     chosen, width = make_instruments(problem, bandwidth, instruments, seed)
-    scale = problem.reward_scale
-    return FeatureSystem(
-        now=_columns(mapping, problem.inputs[:, None], problem.readout, constant),
-        later=_columns(mapping, problem.next_inputs, problem.next_probabilities, constant),
-        starts=_columns(mapping, problem.start_inputs, problem.start_probabilities, constant),
-        rewards=torch.as_tensor(problem.rewards) * scale,
-        discounts=torch.as_tensor(problem.discounts),
-        row_weights=torch.as_tensor(problem.row_weights),
-        start_weights=torch.as_tensor(problem.start_weights),
-        kernel_inputs=torch.as_tensor(problem.kernel_inputs, dtype=torch.float64),
-        instruments=chosen,
-        bandwidth=width,
-        unit_starts=problem.episode_starts,
-        fixed_starts=problem.fixed_starts,
-        start_noise=_start_noise(mapping, problem, constant),
-        start_draws=problem.start_inputs.shape[1],
-        value_bounds=(problem.value_bounds[0] * scale, problem.value_bounds[1] * scale),
-        reward_scale=scale,
-        gamma=gamma,
-        constants=(problem.n_actions or 1) if constant else 0,
-    )
+    system = SystemOfPart(mapping, chosen, width, gamma, constant)(problem)
+    return dataclasses.replace(system, start_noise=_start_noise(mapping, problem, constant))
 
 
 def make_instruments(

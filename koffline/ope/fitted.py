@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -16,10 +17,16 @@ from koffline.batches import Table
 from koffline.config import EvaluationSettings
 from koffline.fitting import FitRecord, Progress
 from koffline.kernels import FourierFeatures, Gaussian, median_bandwidth, random_fourier_features
-from koffline.ope.ensemble import Ensemble
-from koffline.ope.last_layer import accumulate_systems, minimise_kernel_loss, solve_temporal_difference
+from koffline.ope.ensemble import Ensemble, Resampling
+from koffline.ope.last_layer import (
+    LinearSystems,
+    accumulate_systems,
+    minimise_kernel_loss,
+    solve_temporal_difference,
+)
 from koffline.ope.learning import fit_features, make_table, start_values
 from koffline.ope.problem import EvaluationProblem
+from koffline.ope.working_log import S
 from koffline.replicas import StackedMLP
 
 _PROBE_STARTS = 1000
@@ -27,9 +34,73 @@ _PROBE_DRAWS = 8
 LSTD_RIDGE = 1e-3
 
 
+@runtime_checkable
+class Fold(Protocol):
+    """The sum over parts of a log of what a function makes of each: of a part's problem and its units."""
+
+    def __call__(self, summarise: Callable[[EvaluationProblem, np.ndarray], S], /) -> S:
+        """Over the whole log."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class SystemsOfPart:
+    """The linear systems of all replicas' last layers, from a part of the log."""
+
+    network: StackedMLP
+    instruments: FourierFeatures
+    resampling: Resampling
+
+    def __call__(self, problem: EvaluationProblem, units: np.ndarray) -> LinearSystems:
+        """Sums over its rows."""
+        device = str(self.network.flat.device)
+        weights = self.resampling.row_counts(problem, units) * problem.row_weights
+        table = make_table(problem, device)
+        return accumulate_systems(
+            self.network, table, self.instruments, torch.as_tensor(weights, device=device)
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class StartSums:
+    """Σ w and, by head, Σ w v of start states' values v, for every replica (R,)."""
+
+    weights: Tensor
+    values: dict[str, Tensor]
+
+    def __add__(self, other: StartSums) -> StartSums:
+        values = {name: value + other.values[name] for name, value in self.values.items()}
+        return StartSums(self.weights + other.weights, values)
+
+    @classmethod
+    def of(cls, heads: dict[str, StackedMLP], problem: EvaluationProblem, weights: Tensor) -> StartSums:
+        """Of weights (R, E)."""
+        values = {}
+        for name, network in heads.items():
+            values[name] = (start_values(network, problem).cpu() * weights).sum(dim=1)
+        return cls(weights.sum(dim=1), values)
+
+
+@dataclass(frozen=True, eq=False)
+class StartsOfPart:
+    """The values of a part's start states by every head."""
+
+    heads: dict[str, StackedMLP]
+    resampling: Resampling
+
+    def __call__(self, problem: EvaluationProblem, units: np.ndarray) -> StartSums:
+        """Sums over its start states."""
+        weights = self.resampling.start_counts(problem, units) * problem.start_weights
+        return StartSums.of(self.heads, problem, torch.as_tensor(weights))
+
+
 @dataclass(frozen=True, eq=False)
 class FittedValues:
-    """The stacked networks by head: ``kloss``, ``lstd`` and ``fqe`` share their hidden layers."""
+    """The stacked networks by head: ``kloss``, ``lstd`` and ``fqe`` share their hidden layers.
+
+    ``problem``, ``ensemble`` and ``table`` are of the rows that networks were trained on; ``fold`` reaches
+    the whole log.
+    """
 
     problem: EvaluationProblem
     ensemble: Ensemble
@@ -39,6 +110,7 @@ class FittedValues:
     bandwidth: float
     instruments: FourierFeatures
     record: FitRecord
+    fold: Fold
 
     @property
     def head(self) -> str:
@@ -59,12 +131,11 @@ class FittedValues:
     @cached_property
     def replica_values(self) -> dict[str, Float[np.ndarray, " replica"]]:
         """J per head and replica: its own start states, as its sample weighs them; NaN if it diverged."""
-        weights = self.ensemble.start_weights
-        found = {}
-        for name, network in self.heads.items():
-            values = start_values(network, self.problem).cpu()
-            found[name] = ((values * weights).sum(dim=1) / weights.sum(dim=1)).numpy()
-        return found
+        if self.problem.fixed_starts:
+            sums = StartSums.of(self.heads, self.problem, self.ensemble.start_weights)
+        else:
+            sums = self.fold(StartsOfPart(self.heads, self.ensemble.resampling))
+        return {name: (values / sums.weights).numpy() for name, values in sums.values.items()}
 
     def estimate_by_head(self) -> dict[str, float]:
         """Mean of J over the replicas of the whole log that did not diverge; no head that is no number."""
@@ -85,8 +156,19 @@ def fit_value_functions(
     ensemble: Ensemble,
     settings: EvaluationSettings,
     progress: Progress | None = None,
+    fold: Fold | None = None,
 ) -> FittedValues:
-    """Train all replicas, then give each its last layers: exact kernel loss, LSTD, or as trained."""
+    """Train all replicas, then give each its last layers: exact kernel loss, LSTD, or as trained.
+
+    fold: over the log that the problem is a sample of; last layers are solved, and start states valued, on
+    all of it.
+    """
+    if fold is None:
+        units = np.arange(len(problem.episode_starts))
+
+        def fold(summarise: Callable[[EvaluationProblem, np.ndarray], S]) -> S:
+            return summarise(problem, units)
+
     table = make_table(problem, settings.device)
     record = fit_features(table, problem, ensemble, settings, start_value_probe(problem), progress)
     generator = torch.Generator().manual_seed(settings.seed)
@@ -96,13 +178,13 @@ def fit_value_functions(
         Gaussian(bandwidth), kernel_inputs.shape[1], settings.instruments, generator
     )
     network = record.network
-    systems = accumulate_systems(network, table, instruments, ensemble.row_weights.to(settings.device))
+    systems = fold(SystemsOfPart(network, instruments, ensemble.resampling))
     heads = {
         "kloss": minimise_kernel_loss(network, systems, settings.ridge),
         "lstd": solve_temporal_difference(network, systems, LSTD_RIDGE),
         "fqe": network.with_flat(network.flat.double()),
     }
-    return FittedValues(problem, ensemble, settings, table, heads, bandwidth, instruments, record)
+    return FittedValues(problem, ensemble, settings, table, heads, bandwidth, instruments, record, fold)
 
 
 def start_value_probe(problem: EvaluationProblem) -> Callable[[int, StackedMLP], Tensor]:

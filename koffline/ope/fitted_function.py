@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -56,7 +54,7 @@ def fitted_value_function(
     return ValueFunction(
         name=name,
         kind=ACTION,
-        function=NetworkValues(network, units_of(fitted.problem)),
+        function=NetworkValues(network, fitted.problem.without_rows()),
         action_space=transitions.action_space,
         observation_shape=transitions.observation_shape,
         trained_on=Provenance.of(transitions),
@@ -76,13 +74,3 @@ def fit_value_function(
         ensemble = draw_ensemble(problem, settings.full_replicas, 0, settings.seed)
         fitted = fit_value_functions(problem, ensemble, settings, progress)
         return fitted_value_function(fitted, transitions)
-
-
-def units_of(problem: EvaluationProblem) -> EvaluationProblem:
-    """The problem without its rows, so that a value function does not keep a log alive."""
-    emptied: dict[str, Any] = {
-        field.name: getattr(problem, field.name)[:0]
-        for field in dataclasses.fields(problem)
-        if isinstance(getattr(problem, field.name), np.ndarray) and not field.name.startswith("input_")
-    }
-    return dataclasses.replace(problem, **emptied)

@@ -37,8 +37,9 @@ __all__ = [
 class LinearSystems:
     """What one pass over the rows leaves of a stack of R networks with p last-layer parameters.
 
-    ``kernel_matrix (R, m, p)`` is ψᵀWZ/n and ``kernel_vector (R, m)`` ψᵀWr/n for m instruments ψ and row
-    weights W; ``temporal_matrix (R, p, p)`` is φᵀWZ/n and ``temporal_vector (R, p)`` φᵀWr/n.
+    ``kernel_matrix (R, m, p)`` is ψᵀWZ and ``kernel_vector (R, m)`` ψᵀWr for m instruments ψ and row weights
+    W; ``temporal_matrix (R, p, p)`` is φᵀWZ and ``temporal_vector (R, p)`` φᵀWr. Sums over rows, so those of
+    two parts of a log add up; `mean` divides by a number of rows, which no solution depends on.
     """
 
     kernel_matrix: Float[Tensor, "replica instrument parameter"]
@@ -46,21 +47,37 @@ class LinearSystems:
     temporal_matrix: Float[Tensor, "replica parameter parameter"]
     temporal_vector: Float[Tensor, "replica parameter"]
 
+    def __add__(self, other: LinearSystems) -> LinearSystems:
+        return LinearSystems(*(one + two for one, two in zip(self._parts, other._parts, strict=True)))
+
+    def mean(self, rows: int) -> LinearSystems:
+        """Divided by a number of rows."""
+        return LinearSystems(*(part / rows for part in self._parts))
+
+    @property
+    def _parts(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        return self.kernel_matrix, self.kernel_vector, self.temporal_matrix, self.temporal_vector
+
 
 def accumulate_systems(
     network: StackedMLP,
     table: Table,
     instruments: Callable[[Tensor], Tensor],
     row_weights: Float[Tensor, "replica row"],
-    progress: Callable[[int], None] = lambda rows: None,
 ) -> LinearSystems:
-    """Sums over blocks of rows, in float64. ``instruments`` maps kernel inputs (B, k) to ψ (B, m)."""
+    """Sums over blocks of rows. ``instruments`` maps kernel inputs (B, k) to ψ (B, m).
+
+    All in float64: in single precision what a layer gives for a row depends on the rows beside it.
+    """
+    network = network.with_flat(network.flat.double())
     kernel_inputs = table.inputs if table.kernel_inputs is None else table.kernel_inputs
     sums: list[Tensor] | None = None
     for rows in row_blocks(network, len(table), table.draws):
         psi = instruments(kernel_inputs[rows].double())  # (B, m)
-        now = last_layer_features(network, table.inputs[rows], _part(table.readout, rows))
-        later = last_layer_features(network, table.next_inputs[rows], _part(table.next_readout, rows))
+        now = last_layer_features(network, table.inputs[rows].double(), _part(table.readout, rows))
+        later = last_layer_features(
+            network, table.next_inputs[rows].double(), _part(table.next_readout, rows)
+        )
         discounts, rewards = table.discounts[rows].double(), table.rewards[rows].double()
         difference = now - discounts[:, None] * later  # Z, (R, B, p)
         weights = row_weights[:, rows].double()
@@ -73,9 +90,8 @@ def accumulate_systems(
             (weighted_rewards.unsqueeze(1) @ now).squeeze(1),
         ]
         sums = parts if sums is None else [total.add_(part) for total, part in zip(sums, parts, strict=True)]
-        progress(len(psi))
     assert sums is not None  # a table has rows
-    return LinearSystems(*(total / len(table) for total in sums))
+    return LinearSystems(*sums)
 
 
 def minimise_kernel_loss(network: StackedMLP, systems: LinearSystems, ridge: float) -> StackedMLP:

@@ -6,6 +6,8 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import numpy as np
+
 from koffline.ope.interval import Interval
 from koffline.ope.point_estimate import PointEstimate
 
@@ -64,8 +66,8 @@ class Limits:
             )
         if self.copies > 0.0:
             found.append(
-                f"{self.copies:.0%} of the rows are copies of others; remove them, or read the log without "
-                "--lazy"
+                f"{self.copies:.0%} of the rows are copies of others; remove them, or let sample_rows hold "
+                "all rows"
             )
         if self.unseen > _MOST_UNSEEN:
             found.append(
@@ -130,6 +132,25 @@ class Limits:
         if interval.low >= low - below and interval.high <= high + above:
             return part, None
         return part, f"The interval {text} was cut to {within}."
+
+
+def value_bounds(
+    going_on: tuple[float, float] | None, final: tuple[float, float] | None, gamma: float
+) -> tuple[float, float]:
+    """Bounds of any discounted sum of rewards like these: the least and the largest.
+
+    going_on: range of the rewards of steps after which an episode goes on, final: of those that end one; None
+    where there are none. V = max(final, going_on + γV) at its largest.
+    """
+    ends = [] if final is None else [final]
+    if going_on is not None:
+        ends.append((going_on[0] / (1.0 - gamma), going_on[1] / (1.0 - gamma)))
+    return min(low for low, _ in ends), max(high for _, high in ends)
+
+
+def reward_range(rewards: np.ndarray) -> tuple[float, float] | None:
+    """The least and the largest, None of no rewards."""
+    return (float(rewards.min()), float(rewards.max())) if len(rewards) else None
 
 
 def contradiction(intervals: Mapping[str, Interval | None], scale: float) -> str | None:

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from koffline.data.transitions import Transitions
+from koffline.data.transitions import Discrete, Transitions
 from koffline.errors import DataError
+from koffline.ope.limits import reward_range, value_bounds
 from koffline.policies import ContinuousPolicy, DiscretePolicy
 
 # Standardised next states and policy actions are cut here, so that one far outlier cannot blow a network up.
 _FAR = 10.0
 _MOST_INPUTS = 4096
-START_DRAWS = 16_384  # of a continuous policy's actions, over all start states
+_START_DRAWS = 16_384  # of a continuous policy's actions, over all start states
 _LARGEST = 1e100  # squares and discounted sums of anything below stay finite
 
 
@@ -49,6 +51,7 @@ class EvaluationProblem:
     fixed_starts: bool  # start states were given from outside: resampling the log leaves them alone
     input_location: np.ndarray  # (d,) or (d + k,): what `inputs` subtracted from states and actions,
     input_scale: np.ndarray  # and divided by
+    weight_scale: float  # and row weights
 
     def standardise(self, observations: np.ndarray, actions: np.ndarray | None = None) -> np.ndarray:
         """Any observations (M, ...), with continuous actions (M, k) beside them, as ``inputs`` are."""
@@ -56,6 +59,15 @@ class EvaluationProblem:
         if self.n_actions is None and actions is not None:
             columns = np.concatenate([columns, np.asarray(actions, dtype=np.float64)], axis=1)
         return _standardise(columns, self.input_location, self.input_scale)
+
+    def without_rows(self) -> EvaluationProblem:
+        """Its units alone, so that what needs no more does not keep a log alive."""
+        emptied: dict[str, Any] = {
+            field.name: getattr(self, field.name)[:0]
+            for field in dataclasses.fields(self)
+            if isinstance(getattr(self, field.name), np.ndarray) and not field.name.startswith("input_")
+        }
+        return dataclasses.replace(self, **emptied)
 
     @property
     def n_rows(self) -> int:
@@ -77,11 +89,14 @@ def prepare_problem(
     action_draws: int,
     generator: np.random.Generator,
     initial_observations: np.ndarray | None = None,
+    like: EvaluationProblem | None = None,
 ) -> EvaluationProblem:
     """Standardise states and actions, scale rewards, and ask the policy at next and initial states.
 
     ``initial_observations`` (E, ...) replaces the log's own. Time limits do not cut the future:
-    only ``terminated`` does. A row of weight two counts as two rows, as a start state too.
+    only ``terminated`` does. A row of weight two counts as two rows, as a start state too. like: the rows are
+    a part of the log of this problem, and are measured in its units; where its start states were given, those
+    of the part mean nothing.
     """
     log = transitions
     _check_magnitude(
@@ -92,32 +107,57 @@ def prepare_problem(
     )
     starts = log.initial_observations() if initial_observations is None else initial_observations
     units = log.episode_starts if log.has_episodes else np.arange(len(log))
-    weights, start_weights = _weights(log, units, None if initial_observations is None else len(starts))
+    weights, weight_scale = _weights(log, like)
+    start_weights = weights[units] if initial_observations is None else np.ones(len(starts))
+    if like is None and not start_weights.any():
+        raise DataError(
+            "weights are zero in the first row of every episode; give start states (initial_observations) "
+            "or a first row a positive weight"
+        )
+    units_of_inputs = _input_units(log, weights) if like is None else (like.input_location, like.input_scale)
     if isinstance(policy, DiscretePolicy):
-        columns = _discrete_columns(log, starts, weights, policy)
+        columns = _discrete_columns(log, starts, units_of_inputs, policy)
     else:
-        columns = _continuous_columns(log, starts, weights, policy, action_draws, generator)
+        drawn_starts = _START_DRAWS if like is None else 0  # a part is one of many: its starts need fewer
+        columns = _continuous_columns(
+            log, starts, units_of_inputs, policy, action_draws, drawn_starts, generator
+        )
     rewards, discounts = np.asarray(log.rewards, dtype=np.float64), gamma * (1.0 - log.terminated)
-    reward_scale = _reward_scale(log, gamma, discounts, weights)
+    if like is None:
+        reward_scale = _reward_scale(log, gamma, discounts, weights)
+        bounds = _value_bounds(rewards / reward_scale, log.terminated, weights > 0.0, gamma)
+    else:
+        reward_scale, bounds = like.reward_scale, like.value_bounds
     return EvaluationProblem(
         **columns,
         actions=np.asarray(log.actions),
         rewards=rewards / reward_scale,
         discounts=discounts,
         reward_scale=reward_scale,
-        value_bounds=_value_bounds(rewards / reward_scale, log.terminated, weights > 0.0, gamma),
+        value_bounds=bounds,
         episode_starts=units,
         row_weights=weights,
         start_weights=start_weights,
-        fixed_starts=initial_observations is not None,
+        fixed_starts=initial_observations is not None or (like is not None and like.fixed_starts),
+        input_location=units_of_inputs[0],
+        input_scale=units_of_inputs[1],
+        weight_scale=weight_scale,
     )
 
 
+def _input_units(log: Transitions, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Location and scale of observations, with those of continuous actions beside them."""
+    units = [_location_and_scale(_flat(log.observations), weights)]
+    if not isinstance(log.action_space, Discrete):
+        units.append(_location_and_scale(np.asarray(log.actions, dtype=np.float64), weights))
+    return np.concatenate([mean for mean, _ in units]), np.concatenate([spread for _, spread in units])
+
+
 def _discrete_columns(
-    log: Transitions, starts: np.ndarray, weights: np.ndarray, policy: DiscretePolicy
+    log: Transitions, starts: np.ndarray, units: tuple[np.ndarray, np.ndarray], policy: DiscretePolicy
 ) -> dict[str, Any]:
     """The action reads out one of n outputs."""
-    mean, spread = _location_and_scale(_flat(log.observations), weights)
+    mean, spread = units
     inputs, following, first = (
         _standardise(_flat(part), mean, spread) for part in (log.observations, log.next_observations, starts)
     )
@@ -131,28 +171,24 @@ def _discrete_columns(
         "next_probabilities": policy.probabilities(log.next_observations),
         "start_probabilities": policy.probabilities(starts),
         "kernel_inputs": np.concatenate([inputs, readout], axis=1),
-        "input_location": mean,
-        "input_scale": spread,
     }
 
 
 def _continuous_columns(
     log: Transitions,
     starts: np.ndarray,
-    weights: np.ndarray,
+    units: tuple[np.ndarray, np.ndarray],
     policy: ContinuousPolicy,
     action_draws: int,
+    drawn_starts: int,
     generator: np.random.Generator,
 ) -> dict[str, Any]:
     """The action is among the inputs; a deterministic policy is asked once, any other for several draws."""
-    mean, spread = _location_and_scale(_flat(log.observations), weights)
     logged = np.asarray(log.actions, dtype=np.float64)
-    action_mean, action_spread = _location_and_scale(logged, weights)
 
     def beside(observations: np.ndarray, actions: np.ndarray) -> np.ndarray:
         """(M, d + k)"""
-        states = _standardise(_flat(observations), mean, spread)
-        return np.concatenate([states, _standardise(actions, action_mean, action_spread)], axis=1)
+        return _standardise(np.concatenate([_flat(observations), actions], axis=1), *units)
 
     def with_draws(observations: np.ndarray) -> np.ndarray:
         """(M, draws, d + k): the same states beside independent draws of the policy's actions."""
@@ -163,7 +199,7 @@ def _continuous_columns(
 
     def starts_with_draws() -> np.ndarray:
         """The same of start states, each with so many draws that few states have enough."""
-        count = math.ceil(START_DRAWS / len(starts))
+        count = math.ceil(drawn_starts / len(starts))
         if policy.deterministic or count <= action_draws:
             return with_draws(starts)
         repeated = np.repeat(starts, count, axis=0)
@@ -180,8 +216,6 @@ def _continuous_columns(
         "next_probabilities": None,
         "start_probabilities": None,
         "kernel_inputs": inputs,
-        "input_location": np.concatenate([mean, action_mean]),
-        "input_scale": np.concatenate([spread, action_spread]),
     }
 
 
@@ -236,39 +270,16 @@ def _reward_scale(log: Transitions, gamma: float, discounts: np.ndarray, weights
     return largest * math.sqrt(float(np.average(np.square(values / largest), weights=weights))) or 1.0
 
 
-def _weights(log: Transitions, units: np.ndarray, given_starts: int | None) -> tuple[np.ndarray, np.ndarray]:
-    """Weights of rows (N,), scaled to mean one, and of start states (E,); DataError when one kind is zero."""
+def _weights(log: Transitions, like: EvaluationProblem | None) -> tuple[np.ndarray, float]:
+    """Weights of rows (N,) of mean one, and what they were divided by. DataError when all are zero."""
     weights = np.ones(len(log)) if log.weights is None else np.asarray(log.weights, dtype=np.float64)
+    if like is not None:
+        return weights / like.weight_scale, like.weight_scale
     if not weights.any():
         raise DataError("weights are all zero; give at least one row a positive weight or leave them out")
-    weights = weights / weights.max()  # so that no sum overflows
-    weights = weights / weights.mean()
-    starts = np.ones(given_starts) if given_starts is not None else weights[units]
-    if not starts.any():
-        raise DataError(
-            "weights are zero in the first row of every episode; give start states (initial_observations) "
-            "or a first row a positive weight"
-        )
-    return weights, starts
-
-
-def value_bounds(
-    going_on: tuple[float, float] | None, final: tuple[float, float] | None, gamma: float
-) -> tuple[float, float]:
-    """Bounds of any discounted sum of rewards like these: the least and the largest.
-
-    going_on: range of the rewards of steps after which an episode goes on, final: of those that end one; None
-    where there are none. V = max(final, going_on + γV) at its largest.
-    """
-    ends = [] if final is None else [final]
-    if going_on is not None:
-        ends.append((going_on[0] / (1.0 - gamma), going_on[1] / (1.0 - gamma)))
-    return min(low for low, _ in ends), max(high for _, high in ends)
-
-
-def reward_range(rewards: np.ndarray) -> tuple[float, float] | None:
-    """The least and the largest, None of no rewards."""
-    return (float(rewards.min()), float(rewards.max())) if len(rewards) else None
+    largest = float(weights.max())  # so that no sum overflows
+    scale = largest * float((weights / largest).mean())
+    return weights / scale, scale
 
 
 def _value_bounds(

@@ -2,88 +2,119 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
-from functools import cached_property
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
 
 from koffline.config import EvaluationSettings
-from koffline.data.copies import without_copies
-from koffline.data.transitions import Transitions
 from koffline.errors import DataError, KofflineError, PolicyError
 from koffline.fitting import Progress
 from koffline.ope.coverage import Coverage, measure_coverage
 from koffline.ope.ensemble import Ensemble, draw_ensemble
 from koffline.ope.features import (
     FeatureSystem,
+    SystemOfPart,
+    SystemsOfLog,
     default_features,
     make_feature_system,
     network_features,
 )
 from koffline.ope.fitted import FittedValues, fit_value_functions
-from koffline.ope.importance.problem import EpisodeProblem, prepare_episodes
+from koffline.ope.importance.problem import EpisodeProblem, episodes_of_log, prepare_episodes
+from koffline.ope.importance.ratios import ESTIMATED
 from koffline.ope.learning import fit_features, make_table
-from koffline.ope.limits import Limits
+from koffline.ope.limits import Limits, value_bounds
+from koffline.ope.log_facts import LogFacts, log_facts
 from koffline.ope.out_of_bag import out_of_bag_values
-from koffline.ope.problem import EvaluationProblem, prepare_problem, value_bounds
+from koffline.ope.problem import EvaluationProblem, prepare_problem
 from koffline.ope.residuals import ResidualSummary, summarise_residuals
 from koffline.ope.row_values import RowValues
+from koffline.ope.working_log import LogPart, S, WorkingLog
 from koffline.policies import ContinuousPolicy, DiscretePolicy
 from koffline.solvers.features import FeatureMap
 from koffline.store.run_record import versions
+
+_DRAWS = 31  # of actions, a stream of their own
 
 
 class Workspace:
     """What an estimator may ask for; nothing is computed twice.
 
     The settings' seed decides everything random. ``initial_observations`` (E, …) replace the log's own start
-    states. ``transitions``: the log without copies of episodes, which their weight stands for.
+    states. ``log``: with what of it is held in memory.
     """
 
     def __init__(
         self,
-        transitions: Transitions,
+        log: WorkingLog,
         policy: DiscretePolicy | ContinuousPolicy,
         settings: EvaluationSettings,
         initial_observations: np.ndarray | None = None,
         progress: Progress | None = None,
     ) -> None:
-        self.logged, self.policy, self.settings = transitions, policy, settings
-        self.merged = without_copies(transitions)
-        self.transitions = self.merged.transitions
+        self.log, self.policy, self.settings = log, policy, settings
+        self.transitions = log.held.transitions
         self.initial_observations, self._progress = initial_observations, progress
-        self._generator = np.random.default_rng(settings.seed)
         self._started = time.perf_counter()
 
     @cached_property
     def problem(self) -> EvaluationProblem:
-        """Standardised rows with the policy's actions."""
+        """Standardised rows in memory with the policy's actions."""
+        settings = self.settings
         return prepare_problem(
             self.transitions,
             self.policy,
-            self.settings.gamma,
-            self.settings.action_draws,
-            self._generator,
+            settings.gamma,
+            settings.action_draws,
+            np.random.default_rng(settings.seed),
             self.initial_observations,
         )
+
+    def fold(self, summarise: Callable[[EvaluationProblem, np.ndarray], S]) -> S:
+        """The sum over all parts of the log of what a function makes of each, its problem and its units."""
+        if self.log.is_whole:
+            return summarise(self.problem, self.log.held.units)
+        settings, problem = self.settings, self.problem
+        draws = problem.next_inputs.shape[1]
+        of_part = ProblemOfPart(
+            summarise,
+            problem.without_rows(),
+            self.policy,
+            settings.gamma,
+            settings.action_draws,
+            settings.seed,
+        )
+        replicas = settings.full_replicas + settings.resampled_replicas
+        numbers = problem.inputs.shape[1] * (3 + draws) + 4 * (problem.n_actions or 0)
+        return self.log.fold(of_part, 12 * numbers + 24 * replicas)
+
+    @cached_property
+    def facts(self) -> LogFacts:
+        """What all rows say without a model."""
+        return self.log.fold(partial(log_facts, gamma=self.settings.gamma))
 
     @cached_property
     def limits(self) -> Limits:
         """What the log can say at all."""
-        log, problem, given = self.transitions, self.problem, self.settings.reward_bounds
-        low, high = problem.value_bounds
-        bounds = (low * problem.reward_scale, high * problem.reward_scale)
+        facts, merged, given = self.facts, self.log.merged, self.settings.reward_bounds
+        going_on, final = facts.going_on, facts.final
         if given is not None:
-            bounds = value_bounds(given, given if log.terminated.any() else None, self.settings.gamma)
+            going_on, final = given, None if final is None else given
+        has_episodes = self.transitions.has_episodes
         return Limits(
-            units=problem.effective_units,
-            by_episode=log.has_episodes,
-            fixed_starts=problem.fixed_starts,
-            longest=int(log.episode_lengths.max()) if log.has_episodes else None,
-            ending_rate=float(log.terminated.mean()),
+            units=facts.weights.effective_count,
+            by_episode=has_episodes,
+            fixed_starts=self.initial_observations is not None,
+            longest=facts.longest if has_episodes else None,
+            ending_rate=facts.terminated / facts.rows,
             gamma=self.settings.gamma,
-            bounds=bounds,
+            bounds=value_bounds(going_on, final, self.settings.gamma),
+            copies=0.0 if self.log.is_whole or not merged.merged else 1.0 - merged.distinct / merged.units,
         )
 
     @cached_property
@@ -95,7 +126,13 @@ class Workspace:
     @cached_property
     def fitted(self) -> FittedValues:
         """The trained networks by head: the long part. Raises KofflineError when too few are left."""
-        fitted = fit_value_functions(self.problem, self.ensemble, self.settings, self._progress)
+        fitted = fit_value_functions(
+            self.problem,
+            self.ensemble,
+            self.settings,
+            self._progress,
+            self.fold,
+        )
         full = fitted.alive[: self.ensemble.full]
         if not full.any() or np.count_nonzero(fitted.alive[self.ensemble.full :]) < 2:
             raise KofflineError(
@@ -129,18 +166,24 @@ class Workspace:
 
     @cached_property
     def system(self) -> FeatureSystem:
-        """The problem in the features of the settings, for closed forms and their intervals."""
-        if self.settings.feature_source == "random":
-            return self.fixed_system
-        return self._system(self._learned_features())
+        """The problem in the features of the settings, for closed forms; it reaches the whole log."""
+        held, log = self.held_system, self.log
+        if log.is_whole:
+            return held
+        make = SystemOfPart.of(held, self._features)
+        return dataclasses.replace(
+            held, units=log.held.units, log=SystemsOfLog(self.fold, make, self.facts.rows)
+        )
+
+    @cached_property
+    def held_system(self) -> FeatureSystem:
+        """The same of the rows in memory alone, for intervals that ask for every row."""
+        return self.fixed_system if self.settings.feature_source == "random" else self._system(self._features)
 
     @cached_property
     def fixed_system(self) -> FeatureSystem:
         """The problem in random features, which are blind to rewards: what a certificate needs."""
-        settings = self.settings
-        return self._system(
-            default_features(self.problem, settings.features, settings.feature_width, seed=settings.seed)
-        )
+        return self._system(self._random_features)
 
     def _system(self, features: FeatureMap) -> FeatureSystem:
         settings = self.settings
@@ -153,12 +196,20 @@ class Workspace:
             seed=settings.seed,
         )
 
-    def _learned_features(self) -> FeatureMap:
-        """Hidden layers of one network trained by fitted Q evaluation on the whole log.
+    @property
+    def _random_features(self) -> FeatureMap:
+        settings = self.settings
+        return default_features(self.problem, settings.features, settings.feature_width, seed=settings.seed)
+
+    @cached_property
+    def _features(self) -> FeatureMap:
+        """Random features, or hidden layers of one network trained by fitted Q evaluation on the whole log.
 
         It is trained by itself, so that closed forms are the same whatever else is asked for.
         """
         settings = self.settings
+        if settings.feature_source == "random":
+            return self._random_features
         alone = draw_ensemble(self.problem, 1, 0, settings.seed, stream=2)
         table = make_table(self.problem, settings.device)
         record = fit_features(table, self.problem, alone, settings, progress=self._progress)
@@ -171,31 +222,74 @@ class Workspace:
 
     @cached_property
     def episodes(self) -> EpisodeProblem | str:
-        """The log's episodes with the policy's weights, or why there are none."""
-        settings = self.settings
+        """The log's episodes with the policy's weights, or why there are none.
+
+        To estimate the behaviour takes observations: then they are those in memory.
+        """
+        settings, rows, target = self.settings, self.transitions, None
         try:
+            if self.sees_all_episodes:
+                rows, target = episodes_of_log(self.log, self.policy)
             return prepare_episodes(
-                self.transitions,
+                rows,
                 self.policy,
                 settings.gamma,
                 behavior=settings.behavior,
                 clip=settings.weight_clip,
                 seed=settings.seed,
+                target=target,
             )
         except (DataError, PolicyError) as error:
             return str(error)
 
+    @property
+    def sees_all_episodes(self) -> bool:
+        """Whether estimators over episodes read more episodes than those in memory."""
+        logged = self.transitions.behavior_log_probabilities is not None
+        whole = self.log.is_whole or not self.transitions.has_episodes
+        return not whole and logged and self.settings.behavior != ESTIMATED
+
+    @cached_property
+    def row_values_of_episodes(self) -> RowValues:
+        """`row_values` of the rows that estimators over episodes read."""
+        if self.log.is_whole or self.sees_all_episodes:
+            return self.row_values
+        return out_of_bag_values(self.fitted, "kloss", in_memory=True)
+
     def describe(self) -> dict[str, Any]:
         """What every result record says of its run, beside the settings that it names itself."""
-        log = self.logged
+        log, read = self.log.log, self.log.sample.transitions
+        rows, episodes = (
+            (len(read), read.n_episodes) if self.log.is_whole else (self.facts.rows, self.facts.episodes)
+        )
         return {
             "gamma": self.settings.gamma,
-            "n_transitions": len(log),
-            "n_episodes": log.n_episodes,
+            "n_transitions": rows,
+            "n_episodes": episodes,
             "policy": self.policy.name,
             "source": log.metadata.source,
             "seed": self.settings.seed,
             "seconds": time.perf_counter() - self._started,
-            "data_sha256": log.sha256,
+            "data_sha256": "" if self.log.skipped else log.sha256,
             "versions": versions(),
         }
+
+
+@dataclass(frozen=True, eq=False)
+class ProblemOfPart:
+    """What a function makes of a part of a log, as a problem in the units of ``like``."""
+
+    summarise: Callable[[EvaluationProblem, np.ndarray], Any]
+    like: EvaluationProblem
+    policy: DiscretePolicy | ContinuousPolicy
+    gamma: float
+    action_draws: int
+    seed: int
+
+    def __call__(self, part: LogPart) -> Any:
+        """Sums over its rows; actions are drawn anew in each part."""
+        generator = np.random.default_rng([self.seed, _DRAWS, int(part.units[0])])
+        problem = prepare_problem(
+            part.transitions, self.policy, self.gamma, self.action_draws, generator, like=self.like
+        )
+        return self.summarise(problem, part.units)

@@ -12,7 +12,7 @@ from koffline.algos import from_config
 from koffline.data import remote
 from koffline.data.disk.batches import BlockSampler
 from koffline.data.disk.log import LazyTransitions
-from koffline.data.disk.samples import Part, sample_episodes
+from koffline.data.disk.samples import Part, sample_units
 from koffline.data.disk.shards import is_shard_folder
 from koffline.data.disk.statistics import LogStatistics, statistics_of
 from koffline.data.sources import open_transitions
@@ -20,7 +20,7 @@ from koffline.data.spaces import Bounds, Discrete, SpaceRequest
 from koffline.data.splits import split_log
 from koffline.data.transitions import Transitions
 from koffline.errors import ConfigError
-from koffline.ope.streaming.settings import DEFAULT_MEMORY, parse_memory
+from koffline.ope.stream_settings import DEFAULT_MEMORY, parse_memory
 from koffline.train.checkpoint import Draws, GeneratorDraws
 from koffline.train.config import DataSettings
 
@@ -118,7 +118,7 @@ def _lazy_data(log: LazyTransitions, settings: DataSettings) -> TrainData:
     memory = parse_memory(settings.memory or DEFAULT_MEMORY)
     count = min(_SAMPLE_ROWS, max(1, int(_SAMPLE_SHARE * memory) // log.row_bytes))
     kept, out = _parts(settings)
-    rows = sample_episodes(log, count, settings.split.seed, kept)
-    held_out = None if out is None else sample_episodes(log, count, settings.split.seed, out)
+    rows = sample_units(log, count, settings.split.seed, kept).transitions
+    held_out = None if out is None else sample_units(log, count, settings.split.seed, out).transitions
     statistics = statistics_of(log, kept)
     return TrainData(log, rows, held_out, statistics.rows, len(log) - statistics.rows, statistics)

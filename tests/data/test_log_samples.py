@@ -1,10 +1,11 @@
-"""Random rows, starts and episodes of a log on disk."""
+"""Random units of a log, in memory and on disk."""
 
 import numpy as np
 import pytest
 from scipy import stats
 
-from koffline.data.disk.samples import Part, sample_episodes, sample_starts, sample_transitions
+from koffline.data.disk.samples import Part, sample_units
+from koffline.data.row_block import in_whole_units
 from koffline.errors import DataError
 from koffline.jobs.mapping import PassSettings
 from tests.data.shards_in_memory import MemoryShards, columns_of, numbered_shards
@@ -12,8 +13,8 @@ from tests.data.shards_in_memory import MemoryShards, columns_of, numbered_shard
 ALONE = {"episode_ids": None, "steps": None}
 
 
-def numbers(log) -> list[int]:
-    return log.rewards.astype(int).tolist()
+def numbers(sample) -> list[int]:
+    return sample.transitions.rewards.astype(int).tolist()
 
 
 @pytest.fixture(scope="module")
@@ -26,42 +27,70 @@ def whole(shards):
     return shards.load()
 
 
-def test_rows_come_whole_and_once(shards, whole):
-    sample = sample_transitions(shards, 100, seed=3)
+def test_episodes_are_whole_and_in_order(shards, whole):
+    sample = sample_units(shards, 120, seed=1)
     rows = numbers(sample)
-    assert len(set(rows)) == len(sample) == 100
-    assert not sample.has_episodes
-    for name, column in columns_of(sample).items():
+    assert sample.transitions.has_episodes
+    assert 60 < len(rows) < 240
+    assert rows == sorted(rows)
+    np.testing.assert_array_equal(np.unique(whole.episode_ids[rows]), sample.units)
+    assert len(rows) == sum(whole.episode_lengths[sample.units])
+    for name, column in columns_of(sample.transitions).items():
         np.testing.assert_array_equal(column, getattr(whole, name)[rows])
+
+
+@pytest.mark.parametrize("changes", [{}, ALONE], ids=["episodes", "rows"])
+def test_storage_does_not_decide(changes):
+    """One log in memory, in three shards, in five, read in small blocks: the same units."""
+
+    class SmallBlocks(MemoryShards):
+        def shard_blocks(self, shard, block_rows=None):
+            yield from super().shard_blocks(shard, 5)
+
+    shards = numbered_shards(**changes)
+    whole = shards.load()
+    split = shards.logs[2]
+    half = (split.n_episodes if split.has_episodes else len(split)) // 2
+    take = split.select_episodes if split.has_episodes else split.select
+    count = split.n_episodes if split.has_episodes else len(split)
+    finer = MemoryShards([*shards.logs[:2], take(np.arange(half)), take(np.arange(half, count))])
+    expected = sample_units(whole, 100, 3)
+    assert 0 < len(expected.units) < (whole.n_episodes or len(whole))
+    for log in (shards, finer, SmallBlocks(shards.logs)):
+        found = sample_units(log, 100, 3)
+        np.testing.assert_array_equal(found.units, expected.units)
+        assert found.transitions.sha256 == expected.transitions.sha256
 
 
 def test_weights_and_log_probabilities_come_along():
     shards = numbered_shards(weights=lambda r: r + 1.0, behavior_log_probabilities=lambda r: -r)
-    sample = sample_transitions(shards, 50, seed=0)
+    sample = sample_units(shards, 50, seed=0).transitions
     np.testing.assert_array_equal(sample.weights, sample.rewards + 1.0)
     np.testing.assert_array_equal(sample.behavior_log_probabilities, -sample.rewards)
 
 
-def test_a_smaller_sample_begins_a_larger_one(shards):
-    large, small = (sample_transitions(shards, count, seed=9) for count in (200, 40))
-    assert numbers(small) == numbers(large)[:40]
-    assert numbers(sample_transitions(shards, 40, seed=10)) != numbers(small)
+def test_a_smaller_sample_is_part_of_a_larger_one(shards):
+    large, small = (sample_units(shards, count, seed=9).units for count in (200, 40))
+    assert set(small) < set(large)
+    assert not np.array_equal(sample_units(shards, 40, seed=10).units, small)
 
 
-def test_all_rows_where_there_are_no_more(shards, whole):
-    sample = sample_transitions(shards, 10**6, seed=0)
-    assert sorted(numbers(sample)) == numbers(whole)
-    assert numbers(sample) != numbers(whole)
-    np.testing.assert_array_equal(
-        np.sort(sample_starts(shards, 10**6, seed=0), axis=0), np.sort(whole.initial_observations(), axis=0)
-    )
+def test_all_units_where_there_are_no_more(shards, whole):
+    for log in (shards, whole):
+        assert sample_units(log, 10**6, seed=0).transitions.sha256 == whole.sha256
 
 
-def test_every_row_is_as_likely_and_pairs_are_too(shards, whole):
+def test_at_least_one(shards, whole):
+    for log in (shards, whole):
+        assert sample_units(log, 1, seed=1).transitions.n_episodes == 1
+
+
+def test_every_row_is_as_likely_and_pairs_are_too():
+    whole = numbered_shards(**ALONE).load()
     draws, count = 600, len(whole) // 4
     taken = np.zeros((draws, len(whole)))
     for seed in range(draws):
-        taken[seed, numbers(sample_transitions(shards, count, seed))] = 1.0
+        taken[seed, sample_units(whole, count, seed).units] = 1.0
     share = count / len(whole)
     z = (taken.mean(axis=0) - share) / np.sqrt(share * (1 - share) / draws)
     # without replacement: the counts' statistic is χ² with N − 1 degrees, up to its factor (N − 1) / N
@@ -72,78 +101,29 @@ def test_every_row_is_as_likely_and_pairs_are_too(shards, whole):
     assert neighbours == pytest.approx(expected, rel=0.02)  # 5 standard errors of 600 × 445 pairs
 
 
-def test_starts_are_first_observations_of_episodes(shards, whole):
-    starts = sample_starts(shards, 30, seed=4)
-    known = {row.tobytes() for row in whole.initial_observations()}
-    found = [row.tobytes() for row in starts]
-    assert len(set(found)) == 30
-    assert set(found) <= known
-    np.testing.assert_array_equal(starts[:7], sample_starts(shards, 7, seed=4))
-
-
-def test_starts_of_rows_that_stand_alone():
-    shards = numbered_shards(**ALONE)
-    starts = sample_starts(shards, 40, seed=4)
-    known = {row.tobytes() for row in shards.load().observations}
-    assert len(starts) == 40
-    assert {row.tobytes() for row in starts} <= known
-
-
-def test_the_order_of_shards_on_disk_decides_and_nothing_else(shards):
-    class SmallBlocks(MemoryShards):
-        def shard_blocks(self, shard, block_rows=None):
-            yield from super().shard_blocks(shard, 5)
-
-    small = SmallBlocks(shards.logs)
-    assert numbers(sample_transitions(small, 100, 3)) == numbers(sample_transitions(shards, 100, 3))
-    np.testing.assert_array_equal(sample_starts(small, 20, 3), sample_starts(shards, 20, 3))
-    assert numbers(sample_episodes(small, 100, 3)) == numbers(sample_episodes(shards, 100, 3))
-
-
 def test_a_few_rows_of_a_large_shard_are_read_in_parts():
     one = numbered_shards((40,), 12).logs[0]
     big = MemoryShards([one.select(np.arange(200_000) % len(one))])
-    sample = sample_transitions(big, 8, seed=0)
-    assert len(sample) == 8
+    assert len(sample_units(big, 8, seed=0).transitions) == 8
     assert big.rows_read < 8 * 4097
     assert big.rows_read < 0.2 * len(big)
 
 
-class TestEpisodes:
-    def test_they_are_whole(self, shards, whole):
-        sample = sample_episodes(shards, 120, seed=1)
-        rows = numbers(sample)
-        assert sample.has_episodes
-        assert 60 < len(sample) < 240
-        assert rows == sorted(rows)
-        assert len(sample) == sum(whole.episode_lengths[np.unique(whole.episode_ids[rows])])
-        np.testing.assert_array_equal(sample.steps, whole.steps[rows])
-
-    def test_at_least_one(self, shards):
-        assert sample_episodes(shards, 1, seed=1).n_episodes == 1
-
-    def test_without_episodes_rows(self):
-        shards = numbered_shards(**ALONE)
-        assert len(sample_episodes(shards, 50, seed=0)) == 50
-
-    def test_parts_divide_the_log(self, shards, whole):
-        parts = [Part(0.3, 5, held_out) for held_out in (False, True)]
-        kept, out = (sample_episodes(shards, 10**6, 0, part) for part in parts)
-        assert sorted(numbers(kept) + numbers(out)) == numbers(whole)
-        assert 0.1 < out.n_episodes / whole.n_episodes < 0.5
-
-    def test_an_empty_part(self, shards):
-        with pytest.raises(DataError, match="hold out another share"):
-            sample_episodes(shards, 10, 0, Part(0.0, 0, True))
+def test_parts_divide_the_log(shards, whole):
+    parts = [Part(0.3, 5, held_out) for held_out in (False, True)]
+    kept, out = (sample_units(shards, 10**6, 0, part) for part in parts)
+    assert sorted(numbers(kept) + numbers(out)) == whole.rewards.astype(int).tolist()
+    assert 0.1 < len(out.units) / whole.n_episodes < 0.5
+    with pytest.raises(DataError, match="hold out another share"):
+        sample_units(shards, 10, 0, Part(0.0, 0, True))
 
 
 def test_counts_are_checked(shards):
-    for call in (sample_transitions, sample_starts, sample_episodes):
-        with pytest.raises(DataError, match="give a positive number"):
-            call(shards, 0, seed=0)
+    with pytest.raises(DataError, match="give a positive number"):
+        sample_units(shards, 0, seed=0)
 
 
-def test_rows_of_shards_that_cannot_be_read_are_missing_on_request(shards):
+def test_units_of_shards_that_cannot_be_read_are_missing_on_request(shards):
     class Damaged(MemoryShards):
         def shard_blocks(self, shard, block_rows=None):
             if shard == 1:
@@ -152,11 +132,22 @@ def test_rows_of_shards_that_cannot_be_read_are_missing_on_request(shards):
 
     damaged = Damaged(shards.logs)
     with pytest.raises(DataError, match="shard-00001"):
-        sample_transitions(damaged, 50, 3)
-    sound = numbers(sample_transitions(shards, 50, 3))
-    lost = set(shards.logs[1].rewards.astype(int).tolist())
-    settings = PassSettings(skip_bad_shards=True)
-    assert numbers(sample_transitions(damaged, 50, 3, settings=settings)) == [
-        r for r in sound if r not in lost
-    ]
-    assert not lost & set(numbers(sample_episodes(damaged, 10**6, 3, settings=settings)))
+        sample_units(damaged, 10**6, 3)
+    found = sample_units(damaged, 10**6, 3, settings=PassSettings(skip_bad_shards=True))
+    assert found.skipped == ("shard-00001 is damaged; copy it again",)
+    first = shards.logs[0].n_episodes
+    lost = np.arange(first, first + shards.logs[1].n_episodes)
+    np.testing.assert_array_equal(found.units, np.setdiff1d(np.arange(shards.n_episodes), lost))
+
+
+@pytest.mark.parametrize("size", [1, 5, 13, 1000])
+def test_blocks_of_whole_units(shards, whole, size):
+    rewards, units = [], []
+    for shard in range(3):
+        for block in in_whole_units(shards.shard_blocks(shard, size)):
+            assert block.steps[0] == 0
+            rewards.append(block.rewards)
+            units.append(set(block.units))
+        assert sum(map(len, units)) == len(set().union(*units)), "an episode lies in one block"
+        units.clear()
+    np.testing.assert_array_equal(np.concatenate(rewards), whole.rewards)

@@ -14,7 +14,7 @@ from koffline.algos.from_config import make_algorithm, resolve_params
 from koffline.algos.loading import load
 from koffline.data.disk.batches import BlockSampler
 from koffline.data.disk.replay import LazyReplayBuffer
-from koffline.data.disk.samples import Part, sample_episodes
+from koffline.data.disk.samples import Part, sample_units
 from koffline.data.disk.statistics import statistics_of
 from koffline.data.disk.writer import ShardWriter
 from koffline.data.replay import from_d3rlpy
@@ -53,7 +53,7 @@ def lazy_config(shards, kind="dqn", **data):
 def make_buffer(shards, part=None) -> LazyReplayBuffer:
     log = open_transitions(shards, lazy=True)
     sampler = BlockSampler(log, 0, pool_rows=40, block_rows=10, part=part, next_actions=True)
-    return LazyReplayBuffer(sampler, sample_episodes(log, 30, 0, part), statistics_of(log, part))
+    return LazyReplayBuffer(sampler, sample_units(log, 30, 0, part).transitions, statistics_of(log, part))
 
 
 class TestBuffer:
@@ -122,7 +122,7 @@ class TestStatistics:
         found = [statistics_of(log, part) for part in parts]
         assert sum(one.rows for one in found) == len(whole)
         for one, part in zip(found, parts, strict=True):
-            rows = sample_episodes(log, 10**6, 0, part)
+            rows = sample_units(log, 10**6, 0, part).transitions
             np.testing.assert_allclose(one.observations.mean, rows.observations.mean(axis=0), rtol=1e-5)
             np.testing.assert_allclose(one.rewards.maximum, rows.rewards.max())
             assert one.returns == pytest.approx((rows.returns().min(), rows.returns().max()))

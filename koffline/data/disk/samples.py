@@ -1,16 +1,17 @@
-"""Random rows, start states and episodes of a log on disk, the same whatever the machine or the block size.
+"""Whole units of a log drawn at random: the same ones in memory, in shards, and on any machine.
 
-What is drawn are the units with the smallest hashes: a function of the seed, the shard and the unit's number
-alone. A smaller sample with the same seed is the beginning of a larger one.
+What is drawn are the units (episodes; rows, where there are none) with the smallest hashes: a function of the
+seed and the unit's number in the log alone. A smaller sample with the same seed is part of a larger one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
+from jaxtyping import Int
 
 from koffline.data.remote import is_url
 from koffline.data.row_block import ROW_COLUMNS, RowBlock
@@ -22,13 +23,12 @@ if TYPE_CHECKING:
     from koffline.data.disk.log import LazyTransitions
     from koffline.jobs.mapping import PassSettings
 
-# Rows and episodes are drawn by numbers of their own, independent of those that group them elsewhere.
-_ROWS, _STARTS, _EPISODES, _HELD_OUT = 0x726F7773, 0x73746172, 0x65706973, 0x68656C64
+# Units are drawn by numbers of their own, independent of those that divide or resample them elsewhere.
+_UNITS, _HELD_OUT = 0x65706973, 0x68656C64
 _HASHED_AT_ONCE = 2**20
 # Unwanted rows between two wanted ones that are read rather than skipped.
 _GAP = 4096
 _SPAN_ROWS = 2**16
-_NOTHING = "no shard of the log can be read; mend its files"
 
 
 @dataclass(frozen=True)
@@ -49,159 +49,124 @@ class Part:
 
 
 @dataclass(frozen=True, eq=False)
-class _Chosen:
-    """Units in the order of their hashes: shards (M,) and numbers within them (M,)."""
-
-    shards: np.ndarray
-    numbers: np.ndarray
-
-    def by_shard(self) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
-        """Each shard that has any: its number, its units in order, their places in the sample."""
-        order = np.lexsort((self.numbers, self.shards))
-        for places in np.split(order, np.flatnonzero(np.diff(self.shards[order])) + 1):
-            if places.size:
-                yield int(self.shards[places[0]]), self.numbers[places], places
-
-
-def sample_transitions(
-    log: LazyTransitions, rows: int, seed: int, *, settings: PassSettings | None = None
-) -> Transitions:
-    """``rows`` rows drawn uniformly without replacement (all, where there are fewer), without episodes.
-
-    Their order is random and fixed by the seed. Weights and log-probabilities come along. The log is read in
-    parts, where that is less than all of it. settings: where the passes run; rows of shards that are left out
-    are missing from the sample. Raises DataError.
+class UnitSample:
+    """Units of a log in its order. ``units (U,)``: their numbers in the log. ``is_all``: no others were left.
+    ``skipped``: why shards with some of them were left out.
     """
-    _check_count("rows", rows)
-    chosen = _smallest([shard.rows for shard in log.shards], rows, seed ^ _ROWS)
-    found = _gather(log, chosen, _rows_of_shard, settings)
-    return Transitions(**found, action_space=log.action_space, metadata=log.metadata)
+
+    transitions: Transitions
+    units: Int[np.ndarray, " unit"]
+    is_all: bool
+    skipped: tuple[str, ...] = ()
 
 
-def sample_starts(
-    log: LazyTransitions, count: int, seed: int, *, settings: PassSettings | None = None
-) -> np.ndarray:
-    """(M, ...) first observations of ``count`` episodes drawn uniformly without replacement, or of all.
-
-    A log without episodes gives observations of rows. Raises DataError.
-    """
-    _check_count("count", count)
-    if not log.has_episodes:
-        chosen = _smallest([shard.rows for shard in log.shards], count, seed ^ _STARTS)
-        return _gather(log, chosen, _observations_of_shard, settings)["observations"]
-    chosen = _smallest([shard.episodes for shard in log.shards], count, seed ^ _STARTS)
-    return _gather(log, chosen, _starts_of_shard, settings)["observations"]
-
-
-def sample_episodes(
-    log: LazyTransitions,
+def sample_units(
+    log: Transitions | LazyTransitions,
     rows: int,
     seed: int,
     part: Part | None = None,
     *,
     settings: PassSettings | None = None,
-) -> Transitions:
-    """Whole episodes drawn uniformly without replacement, about ``rows`` rows together and at least one.
+) -> UnitSample:
+    """Units drawn uniformly without replacement, about ``rows`` rows together and at least one unit; all
+    units, where there are no more rows.
 
-    They keep the order of the log and are numbered from 0. Without episodes it is a sample of rows. part:
-    draws from that side of a split alone. Raises DataError where it is empty.
+    part: draws from that side of a split of a log on disk alone. settings: where the passes over it run, and
+    whether shards that cannot be read are left out. Raises DataError.
     """
-    _check_count("rows", rows)
-    counts = [shard.episodes if log.has_episodes else shard.rows for shard in log.shards]
-    wanted = max(1, round(rows * sum(counts) / len(log)))
-    chosen = _smallest(counts, wanted, seed ^ _EPISODES, part)
-    if not chosen.shards.size:
+    if rows < 1:
+        raise DataError(f"a sample of rows={rows}; give a positive number")
+    total = log.n_episodes if log.has_episodes else len(log)
+    wanted = max(1, round(rows * total / len(log)))
+    if isinstance(log, Transitions):
+        if wanted >= total:
+            return UnitSample(log, np.arange(total), is_all=True)
+        units = np.sort(_smallest(np.array([total]), wanted, seed))
+        chosen = log.select_episodes(units) if log.has_episodes else log.select(units)
+        return UnitSample(chosen, units, is_all=False)
+    sizes = np.array([shard.episodes if log.has_episodes else shard.rows for shard in log.shards])
+    units = np.sort(_smallest(sizes, wanted, seed, part))
+    if not units.size:
         raise DataError("no episode is left in that part of the log; hold out another share of it")
-    ordered = np.lexsort((chosen.numbers, chosen.shards))
-    chosen = _Chosen(chosen.shards[ordered], chosen.numbers[ordered])
-    if not log.has_episodes:
-        found = _gather(log, chosen, _rows_of_shard, settings)
-        return Transitions(**found, action_space=log.action_space, metadata=log.metadata)
-    pieces = [piece for _, piece in _mapped(log, chosen, _episodes_of_shard, settings)]
-    if not pieces:
-        raise DataError(_NOTHING)
-    joined = {name: np.concatenate([piece[name] for piece in pieces]) for name in pieces[0]}
-    return Transitions(**joined, action_space=log.action_space, metadata=log.metadata)
+    return _read(log, units, sizes, settings)
 
 
-def _smallest(sizes: Sequence[int], count: int, seed: int, part: Part | None = None) -> _Chosen:
-    """The ``count`` units with the smallest hashes among shards of these sizes, within a part if given."""
-    total = sum(sizes)
+def _smallest(
+    sizes: Int[np.ndarray, " shard"], count: int, seed: int, part: Part | None = None
+) -> Int[np.ndarray, " unit"]:
+    """Numbers of the ``count`` units with the smallest hashes, within a part if given; sizes: of shards."""
+    total = int(sizes.sum())
     share = min(1.0, (count + 6 * count**0.5 + 16) / max(1, total))
     while True:
-        below = _below(sizes, share, seed, part)
-        if len(below) >= count or share == 1.0:
+        numbers, hashes = _below(sizes, share, seed, part)
+        if len(numbers) >= count or share == 1.0:
             break
         share = min(1.0, 2.0 * share)  # bad luck, or a part that is small
-    order = np.argsort(below["hash"], kind="stable")[:count]
-    return _Chosen(below["shard"][order], below["number"][order])
+    return numbers[np.argsort(hashes, kind="stable")[:count]]
 
 
-def _below(sizes: Sequence[int], share: float, seed: int, part: Part | None) -> np.ndarray:
-    """Units whose hash is among the ``share`` smallest, with their hashes."""
-    record = np.dtype([("hash", np.uint64), ("shard", np.int64), ("number", np.int64)])
+def _below(
+    sizes: Int[np.ndarray, " shard"], share: float, seed: int, part: Part | None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Numbers and hashes of the units whose hash is among the ``share`` smallest."""
     limit = np.uint64(min(int(share * 2.0**64), 2**64 - 1))
-    found = [np.zeros(0, dtype=record)]
-    for shard, size in enumerate(sizes):
+    numbers, hashes = [np.zeros(0, dtype=np.int64)], [np.zeros(0, dtype=np.uint64)]
+    first = 0
+    for shard, size in enumerate(sizes.tolist()):
         for start in range(0, size, _HASHED_AT_ONCE):
-            numbers = np.arange(start, min(start + _HASHED_AT_ONCE, size))
-            hashes = unit_hash(seed, shard, numbers)
-            kept = hashes <= limit
+            within = np.arange(start, min(start + _HASHED_AT_ONCE, size))
+            found = unit_hash(seed ^ _UNITS, 0, within + first)
+            kept = found <= limit
             if part is not None:
-                kept &= part.holds(shard, numbers)
-            piece = np.zeros(int(kept.sum()), dtype=record)
-            piece["hash"], piece["shard"], piece["number"] = hashes[kept], shard, numbers[kept]
-            found.append(piece)
-    return np.concatenate(found)
+                kept &= part.holds(shard, within)
+            numbers.append(within[kept] + first)
+            hashes.append(found[kept])
+        first += size
+    return np.concatenate(numbers), np.concatenate(hashes)
 
 
-def _mapped(
-    log: LazyTransitions, chosen: _Chosen, call: Any, settings: PassSettings | None
-) -> Iterator[tuple[np.ndarray, dict[str, np.ndarray]]]:
-    """What ``call`` finds in each shard, with the places it has in the sample."""
+def _read(
+    log: LazyTransitions,
+    units: Int[np.ndarray, " unit"],
+    sizes: Int[np.ndarray, " shard"],
+    settings: PassSettings | None,
+) -> UnitSample:
+    """The rows of the chosen units, shard by shard."""
     from koffline.jobs.mapping import PassSettings
 
-    items = list(chosen.by_shard())
-    asked = [(shard, numbers) for shard, numbers, _ in items]
-    mapped = (settings or PassSettings()).map(call, asked, log, lambda item: log.shards[item[0]].name)
-    for (_, _, places), result in zip(items, mapped, strict=True):
-        if result.failure is None:
-            yield places, result.value
+    ends = np.cumsum(sizes)
+    shard_of = np.searchsorted(ends, units, side="right")
+    items = [
+        (int(shard), units[shard_of == shard] - int(ends[shard] - sizes[shard]))
+        for shard in np.unique(shard_of)
+    ]
+    mapped = (settings or PassSettings()).map(
+        _units_of_shard, items, log, lambda item: log.shards[item[0]].name
+    )
+    pieces, kept, skipped = [], [], []
+    for (shard, _), result in zip(items, mapped, strict=True):
+        if result.failure is not None:
+            skipped.append(result.failure.reason)
+            continue
+        pieces.append(result.value)
+        kept.append(units[shard_of == shard])
+    if not pieces:
+        raise DataError(f"no shard can be read: {skipped[0]}")
+    joined = {name: np.concatenate([piece[name] for piece in pieces]) for name in pieces[0]}
+    found = Transitions(**joined, action_space=log.action_space, metadata=log.metadata)
+    return UnitSample(found, np.concatenate(kept), len(units) == int(sizes.sum()), tuple(skipped))
 
 
-def _gather(
-    log: LazyTransitions, chosen: _Chosen, call: Any, settings: PassSettings | None
-) -> dict[str, np.ndarray]:
-    """Columns of the chosen units, in the order of the sample."""
-    columns: dict[str, np.ndarray] = {}
-    found = np.zeros(len(chosen.shards), dtype=np.bool_)
-    for places, piece in _mapped(log, chosen, call, settings):
-        for name, values in piece.items():
-            if name not in columns:
-                columns[name] = np.empty((len(chosen.shards), *values.shape[1:]), dtype=values.dtype)
-            columns[name][places] = values
-        found[places] = True
-    if not found.any():
-        raise DataError(_NOTHING)
-    return columns if found.all() else {name: column[found] for name, column in columns.items()}
-
-
-def _rows_of_shard(log: LazyTransitions, item: tuple[int, np.ndarray]) -> dict[str, np.ndarray]:
-    return _picked(log, *item, names=ROW_COLUMNS)
-
-
-def _observations_of_shard(log: LazyTransitions, item: tuple[int, np.ndarray]) -> dict[str, np.ndarray]:
-    return _picked(log, *item, names=("observations",))
-
-
-def _picked(
-    log: LazyTransitions, shard: int, rows: np.ndarray, names: Sequence[str]
-) -> dict[str, np.ndarray]:
-    """Columns of the given rows of a shard, which are in order."""
+def _units_of_shard(log: LazyTransitions, item: tuple[int, np.ndarray]) -> dict[str, np.ndarray]:
+    """All rows of the given units of a shard, which are in order."""
+    shard, units = item
+    names = (*ROW_COLUMNS, "steps")
     pieces: list[dict[str, np.ndarray]] = []
-    for block in _blocks_with(log, shard, rows):
-        within = rows[np.searchsorted(rows, block.start) : np.searchsorted(rows, block.start + len(block))]
-        pieces.append(_columns(block, within - block.start, names))
+    for block in log.shard_blocks(shard) if log.has_episodes else _blocks_with(log, shard, units):
+        places = np.minimum(np.searchsorted(units, block.units), len(units) - 1)
+        rows = np.flatnonzero(units[places] == block.units)
+        present = {name: getattr(block, name) for name in names}
+        pieces.append({name: column[rows] for name, column in present.items() if column is not None})
     return {name: np.concatenate([piece[name] for piece in pieces]) for name in pieces[0]}
 
 
@@ -214,40 +179,3 @@ def _blocks_with(log: LazyTransitions, shard: int, rows: np.ndarray) -> Iterator
     for near in np.split(rows, np.flatnonzero(np.diff(rows) > _GAP) + 1):
         for start in range(int(near[0]), int(near[-1]) + 1, _SPAN_ROWS):
             yield log.read_rows(shard, start, min(start + _SPAN_ROWS, int(near[-1]) + 1))
-
-
-def _columns(block: RowBlock, rows: np.ndarray, names: Sequence[str]) -> dict[str, np.ndarray]:
-    present = {name: getattr(block, name) for name in names}
-    return {name: column[rows] for name, column in present.items() if column is not None}
-
-
-def _starts_of_shard(log: LazyTransitions, item: tuple[int, np.ndarray]) -> dict[str, np.ndarray]:
-    """First observations of the given episodes of a shard."""
-    shard, episodes = item
-    pieces = []
-    for block in log.shard_blocks(shard):
-        assert block.steps is not None, "called for logs with episodes"
-        first = np.flatnonzero((block.steps == 0) & _among(block.units, episodes))
-        pieces.append(block.observations[first])
-    return {"observations": np.concatenate(pieces)}
-
-
-def _episodes_of_shard(log: LazyTransitions, item: tuple[int, np.ndarray]) -> dict[str, np.ndarray]:
-    """All rows of the given episodes of a shard."""
-    shard, episodes = item
-    pieces = []
-    for block in log.shard_blocks(shard):
-        rows = np.flatnonzero(_among(block.units, episodes))
-        pieces.append(_columns(block, rows, (*ROW_COLUMNS, "steps")))
-    return {name: np.concatenate([piece[name] for piece in pieces]) for name in pieces[0]}
-
-
-def _among(values: np.ndarray, ordered: np.ndarray) -> np.ndarray:
-    """(B,) whether values are among the given ones, which are in order."""
-    places = np.minimum(np.searchsorted(ordered, values), len(ordered) - 1)
-    return np.asarray(ordered[places] == values)
-
-
-def _check_count(name: str, value: int) -> None:
-    if value < 1:
-        raise DataError(f"a sample of {name}={value}; give a positive number")

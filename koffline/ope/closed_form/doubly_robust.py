@@ -13,30 +13,110 @@ count with discount 0; rows cut by a time limit are rows like any other, since t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, fields
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
+from torch import Tensor
 
-from koffline.errors import DataError
 from koffline.ope.closed_form.fit import weights_of_rows
 from koffline.ope.closed_form.fitting import CURVATURE_POWER, FOLDS, choose_ridge, kernel_path
-from koffline.ope.closed_form.moments import folded_moments
+from koffline.ope.closed_form.moments import folded_moments, folds_of_units
 from koffline.ope.closed_form.ridges import usual_ridge
-from koffline.ope.closed_form.sandwich import Spread, sandwich
+from koffline.ope.closed_form.sandwich import Spread, spread_of
+from koffline.ope.closed_form.weights import RowSums
 from koffline.ope.features import FeatureSystem
 from koffline.ope.row_values import RowValues
+
+ValuesOfPart = Callable[[FeatureSystem], RowValues]
 
 
 @dataclass(frozen=True, eq=False)
 class CrossFit:
-    """Values and weights (N,) of every row from fits that did not see its episode."""
+    """Fits of K folds, each for the rows of the one it has not seen: θ (K, p) and α (K, m) of the weights.
 
-    values: RowValues
-    weights: Float[np.ndarray, " row"]
+    Start states of the log are valued without their episode, given ones by the mean over the fits.
+    """
+
+    thetas: Float[Tensor, "fold parameter"]
+    alphas: Float[Tensor, "fold critic"]
     value_ridge: float
     weight_ridge: float
+    seed: int
+
+    def fold_of(self, system: FeatureSystem) -> Int[np.ndarray, " row"]:
+        """The fold of each row of a system."""
+        return folds_of_units(system, len(self.thetas), self.seed)
+
+    def values(self, system: FeatureSystem) -> RowValues:
+        """Q of the rows of a system, by the fit that has not seen them."""
+        theta = self.thetas[torch.as_tensor(self.fold_of(system))]  # (N, p)
+        now, later = ((columns * theta).sum(dim=1) for columns in (system.now, system.later))
+        if system.fixed_starts:
+            starts = system.starts @ self.thetas.mean(dim=0)
+        else:
+            starts = (system.starts * theta[system.unit_starts.tolist()]).sum(dim=1)
+        return RowValues(now.numpy(), later.numpy(), starts.numpy(), unseen=1.0)
+
+    def weights(self, system: FeatureSystem) -> Float[np.ndarray, " row"]:
+        """ω (N,) of the rows of a system."""
+        omega, fold_of = np.zeros(len(system)), self.fold_of(system)
+        for fold, alpha in enumerate(self.alphas):
+            rows = np.flatnonzero(fold_of == fold)
+            if len(rows):
+                found = weights_of_rows(system, system.instruments, alpha, torch.as_tensor(rows))
+                omega[rows] = found.numpy()
+        return omega
+
+
+@dataclass(frozen=True, eq=False)
+class DoublyRobustSums:
+    """``rows``: with terms ω (r + discount · E q(x') − q(x)). ``start`` and ``start_weight``: Σ w q(x0), Σ w.
+
+    ``unseen``: rows that a model valued which had not seen their episode.
+    """
+
+    rows: RowSums
+    start: float
+    start_weight: float
+    unseen: float
+
+    def __add__(self, other: DoublyRobustSums) -> DoublyRobustSums:
+        return DoublyRobustSums(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
+
+    @property
+    def direct(self) -> float:
+        """E q(x0)."""
+        return self.start / self.start_weight
+
+    @property
+    def value(self) -> float:
+        """J."""
+        return self.direct + float(self.rows.by_unit["term"].sum()) / self.rows.weight
+
+
+@dataclass(frozen=True, eq=False)
+class DoublyRobustOfPart:
+    """The sums of a part of a log, with q and ω of its rows."""
+
+    values: ValuesOfPart
+    weights: Callable[[FeatureSystem], np.ndarray]
+
+    def __call__(self, system: FeatureSystem) -> DoublyRobustSums:
+        """Over its rows. Raises DataError when arrays do not fit the log."""
+        values, omega = self.values(system), np.asarray(self.weights(system), dtype=np.float64)
+        values.check_sizes(len(system), len(system.start_weights))
+        own = system.start_weights.numpy()
+        residuals = system.rewards.numpy() + system.discounts.numpy() * values.later - values.now
+        terms = omega * residuals if omega.shape == residuals.shape else residuals  # refused below
+        return DoublyRobustSums(
+            rows=RowSums.of(system, omega, terms, values.starts),
+            start=float(own @ values.starts),
+            start_weight=float(own.sum()),
+            unseen=values.unseen * len(system),
+        )
 
 
 def doubly_robust_value(
@@ -46,18 +126,8 @@ def doubly_robust_value(
 
     Raises DataError when arrays do not fit the log.
     """
-    omega = np.asarray(weights, dtype=np.float64)
-    if omega.shape != (len(system),) or not np.isfinite(omega).all():
-        raise DataError(
-            f"weights has shape {omega.shape} or is not finite; give ({len(system)},) finite numbers"
-        )
-    values.check_sizes(len(system), len(system.start_weights))
-    now, later, starts = values.now, values.later, values.starts
-    residuals = system.rewards.numpy() + system.discounts.numpy() * later - now
-    row_weights, start_weights = system.row_weights.numpy(), system.start_weights.numpy()
-    base = float(start_weights @ starts / start_weights.sum())
-    correction = float(row_weights @ (omega * residuals) / row_weights.sum())
-    return base + correction, sandwich(system, omega * residuals, starts)
+    sums = DoublyRobustOfPart(lambda part: values, lambda part: weights)(system)
+    return sums.value, spread_of(sums.rows)
 
 
 @torch.no_grad()
@@ -72,28 +142,18 @@ def cross_fit(
     """Kernel-loss values and dual weights of every fold from the rows of the others.
 
     Ridges that are None are the same for all folds: that of the values has the least kernel loss on held-out
-    episodes (one number that has seen every row), that of the weights is the usual one. Start states of the
-    log are valued without their episode, given ones by the mean over the fits.
+    episodes (one number that has seen every row), that of the weights is the usual one.
     """
-    make_path, n = kernel_path(system), len(system)
-    folded = folded_moments(system, folds, seed)
+    make_path = kernel_path(system)
     if value_ridge is None:
         value_ridge, _ = choose_ridge(system, make_path, CURVATURE_POWER, folds, seed)
     if weight_ridge is None:
-        weight_ridge = usual_ridge(n, CURVATURE_POWER)
-    now, later, omega = (torch.zeros(n, dtype=torch.float64) for _ in range(3))
-    thetas = []
-    for fold, rest in enumerate(folded.without_each()):
-        rows = torch.as_tensor(np.flatnonzero(folded.fold_of == fold))
-        path = make_path(rest)
-        theta, alpha = path.solve(value_ridge).theta, path.solve(weight_ridge).alpha
-        thetas.append(theta)
-        now[rows], later[rows] = system.now[rows] @ theta, system.later[rows] @ theta
-        omega[rows] = weights_of_rows(system, system.instruments, alpha, rows)
-    stacked = torch.stack(thetas)
-    if system.fixed_starts:
-        starts = system.starts @ stacked.mean(dim=0)
-    else:
-        starts = (system.starts * stacked[torch.as_tensor(folded.fold_of[system.unit_starts])]).sum(dim=1)
-    values = RowValues(now.numpy(), later.numpy(), starts.numpy(), unseen=1.0)
-    return CrossFit(values, omega.numpy(), value_ridge, weight_ridge)
+        weight_ridge = usual_ridge(system.log_rows, CURVATURE_POWER)
+    paths = [make_path(rest) for rest in folded_moments(system, folds, seed).without_each()]
+    return CrossFit(
+        thetas=torch.stack([path.solve(value_ridge).theta for path in paths]),
+        alphas=torch.stack([path.solve(weight_ridge).alpha for path in paths]),
+        value_ridge=value_ridge,
+        weight_ridge=weight_ridge,
+        seed=seed,
+    )

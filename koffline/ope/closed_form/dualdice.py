@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from koffline.errors import DataError
-from koffline.ope.closed_form.fit import InstrumentPath, LinearFit, PrimalDual, weights_of_rows
+from koffline.ope.closed_form.fit import InstrumentPath, LinearFit, PrimalDual
 from koffline.ope.closed_form.fitting import (
     CURVATURE_POWER,
     FOLDS,
@@ -49,7 +49,7 @@ def fit_dualdice(
     """
     critics = default_critics(system) if critics is None else critics
     features = leading_features(system.instruments, critics)
-    ridges = candidate_ridges(len(system), CURVATURE_POWER) if ridge is None else (ridge,)
+    ridges = candidate_ridges(system.log_rows, CURVATURE_POWER) if ridge is None else (ridge,)
     paths = {
         epsilon: whitened_path(system, critics, epsilon)
         for epsilon in (CRITIC_RIDGES if critic_ridge is None else (critic_ridge,))
@@ -66,7 +66,7 @@ def fit_dualdice(
         system,
         paths[best],
         min(considered[best], key=lambda candidate: candidate[1])[0],
-        lambda alpha: weights_of_rows(system, features, alpha),
+        features,
         considered[best],
         critics,
     )

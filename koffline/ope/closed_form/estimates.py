@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from koffline.ope.closed_form.doubly_robust import CrossFit, cross_fit, doubly_robust_value
+from koffline.ope.closed_form.doubly_robust import CrossFit, DoublyRobustOfPart, ValuesOfPart, cross_fit
 from koffline.ope.closed_form.dualdice import fit_dualdice
 from koffline.ope.closed_form.fit import LinearFit
 from koffline.ope.closed_form.minimax import fit_lstdq, fit_mql, fit_mwl
-from koffline.ope.closed_form.sandwich import Spread, sandwich
-from koffline.ope.closed_form.weights import describe_weights, normalising_mass
+from koffline.ope.closed_form.sandwich import Spread, spread_of
+from koffline.ope.closed_form.weights import RowSums
 from koffline.ope.features import FeatureSystem
 from koffline.ope.point_estimate import PointEstimate
 from koffline.ope.row_values import RowValues
@@ -57,15 +57,15 @@ def mwl(
     """
     fit = fit_mwl(system, ridge)
     if normalised:
-        mass = normalising_mass(system, fit.weights.numpy())
-        if mass > 0.0:
-            fit = dataclasses.replace(fit, weights=fit.weights / mass)
+        sums = system.fold(FitOfPart(fit))
+        if sums.mass > 0.0:
+            fit = dataclasses.replace(fit, scale=sums.rows / sums.mass)
     return estimate_of_fit("mwl", system, fit, level)
 
 
 def drl(
     system: FeatureSystem,
-    values: RowValues | None = None,
+    values: RowValues | ValuesOfPart | None = None,
     weights: Float[np.ndarray, " row"] | None = None,
     *,
     level: float = _LEVEL,
@@ -74,63 +74,83 @@ def drl(
 ) -> PointEstimate:
     """The doubly robust combination; what is not given is cross-fitted in closed form over episodes.
 
-    values: Q of the rows, such as that of networks that did not see them. weights: ω (N,), see
-    `doubly_robust`. Raises DataError.
+    values: Q of the rows, such as that of networks that did not see them, or what gives it for the rows of a
+    part of the log. weights: ω (N,), see `doubly_robust`. Raises DataError.
     """
     fitted: CrossFit | None = None
     if values is None or weights is None:
         fitted = cross_fit(system, folds=folds, seed=seed)
-    values = fitted.values if values is None and fitted else values
-    weights = fitted.weights if weights is None and fitted else weights
-    assert values is not None
-    assert weights is not None
-    value, spread = doubly_robust_value(system, values, weights)
-    direct = float(system.start_weights.numpy() @ values.starts / system.start_weights.numpy().sum())
-    diagnostics = {"direct_value": direct, "correction": value - direct, "unseen": values.unseen}
+        values = fitted.values if values is None else values
+    known = (lambda part: values) if isinstance(values, RowValues) else values
+    assert known is not None
+    if weights is not None:
+        of_part = DoublyRobustOfPart(known, lambda part: weights)
+    else:
+        assert fitted is not None
+        of_part = DoublyRobustOfPart(known, fitted.weights)
+    sums = system.fold(of_part)
+    if system.log is not None and system.fixed_starts:  # given start states belong to no part
+        own = of_part(system)
+        sums = dataclasses.replace(sums, start=own.start, start_weight=own.start_weight)
+    unseen = sums.unseen / sums.rows.rows
+    diagnostics = {
+        "direct_value": sums.direct,
+        "correction": sums.value - sums.direct,
+        "unseen": unseen,
+    }
     if fitted is not None:
         diagnostics.update(value_ridge=fitted.value_ridge, weight_ridge=fitted.weight_ridge)
     warnings: tuple[str, ...] = ()
-    if values.unseen < 0.5:
+    if unseen < 0.5:
         warnings = (
             "the value function has seen the rows that correct it: the correction and its standard error are "
             "too small; cross-fit it",
         )
-    return _estimate("drl", system, value, weights, spread, level, diagnostics, warnings)
+    return _estimate("drl", system, sums.value, sums.rows, spread_of(sums.rows), level, diagnostics, warnings)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class FitOfPart:
+    """What a fit leaves of a part of the log: terms ω δ, and Q of start states."""
+
+    fit: LinearFit
+
+    def __call__(self, system: FeatureSystem) -> RowSums:
+        """Sums over its rows."""
+        omega, residuals = self.fit.weights(system).numpy(), system.residuals(self.fit.theta).numpy()
+        return RowSums.of(system, omega, omega * residuals, (system.starts @ self.fit.theta).numpy())
 
 
 def estimate_of_fit(name: str, system: FeatureSystem, fit: LinearFit, level: float) -> PointEstimate:
     """What a fit says: Σ w ω r / n, its standard error from ω δ of the rows and Q of the start states."""
-    omega, residuals = fit.weights.numpy(), system.residuals(fit.theta).numpy()
-    row_weights = system.row_weights.numpy()
-    value = float(row_weights @ (omega * system.rewards.numpy()) / row_weights.sum())
-    starts = (system.starts @ fit.theta).numpy()
+    sums = system.fold(FitOfPart(fit))
     noise = 0.0 if system.start_noise is None else float((system.start_noise @ fit.theta).square().sum())
-    spread = sandwich(system, omega * residuals, starts, fit.degrees_of_freedom, noise)
     diagnostics = {
         "ridge": fit.ridge,
         "degrees_of_freedom": fit.degrees_of_freedom,
         "parameters": system.parameters,
     }
-    return _estimate(name, system, value, omega, spread, level, diagnostics)
+    spread = spread_of(sums, fit.degrees_of_freedom, noise)
+    return _estimate(name, system, sums.rewarded / sums.weight, sums, spread, level, diagnostics)
 
 
 def _estimate(
     name: str,
     system: FeatureSystem,
     value: float,
-    omega: Float[np.ndarray, " row"],
+    sums: RowSums,
     spread: Spread,
     level: float,
     diagnostics: dict[str, Any],
     warnings: tuple[str, ...] = (),
 ) -> PointEstimate:
-    described, units = describe_weights(system, omega), len(spread.influence)
+    described, units = sums.diagnostics(system.start_mean.numpy()), len(spread.influence)
     if units < 2:
         warnings = (*warnings, "a single episode has no spread: no standard error and no interval")
     elif spread.standard_error is None:
         warnings = (
             *warnings,
-            f"{diagnostics['degrees_of_freedom']:.0f} degrees of freedom for {len(system)} rows leave no "
+            f"{diagnostics['degrees_of_freedom']:.0f} degrees of freedom for {sums.rows} rows leave no "
             "standard error; use fewer features or a larger ridge",
         )
     return PointEstimate(

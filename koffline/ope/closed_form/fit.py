@@ -28,17 +28,27 @@ from koffline.solvers.quadratic import Quadratic, RidgePath
 
 @dataclass(frozen=True, eq=False)
 class LinearFit:
-    """θ (p,), the weights ω (N,) of the rows, and how they were found; float64, units of the return.
+    """θ (p,), the coefficients α of the weights ω = criticsᵀα, and how they were found; float64, units of the
+    return.
 
+    ``critics``: of kernel inputs; None: the features themselves. ``scale``: that ω is multiplied by.
     ``degrees_of_freedom``: how many parameters the data, rather than the ridge, decide. ``ridge``: relative
     to the mean curvature. ``considered``: the ridges tried and their held-out scores, smaller is better.
     """
 
     theta: Float[Tensor, " parameter"]
-    weights: Float[Tensor, " row"]
+    alpha: Float[Tensor, " critic"]
+    critics: FourierFeatures | None
     ridge: float
     degrees_of_freedom: float
     considered: tuple[tuple[float, float], ...] = ()
+    scale: float = 1.0
+
+    def weights(self, system: FeatureSystem) -> Float[Tensor, " row"]:
+        """ω of the rows of a system."""
+        if self.critics is None:
+            return self.scale * (system.now @ self.alpha)
+        return self.scale * weights_of_rows(system, self.critics, self.alpha)
 
     def row_values(self, system: FeatureSystem, unseen: float = 0.0) -> RowValues:
         """Q of the rows, of their next states and of the start states."""

@@ -8,6 +8,7 @@ from typing import Protocol, runtime_checkable
 from jaxtyping import Float
 from torch import Tensor
 
+from koffline.kernels import FourierFeatures
 from koffline.ope.closed_form.fit import InstrumentPath, LinearFit
 from koffline.ope.closed_form.moments import Moments, folded_moments, whole_moments
 from koffline.ope.closed_form.ridges import Path, best_ridge, candidate_ridges, held_out_losses
@@ -59,7 +60,7 @@ def choose_ridge(
     system: FeatureSystem, make_path: MakePath, power: float, folds: int, seed: int
 ) -> tuple[float, Considered]:
     """The candidate with the least held-out loss, and all losses."""
-    ridges = candidate_ridges(len(system), power)
+    ridges = candidate_ridges(system.log_rows, power)
     losses = held_out_losses(folded_moments(system, folds, seed), make_path, ridges)
     return best_ridge(losses, ridges), pairs(ridges, losses)
 
@@ -68,13 +69,13 @@ def finish_fit(
     system: FeatureSystem,
     pair_of: MakePath,
     ridge: float,
-    to_weights: Callable[[Tensor], Tensor],
+    critics: FourierFeatures | None,
     considered: Considered = (),
-    critics: int | None = None,
+    count: int | None = None,
 ) -> LinearFit:
-    """The fit of all rows with one ridge."""
-    pair = pair_of(whole_moments(system, critics)).solve(ridge)
-    return LinearFit(pair.theta, to_weights(pair.alpha), ridge, pair.degrees_of_freedom, considered)
+    """The fit of all rows with one ridge. critics, count: of the weights; see `LinearFit`, `Moments`."""
+    pair = pair_of(whole_moments(system, count)).solve(ridge)
+    return LinearFit(pair.theta, pair.alpha, critics, ridge, pair.degrees_of_freedom, considered)
 
 
 def pairs(ridges: Sequence[float], losses: Float[Tensor, " ridge"]) -> Considered:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from koffline.ope.closed_form.fit import LinearFit, weights_of_rows
+from koffline.ope.closed_form.fit import LinearFit
 from koffline.ope.closed_form.fitting import (
     CURVATURE_POWER,
     FOLDS,
@@ -32,13 +32,7 @@ def fit_mql(
     considered: Considered = ()
     if ridge is None:
         ridge, considered = choose_ridge(system, make_path, CURVATURE_POWER, folds, seed)
-    return finish_fit(
-        system,
-        make_path,
-        ridge,
-        lambda alpha: weights_of_rows(system, system.instruments, alpha),
-        considered,
-    )
+    return finish_fit(system, make_path, ridge, system.instruments, considered)
 
 
 @torch.no_grad()
@@ -55,7 +49,7 @@ def fit_lstdq(
     considered: Considered = ()
     if ridge is None:
         ridge, considered = choose_ridge(system, make_path, TEMPORAL_POWER, folds, seed)
-    return finish_fit(system, make_path, ridge, lambda alpha: system.now @ alpha, considered)
+    return finish_fit(system, make_path, ridge, None, considered)
 
 
 @torch.no_grad()
@@ -66,9 +60,5 @@ def fit_mwl(system: FeatureSystem, ridge: float | None = None) -> LinearFit:
     ridge: None: `ridges.usual_ridge`, so that not even the ridge has seen a reward.
     (Uehara, Huang & Jiang 2020, Minimax Weight and Q-Function Learning)
     """
-    return finish_fit(
-        system,
-        kernel_path(system),
-        usual_ridge(len(system), CURVATURE_POWER) if ridge is None else ridge,
-        lambda alpha: weights_of_rows(system, system.instruments, alpha),
-    )
+    ridge = usual_ridge(system.log_rows, CURVATURE_POWER) if ridge is None else ridge
+    return finish_fit(system, kernel_path(system), ridge, system.instruments)

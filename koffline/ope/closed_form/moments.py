@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from koffline.data.unit_hash import unit_hash
 from koffline.errors import DataError
 from koffline.kernels import FourierFeatures
 from koffline.ope.features import FeatureSystem
@@ -18,6 +19,7 @@ from koffline.solvers.held_out import make_folds
 
 BLOCK = 8192
 DEFAULT_CRITICS = 300
+_FOLDS = 0x666F6C64  # a stream of hashes of its own
 # Several estimators read one system: (folds, seed, critics) -> sums.
 _KEPT: WeakKeyDictionary[FeatureSystem, dict[tuple[int, int, int], FoldedMoments]] = WeakKeyDictionary()
 
@@ -49,10 +51,12 @@ _FIELDS = tuple(field.name for field in fields(Moments))
 
 @dataclass(frozen=True, eq=False)
 class FoldedMoments:
-    """The same sums by fold; ``fold_of (N,)`` never divides an episode."""
+    """The same sums by fold; no episode lies in two."""
 
     parts: tuple[Moments, ...]
-    fold_of: Int[np.ndarray, " row"]
+
+    def __add__(self, other: FoldedMoments) -> FoldedMoments:
+        return FoldedMoments(tuple(one + two for one, two in zip(self.parts, other.parts, strict=True)))
 
     @property
     def total(self) -> Moments:
@@ -71,9 +75,14 @@ class FoldedMoments:
 def folds_of_units(system: FeatureSystem, folds: int, seed: int) -> Int[np.ndarray, " row"]:
     """Fold of each row (N,); units (episodes) stay together, and only those with weight are shared out.
 
-    A log with fewer such units than folds is cut into stretches of successive rows instead (only the rows at
+    Units of a larger log are shared out by hashes of their numbers: the same way in each of its parts. A log
+    with fewer such units than folds is cut into stretches of successive rows instead (only the rows at
     a cut are then seen from both sides), into fewer where there are fewer rows. DataError for a single row.
     """
+    if system.units is not None:
+        lengths = np.diff(np.append(system.unit_starts, len(system)))
+        drawn = unit_hash(seed, _FOLDS, system.units) % np.uint64(folds)
+        return np.repeat(drawn.astype(np.int64), lengths)
     weighted = np.flatnonzero(system.row_weights.numpy())
     lengths = np.diff(np.append(system.unit_starts, len(system)))
     units = np.flatnonzero(np.add.reduceat(system.row_weights.numpy(), system.unit_starts))
@@ -159,15 +168,29 @@ def _add_product(total: Tensor, left: Tensor, right: Tensor, factor: float = 1.0
         total.add_(left.mT @ right, alpha=factor)
 
 
+@dataclass(frozen=True, eq=False)
+class MomentsOfPart:
+    """Sums by fold over a part of a log."""
+
+    folds: int
+    seed: int
+    critics: int
+
+    def __call__(self, system: FeatureSystem) -> FoldedMoments:
+        """Over its rows."""
+        rows = np.zeros(len(system), dtype=np.int64)
+        fold_of = folds_of_units(system, self.folds, self.seed) if self.folds > 1 else rows
+        count = int(fold_of.max()) + 1 if system.units is None else self.folds
+        members = [torch.as_tensor(np.flatnonzero(fold_of == fold)) for fold in range(count)]
+        return FoldedMoments(tuple(accumulate_moments(system, rows, self.critics) for rows in members))
+
+
 def folded_moments(system: FeatureSystem, folds: int, seed: int, critics: int | None = None) -> FoldedMoments:
     """Sums by fold, one pass over the rows; kept as long as the system lives. folds: 1 for none."""
     critics = default_critics(system) if critics is None else critics
     kept = _KEPT.setdefault(system, {})
     if (folds, seed, critics) not in kept:
-        fold_of = folds_of_units(system, folds, seed) if folds > 1 else np.zeros(len(system), dtype=np.int64)
-        members = [np.flatnonzero(fold_of == fold) for fold in range(int(fold_of.max()) + 1)]
-        parts = tuple(accumulate_moments(system, torch.as_tensor(rows), critics) for rows in members)
-        kept[folds, seed, critics] = FoldedMoments(parts, fold_of)
+        kept[folds, seed, critics] = system.fold(MomentsOfPart(folds, seed, critics))
     return kept[folds, seed, critics]
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float
 
+from koffline.ope.closed_form.weights import RowSums
 from koffline.ope.features import FeatureSystem
 from koffline.ope.interval import Interval, check_level
 
@@ -60,19 +61,24 @@ def sandwich(
     states that were given are taken as they are; those of the log are sampled with their units.
     drawing_variance: what actions drawn at given start states add.
     """
-    weights = system.row_weights.numpy()
-    lengths = np.diff(np.append(system.unit_starts, len(system)))
-    totals = np.add.reduceat(weights, system.unit_starts)
-    mean = float(weights @ terms / weights.sum())
-    parts = np.add.reduceat(weights * (terms - mean), system.unit_starts) / weights.sum()
-    if not system.fixed_starts:
-        share = system.start_weights.numpy() / float(system.start_weights.sum())
-        parts = parts + share * (start_values - float(share @ start_values))
-    counted = totals > 0.0
-    units, rows = int(counted.sum()), int(np.count_nonzero(weights))
-    influence = parts[counted] * units
+    sums = RowSums.of(system, np.zeros(len(system)), terms, start_values)
+    return spread_of(sums, degrees_of_freedom, drawing_variance)
+
+
+def spread_of(sums: RowSums, degrees_of_freedom: float = 0.0, drawing_variance: float = 0.0) -> Spread:
+    """The same from what the rows of a log left."""
+    units = sums.by_unit
+    mean = float(units["term"].sum() / sums.weight)
+    parts = (units["term"] - mean * units["weight"]) / sums.weight
+    with_starts = "start" in units
+    if with_starts:
+        share = units["start_weight"] / units["start_weight"].sum()
+        parts = parts + share * (units["start"] - float(share @ units["start"]))
+    counted = units["weight"] > 0.0
+    count, rows = int(counted.sum()), sums.counted
+    influence = parts[counted] * count
     error = None
-    if units > 1 and rows > degrees_of_freedom:
-        variance = float(influence.var(ddof=1)) / units * rows / (rows - degrees_of_freedom)
+    if count > 1 and rows > degrees_of_freedom:
+        variance = float(influence.var(ddof=1)) / count * rows / (rows - degrees_of_freedom)
         error = math.sqrt(variance + drawing_variance)
-    return Spread(influence, error, bool((lengths > 1).any()), not system.fixed_starts)
+    return Spread(influence, error, len(units["weight"]) < sums.rows, with_starts)

@@ -10,9 +10,10 @@ import numpy as np
 import torch
 
 from koffline.config import EvaluationSettings
+from koffline.data.disk.log import LazyTransitions
 from koffline.data.transitions import Transitions
 from koffline.errors import KofflineError
-from koffline.fitting import Progress, threads
+from koffline.fitting import Progress
 from koffline.ope.diagnostics import common_diagnostics, common_warnings
 from koffline.ope.estimators.intervals import bounds_of, run_estimator
 from koffline.ope.estimators.norms import sensitivity_to_norm
@@ -23,11 +24,12 @@ from koffline.ope.interval import Interval
 from koffline.ope.limits import NOTABLE
 from koffline.ope.names import DEFAULT, ESTIMATORS, KERNEL_CERTIFIED, check_estimator, kinds_for
 from koffline.ope.point_estimate import PointEstimate
+from koffline.ope.stream_settings import StreamSettings
 from koffline.ope.workspace import Workspace
 
 
 def estimate_all(
-    transitions: Transitions,
+    transitions: Transitions | LazyTransitions,
     policy: Any,
     gamma: float | None = None,
     *,
@@ -37,6 +39,7 @@ def estimate_all(
     seed: int | None = None,
     initial_observations: np.ndarray | None = None,
     settings: EvaluationSettings | None = None,
+    stream: StreamSettings | None = None,
     progress: Progress | None = None,
     **options: Any,
 ) -> EstimateTable:
@@ -57,8 +60,7 @@ def estimate_all(
         check_estimator(name)
     if settings.interval != DEFAULT:
         wanted = [name for name in wanted if settings.interval in kinds_for(name)]
-    workspace = open_workspace(transitions, policy, settings, initial_observations, progress)
-    with torch.no_grad(), threads(settings.threads):
+    with open_workspace(transitions, policy, settings, initial_observations, stream, progress) as workspace:
         rows = tuple(_row(name, ESTIMATORS[name], workspace) for name in wanted)
         found = {row.name: row.estimate for row in rows if row.estimate is not None}
         if not found:

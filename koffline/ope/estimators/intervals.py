@@ -87,7 +87,7 @@ def _with_interval(workspace: Workspace, name: str, found: PointEstimate) -> Poi
 def system_interval(workspace: Workspace, kind: str) -> IntervalResult:
     """An interval for the value from the problem in fixed features, whatever the estimator."""
     settings = workspace.settings
-    system = workspace.fixed_system if kind in CERTIFIED_SYSTEM_KINDS else workspace.system
+    system = workspace.fixed_system if kind in CERTIFIED_SYSTEM_KINDS else workspace.held_system
     result = make_interval(
         kind,
         system,

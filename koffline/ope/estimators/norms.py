@@ -17,7 +17,7 @@ def sensitivity_to_norm(workspace: Workspace, kind: str) -> NormSensitivity | No
         return None
     settings = workspace.settings
     return norm_sensitivity(
-        workspace.system if kind == KERNEL_SIMULTANEOUS else workspace.fixed_system,
+        workspace.held_system if kind == KERNEL_SIMULTANEOUS else workspace.fixed_system,
         kind=KERNEL_CERTIFIED if kind == DUAL else kind,
         settings=KernelIntervalSettings(
             level=settings.level,

@@ -7,6 +7,7 @@ from koffline.ope.closed_form.estimates import drl as doubly_robust_closed_form
 from koffline.ope.importance.episode_estimates import estimate_one
 from koffline.ope.importance.unavailable import Unavailable
 from koffline.ope.names import EPISODE_KINDS, EPISODES_T, WITH_MODEL
+from koffline.ope.out_of_bag import OutOfBag
 from koffline.ope.point_estimate import PointEstimate
 from koffline.ope.workspace import Workspace
 
@@ -24,7 +25,7 @@ def estimate_by_importance(workspace: Workspace, name: str) -> PointEstimate | U
         return Unavailable(name, episodes)
     settings = workspace.settings
     kind = settings.interval if settings.interval in EPISODE_KINDS else EPISODES_T
-    model = workspace.row_values if name in WITH_MODEL else None
+    model = workspace.row_values_of_episodes if name in WITH_MODEL else None
     return estimate_one(
         name, episodes, model, settings.level, kind, reward_range=settings.reward_bounds, seed=settings.seed
     )
@@ -39,6 +40,5 @@ def estimate_in_features(workspace: Workspace, name: str) -> PointEstimate:
 def estimate_doubly_robust_marginal(workspace: Workspace) -> PointEstimate:
     """Marginalised weights in features beside the kernel-loss networks, the networks out of bag."""
     settings = workspace.settings
-    return doubly_robust_closed_form(
-        workspace.system, workspace.row_values, level=settings.level, seed=settings.seed
-    )
+    values = workspace.row_values if workspace.log.is_whole else OutOfBag.of(workspace.fitted).in_features
+    return doubly_robust_closed_form(workspace.system, values, level=settings.level, seed=settings.seed)

@@ -11,12 +11,23 @@ from jaxtyping import Bool, Float
 
 from koffline.data.transitions import Transitions
 from koffline.errors import ConfigError, DataError
-from koffline.ope.importance.ratios import AUTO, Ratios, importance_ratios
+from koffline.ope.importance.ratios import AUTO, Ratios, action_log_probabilities, importance_ratios
 from koffline.ope.importance.weights import EpisodeWeights, effective_size, make_weights
 from koffline.ope.row_values import RowValues
+from koffline.ope.working_log import Columns, LogPart, WorkingLog
 from koffline.policies import ContinuousPolicy, DiscretePolicy
 
 _CURVE_POINTS = 50
+_ROW_BYTES = 150  # of a row's columns, ratios and weights
+_NAMES = (
+    "actions",
+    "rewards",
+    "terminated",
+    "truncated",
+    "steps",
+    "behavior_log_probabilities",
+    "weights",
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,6 +113,44 @@ class EpisodeProblem:
         }
 
 
+@dataclass(frozen=True, eq=False)
+class EpisodesOfPart:
+    """What estimators over episodes read of a part of a log: no observations, and the policy's ``target``."""
+
+    policy: DiscretePolicy | ContinuousPolicy
+
+    def __call__(self, part: LogPart) -> Columns:
+        """Columns of its rows."""
+        log = part.transitions
+        present = {name: getattr(log, name) for name in _NAMES}
+        columns = {name: np.asarray(column) for name, column in present.items() if column is not None}
+        return Columns(({**columns, "target": action_log_probabilities(log, self.policy)},))
+
+
+def episodes_of_log(
+    log: WorkingLog, policy: DiscretePolicy | ContinuousPolicy
+) -> tuple[Transitions, np.ndarray]:
+    """All episodes of a log, each observation the number 0, and the policy's log-probabilities (N,)."""
+    needed = _ROW_BYTES * len(log.log)
+    if needed > log.stream.memory_bytes:
+        raise DataError(
+            f"importance weights keep {_ROW_BYTES} bytes of each row, {needed / 1e9:.3g} GB of this log, and "
+            f"memory is {log.stream.memory}; give that much (--memory)"
+        )
+    columns = log.fold(EpisodesOfPart(policy)).joined()
+    target = columns.pop("target")
+    nothing = np.zeros((len(target), 1), dtype=np.uint8)
+    sample = log.sample.transitions
+    rows = Transitions(
+        observations=nothing,
+        next_observations=nothing,
+        action_space=sample.action_space,
+        metadata=sample.metadata,
+        **columns,
+    )
+    return rows, target
+
+
 def prepare_episodes(
     transitions: Transitions,
     policy: DiscretePolicy | ContinuousPolicy,
@@ -110,10 +159,12 @@ def prepare_episodes(
     behavior: str = AUTO,
     clip: float | None = None,
     seed: int = 0,
+    target: Float[np.ndarray, " row"] | None = None,
 ) -> EpisodeProblem:
     """Weights of the log's episodes under the policy; ``clip`` caps them.
 
-    ``behavior``: whose probabilities, see `importance_ratios`. Raises DataError (no episodes, no
+    ``behavior``: whose probabilities, see `importance_ratios`. ``target``: the policy's log-probabilities of
+    the logged actions, where they are known. Raises DataError (no episodes, no
     probabilities, weights all zero or changing inside an episode), PolicyError (no density), ConfigError.
     """
     if not 0.0 <= gamma <= 1.0:
@@ -128,14 +179,15 @@ def prepare_episodes(
         present = np.add.reduceat(np.asarray(transitions.weights), transitions.episode_starts) > 0.0
         if not present.any():
             raise DataError("weights are all zero; give at least one episode a positive weight")
+    counted = np.repeat(present, transitions.episode_lengths)
     log = transitions if present.all() else transitions.select_episodes(present)
-    ratios = importance_ratios(log, policy, behavior, seed)
+    ratios = importance_ratios(log, policy, behavior, seed, None if target is None else target[counted])
     return EpisodeProblem(
         transitions=log,
         weights=make_weights(log, ratios.logs, clip),
         ratios=ratios,
         gamma=gamma,
         clip=clip,
-        counted=np.repeat(present, transitions.episode_lengths),
+        counted=counted,
         counted_episodes=present,
     )

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from koffline.data.row_block import RowBlock
 from koffline.data.transitions import Continuous, Transitions
 from koffline.errors import ConfigError, DataError, PolicyError
 from koffline.ope.importance.behavior import estimate_behavior, share_at_bounds
@@ -40,16 +39,18 @@ def importance_ratios(
     policy: DiscretePolicy | ContinuousPolicy,
     behavior: str = AUTO,
     seed: int = 0,
+    target: Float[np.ndarray, " row"] | None = None,
 ) -> Ratios:
     """Ratios of the log's actions; β from the log (``"log"``), estimated from it (``"estimate"``), or from
-    the log where it has probabilities (``"auto"``).
+    the log where it has probabilities (``"auto"``). target: log π(a|s), where it is known.
 
     Raises ConfigError for another ``behavior``, DataError when the log's are asked for and missing,
     PolicyError for a policy without probabilities of given actions.
     """
     if behavior not in (AUTO, FROM_LOG, ESTIMATED):
         raise ConfigError(f"behavior is {behavior!r}; give '{AUTO}', '{FROM_LOG}' or '{ESTIMATED}'")
-    target = action_log_probabilities(transitions, policy)
+    if target is None:
+        target = action_log_probabilities(transitions, policy)
     logged = transitions.behavior_log_probabilities
     if logged is None and behavior == FROM_LOG:
         raise DataError(
@@ -70,7 +71,7 @@ def importance_ratios(
 
 
 def action_log_probabilities(
-    transitions: Transitions | RowBlock, policy: DiscretePolicy | ContinuousPolicy
+    transitions: Transitions, policy: DiscretePolicy | ContinuousPolicy
 ) -> Float[np.ndarray, " row"]:
     """(N,) log π(a|s) of the logged actions, a density for continuous ones. Raises PolicyError."""
     if isinstance(policy, DiscretePolicy):

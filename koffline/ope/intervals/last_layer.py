@@ -84,6 +84,7 @@ def network_equation(fitted: FittedValues, replica: int, head: str) -> LinearEqu
     rewards, discounts = table.rewards.double().cpu(), table.discounts.double().cpu()
     difference = now - discounts[:, None] * later
     systems = accumulate_systems(network, table, fitted.instruments, weights[None].to(table.inputs.device))
+    systems = systems.mean(len(table))
     if head == "kloss":
         matrix = systems.kernel_matrix[0].cpu()
         curvature = matrix.mT @ matrix

@@ -9,7 +9,7 @@ from koffline.errors import ConfigError
 from koffline.ope.features import FeatureSystem
 from koffline.ope.interval import check_level
 from koffline.ope.intervals.concentration import target_range
-from koffline.ope.problem import value_bounds
+from koffline.ope.limits import value_bounds
 
 DRAWS = 999
 _MOST_DRAWS = 200_000

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from koffline.data.disk.log import LazyTransitions
 from koffline.data.transitions import Transitions
 from koffline.errors import ConfigError, KofflineError
 from koffline.fitting import Progress
@@ -45,7 +46,7 @@ Truths = Sequence[float] | np.ndarray | Mapping[str, float]
 
 
 def select_policies(
-    transitions: Transitions,
+    transitions: Transitions | LazyTransitions,
     policies: Sequence[Any] | Mapping[str, Any],
     gamma: float | None = None,
     *,
@@ -104,7 +105,7 @@ def _check_enough(estimates: dict[str, Estimate], failed: dict[str, KofflineErro
 
 
 def _ranking(
-    transitions: Transitions,
+    transitions: Transitions | LazyTransitions,
     estimates: dict[str, Estimate],
     unranked: dict[str, str],
     truths: dict[str, float] | None,
@@ -210,7 +211,9 @@ def _warnings(ranked: tuple[RankedPolicy, ...], unranked: dict[str, str]) -> tup
     return (*left_out, *shared, *own)
 
 
-def _named_policies(policies: Sequence[Any] | Mapping[str, Any], log: Transitions) -> dict[str, Policy]:
+def _named_policies(
+    policies: Sequence[Any] | Mapping[str, Any], log: Transitions | LazyTransitions
+) -> dict[str, Policy]:
     """Every policy under a name of its own, checked against the log before anything is fitted."""
     if isinstance(policies, (str, bytes)) or not isinstance(policies, Iterable):
         raise ConfigError(f"policies is {policies!r}; give a list of two or more policies")

@@ -33,9 +33,11 @@ def instruments(system, frequencies=None):
 
 def agree(fit, theta, omega, system):
     np.testing.assert_allclose(fit.theta, theta, rtol=1e-8, atol=1e-10)
-    np.testing.assert_allclose(fit.weights, omega, rtol=1e-8, atol=1e-8)
+    np.testing.assert_allclose(fit.weights(system), omega, rtol=1e-8, atol=1e-8)
     value = reference.start_mean(plain(system)) @ theta
-    assert reference.weighted_reward(fit.weights.numpy(), plain(system)) == pytest.approx(value, rel=1e-8)
+    assert reference.weighted_reward(fit.weights(system).numpy(), plain(system)) == pytest.approx(
+        value, rel=1e-8
+    )
 
 
 def test_mql_and_mwl_are_the_ridged_least_squares_problem_and_its_dual(system):
@@ -48,7 +50,7 @@ def test_mwl_minimises_the_imbalance_of_weights_in_the_rkhs(system):
     """Solved over the m coefficients of ω instead of the p of Q; free parameters would be constraints."""
     bare = dataclasses.replace(system, constants=0)
     omega = reference.weights_by_balance(instruments(bare), plain(bare), RIDGE)
-    np.testing.assert_allclose(fit_mwl(bare, RIDGE).weights, omega, rtol=1e-8, atol=1e-8)
+    np.testing.assert_allclose(fit_mwl(bare, RIDGE).weights(bare), omega, rtol=1e-8, atol=1e-8)
 
 
 def test_lstdq_is_the_solution_of_the_normal_equations(system):
@@ -74,7 +76,7 @@ def test_dualdice_weights_solve_the_saddle_point(system):
     matrix, _ = reference.moments(critics, columns)
     second = reference.second_moment(critics, columns)
     inner = second + 0.1 * np.trace(second) / len(second) * np.eye(len(second))
-    alpha = np.linalg.lstsq(np.array(critics), fit.weights.numpy(), rcond=None)[0]
+    alpha = np.linalg.lstsq(np.array(critics), fit.weights(system).numpy(), rcond=None)[0]
     pull = matrix.T @ alpha - reference.start_mean(columns)  # of ν: what the ridge λu must balance
     constants = columns["constants"]
     assert np.abs(pull[-constants:]).max() < 1e-9

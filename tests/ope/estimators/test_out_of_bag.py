@@ -13,9 +13,10 @@ from koffline.ope.workspace import Workspace
 from tests.ope.problems import SOFT, discrete_log, plain_q
 
 
-def _workspace(**changes: object) -> Workspace:
+def _workspace(starts: np.ndarray | None = None, **changes: object) -> Workspace:
     given = {"gamma": 0.9, "steps": 20, "full_replicas": 1, "resampled_replicas": 4, **changes}
-    return open_workspace(discrete_log(), SOFT, EvaluationSettings(**given))
+    with open_workspace(discrete_log(), SOFT, EvaluationSettings(**given), starts) as workspace:
+        return workspace
 
 
 def test_means_over_the_networks_that_left_the_episode_out() -> None:
@@ -61,9 +62,7 @@ def test_start_states_belong_to_their_episodes_unless_given() -> None:
 
 
 def test_given_start_states_were_seen_by_no_network() -> None:
-    log = discrete_log()
-    settings = EvaluationSettings(gamma=0.9, steps=20, full_replicas=1, resampled_replicas=4)
-    workspace = open_workspace(log, SOFT, settings, log.observations[:3])
+    workspace = _workspace(discrete_log().observations[:3])
     with torch.no_grad():
         values = out_of_bag_values(workspace.fitted)
     assert values.starts.shape == (3,)

@@ -1,4 +1,4 @@
-"""How a log on disk is read: memory, where the pass runs, and what it leaves of the rows."""
+"""How a log that is not held in memory is read: memory, and where passes run."""
 
 from __future__ import annotations
 
@@ -15,30 +15,19 @@ DEFAULT_MEMORY = "2GB"
 
 @dataclass(frozen=True)
 class StreamSettings:
-    """Settings of a pass that do not belong to the estimate itself.
+    """Settings of passes over a log; they decide time and memory, not the estimate.
 
-    memory: what the process may hold at most, in bytes or as in "2GB"; blocks and the sample are made to fit.
-    sample_rows: rows that networks are trained on (default: 200,000, or what fits the memory). groups: the
-    independent parts that the log's units are shared out to, for the interval. precision: of features and
-    their products, "single" or "double"; sums over blocks are always double.
+    memory: what a process may hold at most, in bytes or as in "2GB": blocks of rows are made to fit.
+    workers, ray, skip_bad_shards: as in `PassSettings`.
     """
 
     memory: int | str = DEFAULT_MEMORY
     workers: int = 1
     ray: str | None = None
     skip_bad_shards: bool = False
-    sample_rows: int | None = None
-    groups: int = 40
-    precision: str = "single"
 
     def __post_init__(self) -> None:
         parse_memory(self.memory)  # whether it is enough depends on the log
-        if self.sample_rows is not None and self.sample_rows < 2:
-            raise ConfigError(f"sample_rows is {self.sample_rows}; give at least 2, better some ten thousand")
-        if not 2 <= self.groups <= 1000:
-            raise ConfigError(f"groups is {self.groups}; give a number from 2 to 1000, 40 by default")
-        if self.precision not in ("single", "double"):
-            raise ConfigError(f"precision is '{self.precision}'; give single or double")
 
     @property
     def memory_bytes(self) -> int:

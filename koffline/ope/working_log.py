@@ -1,0 +1,228 @@
+"""The log as an evaluation sees it: rows held in memory, and sums over all rows.
+
+A log of at most ``sample_rows`` rows is held whole, wherever it lies. Of a larger one whole units (episodes;
+rows, where there are none) are held, drawn by hashes of their numbers; what adds up over rows is then summed
+over all of them, part by part, in memory or from disk, here or by workers.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Protocol, TypeVar, runtime_checkable
+
+import numpy as np
+import torch
+from jaxtyping import Int
+
+from koffline.data.copies import DistinctLog, without_copies
+from koffline.data.disk.log import LazyTransitions
+from koffline.data.disk.samples import UnitSample, sample_units
+from koffline.data.row_block import ROW_COLUMNS, in_whole_units
+from koffline.data.transitions import Transitions
+from koffline.errors import ConfigError, DataError
+from koffline.fit_records import Progress
+from koffline.fitting import threads
+from koffline.jobs.mapping import Mapped
+from koffline.jobs.status import JobStatus
+from koffline.ope.stream_settings import StreamSettings
+
+_LIBRARIES = 600_000_000  # bytes of a process before it holds rows
+_SHARE = 0.25  # of the other memory for the rows of a part; what is made of them has the rest
+_LEAST_ROWS, _MOST_ROWS = 1024, 1 << 16
+# Records of sums that travel in a pass with workers: each may have 200 MB.
+_ROWS_TOGETHER, _MOST_ITEMS = 1 << 18, 256
+
+
+@dataclass(frozen=True, eq=False)
+class LogPart:
+    """Whole units of a log, and their numbers in it (U,)."""
+
+    transitions: Transitions
+    units: Int[np.ndarray, " unit"]
+
+
+@runtime_checkable
+class Sums(Protocol):
+    """What is left of the rows of a part; two of them add up to that of both their rows."""
+
+    def __add__(self, other: Any) -> Any:
+        """Sums over the rows of both."""
+        ...
+
+
+S = TypeVar("S", bound=Sums)
+
+
+@dataclass(frozen=True, eq=False)
+class Columns:
+    """Arrays by name with a number for each row or unit, in the order of the log; sums are longer ones."""
+
+    parts: tuple[dict[str, np.ndarray], ...]
+
+    def __add__(self, other: Columns) -> Columns:
+        return Columns(self.parts + other.parts)
+
+    def joined(self) -> dict[str, np.ndarray]:
+        """Each name's array over all parts."""
+        return {name: np.concatenate([part[name] for part in self.parts]) for name in self.parts[0]}
+
+
+@dataclass(frozen=True, eq=False)
+class WorkingLog:
+    """A log of which some rows are in memory: all of them (``is_whole``), or units drawn by hashes.
+
+    ``skipped``: why shards were left out, as keys; it grows while the log is read.
+    """
+
+    log: Transitions | LazyTransitions
+    sample: UnitSample
+    stream: StreamSettings
+    progress: Progress | None = None
+    skipped: dict[str, None] = dataclasses.field(default_factory=dict)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether no other rows are left."""
+        return self.sample.is_all
+
+    @cached_property
+    def merged(self) -> DistinctLog:
+        """The rows in memory without copies of units, whose weight stands for them.
+
+        A sample of a larger log is left as it is: copies of its units may lie outside it.
+        """
+        found = without_copies(self.sample.transitions)
+        return found if self.is_whole else dataclasses.replace(found, transitions=self.sample.transitions)
+
+    @cached_property
+    def held(self) -> LogPart:
+        """The rows in memory."""
+        rows = self.merged.transitions
+        if not self.is_whole:
+            return LogPart(rows, self.sample.units)
+        return LogPart(rows, np.arange(rows.n_episodes if rows.has_episodes else len(rows)))
+
+    def fold(self, summarise: Callable[[LogPart], S], row_bytes: int = 0) -> S:
+        """The sum over parts of the log of what ``summarise`` makes of each.
+
+        summarise: can be sent to other processes. row_bytes: what it needs of memory for each row. Raises
+        DataError for rows that cannot be read.
+        """
+        if self.is_whole:
+            return summarise(self.held)
+        rows = self.part_rows(row_bytes)
+        if isinstance(self.log, Transitions):
+            return _added(summarise(part) for part in _parts_in_memory(self.log, rows))
+        plan = _Pass(self.log, summarise, rows, torch.get_num_threads())
+        names = [shard.name for shard in self.log.shards]
+        items = _items(self.log, one_by_one=self.stream.skip_bad_shards)
+        mapped = self.stream.passes.map(
+            _sum_of_shards,
+            items,
+            plan,
+            name=lambda item: " … ".join(dict.fromkeys((names[item[0]], names[item[-1]]))),
+            progress=None if self.progress is None else self._report,
+        )
+        return _added(self._values(mapped))
+
+    def _values(self, mapped: Iterable[Mapped]) -> Iterator[Any]:
+        for one in mapped:
+            if one.failure is None:
+                yield one.value
+            else:
+                self.skipped[one.failure.reason] = None
+
+    def part_rows(self, row_bytes: int) -> int:
+        """Rows of a part: what fits a share of the memory. Raises ConfigError where that is too little."""
+        log_bytes = self.sample.transitions.row_bytes
+        free = _SHARE * (self.stream.memory_bytes - _LIBRARIES)
+        rows = int(free / (3 * log_bytes + row_bytes))
+        if rows < _LEAST_ROWS:
+            needed = _LIBRARIES + _LEAST_ROWS * (3 * log_bytes + row_bytes) / _SHARE
+            raise ConfigError(
+                f"memory is {self.stream.memory}, this evaluation needs at least {needed / 1e6:.0f}MB; give "
+                "that, or fewer replicas, hidden_units or action_draws"
+            )
+        return min(rows, _MOST_ROWS)
+
+    def _report(self, status: JobStatus) -> None:
+        show = getattr(self.progress, "pass_over", None)
+        if show is not None:
+            show(status.done, status.total)
+
+
+def hold(
+    log: Transitions | LazyTransitions,
+    sample_rows: int,
+    seed: int,
+    stream: StreamSettings | None = None,
+    progress: Progress | None = None,
+) -> WorkingLog:
+    """Read the log, or units of about ``sample_rows`` rows. Raises DataError."""
+    stream = stream or StreamSettings()
+    found = sample_units(log, sample_rows, seed, settings=stream.passes)
+    return WorkingLog(log, found, stream, progress, dict.fromkeys(found.skipped))
+
+
+@dataclass(frozen=True, eq=False)
+class _Pass:
+    """What every worker receives: the log (paths alone) and what to make of its parts."""
+
+    log: LazyTransitions
+    summarise: Callable[[LogPart], Any]
+    rows: int
+    threads: int
+
+
+@torch.no_grad()
+def _sum_of_shards(plan: _Pass, shards: tuple[int, ...]) -> Any:
+    with threads(plan.threads):
+        return _added(plan.summarise(part) for part in _parts_on_disk(plan.log, shards, plan.rows))
+
+
+def _items(log: LazyTransitions, one_by_one: bool) -> list[tuple[int, ...]]:
+    """Shards to be summed together: a record of sums may be larger than the rows of a small one."""
+    most = max(_ROWS_TOGETHER, -(-len(log) // _MOST_ITEMS))
+    items: list[list[int]] = []
+    rows = most
+    for number, shard in enumerate(log.shards):
+        if one_by_one or rows + shard.rows > most:
+            items.append([])
+            rows = 0
+        items[-1].append(number)
+        rows += shard.rows
+    return [tuple(item) for item in items]
+
+
+def _parts_on_disk(log: LazyTransitions, shards: tuple[int, ...], rows: int) -> Iterator[LogPart]:
+    before = [shard.episodes if log.has_episodes else shard.rows for shard in log.shards]
+    for shard in shards:
+        first = sum(before[:shard])
+        for block in in_whole_units(log.shard_blocks(shard, rows)):
+            names = [name for name in ROW_COLUMNS if getattr(block, name) is not None]
+            columns = {name: getattr(block, name) for name in names}
+            part = Transitions(**columns, steps=block.steps, action_space=log.action_space)
+            yield LogPart(part, first + np.unique(block.units))
+
+
+def _parts_in_memory(log: Transitions, rows: int) -> Iterator[LogPart]:
+    if not log.has_episodes:
+        for start in range(0, len(log), rows):
+            units = np.arange(start, min(start + rows, len(log)))
+            yield LogPart(log.select(units), units)
+        return
+    number = log.episode_ends // rows  # of the stretch that an episode ends in
+    for units in np.split(np.arange(log.n_episodes), np.flatnonzero(np.diff(number)) + 1):
+        yield LogPart(log.select_episodes(units), units)
+
+
+def _added(found: Iterator[Any]) -> Any:
+    total = None
+    for one in found:
+        total = one if total is None else total + one
+    if total is None:
+        raise DataError("the log has no rows that can be read")
+    return total

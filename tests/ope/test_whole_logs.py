@@ -1,0 +1,242 @@
+"""One engine: where a log lies changes nothing, and sums over parts are those over all rows."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+
+import koffline
+from koffline.data.disk.writer import ShardWriter
+from koffline.data.transitions import Transitions
+from koffline.errors import ConfigError, DataError
+from koffline.kernels import FourierFeatures
+from koffline.ope.ensemble import Resampling
+from koffline.ope.estimators.everything import estimate_all
+from koffline.ope.fitted import SystemsOfPart
+from koffline.ope.log_facts import LogFacts, log_facts
+from koffline.ope.problem import prepare_problem
+from koffline.ope.stream_settings import StreamSettings
+from koffline.ope.working_log import Columns, hold
+from koffline.policies import ContinuousPolicy, DiscretePolicy
+from tests.ope.problems import NOISY, stack
+
+QUICK = {"steps": 30, "hidden_units": (8, 8), "full_replicas": 2, "resampled_replicas": 3, "instruments": 60}
+TILTED = DiscretePolicy(3, lambda s: np.tile([0.2, 0.3, 0.5], (len(s), 1)), name="tilted")
+DRIFT = ContinuousPolicy(1, lambda s: np.tanh(s[:, :1]), name="drift")
+
+
+def make_log(kind: str, episodes: int = 60) -> Transitions:
+    """Episodes of 1 … 12 steps, weighted, with the behaviour's probabilities."""
+    generator = np.random.default_rng(8)
+    lengths = generator.integers(1, 13, episodes)
+    n = int(lengths.sum())
+    starts = np.cumsum(lengths) - lengths
+    last = np.zeros(n, bool)
+    last[starts + lengths - 1] = True
+    states = generator.normal(size=(n, 2))
+    columns = {
+        "observations": states,
+        "rewards": states[:, 0] + generator.normal(size=n),
+        "next_observations": 0.8 * states + 0.3 * generator.normal(size=(n, 2)),
+        "terminated": last & (generator.random(n) < 0.5),
+        "truncated": np.zeros(n, bool),
+        "steps": np.arange(n) - np.repeat(starts, lengths),
+        "weights": np.repeat(generator.uniform(0.5, 2.0, episodes), lengths),
+    }
+    if kind == "discrete":
+        columns |= {
+            "actions": generator.integers(3, size=n),
+            "action_space": koffline.Discrete(3),
+            "behavior_log_probabilities": np.full(n, np.log(1.0 / 3.0)),
+        }
+    else:
+        columns |= {
+            "actions": generator.uniform(-1, 1, (n, 1)),
+            "action_space": koffline.Continuous(1, -1.0, 1.0),
+        }
+    if kind == "rows":
+        columns.pop("steps")
+    return Transitions(**columns)
+
+
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory):
+    """A log by kind: in memory, and opened from a folder of small shards."""
+    found = {}
+    for kind in ("discrete", "continuous", "rows"):
+        folder = tmp_path_factory.mktemp("logs") / kind
+        with ShardWriter(folder, shard_rows=90) as writer:
+            writer.append(make_log(kind))
+        found[kind] = make_log(kind), koffline.open_transitions(folder, lazy=True)
+    return found
+
+
+def answers(log, policy, **options) -> dict[str, np.ndarray | str]:
+    table = estimate_all(log, policy, 0.9, seed=4, bounds=False, **QUICK, **options)
+    found: dict[str, np.ndarray | str] = {}
+    for row in table.rows:
+        estimate = row.estimate
+        if estimate is None:
+            found[row.name] = row.reason
+            continue
+        ends = [] if estimate.interval is None else [estimate.interval.low, estimate.interval.high]
+        found[row.name] = np.array([estimate.value, *ends])
+    return found
+
+
+@pytest.mark.parametrize("sample_rows", [200_000, 150], ids=["whole", "sampled"])
+@pytest.mark.parametrize("kind", ["discrete", "continuous", "rows"])
+def test_storage_changes_no_estimate_and_no_interval(stored, kind, sample_rows) -> None:
+    """Every estimator, its value and its interval."""
+    memory, shards = stored[kind]
+    policy = TILTED if kind == "discrete" else DRIFT
+    expected = answers(memory, policy, sample_rows=sample_rows)
+    assert sum(not isinstance(value, str) for value in expected.values()) >= (15 if kind == "discrete" else 8)
+    agree(answers(shards, policy, sample_rows=sample_rows, stream=StreamSettings(memory="1GB")), expected)
+
+
+def test_workers_change_nothing(stored) -> None:
+    memory, shards = stored["discrete"]
+    found = answers(shards, "uniform", sample_rows=150, stream=StreamSettings(workers=2))
+    agree(found, answers(memory, "uniform", sample_rows=150))
+
+
+def agree(found: dict, expected: dict) -> None:
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        if isinstance(value, str):
+            assert found[name] == value
+        else:
+            np.testing.assert_allclose(found[name], value, rtol=1e-10, err_msg=name)
+
+
+def test_records_of_a_sampled_log_count_all_rows(stored) -> None:
+    memory, shards = stored["discrete"]
+    found = koffline.evaluate(shards, TILTED, 0.9, sample_rows=150, **QUICK)
+    assert (found.n_transitions, found.n_episodes) == (len(memory), memory.n_episodes)
+    assert found.data_sha256 == memory.sha256
+    assert found.diagnostics["sample_rows"] < 200
+    assert found.diagnostics["n_terminated"] == memory.terminated.sum()
+    assert found.diagnostics["behavior_return"] == pytest.approx(memory.returns(0.9).mean(), rel=1e-12)
+    whole = koffline.evaluate(memory, TILTED, 0.9, **QUICK)
+    assert found.diagnostics["behavior_return_se"] == pytest.approx(whole.diagnostics["behavior_return_se"])
+    assert "sample_rows" not in whole.diagnostics
+
+
+@pytest.mark.parametrize("kind", ["discrete", "continuous", "rows"])
+def test_sums_over_parts_are_those_over_all_rows(stored, kind, monkeypatch) -> None:
+    """The systems of the last layers, part by part, against one problem of the whole log."""
+    monkeypatch.setattr("koffline.ope.working_log._MOST_ROWS", 40)
+    memory, shards = stored[kind]
+    policy = TILTED if kind == "discrete" else DRIFT
+    log = hold(shards, 150, seed=0)
+    assert not log.is_whole
+    like = prepare_problem(log.held.transitions, policy, 0.9, 1, np.random.default_rng(0))
+    whole = prepare_problem(memory, policy, 0.9, 1, np.random.default_rng(0), like=like)
+    network, _ = stack(like)
+    from koffline.ope.workspace import ProblemOfPart
+
+    of_part = SystemsOfPart(
+        network, FourierFeatures(torch.ones(like.kernel_inputs.shape[1], 3).double()), Resampling(3, 1, (0,))
+    )
+    units = np.arange(memory.n_episodes if memory.has_episodes else len(memory))
+    parts = []
+
+    def counted(part):
+        parts.append(part)
+        return ProblemOfPart(of_part, like.without_rows(), policy, 0.9, 1, 0)(part)
+
+    with torch.no_grad():
+        found, expected = log.fold(counted), of_part(whole, units)
+    assert len(parts) > 5
+    np.testing.assert_array_equal(np.concatenate([part.units for part in parts]), units)
+    for one, other in zip(found._parts, expected._parts, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-9)
+
+
+def test_a_resampled_sum_weighs_units_by_their_counts(stored) -> None:
+    """By hand: episode after episode, as often as its Poisson number says."""
+    memory, shards = stored["discrete"]
+    log = hold(shards, 150, seed=0)
+    resampling = Resampling(5, 1, (0, 1))
+    counts = resampling.counts(np.arange(memory.n_episodes))
+    assert counts[0].tolist() == [1] * memory.n_episodes
+    returns = memory.returns(1.0)
+
+    def summed(part):
+        return Columns(({"found": resampling.counts(part.units) @ part.transitions.returns(1.0)[:, None]},))
+
+    found = np.sum([part["found"] for part in log.fold(summed).parts], axis=0)[:, 0]
+    np.testing.assert_allclose(found, counts @ returns, rtol=1e-12)
+
+
+def test_facts_add_up(stored) -> None:
+    memory, shards = stored["discrete"]
+    one = log_facts(hold(memory, 10**6, 0).held, 0.9)
+    other = hold(shards, 150, 0).fold(lambda part: log_facts(part, 0.9))
+    for field in dataclasses.fields(LogFacts):
+        first, second = getattr(one, field.name), getattr(other, field.name)
+        if field.name in ("returns", "weights"):
+            assert dataclasses.astuple(first) == pytest.approx(dataclasses.astuple(second), rel=1e-12)
+        else:
+            assert first == second
+    weights = np.asarray(memory.weights)[memory.episode_starts]
+    assert one.weights.effective_count == pytest.approx(weights.sum() ** 2 / np.square(weights).sum())
+
+
+def test_shards_that_cannot_be_read(stored, tmp_path) -> None:
+    """Refused with their name; left out on request, in the sample and in the passes, and said."""
+    memory, _ = stored["discrete"]
+    with ShardWriter(tmp_path / "log", shard_rows=90) as writer:
+        writer.append(memory)
+    (tmp_path / "log" / "shard-00001.hdf5").write_bytes(b"no shard")
+    log = koffline.open_transitions(tmp_path / "log", lazy=True)
+    for rows in (200_000, 150):
+        with pytest.raises(DataError, match=r"shard-00001\.hdf5"):
+            koffline.evaluate(log, TILTED, 0.9, sample_rows=rows, **QUICK)
+        stream = StreamSettings(skip_bad_shards=True)
+        found = koffline.evaluate(log, TILTED, 0.9, sample_rows=rows, stream=stream, **QUICK)
+        assert any(w.startswith("Left out: ") and "shard-00001" in w for w in found.warnings)
+        assert found.n_transitions == len(memory) - log.shards[1].rows
+        assert found.data_sha256 == ""
+
+
+def test_memory_that_is_too_small_is_refused_with_what_is_enough(stored) -> None:
+    _, shards = stored["discrete"]
+    with pytest.raises(ConfigError, match=r"memory is 600MB, this evaluation needs at least \d+MB"):
+        koffline.evaluate(
+            shards, TILTED, 0.9, sample_rows=150, stream=StreamSettings(memory="600MB"), **QUICK
+        )
+
+
+def test_a_drawing_policy_and_given_starts(stored) -> None:
+    """Actions are drawn part by part: another cut of the log moves estimates by that noise alone."""
+    memory, shards = stored["continuous"]
+    starts = np.zeros((5, 2))
+    for options in ({}, {"initial_observations": starts}):
+        found = [
+            estimate_all(log, NOISY, 0.9, seed=4, bounds=False, sample_rows=150, **options, **QUICK)
+            for log in (memory, shards)
+        ]
+        for one, other in zip(found[0].rows, found[1].rows, strict=True):
+            assert (one.estimate is None) == (other.estimate is None)
+            if one.estimate is not None and one.estimate.interval is not None:
+                assert one.estimate.value == pytest.approx(
+                    other.estimate.value, abs=0.2 * one.estimate.interval.width
+                )
+
+
+def test_copies_of_a_log_on_disk_are_merged_as_in_memory(tmp_path) -> None:
+    """A log of ten copies of each episode says what the episodes say, wherever it lies."""
+    one = make_log("discrete", 12).replace(weights=None)
+    copied = one.select_episodes(np.tile(np.arange(12), 10))
+    with ShardWriter(tmp_path / "log", shard_rows=90) as writer:
+        writer.append(copied)
+    lazy = koffline.open_transitions(tmp_path / "log", lazy=True)
+    found = [koffline.evaluate(log, TILTED, 0.9, **QUICK) for log in (one, copied, lazy)]
+    for other in found[1:]:
+        assert other.value == pytest.approx(found[0].value, rel=1e-9)
+        assert other.interval.width == pytest.approx(found[0].interval.width, rel=1e-9)
