@@ -12,12 +12,10 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import numpy as np
 
 import koffline.envs  # noqa: F401  (makes our worlds known to Gymnasium)
-from koffline.builders.gymnasium_spaces import SpaceTranslator
-from koffline.builders.make_env import make_env, playing
 from koffline.builders.streams import RowGenerators
 from koffline.data.transitions import ActionSpace, Discrete
-from koffline.envs.boxes import WORLDS, BoxWorld, make_world, world_name
-from koffline.envs.registration import GYMNASIUM_IDS, TIME_LIMITS
+from koffline.envs.boxes import GYMNASIUM_IDS, TIME_LIMITS, WORLDS, BoxWorld, make_world, world_name
+from koffline.envs.make import SpaceTranslator, make_env, playing
 
 
 class CopiesStep(NamedTuple):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from koffline.envs.boxes import make_world
+from koffline.envs.finite import value_iteration
 from koffline.envs.grids import discretise
-from koffline.envs.planning import value_iteration
 from koffline.errors import ConfigError
 from koffline.policies.grid_policy import GridPolicy
 

@@ -12,10 +12,9 @@ from typing import Any
 import numpy as np
 
 from koffline.data.transitions import Discrete, Metadata, Transitions
-from koffline.envs.boxes import BoxWorld, make_world, uniform_states
-from koffline.envs.registration import GYMNASIUM_IDS
+from koffline.envs.boxes import GYMNASIUM_IDS, BoxWorld, make_world, uniform_states
+from koffline.envs.finite_worlds import TSITSIKLIS_FEATURES, tsitsiklis_van_roy
 from koffline.envs.rollouts import draw_actions
-from koffline.envs.tsitsiklis import FEATURES, tsitsiklis_van_roy
 from koffline.envs.world import Actions, Outcome, States
 from koffline.errors import ConfigError, PolicyError
 from koffline.policies.base import DiscretePolicy
@@ -90,7 +89,7 @@ def build_chain(n: int, generator: np.random.Generator) -> Transitions:
     """
     if n < 1:
         raise ConfigError(f"n is {n}; give a positive number of tuples")
-    features = np.asarray(FEATURES, dtype=np.float32)
+    features = np.asarray(TSITSIKLIS_FEATURES, dtype=np.float32)
     sample = tsitsiklis_van_roy().sample_transitions(n, np.ones((5, 1)), generator)
     return Transitions(
         observations=features[sample.states],

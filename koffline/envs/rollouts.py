@@ -15,6 +15,7 @@ import numpy as np
 from jaxtyping import Bool, Int, Shaped
 
 from koffline.data.transitions import Continuous, Discrete, Metadata, Transitions
+from koffline.envs.finite import draw_categories
 from koffline.envs.world import Actions, Flags, Observations, Rewards, States, World
 
 
@@ -71,9 +72,7 @@ def draw_actions(policy: Any, observations: Observations, generator: np.random.G
     """Sample one action per observation: (N,) int64 from probabilities, else (N, k)."""
     if hasattr(policy, "sample"):
         return policy.sample(observations, generator)
-    cumulative = np.cumsum(policy(observations), axis=1)
-    threshold = generator.random(len(observations))[:, None] * cumulative[:, -1:]
-    return np.sum(cumulative[:, :-1] <= threshold, axis=1).astype(np.int64)
+    return draw_categories(policy(observations), generator)
 
 
 def play(
@@ -175,17 +174,17 @@ def _log_batch(
     start = world.reset(count, generator)
     steps = list(play(world, policy, start, limit, generator))
     time = np.concatenate([np.full(len(step.index), t) for t, step in enumerate(steps)])
-    index = np.concatenate([step.index for step in steps])
-    order = np.lexsort((time, index))
-    terminated = np.concatenate([step.terminated for step in steps])[order]
+    columns = {name: np.concatenate([getattr(step, name) for step in steps]) for name in vars(steps[0])}
+    order = np.lexsort((time, columns["index"]))
+    columns = {name: column[order] for name, column in columns.items()}
     return EpisodeLog(
-        observations=np.concatenate([step.observation for step in steps])[order],
-        actions=np.concatenate([step.action for step in steps])[order],
-        rewards=np.concatenate([step.reward for step in steps])[order],
-        next_observations=np.concatenate([step.next_observation for step in steps])[order],
-        terminated=terminated,
-        truncated=(time[order] == limit - 1) & ~terminated,
-        episode_ids=index[order],
+        observations=columns["observation"],
+        actions=columns["action"],
+        rewards=columns["reward"],
+        next_observations=columns["next_observation"],
+        terminated=columns["terminated"],
+        truncated=(time[order] == limit - 1) & ~columns["terminated"],
+        episode_ids=columns["index"],
         steps=time[order],
         start_states=start,
     )

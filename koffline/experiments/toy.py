@@ -18,7 +18,12 @@ from torch import Tensor
 
 from koffline.bellman import discount, state_value_residual
 from koffline.dual_objectives import DualObjective, GradientTD2, SaddlePoint
-from koffline.envs.tsitsiklis import EXACT_WEIGHTS, FEATURES, GAMMA, tsitsiklis_van_roy
+from koffline.envs.finite_worlds import (
+    TSITSIKLIS_FEATURES,
+    TSITSIKLIS_GAMMA,
+    TSITSIKLIS_WEIGHTS,
+    tsitsiklis_van_roy,
+)
 from koffline.errors import ConfigError
 from koffline.experiments.results import Curves, Row
 from koffline.experiments.settings import Scale
@@ -149,7 +154,7 @@ class ToyRun:
         error = MeanInterval.of_seeds(weight_errors(self.least_squares))
         gaps = {d.method: np.linalg.norm(d.weights - self.least_squares, axis=1).max() for d in self.descents}
         return {
-            "exact_weights": list(EXACT_WEIGHTS),
+            "exact_weights": list(TSITSIKLIS_WEIGHTS),
             "lstd_weight_error": error.mean,
             "lstd_weight_error_low": error.low,
             "lstd_weight_error_high": error.high,
@@ -202,13 +207,15 @@ def draw_log(settings: ToySettings) -> ToyLog:
         chain.sample_transitions(settings.tuples, policy, np.random.default_rng(seed))
         for seed in range(settings.first_seed, settings.first_seed + settings.seeds)
     ]
-    features = torch.tensor(FEATURES, dtype=torch.float64)
+    features = torch.tensor(TSITSIKLIS_FEATURES, dtype=torch.float64)
     return ToyLog(
         # Columns lie one after the other in memory: products with (S, 1, N) are several times faster.
         features=torch.stack([features[draw.states].T for draw in draws]).mT,
         next_features=torch.stack([features[draw.next_states].T for draw in draws]).mT,
         reward=torch.stack([torch.from_numpy(draw.rewards) for draw in draws]),
-        discount=torch.stack([discount(GAMMA, torch.from_numpy(draw.terminated)) for draw in draws]),
+        discount=torch.stack(
+            [discount(TSITSIKLIS_GAMMA, torch.from_numpy(draw.terminated)) for draw in draws]
+        ),
     )
 
 
@@ -250,12 +257,12 @@ def values(features: Float[Tensor, "seed row 3"], weights: Weights) -> Columns:
 
 def weight_errors(weights: Shaped[np.ndarray, "*time seed 3"]) -> Float[np.ndarray, "*time seed"]:
     """‖w − w*‖."""
-    return np.linalg.norm(weights - np.asarray(EXACT_WEIGHTS), axis=-1)
+    return np.linalg.norm(weights - np.asarray(TSITSIKLIS_WEIGHTS), axis=-1)
 
 
 def value_errors(weights: Shaped[np.ndarray, "*time seed 3"]) -> Float[np.ndarray, "*time seed"]:
     """Mean of (V − V*)² over the four non-terminal states, which the tuples visit equally often."""
-    gaps = (weights - np.asarray(EXACT_WEIGHTS)) @ np.asarray(FEATURES[:4]).T
+    gaps = (weights - np.asarray(TSITSIKLIS_WEIGHTS)) @ np.asarray(TSITSIKLIS_FEATURES[:4]).T
     return np.mean(gaps**2, axis=-1)
 
 

@@ -11,9 +11,8 @@ from typing import Any
 import numpy as np
 from gymnasium.error import DependencyNotInstalled
 
-from koffline.builders.gymnasium_spaces import SpaceTranslator
-from koffline.builders.make_env import make_env, playing
 from koffline.data.transitions import ActionSpace, Continuous, Discrete
+from koffline.envs.make import SpaceTranslator, make_env, playing
 from koffline.errors import ConfigError, PolicyError
 
 

@@ -8,10 +8,17 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from koffline.envs.boxes import WORLDS, BoxWorld, make_world, to_unit_square, uniform_states
-from koffline.envs.mountain_car import NoisyMountainCar
-from koffline.envs.pole import NoisyPole
-from koffline.envs.puddle_world import PuddleWorld, puddle_depth
+from koffline.envs.boxes import (
+    WORLDS,
+    BoxWorld,
+    NoisyMountainCar,
+    NoisyPole,
+    PuddleWorld,
+    make_world,
+    puddle_depth,
+    to_unit_square,
+    uniform_states,
+)
 from koffline.errors import ConfigError
 from tests.envs.reference_worlds import inverted_pendulum, mountain_car, puddle_world
 from tests.refusals import refused

@@ -7,9 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from koffline.envs.boxes import WORLDS, make_world, uniform_states
+from koffline.envs.boxes import WORLDS, PuddleWorld, make_world, uniform_states
 from koffline.envs.grids import bilinear_weights, discretise, places
-from koffline.envs.puddle_world import PuddleWorld
 from koffline.envs.rollouts import play
 from koffline.errors import ConfigError
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from koffline.bellman import state_value_residual
-from koffline.envs.tsitsiklis import EXACT_WEIGHTS, FEATURES
+from koffline.envs.finite_worlds import TSITSIKLIS_FEATURES, TSITSIKLIS_WEIGHTS
 from koffline.errors import ConfigError
 from koffline.experiments import toy
 from koffline.experiments.results import read_curves, read_results, write_curves, write_results
@@ -37,7 +37,7 @@ def run() -> ToyRun:
 
 def test_the_log_is_the_chains() -> None:
     log = draw_log(ToySettings(seeds=2, tuples=4000))
-    features = np.asarray(FEATURES)
+    features = np.asarray(TSITSIKLIS_FEATURES)
     seen = {
         (tuple(now), tuple(then), reward, going_on)
         for now, then, reward, going_on in zip(
@@ -63,7 +63,7 @@ def test_the_log_is_the_chains() -> None:
 
 
 def test_errors_by_hand() -> None:
-    exact = np.array([EXACT_WEIGHTS])
+    exact = np.array([TSITSIKLIS_WEIGHTS])
     assert weight_errors(exact + np.array([3.0, 0.0, 4.0])) == pytest.approx(5.0)
     # V changes by (0, 0, 0.5, 1) when w3 does by 0.5.
     assert value_errors(exact + np.array([0.0, 0.0, 0.5])) == pytest.approx((0.25 + 1.0) / 4)
