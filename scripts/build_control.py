@@ -22,8 +22,8 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # also found when run as a plain script
 
+from koffline.builders import POLICY_LEVELS
 from koffline.builders.control import medium_and_expert, random_return
-from koffline.builders.control_kinds import POLICY_LEVELS
 from koffline.builders.control_learning import learn, policy_arrays, policy_returns
 from koffline.builders.control_recipes import RECIPES, stem
 from koffline.errors import KofflineError

@@ -13,8 +13,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from koffline.batches import Table
-from koffline.builders.target_policy import learn_grid_policy
-from koffline.builders.uniform import draw_uniform_tuples
+from koffline.builders.uniform import draw_uniform_tuples, learn_grid_policy
 from koffline.envs.boxes import BoxWorld, make_world, to_unit_square
 from koffline.errors import ConfigError
 from koffline.experiments.truth import Probabilities, StateValues, grid_values, monte_carlo_values

@@ -61,10 +61,16 @@ class DiscretePolicy:
         self, observations: Shaped[np.ndarray, "row *observation"], generator: np.random.Generator
     ) -> Int[np.ndarray, " row"]:
         """One action index per observation, drawn from `probabilities`. Raises PolicyError."""
-        cumulative = self.probabilities(observations).cumsum(axis=1)  # (N, n)
-        cumulative /= cumulative[:, -1:]  # exactly one at the end: an action of probability 0 is never drawn
-        draws = generator.random((len(cumulative), 1))
-        return (draws >= cumulative).sum(axis=1)
+        return pick_actions(self.probabilities(observations), generator.random(len(observations)))
+
+
+def pick_actions(
+    probabilities: Float[np.ndarray, "row action"], numbers: Float[np.ndarray, " row"]
+) -> Int[np.ndarray, " row"]:
+    """Action indices (N,) by inverting the cumulated probabilities (N, n) at numbers (N,) in [0, 1)."""
+    cumulative = probabilities.cumsum(axis=1)
+    cumulative /= cumulative[:, -1:]  # exactly one at the end: an action of probability 0 is never drawn
+    return (numbers[:, None] >= cumulative).sum(axis=1)
 
 
 @dataclass(frozen=True, eq=False)

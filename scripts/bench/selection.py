@@ -30,7 +30,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # also found when 
 
 import koffline
 from koffline.batches import Table
-from koffline.builders.target_policy import learn_grid_policy
+from koffline.builders.uniform import learn_grid_policy
 from koffline.envs.boxes import WORLDS, BoxWorld, make_world
 from koffline.experiments.problem import GAMMA, Tuples, draw_tuples
 from koffline.experiments.truth import StateValues, monte_carlo_values

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 import koffline
-from koffline.builders.target_policy import learn_grid_policy
-from koffline.builders.uniform import build_chain, build_uniform
+from koffline.builders.uniform import build_chain, build_uniform, learn_grid_policy
 from koffline.envs.boxes import GYMNASIUM_IDS, make_world
 from koffline.envs.finite_worlds import TSITSIKLIS_FEATURES
 from koffline.errors import ConfigError, PolicyError
