@@ -156,7 +156,7 @@ def test_a_policy_that_makes_no_sense_is_not_written(tmp_path, net, output, sett
 
 
 def test_writing_into_a_missing_folder_is_an_error(tmp_path):
-    with pytest.raises(PolicyError, match=r"cannot be written.*writable folder"):
+    with pytest.raises(PolicyError, match=r"cannot be written, the folder .* does not exist; create it"):
         save_mlp_policy(tmp_path / "no" / "p", layers(4, 3), "softmax")
 
 

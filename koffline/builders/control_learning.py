@@ -16,7 +16,7 @@ from koffline.builders.rollouts import Columns, RolloutPlayer, RolloutSettings
 from koffline.data.transitions import Discrete, Transitions
 from koffline.errors import ConfigError, DataError
 from koffline.policies.mlp import Mlp, mlp_policy
-from koffline.policies.mlp_file import mlp_from_arrays
+from koffline.policies.policy_file import mlp_from_arrays
 from koffline.store.files import atomic_file
 from koffline.untrusted.arrays import read_arrays
 

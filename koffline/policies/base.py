@@ -115,7 +115,7 @@ class ContinuousPolicy:
     @property
     def has_density(self) -> bool:
         """Whether `log_density` is known."""
-        return self.density_function is not None and not self.deterministic
+        return not self.why_no_density
 
     @property
     def why_no_density(self) -> str:
@@ -160,13 +160,8 @@ Policy = DiscretePolicy | ContinuousPolicy
 
 def check_fits(policy: Policy, action_space: ActionSpace, observation_shape: Sequence[int]) -> Policy:
     """The policy itself when it fits the log's spaces; PolicyError otherwise."""
-    if isinstance(policy, DiscretePolicy):
-        check_spaces(
-            policy.name, Discrete(policy.n), policy.observation_shape, action_space, observation_shape
-        )
-    else:
-        own_space = Continuous(policy.k)
-        check_spaces(policy.name, own_space, policy.observation_shape, action_space, observation_shape)
+    own = Discrete(policy.n) if isinstance(policy, DiscretePolicy) else Continuous(policy.k)
+    check_spaces(policy.name, own, policy.observation_shape, action_space, observation_shape)
     return policy
 
 

@@ -18,7 +18,7 @@ from koffline.builders.control_learning import (
 from koffline.data.transitions import Continuous, Discrete
 from koffline.errors import ConfigError, DataError, PolicyError
 from koffline.policies.mlp import Mlp
-from koffline.policies.mlp_file import mlp_from_arrays
+from koffline.policies.policy_file import mlp_from_arrays
 
 SMALL = {"hidden": (8,), "batch_size": 16, "random_steps": 40, "evaluate_every": 60, "episodes": 2}
 SMALL["keep_every"] = 60
