@@ -24,6 +24,11 @@ from koffline.policies.grid_policy import GridPolicy
 from koffline.policies.loading import as_policy
 
 CHAIN = "chain"
+SHAPE = (40, 40)
+SAMPLES = 32
+# Good but stochastic: entropies of 0.42, 0.49 and 0.62 of the largest, on average over the states.
+TEMPERATURES = {"puddle_world": 0.3, "cart_pole": 0.003, "mountain_car": 0.1}
+_SEED = 20190533
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,13 +118,6 @@ def _world_of(name: str) -> BoxWorld:
     near = get_close_matches(name, known, 1, cutoff=0.8)
     hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(known[:3])} and {CHAIN}"
     raise ConfigError(f"'{name}' is no world whose state can be set, as uniform states need; {hint}")
-
-
-SHAPE = (40, 40)
-SAMPLES = 32
-# Good but stochastic: entropies of 0.42, 0.49 and 0.62 of the largest, on average over the states.
-TEMPERATURES = {"puddle_world": 0.3, "cart_pole": 0.003, "mountain_car": 0.1}
-_SEED = 20190533
 
 
 def learn_grid_policy(world_name: str, gamma: float = 0.98, temperature: float | None = None) -> GridPolicy:

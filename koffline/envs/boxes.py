@@ -18,6 +18,16 @@ MOVES = ((0.0, 0.05), (0.05, 0.0), (0.0, -0.05), (-0.05, 0.0))  # up, right, dow
 PUDDLES = (((0.10, 0.75), (0.45, 0.75)), ((0.45, 0.40), (0.45, 0.80)))  # segments that puddles surround
 RADIUS = 0.1
 PUDDLE_GOAL = 1.9  # episodes end where x + y reaches it
+FORCES = (-50.0, 0.0, 50.0)  # newtons
+POLE_MASS, CART_MASS, HALF_LENGTH, GRAVITY, STEP_SECONDS = 2.0, 8.0, 0.5, 9.8, 0.1
+FALL_ANGLE = math.pi / 2
+FASTEST = 4.0  # radians per second; the state stays in the box
+GYMNASIUM_IDS = {
+    "puddle_world": "koffline/PuddleWorld-v0",
+    "cart_pole": "koffline/NoisyPole-v0",
+    "mountain_car": "koffline/NoisyMountainCar-v0",
+}
+TIME_LIMITS = {"puddle_world": 300, "cart_pole": 500, "mountain_car": 300}  # steps
 
 
 @dataclass(frozen=True)
@@ -72,12 +82,6 @@ def puddle_depth(state: Float[np.ndarray, "row 2"]) -> Float[np.ndarray, " row"]
         distance = np.linalg.norm(state - start - share[:, None] * along, axis=1)
         depth = np.maximum(depth, RADIUS - distance)
     return depth
-
-
-FORCES = (-50.0, 0.0, 50.0)  # newtons
-POLE_MASS, CART_MASS, HALF_LENGTH, GRAVITY, STEP_SECONDS = 2.0, 8.0, 0.5, 9.8, 0.1
-FALL_ANGLE = math.pi / 2
-FASTEST = 4.0  # radians per second; the state stays in the box
 
 
 @dataclass(frozen=True)
@@ -203,12 +207,6 @@ class BoxWorld(World, Protocol):
         """Whether episodes end in these states."""
 
 
-GYMNASIUM_IDS = {
-    "puddle_world": "koffline/PuddleWorld-v0",
-    "cart_pole": "koffline/NoisyPole-v0",
-    "mountain_car": "koffline/NoisyMountainCar-v0",
-}
-TIME_LIMITS = {"puddle_world": 300, "cart_pole": 500, "mountain_car": 300}  # steps
 WORLDS: dict[str, type[BoxWorld]] = {
     "puddle_world": PuddleWorld,
     "cart_pole": NoisyPole,

@@ -17,6 +17,7 @@ Probabilities = Float[np.ndarray, "state action"]
 Numbers = Int[np.ndarray, " row"]
 Flags = Bool[np.ndarray, " row"]
 _SUM_TOLERANCE = 1e-9
+ActionValues = Float[np.ndarray, "state action"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -181,9 +182,6 @@ def _require_probabilities(name: str, rows: np.ndarray) -> None:
         raise ConfigError(
             f"{name} must be probabilities that sum to one (off by {gap.max():.2g}); normalise it"
         )
-
-
-ActionValues = Float[np.ndarray, "state action"]
 
 
 def value_iteration(mdp: FiniteMDP, gamma: float, tolerance: float = 1e-8) -> ActionValues:

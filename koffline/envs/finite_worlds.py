@@ -11,6 +11,22 @@ from koffline.envs.embedded import EmbeddedMDP
 from koffline.envs.finite import FiniteMDP
 from koffline.errors import ConfigError
 
+_PAYS = {".": -0.1, "f": -0.2, "h": -1.0, "g": 4.0, "s": -0.1}
+# s: start, f: field, h: hole, g: goal, where the episode ends.
+GRIDWORLD = (
+    "ssss....",
+    "s....ff.",
+    "s..h.ff.",
+    "s....h..",
+    "..f....h",
+    ".hff....",
+    "....h...",
+    ".f.....g",
+)
+TSITSIKLIS_FEATURES = ((1.0, 0.0, 0.0), (0.0, 1.0, 0.0), (0.0, 0.0, 1.0), (0.0, 0.0, 2.0), (0.0, 0.0, 0.0))
+TSITSIKLIS_WEIGHTS = (0.8, 1.0, 0.0)
+TSITSIKLIS_GAMMA = 1.0
+
 
 def chain(n_states: int = 7, slip: float = 0.1, end_rewards: tuple[float, float] = (0.0, 1.0)) -> FiniteMDP:
     """States on a line, action 0 left and 1 right, reversed with chance ``slip``; both ends are terminal.
@@ -69,21 +85,6 @@ def random_mdp(
     return FiniteMDP(
         transition, generator.standard_normal((n_states, n_actions)), np.arange(n_states) >= inner, initial
     )
-
-
-_PAYS = {".": -0.1, "f": -0.2, "h": -1.0, "g": 4.0, "s": -0.1}
-
-# s: start, f: field, h: hole, g: goal, where the episode ends.
-GRIDWORLD = (
-    "ssss....",
-    "s....ff.",
-    "s..h.ff.",
-    "s....h..",
-    "..f....h",
-    ".hff....",
-    "....h...",
-    ".f.....g",
-)
 
 
 def graph(length: int = 4, dense: bool = True, slip: float = 0.25) -> FiniteMDP:
@@ -145,11 +146,6 @@ def grid_world(rows: tuple[str, ...] = GRIDWORLD, slip: float = 0.1) -> Embedded
     states, width = np.arange(len(rows) * len(rows[0])), len(rows[0])
     points = np.column_stack([states % width / width, states // width / len(rows)])
     return EmbeddedMDP(gridworld(rows, slip), points)
-
-
-TSITSIKLIS_FEATURES = ((1.0, 0.0, 0.0), (0.0, 1.0, 0.0), (0.0, 0.0, 1.0), (0.0, 0.0, 2.0), (0.0, 0.0, 0.0))
-TSITSIKLIS_WEIGHTS = (0.8, 1.0, 0.0)
-TSITSIKLIS_GAMMA = 1.0
 
 
 def tsitsiklis_van_roy() -> FiniteMDP:

@@ -18,6 +18,9 @@ from koffline.envs.boxes import GYMNASIUM_IDS, TIME_LIMITS, make_world, uniform_
 from koffline.envs.pictures import draw_world
 from koffline.errors import ConfigError
 
+NOISY_MUJOCO = "koffline/NoisyMujoco-v0"
+_STREAM = 0x6E6F6973  # keeps the noise apart from the environment's own draws of the same seed
+
 
 class BoxWorldEnv(gymnasium.Env[np.ndarray, np.int64]):
     """One copy of a world; observations are its states in native units, float32, within its box.
@@ -112,10 +115,6 @@ def register_envs() -> None:
                 max_episode_steps=TIME_LIMITS[name],
                 kwargs={"world": name},
             )
-
-
-NOISY_MUJOCO = "koffline/NoisyMujoco-v0"
-_STREAM = 0x6E6F6973  # keeps the noise apart from the environment's own draws of the same seed
 
 
 class VelocityNoise(gymnasium.Wrapper[Any, Any, Any, Any]):

@@ -20,6 +20,7 @@ from koffline.errors import ConfigError, KofflineError
 from koffline.untrusted.code import check_environment_allowed
 
 _log = logging.getLogger(__name__)
+_EXACT_IN_FLOAT32 = 2**24  # whole numbers up to this size
 
 
 def make_env(identifier: str, **options: Any) -> gymnasium.Env[Any, Any]:
@@ -69,9 +70,6 @@ def playing(name: str, method: str) -> Iterator[None]:
         raise ConfigError(
             f"{name} failed in {method} ({reason}); try it alone with gymnasium.make"
         ) from error
-
-
-_EXACT_IN_FLOAT32 = 2**24  # whole numbers up to this size
 
 
 class SpaceTranslator:

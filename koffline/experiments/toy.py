@@ -25,9 +25,10 @@ from koffline.envs.finite_worlds import (
     tsitsiklis_van_roy,
 )
 from koffline.errors import ConfigError
+from koffline.experiments.cells import Scale
 from koffline.experiments.results import Curves, Row
-from koffline.experiments.settings import Scale
-from koffline.experiments.summaries import MeanInterval
+from koffline.experiments.statistics import mean_over_seeds
+from koffline.experiments.style import METHODS
 from koffline.kernel_loss import feature_v_statistic
 from koffline.objectives import (
     CopyTarget,
@@ -40,7 +41,6 @@ from koffline.objectives import (
 )
 
 WORLD = "chain"
-METHODS = ("td0", "fvi", "rg", "gtd2", "sbeed", "kloss")
 DIVERGED = 1e7  # descent stops where ‖w‖ passes it; the largest true value is 1
 _RECORDS = 240  # per curve, evenly spaced in the logarithm of the iteration
 
@@ -151,20 +151,18 @@ class ToyRun:
 
     def extra(self) -> dict[str, Any]:
         """The LSTD solution: its distance from w* (sampling error) and the methods' distance from it."""
-        error = MeanInterval.of_seeds(weight_errors(self.least_squares))
+        error = mean_over_seeds(weight_errors(self.least_squares))
         gaps = {d.method: np.linalg.norm(d.weights - self.least_squares, axis=1).max() for d in self.descents}
         return {
             "exact_weights": list(TSITSIKLIS_WEIGHTS),
-            "lstd_weight_error": error.mean,
-            "lstd_weight_error_low": error.low,
-            "lstd_weight_error_high": error.high,
+            **error.named("lstd_weight_error"),
             "lstd_mse": float(value_errors(self.least_squares).mean()),
             "largest_distance_from_lstd": {name: float(gap) for name, gap in gaps.items()},
         }
 
     def _row(self, descent: Descent) -> Row:
-        mse = MeanInterval.of_seeds(descent.mse[-1])
-        weight_error = MeanInterval.of_seeds(descent.weight_error[-1])
+        mse = mean_over_seeds(descent.mse[-1])
+        weight_error = mean_over_seeds(descent.weight_error[-1])
         steps = tuple(int(step) if step >= 0 else None for step in descent.diverged_at)
         return Row(
             world=WORLD,
@@ -172,17 +170,13 @@ class ToyRun:
             learning_rate=self.settings.learning_rate,
             seeds=self.settings.seeds,
             truth="exact",
-            mse=mse.mean,
-            mse_low=mse.low,
-            mse_high=mse.high,
+            **mse.named("mse"),
             bellman_error=None,
             diverged=sum(step is not None for step in steps),
             diverged_at=steps,
             best_by_truth=True,  # there is one learning rate
             epochs=self.settings.iterations,
-            weight_error=weight_error.mean,
-            weight_error_low=weight_error.low,
-            weight_error_high=weight_error.high,
+            **weight_error.named("weight_error"),
         )
 
 

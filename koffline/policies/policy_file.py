@@ -23,6 +23,19 @@ from koffline.policies.outputs import one_line
 from koffline.store.files import atomic_file
 from koffline.untrusted import arrays as untrusted
 
+FORMAT = "koffline-policy"
+VERSION = 1
+_TEXT_KEYS = ("output", "activation")
+_NUMBER_KEYS = (
+    "temperature",
+    "observation_mean",
+    "observation_std",
+    "std",
+    "log_std",
+    "action_low",
+    "action_high",
+)
+
 
 def read_arrays(path: Path) -> tuple[str, dict[str, np.ndarray]]:
     """The `format` of a file and its other arrays. Raises PolicyError where it cannot be read."""
@@ -79,20 +92,6 @@ def _npz_bytes(arrays: Mapping[str, np.ndarray]) -> bytes:
             np.lib.format.write_array(content, array, version=(1, 0), allow_pickle=False)
             archive.writestr(entry, content.getvalue())
     return buffer.getvalue()
-
-
-FORMAT = "koffline-policy"
-VERSION = 1
-_TEXT_KEYS = ("output", "activation")
-_NUMBER_KEYS = (
-    "temperature",
-    "observation_mean",
-    "observation_std",
-    "std",
-    "log_std",
-    "action_low",
-    "action_high",
-)
 
 
 def save_mlp_policy(

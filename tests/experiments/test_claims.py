@@ -5,8 +5,8 @@ import pytest
 
 from koffline.experiments import claims
 from koffline.experiments.cells import CellResult
-from koffline.experiments.comparisons import ratio_of_means, spearman_over_seeds
 from koffline.experiments.results import Correlation, Row
+from koffline.experiments.statistics import ratio_of_means, spearman_over_seeds
 
 SEEDS = 10
 

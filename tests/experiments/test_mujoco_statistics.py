@@ -3,7 +3,7 @@ import math
 import numpy as np
 import pytest
 
-from koffline.experiments.mujoco_statistics import (
+from koffline.experiments.statistics import (
     band,
     difference,
     fill_gaps,
@@ -69,7 +69,7 @@ def test_the_interval_of_a_difference_covers(
     spreads: tuple[float, float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Six seeds a side, no true difference: at most a tenth of the intervals may miss zero."""
-    monkeypatch.setattr("koffline.experiments.mujoco_statistics._DRAWS", 1000)
+    monkeypatch.setattr("koffline.experiments.statistics._DRAWS", 1000)
     generator = np.random.default_rng(1)
     missed = 0
     for _ in range(300):
@@ -81,7 +81,7 @@ def test_the_interval_of_a_difference_covers(
 def test_a_band_holds_its_middle_and_is_wide_where_runs_differ() -> None:
     curves = np.stack([np.array([1.0, run]) for run in range(8)])
     found = band(curves)
-    np.testing.assert_allclose(found.mean, [1.0, 3.5])
+    np.testing.assert_allclose(found.value, [1.0, 3.5])
     assert found.low[0] == found.high[0] == 1.0
     assert 0.0 <= found.low[1] < 3.5 < found.high[1] <= 7.0
     assert np.isnan(band(curves[:1]).low).all()

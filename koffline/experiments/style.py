@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,8 +13,7 @@ import numpy as np
 from jaxtyping import Float, Shaped
 from scipy import stats
 
-from koffline.experiments.methods import LABELS
-from koffline.experiments.summaries import LEVEL
+from koffline.spread import LEVEL
 from koffline.store.files import atomic_file
 
 if TYPE_CHECKING:
@@ -21,7 +21,17 @@ if TYPE_CHECKING:
     from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
-METHODS = ("td0", "fvi", "rg", "gtd2", "sbeed", "kloss")
+
+LABELS = {
+    "td0": "TD(0)",
+    "fvi": "FVI",
+    "rg": "RG",
+    "gtd2": "GTD2",
+    "sbeed": "SBEED",
+    "kloss": "K-loss",
+}
+LOSSES = {"kloss": "K-loss", "l2": "L2 loss"}
+METHODS = tuple(LABELS)  # the order in which they stand
 # Okabe and Ito's palette, safe for colour-blind readers, and a marker each for those who print in grey.
 COLOURS = {
     "td0": "#56B4E9",
@@ -256,3 +266,25 @@ def _few_markers(count: int, method: str) -> tuple[int, int]:
     """(start, step): some eight markers, at places of the method's own."""
     step = max(1, count // 8)
     return (METHODS.index(method) * step // len(METHODS)) % max(count, 1), step
+
+
+def table_lines(header: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Lines of a Markdown table; a bar inside a cell would end it."""
+    for line in (header, ["---"] * len(header), *rows):
+        yield "| " + " | ".join(" ".join(cell.split()).replace("|", "\\|") for cell in line) + " |"
+
+
+def interval_text(value: float | None, low: float | None, high: float | None) -> str:
+    """0.12 [0.1, 0.14]; without the ends where there is a single seed, 'not finite' after a divergence."""
+    if value is None or math.isnan(value):
+        return "not finite"
+    if low is None or high is None or not (math.isfinite(low) and math.isfinite(high)):
+        return number_text(value)
+    return f"{number_text(value)} [{number_text(low)}, {number_text(high)}]"
+
+
+def number_text(value: float | None) -> str:
+    """Three digits; a dash where there is none."""
+    if value is None or math.isnan(value):
+        return "–"
+    return "∞" if math.isinf(value) else f"{value:.3g}"
