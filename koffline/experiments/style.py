@@ -1,4 +1,4 @@
-"""What the figures of the experiments share: colours and order of methods, curves with bands, files."""
+"""What figures and tables of the experiments share: names, colours, curves with bands, numbers, files."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import numpy as np
 from jaxtyping import Float, Shaped
 from scipy import stats
 
+from koffline.runs.figures import INK, STYLE
 from koffline.spread import LEVEL
 from koffline.store.files import atomic_file
 
@@ -43,7 +44,7 @@ COLOURS = {
 }
 MARKERS = {"td0": "v", "fvi": "^", "rg": "s", "gtd2": "D", "sbeed": "P", "kloss": "o"}
 _FEW_DECADES = 40.0  # ratio of the ends of an axis
-INK, SOFT = "#1f2933", "#9aa5b1"
+SOFT = "#9aa5b1"
 WORLD_NAMES = {
     "chain": "Chain",
     "puddle_world": "Puddle World",
@@ -52,23 +53,13 @@ WORLD_NAMES = {
 }
 _DPI, _TALLEST = 200, 2600.0  # dots an inch; dots of a figure's height, above which it is drawn coarser
 _STYLE: dict[Any, Any] = {
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.edgecolor": "#7b8794",
-    "axes.labelcolor": INK,
-    "axes.titlesize": 10,
+    **STYLE,
     "axes.titlelocation": "left",
-    "axes.grid": True,
-    "grid.color": "#e4e7eb",
     "grid.linewidth": 0.6,
-    "axes.axisbelow": True,
-    "font.size": 9,
     "legend.fontsize": 9,
     "xtick.color": INK,
     "ytick.color": INK,
-    "figure.dpi": 120,
     "savefig.dpi": _DPI,
-    "svg.hashsalt": "koffline",
     "svg.fonttype": "path",
 }
 

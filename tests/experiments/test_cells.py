@@ -18,7 +18,6 @@ from koffline.experiments.cells import (
 )
 from koffline.experiments.evaluation import OBJECTIVES
 from koffline.experiments.problem import ProblemSettings
-from koffline.experiments.statistics import mean_over_seeds
 from koffline.jobs import run_jobs
 from koffline.objectives import TemporalDifference
 
@@ -135,15 +134,6 @@ def test_the_offset_is_a_parameter_of_its_own(folder):
 def test_bad_training_settings_are_refused(change):
     with pytest.raises(ConfigError, match="give positive numbers"):
         TrainingSettings(**change)
-
-
-def test_intervals_are_students(folder):
-    values = np.array([1.0, 2.0, 4.0, 5.0])
-    found = mean_over_seeds(values)
-    half = 3.182446 * np.sqrt(np.sum((values - 3.0) ** 2) / 3) / 2  # t quantile of three degrees of freedom
-    assert (found.value, found.low, found.high) == pytest.approx((3.0, 3.0 - half, 3.0 + half), rel=1e-4)
-    assert np.isnan(mean_over_seeds(np.array([1.0, np.nan])).value)
-    assert mean_over_seeds(np.array([1.0])).high == np.inf
 
 
 def test_best_rates_and_divergence(folder):

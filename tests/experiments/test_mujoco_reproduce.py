@@ -14,7 +14,7 @@ from koffline.experiments.cells import Scale
 from koffline.experiments.mujoco_plan import NOISE_LEVELS
 from koffline.experiments.reproduce import Run, _stored_mujoco_claims
 from koffline.experiments.results import read_results
-from tests.experiments.fake_lockstep import FakeLockStep
+from tests.experiments.fake_mujoco import FakeLockStep
 
 NOISE = NOISE_LEVELS["InvertedPendulum"]
 Call = Callable[..., Result]

@@ -133,6 +133,15 @@ def test_paths_are_relative_to_the_file_that_names_them(tmp_path, monkeypatch):
     assert load_config("../configs/a.yaml", data="minari:a/b-v0").data.source == "minari:a/b-v0"
 
 
+def test_the_names_of_the_documentation_are_there():
+    import koffline.train
+
+    assert koffline.train.load_config is load_config
+    assert callable(koffline.train.train)
+    with pytest.raises(AttributeError, match="has no attribute 'trian'"):
+        _ = koffline.train.trian
+
+
 def test_a_mapping_is_not_changed():
     content = with_algo("dqn")
     before = json.dumps(content)
