@@ -126,7 +126,7 @@ def test_float32_weights_stay_small(tmp_path):
     [
         (layers(4, 3), "logits", {}, ["output is 'logits'", "softmax"]),
         (layers(4, 3), "softmax", {"activation": "gelu"}, ["activation is 'gelu'", "relu"]),
-        (layers(4, 3), "softmax", {"temprature": 2.0}, ["temprature", "did you mean temperature?"]),
+        (layers(4, 3), "softmax", {"temprature": 2.0}, ["temprature", "did you mean 'temperature'?"]),
         (layers(4, 3), "softmax", {"temperature": 0.0}, ["temperature is 0", "positive"]),
         (layers(4, 3), "softmax", {"temperature": [1.0, 2.0]}, ["temperature has shape (2,)"]),
         (layers(4, 3), "gaussian", {}, ["std", "gaussian"]),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import Literal, Protocol, runtime_checkable
 
 import numpy as np
@@ -12,7 +11,7 @@ from jaxtyping import Float, Shaped
 
 from koffline.envs.classic import MountainCar
 from koffline.envs.world import Actions, Flags, Observations, Outcome, States, World
-from koffline.errors import ConfigError
+from koffline.errors import ConfigError, nearest_name
 
 MOVES = ((0.0, 0.05), (0.05, 0.0), (0.0, -0.05), (-0.05, 0.0))  # up, right, down, left
 PUDDLES = (((0.10, 0.75), (0.45, 0.75)), ((0.45, 0.40), (0.45, 0.80)))  # segments that puddles surround
@@ -224,9 +223,7 @@ def world_name(name: str) -> str:
     key = {identifier: key for key, identifier in GYMNASIUM_IDS.items()}.get(name, name)
     if key not in WORLDS:
         known = [*WORLDS, *GYMNASIUM_IDS.values()]
-        near = get_close_matches(name, known, 1)
-        hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}"
-        raise ConfigError(f"there is no world '{name}'; {hint}")
+        raise ConfigError(f"there is no world '{name}'; {nearest_name(name, known)}")
     return key
 
 

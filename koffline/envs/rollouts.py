@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, Int, Shaped
+from jaxtyping import Bool, Float, Int, Shaped
 
 from koffline.data.transitions import Continuous, Discrete, Metadata, Transitions
 from koffline.envs.finite import draw_categories
@@ -134,6 +134,22 @@ def as_transitions(
     )
 
 
+def discounted_returns(
+    world: World,
+    policy: Any,
+    start: States,
+    gamma: float,
+    generator: np.random.Generator,
+    repeats: int,
+    horizon: int,
+) -> Float[np.ndarray, "repeat start"]:
+    """Returns of ``repeats`` rollouts from each start state (n, d), cut after ``horizon`` steps."""
+    returns = np.zeros(repeats * len(start))
+    for t, step in enumerate(play(world, policy, np.tile(start, (repeats, 1)), horizon, generator)):
+        returns[step.index] += gamma**t * step.reward
+    return returns.reshape(repeats, len(start))
+
+
 def monte_carlo_value(
     world: World,
     policy: Any,
@@ -150,10 +166,7 @@ def monte_carlo_value(
     """
     horizon = horizon or math.ceil(math.log(1e-5) / math.log(gamma))
     n = len(start)
-    returns = np.zeros(repeats * n)
-    for t, step in enumerate(play(world, policy, np.tile(start, (repeats, 1)), horizon, generator)):
-        returns[step.index] += gamma**t * step.reward
-    table = returns.reshape(repeats, n)
+    table = discounted_returns(world, policy, start, gamma, generator, repeats, horizon)
     means = table.mean(axis=0)
     noise = float(table.var(axis=0, ddof=1).mean())  # mean variance of one rollout given its start
     spread = float(means.var(ddof=1)) if n > 1 else 0.0

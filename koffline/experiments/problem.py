@@ -20,7 +20,7 @@ from koffline.batches import Table
 from koffline.builders.uniform import draw_uniform_tuples, learn_grid_policy
 from koffline.envs.boxes import BoxWorld, make_world, to_unit_square
 from koffline.envs.grids import discretise
-from koffline.envs.rollouts import play
+from koffline.envs.rollouts import discounted_returns
 from koffline.errors import ConfigError
 from koffline.untrusted.arrays import read_arrays
 
@@ -237,11 +237,8 @@ def monte_carlo_values(
     sums, squares, done = np.zeros(count), np.zeros(count), 0
     while done < repeats:
         copies = min(together, repeats - done)
-        returns = np.zeros(copies * count)
-        start = np.tile(np.asarray(states, dtype=np.float64), (copies, 1))
-        for t, step in enumerate(play(world, policy, start, horizon, generator)):
-            returns[step.index] += gamma**t * step.reward
-        table = returns.reshape(copies, count)
+        start = np.asarray(states, dtype=np.float64)
+        table = discounted_returns(world, policy, start, gamma, generator, copies, horizon)
         sums += table.sum(axis=0)
         squares += (table**2).sum(axis=0)
         done += copies

@@ -10,14 +10,13 @@ from __future__ import annotations
 import io
 import zipfile
 from collections.abc import Mapping, Sequence
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from koffline.errors import DataError, PolicyError
+from koffline.errors import DataError, PolicyError, nearest_name
 from koffline.policies.mlp import Mlp
 from koffline.policies.outputs import one_line
 from koffline.store.files import atomic_file
@@ -164,9 +163,8 @@ def _check_keys(arrays: Mapping[str, np.ndarray], layer_keys: list[str]) -> None
     known = [*_TEXT_KEYS, *_NUMBER_KEYS]
     for key in arrays:
         if key not in known and key not in layer_keys:
-            near = get_close_matches(key, known, 1)
-            hint = f"did you mean {near[0]}?" if near else f"known are W0, b0, ..., {', '.join(known)}"
-            raise PolicyError(f"{key} is not a setting of a policy file; {hint}")
+            remedy = nearest_name(key, ["W0", "b0", *known])
+            raise PolicyError(f"{key} is not a setting of a policy file; {remedy}")
 
 
 def _numbers(key: str, array: np.ndarray) -> np.ndarray:

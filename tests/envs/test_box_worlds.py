@@ -199,7 +199,7 @@ def test_the_unit_square_is_the_box():
 def test_worlds_are_found_by_name_and_by_id():
     assert make_world("puddle_world") == make_world("koffline/PuddleWorld-v0") == PuddleWorld()
     assert make_world("koffline/NoisyPole-v0") == NoisyPole()
-    with pytest.raises(ConfigError, match=r"no world 'mountain-car'; did you mean mountain_car\?"):
+    with pytest.raises(ConfigError, match=r"no world 'mountain-car'; did you mean 'mountain_car'\?"):
         make_world("mountain-car")
     with pytest.raises(ConfigError, match="known are puddle_world, cart_pole"):
         make_world("xyz")

@@ -187,7 +187,7 @@ def test_a_mapping_is_not_changed():
         ("trian={}", "trian is unknown; did you mean 'train'"),
         ("train.n_step=5", "train.n_step is unknown; did you mean 'n_steps'"),
         ("train.n_steps=0", "train.n_steps is 0"),
-        ("train.n_steps=true", "train.n_steps is true; a yes or no"),
+        ("train.n_steps=true", "train.n_steps is true: a yes or no"),
         ("train.seed=-1", "train.seed is -1"),
         ("data.split.heldout=0.1", "data.split.heldout is unknown; did you mean 'held_out'"),
         ("data.split.held_out=1", "data.split.held_out is 1"),
