@@ -163,7 +163,11 @@ def draw_ablation(results: Results, curves: Curves) -> Figure:
 
     rows = results.select(truth="monte_carlo", best_by_truth=True)
     worlds = [world for world in WORLD_NAMES if any(row.world == world for row in rows)]
-    groups = {group: _variants(rows, group) for group in dict.fromkeys(row.group for row in rows)}
+    groups: dict[str | None, list[str]] = {}
+    for row in rows:
+        names = groups.setdefault(row.group, [])
+        if row.variant_name not in names:
+            names.append(row.variant_name)
     lines = [_height(rows, group, len(names)) for group, names in groups.items()]
     with house_style():
         figure = Figure(figsize=(3.3 * len(worlds) + 1.6, 0.185 * sum(lines) + 1.0), layout="constrained")
@@ -185,10 +189,6 @@ def draw_ablation(results: Results, curves: Curves) -> Figure:
         methods = list(dict.fromkeys(row.method for row in rows))
         method_legend(figure, methods, {"best constant": {"color": INK, "ls": (0, (1, 2)), "lw": 1.0}})
         return figure
-
-
-def _variants(rows: Sequence[Row], group: str | None) -> list[str]:
-    return list(dict.fromkeys(row.variant_name for row in rows if row.group == group))
 
 
 def _height(rows: Sequence[Row], group: str | None, variants: int) -> float:
