@@ -50,13 +50,13 @@ def spread_of(strata: Sequence[Shaped[np.ndarray, " score"]], draws: int = _DRAW
     generator, draws = np.random.default_rng(seed), min(draws, max(1000, _MOST_DRAWN // len(scores)))
     drawn = [part[generator.integers(len(part), size=(draws, len(part)))] for part in kept]
     means = interquartile_mean(np.concatenate(drawn, axis=1))
-    tail = _tail(len(scores) - len(kept), min(len(part) for part in kept if len(part) > 1))
+    tail = tail_share(len(scores) - len(kept), min(len(part) for part in kept if len(part) > 1))
     # The inverse of the distribution itself: infinite scores have no point between them.
     low, high = np.quantile(means, [tail, 1.0 - tail], method="inverted_cdf")
     return Spread(value, float(low), float(high))
 
 
-def _tail(freedom: int, smallest: int) -> float:
+def tail_share(freedom: int, smallest: int) -> float:
     """Share of draws beyond either end: Φ(−t √(n / (n − 1))) for the n of the smallest stratum."""
     reach = stats.t.ppf(0.5 + LEVEL / 2.0, max(freedom, 1)) * math.sqrt(smallest / (smallest - 1))
     return float(stats.norm.cdf(-reach))

@@ -22,13 +22,12 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # also found when run as a plain script
 
+from koffline.builders import POLICY_LEVELS
 from koffline.builders.control import medium_and_expert, random_return
-from koffline.builders.control_kinds import POLICY_LEVELS
 from koffline.builders.control_learning import learn, policy_arrays, policy_returns
 from koffline.builders.control_recipes import RECIPES, stem
 from koffline.errors import KofflineError
-from koffline.policies.array_file import write_arrays
-from koffline.policies.mlp_file import FORMAT, VERSION
+from koffline.policies.policy_file import FORMAT, VERSION, write_arrays
 from scripts.build_uniform import DATASETS, build
 from scripts.learn_policies import write_entries
 

@@ -26,8 +26,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # also found when run as a plain script
 
-from koffline.builders.target_policy import learn_grid_policy
-from koffline.builders.uniform import build_uniform
+from koffline.builders.uniform import build_uniform, learn_grid_policy
 from koffline.data.transitions import Discrete
 from koffline.envs.boxes import WORLDS, make_world, uniform_states, world_name
 from koffline.envs.rollouts import monte_carlo_value

@@ -14,7 +14,7 @@ import numpy as np
 
 from koffline.data.transitions import Transitions
 from koffline.envs.embedded import EmbeddedMDP
-from koffline.envs.finite import chain, grid
+from koffline.envs.finite_worlds import chain, grid
 from koffline.envs.linear_quadratic import LinearGaussian, LinearQuadratic
 from koffline.envs.rollouts import as_transitions, log_episodes
 from koffline.policies import ContinuousPolicy, DiscretePolicy, Policy

@@ -126,7 +126,7 @@ def test_float32_weights_stay_small(tmp_path):
     [
         (layers(4, 3), "logits", {}, ["output is 'logits'", "softmax"]),
         (layers(4, 3), "softmax", {"activation": "gelu"}, ["activation is 'gelu'", "relu"]),
-        (layers(4, 3), "softmax", {"temprature": 2.0}, ["temprature", "did you mean temperature?"]),
+        (layers(4, 3), "softmax", {"temprature": 2.0}, ["temprature", "did you mean 'temperature'?"]),
         (layers(4, 3), "softmax", {"temperature": 0.0}, ["temperature is 0", "positive"]),
         (layers(4, 3), "softmax", {"temperature": [1.0, 2.0]}, ["temperature has shape (2,)"]),
         (layers(4, 3), "gaussian", {}, ["std", "gaussian"]),
@@ -156,7 +156,7 @@ def test_a_policy_that_makes_no_sense_is_not_written(tmp_path, net, output, sett
 
 
 def test_writing_into_a_missing_folder_is_an_error(tmp_path):
-    with pytest.raises(PolicyError, match=r"cannot be written.*writable folder"):
+    with pytest.raises(PolicyError, match=r"cannot be written, the folder .* does not exist; create it"):
         save_mlp_policy(tmp_path / "no" / "p", layers(4, 3), "softmax")
 
 

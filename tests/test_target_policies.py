@@ -99,7 +99,7 @@ def test_a_dqn_is_the_second_source(quick, monkeypatch, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--env", "puddleworld"], "did you mean puddle_world?"),
+        (["--env", "puddleworld"], "did you mean 'puddle_world'?"),
         (["--steps", "0"], "--steps must be positive"),
         (["--source", "tabular"], "invalid choice"),
     ],

@@ -17,9 +17,9 @@ import gymnasium
 import numpy as np
 import torch
 
-from koffline.builders.make_env import make_env, playing
 from koffline.data.replay_views import action_matrix
 from koffline.data.transitions import Continuous, Discrete, Transitions
+from koffline.envs.make import make_env, playing
 from koffline.errors import ConfigError
 
 _CHUNK_VALUES = 4_000_000  # numbers in the observations of one forward pass

@@ -7,10 +7,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from koffline.builders.copies import Copies
-from koffline.builders.streams import UniformNumbers
+from koffline.builders.copies import BLOCK, Copies
 from koffline.data.transitions import Discrete
-from koffline.policies.base import ContinuousPolicy, DiscretePolicy, Policy
+from koffline.policies.base import ContinuousPolicy, DiscretePolicy, Policy, pick_actions
 
 
 class Acted(NamedTuple):
@@ -22,28 +21,35 @@ class Acted(NamedTuple):
 
 
 class Actor:
-    """The policies of a batch of episodes: one per episode, drawn by weight."""
+    """The policies of a batch of episodes: one per episode, drawn by weight.
+
+    Each episode has a stream of its own: one number chooses its policy, then come those of its actions.
+    """
 
     def __init__(
         self,
         policies: Sequence[Policy],
         weights: Sequence[float],
-        generators: Sequence[np.random.Generator],
+        seed: int,
+        episodes: Sequence[int],
         copies: Copies,
     ) -> None:
+        keys = [np.random.SeedSequence(seed, spawn_key=(episode, 1)) for episode in episodes]
+        generators = [np.random.default_rng(key) for key in keys]
         self._policies, self._generators, self._copies = policies, generators, copies
         ends = np.cumsum(weights) / sum(weights)
         drawn = np.array([generator.random() for generator in generators])
         # The last end may be rounded below one; a policy of weight zero ends where the one before it does.
         self._chosen = np.minimum(np.searchsorted(ends, drawn, side="right"), np.flatnonzero(weights)[-1])
-        self._numbers = UniformNumbers(generators)
 
     def act(self, step: int, running: np.ndarray, observations: np.ndarray) -> Acted:
         """Actions of all running copies, each by its own policy; log-probabilities of discrete ones."""
         space, log_probabilities = self._copies.action_space, np.zeros(len(running))
         drawn: np.ndarray
         if isinstance(space, Discrete):
-            drawn, numbers = np.zeros(len(running), dtype=np.int64), self._numbers.at(step, running)
+            if step % BLOCK == 0:
+                self._numbers = np.stack([generator.random(BLOCK) for generator in self._generators])
+            drawn, numbers = np.zeros(len(running), dtype=np.int64), self._numbers[running, step % BLOCK]
         else:
             drawn, numbers = np.zeros((len(running), space.k)), log_probabilities
         for index in np.unique(self._chosen[running]):
@@ -74,10 +80,3 @@ class Actor:
         return Acted(
             inside.astype(self._copies.action_dtype), log_probabilities, (inside != drawn).any(axis=1)
         )
-
-
-def pick_actions(table: np.ndarray, numbers: np.ndarray) -> np.ndarray:
-    """Actions (n,) by inverting the cumulated probabilities (n, A) at numbers (n,) in [0, 1)."""
-    cumulative = np.cumsum(table, axis=1)
-    cumulative /= cumulative[:, -1:]  # exactly one at the end: an action of probability 0 is never drawn
-    return (numbers[:, None] >= cumulative).sum(axis=1)

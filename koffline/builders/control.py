@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from koffline.builders.control_kinds import policy_levels
+from koffline.builders import KINDS, POLICY_LEVELS
 from koffline.builders.control_learning import (
     Learned,
     LearningSettings,
@@ -27,7 +27,7 @@ from koffline.builders.control_learning import (
     policy_returns,
 )
 from koffline.builders.control_recipes import RECIPES, bundled_policy, learning_settings
-from koffline.builders.copies import make_copies
+from koffline.builders.copies import closed_copies
 from koffline.builders.resumable import PartsFolder, policy_digests
 from koffline.builders.rollouts import Columns, RolloutPlayer, RolloutSettings
 from koffline.data.transitions import ActionSpace, Discrete, Metadata, Transitions
@@ -44,6 +44,13 @@ LEARNER_FILE = "part-learner.npz"
 _RANDOM_EPISODES, _RANDOM_SEED = 50, 20190534
 
 Bar = Callable[[str, int], AbstractContextManager[Callable[[int], None] | None]]
+
+
+def policy_levels(kind: str) -> tuple[str, ...]:
+    """Which learned policies a kind is played by. Raises ConfigError for an unknown kind."""
+    if kind not in POLICY_LEVELS:
+        raise ConfigError(f"there is no kind '{kind}'; give one of {', '.join(KINDS)}")
+    return POLICY_LEVELS[kind]
 
 
 @dataclass(frozen=True)
@@ -88,7 +95,11 @@ def build_control(
     Raises ConfigError, and PolicyError for a policy that does not fit.
     """
     levels = policy_levels(settings.kind)
-    _check_ends(settings.env)
+    if closed_copies(settings.env).time_limit is None:
+        raise ConfigError(
+            f"{settings.env} has no time limit, so that a learned policy may play on forever; register it "
+            "with max_episode_steps"
+        )
     if len(policies) not in (0, len(levels)) or (policies and settings.train_steps is not None):
         raise ConfigError(
             f"{len(policies)} policies were given for kind {settings.kind}, which has {len(levels)}; "
@@ -135,8 +146,7 @@ def actors(
     env: str, policies: Sequence[Any], levels: Sequence[str], noise: float | None
 ) -> tuple[list[Policy], list[float]]:
     """The policies of the levels (networks, files or specs) as they play, and their noise."""
-    copies = make_copies(env, None)
-    copies.close()
+    copies = closed_copies(env)
     space, shape = copies.action_space, copies.observation_shape
     usual = dict(EPSILON if isinstance(space, Discrete) else NOISE)
     recipe = RECIPES.get(env)
@@ -182,22 +192,11 @@ def replay_log(learned: Learned, settings: LearningSettings, n: int | None) -> T
         raise ConfigError(f"n is {n}, but the learner saw {total} rows; ask for fewer, or give --train-steps")
     if n is not None and n < total:
         columns = _drawn_episodes(columns, n, np.random.default_rng(settings.seed))
-    copies = make_copies(settings.env, None)
-    copies.close()
+    copies = closed_copies(settings.env)
     limit = {} if copies.time_limit is None else {"time_limit": copies.time_limit}
     extra = {"task": copies.name, **limit, "learner_steps": settings.steps}
     metadata = Metadata(gamma=settings.gamma, extra=extra, notes=copies.notes)
     return Transitions(**_ended(columns), action_space=copies.action_space, metadata=metadata)
-
-
-def _check_ends(env: str) -> None:
-    copies = make_copies(env, None)
-    copies.close()
-    if copies.time_limit is None:
-        raise ConfigError(
-            f"{env} has no time limit, so that a learned policy may play on forever; register it with "
-            "max_episode_steps"
-        )
 
 
 def _learned(settings: LearningSettings, parts: PartsFolder | None, bar: Bar) -> Learned:
@@ -216,12 +215,13 @@ def _play(
     with RolloutPlayer(rollouts, playing) as player, bar(f"playing {settings.env}", n) as progress:
         played: list[Columns] = []
         rows = 0
-        while rows < n:  # an episode has a row at least, so n episodes are enough
-            number = len(played)
-            played.append(player.play_batch(number) if parts is None else parts.part(number, player))
-            rows += len(played[-1]["rewards"])
+        for columns in player.play(range(player.batches)) if parts is None else parts.batches(player):
+            played.append(columns)
+            rows += len(columns["rewards"])
             if progress is not None:
                 progress(min(rows, n))
+            if rows >= n:  # an episode has a row at least, so n episodes are enough
+                break
         left = len(played[-1]["rewards"]) - (rows - n)
         played[-1] = _ended({name: column[:left] for name, column in played[-1].items()})
         return player.join(played)
@@ -246,12 +246,12 @@ def _drawn_episodes(columns: Columns, n: int, generator: np.random.Generator) ->
 
 def _described(log: Transitions, kind: str, who: dict[str, Any]) -> Transitions:
     """The log with kind and policies in its metadata; float64 observations become float32."""
-    metadata = dataclasses.replace(log.metadata, extra={**log.metadata.extra, "kind": kind, **who})
-    names = [field.name for field in dataclasses.fields(log) if field.name != "metadata"]
-    columns = {name: getattr(log, name) for name in names}
+    columns: dict[str, Any] = {}
     if log.observations.dtype == np.float64:
-        columns |= {name: columns[name].astype(np.float32) for name in ("observations", "next_observations")}
-    return Transitions(**columns, metadata=metadata)
+        names = ("observations", "next_observations")
+        columns = {name: getattr(log, name).astype(np.float32) for name in names}
+    metadata = dataclasses.replace(log.metadata, extra={**log.metadata.extra, "kind": kind, **who})
+    return dataclasses.replace(log, **columns, metadata=metadata)
 
 
 def _short(policy: Any) -> str:

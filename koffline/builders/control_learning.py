@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import zipfile
+import ast
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,14 +10,15 @@ from typing import Any
 
 import numpy as np
 
-from koffline.builders.copies import Copies, make_copies
+from koffline.algos.online_learner import LearnerSettings, OnlineLearner, randomness
+from koffline.builders.copies import Copies, closed_copies, environment_seed, make_copies
 from koffline.builders.rollouts import Columns, RolloutPlayer, RolloutSettings
-from koffline.builders.streams import environment_seed
 from koffline.data.transitions import Discrete, Transitions
 from koffline.errors import ConfigError, DataError
-from koffline.policies.mlp import Mlp
-from koffline.policies.mlp_file import mlp_from_arrays
+from koffline.policies.mlp import Mlp, mlp_policy
+from koffline.policies.policy_file import mlp_from_arrays
 from koffline.store.files import atomic_file
+from koffline.untrusted.arrays import read_arrays
 
 _ROW_KEYS = ("observations", "actions", "rewards", "next_observations", "terminated", "truncated")
 _EVALUATION_SEED = 20190533
@@ -95,8 +96,6 @@ def learn(
 
     The same seed gives the same rows on the same machine. Raises ConfigError and DataError.
     """
-    from koffline.algos.online_learner import randomness
-
     copies = make_copies(settings.env, None)
     try:
         with randomness(settings.seed):
@@ -107,8 +106,6 @@ def learn(
 
 class _Run:
     def __init__(self, settings: LearningSettings, copies: Copies, checkpoint: Path | None) -> None:
-        from koffline.algos.online_learner import LearnerSettings, OnlineLearner
-
         self._settings, self._copies, self._checkpoint = settings, copies, checkpoint
         self._generator = np.random.default_rng(settings.seed)
         numbers = {name: getattr(settings, name) for name in LearnerSettings.__dataclass_fields__}
@@ -182,31 +179,26 @@ class _Run:
         arrays: dict[str, Any] = {
             f"row.{name}": column[: self._step] for name, column in self._columns.items()
         }
+        returns = [(snapshot.step, snapshot.mean_return) for snapshot in self._snapshots]
         arrays |= {
             "learner": np.frombuffer(self._learner.state(), dtype=np.uint8),
             "generator": np.asarray(repr(self._generator.bit_generator.state)),
             "settings": np.asarray(repr(self._settings)),
             "episode": np.asarray(self._episode),
-            "returns": np.asarray([(s.step, s.mean_return) for s in self._snapshots], dtype=float).reshape(
-                -1, 2
-            ),
+            "returns": np.asarray(returns, dtype=float).reshape(-1, 2),
         }
         for number, snapshot in enumerate(self._snapshots):
-            arrays |= {
-                f"snapshot.{number}.{key}": value for key, value in policy_arrays(snapshot.policy).items()
-            }
+            for key, value in policy_arrays(snapshot.policy).items():
+                arrays[f"snapshot.{number}.{key}"] = value
         with atomic_file(path, force=True) as temporary, temporary.open("wb") as file:
             np.savez(file, **arrays)
         self._saved = self._step
 
     def _load(self, path: Path) -> None:
-        import ast
-
         try:
-            with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
-                arrays = {name: archive[name] for name in archive.files}
+            arrays = read_arrays(path)
             fits = str(arrays["settings"]) == repr(self._settings)
-        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+        except Exception:  # numpy and zipfile raise many kinds; all mean that the file is not ours
             fits = False
         if not fits:
             raise DataError(
@@ -241,19 +233,13 @@ def policy_returns(env: str, policy: Any, episodes: int, seed: int) -> np.ndarra
     if isinstance(policy, Mlp):
         policy = network_policy(env, policy)
     with RolloutPlayer(RolloutSettings(env, episodes, seed=seed), [policy]) as player:
-        log = player.join([player.play_batch(number) for number in range(player.batches)])
-    return log_returns(log)
+        return log_returns(player.join(list(player.play(range(player.batches)))))
 
 
 def network_policy(env: str, policy: Mlp) -> Any:
     """A network as a policy of an environment."""
-    from koffline.policies.mlp import mlp_policy
-
-    copies = make_copies(env, None)
-    try:
-        return mlp_policy(policy, "learned", copies.action_space, copies.observation_shape)
-    finally:
-        copies.close()
+    copies = closed_copies(env)
+    return mlp_policy(policy, "learned", copies.action_space, copies.observation_shape)
 
 
 def log_returns(log: Transitions) -> np.ndarray:

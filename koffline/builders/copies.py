@@ -12,12 +12,21 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import numpy as np
 
 import koffline.envs  # noqa: F401  (makes our worlds known to Gymnasium)
-from koffline.builders.gymnasium_spaces import SpaceTranslator
-from koffline.builders.make_env import make_env, playing
-from koffline.builders.streams import RowGenerators
 from koffline.data.transitions import ActionSpace, Discrete
-from koffline.envs.boxes import WORLDS, BoxWorld, make_world, world_name
-from koffline.envs.registration import GYMNASIUM_IDS, TIME_LIMITS
+from koffline.envs.boxes import GYMNASIUM_IDS, TIME_LIMITS, WORLDS, BoxWorld, make_world, world_name
+from koffline.envs.make import SpaceTranslator, make_env, playing
+
+BLOCK = 64  # numbers drawn from each stream at once
+_LARGEST_SEED = 2**31 - 1  # environments that keep their seed as a C int take no more
+
+
+def environment_seed(seed: int, episode: int) -> int:
+    """What the environment of an episode is reset with: an episode depends on the seed and its number alone.
+
+    So rows do not depend on how many copies are played side by side, nor on how many episodes are asked for.
+    """
+    sequence = np.random.SeedSequence(seed, spawn_key=(episode, 0))
+    return int(sequence.generate_state(1)[0]) & _LARGEST_SEED
 
 
 class CopiesStep(NamedTuple):
@@ -67,6 +76,13 @@ def make_copies(identifier: str, time_limit: int | None) -> Copies:
     return GymnasiumCopies(identifier, time_limit)
 
 
+def closed_copies(identifier: str) -> Copies:
+    """Copies that are not to be played: what an environment's spaces, time limit and notes are."""
+    copies = make_copies(identifier, None)
+    copies.close()
+    return copies
+
+
 class WorldCopies:
     """Copies of one of our worlds, stepped together; rows are those of the Gymnasium environment."""
 
@@ -100,6 +116,48 @@ class WorldCopies:
 
     def close(self) -> None:
         """Nothing is held."""
+
+
+class RowGenerators(np.random.Generator):
+    """A generator of which row i comes from the i-th of several: worlds step as one array, rows stay apart.
+
+    It serves worlds that make one draw a step, always the same one: ``uniform`` with scalar bounds or
+    ``standard_normal``, with one row per copy. Streams are read in blocks, which gives the same numbers.
+    """
+
+    def __init__(self, generators: Sequence[np.random.Generator]) -> None:
+        super().__init__(np.random.PCG64(0))  # never drawn from
+        self._generators, self._step = generators, -1
+        self._kind: tuple[Any, ...] | None = None
+        self._drawn = False
+
+    def next_step(self, rows: Sequence[int]) -> RowGenerators:
+        """Ready for the next step of these copies."""
+        self._rows, self._step, self._drawn = rows, self._step + 1, False
+        return self
+
+    def uniform(self, low: Any = 0.0, high: Any = 1.0, size: Any = None) -> Any:
+        """As numpy's, rows apart."""
+        return self._draw("uniform", (low, high), size)
+
+    def standard_normal(self, size: Any = None, dtype: Any = np.float64, out: Any = None) -> Any:
+        """As numpy's, rows apart."""
+        return self._draw("standard_normal", (), size)
+
+    def _draw(self, method: str, arguments: tuple[Any, ...], size: Any) -> np.ndarray:
+        rows, *shape = (size,) if isinstance(size, int) else size
+        kind = (method, arguments, tuple(shape))
+        assert rows == len(self._rows)
+        # a second or another draw would not be the stream's next number
+        assert not self._drawn
+        assert self._kind in (None, kind)
+        self._drawn, self._kind = True, kind
+        place = self._step % BLOCK
+        if place == 0:
+            draws = [getattr(generator, method) for generator in self._generators]
+            self._block = np.stack([draw(*arguments, (BLOCK, *shape)) for draw in draws])
+        block: np.ndarray = self._block[self._rows, place]
+        return block
 
 
 class GymnasiumCopies:

@@ -6,8 +6,6 @@ import hashlib
 import json
 import os
 import shutil
-import zipfile
-import zlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,9 +18,7 @@ from koffline.data.transitions import Transitions
 from koffline.errors import DataError
 from koffline.store.files import atomic_file
 from koffline.store.run_record import versions, within_epsilon
-
-Play = Callable[[Iterator[int]], Iterator[Columns]]
-"""Batches of given numbers, in their order."""
+from koffline.untrusted.arrays import read_arrays
 
 _RUN = "run.json"
 
@@ -32,7 +28,8 @@ class PartsFolder:
 
     def __init__(self, folder: Path, settings: Any, policies: Sequence[str]) -> None:
         self.folder = folder
-        self._fingerprint = _fingerprint(settings, policies)
+        decides = (versions().get("koffline"), settings, list(policies))
+        self._fingerprint = hashlib.sha256(repr(decides).encode()).hexdigest()
 
     def open(self, resume: bool, force: bool) -> None:
         """Make the folder, or take the one that is there. Raises DataError."""
@@ -53,28 +50,30 @@ class PartsFolder:
             with atomic_file(self.folder / _RUN, force=True) as temporary:
                 temporary.write_text(json.dumps({"fingerprint": self._fingerprint}) + "\n", encoding="utf-8")
 
-    def build(
-        self, player: RolloutPlayer, progress: Callable[[int], None] | None = None, play: Play | None = None
-    ) -> Transitions:
+    def build(self, player: RolloutPlayer, progress: Callable[[int], None] | None = None) -> Transitions:
         """All batches as one log, as `batches` gives them."""
-        return player.join(list(self.batches(player, progress, play)))
+        return player.join(list(self.batches(player, progress)))
 
     def batches(
-        self, player: RolloutPlayer, progress: Callable[[int], None] | None = None, play: Play | None = None
+        self, player: RolloutPlayer, progress: Callable[[int], None] | None = None
     ) -> Iterator[Columns]:
         """Every batch in order, from the disk, or played and kept; at no time is more than one held here.
 
-        play: plays the batches of given numbers in their order, elsewhere; default: the player, here. What
-        fails before any batch is done leaves nothing.
+        What fails before any batch is done leaves nothing.
         """
         try:
             missing = (number for number in range(player.batches) if self._read(number) is None)
-            played = play(missing) if play else map(player.play_batch, missing)
+            played = player.play(missing)
             for number in range(player.batches):
                 columns = self._read(number)
                 if columns is None:
                     columns = next(played)
-                    _write_part(self._path(number), columns)
+                    arrays: dict[str, Any] = dict(columns)
+                    with (
+                        atomic_file(self._path(number), force=True) as temporary,
+                        temporary.open("wb") as file,
+                    ):
+                        np.savez(file, **arrays)
                 yield columns
                 if progress is not None:
                     progress(player.episodes_until(number))
@@ -84,27 +83,15 @@ class PartsFolder:
             raise
 
     def build_shards(
-        self,
-        player: RolloutPlayer,
-        writer: ShardWriter,
-        progress: Callable[[int], None] | None = None,
-        play: Play | None = None,
+        self, player: RolloutPlayer, writer: ShardWriter, progress: Callable[[int], None] | None = None
     ) -> None:
         """All batches as shards, one in memory at a time."""
         clipped = 0
         with writer:
-            for part in self.batches(player, progress, play):
+            for part in self.batches(player, progress):
                 clipped += int(part["clipped"].sum())
                 writer.append(player.record(part))
             writer.metadata = player.metadata(clipped)
-
-    def part(self, number: int, player: RolloutPlayer) -> Columns:
-        """A batch from the disk, or played now and kept."""
-        columns = self._read(number)
-        if columns is None:
-            columns = player.play_batch(number)
-            _write_part(self._path(number), columns)
-        return columns
 
     def _path(self, number: int) -> Path:
         return self.folder / f"part-{number:06d}.npz"
@@ -112,8 +99,8 @@ class PartsFolder:
     def _read(self, number: int) -> Columns | None:
         """A batch that is on the disk; None where it is missing, or not whole."""
         try:
-            return _read_part(self._path(number))
-        except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error):
+            return read_arrays(self._path(number))
+        except Exception:  # numpy and zipfile raise many kinds
             return None
 
     @property
@@ -149,27 +136,10 @@ class PartsFolder:
 
 def policy_digests(specs: Sequence[str]) -> list[str]:
     """What tells policies apart: the spec, with the digest of the file that it names, if it does."""
-    return [_policy_digest(spec) for spec in specs]
-
-
-def _policy_digest(spec: str) -> str:
-    base = within_epsilon(spec)
-    path = Path(os.path.expanduser(base))
-    known = hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else base
-    return spec.removesuffix(base) + known
-
-
-def _fingerprint(settings: Any, policies: Sequence[str]) -> str:
-    return hashlib.sha256(repr((versions().get("koffline"), settings, list(policies))).encode()).hexdigest()
-
-
-def _write_part(path: Path, columns: Columns) -> None:
-    with atomic_file(path, force=True) as temporary, temporary.open("wb") as file:
-        arrays: dict[str, Any] = dict(columns)
-        np.savez(file, **arrays)
-
-
-def _read_part(path: Path) -> Columns:
-    # opened here: numpy leaves a broken file open
-    with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
-        return {name: archive[name] for name in archive.files}
+    found = []
+    for spec in specs:
+        base = within_epsilon(spec)
+        path = Path(os.path.expanduser(base))
+        known = hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else base
+        found.append(spec.removesuffix(base) + known)
+    return found

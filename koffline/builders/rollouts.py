@@ -1,28 +1,34 @@
 """Episodes of a policy, or of a mixture of policies, in any Gymnasium environment.
 
 Episodes are played in batches of copies side by side: the policy is asked once for all copies. Each has
-random numbers of its own (`streams`), so that a build can be cut between two batches and continued. Rows do
-not depend on the size of batches, except that a network's outputs may differ in their last bits with it.
+random numbers of its own, so that a build can be cut between two batches and continued, and batches may be
+played in several processes or on a Ray cluster. Rows do not depend on the size of batches, except that a
+network's outputs may differ in their last bits with it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Callable, Sequence
+import os
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from koffline.builders.actors import Actor
-from koffline.builders.copies import make_copies
-from koffline.builders.streams import action_generator, environment_seed
+from koffline.builders.copies import environment_seed, make_copies
 from koffline.data.transitions import Discrete, Metadata, Transitions
 from koffline.errors import ConfigError
+from koffline.jobs.mapping import PassSettings
 from koffline.policies.base import Policy
 from koffline.policies.loading import as_policy
 
 Columns = dict[str, np.ndarray]
+_EPSILON = "epsilon:"
 
 
 @dataclass(frozen=True)
@@ -75,29 +81,29 @@ def build_rollouts(
     as of `koffline.jobs.map_ordered`; the rows are the same.
     Raises ConfigError, and PolicyError for a policy that does not fit.
     """
-    from koffline.builders.elsewhere import batches_elsewhere
-    from koffline.jobs.mapping import PassSettings
-
-    play = batches_elsewhere(settings, policies, PassSettings(workers, ray))
-    with RolloutPlayer(settings, policies) as player:
-        numbers = range(player.batches)
+    with RolloutPlayer(settings, policies, PassSettings(workers, ray)) as player:
         parts = []
-        for number, columns in enumerate(play(numbers) if play else map(player.play_batch, numbers)):
+        for columns in player.play(range(player.batches)):
             parts.append(columns)
             if progress is not None:
-                progress(player.episodes_until(number))
+                progress(player.episodes_until(len(parts) - 1))
         return player.join(parts)
 
 
 class RolloutPlayer:
-    """Copies of an environment and the policies that act in them; use it as a context manager."""
+    """Copies of an environment and the policies that act in them; use it as a context manager.
 
-    def __init__(self, settings: RolloutSettings, policies: Sequence[Any]) -> None:
+    where: the processes or the cluster whose workers play; None: this process.
+    """
+
+    def __init__(
+        self, settings: RolloutSettings, policies: Sequence[Any], where: PassSettings | None = None
+    ) -> None:
         if len(policies) != len(settings.weights):
             raise ConfigError(
                 f"there are {len(policies)} policies and {len(settings.weights)} weights; give one for each"
             )
-        self._settings = settings
+        self._settings, self._given, self._where = settings, policies, where
         self._copies = make_copies(settings.env, settings.time_limit)
         self._batch_size = settings.num_envs or self._copies.usual_number
         self.action_space, shape = self._copies.action_space, self._copies.observation_shape
@@ -118,14 +124,23 @@ class RolloutPlayer:
         """Episodes of the batches up to and with a batch."""
         return min((number + 1) * self._batch_size, self._settings.episodes)
 
+    def play(self, numbers: Iterable[int]) -> Iterator[Columns]:
+        """The batches of given numbers, in their order, wherever they are played.
+
+        Raises JobError for workers that keep dying.
+        """
+        where = self._where
+        if where is None or (where.ray is None and where.workers == 1):
+            return map(self.play_batch, numbers)
+        work = RolloutWork(self._settings, tuple(_packed(policy) for policy in self._given))
+        mapped = where.map(play_batch, numbers, work, name=lambda number: f"batch {number} of episodes")
+        return (batch.value for batch in mapped)
+
     def play_batch(self, number: int) -> Columns:
         """The episodes of a batch, sorted by episode and step; their numbers are the build's own."""
-        seed, episodes = (
-            self._settings.seed,
-            np.arange(number * self._batch_size, self.episodes_until(number)),
-        )
-        generators = [action_generator(seed, episode) for episode in episodes.tolist()]
-        actor = Actor(self.policies, self._settings.weights, generators, self._copies)
+        seed = self._settings.seed
+        episodes = np.arange(number * self._batch_size, self.episodes_until(number))
+        actor = Actor(self.policies, self._settings.weights, seed, episodes.tolist(), self._copies)
         observations = self._copies.reset([environment_seed(seed, episode) for episode in episodes.tolist()])
         running = np.arange(len(episodes))
         parts: list[Columns] = []
@@ -185,3 +200,55 @@ def _check_numbers(name: str, columns: Columns) -> None:
             row = int(np.argmin(finite))
             where = f"step {columns['steps'][row]} of episode {columns['episode_ids'][row]}"
             raise ConfigError(f"{name} gave {column} that are not finite in {where}; mend it or wrap it")
+
+
+@dataclass(frozen=True)
+class PolicyFile:
+    """A policy in a file, with its content, which other machines do not see. prefix: "epsilon:0.1:" or ""."""
+
+    prefix: str
+    name: str
+    content: bytes
+
+
+@dataclass(frozen=True, eq=False)
+class RolloutWork:
+    """What a worker needs to play any batch. policies: `PolicyFile`, or anything that a player takes."""
+
+    settings: RolloutSettings
+    policies: tuple[Any, ...]
+
+
+_last: tuple[RolloutWork, RolloutPlayer] | None = None
+
+
+def play_batch(work: RolloutWork, number: int) -> Columns:
+    """At the worker: one batch. Its player is made once and kept for the next batches."""
+    global _last
+    if _last is None or _last[0] is not work:
+        with contextlib.ExitStack() as stack:
+            policies = [_unpacked(policy, stack) for policy in work.policies]
+            _last = work, RolloutPlayer(work.settings, policies)
+    return _last[1].play_batch(number)
+
+
+def _packed(policy: Any) -> Any:
+    """A name of a file, also behind "epsilon:…:", with the file's content; anything else as it is."""
+    if not isinstance(policy, str | Path):
+        return policy
+    prefix, name = "", str(policy)
+    while name.startswith(_EPSILON) and name.count(":") > 1:
+        _, number, name_left = name.split(":", 2)
+        prefix, name = f"{prefix}{_EPSILON}{number}:", name_left
+    path = Path(os.path.expanduser(name))
+    return PolicyFile(prefix, path.name, path.read_bytes()) if path.is_file() else policy
+
+
+def _unpacked(policy: Any, stack: contextlib.ExitStack) -> Any:
+    """The policy for a player; a file lies in a folder of its own until the stack is left."""
+    if not isinstance(policy, PolicyFile):
+        return policy
+    folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="koffline-"))
+    path = Path(folder) / policy.name
+    path.write_bytes(policy.content)
+    return f"{policy.prefix}{path}"

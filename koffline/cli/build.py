@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from koffline.builders.control_kinds import KINDS
+from koffline.builders import KINDS
 from koffline.cli.build_target import BuildTarget, checked_seed, progress_bar, resumable
 from koffline.cli.options import worker_options
 from koffline.cli.targets import claim
@@ -132,22 +132,20 @@ def rollouts(
       koffline build rollouts --env CartPole-v1 --policy uniform --episodes 100000 --out shards \\
           --shard-rows 500000
     """
-    from koffline.builders.elsewhere import batches_elsewhere
     from koffline.builders.resumable import PartsFolder, policy_digests
     from koffline.builders.rollouts import RolloutPlayer, RolloutSettings
 
     shares = weights or (1.0,) * len(policies)
     settings = RolloutSettings(env, episodes, shares, time_limit, num_envs, seed, gamma)
     target = BuildTarget(out, format_, force, manifest, shard_rows)
-    play = batches_elsewhere(settings, policies, PassSettings(workers, ray))
-    with RolloutPlayer(settings, policies) as player:
+    with RolloutPlayer(settings, policies, PassSettings(workers, ray)) as player:
         parts = PartsFolder(target.parts, settings, policy_digests(policies))
         with resumable(parts, resume, force):
             with progress_bar(f"playing {env}", episodes) as progress:
                 if target.is_shards:
-                    parts.build_shards(player, target.shard_writer(), progress, play)
+                    parts.build_shards(player, target.shard_writer(), progress)
                 else:
-                    log = parts.build(player, progress, play)
+                    log = parts.build(player, progress)
             if target.is_shards:
                 target.record_shards(seed)
             else:
@@ -240,7 +238,7 @@ def policy(
       koffline build policy --env koffline/PuddleWorld-v0 --out puddle.npz
       koffline build policy --env koffline/NoisyPole-v0 --source dqn --steps 20000 --out pole.d3
     """
-    from koffline.builders.target_policy import learn_grid_policy
+    from koffline.builders.uniform import learn_grid_policy
     from koffline.envs.boxes import world_name
     from koffline.policies import save_grid_policy
     from koffline.store.files import atomic_file, check_target

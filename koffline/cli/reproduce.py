@@ -62,9 +62,9 @@ def reproduce(
     changes: tuple[str, ...],
 ) -> None:
     """Run the experiment, print its table and where the files are."""
+    from koffline.experiments.cells import Scale
     from koffline.experiments.reproduce import Run
     from koffline.experiments.reproduce import reproduce as run_experiment
-    from koffline.experiments.settings import Scale
     from koffline.store.targets import check_name
 
     mujoco = _mujoco_request(only, part, steps, seed_count, changes, quick)

@@ -1,4 +1,4 @@
-"""Finite Markov decision processes whose values are exact (linear solves): the oracle of the tests.
+"""Finite Markov decision processes whose values are exact (linear solves, value iteration).
 
 Policies are tables (S, A) of probabilities. Entering a terminal state ends the episode; its value is zero.
 """
@@ -17,6 +17,7 @@ Probabilities = Float[np.ndarray, "state action"]
 Numbers = Int[np.ndarray, " row"]
 Flags = Bool[np.ndarray, " row"]
 _SUM_TOLERANCE = 1e-9
+ActionValues = Float[np.ndarray, "state action"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,22 +106,9 @@ class FiniteMDP:
         visits = np.linalg.solve(np.eye(self.n_states) - gamma * moves.T, (1.0 - gamma) * self.initial)
         return np.where(self.terminal, 0.0, visits)[:, None] * policy
 
-    def stationary_distribution(self, policy: Probabilities) -> Float[np.ndarray, " state"]:
-        """Long-run share of steps in each state, (S,), when every ended episode starts anew."""
-        moves, _ = self._under(policy, cut_terminal=False)
-        moves = moves[:, ~self.terminal] + np.outer(
-            moves[:, self.terminal].sum(axis=1), self.initial[~self.terminal]
-        )
-        moves = moves[~self.terminal]
-        system = np.vstack([moves.T - np.eye(len(moves)), np.ones(len(moves))])
-        share = np.linalg.lstsq(system, np.append(np.zeros(len(moves)), 1.0), rcond=None)[0]
-        whole = np.zeros(self.n_states)
-        whole[~self.terminal] = share
-        return whole
-
     def step(self, states: Numbers, actions: Numbers, generator: np.random.Generator) -> Outcome:
         """Draw what pairs of state and action numbers lead to."""
-        following = _draw(self.transition[states, actions], generator)
+        following = draw_categories(self.transition[states, actions], generator)
         return Outcome(following, self.reward[states, actions, following], self.terminal[following])
 
     def sample_transitions(
@@ -134,8 +122,8 @@ class FiniteMDP:
         if states is None:
             states = ~self.terminal / np.sum(~self.terminal)
         _require_probabilities("states", states)
-        at = _draw(np.broadcast_to(states, (n, self.n_states)), generator)
-        actions = _draw(self._table(policy)[at], generator)
+        at = draw_categories(np.broadcast_to(states, (n, self.n_states)), generator)
+        actions = draw_categories(self._table(policy)[at], generator)
         following, rewards, terminated = self.step(at, actions, generator)
         return FiniteSample(at, actions, rewards, following, terminated, np.zeros(n, dtype=bool))
 
@@ -145,10 +133,10 @@ class FiniteMDP:
         """Draw whole episodes, cut (not ended) after ``time_limit`` steps; rows by episode and step."""
         table = self._table(policy)
         index = np.arange(n_episodes)
-        state = _draw(np.broadcast_to(self.initial, (n_episodes, self.n_states)), generator)
+        state = draw_categories(np.broadcast_to(self.initial, (n_episodes, self.n_states)), generator)
         columns: list[tuple[np.ndarray, ...]] = []
         for t in range(time_limit):
-            action = _draw(table[state], generator)
+            action = draw_categories(table[state], generator)
             following, reward, terminated = self.step(state, action, generator)
             cut = ~terminated & (t == time_limit - 1)
             columns.append((state, action, reward, following, terminated, cut, index, np.full(len(index), t)))
@@ -165,81 +153,18 @@ class FiniteMDP:
         _require_probabilities("policy[s]", policy[~self.terminal])
         return policy
 
-    def _under(self, policy: Probabilities, cut_terminal: bool = True) -> tuple[np.ndarray, np.ndarray]:
+    def _under(self, policy: Probabilities) -> tuple[np.ndarray, np.ndarray]:
         """Moves (S, S) and expected rewards (S,) under the policy; no move out of or into terminal states."""
         table = self._table(policy)
         moves = np.einsum("sa,sat->st", table, self.transition)
         gain = np.einsum("sa,sat,sat->s", table, self.transition, self.reward)
-        moves, gain = np.where(self.terminal[:, None], 0.0, moves), np.where(self.terminal, 0.0, gain)
-        return (np.where(self.terminal[None, :], 0.0, moves) if cut_terminal else moves), gain
+        moves = np.where(self.terminal[:, None] | self.terminal[None, :], 0.0, moves)
+        return moves, np.where(self.terminal, 0.0, gain)
 
 
-def chain(n_states: int = 7, slip: float = 0.1, end_rewards: tuple[float, float] = (0.0, 1.0)) -> FiniteMDP:
-    """States on a line, action 0 left and 1 right, reversed with chance ``slip``; both ends are terminal.
-
-    Entering an end pays ``end_rewards``; the start is the middle.
-    """
-    transition = np.zeros((n_states, 2, n_states))
-    for state in range(1, n_states - 1):
-        transition[state, :, state - 1] = (1.0 - slip, slip)
-        transition[state, :, state + 1] = (slip, 1.0 - slip)
-    reward = np.zeros_like(transition)
-    reward[:, :, 0], reward[:, :, -1] = end_rewards
-    terminal = np.zeros(n_states, dtype=bool)
-    terminal[[0, -1]] = True
-    initial = np.zeros(n_states)
-    initial[n_states // 2] = 1.0
-    return FiniteMDP(transition, reward, terminal, initial)
-
-
-def grid(
-    width: int = 5, height: int = 5, slip: float = 0.2, goal: float = 1.0, terminal_goal: bool = True
-) -> FiniteMDP:
-    """Rooms on a grid (state = x + width·y), moves up, right, down, left; walls hold.
-
-    With chance ``slip`` the move is random. Reward −0.1 a step, plus ``goal`` on entering the far
-    corner, where the episode ends (``terminal_goal``) or the agent is set back to the start; episodes start
-    anywhere in the near half of the first row.
-    """
-    n = width * height
-    moves = np.zeros((n, 4, n))
-    for state in range(n):
-        x, y = state % width, state // width
-        for action, (dx, dy) in enumerate(((0, 1), (1, 0), (0, -1), (-1, 0))):
-            to = min(max(x + dx, 0), width - 1) + width * min(max(y + dy, 0), height - 1)
-            moves[state, action, to] += 1.0
-    transition = (1.0 - slip) * moves + slip * moves.mean(axis=1, keepdims=True)
-    initial = np.zeros(n)
-    initial[: max(width // 2, 1)] = 1.0 / max(width // 2, 1)
-    reward = np.full_like(transition, -0.1)
-    reward[:, :, -1] += goal
-    if not terminal_goal:
-        transition[-1] = initial
-    return FiniteMDP(transition, reward, np.append(np.zeros(n - 1, dtype=bool), terminal_goal), initial)
-
-
-def random_mdp(
-    n_states: int, n_actions: int, generator: np.random.Generator, branching: int = 4, ending: float = 0.0
-) -> FiniteMDP:
-    """Each pair leads to ``branching`` random states with Dirichlet weights; standard normal rewards.
-
-    With ``ending`` > 0 the last state is terminal and every step enters it with that probability.
-    """
-    inner = n_states - 1 if ending else n_states
-    transition = np.zeros((n_states, n_actions, n_states))
-    for state in range(inner):
-        for action in range(n_actions):
-            to = generator.choice(inner, size=min(branching, inner), replace=False)
-            transition[state, action, to] = (1.0 - ending) * generator.dirichlet(np.ones(len(to)))
-            transition[state, action, -1] += ending
-    initial = np.zeros(n_states)
-    initial[:inner] = 1.0 / inner
-    return FiniteMDP(
-        transition, generator.standard_normal((n_states, n_actions)), np.arange(n_states) >= inner, initial
-    )
-
-
-def _draw(probabilities: Float[np.ndarray, "row category"], generator: np.random.Generator) -> Numbers:
+def draw_categories(
+    probabilities: Float[np.ndarray, "row category"], generator: np.random.Generator
+) -> Numbers:
     """One category per row of (N, K) probabilities."""
     cumulative = np.cumsum(probabilities, axis=1)
     threshold = generator.random(len(cumulative))[:, None] * cumulative[:, -1:]
@@ -257,3 +182,24 @@ def _require_probabilities(name: str, rows: np.ndarray) -> None:
         raise ConfigError(
             f"{name} must be probabilities that sum to one (off by {gap.max():.2g}); normalise it"
         )
+
+
+def value_iteration(mdp: FiniteMDP, gamma: float, tolerance: float = 1e-8) -> ActionValues:
+    """Optimal action values (S, A) within ``tolerance`` or, where they are too large for that, rounding.
+
+    Zero on terminal states. Raises ConfigError.
+    """
+    if not 0.0 <= gamma < 1.0:
+        raise ConfigError(f"gamma is {gamma}; value iteration needs it in [0, 1)")
+    gain = np.einsum("sat,sat->sa", mdp.transition, mdp.reward)
+    moves = mdp.transition.reshape(-1, mdp.n_states)
+    values = np.zeros(mdp.n_states)
+    while True:
+        action_values = gain + gamma * (moves @ values).reshape(gain.shape)
+        action_values[mdp.terminal] = 0.0
+        following = action_values.max(axis=1)
+        gap = np.abs(following - values).max()
+        values = following
+        rounding = 4.0 * np.finfo(np.float64).eps * np.abs(values).max()
+        if gap * gamma <= max(tolerance * (1.0 - gamma), rounding):
+            return action_values

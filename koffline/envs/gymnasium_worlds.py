@@ -1,4 +1,9 @@
-"""The vectorised worlds as ordinary Gymnasium environments, one copy at a time."""
+"""Our worlds as Gymnasium environments, one copy at a time, and MuJoCo's with noise, by their names.
+
+import gymnasium, koffline.envs
+gymnasium.make("koffline/PuddleWorld-v0", render_mode="rgb_array")
+gymnasium.make("koffline/NoisyMujoco-v0", environment="InvertedPendulum-v5", transition_noise=0.05)
+"""
 
 from __future__ import annotations
 
@@ -7,10 +12,14 @@ from typing import Any, ClassVar
 
 import gymnasium
 import numpy as np
+from gymnasium.envs.registration import registry
 
-from koffline.envs.boxes import make_world, uniform_states
+from koffline.envs.boxes import GYMNASIUM_IDS, TIME_LIMITS, make_world, uniform_states
 from koffline.envs.pictures import draw_world
 from koffline.errors import ConfigError
+
+NOISY_MUJOCO = "koffline/NoisyMujoco-v0"
+_STREAM = 0x6E6F6973  # keeps the noise apart from the environment's own draws of the same seed
 
 
 class BoxWorldEnv(gymnasium.Env[np.ndarray, np.int64]):
@@ -92,3 +101,62 @@ class BoxWorldEnv(gymnasium.Env[np.ndarray, np.int64]):
             if not self.world.is_terminal(point)[0]:
                 return point
         raise ConfigError(f"state is {state}; give a point of the box in which episodes go on")
+
+
+def register_envs() -> None:
+    """Register every world, and MuJoCo with noise, once."""
+    if NOISY_MUJOCO not in registry:
+        gymnasium.register(NOISY_MUJOCO, entry_point=f"{__name__}:noisy_mujoco")
+    for name, identifier in GYMNASIUM_IDS.items():
+        if identifier not in registry:
+            gymnasium.register(
+                identifier,
+                entry_point=f"{__name__}:BoxWorldEnv",
+                max_episode_steps=TIME_LIMITS[name],
+                kwargs={"world": name},
+            )
+
+
+class VelocityNoise(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Adds N(0, transition_noise²) to every velocity (its own unit per second) before each step.
+
+    What the agent has seen is s; the world goes on from s + noise, and everything it then reports (s',
+    reward, end of the episode) belongs to that: a Markov process whose next state is random given s and a. It
+    is what makes the residual gradient biased, which MuJoCo without noise does not.
+
+    A reset with a seed seeds the noise too. Raises ConfigError for an environment without MuJoCo's state.
+    """
+
+    def __init__(self, env: gymnasium.Env[Any, Any], transition_noise: float) -> None:
+        super().__init__(env)
+        velocities = getattr(getattr(env.unwrapped, "data", None), "qvel", None)
+        if not isinstance(velocities, np.ndarray):
+            raise ConfigError("transition_noise needs an environment of MuJoCo; leave it away for others")
+        if not (np.isfinite(transition_noise) and transition_noise >= 0.0):
+            raise ConfigError(f"transition_noise is {transition_noise}; give a number that is not negative")
+        self._scale = float(transition_noise)
+        self._generator = np.random.default_rng()
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        """As the environment's."""
+        if seed is not None:
+            self._generator = np.random.default_rng((_STREAM, seed))
+        return self.env.reset(seed=seed, options=options)
+
+    def step(self, action: Any) -> Any:
+        """As the environment's, from a state whose velocities were pushed."""
+        # MuJoCo derives all else from positions and velocities at the start of its step.
+        velocities = self.env.unwrapped.data.qvel  # type: ignore[attr-defined]
+        velocities += self._scale * self._generator.standard_normal(velocities.shape)
+        return self.env.step(action)
+
+
+def noisy_mujoco(environment: str, transition_noise: float = 0.0, **options: Any) -> VelocityNoise:
+    """The entry point: `environment` with its own time limit, and the noise around it."""
+    try:
+        env = gymnasium.make(environment, disable_env_checker=True, **options)
+    except gymnasium.error.NameNotFound:  # would be taken for our own name's
+        raise ConfigError(
+            f"there is no environment '{environment}' to add noise to; check its name"
+        ) from None
+    return VelocityNoise(env, float(transition_noise))

@@ -8,10 +8,16 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float, UInt8
 
-from koffline.envs.boxes import BoxWorld
-from koffline.envs.mountain_car import NoisyMountainCar
-from koffline.envs.pole import FORCES, NoisyPole
-from koffline.envs.puddle_world import GOAL, RADIUS, PuddleWorld, puddle_depth
+from koffline.envs.boxes import (
+    FORCES,
+    PUDDLE_GOAL,
+    RADIUS,
+    BoxWorld,
+    NoisyMountainCar,
+    NoisyPole,
+    PuddleWorld,
+    puddle_depth,
+)
 
 Picture = UInt8[np.ndarray, "height width 3"]
 Canvas = Float[np.ndarray, "height width 3"]
@@ -62,7 +68,7 @@ def _empty_puddles() -> Canvas:
     view, canvas = _square(), _blank()
     depth = puddle_depth(np.stack([view.x.ravel(), view.y.ravel()], axis=1)).reshape(view.x.shape)
     _paint(canvas, _WATER, 0.85 * depth / RADIUS + 0.15 * (depth > 0))
-    _paint(canvas, _GOAL, _inside((GOAL - view.x - view.y) / np.sqrt(2.0), view))
+    _paint(canvas, _GOAL, _inside((PUDDLE_GOAL - view.x - view.y) / np.sqrt(2.0), view))
     return canvas
 
 

@@ -12,9 +12,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, Int, Shaped
+from jaxtyping import Bool, Float, Int, Shaped
 
 from koffline.data.transitions import Continuous, Discrete, Metadata, Transitions
+from koffline.envs.finite import draw_categories
 from koffline.envs.world import Actions, Flags, Observations, Rewards, States, World
 
 
@@ -71,9 +72,7 @@ def draw_actions(policy: Any, observations: Observations, generator: np.random.G
     """Sample one action per observation: (N,) int64 from probabilities, else (N, k)."""
     if hasattr(policy, "sample"):
         return policy.sample(observations, generator)
-    cumulative = np.cumsum(policy(observations), axis=1)
-    threshold = generator.random(len(observations))[:, None] * cumulative[:, -1:]
-    return np.sum(cumulative[:, :-1] <= threshold, axis=1).astype(np.int64)
+    return draw_categories(policy(observations), generator)
 
 
 def play(
@@ -135,6 +134,22 @@ def as_transitions(
     )
 
 
+def discounted_returns(
+    world: World,
+    policy: Any,
+    start: States,
+    gamma: float,
+    generator: np.random.Generator,
+    repeats: int,
+    horizon: int,
+) -> Float[np.ndarray, "repeat start"]:
+    """Returns of ``repeats`` rollouts from each start state (n, d), cut after ``horizon`` steps."""
+    returns = np.zeros(repeats * len(start))
+    for t, step in enumerate(play(world, policy, np.tile(start, (repeats, 1)), horizon, generator)):
+        returns[step.index] += gamma**t * step.reward
+    return returns.reshape(repeats, len(start))
+
+
 def monte_carlo_value(
     world: World,
     policy: Any,
@@ -151,10 +166,7 @@ def monte_carlo_value(
     """
     horizon = horizon or math.ceil(math.log(1e-5) / math.log(gamma))
     n = len(start)
-    returns = np.zeros(repeats * n)
-    for t, step in enumerate(play(world, policy, np.tile(start, (repeats, 1)), horizon, generator)):
-        returns[step.index] += gamma**t * step.reward
-    table = returns.reshape(repeats, n)
+    table = discounted_returns(world, policy, start, gamma, generator, repeats, horizon)
     means = table.mean(axis=0)
     noise = float(table.var(axis=0, ddof=1).mean())  # mean variance of one rollout given its start
     spread = float(means.var(ddof=1)) if n > 1 else 0.0
@@ -175,17 +187,17 @@ def _log_batch(
     start = world.reset(count, generator)
     steps = list(play(world, policy, start, limit, generator))
     time = np.concatenate([np.full(len(step.index), t) for t, step in enumerate(steps)])
-    index = np.concatenate([step.index for step in steps])
-    order = np.lexsort((time, index))
-    terminated = np.concatenate([step.terminated for step in steps])[order]
+    columns = {name: np.concatenate([getattr(step, name) for step in steps]) for name in vars(steps[0])}
+    order = np.lexsort((time, columns["index"]))
+    columns = {name: column[order] for name, column in columns.items()}
     return EpisodeLog(
-        observations=np.concatenate([step.observation for step in steps])[order],
-        actions=np.concatenate([step.action for step in steps])[order],
-        rewards=np.concatenate([step.reward for step in steps])[order],
-        next_observations=np.concatenate([step.next_observation for step in steps])[order],
-        terminated=terminated,
-        truncated=(time[order] == limit - 1) & ~terminated,
-        episode_ids=index[order],
+        observations=columns["observation"],
+        actions=columns["action"],
+        rewards=columns["reward"],
+        next_observations=columns["next_observation"],
+        terminated=columns["terminated"],
+        truncated=(time[order] == limit - 1) & ~columns["terminated"],
+        episode_ids=columns["index"],
         steps=time[order],
         start_states=start,
     )

@@ -6,13 +6,10 @@ writes a log (:mod:`koffline.envs.rollouts`).
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Bool, Float, Float32, Shaped
-
-from koffline.errors import ConfigError
 
 States = Shaped[np.ndarray, "copy *state"]  # (n, d) float64; (n,) state numbers of a finite process
 Observations = Float32[np.ndarray, "copy *observation"]
@@ -49,9 +46,3 @@ class World(Protocol):
 
     def observe(self, state: States) -> Observations:
         """What the log records of the states."""
-
-
-def check_noise(noise: float) -> None:
-    """Raise ConfigError unless a world's noise is a finite number and not negative."""
-    if not 0.0 <= noise < math.inf:
-        raise ConfigError(f"noise is {noise}; give a number that is not negative")

@@ -2,20 +2,32 @@
 
 Groups: bandwidth, kernel family, statistic (U, V, mixtures, residual gradient), batch size, reward scale,
 output offset, the best of these combined, GTD2's second learning rate, transition noise (K-loss beside RG),
-and the pole's reward. Three seeds, two learning rates, half the epochs of the figures.
+and the pole's reward. Three seeds, two learning rates, half the epochs of the figures. The figure has a panel
+per group and world, with errors as shares of the variance of V.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import torch
 
 from koffline.dual_objectives import DualObjective, GradientTD2
 from koffline.envs.boxes import make_world
-from koffline.experiments.cells import Cell, TrainingSettings
-from koffline.experiments.settings import Scale
+from koffline.experiments.cells import Cell, Scale, TrainingSettings
+from koffline.experiments.results import Curves, Results, Row
+from koffline.experiments.style import (
+    COLOURS,
+    INK,
+    MARKERS,
+    METHODS,
+    WORLD_NAMES,
+    house_style,
+    method_legend,
+    tidy_log_ticks,
+)
 from koffline.kernel_loss import mixture_diag_weight
 from koffline.kernels import Gaussian, InverseMultiquadric, Kernel, Laplacian
 from koffline.objectives import (
@@ -26,6 +38,11 @@ from koffline.objectives import (
     default_kernel_loss,
 )
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+
 WORLDS = ("puddle_world", "cart_pole", "mountain_car")
 BASE_BANDWIDTH = 0.25
 MEDIAN_DISTANCE = 0.512  # of two points uniform in the unit square
@@ -35,6 +52,20 @@ BANDWIDTHS: dict[str, float] = {
 }
 NOISE_FACTORS = (0.0, 0.5, 1.0, 2.0, 4.0)
 _RATES, _SEEDS = (0.003, 0.001), 3
+_TITLES = {
+    "statistic": "weight of the diagonal",
+    "offset": "output offset",
+    "gtd2_rate": "second learning rate of GTD2",
+    "noise": "transition noise",
+    "reward": "reward of the pole",
+    "solver": "exact solver, chosen by",
+}
+_NAMES = {
+    "residual gradient": "1 (residual gradient)",
+    "scaled_by_10_more": "scaled by 10 more",
+    "inverse_multiquadric": "inverse multiquadric",
+}
+_WIDEST = 10.0  # shares of the variance; what is worse stands at the edge
 
 
 @dataclass(frozen=True)
@@ -124,3 +155,85 @@ def _statistics(rows: int, batch_size: int) -> dict[str, float | None]:
         "0.25": 0.25,
         "residual gradient": 1.0,
     }
+
+
+def draw_ablation(results: Results, curves: Curves) -> Figure:
+    """Small multiples: groups down, worlds across; against Monte Carlo at the best learning rate."""
+    from matplotlib.figure import Figure
+
+    rows = results.select(truth="monte_carlo", best_by_truth=True)
+    worlds = [world for world in WORLD_NAMES if any(row.world == world for row in rows)]
+    groups: dict[str | None, list[str]] = {}
+    for row in rows:
+        names = groups.setdefault(row.group, [])
+        if row.variant_name not in names:
+            names.append(row.variant_name)
+    lines = [_height(rows, group, len(names)) for group, names in groups.items()]
+    with house_style():
+        figure = Figure(figsize=(3.3 * len(worlds) + 1.6, 0.185 * sum(lines) + 1.0), layout="constrained")
+        panels = figure.subplots(
+            len(groups), len(worlds), squeeze=False, sharex="col", sharey="row", height_ratios=lines
+        )
+        for line, (group, names) in zip(panels, groups.items(), strict=True):
+            for axes, world in zip(line, worlds, strict=True):
+                chosen = [row for row in rows if (row.world, row.group) == (world, group)]
+                _draw_group(axes, chosen, names)
+            line[0].set_title(_TITLES.get(str(group), str(group).replace("_", " ")), fontsize=9)
+            line[0].set_yticks(range(len(names)), [_NAMES.get(name, name) for name in names], fontsize=8)
+            line[0].set_ylim(len(names) - 0.4, -0.6)
+        for column, world in zip(panels.T, worlds, strict=True):
+            column[0].set_title(WORLD_NAMES[world], loc="center", fontweight="bold")
+            axes = column[-1]
+            _set_limits(axes, [row for row in rows if row.world == world])
+            axes.set_xlabel("MSE / Var V")
+        methods = list(dict.fromkeys(row.method for row in rows))
+        method_legend(figure, methods, {"best constant": {"color": INK, "ls": (0, (1, 2)), "lw": 1.0}})
+        return figure
+
+
+def _height(rows: Sequence[Row], group: str | None, variants: int) -> float:
+    """Lines of text that a group needs, its title included."""
+    methods = {row.method for row in rows if row.group == group}
+    return 1.2 + variants * (1.0 + 0.35 * (len(methods) - 1))
+
+
+def _draw_group(axes: Axes, rows: Sequence[Row], names: Sequence[str]) -> None:
+    """Errors with intervals, one line per variant; a panel without rows stays empty."""
+    if not rows:
+        axes.grid(visible=False)
+        axes.tick_params(which="both", left=False, bottom=False)
+        axes.spines[["left", "bottom"]].set_visible(False)
+        return
+    methods = [method for method in METHODS if any(row.method == method for row in rows)]
+    axes.axvline(1.0, color=INK, ls=(0, (1, 2)), lw=1.0, zorder=1)
+    for row in rows:
+        # Methods at the same variant stand one below the other.
+        shift = 0.24 * (methods.index(row.method) - (len(methods) - 1) / 2)
+        _draw_point(axes, row, names.index(row.variant_name) + shift)
+
+
+def _draw_point(axes: Axes, row: Row, y: float) -> None:
+    """A point with its interval; an open one at the right edge for what diverged or lies beyond the axis."""
+    colour, marker = COLOURS[row.method], MARKERS[row.method]
+    share, low, high = row.shares
+    if share is None or share > _WIDEST:
+        text = f"{row.diverged}/{row.seeds} diverged" if share is None else f"{share:.0f}"
+        place = axes.get_yaxis_transform()
+        axes.plot(0.97, y, marker, color=colour, mfc="white", ms=5, transform=place)
+        axes.annotate(
+            text, (0.97, y), xycoords=place, xytext=(-6, 0), textcoords="offset points",
+            ha="right", va="center", fontsize=7, color=colour,
+        )  # fmt: skip
+        return
+    # Intervals may reach below zero, and a single seed has none.
+    mean, *ends = (max(share if end is None else end, 1e-6) for end in (share, low, high))
+    axes.plot(ends, [y, y], color=colour, lw=1.6, alpha=0.45, solid_capstyle="butt")
+    axes.plot(mean, y, marker, color=colour, ms=4.5)
+
+
+def _set_limits(axes: Axes, rows: Sequence[Row]) -> None:
+    """A logarithmic axis per world, from half the smallest error."""
+    means = [share for row in rows if (share := row.shares[0]) is not None and share > 0.0]
+    axes.set_xscale("log")
+    axes.set_xlim(0.5 * min(means, default=0.1), _WIDEST)
+    tidy_log_ticks(axes.xaxis)

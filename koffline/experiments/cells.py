@@ -7,11 +7,12 @@ run continue where it was.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,17 +21,25 @@ from jaxtyping import Float, Int, Shaped
 from koffline.batches import ReplicaPlan
 from koffline.dual_objectives import DualObjective
 from koffline.errors import ConfigError
-from koffline.experiments.metrics import NAMES, Metrics, held_out_kernel_loss
-from koffline.experiments.offset import offset_networks
 from koffline.experiments.problem import Problem, ProblemSettings, build_problem
+from koffline.experiments.value_networks import NAMES, Metrics, held_out_kernel_loss, offset_networks
 from koffline.fitting import Checkpointing, FitSettings, Progress, fit
 from koffline.jobs import Job
 from koffline.objectives import Objective
 from koffline.replicas import StackedMLP
 from koffline.store.files import atomic_file
+from koffline.untrusted.arrays import read_arrays
 
-Read = TypeVar("Read")
 FORMAT = 2  # of the files; part of the digest
+LAST_RECORDS = 5  # averaged into the final number of a seed: a single record of a noisy curve is luck
+_FAR = 10.0
+
+EPOCHS = {"puddle_world": 2000, "cart_pole": 2000, "mountain_car": 3000}  # (Feng et al. 2019, sec:exp_eval)
+_QUICK_SHARE = 20  # of the epochs
+_QUICK_SEEDS = 3
+TRUTHS = {"paper": "mse_paper", "monte_carlo": "mse_monte_carlo"}
+_NUMBERS = ("paper_noise", "value_variance", "largest_return", "seconds")
+_COLUMNS = ("epochs", "learning_rates", "diverged_at", "held_out")
 
 
 @dataclass(frozen=True)
@@ -53,6 +62,29 @@ class TrainingSettings:
     def __post_init__(self) -> None:
         if min(self.seeds, self.epochs, self.batch_size, self.probe_every) < 1 or not self.learning_rates:
             raise ConfigError(f"{self} cannot be trained; give positive numbers and a learning rate")
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Full: the paper's epochs and ten seeds. Quick: a twentieth of the epochs, three seeds."""
+
+    quick: bool = False
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.seed < 0:
+            raise ConfigError(f"seed is {self.seed}; give a number that is not negative")
+
+    def problem(self, world: str) -> ProblemSettings:
+        """The world's problem; fewer rollouts for the truth of a quick run."""
+        return ProblemSettings(world, truth_repeats=20 if self.quick else 200, seed=self.seed)
+
+    def training(self, world: str) -> TrainingSettings:
+        """The paper's settings for the world."""
+        whole = TrainingSettings(epochs=EPOCHS[world])
+        if not self.quick:
+            return whole
+        return replace(whole, epochs=EPOCHS[world] // _QUICK_SHARE, seeds=_QUICK_SEEDS, probe_every=5)
 
 
 @dataclass(frozen=True)
@@ -88,10 +120,6 @@ class CellResult:
     value_variance: float
     largest_return: float  # largest |V| that the log's rewards allow: max |r| / (1 − γ)
     seconds: float
-
-
-_NUMBERS = ("paper_noise", "value_variance", "largest_return", "seconds")
-_COLUMNS = ("epochs", "learning_rates", "diverged_at", "held_out")
 
 
 def problem_path(settings: ProblemSettings, folder: Path) -> Path:
@@ -137,7 +165,8 @@ def write_cell(path: Path, cell: Cell, progress: Progress | None = None) -> None
     store = problem_path(cell.problem, path.parent)
     if not _is_archive(store):
         write_problem(store, cell.problem)
-    problem = _read(store, lambda: Problem.load(store, cell.problem))
+    with reading_result(store):
+        problem = Problem.load(store, cell.problem)
     checkpoint = path.with_suffix(".partial")
     result = _train(cell, problem, checkpoint, progress)
     arrays = {f"curve.{name}": curve for name, curve in result.curves.items()}
@@ -150,16 +179,12 @@ def write_cell(path: Path, cell: Cell, progress: Progress | None = None) -> None
 
 def read_cell(path: Path) -> CellResult:
     """The result of a cell. Raises ConfigError for a file that is damaged."""
-
-    def read() -> CellResult:
-        with np.load(path, allow_pickle=False) as archive:
-            arrays = {name: archive[name] for name in archive.files}
+    with reading_result(path):
+        arrays = read_arrays(path)
         curves = {name[6:]: array for name, array in arrays.items() if name.startswith("curve.")}
         parts: dict[str, Any] = {name: float(arrays[name]) for name in _NUMBERS}
         parts |= {name: arrays[name] for name in _COLUMNS}
         return CellResult(curves=curves, **parts)
-
-    return _read(path, read)
 
 
 def _train(cell: Cell, problem: Problem, checkpoint: Path, progress: Progress | None) -> CellResult:
@@ -217,9 +242,11 @@ def _objective_curve(
     return np.stack(means).reshape(-1, *grid).transpose(0, 2, 1).astype(np.float32)
 
 
-def _read(path: Path, read: Callable[[], Read]) -> Read:
+@contextlib.contextmanager
+def reading_result(path: Path) -> Iterator[None]:
+    """Whatever is wrong with a file of results is a ConfigError."""
     try:
-        return read()
+        yield
     except Exception as error:  # numpy and zipfile raise many kinds; all mean that the file is not ours
         raise ConfigError(
             f"{path} is damaged or of another version ({type(error).__name__}); delete it and run again"
@@ -229,7 +256,38 @@ def _read(path: Path, read: Callable[[], Read]) -> Read:
 def _is_archive(path: Path) -> bool:
     """Whether a whole .npz of that name lies there; half a file or another's is computed again."""
     try:
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
-            return "name" not in archive.files or str(archive["name"]) == path.stem
+        arrays = read_arrays(path, ("name",))
     except Exception:  # numpy and zipfile raise many kinds; all mean that the file is not ours
         return False
+    return "name" not in arrays or str(arrays["name"]) == path.stem
+
+
+def final_values(result: CellResult, curve: str) -> Float[np.ndarray, "rate seed"]:
+    """Mean of the last records of a curve, per learning rate and seed; NaN after a divergence."""
+    return result.curves[curve][-LAST_RECORDS:].mean(axis=0, dtype=np.float64)
+
+
+def best_rate_by_truth(result: CellResult, truth: str) -> int:
+    """Index of the learning rate with the smallest mean error against a truth: the paper's rule.
+
+    Rates with a diverged seed lose against any other. (Feng et al. 2019, sec:exp_eval)
+    """
+    return _smallest(final_values(result, TRUTHS[truth]).mean(axis=1))
+
+
+def best_rate_without_truth(result: CellResult) -> int:
+    """Index of the learning rate with the smallest kernel loss on tuples that were kept aside."""
+    return _smallest(result.held_out.mean(axis=1))
+
+
+def diverged_seeds(result: CellResult) -> Shaped[np.ndarray, "rate seed"]:
+    """Whether a number stopped being finite, or V grew to ten times any return that the rewards allow."""
+    with np.errstate(invalid="ignore"):
+        beyond = np.nanmax(
+            np.where(np.isnan(result.curves["largest_value"]), 0.0, result.curves["largest_value"]), axis=0
+        )
+    return (result.diverged_at >= 0) | (beyond > _FAR * result.largest_return)
+
+
+def _smallest(means: Shaped[np.ndarray, " rate"]) -> int:
+    return int(np.where(np.isfinite(means), means, np.inf).argmin())

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from koffline.experiments.figure_style import (
+from koffline.experiments.results import Curves, Results
+from koffline.experiments.style import (
     INK,
     METHODS,
     SOFT,
@@ -20,7 +21,6 @@ from koffline.experiments.figure_style import (
     mark_divergences,
     method_legend,
 )
-from koffline.experiments.results import Curves, Results
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

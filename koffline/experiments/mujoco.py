@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Int
 
-from koffline.experiments.comparisons import Comparison
 from koffline.experiments.mujoco_cells import MujocoCell, MujocoResult
 from koffline.experiments.mujoco_plan import BUDGETS, CRITICS, Setting, as_setting, search_settings
-from koffline.experiments.mujoco_statistics import (
+from koffline.experiments.results import Curves, ReturnRow, SearchRow
+from koffline.experiments.statistics import (
     fill_gaps,
     median_reached,
     rank_settings,
@@ -21,8 +21,8 @@ from koffline.experiments.mujoco_statistics import (
     spread,
     without_the_worst,
 )
-from koffline.experiments.results import Curves, ReturnRow, SearchRow
 from koffline.online.config import OnlineConfig
+from koffline.spread import interquartile_mean
 
 Finished = Sequence[tuple[MujocoCell, MujocoResult]]
 _SHORT = {"window_length": "d", "learning_rate": "lr", "max_divergence": "ε"}
@@ -183,9 +183,6 @@ def _row(group: Group, part: Learned) -> ReturnRow:
     greedy = scores_of(part.steps, part.returns, threshold)
     sampled = scores_of(part.steps, part.sampled)
     reached = median_reached(greedy.reached)
-    final, final_low, final_high = _ends(spread(greedy.final))
-    drawn, drawn_low, drawn_high = _ends(spread(sampled.final))
-    area, area_low, area_high = _ends(spread(greedy.area))
     return ReturnRow(
         environment=group.environment,
         part=group.part,
@@ -194,18 +191,12 @@ def _row(group: Group, part: Learned) -> ReturnRow:
         setting=part.setting,
         seeds=len(part.returns),
         steps=int(part.steps[-1]),
-        final=final,
-        final_low=final_low,
-        final_high=final_high,
+        **_rounded("final", greedy.final),
         final_best=_round(without_the_worst(greedy.final)),
-        sampled=drawn,
-        sampled_low=drawn_low,
-        sampled_high=drawn_high,
+        **_rounded("sampled", sampled.final),
         sampled_best=_round(without_the_worst(sampled.final)),
-        area=area,
-        area_low=area_low,
-        area_high=area_high,
-        sampled_area=_round(spread(sampled.area).value),
+        **_rounded("area", greedy.area),
+        sampled_area=_round(float(interquartile_mean(sampled.area))),
         length=_round(scores_of(part.steps, part.lengths).final.mean()),
         reached=reached if math.isfinite(reached) else None,
         reached_seeds=int(np.isfinite(greedy.reached).sum()),
@@ -213,10 +204,10 @@ def _row(group: Group, part: Learned) -> ReturnRow:
     )
 
 
-def _ends(found: Comparison) -> tuple[float, float | None, float | None]:
-    """None for an end that a single run does not have."""
-    low, high = (_round(end) if math.isfinite(end) else None for end in (found.low, found.high))
-    return _round(found.value), low, high
+def _rounded(name: str, values: np.ndarray) -> dict[str, Any]:
+    """The interquartile mean over runs and its interval; None for an end that a single run does not have."""
+    numbers = spread(values).named(name)
+    return {key: _round(number) if math.isfinite(number) else None for key, number in numbers.items()}
 
 
 def _round(value: float) -> float:

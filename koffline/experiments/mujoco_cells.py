@@ -20,12 +20,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jaxtyping import Float, Int
 
-from koffline.errors import ConfigError
+from koffline.experiments.cells import reading_result
 from koffline.fitting import threads
 from koffline.jobs import Job
 from koffline.online.checkpoint import Saved, newest, save
 from koffline.online.config import OnlineConfig, OnlineRun
 from koffline.store.files import atomic_file
+from koffline.untrusted.arrays import read_arrays
 
 if TYPE_CHECKING:
     from koffline.online.lockstep import LockStep
@@ -133,9 +134,8 @@ def save_mujoco(path: Path, name: str, result: MujocoResult) -> None:
 
 def read_mujoco(path: Path) -> MujocoResult:
     """The result of a cell. Raises ConfigError for a file that is damaged."""
-    try:
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
-            arrays = {key: archive[key] for key in archive.files}
+    with reading_result(path):
+        arrays = read_arrays(path)
         texts = {key: json.loads(str(arrays[key])) for key in ("critics", "configs", "shares")}
         return MujocoResult(
             **{key: arrays[key] for key in ("steps", *_RETURNS)},
@@ -147,10 +147,6 @@ def read_mujoco(path: Path) -> MujocoResult:
             diverged_at=tuple(arrays["diverged_at"].tolist()),
             seconds=float(arrays["seconds"]),
         )
-    except Exception as error:  # numpy and zipfile raise many kinds; all mean that the file is not ours
-        raise ConfigError(
-            f"{path} is damaged or of another version ({type(error).__name__}); delete it and run again"
-        ) from None
 
 
 class _Learning:
@@ -273,8 +269,8 @@ def _is_of(cell: MujocoCell, path: Path) -> bool:
     Settings that the learner did not have yet when the file was written count as their defaults.
     """
     try:
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
-            name, configs = str(archive["name"]), json.loads(str(archive["configs"]))
+        arrays = read_arrays(path, ("name", "configs"))
+        name, configs = str(arrays["name"]), json.loads(str(arrays["configs"]))
     except Exception:  # numpy and zipfile raise many kinds; all mean that the file is not ours
         return False
     today = [_plain(run.config) for run in cell.runs]

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from koffline.config import parse_assignments
-from koffline.envs.noisy_gymnasium import NOISY_MUJOCO
+from koffline.envs.gymnasium_worlds import NOISY_MUJOCO
 from koffline.errors import ConfigError
 from koffline.experiments.mujoco_cells import MujocoCell
 from koffline.online.config import OnlineConfig, OnlineRun

@@ -1,8 +1,12 @@
-"""A policy-evaluation problem of the paper with everything that its methods share: log, truths, judges."""
+"""A policy-evaluation problem of the paper with everything that its methods share: log, judges, true values.
+
+True values come from the paper's coarse grid, and from Monte Carlo with standard errors.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -13,17 +17,21 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from koffline.batches import Table
-from koffline.builders.target_policy import learn_grid_policy
-from koffline.builders.uniform import draw_uniform_tuples
+from koffline.builders.uniform import draw_uniform_tuples, learn_grid_policy
 from koffline.envs.boxes import BoxWorld, make_world, to_unit_square
+from koffline.envs.grids import discretise
+from koffline.envs.rollouts import discounted_returns
 from koffline.errors import ConfigError
-from koffline.experiments.truth import Probabilities, StateValues, grid_values, monte_carlo_values
+from koffline.untrusted.arrays import read_arrays
 
 GAMMA = 0.98  # (Feng et al. 2019, sec:exp_eval)
 _BACKUP_STATES, _BACKUP_DRAWS = 500, 8
 
 Column = Float[np.ndarray, " row"]
 Points = Float[np.ndarray, "row 2"]
+_CHUNK = 250_000  # copies of the world played together
+_CUT = 1e-4  # returns are cut where gamma^t falls below
+Probabilities = Callable[[np.ndarray], np.ndarray]  # observations (N, d) -> (N, A)
 
 
 @dataclass(frozen=True)
@@ -118,19 +126,18 @@ class Problem:
     @classmethod
     def load(cls, path: Path, settings: ProblemSettings) -> Problem:
         """Read what `save` wrote for these settings."""
-        kinds = {
-            "log": Tuples,
-            "held_out": Tuples,
-            "backups": Backups,
-            "paper": StateValues,
-            "monte_carlo": StateValues,
-        }
-        with np.load(path, allow_pickle=False) as archive:
-            parts = {
-                name: kind(**{item.name: archive[f"{name}.{item.name}"] for item in fields(kind)})
-                for name, kind in kinds.items()
-            }
-        return cls(settings, **parts)
+        parts: dict[str, dict[str, np.ndarray]] = {}
+        for name, array in read_arrays(path).items():
+            part, _, column = name.partition(".")
+            parts.setdefault(part, {})[column] = array
+        return cls(
+            settings,
+            log=Tuples(**parts["log"]),
+            held_out=Tuples(**parts["held_out"]),
+            backups=Backups(**parts["backups"]),
+            paper=StateValues(**parts["paper"]),
+            monte_carlo=StateValues(**parts["monte_carlo"]),
+        )
 
 
 def build_problem(settings: ProblemSettings) -> Problem:
@@ -176,3 +183,65 @@ def _draw_backups(
 def to_tensor(array: np.ndarray, dtype: torch.dtype = torch.float32) -> Tensor:
     """The array as a tensor."""
     return torch.from_numpy(np.ascontiguousarray(array)).to(dtype)
+
+
+@dataclass(frozen=True, eq=False)
+class StateValues:
+    """V^π at n states and the standard errors of the estimates (zero for a grid)."""
+
+    values: Float[np.ndarray, " row"]
+    standard_errors: Float[np.ndarray, " row"]
+
+    @property
+    def noise(self) -> float:
+        """Mean squared standard error: what the noise of the truth adds to a mean squared error."""
+        return float(np.mean(self.standard_errors**2))
+
+    @property
+    def variance(self) -> float:
+        """Variance of V^π over the states, without the noise: the error of the best constant."""
+        return float(self.values.var()) - self.noise
+
+
+def grid_values(
+    world: BoxWorld,
+    policy: Probabilities,
+    states: Points,
+    gamma: float,
+    generator: np.random.Generator,
+    samples: int = 256,
+) -> StateValues:
+    """The paper's truth: exact values of the policy on its coarse grid, read off at each state's cell.
+
+    (Feng et al. 2019, sec:exp_eval)
+    """
+    grid = discretise(world, world.grid, generator, samples, aggregate=True)
+    table = policy(world.observe(grid.centres))
+    table = np.vstack([table, np.full((1, table.shape[1]), 1.0 / table.shape[1])])
+    values = grid.values_at(grid.mdp.state_values(table, gamma), states)
+    return StateValues(values, np.zeros_like(values))
+
+
+def monte_carlo_values(
+    world: BoxWorld,
+    policy: Probabilities,
+    states: Points,
+    gamma: float,
+    generator: np.random.Generator,
+    repeats: int = 200,
+) -> StateValues:
+    """Mean discounted return of ``repeats`` ≥ 2 rollouts from every state, cut where gamma^t < 1e-4."""
+    horizon = math.ceil(math.log(_CUT) / math.log(gamma))
+    count = len(states)
+    together = max(1, _CHUNK // count)
+    sums, squares, done = np.zeros(count), np.zeros(count), 0
+    while done < repeats:
+        copies = min(together, repeats - done)
+        start = np.asarray(states, dtype=np.float64)
+        table = discounted_returns(world, policy, start, gamma, generator, copies, horizon)
+        sums += table.sum(axis=0)
+        squares += (table**2).sum(axis=0)
+        done += copies
+    means = sums / repeats
+    spread = np.maximum(squares / repeats - means**2, 0.0) * repeats / (repeats - 1)
+    return StateValues(means, np.sqrt(spread / repeats))

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from koffline.errors import ConfigError
-from koffline.experiments import DESCRIPTIONS, ablation, claims, policy_evaluation, solver_study
-from koffline.experiments.cells import Cell, CellResult, cell_jobs, cell_path, read_cell
+from koffline.experiments import DESCRIPTIONS, ablation, claims, evaluation, solver_study
+from koffline.experiments.cells import Cell, CellResult, Scale, cell_jobs, cell_path, read_cell
+from koffline.experiments.figure_mujoco import draw_mujoco, draw_mujoco_paper, draw_mujoco_sampled
+from koffline.experiments.figure_toy import draw_toy
+from koffline.experiments.mujoco_plan import MujocoRequest
+from koffline.experiments.mujoco_run import run_mujoco
 from koffline.experiments.results import (
     Claim,
     Curves,
@@ -22,14 +26,16 @@ from koffline.experiments.results import (
     write_curves,
     write_results,
 )
-from koffline.experiments.settings import Scale
+from koffline.experiments.style import save_figure
+from koffline.experiments.tables import write_table
+from koffline.experiments.toy import run_toy
 from koffline.fitting import threads
 from koffline.jobs import run_jobs
 from koffline.store.run_record import start_run
 from koffline.store.targets import locked
 
 if TYPE_CHECKING:
-    from koffline.experiments.mujoco_plan import MujocoRequest
+    from matplotlib.figure import Figure
 
 _SUFFIXES = (".md", ".png", ".svg", ".curves.h5")
 
@@ -78,25 +84,22 @@ def _reproduce(run: Run) -> Results:
     begun = start_run("reproduce")
     run.cells_folder.mkdir(parents=True, exist_ok=True)
     started = time.perf_counter()
-    collect: dict[str, Callable[[Run], tuple[dict[str, Any], Curves]]] = {
-        "figure-toy": _toy,
-        "figure-puddle": _evaluation,
-        "figure-bench": _evaluation,
-        "ablation": _ablation,
-        "figure-mujoco": _mujoco,
-        "claims": _claims,
-    }
+    experiment = EXPERIMENTS[run.name]
     with threads(1):
-        parts, curves = collect[run.name](run)
+        parts, curves = experiment.collect(run)
     results = Results(
         name=run.name,
         seconds=time.perf_counter() - started,
         command=run.command,
-        versions=_versions(),
+        versions={package: version(package) for package in ("koffline", "torch", "numpy", "scipy")},
         settings={"quick": run.scale.quick, "seed": run.scale.seed},
         **parts,
     )
-    _write(run, results, curves)
+    if curves:
+        write_curves(curves, run.folder / f"{run.name}.curves.h5")
+    experiment.draw_into(results, curves, run.folder)
+    write_table(results, run.folder / f"{run.name}.md")
+    write_results(results, result_path(run.name, run.folder))  # last: where it is, everything is
     write_clock(results, begun, run.folder)
     return results
 
@@ -114,11 +117,11 @@ def run_cells(run: Run, cells: Sequence[Cell]) -> list[tuple[Cell, CellResult]]:
 
 
 def _evaluation(run: Run) -> tuple[dict[str, Any], Curves]:
-    worlds = policy_evaluation.WORLDS[run.name]
-    finished = run_cells(run, policy_evaluation.evaluation_cells(worlds, run.scale))
-    rows = [row for cell, result in finished for row in policy_evaluation.rows_of(cell, result)]
-    parts = {"rows": tuple(rows), "correlations": tuple(policy_evaluation.correlations_of(finished))}
-    return parts | {"extra": _truths(finished)}, policy_evaluation.curves_of(finished)
+    worlds = evaluation.WORLDS[run.name]
+    finished = run_cells(run, evaluation.evaluation_cells(worlds, run.scale))
+    rows = [row for cell, result in finished for row in evaluation.rows_of(cell, result)]
+    parts = {"rows": tuple(rows), "correlations": tuple(evaluation.correlations_of(finished))}
+    return parts | {"extra": _truths(finished)}, evaluation.curves_of(finished)
 
 
 def _ablation(run: Run) -> tuple[dict[str, Any], Curves]:
@@ -127,7 +130,7 @@ def _ablation(run: Run) -> tuple[dict[str, Any], Curves]:
     rows = [
         row
         for variant, (cell, result) in zip(variants, finished, strict=True)
-        for row in policy_evaluation.rows_of(cell, result, variant.group, variant.name)
+        for row in evaluation.rows_of(cell, result, variant.group, variant.name)
     ]
     return {"rows": (*rows, *_solver_rows(run))}, {}
 
@@ -143,10 +146,10 @@ def _solver_rows(run: Run) -> list[Row]:
 
 
 def _claims(run: Run) -> tuple[dict[str, Any], Curves]:
-    worlds = [world for group in policy_evaluation.WORLDS.values() for world in group]
-    finished = run_cells(run, policy_evaluation.evaluation_cells(worlds, run.scale))
+    worlds = [world for group in evaluation.WORLDS.values() for world in group]
+    finished = run_cells(run, evaluation.evaluation_cells(worlds, run.scale))
     cells = {(cell.problem.world, cell.method): result for cell, result in finished}
-    correlations = tuple(policy_evaluation.correlations_of(finished))
+    correlations = tuple(evaluation.correlations_of(finished))
     statistics = [v for v in ablation.ablation_variants(run.scale) if v.group == "statistic"]
     errors = {
         (variant.cell.problem.world, variant.name): claims.best_errors(result)
@@ -161,16 +164,13 @@ def _claims(run: Run) -> tuple[dict[str, Any], Curves]:
         *claims.statistic_claims(errors),
         *_stored_mujoco_claims(run),
     )
-    rows = [row for cell, result in finished for row in policy_evaluation.rows_of(cell, result)]
+    rows = [row for cell, result in finished for row in evaluation.rows_of(cell, result)]
     extra = {**toy["extra"], **_truths(finished)}
     parts = {"rows": (*toy["rows"], *rows), "correlations": correlations, "claims": found}
     return {**parts, "extra": extra}, {}
 
 
 def _mujoco(run: Run) -> tuple[dict[str, Any], Curves]:
-    from koffline.experiments.mujoco_plan import MujocoRequest
-    from koffline.experiments.mujoco_run import run_mujoco
-
     request = run.mujoco or MujocoRequest(quick=run.scale.quick)
     return run_mujoco(request, run.cells_folder, run.workers, run.ray)
 
@@ -184,12 +184,10 @@ def _stored_mujoco_claims(run: Run) -> tuple[Claim, ...]:
 
 
 def _toy(run: Run) -> tuple[dict[str, Any], Curves]:
-    from koffline.experiments.toy import run_toy
-
     return run_toy(run.scale)
 
 
-def _truths(finished: policy_evaluation.Finished) -> dict[str, Any]:
+def _truths(finished: evaluation.Finished) -> dict[str, Any]:
     """How far the paper's truth is from Monte Carlo, and how long the cells trained, found or new."""
     return {
         "training_seconds": sum(result.seconds for _, result in finished),
@@ -201,18 +199,6 @@ def _truths(finished: policy_evaluation.Finished) -> dict[str, Any]:
             for cell, result in finished
         },
     }
-
-
-def _write(run: Run, results: Results, curves: Curves) -> None:
-    """The JSON file comes last: where it is, everything is."""
-    from koffline.experiments.figures import draw
-    from koffline.experiments.tables import write_table
-
-    if curves:
-        write_curves(curves, run.folder / f"{run.name}.curves.h5")
-    draw(results, curves, run.folder)
-    write_table(results, run.folder / f"{run.name}.md")
-    write_results(results, result_path(run.name, run.folder))
 
 
 def _check_folder(run: Run) -> None:
@@ -238,11 +224,33 @@ def _in_words(settings: dict[str, Any]) -> str:
     return ", ".join(f"{name} {value}" for name, value in settings.items())
 
 
-def _versions() -> dict[str, str]:
-    found = {}
-    for package in ("koffline", "torch", "numpy", "scipy"):
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            found[package] = "unknown"
-    return found
+@dataclass(frozen=True)
+class Experiment:
+    """How the parts of the results and the curves come about, and how they are drawn.
+
+    pages: further figures, NAME-PAGE; None where there is nothing to show.
+    """
+
+    collect: Callable[[Run], tuple[dict[str, Any], Curves]]
+    draw: Callable[[Results, Curves], Figure]
+    pages: Mapping[str, Callable[[Results, Curves], Figure | None]] = field(default_factory=dict)
+
+    def draw_into(self, results: Results, curves: Curves, folder: Path) -> None:
+        """Write ``NAME.png`` and ``NAME.svg``, and further pages."""
+        save_figure(self.draw(results, curves), folder / results.name)
+        for page, drawn in self.pages.items():
+            figure = drawn(results, curves)
+            if figure is not None:
+                save_figure(figure, folder / f"{results.name}-{page}")
+
+
+EXPERIMENTS = {
+    "figure-toy": Experiment(_toy, draw_toy),
+    "figure-puddle": Experiment(_evaluation, evaluation.draw_puddle),
+    "figure-bench": Experiment(_evaluation, evaluation.draw_bench),
+    "ablation": Experiment(_ablation, ablation.draw_ablation),
+    "figure-mujoco": Experiment(
+        _mujoco, draw_mujoco, {"sampled": draw_mujoco_sampled, "paper": draw_mujoco_paper}
+    ),
+    "claims": Experiment(_claims, claims.draw_claims),
+}

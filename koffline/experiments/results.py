@@ -21,6 +21,7 @@ from koffline.store.run_record import FILE as RUN
 from koffline.store.run_record import StartedRun
 
 VERSION = 1
+HOLDS, FAILS, UNDECIDED = "holds", "does not hold", "undecided"
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,21 @@ class Row:
     weight_error_high: float | None = None
     group: str | None = None  # of an ablation
     variant: str | None = None
+
+    @property
+    def variant_name(self) -> str:
+        """The variant without the method that groups of several methods put behind it."""
+        return (self.variant or "").removesuffix(f" {self.method}")
+
+    @property
+    def shares(self) -> tuple[float | None, float | None, float | None]:
+        """The error and the ends of its interval over the variance of V; None where they are not finite."""
+        value, low, high = (
+            None if error is None or not math.isfinite(error) or not self.value_variance
+            else error / self.value_variance
+            for error in (self.mse, self.mse_low, self.mse_high)
+        )  # fmt: skip
+        return value, low, high
 
 
 @dataclass(frozen=True)
@@ -227,31 +243,6 @@ def write_curves(curves: Curves, path: Path) -> None:
             for key, array in datasets.items():
                 options = {"compression": "gzip", "shuffle": True} if np.ndim(array) else {}
                 group.create_dataset(key, data=array, **options)
-
-
-def read_curves(path: Path) -> dict[str, dict[str, np.ndarray]]:
-    """Read what `write_curves` wrote. Raises ConfigError."""
-    import h5py
-
-    curves: dict[str, dict[str, np.ndarray]] = {}
-
-    def visit(name: str, item: Any) -> None:
-        if isinstance(item, h5py.Dataset):
-            group, _, key = name.rpartition("/")
-            curves.setdefault(group, {})[key] = item[()]
-
-    try:
-        with h5py.File(path, "r") as file:
-            version = file.attrs.get("koffline_curves")
-            if version != VERSION:
-                raise ConfigError(
-                    f"{path} holds curves of version {version}, this koffline reads {VERSION}; "
-                    "delete it and run again"
-                )
-            file.visititems(visit)
-    except (OSError, KeyError, RuntimeError) as error:
-        raise ConfigError(f"{path} is damaged ({_reason(error)}); delete it and run again") from None
-    return curves
 
 
 def _plain(value: Any) -> Any:

@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 
 from koffline.batches import Table
+from koffline.experiments.cells import Scale
 from koffline.experiments.problem import Problem, ProblemSettings, build_problem
 from koffline.experiments.results import Row
-from koffline.experiments.settings import Scale
-from koffline.experiments.summaries import MeanInterval
+from koffline.experiments.statistics import mean_over_seeds
 from koffline.fitting import threads
 from koffline.jobs import Job
 from koffline.kernels import Gaussian, InverseMultiquadric, median_bandwidth
@@ -119,16 +119,14 @@ def rows_of_study(found: Mapping[str, Sequence[Mapping[str, float]]]) -> Iterato
     """One row per world and variant from the errors of its logs."""
     for world, errors in found.items():
         for key, name in VARIANTS.items():
-            mean = MeanInterval.of_seeds(np.array([part[key] for part in errors]))
+            mean = mean_over_seeds(np.array([part[key] for part in errors]))
             yield Row(
                 world=world,
                 method="kloss",
                 learning_rate=0.0,
                 seeds=len(errors),
                 truth="monte_carlo",
-                mse=mean.mean,
-                mse_low=mean.low,
-                mse_high=mean.high,
+                **mean.named("mse"),
                 bellman_error=None,
                 best_by_truth=True,
                 best_without_truth="oracle" not in name,

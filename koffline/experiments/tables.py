@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from koffline.experiments.markdown import interval_text, number_text, table_lines
-from koffline.experiments.methods import LABELS
-from koffline.experiments.mujoco_tables import mujoco_sections
+from koffline.experiments.figure_mujoco import mujoco_sections
 from koffline.experiments.results import Results, Row
+from koffline.experiments.style import LABELS, LOSSES, interval_text, number_text, table_lines
 from koffline.store.files import atomic_file
 
 _WORLDS = {
@@ -20,7 +18,6 @@ _WORLDS = {
     "mountain_car": "Mountain Car (noisy)",
 }
 _ERRORS = {"mse": "MSE", "bellman_error": "Bellman error"}
-_LOSSES = {"kloss": "K-loss", "l2": "L2 loss"}
 _NETWORKS = {"own": "the method trained by it", "both": "K-loss and RG"}
 
 _DEFAULT_NOTE = (
@@ -147,7 +144,7 @@ def _correlations(results: Results) -> str:
     cells = [
         [
             _WORLDS.get(found.world, found.world),
-            _LOSSES.get(found.loss, found.loss),
+            LOSSES.get(found.loss, found.loss),
             _ERRORS.get(found.error, found.error),
             _NETWORKS.get(found.networks, found.networks),
             interval_text(found.spearman, found.low, found.high),
@@ -165,16 +162,13 @@ def _group(group: str, rows: Sequence[Row]) -> str:
     best = [row for row in rows if row.truth == "monte_carlo" and row.best_by_truth]
     several = len({row.method for row in rows}) > 1
     cells = []
-    for variant, method in dict.fromkeys((row.variant, row.method) for row in best):
-        name = (variant or "").removesuffix(f" {method}")
+    for name, method in dict.fromkeys((row.variant_name, row.method) for row in best):
         line = [f"{name}, {LABELS.get(method, method)}" if several else name]
         for world in worlds:
             here = [row for row in best if row.world == world]
-            row = next((row for row in here if (row.variant, row.method) == (variant, method)), None)
+            row = next((row for row in here if (row.variant_name, row.method) == (name, method)), None)
             # Methods are compared at the same variant, variants of one method with each other.
-            rivals = [
-                r for r in here if not several or (r.variant or "").removesuffix(f" {r.method}") == name
-            ]
+            rivals = [row for row in here if not several or row.variant_name == name]
             line.append(_share_cell(row, rivals))
         cells.append(line)
     title = group.replace("_", " ")
@@ -188,18 +182,12 @@ def _group(group: str, rows: Sequence[Row]) -> str:
 def _share_cell(row: Row | None, rivals: Sequence[Row]) -> str:
     if row is None:
         return "–"
-    share = _share(row, row.mse)
+    share, low, high = row.shares
     if share is None:
         return f"diverged ({row.diverged}/{row.seeds})"
-    text = interval_text(share, _share(row, row.mse_low), _share(row, row.mse_high))
-    others = [other for rival in rivals if (other := _share(rival, rival.mse)) is not None]
+    text = interval_text(share, low, high)
+    others = [other for rival in rivals if (other := rival.shares[0]) is not None]
     return f"**{text}**" if share == min(others) else text
-
-
-def _share(row: Row, mse: float | None) -> float | None:
-    if mse is None or not math.isfinite(mse) or not row.value_variance:
-        return None
-    return mse / row.value_variance
 
 
 def _claims(results: Results) -> str:

@@ -18,11 +18,17 @@ from torch import Tensor
 
 from koffline.bellman import discount, state_value_residual
 from koffline.dual_objectives import DualObjective, GradientTD2, SaddlePoint
-from koffline.envs.tsitsiklis import EXACT_WEIGHTS, FEATURES, GAMMA, tsitsiklis_van_roy
+from koffline.envs.finite_worlds import (
+    TSITSIKLIS_FEATURES,
+    TSITSIKLIS_GAMMA,
+    TSITSIKLIS_WEIGHTS,
+    tsitsiklis_van_roy,
+)
 from koffline.errors import ConfigError
+from koffline.experiments.cells import Scale
 from koffline.experiments.results import Curves, Row
-from koffline.experiments.settings import Scale
-from koffline.experiments.summaries import MeanInterval
+from koffline.experiments.statistics import mean_over_seeds
+from koffline.experiments.style import METHODS
 from koffline.kernel_loss import feature_v_statistic
 from koffline.objectives import (
     CopyTarget,
@@ -35,7 +41,6 @@ from koffline.objectives import (
 )
 
 WORLD = "chain"
-METHODS = ("td0", "fvi", "rg", "gtd2", "sbeed", "kloss")
 DIVERGED = 1e7  # descent stops where ‖w‖ passes it; the largest true value is 1
 _RECORDS = 240  # per curve, evenly spaced in the logarithm of the iteration
 
@@ -146,20 +151,18 @@ class ToyRun:
 
     def extra(self) -> dict[str, Any]:
         """The LSTD solution: its distance from w* (sampling error) and the methods' distance from it."""
-        error = MeanInterval.of_seeds(weight_errors(self.least_squares))
+        error = mean_over_seeds(weight_errors(self.least_squares))
         gaps = {d.method: np.linalg.norm(d.weights - self.least_squares, axis=1).max() for d in self.descents}
         return {
-            "exact_weights": list(EXACT_WEIGHTS),
-            "lstd_weight_error": error.mean,
-            "lstd_weight_error_low": error.low,
-            "lstd_weight_error_high": error.high,
+            "exact_weights": list(TSITSIKLIS_WEIGHTS),
+            **error.named("lstd_weight_error"),
             "lstd_mse": float(value_errors(self.least_squares).mean()),
             "largest_distance_from_lstd": {name: float(gap) for name, gap in gaps.items()},
         }
 
     def _row(self, descent: Descent) -> Row:
-        mse = MeanInterval.of_seeds(descent.mse[-1])
-        weight_error = MeanInterval.of_seeds(descent.weight_error[-1])
+        mse = mean_over_seeds(descent.mse[-1])
+        weight_error = mean_over_seeds(descent.weight_error[-1])
         steps = tuple(int(step) if step >= 0 else None for step in descent.diverged_at)
         return Row(
             world=WORLD,
@@ -167,17 +170,13 @@ class ToyRun:
             learning_rate=self.settings.learning_rate,
             seeds=self.settings.seeds,
             truth="exact",
-            mse=mse.mean,
-            mse_low=mse.low,
-            mse_high=mse.high,
+            **mse.named("mse"),
             bellman_error=None,
             diverged=sum(step is not None for step in steps),
             diverged_at=steps,
             best_by_truth=True,  # there is one learning rate
             epochs=self.settings.iterations,
-            weight_error=weight_error.mean,
-            weight_error_low=weight_error.low,
-            weight_error_high=weight_error.high,
+            **weight_error.named("weight_error"),
         )
 
 
@@ -202,13 +201,15 @@ def draw_log(settings: ToySettings) -> ToyLog:
         chain.sample_transitions(settings.tuples, policy, np.random.default_rng(seed))
         for seed in range(settings.first_seed, settings.first_seed + settings.seeds)
     ]
-    features = torch.tensor(FEATURES, dtype=torch.float64)
+    features = torch.tensor(TSITSIKLIS_FEATURES, dtype=torch.float64)
     return ToyLog(
         # Columns lie one after the other in memory: products with (S, 1, N) are several times faster.
         features=torch.stack([features[draw.states].T for draw in draws]).mT,
         next_features=torch.stack([features[draw.next_states].T for draw in draws]).mT,
         reward=torch.stack([torch.from_numpy(draw.rewards) for draw in draws]),
-        discount=torch.stack([discount(GAMMA, torch.from_numpy(draw.terminated)) for draw in draws]),
+        discount=torch.stack(
+            [discount(TSITSIKLIS_GAMMA, torch.from_numpy(draw.terminated)) for draw in draws]
+        ),
     )
 
 
@@ -250,12 +251,12 @@ def values(features: Float[Tensor, "seed row 3"], weights: Weights) -> Columns:
 
 def weight_errors(weights: Shaped[np.ndarray, "*time seed 3"]) -> Float[np.ndarray, "*time seed"]:
     """‖w − w*‖."""
-    return np.linalg.norm(weights - np.asarray(EXACT_WEIGHTS), axis=-1)
+    return np.linalg.norm(weights - np.asarray(TSITSIKLIS_WEIGHTS), axis=-1)
 
 
 def value_errors(weights: Shaped[np.ndarray, "*time seed 3"]) -> Float[np.ndarray, "*time seed"]:
     """Mean of (V − V*)² over the four non-terminal states, which the tuples visit equally often."""
-    gaps = (weights - np.asarray(EXACT_WEIGHTS)) @ np.asarray(FEATURES[:4]).T
+    gaps = (weights - np.asarray(TSITSIKLIS_WEIGHTS)) @ np.asarray(TSITSIKLIS_FEATURES[:4]).T
     return np.mean(gaps**2, axis=-1)
 
 

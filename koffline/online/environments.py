@@ -8,9 +8,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from koffline.builders.gymnasium_spaces import SpaceTranslator
-from koffline.builders.make_env import make_env, playing
 from koffline.data.transitions import ActionSpace, Continuous
+from koffline.envs.make import SpaceTranslator, make_env, playing
 from koffline.errors import ConfigError
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import koffline.envs  # noqa: F401  (registers our worlds)
-from koffline.builders.make_env import make_env, playing
+from koffline.envs.make import make_env, playing
 from koffline.errors import ConfigError
 from koffline.online.config import OnlineConfig
 

@@ -11,7 +11,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from koffline.builders.make_env import make_env
+from koffline.envs.make import make_env
 from koffline.errors import KofflineError
 
 FAULT = "koffline_fault"  # the key of a step's info that tells what went wrong

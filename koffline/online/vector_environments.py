@@ -11,9 +11,8 @@ import gymnasium
 import numpy as np
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorEnv
 
-from koffline.builders.gymnasium_spaces import SpaceTranslator
-from koffline.builders.make_env import playing
 from koffline.data.transitions import ActionSpace
+from koffline.envs.make import SpaceTranslator, playing
 from koffline.errors import ConfigError
 from koffline.online.environments import Outcome, check_numbers
 from koffline.online.seeded_copy import FAULT, CopyMaker

@@ -39,9 +39,9 @@ def resolve(
     if _is_a("koffline.solvers.closed_form", "LinearValue", q):
         return _of_linear_value(q, name, space, shape, kind)
     if _is_a("torch.nn", "Module", q):
-        from koffline.policies.torch_policy import module_function
+        from koffline.policies.torch_policy import ModuleFunction
 
-        return _of_function(module_function(q), name, space, shape, kind, _positions(q.forward))
+        return _of_function(ModuleFunction(q), name, space, shape, kind, _positions(q.forward))
     if not callable(q):
         raise DataError(f"a {type(q).__name__} is no value function; give {ACCEPTED}")
     return _of_function(q, name, space, shape, kind, _positions(q))
@@ -83,10 +83,10 @@ def _of_file(
 
         return _of_model(load(path), name, space, rows_of_run(path))
     if found == "torchscript":
-        from koffline.policies.torch_policy import module_function, read_torchscript
+        from koffline.policies.torch_policy import ModuleFunction, read_torchscript
 
         module = read_torchscript(path)
-        return _of_function(module_function(module), name, space, shape, kind, _script_positions(module))
+        return _of_function(ModuleFunction(module), name, space, shape, kind, _script_positions(module))
     raise DataError(f"{name}: a file of kind {found} holds a policy, no value function; give {ACCEPTED}")
 
 

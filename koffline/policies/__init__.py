@@ -3,7 +3,7 @@
 from koffline.policies.base import ContinuousPolicy, DiscretePolicy, Policy
 from koffline.policies.grid_policy import GridPolicy, save_grid_policy
 from koffline.policies.loading import as_policy, load_policy
-from koffline.policies.mlp_file import save_mlp_policy
+from koffline.policies.policy_file import save_mlp_policy
 
 __all__ = [
     "ContinuousPolicy",

@@ -61,10 +61,16 @@ class DiscretePolicy:
         self, observations: Shaped[np.ndarray, "row *observation"], generator: np.random.Generator
     ) -> Int[np.ndarray, " row"]:
         """One action index per observation, drawn from `probabilities`. Raises PolicyError."""
-        cumulative = self.probabilities(observations).cumsum(axis=1)  # (N, n)
-        cumulative /= cumulative[:, -1:]  # exactly one at the end: an action of probability 0 is never drawn
-        draws = generator.random((len(cumulative), 1))
-        return (draws >= cumulative).sum(axis=1)
+        return pick_actions(self.probabilities(observations), generator.random(len(observations)))
+
+
+def pick_actions(
+    probabilities: Float[np.ndarray, "row action"], numbers: Float[np.ndarray, " row"]
+) -> Int[np.ndarray, " row"]:
+    """Action indices (N,) by inverting the cumulated probabilities (N, n) at numbers (N,) in [0, 1)."""
+    cumulative = probabilities.cumsum(axis=1)
+    cumulative /= cumulative[:, -1:]  # exactly one at the end: an action of probability 0 is never drawn
+    return (numbers[:, None] >= cumulative).sum(axis=1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,7 +115,7 @@ class ContinuousPolicy:
     @property
     def has_density(self) -> bool:
         """Whether `log_density` is known."""
-        return self.density_function is not None and not self.deterministic
+        return not self.why_no_density
 
     @property
     def why_no_density(self) -> str:
@@ -154,13 +160,8 @@ Policy = DiscretePolicy | ContinuousPolicy
 
 def check_fits(policy: Policy, action_space: ActionSpace, observation_shape: Sequence[int]) -> Policy:
     """The policy itself when it fits the log's spaces; PolicyError otherwise."""
-    if isinstance(policy, DiscretePolicy):
-        check_spaces(
-            policy.name, Discrete(policy.n), policy.observation_shape, action_space, observation_shape
-        )
-    else:
-        own_space = Continuous(policy.k)
-        check_spaces(policy.name, own_space, policy.observation_shape, action_space, observation_shape)
+    own = Discrete(policy.n) if isinstance(policy, DiscretePolicy) else Continuous(policy.k)
+    check_spaces(policy.name, own, policy.observation_shape, action_space, observation_shape)
     return policy
 
 

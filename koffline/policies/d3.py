@@ -11,13 +11,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from koffline.errors import PolicyError
-from koffline.policies.base import ActionSpace, Policy
 from koffline.policies.outputs import one_line
 from koffline.untrusted.limits import Refused, check_memory, check_regular
 from koffline.untrusted.pickles import WantsImport, load_plain
@@ -47,20 +45,11 @@ class D3File:
     states: dict[str, Any] = field(repr=False)
 
 
-def load_d3(path: Path, action_space: ActionSpace, observation_shape: Sequence[int]) -> Policy:
-    """The policy of a .d3 file; what each algorithm's policy is, is said in koffline.algos.d3_policy.
-
-    Raises PolicyError for a file with code in it, a corrupt one, one without a policy, and one that does not
-    fit.
-    """
-    file = read_d3(path)
-    from koffline.algos.d3_policy import policy_from_d3
-
-    return policy_from_d3(file, action_space, observation_shape)
-
-
 def read_d3(path: Path) -> D3File:
-    """Read a file with a policy as data. Raises PolicyError, also for models without one."""
+    """Read a file with a policy as data; what an algorithm's policy is, is said in koffline.algos.d3_policy.
+
+    Raises PolicyError for a file with code in it, a corrupt one, and a model without a policy.
+    """
     file = read_d3_model(path)
     _refuse_what_is_no_policy(file.algorithm, file.name)
     if not all(isinstance(side, int) for side in file.observation_shape):

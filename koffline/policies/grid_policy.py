@@ -1,6 +1,6 @@
 """A policy on a grid: softmax of action values that are interpolated between the centres of its cells.
 
-Its file is an .npz of plain arrays (see `array_file`): `format` = "koffline-grid-policy", `version` = 1,
+Its file is an .npz of plain arrays (see `policy_file`): `format` = "koffline-grid-policy", `version` = 1,
 `low` (2,), `high` (2,), `action_values` (n1, n2, A), `temperature`.
 """
 
@@ -16,8 +16,8 @@ from jaxtyping import Float, Shaped
 from koffline.data.transitions import ActionSpace, Discrete
 from koffline.envs.grids import bilinear_weights, places
 from koffline.errors import PolicyError
-from koffline.policies.array_file import check_version, write_arrays
 from koffline.policies.base import DiscretePolicy, check_spaces
+from koffline.policies.policy_file import check_version, write_arrays
 
 FORMAT = "koffline-grid-policy"
 VERSION = 1

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from koffline.errors import PolicyError
-from koffline.policies.array_file import read_arrays
 from koffline.policies.base import (
     ActionSpace,
     ContinuousPolicy,
@@ -21,13 +20,13 @@ from koffline.policies.base import (
     check_output_shape,
 )
 from koffline.policies.builtin import epsilon_policy, uniform_policy
-from koffline.policies.d3 import load_d3
+from koffline.policies.d3 import read_d3
 from koffline.policies.detect import ACCEPTED, detect
 from koffline.policies.grid_policy import FORMAT as GRID_FORMAT
 from koffline.policies.grid_policy import grid_of_file, grid_policy
 from koffline.policies.mlp import mlp_policy
-from koffline.policies.mlp_file import read_mlp_policy
 from koffline.policies.onnx_policy import load_onnx
+from koffline.policies.policy_file import mlp_of_file, read_arrays
 from koffline.policies.python_policy import callable_policy, import_object
 
 _MODULE_SPEC = re.compile(r"[A-Za-z_]\w*(\.\w+)*:[A-Za-z_]\w*(\.\w+)*")
@@ -42,7 +41,7 @@ def load_policy(spec: str | Path, action_space: ActionSpace, observation_shape: 
     (runs that module), `uniform`, or `epsilon:0.1:<spec>`. A file whose name is one of these words is given
     as a path, `./uniform`. No code inside a .d3, ONNX or .npz file can run; a TorchScript file runs no
     Python, but is a program. Loading one, or a Python module, is said once by a warning in the log, which
-    goes to stderr by default (logger koffline.policies.code_notice).
+    goes to stderr by default (logger koffline.policies.python_policy).
 
     Raises PolicyError for anything missing, corrupt, unsafe or not fitting the log's action space and
     observations.
@@ -89,9 +88,9 @@ def as_policy(
 
         return policy_from_algo(policy, name, action_space, observation_shape)
     if _is_instance_of_loaded("torch.nn", "Module", policy):
-        from koffline.policies.torch_policy import module_function
+        from koffline.policies.torch_policy import ModuleFunction
 
-        return callable_policy(module_function(policy), name, action_space, observation_shape)
+        return callable_policy(ModuleFunction(policy), name, action_space, observation_shape)
     if not callable(policy):
         raise PolicyError(
             f"{name}: a {type(policy).__name__} is not a policy; give {ACCEPTED}, "
@@ -128,17 +127,20 @@ def _load_file(path: Path, action_space: ActionSpace, observation_shape: Sequenc
     kind = detect(path)
     name = str(path)
     if kind == "d3":
-        return load_d3(path, action_space, observation_shape)
+        file = read_d3(path)
+        from koffline.algos.d3_policy import policy_from_d3  # after the checks: d3rlpy takes seconds to load
+
+        return policy_from_d3(file, action_space, observation_shape)
     if kind == "npz":
         marker, arrays = read_arrays(path)
         if marker == GRID_FORMAT:
             return grid_policy(grid_of_file(path, arrays), name, action_space, observation_shape)
-        return mlp_policy(read_mlp_policy(path), name, action_space, observation_shape)
+        return mlp_policy(mlp_of_file(path, marker, arrays), name, action_space, observation_shape)
     if kind == "onnx":
         function = load_onnx(path, observation_shape)
     else:
-        from koffline.policies.torch_policy import load_torchscript
+        from koffline.policies.torch_policy import ModuleFunction, read_torchscript
 
-        function = load_torchscript(path)
+        function = ModuleFunction(read_torchscript(path))
     policy = callable_policy(function, name, action_space, observation_shape)
     return check_output_shape(policy, observation_shape)

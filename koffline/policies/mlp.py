@@ -1,4 +1,4 @@
-"""A small network as plain arrays: the policy inside koffline's own .npz policy file (mlp_file.py)."""
+"""A small network as plain arrays: the policy inside koffline's own .npz policy file (policy_file.py)."""
 
 from __future__ import annotations
 

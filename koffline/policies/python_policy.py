@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import logging
+import multiprocessing
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -15,10 +17,25 @@ import numpy as np
 from koffline.data.transitions import Discrete
 from koffline.errors import PolicyError
 from koffline.policies.base import ActionSpace, ContinuousPolicy, DiscretePolicy, Policy, chunk_rows_for
-from koffline.policies.code_notice import say_it_runs_code
 from koffline.policies.outputs import continuous_actions, one_line
+from koffline.untrusted.code import check_code_allowed
 
 _MEAN_DRAWS = 64
+_LOG = logging.getLogger(__name__)
+_SAID: set[str] = set()
+
+
+def say_it_runs_code(name: str, how: str) -> None:
+    """A warning in the log, which Python writes to stderr unless the program decides otherwise.
+
+    Once per name and process; worker processes stay silent, their parent has said it.
+    Raises ConfigError in a repetition that may not run code.
+    """
+    check_code_allowed(name, how)
+    if name in _SAID or multiprocessing.parent_process() is not None:
+        return
+    _SAID.add(name)
+    _LOG.warning("%s %s; load it only if you trust its author", name, how)
 
 
 def import_object(spec: str) -> Any:

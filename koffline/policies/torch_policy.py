@@ -19,13 +19,8 @@ import numpy as np
 import torch
 
 from koffline.errors import PolicyError
-from koffline.policies.code_notice import say_it_runs_code
 from koffline.policies.outputs import last_line, one_line
-
-
-def load_torchscript(path: Path) -> Callable[..., Any]:
-    """A function from observations to the module's output. Raises PolicyError for a corrupt file."""
-    return module_function(read_torchscript(path))
+from koffline.policies.python_policy import say_it_runs_code
 
 
 def read_torchscript(path: Path) -> torch.nn.Module:
@@ -99,8 +94,3 @@ class ModuleFunction:
             ) from error
         finally:
             self._module.train(was_training)
-
-
-def module_function(module: torch.nn.Module) -> Callable[..., Any]:
-    """The module as a function of arrays; it can be sent to other processes where the module can."""
-    return ModuleFunction(module)

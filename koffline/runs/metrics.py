@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Float
 
-from koffline.errors import ConfigError, DataError
+from koffline.errors import DataError
 
 _VALUE_NAMES = ("value", "mean")  # the column to draw, where a header names the columns
 
@@ -81,10 +81,7 @@ def moving_average(values: Float[np.ndarray, " row"], window: int) -> Float[np.n
     """(N,) mean of each value and the window − 1 before it, fewer at the start.
 
     Values that are not finite are left out of the means of others, and are NaN themselves.
-    Raises ConfigError for a window below one.
     """
-    if window < 1:
-        raise ConfigError(f"the window is {window}; give 1 (no smoothing) or more")
     means = np.full(len(values), np.nan)
     for row in np.flatnonzero(np.isfinite(values)):
         recent = values[max(0, row - window + 1) : row + 1]

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 from gymnasium.error import DependencyNotInstalled
 
-from koffline.builders.gymnasium_spaces import SpaceTranslator
-from koffline.builders.make_env import make_env, playing
 from koffline.data.transitions import ActionSpace, Continuous, Discrete
+from koffline.envs.make import SpaceTranslator, make_env, playing
 from koffline.errors import ConfigError, PolicyError
+from koffline.policies.base import describe_actions
 
 
 @dataclass(frozen=True)
@@ -128,9 +128,10 @@ class _Model:
         algo, kind = self._algo, type(self._algo).__name__
         size = algo.action_size
         own: ActionSpace = Discrete(size) if algo.get_action_type().name == "DISCRETE" else Continuous(size)
-        if _what(own) != _what(translator.action_space):
+        wanted = describe_actions(translator.action_space)
+        if describe_actions(own) != wanted:
             raise PolicyError(
-                f"the {kind} has {_what(own)}, the environment {_what(translator.action_space)}; "
+                f"the {kind} has {describe_actions(own)}, the environment {wanted}; "
                 "give the environment that it was trained for"
             )
         if tuple(algo.observation_shape) != translator.observation_shape:
@@ -145,12 +146,6 @@ def load_model(path: str) -> Any:
     from koffline.algos.loading import load
 
     return load(Path(path))
-
-
-def _what(space: ActionSpace) -> str:
-    if isinstance(space, Discrete):
-        return f"{space.n} discrete actions"
-    return f"{space.k} continuous action dimensions"
 
 
 def _run_header(code: str) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import os
 import re
@@ -9,7 +10,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
+from pydantic_core import PydanticCustomError
 
 from koffline.config import parse_assignments, read_yaml
 from koffline.data.remote import is_url
@@ -19,9 +21,20 @@ _EVALUATOR_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 
 
 class _Section(BaseModel):
-    """Frozen; unknown keys are refused before pydantic sees them, so that the nearest one can be named."""
+    """Frozen; a yes or no is no number, and 1e4, which YAML takes for text, is one."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _plain(cls, value: Any, info: ValidationInfo) -> Any:
+        kind = str(cls.model_fields[str(info.field_name)].annotation)
+        if isinstance(value, bool) and "bool" not in kind:
+            raise PydanticCustomError("no_yes_or_no", "a yes or no is no value here")
+        if isinstance(value, str) and "int" in kind:
+            with contextlib.suppress(ValueError):
+                return float(value)
+        return value
 
 
 class SplitSettings(_Section):
@@ -164,7 +177,9 @@ def _checked(content: dict[str, Any]) -> TrainConfig:
     if not data.get("source"):
         raise ConfigError("data.source is missing; name the log in the config or with --data")
     algo = _mapping(content.get("algo"), "algo")
-    _refuse_unknown(algo, AlgoSettings, "algo")
+    for key in algo:
+        if key not in AlgoSettings.model_fields:
+            raise ConfigError(f"algo.{key} is unknown; {nearest_name(key, AlgoSettings.model_fields)}")
     if "type" not in algo:
         from koffline.algos.from_config import algorithm_types
 
@@ -210,36 +225,21 @@ def _section(model: type[_Section], given: Any, where: str) -> Any:
     """Raises ConfigError for an unknown, missing or wrong value."""
     if isinstance(given, model):
         return given
-    values = _mapping(given, where)
-    _refuse_unknown(values, model, where)
-    for name, value in values.items():
-        if isinstance(value, bool) and "bool" not in str(model.model_fields[name].annotation):
-            raise ConfigError(f"{where}.{name} is {str(value).lower()}; a yes or no is no value here")
     try:
-        return model(**{name: _number(value, model, name) for name, value in values.items()})
+        return model(**_mapping(given, where))
     except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join([where, *map(str, first["loc"][:1])])
+        unknown = [each for each in error.errors() if each["type"] == "extra_forbidden"]
+        first = (unknown or error.errors())[0]
+        name = str(first["loc"][0])
+        if unknown:
+            raise ConfigError(
+                f"{where}.{name} is unknown; {nearest_name(name, model.model_fields)}"
+            ) from None
         if first["type"] == "missing":
-            raise ConfigError(f"{place} is missing; give a value") from None
+            raise ConfigError(f"{where}.{name} is missing; give a value") from None
+        shown = str(first["input"]).lower() if isinstance(first["input"], bool) else repr(first["input"])
         reason = first["msg"][0].lower() + first["msg"][1:]
-        raise ConfigError(f"{place} is {first['input']!r}: {reason}") from None
-
-
-def _number(value: Any, model: type[_Section], name: str) -> Any:
-    """YAML takes 1e4 for text."""
-    if isinstance(value, str) and "int" in str(model.model_fields[name].annotation):
-        try:
-            return float(value)
-        except ValueError:
-            return value
-    return value
-
-
-def _refuse_unknown(values: Mapping[str, Any], model: type[_Section], where: str) -> None:
-    for key in values:
-        if key not in model.model_fields:
-            raise ConfigError(f"{where}.{key} is unknown; {nearest_name(str(key), model.model_fields)}")
+        raise ConfigError(f"{where}.{name} is {shown}: {reason}") from None
 
 
 def _mapping(given: Any, where: str) -> dict[str, Any]:

@@ -31,7 +31,7 @@ import torch
 
 import koffline
 from koffline.envs.embedded import EmbeddedMDP
-from koffline.envs.finite import random_mdp
+from koffline.envs.finite_worlds import random_mdp
 from koffline.ope.bellman_test.case import make_case
 from koffline.ope.bellman_test.forms import Moments, SignDraws, random_signs
 from koffline.ope.bellman_test.front import make_form

@@ -19,8 +19,8 @@ import numpy as np
 
 from koffline.data.transitions import Metadata, Transitions
 from koffline.envs.classic import CartPole, Pendulum
-from koffline.envs.cobs import graph_world, grid_world
 from koffline.envs.embedded import EmbeddedMDP
+from koffline.envs.finite_worlds import graph_world, grid_world
 from koffline.envs.rollouts import as_transitions, log_episodes
 from koffline.policies import ContinuousPolicy, DiscretePolicy, Policy
 from scripts.bench import controllers as c

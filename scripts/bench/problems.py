@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # also found when 
 
 from koffline.envs.classic import Acrobot, CartPole, MountainCar, Pendulum
 from koffline.envs.embedded import EmbeddedMDP
-from koffline.envs.finite import random_mdp
+from koffline.envs.finite_worlds import random_mdp
 from koffline.envs.linear_quadratic import LinearGaussian, LinearQuadratic
 from scripts.bench import controllers as c
 from scripts.bench.held_out_worlds import Inventory, Navigation, PuddleWorld, Queues, Repriced, Treatment

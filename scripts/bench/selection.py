@@ -30,10 +30,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # also found when 
 
 import koffline
 from koffline.batches import Table
-from koffline.builders.target_policy import learn_grid_policy
+from koffline.builders.uniform import learn_grid_policy
 from koffline.envs.boxes import WORLDS, BoxWorld, make_world
-from koffline.experiments.problem import GAMMA, Tuples, draw_tuples
-from koffline.experiments.truth import StateValues, monte_carlo_values
+from koffline.experiments.problem import GAMMA, StateValues, Tuples, draw_tuples, monte_carlo_values
 from koffline.kernels import Gaussian, InverseMultiquadric, median_bandwidth
 from koffline.solvers import CandidateGrid, LinearValue, solve, solve_lstd
 from koffline.solvers.forms import accumulate_forms

@@ -14,8 +14,8 @@ import pytest
 from click.testing import CliRunner
 
 import koffline
+from koffline.builders import KINDS, POLICY_LEVELS
 from koffline.builders.control import ControlSettings, build_control, medium_and_expert, noisy, replay_log
-from koffline.builders.control_kinds import KINDS, policy_levels
 from koffline.builders.control_learning import Learned, LearningSettings, Snapshot, log_returns
 from koffline.builders.control_recipes import POLICIES, RECIPES, learning_settings, stem
 from koffline.builders.rollouts import RolloutPlayer
@@ -55,7 +55,7 @@ def test_a_log_has_its_rows_and_says_who_played(env, kind):
     assert log.metadata.gamma == 0.99
     extra = log.metadata.extra
     assert (extra["task"], extra["kind"]) == (env, kind)
-    assert extra["policies"] == [f"{stem(env)}_{level}.npz" for level in policy_levels(kind)] or ["uniform"]
+    assert extra["policies"] == [f"{stem(env)}_{level}.npz" for level in POLICY_LEVELS[kind]] or ["uniform"]
     assert not any("/" in name for name in extra["policies"])
     assert log.observations.dtype == np.float32
     again = build_control(ControlSettings(env, kind, n=700, seed=3))

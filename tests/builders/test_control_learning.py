@@ -18,7 +18,7 @@ from koffline.builders.control_learning import (
 from koffline.data.transitions import Continuous, Discrete
 from koffline.errors import ConfigError, DataError, PolicyError
 from koffline.policies.mlp import Mlp
-from koffline.policies.mlp_file import mlp_from_arrays
+from koffline.policies.policy_file import mlp_from_arrays
 
 SMALL = {"hidden": (8,), "batch_size": 16, "random_steps": 40, "evaluate_every": 60, "episodes": 2}
 SMALL["keep_every"] = 60
@@ -121,7 +121,7 @@ def test_a_network_survives_its_arrays():
 def test_returns_are_those_of_an_episode_played_by_hand():
     import gymnasium
 
-    from koffline.builders.streams import environment_seed
+    from koffline.builders.copies import environment_seed
 
     network = Mlp((np.zeros((4, 2)),), (np.array([1.0, 0.0]),), "argmax")  # always to the left
     env = gymnasium.make("CartPole-v1")

@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 
 import koffline
-from koffline.builders.target_policy import learn_grid_policy
-from koffline.builders.uniform import build_chain, build_uniform
+from koffline.builders.uniform import build_chain, build_uniform, learn_grid_policy
 from koffline.envs.boxes import GYMNASIUM_IDS, make_world
-from koffline.envs.tsitsiklis import FEATURES
+from koffline.envs.finite_worlds import TSITSIKLIS_FEATURES
 from koffline.errors import ConfigError, PolicyError
 
 
@@ -53,7 +52,7 @@ def test_the_same_seed_gives_the_same_rows():
 
 def test_the_chain_moves_as_drawn():
     log = build_chain(4000, np.random.default_rng(0))
-    features = np.asarray(FEATURES)
+    features = np.asarray(TSITSIKLIS_FEATURES)
     at = (log.observations[:, None] == features[None]).all(axis=2).argmax(axis=1)
     to = (log.next_observations[:, None] == features[None]).all(axis=2).argmax(axis=1)
     counts = np.zeros((5, 5))

@@ -8,10 +8,17 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from koffline.envs.boxes import WORLDS, BoxWorld, make_world, to_unit_square, uniform_states
-from koffline.envs.mountain_car import NoisyMountainCar
-from koffline.envs.pole import NoisyPole
-from koffline.envs.puddle_world import PuddleWorld, puddle_depth
+from koffline.envs.boxes import (
+    WORLDS,
+    BoxWorld,
+    NoisyMountainCar,
+    NoisyPole,
+    PuddleWorld,
+    make_world,
+    puddle_depth,
+    to_unit_square,
+    uniform_states,
+)
 from koffline.errors import ConfigError
 from tests.envs.reference_worlds import inverted_pendulum, mountain_car, puddle_world
 from tests.refusals import refused
@@ -192,7 +199,7 @@ def test_the_unit_square_is_the_box():
 def test_worlds_are_found_by_name_and_by_id():
     assert make_world("puddle_world") == make_world("koffline/PuddleWorld-v0") == PuddleWorld()
     assert make_world("koffline/NoisyPole-v0") == NoisyPole()
-    with pytest.raises(ConfigError, match=r"no world 'mountain-car'; did you mean mountain_car\?"):
+    with pytest.raises(ConfigError, match=r"no world 'mountain-car'; did you mean 'mountain_car'\?"):
         make_world("mountain-car")
     with pytest.raises(ConfigError, match="known are puddle_world, cart_pole"):
         make_world("xyz")

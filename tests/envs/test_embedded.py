@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from koffline.envs.embedded import EmbeddedMDP
-from koffline.envs.finite import chain, grid
+from koffline.envs.finite_worlds import chain, grid
 from koffline.envs.rollouts import log_episodes, monte_carlo_value
 from koffline.errors import ConfigError
 

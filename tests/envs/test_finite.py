@@ -1,11 +1,14 @@
-"""Finite processes: values by hand, by brute-force rollouts, and identities between them."""
+"""Finite processes: values by hand, by brute force, by rollouts, and identities between them."""
 
 from __future__ import annotations
+
+from itertools import product
 
 import numpy as np
 import pytest
 
-from koffline.envs.finite import FiniteMDP, chain, grid, random_mdp
+from koffline.envs.finite import FiniteMDP, value_iteration
+from koffline.envs.finite_worlds import chain, grid, random_mdp
 from koffline.errors import ConfigError
 
 GAMMA = 0.9
@@ -46,8 +49,6 @@ def test_terminal_state_is_worth_nothing():
     once = np.ones((2, 1))
     np.testing.assert_allclose(mdp.state_values(once, GAMMA), [0.5 / 0.55, 0.0])
     np.testing.assert_allclose(mdp.action_values(once, GAMMA), [[0.5 / 0.55], [0.0]])
-    # stationary with restarts: the only living state
-    np.testing.assert_allclose(mdp.stationary_distribution(once), [1.0, 0.0])
     # (1 − γ) Σ (γ/2)^t
     np.testing.assert_allclose(mdp.discounted_occupancy(once, GAMMA), [[0.1 / 0.55], [0.0]])
 
@@ -120,15 +121,6 @@ def test_tuples_default_to_every_living_state(generator):
     assert set(sample.states) == {1, 2, 3}
 
 
-def test_stationary_distribution_is_what_long_episodes_visit(generator):
-    mdp = grid(3, 3)
-    policy = random_policy(mdp, generator)
-    sample = mdp.sample_episodes(3000, policy, 400, generator)
-    share = np.bincount(sample.states, minlength=9) / len(sample)
-    # shares of correlated rows: 3000 episodes, each share's standard error below 0.006
-    np.testing.assert_allclose(share, mdp.stationary_distribution(policy), atol=0.025)
-
-
 GOOD = {
     "transition": np.ones((1, 1, 1)),
     "reward": np.ones((1, 1)),
@@ -158,3 +150,42 @@ def test_policy_table_must_fit():
         two_states().state_values(np.ones((3, 2)), GAMMA)
     with pytest.raises(ConfigError, match="policy"):
         two_states().state_values(np.ones((2, 2)), GAMMA)
+
+
+def best_values(mdp, gamma):
+    """Action values of the best of all deterministic policies, tried one by one."""
+    tables = [
+        np.eye(mdp.n_actions)[list(choice)] for choice in product(range(mdp.n_actions), repeat=mdp.n_states)
+    ]
+    return np.max([mdp.action_values(table, gamma) for table in tables], axis=0)
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("ending", [0.0, 0.2])
+@pytest.mark.parametrize("gamma", [0.0, 0.5, 0.95])
+def test_value_iteration_finds_the_best_of_all_policies(seed, ending, gamma):
+    mdp = random_mdp(5, 3, np.random.default_rng(seed), branching=3, ending=ending)
+    np.testing.assert_allclose(value_iteration(mdp, gamma), best_values(mdp, gamma), atol=1e-8)
+
+
+def test_optimal_action_values_by_hand():
+    # always leaving is best: V0 = 1.8 / 0.19 = 9.47 < 10 = 1 / (1 − 0.9), but with 3 for the return it is
+    mdp = two_states()
+    better = FiniteMDP(mdp.transition, np.array([[1.0, 0.0], [3.0, 3.0]]), mdp.terminal, mdp.initial)
+    v0, v1 = 2.7 / 0.19, 3.0 / 0.19
+    expected = [[1 + 0.9 * v0, 0.9 * v1], [v1, v1]]
+    np.testing.assert_allclose(value_iteration(better, GAMMA), expected, atol=1e-8)
+
+
+def test_the_tolerance_of_value_iteration_is_kept_and_large_values_do_not_hang():
+    mdp = random_mdp(5, 2, np.random.default_rng(1))
+    assert np.abs(value_iteration(mdp, 0.99, tolerance=0.1) - best_values(mdp, 0.99)).max() <= 0.1
+    # values of 1e9 have steps of 1e-7: the tolerance of 1e-8 is out of reach
+    large = FiniteMDP(mdp.transition, 1e8 * mdp.reward, mdp.terminal, mdp.initial)
+    np.testing.assert_allclose(value_iteration(large, 0.9), best_values(large, 0.9), rtol=1e-12)
+
+
+@pytest.mark.parametrize("gamma", [1.0, -0.1, float("nan")])
+def test_a_discount_without_a_limit_is_refused(gamma):
+    with pytest.raises(ConfigError, match=r"gamma is .*; value iteration needs it in \[0, 1\)"):
+        value_iteration(chain(4), gamma)

@@ -7,10 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from koffline.envs.boxes import WORLDS, make_world, uniform_states
+from koffline.envs.boxes import WORLDS, PuddleWorld, make_world, uniform_states
 from koffline.envs.grids import bilinear_weights, discretise, places
-from koffline.envs.puddle_world import PuddleWorld
-from koffline.envs.rollouts import play
+from koffline.envs.rollouts import discounted_returns
 from koffline.errors import ConfigError
 
 MODES = pytest.mark.parametrize("mode", [{}, {"aggregate": True}, {"interpolate": True}], ids=str)
@@ -100,11 +99,8 @@ def test_a_finer_grid_comes_nearer_to_rollouts(generator):
     """Values of the uniform policy, γ = 0.9, in a world noisy enough for a coarse grid to see it move."""
     world, gamma, repeats = PuddleWorld(noise=0.03), 0.9, 400
     states = uniform_states(world, 60, generator)
-    returns = np.zeros(60 * repeats)
     uniform = lambda rows: np.full((len(rows), 4), 0.25)  # noqa: E731
-    for t, step in enumerate(play(world, uniform, np.tile(states, (repeats, 1)), 100, generator)):
-        returns[step.index] += gamma**t * step.reward
-    table = returns.reshape(repeats, 60)
+    table = discounted_returns(world, uniform, states, gamma, generator, repeats, 100)
     truth, noise = table.mean(axis=0), table.var(axis=0, ddof=1) / repeats
     errors = []
     for count in (6, 12, 24):

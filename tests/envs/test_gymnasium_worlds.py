@@ -13,9 +13,9 @@ import pytest
 from gymnasium.utils.env_checker import check_env
 from gymnasium.wrappers import RenderCollection
 
-from koffline.envs.boxes import make_world
+from koffline.envs.boxes import GYMNASIUM_IDS, TIME_LIMITS, make_world
+from koffline.envs.gymnasium_worlds import register_envs
 from koffline.envs.pictures import draw_world
-from koffline.envs.registration import GYMNASIUM_IDS, TIME_LIMITS, register_envs
 from koffline.errors import ConfigError
 
 EACH = pytest.mark.parametrize("identifier", GYMNASIUM_IDS.values())

@@ -2,8 +2,8 @@ import gymnasium
 import numpy as np
 import pytest
 
-from koffline.builders.make_env import make_env
-from koffline.envs.noisy_gymnasium import NOISY_MUJOCO
+from koffline.envs.gymnasium_worlds import NOISY_MUJOCO
+from koffline.envs.make import make_env
 from koffline.errors import ConfigError
 
 PENDULUM = "InvertedPendulum-v5"

@@ -3,7 +3,7 @@ import types
 
 import pytest
 
-from tests.experiments.fake_lockstep import FakeLockStep
+from tests.experiments.fake_mujoco import FakeLockStep
 
 
 @pytest.fixture

@@ -5,9 +5,8 @@ from dataclasses import replace
 import pytest
 
 from koffline.experiments import ablation, solver_study, toy
-from koffline.experiments.cells import TrainingSettings
+from koffline.experiments.cells import Scale, TrainingSettings
 from koffline.experiments.problem import ProblemSettings
-from koffline.experiments.settings import Scale
 
 TINY = TrainingSettings(
     learning_rates=(0.003, 0.001, 0.0003), seeds=2, epochs=4, batch_size=50, hidden=(4,), probe_every=1

@@ -6,21 +6,18 @@ from koffline.experiments import cells as cells_module
 from koffline.experiments.cells import (
     Cell,
     TrainingSettings,
+    best_rate_by_truth,
+    best_rate_without_truth,
     cell_jobs,
     cell_path,
+    diverged_seeds,
+    final_values,
     problem_path,
     read_cell,
     write_cell,
 )
-from koffline.experiments.methods import METHODS
+from koffline.experiments.evaluation import OBJECTIVES
 from koffline.experiments.problem import ProblemSettings
-from koffline.experiments.summaries import (
-    MeanInterval,
-    best_rate_by_truth,
-    best_rate_without_truth,
-    diverged_seeds,
-    final_values,
-)
 from koffline.jobs import run_jobs
 from koffline.objectives import TemporalDifference
 
@@ -31,19 +28,19 @@ TINY = TrainingSettings(
 
 
 def cell_of(method: str = "kloss", training: TrainingSettings = TINY) -> Cell:
-    return Cell(PROBLEM, method, METHODS[method], training)
+    return Cell(PROBLEM, method, OBJECTIVES[method], training)
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("cells")
-    jobs = cell_jobs([cell_of(method) for method in METHODS], folder)
+    jobs = cell_jobs([cell_of(method) for method in OBJECTIVES], folder)
     for part in jobs:
         run_jobs(part, progress=False)
     return folder
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", OBJECTIVES)
 def test_curves_have_the_promised_shapes(folder, method):
     result = read_cell(cell_path(cell_of(method), folder))
     assert result.epochs.tolist() == [3, 6, 9, 12]
@@ -115,7 +112,7 @@ def test_an_interrupted_cell_continues_and_ends_the_same(folder, tmp_path):
 
 def test_settings_name_the_file(folder):
     assert cell_of("kloss").name != cell_of("kloss", TrainingSettings()).name
-    assert len({cell_of(method).name for method in METHODS}) == len(METHODS)
+    assert len({cell_of(method).name for method in OBJECTIVES}) == len(OBJECTIVES)
     damaged = folder / "damaged.npz"
     damaged.write_bytes(b"not an archive")
     with pytest.raises(ConfigError, match=r"damaged.npz is damaged .* delete it and run again"):
@@ -137,15 +134,6 @@ def test_the_offset_is_a_parameter_of_its_own(folder):
 def test_bad_training_settings_are_refused(change):
     with pytest.raises(ConfigError, match="give positive numbers"):
         TrainingSettings(**change)
-
-
-def test_intervals_are_students(folder):
-    values = np.array([1.0, 2.0, 4.0, 5.0])
-    found = MeanInterval.of_seeds(values)
-    half = 3.182446 * np.sqrt(np.sum((values - 3.0) ** 2) / 3) / 2  # t quantile of three degrees of freedom
-    assert (found.mean, found.low, found.high) == pytest.approx((3.0, 3.0 - half, 3.0 + half), rel=1e-4)
-    assert np.isnan(MeanInterval.of_seeds(np.array([1.0, np.nan])).mean)
-    assert MeanInterval.of_seeds(np.array([1.0])).high == np.inf
 
 
 def test_best_rates_and_divergence(folder):

@@ -5,7 +5,6 @@ import pytest
 
 from koffline.experiments import claims
 from koffline.experiments.cells import CellResult
-from koffline.experiments.comparisons import ratio_of_means, spearman_over_seeds
 from koffline.experiments.results import Correlation, Row
 
 SEEDS = 10
@@ -130,35 +129,3 @@ def test_statistics_are_compared_on_every_world():
     }
     verdicts = [claim.verdict for claim in claims.statistic_claims(errors)]
     assert verdicts == ["holds", "undecided", "does not hold"]
-
-
-@pytest.mark.parametrize("seeds", [3, 10])
-def test_the_interval_of_a_ratio_covers_with_few_seeds(seeds):
-    """Lognormal errors with ratio 1; nominal 95 %."""
-    generator = np.random.default_rng(0)
-    covered = 0
-    for _ in range(400):
-        found = ratio_of_means(*np.exp(0.5 * generator.standard_normal((2, seeds))))
-        covered += found.low <= 1.0 <= found.high
-    assert 360 <= covered <= 394  # 380 expected; four standard deviations below, skewed errors cost some
-
-
-def test_ratio_and_its_ends():
-    assert ratio_of_means(np.array([2.0, 4.0]), np.array([1.0, 2.0])).value == pytest.approx(2.0)
-    assert ratio_of_means(np.array([1.0, np.nan]), np.ones(2)).value == np.inf
-    assert ratio_of_means(np.ones(2), np.array([1.0, np.inf])).value == 0.0
-
-
-def test_rank_correlation_against_ranks_by_hand():
-    x = np.array([[1.0, 5.0], [2.0, 4.0], [3.0, 6.0]])
-    y = x**3
-    assert spearman_over_seeds(x, y).value == pytest.approx(1.0)
-    assert spearman_over_seeds(x, -y).value == pytest.approx(-1.0)
-    y[0, 0] = np.nan  # a diverged network is left out
-    assert spearman_over_seeds(x, y).value == pytest.approx(1.0)
-    generator = np.random.default_rng(0)
-    a, b = generator.standard_normal((2, 50, 10))
-    found = spearman_over_seeds(a, b)
-    ranks = [np.argsort(np.argsort(part.ravel())) for part in (a, b)]
-    assert found.value == pytest.approx(np.corrcoef(*ranks)[0, 1])
-    assert found.low < 0.0 < found.high

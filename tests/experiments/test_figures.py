@@ -11,8 +11,10 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from PIL import Image
 
-from koffline.errors import ConfigError
-from koffline.experiments.figure_style import (
+from koffline.experiments.reproduce import EXPERIMENTS
+from koffline.experiments.results import Curves, Results
+from koffline.experiments.statistics import mean_over_seeds
+from koffline.experiments.style import (
     COLOURS,
     METHODS,
     Band,
@@ -21,9 +23,6 @@ from koffline.experiments.figure_style import (
     positive_floor,
     tidy_log_ticks,
 )
-from koffline.experiments.figures import FIGURES, PAGES, draw
-from koffline.experiments.results import Curves, Results
-from koffline.experiments.summaries import MeanInterval
 from tests.experiments.fake_mujoco import make_return_curves
 from tests.experiments.fakes import make_ablation, make_claims, make_evaluation, make_results
 
@@ -74,17 +73,17 @@ def crosses_of(figure_axes: Axes) -> dict[str, float]:
 @pytest.fixture(scope="module")
 def puddle() -> tuple[Results, Curves, Figure]:
     results, curves = EXAMPLES["figure-puddle"]()
-    return results, curves, FIGURES["figure-puddle"](results, curves)
+    return results, curves, EXPERIMENTS["figure-puddle"].draw(results, curves)
 
 
-@pytest.mark.parametrize("name", FIGURES)
+@pytest.mark.parametrize("name", EXPERIMENTS)
 def test_every_experiment_has_two_files_that_are_the_same_every_time(name: str, tmp_path: Path) -> None:
     before = dict(mpl.rcParams)
     results, curves = EXAMPLES[name]()
     for folder in (tmp_path / "a", tmp_path / "b"):
         folder.mkdir()
-        draw(results, curves, folder)
-        names = [name, *(f"{name}-{page}" for page in PAGES.get(name, ()))]
+        EXPERIMENTS[name].draw_into(results, curves, folder)
+        names = [name, *(f"{name}-{page}" for page in EXPERIMENTS[name].pages)]
         expected = {f"{part}.{kind}" for part in names for kind in ("png", "svg")}
         assert {path.name for path in folder.iterdir()} == expected
     for kind in ("png", "svg"):
@@ -97,13 +96,8 @@ def test_every_experiment_has_two_files_that_are_the_same_every_time(name: str, 
     assert dict(mpl.rcParams) == before
 
 
-def test_an_experiment_without_a_figure_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="there is no figure for 'figure-9'; known are figure-toy"):
-        draw(make_results("figure-9"), {}, tmp_path)
-
-
 def test_matplotlib_waits_until_something_is_drawn() -> None:
-    code = "import sys, koffline.experiments.figures; print('matplotlib' in sys.modules)"
+    code = "import sys, koffline.experiments.reproduce; print('matplotlib' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
 
@@ -129,7 +123,7 @@ def test_each_truth_has_the_learning_rate_that_is_best_by_it(puddle: tuple[Resul
         replace(row, best_by_truth=row.learning_rate == 0.003) if row.truth == "paper" else row
         for row in results.rows
     )
-    figure = FIGURES["figure-puddle"](replace(results, rows=rows), curves)
+    figure = EXPERIMENTS["figure-puddle"].draw(replace(results, rows=rows), curves)
     dashed = lines_of(figure.axes[0], "rg", "--")
     assert len(dashed) == 1
     expected = curves["puddle_world/rg"]["mse_paper"][:, 0].mean(axis=1)
@@ -158,7 +152,7 @@ def test_an_error_above_the_axis_is_written_there() -> None:
     results, curves = EXAMPLES["figure-puddle"]()
     wild = dict(curves["puddle_world/fvi"])
     wild["mse_monte_carlo"] = np.full_like(wild["mse_monte_carlo"], 2.5e9)
-    figure = FIGURES["figure-puddle"](results, {**curves, "puddle_world/fvi": wild})
+    figure = EXPERIMENTS["figure-puddle"].draw(results, {**curves, "puddle_world/fvi": wild})
     assert figure.axes[0].get_ylim()[1] < 1e6
     assert "2.5e+09" in [text.get_text() for text in figure.axes[0].texts]
 
@@ -180,7 +174,7 @@ def test_scatter_shows_both_losses_with_their_rank_correlation(
 
 
 def test_bench_has_two_worlds() -> None:
-    figure = FIGURES["figure-bench"](*EXAMPLES["figure-bench"]())
+    figure = EXPERIMENTS["figure-bench"].draw(*EXAMPLES["figure-bench"]())
     titles = [axes.get_title(loc="left") for axes in figure.axes]
     assert titles == [
         "(a) CartPole MSE",
@@ -193,14 +187,14 @@ def test_bench_has_two_worlds() -> None:
 def test_methods_that_were_not_run_are_left_out() -> None:
     results, curves = EXAMPLES["figure-puddle"]()
     some = {group: parts for group, parts in curves.items() if group.endswith(("rg", "kloss"))}
-    figure = FIGURES["figure-puddle"](results, some)
+    figure = EXPERIMENTS["figure-puddle"].draw(results, some)
     labels = [text.get_text() for text in figure.legends[0].get_texts()]
     assert labels[:3] == ["RG", "K-loss", "truth of the paper's grid"]
 
 
 def test_toy_shows_where_weights_ran_away() -> None:
     results, curves = make_toy()
-    figure = FIGURES["figure-toy"](results, curves)
+    figure = EXPERIMENTS["figure-toy"].draw(results, curves)
     lost = np.isnan(curves["chain/td0"]["weight_error"]).any(axis=1)
     first = curves["chain/td0"]["iterations"][np.argmax(lost)]
     assert crosses_of(figure.axes[2])["td0"] == first
@@ -213,7 +207,7 @@ def test_toy_shows_where_weights_ran_away() -> None:
 
 def test_ablation_points() -> None:
     results = make_ablation()
-    figure = FIGURES["ablation"](results, {})
+    figure = EXPERIMENTS["ablation"].draw(results, {})
     panel = figure.axes[0]
     assert panel.get_title(loc="left") == "bandwidth"
     assert [axes.get_title() for axes in figure.axes[:3]] == ["Puddle World", "CartPole", "Mountain Car"]
@@ -232,7 +226,7 @@ def test_ablation_points() -> None:
 
 
 def test_ablation_leaves_panels_without_rows_empty() -> None:
-    figure = FIGURES["ablation"](make_ablation(), {})
+    figure = EXPERIMENTS["ablation"].draw(make_ablation(), {})
     first, pole, last = figure.axes[-3:]
     assert first.get_title(loc="left") == "reward of the pole"
     assert [len(axes.lines) > 0 for axes in (first, pole, last)] == [False, True, False]
@@ -240,7 +234,7 @@ def test_ablation_leaves_panels_without_rows_empty() -> None:
 
 def test_claims_have_a_mark_each() -> None:
     results = make_claims()
-    figure = FIGURES["claims"](results, {})
+    figure = EXPERIMENTS["claims"].draw(results, {})
     marks = [
         [line for line in axes.lines if line.get_marker() in ("o", "X", "D") and len(line.get_xdata()) == 1]
         for axes in figure.axes
@@ -255,10 +249,10 @@ def test_claims_have_a_mark_each() -> None:
 def test_bands_agree_with_the_tables() -> None:
     values = np.array([[1.0, 2.0, 4.0], [3.0, np.nan, 5.0], [np.nan, np.nan, 6.0], [np.nan] * 3])
     band = Band.over_seeds(values)
-    expected = [MeanInterval.of_seeds(values[0]), MeanInterval.of_seeds(values[1, [0, 2]])]
+    expected = [mean_over_seeds(values[0]), mean_over_seeds(values[1, [0, 2]])]
     for index, interval in enumerate(expected):
         assert (band.mean[index], band.low[index], band.high[index]) == pytest.approx(
-            (interval.mean, interval.low, interval.high)
+            (interval.value, interval.low, interval.high)
         )
     assert band.mean[2] == 6.0
     assert np.isnan(band.low[2])

@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from koffline.experiments.figures import FIGURES, PAGES
 from koffline.experiments.mujoco import choose_settings, gather, rows_of_returns, setting_words
 from koffline.experiments.mujoco_plan import (
     BUDGETS,
@@ -19,6 +18,7 @@ from koffline.experiments.mujoco_plan import (
     search_settings,
 )
 from koffline.experiments.mujoco_run import collect_mujoco
+from koffline.experiments.reproduce import EXPERIMENTS
 from koffline.experiments.results import Results, read_results, write_results
 from koffline.experiments.tables import table_text
 from koffline.online.config import OnlineConfig, OnlineRun
@@ -192,7 +192,7 @@ def test_the_table(pendulum: Path) -> None:
 
 def test_the_figure_has_the_panels_of_the_paper(pendulum: Path) -> None:
     results, curves = collect(pendulum)
-    figure = FIGURES["figure-mujoco"](results, curves)
+    figure = EXPERIMENTS["figure-mujoco"].draw(results, curves)
     titles = [axes.get_title(loc="left") for axes in figure.axes if axes.axison]
     assert [title[4:] for title in titles] == [
         "Swimmer", "Inv. Double Pendulum", "Ant", "Inverted Pendulum", "Walker2d", "HalfCheetah",
@@ -206,9 +206,9 @@ def test_the_figure_has_the_panels_of_the_paper(pendulum: Path) -> None:
         values = np.sort(curves[f"InvertedPendulum final/{critic}"]["return"].astype(float), axis=0)[1:-1]
         np.testing.assert_allclose(line.get_ydata(), values.mean(axis=0))
         assert line.get_xdata()[-1] == BUDGETS["InvertedPendulum"].steps / 1000.0
-    sampled = PAGES["figure-mujoco"]["sampled"](results, curves)
+    sampled = EXPERIMENTS["figure-mujoco"].pages["sampled"](results, curves)
     assert max(sampled.axes[3].lines[0].get_ydata()) < 600.0
-    assert PAGES["figure-mujoco"]["paper"](results, curves) is None
+    assert EXPERIMENTS["figure-mujoco"].pages["paper"](results, curves) is None
 
 
 def test_setting_words_name_what_is_unusual() -> None:

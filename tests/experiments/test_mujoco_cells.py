@@ -17,7 +17,7 @@ from koffline.experiments.mujoco_cells import (
 )
 from koffline.jobs import run_jobs
 from koffline.online.config import OnlineConfig, OnlineRun
-from tests.experiments.fake_lockstep import FakeLockStep, fake_return
+from tests.experiments.fake_mujoco import FakeLockStep, fake_return
 
 
 def make_cell(steps: int = 5_000, seeds: int = 2, interval: int = 1_000) -> MujocoCell:

@@ -10,11 +10,11 @@ import pytest
 from click.testing import CliRunner, Result
 
 from koffline.cli import cli
+from koffline.experiments.cells import Scale
 from koffline.experiments.mujoco_plan import NOISE_LEVELS
 from koffline.experiments.reproduce import Run, _stored_mujoco_claims
 from koffline.experiments.results import read_results
-from koffline.experiments.settings import Scale
-from tests.experiments.fake_lockstep import FakeLockStep
+from tests.experiments.fake_mujoco import FakeLockStep
 
 NOISE = NOISE_LEVELS["InvertedPendulum"]
 Call = Callable[..., Result]
@@ -28,7 +28,7 @@ def blank_figures(monkeypatch: pytest.MonkeyPatch) -> None:
         for kind in ("png", "svg"):
             path.with_name(f"{path.name}.{kind}").write_bytes(b" " * 600)
 
-    monkeypatch.setattr("koffline.experiments.figures.save_figure", save)
+    monkeypatch.setattr("koffline.experiments.reproduce.save_figure", save)
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ from click.testing import CliRunner
 
 from koffline.cli import cli
 from koffline.experiments import ablation, reproduce
+from koffline.experiments.cells import EPOCHS, Scale
 from koffline.experiments.results import read_results
-from koffline.experiments.settings import EPOCHS, Scale
 from tests.experiments.shrunk import shrink_experiments
 
 
@@ -155,11 +155,4 @@ def test_the_scales_are_those_of_the_paper(monkeypatch):
     bandwidths = {v.name for v in variants if v.group == "bandwidth"}
     assert bandwidths == {"0.05", "0.1", "0.25", "0.5", "1.0", "median"}
     assert len({v.cell.name for v in variants}) == len({v.cell for v in variants})
-    assert reproduce.DESCRIPTIONS.keys() == {
-        "figure-toy",
-        "figure-puddle",
-        "figure-bench",
-        "ablation",
-        "figure-mujoco",
-        "claims",
-    }
+    assert list(reproduce.DESCRIPTIONS) == list(reproduce.EXPERIMENTS)

@@ -7,7 +7,7 @@ import pytest
 
 from koffline.envs.boxes import make_world
 from koffline.envs.world import Outcome
-from koffline.experiments.truth import grid_values, monte_carlo_values
+from koffline.experiments.problem import grid_values, monte_carlo_values
 
 
 @dataclass(frozen=True)

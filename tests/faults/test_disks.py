@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from koffline.cli import cli
 from koffline.data.sources import open_transitions, write_transitions
 from koffline.errors import ConfigError, DataError, KofflineError
-from koffline.policies.array_file import write_arrays
+from koffline.policies.policy_file import write_arrays
 from koffline.report.folder import write_folder
 from tests.faults.places import can_mount, content, full_after
 from tests.train.small_runs import make_log

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from koffline.builders.make_env import make_env
 from koffline.cli import repeat as repeating
+from koffline.envs.make import make_env
 from koffline.errors import ConfigError
 from koffline.jobs.ray_tasks import connect
 from koffline.policies.python_policy import import_object

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from koffline.batches import Table
-from koffline.envs.tsitsiklis import EXACT_WEIGHTS, FEATURES, tsitsiklis_van_roy
+from koffline.envs.finite_worlds import TSITSIKLIS_FEATURES, TSITSIKLIS_WEIGHTS, tsitsiklis_van_roy
 from koffline.errors import ConfigError, DataError
 from koffline.kernel_loss import kernel_loss
 from koffline.kernels import Gaussian, Linear, random_fourier_features
@@ -110,7 +110,7 @@ def test_one_hot_features_give_the_exact_values_of_a_finite_process():
 def test_the_diverging_chain_is_solved():
     """TD runs away on it; the closed form is LSTD, off by sampling error (about 0.5/√2000) alone."""
     rng = np.random.default_rng(0)
-    mdp, features = tsitsiklis_van_roy(), torch.tensor(FEATURES, dtype=torch.float64)
+    mdp, features = tsitsiklis_van_roy(), torch.tensor(TSITSIKLIS_FEATURES, dtype=torch.float64)
     states = rng.integers(4, size=2000)
     outcome = mdp.step(states, np.zeros(2000, dtype=np.int64), rng)
     inputs, following = features[states], features[np.asarray(outcome.state)]
@@ -121,7 +121,7 @@ def test_the_diverging_chain_is_solved():
     torch.testing.assert_close(
         value.weights, solve_lstd(table, lambda x: x, constant=False).weights, rtol=1e-6, atol=1e-8
     )
-    np.testing.assert_allclose(value.weights, EXACT_WEIGHTS, atol=0.05)
+    np.testing.assert_allclose(value.weights, TSITSIKLIS_WEIGHTS, atol=0.05)
 
 
 def test_redundant_tiles_need_no_ridge():

@@ -133,6 +133,15 @@ def test_paths_are_relative_to_the_file_that_names_them(tmp_path, monkeypatch):
     assert load_config("../configs/a.yaml", data="minari:a/b-v0").data.source == "minari:a/b-v0"
 
 
+def test_the_names_of_the_documentation_are_there():
+    import koffline.train
+
+    assert koffline.train.load_config is load_config
+    assert callable(koffline.train.train)
+    with pytest.raises(AttributeError, match="has no attribute 'trian'"):
+        _ = koffline.train.trian
+
+
 def test_a_mapping_is_not_changed():
     content = with_algo("dqn")
     before = json.dumps(content)
@@ -178,7 +187,7 @@ def test_a_mapping_is_not_changed():
         ("trian={}", "trian is unknown; did you mean 'train'"),
         ("train.n_step=5", "train.n_step is unknown; did you mean 'n_steps'"),
         ("train.n_steps=0", "train.n_steps is 0"),
-        ("train.n_steps=true", "train.n_steps is true; a yes or no"),
+        ("train.n_steps=true", "train.n_steps is true: a yes or no"),
         ("train.seed=-1", "train.seed is -1"),
         ("data.split.heldout=0.1", "data.split.heldout is unknown; did you mean 'held_out'"),
         ("data.split.held_out=1", "data.split.held_out is 1"),

@@ -9,7 +9,7 @@ import numpy as np
 
 import koffline
 from koffline.envs.embedded import EmbeddedMDP
-from koffline.envs.finite import random_mdp
+from koffline.envs.finite_worlds import random_mdp
 from koffline.envs.rollouts import as_transitions, log_episodes
 from koffline.policies import DiscretePolicy
 

@@ -8,7 +8,8 @@ import numpy as np
 import torch
 
 from koffline.data.transitions import Discrete, Transitions
-from koffline.envs.finite import FiniteMDP, random_mdp
+from koffline.envs.finite import FiniteMDP
+from koffline.envs.finite_worlds import random_mdp
 from koffline.ope.features import FeatureSystem, make_feature_system
 from koffline.ope.problem import prepare_problem
 from koffline.policies import DiscretePolicy

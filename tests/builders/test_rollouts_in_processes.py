@@ -7,10 +7,16 @@ import pytest
 from click.testing import CliRunner
 
 from koffline import open_transitions
-from koffline.builders.elsewhere import PolicyFile, RolloutWork, batches_elsewhere, play_batch
 from koffline.builders.resumable import PartsFolder
-from koffline.builders.rollouts import RolloutPlayer, RolloutSettings, build_rollouts
-from koffline.builders.target_policy import learn_grid_policy
+from koffline.builders.rollouts import (
+    PolicyFile,
+    RolloutPlayer,
+    RolloutSettings,
+    RolloutWork,
+    build_rollouts,
+    play_batch,
+)
+from koffline.builders.uniform import learn_grid_policy
 from koffline.cli import cli
 from koffline.errors import ConfigError, PolicyError
 from koffline.jobs.mapping import PassSettings
@@ -20,10 +26,12 @@ SETTINGS = RolloutSettings("CartPole-v1", 10, (1.0, 2.0), time_limit=12, num_env
 
 
 class Elsewhere(PassSettings):
-    """The work of other processes, done in this one."""
+    """The work of other processes, done in this one; asked: the numbers of the batches."""
 
-    def map(self, *arguments, **settings):
-        return PassSettings().map(*arguments, **settings)
+    def map(self, call, items, *arguments, **settings):
+        object.__setattr__(self, "asked", [])
+        noted = (item for item in items if self.asked.append(item) is None)
+        return PassSettings().map(call, noted, *arguments, **settings)
 
 
 def lean_right(observations: np.ndarray) -> np.ndarray:
@@ -43,19 +51,14 @@ def test_rows_do_not_depend_on_who_plays() -> None:
 def test_a_cut_build_goes_on_elsewhere(tmp_path: Path) -> None:
     folder = PartsFolder(tmp_path / "log.parts", SETTINGS, ["uniform", "first"])
     folder.open(resume=False, force=False)
-    play = batches_elsewhere(SETTINGS, ["uniform", lean_right], Elsewhere(workers=2))
-    with RolloutPlayer(SETTINGS, ["uniform", lean_right]) as player:
+    where = Elsewhere(workers=2)
+    with RolloutPlayer(SETTINGS, ["uniform", lean_right], where) as player:
         batches = folder.batches(player)
         next(batches)
         batches.close()
         assert folder.kept == 1
-        asked: list[int] = []
-
-        def noted(numbers):
-            return play(number for number in numbers if asked.append(number) is None)
-
-        log = folder.build(player, play=noted)
-    assert asked == [1, 2, 3]
+        log = folder.build(player)
+    assert where.asked == [1, 2, 3]
     assert log.sha256 == build_rollouts(SETTINGS, ["uniform", lean_right]).sha256
 
 
@@ -66,10 +69,10 @@ def test_policy_files_travel_with_their_content(tmp_path: Path) -> None:
     save_grid_policy(path, learn_grid_policy("puddle_world", 0.9, None))
     specs = [str(path), f"epsilon:0.3:epsilon:0.1:{path}"]
     here = build_rollouts(settings, specs)
-    play = batches_elsewhere(settings, specs, Elsewhere(workers=2))
-    path.unlink()  # as on a machine that does not see it
-    assert play is not None
-    played = list(play(range(2)))
+    with RolloutPlayer(settings, specs, Elsewhere(workers=2)) as player:
+        batches = player.play(range(2))
+        path.unlink()  # as on a machine that does not see it
+        played = list(batches)
     np.testing.assert_array_equal(
         np.concatenate([columns["observations"] for columns in played]), here.observations
     )

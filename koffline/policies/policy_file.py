@@ -1,23 +1,26 @@
-"""koffline's own policy file: an .npz of plain arrays, read without running code, byte-stable.
+"""koffline's own policy files: .npz of plain arrays, read without running code, byte-stable, atomic.
 
-Arrays: `format` = "koffline-policy", `version` = 1, W0 (in, out), b0 (out,), W1, b1, ..., `output`, and
-optionally `activation`, `temperature`, `observation_mean`, `observation_std`, `std` (or `log_std`),
-`action_low`, `action_high`; their meaning is that of `Mlp`.
+A network's arrays: `format` = "koffline-policy", `version` = 1, W0 (in, out), b0 (out,), W1, b1, ...,
+`output`, and optionally `activation`, `temperature`, `observation_mean`, `observation_std`, `std` (or
+`log_std`), `action_low`, `action_high`; their meaning is that of `Mlp`. Those of a grid are in `grid_policy`.
 """
 
 from __future__ import annotations
 
+import io
+import zipfile
 from collections.abc import Mapping, Sequence
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from koffline.errors import PolicyError
-from koffline.policies.array_file import check_version, read_arrays, stored_array, write_arrays
+from koffline.errors import DataError, PolicyError, nearest_name
 from koffline.policies.mlp import Mlp
+from koffline.policies.outputs import one_line
+from koffline.store.files import atomic_file
+from koffline.untrusted import arrays as untrusted
 
 FORMAT = "koffline-policy"
 VERSION = 1
@@ -31,6 +34,63 @@ _NUMBER_KEYS = (
     "action_low",
     "action_high",
 )
+
+
+def read_arrays(path: Path) -> tuple[str, dict[str, np.ndarray]]:
+    """The `format` of a file and its other arrays. Raises PolicyError where it cannot be read."""
+    try:
+        arrays = untrusted.read_arrays(path)
+    except Exception as error:  # a hostile or truncated archive may fail in any way
+        raise PolicyError(
+            f"{path}: the .npz cannot be read ({one_line(error)}); write it again with "
+            "koffline.policies.save_mlp_policy"
+        ) from error
+    return str(arrays.pop("format", None)), arrays
+
+
+def check_version(path: Path, arrays: dict[str, np.ndarray], version: int) -> None:
+    """Take `version` out of the arrays. Raises PolicyError unless it is the given one."""
+    found = arrays.pop("version", None)
+    if found is None or found.shape != () or found != version:
+        raise PolicyError(f"{path}: policy file version {found}; this koffline reads version {version}")
+
+
+def write_arrays(path: Path, kind: str, version: int, arrays: Mapping[str, Any]) -> None:
+    """Write a file, whole or not at all; the same arrays give the same bytes. Raises PolicyError."""
+    stored = {key: stored_array(value) for key, value in arrays.items()}
+    marked = {"format": np.array(kind), "version": np.array(version, np.int64), **stored}
+    try:
+        with atomic_file(path, force=True) as temporary:
+            temporary.write_bytes(_npz_bytes(marked))
+    except DataError as error:
+        raise PolicyError(str(error)) from None
+
+
+def stored_array(value: Any) -> np.ndarray:
+    """The array as written: text, float32, or float64 for every other kind of number."""
+    try:
+        array = np.asarray(value)
+    except ValueError as error:
+        raise PolicyError(f"a policy setting is ragged ({one_line(error)}); give one array") from error
+    if array.dtype.kind in "iuf" and array.dtype != np.float32:
+        array = array.astype(np.float64)
+    if array.dtype.kind not in "Uf":
+        raise PolicyError(f"a policy setting has dtype {array.dtype}; give numbers or text")
+    return np.ascontiguousarray(array).reshape(array.shape).astype(array.dtype.newbyteorder("<"), copy=False)
+
+
+def _npz_bytes(arrays: Mapping[str, np.ndarray]) -> bytes:
+    """An .npz with fixed time stamps and no compression, so that its bytes depend on the content alone."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:
+        for key, array in arrays.items():
+            entry = zipfile.ZipInfo(f"{key}.npy", date_time=(1980, 1, 1, 0, 0, 0))
+            entry.create_system = 3
+            entry.external_attr = 0o644 << 16
+            content = io.BytesIO()
+            np.lib.format.write_array(content, array, version=(1, 0), allow_pickle=False)
+            archive.writestr(entry, content.getvalue())
+    return buffer.getvalue()
 
 
 def save_mlp_policy(
@@ -59,20 +119,14 @@ def save_mlp_policy(
     write_arrays(Path(path), FORMAT, VERSION, arrays)
 
 
-def read_mlp_policy(path: Path) -> Mlp:
-    """Read a policy file. Raises PolicyError naming the file for anything that is not a valid one."""
-    marker, arrays = read_arrays(path)
+def mlp_of_file(path: Path, marker: str, arrays: dict[str, np.ndarray]) -> Mlp:
+    """The network in what a file holds. Raises PolicyError naming the file for anything that is not valid."""
     if marker != FORMAT:
         keys = ", ".join(sorted(arrays)[:8])
         raise PolicyError(
             f"{path}: the .npz is not a koffline policy (arrays: {keys}); "
             "write one with koffline.policies.save_mlp_policy"
         )
-    return mlp_of_file(path, arrays)
-
-
-def mlp_of_file(path: Path, arrays: dict[str, np.ndarray]) -> Mlp:
-    """The network in the arrays of a file of this format. Raises PolicyError naming the file."""
     check_version(path, arrays, VERSION)
     try:
         return mlp_from_arrays(arrays)
@@ -109,9 +163,8 @@ def _check_keys(arrays: Mapping[str, np.ndarray], layer_keys: list[str]) -> None
     known = [*_TEXT_KEYS, *_NUMBER_KEYS]
     for key in arrays:
         if key not in known and key not in layer_keys:
-            near = get_close_matches(key, known, 1)
-            hint = f"did you mean {near[0]}?" if near else f"known are W0, b0, ..., {', '.join(known)}"
-            raise PolicyError(f"{key} is not a setting of a policy file; {hint}")
+            remedy = nearest_name(key, ["W0", "b0", *known])
+            raise PolicyError(f"{key} is not a setting of a policy file; {remedy}")
 
 
 def _numbers(key: str, array: np.ndarray) -> np.ndarray:

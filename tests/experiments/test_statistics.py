@@ -1,17 +1,63 @@
+"""Numbers over seeds: by hand, and how often their intervals cover."""
+
 import math
 
 import numpy as np
 import pytest
 
-from koffline.experiments.mujoco_statistics import (
+from koffline.experiments.statistics import (
     band,
     difference,
     fill_gaps,
+    mean_over_seeds,
     median_reached,
     rank_settings,
+    ratio_of_means,
     scores_of,
+    spearman_over_seeds,
     without_the_worst,
 )
+
+
+def test_intervals_are_students():
+    values = np.array([1.0, 2.0, 4.0, 5.0])
+    found = mean_over_seeds(values)
+    half = 3.182446 * np.sqrt(np.sum((values - 3.0) ** 2) / 3) / 2  # t quantile of three degrees of freedom
+    assert (found.value, found.low, found.high) == pytest.approx((3.0, 3.0 - half, 3.0 + half), rel=1e-4)
+    assert np.isnan(mean_over_seeds(np.array([1.0, np.nan])).value)
+    assert mean_over_seeds(np.array([1.0])).high == np.inf
+
+
+@pytest.mark.parametrize("seeds", [3, 10])
+def test_the_interval_of_a_ratio_covers_with_few_seeds(seeds):
+    """Lognormal errors with ratio 1; nominal 95 %."""
+    generator = np.random.default_rng(0)
+    covered = 0
+    for _ in range(400):
+        found = ratio_of_means(*np.exp(0.5 * generator.standard_normal((2, seeds))))
+        covered += found.low <= 1.0 <= found.high
+    assert 360 <= covered <= 394  # 380 expected; four standard deviations below, skewed errors cost some
+
+
+def test_ratio_and_its_ends():
+    assert ratio_of_means(np.array([2.0, 4.0]), np.array([1.0, 2.0])).value == pytest.approx(2.0)
+    assert ratio_of_means(np.array([1.0, np.nan]), np.ones(2)).value == np.inf
+    assert ratio_of_means(np.ones(2), np.array([1.0, np.inf])).value == 0.0
+
+
+def test_rank_correlation_against_ranks_by_hand():
+    x = np.array([[1.0, 5.0], [2.0, 4.0], [3.0, 6.0]])
+    y = x**3
+    assert spearman_over_seeds(x, y).value == pytest.approx(1.0)
+    assert spearman_over_seeds(x, -y).value == pytest.approx(-1.0)
+    y[0, 0] = np.nan  # a diverged network is left out
+    assert spearman_over_seeds(x, y).value == pytest.approx(1.0)
+    generator = np.random.default_rng(0)
+    a, b = generator.standard_normal((2, 50, 10))
+    found = spearman_over_seeds(a, b)
+    ranks = [np.argsort(np.argsort(part.ravel())) for part in (a, b)]
+    assert found.value == pytest.approx(np.corrcoef(*ranks)[0, 1])
+    assert found.low < 0.0 < found.high
 
 
 def test_scores_by_hand() -> None:
@@ -69,7 +115,7 @@ def test_the_interval_of_a_difference_covers(
     spreads: tuple[float, float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Six seeds a side, no true difference: at most a tenth of the intervals may miss zero."""
-    monkeypatch.setattr("koffline.experiments.mujoco_statistics._DRAWS", 1000)
+    monkeypatch.setattr("koffline.experiments.statistics._DRAWS", 1000)
     generator = np.random.default_rng(1)
     missed = 0
     for _ in range(300):
@@ -81,7 +127,7 @@ def test_the_interval_of_a_difference_covers(
 def test_a_band_holds_its_middle_and_is_wide_where_runs_differ() -> None:
     curves = np.stack([np.array([1.0, run]) for run in range(8)])
     found = band(curves)
-    np.testing.assert_allclose(found.mean, [1.0, 3.5])
+    np.testing.assert_allclose(found.value, [1.0, 3.5])
     assert found.low[0] == found.high[0] == 1.0
     assert 0.0 <= found.low[1] < 3.5 < found.high[1] <= 7.0
     assert np.isnan(band(curves[:1]).low).all()

@@ -1,18 +1,34 @@
-"""figure-puddle and figure-bench: errors against epochs, and what the two losses tell about the errors.
+"""figure-puddle and figure-bench: six methods on the paper's worlds, three learning rates, ten seeds.
 
-A method's curve is that of its best learning rate: by Monte Carlo for the solid line and the Bellman error,
-by the paper's grid for the thin dashed line. (Feng et al. 2019, fig:pol_demo, fig:pol_bench)
+Drawn are errors against epochs, and what the two losses tell about the errors. A method has the curve of its
+best learning rate: by Monte Carlo for the solid line and the Bellman error, by the paper's grid for the thin
+dashed line. (Feng et al. 2019, fig:pol_demo, fig:pol_bench)
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from koffline.experiments.figure_style import (
+from koffline.dual_objectives import DualObjective, GradientTD2, SaddlePoint
+from koffline.experiments.cells import (
+    TRUTHS,
+    Cell,
+    CellResult,
+    Scale,
+    best_rate_by_truth,
+    best_rate_without_truth,
+    diverged_seeds,
+    final_values,
+)
+from koffline.experiments.results import Correlation, Curves, Results, Row
+from koffline.experiments.statistics import mean_over_seeds, spearman_over_seeds
+from koffline.experiments.style import (
     COLOURS,
     INK,
+    LOSSES,
     METHODS,
     SOFT,
     WORLD_NAMES,
@@ -25,17 +41,111 @@ from koffline.experiments.figure_style import (
     method_legend,
     tidy_log_ticks,
 )
-from koffline.experiments.results import Curves, Results
+from koffline.kernels import Gaussian
+from koffline.objectives import FittedIteration, KernelLoss, Objective, ResidualGradient, TemporalDifference
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+
+OBJECTIVES: dict[str, Objective | DualObjective] = {
+    "td0": TemporalDifference(),
+    "fvi": FittedIteration(),
+    "rg": ResidualGradient(),
+    "gtd2": GradientTD2(),
+    "sbeed": SaddlePoint(),
+    "kloss": KernelLoss(Gaussian(0.5)),  # (Feng et al. 2019, sec:exp_eval)
+}
+WORLDS = {"figure-puddle": ("puddle_world",), "figure-bench": ("cart_pole", "mountain_car")}
+MINIMISERS = {"kloss": "kloss", "l2": "rg"}  # of each loss: the method that minimises it
+LOSS_CURVES = {"kloss": "kernel_loss", "l2": "l2_loss"}
+ERRORS = {"mse": "mse_monte_carlo", "bellman_error": "bellman_error"}
+
+Finished = Sequence[tuple[Cell, CellResult]]
 # Errors of an unstable run may be a billion: the axes end at this many times the variance of V.
 _WIDEST = 30.0
 _MOST_POINTS = 1500
 _PAPER = (0, (4, 2))
-_LOSSES = (("kloss", "kernel_loss", "K-loss", "kloss"), ("l2", "l2_loss", "L2 loss", "rg"))
+
+
+def evaluation_cells(worlds: Sequence[str], scale: Scale) -> list[Cell]:
+    """One cell per world and method, the slow ones first."""
+    order = ("sbeed", "gtd2", "kloss", "rg", "td0", "fvi")
+    return [
+        Cell(scale.problem(world), method, OBJECTIVES[method], scale.training(world))
+        for method in order
+        for world in worlds
+    ]
+
+
+def rows_of(
+    cell: Cell, result: CellResult, group: str | None = None, variant: str | None = None
+) -> Iterator[Row]:
+    """One row per learning rate and truth."""
+    bellman = final_values(result, "bellman_error")
+    diverged = diverged_seeds(result)
+    without_truth = best_rate_without_truth(result)
+    for truth, curve in TRUTHS.items():
+        errors, by_truth = final_values(result, curve), best_rate_by_truth(result, truth)
+        for index, rate in enumerate(result.learning_rates.tolist()):
+            error, residual = mean_over_seeds(errors[index]), mean_over_seeds(bellman[index])
+            yield Row(
+                world=cell.problem.world,
+                method=cell.method,
+                learning_rate=rate,
+                seeds=cell.training.seeds,
+                truth=truth,
+                **error.named("mse"),
+                **residual.named("bellman_error"),
+                diverged=int(diverged[index].sum()),
+                diverged_at=tuple(None if step < 0 else step for step in result.diverged_at[index].tolist()),
+                best_by_truth=index == by_truth,
+                best_without_truth=index == without_truth,
+                held_out_loss=float(result.held_out[index].mean()),
+                value_variance=result.value_variance,
+                epochs=cell.training.epochs,
+                group=group,
+                variant=variant,
+            )
+
+
+def curves_of(finished: Finished) -> dict[str, dict[str, np.ndarray]]:
+    """The group of every cell for `results.write_curves`."""
+    return {
+        f"{cell.problem.world}/{cell.method}": {
+            "epochs": result.epochs,
+            "learning_rates": result.learning_rates,
+            "seeds": np.arange(cell.training.seeds),
+            "diverged_at": result.diverged_at,
+            "held_out_loss": result.held_out,
+            "value_variance": np.asarray(result.value_variance),
+            **result.curves,
+        }
+        for cell, result in finished
+    }
+
+
+def correlations_of(finished: Finished) -> list[Correlation]:
+    """Each loss with each error along training, all learning rates pooled."""
+    found = []
+    for world in dict.fromkeys(cell.problem.world for cell, _ in finished):
+        by_method = {cell.method: result for cell, result in finished if cell.problem.world == world}
+        for loss, trained in MINIMISERS.items():
+            for networks, methods in (("own", (trained,)), ("both", tuple(MINIMISERS.values()))):
+                results = [by_method[method] for method in methods]
+                for error, error_curve in ERRORS.items():
+                    x, y = (_points(results, curve) for curve in (LOSS_CURVES[loss], error_curve))
+                    rank = spearman_over_seeds(x, y)
+                    points = int(np.isfinite(x * y).sum())
+                    numbers = (rank.value, rank.low, rank.high, points)
+                    found.append(Correlation(world, loss, error, networks, *numbers))
+    return found
+
+
+def _points(results: Sequence[CellResult], curve: str) -> np.ndarray:
+    """All records of all rates and runs, (points, seeds)."""
+    return np.concatenate([r.curves[curve].reshape(-1, r.curves[curve].shape[-1]) for r in results])
 
 
 def draw_puddle(results: Results, curves: Curves) -> Figure:
@@ -137,11 +247,11 @@ def _draw_errors(axes: Axes, results: Results, curves: Curves, world: str, name:
 
 def _draw_scatter(axes: Axes, results: Results, curves: Curves, world: str, error: str) -> None:
     """Each loss of the networks that its own method passed through (all rates and seeds) and their error."""
-    for loss, curve, label, method in _LOSSES:
+    for loss, method in MINIMISERS.items():
         group = curves.get(f"{world}/{method}")
         if group is None:
             continue
-        x, y = np.ravel(group["mse_monte_carlo" if error == "mse" else error]), np.ravel(group[curve])
+        x, y = np.ravel(group[ERRORS[error]]), np.ravel(group[LOSS_CURVES[loss]])
         good = np.isfinite(x) & np.isfinite(y) & (x > 0.0) & (y > 0.0)
         step = max(1, int(good.sum()) // _MOST_POINTS)
         wanted = (world, loss, error, "own")
@@ -149,7 +259,7 @@ def _draw_scatter(axes: Axes, results: Results, curves: Curves, world: str, erro
         rank = f", ρ = {found[0].spearman:.2f} [{found[0].low:.2f}, {found[0].high:.2f}]" if found else ""
         axes.plot(
             x[good][::step], y[good][::step], ".", color=COLOURS[method], ms=3.5, alpha=0.45, mew=0,
-            label=label + rank, rasterized=True,
+            label=LOSSES[loss] + rank, rasterized=True,
         )  # fmt: skip
     axes.set_xscale("log")
     axes.set_yscale("log")

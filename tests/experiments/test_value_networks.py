@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from koffline.envs.boxes import to_unit_square
-from koffline.experiments.metrics import NAMES, Metrics, held_out_kernel_loss
 from koffline.experiments.problem import GAMMA, Problem, ProblemSettings, build_problem
+from koffline.experiments.value_networks import NAMES, Metrics, held_out_kernel_loss
 from koffline.replicas import StackedMLP
 
 SMALL = ProblemSettings("mountain_car", rows=300, held_out_rows=60, truth_repeats=3)

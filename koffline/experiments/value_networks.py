@@ -1,18 +1,24 @@
-"""What is measured of value networks while they train: errors against both truths, Bellman error, losses."""
+"""What is measured of value networks while they train: errors against both truths, Bellman error, losses.
+
+And networks with an output offset of their own, which the ablation compares with those without.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from koffline.bellman import state_value_residual
 from koffline.envs.boxes import to_unit_square
 from koffline.experiments.problem import GAMMA, Problem, to_tensor
 from koffline.kernel_loss import u_statistic
 from koffline.kernels import Gaussian, Kernel
-from koffline.replicas import StackedNetwork
+from koffline.replicas import StackedMLP, StackedNetwork
+from koffline.stacked_module import StackedModule
 
 NAMES = ("mse_monte_carlo", "mse_paper", "bellman_error", "kernel_loss", "l2_loss", "largest_value")
 _JUDGE = Gaussian(0.5)  # one kernel judges all methods and settings
@@ -85,3 +91,35 @@ def held_out_kernel_loss(problem: Problem, network: StackedNetwork, reward_scale
     rewards, discounts = (part.double().expand_as(value) for part in (table.rewards, table.discounts))
     residual = state_value_residual(rewards, discounts, value, following)
     return u_statistic(residual, _JUDGE.gram(table.inputs.double())).numpy()
+
+
+class _OffsetNetwork(nn.Module):
+    """The layers of a StackedMLP's replica and the offset."""
+
+    def __init__(self, layers: Sequence[tuple[Tensor, Tensor]]) -> None:
+        super().__init__()
+        self.weights = nn.ParameterList([weight for weight, _ in layers])
+        self.biases = nn.ParameterList([bias for _, bias in layers])
+        self.offset = nn.Parameter(torch.zeros(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(N, d) -> (N, 1)."""
+        *below, (top, bias) = list(zip(self.weights, self.biases, strict=True))
+        for weight, shift in below:
+            x = torch.relu(x @ weight + shift)
+        return x @ top + bias + self.offset / (1.0 - GAMMA)
+
+
+def offset_networks(hidden: Sequence[int], seeds: Sequence[int]) -> StackedModule:
+    """One network V(s) = net(s) + b / (1 − γ) per seed: StackedMLP's first weights, an offset of zero.
+
+    A gradient step then moves the mean of V as fast as its shape, along the direction in which a residual
+    changes by only (1 − γ).
+    """
+    start = StackedMLP.initialise((2, *hidden, 1), seeds)
+    layers = start.layers(start.flat)
+    modules = [
+        _OffsetNetwork([(weight[r].clone(), bias[r].squeeze(0).clone()) for weight, bias in layers])
+        for r in range(start.replicas)
+    ]
+    return StackedModule(modules)

@@ -1,8 +1,9 @@
-"""What the figures of the experiments share: colours and order of methods, curves with bands, files."""
+"""What figures and tables of the experiments share: names, colours, curves with bands, numbers, files."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,8 +13,8 @@ import numpy as np
 from jaxtyping import Float, Shaped
 from scipy import stats
 
-from koffline.experiments.methods import LABELS
-from koffline.experiments.summaries import LEVEL
+from koffline.runs.figures import INK, STYLE
+from koffline.spread import LEVEL
 from koffline.store.files import atomic_file
 
 if TYPE_CHECKING:
@@ -21,7 +22,17 @@ if TYPE_CHECKING:
     from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
-METHODS = ("td0", "fvi", "rg", "gtd2", "sbeed", "kloss")
+
+LABELS = {
+    "td0": "TD(0)",
+    "fvi": "FVI",
+    "rg": "RG",
+    "gtd2": "GTD2",
+    "sbeed": "SBEED",
+    "kloss": "K-loss",
+}
+LOSSES = {"kloss": "K-loss", "l2": "L2 loss"}
+METHODS = tuple(LABELS)  # the order in which they stand
 # Okabe and Ito's palette, safe for colour-blind readers, and a marker each for those who print in grey.
 COLOURS = {
     "td0": "#56B4E9",
@@ -33,7 +44,7 @@ COLOURS = {
 }
 MARKERS = {"td0": "v", "fvi": "^", "rg": "s", "gtd2": "D", "sbeed": "P", "kloss": "o"}
 _FEW_DECADES = 40.0  # ratio of the ends of an axis
-INK, SOFT = "#1f2933", "#9aa5b1"
+SOFT = "#9aa5b1"
 WORLD_NAMES = {
     "chain": "Chain",
     "puddle_world": "Puddle World",
@@ -42,23 +53,13 @@ WORLD_NAMES = {
 }
 _DPI, _TALLEST = 200, 2600.0  # dots an inch; dots of a figure's height, above which it is drawn coarser
 _STYLE: dict[Any, Any] = {
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.edgecolor": "#7b8794",
-    "axes.labelcolor": INK,
-    "axes.titlesize": 10,
+    **STYLE,
     "axes.titlelocation": "left",
-    "axes.grid": True,
-    "grid.color": "#e4e7eb",
     "grid.linewidth": 0.6,
-    "axes.axisbelow": True,
-    "font.size": 9,
     "legend.fontsize": 9,
     "xtick.color": INK,
     "ytick.color": INK,
-    "figure.dpi": 120,
     "savefig.dpi": _DPI,
-    "svg.hashsalt": "koffline",
     "svg.fonttype": "path",
 }
 
@@ -256,3 +257,25 @@ def _few_markers(count: int, method: str) -> tuple[int, int]:
     """(start, step): some eight markers, at places of the method's own."""
     step = max(1, count // 8)
     return (METHODS.index(method) * step // len(METHODS)) % max(count, 1), step
+
+
+def table_lines(header: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Lines of a Markdown table; a bar inside a cell would end it."""
+    for line in (header, ["---"] * len(header), *rows):
+        yield "| " + " | ".join(" ".join(cell.split()).replace("|", "\\|") for cell in line) + " |"
+
+
+def interval_text(value: float | None, low: float | None, high: float | None) -> str:
+    """0.12 [0.1, 0.14]; without the ends where there is a single seed, 'not finite' after a divergence."""
+    if value is None or math.isnan(value):
+        return "not finite"
+    if low is None or high is None or not (math.isfinite(low) and math.isfinite(high)):
+        return number_text(value)
+    return f"{number_text(value)} [{number_text(low)}, {number_text(high)}]"
+
+
+def number_text(value: float | None) -> str:
+    """Three digits; a dash where there is none."""
+    if value is None or math.isnan(value):
+        return "–"
+    return "∞" if math.isinf(value) else f"{value:.3g}"

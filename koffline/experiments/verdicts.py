@@ -1,3 +1,0 @@
-"""The three verdicts on a sentence of the paper."""
-
-HOLDS, FAILS, UNDECIDED = "holds", "does not hold", "undecided"
