@@ -14,7 +14,7 @@ import pytest
 import koffline
 from koffline.config import make_settings
 from koffline.errors import ConfigError
-from koffline.jobs.mapping import map_ordered
+from koffline.jobs.mapping import PassSettings
 from koffline.ope.streaming.memory import Shapes, plan_memory, shapes_of
 from koffline.ope.streaming.settings import StreamSettings
 from tests.ope.problems import continuous_log, discrete_log
@@ -84,7 +84,7 @@ def test_a_pass_holds_no_value_that_was_handed_out():
         alive.append(weakref.ref(value))
         return value
 
-    for mapped in map_ordered(compute, range(4)):
+    for mapped in PassSettings().map(compute, range(4)):
         del mapped
     assert len(alive) == 4
 
