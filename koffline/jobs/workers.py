@@ -46,7 +46,7 @@ class Processes:
 
     def __init__(self, workers: int) -> None:
         self.capacity = workers
-        self._closed = False
+        self._closed, self._lock = False, threading.Lock()
         self._all: list[Any] = []
         self._idle: queue.SimpleQueue[Any] = queue.SimpleQueue()
         for _ in range(workers):
@@ -63,9 +63,11 @@ class Processes:
 
         executor = self._idle.get()
         try:
-            if self._closed:  # one that took the place of a dead one since then would not end
-                raise RuntimeError("the workers have ended")
-            return executor.submit(_perform, place, item).result()
+            with self._lock:  # a process starts before the end or not at all
+                if self._closed:
+                    raise RuntimeError("the workers have ended")
+                future = executor.submit(_perform, place, item)
+            return future.result()
         except BrokenProcessPool:
             executor = self._start()
             return JobFailure("", "a worker process died (killed, or out of memory?)", lost=True)
@@ -74,9 +76,14 @@ class Processes:
 
     def close(self, at_once: bool) -> None:
         """Let go of the workers; with ``at_once`` stop what they do."""
-        self._closed = True
+        with self._lock:
+            self._closed = True
         for executor in self._all:
-            executor.shutdown(wait=True, kill_workers=at_once)
+            # Its own kill_workers trips over an item that it has not yet handed on.
+            for process in list(executor._processes.values()) if at_once else ():
+                process.terminate()
+        for executor in self._all:
+            executor.shutdown()
 
     def _start(self) -> Any:
         from joblib.externals.loky import ProcessPoolExecutor

@@ -4,6 +4,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,20 @@ def test_large_values_wait_on_the_disk_and_may_be_written_to(tmp_path: Path, mon
     assert (float(first.sum()), len(list(tmp_path.iterdir()))) == (2.0**19, 1)
     assert [float(mapped.value.sum()) for mapped in results] == [2.0**18] * 2
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_pass_left_in_the_middle_leaves_nothing(
+    tmp_path: Path, monkeypatch: Any, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    before = set(threading.enumerate())
+    for _ in range(3):
+        started = PassSettings(workers=2).map(functions.slow_later, range(9))
+        assert next(started).value == 0
+        started.close()
+    assert set(threading.enumerate()) == before
+    assert (multiprocessing.active_children(), list(tmp_path.iterdir())) == ([], [])
+    assert capfd.readouterr() == ("", "")
 
 
 def test_functions_without_a_name_travel() -> None:
