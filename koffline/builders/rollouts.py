@@ -78,7 +78,7 @@ def build_rollouts(
     for discrete actions; policies with continuous ones tell no density. Continuous actions outside the space
     are clipped to it, stored as played, and counted in ``metadata.notes``.
     progress hears how many episodes are done. workers, ray: play in several processes, or on a Ray cluster,
-    as of `koffline.jobs.map_ordered`; the rows are the same.
+    as of `koffline.jobs.PassSettings`; the rows are the same.
     Raises ConfigError, and PolicyError for a policy that does not fit.
     """
     with RolloutPlayer(settings, policies, PassSettings(workers, ray)) as player:

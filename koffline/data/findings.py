@@ -88,7 +88,7 @@ class ShardFindings:
 
 
 def inspect_shard(log: LazyTransitions, shard: int) -> ShardFindings:
-    """Look through one shard, for ``map_ordered``."""
+    """Look through one shard, for ``PassSettings.map``."""
     tally = WarningTally(log.action_space, log.has_episodes)
     try:
         for block in log.shard_blocks(shard):

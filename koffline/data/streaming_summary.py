@@ -174,7 +174,7 @@ def tally_log(log: Transitions) -> LogTally:
 
 
 def tally_shard(log: LazyTransitions, shard: int) -> LogTally:
-    """The tally of one shard, for ``map_ordered``. Raises DataError."""
+    """The tally of one shard, for ``PassSettings.map``. Raises DataError."""
     tally = LogTally(log.action_space, log.has_episodes)
     for block in log.shard_blocks(shard):
         tally.add(block)

@@ -1,12 +1,13 @@
 """Independent pieces of work, run here, in several processes, or on a Ray cluster.
 
-`run_jobs`: jobs whose results are files. `map_ordered`: values in the order of their items, such as sums over
-the shards of a log.
+`run_jobs`: jobs whose results are files. `PassSettings.map`: values in the order of their items, such as sums
+over the shards of a log.
 """
 
-from koffline.jobs.mapping import Mapped, map_ordered
-from koffline.jobs.running import Job, JobError, JobFailure, JobsRun, LocalFile, run_jobs
+from koffline.jobs.mapping import JobError, Mapped, PassSettings
+from koffline.jobs.running import Job, JobsRun, LocalFile, run_jobs
 from koffline.jobs.status import JobStatus, Report
+from koffline.jobs.workers import JobFailure
 
 __all__ = [
     "Job",
@@ -16,7 +17,7 @@ __all__ = [
     "JobsRun",
     "LocalFile",
     "Mapped",
+    "PassSettings",
     "Report",
-    "map_ordered",
     "run_jobs",
 ]

@@ -1,21 +1,37 @@
 """One function over many items, here, in processes, or on a Ray cluster; values in the order of the items.
 
-A pass over a log too large for one machine is `map_ordered` over its shards: each call returns sums, and
-because they arrive in the order of the shards, adding them up gives the same float64 numbers everywhere.
+A pass over a log too large for one machine is a map over its shards: each call returns sums, and because they
+arrive in the order of the shards, adding them up gives the same float64 numbers everywhere.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sized
-from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from koffline import errors
 from koffline.errors import ConfigError, KofflineError
-from koffline.jobs.places import Call, Here, InProcesses, OnRay, Workers, kept_workers, packed
-from koffline.jobs.running import Failure, JobError, JobFailure, Lost
 from koffline.jobs.status import JobStatus, Report, bar, silence
+from koffline.jobs.workers import JobFailure, Workers, failure_of, opened, pack, unpack
+
+Call = Callable[[Any, Any], Any]
+Name = Callable[[Any], str]
+_Progress = Callable[[int, list[Any]], None]  # items that are done, and those that run
+
+
+class JobError(KofflineError):
+    """A job that failed. ``trace`` is the traceback of where it ran, for a fault that is not the user's."""
+
+    def __init__(self, message: str, trace: str = "") -> None:
+        super().__init__(message)
+        self.trace = trace
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,183 +43,146 @@ class Mapped:
     failure: JobFailure | None = None
 
 
-def map_ordered(
-    call: Call,
-    items: Iterable[Any],
-    *,
-    shared: Any = None,
-    workers: int = 1,
-    ray: str | None = None,
-    retries: int = 2,
-    skip_failed: bool = False,
-    progress: bool | Report | None = None,
-    name: Callable[[Any], str] | None = None,
-) -> Iterator[Mapped]:
-    """Give ``call(shared, item)`` for every item, in the order of the items, wherever it was computed.
-
-    call: must not change ``shared``, which a worker receives once and keeps for its next items.
-    workers: 1 computes in this process, when a value is asked for; more in as many processes of one thread.
-    ray: "local", "auto" or the address of a Ray cluster: one core and one thread for each item.
-    retries: how often an item is given to another worker after one has died over it.
-    skip_failed: an item that raises a KofflineError, or whose workers all die, gives its failure in place of
-        a value; otherwise the pass ends with the error, which names the item. Other errors end it always.
-    progress: True draws a bar on a terminal; or a callable that hears every change.
-    name: what an item is called in errors and the bar; default "item 3".
-
-    At most twice as many values as there are workers wait for their turn, large ones not in this process's
-    memory: it holds one at a time.
-    Raises the item's DataError, PolicyError or ConfigError, JobError for anything else, and ConfigError for
-    settings, for what cannot be sent to workers, and for a cluster that does not answer.
-    """
-    if workers < 1:
-        raise ConfigError(f"workers is {workers}; give a positive number")
-    if retries < 0:
-        raise ConfigError(f"retries is {retries}; give 0 or more")
-    plan = _Plan(call, shared, workers, ray, retries, skip_failed, progress, name or _item_name)
-    return _run(plan, items)
-
-
-@dataclass(frozen=True, eq=False)
-class _Plan:
-    """The arguments of `map_ordered`."""
-
-    call: Call
-    shared: Any
-    workers: int
-    ray: str | None
-    retries: int
-    skip_failed: bool
-    progress: bool | Report | None
-    name: Callable[[Any], str]
-
-
-def _open(plan: _Plan) -> Workers:
-    if plan.ray is None and plan.workers == 1:
-        return Here(plan.call, plan.shared)
-    payload = packed(plan.call, plan.shared)
-    if plan.ray is not None:
-        return OnRay(payload, plan.ray, plan.workers)
-    return InProcesses(payload, plan.workers)
-
-
-def _run(plan: _Plan, items: Iterable[Any]) -> Iterator[Mapped]:
-    total = len(items) if isinstance(items, Sized) else None
-    if total == 0:
-        return
-    with ExitStack() as stack:
-        report = stack.enter_context(bar()) if plan.progress is True else plan.progress
-        workers = _open(plan)
-        ended_well = False
-        try:
-            yield from _InOrder(plan, workers, iter(items), total).values(report or silence)
-            ended_well = True
-        finally:
-            workers.close(at_once=not ended_well)
-
-
-class _InOrder:
-    """The state of a running pass: what is with the workers, and what waits for its turn."""
-
-    def __init__(self, plan: _Plan, workers: Workers, items: Iterator[Any], total: int | None) -> None:
-        self._plan, self._workers, self._total = plan, workers, total
-        self._items = enumerate(items)
-        self._away: dict[int, Any] = {}  # items with the workers, by number
-        self._back: dict[int, tuple[Any, Any]] = {}  # items whose results wait for those before them
-        self._losses: dict[int, int] = {}
-        self._done = 0
-
-    def values(self, report: Report) -> Iterator[Mapped]:
-        turn = 0
-        while True:
-            self._hand_out()
-            report(self._status())
-            if not self._away:
-                return
-            self._take(*self._workers.next_finished())
-            while turn in self._back:
-                turn += 1
-                yield self._mapped(*self._back.pop(turn - 1))  # no name here keeps a large value alive
-
-    def _mapped(self, item: Any, result: Any) -> Mapped:
-        if isinstance(result, JobFailure):
-            return Mapped(item, None, result)
-        return Mapped(item, self._workers.value(result))
-
-    def _hand_out(self) -> None:
-        """Keep the workers busy, but not further ahead of the slowest item than the window."""
-        capacity, window = self._workers.capacity, self._workers.window
-        while len(self._away) < capacity and len(self._away) + len(self._back) < window:
-            number, item = next(self._items, (None, None))
-            if number is None:
-                return
-            self._away[number] = item
-            self._workers.submit(number, item)
-
-    def _take(self, number: int, result: Any) -> None:
-        """Keep a value for its turn; an item whose worker died goes to another one."""
-        if isinstance(result, Lost):
-            losses = self._losses[number] = self._losses.get(number, 0) + 1
-            if losses <= self._plan.retries:
-                self._workers.submit(number, self._away[number])
-                return
-        item = self._away.pop(number)
-        self._done += 1
-        if isinstance(result, Failure):
-            failure = JobFailure(self._plan.name(item), result.reason, result.trace)
-            skipped = self._plan.skip_failed and (result.kind or isinstance(result, Lost))
-            if not skipped:
-                raise _error_of(failure, result.kind, self._losses.get(number, 0))
-            result = failure
-        self._back[number] = item, result
-
-    def _status(self) -> JobStatus:
-        total = self._total if self._total is not None else self._done + len(self._away)
-        return JobStatus(self._done, 0, total, tuple(self._plan.name(item) for item in self._away.values()))
-
-
-def _error_of(failure: JobFailure, kind: str, losses: int) -> KofflineError:
-    """The error of an item, of the kind that was raised where it was computed, naming the item once."""
-    reason = failure.reason if failure.name in failure.reason else f"{failure.name}: {failure.reason}"
-    if kind:
-        error: type[KofflineError] = getattr(errors, kind)
-        return error(reason)
-    if losses:
-        reason = f"{reason}, {losses} times; give the workers more memory, or leave this part out"
-    return JobError(reason, failure.trace)
-
-
-def _item_name(item: Any) -> str:
-    return f"item {item}"
-
-
 @dataclass(frozen=True)
 class PassSettings:
-    """Where the passes over a log's shards run, and whether they leave out what cannot be read."""
+    """Where the passes over a log's shards run, and whether they leave out what cannot be read.
+
+    workers: 1 computes in this process, when a value is asked for; more in as many processes of one thread.
+    ray: "local", "auto" or the address of a Ray cluster: one core and one thread for each item.
+    skip_bad_shards: an item that raises a KofflineError, or whose workers all die, gives its failure in place
+        of a value; otherwise the pass ends with the error, which names the item. Other errors end it always.
+    retries: how often an item is given to another worker after one has died over it.
+    ordered: False gives values as they are computed.
+
+    Raises ConfigError for numbers that make no sense.
+    """
 
     workers: int = 1
     ray: str | None = None
     skip_bad_shards: bool = False
+    retries: int = 2
+    ordered: bool = True
+
+    def __post_init__(self) -> None:
+        if self.workers < 1:
+            raise ConfigError(f"workers is {self.workers}; give a positive number")
+        if self.retries < 0:
+            raise ConfigError(f"retries is {self.retries}; give 0 or more")
 
     def map(
         self,
         call: Call,
         items: Iterable[Any],
         shared: Any = None,
-        name: Callable[[Any], str] | None = None,
+        name: Name | None = None,
         progress: bool | Report | None = None,
     ) -> Iterator[Mapped]:
-        """As `map_ordered`, with these settings."""
-        return map_ordered(
-            call,
-            items,
-            shared=shared,
-            workers=self.workers,
-            ray=self.ray,
-            skip_failed=self.skip_bad_shards,
-            progress=progress,
-            name=name,
-        )
+        """Give ``call(shared, item)`` for every item, in the order of the items, wherever it was computed.
 
-    def kept(self) -> AbstractContextManager[None]:
+        call: must not change ``shared``, which a worker receives once and keeps for its next items.
+        name: what an item is called in errors and the bar; default "item 3".
+        progress: True draws a bar on a terminal; or a callable that hears every change.
+
+        At most twice as many values as there are workers wait for their turn, not in this process's memory:
+        it holds one at a time.
+        Raises the item's DataError, PolicyError or ConfigError, JobError for anything else, and ConfigError
+        for what cannot be sent to workers and for a cluster that does not answer.
+        """
+        total = len(items) if isinstance(items, Sized) else None
+        if total == 0:
+            return
+        with ExitStack() as stack:
+            heard = (stack.enter_context(bar()) if progress is True else progress) or silence
+            name = name or (lambda item: f"item {item}")
+
+            def report(done: int, running: list[Any]) -> None:
+                names = tuple(map(name, running))
+                heard(JobStatus(done, 0, total if total is not None else done + len(running), names))
+
+            if self._is_here:
+                yield from self._here(call, items, shared, name, report)
+                return
+            packed = pack((call, shared))
+            folder = stack.enter_context(TemporaryDirectory(prefix="koffline-", ignore_cleanup_errors=True))
+            workers = stack.enter_context(opened(self.workers, self.ray))
+            place = workers.place(packed, Path(folder))
+            del packed
+            yield from self._away(workers, place, iter(items), name, report)
+
+    def kept(self) -> AbstractContextManager[Any]:
         """Several passes inside it share their workers, whose start takes seconds. Raises ConfigError."""
-        return kept_workers(self.workers, self.ray)
+        return nullcontext() if self._is_here else opened(self.workers, self.ray, keep=True)
+
+    @property
+    def _is_here(self) -> bool:
+        return self.workers == 1 and self.ray is None
+
+    def _here(
+        self, call: Call, items: Iterable[Any], shared: Any, name: Name, report: _Progress
+    ) -> Iterator[Mapped]:
+        """Compute an item when its value is asked for; errors that are not the user's pass through."""
+        done = 0
+        for item in items:
+            report(done, [item])
+            done += 1
+            try:
+                yield Mapped(item, call(shared, item))  # no name here keeps a large value alive
+            except KofflineError as error:
+                yield self._failed(item, replace(failure_of(error), name=name(item)))
+        report(done, [])
+
+    def _away(
+        self, workers: Workers, place: Any, items: Iterator[Any], name: Name, report: _Progress
+    ) -> Iterator[Mapped]:
+        """Keep the workers busy, but not further ahead of the slowest item than twice what they can take.
+
+        What need not be in order is handed to Ray at once, which grows the cluster if it can.
+        """
+        waiting: dict[Future[Any], Any] = {}
+        done = 0
+        threads = ThreadPoolExecutor(workers.capacity if self.ray is None else 10_000)
+        try:
+            while True:
+                most = 2 * workers.capacity if self.ordered else sys.maxsize if self.ray else workers.capacity
+                for item in islice(items, max(0, most - len(waiting))):
+                    waiting[threads.submit(self._call, workers, place, item)] = item
+                running = [item for future, item in waiting.items() if not future.done()]
+                report(done, running[: workers.capacity])
+                if not waiting:
+                    return
+                future = next(iter(waiting if self.ordered else wait(waiting, None, FIRST_COMPLETED).done))
+                item, result = waiting.pop(future), future.result()
+                done += 1
+                del future  # and what it holds
+                if isinstance(result, JobFailure):
+                    yield self._failed(item, replace(result, name=name(item)))
+                else:
+                    yield Mapped(item, unpack(result))
+        finally:
+            threads.shutdown(wait=False, cancel_futures=True)
+
+    def _call(self, workers: Workers, place: Any, item: Any) -> Any:
+        """Hand an item to a worker, and to others where they die."""
+        try:
+            packed = pack(item)
+        except ConfigError as error:
+            return failure_of(error)
+        for _ in range(1 + self.retries):
+            result = workers.call(place, packed)
+            if not (isinstance(result, JobFailure) and result.lost):
+                break
+        return result
+
+    def _failed(self, item: Any, failure: JobFailure) -> Mapped:
+        """Return the failure of an item where it is skipped; else raise its error, which names it once."""
+        if self.skip_bad_shards and (failure.kind or failure.lost):
+            return Mapped(item, None, failure)
+        reason = failure.reason
+        if failure.name not in reason:
+            reason = f"{failure.name}: {reason}"
+        if failure.kind:
+            error: type[KofflineError] = getattr(errors, failure.kind)
+            raise error(reason) from None
+        if failure.lost:
+            reason += f", {1 + self.retries} times; give the workers more memory, or leave this part out"
+        raise JobError(reason, failure.trace) from None

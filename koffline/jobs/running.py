@@ -5,25 +5,21 @@ A job whose file is there is not run again, so that a killed run continues where
 
 from __future__ import annotations
 
-import traceback
-from collections.abc import Callable, Sequence
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import takewhile
 from pathlib import Path
 from time import perf_counter
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
-from koffline.errors import ConfigError, KofflineError
+from koffline.errors import ConfigError
+from koffline.jobs.mapping import JobError, Mapped, PassSettings
 from koffline.jobs.status import JobStatus, Report, bar, silence
+from koffline.jobs.workers import JobFailure, failure_of
 from koffline.store.files import atomic_file
-
-
-class JobError(KofflineError):
-    """A job that failed. ``trace`` is the traceback of where it ran, for a fault that is not the user's."""
-
-    def __init__(self, message: str, trace: str = "") -> None:
-        super().__init__(message)
-        self.trace = trace
 
 
 @dataclass(frozen=True)
@@ -37,7 +33,7 @@ class LocalFile:
 class Job:
     """One piece of work: ``call(path, *arguments)`` writes its result at ``path``, whole or not at all.
 
-    call: importable by name (other processes import it). It may keep files of its own beside ``path``.
+    call: may keep files of its own beside ``path``.
     path: on Ray the call receives a path of the same name in a scratch folder of the worker.
     is_valid: whether the file at ``path`` is a result of this job; an invalid one is computed again.
     """
@@ -48,35 +44,14 @@ class Job:
     path: Path
     is_valid: Callable[[Path], bool] | None = None
 
+    def __getstate__(self) -> dict[str, Any]:
+        """The check of a result stays in this process, and need not travel."""
+        return {**self.__dict__, "is_valid": None}
+
     @property
     def done(self) -> bool:
         """Whether a result is there."""
         return self.path.is_file() and (self.is_valid is None or self.is_valid(self.path))
-
-
-@dataclass(frozen=True)
-class Failure:
-    """Why a job has no result, in words that can travel between processes.
-
-    kind: the name of the KofflineError that says so; "" for a fault of ours or of the machine.
-    """
-
-    reason: str
-    trace: str
-    kind: str = ""
-
-
-class Lost(Failure):
-    """The worker died or cannot be reached; what it did may work elsewhere, or at another time."""
-
-
-@dataclass(frozen=True)
-class JobFailure:
-    """The name of a job that failed, why in one line, and the traceback of where it ran."""
-
-    name: str
-    reason: str
-    trace: str
 
 
 @dataclass(frozen=True)
@@ -87,27 +62,6 @@ class JobsRun:
     found: int
     seconds: float
     failures: tuple[JobFailure, ...] = ()
-
-
-Result = bytes | Failure | None
-"""What comes back of a job: its file's content where the worker's disk is another, a failure, nothing."""
-
-
-@runtime_checkable
-class Pool(Protocol):
-    """What runs jobs: takes up to ``capacity`` at a time and gives back whichever ends first."""
-
-    capacity: int
-
-    def submit(self, job: Job) -> None:
-        """Start a job."""
-
-    def next_finished(self) -> tuple[Job, Result]:
-        """Wait for one of the submitted jobs."""
-        ...
-
-    def close(self, at_once: bool) -> None:
-        """Let go of the workers; with ``at_once`` stop what they do."""
 
 
 def run_jobs(
@@ -127,106 +81,79 @@ def run_jobs(
     Otherwise no further job starts after a failure, those that run may end, and JobError names the job. An
     interrupt stops the workers at once. Finished files stay in all cases.
     """
-    if workers < 1:
-        raise ConfigError(f"workers is {workers}; give a positive number")
-    paths = [job.path for job in jobs]
-    for job in jobs:
-        if paths.count(job.path) > 1:
-            raise ConfigError(f"several jobs write {job.path}; give each its own file")
     started = perf_counter()
+    where = PassSettings(workers, ray, skip_bad_shards=True, retries=0, ordered=False)
+    path, count = Counter(job.path for job in jobs).most_common(1)[0] if jobs else (None, 0)
+    if count > 1:
+        raise ConfigError(f"several jobs write {path}; give each its own file")
     missing = [job for job in jobs if not job.done]
-    found = len(jobs) - len(missing)
+    found, total = len(jobs) - len(missing), len(jobs)
     failures: list[JobFailure] = []
+    for job in missing:
+        _make_folder(job.path.parent)
+    files = None if ray is None else _contents(missing)
     with ExitStack() as stack:
-        report = stack.enter_context(bar()) if progress is True else progress
-        for job in missing:
-            _make_folder(job.path.parent)
-        if missing:
-            pool = _open_pool(workers, ray)
-            failures = _run_missing(missing, found, pool, report or silence, keep_going)
-        else:
-            (report or silence)(JobStatus(found, found, found, ()))
-    ran = len(missing) - len(failures)
+        report = (stack.enter_context(bar()) if progress is True else progress) or silence
+
+        def hear(status: JobStatus) -> None:
+            report(JobStatus(found + status.done - len(failures), found, total, status.running))
+
+        if not missing:
+            hear(JobStatus(0, 0, 0, ()))
+        waiting = takewhile(lambda _: keep_going or not failures, missing) if missing else ()
+        for mapped in where.map(_perform, waiting, files, lambda job: job.name, hear):
+            if failure := _failure(mapped):
+                failures.append(failure)
     if failures and not keep_going:
-        raise _error_of(failures, sum(job.done for job in jobs), len(jobs))
-    return JobsRun(ran, found, perf_counter() - started, tuple(failures))
+        raise _error_of(failures, sum(job.done for job in jobs), total)
+    return JobsRun(len(missing) - len(failures), found, perf_counter() - started, tuple(failures))
 
 
-def perform(job: Job) -> Failure | None:
-    """Run one job where this process is; any error becomes a Failure."""
+def _failure(mapped: Mapped) -> JobFailure | None:
+    """Keep the file that came back, if one did; return why there is no result."""
+    job, result = mapped.item, mapped.value
+    if mapped.failure or isinstance(result, JobFailure):
+        return mapped.failure or replace(result, name=job.name)
+    if result is not None:
+        with atomic_file(job.path, force=True) as temporary:
+            temporary.write_bytes(result)
+    return None if job.done else JobFailure(job.name, f"it ended without a valid result at {job.path}", "")
+
+
+def _perform(files: Mapping[Path, bytes] | None, job: Job) -> bytes | JobFailure | None:
+    """Run one job where this process is; any error becomes a JobFailure.
+
+    files: contents of the `LocalFile` among the arguments, for a machine that shares no disk with the
+        sender's; the job works in a scratch folder there and the content of its file comes back.
+    """
     try:
-        job.call(job.path, *job.arguments)
+        if files is None:
+            job.call(job.path, *job.arguments)
+            return None
+        with tempfile.TemporaryDirectory(prefix="koffline-") as scratch:
+            path = Path(scratch) / job.path.name
+            job.call(path, *_copied_files(job.arguments, files, Path(scratch) / "inputs"))
+            return path.read_bytes() if path.is_file() else None
     except Exception as error:
-        trace = "".join(traceback.format_exception(error))
-        return Failure(in_words(error), trace)
-    if not job.done:
-        return Failure(f"it ended without a valid result at {job.path}", "")
-    return None
+        return failure_of(error)
 
 
-class _ThisProcess:
-    """Runs a job when its result is asked for."""
-
-    capacity = 1
-
-    def __init__(self) -> None:
-        self._job: Job | None = None
-
-    def submit(self, job: Job) -> None:
-        self._job = job
-
-    def next_finished(self) -> tuple[Job, Result]:
-        assert self._job is not None
-        return self._job, perform(self._job)
-
-    def close(self, at_once: bool) -> None:
-        pass
+def _contents(jobs: Sequence[Job]) -> dict[Path, bytes]:
+    paths = {part.path for job in jobs for part in job.arguments if isinstance(part, LocalFile)}
+    return {path: path.read_bytes() for path in paths}
 
 
-def _open_pool(workers: int, ray: str | None) -> Pool:
-    if ray is not None:
-        from koffline.jobs.ray_pool import RayPool
-
-        return RayPool(ray, workers)
-    if workers > 1:
-        from koffline.jobs.process_pool import ProcessPool
-
-        return ProcessPool(workers)
-    return _ThisProcess()
-
-
-def _run_missing(
-    missing: Sequence[Job], found: int, pool: Pool, report: Report, keep_going: bool
-) -> list[JobFailure]:
-    total = found + len(missing)
-    waiting, done = list(missing), found
-    running: list[Job] = []
-    failures: list[JobFailure] = []
-    ended_well = False
-    try:
-        while running or waiting:
-            if failures and not keep_going:
-                waiting.clear()
-            while waiting and len(running) < pool.capacity:
-                running.append(waiting.pop(0))
-                pool.submit(running[-1])
-            if not running:
-                break
-            report(JobStatus(done, found, total, tuple(job.name for job in running)))
-            job, result = pool.next_finished()
-            running.remove(job)
-            if isinstance(result, Failure):
-                failures.append(JobFailure(job.name, result.reason, result.trace))
-                continue
-            if result is not None:
-                with atomic_file(job.path, force=True) as temporary:
-                    temporary.write_bytes(result)
-            done += 1
-        ended_well = True
-    finally:
-        pool.close(at_once=not ended_well)
-    report(JobStatus(done, found, total, ()))
-    return failures
+def _copied_files(arguments: Sequence[Any], files: Mapping[Path, bytes], folder: Path) -> list[Any]:
+    """The arguments with each file of the sender's machine replaced by its copy here, of the same name."""
+    found: list[Any] = []
+    for place, part in enumerate(arguments):
+        if isinstance(part, LocalFile):
+            copy = folder / str(place) / part.path.name
+            copy.parent.mkdir(parents=True)
+            copy.write_bytes(files[part.path])
+            part = LocalFile(copy)
+        found.append(part)
+    return found
 
 
 def _error_of(failures: Sequence[JobFailure], done: int, total: int) -> JobError:
@@ -237,15 +164,6 @@ def _error_of(failures: Sequence[JobFailure], done: int, total: int) -> JobError
         "mend the cause and run the same command again",
         first.trace,
     )
-
-
-def in_words(error: Exception) -> str:
-    """One line: the message of an error of ours; for others also their kind and the line they come from."""
-    text = " ".join(str(error).split())
-    if isinstance(error, KofflineError):
-        return text
-    frame = traceback.extract_tb(error.__traceback__)[-1]
-    return f"{type(error).__name__} at {Path(frame.filename).name}:{frame.lineno}" + (text and f": {text}")
 
 
 def _make_folder(folder: Path) -> None:

@@ -27,6 +27,12 @@ def slow_first(shared: Any, item: int) -> int:
     return item
 
 
+def slow_later(shared: Any, item: int) -> int:
+    """All but the first items would take ten minutes."""
+    time.sleep(600.0 if item else 0.0)
+    return item
+
+
 def sums(shared: np.ndarray, item: int) -> np.ndarray:
     """float64 sums of a part of the rows: their last bits tell the order in which they were added."""
     part = np.array_split(shared, 5)[item]

@@ -17,7 +17,7 @@ from koffline.data.disk.writer import ShardWriter
 from koffline.data.findings import inspect_shards
 from koffline.data.summary import summarise_shards
 from koffline.errors import DataError
-from koffline.jobs import Job, map_ordered, run_jobs
+from koffline.jobs import Job, run_jobs
 from koffline.jobs.mapping import PassSettings
 from koffline.ope.stream_settings import StreamSettings
 from tests.data.logs import roll_out
@@ -143,7 +143,7 @@ def test_jobs_run_there_too(address: str, tmp_path: Path) -> None:
 def test_a_node_that_is_lost_does_not_end_the_pass(tmp_path: Path) -> None:
     with two_nodes() as cluster, PassSettings(ray=cluster.address).kept():
         heard: list[tuple[int, str]] = []
-        for mapped in map_ordered(functions.slowly, range(12), ray=cluster.address):
+        for mapped in PassSettings(ray=cluster.address).map(functions.slowly, range(12)):
             heard.append(mapped.value)
             if len(heard) == 2:
                 cluster.remove_node(next(iter(cluster.worker_nodes)), allow_graceful=False)

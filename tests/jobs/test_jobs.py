@@ -4,6 +4,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 
 from koffline.errors import ConfigError
 from koffline.jobs import Job, JobError, JobStatus, LocalFile, run_jobs
-from koffline.jobs.ray_pool import RayPool
+from koffline.jobs.workers import connect
 from tests.interrupts import hear_interrupts
 from tests.jobs import job_functions as functions
 
@@ -122,8 +123,8 @@ def test_files_among_the_arguments(tmp_path: Path) -> None:
 
 
 def test_what_cannot_travel_is_a_failure(tmp_path: Path) -> None:
-    with pytest.raises(JobError, match="job local failed: it cannot be sent to a worker"):
-        run_jobs([Job("local", lambda path: None, (), tmp_path / "file")], workers=2)
+    with pytest.raises(JobError, match="job local failed: the work cannot be sent to workers and back"):
+        run_jobs([Job("local", functions.write, (threading.Lock(),), tmp_path / "file")], workers=2)
 
 
 def test_workers_have_one_thread_and_leave_ours_alone(
@@ -179,7 +180,7 @@ def test_ray_runs_the_same_jobs(tmp_path: Path, capfd: pytest.CaptureFixture[str
     with pytest.raises(JobError, match="job bad failed: the log is empty; record one; 4 of 5 results"):
         run_jobs([*jobs, copied, bad], workers=2, ray="local", progress=heard.append)
     assert not ray.is_initialized()
-    assert heard[0].running == ("job0", "job1", "job2", "copied", "bad")
+    assert heard[0].running == ("job0", "job1")
     for number, job in enumerate(jobs):
         text, process, threads, folder = job.path.read_text().split(maxsplit=3)
         assert (text, threads) == (str(number), "1")
@@ -195,7 +196,7 @@ def test_an_address_where_nobody_answers_is_one_clear_line() -> None:
     pytest.importorskip("ray")
     for address in ("127.0.0.1:1", "ray://127.0.0.1:1", "nowhere:port"):
         with pytest.raises(ConfigError, match="no Ray cluster at"):
-            RayPool(address, 1)
+            connect(address, 1)
 
 
 def test_ray_is_asked_for_by_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -210,7 +211,7 @@ def test_no_cluster_is_one_clear_line(monkeypatch: pytest.MonkeyPatch) -> None:
     if ray._private.services.find_gcs_addresses():
         pytest.skip("somebody runs a Ray cluster on this machine")
     with pytest.raises(ConfigError, match="no Ray cluster at 'auto'"):
-        RayPool("auto", 1)
+        connect("auto", 1)
 
 
 def read_pid(path: Path) -> int | None:

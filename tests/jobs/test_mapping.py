@@ -1,8 +1,10 @@
 import multiprocessing
 import os
 import re
+import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,20 +13,19 @@ import numpy as np
 import pytest
 
 from koffline.errors import ConfigError, DataError, KofflineError
-from koffline.jobs import JobError, JobStatus, map_ordered
-from koffline.jobs.mapping import PassSettings
+from koffline.jobs import JobError, JobStatus, PassSettings
 from tests.jobs import pass_functions as functions
 
 WHERE = [pytest.param({}, id="here"), pytest.param({"workers": 2}, id="processes")]
 
 
-def values(*arguments: Any, **settings: Any) -> list[Any]:
-    return [mapped.value for mapped in map_ordered(*arguments, **settings)]
+def values(call: Any, items: Any, shared: Any = None, name: Any = None, **settings: Any) -> list[Any]:
+    return [mapped.value for mapped in PassSettings(**settings).map(call, items, shared, name)]
 
 
 @pytest.mark.parametrize("where", WHERE)
 def test_values_come_in_the_order_of_the_items(where: dict[str, int]) -> None:
-    mapped = list(map_ordered(functions.slow_first, range(5), **where))
+    mapped = list(PassSettings(**where).map(functions.slow_first, range(5)))
     assert [one.value for one in mapped] == [one.item for one in mapped] == [0, 1, 2, 3, 4]
     assert all(one.failure is None for one in mapped)
     assert values(functions.double, iter((4, 2)), **where) == [8, 4]
@@ -40,12 +41,26 @@ def test_sums_are_the_same_everywhere() -> None:
 
 def test_large_values_wait_on_the_disk_and_may_be_written_to(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    results = map_ordered(functions.ones, range(3), shared=2**18, workers=2)
+    results = PassSettings(workers=2).map(functions.ones, range(3), 2**18)
     first = next(results).value
     first += 1.0
     assert (float(first.sum()), len(list(tmp_path.iterdir()))) == (2.0**19, 1)
     assert [float(mapped.value.sum()) for mapped in results] == [2.0**18] * 2
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_pass_left_in_the_middle_leaves_nothing(
+    tmp_path: Path, monkeypatch: Any, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    before = set(threading.enumerate())
+    for _ in range(3):
+        started = PassSettings(workers=2).map(functions.slow_later, range(9))
+        assert next(started).value == 0
+        started.close()
+    assert set(threading.enumerate()) == before
+    assert (multiprocessing.active_children(), list(tmp_path.iterdir())) == ([], [])
+    assert capfd.readouterr() == ("", "")
 
 
 def test_functions_without_a_name_travel() -> None:
@@ -86,7 +101,7 @@ def test_no_more_than_the_window_is_asked_for(where: dict[str, int]) -> None:
             taken.append(item)
             yield item
 
-    results = map_ordered(functions.slow_first, items(), **where)
+    results = PassSettings(**where).map(functions.slow_first, items())
     assert taken == []  # nothing starts before a value is asked for
     assert next(results).value == 0
     assert len(taken) <= 2 * where.get("workers", 1)
@@ -116,9 +131,9 @@ def test_refused_items_are_skipped_on_request(where: dict[str, int]) -> None:
 
 def test_a_fault_is_never_skipped() -> None:
     with pytest.raises(ZeroDivisionError):  # here, as it is
-        values(functions.stumble, range(3), skip_failed=True)
+        values(functions.stumble, range(3), skip_bad_shards=True)
     with pytest.raises(JobError, match=r"item 1: ZeroDivisionError at pass_functions.py:\d+") as caught:
-        values(functions.stumble, range(3), skip_failed=True, workers=2)
+        values(functions.stumble, range(3), skip_bad_shards=True, workers=2)
     assert "in stumble" in caught.value.trace
 
 
@@ -133,25 +148,47 @@ def test_an_item_that_kills_every_worker_is_named(tmp_path: Path) -> None:
     message = r"item 1: a worker process died \(killed, or out of memory\?\), 2 times; give the workers more"
     with pytest.raises(JobError, match=message):
         values(functions.die, range(4), shared=deaths, workers=2, retries=1)
-    skipped = values(functions.die, range(4), shared=deaths, workers=2, retries=0, skip_failed=True)
+    skipped = values(functions.die, range(4), shared=deaths, workers=2, retries=0, skip_bad_shards=True)
     assert skipped == [0, None, 2, 3]
 
 
+SCRIPT = """
+import os
+from koffline.jobs import PassSettings
+
+def die_over_two(shared, item):
+    if item == 2:
+        os.kill(os.getpid(), 9)
+    return shared + item
+
+settings = PassSettings(workers=2, skip_bad_shards=True)
+print([mapped.value for mapped in settings.map(die_over_two, range(4), 1)])
+"""
+
+
+def test_a_script_needs_no_guard_and_a_container_no_tools(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(SCRIPT)
+    surroundings = {**os.environ, "PATH": str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, str(tmp_path / "script.py")]
+    done = subprocess.run(command, env=surroundings, capture_output=True, text=True, check=False, timeout=60)
+    assert (done.stdout, done.stderr) == ("[1, 2, None, 4]\n", "")
+
+
 def test_what_cannot_travel_is_one_clear_line() -> None:
-    with pytest.raises(ConfigError, match="the work cannot be sent to workers"):
+    with pytest.raises(ConfigError, match=r"the work cannot be sent to workers and back .*; use workers=1"):
         values(functions.double, range(2), shared=(i for i in ()), workers=2)
-    with pytest.raises(JobError, match="item 0: its value cannot be sent back"):
+    with pytest.raises(ConfigError, match="item 0: the work cannot be sent to workers and back"):
         values(functions.unpicklable, range(1), workers=2)
 
 
 def test_progress_and_bad_settings() -> None:
     heard: list[JobStatus] = []
-    values(functions.double, range(2), progress=heard.append)
+    list(PassSettings().map(functions.double, range(2), progress=heard.append))
     assert heard == [JobStatus(0, 0, 2, ("item 0",)), JobStatus(1, 0, 2, ("item 1",)), JobStatus(2, 0, 2, ())]
     with pytest.raises(ConfigError, match="workers is 0; give a positive number"):
-        map_ordered(functions.double, [], workers=0)
+        PassSettings(workers=0)
     with pytest.raises(ConfigError, match="retries is -1; give 0 or more"):
-        map_ordered(functions.double, [], retries=-1)
+        PassSettings(retries=-1)
 
 
 def test_ray_is_an_extra(monkeypatch: pytest.MonkeyPatch) -> None:

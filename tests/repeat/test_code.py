@@ -12,7 +12,7 @@ import torch
 from koffline.cli import repeat as repeating
 from koffline.envs.make import make_env
 from koffline.errors import ConfigError
-from koffline.jobs.ray_tasks import connect
+from koffline.jobs.workers import connect
 from koffline.policies.python_policy import import_object
 from koffline.store.run_record import command_line, digests_of, path_of, start_run
 from koffline.untrusted.code import WITHOUT_CODE

@@ -127,7 +127,7 @@ class _Tally:
 
 
 def _tally(shared: tuple[LazyTransitions, Part | None], shard: int) -> _Tally:
-    """One shard, for ``map_ordered``."""
+    """One shard, for ``PassSettings.map``."""
     log, part = shared
     tally = None
     for block in log.shard_blocks(shard):

@@ -1,0 +1,283 @@
+"""Where items are computed beside this process: in others of this machine, or on cores of a Ray cluster."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import queue
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+import uuid
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from koffline import errors
+from koffline.errors import ConfigError, KofflineError
+from koffline.untrusted.code import check_code_allowed
+
+
+@dataclass(frozen=True)
+class JobFailure:
+    """The name of a job that failed, why in one line, and the traceback of where it ran.
+
+    kind: the name of the KofflineError that says so; "" for a fault of ours or of the machine.
+    lost: the worker died or cannot be reached; the job may work elsewhere, or at another time.
+    """
+
+    name: str
+    reason: str
+    trace: str = ""
+    kind: str = ""
+    lost: bool = False
+
+
+class Processes:
+    """Processes of one thread, each an executor to itself: one that dies takes no other item along."""
+
+    def __init__(self, workers: int) -> None:
+        self.capacity = workers
+        self._closed, self._lock = False, threading.Lock()
+        self._all: list[Any] = []
+        self._idle: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        for _ in range(workers):
+            self._idle.put(self._start())
+
+    def place(self, work: bytes, folder: Path) -> Path:
+        """Put a packed function with its plan where every worker finds them; return that place."""
+        (folder / "work").write_bytes(work)
+        return folder / "work"
+
+    def call(self, place: Path, item: bytes) -> Any:
+        """Return what `unpack` makes a value of, or a JobFailure; each thread of this process may ask."""
+        from joblib.externals.loky.process_executor import BrokenProcessPool
+
+        executor = self._idle.get()
+        try:
+            with self._lock:  # a process starts before the end or not at all
+                if self._closed:
+                    raise RuntimeError("the workers have ended")
+                future = executor.submit(_perform, place, item)
+            return future.result()
+        except BrokenProcessPool:
+            executor = self._start()
+            return JobFailure("", "a worker process died (killed, or out of memory?)", lost=True)
+        finally:
+            self._idle.put(executor)
+
+    def close(self, at_once: bool) -> None:
+        """Let go of the workers; with ``at_once`` stop what they do."""
+        with self._lock:
+            self._closed = True
+        for executor in self._all:
+            # Its own kill_workers trips over an item that it has not yet handed on.
+            for process in list(executor._processes.values()) if at_once else ():
+                process.terminate()
+        for executor in self._all:
+            executor.shutdown()
+
+    def _start(self) -> Any:
+        from joblib.externals.loky import ProcessPoolExecutor
+
+        # A process that has grown by 300 MB gives way to a fresh one between two items, which is no news.
+        warnings.filterwarnings("ignore", "A worker stopped while some jobs were given", UserWarning)
+        one_thread = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+        executor = ProcessPoolExecutor(1, initializer=_attend, initargs=(os.getpid(),), env=one_thread)
+        self._all.append(executor)
+        return executor
+
+
+class RayCluster:
+    """Cores of a Ray cluster, one and one thread for each item; the cluster is left as it was found.
+
+    address: "local" starts a cluster of ``workers`` cores on this machine and ends it after the run; "auto"
+    or an address joins one that runs. A connection that the caller has made already is used and left.
+    """
+
+    def __init__(self, address: str, workers: int) -> None:
+        self._ray, self._is_own = connect(address, workers)
+        self._perform = self._ray.remote(num_cpus=1, max_retries=0)(_perform)
+        self._closed = False
+        self._running: set[Any] = set()
+
+    @property
+    def capacity(self) -> int:
+        """Cores of the cluster now; nodes may come and go. At least one."""
+        return max(1, int(self._ray.cluster_resources().get("CPU", 1)))
+
+    def place(self, work: bytes, folder: Path) -> list[Any]:
+        """As of `Processes`; what a reference stands for goes to every call, but not from within a list."""
+        return [self._ray.put(np.frombuffer(work, dtype=np.uint8))]
+
+    def call(self, place: list[Any], item: bytes) -> Any:
+        """As of `Processes`."""
+        if self._closed:
+            raise RuntimeError("the cluster was left")
+        reference = self._perform.remote(place, item)
+        self._running.add(reference)
+        try:
+            return self._ray.get(reference)
+        except self._ray.exceptions.RayError as error:
+            reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+            reason = f"its Ray worker was lost or lacks koffline ({reason})"
+            lost = not isinstance(error, self._ray.exceptions.RayTaskError)
+            return JobFailure("", reason, str(error), lost=lost)
+        finally:
+            self._running.discard(reference)
+
+    def close(self, at_once: bool) -> None:
+        """As of `Processes`."""
+        self._closed = True
+        for reference in tuple(self._running):
+            self._ray.cancel(reference, force=True)
+        if self._is_own:
+            self._ray.shutdown()
+
+
+Workers = Processes | RayCluster
+_kept: dict[tuple[int, str | None], Workers] = {}
+
+
+@contextmanager
+def opened(workers: int, ray: str | None, keep: bool = False) -> Iterator[Workers]:
+    """Open workers, which end here, at once where the block fails; with ``keep`` blocks inside share them.
+
+    Raises ConfigError for a cluster that does not answer.
+    """
+    if (workers, ray) in _kept:
+        yield _kept[workers, ray]
+        return
+    new: Workers = Processes(workers) if ray is None else RayCluster(ray, workers)
+    if keep:
+        _kept[workers, ray] = new
+    ended_well = False
+    try:
+        yield new
+        ended_well = True
+    finally:
+        if keep:
+            del _kept[workers, ray]
+        new.close(at_once=not ended_well)
+
+
+def pack(value: Any) -> bytes:
+    """Return what `unpack` and workers unpack, functions of scripts and notebooks too. Raises ConfigError."""
+    import cloudpickle
+
+    try:
+        packed: bytes = cloudpickle.dumps(value, protocol=5)
+    except Exception as error:  # whatever the objects' own pickling raises
+        reason = " ".join(str(error).split())
+        raise ConfigError(f"the work cannot be sent to workers and back ({reason}); use workers=1") from None
+    return packed
+
+
+def unpack(result: Path | np.ndarray) -> Any:
+    """Return the value of what a worker gave back; asked for once. Arrays may be written to."""
+    if isinstance(result, np.ndarray):
+        return pickle.loads(result.data)
+    with result.open("rb") as file:
+        value = pickle.load(file)
+    result.unlink()
+    return value
+
+
+def failure_of(error: Exception) -> JobFailure:
+    """Return the message of an error of ours; of others also their kind and the line they come from."""
+    reason = " ".join(str(error).split())
+    if not isinstance(error, KofflineError):
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        place = f"{type(error).__name__} at {Path(frame.filename).name}:{frame.lineno}"
+        reason = f"{place}: {reason}" if reason else place
+    kinds = [one.__name__ for one in type(error).__mro__ if issubclass(one, KofflineError)]
+    known = next((kind for kind in kinds if hasattr(errors, kind)), "")
+    return JobFailure("", reason, "".join(traceback.format_exception(error)), known)
+
+
+_received: dict[Any, tuple[Callable[[Any, Any], Any], Any]] = {}  # at a worker: what it has unpacked
+
+
+def _perform(place: Path | list[Any], item: bytes) -> Path | np.ndarray | JobFailure:
+    """At a worker: the packed value of one item, or why there is none. The work is unpacked once.
+
+    The value is a file beside the work or, on Ray, an array of bytes, which Ray does not copy.
+    """
+    try:
+        key = place if isinstance(place, Path) else place[0].hex()
+        if key not in _received:
+            _received.clear()
+            _received[key] = pickle.loads(_read(place))
+        if "torch" in sys.modules:
+            sys.modules["torch"].set_num_threads(1)
+        call, shared = _received[key]
+        packed = pack(call(shared, pickle.loads(item)))
+        if not isinstance(place, Path):
+            return np.frombuffer(packed, dtype=np.uint8)
+        path = place.with_name(uuid.uuid4().hex)
+        path.write_bytes(packed)
+        return path
+    except Exception as error:
+        return failure_of(error)
+
+
+def _read(place: Path | list[Any]) -> Any:
+    if isinstance(place, Path):
+        return place.read_bytes()
+    import ray
+
+    return memoryview(ray.get(place[0]))
+
+
+def _attend(parent: int) -> None:
+    """Leave interrupts to the parent, which stops its workers; but do not outlive it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+    def end_with_parent() -> None:
+        while os.getppid() == parent:
+            time.sleep(1.0)
+        os._exit(1)
+
+    threading.Thread(target=end_with_parent, daemon=True).start()
+
+
+def connect(address: str, workers: int) -> tuple[Any, bool]:
+    """Return the ray module, connected, and whether that was done here (else somebody else disconnects it).
+
+    Raises ConfigError for a cluster that does not answer, and where ray is not installed.
+    """
+    # Ray reads these when it loads. It would report usage to its makers, and warn of a change to come in how
+    # it hides accelerators from jobs that ask for none.
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    try:
+        import ray
+    except ImportError:
+        raise ConfigError("ray is not installed; run `pip install koffline[ray]` or run without it") from None
+    if address not in ("local", "auto"):
+        check_code_allowed(f"the Ray cluster at {address}", "runs code and sends pickles back")
+    host, separator, port = address.removeprefix("ray://").rpartition(":")
+    own = not ray.is_initialized()
+    options: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
+    if address == "local":
+        options |= {"num_cpus": workers, "include_dashboard": False}
+    try:
+        if separator:  # Ray itself waits for minutes, and talks, before it gives up on an address
+            socket.create_connection((host, int(port)), timeout=10).close()
+        if own:
+            ray.init(address=address, **options)
+    except (ConnectionError, RuntimeError, ValueError, OSError, OverflowError) as error:
+        reason = " ".join(str(error).split())
+        raise ConfigError(
+            f"no Ray cluster at '{address}' ({reason}); start one with `ray start --head`, give its address, "
+            "or use local"
+        ) from None
+    return ray, own
