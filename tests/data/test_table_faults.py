@@ -155,6 +155,9 @@ class TestCsvText:
         for text in (
             "\ufeff" + self.BODY,
             self.BODY.replace("\n", "\r\n"),
+            self.BODY.replace("\n", "\r"),
+            self.BODY.replace("\n", "\n\n"),
+            self.BODY.replace(",2,", ", 2 ,"),
             self.BODY.replace(",", ";"),
             self.BODY.replace(",", "|"),
             self.BODY.replace("x_1", '"x_1"'),

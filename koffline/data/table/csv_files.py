@@ -23,12 +23,12 @@ _MISSING = ["", "#N/A", "#N/A N/A", "#NA", "-NaN", "-nan", "N/A", "NA", "NULL", 
 
 def csv_frames(name: str, columns: dict[str, Any], rows: int) -> Iterator[pl.DataFrame]:
     """With numbers all columns are read, so that rows of more fields than the header has are found."""
-    names, delimiter = header(name)
+    names, delimiter, end = header(name)
     done = 0
     with _local_text(name) as path:
         for types in (columns, {}):
             scan = pl.scan_csv(
-                path, glob=False, separator=delimiter, infer_schema=False, schema_overrides=types,
+                path, glob=False, separator=delimiter, eol_char=end, infer_schema=False, schema_overrides=types,
                 null_values=_MISSING, truncate_ragged_lines=False, raise_if_empty=False,
             )  # fmt: skip
             if pl.Float64 not in columns.values():
@@ -48,8 +48,8 @@ def csv_frames(name: str, columns: dict[str, Any], rows: int) -> Iterator[pl.Dat
                     raise
 
 
-def header(name: str) -> tuple[list[str], str]:
-    """Column names and the separator, from the first line. Raises DataError for what is no UTF-8 text."""
+def header(name: str) -> tuple[list[str], str, str]:
+    """Column names, the separator and the end of a line. Raises DataError for what is no UTF-8 text."""
     with _open_text(name) as source:
         head = source.read(_MOST_HEADER)
     if not head.strip():
@@ -63,7 +63,8 @@ def header(name: str) -> tuple[list[str], str]:
         raise DataError(f"{name} holds zero bytes and is no CSV text; save the table as UTF-8")
     text = line.decode("utf-8-sig")
     delimiter = max(_DELIMITERS, key=text.count)
-    return next(csv.reader([text], delimiter=delimiter), []), delimiter
+    end = "\r" if b"\r" in head and b"\n" not in head else "\n"
+    return next(csv.reader([text], delimiter=delimiter), []), delimiter, end
 
 
 @contextlib.contextmanager
