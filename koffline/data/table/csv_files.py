@@ -28,8 +28,9 @@ def csv_frames(name: str, columns: dict[str, Any], rows: int) -> Iterator[pl.Dat
     with _local_text(name) as path:
         for types in (columns, {}):
             scan = pl.scan_csv(
-                path, glob=False, separator=delimiter, eol_char=end, infer_schema=False, schema_overrides=types,
-                null_values=_MISSING, truncate_ragged_lines=False, raise_if_empty=False,
+                path, glob=False, separator=delimiter, eol_char=end, infer_schema=False,
+                schema_overrides=types, null_values=_MISSING, truncate_ragged_lines=False,
+                raise_if_empty=False,
             )  # fmt: skip
             if pl.Float64 not in columns.values():
                 scan = scan.select(list(columns))
