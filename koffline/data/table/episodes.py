@@ -67,7 +67,7 @@ class _Assembly:
         return RawLog(log, self._prepared.action_space, self._prepared.metadata)
 
     def _sorted(self, column: pl.Series) -> pl.Series:
-        return column if self._order is None else column.gather(self._order)
+        return column if self._order is None else column.rechunk().gather(self._order)
 
     def _order_rows(self, flags: dict[str, pl.Series]) -> np.ndarray:
         """Find the order; the number of each row's episode, in order of first appearance."""
