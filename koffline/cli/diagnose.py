@@ -122,7 +122,7 @@ def _diagnose(
     """Read, load, fit where that is asked for, and look."""
     from koffline.data.disk.samples import sample_units
     from koffline.data.sources import open_transitions
-    from koffline.data.table.reading import is_table_source
+    from koffline.data.table.files import is_table_source
     from koffline.fitting import threads
     from koffline.ope.diagnose.diagnosing import diagnose as diagnose_value_function
     from koffline.policies import load_policy

@@ -122,8 +122,7 @@ def requested_mapping(given: Mapping[str, Any]) -> Any:
         return None
     from pathlib import Path
 
-    from koffline.data.table.mapping import mapping_from_dict
-    from koffline.data.table.mapping_file import read_mapping_file
+    from koffline.data.table.mapping import mapping_from_dict, read_mapping_file
 
     file = said.pop("mapping", None)
     settled = dict(read_mapping_file(Path(file))) if file is not None else {}

@@ -111,7 +111,8 @@ def open_raw(
     """The same with values unchecked, for looking at everything that is wrong. Raises DataError."""
     from koffline.data.disk.shards import is_shard_folder
     from koffline.data.minari import read_minari
-    from koffline.data.table.reading import is_table_source, read_table
+    from koffline.data.table.files import is_table_source
+    from koffline.data.table.reading import read_table
 
     name = os.fspath(source)
     if mapping is not None or is_table_source(name):

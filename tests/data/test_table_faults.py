@@ -16,8 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from koffline.data.sources import open_raw, open_transitions
-from koffline.data.table import pieces
-from koffline.data.table.reading import TableStream, is_table_source
+from koffline.data.table import reading as pieces
+from koffline.data.table.files import is_table_source
+from koffline.data.table.reading import TableStream
 from koffline.errors import DataError
 from tests.data.table_rows import FORMATS, MAPPING, shuffled, walk, write, write_text
 
@@ -115,7 +116,7 @@ def test_statistics_on_which_arrow_ends_the_process(way):
         "import sys; from koffline.data.sources import open_transitions\n"
         "from koffline.errors import DataError\n"
         "from koffline.data.table.reading import TableStream; from tests.data.table_rows import MAPPING\n"
-        f"try:\n    {read}(sys.argv[1], {'' if way else 'mapping='}MAPPING)\n"
+        f"try:\n    {read}(sys.argv[1], {'' if way else 'mapping='}{{**MAPPING, 'action': 'x_0'}})\n"
         "except DataError as error:\n    print(error)"
     )
     done = subprocess.run(
@@ -154,6 +155,9 @@ class TestCsvText:
         for text in (
             "\ufeff" + self.BODY,
             self.BODY.replace("\n", "\r\n"),
+            self.BODY.replace("\n", "\r"),
+            self.BODY.replace("\n", "\n\n"),
+            self.BODY.replace(",2,", ", 2 ,"),
             self.BODY.replace(",", ";"),
             self.BODY.replace(",", "|"),
             self.BODY.replace("x_1", '"x_1"'),
@@ -170,7 +174,7 @@ class TestCsvText:
         assert "not UTF-8" in refusal(write_text(latin, tmp_path / "c.csv"))
 
     def test_rows_of_unequal_length(self, tmp_path):
-        assert "Expected 6 columns, got 7" in refusal(
+        assert "has a row of more fields than the 6 of its header" in refusal(
             write_text(self.BODY + "e,2,3,0,1,1,9\n", tmp_path / "a.csv")
         )
 

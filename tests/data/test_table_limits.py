@@ -9,7 +9,7 @@ import pytest
 from koffline.data.raw import merge_different
 from koffline.data.sources import open_transitions
 from koffline.data.summary import summarise
-from koffline.data.table import files, rows
+from koffline.data.table import rows
 from koffline.data.table.reading import TableStream
 from koffline.data.table.roles import Roles
 from koffline.data.tables import print_summary
@@ -56,7 +56,7 @@ class TestManyColumns:
 
     @pytest.mark.parametrize("suffix", ["parquet", "csv", "arrow"])
     def test_more_than_the_limit_are_refused(self, tmp_path, monkeypatch, suffix):
-        monkeypatch.setattr(files, "_MOST_COLUMNS", 6)
+        monkeypatch.setattr(rows, "_MOST_COLUMNS", 6)
         message = refusal(walk(), tmp_path, suffix)
         assert "has 7 columns, more than 6; store observations as one column of lists" in message
 

@@ -35,6 +35,7 @@ ORDERED = {
     "nanoseconds": ["2024-01-01T12:00:00.000000001Z", "2024-01-01T12:00:00.000000002Z", "2024-01-01T12:01Z"],
     "dates": ["2024-01-31", "2024-02-01", "2024-10-01"],
     "dates and times": ["2024-01-31", "2024-01-31 00:00:00.25", "2024-01-31T00:30"],
+    "nanoseconds in far years": ["1500-01-01T00:00Z", "1500-01-01T00:00:00.000000001Z", "2900-01-01T00:00Z"],
     "far years": ["1500-01-01T00:00:00Z", "2024-01-01T00:00:00+01:00", "2900-01-01T00:00:00.000001Z"],
     "times of day": ["09:00:00", "09:00:00.5", "12:00"],
     "times of day with offsets": ["12:00:00Z", "12:00:00.500000Z", "14:00:01+02:00"],
@@ -102,17 +103,12 @@ def test_texts_are_ordered_as_times(tmp_path, kind, ending, stream, order):
         (["first", "second", "third"], f"holds 'first' in row 1, {NOTHING}"),
         (["2024-01-01", "2024-02-30", "2024-03-01"], f"holds '2024-02-30' in row 2, {NOTHING}"),
         (
-            ["2024-01-01T00:00:00.000000001Z", "2024-01-02T00:00:00Z", "2900-01-01T00:00:00Z"],
-            "holds '2900-01-01T00:00:00Z' in row 3, beside times of nanoseconds, which reach from 1677 to "
-            "2262; write fewer digits",
-        ),
-        (
             ["2024-01-01T12:00:00+02:00", "2024-01-01T10:00:00Z", "2024-01-01T10:00:01Z"],
             "1 row has the time of another row of their episode (first: episode 'e0', t 2024-01-01 "
             "10:00:00.000000000Z); drop the doubles, or name a finer time column",
         ),
     ],
-    ids=["naive below", "offset below", "number", "day", "words", "no date", "range", "one instant"],
+    ids=["naive below", "offset below", "number", "day", "words", "no date", "one instant"],
 )  # fmt: skip
 def test_what_is_refused(tmp_path, monkeypatch, times, words, ending, stream):
     monkeypatch.setattr("koffline.data.table.rows.BATCH_ROWS", 2)  # rows are counted through batches
@@ -159,8 +155,8 @@ class TestTypedTimes:
             times = pa.array([self.NOON], pa.timestamp("us", zone))
             write(walk((1,), (True,), t=times), tmp_path / f"{name}.parquet")
         assert refusal(tmp_path).endswith(
-            "b.parquet: column t is timestamp[us], in the first file timestamp[us, tz=UTC]; write all files "
-            "with one type"
+            "b.parquet: column t is Datetime(time_unit='us', time_zone=None), in the first file "
+            "Datetime(time_unit='us', time_zone='UTC'); write all files with one type"
         )
 
     @pytest.mark.parametrize("values", [[b"2024-01-01"], [(1, 2, 3)]], ids=["bytes", "intervals"])

@@ -13,8 +13,9 @@ from koffline.data.disk.log import LazyTransitions
 from koffline.data.disk.writer import ShardWriter
 from koffline.data.row_block import RowBlock, join_blocks
 from koffline.data.spaces import SpaceRequest
+from koffline.data.table.files import is_table_source
 from koffline.data.table.mapping import MappingRequest
-from koffline.data.table.reading import TableStream, is_table_source
+from koffline.data.table.reading import TableStream
 from koffline.errors import DataError
 from koffline.store.targets import check_apart
 

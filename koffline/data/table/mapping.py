@@ -10,7 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from koffline.errors import DataError, nearest_name
+from koffline.untrusted.limits import Refused
+from koffline.untrusted.yaml_files import LARGEST_TEXT, DuplicateKeyError, parse_yaml
 
 # How missing values may be replaced, on request; a number is a constant.
 METHODS = ("zero", "mean", "forward")
@@ -100,8 +104,6 @@ def as_mapping(given: MappingRequest) -> TableMapping:
         return given
     if isinstance(given, Mapping):
         return mapping_from_dict(given, "the mapping")
-    from koffline.data.table.mapping_file import read_mapping_file
-
     return mapping_from_dict(read_mapping_file(Path(given)), f"mapping file {os.fspath(given)}")
 
 
@@ -154,3 +156,26 @@ def _method(column: Any, value: Any) -> str | float:
         where = f" for {column}" if column else ""
         raise DataError(f"impute is {value!r}{where}; choose {', '.join(METHODS)} or a number")
     return number
+
+
+def read_mapping_file(path: Path) -> dict[Any, Any]:
+    """The top-level mapping of a YAML file; plain values only. Raises DataError in one line."""
+    name = f"mapping file {path}"
+    try:
+        with path.open("rb") as file:
+            found = parse_yaml(file.read(LARGEST_TEXT + 4).decode("utf-8-sig"))
+    except OSError as error:
+        raise DataError(f"{name} cannot be read: {error.strerror}; check the path") from None
+    except UnicodeDecodeError:
+        raise DataError(f"{name} is no UTF-8 text; write lines of 'key: value'") from None
+    except DuplicateKeyError as error:
+        raise DataError(f"{name} names '{error}' twice; keep one of them") from None
+    except Refused as error:
+        raise DataError(f"{name} is not read: {error}") from None
+    except (yaml.YAMLError, RecursionError) as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f" (line {mark.line + 1})" if mark else ""
+        raise DataError(f"{name} is not valid YAML{line}; write lines of 'key: value'") from None
+    if not isinstance(found, dict):
+        raise DataError(f"{name} holds no keys; write lines such as 'reward: r'")
+    return found

@@ -1,4 +1,4 @@
-"""A table, its mapping applied, checked and surveyed: all that is needed to make rows of it."""
+"""A table, its mapping applied, checked and looked through: all that is needed to make rows of it."""
 
 from __future__ import annotations
 
@@ -8,18 +8,16 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import polars as pl
 
-from koffline.data.raw import FileDescription, read_description, settle_actions
+from koffline.data.raw import read_description, settle_actions
 from koffline.data.spaces import ActionSpace, Discrete, SpaceRequest
-from koffline.data.table.faults import table_faults
-from koffline.data.table.files import TableFiles, as_csv, find_tables
-from koffline.data.table.kinds import ColumnKinds, check_kinds
+from koffline.data.table.files import CSV, faults, find_tables
 from koffline.data.table.mapping import MappingRequest, TableMapping, as_mapping
+from koffline.data.table.notes import assumptions, left_open
 from koffline.data.table.roles import Roles, own_mapping, resolve_roles, unmapped
-from koffline.data.table.rows import TableRows, hold, open_rows
-from koffline.data.table.survey import TableSurvey, survey_rows
-from koffline.data.table.texts import narrow_types
-from koffline.data.table.values import is_naive, is_text, storage_type
+from koffline.data.table.rows import TableRows, column_types, hold, layout, narrowed, open_rows
+from koffline.data.table.survey import TableSurvey, check_types, number_dtype, survey_rows
 from koffline.data.transitions import Metadata
 from koffline.errors import DataError
 
@@ -29,28 +27,25 @@ SHAPE_KEY = "koffline_observation_shape"
 
 @dataclass(frozen=True, eq=False)
 class PreparedTable:
-    """Rows, roles, types, what a first pass found, and the action space with what was assumed about it."""
+    """Rows, roles, what a first pass found, and the action space with what was assumed about it."""
 
     source: str
+    kind: str
     rows: TableRows
     roles: Roles
-    kinds: ColumnKinds
     survey: TableSurvey
+    observation_dtype: np.dtype
+    action_dtype: np.dtype
     categories: tuple[Any, ...]
     action_space: ActionSpace
     observation_shape: tuple[int, ...] | None
     metadata: Metadata
 
-    @property
-    def width(self) -> int | None:
-        """Numbers per row where observations are one list column."""
-        return self.survey.widths.get(self.roles.observations[0])
-
 
 def prepare_table(
     source: str | os.PathLike[str],
-    mapping: MappingRequest | None = None,
-    action_space: SpaceRequest | None = None,
+    mapping: MappingRequest | None,
+    action_space: SpaceRequest | None,
     *,
     in_memory: bool,
 ) -> PreparedTable:
@@ -58,82 +53,87 @@ def prepare_table(
 
     Without ``in_memory`` the rows are read from the files in every pass, and episodes are counted.
     """
-    import pyarrow as pa
-
     name = os.fspath(source)
-    files = _find(name, mapping)
-    chosen, described = _mapping(files, mapping, name)
-    roles = resolve_roles(files.names, chosen, name)
-    types = files.schema(roles)
+    files = find_tables(name, is_table=mapping is not None)
+    kind, stored = files[0].kind, layout(files[0])
+    names = [*stored.types, *(key for key in files[0].constants if key not in stored.types)]
+    described = None
+    if mapping is not None:
+        chosen = as_mapping(mapping)
+    else:
+        own = own_mapping(names)
+        if own is None:
+            raise unmapped(names, name, kind)
+        chosen, text = own, stored.description.get("koffline")
+        described = None if text is None else read_description(text)
+    roles = resolve_roles(names, chosen, name)
+    types = column_types(files, stored.types, roles)
     # Columns of text in a file without types may still be anything: what they are is found below.
-    untyped = _untyped(files, roles, types, keep_ids=mapping is not None)
-    typed = {n: pa.float64() if n in untyped else k for n, k in types.items()}
-    itemsize = check_kinds(typed, roles, name).observation_dtype.itemsize
-    with table_faults(name, files.kind):
-        rows = open_rows(files, types, itemsize)
-        rows = hold(rows) if in_memory else rows
-        texts = rows.batches(untyped) if untyped else ()
-        narrowed = narrow_types(texts, untyped, roles.time, name)
-        rows = replace(rows, narrowed=narrowed)
-        kinds = check_kinds({**types, **narrowed}, roles, name)
-        categorical = kinds.action_is_text or bool(chosen.action_names)
-        survey = survey_rows(rows.batches(), roles, kinds, name, categorical, census=not in_memory)
+    untyped = _untyped(names if kind == CSV else files[0].constants, roles, types, mapping is not None)
+    checked = {**types, **dict.fromkeys(untyped, pl.Float64())}
+    check_types(checked, roles, stored.categories, name)
+    dtype = _observation_dtype(roles, types)
+    with faults(name, kind):
+        rows = open_rows(files, types, dtype.itemsize)
+        rows = narrowed(hold(rows) if in_memory else rows, untyped, roles.time, name)
+        types = rows.schema
+        is_category = check_types(types, roles, stored.categories, name) or bool(chosen.action_names)
+        survey = survey_rows(rows, roles, name, is_category, census=not in_memory)
     _check_widths(roles, survey, name)
-    categories = _categories(survey, chosen, roles, kinds, name) if categorical else ()
+    categories = _categories(survey, chosen, roles, types, name) if is_category else ()
     declared: ActionSpace | None = described.action_space if described is not None else None
     declared = Discrete(len(categories)) if categories else declared
-    different = None if survey.actions_seen is None else len(survey.actions_seen)
-    sample = _sample(survey, roles, kinds, len(categories))
-    settled = settle_actions(sample, action_space, declared, name, different)
-    notes = [*settled.notes, *_notes(survey, roles, kinds, settled.space)]
-    if mapping is not None:
-        notes += _unnamed(roles)
+    action_dtype = _action_dtype([types[n] for n in roles.action], is_category)
+    settled = settle_actions(
+        _sample(survey, roles, action_dtype, len(categories)), action_space, declared, name,
+        None if survey.actions_seen is None else len(survey.actions_seen),
+    )  # fmt: skip
+    before = described.metadata if described is not None else Metadata(gamma=chosen.gamma)
+    extra = {**before.extra, "action_names": list(categories)} if categories else before.extra
+    notes = [*before.notes, *settled.notes, *assumptions(rows, survey, roles, settled.space)]
+    notes += left_open(roles) if mapping is not None else []
     return PreparedTable(
         source=name,
+        kind=kind,
         rows=rows,
         roles=roles,
-        kinds=kinds,
         survey=survey,
+        observation_dtype=dtype,
+        action_dtype=action_dtype,
         categories=categories,
         action_space=settled.space,
-        observation_shape=_shape(files.description) if described is not None else None,
-        metadata=_metadata(name, chosen, described, categories, notes),
+        observation_shape=_shape(stored.description) if described is not None else None,
+        metadata=replace(before, source=name, extra=extra, notes=tuple(notes)),
     )
 
 
-def _find(name: str, mapping: MappingRequest | None) -> TableFiles:
-    found = find_tables(name)
-    if found is None and mapping is not None:
-        return as_csv(name)
-    if found is None:
-        raise DataError(f"{name} is no table that koffline knows; give Parquet, Arrow or CSV")
-    return found
-
-
-def _mapping(
-    files: TableFiles, given: MappingRequest | None, name: str
-) -> tuple[TableMapping, FileDescription | None]:
-    if given is not None:
-        return as_mapping(given), None
-    own = own_mapping(files.names)
-    if own is None:
-        raise unmapped(files.names, name, files.kind)
-    text = files.description.get("koffline")
-    return own, None if text is None else read_description(text)
-
-
-def _untyped(files: TableFiles, roles: Roles, types: Mapping[str, Any], keep_ids: bool) -> tuple[str, ...]:
+def _untyped(untyped: Any, roles: Roles, types: Mapping[str, Any], keep_ids: bool) -> tuple[str, ...]:
     """Columns of text that may stand for something else; ids given with a mapping stay as they are.
 
     Times are such in files with types too: "10" comes after "9".
     """
     meant = (*roles.action, None if keep_ids else roles.episode)
-    found = [n for n in meant if n and files.is_text(n)]
-    time = roles.time
-    if time and (files.is_text(time) or is_text(storage_type(types[time]))):
-        found.append(time)
+    found = [n for n in meant if n and n in untyped]
+    if roles.time and types[roles.time] == pl.String:
+        found.append(roles.time)
     numbers = set(roles.numbers)
     return tuple(n for n in dict.fromkeys(found) if n not in numbers)
+
+
+def _observation_dtype(roles: Roles, types: Mapping[str, Any]) -> np.dtype:
+    dtype = number_dtype([types[name] for name in (*roles.observations, *roles.next_observations)])
+    # a mean is no whole number
+    return np.dtype(np.float32) if roles.impute and dtype == np.uint8 else dtype
+
+
+def _action_dtype(kinds: list[Any], is_category: bool) -> np.dtype:
+    """Integers stay integers where there is one column of them."""
+    if is_category:
+        return np.dtype(np.float64)
+    if len(kinds) == 1 and kinds[0].is_integer():
+        return np.dtype(np.int64)
+    dtype = number_dtype(kinds)
+    return np.dtype(np.float32) if dtype == np.uint8 else dtype
 
 
 def _check_widths(roles: Roles, survey: TableSurvey, source: str) -> None:
@@ -149,19 +149,21 @@ def _check_widths(roles: Roles, survey: TableSurvey, source: str) -> None:
 
 
 def _categories(
-    survey: TableSurvey, mapping: TableMapping, roles: Roles, kinds: ColumnKinds, source: str
+    survey: TableSurvey, mapping: TableMapping, roles: Roles, types: Mapping[str, Any], source: str
 ) -> tuple[Any, ...]:
     """The values of the action column in the order of their numbers."""
-    column = roles.action[0]
-    values = survey.categories
+    column, values = roles.action[0], survey.categories
     if not all(isinstance(value, (str, int)) for value in values):
-        raise DataError(
-            f"{source}: column {column} is {kinds.types[column]}; give actions as texts or numbers"
-        )
+        raise DataError(f"{source}: column {column} is {types[column]}; give actions as texts or numbers")
     if not mapping.action_names:
         return tuple(sorted(values))
-    names = _as_values(mapping.action_names, values)
-    if {type(name) for name in names} != {type(value) for value in values}:
+    names, kinds = mapping.action_names, {type(value) for value in values}
+    # names from a command line are texts: as numbers, or as yes and no, where the column holds those
+    if kinds == {int} and all(isinstance(name, str) and name.lstrip("-").isdecimal() for name in names):
+        names = tuple(map(int, names))
+    if kinds == {bool} and {str(name).lower() for name in names} == {"true", "false"}:
+        names = tuple(str(name).lower() == "true" for name in names)
+    if {type(name) for name in names} != kinds:
         raise DataError(
             f"{source}: action_names are {names!r}, column {column} holds {next(iter(values))!r}; "
             "write the names as the column has them (in YAML put yes and no in quotes)"
@@ -175,72 +177,15 @@ def _categories(
     return names
 
 
-def _as_values(names: tuple[Any, ...], values: set[Any]) -> tuple[Any, ...]:
-    """Names from a command line are texts: as numbers, or as yes and no, where the column holds those."""
-    kinds = {type(value) for value in values}
-    if kinds == {int} and all(isinstance(name, str) and name.lstrip("-").isdecimal() for name in names):
-        return tuple(int(name) for name in names)
-    if kinds == {bool} and {str(name).lower() for name in names} == {"true", "false"}:
-        return tuple(str(name).lower() == "true" for name in names)
-    return names
-
-
-def _sample(survey: TableSurvey, roles: Roles, kinds: ColumnKinds, n_categories: int) -> np.ndarray:
+def _sample(survey: TableSurvey, roles: Roles, dtype: np.dtype, n_categories: int) -> np.ndarray:
     """A few rows that are to the action space what all rows are."""
     if n_categories:
         return np.asarray([0, n_categories - 1])
     if survey.action_range is not None:
         return np.asarray(survey.action_range)
     width = survey.widths.get(roles.action[0], len(roles.action))
-    single = width == 1 and roles.action[0] not in survey.widths and kinds.action_dtype.kind == "i"
-    return np.zeros((1,) if single else (1, width), dtype=kinds.action_dtype)
-
-
-def _notes(survey: TableSurvey, roles: Roles, kinds: ColumnKinds, space: ActionSpace) -> list[str]:
-    notes = []
-    if kinds.decimals:
-        notes.append(f"decimals were read as float64: {', '.join(kinds.decimals)}")
-    if roles.time is not None and is_naive(kinds.types[roles.time]):
-        notes.append(
-            f"times in {roles.time} have no UTC offset and were read as UTC; where a local clock was set "
-            "back, rows of that hour may be out of order"
-        )
-    single = len(roles.action) == 1 and roles.action[0] not in survey.widths
-    floats = survey.action_range is None and not survey.categories
-    if single and floats and survey.actions_whole and not isinstance(space, Discrete):
-        notes.append(
-            "all actions are whole numbers stored as fractions and were taken as continuous; "
-            "--discrete N declares choices"
-        )
-    return notes
-
-
-def _unnamed(roles: Roles) -> list[str]:
-    """What a mapping leaves open, and how it was taken."""
-    notes = []
-    if roles.stands_alone:
-        notes.append("no episode and no time column is named: every row stands alone")
-    elif roles.episode is None:
-        notes.append("no episode column is named: the rows were taken as one record, cut where flags end it")
-    if roles.time is None and not roles.stands_alone:
-        notes.append("no time column is named: rows were taken in the order of the table")
-    if roles.terminal is None:
-        notes.append("no terminal column is named: no episode was taken to have ended by itself")
-    return notes
-
-
-def _metadata(
-    name: str,
-    mapping: TableMapping,
-    described: FileDescription | None,
-    categories: tuple[Any, ...],
-    notes: list[str],
-) -> Metadata:
-    before = described.metadata if described is not None else Metadata(gamma=mapping.gamma)
-    extra: Mapping[str, Any] = before.extra
-    if categories:
-        extra = {**extra, "action_names": list(categories)}
-    return Metadata(name, before.sha256, before.gamma, extra, (*before.notes, *notes))
+    single = width == 1 and roles.action[0] not in survey.widths and dtype.kind == "i"
+    return np.zeros((1,) if single else (1, width), dtype=dtype)
 
 
 def _shape(description: Mapping[str, str]) -> tuple[int, ...] | None:

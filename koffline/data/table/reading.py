@@ -2,45 +2,32 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-from koffline.data import remote
+import numpy as np
+import polars as pl
+
 from koffline.data.raw import RawLog
 from koffline.data.spaces import ActionSpace, SpaceRequest
-from koffline.data.table.assembly import assemble
-from koffline.data.table.counts import TableCounts
-from koffline.data.table.faults import table_faults
+from koffline.data.table.episodes import TableCounts, assemble, read_flags
+from koffline.data.table.files import faults
 from koffline.data.table.mapping import MappingRequest
-from koffline.data.table.pieces import contiguous_pieces, partitioned_pieces
-from koffline.data.table.prepared import prepare_table
-from koffline.data.table.recognition import holds_tables, looks_like_table
+from koffline.data.table.prepared import PreparedTable, prepare_table
+from koffline.data.table.rows import Room
+from koffline.data.table.survey import hashed
 from koffline.data.transitions import Metadata, Transitions
 from koffline.errors import DataError
 
 _NO_ROWS = "{}: no row has a next observation; name --next-observations or --terminal"
-
-
-def is_table_source(name: str) -> bool:
-    """Whether a path, URL or pattern is a table: told by content for Parquet and Arrow, by name for CSV.
-
-    A folder is one where it holds such files and is neither a folder of shards nor a Minari dataset.
-    """
-    from koffline.data.disk.shards import is_shard_folder
-    from koffline.data.minari import data_folder
-    from koffline.store.files import MINARI
-
-    if name.startswith(MINARI):
-        return False
-    if not remote.exists(name):
-        return any(mark in name for mark in "*?") and any(map(looks_like_table, remote.listed(name)[:1]))
-    if not remote.is_folder(name):
-        return looks_like_table(name)
-    if is_shard_folder(name) or (not remote.is_url(name) and data_folder(Path(name)) is not None):
-        return False
-    return holds_tables(name)
+# Files that are open at once; a table of more parts has larger ones.
+_MOST_PARTS = 256
+_SPLIT = "give its longest episodes several ids"
 
 
 def read_table(
@@ -56,8 +43,9 @@ def read_table(
     """
     prepared = prepare_table(source, mapping, action_space, in_memory=True)
     counts = TableCounts()
-    with table_faults(prepared.source, prepared.rows.files.kind):
-        found = assemble(prepared.rows.table(list(prepared.rows.batches())), prepared, counts)
+    assert prepared.rows.held is not None, "asked for"
+    with faults(prepared.source, prepared.kind):
+        found = assemble(prepared.rows.held, prepared, counts)
     if found is None:
         raise DataError(_NO_ROWS.format(prepared.source))
     return replace(found, metadata=found.metadata.with_notes(*counts.sentences()))
@@ -100,8 +88,8 @@ class TableStream:
     @property
     def contiguous(self) -> bool:
         """Whether the rows of every episode lie together."""
-        census = self._prepared.survey.episodes
-        return census is None or census.contiguous
+        runs = self._prepared.survey.runs
+        return runs is None or runs["id"].n_unique() == runs.height
 
     @property
     def metadata(self) -> Metadata:
@@ -112,14 +100,14 @@ class TableStream:
         """Pieces in order. Raises DataError."""
         prepared, self._counts = self._prepared, TableCounts()
         if self.contiguous:
-            tables = contiguous_pieces(prepared, self._piece_rows)
+            frames = _contiguous_pieces(prepared, self._piece_rows)
         else:
-            tables = partitioned_pieces(prepared, self._piece_rows, self._scratch)
+            frames = _gathered_pieces(prepared, self._piece_rows, self._scratch)
             self._counts.reordered = True
         any_row = False
-        with table_faults(prepared.source, prepared.rows.files.kind):
-            for table in tables:
-                found = assemble(table, prepared, self._counts)
+        with faults(prepared.source, prepared.kind):
+            for frame in frames:
+                found = assemble(frame, prepared, self._counts)
                 if found is not None:
                     any_row = True
                     yield found.transitions()
@@ -127,13 +115,104 @@ class TableStream:
             raise DataError(_NO_ROWS.format(prepared.source))
 
 
-def iterate_table(
-    source: str | os.PathLike[str],
-    mapping: MappingRequest | None = None,
-    batch_rows: int | None = None,
-    action_space: SpaceRequest | None = None,
-) -> Iterator[Transitions]:
-    """The pieces of a ``TableStream``, each with the notes that hold until then."""
-    stream = TableStream(source, mapping, action_space, piece_rows=batch_rows)
-    for piece in stream:
-        yield piece.with_metadata(stream.metadata)
+def _contiguous_pieces(prepared: PreparedTable, piece_rows: int) -> Iterator[pl.DataFrame]:
+    """Consecutive rows, at least ``piece_rows`` where there are as many, cut where an episode begins."""
+    waiting = pl.DataFrame(schema=prepared.rows.schema)
+    cut, room = 0, Room(prepared.rows.itemsize, _SPLIT)
+    for frame in prepared.rows.frames(again=True):
+        above = max(waiting.height - 1, 0)
+        room.take(frame)
+        waiting = waiting.vstack(frame)
+        _check_sorted(waiting[above:], prepared)
+        starts = _starts(waiting[above:], prepared)
+        cut = above + int(starts[-1]) if len(starts) else cut
+        if waiting.height >= piece_rows and cut:
+            yield waiting[:cut]
+            waiting, cut = waiting[cut:], 0
+            room = Room(prepared.rows.itemsize, _SPLIT)
+            room.take(waiting)
+    if waiting.height:
+        yield waiting
+
+
+def _starts(frame: pl.DataFrame, prepared: PreparedTable) -> np.ndarray:
+    """Rows below the first at which an episode begins."""
+    roles = prepared.roles
+    if roles.stands_alone:
+        return np.asarray([frame.height])
+    if roles.episode is not None:
+        column = frame[roles.episode]
+        return np.flatnonzero((column != column.shift()).fill_null(False).to_numpy())
+    ends = [read_flags(frame, name, prepared.source) for name in (roles.terminal, roles.truncated)]
+    return np.flatnonzero((ends[0] | ends[1]).to_numpy()[:-1]) + 1
+
+
+def _check_sorted(frame: pl.DataFrame, prepared: PreparedTable) -> None:
+    """Without an episode column nothing tells which rows belong together but their order in time."""
+    roles = prepared.roles
+    if roles.time is None or roles.episode is not None:
+        return
+    if (frame[roles.time] <= frame[roles.time].shift()).any():
+        raise DataError(
+            f"{prepared.source}: times do not rise from row to row and no episode column is named; name it "
+            "(--episode), or sort the table"
+        )
+
+
+def _gathered_pieces(
+    prepared: PreparedTable, piece_rows: int, scratch: str | Path | None
+) -> Iterator[pl.DataFrame]:
+    """Rows gathered by episode, in order of first appearance, through files that are removed afterwards.
+
+    A part holds as many whole episodes as fit into ``piece_rows`` (at least one). Raises DataError where the
+    scratch folder cannot be written.
+    """
+    runs = prepared.survey.runs
+    assert runs is not None, "called after a census"
+    limit = max(piece_rows, -(-prepared.survey.rows // _MOST_PARTS))
+    # the part in which the episode's last row falls: parts of at most `limit` rows, except for long episodes
+    part = ((pl.col("rows").cum_sum() - 1) // limit).rle_id()
+    parts = runs.group_by("id", maintain_order=True).agg(pl.col("rows").sum()).select("id", part=part)
+    try:
+        with tempfile.TemporaryDirectory(prefix="koffline-", dir=scratch) as folder:
+            paths = [Path(folder) / f"{i}.arrows" for i in range(int(parts["part"][-1]) + 1)]
+            _distribute(prepared, parts, paths)
+            for path in paths:
+                yield _read_part(path, prepared)
+                path.unlink()
+    except OSError as error:
+        raise DataError(
+            f"{prepared.source} cannot be sorted into temporary files ({error.strerror or error}); check the "
+            "disk, or set TMPDIR to a folder with room"
+        ) from None
+
+
+def _distribute(prepared: PreparedTable, parts: pl.DataFrame, paths: list[Path]) -> None:
+    """Append each row to its part's file; rows keep their order within a part."""
+    import pyarrow as pa
+
+    assert prepared.roles.episode is not None, "without an episode column rows are not gathered"
+    schema = _to_arrow(pl.DataFrame(schema=prepared.rows.schema)).schema
+    with contextlib.ExitStack() as stack:
+        writers = [stack.enter_context(pa.ipc.new_stream(str(path), schema)) for path in paths]
+        for frame in prepared.rows.frames(again=True):
+            ids = frame.select(id=hashed(prepared.roles.episode))
+            part = ids.join(parts, on="id", how="left", maintain_order="left")["part"]
+            order = part.to_frame().select(pl.arg_sort_by("part", maintain_order=True)).to_series()
+            gathered = _to_arrow(frame[order]).combine_chunks()
+            start = 0
+            for count, number in part.sort().rle().struct.unnest().iter_rows():
+                writers[number].write_table(gathered.slice(start, count))
+                start += count
+
+
+def _to_arrow(frame: pl.DataFrame) -> Any:
+    return frame.cast({pl.Int128: pl.Decimal(38, 0)}).to_arrow(compat_level=pl.CompatLevel.oldest())
+
+
+def _read_part(path: Path, prepared: PreparedTable) -> pl.DataFrame:
+    import pyarrow as pa
+
+    Room(prepared.rows.itemsize, _SPLIT).declare(path.stat().st_size, 0)
+    with pa.ipc.open_stream(str(path)) as opened:
+        return pl.DataFrame(opened.read_all()).cast(pl.Schema(prepared.rows.schema))

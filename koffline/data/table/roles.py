@@ -62,7 +62,7 @@ class Roles:
 
 def resolve_roles(names: Sequence[str], mapping: TableMapping, source: str) -> Roles:
     """Find the mapping's columns. Raises DataError with the nearest name for one that is not there."""
-    _check_unique(names, source)
+    check_unique(names, source)
     single = {
         role: getattr(mapping, role)
         for role in ("reward", "episode", "time", "terminal", "truncated", "weight")
@@ -197,7 +197,8 @@ def _impute_methods(
     return methods
 
 
-def _check_unique(names: Sequence[str], source: str) -> None:
+def check_unique(names: Sequence[str], source: str) -> None:
+    """Raise DataError for a table without columns, or with two of one name."""
     if not names:
         raise DataError(f"{source} has no columns; export the table again with a header")
     twice = [name for name, count in Counter(names).items() if count > 1]
