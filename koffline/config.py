@@ -33,7 +33,12 @@ class EvaluationSettings(BaseModel):
     hidden_units: tuple[Annotated[int, Field(ge=1)], ...] = Field(
         (64, 64), description="units of the hidden layers"
     )
-    steps: int = Field(8000, ge=1, description="gradient steps of every replica")
+    steps: int | None = Field(
+        None, ge=1, description="gradient steps of every replica; by default rounds until the heads agree"
+    )
+    agreement: float = Field(
+        0.1, gt=0.0, description="share of the interval's width by which the heads of a network may differ"
+    )
     batch_size: int = Field(256, ge=2, description="rows in a mini-batch")
     learning_rate: float = Field(3e-3, gt=0.0, description="Adam's, decayed to zero by a cosine")
     target_rate: float = Field(0.1, gt=0.0, le=1.0, description="rate at which the target network follows")

@@ -60,6 +60,7 @@ def fitted_diagnostics(workspace: Workspace) -> dict[str, Any]:
         "replica_standard_deviation": float(values[kept].std(ddof=1)),
         "residual_rms": residuals.rms,
         "residual_mean": residuals.mean,
+        "training_steps": fitted.record.steps,
     }
     return {
         key: None if isinstance(value, float) and not math.isfinite(value) else value

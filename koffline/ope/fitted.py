@@ -32,6 +32,8 @@ from koffline.replicas import StackedMLP
 _PROBE_STARTS = 1000
 _PROBE_DRAWS = 8
 LSTD_RIDGE = 1e-3
+ROUNDS = (2000, 2000, 4000, 8000)  # coverage was tested at the first: never fewer
+_LEAST = 0.01  # of the rms return: less is no difference
 
 
 @runtime_checkable
@@ -160,7 +162,8 @@ def fit_value_functions(
 ) -> FittedValues:
     """Train all replicas, then give each its last layers: exact kernel loss, LSTD, or as trained.
 
-    fold: over the log that the problem is a sample of; last layers are solved, and start states valued, on
+    Unless the settings say how long, training goes on in rounds until the heads agree. fold:
+    over the log that the problem is a sample of; last layers are solved, and start states valued, on
     all of it.
     """
     if fold is None:
@@ -170,21 +173,50 @@ def fit_value_functions(
             return summarise(problem, units)
 
     table = make_table(problem, settings.device)
-    record = fit_features(table, problem, ensemble, settings, start_value_probe(problem), progress)
     generator = torch.Generator().manual_seed(settings.seed)
     kernel_inputs = torch.as_tensor(problem.kernel_inputs[problem.row_weights > 0.0])
     bandwidth = settings.bandwidth * median_bandwidth(kernel_inputs, generator=generator)
     instruments = random_fourier_features(
         Gaussian(bandwidth), kernel_inputs.shape[1], settings.instruments, generator
     )
-    network = record.network
-    systems = fold(SystemsOfPart(network, instruments, ensemble.resampling))
-    heads = {
-        "kloss": minimise_kernel_loss(network, systems, settings.ridge),
+    probe, record = start_value_probe(problem), None
+    rounds = ROUNDS if settings.steps is None else (settings.steps,)
+    for number, steps in enumerate(rounds, start=1):
+        record = fit_features(table, problem, ensemble, settings, steps, probe, progress, record)
+        of_part = SystemsOfPart(record.network, instruments, ensemble.resampling)
+        if number < len(rounds):
+            systems = of_part(problem, ensemble.units)
+            heads = _heads(record.network, systems, settings.ridge)
+            if _agree(heads, problem, ensemble, settings.agreement):
+                break
+    assert record is not None
+    heads = _heads(record.network, fold(of_part), settings.ridge)
+    return FittedValues(problem, ensemble, settings, table, heads, bandwidth, instruments, record, fold)
+
+
+def _heads(network: StackedMLP, systems: LinearSystems, ridge: float) -> dict[str, StackedMLP]:
+    return {
+        "kloss": minimise_kernel_loss(network, systems, ridge),
         "lstd": solve_temporal_difference(network, systems, LSTD_RIDGE),
         "fqe": network.with_flat(network.flat.double()),
     }
-    return FittedValues(problem, ensemble, settings, table, heads, bandwidth, instruments, record, fold)
+
+
+def _agree(
+    heads: dict[str, StackedMLP], problem: EvaluationProblem, ensemble: Ensemble, share: float
+) -> bool:
+    """Whether the heads of replicas differ by a small share of the interval's width (root mean square).
+
+    Replicas that diverged have no say; a hundredth of the rms return counts as nothing.
+    """
+    sums = StartSums.of(heads, problem, ensemble.start_weights)
+    values = torch.stack([value / sums.weights for value in sums.values.values()]).numpy()  # (3, R)
+    kept = np.isfinite(values).all(axis=0)
+    gaps = np.ptp(values, axis=0)[kept]
+    resampled = values[0, ensemble.full :][kept[ensemble.full :]]
+    width = 4.0 * float(resampled.std(ddof=1)) if len(resampled) > 1 else 0.0
+    tolerance = max(share * width, _LEAST * problem.reward_scale)
+    return len(gaps) > 0 and float(np.sqrt(np.square(gaps).mean())) <= tolerance
 
 
 def start_value_probe(problem: EvaluationProblem) -> Callable[[int, StackedMLP], Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable
 
@@ -46,38 +47,72 @@ def fit_features(
     problem: EvaluationProblem,
     ensemble: Ensemble,
     settings: EvaluationSettings,
+    steps: int,
     probe: Callable[[int, StackedMLP], Tensor] | None = None,
     progress: Progress | None = None,
+    before: FitRecord | None = None,
 ) -> FitRecord:
-    """Train every replica by fitted Q evaluation; the output starts at the best constant value."""
-    outputs = 1 if problem.readout is None else problem.readout.shape[1]
-    sizes = (table.inputs.shape[1], *settings.hidden_units, outputs)
-    network = StackedMLP.initialise(sizes, ensemble.seeds, device=table.inputs.device)
-    output_bias = network.layers(network.flat)[-1][1]  # a view of the flat parameters
-    output_bias += _best_constant(problem)
+    """Train every replica by fitted Q evaluation for so many steps, whose rates fall to zero by a cosine.
+
+    The output starts at the best constant value; ``before``: an earlier round, from which this one goes on.
+    """
+    network = _untrained(table, problem, ensemble, settings)
+    if before is not None:
+        network = network.with_flat(before.network.flat)
+    done = 0 if before is None else before.steps
     generator = torch.Generator().manual_seed(ensemble.seeds[0])
     row_sets = tuple(_rows_by_weight(weights, generator) for weights in _distinct(ensemble))
     plan = ReplicaPlan(
         learning_rates=(settings.learning_rate,) * len(ensemble.seeds),
-        batch_seeds=ensemble.seeds,
+        batch_seeds=tuple(seed + done for seed in ensemble.seeds),
         row_sets=row_sets,
         row_set_of=(0,) * ensemble.full + tuple(range(1, len(row_sets))),
     )
-    return fit(
+    record: FitRecord = fit(
         table,
         network,
         fitted_q(settings.target_rate, problem.value_bounds),
         plan,
         FitSettings(
-            steps=settings.steps,
+            steps=steps,
             batch_size=min(settings.batch_size, len(table)),
             schedule="cosine",
-            record_every=max(1, settings.steps // _PROBES),
+            record_every=max(1, steps // _PROBES),
             threads=settings.threads,
         ),
         probe=probe,
-        probe_every=max(1, settings.steps // _PROBES),
+        probe_every=max(1, steps // _PROBES),
         progress=progress,
+    )
+    return record if before is None else _joined(before, record)
+
+
+def _untrained(
+    table: Table, problem: EvaluationProblem, ensemble: Ensemble, settings: EvaluationSettings
+) -> StackedMLP:
+    outputs = 1 if problem.readout is None else problem.readout.shape[1]
+    sizes = (table.inputs.shape[1], *settings.hidden_units, outputs)
+    network = StackedMLP.initialise(sizes, ensemble.seeds, device=table.inputs.device)
+    output_bias = network.layers(network.flat)[-1][1]  # a view of the flat parameters
+    output_bias += _best_constant(problem)
+    return network
+
+
+def _joined(first: FitRecord, second: FitRecord) -> FitRecord:
+    """The history of two rounds."""
+    steps = first.steps
+    diverged = zip(first.diverged_at, second.diverged_at, strict=True)
+    return dataclasses.replace(
+        second,
+        losses=torch.cat([first.losses, second.losses]),
+        loss_steps=first.loss_steps + tuple(steps + step for step in second.loss_steps),
+        probes=first.probes + second.probes,
+        probe_steps=first.probe_steps + tuple(steps + step for step in second.probe_steps),
+        diverged_at=tuple(
+            one if one is not None or other is None else steps + other for one, other in diverged
+        ),
+        steps=steps + second.steps,
+        seconds=first.seconds + second.seconds,
     )
 
 

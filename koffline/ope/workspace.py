@@ -39,6 +39,7 @@ from koffline.policies import ContinuousPolicy, DiscretePolicy
 from koffline.solvers.features import FeatureMap
 from koffline.store.run_record import versions
 
+_ALONE = 8000  # steps of a network that no other head can judge
 _DRAWS = 31  # of actions, a stream of their own
 
 
@@ -212,7 +213,8 @@ class Workspace:
             return self._random_features
         alone = draw_ensemble(self.problem, 1, 0, settings.seed, stream=2)
         table = make_table(self.problem, settings.device)
-        record = fit_features(table, self.problem, alone, settings, progress=self._progress)
+        steps = _ALONE if settings.steps is None else settings.steps
+        record = fit_features(table, self.problem, alone, settings, steps, progress=self._progress)
         if record.diverged_at[0] is not None:
             raise KofflineError(
                 f"the network behind the features diverged at step {record.diverged_at[0]}; lower "

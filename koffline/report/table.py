@@ -48,8 +48,9 @@ def _rows(estimate: Estimate, truth: float | None) -> list[tuple[str, str]]:
         spread = f" ± {error:.2g}" if error and error > 1e-12 * abs(own) else ""  # no spread beyond rounding
         rows.append(("log's own return", f"{own:.4g}{spread}"))
     heads = ", ".join(f"{name} {value:.4g}" for name, value in found.get("estimates_by_head", {}).items())
-    if "lazy" in found:
-        rows.append(("lazy", found["lazy"]))
+    if "training_steps" in found:
+        seen = f", on {found['sample_rows']:,} of the rows" if "sample_rows" in found else ""
+        rows.append(("training", f"{found['training_steps']:,} steps{seen}"))
     rows += [
         ("estimator", estimate.estimator + (f"   (by head: {heads})" if heads else "")),
         (

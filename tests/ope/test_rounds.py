@@ -1,0 +1,43 @@
+"""Training in rounds: it stops once kernel loss, LSTD and FQE agree, and not before."""
+
+import numpy as np
+import pytest
+
+import koffline
+from koffline.ope import fitted
+from tests.ope.problems import SOFT, discrete_log
+
+QUICK = {"full_replicas": 2, "resampled_replicas": 3, "hidden_units": (8, 8), "instruments": 60}
+
+
+@pytest.fixture(autouse=True)
+def _short_rounds(monkeypatch):
+    monkeypatch.setattr(fitted, "ROUNDS", (20, 20, 40))
+
+
+def evaluated(**options) -> koffline.Estimate:
+    return koffline.evaluate(discrete_log(), SOFT, 0.9, **QUICK, **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "steps"), [({"agreement": 1e9}, 20), ({"agreement": 1e-9}, 80), ({"steps": 30}, 30)]
+)
+def test_it_trains_as_long_as_heads_disagree(monkeypatch, options, steps) -> None:
+    monkeypatch.setattr(fitted, "_LEAST", 0.0)
+    found = evaluated(**options)
+    assert found.diagnostics["training_steps"] == steps
+    assert found.evidence.steps[-1] == steps
+    assert (np.diff(found.evidence.steps) > 0).all()
+    assert found.evidence.values.shape == found.evidence.objective.shape == (5, len(found.evidence.steps))
+
+
+def test_one_round_is_so_many_steps_and_two_go_on_from_it() -> None:
+    one, same = evaluated(agreement=1e9), evaluated(steps=20)
+    assert (one.value, one.interval.low) == (same.value, same.interval.low)
+    both = evaluated(agreement=1e-9)
+    np.testing.assert_array_equal(both.evidence.values[:, : len(one.evidence.steps)], one.evidence.values)
+
+
+def test_a_hundredth_of_the_returns_is_no_difference(monkeypatch) -> None:
+    monkeypatch.setattr(fitted, "_LEAST", 1e9)
+    assert evaluated(agreement=1e-9).diagnostics["training_steps"] == 20
