@@ -102,7 +102,7 @@ def test_other_commands_are_what_they_seem(command: str) -> None:
 
 @pytest.mark.parametrize("snippet", SNIPPETS, ids=range(len(SNIPPETS)))
 def test_snippets_run(snippet: str, elsewhere: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    quicker = snippet.replace("gamma=0.98, seed=0)", "gamma=0.98, seed=0, steps=300, resampled_replicas=3)")
+    quicker = snippet.replace("gamma=0.98, seed=0)", "gamma=0.98, seed=0, steps=400, resampled_replicas=4)")
     exec(compile(quicker, "README.md", "exec"), {"__name__": "readme"})
     printed = capsys.readouterr().out
     says = {"evaluate(": "bootstrap", "bellman_test(": "rejected", "solve(": "tensor(", "predict(": "[["}

@@ -113,8 +113,8 @@ def _lock_file(real: Path, target: Path, made: list[Path], wait: bool) -> Iterat
             made += _make_folders(path.parent)
             handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
         except OSError as error:
-            if isinstance(error, FileNotFoundError) and tries < _MOST_TRIES:
-                continue  # another command has removed the folder that it had made
+            if isinstance(error, (FileNotFoundError, FileExistsError)) and tries < _MOST_TRIES:
+                continue  # another command has removed the folder that it had made, or is doing so
             reason = error.strerror or str(error)
             raise ConfigError(f"{path.parent} is not writable ({reason}); name another place") from None
         try:
