@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from koffline.ope.cross_fit import cross_fit
     from koffline.ope.diagnose.diagnosing import diagnose
     from koffline.ope.estimate import Estimate, Interval
-    from koffline.ope.estimators.everything import estimate_all
+    from koffline.ope.estimators.all import estimate_all
     from koffline.ope.estimators.table import EstimateTable
     from koffline.ope.evaluation import evaluate
     from koffline.ope.selection.ranking import PolicyRanking
@@ -55,7 +55,7 @@ _HOME_OF = {
     "bellman_test": "koffline.ope.bellman_test.front",
     "cross_fit": "koffline.ope.cross_fit",
     "diagnose": "koffline.ope.diagnose.diagnosing",
-    "estimate_all": "koffline.ope.estimators.everything",
+    "estimate_all": "koffline.ope.estimators.all",
     "evaluate": "koffline.ope.evaluation",
     "load": "koffline.algos.loading",
     "load_policy": "koffline.policies",

@@ -12,7 +12,8 @@ from jaxtyping import Float, Int
 from koffline.data.transitions import ActionSpace, Transitions
 from koffline.errors import ConfigError, DataError
 from koffline.ope.provenance import Provenance, check_held_out, row_fingerprints
-from koffline.ope.value_functions import ValueFunction, as_value_function
+from koffline.ope.value_functions import ValueFunction
+from koffline.ope.value_sources import as_value_function
 from koffline.policies import Policy
 
 

@@ -17,11 +17,10 @@ from koffline.fitting import Progress, threads
 from koffline.ope.diagnostics import common_diagnostics, common_warnings
 from koffline.ope.estimate import Estimate
 from koffline.ope.estimators.direct import make_evidence
-from koffline.ope.estimators.intervals import run_estimator
-from koffline.ope.estimators.norms import sensitivity_to_norm
+from koffline.ope.estimators.run import run_estimator, sensitivity_to_norm
 from koffline.ope.fitted_function import fitted_value_function
-from koffline.ope.importance.unavailable import Unavailable
 from koffline.ope.names import FITTED, check_interval
+from koffline.ope.point_estimate import Unavailable
 from koffline.ope.stream_settings import StreamSettings
 from koffline.ope.working_log import hold
 from koffline.ope.workspace import Workspace

@@ -8,6 +8,14 @@ from typing import Any
 from koffline.ope.interval import Interval
 
 
+@dataclass(frozen=True)
+class Unavailable:
+    """No estimate, because of ``reason``: one line for a person, with the remedy where there is one."""
+
+    name: str
+    reason: str
+
+
 @dataclass(frozen=True, eq=False)
 class PointEstimate:
     """An estimate in units of the discounted return, with what is needed to judge it.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -123,54 +123,6 @@ class ValueFunction:
                 f"{self.name}: the value function failed on observations {shapes} with {one_line(error)}; "
                 "check that it accepts such a batch"
             ) from error
-
-
-def as_value_function(
-    q: Any,
-    action_space: ActionSpace,
-    observation_shape: Sequence[int],
-    *,
-    kind: str | None = None,
-    name: str | None = None,
-    trained_on: Provenance | None = None,
-) -> ValueFunction:
-    """A value function from whatever holds one.
-
-    q: a `ValueFunction`; a d3rlpy model with networks, d3rlpy's own or ours; the path of a .d3 or TorchScript
-    file; ``package.module:name``; a `koffline.solvers.LinearValue`; the result of `koffline.evaluate`; a
-    torch module or a function of (observations, actions), or of observations alone: then it is V(s) where it
-    gives (N,), and Q(s, ·) where it gives (N, n) for n discrete actions.
-    kind: ``"action"`` or ``"state"`` where that cannot be seen. trained_on: wins over what q itself knows.
-    Raises DataError, PolicyError (files) and ConfigError in one line.
-    """
-    from koffline.ope import value_sources
-
-    shape = tuple(int(side) for side in observation_shape)
-    made = value_sources.resolve(q, action_space, shape, kind, name)
-    _check_fits(made, action_space, shape, kind)
-    if trained_on is None:
-        return made
-    return ValueFunction(
-        made.name, made.kind, made.function, made.action_space, made.observation_shape, trained_on, made.notes
-    )
-
-
-def _check_fits(made: ValueFunction, space: ActionSpace, shape: tuple[int, ...], kind: str | None) -> None:
-    """DataError unless a value function is for the log's actions and observations."""
-    own, log = describe_actions(made.action_space), describe_actions(space)
-    if own != log:
-        raise DataError(
-            f"{made.name}: the model is for {own}, the log has {log}; give a model of logs like this one"
-        )
-    if made.observation_shape != shape:
-        raise DataError(
-            f"{made.name}: the model takes observations of shape {made.observation_shape}, the log has "
-            f"{shape}; give a model of logs like this one"
-        )
-    if kind is not None and made.kind != kind:
-        raise ConfigError(
-            f"{made.name} is a value function of kind '{made.kind}', not '{kind}'; leave kind out"
-        )
 
 
 def _checked_values(raw: Any, rows: int, first: int, name: str) -> np.ndarray:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +13,62 @@ import numpy as np
 
 from koffline.data.transitions import ActionSpace, Continuous, Discrete
 from koffline.errors import ConfigError, DataError, KofflineError
+from koffline.ope.provenance import Provenance
 from koffline.ope.value_functions import ACCEPTED, ACTION, STATE, ValueFunction
+from koffline.policies.base import describe_actions
 from koffline.policies.outputs import one_line
 
 _ENTROPY = ("SAC", "DiscreteSAC", "KLossSAC", "KLossDiscreteSAC", "TrustPCL", "DiscreteTrustPCL")
 _CAUTIOUS = ("CQL", "CalQL", "DiscreteCQL", "KLossCQL", "KLossDiscreteCQL")
 
 
-def resolve(
+def as_value_function(
+    q: Any,
+    action_space: ActionSpace,
+    observation_shape: Sequence[int],
+    *,
+    kind: str | None = None,
+    name: str | None = None,
+    trained_on: Provenance | None = None,
+) -> ValueFunction:
+    """A value function from whatever holds one.
+
+    q: a `ValueFunction`; a d3rlpy model with networks, d3rlpy's own or ours; the path of a .d3 or TorchScript
+    file; ``package.module:name``; a `koffline.solvers.LinearValue`; the result of `koffline.evaluate`; a
+    torch module or a function of (observations, actions), or of observations alone: then it is V(s) where it
+    gives (N,), and Q(s, ·) where it gives (N, n) for n discrete actions.
+    kind: ``"action"`` or ``"state"`` where that cannot be seen. trained_on: wins over what q itself knows.
+    Raises DataError, PolicyError (files) and ConfigError in one line.
+    """
+    shape = tuple(int(side) for side in observation_shape)
+    made = _resolve(q, action_space, shape, kind, name)
+    _check_fits(made, action_space, shape, kind)
+    if trained_on is None:
+        return made
+    return ValueFunction(
+        made.name, made.kind, made.function, made.action_space, made.observation_shape, trained_on, made.notes
+    )
+
+
+def _check_fits(made: ValueFunction, space: ActionSpace, shape: tuple[int, ...], kind: str | None) -> None:
+    """DataError unless a value function is for the log's actions and observations."""
+    own, log = describe_actions(made.action_space), describe_actions(space)
+    if own != log:
+        raise DataError(
+            f"{made.name}: the model is for {own}, the log has {log}; give a model of logs like this one"
+        )
+    if made.observation_shape != shape:
+        raise DataError(
+            f"{made.name}: the model takes observations of shape {made.observation_shape}, the log has "
+            f"{shape}; give a model of logs like this one"
+        )
+    if kind is not None and made.kind != kind:
+        raise ConfigError(
+            f"{made.name} is a value function of kind '{made.kind}', not '{kind}'; leave kind out"
+        )
+
+
+def _resolve(
     q: Any, space: ActionSpace, shape: tuple[int, ...], kind: str | None, name: str | None
 ) -> ValueFunction:
     """The value function that q is, holds or names. Raises KofflineError."""
@@ -67,7 +115,7 @@ def _named(
     if isinstance(spec, str) and ":" in spec and not spec.endswith(":"):
         from koffline.policies.python_policy import import_object
 
-        return resolve(import_object(spec), space, shape, kind, str(name or spec))
+        return _resolve(import_object(spec), space, shape, kind, str(name or spec))
     raise DataError(f"{str(spec)!r}: there is no such file; a value function is {ACCEPTED}")
 
 
@@ -79,7 +127,7 @@ def _of_file(
     found = detect(path)
     if found == "d3":
         from koffline.algos.loading import load
-        from koffline.ope.run_rows import rows_of_run
+        from koffline.ope.provenance import rows_of_run
 
         return _of_model(load(path), name, space, rows_of_run(path))
     if found == "torchscript":

@@ -36,10 +36,9 @@ from koffline.ope.bellman_test.case import make_case
 from koffline.ope.bellman_test.forms import Moments, SignDraws, random_signs
 from koffline.ope.bellman_test.front import make_form
 from koffline.ope.bellman_test.kernel_space import fit_kernel_space
-from koffline.ope.bellman_test.laws import GammaLaw, WildLaw, make_law
+from koffline.ope.bellman_test.laws import GammaLaw, WildLaw, make_law, weighted_chi_square_tail
 from koffline.ope.bellman_test.settings import GAMMA, METHODS, SPECTRAL, WILD, BellmanSettings
-from koffline.ope.bellman_test.weighted_chi_square import weighted_chi_square_tail
-from koffline.ope.value_functions import as_value_function
+from koffline.ope.value_sources import as_value_function
 from koffline.policies import DiscretePolicy
 from scripts.bench.coverage import clopper_pearson
 

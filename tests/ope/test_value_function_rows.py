@@ -12,7 +12,7 @@ from koffline.errors import ConfigError, DataError
 from koffline.ope.bellman_test import bellman_test
 from koffline.ope.cross_fit import assign_folds, cross_fit, next_row_values, row_values
 from koffline.ope.provenance import Provenance, check_held_out, measure_overlap, row_fingerprints
-from koffline.ope.value_functions import as_value_function
+from koffline.ope.value_sources import as_value_function
 from tests.exact_problems import EXACT_PROBLEMS
 from tests.ope.problems import SOFT, discrete_log
 

@@ -7,7 +7,8 @@ import torch
 import koffline
 from koffline.errors import ConfigError, DataError, KofflineError, PolicyError
 from koffline.ope.fitted_function import NetworkValues, fit_value_function
-from koffline.ope.value_functions import ACTION, STATE, ValueFunction, as_value_function, expected_pair
+from koffline.ope.value_functions import ACTION, STATE, ValueFunction, expected_pair
+from koffline.ope.value_sources import as_value_function
 from tests.ope.problems import NOISY, SOFT, continuous_log, discrete_log
 
 THREE = koffline.Discrete(3)

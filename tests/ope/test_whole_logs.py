@@ -14,7 +14,7 @@ from koffline.data.transitions import Transitions
 from koffline.errors import ConfigError, DataError
 from koffline.kernels import FourierFeatures
 from koffline.ope.ensemble import Resampling
-from koffline.ope.estimators.everything import estimate_all
+from koffline.ope.estimators.all import estimate_all
 from koffline.ope.fitted import SystemsOfPart
 from koffline.ope.log_facts import LogFacts, log_facts
 from koffline.ope.problem import prepare_problem

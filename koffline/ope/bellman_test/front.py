@@ -49,7 +49,7 @@ def bellman_test(
 ) -> BellmanTest:
     """Test H0: E[r + discount · E_{a'~π} Q(s', a') − Q(s, a) | s, a] = 0 with T = n·V̂, the kernel loss.
 
-    q: whatever `koffline.ope.value_functions.as_value_function` reads (a d3rlpy model or .d3 file, a function
+    q: whatever `koffline.ope.value_sources.as_value_function` reads (a d3rlpy model or .d3 file, a function
     (observations, actions) -> (N,), one of observations alone for V(s) …), what
     `koffline.ope.cross_fit.cross_fit` made of these rows (every model is tested on its own rows, T is the sum
     over models), or values of the rows by one value function (``now``, ``later``, (N,) each).

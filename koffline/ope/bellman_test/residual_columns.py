@@ -12,7 +12,8 @@ from koffline.errors import DataError
 from koffline.ope.bellman_test.settings import BellmanSettings
 from koffline.ope.cross_fit import next_row_values, row_values
 from koffline.ope.problem import EvaluationProblem
-from koffline.ope.value_functions import ACTION, STATE, as_value_function
+from koffline.ope.value_functions import ACTION, STATE
+from koffline.ope.value_sources import as_value_function
 from koffline.policies import Policy
 
 _LARGEST = 1e50  # fourth powers of anything below stay finite

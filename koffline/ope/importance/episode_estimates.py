@@ -16,7 +16,6 @@ from koffline.ope.importance.notes import NO_WEIGHT, notes_on_weights
 from koffline.ope.importance.problem import EpisodeProblem, prepare_episodes
 from koffline.ope.importance.ratios import AUTO
 from koffline.ope.importance.statistics import EpisodeStatistic, standard_error
-from koffline.ope.importance.unavailable import Unavailable
 from koffline.ope.interval import Interval, check_level
 from koffline.ope.names import (
     CERTIFIABLE,
@@ -28,7 +27,7 @@ from koffline.ope.names import (
     WHOLE_WEIGHT,
     WITH_MODEL,
 )
-from koffline.ope.point_estimate import PointEstimate
+from koffline.ope.point_estimate import PointEstimate, Unavailable
 from koffline.ope.provenance import check_held_out
 from koffline.ope.row_values import RowValues
 from koffline.ope.value_functions import ValueFunction

@@ -7,6 +7,7 @@ from jaxtyping import Float
 
 from koffline.ope.importance.statistics import StepwiseMean, WeightedMean, plain_mean
 from koffline.ope.importance.weights import EpisodeWeights
+from koffline.ope.row_values import RowValues
 
 
 def trajectory_is(weights: EpisodeWeights, rewards: Float[np.ndarray, " row"], gamma: float) -> WeightedMean:

@@ -7,9 +7,14 @@ import pytest
 from scipy import stats
 
 from koffline.ope.bellman_test.forms import GramForm, Moments, SignDraws, SumForm
-from koffline.ope.bellman_test.laws import GammaLaw, WildLaw, detectable_shift, make_law
+from koffline.ope.bellman_test.laws import (
+    GammaLaw,
+    WildLaw,
+    detectable_shift,
+    make_law,
+    weighted_chi_square_tail,
+)
 from koffline.ope.bellman_test.settings import BellmanSettings
-from koffline.ope.bellman_test.weighted_chi_square import weighted_chi_square_tail
 
 
 def random_form(units: int, seed: int = 0) -> GramForm:

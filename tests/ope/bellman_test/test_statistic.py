@@ -12,7 +12,7 @@ from koffline.ope.bellman_test.feature_form import FeatureForm
 from koffline.ope.bellman_test.forms import gram_form, random_signs
 from koffline.ope.bellman_test.kernel_space import draw_features
 from koffline.ope.problem import prepare_problem
-from koffline.ope.value_functions import as_value_function
+from koffline.ope.value_sources import as_value_function
 from tests import reference_bellman as reference
 from tests.ope.bellman_test.problems import ONLY_ACTION, five_rows, known_problem
 from tests.ope.problems import NOISY, SOFT, continuous_log, discrete_log

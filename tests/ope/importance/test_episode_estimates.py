@@ -12,7 +12,6 @@ import pytest
 from koffline.data.transitions import Transitions
 from koffline.errors import ConfigError, DataError
 from koffline.ope.importance.episode_estimates import episode_estimates
-from koffline.ope.importance.unavailable import Unavailable
 from koffline.ope.names import (
     CERTIFIED_EPISODE_KINDS,
     EPISODE_KINDS,
@@ -22,9 +21,10 @@ from koffline.ope.names import (
     WITH_MODEL,
     WITHOUT_MODEL,
 )
-from koffline.ope.point_estimate import PointEstimate
+from koffline.ope.point_estimate import PointEstimate, Unavailable
 from koffline.ope.row_values import RowValues
-from koffline.ope.value_functions import ValueFunction, as_value_function
+from koffline.ope.value_functions import ValueFunction
+from koffline.ope.value_sources import as_value_function
 from koffline.policies import ContinuousPolicy, DiscretePolicy
 from tests.exact_problems import EXACT_PROBLEMS
 from tests.ope.importance.cases import enumerated, random_case

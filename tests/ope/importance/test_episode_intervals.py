@@ -9,8 +9,14 @@ import pytest
 from scipy import stats
 
 from koffline.data.transitions import Discrete, Transitions
-from koffline.ope.importance.bounds import empirical_bernstein_width, hoeffding_width, mean_lower_bound
-from koffline.ope.importance.episode_intervals import bootstrap_interval, certified_interval, student_interval
+from koffline.ope.importance.episode_intervals import (
+    bootstrap_interval,
+    certified_interval,
+    empirical_bernstein_width,
+    hoeffding_width,
+    mean_lower_bound,
+    student_interval,
+)
 from koffline.ope.importance.estimators import trajectory_wis
 from koffline.ope.importance.statistics import plain_mean
 from koffline.ope.importance.weights import make_weights

@@ -22,7 +22,7 @@ from koffline.ope.importance.estimators import (
 from koffline.ope.importance.weights import make_weights
 from koffline.ope.names import OVER_EPISODES
 from koffline.ope.row_values import RowValues
-from koffline.ope.value_functions import as_value_function
+from koffline.ope.value_sources import as_value_function
 from tests import reference_importance as reference
 from tests.ope.importance.cases import Case, enumerated, random_case
 

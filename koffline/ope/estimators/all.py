@@ -15,15 +15,13 @@ from koffline.data.transitions import Transitions
 from koffline.errors import KofflineError
 from koffline.fitting import Progress
 from koffline.ope.diagnostics import common_diagnostics, common_warnings
-from koffline.ope.estimators.intervals import bounds_of, run_estimator
-from koffline.ope.estimators.norms import sensitivity_to_norm
+from koffline.ope.estimators.run import bounds_of, run_estimator, sensitivity_to_norm
 from koffline.ope.estimators.table import EstimateRow, EstimateTable
 from koffline.ope.evaluation import merge_settings, open_workspace
-from koffline.ope.importance.unavailable import Unavailable
 from koffline.ope.interval import Interval
 from koffline.ope.limits import NOTABLE
 from koffline.ope.names import DEFAULT, ESTIMATORS, KERNEL_CERTIFIED, check_estimator, kinds_for
-from koffline.ope.point_estimate import PointEstimate
+from koffline.ope.point_estimate import PointEstimate, Unavailable
 from koffline.ope.stream_settings import StreamSettings
 from koffline.ope.workspace import Workspace
 

@@ -1,4 +1,4 @@
-"""Which interval stands beside an estimate: the estimator's own, or one asked for by its kind."""
+"""Run an estimator by its name, with its own interval beside it or one of the kind that is asked for."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ import torch
 
 from koffline.config import EvaluationSettings
 from koffline.errors import KofflineError
+from koffline.ope.estimators.by_name import RUN
 from koffline.ope.estimators.direct import replica_interval
-from koffline.ope.estimators.registry import RUN
 from koffline.ope.estimators.table import BoundRow
-from koffline.ope.importance.unavailable import Unavailable
 from koffline.ope.interval import Interval
+from koffline.ope.intervals import make_interval
 from koffline.ope.intervals.last_layer import last_layer_bootstrap
-from koffline.ope.intervals.making import make_interval
 from koffline.ope.intervals.result import IntervalResult
+from koffline.ope.intervals.sensitivity import NormSensitivity, norm_sensitivity
+from koffline.ope.intervals.settings import KernelIntervalSettings, enough_draws
 from koffline.ope.limits import contradiction
 from koffline.ope.names import (
     BOOTSTRAP_PIVOT,
@@ -23,14 +24,17 @@ from koffline.ope.names import (
     CERTIFIED_KINDS,
     CERTIFIED_SYSTEM_KINDS,
     DEFAULT,
+    DUAL,
     EPISODE_KINDS,
     FITTED,
+    KERNEL_CERTIFIED,
+    KERNEL_SIMULTANEOUS,
     OVER_EPISODES,
     SYSTEM_KINDS,
     WITH_MODEL,
     check_interval,
 )
-from koffline.ope.point_estimate import PointEstimate
+from koffline.ope.point_estimate import PointEstimate, Unavailable
 from koffline.ope.workspace import Workspace
 
 
@@ -162,4 +166,25 @@ def _with_result(found: PointEstimate, result: IntervalResult) -> PointEstimate:
         interval=result.interval,
         warnings=tuple(warnings),
         diagnostics={**found.diagnostics, "interval": details},
+    )
+
+
+def sensitivity_to_norm(workspace: Workspace, kind: str) -> NormSensitivity | None:
+    """Ends of the interval for other ρ; None for a kind that assumes no norm.
+
+    "dual" has the ends of "kernel-certified" at its optimum, so it is shown by those.
+    """
+    if kind not in (*CERTIFIED_SYSTEM_KINDS, KERNEL_SIMULTANEOUS):
+        return None
+    settings = workspace.settings
+    return norm_sensitivity(
+        workspace.held_system if kind == KERNEL_SIMULTANEOUS else workspace.fixed_system,
+        kind=KERNEL_CERTIFIED if kind == DUAL else kind,
+        settings=KernelIntervalSettings(
+            level=settings.level,
+            norm_bound=settings.norm_bound,
+            reward_bounds=settings.reward_bounds,
+            draws=enough_draws(settings.level),
+            seed=settings.seed,
+        ),
     )

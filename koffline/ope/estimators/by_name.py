@@ -1,14 +1,17 @@
-"""Estimators that weigh the log: importance sampling over episodes, and marginalised weights in features."""
+"""How each estimator is run by its name: a function of a `Workspace`."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 from koffline.ope.closed_form.estimates import CLOSED_FORMS
 from koffline.ope.closed_form.estimates import drl as doubly_robust_closed_form
+from koffline.ope.estimators.direct import estimate_by_networks
 from koffline.ope.importance.episode_estimates import estimate_one
-from koffline.ope.importance.unavailable import Unavailable
-from koffline.ope.names import EPISODE_KINDS, EPISODES_T, WITH_MODEL
+from koffline.ope.names import EPISODE_KINDS, EPISODES_T, FITTED, OVER_EPISODES, WITH_MODEL
 from koffline.ope.out_of_bag import OutOfBag
-from koffline.ope.point_estimate import PointEstimate
+from koffline.ope.point_estimate import PointEstimate, Unavailable
 from koffline.ope.workspace import Workspace
 
 _OTHER_STARTS = (
@@ -42,3 +45,11 @@ def estimate_doubly_robust_marginal(workspace: Workspace) -> PointEstimate:
     settings = workspace.settings
     values = workspace.row_values if workspace.log.is_whole else OutOfBag.of(workspace.fitted).in_features
     return doubly_robust_closed_form(workspace.system, values, level=settings.level, seed=settings.seed)
+
+
+RUN: dict[str, Callable[[Workspace], PointEstimate | Unavailable]] = {
+    **{name: partial(estimate_by_networks, head=name) for name in FITTED},
+    **{name: partial(estimate_in_features, name=name) for name in ("mql", "lstdq", "mwl", "dualdice")},
+    **{name: partial(estimate_by_importance, name=name) for name in OVER_EPISODES},
+    "drl": estimate_doubly_robust_marginal,
+}
