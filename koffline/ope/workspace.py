@@ -66,8 +66,8 @@ class Workspace:
     @cached_property
     def problem(self) -> EvaluationProblem:
         """Standardised rows in memory with the policy's actions."""
-        settings = self.settings
-        return prepare_problem(
+        settings, facts = self.settings, self.facts
+        problem = prepare_problem(
             self.transitions,
             self.policy,
             settings.gamma,
@@ -75,6 +75,9 @@ class Workspace:
             np.random.default_rng(settings.seed),
             self.initial_observations,
         )
+        low, high = value_bounds(facts.going_on, facts.final, settings.gamma)  # rewards of all rows
+        scale = problem.reward_scale
+        return dataclasses.replace(problem, value_bounds=(low / scale, high / scale))
 
     def fold(self, summarise: Callable[[EvaluationProblem, np.ndarray], S]) -> S:
         """The sum over all parts of the log of what a function makes of each, its problem and its units."""

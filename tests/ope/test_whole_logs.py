@@ -9,12 +9,14 @@ import pytest
 import torch
 
 import koffline
+from koffline.config import make_settings
 from koffline.data.disk.writer import ShardWriter
 from koffline.data.transitions import Transitions
 from koffline.errors import ConfigError, DataError
 from koffline.kernels import FourierFeatures
 from koffline.ope.ensemble import Resampling
 from koffline.ope.estimators.all import estimate_all
+from koffline.ope.evaluation import open_workspace
 from koffline.ope.fitted import SystemsOfPart
 from koffline.ope.log_facts import LogFacts, log_facts
 from koffline.ope.problem import prepare_problem
@@ -210,6 +212,17 @@ def test_memory_that_is_too_small_is_refused_with_what_is_enough(stored) -> None
         koffline.evaluate(
             shards, TILTED, 0.9, sample_rows=150, stream=StreamSettings(memory="600MB"), **QUICK
         )
+
+
+def test_values_may_be_as_large_as_rewards_outside_the_sample_allow(stored) -> None:
+    memory, _ = stored["discrete"]
+    held = hold(memory, 150, seed=0).sample.units
+    rewards = np.where(np.isin(memory.episode_ids, held), 0.0, 7.0)
+    settings = make_settings({"gamma": 0.9, "sample_rows": 150})
+    with open_workspace(memory.replace(rewards=rewards), TILTED, settings) as workspace:
+        low, high = workspace.problem.value_bounds
+        scale = workspace.problem.reward_scale
+    assert (low * scale, high * scale) == pytest.approx((0.0, 70.0))
 
 
 def test_a_drawing_policy_and_given_starts(stored) -> None:
