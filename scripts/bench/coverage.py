@@ -1,7 +1,9 @@
 """How often does the bootstrap interval hold the truth? Many draws of problems whose answer is exact.
 
-    python scripts/bench/coverage.py --draws 40 --n-rows 2000 --out docs/results/coverage.json
+    python scripts/bench/coverage.py --draws 26 --n-rows 2000 --option steps=2000 --runs out/coverage.jsonl
+        --out docs/results/coverage.json
 
+Estimates are made draw by draw over all problems and written to ``--runs`` at once: called again, it goes on.
 Coverage is counted twice: of the exact J over the start distribution, and of J from the drawn start states.
 Intervals of the counts are Clopper–Pearson.
 """
@@ -11,7 +13,6 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -32,63 +33,77 @@ def clopper_pearson(hits: int, draws: int, level: float = 0.95) -> tuple[float, 
     return low, high
 
 
-def study(name: str, draws: int, n_rows: int, options: dict[str, Any]) -> dict[str, Any]:
-    """Coverage, width and error on one problem."""
-    covered = at_starts = 0
-    widths, errors = [], []
-    for draw in range(draws):
-        problem = EXACT_PROBLEMS[name](1000 + draw, n_rows)
-        estimate = koffline.evaluate(problem.transitions, problem.policy, problem.gamma, seed=draw, **options)
-        low, high = estimate.interval.low, estimate.interval.high
-        covered += low <= problem.value <= high
-        at_starts += low <= problem.value_at_starts <= high
-        widths.append((high - low) / abs(problem.value))
-        errors.append((estimate.value - problem.value) / abs(problem.value))
-    low, high = clopper_pearson(covered, draws)
+def measure(name: str, draw: int, n_rows: int, options: dict[str, Any]) -> dict[str, Any]:
+    """One estimate; its interval may be refused."""
+    problem = EXACT_PROBLEMS[name](1000 + draw, n_rows)
+    estimate = koffline.evaluate(problem.transitions, problem.policy, problem.gamma, seed=draw, **options)
+    interval = estimate.interval
     return {
         "problem": name,
-        "n_rows": n_rows,
-        "draws": draws,
+        "seed": draw,
+        "value": estimate.value,
+        "truth": problem.value,
+        "at_starts": problem.value_at_starts,
+        "low": None if interval is None else interval.low,
+        "high": None if interval is None else interval.high,
+    }
+
+
+def summarise(name: str, runs: list[dict[str, Any]]) -> dict[str, Any]:
+    """Coverage, width and error on one problem, or on all."""
+    made = [run for run in runs if run["low"] is not None]
+    covered = sum(run["low"] <= run["truth"] <= run["high"] for run in made)
+    low, high = clopper_pearson(covered, len(made)) if made else (0.0, 1.0)
+    errors = [(run["value"] - run["truth"]) / abs(run["truth"]) for run in runs]
+    widths = [(run["high"] - run["low"]) / abs(run["truth"]) for run in made]
+    return {
+        "problem": name,
+        "draws": len(runs),
+        "without_interval": len(runs) - len(made),
         "covered": covered,
-        "covered_at_starts": at_starts,
-        "coverage": covered / draws,
+        "covered_at_starts": sum(run["low"] <= run["at_starts"] <= run["high"] for run in made),
+        "coverage": covered / max(1, len(made)),
         "coverage_low": low,
         "coverage_high": high,
-        "mean_relative_width": sum(widths) / draws,
-        "mean_absolute_relative_error": sum(map(abs, errors)) / draws,
-        "mean_relative_error": sum(errors) / draws,
+        "mean_relative_width": sum(widths) / max(1, len(widths)),
+        "mean_absolute_relative_error": sum(map(abs, errors)) / len(errors),
+        "mean_relative_error": sum(errors) / len(errors),
     }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("names", nargs="*", help="problems (default: all)")
-    parser.add_argument("--draws", type=int, default=40)
+    parser.add_argument("--draws", type=int, default=26)
     parser.add_argument("--n-rows", type=int, default=2000)
     parser.add_argument("--option", action="append", default=[], metavar="KEY=VALUE", help="a setting")
-    parser.add_argument("--out", type=Path, help="JSON file for the rows")
+    parser.add_argument("--runs", type=Path, required=True, help="JSON lines, one for each estimate")
+    parser.add_argument("--out", type=Path, help="JSON file for the summary")
     arguments = parser.parse_args()
-    options, rows = parse_assignments(arguments.option), []
-    for name in arguments.names or EXACT_PROBLEMS:
-        started = time.perf_counter()
-        row = study(name, arguments.draws, arguments.n_rows, options)
-        rows.append(row)
+    options, names = parse_assignments(arguments.option), arguments.names or list(EXACT_PROBLEMS)
+    arguments.runs.parent.mkdir(parents=True, exist_ok=True)
+    lines = arguments.runs.read_text().splitlines() if arguments.runs.exists() else []
+    runs = [json.loads(line) for line in lines]
+    done = {(run["problem"], run["seed"]) for run in runs}
+    for draw in range(arguments.draws):
+        for name in names:
+            if (name, draw) in done:
+                continue
+            runs.append(measure(name, draw, arguments.n_rows, options))
+            with arguments.runs.open("a") as file:
+                file.write(json.dumps(runs[-1]) + "\n")
+    rows = [summarise(name, [run for run in runs if run["problem"] == name]) for name in names]
+    rows.append(summarise("all", runs))
+    for row in rows:
         print(
-            f"{name:<28} covered {row['covered']:>3}/{row['draws']} "
+            f"{row['problem']:<28} covered {row['covered']:>3}/{row['draws']} "
             f"[{row['coverage_low']:.2f}, {row['coverage_high']:.2f}]  "
-            f"at starts {row['covered_at_starts']:>3}  "
-            f"width {row['mean_relative_width']:.3f}  "
-            f"error {row['mean_absolute_relative_error']:.3f} "
-            f"(bias {row['mean_relative_error']:+.3f})  {time.perf_counter() - started:.0f} s",
-            flush=True,
+            f"width {row['mean_relative_width']:.3f}  error {row['mean_absolute_relative_error']:.3f} "
+            f"(bias {row['mean_relative_error']:+.3f})"
         )
-        if arguments.out:
-            arguments.out.parent.mkdir(parents=True, exist_ok=True)
-            content = {"command": " ".join(sys.argv), "koffline": koffline.__version__, "rows": rows}
-            arguments.out.write_text(json.dumps(content, indent=1) + "\n")
-    hits, draws = sum(row["covered"] for row in rows), sum(row["draws"] for row in rows)
-    low, high = clopper_pearson(hits, draws)
-    print(f"all: {hits}/{draws} = {hits / draws:.3f} [{low:.3f}, {high:.3f}]")
+    if arguments.out:
+        content = {"command": " ".join(sys.argv), "n_rows": arguments.n_rows, "rows": rows}
+        arguments.out.write_text(json.dumps(content, indent=1) + "\n")
 
 
 if __name__ == "__main__":
