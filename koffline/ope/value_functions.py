@@ -12,7 +12,7 @@ from jaxtyping import Float, Shaped
 from koffline.data.transitions import ActionSpace, Discrete
 from koffline.errors import ConfigError, DataError, KofflineError
 from koffline.ope.provenance import Provenance
-from koffline.policies import ContinuousPolicy, DiscretePolicy, Policy
+from koffline.policies import DiscretePolicy, Policy
 from koffline.policies.base import chunk_rows_for, describe_actions
 from koffline.policies.outputs import one_line
 
@@ -147,21 +147,3 @@ def _checked_values(raw: Any, rows: int, first: int, name: str) -> np.ndarray:
             "outside what it accepts"
         )
     return array
-
-
-def expected_pair(
-    value_function: ValueFunction,
-    observations: np.ndarray,
-    policy: DiscretePolicy | ContinuousPolicy,
-    draws: int,
-    generator: np.random.Generator,
-) -> tuple[np.ndarray, np.ndarray]:
-    """Two independent estimates (N,) of E_{a~π} Q(s, a), from half of the draws each.
-
-    Products of one's residual with the other's are free of the bias that common draws bring. Where the
-    expectation is exact both are the same array.
-    """
-    exact = value_function.kind == STATE or isinstance(policy, DiscretePolicy) or policy.deterministic
-    half = max(1, draws // 2)
-    first = value_function.expected(observations, policy, half, generator)
-    return first, first if exact else value_function.expected(observations, policy, half, generator)

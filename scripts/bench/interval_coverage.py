@@ -15,7 +15,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -25,6 +25,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # also found when run as a plain script
 
 import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 import koffline
 import koffline.ope.features as feature_module
@@ -44,6 +46,7 @@ from koffline.ope.names import (
     KERNEL_CERTIFIED_IID,
     KERNEL_SIMULTANEOUS,
 )
+from koffline.report.plots import ACCENT, INK, SOFT, WARM, make_figure
 from scripts.bench.coverage import clopper_pearson
 from tests.exact_problems import _CASES, _FORWARD, _RIGHT, ExactProblem, FiniteCase, LinearCase, _line, _rooms
 from tests.ope.intervals.systems import OneHotStates, prepared
@@ -257,10 +260,77 @@ def _write(arguments: argparse.Namespace, rows: list[dict[str, Any]]) -> None:
         arguments.out.write_text(json.dumps(content, indent=1) + "\n")
 
 
+_COLOURS = {
+    "kernel-calibrated": ACCENT,
+    "bootstrap-pivot": "#0f766e",
+    "kernel-simultaneous": "#7c3aed",
+    "kernel-certified": WARM,
+    "kernel-certified-iid": "#b45309",
+    "dual": "#be185d",
+}
+
+
+def plot_coverage_evidence(rows: Sequence[dict[str, Any]]) -> Figure:
+    """Coverage (with binomial intervals) and relative width against rows, a pair of panels per problem.
+
+    rows: records of ``scripts/bench/interval_coverage.py``.
+    """
+    names = list(dict.fromkeys((row["problem"], row["features"]) for row in rows))
+
+    def draw(whole: Axes) -> None:
+        from matplotlib.lines import Line2D
+
+        figure = whole.figure
+        whole.remove()
+        axes = figure.subplots(len(names), 2, squeeze=False, sharex=True)
+        for row in axes[1:]:
+            row[1].sharey(axes[0][1])  # widths compare across problems
+        for (left, right), name in zip(axes, names, strict=True):
+            mine = [row for row in rows if (row["problem"], row["features"]) == name]
+            _draw_coverage(left, mine)
+            _draw_width(right, mine)
+            left.set_title(f"{name[0]}, {name[1]} features: coverage", loc="left", fontsize=9)
+            right.set_title("median width / |truth|", loc="left", fontsize=9)
+        for bottom in axes[-1]:
+            bottom.set_xlabel("rows")
+        kinds = list(dict.fromkeys(row["kind"] for row in rows))
+        handles = [Line2D([], [], color=_COLOURS.get(kind, INK), marker="o", ms=4) for kind in kinds]
+        figure.legend(handles, kinds, loc="outside upper center", ncols=3, fontsize=8, frameon=False)
+
+    return make_figure(draw, width=8.4, height=2.1 * len(names) + 0.8)
+
+
+def _draw_coverage(axes: Axes, rows: list[dict[str, Any]]) -> None:
+    axes.axhspan(0.93, 0.97, color=SOFT, alpha=0.3, lw=0)
+    axes.axhline(0.95, color=INK, lw=0.8)
+    for shift, (kind, mine) in enumerate(_by_kind(rows)):
+        counts = np.array([row["rows"] for row in mine]) * 1.05**shift
+        shares = np.array([row["coverage"] for row in mine])
+        error = np.abs(np.array([(row["coverage_low"], row["coverage_high"]) for row in mine]).T - shares)
+        axes.errorbar(counts, shares, error, fmt="o-", ms=3.5, lw=1.0, color=_COLOURS.get(kind, INK))
+    axes.set_xscale("log")
+    axes.set_ylim(min(0.88, *(row["coverage_low"] for row in rows)) - 0.01, 1.01)
+
+
+def _draw_width(axes: Axes, rows: list[dict[str, Any]]) -> None:
+    for kind, mine in _by_kind(rows):
+        made = [row for row in mine if row["median_width"] is not None]
+        widths = [row["median_width"] / abs(row["truth"]) for row in made]
+        axes.plot([row["rows"] for row in made], widths, "o-", ms=3.5, lw=1.0, color=_COLOURS.get(kind, INK))
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+
+
+def _by_kind(rows: list[dict[str, Any]]) -> list[tuple[str, list[dict[str, Any]]]]:
+    kinds = dict.fromkeys(row["kind"] for row in rows)
+    return [
+        (kind, sorted((row for row in rows if row["kind"] == kind), key=lambda row: row["rows"]))
+        for kind in kinds
+    ]
+
+
 def draw(rows: list[dict[str, Any]], folder: Path) -> None:
     """The coverage figure."""
-    from koffline.report.interval_plots import plot_coverage_evidence
-
     folder.mkdir(parents=True, exist_ok=True)
     plot_coverage_evidence(rows).savefig(
         folder / "interval-coverage.png", dpi=110, metadata={"Software": None}

@@ -7,7 +7,7 @@ import torch
 import koffline
 from koffline.errors import ConfigError, DataError, KofflineError, PolicyError
 from koffline.ope.fitted_function import NetworkValues, fit_value_function
-from koffline.ope.value_functions import ACTION, STATE, ValueFunction, expected_pair
+from koffline.ope.value_functions import ACTION, STATE, ValueFunction
 from koffline.ope.value_sources import as_value_function
 from tests.ope.problems import NOISY, SOFT, continuous_log, discrete_log
 
@@ -54,10 +54,6 @@ def test_expectation_over_a_continuous_policy_averages_its_draws() -> None:
     draws = np.mean([NOISY.sample(STATES, generator)[:, 0] for _ in range(5)], axis=0)
     found = made.expected(STATES, NOISY, 5, np.random.default_rng(1))
     np.testing.assert_allclose(found, draws, rtol=1e-12)
-    first, second = expected_pair(made, STATES, NOISY, 4, np.random.default_rng(1))
-    assert not np.array_equal(first, second)
-    exact, same = expected_pair(as_value_function(q, THREE, (2,)), STATES, SOFT, 4, np.random.default_rng(1))
-    assert exact is same
 
 
 def test_torch_modules_files_and_python_names(tmp_path, monkeypatch) -> None:

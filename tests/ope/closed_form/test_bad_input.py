@@ -9,7 +9,6 @@ import torch
 
 from koffline.errors import ConfigError, DataError
 from koffline.ope.closed_form.estimates import CLOSED_FORMS, drl, lstdq, mql
-from koffline.ope.closed_form.selection import choose_width
 from koffline.ope.closed_form.weights import describe_weights
 from koffline.ope.features import make_feature_system
 from koffline.ope.problem import prepare_problem
@@ -118,12 +117,3 @@ def test_rewards_that_are_all_zero_are_worth_nothing():
         estimate = estimator(silent)
         assert estimate.value == pytest.approx(0.0, abs=1e-12)
         assert estimate.standard_error == pytest.approx(0.0, abs=1e-12)
-
-
-def test_the_width_with_the_least_held_out_loss_is_taken():
-    problem = prepare_problem(continuous_log(), NOISY, GAMMA, 3, np.random.default_rng(0))
-    choice = choose_width(problem, gamma=GAMMA, widths=(0.5, 2.0), count=10, folds=3, instruments=40)
-    losses = dict(choice.losses)
-    assert losses[choice.width] == min(losses.values())
-    again = choose_width(problem, gamma=GAMMA, widths=(choice.width,), count=10, folds=3, instruments=40)
-    torch.testing.assert_close(again.system.now, choice.system.now)

@@ -10,7 +10,8 @@ from koffline.ope.intervals.feature_interval import feature_interval
 from koffline.ope.intervals.sensitivity import norm_sensitivity
 from koffline.ope.intervals.settings import KernelIntervalSettings
 from koffline.ope.names import KERNEL_CALIBRATED, KERNEL_SIMULTANEOUS
-from koffline.report.interval_plots import plot_coverage_evidence, plot_norm_sensitivity
+from koffline.report.interval_plots import plot_norm_sensitivity
+from scripts.bench.interval_coverage import plot_coverage_evidence
 from tests.ope.intervals.systems import finite_system
 
 _SETTINGS = KernelIntervalSettings(draws=199)
