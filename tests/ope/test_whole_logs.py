@@ -20,6 +20,7 @@ from koffline.ope.evaluation import open_workspace
 from koffline.ope.fitted import SystemsOfPart
 from koffline.ope.log_facts import LogFacts, log_facts
 from koffline.ope.problem import prepare_problem
+from koffline.ope.selection.selecting import select_policies
 from koffline.ope.stream_settings import StreamSettings
 from koffline.ope.working_log import Columns, hold
 from koffline.policies import ContinuousPolicy, DiscretePolicy
@@ -113,6 +114,16 @@ def agree(found: dict, expected: dict) -> None:
             assert found[name] == value
         else:
             np.testing.assert_allclose(found[name], value, rtol=1e-10, err_msg=name)
+
+
+def test_a_ranking_from_disk_is_that_from_memory(stored) -> None:
+    found = [
+        select_policies(log, {"a": TILTED, "b": "uniform"}, 0.9, sample_rows=150, **QUICK)
+        for log in stored["discrete"]
+    ]
+    assert [policy.name for policy in found[0].policies] == [policy.name for policy in found[1].policies]
+    for one, other in zip(found[0].comparisons, found[1].comparisons, strict=True):
+        np.testing.assert_allclose((one.low, one.high), (other.low, other.high), rtol=1e-9)
 
 
 def test_records_of_a_sampled_log_count_all_rows(stored) -> None:
