@@ -32,9 +32,8 @@ from koffline.data.spaces import SpaceRequest
 from koffline.data.transitions import Metadata, Transitions
 from koffline.errors import DataError
 from koffline.store.files import atomic_folder, reading
-from koffline.untrusted.folders import check_column_files, check_inside
 from koffline.untrusted.hdf5 import open_hdf5
-from koffline.untrusted.limits import Tally, read_json
+from koffline.untrusted.limits import Tally, check_column_files, check_inside, read_json
 
 _METADATA = "metadata.json"
 # Our key in metadata.json, and in the infos of episodes.

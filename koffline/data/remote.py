@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from koffline.errors import DataError
-from koffline.store.temporaries import remove_abandoned, temporary_beside
+from koffline.store.files import remove_abandoned, temporary_beside
 from koffline.untrusted.limits import check_regular
 
 _COPIED_AT_ONCE = 2**23

@@ -16,8 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from koffline.untrusted.hdf5_heaps import check_heaps
-from koffline.untrusted.hdf5_kinds import check_checksums, check_filters, dtype_of, held_kind
+from koffline.untrusted.hdf5_datasets import check_checksums, check_filters, check_heaps, dtype_of, held_kind
 from koffline.untrusted.limits import (
     EXPANSION,
     TEXT_BYTES,
