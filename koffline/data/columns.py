@@ -220,3 +220,9 @@ def row_indices(rows: Any, size: int) -> np.ndarray:
     if chosen.min() < 0 or chosen.max() >= size:
         raise DataError(f"a selection reaches {chosen.min()} … {chosen.max()}, outside 0 … {size - 1}")
     return chosen
+
+
+def counted(count: int, noun: str, one: str = "", more: str = "") -> str:
+    """``1 row``, ``3 rows``; with a verb ``1 row was``, ``3 rows were``."""
+    verb = one if count == 1 else more
+    return f"{count} {noun}{'' if count == 1 else 's'}{f' {verb}' if verb else ''}"

@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 
 from koffline.data import columns as checks
+from koffline.data.columns import counted
 from koffline.data.episodes import order_rows
 from koffline.data.raw import FileDescription, RawLog, settle_actions
 from koffline.data.spaces import SpaceRequest
 from koffline.data.transitions import Metadata, Transitions
-from koffline.data.wording import counted
 from koffline.errors import DataError
 
 # Column of Transitions -> keys it may have in a file; we write the first (D4RL's, where it has one).

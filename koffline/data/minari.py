@@ -17,15 +17,16 @@ import numpy as np
 
 from koffline.data.columns import as_array
 from koffline.data.episodic import EpisodeArrays, cut_episodes, join_episodes
-from koffline.data.minari_images import decoded, without_images
 from koffline.data.minari_spaces import (
     StoredSpaces,
     declared_space,
+    decoded,
     flat_observations,
     minari_action_space,
     minari_observation_space,
     plain_actions,
     stored_spaces,
+    without_images,
 )
 from koffline.data.raw import RawLog, describe_log, read_description, settle_actions
 from koffline.data.spaces import SpaceRequest

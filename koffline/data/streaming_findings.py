@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from koffline.data import columns as checks
+from koffline.data.columns import counted
+from koffline.data.copies import RepeatedRows
 from koffline.data.flat import rows_are_linked
-from koffline.data.repeated_rows import RepeatedRows
 from koffline.data.row_block import RowBlock
 from koffline.data.spaces import ActionSpace, Discrete
-from koffline.data.wording import counted
 
 _MOST_LISTED = 20
 _FEW_EPISODES = 10

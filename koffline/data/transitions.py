@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from koffline.data import columns
+from koffline.data.columns import counted
 from koffline.data.episodes import check_flags_end_episodes, episode_columns, keeps_episodes, order_rows
 from koffline.data.spaces import ActionSpace, Continuous, Discrete
-from koffline.data.wording import counted
 from koffline.errors import DataError
 
 __all__ = ["ActionSpace", "Continuous", "Discrete", "Metadata", "Transitions", "order_rows"]

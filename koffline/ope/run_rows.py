@@ -6,9 +6,9 @@ import logging
 from pathlib import Path
 from typing import Any
 
+from koffline.data.disk.samples import split_log
 from koffline.data.sources import open_transitions
 from koffline.data.spaces import Bounds, Discrete
-from koffline.data.splits import split_log
 from koffline.errors import KofflineError
 from koffline.ope.provenance import Provenance
 from koffline.untrusted.limits import read_json

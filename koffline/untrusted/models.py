@@ -35,7 +35,16 @@ _PLAIN = frozenset(
     PUT BINPUT LONG_BINPUT MEMOIZE GET BINGET LONG_BINGET""".split()  # noqa: SIM905
 )
 # What rebuilding tensors takes on top; which names may be imported is decided by torch's own list.
-_TORCH = _PLAIN | {"GLOBAL", "STACK_GLOBAL", "REDUCE", "BUILD", "BINPERSID", "EMPTY_SET", "ADDITEMS", "NEWOBJ"}
+_TORCH = _PLAIN | {
+    "GLOBAL",
+    "STACK_GLOBAL",
+    "REDUCE",
+    "BUILD",
+    "BINPERSID",
+    "EMPTY_SET",
+    "ADDITEMS",
+    "NEWOBJ",
+}
 
 
 class WantsImport(Exception):

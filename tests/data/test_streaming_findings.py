@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from koffline.data.copies import RepeatedRows
 from koffline.data.disk.writer import ShardWriter
 from koffline.data.findings import inspect_log, inspect_shards
 from koffline.data.raw import RawLog
-from koffline.data.repeated_rows import RepeatedRows
 from koffline.data.sources import open_transitions
 from koffline.data.spaces import Continuous, Discrete
 from koffline.data.streaming_findings import WarningTally

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from koffline.data.exact_sums import ExactSums
-from koffline.data.streaming_summary import EpisodeTally, LogTally, blocks_of, tally_shard
+from koffline.data.streaming_summary import EpisodeTally, ExactSums, LogTally, blocks_of, tally_shard
 from koffline.data.summary import summarise, summarise_shards
 from koffline.errors import DataError
 from koffline.jobs.mapping import PassSettings

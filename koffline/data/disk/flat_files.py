@@ -1,7 +1,8 @@
 """How the rows of one flat file are read by slices, as ``read_flat`` would give them.
 
-A file that marks episodes only by flags or ids is looked through once, when the log is opened: what stays in
-memory is the count of episodes and steps before every 16,384th row.
+Arrays that can be sliced are HDF5 datasets and stored members of NPZ archives. A file that marks episodes
+only by flags or ids is looked through once, when the log is opened: what stays in memory is the count of
+episodes and steps before every 16,384th row.
 """
 
 from __future__ import annotations
@@ -16,10 +17,13 @@ from typing import Any, Literal
 import numpy as np
 
 from koffline.data.columns import integer_column
-from koffline.data.disk.sliced_files import SlicedFile, open_sliced
+from koffline.data.flat import known_keys
+from koffline.data.raw import FileDescription, read_description
 from koffline.errors import DataError
 from koffline.store.files import reading
-from koffline.untrusted.limits import check_memory
+from koffline.untrusted.arrays import map_arrays, read_arrays
+from koffline.untrusted.hdf5 import CheckedFile, open_hdf5
+from koffline.untrusted.limits import check_memory, check_regular
 
 _EVERY = 16_384
 # A block of this size is read at the speed of the disk and fits a processor's cache.
@@ -173,8 +177,6 @@ def mark_episodes(opened: OpenShard, rows: int, rule: EpisodeRule, has_steps: bo
         units.append(int(unit[-1]))
         steps.append(int(step[-1]))
     if ids and len(np.unique(np.concatenate(ids))) != units[-1] + 1:
-        from koffline.data.disk.sliced_files import LAZY_REMEDY
-
         raise DataError(f"rows of several episodes are interleaved; {LAZY_REMEDY}")
     return EpisodeMarks(np.array(units[:-1]), np.array(steps[:-1]), units[-1] + 1)
 
@@ -200,3 +202,64 @@ def _check_column(array: Any, column: Column, rows: int) -> None:
         )
     if len(array) != rows:
         raise DataError(f"{column.key} has {len(array)} rows, expected {rows}; copy or write the file again")
+
+
+LAZY_REMEDY = "write shards with `koffline data convert SOURCE FOLDER --shard-rows N` and open those"
+
+
+@dataclass(frozen=True, eq=False)
+class SlicedFile:
+    """What an open file offers: arrays by key (each with shape, dtype and slices), and its description.
+
+    ``name`` is what errors call the file.
+    """
+
+    name: str
+    arrays: Mapping[str, Any]
+    description: FileDescription | None
+    marks_episode_ends: bool = False  # has d3rlpy 1's episode_terminals
+
+
+@contextlib.contextmanager
+def open_sliced(path: Path, name: str) -> Iterator[SlicedFile]:
+    """Open a flat file without reading its rows; ``name`` is what errors call it. Raises DataError."""
+    import h5py
+
+    with contextlib.ExitStack() as opened:
+        with reading(name, "data"):
+            check_regular(path)
+            with path.open("rb") as file:
+                head = file.read(8)
+        if not head:
+            raise DataError(f"{name} is empty (0 bytes); copy or export it again")
+        if h5py.is_hdf5(path):
+            with reading(name, "HDF5"):
+                found = _hdf5_arrays(opened.enter_context(open_hdf5(path)), name)
+        elif head.startswith(b"\x89HDF"):
+            raise DataError(f"{name} is a truncated or corrupt HDF5 file (damaged header); copy it again")
+        elif head.startswith(b"PK"):
+            with reading(name, "NPZ"):
+                found = _npz_arrays(path, name)
+        else:
+            raise DataError(
+                f"{name} is no HDF5 file and no NPZ archive, which lazy reading needs; {LAZY_REMEDY}"
+            )
+        yield found
+
+
+def _hdf5_arrays(file: CheckedFile, name: str) -> SlicedFile:
+    from koffline.data.d3rlpy_dump import is_d3rlpy_dump
+    from koffline.data.hdf5 import DESCRIPTION
+
+    if is_d3rlpy_dump(file.raw) or "episode_0" in file.raw:
+        raise DataError(f"{name} is kept episode by episode, which cannot be read lazily; {LAZY_REMEDY}")
+    arrays = file.slices([key for key in known_keys() if key in file])
+    text = file.text(DESCRIPTION)
+    described = read_description(text) if text is not None else None
+    return SlicedFile(name, arrays, described, "episode_terminals" in file)
+
+
+def _npz_arrays(path: Path, name: str) -> SlicedFile:
+    description = read_arrays(path, ["koffline"]).get("koffline")
+    described = read_description(str(description)) if description is not None else None
+    return SlicedFile(name, map_arrays(path, known_keys()), described)

@@ -1,15 +1,17 @@
 """A folder of shards: ``manifest.json`` says what the log is, each shard is a flat koffline HDF5 file.
 
-An episode never crosses shards. Within a shard ``episode_ids`` count its episodes 0, 1, 2, … .
+An episode never crosses shards. Within a shard ``episode_ids`` count its episodes 0, 1, 2, … . The folder is
+one of this machine, or of a storage at a URL.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ from koffline.data.raw import space_from_json, space_to_json
 from koffline.data.spaces import ActionSpace
 from koffline.data.transitions import Metadata
 from koffline.errors import DataError
+from koffline.store.files import atomic_folder
 from koffline.untrusted.limits import TEXT_BYTES, shown_bytes
 
 MANIFEST = "manifest.json"
@@ -192,3 +195,66 @@ def _is_link(name: str) -> bool:
     """Links are refused wherever they lead: one within the folder would be a shard that counts twice."""
     path = remote.local_path(name)
     return path is not None and path.is_symlink()
+
+
+@dataclass(eq=False)
+class LocalPlace:
+    """A folder without its name yet; it gets it when all is there."""
+
+    folder: Path
+    keeps_shards = True
+
+    def done(self, name: str) -> None:
+        """A file of the folder is finished."""
+
+
+@dataclass(eq=False)
+class RemotePlace:
+    """A folder for one shard at a time: what is finished goes to the storage and from the disk."""
+
+    folder: Path
+    target: str
+    sent: list[str] = field(default_factory=list)
+    keeps_shards = False
+
+    def done(self, name: str) -> None:
+        """A file of the folder is finished. Raises DataError where the storage does not take it."""
+        self.sent.append(remote.joined(self.target, name))
+        remote.upload(self.folder / name, self.sent[-1])
+        (self.folder / name).unlink()
+
+
+@contextlib.contextmanager
+def shard_place(target: str, force: bool) -> Iterator[LocalPlace | RemotePlace]:
+    """A place for shards, whole or not at all: a storage is a folder of shards once its manifest is there.
+
+    Raises DataError where the target exists without ``force``, holds something else, or takes no files.
+    """
+    if not remote.is_url(target):
+        with atomic_folder(Path(target), force, lambda path: is_shard_folder(str(path))) as folder:
+            yield LocalPlace(folder)
+        return
+    _check_storage(target, force)
+    with remote.temporary_folder() as folder:
+        place = RemotePlace(folder, target)
+        try:
+            yield place
+        except BaseException:
+            for name in place.sent:
+                with contextlib.suppress(DataError):
+                    remote.remove(name)
+            raise
+
+
+def _check_storage(target: str, force: bool) -> None:
+    if not remote.exists(target):
+        return
+    ours = is_shard_folder(target)
+    if ours and not force:
+        raise DataError(f"{target} exists already; choose another name or overwrite it with force (--force)")
+    held = remote.listed(remote.joined(target, "*"))
+    if held and not ours:
+        raise DataError(f"{target} holds something else and will not be replaced; choose another name")
+    # Without its manifest the old folder is none: no reader takes new shards for old ones.
+    for name in sorted(held, key=lambda name: not name.endswith(MANIFEST)):
+        remote.remove(name)

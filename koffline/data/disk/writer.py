@@ -15,11 +15,9 @@ from typing import Any
 import numpy as np
 
 from koffline.data.disk.flat_files import Column
-from koffline.data.disk.places import shard_place
-from koffline.data.disk.shards import MANIFEST, MOST_SHARDS, Manifest, ShardInfo, write_manifest
+from koffline.data.disk.shards import MANIFEST, MOST_SHARDS, Manifest, ShardInfo, shard_place, write_manifest
 from koffline.data.flat import KEYS
-from koffline.data.hdf5 import DESCRIPTION, disk_faults
-from koffline.data.hdf5_output import KeptErrors
+from koffline.data.hdf5 import DESCRIPTION, KeptErrors, disk_faults
 from koffline.data.raw import describe_columns
 from koffline.data.row_block import RowBlock
 from koffline.data.spaces import ActionSpace
