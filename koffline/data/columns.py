@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -191,21 +191,35 @@ def log_probability_column(values: Any, space: ActionSpace, first_row: int = 0) 
     return array
 
 
-def weight_column(values: Any) -> np.ndarray:
-    """(N,) finite, at least 0, not all 0."""
-    array = weights_of_rows(values)
-    if not (array > 0).any():
-        raise DataError("weights are all 0; give at least one row a positive weight")
-    return array
-
-
-def weights_of_rows(values: Any, first_row: int = 0) -> np.ndarray:
-    """(N,) finite, at least 0: those of some rows of a log, which may all be 0."""
+def weight_column(values: Any, first_row: int = 0) -> np.ndarray:
+    """(N,) finite, at least 0; those of some rows of a log may all be 0."""
     array = number_column("weights", values, first_row)
     if (array < 0).any():
         row = int(np.argmax(array < 0))
         raise DataError(f"weights holds {array[row]:g} in row {first_row + row}; give weights of at least 0")
     return array
+
+
+def check_some_weight(weights: np.ndarray) -> None:
+    """Raise DataError where no row of a whole log has a weight."""
+    if not (weights > 0).any():
+        raise DataError("weights are all 0; give at least one row a positive weight")
+
+
+def row_columns(given: Mapping[str, Any], space: ActionSpace, first_row: int = 0) -> dict[str, np.ndarray]:
+    """Checked columns of some rows by the names of ``Transitions``, all but ``episode_ids`` and ``steps``."""
+    checked = {"actions": action_column(given["actions"], space, first_row)}
+    for name in ("observations", "next_observations"):
+        checked[name] = observation_column(name, given[name], first_row)
+    checked["rewards"] = number_column("rewards", given["rewards"], first_row)
+    for name in ("terminated", "truncated"):
+        checked[name] = flag_column(name, given[name], first_row)
+    if "behavior_log_probabilities" in given:
+        probabilities = given["behavior_log_probabilities"]
+        checked["behavior_log_probabilities"] = log_probability_column(probabilities, space, first_row)
+    if "weights" in given:
+        checked["weights"] = weight_column(given["weights"], first_row)
+    return checked
 
 
 def row_indices(rows: Any, size: int) -> np.ndarray:

@@ -11,19 +11,11 @@ import numpy as np
 
 from koffline.data import columns as checks
 from koffline.data.spaces import ActionSpace
+from koffline.data.transitions import COLUMNS
 from koffline.errors import DataError
 
 # The columns of Transitions that a block has too; steps and units are derived.
-ROW_COLUMNS = (
-    "observations",
-    "actions",
-    "rewards",
-    "next_observations",
-    "terminated",
-    "truncated",
-    "behavior_log_probabilities",
-    "weights",
-)
+ROW_COLUMNS = tuple(name for name in COLUMNS if name not in ("episode_ids", "steps"))
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,8 +53,7 @@ class RowBlock:
 
     def arrays(self) -> dict[str, np.ndarray]:
         """The arrays that this block has, by name."""
-        fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
-        return {name: value for name, value in fields.items() if isinstance(value, np.ndarray)}
+        return {name: value for name, value in vars(self).items() if isinstance(value, np.ndarray)}
 
 
 def join_blocks(blocks: Sequence[RowBlock]) -> RowBlock:
@@ -103,18 +94,7 @@ def checked_block(
     start: int,
 ) -> RowBlock:
     """A block from columns as they were read. Raises DataError naming the row within the shard."""
-    checked: dict[str, Any] = {"actions": checks.action_column(raw["actions"], space, start)}
-    for name in ("observations", "next_observations"):
-        checked[name] = checks.observation_column(name, raw[name], start)
-    checked["rewards"] = checks.number_column("rewards", raw["rewards"], start)
-    for name in ("terminated", "truncated"):
-        checked[name] = checks.flag_column(name, raw[name], start)
-    if "behavior_log_probabilities" in raw:
-        name = "behavior_log_probabilities"
-        checked[name] = checks.log_probability_column(raw[name], space, start)
-    if "weights" in raw:
-        checked["weights"] = checks.weights_of_rows(raw["weights"], start)
-    block = RowBlock(shard, start, steps=steps, units=units, **checked)
+    block = RowBlock(shard, start, steps=steps, units=units, **checks.row_columns(raw, space, start))
     if steps is not None:
         _check_episodes(block, steps)
     return block

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from koffline.data.disk.log import naming
 from koffline.data.disk.block_order import BlockOrder, Fragment
+from koffline.data.disk.log import naming
 from koffline.data.disk.samples import Part
 from koffline.data.row_block import ROW_COLUMNS, RowBlock
 from koffline.errors import ConfigError
