@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -23,8 +23,10 @@ from koffline.data.spaces import SpaceRequest
 from koffline.data.transitions import Metadata, Transitions
 from koffline.errors import DataError
 
+# How a file tells where episodes begin: our shards number them; others have ids, steps or flags.
+EpisodeRule = Literal["numbered", "ids", "steps", "flags", "links", "none"]
 # Column of Transitions -> keys it may have in a file; we write the first (D4RL's, where it has one).
-_D4RL_LOG_PROBABILITIES = "infos/action_log_probs"
+D4RL_LOG_PROBABILITIES = "infos/action_log_probs"
 KEYS = {
     "observations": ("observations",),
     "actions": ("actions",),
@@ -34,7 +36,7 @@ KEYS = {
     "truncated": ("timeouts", "truncated", "truncations"),
     "episode_ids": ("episode_ids",),
     "steps": ("steps",),
-    "behavior_log_probabilities": ("behavior_log_probabilities", _D4RL_LOG_PROBABILITIES),
+    "behavior_log_probabilities": ("behavior_log_probabilities", D4RL_LOG_PROBABILITIES),
     "weights": ("weights",),
 }
 _REQUIRED = ("observations", "actions", "rewards", "terminated")
@@ -144,10 +146,17 @@ def _settle_flags_and_extras(log: dict[str, np.ndarray], found: Iterable[str]) -
     extra = log.get("behavior_log_probabilities")
     if extra is None or "behavior_log_probabilities" in found:
         return []
-    if extra.ndim == 1 and np.isfinite(extra).all():
-        return [f"behaviour log-probabilities were taken from {_D4RL_LOG_PROBABILITIES}"]
-    del log["behavior_log_probabilities"]
-    return [f"{_D4RL_LOG_PROBABILITIES} was left out: it is not one finite number per row"]
+    is_usable = extra.ndim == 1 and bool(np.isfinite(extra).all())
+    if not is_usable:
+        del log["behavior_log_probabilities"]
+    return [note_on_extra(is_usable)]
+
+
+def note_on_extra(is_usable: bool) -> str:
+    """Say what became of D4RL's extra column."""
+    if is_usable:
+        return f"behaviour log-probabilities were taken from {D4RL_LOG_PROBABILITIES}"
+    return f"{D4RL_LOG_PROBABILITIES} was left out: it is not one finite number per row"
 
 
 def _gather_episodes(log: dict[str, np.ndarray]) -> list[str]:
@@ -164,40 +173,50 @@ def _gather_episodes(log: dict[str, np.ndarray]) -> list[str]:
 
 def _find_episodes(log: dict[str, np.ndarray], has_timeouts: bool) -> list[str]:
     """Episode ids from the flags, checked against next_observations where the flags may be incomplete."""
-    terminated, truncated = log["terminated"] == 1, log["truncated"] == 1
-    ends = terminated | truncated
-    notes = []
+    truncated = log["truncated"] == 1
+    ends = truncated | (log["terminated"] == 1)
+    notes: tuple[str, ...] = ()
     if "next_observations" in log:
         inside = ~ends[:-1]
         broken = inside & ~rows_are_linked(log["observations"], log["next_observations"])
-        n_broken, n_inside = int(broken.sum()), int(inside.sum())
-        if truncated.any():
-            if n_broken:
-                notes.append(
-                    f"{n_broken} of {n_inside} rows inside episodes have a next observation other than the "
-                    "observation of the row below; the flags were trusted"
-                )
-        elif 2 * n_broken > n_inside:
-            return [
-                "rows stand alone: next observations are not the observations of the rows below, "
-                "so terminals alone do not mark episodes"
-            ]
-        elif n_broken:
-            cut = truncated.copy()
-            cut[:-1] |= broken
-            log["truncated"], ends = cut, ends | cut
-            notes.append(
-                f"{counted(n_broken, 'row', 'was', 'were')} marked as truncated: no timeouts are given, and "
-                "the row below begins "
-                "elsewhere than the next observation"
-            )
+        rule, notes = rule_of_flags(int(truncated.sum()), int(inside.sum()), int(broken.sum()))
+        if rule == "none":
+            return list(notes)
+        if rule == "links":
+            truncated[:-1] |= broken
+            ends[:-1] |= broken
+            log["truncated"] = truncated
     elif not has_timeouts:
-        notes.append(
+        notes = (
             "neither timeouts nor next_observations are given: episodes were taken to end at terminals only; "
-            "where a time limit cut them, one transition per cut is wrong"
+            "where a time limit cut them, one transition per cut is wrong",
         )
     log["episode_ids"] = np.concatenate([[0], np.cumsum(ends)[:-1]])
-    return notes
+    return list(notes)
+
+
+def rule_of_flags(truncated: int, inside: int, broken: int) -> tuple[EpisodeRule, tuple[str, ...]]:
+    """How episodes are told where only flags may tell, and notes.
+
+    truncated: rows with that flag. inside: rows that end no episode by their flags. broken: those of them
+    whose next observation is not the observation of the row below.
+    """
+    if truncated and broken:
+        return "flags", (
+            f"{broken} of {inside} rows inside episodes have a next observation other than the observation "
+            "of the row below; the flags were trusted",
+        )
+    if truncated or not broken:
+        return "flags", ()
+    if 2 * broken > inside:
+        return "none", (
+            "rows stand alone: next observations are not the observations of the rows below, so terminals "
+            "alone do not mark episodes",
+        )
+    return "links", (
+        f"{counted(broken, 'row', 'was', 'were')} marked as truncated: no timeouts are given, and the "
+        "row below begins elsewhere than the next observation",
+    )
 
 
 def rows_are_linked(observations: np.ndarray, following: np.ndarray) -> np.ndarray:
@@ -250,6 +269,5 @@ def leave_out_unfollowed(log: dict[str, np.ndarray], lost: np.ndarray, source: s
         log[name] = log[name][~lost]
     return [
         f"{counted(count, 'row', 'was', 'were')} left out: the last step of an episode that did not "
-        "terminate has no next "
-        "observation in this file"
+        "terminate has no next observation in this file"
     ]

@@ -154,17 +154,25 @@ def describe_log(log: Transitions) -> str:
 
 def describe_columns(space: ActionSpace, has_episodes: bool, metadata: Metadata) -> str:
     """The same of rows that are not in memory; their digest is that of the metadata, if any."""
-    described = {
-        "format": 1,
-        "action_space": space_to_json(space),
-        "episodes": has_episodes,
-        "sha256": metadata.sha256,
-        "gamma": metadata.gamma,
-        "source": metadata.source,
-        "extra": dict(metadata.extra),
-        "notes": list(metadata.notes),
-    }
-    return json.dumps(described, sort_keys=True, default=str)
+    described = {"format": 1, "action_space": space_to_json(space), "episodes": has_episodes}
+    return json.dumps(described | metadata_to_json(metadata), sort_keys=True, default=str)
+
+
+def metadata_to_json(metadata: Metadata) -> dict[str, Any]:
+    """Plain values by the names of the fields."""
+    return vars(metadata) | {"extra": dict(metadata.extra), "notes": list(metadata.notes)}
+
+
+def metadata_from_json(described: Mapping[str, Any]) -> Metadata:
+    """The inverse, from an object that may say more. Raises ValueError, TypeError or DataError."""
+    gamma = described.get("gamma")
+    return Metadata(
+        source=described.get("source"),
+        sha256=described.get("sha256"),
+        gamma=None if gamma is None else float(gamma),
+        extra=dict(described.get("extra") or {}),
+        notes=tuple(str(note) for note in described.get("notes") or ()),
+    )
 
 
 @dataclass(frozen=True)
@@ -184,17 +192,7 @@ def read_description(text: str | bytes) -> FileDescription:
             raise DataError(
                 f"the file has koffline format {described['format']}, known is 1; update koffline"
             )
-        gamma = described.get("gamma")
-        return FileDescription(
-            space_from_json(described["action_space"]),
-            bool(described["episodes"]),
-            Metadata(
-                source=described.get("source"),
-                sha256=described.get("sha256"),
-                gamma=None if gamma is None else float(gamma),
-                extra=dict(described.get("extra") or {}),
-                notes=tuple(str(note) for note in described.get("notes") or ()),
-            ),
-        )
+        space = space_from_json(described["action_space"])
+        return FileDescription(space, bool(described["episodes"]), metadata_from_json(described))
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
         raise DataError("the file's koffline description is damaged; write the file again") from None

@@ -12,12 +12,12 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from koffline.data.columns import integer_column
-from koffline.data.flat import known_keys
+from koffline.data.flat import EpisodeRule, known_keys, rows_are_linked
 from koffline.data.raw import FileDescription, read_description
 from koffline.errors import DataError
 from koffline.store.files import reading
@@ -28,8 +28,6 @@ from koffline.untrusted.limits import check_memory, check_regular
 _EVERY = 16_384
 # A block of this size is read at the speed of the disk and fits a processor's cache.
 BLOCK_BYTES = 2**23
-# How a file tells where episodes begin: our shards number them; others have ids, steps or flags.
-EpisodeRule = Literal["numbered", "ids", "steps", "flags", "links", "none"]
 
 
 @dataclass(frozen=True)
@@ -136,8 +134,6 @@ class OpenShard:
 
     def _broken(self, start: int, stop: int) -> np.ndarray:
         """(B,) whether a row inside an episode is followed by another state than its own next one."""
-        from koffline.data.flat import rows_are_linked
-
         parts, rows = [], block_rows(self._shard.columns["observations"])
         for first in range(start, stop, rows):
             last = min(first + rows, stop)

@@ -19,11 +19,9 @@ import numpy as np
 
 from koffline.data import columns as checks
 from koffline.data import remote
-from koffline.data.columns import counted
 from koffline.data.disk.flat_files import (
     LAZY_REMEDY,
     Column,
-    EpisodeRule,
     FlatShard,
     OpenShard,
     SlicedFile,
@@ -39,7 +37,15 @@ from koffline.data.disk.shards import (
     is_shard_folder,
     read_manifest,
 )
-from koffline.data.flat import KEYS, check_required, equal_rows
+from koffline.data.flat import (
+    D4RL_LOG_PROBABILITIES,
+    KEYS,
+    EpisodeRule,
+    check_required,
+    equal_rows,
+    note_on_extra,
+    rule_of_flags,
+)
 from koffline.data.raw import merge_different, settle_actions
 from koffline.data.spaces import ActionSpace, Bounds, Continuous, SpaceRequest
 from koffline.data.transitions import Metadata
@@ -145,9 +151,6 @@ def _check_same_kind(first_name: str, first: DescribedFile, name: str, other: De
             raise DataError(f"{name} has {column} {found[0]}, {first_name} {found[1]}; give files of one log")
 
 
-_D4RL_LOG_PROBABILITIES = KEYS["behavior_log_probabilities"][1]
-
-
 @dataclass(frozen=True, eq=False)
 class DescribedFile:
     """A flat file as one shard of a log, and what it says about the log."""
@@ -219,10 +222,9 @@ def _columns(arrays: Mapping[str, Any], space: ActionSpace) -> tuple[dict[str, C
         array = arrays[key]
         if array.dtype.kind not in "biuf":
             raise DataError(f"{key} has dtype {array.dtype}; give numbers, one row per transition")
-        if key == _D4RL_LOG_PROBABILITIES:
+        if key == D4RL_LOG_PROBABILITIES:
             usable = array.ndim == 1 and _all_finite(array)
-            said = "was left out: it is not one finite number per row"
-            notes = (f"behaviour log-probabilities were taken from {key}" if usable else f"{key} {said}",)
+            notes = (note_on_extra(usable),)
             if not usable:
                 continue
         columns[name] = Column(key, _dtype(name, array, space), _row_shape(name, array, space))
@@ -283,25 +285,4 @@ def _rule_of_flags(
         inside += int((~(cut | ended)).sum())
         broken += int((opened.truncated(block.start, block.stop) & ~cut).sum())
     inside -= not (cut[-1] or ended[-1])  # below the last row there is none
-    return _flags_decided(truncated, inside, broken)
-
-
-def _flags_decided(truncated: int, inside: int, broken: int) -> tuple[EpisodeRule, tuple[str, ...]]:
-    if truncated:
-        trusted = (
-            f"{broken} of {inside} rows inside episodes have a next observation other than the observation "
-            "of the row below; the flags were trusted"
-        )
-        return "flags", (trusted,) if broken else ()
-    if 2 * broken > inside:
-        return "none", (
-            "rows stand alone: next observations are not the observations of the rows below, so terminals "
-            "alone do not mark episodes",
-        )
-    if not broken:
-        return "flags", ()
-    return "links", (
-        f"{counted(broken, 'row', 'was', 'were')} marked as truncated: no timeouts are given, and the row "
-        "below begins elsewhere "
-        "than the next observation",
-    )
+    return rule_of_flags(truncated, inside, broken)

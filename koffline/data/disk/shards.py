@@ -11,7 +11,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ import numpy as np
 
 from koffline.data import remote
 from koffline.data.disk.flat_files import Column
-from koffline.data.raw import space_from_json, space_to_json
+from koffline.data.raw import metadata_from_json, metadata_to_json, space_from_json, space_to_json
 from koffline.data.spaces import ActionSpace
 from koffline.data.transitions import Metadata
 from koffline.errors import DataError
@@ -71,7 +71,6 @@ def is_shard_folder(folder: str) -> bool:
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
     """Write ``manifest.json`` into a folder that nobody reads yet."""
-    metadata = manifest.metadata
     described = {
         "format": FORMAT,
         "version": VERSION,
@@ -82,11 +81,7 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
             for name, column in manifest.columns.items()
         },
         "episodes": manifest.has_episodes,
-        "sha256": metadata.sha256,
-        "gamma": metadata.gamma,
-        "source": metadata.source,
-        "extra": dict(metadata.extra),
-        "notes": list(metadata.notes),
+        **metadata_to_json(manifest.metadata),
         "shards": [
             {
                 "file": shard.name,
@@ -149,14 +144,7 @@ def _check_shards(shards: Sequence[ShardInfo], promised: Any, name: str) -> None
 
 
 def _manifest(described: Mapping[str, Any], folder: str) -> Manifest:
-    gamma = described.get("gamma")
-    metadata = Metadata(
-        source=folder,
-        sha256=described.get("sha256"),
-        gamma=None if gamma is None else float(gamma),
-        extra=dict(described.get("extra") or {}),
-        notes=tuple(str(note) for note in described.get("notes") or ()),
-    )
+    metadata = replace(metadata_from_json(described), source=folder)
     shards = tuple(_shard(entry, folder) for entry in described["shards"])
     columns = {str(name): _column(entry) for name, entry in described["columns"].items()}
     required = {"observations", "actions", "rewards", "next_observations", "terminated", "truncated"}
@@ -198,49 +186,41 @@ def _is_link(name: str) -> bool:
 
 
 @dataclass(eq=False)
-class LocalPlace:
-    """A folder without its name yet; it gets it when all is there."""
+class UnfinishedShards:
+    """A folder of shards that has no name until all is there, or one shard at a time for a storage.
+
+    storage: where finished files go, and from the disk; None for a folder of this machine, which keeps them.
+    """
 
     folder: Path
-    keeps_shards = True
-
-    def done(self, name: str) -> None:
-        """A file of the folder is finished."""
-
-
-@dataclass(eq=False)
-class RemotePlace:
-    """A folder for one shard at a time: what is finished goes to the storage and from the disk."""
-
-    folder: Path
-    target: str
+    storage: str | None = None
     sent: list[str] = field(default_factory=list)
-    keeps_shards = False
 
     def done(self, name: str) -> None:
         """A file of the folder is finished. Raises DataError where the storage does not take it."""
-        self.sent.append(remote.joined(self.target, name))
-        remote.upload(self.folder / name, self.sent[-1])
-        (self.folder / name).unlink()
+        if self.storage is not None:
+            self.sent.append(remote.joined(self.storage, name))
+            remote.upload(self.folder / name, self.sent[-1])
+            (self.folder / name).unlink()
 
 
 @contextlib.contextmanager
-def shard_place(target: str, force: bool) -> Iterator[LocalPlace | RemotePlace]:
-    """A place for shards, whole or not at all: a storage is a folder of shards once its manifest is there.
+def unfinished_shards(target: str, force: bool) -> Iterator[UnfinishedShards]:
+    """A folder for shards, whole or not at all: a storage is a folder of shards once its manifest is there.
 
     Raises DataError where the target exists without ``force``, holds something else, or takes no files.
     """
     if not remote.is_url(target):
         with atomic_folder(Path(target), force, lambda path: is_shard_folder(str(path))) as folder:
-            yield LocalPlace(folder)
+            yield UnfinishedShards(folder)
         return
     _check_storage(target, force)
     with remote.temporary_folder() as folder:
-        place = RemotePlace(folder, target)
+        unfinished = UnfinishedShards(folder, target)
         try:
-            yield place
+            yield unfinished
         except BaseException:
-            for name in place.sent:
+            for name in unfinished.sent:
                 with contextlib.suppress(DataError):
                     remote.remove(name)
             raise

@@ -15,7 +15,14 @@ from typing import Any
 import numpy as np
 
 from koffline.data.disk.flat_files import Column
-from koffline.data.disk.shards import MANIFEST, MOST_SHARDS, Manifest, ShardInfo, shard_place, write_manifest
+from koffline.data.disk.shards import (
+    MANIFEST,
+    MOST_SHARDS,
+    Manifest,
+    ShardInfo,
+    unfinished_shards,
+    write_manifest,
+)
 from koffline.data.flat import KEYS
 from koffline.data.hdf5 import DESCRIPTION, KeptErrors, disk_faults
 from koffline.data.raw import describe_columns
@@ -50,7 +57,7 @@ class ShardWriter:
         self._shards: list[ShardInfo] = []
 
     def __enter__(self) -> ShardWriter:
-        self._place = self._stack.enter_context(shard_place(self.target, self._force))
+        self._target = self._stack.enter_context(unfinished_shards(self.target, self._force))
         return self
 
     def __exit__(
@@ -117,7 +124,7 @@ class ShardWriter:
                         f"{self.target} would have more than {MOST_SHARDS} shards; put more rows into each"
                     )
                 name = f"shard-{len(self._shards):05d}.hdf5"
-                self._open = _OpenFile(self._place.folder / name, self._kind.columns, self.shard_rows)
+                self._open = _OpenFile(self._target.folder / name, self._kind.columns, self.shard_rows)
             if "steps" in columns:
                 columns["episode_ids"] = self._open.episodes + np.cumsum(columns["steps"] == 0) - 1
             self._open.append(columns, units if "steps" in columns else 0)
@@ -127,7 +134,7 @@ class ShardWriter:
         with disk_faults():
             file, self._open = self._open, None
             self._shards.append(file.finish(describe_columns(*self._described())))
-        self._place.done(self._shards[-1].name)
+        self._target.done(self._shards[-1].name)
 
     def _described(self) -> tuple[ActionSpace, bool, Metadata]:
         """What each shard says: its own digest is not known before it is read, the folder's is another."""
@@ -143,11 +150,11 @@ class ShardWriter:
             raise DataError(f"{self.target}: no rows were given; append at least one")
         space, has_episodes, metadata = self._described()
         manifest = Manifest(space, self._kind.columns, has_episodes, metadata, tuple(self._shards))
-        if self._place.keeps_shards:  # of a storage it would be read back once for every column
-            digest = _digest(self._place.folder, manifest)
+        if self._target.storage is None:  # of a storage it would be read back once for every column
+            digest = _digest(self._target.folder, manifest)
             manifest = dataclasses.replace(manifest, metadata=dataclasses.replace(metadata, sha256=digest))
-        write_manifest(self._place.folder, manifest)
-        self._place.done(MANIFEST)
+        write_manifest(self._target.folder, manifest)
+        self._target.done(MANIFEST)
 
 
 @dataclass(frozen=True)
