@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Literal
 from koffline.data import columns as checks
 from koffline.data import remote
 from koffline.data.raw import RawLog
+from koffline.data.row_block import blocks_of
 from koffline.data.streaming_findings import ErrorTally, WarningTally
-from koffline.data.streaming_summary import blocks_of
 from koffline.data.transitions import Transitions
 from koffline.errors import DataError
 

@@ -5,14 +5,17 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from koffline.data import columns as checks
 from koffline.data.spaces import ActionSpace
-from koffline.data.transitions import COLUMNS
+from koffline.data.transitions import COLUMNS, Transitions
 from koffline.errors import DataError
+
+if TYPE_CHECKING:
+    from koffline.data.disk.log import LazyTransitions
 
 # The columns of Transitions that a block has too; steps and units are derived.
 ROW_COLUMNS = tuple(name for name in COLUMNS if name not in ("episode_ids", "steps"))
@@ -46,10 +49,11 @@ class RowBlock:
     def __len__(self) -> int:
         return len(self.rewards)
 
-    def part(self, start: int, stop: int) -> RowBlock:
-        """Rows start … stop − 1 of this block, as views."""
-        arrays: dict[str, Any] = {name: array[start:stop] for name, array in self.arrays().items()}
-        return dataclasses.replace(self, start=self.start + start, **arrays)
+    def part(self, rows: slice | np.ndarray) -> RowBlock:
+        """Some rows of this block: a slice gives views, a mask copies."""
+        first = (rows.start or 0) if isinstance(rows, slice) else 0
+        arrays: dict[str, Any] = {name: array[rows] for name, array in self.arrays().items()}
+        return dataclasses.replace(self, start=self.start + first, **arrays)
 
     def arrays(self) -> dict[str, np.ndarray]:
         """The arrays that this block has, by name."""
@@ -77,12 +81,28 @@ def in_whole_units(blocks: Iterable[RowBlock]) -> Iterator[RowBlock]:
             waiting.append(block)
             continue
         cut = int(starts[-1])
-        before = [*waiting, block.part(0, cut)] if cut else waiting
+        before = [*waiting, block.part(slice(cut))] if cut else waiting
         if before:
             yield join_blocks(before)
-        waiting = [block.part(cut, len(block))]
+        waiting = [block.part(slice(cut, None))]
     if waiting:
         yield join_blocks(waiting)
+
+
+def blocks_of(log: Transitions | LazyTransitions, shard: int = 0) -> Iterator[RowBlock]:
+    """The blocks of a shard; a log in memory is one shard, of which nothing is copied."""
+    if not isinstance(log, Transitions):
+        yield from log.shard_blocks(shard)
+        return
+    present = {name: getattr(log, name) for name in ROW_COLUMNS}
+    columns = {name: column for name, column in present.items() if column is not None}
+    for rows in checks.blocks(len(log)):
+        picked = {name: column[rows] for name, column in columns.items()}
+        steps = None if log.steps is None else log.steps[rows]
+        units = np.arange(rows.start, rows.stop)
+        if steps is not None:
+            units = np.searchsorted(log.episode_starts, units, side="right") - 1
+        yield RowBlock(0, rows.start, steps=steps, units=units, **picked)
 
 
 def checked_block(

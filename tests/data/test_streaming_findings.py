@@ -10,10 +10,10 @@ from koffline.data.copies import RepeatedRows
 from koffline.data.disk.writer import ShardWriter
 from koffline.data.findings import inspect_log, inspect_shards
 from koffline.data.raw import RawLog
+from koffline.data.row_block import blocks_of
 from koffline.data.sources import open_transitions
 from koffline.data.spaces import Continuous, Discrete
 from koffline.data.streaming_findings import WarningTally
-from koffline.data.streaming_summary import blocks_of
 from koffline.jobs.mapping import PassSettings
 from tests.data.logs import drawn_logs
 from tests.data.shards_in_memory import MemoryShards, columns_of, numbered_shards
