@@ -112,14 +112,14 @@ def validate(
       koffline data validate d4rl.hdf5 --continuous -1 1
       koffline data validate shards/ --ray auto
     """
-    from koffline.data.findings import inspect_log, inspect_shards
+    from koffline.data.findings import inspect_log
     from koffline.data.sources import open_raw, open_transitions
 
     space, settings = requested_space(discrete, continuous), PassSettings(**passes)
     if _stays_on_disk(source, lazy, settings):
         log = open_transitions(source, space, lazy=True, mapping=mapping)
         rows, metadata = len(log), log.metadata
-        findings = inspect_shards(log, settings, progress=True)
+        findings = inspect_log(log, settings, progress=True)
     else:
         raw = open_raw(source, space, mapping)
         rows, metadata = len(raw.columns["rewards"]), raw.metadata

@@ -18,7 +18,7 @@ import h5py
 import numpy as np
 
 from koffline.data.columns import as_array
-from koffline.data.episodic import EpisodeArrays, cut_episodes, join_episodes
+from koffline.data.episodes import EpisodeArrays, cut_episodes, join_episodes
 from koffline.data.hdf5 import DESCRIPTION, new_hdf5
 from koffline.data.raw import FileDescription, RawLog, describe_log, read_description, settle_actions
 from koffline.data.spaces import SpaceRequest

@@ -17,7 +17,7 @@ import numpy as np
 
 from koffline.data import columns as checks
 from koffline.data.columns import counted
-from koffline.data.episodes import order_rows
+from koffline.data.episodes import last_rows, leave_out_unfollowed, order_rows
 from koffline.data.raw import FileDescription, RawLog, settle_actions
 from koffline.data.spaces import SpaceRequest
 from koffline.data.transitions import Metadata, Transitions
@@ -234,7 +234,7 @@ def rows_are_linked(observations: np.ndarray, following: np.ndarray) -> np.ndarr
 def _derive_next_observations(log: dict[str, np.ndarray], source: str) -> list[str]:
     """Next observations from the rows below; rows that have none are left out."""
     observations, terminated = log["observations"], log["terminated"] == 1
-    is_last = _last_rows(log)
+    is_last = last_rows(log)
     following = np.empty_like(observations)
     following[:-1] = observations[1:]
     following[is_last] = observations[is_last]
@@ -243,31 +243,3 @@ def _derive_next_observations(log: dict[str, np.ndarray], source: str) -> list[s
     if (is_last & terminated).any():
         notes.append("terminal rows hold their own observation as next observation (it has no influence)")
     return notes + leave_out_unfollowed(log, is_last & ~terminated, source)
-
-
-def _last_rows(log: Mapping[str, np.ndarray]) -> np.ndarray:
-    """(N,) whether a row is the last of its episode; without episodes all are."""
-    if "episode_ids" in log:
-        ids = log["episode_ids"]
-        return np.append(ids[1:] != ids[:-1], True)
-    if "steps" in log:
-        return np.append(log["steps"][1:] == 0, True)
-    return np.ones(len(log["rewards"]), dtype=np.bool_)
-
-
-def leave_out_unfollowed(log: dict[str, np.ndarray], lost: np.ndarray, source: str) -> list[str]:
-    """Drop the ``lost`` last rows; where one was truncated, the row above it becomes the truncated one."""
-    count = int(lost.sum())
-    if not count:
-        return []
-    if lost.all():
-        raise DataError(f"{source}: no row has a next observation; export the log with next_observations")
-    moved = np.zeros(len(lost), dtype=np.bool_)
-    moved[:-1] = lost[1:] & (log["truncated"][1:] == 1) & ~_last_rows(log)[:-1]
-    log["truncated"] = np.where(moved, True, log["truncated"] == 1)
-    for name in log:
-        log[name] = log[name][~lost]
-    return [
-        f"{counted(count, 'row', 'was', 'were')} left out: the last step of an episode that did not "
-        "terminate has no next observation in this file"
-    ]

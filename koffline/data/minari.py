@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from koffline.data.columns import as_array
-from koffline.data.episodic import EpisodeArrays, cut_episodes, join_episodes
+from koffline.data.episodes import EpisodeArrays, cut_episodes, join_episodes
 from koffline.data.minari_spaces import (
     StoredSpaces,
     declared_space,

@@ -13,7 +13,7 @@ import numpy as np
 
 from koffline.data.d3rlpy_dump import d3rlpy_steps
 from koffline.data.d3rlpy_import import import_d3rlpy
-from koffline.data.episodic import EpisodeArrays, join_episodes
+from koffline.data.episodes import EpisodeArrays, join_episodes
 from koffline.data.replay_views import (
     WINDOW_ROWS,
     EpisodeView,

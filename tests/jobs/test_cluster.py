@@ -14,7 +14,7 @@ from koffline import evaluate, open_transitions
 from koffline.builders.rollouts import RolloutSettings, build_rollouts
 from koffline.data.disk.samples import sample_units
 from koffline.data.disk.writer import ShardWriter
-from koffline.data.findings import inspect_shards
+from koffline.data.findings import inspect_log
 from koffline.data.summary import summarise
 from koffline.errors import DataError
 from koffline.jobs import Job, run_jobs
@@ -92,7 +92,7 @@ def test_passes_over_shards_are_those_of_this_process(settings: PassSettings, sh
     log = open_transitions(f"file://{shards}", lazy=True)
     assert len(log.shards) == 5
     assert summarise(log, settings) == summarise(log)
-    assert inspect_shards(log, settings) == inspect_shards(log)
+    assert inspect_log(log, settings) == inspect_log(log)
     there, here = sample_units(log, 50, 1, settings=settings), sample_units(log, 50, 1)
     assert there.transitions.sha256 == here.transitions.sha256
 

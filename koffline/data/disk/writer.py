@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import hashlib
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -30,6 +29,7 @@ from koffline.data.row_block import RowBlock
 from koffline.data.spaces import ActionSpace
 from koffline.data.transitions import Metadata, Transitions
 from koffline.errors import DataError
+from koffline.store.run_record import digest_of
 from koffline.untrusted.hdf5 import write_text
 
 # Bytes of a chunk of the widest column: large enough for the disk, small enough for shuffled blocks of rows.
@@ -221,12 +221,8 @@ class _OpenFile:
         write_text(self._file, DESCRIPTION, description)
         self.close()
         self._output.check()
-        with self.path.open("rb") as file:
-            digest = hashlib.sha256()
-            while part := file.read(2**20):
-                digest.update(part)
         size = self.path.stat().st_size
-        return ShardInfo(self.path.name, self.rows, self.episodes, size, digest.hexdigest())
+        return ShardInfo(self.path.name, self.rows, self.episodes, size, digest_of(self.path))
 
     def close(self) -> None:
         """Close the file, whatever became of it."""
