@@ -10,7 +10,10 @@ observation stands in for it.
 from __future__ import annotations
 
 import dataclasses
+import zipfile
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -22,6 +25,8 @@ from koffline.data.raw import FileDescription, RawLog, settle_actions
 from koffline.data.spaces import SpaceRequest
 from koffline.data.transitions import Metadata, Transitions
 from koffline.errors import DataError
+from koffline.store.files import reading
+from koffline.untrusted.limits import check_regular
 
 # How a file tells where episodes begin: our shards number them; others have ids, steps or flags.
 EpisodeRule = Literal["numbered", "ids", "steps", "flags", "links", "none"]
@@ -41,6 +46,43 @@ KEYS = {
 }
 _REQUIRED = ("observations", "actions", "rewards", "terminated")
 _VECTORS = tuple(name for name in KEYS if name not in ("observations", "next_observations", "actions"))
+
+
+LAZY_REMEDY = "write shards with `koffline data convert SOURCE FOLDER --shard-rows N` and open those"
+
+
+@dataclass(frozen=True, eq=False)
+class SlicedFile:
+    """What an open file offers: arrays by key (each with shape, dtype and slices), and its description.
+
+    ``name`` is what errors call the file.
+    """
+
+    name: str
+    arrays: Mapping[str, Any]
+    description: FileDescription | None
+    marks_episode_ends: bool = False  # has d3rlpy 1's episode_terminals
+
+
+def file_kind(path: Path, name: str) -> Literal["HDF5", "NPZ"] | None:
+    """What a file is by its content; None for anything else. Raises DataError for an empty or damaged one."""
+    import h5py
+
+    with reading(name, "data"):
+        check_regular(path)
+        with path.open("rb") as file:
+            head = file.read(8)
+    if not head:
+        raise DataError(f"{name} is empty (0 bytes); copy or export it again")
+    if h5py.is_hdf5(path):
+        return "HDF5"
+    if head.startswith(b"\x89HDF"):
+        raise DataError(f"{name} is a truncated or corrupt HDF5 file (damaged header); copy it again")
+    if not head.startswith(b"PK"):
+        return None
+    if not zipfile.is_zipfile(path):
+        raise DataError(f"{name} is a truncated or corrupt NPZ file (no table of contents); copy it again")
+    return "NPZ"
 
 
 def known_keys() -> list[str]:

@@ -16,12 +16,22 @@ from typing import Any
 
 import numpy as np
 
-from koffline.data.flat import check_required, counted_twice, equal_rows, flat_arrays, known_keys, read_flat
+from koffline.data.flat import (
+    LAZY_REMEDY,
+    SlicedFile,
+    check_required,
+    counted_twice,
+    equal_rows,
+    flat_arrays,
+    known_keys,
+    read_flat,
+)
 from koffline.data.raw import RawLog, describe_log, read_description
 from koffline.data.spaces import SpaceRequest
 from koffline.data.transitions import Transitions
+from koffline.errors import DataError
 from koffline.store.files import atomic_file, reading
-from koffline.untrusted.hdf5 import open_hdf5, write_text
+from koffline.untrusted.hdf5 import CheckedFile, open_hdf5, write_text
 
 # The root attribute that holds what describe_log says; any tool may ignore it.
 DESCRIPTION = "koffline"
@@ -39,9 +49,21 @@ def read_hdf5(path: Path, action_space: SpaceRequest | None = None) -> RawLog:
             found["timeouts"] = (file.arrays(["episode_terminals"])["episode_terminals"] == 1) & (
                 found["terminals"] != 1
             )
-        text = file.text(DESCRIPTION)
-        described = read_description(text) if text is not None else None
-        return read_flat(found, described, str(path), action_space)
+        return read_flat(found, read_description(file.text(DESCRIPTION)), str(path), action_space)
+
+
+def sliced_hdf5(file: CheckedFile, name: str) -> SlicedFile:
+    """The arrays of an open flat file, to be read by slices. Raises DataError."""
+    if is_d3rlpy_dump(file.raw) or "episode_0" in file.raw:
+        raise DataError(f"{name} is kept episode by episode, which cannot be read lazily; {LAZY_REMEDY}")
+    arrays = file.slices([key for key in known_keys() if key in file])
+    described = read_description(file.text(DESCRIPTION))
+    return SlicedFile(name, arrays, described, "episode_terminals" in file)
+
+
+def is_d3rlpy_dump(file: Any) -> bool:
+    """Whether an open h5py.File has the layout of d3rlpy's dumps."""
+    return "columns" in file and "num_episodes" in file
 
 
 def write_hdf5(log: Transitions, path: Path, force: bool = False, compress: bool = True) -> None:

@@ -78,7 +78,7 @@ def _log(
 ) -> RawLog:
     columns, notes = join_episodes(episodes, source)
     ours = described_by.get(_DESCRIPTION)
-    described = read_description(ours) if isinstance(ours, str) else None
+    described = read_description(ours if isinstance(ours, str) else None)
     declared = described.action_space if described else declared_space(spaces)
     settled = settle_actions(columns["actions"], action_space, declared, source)
     columns["actions"] = settled.actions

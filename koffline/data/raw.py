@@ -184,8 +184,10 @@ class FileDescription:
     metadata: Metadata
 
 
-def read_description(text: str | bytes) -> FileDescription:
-    """Read ``describe_log``. Raises DataError where it is broken or of a newer format."""
+def read_description(text: str | bytes | None) -> FileDescription | None:
+    """Read ``describe_log``; None where a file has none. Raises DataError for a broken or a newer one."""
+    if text is None:
+        return None
     try:
         described = parse_json(text)
         if described["format"] != 1:

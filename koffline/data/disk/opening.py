@@ -20,11 +20,9 @@ import numpy as np
 from koffline.data import columns as checks
 from koffline.data import remote
 from koffline.data.disk.flat_files import (
-    LAZY_REMEDY,
     Column,
     FlatShard,
     OpenShard,
-    SlicedFile,
     mark_episodes,
     open_sliced,
 )
@@ -40,7 +38,9 @@ from koffline.data.disk.shards import (
 from koffline.data.flat import (
     D4RL_LOG_PROBABILITIES,
     KEYS,
+    LAZY_REMEDY,
     EpisodeRule,
+    SlicedFile,
     check_required,
     equal_rows,
     note_on_extra,
