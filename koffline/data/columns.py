@@ -110,11 +110,15 @@ def integer_column(name: str, values: Any, first_row: int = 0) -> np.ndarray:
         return array
     check_finite(name, array, first_row)
     if array.dtype.kind == "f":
-        whole = np.trunc(array) == array
-        if not whole.all():
-            row = int(np.argmin(whole))
-            raise DataError(f"{name} holds {array[row]:g} in row {first_row + row}; give whole numbers")
+        _refuse(name, array, np.trunc(array) != array, first_row, "; give whole numbers")
     return array.astype(np.int64)
+
+
+def _refuse(name: str, array: np.ndarray, bad: np.ndarray, first_row: int, remedy: str) -> None:
+    """Raise DataError that names the first bad row, if there is any."""
+    if bad.any():
+        row = int(np.argmax(bad))
+        raise DataError(f"{name} holds {array[row]:g} in row {first_row + row}{remedy}")
 
 
 def flag_column(name: str, values: Any, first_row: int = 0) -> np.ndarray:
@@ -123,10 +127,7 @@ def flag_column(name: str, values: Any, first_row: int = 0) -> np.ndarray:
     check_vector(name, array)
     if array.dtype == np.bool_:
         return array
-    proper = (array == 0) | (array == 1)
-    if not proper.all():
-        row = int(np.argmin(proper))
-        raise DataError(f"{name} holds {array[row]} in row {first_row + row}; give True or False")
+    _refuse(name, array, (array != 0) & (array != 1), first_row, "; give True or False")
     return array.astype(np.bool_)
 
 
@@ -182,21 +183,16 @@ def tolerant_bounds(space: Continuous) -> tuple[np.ndarray, np.ndarray]:
 def log_probability_column(values: Any, space: ActionSpace, first_row: int = 0) -> np.ndarray:
     """(N,) finite; at most 0 for discrete actions. Densities of continuous ones may exceed 1."""
     array = number_column("behavior_log_probabilities", values, first_row)
-    if isinstance(space, Discrete) and (array > 1e-4).any():
-        row = int(np.argmax(array > 1e-4))
-        raise DataError(
-            f"behavior_log_probabilities holds {array[row]:g} in row {first_row + row}, a probability "
-            "above 1; give natural logarithms of probabilities"
-        )
+    if isinstance(space, Discrete):
+        remedy = ", a probability above 1; give natural logarithms of probabilities"
+        _refuse("behavior_log_probabilities", array, array > 1e-4, first_row, remedy)
     return array
 
 
 def weight_column(values: Any, first_row: int = 0) -> np.ndarray:
     """(N,) finite, at least 0; those of some rows of a log may all be 0."""
     array = number_column("weights", values, first_row)
-    if (array < 0).any():
-        row = int(np.argmax(array < 0))
-        raise DataError(f"weights holds {array[row]:g} in row {first_row + row}; give weights of at least 0")
+    _refuse("weights", array, array < 0, first_row, "; give weights of at least 0")
     return array
 
 

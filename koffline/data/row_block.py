@@ -115,13 +115,15 @@ def checked_block(
 ) -> RowBlock:
     """A block from columns as they were read. Raises DataError naming the row within the shard."""
     block = RowBlock(shard, start, steps=steps, units=units, **checks.row_columns(raw, space, start))
-    if steps is not None:
-        _check_episodes(block, steps)
+    _check_episodes(block)
     return block
 
 
-def _check_episodes(block: RowBlock, steps: np.ndarray) -> None:
+def _check_episodes(block: RowBlock) -> None:
     """Steps count 0, 1, 2, …, units count episodes, and only an episode's last row ends it."""
+    steps = block.steps
+    if steps is None:
+        return
     begins = steps[1:] == 0
     wrong = np.where(begins, 0, steps[:-1] + 1) != steps[1:]
     wrong |= np.diff(block.units) != begins
@@ -143,17 +145,4 @@ def _check_episodes(block: RowBlock, steps: np.ndarray) -> None:
 
 def check_joined(last: RowBlock, block: RowBlock) -> None:
     """Raise DataError where an episode is broken between two consecutive blocks of a shard."""
-    if block.steps is None or last.steps is None:
-        return
-    row, begins = block.start, block.steps[0] == 0
-    expected = 0 if begins else last.steps[-1] + 1
-    if block.steps[0] != expected or block.units[0] != last.units[-1] + begins:
-        raise DataError(
-            f"row {row} has step {block.steps[0]} after step {last.steps[-1]}; count the rows of an episode "
-            "0, 1, 2, … and write the shard again"
-        )
-    if (last.terminated[-1] or last.truncated[-1]) and not begins:
-        raise DataError(
-            f"row {row - 1} ends its episode, which goes on in row {row}; write the shard again with "
-            "episodes that end there"
-        )
+    _check_episodes(join_blocks([last.part(slice(len(last) - 1, None)), block.part(slice(1))]))
