@@ -17,9 +17,16 @@ from pathlib import Path
 import numpy as np
 
 from koffline.data.columns import as_array
-from koffline.data.episodes import EpisodeArrays, cut_episodes, join_episodes
+from koffline.data.episodes import EpisodeArrays, join_episodes
 from koffline.data.hdf5 import DESCRIPTION, new_hdf5
-from koffline.data.raw import FileDescription, RawLog, describe_log, read_description, settle_actions
+from koffline.data.raw import (
+    FileDescription,
+    RawLog,
+    cut_episodes,
+    describe_log,
+    read_description,
+    settle_actions,
+)
 from koffline.data.spaces import SpaceRequest
 from koffline.data.transitions import Metadata, Transitions
 from koffline.errors import DataError

@@ -12,8 +12,8 @@ from koffline.data import columns as checks
 from koffline.data import remote
 from koffline.data.log_warnings import RowCount, WarningTally
 from koffline.data.raw import RawLog
-from koffline.data.row_block import blocks_of
 from koffline.data.spaces import ActionSpace, Discrete
+from koffline.data.statistics import blocks_of
 from koffline.data.transitions import Transitions
 from koffline.errors import DataError
 from koffline.store.run_record import digest_of

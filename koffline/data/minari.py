@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from koffline.data.columns import as_array
-from koffline.data.episodes import EpisodeArrays, cut_episodes, join_episodes
+from koffline.data.episodes import EpisodeArrays, join_episodes
 from koffline.data.minari_spaces import (
     StoredSpaces,
     declared_space,
@@ -28,7 +28,7 @@ from koffline.data.minari_spaces import (
     stored_spaces,
     without_images,
 )
-from koffline.data.raw import RawLog, describe_log, read_description, settle_actions
+from koffline.data.raw import RawLog, cut_episodes, describe_log, read_description, settle_actions
 from koffline.data.spaces import SpaceRequest
 from koffline.data.transitions import Metadata, Transitions
 from koffline.errors import DataError

@@ -1,17 +1,17 @@
-"""What a reader hands over: aligned columns that nobody has checked yet, and how it settled the actions."""
+"""What readers and writers share: unchecked columns, settled actions, descriptions, episodes cut up."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from koffline.data.columns import as_array
+from koffline.data.columns import as_array, blocks
 from koffline.data.spaces import LARGEST_SPACE, ActionSpace, Bounds, Continuous, Discrete, SpaceRequest
 from koffline.data.transitions import Metadata, Transitions
 from koffline.errors import DataError
@@ -198,3 +198,28 @@ def read_description(text: str | bytes | None) -> FileDescription | None:
         return FileDescription(space, bool(described["episodes"]), metadata_from_json(described))
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
         raise DataError("the file's koffline description is damaged; write the file again") from None
+
+
+def cut_episodes(log: Transitions, target: str) -> Iterator[slice]:
+    """Row ranges of the episodes; each row by itself where there are none.
+
+    Raises DataError where a next observation inside an episode is not the observation of the row below: an
+    episodic file has no place for it.
+    """
+    if not log.has_episodes:
+        yield from (slice(row, row + 1) for row in range(len(log)))
+        return
+    is_last = np.zeros(len(log), dtype=np.bool_)
+    is_last[log.episode_ends] = True
+    for block in blocks(len(log) - 1):
+        below = log.observations[block.start + 1 : block.stop + 1]
+        differs = (log.next_observations[block] != below).reshape(len(below), -1).any(axis=1)
+        broken = differs & ~is_last[block]
+        if broken.any():
+            row = block.start + int(np.argmax(broken))
+            raise DataError(
+                f"{target} keeps one observation per step, but the next observation of row {row} is not the "
+                "observation of the row below; write hdf5 or npz"
+            )
+    for start, length in zip(log.episode_starts, log.episode_lengths, strict=True):
+        yield slice(int(start), int(start + length))

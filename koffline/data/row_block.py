@@ -5,17 +5,14 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from koffline.data import columns as checks
 from koffline.data.spaces import ActionSpace
-from koffline.data.transitions import COLUMNS, Transitions
+from koffline.data.transitions import COLUMNS
 from koffline.errors import DataError
-
-if TYPE_CHECKING:
-    from koffline.data.disk.log import LazyTransitions
 
 # The columns of Transitions that a block has too; steps and units are derived.
 ROW_COLUMNS = tuple(name for name in COLUMNS if name not in ("episode_ids", "steps"))
@@ -87,22 +84,6 @@ def in_whole_units(blocks: Iterable[RowBlock]) -> Iterator[RowBlock]:
         waiting = [block.part(slice(cut, None))]
     if waiting:
         yield join_blocks(waiting)
-
-
-def blocks_of(log: Transitions | LazyTransitions, shard: int = 0) -> Iterator[RowBlock]:
-    """The blocks of a shard; a log in memory is one shard, of which nothing is copied."""
-    if not isinstance(log, Transitions):
-        yield from log.shard_blocks(shard)
-        return
-    present = {name: getattr(log, name) for name in ROW_COLUMNS}
-    columns = {name: column for name, column in present.items() if column is not None}
-    for rows in checks.blocks(len(log)):
-        picked = {name: column[rows] for name, column in columns.items()}
-        steps = None if log.steps is None else log.steps[rows]
-        units = np.arange(rows.start, rows.stop)
-        if steps is not None:
-            units = np.searchsorted(log.episode_starts, units, side="right") - 1
-        yield RowBlock(0, rows.start, steps=steps, units=units, **picked)
 
 
 def checked_block(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -9,7 +10,8 @@ import numpy as np
 
 from koffline.data import columns as checks
 from koffline.data.disk.samples import Part
-from koffline.data.row_block import RowBlock
+from koffline.data.row_block import ROW_COLUMNS, RowBlock
+from koffline.data.transitions import Transitions
 from koffline.errors import DataError
 
 if TYPE_CHECKING:
@@ -159,6 +161,22 @@ class EpisodeTally:
         cut = lengths[truncated & ~terminated].astype(np.float64)
         self.shortest_cut = float(cut.min(initial=self.shortest_cut))
         self.longest_cut = float(cut.max(initial=self.longest_cut))
+
+
+def blocks_of(log: Transitions | LazyTransitions, shard: int = 0) -> Iterator[RowBlock]:
+    """The blocks of a shard; a log in memory is one shard, of which nothing is copied."""
+    if not isinstance(log, Transitions):
+        yield from log.shard_blocks(shard)
+        return
+    present = {name: getattr(log, name) for name in ROW_COLUMNS}
+    columns = {name: column for name, column in present.items() if column is not None}
+    for rows in checks.blocks(len(log)):
+        picked = {name: column[rows] for name, column in columns.items()}
+        steps = None if log.steps is None else log.steps[rows]
+        units = np.arange(rows.start, rows.stop)
+        if steps is not None:
+            units = np.searchsorted(log.episode_starts, units, side="right") - 1
+        yield RowBlock(0, rows.start, steps=steps, units=units, **picked)
 
 
 class ColumnStatistics:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from koffline.data.raw import space_to_json
-from koffline.data.row_block import RowBlock, blocks_of
+from koffline.data.row_block import RowBlock
 from koffline.data.spaces import ActionSpace, Continuous, Discrete
-from koffline.data.statistics import EpisodeTally, Spread, Spreads
+from koffline.data.statistics import EpisodeTally, Spread, Spreads, blocks_of
 from koffline.data.transitions import Transitions
 from koffline.errors import DataError, printable
 

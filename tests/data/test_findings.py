@@ -11,9 +11,9 @@ from koffline.data.disk.writer import ShardWriter
 from koffline.data.findings import inspect_log
 from koffline.data.log_warnings import WarningTally
 from koffline.data.raw import RawLog
-from koffline.data.row_block import blocks_of
 from koffline.data.sources import open_transitions
 from koffline.data.spaces import Continuous, Discrete
+from koffline.data.statistics import blocks_of
 from koffline.jobs.mapping import PassSettings
 from tests.data.logs import drawn_logs
 from tests.data.shards_in_memory import MemoryShards, columns_of, numbered_shards

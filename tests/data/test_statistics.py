@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from koffline.data.row_block import blocks_of
-from koffline.data.statistics import EpisodeTally, ExactSums
+from koffline.data.statistics import EpisodeTally, ExactSums, blocks_of
 from koffline.data.summary import LogTally, summarise, tally_shard
 from koffline.errors import DataError
 from koffline.jobs.mapping import PassSettings
