@@ -13,9 +13,9 @@ from torch import Tensor
 
 from koffline.batches import ReplicaPlan, Table
 from koffline.errors import ConfigError
-from koffline.store.temporaries import remove_abandoned, temporary_beside
+from koffline.store.files import remove_abandoned, temporary_beside
 from koffline.untrusted.limits import Refused
-from koffline.untrusted.torch_files import load_tensors
+from koffline.untrusted.models import load_tensors
 
 
 def write_checkpoint(path: Path, state: dict[str, Any]) -> None:

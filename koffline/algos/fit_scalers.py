@@ -8,8 +8,8 @@ import numpy as np
 
 from koffline.data.d3rlpy_import import import_d3rlpy
 from koffline.data.disk.replay import LazyReplayBuffer
-from koffline.data.disk.statistics import ColumnStatistics
 from koffline.data.replay import ColumnarReplayBuffer
+from koffline.data.statistics import ColumnStatistics
 from koffline.data.transitions import Transitions
 from koffline.errors import ConfigError
 

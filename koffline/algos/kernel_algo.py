@@ -16,7 +16,7 @@ from koffline.algos.kernel_impl import KernelCriticImpl
 from koffline.algos.kernel_options import KernelCriticConfig, check_kernel_options
 from koffline.data.d3rlpy_import import import_d3rlpy
 from koffline.errors import ConfigError
-from koffline.store.temporaries import remove_abandoned, temporary_beside
+from koffline.store.files import remove_abandoned, temporary_beside
 
 import_d3rlpy()
 

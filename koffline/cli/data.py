@@ -67,23 +67,20 @@ def info(
       koffline data info shards/ --workers 8
     """
     from koffline.data.sources import open_transitions
-    from koffline.data.summary import ShardsSummary, summarise, summarise_shards
+    from koffline.data.summary import print_summary, summarise
 
     space, settings = requested_space(discrete, continuous), PassSettings(**passes)
     if _stays_on_disk(source, lazy, settings):
         log = open_transitions(source, space, lazy=True, mapping=mapping)
-        found = summarise_shards(log, settings, progress=True)
+        found = summarise(log, settings, progress=True)
     else:
-        found = ShardsSummary(summarise(open_transitions(source, space, mapping=mapping)), shards=1)
+        found = summarise(open_transitions(source, space, mapping=mapping))
     for reason in found.left_out:
         click.echo(f"left out: {reason}", err=True)
     if as_json:
-        shards = {"shards": found.shards} if found.shards > 1 or found.left_out else {}
-        click.echo(json.dumps({**found.summary.to_json(), **shards}, default=str))
+        click.echo(json.dumps(found.to_json(), default=str))
         return
-    from koffline.data.tables import print_summary
-
-    print_summary(found.summary, found.shards)
+    print_summary(found)
 
 
 def _stays_on_disk(source: str, lazy: bool, settings: PassSettings) -> bool:
@@ -115,14 +112,14 @@ def validate(
       koffline data validate d4rl.hdf5 --continuous -1 1
       koffline data validate shards/ --ray auto
     """
-    from koffline.data.findings import inspect_log, inspect_shards
+    from koffline.data.findings import inspect_log
     from koffline.data.sources import open_raw, open_transitions
 
     space, settings = requested_space(discrete, continuous), PassSettings(**passes)
     if _stays_on_disk(source, lazy, settings):
         log = open_transitions(source, space, lazy=True, mapping=mapping)
         rows, metadata = len(log), log.metadata
-        findings = inspect_shards(log, settings, progress=True)
+        findings = inspect_log(log, settings, progress=True)
     else:
         raw = open_raw(source, space, mapping)
         rows, metadata = len(raw.columns["rewards"]), raw.metadata

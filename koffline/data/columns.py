@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -110,11 +110,15 @@ def integer_column(name: str, values: Any, first_row: int = 0) -> np.ndarray:
         return array
     check_finite(name, array, first_row)
     if array.dtype.kind == "f":
-        whole = np.trunc(array) == array
-        if not whole.all():
-            row = int(np.argmin(whole))
-            raise DataError(f"{name} holds {array[row]:g} in row {first_row + row}; give whole numbers")
+        _refuse(name, array, np.trunc(array) != array, first_row, "; give whole numbers")
     return array.astype(np.int64)
+
+
+def _refuse(name: str, array: np.ndarray, bad: np.ndarray, first_row: int, remedy: str) -> None:
+    """Raise DataError that names the first bad row, if there is any."""
+    if bad.any():
+        row = int(np.argmax(bad))
+        raise DataError(f"{name} holds {array[row]:g} in row {first_row + row}{remedy}")
 
 
 def flag_column(name: str, values: Any, first_row: int = 0) -> np.ndarray:
@@ -123,10 +127,7 @@ def flag_column(name: str, values: Any, first_row: int = 0) -> np.ndarray:
     check_vector(name, array)
     if array.dtype == np.bool_:
         return array
-    proper = (array == 0) | (array == 1)
-    if not proper.all():
-        row = int(np.argmin(proper))
-        raise DataError(f"{name} holds {array[row]} in row {first_row + row}; give True or False")
+    _refuse(name, array, (array != 0) & (array != 1), first_row, "; give True or False")
     return array.astype(np.bool_)
 
 
@@ -182,30 +183,39 @@ def tolerant_bounds(space: Continuous) -> tuple[np.ndarray, np.ndarray]:
 def log_probability_column(values: Any, space: ActionSpace, first_row: int = 0) -> np.ndarray:
     """(N,) finite; at most 0 for discrete actions. Densities of continuous ones may exceed 1."""
     array = number_column("behavior_log_probabilities", values, first_row)
-    if isinstance(space, Discrete) and (array > 1e-4).any():
-        row = int(np.argmax(array > 1e-4))
-        raise DataError(
-            f"behavior_log_probabilities holds {array[row]:g} in row {first_row + row}, a probability "
-            "above 1; give natural logarithms of probabilities"
-        )
+    if isinstance(space, Discrete):
+        remedy = ", a probability above 1; give natural logarithms of probabilities"
+        _refuse("behavior_log_probabilities", array, array > 1e-4, first_row, remedy)
     return array
 
 
-def weight_column(values: Any) -> np.ndarray:
-    """(N,) finite, at least 0, not all 0."""
-    array = weights_of_rows(values)
-    if not (array > 0).any():
-        raise DataError("weights are all 0; give at least one row a positive weight")
-    return array
-
-
-def weights_of_rows(values: Any, first_row: int = 0) -> np.ndarray:
-    """(N,) finite, at least 0: those of some rows of a log, which may all be 0."""
+def weight_column(values: Any, first_row: int = 0) -> np.ndarray:
+    """(N,) finite, at least 0; those of some rows of a log may all be 0."""
     array = number_column("weights", values, first_row)
-    if (array < 0).any():
-        row = int(np.argmax(array < 0))
-        raise DataError(f"weights holds {array[row]:g} in row {first_row + row}; give weights of at least 0")
+    _refuse("weights", array, array < 0, first_row, "; give weights of at least 0")
     return array
+
+
+def check_some_weight(weights: np.ndarray) -> None:
+    """Raise DataError where no row of a whole log has a weight."""
+    if not (weights > 0).any():
+        raise DataError("weights are all 0; give at least one row a positive weight")
+
+
+def row_columns(given: Mapping[str, Any], space: ActionSpace, first_row: int = 0) -> dict[str, np.ndarray]:
+    """Checked columns of some rows by the names of ``Transitions``, all but ``episode_ids`` and ``steps``."""
+    checked = {"actions": action_column(given["actions"], space, first_row)}
+    for name in ("observations", "next_observations"):
+        checked[name] = observation_column(name, given[name], first_row)
+    checked["rewards"] = number_column("rewards", given["rewards"], first_row)
+    for name in ("terminated", "truncated"):
+        checked[name] = flag_column(name, given[name], first_row)
+    if "behavior_log_probabilities" in given:
+        probabilities = given["behavior_log_probabilities"]
+        checked["behavior_log_probabilities"] = log_probability_column(probabilities, space, first_row)
+    if "weights" in given:
+        checked["weights"] = weight_column(given["weights"], first_row)
+    return checked
 
 
 def row_indices(rows: Any, size: int) -> np.ndarray:
@@ -220,3 +230,9 @@ def row_indices(rows: Any, size: int) -> np.ndarray:
     if chosen.min() < 0 or chosen.max() >= size:
         raise DataError(f"a selection reaches {chosen.min()} … {chosen.max()}, outside 0 … {size - 1}")
     return chosen
+
+
+def counted(count: int, noun: str, one: str = "", more: str = "") -> str:
+    """``1 row``, ``3 rows``; with a verb ``1 row was``, ``3 rows were``."""
+    verb = one if count == 1 else more
+    return f"{count} {noun}{'' if count == 1 else 's'}{f' {verb}' if verb else ''}"

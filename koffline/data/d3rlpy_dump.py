@@ -14,14 +14,19 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-import h5py
 import numpy as np
 
 from koffline.data.columns import as_array
-from koffline.data.episodic import EpisodeArrays, cut_episodes, join_episodes
-from koffline.data.hdf5 import DESCRIPTION
-from koffline.data.hdf5_output import new_hdf5
-from koffline.data.raw import FileDescription, RawLog, describe_log, read_description, settle_actions
+from koffline.data.episodes import EpisodeArrays, join_episodes
+from koffline.data.hdf5 import DESCRIPTION, new_hdf5
+from koffline.data.raw import (
+    FileDescription,
+    RawLog,
+    cut_episodes,
+    describe_log,
+    read_description,
+    settle_actions,
+)
 from koffline.data.spaces import SpaceRequest
 from koffline.data.transitions import Metadata, Transitions
 from koffline.errors import DataError
@@ -36,18 +41,12 @@ _BESIDE_COLUMNS = ("truncated", "behavior_log_probabilities", "weights")
 _BESIDE_TERMINAL = "terminal_next_observations"
 
 
-def is_d3rlpy_dump(file: h5py.File) -> bool:
-    """Whether an open HDF5 file has the layout of a dump."""
-    return "columns" in file and "num_episodes" in file
-
-
 def read_d3rlpy_dump(path: Path, action_space: SpaceRequest | None = None) -> RawLog:
     """Read a dump by d3rlpy 2 or by us. Raises DataError."""
     with reading(path, "d3rlpy dump"), open_hdf5(path) as file:
         _check_layout(file, path)
         episodes = _episodes(file, path)
-        text = file.text(DESCRIPTION)
-        described = read_description(text) if text is not None else None
+        described = read_description(file.text(DESCRIPTION))
         kept = [name for name in (*_BESIDE_COLUMNS, _BESIDE_TERMINAL) if f"{_BESIDE}/{name}" in file]
         found = file.arrays([f"{_BESIDE}/{name}" for name in kept])
         beside = {name: found[f"{_BESIDE}/{name}"] for name in kept}

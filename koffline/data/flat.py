@@ -10,21 +10,28 @@ observation stands in for it.
 from __future__ import annotations
 
 import dataclasses
+import zipfile
 from collections.abc import Iterable, Mapping
-from typing import Any
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
 
 from koffline.data import columns as checks
-from koffline.data.episodes import order_rows
+from koffline.data.columns import counted
+from koffline.data.episodes import last_rows, leave_out_unfollowed, order_rows
 from koffline.data.raw import FileDescription, RawLog, settle_actions
 from koffline.data.spaces import SpaceRequest
 from koffline.data.transitions import Metadata, Transitions
-from koffline.data.wording import counted
 from koffline.errors import DataError
+from koffline.store.files import reading
+from koffline.untrusted.limits import check_regular
 
+# How a file tells where episodes begin: our shards number them; others have ids, steps or flags.
+EpisodeRule = Literal["numbered", "ids", "steps", "flags", "links", "none"]
 # Column of Transitions -> keys it may have in a file; we write the first (D4RL's, where it has one).
-_D4RL_LOG_PROBABILITIES = "infos/action_log_probs"
+D4RL_LOG_PROBABILITIES = "infos/action_log_probs"
 KEYS = {
     "observations": ("observations",),
     "actions": ("actions",),
@@ -34,11 +41,48 @@ KEYS = {
     "truncated": ("timeouts", "truncated", "truncations"),
     "episode_ids": ("episode_ids",),
     "steps": ("steps",),
-    "behavior_log_probabilities": ("behavior_log_probabilities", _D4RL_LOG_PROBABILITIES),
+    "behavior_log_probabilities": ("behavior_log_probabilities", D4RL_LOG_PROBABILITIES),
     "weights": ("weights",),
 }
 _REQUIRED = ("observations", "actions", "rewards", "terminated")
 _VECTORS = tuple(name for name in KEYS if name not in ("observations", "next_observations", "actions"))
+
+
+LAZY_REMEDY = "write shards with `koffline data convert SOURCE FOLDER --shard-rows N` and open those"
+
+
+@dataclass(frozen=True, eq=False)
+class SlicedFile:
+    """What an open file offers: arrays by key (each with shape, dtype and slices), and its description.
+
+    ``name`` is what errors call the file.
+    """
+
+    name: str
+    arrays: Mapping[str, Any]
+    description: FileDescription | None
+    marks_episode_ends: bool = False  # has d3rlpy 1's episode_terminals
+
+
+def file_kind(path: Path, name: str) -> Literal["HDF5", "NPZ"] | None:
+    """What a file is by its content; None for anything else. Raises DataError for an empty or damaged one."""
+    import h5py
+
+    with reading(name, "data"):
+        check_regular(path)
+        with path.open("rb") as file:
+            head = file.read(8)
+    if not head:
+        raise DataError(f"{name} is empty (0 bytes); copy or export it again")
+    if h5py.is_hdf5(path):
+        return "HDF5"
+    if head.startswith(b"\x89HDF"):
+        raise DataError(f"{name} is a truncated or corrupt HDF5 file (damaged header); copy it again")
+    if not head.startswith(b"PK"):
+        return None
+    if not zipfile.is_zipfile(path):
+        raise DataError(f"{name} is a truncated or corrupt NPZ file (no table of contents); copy it again")
+    return "NPZ"
 
 
 def known_keys() -> list[str]:
@@ -144,10 +188,17 @@ def _settle_flags_and_extras(log: dict[str, np.ndarray], found: Iterable[str]) -
     extra = log.get("behavior_log_probabilities")
     if extra is None or "behavior_log_probabilities" in found:
         return []
-    if extra.ndim == 1 and np.isfinite(extra).all():
-        return [f"behaviour log-probabilities were taken from {_D4RL_LOG_PROBABILITIES}"]
-    del log["behavior_log_probabilities"]
-    return [f"{_D4RL_LOG_PROBABILITIES} was left out: it is not one finite number per row"]
+    is_usable = extra.ndim == 1 and bool(np.isfinite(extra).all())
+    if not is_usable:
+        del log["behavior_log_probabilities"]
+    return [note_on_extra(is_usable)]
+
+
+def note_on_extra(is_usable: bool) -> str:
+    """Say what became of D4RL's extra column."""
+    if is_usable:
+        return f"behaviour log-probabilities were taken from {D4RL_LOG_PROBABILITIES}"
+    return f"{D4RL_LOG_PROBABILITIES} was left out: it is not one finite number per row"
 
 
 def _gather_episodes(log: dict[str, np.ndarray]) -> list[str]:
@@ -164,40 +215,50 @@ def _gather_episodes(log: dict[str, np.ndarray]) -> list[str]:
 
 def _find_episodes(log: dict[str, np.ndarray], has_timeouts: bool) -> list[str]:
     """Episode ids from the flags, checked against next_observations where the flags may be incomplete."""
-    terminated, truncated = log["terminated"] == 1, log["truncated"] == 1
-    ends = terminated | truncated
-    notes = []
+    truncated = log["truncated"] == 1
+    ends = truncated | (log["terminated"] == 1)
+    notes: tuple[str, ...] = ()
     if "next_observations" in log:
         inside = ~ends[:-1]
         broken = inside & ~rows_are_linked(log["observations"], log["next_observations"])
-        n_broken, n_inside = int(broken.sum()), int(inside.sum())
-        if truncated.any():
-            if n_broken:
-                notes.append(
-                    f"{n_broken} of {n_inside} rows inside episodes have a next observation other than the "
-                    "observation of the row below; the flags were trusted"
-                )
-        elif 2 * n_broken > n_inside:
-            return [
-                "rows stand alone: next observations are not the observations of the rows below, "
-                "so terminals alone do not mark episodes"
-            ]
-        elif n_broken:
-            cut = truncated.copy()
-            cut[:-1] |= broken
-            log["truncated"], ends = cut, ends | cut
-            notes.append(
-                f"{counted(n_broken, 'row', 'was', 'were')} marked as truncated: no timeouts are given, and "
-                "the row below begins "
-                "elsewhere than the next observation"
-            )
+        rule, notes = rule_of_flags(int(truncated.sum()), int(inside.sum()), int(broken.sum()))
+        if rule == "none":
+            return list(notes)
+        if rule == "links":
+            truncated[:-1] |= broken
+            ends[:-1] |= broken
+            log["truncated"] = truncated
     elif not has_timeouts:
-        notes.append(
+        notes = (
             "neither timeouts nor next_observations are given: episodes were taken to end at terminals only; "
-            "where a time limit cut them, one transition per cut is wrong"
+            "where a time limit cut them, one transition per cut is wrong",
         )
     log["episode_ids"] = np.concatenate([[0], np.cumsum(ends)[:-1]])
-    return notes
+    return list(notes)
+
+
+def rule_of_flags(truncated: int, inside: int, broken: int) -> tuple[EpisodeRule, tuple[str, ...]]:
+    """How episodes are told where only flags may tell, and notes.
+
+    truncated: rows with that flag. inside: rows that end no episode by their flags. broken: those of them
+    whose next observation is not the observation of the row below.
+    """
+    if truncated and broken:
+        return "flags", (
+            f"{broken} of {inside} rows inside episodes have a next observation other than the observation "
+            "of the row below; the flags were trusted",
+        )
+    if truncated or not broken:
+        return "flags", ()
+    if 2 * broken > inside:
+        return "none", (
+            "rows stand alone: next observations are not the observations of the rows below, so terminals "
+            "alone do not mark episodes",
+        )
+    return "links", (
+        f"{counted(broken, 'row', 'was', 'were')} marked as truncated: no timeouts are given, and the "
+        "row below begins elsewhere than the next observation",
+    )
 
 
 def rows_are_linked(observations: np.ndarray, following: np.ndarray) -> np.ndarray:
@@ -215,7 +276,7 @@ def rows_are_linked(observations: np.ndarray, following: np.ndarray) -> np.ndarr
 def _derive_next_observations(log: dict[str, np.ndarray], source: str) -> list[str]:
     """Next observations from the rows below; rows that have none are left out."""
     observations, terminated = log["observations"], log["terminated"] == 1
-    is_last = _last_rows(log)
+    is_last = last_rows(log)
     following = np.empty_like(observations)
     following[:-1] = observations[1:]
     following[is_last] = observations[is_last]
@@ -224,32 +285,3 @@ def _derive_next_observations(log: dict[str, np.ndarray], source: str) -> list[s
     if (is_last & terminated).any():
         notes.append("terminal rows hold their own observation as next observation (it has no influence)")
     return notes + leave_out_unfollowed(log, is_last & ~terminated, source)
-
-
-def _last_rows(log: Mapping[str, np.ndarray]) -> np.ndarray:
-    """(N,) whether a row is the last of its episode; without episodes all are."""
-    if "episode_ids" in log:
-        ids = log["episode_ids"]
-        return np.append(ids[1:] != ids[:-1], True)
-    if "steps" in log:
-        return np.append(log["steps"][1:] == 0, True)
-    return np.ones(len(log["rewards"]), dtype=np.bool_)
-
-
-def leave_out_unfollowed(log: dict[str, np.ndarray], lost: np.ndarray, source: str) -> list[str]:
-    """Drop the ``lost`` last rows; where one was truncated, the row above it becomes the truncated one."""
-    count = int(lost.sum())
-    if not count:
-        return []
-    if lost.all():
-        raise DataError(f"{source}: no row has a next observation; export the log with next_observations")
-    moved = np.zeros(len(lost), dtype=np.bool_)
-    moved[:-1] = lost[1:] & (log["truncated"][1:] == 1) & ~_last_rows(log)[:-1]
-    log["truncated"] = np.where(moved, True, log["truncated"] == 1)
-    for name in log:
-        log[name] = log[name][~lost]
-    return [
-        f"{counted(count, 'row', 'was', 'were')} left out: the last step of an episode that did not "
-        "terminate has no next "
-        "observation in this file"
-    ]

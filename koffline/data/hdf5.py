@@ -1,21 +1,37 @@
-"""HDF5: one flat layout that is D4RL's keys plus our description, readable by D4RL's readers too."""
+"""HDF5: one flat layout that is D4RL's keys plus our description, readable by D4RL's readers too.
+
+Files are written on disks that may be full. HDF5 cannot take back what it has begun: where writing fails,
+closing the file may end the whole process. So it writes through an object that keeps the first error and lets
+nothing through from then on: the library never learns of it, the caller always does.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import io
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from koffline.data.flat import check_required, counted_twice, equal_rows, flat_arrays, known_keys, read_flat
-from koffline.data.hdf5_output import new_hdf5
+from koffline.data.flat import (
+    LAZY_REMEDY,
+    SlicedFile,
+    check_required,
+    counted_twice,
+    equal_rows,
+    flat_arrays,
+    known_keys,
+    read_flat,
+)
 from koffline.data.raw import RawLog, describe_log, read_description
 from koffline.data.spaces import SpaceRequest
 from koffline.data.transitions import Transitions
+from koffline.errors import DataError
 from koffline.store.files import atomic_file, reading
-from koffline.untrusted.hdf5 import open_hdf5, write_text
+from koffline.untrusted.hdf5 import CheckedFile, open_hdf5, write_text
 
 # The root attribute that holds what describe_log says; any tool may ignore it.
 DESCRIPTION = "koffline"
@@ -33,9 +49,21 @@ def read_hdf5(path: Path, action_space: SpaceRequest | None = None) -> RawLog:
             found["timeouts"] = (file.arrays(["episode_terminals"])["episode_terminals"] == 1) & (
                 found["terminals"] != 1
             )
-        text = file.text(DESCRIPTION)
-        described = read_description(text) if text is not None else None
-        return read_flat(found, described, str(path), action_space)
+        return read_flat(found, read_description(file.text(DESCRIPTION)), str(path), action_space)
+
+
+def sliced_hdf5(file: CheckedFile, name: str) -> SlicedFile:
+    """The arrays of an open flat file, to be read by slices. Raises DataError."""
+    if is_d3rlpy_dump(file.raw) or "episode_0" in file.raw:
+        raise DataError(f"{name} is kept episode by episode, which cannot be read lazily; {LAZY_REMEDY}")
+    arrays = file.slices([key for key in known_keys() if key in file])
+    described = read_description(file.text(DESCRIPTION))
+    return SlicedFile(name, arrays, described, "episode_terminals" in file)
+
+
+def is_d3rlpy_dump(file: Any) -> bool:
+    """Whether an open h5py.File has the layout of d3rlpy's dumps."""
+    return "columns" in file and "num_episodes" in file
 
 
 def write_hdf5(log: Transitions, path: Path, force: bool = False, compress: bool = True) -> None:
@@ -60,3 +88,75 @@ def _chunks(array: np.ndarray) -> tuple[int, ...]:
     """About a quarter of a megabyte of whole rows."""
     row_bytes = max(1, array[:1].nbytes)
     return (min(len(array), max(1, 2**18 // row_bytes)), *array.shape[1:])
+
+
+class KeptErrors(io.RawIOBase):
+    """A new file for HDF5; ``check`` raises the first OSError that writing to it met."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self._file = path.open("x+b", buffering=0)
+        self._error: OSError | None = None
+
+    def check(self) -> None:
+        """Raise OSError where anything that was written is not in the file."""
+        if self._error is not None:
+            raise self._error
+
+    def write(self, content: Any) -> int:
+        """All of it, or nothing where something was lost before."""
+        view = memoryview(content).cast("B")
+        done = 0
+        while done < len(view) and self._error is None:
+            with self._keeping():
+                done += self._file.write(view[done:]) or 0
+        return len(view)
+
+    def readinto(self, buffer: Any) -> int:
+        """What was written there; zeros where that was lost."""
+        view = memoryview(buffer).cast("B")
+        done = 0
+        with self._keeping():
+            while done < len(view) and (count := self._file.readinto(view[done:])):
+                done += count
+        view[done:] = bytes(len(view) - done)
+        return len(view)
+
+    def truncate(self, size: int | None = None) -> int:
+        """Set the size."""
+        with self._keeping():
+            self._file.truncate(size)
+        return size or 0
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        """Go to a place."""
+        return self._file.seek(offset, whence)
+
+    def tell(self) -> int:
+        """The place."""
+        return self._file.tell()
+
+    def close(self) -> None:
+        """Close the file."""
+        with self._keeping():
+            self._file.close()
+        super().close()
+
+    @contextlib.contextmanager
+    def _keeping(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            self._error = self._error or error
+
+
+@contextlib.contextmanager
+def new_hdf5(path: Path) -> Iterator[Any]:
+    """A new h5py.File, whole at the end. Raises OSError where the disk does not take it."""
+    import h5py
+
+    with contextlib.closing(KeptErrors(path)) as output:
+        with h5py.File(output, "w", libver="v108") as file:
+            yield file
+        output.check()
+    output.check()

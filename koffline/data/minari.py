@@ -16,25 +16,25 @@ from typing import Any
 import numpy as np
 
 from koffline.data.columns import as_array
-from koffline.data.episodic import EpisodeArrays, cut_episodes, join_episodes
-from koffline.data.minari_images import decoded, without_images
+from koffline.data.episodes import EpisodeArrays, join_episodes
 from koffline.data.minari_spaces import (
     StoredSpaces,
     declared_space,
+    decoded,
     flat_observations,
     minari_action_space,
     minari_observation_space,
     plain_actions,
     stored_spaces,
+    without_images,
 )
-from koffline.data.raw import RawLog, describe_log, read_description, settle_actions
+from koffline.data.raw import RawLog, cut_episodes, describe_log, read_description, settle_actions
 from koffline.data.spaces import SpaceRequest
 from koffline.data.transitions import Metadata, Transitions
 from koffline.errors import DataError
 from koffline.store.files import atomic_folder, reading
-from koffline.untrusted.folders import check_column_files, check_inside
 from koffline.untrusted.hdf5 import open_hdf5
-from koffline.untrusted.limits import Tally, read_json
+from koffline.untrusted.limits import Tally, check_column_files, check_inside, read_json
 
 _METADATA = "metadata.json"
 # Our key in metadata.json, and in the infos of episodes.
@@ -78,7 +78,7 @@ def _log(
 ) -> RawLog:
     columns, notes = join_episodes(episodes, source)
     ours = described_by.get(_DESCRIPTION)
-    described = read_description(ours) if isinstance(ours, str) else None
+    described = read_description(ours if isinstance(ours, str) else None)
     declared = described.action_space if described else declared_space(spaces)
     settled = settle_actions(columns["actions"], action_space, declared, source)
     columns["actions"] = settled.actions

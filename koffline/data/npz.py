@@ -7,12 +7,20 @@ from typing import Any
 
 import numpy as np
 
-from koffline.data.flat import check_required, counted_twice, equal_rows, flat_arrays, known_keys, read_flat
-from koffline.data.raw import RawLog, describe_log, read_description
+from koffline.data.flat import (
+    SlicedFile,
+    check_required,
+    counted_twice,
+    equal_rows,
+    flat_arrays,
+    known_keys,
+    read_flat,
+)
+from koffline.data.raw import FileDescription, RawLog, describe_log, read_description
 from koffline.data.spaces import SpaceRequest
 from koffline.data.transitions import Transitions
 from koffline.store.files import atomic_file, reading
-from koffline.untrusted.arrays import array_headers, array_names, read_arrays
+from koffline.untrusted.arrays import array_headers, array_names, map_arrays, read_arrays
 
 # The archive member that holds what describe_log says.
 _DESCRIPTION = "koffline"
@@ -25,9 +33,18 @@ def read_npz(path: Path, action_space: SpaceRequest | None = None) -> RawLog:
         headers = array_headers(path, known_keys())
         equal_rows(headers, str(path))
         found = read_arrays(path, [*headers, _DESCRIPTION], counted_twice(headers))
-        text = found.pop(_DESCRIPTION, None)
-        described = read_description(str(text)) if text is not None else None
-        return read_flat(found, described, str(path), action_space)
+        return read_flat(found, _description(found), str(path), action_space)
+
+
+def sliced_npz(path: Path, name: str) -> SlicedFile:
+    """The arrays of an archive without compression, to be read by slices. Raises Refused."""
+    described = _description(read_arrays(path, [_DESCRIPTION]))
+    return SlicedFile(name, map_arrays(path, known_keys()), described)
+
+
+def _description(found: dict[str, np.ndarray]) -> FileDescription | None:
+    text = found.pop(_DESCRIPTION, None)
+    return read_description(None if text is None else str(text))
 
 
 def write_npz(log: Transitions, path: Path, force: bool = False) -> None:

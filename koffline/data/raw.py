@@ -1,17 +1,17 @@
-"""What a reader hands over: aligned columns that nobody has checked yet, and how it settled the actions."""
+"""What readers and writers share: unchecked columns, settled actions, descriptions, episodes cut up."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from koffline.data.columns import as_array
+from koffline.data.columns import as_array, blocks
 from koffline.data.spaces import LARGEST_SPACE, ActionSpace, Bounds, Continuous, Discrete, SpaceRequest
 from koffline.data.transitions import Metadata, Transitions
 from koffline.errors import DataError
@@ -154,17 +154,25 @@ def describe_log(log: Transitions) -> str:
 
 def describe_columns(space: ActionSpace, has_episodes: bool, metadata: Metadata) -> str:
     """The same of rows that are not in memory; their digest is that of the metadata, if any."""
-    described = {
-        "format": 1,
-        "action_space": space_to_json(space),
-        "episodes": has_episodes,
-        "sha256": metadata.sha256,
-        "gamma": metadata.gamma,
-        "source": metadata.source,
-        "extra": dict(metadata.extra),
-        "notes": list(metadata.notes),
-    }
-    return json.dumps(described, sort_keys=True, default=str)
+    described = {"format": 1, "action_space": space_to_json(space), "episodes": has_episodes}
+    return json.dumps(described | metadata_to_json(metadata), sort_keys=True, default=str)
+
+
+def metadata_to_json(metadata: Metadata) -> dict[str, Any]:
+    """Plain values by the names of the fields."""
+    return vars(metadata) | {"extra": dict(metadata.extra), "notes": list(metadata.notes)}
+
+
+def metadata_from_json(described: Mapping[str, Any]) -> Metadata:
+    """The inverse, from an object that may say more. Raises ValueError, TypeError or DataError."""
+    gamma = described.get("gamma")
+    return Metadata(
+        source=described.get("source"),
+        sha256=described.get("sha256"),
+        gamma=None if gamma is None else float(gamma),
+        extra=dict(described.get("extra") or {}),
+        notes=tuple(str(note) for note in described.get("notes") or ()),
+    )
 
 
 @dataclass(frozen=True)
@@ -176,25 +184,42 @@ class FileDescription:
     metadata: Metadata
 
 
-def read_description(text: str | bytes) -> FileDescription:
-    """Read ``describe_log``. Raises DataError where it is broken or of a newer format."""
+def read_description(text: str | bytes | None) -> FileDescription | None:
+    """Read ``describe_log``; None where a file has none. Raises DataError for a broken or a newer one."""
+    if text is None:
+        return None
     try:
         described = parse_json(text)
         if described["format"] != 1:
             raise DataError(
                 f"the file has koffline format {described['format']}, known is 1; update koffline"
             )
-        gamma = described.get("gamma")
-        return FileDescription(
-            space_from_json(described["action_space"]),
-            bool(described["episodes"]),
-            Metadata(
-                source=described.get("source"),
-                sha256=described.get("sha256"),
-                gamma=None if gamma is None else float(gamma),
-                extra=dict(described.get("extra") or {}),
-                notes=tuple(str(note) for note in described.get("notes") or ()),
-            ),
-        )
+        space = space_from_json(described["action_space"])
+        return FileDescription(space, bool(described["episodes"]), metadata_from_json(described))
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
         raise DataError("the file's koffline description is damaged; write the file again") from None
+
+
+def cut_episodes(log: Transitions, target: str) -> Iterator[slice]:
+    """Row ranges of the episodes; each row by itself where there are none.
+
+    Raises DataError where a next observation inside an episode is not the observation of the row below: an
+    episodic file has no place for it.
+    """
+    if not log.has_episodes:
+        yield from (slice(row, row + 1) for row in range(len(log)))
+        return
+    is_last = np.zeros(len(log), dtype=np.bool_)
+    is_last[log.episode_ends] = True
+    for block in blocks(len(log) - 1):
+        below = log.observations[block.start + 1 : block.stop + 1]
+        differs = (log.next_observations[block] != below).reshape(len(below), -1).any(axis=1)
+        broken = differs & ~is_last[block]
+        if broken.any():
+            row = block.start + int(np.argmax(broken))
+            raise DataError(
+                f"{target} keeps one observation per step, but the next observation of row {row} is not the "
+                "observation of the row below; write hdf5 or npz"
+            )
+    for start, length in zip(log.episode_starts, log.episode_lengths, strict=True):
+        yield slice(int(start), int(start + length))

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from koffline.errors import DataError
-from koffline.store.temporaries import remove_abandoned, temporary_beside
+from koffline.store.files import remove_abandoned, temporary_beside
 from koffline.untrusted.limits import check_regular
 
 _COPIED_AT_ONCE = 2**23
@@ -106,8 +106,7 @@ def local_file(name: str) -> Iterator[Path]:
         with storage_faults(name):
             system, place = _opened(name)
             with system.open(place, "rb") as source, copy.open("wb") as target:
-                while part := source.read(_COPIED_AT_ONCE):
-                    target.write(part)
+                shutil.copyfileobj(source, target, _COPIED_AT_ONCE)
         yield copy
 
 
@@ -130,8 +129,7 @@ def upload(path: Path, name: str) -> None:
         system, target = _opened(name)
         system.makedirs(system._parent(target), exist_ok=True)
         with path.open("rb") as source, system.open(target, "wb") as file:
-            while part := source.read(_COPIED_AT_ONCE):
-                file.write(part)
+            shutil.copyfileobj(source, file, _COPIED_AT_ONCE)
 
 
 def remove(name: str) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 
 from koffline.data.d3rlpy_dump import d3rlpy_steps
 from koffline.data.d3rlpy_import import import_d3rlpy
-from koffline.data.episodic import EpisodeArrays, join_episodes
+from koffline.data.episodes import EpisodeArrays, join_episodes
 from koffline.data.replay_views import (
     WINDOW_ROWS,
     EpisodeView,
@@ -212,25 +212,12 @@ class ColumnarReplayBuffer(ReplayBufferBase):
         return transition_at(self._log, row, self._end_of_episode(row))
 
 
-class _RowBuffer:
-    """d3rlpy's BufferProtocol over a columnar buffer."""
+class _RowBuffer(LazySequence):
+    """d3rlpy's BufferProtocol over a columnar buffer: the episode of each row, and its place in it."""
 
     def __init__(self, buffer: ColumnarReplayBuffer) -> None:
-        self._buffer = buffer
-
-    @property
-    def episodes(self) -> Sequence[Any]:
-        return self._buffer.episodes
-
-    @property
-    def transition_count(self) -> int:
-        return self._buffer.transition_count
-
-    def __len__(self) -> int:
-        return self._buffer.transition_count
-
-    def __getitem__(self, index: int) -> tuple[Any, int]:
-        return self._buffer.locate(range(len(self))[index])
+        super().__init__(buffer.transition_count, buffer.locate)
+        self.episodes, self.transition_count = buffer.episodes, buffer.transition_count
 
     def append(self, episode: Any, index: int) -> None:
         raise _read_only("append")
@@ -269,17 +256,14 @@ def from_d3rlpy(buffer: ReplayBufferBase) -> Transitions:
 
 
 def _episode_arrays(episode: Any) -> EpisodeArrays:
-    ends = np.zeros(episode.size(), dtype=np.bool_)
-    ends[-1] = True
-    over = bool(episode.terminated)
     if not isinstance(episode.observations, np.ndarray):
         raise DataError("the replay buffer holds tuple observations; flatten them into one array")
-    rewards = np.asarray(episode.rewards).reshape(-1)
-    if isinstance(episode, EpisodeView):  # shows one step more than it has rewards where it was cut
-        rewards = np.append(rewards, np.zeros(len(episode.observations) - len(rewards), rewards.dtype))
-        ends = np.zeros(len(rewards), dtype=np.bool_)
-        ends[-1] = True
-    return EpisodeArrays(episode.observations, episode.actions, rewards, ends & over, ends & (not over), {})
+    stored = episode.serialize()  # of equal length, also where a view of ours shows one step more
+    rewards, over = np.asarray(stored["rewards"]).reshape(-1), bool(episode.terminated)
+    ends = np.arange(len(rewards)) == len(rewards) - 1
+    return EpisodeArrays(
+        stored["observations"], stored["actions"], rewards, ends & over, ends & (not over), {}
+    )
 
 
 def _stock_episodes(log: Transitions) -> list[Episode]:

@@ -11,19 +11,11 @@ import numpy as np
 
 from koffline.data import columns as checks
 from koffline.data.spaces import ActionSpace
+from koffline.data.transitions import COLUMNS
 from koffline.errors import DataError
 
 # The columns of Transitions that a block has too; steps and units are derived.
-ROW_COLUMNS = (
-    "observations",
-    "actions",
-    "rewards",
-    "next_observations",
-    "terminated",
-    "truncated",
-    "behavior_log_probabilities",
-    "weights",
-)
+ROW_COLUMNS = tuple(name for name in COLUMNS if name not in ("episode_ids", "steps"))
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,15 +46,15 @@ class RowBlock:
     def __len__(self) -> int:
         return len(self.rewards)
 
-    def part(self, start: int, stop: int) -> RowBlock:
-        """Rows start … stop − 1 of this block, as views."""
-        arrays: dict[str, Any] = {name: array[start:stop] for name, array in self.arrays().items()}
-        return dataclasses.replace(self, start=self.start + start, **arrays)
+    def part(self, rows: slice | np.ndarray) -> RowBlock:
+        """Some rows of this block: a slice gives views, a mask copies."""
+        first = (rows.start or 0) if isinstance(rows, slice) else 0
+        arrays: dict[str, Any] = {name: array[rows] for name, array in self.arrays().items()}
+        return dataclasses.replace(self, start=self.start + first, **arrays)
 
     def arrays(self) -> dict[str, np.ndarray]:
         """The arrays that this block has, by name."""
-        fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
-        return {name: value for name, value in fields.items() if isinstance(value, np.ndarray)}
+        return {name: value for name, value in vars(self).items() if isinstance(value, np.ndarray)}
 
 
 def join_blocks(blocks: Sequence[RowBlock]) -> RowBlock:
@@ -86,10 +78,10 @@ def in_whole_units(blocks: Iterable[RowBlock]) -> Iterator[RowBlock]:
             waiting.append(block)
             continue
         cut = int(starts[-1])
-        before = [*waiting, block.part(0, cut)] if cut else waiting
+        before = [*waiting, block.part(slice(cut))] if cut else waiting
         if before:
             yield join_blocks(before)
-        waiting = [block.part(cut, len(block))]
+        waiting = [block.part(slice(cut, None))]
     if waiting:
         yield join_blocks(waiting)
 
@@ -103,25 +95,16 @@ def checked_block(
     start: int,
 ) -> RowBlock:
     """A block from columns as they were read. Raises DataError naming the row within the shard."""
-    checked: dict[str, Any] = {"actions": checks.action_column(raw["actions"], space, start)}
-    for name in ("observations", "next_observations"):
-        checked[name] = checks.observation_column(name, raw[name], start)
-    checked["rewards"] = checks.number_column("rewards", raw["rewards"], start)
-    for name in ("terminated", "truncated"):
-        checked[name] = checks.flag_column(name, raw[name], start)
-    if "behavior_log_probabilities" in raw:
-        name = "behavior_log_probabilities"
-        checked[name] = checks.log_probability_column(raw[name], space, start)
-    if "weights" in raw:
-        checked["weights"] = checks.weights_of_rows(raw["weights"], start)
-    block = RowBlock(shard, start, steps=steps, units=units, **checked)
-    if steps is not None:
-        _check_episodes(block, steps)
+    block = RowBlock(shard, start, steps=steps, units=units, **checks.row_columns(raw, space, start))
+    _check_episodes(block)
     return block
 
 
-def _check_episodes(block: RowBlock, steps: np.ndarray) -> None:
+def _check_episodes(block: RowBlock) -> None:
     """Steps count 0, 1, 2, …, units count episodes, and only an episode's last row ends it."""
+    steps = block.steps
+    if steps is None:
+        return
     begins = steps[1:] == 0
     wrong = np.where(begins, 0, steps[:-1] + 1) != steps[1:]
     wrong |= np.diff(block.units) != begins
@@ -143,17 +126,4 @@ def _check_episodes(block: RowBlock, steps: np.ndarray) -> None:
 
 def check_joined(last: RowBlock, block: RowBlock) -> None:
     """Raise DataError where an episode is broken between two consecutive blocks of a shard."""
-    if block.steps is None or last.steps is None:
-        return
-    row, begins = block.start, block.steps[0] == 0
-    expected = 0 if begins else last.steps[-1] + 1
-    if block.steps[0] != expected or block.units[0] != last.units[-1] + begins:
-        raise DataError(
-            f"row {row} has step {block.steps[0]} after step {last.steps[-1]}; count the rows of an episode "
-            "0, 1, 2, … and write the shard again"
-        )
-    if (last.terminated[-1] or last.truncated[-1]) and not begins:
-        raise DataError(
-            f"row {row - 1} ends its episode, which goes on in row {row}; write the shard again with "
-            "episodes that end there"
-        )
+    _check_episodes(join_blocks([last.part(slice(len(last) - 1, None)), block.part(slice(1))]))

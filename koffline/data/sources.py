@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,6 +12,7 @@ import numpy as np
 
 from koffline.data import remote
 from koffline.data.disk.log import LazyTransitions
+from koffline.data.flat import file_kind
 from koffline.data.raw import RawLog, settle_actions
 from koffline.data.spaces import SpaceRequest
 from koffline.data.transitions import Transitions
@@ -126,7 +126,7 @@ def open_raw(
             raise DataError(f"{name} is not at {folder}; fetch it with `minari download {identifier}`")
         return read_minari(folder, name, action_space)
     path = Path(name)
-    if not _exists(path):
+    if not remote.exists(name):
         raise DataError(f"{name} does not exist; check the path, or {_READABLE}")
     if path.is_dir() and is_shard_folder(name):
         return _loaded(name, action_space)
@@ -162,42 +162,27 @@ def _loaded(name: str, action_space: SpaceRequest | None) -> RawLog:
     return RawLog(columns, log.action_space, log.metadata)
 
 
-def _exists(path: Path) -> bool:
-    try:
-        return path.exists()
-    except (OSError, ValueError):  # a name too long, or with a zero byte
-        return False
-
-
 def _open_file(path: Path, action_space: SpaceRequest | None) -> RawLog:
     import h5py
 
-    from koffline.data.d3rlpy_dump import is_d3rlpy_dump, read_d3rlpy_dump
-    from koffline.data.hdf5 import read_hdf5
+    from koffline.data.d3rlpy_dump import read_d3rlpy_dump
+    from koffline.data.hdf5 import is_d3rlpy_dump, read_hdf5
     from koffline.data.minari import data_folder, read_minari
     from koffline.data.npz import read_npz
 
-    with reading(path, "data"), path.open("rb") as file:
-        head = file.read(4096)
-    if not head:
-        raise DataError(f"{path} is empty (0 bytes); copy or export it again")
-    if h5py.is_hdf5(path):
-        with reading(path, "HDF5"), h5py.File(path, "r") as opened:
-            dump, episodes = is_d3rlpy_dump(opened), "episode_0" in opened
-        if dump:
-            return read_d3rlpy_dump(path, action_space)
-        if episodes and data_folder(path.parent) == path.parent:  # Minari's main_data.hdf5 itself
-            return read_minari(path.parent, str(path), action_space)
-        return read_hdf5(path, action_space)
-    if head.startswith(b"\x89HDF"):
-        raise DataError(f"{path} is a truncated or corrupt HDF5 file (damaged header); copy it again")
-    if head.startswith(b"PK"):
-        if not zipfile.is_zipfile(path):
-            raise DataError(
-                f"{path} is a truncated or corrupt NPZ file (no table of contents); copy it again"
-            )
+    kind = file_kind(path, str(path))
+    if kind == "NPZ":
         return read_npz(path, action_space)
-    raise DataError(f"{path} is {_guess(head)}, whatever its name says; {_READABLE}")
+    if kind is None:
+        head = remote.read_bytes(str(path), 4096)
+        raise DataError(f"{path} is {_guess(head)}, whatever its name says; {_READABLE}")
+    with reading(path, kind), h5py.File(path, "r") as opened:
+        dump, episodes = is_d3rlpy_dump(opened), "episode_0" in opened
+    if dump:
+        return read_d3rlpy_dump(path, action_space)
+    if episodes and data_folder(path.parent) == path.parent:  # Minari's main_data.hdf5 itself
+        return read_minari(path.parent, str(path), action_space)
+    return read_hdf5(path, action_space)
 
 
 def _guess(head: bytes) -> str:

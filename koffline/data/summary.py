@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from koffline.data.raw import space_to_json
-from koffline.data.spaces import ActionSpace
-from koffline.data.streaming_summary import LogTally, Spread, tally_log, tally_shard
+from koffline.data.row_block import RowBlock
+from koffline.data.spaces import ActionSpace, Continuous, Discrete
+from koffline.data.statistics import EpisodeTally, Spread, Spreads, blocks_of
 from koffline.data.transitions import Transitions
-from koffline.errors import DataError
+from koffline.errors import DataError, printable
 
 if TYPE_CHECKING:
     from koffline.data.disk.log import LazyTransitions
     from koffline.jobs.mapping import PassSettings
-
-__all__ = ["LogSummary", "ShardsSummary", "Spread", "summarise", "summarise_shards"]
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,8 @@ class LogSummary:
 
     ``time_limit`` is the length that all cut episodes share and none exceeds. ``action_counts`` (n) is for
     discrete actions, ``action_ranges`` (k) for continuous ones. Returns are undiscounted, of whole episodes
-    as logged. ``sha256`` is None where shards were left out.
+    as logged. ``shards`` is how many files were read, ``left_out`` why others were not; then ``sha256`` is
+    None. How a log is cut makes no other log: neither is compared.
     """
 
     source: str | None
@@ -49,6 +51,8 @@ class LogSummary:
     gamma: float | None
     extra: Mapping[str, Any]
     notes: tuple[str, ...]
+    shards: int = field(default=1, compare=False)
+    left_out: tuple[str, ...] = field(default=(), compare=False)
 
     def to_json(self) -> dict[str, Any]:
         """Plain values for JSON."""
@@ -59,55 +63,94 @@ class LogSummary:
         if self.action_ranges is not None:
             values["action_ranges"] = [asdict(spread) for spread in self.action_ranges]
         values["extra"] = dict(self.extra)
+        if self.shards == 1 and not self.left_out:
+            del values["shards"]
+        del values["left_out"]
         return values
 
 
-@dataclass(frozen=True)
-class ShardsSummary:
-    """The summary of a log on disk, and which of its shards were left out, each with the reason."""
+class LogTally:
+    """Everything that a summary says about rows."""
 
-    summary: LogSummary
-    shards: int
-    left_out: tuple[str, ...] = ()
+    def __init__(self, space: ActionSpace, has_episodes: bool) -> None:
+        self.rows = self.terminated = self.truncated = 0
+        self.rewards = Spreads(1)
+        self.episodes = EpisodeTally() if has_episodes else None
+        discrete = isinstance(space, Discrete)
+        self.action_counts = np.zeros(space.n, dtype=np.int64) if isinstance(space, Discrete) else None
+        self.actions = None if discrete else Spreads(space.k)  # type: ignore[union-attr]
+
+    def add(self, block: RowBlock) -> None:
+        """The next rows of a shard."""
+        self.rows += len(block)
+        self.terminated += int(block.terminated.sum())
+        self.truncated += int(np.sum(block.truncated & ~block.terminated))
+        self.rewards.add(block.rewards[:, None])
+        if self.action_counts is not None:
+            self.action_counts += np.bincount(block.actions, minlength=len(self.action_counts))
+        if self.actions is not None:
+            self.actions.add(block.actions)
+        if self.episodes is not None:
+            self.episodes.add(block)
+
+    def end_shard(self) -> None:
+        """No episode goes on in the next shard."""
+        if self.episodes is not None:
+            self.episodes.end_shard()
+
+    def merge(self, other: LogTally) -> None:
+        """Add the rows of other shards."""
+        self.rows += other.rows
+        self.terminated += other.terminated
+        self.truncated += other.truncated
+        self.rewards.merge(other.rewards)
+        if self.action_counts is not None and other.action_counts is not None:
+            self.action_counts += other.action_counts
+        if self.actions is not None and other.actions is not None:
+            self.actions.merge(other.actions)
+        if self.episodes is not None and other.episodes is not None:
+            self.episodes.merge(other.episodes)
 
 
-def summarise(log: Transitions) -> LogSummary:
-    """Look through a log once."""
-    return _summary(log, tally_log(log), log.sha256)
+def summarise(
+    log: Transitions | LazyTransitions, settings: PassSettings | None = None, progress: bool = False
+) -> LogSummary:
+    """Look through a log once, in memory that does not grow with it.
 
-
-def summarise_shards(
-    log: LazyTransitions, settings: PassSettings | None = None, progress: bool = False
-) -> ShardsSummary:
-    """The same of a log on disk, in one pass over its shards; memory does not grow with it.
-
-    settings: where the pass runs, and whether shards that cannot be read are left out; then there is no
-    digest of the rows. Raises DataError, also where no shard can be read.
+    settings: where the pass over the shards of a log on disk runs, and whether those that cannot be read are
+    left out; then there is no digest of the rows. Raises DataError, also where no shard can be read.
     """
     from koffline.jobs.mapping import PassSettings
 
-    passes = settings or PassSettings()
-    names = [shard.name for shard in log.shards]
-    found = passes.map(tally_shard, range(len(names)), log, lambda shard: names[shard], progress)
-    tally, left_out = LogTally(log.action_space, log.has_episodes), []
-    for mapped in found:
+    names = ["the log"] if isinstance(log, Transitions) else [shard.name for shard in log.shards]
+    passes, tally, left_out = settings or PassSettings(), LogTally(log.action_space, log.has_episodes), []
+    for mapped in passes.map(tally_shard, range(len(names)), log, lambda shard: names[shard], progress):
         if mapped.failure is None:
             tally.merge(mapped.value)
         else:
             left_out.append(mapped.failure.reason)
     if not tally.rows:
         raise DataError(f"no shard can be read; the first: {left_out[0]}")
-    return ShardsSummary(
-        _summary(log, tally, None if left_out else log.sha256), len(names) - len(left_out), tuple(left_out)
-    )
+    return _summary(log, tally, len(names) - len(left_out), tuple(left_out))
 
 
-def _summary(log: Transitions | LazyTransitions, tally: LogTally, sha256: str | None) -> LogSummary:
+def tally_shard(log: Transitions | LazyTransitions, shard: int) -> LogTally:
+    """The tally of one shard, for ``PassSettings.map``. Raises DataError."""
+    tally = LogTally(log.action_space, log.has_episodes)
+    for block in blocks_of(log, shard):
+        tally.add(block)
+    tally.end_shard()
+    return tally
+
+
+def _summary(
+    log: Transitions | LazyTransitions, tally: LogTally, shards: int, left_out: tuple[str, ...]
+) -> LogSummary:
     lazy_dtype = getattr(log, "observation_dtype", None)
     episodes, counts = tally.episodes, tally.action_counts
     return LogSummary(
         source=log.metadata.source,
-        sha256=sha256,
+        sha256=None if left_out else log.sha256,
         rows=tally.rows,
         episodes=0 if episodes is None else episodes.lengths.count,
         observation_shape=log.observation_shape,
@@ -127,6 +170,8 @@ def _summary(log: Transitions | LazyTransitions, tally: LogTally, sha256: str | 
         gamma=log.metadata.gamma,
         extra=log.metadata.extra,
         notes=log.metadata.notes,
+        shards=shards,
+        left_out=left_out,
     )
 
 
@@ -134,3 +179,74 @@ def _has(log: Transitions | LazyTransitions, what: str, column: str) -> bool:
     if isinstance(log, Transitions):
         return getattr(log, column) is not None
     return bool(getattr(log, f"has_{what}"))
+
+
+_MOST_LINES = 12
+
+
+def print_summary(summary: LogSummary) -> None:
+    """Print to stdout; plain where that is no terminal."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=summary.source, show_header=False, title_justify="left")
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    if summary.shards > 1:
+        table.add_row("shards", f"{summary.shards}")
+    for name, value in _lines(summary):
+        table.add_row(name, value)
+    Console(highlight=False, markup=False).print(table)
+
+
+def _lines(summary: LogSummary) -> Iterator[tuple[str, str]]:
+    yield "rows", f"{summary.rows}"
+    yield "episodes", f"{summary.episodes}" if summary.episodes else "none: every row stands alone"
+    yield "observations", f"shape {summary.observation_shape}, {summary.observation_dtype}"
+    yield "actions", str(summary.action_space)
+    yield "rewards", _text(summary.rewards)
+    if summary.returns is not None and summary.lengths is not None:
+        yield "returns", f"{_text(summary.returns)} (undiscounted, as logged)"
+        yield "episode lengths", _text(summary.lengths)
+    ends = f"{summary.terminated} terminated, {summary.truncated} truncated"
+    yield "ends", ends + (f", {summary.unfinished} without a flag" if summary.unfinished else "")
+    if summary.episodes:
+        limit = summary.time_limit
+        yield "time limit", f"{limit} steps" if limit else "none that all cut episodes share"
+    yield from _coverage(summary)
+    yield "behaviour log-probabilities", "yes" if summary.has_log_probabilities else "no"
+    yield "weights", "yes" if summary.has_weights else "no"
+    if summary.gamma is not None:
+        yield "gamma (hint)", f"{summary.gamma:.10g}"
+    for key, value in summary.extra.items():
+        yield printable(str(key)), printable(str(value))
+    for note in summary.notes:
+        yield "note", printable(note)
+    yield "sha256 of the rows", summary.sha256 or "unknown: shards were left out"
+
+
+def _coverage(summary: LogSummary) -> Iterator[tuple[str, str]]:
+    if summary.action_counts is not None:
+        total = len(summary.action_counts)
+        shown = enumerate(summary.action_counts[:_MOST_LINES])
+        counts = [(_action_name(summary, a), f"{c} rows ({c / summary.rows:.1%})") for a, c in shown]
+    else:
+        assert summary.action_ranges is not None
+        assert isinstance(summary.action_space, Continuous)
+        counts = [(f"action[{i}]", _text(spread)) for i, spread in enumerate(summary.action_ranges)]
+        total = len(counts)
+    yield from counts[:_MOST_LINES]
+    if total > _MOST_LINES:
+        yield "…", f"{total - _MOST_LINES} more"
+
+
+def _action_name(summary: LogSummary, action: int) -> str:
+    """With the value that the table had, where the log remembers it."""
+    names = summary.extra.get("action_names")
+    if not isinstance(names, list) or action >= len(names):
+        return f"action {action}"
+    return f"action {action} ({printable(str(names[action]))})"
+
+
+def _text(spread: Spread) -> str:
+    return f"{spread.min:.6g} … {spread.max:.6g}, mean {spread.mean:.6g}"

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from koffline.data import columns
+from koffline.data.columns import counted
 from koffline.data.episodes import check_flags_end_episodes, episode_columns, keeps_episodes, order_rows
 from koffline.data.spaces import ActionSpace, Continuous, Discrete
-from koffline.data.wording import counted
 from koffline.errors import DataError
 
 __all__ = ["ActionSpace", "Continuous", "Discrete", "Metadata", "Transitions", "order_rows"]
@@ -46,6 +46,9 @@ class Metadata:
 
 # Whatever a caller may hand over: an array or anything numpy makes one of; the constructor checks it.
 ArrayLike = Any
+REQUIRED_COLUMNS = ("observations", "actions", "rewards", "next_observations", "terminated", "truncated")
+OPTIONAL_COLUMNS = ("episode_ids", "steps", "behavior_log_probabilities", "weights")
+COLUMNS = REQUIRED_COLUMNS + OPTIONAL_COLUMNS
 
 
 @dataclass(frozen=True, eq=False, repr=False, init=False)
@@ -91,25 +94,14 @@ class Transitions:
         weights: ArrayLike | None = None,
         metadata: Metadata | None = None,
     ) -> None:
-        needed = {
-            "observations": observations,
-            "actions": actions,
-            "rewards": rewards,
-            "next_observations": next_observations,
-            "terminated": terminated,
-            "truncated": truncated,
-        }
-        optional = {
-            "episode_ids": episode_ids,
-            "steps": steps,
-            "behavior_log_probabilities": behavior_log_probabilities,
-            "weights": weights,
-        }
-        present = {name: values for name, values in optional.items() if values is not None}
-        checked = _checked_columns({**needed, **present}, action_space)
-        for name in (*needed, *optional):
-            column = checked.get(name)
-            object.__setattr__(self, name, None if column is None else columns.read_only(column))
+        needed = (observations, actions, rewards, next_observations, terminated, truncated)
+        optional = (episode_ids, steps, behavior_log_probabilities, weights)
+        given = dict(zip(REQUIRED_COLUMNS, needed, strict=True))
+        present = zip(OPTIONAL_COLUMNS, optional, strict=True)
+        given |= {name: values for name, values in present if values is not None}
+        checked = _checked_columns(given, action_space)
+        for name in COLUMNS:
+            object.__setattr__(self, name, columns.read_only(checked[name]) if name in checked else None)
         object.__setattr__(self, "action_space", action_space)
         object.__setattr__(self, "metadata", Metadata() if metadata is None else metadata)
 
@@ -243,18 +235,18 @@ class Transitions:
 
     def _columns(self) -> dict[str, np.ndarray]:
         """The columns this log has, by name."""
-        fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
-        return {name: value for name, value in fields.items() if isinstance(value, np.ndarray)}
+        return {name: getattr(self, name) for name in COLUMNS if getattr(self, name) is not None}
 
     def _trusted(self, picked: Mapping[str, np.ndarray | None]) -> Transitions:
         """Rows of a valid log are valid: no second check."""
         selected = object.__new__(Transitions)
-        for f in dataclasses.fields(self):
-            value = picked.get(f.name, getattr(self, f.name))
-            if f.name == "weights" and value is not None:
-                value = columns.weight_column(value)  # a selection may be left without any weight
-            value = columns.read_only(value) if isinstance(value, np.ndarray) else value
-            object.__setattr__(selected, f.name, value)
+        for name in COLUMNS:
+            column = picked.get(name)
+            object.__setattr__(selected, name, None if column is None else columns.read_only(column))
+        object.__setattr__(selected, "action_space", self.action_space)
+        object.__setattr__(selected, "metadata", self.metadata)
+        if selected.weights is not None:  # a selection may be left without any
+            columns.check_some_weight(selected.weights)
         return selected
 
 
@@ -265,18 +257,10 @@ def _checked_columns(given: Mapping[str, Any], space: Any) -> dict[str, np.ndarr
             f"action_space is {space!r}; declare koffline.Discrete(n) or koffline.Continuous(k, low, high)"
         )
     _check_lengths({name: columns.as_array(name, values) for name, values in given.items()})
-    checked = {"actions": columns.action_column(given["actions"], space)}
-    for name in ("observations", "next_observations"):
-        checked[name] = columns.observation_column(name, given[name])
+    checked = columns.row_columns(given, space)
     _check_observation_shapes(checked["observations"], checked["next_observations"])
-    checked["rewards"] = columns.number_column("rewards", given["rewards"])
-    for name in ("terminated", "truncated"):
-        checked[name] = columns.flag_column(name, given[name])
-    if "behavior_log_probabilities" in given:
-        name = "behavior_log_probabilities"
-        checked[name] = columns.log_probability_column(given[name], space)
-    if "weights" in given:
-        checked["weights"] = columns.weight_column(given["weights"])
+    if "weights" in checked:
+        columns.check_some_weight(checked["weights"])
     if "episode_ids" in given or "steps" in given:
         checked.update(episode_columns(given.get("episode_ids"), given.get("steps")))
         check_flags_end_episodes(checked)

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from koffline.data.hdf5_output import new_hdf5
+from koffline.data.hdf5 import new_hdf5
 from koffline.errors import ConfigError
 from koffline.store.files import atomic_file
 from koffline.store.run_record import FILE as RUN

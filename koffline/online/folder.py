@@ -17,8 +17,7 @@ from koffline.errors import ConfigError
 from koffline.online.config import OnlineConfig
 from koffline.online.load_config import resolved
 from koffline.store.files import atomic_file
-from koffline.store.run_folders import is_free, now, shown
-from koffline.store.run_record import describe_call
+from koffline.store.run_record import describe_call, is_free, now, shown
 from koffline.store.targets import locked
 from koffline.untrusted.limits import read_json
 

@@ -36,7 +36,7 @@ from koffline.online.load_config import load_config
 from koffline.online.logs import check_tensorboard
 from koffline.online.summary import OnlineSummary, clock_of, summarise, write_summary
 from koffline.progress import progress_bar
-from koffline.store.run_folders import now
+from koffline.store.run_record import now
 from koffline.store.targets import LOCK
 
 DEFAULT_SEEDS = 6

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from koffline.data.columns import counted
 from koffline.data.transitions import Transitions
-from koffline.data.wording import counted
 from koffline.kernels import Gaussian
 from koffline.ope.interval import Interval
 from koffline.ope.limits import NOTABLE, Limits

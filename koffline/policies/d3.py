@@ -18,8 +18,7 @@ from typing import Any
 from koffline.errors import PolicyError
 from koffline.policies.outputs import one_line
 from koffline.untrusted.limits import Refused, check_memory, check_regular
-from koffline.untrusted.pickles import WantsImport, load_plain
-from koffline.untrusted.torch_files import load_tensors
+from koffline.untrusted.models import WantsImport, load_plain, load_tensors
 
 _SAVE_AGAIN = "save the model again with d3rlpy's algo.save(path)"
 _SEQUENCE_MODELS = ("decision_transformer", "discrete_decision_transformer", "tacr")

@@ -11,7 +11,7 @@ import numpy as np
 from koffline.errors import PolicyError
 from koffline.policies.outputs import one_line
 from koffline.untrusted.limits import Refused
-from koffline.untrusted.onnx_files import check_onnx
+from koffline.untrusted.models import check_onnx
 
 _DTYPES = {"tensor(float)": np.float32, "tensor(double)": np.float64, "tensor(uint8)": np.uint8}
 

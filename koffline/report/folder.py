@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from koffline.errors import ConfigError
+from koffline.store.files import flush_to_disk, put_in_place, remove_abandoned, temporary_beside
 from koffline.store.run_record import FILE
-from koffline.store.temporaries import flush_to_disk, put_in_place, remove_abandoned, temporary_beside
 
 
 def check_output_directory(out: Path, force: bool, marker: str) -> None:

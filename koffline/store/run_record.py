@@ -19,13 +19,13 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
+from datetime import datetime, timezone
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from koffline.errors import ConfigError
 from koffline.store.files import minari_folder
-from koffline.store.run_folders import now
 from koffline.untrusted.limits import EXPANSION, shown_bytes
 
 FILE = "run.json"
@@ -227,3 +227,24 @@ def _module_file(name: str) -> Path | None:
     except (ImportError, ValueError, AttributeError):
         return None
     return None if found is None or not found.has_location else Path(str(found.origin))
+
+
+def now() -> str:
+    """Time in UTC, to the second."""
+    return datetime.now(timezone.utc).isoformat(timespec="seconds")
+
+
+def shown(value: Any) -> str:
+    """A setting in a message, long ones cut."""
+    text = "not set" if value is None else str(value)
+    return text if len(text) <= 20 else f"{text[:12]}…"
+
+
+def is_free(out: Path, record: str) -> bool:
+    """Whether a run may begin there: no folder yet, or one with nothing but what a start left behind.
+
+    record: the file that makes a folder a run's. Raises ConfigError for a file.
+    """
+    if out.exists() and not out.is_dir():
+        raise ConfigError(f"{out} is a file; name a folder for the run")
+    return not out.exists() or all(path.name.startswith("." + record) for path in out.iterdir())

@@ -14,9 +14,8 @@ from contextvars import ContextVar
 from pathlib import Path
 
 from koffline.errors import ConfigError, DataError
-from koffline.store.files import minari_folder
+from koffline.store.files import minari_folder, temporary_beside
 from koffline.store.run_record import FILE, path_of
-from koffline.store.temporaries import temporary_beside
 
 LOCK = ".lock"
 _MOST_TRIES = 100  # to make a folder that others remove; in /proc there will never be one

@@ -12,12 +12,11 @@ from koffline.algos import from_config
 from koffline.data import remote
 from koffline.data.disk.batches import BlockSampler
 from koffline.data.disk.log import LazyTransitions
-from koffline.data.disk.samples import Part, sample_units
+from koffline.data.disk.samples import Part, sample_units, split_log
 from koffline.data.disk.shards import is_shard_folder
-from koffline.data.disk.statistics import LogStatistics, statistics_of
 from koffline.data.sources import open_transitions
 from koffline.data.spaces import Bounds, Discrete, SpaceRequest
-from koffline.data.splits import split_log
+from koffline.data.statistics import LogStatistics, statistics_of
 from koffline.data.transitions import Transitions
 from koffline.errors import ConfigError
 from koffline.ope.stream_settings import DEFAULT_MEMORY, parse_memory

@@ -12,7 +12,7 @@ import yaml
 
 from koffline.errors import ConfigError
 from koffline.store.files import atomic_file
-from koffline.store.run_folders import is_free, shown
+from koffline.store.run_record import is_free, shown
 from koffline.store.targets import locked
 from koffline.train.config import TrainConfig
 from koffline.untrusted.limits import read_json

@@ -23,8 +23,7 @@ from koffline.data.transitions import Transitions
 from koffline.errors import ConfigError, KofflineError
 from koffline.fitting import threads
 from koffline.store.files import atomic_file
-from koffline.store.run_folders import now
-from koffline.store.run_record import describe_call
+from koffline.store.run_record import describe_call, now
 from koffline.train.checkpoint import Draws, Progress, restore_state, save_state
 from koffline.train.config import EnvironmentSettings, TrainConfig
 from koffline.train.folder import open_folder, read_record, write_record

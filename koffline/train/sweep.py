@@ -26,8 +26,7 @@ from koffline.data.remote import is_url
 from koffline.errors import ConfigError, nearest_name
 from koffline.jobs import Job, JobError, LocalFile, Report, run_jobs
 from koffline.store.files import atomic_file
-from koffline.store.run_folders import is_free
-from koffline.store.run_record import StartedRun, start_run
+from koffline.store.run_record import StartedRun, is_free, start_run
 from koffline.store.targets import locked
 from koffline.train.config import TrainConfig
 from koffline.train.data import open_data

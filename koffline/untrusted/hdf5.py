@@ -16,8 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from koffline.untrusted.hdf5_heaps import check_heaps
-from koffline.untrusted.hdf5_kinds import check_checksums, check_filters, dtype_of, held_kind
+from koffline.untrusted.hdf5_datasets import check_checksums, check_filters, check_heaps, dtype_of, held_kind
 from koffline.untrusted.limits import (
     EXPANSION,
     TEXT_BYTES,
@@ -106,9 +105,17 @@ class CheckedFile:
 
     def text(self, attribute: str) -> str | None:
         """The text of a root attribute; None where there is none. Raises Refused for anything else."""
-        if attribute in self.raw.attrs:
-            self._check_heaps(self.raw.attrs.get_id(attribute).dtype)
-        return text_attribute(self.raw, attribute)
+        import h5py
+
+        if attribute not in self.raw.attrs:
+            return None
+        found = self.raw.attrs.get_id(attribute)
+        self._check_heaps(found.dtype)
+        if found.shape != () or h5py.check_string_dtype(found.dtype) is None:
+            raise Refused(f"its attribute '{attribute}' is no text; write the file again")
+        if found.dtype.itemsize > TEXT_BYTES:
+            raise Refused(f"its attribute '{attribute}' is too long; write the file again")
+        return _word(self.raw.attrs[attribute])
 
     def check_everything(self) -> None:
         """Count every array as if it were read: for readers that open the file by themselves."""
@@ -184,20 +191,6 @@ def check_dataset(found: Any, name: str) -> Facts:
     if found.shape is None or found.dtype.kind not in "biuf" or found.dtype.subdtype is not None:
         raise Refused(f"{name} holds {held_kind(found)}; give numbers, one row per transition")
     return facts
-
-
-def text_attribute(file: Any, name: str) -> str | None:
-    """The text of an attribute of the root; None where there is none. Raises Refused for anything else."""
-    import h5py
-
-    if name not in file.attrs:
-        return None
-    attribute = file.attrs.get_id(name)
-    if attribute.shape != () or h5py.check_string_dtype(attribute.dtype) is None:
-        raise Refused(f"its attribute '{name}' is no text; write the file again")
-    if attribute.dtype.itemsize > TEXT_BYTES:
-        raise Refused(f"its attribute '{name}' is too long; write the file again")
-    return _word(file.attrs[name])
 
 
 def _word(value: Any) -> str:

@@ -5,9 +5,8 @@ import json
 import numpy as np
 import pytest
 
-from koffline.data.disk.batches import BlockSampler
-from koffline.data.disk.order import BlockOrder
-from koffline.data.disk.reader import ShardReader
+from koffline.data.disk.batches import BlockSampler, ShardReader
+from koffline.data.disk.block_order import BlockOrder
 from koffline.data.disk.samples import Part
 from koffline.errors import ConfigError, DataError
 from tests.data.shards_in_memory import MemoryShards, numbered_shards

@@ -12,7 +12,7 @@ import pytest
 
 from koffline.data.sources import open_transitions, write_transitions
 from koffline.errors import DataError
-from koffline.store import files, temporaries
+from koffline.store import files
 from koffline.store.files import atomic_file, atomic_folder
 from tests.data.logs import roll_out
 
@@ -121,7 +121,7 @@ def test_a_folder_is_no_file_name(tmp_path):
 
 def test_the_old_folder_returns_if_the_new_one_cannot_take_its_place(tmp_path, monkeypatch):
     """Where the system cannot swap two names in one step."""
-    monkeypatch.setattr(temporaries, "_exchange", lambda first, second: False)
+    monkeypatch.setattr(files, "_exchange", lambda first, second: False)
     target = tmp_path / "set"
     target.mkdir()
     (target / "old").touch()

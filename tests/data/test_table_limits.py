@@ -8,11 +8,10 @@ import pytest
 
 from koffline.data.raw import merge_different
 from koffline.data.sources import open_transitions
-from koffline.data.summary import summarise
+from koffline.data.summary import print_summary, summarise
 from koffline.data.table import rows
 from koffline.data.table.reading import TableStream
 from koffline.data.table.roles import Roles
-from koffline.data.tables import print_summary
 from koffline.data.transitions import Discrete
 from koffline.errors import DataError
 from tests.data.logs import small

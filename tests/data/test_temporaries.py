@@ -6,9 +6,8 @@ import sys
 
 import pytest
 
-from koffline.store import temporaries
-from koffline.store.files import atomic_file, atomic_folder
-from koffline.store.temporaries import put_in_place, remove_abandoned, temporary_beside
+from koffline.store import files
+from koffline.store.files import atomic_file, atomic_folder, put_in_place, remove_abandoned, temporary_beside
 
 KILLED = """
 import os, sys
@@ -42,7 +41,7 @@ def test_only_what_is_ours_and_abandoned_goes(tmp_path):
     dead.wait()
     mine = temporary_beside(target)
     gone = tmp_path / mine.name.replace(f"-{os.getpid()}-", f"-{dead.pid}-")
-    elsewhere = tmp_path / gone.name.replace(temporaries._this_place(), "00000000")
+    elsewhere = tmp_path / gone.name.replace(files._this_place(), "00000000")
     of_another = tmp_path / gone.name.replace(".a.", ".a.b.")
     for path in (mine, gone, elsewhere, of_another, tmp_path / ".a.user.tmp", tmp_path / "a.tmp"):
         path.touch()
@@ -55,7 +54,7 @@ def test_a_folder_that_was_set_aside_gets_its_name_back(tmp_path):
     target = tmp_path / "results"
     dead = subprocess.Popen([sys.executable, "-c", ""])
     dead.wait()
-    aside = temporary_beside(target, temporaries._RETIRED)
+    aside = temporary_beside(target, files._RETIRED)
     aside = aside.with_name(aside.name.replace(f"-{os.getpid()}-", f"-{dead.pid}-"))
     aside.mkdir()
     (aside / "estimate.json").write_text("{}")
@@ -67,7 +66,7 @@ def test_a_folder_that_was_set_aside_gets_its_name_back(tmp_path):
 @pytest.mark.parametrize("at_once", [True, False])
 def test_a_folder_takes_the_place_of_another(tmp_path, monkeypatch, at_once):
     if not at_once:
-        monkeypatch.setattr(temporaries, "_exchange", lambda first, second: False)
+        monkeypatch.setattr(files, "_exchange", lambda first, second: False)
     new, old = tmp_path / "new", tmp_path / "old"
     for path in (new, old):
         path.mkdir()
@@ -82,7 +81,7 @@ def test_nothing_is_missing_between_the_old_folder_and_the_new(tmp_path, monkeyp
     target = tmp_path / "set"
     target.mkdir()
     (target / "old").touch()
-    monkeypatch.setattr(temporaries, "_discard", lambda path: 1 / 0)
+    monkeypatch.setattr(files, "_discard", lambda path: 1 / 0)
     monkeypatch.setattr("koffline.store.files.shutil.rmtree", lambda *args, **kwargs: None)
     with pytest.raises(ZeroDivisionError), atomic_folder(target, True, lambda path: True) as temporary:
         (temporary / "new").touch()

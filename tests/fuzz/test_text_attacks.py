@@ -189,7 +189,7 @@ def test_pipes_are_refused_and_never_waited_for(tmp_path: Path):
 
 def test_pictures_of_other_formats_are_never_decoded(tmp_path: Path):
     """The imaging library would hand an EPS picture to an interpreter of its language."""
-    from koffline.data.minari_images import decoded
+    from koffline.data.minari_spaces import decoded
 
     spaces = pytest.importorskip("gymnasium").spaces
     space = spaces.Dict({"camera": spaces.Box(0, 255, (32, 32, 3), np.uint8)})
@@ -204,7 +204,7 @@ def test_pictures_have_the_size_of_their_space(monkeypatch):
 
     from PIL import Image
 
-    from koffline.data.minari_images import decoded
+    from koffline.data.minari_spaces import decoded
 
     spaces = pytest.importorskip("gymnasium").spaces
     space = spaces.Tuple([spaces.Box(0, 255, (32, 32, 3), np.uint8)])

@@ -14,8 +14,8 @@ from koffline import evaluate, open_transitions
 from koffline.builders.rollouts import RolloutSettings, build_rollouts
 from koffline.data.disk.samples import sample_units
 from koffline.data.disk.writer import ShardWriter
-from koffline.data.findings import inspect_shards
-from koffline.data.summary import summarise_shards
+from koffline.data.findings import inspect_log
+from koffline.data.summary import summarise
 from koffline.errors import DataError
 from koffline.jobs import Job, run_jobs
 from koffline.jobs.mapping import PassSettings
@@ -91,8 +91,8 @@ def test_refused_items_are_named_or_skipped(address: str, settings: PassSettings
 def test_passes_over_shards_are_those_of_this_process(settings: PassSettings, shards: Path) -> None:
     log = open_transitions(f"file://{shards}", lazy=True)
     assert len(log.shards) == 5
-    assert summarise_shards(log, settings) == summarise_shards(log)
-    assert inspect_shards(log, settings) == inspect_shards(log)
+    assert summarise(log, settings) == summarise(log)
+    assert inspect_log(log, settings) == inspect_log(log)
     there, here = sample_units(log, 50, 1, settings=settings), sample_units(log, 50, 1)
     assert there.transitions.sha256 == here.transitions.sha256
 
@@ -120,9 +120,9 @@ def test_a_poisoned_shard_is_named_or_skipped(address: str, shards: Path) -> Non
         file["rewards"][3] = np.nan
     log = open_transitions(shards, lazy=True)
     with pytest.raises(DataError, match=r"shard-00002\.hdf5: .*row 3"):
-        summarise_shards(log, PassSettings(ray=address))
-    left = summarise_shards(log, PassSettings(ray=address, skip_bad_shards=True))
-    assert left.summary.rows == len(log) - log.shards[2].rows
+        summarise(log, PassSettings(ray=address))
+    left = summarise(log, PassSettings(ray=address, skip_bad_shards=True))
+    assert left.rows == len(log) - log.shards[2].rows
     assert left.left_out[0].startswith(str(shards / "shard-00002.hdf5"))
 
 

@@ -15,10 +15,10 @@ from koffline.algos.loading import load
 from koffline.data.disk.batches import BlockSampler
 from koffline.data.disk.replay import LazyReplayBuffer
 from koffline.data.disk.samples import Part, sample_units
-from koffline.data.disk.statistics import statistics_of
 from koffline.data.disk.writer import ShardWriter
 from koffline.data.replay import from_d3rlpy
 from koffline.data.sources import open_transitions
+from koffline.data.statistics import statistics_of
 from koffline.errors import ConfigError, DataError
 from koffline.train.config import load_config
 from koffline.train.folder import read_record

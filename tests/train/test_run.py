@@ -12,8 +12,8 @@ import yaml
 import koffline
 from koffline import Discrete, Transitions
 from koffline.algos.from_config import algorithm_types, resolve_params
+from koffline.data.disk.samples import split_log
 from koffline.data.sources import write_transitions
-from koffline.data.splits import split_log
 from koffline.errors import ConfigError, DataError
 from koffline.train.config import load_config
 from koffline.train.run import train

@@ -8,7 +8,8 @@ in the log hardly ever meet in a batch.
 
 from __future__ import annotations
 
-from collections import deque
+import contextlib
+from collections import OrderedDict, deque
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -16,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from koffline.data.disk.order import BlockOrder, Fragment
-from koffline.data.disk.reader import ShardReader
+from koffline.data.disk.block_order import BlockOrder, Fragment
+from koffline.data.disk.log import naming
 from koffline.data.disk.samples import Part
 from koffline.data.row_block import ROW_COLUMNS, RowBlock
 from koffline.errors import ConfigError
@@ -236,3 +237,39 @@ def _goes_on(block: RowBlock) -> np.ndarray:
     if block.steps is None:
         return np.zeros(len(block), dtype=np.bool_)
     return np.append(block.steps[1:] > 0, False)
+
+
+# Opening a file takes milliseconds, a read from an open one a fraction of that.
+_MOST_OPEN = 32
+
+
+class ShardReader:
+    """``read_rows`` of a log, from at most ``most_open`` open files; for one thread at a time."""
+
+    def __init__(self, log: LazyTransitions, most_open: int = _MOST_OPEN) -> None:
+        self._log, self._most_open = log, most_open
+        self._open: OrderedDict[int, tuple[Any, contextlib.ExitStack]] = OrderedDict()
+
+    def read_rows(self, shard: int, start: int, stop: int) -> RowBlock:
+        """Rows start … stop − 1 of one shard. Raises DataError naming the shard."""
+        opened = self._opened(shard)
+        with naming(self._log.shards[shard].name):
+            return self._log.block_of(opened, shard, start, stop)
+
+    def close(self) -> None:
+        """Close the files."""
+        while self._open:
+            _, (_, stack) = self._open.popitem()
+            stack.close()
+
+    def _opened(self, shard: int) -> Any:
+        if shard in self._open:
+            self._open.move_to_end(shard)
+            return self._open[shard][0]
+        if len(self._open) >= self._most_open:
+            _, (_, oldest) = self._open.popitem(last=False)
+            oldest.close()
+        with contextlib.ExitStack() as stack:
+            opened = stack.enter_context(self._log.open_shard(shard))
+            self._open[shard] = opened, stack.pop_all()
+        return opened

@@ -1,7 +1,8 @@
 """How the rows of one flat file are read by slices, as ``read_flat`` would give them.
 
-A file that marks episodes only by flags or ids is looked through once, when the log is opened: what stays in
-memory is the count of episodes and steps before every 16,384th row.
+Arrays that can be sliced are HDF5 datasets and stored members of NPZ archives. A file that marks episodes
+only by flags or ids is looked through once, when the log is opened: what stays in memory is the count of
+episodes and steps before every 16,384th row.
 """
 
 from __future__ import annotations
@@ -11,21 +12,22 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from koffline.data.columns import integer_column
-from koffline.data.disk.sliced_files import SlicedFile, open_sliced
+from koffline.data.flat import LAZY_REMEDY, EpisodeRule, SlicedFile, file_kind, rows_are_linked
+from koffline.data.hdf5 import sliced_hdf5
+from koffline.data.npz import sliced_npz
 from koffline.errors import DataError
 from koffline.store.files import reading
+from koffline.untrusted.hdf5 import open_hdf5
 from koffline.untrusted.limits import check_memory
 
 _EVERY = 16_384
 # A block of this size is read at the speed of the disk and fits a processor's cache.
 BLOCK_BYTES = 2**23
-# How a file tells where episodes begin: our shards number them; others have ids, steps or flags.
-EpisodeRule = Literal["numbered", "ids", "steps", "flags", "links", "none"]
 
 
 @dataclass(frozen=True)
@@ -132,8 +134,6 @@ class OpenShard:
 
     def _broken(self, start: int, stop: int) -> np.ndarray:
         """(B,) whether a row inside an episode is followed by another state than its own next one."""
-        from koffline.data.flat import rows_are_linked
-
         parts, rows = [], block_rows(self._shard.columns["observations"])
         for first in range(start, stop, rows):
             last = min(first + rows, stop)
@@ -173,8 +173,6 @@ def mark_episodes(opened: OpenShard, rows: int, rule: EpisodeRule, has_steps: bo
         units.append(int(unit[-1]))
         steps.append(int(step[-1]))
     if ids and len(np.unique(np.concatenate(ids))) != units[-1] + 1:
-        from koffline.data.disk.sliced_files import LAZY_REMEDY
-
         raise DataError(f"rows of several episodes are interleaved; {LAZY_REMEDY}")
     return EpisodeMarks(np.array(units[:-1]), np.array(steps[:-1]), units[-1] + 1)
 
@@ -200,3 +198,20 @@ def _check_column(array: Any, column: Column, rows: int) -> None:
         )
     if len(array) != rows:
         raise DataError(f"{column.key} has {len(array)} rows, expected {rows}; copy or write the file again")
+
+
+@contextlib.contextmanager
+def open_sliced(path: Path, name: str) -> Iterator[SlicedFile]:
+    """Open a flat file without reading its rows; ``name`` is what errors call it. Raises DataError."""
+    kind = file_kind(path, name)
+    if kind == "HDF5":
+        with contextlib.ExitStack() as opened:
+            with reading(name, kind):
+                found = sliced_hdf5(opened.enter_context(open_hdf5(path)), name)
+            yield found
+    elif kind == "NPZ":
+        with reading(name, kind):
+            found = sliced_npz(path, name)
+        yield found
+    else:
+        raise DataError(f"{name} is no HDF5 file and no NPZ archive, which lazy reading needs; {LAZY_REMEDY}")

@@ -9,9 +9,9 @@ import numpy as np
 
 from koffline.data.d3rlpy_import import import_d3rlpy
 from koffline.data.disk.batches import BlockSampler
-from koffline.data.disk.statistics import LogStatistics
 from koffline.data.replay import ColumnarReplayBuffer
 from koffline.data.replay_views import LazySequence
+from koffline.data.statistics import LogStatistics
 from koffline.data.transitions import Transitions
 from koffline.errors import DataError
 

@@ -1,4 +1,4 @@
-"""Whole units of a log drawn at random: the same ones in memory, in shards, and on any machine.
+"""Whole units of a log, drawn at random or divided in two: the same in memory, in shards, on any machine.
 
 What is drawn are the units (episodes; rows, where there are none) with the smallest hashes: a function of the
 seed and the unit's number in the log alone. A smaller sample with the same seed is part of a larger one.
@@ -17,7 +17,7 @@ from koffline.data.remote import is_url
 from koffline.data.row_block import ROW_COLUMNS, RowBlock
 from koffline.data.transitions import Transitions
 from koffline.data.unit_hash import unit_hash
-from koffline.errors import DataError
+from koffline.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from koffline.data.disk.log import LazyTransitions
@@ -179,3 +179,20 @@ def _blocks_with(log: LazyTransitions, shard: int, rows: np.ndarray) -> Iterator
     for near in np.split(rows, np.flatnonzero(np.diff(rows) > _GAP) + 1):
         for start in range(int(near[0]), int(near[-1]) + 1, _SPAN_ROWS):
             yield log.read_rows(shard, start, min(start + _SPAN_ROWS, int(near[-1]) + 1))
+
+
+def split_log(log: Transitions, held_out: float, seed: int) -> tuple[Transitions, Transitions | None]:
+    """Training part and held-out part, whole episodes each; rows where there are no episodes.
+
+    At least one episode is on either side. Raises ConfigError where there are too few.
+    """
+    if held_out == 0.0:
+        return log, None
+    count = log.n_episodes if log.has_episodes else len(log)
+    if count < 2:
+        raise ConfigError(f"data.split.held_out is {held_out:g}, but the log has one episode; leave it out")
+    kept_out = min(max(1, round(held_out * count)), count - 1)
+    chosen = np.zeros(count, dtype=np.bool_)
+    chosen[np.random.default_rng(seed).permutation(count)[:kept_out]] = True
+    rows = np.repeat(chosen, log.episode_lengths) if log.has_episodes else chosen
+    return log.select(np.flatnonzero(~rows)), log.select(np.flatnonzero(rows))

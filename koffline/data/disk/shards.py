@@ -1,15 +1,17 @@
 """A folder of shards: ``manifest.json`` says what the log is, each shard is a flat koffline HDF5 file.
 
-An episode never crosses shards. Within a shard ``episode_ids`` count its episodes 0, 1, 2, … .
+An episode never crosses shards. Within a shard ``episode_ids`` count its episodes 0, 1, 2, … . The folder is
+one of this machine, or of a storage at a URL.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +19,11 @@ import numpy as np
 
 from koffline.data import remote
 from koffline.data.disk.flat_files import Column
-from koffline.data.raw import space_from_json, space_to_json
+from koffline.data.raw import metadata_from_json, metadata_to_json, space_from_json, space_to_json
 from koffline.data.spaces import ActionSpace
 from koffline.data.transitions import Metadata
 from koffline.errors import DataError
+from koffline.store.files import atomic_folder
 from koffline.untrusted.limits import TEXT_BYTES, shown_bytes
 
 MANIFEST = "manifest.json"
@@ -68,7 +71,6 @@ def is_shard_folder(folder: str) -> bool:
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
     """Write ``manifest.json`` into a folder that nobody reads yet."""
-    metadata = manifest.metadata
     described = {
         "format": FORMAT,
         "version": VERSION,
@@ -79,11 +81,7 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
             for name, column in manifest.columns.items()
         },
         "episodes": manifest.has_episodes,
-        "sha256": metadata.sha256,
-        "gamma": metadata.gamma,
-        "source": metadata.source,
-        "extra": dict(metadata.extra),
-        "notes": list(metadata.notes),
+        **metadata_to_json(manifest.metadata),
         "shards": [
             {
                 "file": shard.name,
@@ -146,14 +144,7 @@ def _check_shards(shards: Sequence[ShardInfo], promised: Any, name: str) -> None
 
 
 def _manifest(described: Mapping[str, Any], folder: str) -> Manifest:
-    gamma = described.get("gamma")
-    metadata = Metadata(
-        source=folder,
-        sha256=described.get("sha256"),
-        gamma=None if gamma is None else float(gamma),
-        extra=dict(described.get("extra") or {}),
-        notes=tuple(str(note) for note in described.get("notes") or ()),
-    )
+    metadata = replace(metadata_from_json(described), source=folder)
     shards = tuple(_shard(entry, folder) for entry in described["shards"])
     columns = {str(name): _column(entry) for name, entry in described["columns"].items()}
     required = {"observations", "actions", "rewards", "next_observations", "terminated", "truncated"}
@@ -192,3 +183,58 @@ def _is_link(name: str) -> bool:
     """Links are refused wherever they lead: one within the folder would be a shard that counts twice."""
     path = remote.local_path(name)
     return path is not None and path.is_symlink()
+
+
+@dataclass(eq=False)
+class UnfinishedShards:
+    """A folder of shards that has no name until all is there, or one shard at a time for a storage.
+
+    storage: where finished files go, and from the disk; None for a folder of this machine, which keeps them.
+    """
+
+    folder: Path
+    storage: str | None = None
+    sent: list[str] = field(default_factory=list)
+
+    def done(self, name: str) -> None:
+        """A file of the folder is finished. Raises DataError where the storage does not take it."""
+        if self.storage is not None:
+            self.sent.append(remote.joined(self.storage, name))
+            remote.upload(self.folder / name, self.sent[-1])
+            (self.folder / name).unlink()
+
+
+@contextlib.contextmanager
+def unfinished_shards(target: str, force: bool) -> Iterator[UnfinishedShards]:
+    """A folder for shards, whole or not at all: a storage is a folder of shards once its manifest is there.
+
+    Raises DataError where the target exists without ``force``, holds something else, or takes no files.
+    """
+    if not remote.is_url(target):
+        with atomic_folder(Path(target), force, lambda path: is_shard_folder(str(path))) as folder:
+            yield UnfinishedShards(folder)
+        return
+    _check_storage(target, force)
+    with remote.temporary_folder() as folder:
+        unfinished = UnfinishedShards(folder, target)
+        try:
+            yield unfinished
+        except BaseException:
+            for name in unfinished.sent:
+                with contextlib.suppress(DataError):
+                    remote.remove(name)
+            raise
+
+
+def _check_storage(target: str, force: bool) -> None:
+    if not remote.exists(target):
+        return
+    ours = is_shard_folder(target)
+    if ours and not force:
+        raise DataError(f"{target} exists already; choose another name or overwrite it with force (--force)")
+    held = remote.listed(remote.joined(target, "*"))
+    if held and not ours:
+        raise DataError(f"{target} holds something else and will not be replaced; choose another name")
+    # Without its manifest the old folder is none: no reader takes new shards for old ones.
+    for name in sorted(held, key=lambda name: not name.endswith(MANIFEST)):
+        remote.remove(name)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import hashlib
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,16 +14,22 @@ from typing import Any
 import numpy as np
 
 from koffline.data.disk.flat_files import Column
-from koffline.data.disk.places import shard_place
-from koffline.data.disk.shards import MANIFEST, MOST_SHARDS, Manifest, ShardInfo, write_manifest
+from koffline.data.disk.shards import (
+    MANIFEST,
+    MOST_SHARDS,
+    Manifest,
+    ShardInfo,
+    unfinished_shards,
+    write_manifest,
+)
 from koffline.data.flat import KEYS
-from koffline.data.hdf5 import DESCRIPTION, disk_faults
-from koffline.data.hdf5_output import KeptErrors
+from koffline.data.hdf5 import DESCRIPTION, KeptErrors, disk_faults
 from koffline.data.raw import describe_columns
 from koffline.data.row_block import RowBlock
 from koffline.data.spaces import ActionSpace
 from koffline.data.transitions import Metadata, Transitions
 from koffline.errors import DataError
+from koffline.store.run_record import digest_of
 from koffline.untrusted.hdf5 import write_text
 
 # Bytes of a chunk of the widest column: large enough for the disk, small enough for shuffled blocks of rows.
@@ -52,7 +57,7 @@ class ShardWriter:
         self._shards: list[ShardInfo] = []
 
     def __enter__(self) -> ShardWriter:
-        self._place = self._stack.enter_context(shard_place(self.target, self._force))
+        self._target = self._stack.enter_context(unfinished_shards(self.target, self._force))
         return self
 
     def __exit__(
@@ -119,7 +124,7 @@ class ShardWriter:
                         f"{self.target} would have more than {MOST_SHARDS} shards; put more rows into each"
                     )
                 name = f"shard-{len(self._shards):05d}.hdf5"
-                self._open = _OpenFile(self._place.folder / name, self._kind.columns, self.shard_rows)
+                self._open = _OpenFile(self._target.folder / name, self._kind.columns, self.shard_rows)
             if "steps" in columns:
                 columns["episode_ids"] = self._open.episodes + np.cumsum(columns["steps"] == 0) - 1
             self._open.append(columns, units if "steps" in columns else 0)
@@ -129,7 +134,7 @@ class ShardWriter:
         with disk_faults():
             file, self._open = self._open, None
             self._shards.append(file.finish(describe_columns(*self._described())))
-        self._place.done(self._shards[-1].name)
+        self._target.done(self._shards[-1].name)
 
     def _described(self) -> tuple[ActionSpace, bool, Metadata]:
         """What each shard says: its own digest is not known before it is read, the folder's is another."""
@@ -145,11 +150,11 @@ class ShardWriter:
             raise DataError(f"{self.target}: no rows were given; append at least one")
         space, has_episodes, metadata = self._described()
         manifest = Manifest(space, self._kind.columns, has_episodes, metadata, tuple(self._shards))
-        if self._place.keeps_shards:  # of a storage it would be read back once for every column
-            digest = _digest(self._place.folder, manifest)
+        if self._target.storage is None:  # of a storage it would be read back once for every column
+            digest = _digest(self._target.folder, manifest)
             manifest = dataclasses.replace(manifest, metadata=dataclasses.replace(metadata, sha256=digest))
-        write_manifest(self._place.folder, manifest)
-        self._place.done(MANIFEST)
+        write_manifest(self._target.folder, manifest)
+        self._target.done(MANIFEST)
 
 
 @dataclass(frozen=True)
@@ -216,12 +221,8 @@ class _OpenFile:
         write_text(self._file, DESCRIPTION, description)
         self.close()
         self._output.check()
-        with self.path.open("rb") as file:
-            digest = hashlib.sha256()
-            while part := file.read(2**20):
-                digest.update(part)
         size = self.path.stat().st_size
-        return ShardInfo(self.path.name, self.rows, self.episodes, size, digest.hexdigest())
+        return ShardInfo(self.path.name, self.rows, self.episodes, size, digest_of(self.path))
 
     def close(self) -> None:
         """Close the file, whatever became of it."""

@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 import polars as pl
 
+from koffline.data.columns import counted
 from koffline.data.raw import RawLog, settle_actions
 from koffline.data.spaces import Discrete
 from koffline.data.table.notes import TableCounts
 from koffline.data.table.prepared import PreparedTable
 from koffline.data.table.survey import number_dtype
 from koffline.data.table.times import shown_time
-from koffline.data.wording import counted
 from koffline.errors import DataError
 
 _ROUNDING = 1e-4  # by so much probabilities may exceed 1

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 
 import polars as pl
 
+from koffline.data.columns import counted
 from koffline.data.spaces import ActionSpace, Discrete
 from koffline.data.table.roles import Roles
 from koffline.data.table.rows import TableRows
 from koffline.data.table.survey import TableSurvey
-from koffline.data.wording import counted
 
 # More different time differences than this are no regular clock.
 _MOST_GAPS = 1000

@@ -64,8 +64,7 @@ def prepare_table(
         own = own_mapping(names)
         if own is None:
             raise unmapped(names, name, kind)
-        chosen, text = own, stored.description.get("koffline")
-        described = None if text is None else read_description(text)
+        chosen, described = own, read_description(stored.description.get("koffline"))
     roles = resolve_roles(names, chosen, name)
     types = column_types(files, stored.types, roles)
     # Columns of text in a file without types may still be anything: what they are is found below.

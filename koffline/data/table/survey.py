@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import polars as pl
 
+from koffline.data.columns import counted
 from koffline.data.raw import merge_different
 from koffline.data.table.roles import Roles
 from koffline.data.table.rows import TableRows
-from koffline.data.wording import counted
 from koffline.errors import DataError
 
 _MOST_CATEGORIES = 10_000

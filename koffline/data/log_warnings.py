@@ -1,18 +1,17 @@
-"""What is wrong with a log, counted block by block: the sentences of ``data validate`` are made here."""
+"""What is worth a look in the sound rows of a log, counted block by block, and the sentences that say so."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
-from koffline.data import columns as checks
+from koffline.data.columns import counted
+from koffline.data.copies import RepeatedRows
 from koffline.data.flat import rows_are_linked
-from koffline.data.repeated_rows import RepeatedRows
 from koffline.data.row_block import RowBlock
 from koffline.data.spaces import ActionSpace, Discrete
-from koffline.data.wording import counted
 
 _MOST_LISTED = 20
 _FEW_EPISODES = 10
@@ -42,64 +41,15 @@ class RowCount:
         return f"row {self.first}" if self.count == 1 else f"{self.count} rows (first: row {self.first})"
 
 
-class ErrorTally:
-    """Errors in columns as they were read, values unchecked; blocks of any size, in order."""
-
-    def __init__(self, space: ActionSpace) -> None:
-        self._space = space
-        self._found: dict[tuple[tuple[int, int], str, str], RowCount] = {}
-
-    def add(self, columns: Mapping[str, np.ndarray], start: int) -> None:
-        """The next rows, the first of which is row ``start``."""
-        for i, (name, column) in enumerate(columns.items()):
-            if column.dtype.kind == "f":
-                bad = _rows_of(~np.isfinite(column))
-                self._count((0, i), f"{name}: NaN or infinite in", "drop or mend them", bad, start)
-        self._add_actions(columns["actions"], start)
-        for i, name in enumerate(("terminated", "truncated")):
-            bad = _rows_of((columns[name] != 0) & (columns[name] != 1))
-            self._count((2, i), f"{name}: neither true nor false in", "give 0 or 1", bad, start)
-        if "weights" in columns:
-            bad = _rows_of(columns["weights"] < 0)
-            self._count((3, 0), "weights: negative in", "give weights of at least 0", bad, start)
-
-    def messages(self) -> list[str]:
-        """One sentence for each kind of error."""
-        ordered = sorted(self._found.items(), key=lambda item: item[0][0])
-        return [f"{what} {rows}; {remedy}" for (_, what, remedy), rows in ordered]
-
-    def _add_actions(self, actions: np.ndarray, start: int) -> None:
-        space = self._space
-        if isinstance(space, Discrete):
-            if actions.ndim != 1:
-                return  # the record says what is wrong with the shape
-            finite = np.isfinite(actions)
-            fractions = finite & (np.trunc(np.where(finite, actions, 0)) != actions)
-            what = "actions: not whole numbers in"
-            self._count((1, 0), what, "count actions from 0", _rows_of(fractions), start)
-            outside = finite & ((actions < 0) | (actions >= space.n))
-        elif actions.shape[1:] == (space.k,):
-            low, high = checks.tolerant_bounds(space)
-            outside = (actions < low) | (actions > high)
-        else:
-            return
-        remedy = "declare the space anew or mend them"
-        self._count((1, 1), f"actions: outside {space} in", remedy, _rows_of(outside), start)
-
-    def _count(self, place: tuple[int, int], what: str, remedy: str, rows: np.ndarray, start: int) -> None:
-        if rows.size:
-            self._found.setdefault((place, what, remedy), RowCount()).add(rows, start)
-
-
 class WarningTally:
     """What is worth a look in sound rows; rows are numbered through all shards."""
 
-    def __init__(self, space: ActionSpace, has_episodes: bool, repeated_limit: int | None = 2**20) -> None:
+    def __init__(self, space: ActionSpace, has_episodes: bool, most_hashes: int | None = None) -> None:
         self._space, self._has_episodes = space, has_episodes
         self.rows = self._episodes = 0
         self._unfinished, self._both, self._broken, self._shifted = (RowCount() for _ in range(4))
-        self.any_weight = False  # above 0
-        self._repeated = RepeatedRows(repeated_limit)
+        self._weighted, self._any_weight = False, False  # whether rows have weights, and any above 0
+        self._repeated = RepeatedRows(most_hashes)
         self._ranges: dict[str, tuple[np.ndarray, np.ndarray]] = {}
         self._counts = np.zeros(space.n if isinstance(space, Discrete) else 0, dtype=np.int64)
         self._first: np.ndarray | None = None  # observation
@@ -108,7 +58,9 @@ class WarningTally:
     def add(self, block: RowBlock) -> None:
         """The next rows of a shard."""
         self._repeated.add(block)
-        self.any_weight |= block.weights is not None and bool((block.weights > 0).any())
+        if block.weights is not None:
+            self._weighted = True
+            self._any_weight |= bool((block.weights > 0).any())
         for name in _COLUMNS:
             flat = getattr(block, name).reshape(len(block), -1)
             self._widen(name, flat.min(axis=0), flat.max(axis=0))
@@ -117,7 +69,7 @@ class WarningTally:
         if block.steps is not None:
             self._add_episodes(block, block.steps)
             self._first = block.observations[:1] if self._first is None else self._first
-            self._last = _row(block, len(block) - 1)
+            self._last = block.part(np.array([len(block) - 1]))  # copied: the block can be let go
         self.rows += len(block)
 
     def end_shard(self) -> None:
@@ -137,10 +89,16 @@ class WarningTally:
         self._repeated.merge(other._repeated)
         self._counts += other._counts
         self.rows += other.rows
-        self.any_weight |= other.any_weight
+        self._weighted |= other._weighted
+        self._any_weight |= other._any_weight
         self._episodes += other._episodes
         self._first = other._first if self._first is None else self._first
         self._last = other._last or self._last
+
+    @property
+    def is_weightless(self) -> bool:
+        """Whether all rows have the weight 0, which is an error in all shards together."""
+        return self._weighted and not self._any_weight
 
     def messages(self) -> Iterator[str]:
         """One sentence for each thing to look at."""
@@ -233,20 +191,7 @@ class WarningTally:
         self._ranges[name] = low, high
 
 
-def _row(block: RowBlock, row: int) -> RowBlock:
-    """One row alone, copied so that the block can be let go."""
-    names = ("observations", "actions", "rewards", "next_observations", "terminated", "truncated", "units")
-    columns = {name: getattr(block, name)[row : row + 1].copy() for name in names}
-    return RowBlock(block.shard, block.start + row, steps=None, **columns)
-
-
 def _linked(above: RowBlock, below: np.ndarray) -> np.ndarray:
     """(1,) whether the next observation of a row is the observation (1, ...) of the row below."""
     following = np.concatenate([above.next_observations, below])
     return rows_are_linked(np.concatenate([above.observations, below]), following)
-
-
-def _rows_of(bad: np.ndarray) -> np.ndarray:
-    """Rows in which anything is true."""
-    flat = np.asarray(bad).reshape(len(bad), -1)
-    return np.flatnonzero(flat.any(axis=1))

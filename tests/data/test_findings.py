@@ -6,14 +6,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from koffline.data.copies import RepeatedRows
 from koffline.data.disk.writer import ShardWriter
-from koffline.data.findings import inspect_log, inspect_shards
+from koffline.data.findings import inspect_log
+from koffline.data.log_warnings import WarningTally
 from koffline.data.raw import RawLog
-from koffline.data.repeated_rows import RepeatedRows
 from koffline.data.sources import open_transitions
 from koffline.data.spaces import Continuous, Discrete
-from koffline.data.streaming_findings import WarningTally
-from koffline.data.streaming_summary import blocks_of
+from koffline.data.statistics import blocks_of
 from koffline.jobs.mapping import PassSettings
 from tests.data.logs import drawn_logs
 from tests.data.shards_in_memory import MemoryShards, columns_of, numbered_shards
@@ -50,7 +50,7 @@ class TestWarnings:
     @given(drawn_logs(), st.integers(0, 2))
     def test_blocks_do_not_matter(self, drawn, copies):
         shards = Cut([drawn.log().with_metadata(drawn.log().metadata)] * (copies + 1))
-        assert messages(inspect_shards(shards)) == of_whole(shards.load())
+        assert messages(inspect_log(shards)) == of_whole(shards.load())
 
     @pytest.mark.parametrize(
         ("changes", "words"),
@@ -67,7 +67,7 @@ class TestWarnings:
     )
     def test_each(self, changes, words):
         shards = numbered_shards(**changes)
-        found = messages(inspect_shards(Cut(shards.logs)))
+        found = messages(inspect_log(Cut(shards.logs)))
         assert found == of_whole(shards.load())
         assert any(words in message for message in found)
 
@@ -79,18 +79,18 @@ class TestWarnings:
         )
         rows = np.split(np.arange(len(whole)), whole.episode_starts[[20, 40]])
         shards = Cut([shifted.select(part) for part in rows])
-        found = messages(inspect_shards(shards))
+        found = messages(inspect_log(shards))
         assert found == of_whole(shards.load())
         assert any("71 rows" in message for message in found)
 
     def test_unbounded_actions(self):
         shards = numbered_shards(discrete=False, action_space=Continuous(2))
-        assert any("action bounds are infinite" in message for message in messages(inspect_shards(shards)))
+        assert any("action bounds are infinite" in message for message in messages(inspect_log(shards)))
 
     def test_workers(self):
         shards = numbered_shards(action_space=Discrete(5))
-        found = inspect_shards(shards, PassSettings(workers=2))
-        assert found == inspect_shards(shards)
+        found = inspect_log(shards, PassSettings(workers=2))
+        assert found == inspect_log(shards)
 
 
 class TestErrors:
@@ -102,7 +102,7 @@ class TestErrors:
             file["actions"][3] = 9
         with h5py.File(files[2], "a") as file:
             file["observations"][11, 1] = np.inf
-        found = inspect_shards(open_transitions(folder, lazy=True))
+        found = inspect_log(open_transitions(folder, lazy=True))
         assert {finding.severity for finding in found} == {"error"}
         assert messages(found) == [
             f"{files[0]}: rewards: NaN or infinite in 2 rows (first: row 7); drop or mend them",
@@ -114,7 +114,7 @@ class TestErrors:
         first = min(folder.glob("*.hdf5"))
         with h5py.File(first, "a") as file:
             file["steps"][1] = 5
-        (message,) = messages(inspect_shards(open_transitions(folder, lazy=True)))
+        (message,) = messages(inspect_log(open_transitions(folder, lazy=True)))
         assert message.startswith(f"{first}: ")
         assert "step 5" in message
 
@@ -124,30 +124,30 @@ class TestErrors:
         first.write_bytes(first.read_bytes()[:3000])
         with h5py.File(files[-1], "a") as file:
             file["rewards"][0] = np.nan
-        found = messages(inspect_shards(log))
+        found = messages(inspect_log(log))
         assert len(found) == 2
         assert str(first) in found[0]
         assert found[1].startswith(f"{files[-1]}: rewards: NaN")
 
     def test_weights_of_nothing(self):
         shards = numbered_shards(weights=lambda r: np.append(np.zeros(len(r) - 1), 1.0))
-        assert messages(inspect_shards(shards)) == of_whole(shards.load())
+        assert messages(inspect_log(shards)) == of_whole(shards.load())
 
         class Weightless(MemoryShards):
             def shard_blocks(self, shard, block_rows=None):
                 yield super().read_rows(shard, 0, 3)
 
-        (message,) = messages(inspect_shards(Weightless(shards.logs)))
+        (message,) = messages(inspect_log(Weightless(shards.logs)))
         assert message == "weights are all 0; give at least one row a positive weight"
 
     def test_an_edited_file(self, folder):
         log = open_transitions(folder, lazy=True)
-        assert not any("edited" in message for message in messages(inspect_shards(log)))
+        assert not any("edited" in message for message in messages(inspect_log(log)))
         first = min(folder.glob("*.hdf5"))
         with h5py.File(first, "a") as file:
             file["rewards"][0] += 1.0
         assert f"{first}: the rows are not those the file was written with: it was edited" in messages(
-            inspect_shards(log)
+            inspect_log(log)
         )
 
 
@@ -179,7 +179,7 @@ class TestRepeatedRows:
 
     def test_the_sentence_says_so(self):
         log = numbered_shards().logs[0]
-        tally = WarningTally(log.action_space, True, repeated_limit=16)
+        tally = WarningTally(log.action_space, True, most_hashes=16)
         for block in blocks_of(log):
             tally.add(block)
             tally.add(block)

@@ -1,7 +1,15 @@
-"""What an HDF5 dataset holds and how it is compressed, in the words of HDF5: what cannot be read is named."""
+"""What an HDF5 dataset holds and how it is stored, in the words of HDF5: what cannot be read is named.
+
+Texts of any length live in global heaps, whose objects the HDF5 library follows by their sizes; it never ends
+at a free one of size zero, and no signal reaches Python meanwhile. So heaps are walked here first: they begin
+with a signature, by which all of a file are found.
+"""
 
 from __future__ import annotations
 
+import mmap
+import struct
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -82,3 +90,39 @@ def check_checksums(found: Any, plan: Any, name: str) -> None:
         raise Refused(
             f"{name} has a chunk of {short[0]} bytes with a checksum of {_CHECKSUM_BYTES}; it is damaged"
         )
+
+
+_SIGNATURE = b"GCOL"
+_HEADER = struct.Struct("<4sB3sQ")  # signature, version, reserved, bytes of the heap
+_OBJECT = struct.Struct("<HHIQ")  # index (0: free space), references, reserved, bytes
+_SMALLEST = 4096
+
+
+def check_heaps(path: Path) -> None:
+    """Raise Refused where a heap of the file would lead its reader astray."""
+    size = path.stat().st_size
+    if not size:
+        return
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        place = content.find(_SIGNATURE)
+        while place >= 0:
+            if place + _HEADER.size <= size:
+                _check_heap(content, place)
+            place = content.find(_SIGNATURE, place + 1)
+
+
+def _check_heap(content: mmap.mmap, start: int) -> None:
+    _, version, reserved, length = _HEADER.unpack_from(content, start)
+    if version != 1 or length < _SMALLEST:
+        return  # four bytes of data that look like a signature: the library refuses it as well
+    if reserved != b"\0\0\0" and length > len(content):
+        return
+    end, place = start + length, start + _HEADER.size
+    if end > len(content):
+        raise Refused("a heap of texts in it is longer than the file; copy it again")
+    while place + _OBJECT.size <= end:
+        index, _, _, held = _OBJECT.unpack_from(content, place)
+        step = held if index == 0 else _OBJECT.size + -(-held // 8) * 8
+        if step < _OBJECT.size or place + step > end:
+            raise Refused("a heap of texts in it is damaged; copy or export it again")
+        place += step

@@ -7,9 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from koffline.data.exact_sums import ExactSums
-from koffline.data.streaming_summary import EpisodeTally, LogTally, blocks_of, tally_shard
-from koffline.data.summary import summarise, summarise_shards
+from koffline.data.statistics import EpisodeTally, ExactSums, blocks_of
+from koffline.data.summary import LogTally, summarise, tally_shard
 from koffline.errors import DataError
 from koffline.jobs.mapping import PassSettings
 from tests.data.logs import drawn_logs
@@ -73,17 +72,17 @@ class TestLogs:
                 yield from super().shard_blocks(shard, block_rows)
 
         shards = Cut([log], metadata=log.metadata, sha256=log.sha256)
-        assert summarise_shards(shards).summary == summarise(log)
+        assert summarise(shards) == summarise(log)
 
     @pytest.mark.parametrize("changes", [{}, {"discrete": False}, {"episode_ids": None, "steps": None}])
     def test_shards_are_one_log(self, changes):
         shards = numbered_shards(**changes)
         whole = shards.load()
         shards.sha256 = whole.sha256
-        found = summarise_shards(shards)
-        assert found.summary == summarise(whole)
+        found = summarise(shards)
+        assert found == summarise(whole)
         assert (found.shards, found.left_out) == (3, ())
-        assert summarise_shards(shards, PassSettings(workers=2)).summary == found.summary
+        assert summarise(shards, PassSettings(workers=2)) == found
 
     def test_blocks_in_memory(self):
         log = numbered_shards().logs[0]
@@ -102,16 +101,16 @@ class TestLogs:
 
         damaged = Damaged(whole.logs)
         with pytest.raises(DataError, match="shard-00001"):
-            summarise_shards(damaged)
-        found = summarise_shards(damaged, PassSettings(skip_bad_shards=True))
+            summarise(damaged)
+        found = summarise(damaged, PassSettings(skip_bad_shards=True))
         assert found.left_out == ("shard-00001 is damaged; copy it again",)
         expected = LogTally(whole.action_space, True)
         for shard in (0, 2):
             expected.merge(tally_shard(whole, shard))
-        assert found.summary.rows == expected.rows == len(whole) - len(whole.logs[1])
-        assert found.summary.sha256 is None
+        assert found.rows == expected.rows == len(whole) - len(whole.logs[1])
+        assert found.sha256 is None
         assert found.shards == 2
         none = Damaged([whole.logs[1]])
         none.shard_blocks = lambda shard: damaged.shard_blocks(1)
         with pytest.raises(DataError, match="no shard can be read"):
-            summarise_shards(none, PassSettings(skip_bad_shards=True))
+            summarise(none, PassSettings(skip_bad_shards=True))
