@@ -31,7 +31,8 @@ from koffline.data.transitions import Discrete
 from koffline.envs.boxes import WORLDS, make_world, uniform_states, world_name
 from koffline.envs.rollouts import monte_carlo_value
 from koffline.errors import KofflineError
-from koffline.policies import load_policy, save_grid_policy
+from koffline.policies import save_grid_policy
+from koffline.policy_specs import load_policy
 
 GAMMA = 0.98
 STARTS, REPEATS, RETURN_SEED = 1000, 10, 20190535

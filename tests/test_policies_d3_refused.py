@@ -13,7 +13,7 @@ import torch
 
 from koffline.data.transitions import Continuous, Discrete
 from koffline.errors import PolicyError
-from koffline.policies import as_policy, load_policy
+from koffline.policy_specs import as_policy, load_policy
 from tests.d3_models import (
     SHAPE,
     build,

@@ -12,8 +12,8 @@ import pytest
 from koffline.data.transitions import Discrete
 from koffline.envs.boxes import WORLDS, make_world, uniform_states
 from koffline.envs.rollouts import monte_carlo_value
-from koffline.policies import load_policy
 from koffline.policies.d3 import read_d3
+from koffline.policy_specs import load_policy
 from scripts import learn_policies
 
 FOLDER = Path(__file__).resolve().parents[1] / "datasets" / "policies"

@@ -70,8 +70,8 @@ def _table(path: Path) -> None:
 def _policy(path: Path) -> None:
     import numpy as np
 
-    from koffline.policies import load_policy
     from koffline.policies.detect import detect
+    from koffline.policy_specs import load_policy
 
     if detect(path) != "torchscript":  # a program: no promise is made (SECURITY.md)
         load_policy(path, Discrete(2), (2,)).probabilities(np.zeros((3, 2), np.float32))
