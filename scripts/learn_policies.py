@@ -51,7 +51,7 @@ def learn_grid(name: str, folder: Path) -> dict[str, Any]:
 
 def learn_dqn(name: str, folder: Path, steps: int, seed: int) -> dict[str, Any]:
     """Write folder/<name>_dqn.d3 and return its entry."""
-    from koffline.algos.offline_dqn import TUPLES, train_dqn
+    from koffline.algos.stock_learners import TUPLES, train_dqn
 
     path = folder / f"{name}_dqn.d3"
     log = build_uniform(name, "uniform", TUPLES, np.random.default_rng(seed), GAMMA)

@@ -70,9 +70,9 @@ def test_entropy_by_hand():
 
 @pytest.mark.filterwarnings("ignore")  # d3rlpy's own, while it trains
 def test_a_dqn_is_the_second_source(quick, monkeypatch, tmp_path, capsys):
-    from koffline.algos import offline_dqn
+    from koffline.algos import stock_learners
 
-    monkeypatch.setattr(offline_dqn, "TUPLES", 300)
+    monkeypatch.setattr(stock_learners, "TUPLES", 300)
     choices = []
     for folder in ("a", "b"):
         arguments = ["--source", "dqn", "--env", "koffline/NoisyPole-v0", "--steps", "3", "--seed", "2"]

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from koffline.algos.quiet import quiet
+from koffline.algos.loggers import quiet
 from koffline.errors import ConfigError, PolicyError
 from koffline.policies.outputs import one_line
 from koffline.store.files import atomic_file

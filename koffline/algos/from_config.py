@@ -1,4 +1,4 @@
-"""Any d3rlpy Q-learning algorithm, stock or ours, from its type and options."""
+"""Any d3rlpy Q-learning algorithm, stock or ours, from its type and options, made for a log."""
 
 from __future__ import annotations
 
@@ -9,24 +9,30 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from d3rlpy.algos.utility import build_scalers_with_transition_picker
+from d3rlpy.base import LearnableConfig
+from d3rlpy.constants import ActionSpace
+from d3rlpy.ope import FQE, DiscreteFQE
+from d3rlpy.preprocessing import (
+    MinMaxActionScaler,
+    MinMaxObservationScaler,
+    MinMaxRewardScaler,
+    ReturnBasedRewardScaler,
+    StandardObservationScaler,
+    StandardRewardScaler,
+)
+from d3rlpy.serializable_config import CONFIG_STORAGE
 
-import koffline.algos
 from koffline.algos.config_fields import build, fill_in
-from koffline.algos.fit_scalers import fit_scalers
+from koffline.algos.fqe import DiscreteKLossFQE, KLossFQE
 from koffline.algos.loading import device_name, load
-from koffline.algos.path_buffer import PathReplayBuffer
+from koffline.algos.paths import PathReplayBuffer
 from koffline.algos.trust_pcl import TrustPCL
-from koffline.data.d3rlpy_import import import_d3rlpy
 from koffline.data.disk.replay import LazyReplayBuffer
+from koffline.data.disk.statistics import ColumnStatistics
 from koffline.data.replay import ColumnarReplayBuffer
 from koffline.data.transitions import Discrete, Transitions
 from koffline.errors import ConfigError, KofflineError, nearest_name
-
-d3rlpy = import_d3rlpy()
-
-from d3rlpy.base import LearnableConfig  # noqa: E402
-from d3rlpy.constants import ActionSpace  # noqa: E402
-from d3rlpy.serializable_config import CONFIG_STORAGE  # noqa: E402
 
 _SEQUENCES = "it acts on histories; choose an algorithm whose policy is a function of the observation"
 _NOT_TRAINED = {
@@ -37,6 +43,7 @@ _NOT_TRAINED = {
     "discrete_random_policy": "it has nothing to train",
 }
 EVALUATORS = ("fqe", "kloss_fqe")  # of a policy that is given
+_ROWS_CHECKED = 1000
 
 
 def algorithm_types() -> tuple[str, ...]:
@@ -77,10 +84,10 @@ def make_algorithm(
     target = load(policy, device=device)
     is_discrete = target.get_action_type() == ActionSpace.DISCRETE
     if kind == "kloss_fqe":
-        made = koffline.algos.DiscreteKLossFQE if is_discrete else koffline.algos.KLossFQE
+        made = DiscreteKLossFQE if is_discrete else KLossFQE
     else:
         config = _with_scalers_of(target, config)
-        made = d3rlpy.ope.DiscreteFQE if is_discrete else d3rlpy.ope.FQE
+        made = DiscreteFQE if is_discrete else FQE
     return _created(lambda: made(target, config, device=device), kind)
 
 
@@ -104,6 +111,65 @@ def build_networks(algo: Any, buffer: ColumnarReplayBuffer, kind: str) -> None:
     size = buffer.dataset_info.action_size
     _created(lambda: fit_scalers(algo, buffer), kind, log)
     _created(lambda: algo.create_impl(log.observation_shape, size), kind, log)
+
+
+def fit_scalers(algo: Any, buffer: ColumnarReplayBuffer) -> None:
+    """Fit the scalers of an algorithm that have not been, on the log, in place.
+
+    The numbers are those of d3rlpy's own way. Raises ConfigError where a scaler divides by nothing or needs
+    episodes that the log does not have.
+    """
+    log = buffer.transitions
+    columns = {"observation": log.observations, "action": log.actions, "reward": log.rewards}
+    for name, column in columns.items():
+        scaler = getattr(algo, f"{name}_scaler")
+        if scaler is not None and not scaler.built:
+            lazy = buffer.statistics if isinstance(buffer, LazyReplayBuffer) else None
+            statistics = ColumnStatistics.of(column) if lazy is None else getattr(lazy, f"{name}s")
+            _fit(scaler, statistics, log, None if lazy is None else lazy.returns)
+    build_scalers_with_transition_picker(algo, buffer)  # scalers of other kinds
+    for name, column in columns.items():
+        _check(getattr(algo, f"{name}_scaler"), name, column)
+
+
+def _fit(
+    scaler: Any, column: ColumnStatistics, log: Transitions, returns: tuple[float, float] | None
+) -> None:
+    """The kinds that are known here. returns: the extremes of a log on disk."""
+    kind = type(scaler)
+    if kind is StandardObservationScaler:
+        scaler.mean, scaler.std = column.mean, column.deviation
+    elif kind is StandardRewardScaler:
+        scaler.mean, scaler.std = float(column.mean), float(column.deviation)
+    elif kind in (MinMaxObservationScaler, MinMaxActionScaler):
+        scaler.minimum, scaler.maximum = column.minimum, column.maximum
+    elif kind is MinMaxRewardScaler:
+        scaler.minimum, scaler.maximum = float(column.minimum), float(column.maximum)
+    elif kind is ReturnBasedRewardScaler:
+        if not log.has_episodes:
+            raise ConfigError(
+                "algo.params.reward_scaler 'return' needs episodes, the log has none; choose another"
+            )
+        if returns is None:
+            found = log.returns()
+            returns = float(found.min()), float(found.max())
+        scaler.return_min, scaler.return_max = returns
+
+
+def _check(scaler: Any, name: str, column: np.ndarray) -> None:
+    """Columns that never change have no extent to divide by."""
+    if scaler is None:
+        return
+    with np.errstate(all="ignore"):
+        try:
+            scaled = scaler.transform_numpy(np.asarray(column[:_ROWS_CHECKED], dtype=np.float32))
+        except ZeroDivisionError:
+            scaled = np.full(1, np.nan)
+    if not np.isfinite(scaled).all():
+        raise ConfigError(
+            f"algo.params.{name}_scaler '{scaler.get_type()}' gives {name}s that are not finite (does a "
+            "column never change?); leave it out or choose another"
+        )
 
 
 def make_buffer(algo: Any, log: Transitions, generator: np.random.Generator) -> ColumnarReplayBuffer:

@@ -13,7 +13,7 @@ import torch
 
 import koffline
 from koffline.algos.export import export_policy
-from koffline.algos.quiet import quiet
+from koffline.algos.loggers import quiet
 from koffline.errors import ConfigError, DataError, PolicyError
 from tests.algos.makers import (
     ALL,

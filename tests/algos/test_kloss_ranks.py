@@ -66,10 +66,10 @@ def test_ranks_step_on_the_mean_of_their_own_losses(name: str, tmp_path: Path) -
     processes.spawn(_leave_gradients, (port, name, str(tmp_path)), nprocs=WORLD)
     first, second = (torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(WORLD))
     algo, batch = built(name, ddp=False)
-    losses = [algo.impl.compute_critic_loss(rank_rows(batch, rank)).critic_loss for rank in range(WORLD)]
+    losses = [algo.impl.compute_critic_loss(rank_rows(batch, rank))["critic_loss"] for rank in range(WORLD)]
     parameters = list(algo.impl.q_function.parameters())
     by_hand = torch.autograd.grad(sum(losses) / WORLD, parameters)
-    whole = torch.autograd.grad(algo.impl.compute_critic_loss(batch).critic_loss, parameters)
+    whole = torch.autograd.grad(algo.impl.compute_critic_loss(batch)["critic_loss"], parameters)
     for one, other, hand in zip(first, second, by_hand, strict=True):
         assert torch.equal(one, other)
         torch.testing.assert_close(one, hand, rtol=1e-5, atol=1e-6)

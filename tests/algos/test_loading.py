@@ -15,7 +15,7 @@ import torch
 
 import koffline
 from koffline.algos.export import export_policy
-from koffline.algos.quiet import quiet
+from koffline.algos.loggers import quiet
 from koffline.errors import ConfigError, PolicyError
 from koffline.policies.d3 import read_d3_model
 from tests.algos.makers import (
