@@ -14,8 +14,7 @@ from typing import Any
 import yaml
 
 from koffline.errors import ConfigError
-from koffline.online.config import OnlineConfig
-from koffline.online.load_config import resolved
+from koffline.online.config import OnlineConfig, resolved
 from koffline.store.files import atomic_file
 from koffline.store.run_folders import is_free, now, shown
 from koffline.store.run_record import describe_call

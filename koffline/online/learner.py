@@ -20,10 +20,18 @@ from torch import Tensor
 from koffline.data.paths import Paths
 from koffline.online.config import OnlineConfig
 from koffline.online.critics import CriticGradients, gaussian_gram, kernel_gradients, squared_error_gradients
-from koffline.online.densities import Density
-from koffline.online.networks import AgentStack, InputMoments
-from koffline.online.value_ends import Minibatch, Rows, ValueEnds, rows_at
-from koffline.online.windows import WindowRules, all_starts, cut_windows, draw_starts, pack_steps
+from koffline.online.networks import AgentStack, Density, InputMoments
+from koffline.online.windows import (
+    Minibatch,
+    Rows,
+    ValueEnds,
+    WindowRules,
+    all_starts,
+    cut_windows,
+    draw_starts,
+    pack_steps,
+    rows_at,
+)
 from koffline.stacked_adam import StackedAdam
 
 

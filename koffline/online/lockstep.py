@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -24,13 +25,18 @@ import torch
 from koffline.data.paths import PathReplay
 from koffline.errors import ConfigError
 from koffline.online.collector import Collector
-from koffline.online.config import OnlineConfig, OnlineRun
-from koffline.online.environments import Environments, LocalEnvironments, clip_actions
-from koffline.online.evaluation import Evaluation, play_episodes
+from koffline.online.config import OnlineConfig, OnlineRun, check_equal
+from koffline.online.environments import (
+    Environments,
+    Evaluation,
+    LocalEnvironments,
+    clip_actions,
+    make_environments,
+    play_episodes,
+)
 from koffline.online.learner import Learner
 from koffline.online.networks import Actor, AgentArrays, AgentStack, InputMoments, Shape
-from koffline.online.stacking import Streams, check_equal, make_environments
-from koffline.online.trust_region import BEFORE, SMOOTHING, solve_coefficients
+from koffline.online.trust_region import TrustRegion
 
 _DECAY_ITERATIONS = 2500  # of the entropy coefficient (Feng et al. 2019, sec:exp_detail)
 
@@ -47,7 +53,7 @@ class LockStep:
         self.runs = tuple(runs)
         self._configs = [run.config for run in runs]
         common = check_equal(self._configs)
-        self._dtype = dtype
+        self._dtype = np.float64 if dtype == torch.float64 else np.float32
         copies = len(runs) * common.n_environments
         self._environments = environments or make_environments(common, copies)
         if self._environments.n != copies:
@@ -57,8 +63,8 @@ class LockStep:
             )
         self.shape = Shape(self._environments.observation_dim, self._environments.action_space, common.hidden)
         streams = [Streams.of(run.seed) for run in runs]
-        self._replay_generators = [stream.replay for stream in streams]
-        self._play_generators = [stream.play for stream in streams]
+        self._replay_generators = [s.replay for s in streams]
+        self._play_generators = [s.play for s in streams]
         self.learner = _make_learner(self._configs, self.shape, streams, dtype)
         self._actor = Actor(self.learner.online)
         self.moments = InputMoments(
@@ -70,7 +76,7 @@ class LockStep:
             common.path_length,
             self.shape.observation_dim,
             self.shape.outputs if self.shape.continuous else None,
-            np.float64 if dtype == torch.float64 else np.float32,
+            self._dtype,
         )
         self._collector = Collector(
             self._environments,
@@ -82,11 +88,7 @@ class LockStep:
         self._prefilled = self._fill(common.initial_log)
         self.iterations = 0
         self.steps = 0
-        self.kl_coef = np.array([c.kl_coef_initial for c in self._configs])
-        self._wanted_kl_coef = np.full(len(runs), BEFORE)
-        self._reward_scale = np.array([c.reward_scale for c in self._configs])
-        self._max_divergence = np.array([c.max_divergence for c in self._configs])
-        self._kl_coef_min = np.array([c.kl_coef_min for c in self._configs])
+        self._trust_region = TrustRegion(self._configs)
         self._sums: dict[str, np.ndarray] = {}
         self._summed = 0
         self._learning_seconds = self._evaluation_seconds = 0.0
@@ -102,6 +104,11 @@ class LockStep:
     def diverged(self) -> np.ndarray:
         """Which runs (K,) met a gradient that is not finite and have stood still since."""
         return self.learner.diverged
+
+    @property
+    def kl_coef(self) -> np.ndarray:
+        """(K,), the trust region's."""
+        return self._trust_region.kl_coef
 
     @property
     def entropy_coef(self) -> np.ndarray:
@@ -126,7 +133,7 @@ class LockStep:
         self.replay.append(collected.runs, collected.paths)
         self.iterations += 1
         self.steps += self._configs[0].steps_per_iteration
-        self._update_kl_coef()
+        self._trust_region.update(self._collector.recent, self._collector.take_changed())
         if self._may_learn():
             self._learn()
         self._learning_seconds += time.perf_counter() - after + moved - started
@@ -158,15 +165,14 @@ class LockStep:
     def take_metrics(self) -> list[dict[str, float]]:
         """Means of each run's diagnostics since the last call; empty where nothing was learned."""
         names, count = list(self._sums), max(self._summed, 1)
-        found = [
-            {name: float(self._sums[name][run] / count) for name in names} for run in range(len(self.runs))
-        ]
+        runs = range(len(self.runs))
+        found = [{name: float(self._sums[name][run] / count) for name in names} for run in runs]
         self._sums, self._summed = {}, 0
         return found
 
     def act(self, observations: np.ndarray) -> np.ndarray:
         """Mean or most probable actions (K, E, k) or (K, E), inside the box, for observations (K, E, d)."""
-        inputs = self.moments.standardised(observations, self._numpy_dtype)
+        inputs = self.moments.standardised(observations, self._dtype)
         return clip_actions(self._actor.best(inputs), self.shape.action_space)
 
     def agent(self, k: int) -> AgentArrays:
@@ -185,7 +191,7 @@ class LockStep:
             "iterations": self.iterations,
             "steps": self.steps,
             "kl_coef": self.kl_coef.copy(),
-            "wanted_kl_coef": self._wanted_kl_coef.copy(),
+            "wanted_kl_coef": self._trust_region.wanted.copy(),
             "learner": self.learner.state_dict(),
             "moments": self.moments.state_dict(),
             "replay": self.replay.state_dict(),
@@ -202,7 +208,8 @@ class LockStep:
     def load_state_dict(self, state: dict[str, Any]) -> bool:
         """Go on from ``state_dict``. False where running episodes could not be taken up and began anew."""
         self.iterations, self.steps = state["iterations"], state["steps"]
-        self.kl_coef, self._wanted_kl_coef = state["kl_coef"].copy(), state["wanted_kl_coef"].copy()
+        self._trust_region.kl_coef = state["kl_coef"].copy()
+        self._trust_region.wanted = state["wanted_kl_coef"].copy()
         self.learner.load_state_dict(state["learner"])
         self.moments.load_state_dict(state["moments"])
         self.replay.load_state_dict(state["replay"])
@@ -224,12 +231,8 @@ class LockStep:
         if self._evaluators is not None:
             self._evaluators.close()
 
-    @property
-    def _numpy_dtype(self) -> Any:
-        return np.float64 if self._dtype == torch.float64 else np.float32
-
     def _act(self, observations: np.ndarray, noise: np.ndarray) -> np.ndarray:
-        inputs = self.moments.standardised(observations, self._numpy_dtype)
+        inputs = self.moments.standardised(observations, self._dtype)
         return self._actor.sample(inputs, noise)
 
     def _may_learn(self) -> bool:
@@ -251,21 +254,6 @@ class LockStep:
             self._sums[name] = self._sums.get(name, 0.0) + part
         self._summed += 1
 
-    def _update_kl_coef(self) -> None:
-        by_count: dict[int, list[int]] = {}
-        for run in np.flatnonzero(self._collector.take_changed()).tolist():
-            by_count.setdefault(len(self._collector.recent[run]), []).append(run)
-        for runs in by_count.values():
-            recent = [self._collector.recent[run] for run in runs]
-            scale, bound = self._reward_scale[runs], self._max_divergence[runs]
-            returns = np.array([[episode.total for episode in episodes] for episodes in recent], dtype=float)
-            lengths = np.array([[episode.length for episode in episodes] for episodes in recent], dtype=float)
-            self._wanted_kl_coef[runs] = solve_coefficients(
-                returns * scale[:, None], bound * lengths.mean(axis=1)
-            )
-        self.kl_coef = SMOOTHING * self.kl_coef + (1.0 - SMOOTHING) * self._wanted_kl_coef
-        self.kl_coef = np.maximum(self.kl_coef, self._kl_coef_min)
-
     def _fill(self, source: str | None) -> int:
         if source is None:
             return 0
@@ -281,6 +269,26 @@ class LockStep:
             alone[run] = True
             self.moments.update(np.broadcast_to(rows, (len(self.runs), *rows.shape)), alone)
         return int(self.replay.sizes.min())
+
+
+@dataclass(frozen=True)
+class Streams:
+    """A run's seeds and generators, all from its one seed."""
+
+    policy_seed: int
+    value_seed: int
+    other_policy_seed: int
+    other_value_seed: int
+    replay: np.random.Generator
+    play: np.random.Generator
+
+    @classmethod
+    def of(cls, seed: int) -> Streams:
+        """All of a run's randomness from its seed."""
+        networks, replay, play = np.random.SeedSequence(seed).spawn(3)
+        first, second, third, fourth = (int(number) for number in networks.generate_state(4))
+        generators = np.random.default_rng(replay), np.random.default_rng(play)
+        return cls(first, second, third, fourth, *generators)
 
 
 def _make_learner(

@@ -92,7 +92,7 @@ def _checkpoint(path: Path) -> None:
 def _settings(path: Path) -> None:
     from koffline.config import make_settings, read_yaml
     from koffline.data.table.mapping import read_mapping_file
-    from koffline.online import load_config as online
+    from koffline.online import config as online
     from koffline.train import config as training
 
     for read in (

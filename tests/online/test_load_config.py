@@ -6,8 +6,7 @@ import pytest
 import yaml
 
 from koffline.errors import ConfigError
-from koffline.online.config import OnlineConfig
-from koffline.online.load_config import load_config, resolved
+from koffline.online.config import OnlineConfig, load_config, resolved
 
 CONFIGS = sorted((Path(__file__).parents[2] / "configs" / "online").glob("*.yaml"))
 PAPERS = {

@@ -13,8 +13,7 @@ import pytest
 
 from koffline.errors import ConfigError
 from koffline.online.environments import LocalEnvironments
-from koffline.online.seeded_copy import CopyMaker
-from koffline.online.vector_environments import VectorEnvironments, make_vector_environments
+from koffline.online.vector_environments import CopyMaker, VectorEnvironments, make_vector_environments
 from tests.online.toys import NAME, STEPS
 
 COPIES = 3

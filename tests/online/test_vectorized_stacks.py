@@ -42,8 +42,7 @@ def stack_of(kind: str, **changes: Any) -> Any:
     runs = [OnlineRun(config, seed) for seed in (3, 4)]
     if kind != "same_step":
         return contextlib.closing(LockStep(runs))
-    from koffline.online.seeded_copy import CopyMaker
-    from koffline.online.vector_environments import VectorEnvironments
+    from koffline.online.vector_environments import CopyMaker, VectorEnvironments
 
     copies = SameStep([CopyMaker(NAME, config.environment_options, i)() for i in range(4)])
     return contextlib.closing(LockStep(runs, VectorEnvironments(copies, "Toy", is_seeded=True)))
