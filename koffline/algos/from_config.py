@@ -26,6 +26,7 @@ from d3rlpy.serializable_config import CONFIG_STORAGE
 from koffline.algos.config_fields import build, fill_in
 from koffline.algos.fqe import DiscreteKLossFQE, KLossFQE
 from koffline.algos.loading import device_name, load
+from koffline.algos.options import AT_LEAST_1, Rule, rule_of
 from koffline.algos.paths import PathReplayBuffer
 from koffline.algos.trust_pcl import TrustPCL
 from koffline.data.disk.replay import LazyReplayBuffer
@@ -41,6 +42,12 @@ _NOT_TRAINED = {
     "tacr": _SEQUENCES,
     "random_policy": "it has nothing to train",
     "discrete_random_policy": "it has nothing to train",
+}
+# Where d3rlpy's own algorithms allow more than ours, or have options that ours have not.
+_OF_STOCK = {
+    "batch_size": AT_LEAST_1,
+    "target_update_interval": AT_LEAST_1,
+    "tau": Rule(lambda x: 0.0 <= x <= 1.0, "give a rate in [0, 1]"),
 }
 EVALUATORS = ("fqe", "kloss_fqe")  # of a policy that is given
 _ROWS_CHECKED = 1000
@@ -223,34 +230,14 @@ def _created(make: Any, kind: str, log: Transitions | None = None) -> Any:
 
 
 def _check_ranges(params: Mapping[str, Any], where: str) -> None:
-    def refuse(name: str, remedy: str) -> None:
-        raise ConfigError(f"{where}.{name} is {params[name]!r}; {remedy}")
-
-    counts = (
-        "batch_size",
-        "n_critics",
-        "target_update_interval",
-        "update_actor_interval",
-        "n_action_samples",
-    )
     for name, value in params.items():
+        rule = _OF_STOCK.get(name) or rule_of(name)
         if isinstance(value, Mapping):
-            inner = value.get("params")
-            if isinstance(inner, Mapping):
-                _check_ranges(inner, f"{where}.{name}.params")
-            continue
-        if name == "hidden_units" and not (value and all(units >= 1 for units in value)):
-            refuse(name, "give one positive number per layer")
-        if name == "alpha" and isinstance(value, (int, float)) and value < 0.0:
-            refuse(name, "give 0 or a positive number")
-        if name == "gamma" and not 0.0 <= value <= 1.0:
-            refuse(name, "give a discount factor in [0, 1]")
-        if name in counts and value < 1:
-            refuse(name, "give a positive number")
-        if name.endswith("learning_rate") and value < 0.0:
-            refuse(name, "give a number that is not negative")
-        if name == "tau" and not 0.0 <= value <= 1.0:
-            refuse(name, "give a rate in [0, 1]")
+            _check_ranges(value.get("params") or {}, f"{where}.{name}.params")
+        elif name == "hidden_units" and not (value and all(units >= 1 for units in value)):
+            raise ConfigError(f"{where}.{name} is {value!r}; give one positive number per layer")
+        elif rule is not None and isinstance(value, (int, float)) and not rule.holds(value):
+            raise ConfigError(f"{where}.{name} is {value!r}; {rule.remedy}")
 
 
 def _with_scalers_of(target: Any, config: Any) -> Any:

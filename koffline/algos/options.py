@@ -6,7 +6,7 @@ import dataclasses
 import math
 import re
 from collections.abc import Callable
-from typing import Any, ClassVar, Optional, TypeVar
+from typing import Any, ClassVar, NamedTuple, Optional, TypeVar
 
 from d3rlpy.base import LearnableConfig, register_learnable
 from d3rlpy.models.encoders import EncoderFactory, make_encoder_field
@@ -102,24 +102,40 @@ _CHOICES = {
 }
 _YES_OR_NO = ("standardise", "normalise", "squash")
 _WHOLE = ("batch_size", "n_critics", "n_action_samples", "path_length", "update_actor_interval")
-# What a number must satisfy, and what to say where it does not.
-_RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "gamma": (lambda x: 0.0 <= x <= 1.0, "give a discount factor in [0, 1]"),
-    "batch_size": (lambda x: x >= 2, "the kernel loss compares rows, give at least 2"),
-    "n_critics": (lambda x: x >= 1, "give a positive number"),
-    "n_action_samples": (lambda x: x >= 1, "give a positive number"),
-    "update_actor_interval": (lambda x: x >= 1, "give a positive number"),
-    "path_length": (lambda x: x >= 1, "give a positive number of steps"),
-    "temperature": (lambda x: x >= 0.0, "give 0 or a positive number"),
-    "alpha": (lambda x: x >= 0.0, "give 0 or a positive number"),
-    "conservative_weight": (lambda x: x >= 0.0, "give 0 or a positive number"),
-    "initial_temperature": (lambda x: x > 0.0, "give a positive number"),
-    "expectile": (lambda x: 0.0 < x < 1.0, "give a number inside (0, 1)"),
-    "tau": (lambda x: 0.0 < x <= 1.0, "give a number in (0, 1]"),
-    "target_decay": (lambda x: 0.0 <= x <= 1.0, "give a number in [0, 1]"),
+
+
+class Rule(NamedTuple):
+    """What a number must satisfy, and what to say where it does not."""
+
+    holds: Callable[[float], bool]
+    remedy: str
+
+
+AT_LEAST_1 = Rule(lambda x: x >= 1, "give a positive number")
+_AT_LEAST_0 = Rule(lambda x: x >= 0.0, "give 0 or a positive number")
+_RULES = {
+    "gamma": Rule(lambda x: 0.0 <= x <= 1.0, "give a discount factor in [0, 1]"),
+    "batch_size": Rule(lambda x: x >= 2, "the kernel loss compares rows, give at least 2"),
+    "n_critics": AT_LEAST_1,
+    "n_action_samples": AT_LEAST_1,
+    "update_actor_interval": AT_LEAST_1,
+    "path_length": Rule(lambda x: x >= 1, "give a positive number of steps"),
+    "temperature": _AT_LEAST_0,
+    "alpha": _AT_LEAST_0,
+    "conservative_weight": _AT_LEAST_0,
+    "initial_temperature": Rule(lambda x: x > 0.0, "give a positive number"),
+    "expectile": Rule(lambda x: 0.0 < x < 1.0, "give a number inside (0, 1)"),
+    "tau": Rule(lambda x: 0.0 < x <= 1.0, "give a number in (0, 1]"),
+    "target_decay": Rule(lambda x: 0.0 <= x <= 1.0, "give a number in [0, 1]"),
 }
-_NO_LESS_THAN_0 = (lambda x: x >= 0.0, "give a number that is not negative")
-_NOT_NEGATIVE = ("learning_rate", "_coef", "clip_adv")  # how such names end
+_NOT_NEGATIVE = Rule(lambda x: x >= 0.0, "give a number that is not negative")
+
+
+def rule_of(name: str) -> Rule | None:
+    """The rule for options of that name, whichever algorithm has them."""
+    if name.endswith(("learning_rate", "_coef", "clip_adv")):
+        return _NOT_NEGATIVE
+    return _RULES.get(name)
 
 
 def check_options(config: KernelCriticConfig, is_discrete: bool) -> None:
@@ -130,11 +146,11 @@ def check_options(config: KernelCriticConfig, is_discrete: bool) -> None:
             raise ConfigError(f"{name} is {value!r}; {nearest_name(str(value), _CHOICES[name])}")
         if name in _YES_OR_NO and not isinstance(value, bool):
             raise ConfigError(f"{name} is {value!r}; give true or false")
-        if name in _RULES or name.endswith(_NOT_NEGATIVE):
-            is_right, remedy = _RULES.get(name, _NO_LESS_THAN_0)
+        rule = rule_of(name)
+        if rule is not None:
             is_whole = name not in _WHOLE or isinstance(value, int)
-            if not (is_whole and _is_number(value) and is_right(value)):
-                raise ConfigError(f"{name} is {value!r}; {remedy}")
+            if not (is_whole and _is_number(value) and rule.holds(value)):
+                raise ConfigError(f"{name} is {value!r}; {rule.remedy}")
         if name == "q_func_factory" and value.get_type() != "mean":
             raise ConfigError(
                 f"q_func_factory is '{value.get_type()}', a distribution of returns; the kernel loss needs "

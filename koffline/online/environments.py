@@ -12,7 +12,6 @@ import numpy as np
 from koffline.data.transitions import ActionSpace, Continuous
 from koffline.envs.make import SpaceTranslator, make_env, playing
 from koffline.errors import ConfigError
-from koffline.online.config import OnlineConfig
 
 _LOG = logging.getLogger(__name__)
 
@@ -165,17 +164,6 @@ class LocalEnvironments:
                 raise ValueError(f"shape {np.shape(observation)}, declared {self._spaces.observation_shape}")
         check_numbers(self._name, vector[None], np.zeros(1))
         return vector
-
-
-def make_environments(config: OnlineConfig, copies: int) -> Environments:
-    """The environments a config asks for."""
-    if config.vectorization == "local":
-        return LocalEnvironments(config.environment, config.environment_options, copies)
-    from koffline.online.vector_environments import make_vector_environments
-
-    return make_vector_environments(
-        config.environment, config.environment_options, copies, config.vectorization
-    )
 
 
 @dataclass(frozen=True)

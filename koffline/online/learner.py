@@ -20,7 +20,7 @@ from torch import Tensor
 from koffline.data.paths import Paths
 from koffline.online.config import OnlineConfig
 from koffline.online.critics import CriticGradients, gaussian_gram, kernel_gradients, squared_error_gradients
-from koffline.online.networks import AgentStack, Density, InputMoments
+from koffline.online.networks import AgentStack, Density, InputMoments, Shape, Streams
 from koffline.online.windows import (
     Minibatch,
     Rows,
@@ -80,6 +80,17 @@ class Learner:
         self._adam = StackedAdam(online.flat, epsilon=self._column([c.adam_epsilon for c in configs]))
         self._gradient = torch.empty_like(online.flat)  # fresh memory would cost more than the sum
         self.diverged = np.zeros(len(configs), dtype=bool)
+
+    @classmethod
+    def initialise(
+        cls, configs: Sequence[OnlineConfig], shape: Shape, streams: Sequence[Streams], dtype: torch.dtype
+    ) -> Learner:
+        """Fresh networks; the slow copies begin as they do, or with ``legacy_targets`` on their own."""
+        seeds = [(s.policy_seed, s.value_seed) for s in streams]
+        other_seeds = [(s.other_policy_seed, s.other_value_seed) for s in streams]
+        online, other = (AgentStack.initialise(shape, each, dtype) for each in (seeds, other_seeds))
+        apart = torch.tensor([[c.legacy_targets] for c in configs])
+        return cls(configs, online, AgentStack(shape, torch.where(apart, other.flat, online.flat)))
 
     @torch.no_grad()
     def move_targets(self) -> None:

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -31,12 +30,12 @@ from koffline.online.environments import (
     Evaluation,
     LocalEnvironments,
     clip_actions,
-    make_environments,
     play_episodes,
 )
 from koffline.online.learner import Learner
-from koffline.online.networks import Actor, AgentArrays, AgentStack, InputMoments, Shape
+from koffline.online.networks import Actor, AgentArrays, InputMoments, Shape, Streams
 from koffline.online.trust_region import TrustRegion
+from koffline.online.vector_environments import make_vector_environments
 
 _DECAY_ITERATIONS = 2500  # of the entropy coefficient (Feng et al. 2019, sec:exp_detail)
 
@@ -55,7 +54,7 @@ class LockStep:
         common = check_equal(self._configs)
         self._dtype = np.float64 if dtype == torch.float64 else np.float32
         copies = len(runs) * common.n_environments
-        self._environments = environments or make_environments(common, copies)
+        self._environments = environments or _make_environments(common, copies)
         if self._environments.n != copies:
             raise ConfigError(
                 f"environments has {self._environments.n} copies; {len(runs)} runs of "
@@ -65,7 +64,7 @@ class LockStep:
         streams = [Streams.of(run.seed) for run in runs]
         self._replay_generators = [s.replay for s in streams]
         self._play_generators = [s.play for s in streams]
-        self.learner = _make_learner(self._configs, self.shape, streams, dtype)
+        self.learner = Learner.initialise(self._configs, self.shape, streams, dtype)
         self._actor = Actor(self.learner.online)
         self.moments = InputMoments(
             len(runs), self.shape.observation_dim, [c.standardise for c in self._configs]
@@ -271,31 +270,8 @@ class LockStep:
         return int(self.replay.sizes.min())
 
 
-@dataclass(frozen=True)
-class Streams:
-    """A run's seeds and generators, all from its one seed."""
-
-    policy_seed: int
-    value_seed: int
-    other_policy_seed: int
-    other_value_seed: int
-    replay: np.random.Generator
-    play: np.random.Generator
-
-    @classmethod
-    def of(cls, seed: int) -> Streams:
-        """All of a run's randomness from its seed."""
-        networks, replay, play = np.random.SeedSequence(seed).spawn(3)
-        first, second, third, fourth = (int(number) for number in networks.generate_state(4))
-        generators = np.random.default_rng(replay), np.random.default_rng(play)
-        return cls(first, second, third, fourth, *generators)
-
-
-def _make_learner(
-    configs: Sequence[OnlineConfig], shape: Shape, streams: Sequence[Streams], dtype: torch.dtype
-) -> Learner:
-    online = AgentStack.initialise(shape, [(s.policy_seed, s.value_seed) for s in streams], dtype)
-    other = AgentStack.initialise(shape, [(s.other_policy_seed, s.other_value_seed) for s in streams], dtype)
-    apart = torch.tensor([[c.legacy_targets] for c in configs])
-    target = AgentStack(shape, torch.where(apart, other.flat, online.flat))
-    return Learner(configs, online, target)
+def _make_environments(config: OnlineConfig, copies: int) -> Environments:
+    named = config.environment, config.environment_options, copies
+    if config.vectorization == "local":
+        return LocalEnvironments(*named)
+    return make_vector_environments(*named, config.vectorization)

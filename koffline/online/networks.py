@@ -88,6 +88,26 @@ class AgentArrays:
         return self.shape.action_space
 
 
+@dataclass(frozen=True)
+class Streams:
+    """A run's seeds and generators, all from its one seed."""
+
+    policy_seed: int
+    value_seed: int
+    other_policy_seed: int
+    other_value_seed: int
+    replay: np.random.Generator
+    play: np.random.Generator
+
+    @classmethod
+    def of(cls, seed: int) -> Streams:
+        """All of a run's randomness from its seed."""
+        networks, replay, play = np.random.SeedSequence(seed).spawn(3)
+        first, second, third, fourth = (int(number) for number in networks.generate_state(4))
+        generators = np.random.default_rng(replay), np.random.default_rng(play)
+        return cls(first, second, third, fourth, *generators)
+
+
 class AgentStack:
     """Networks of K runs on one flat (K, P) tensor; with ``flat`` changed in place they change."""
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import signal
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import gymnasium
@@ -20,7 +20,6 @@ from koffline.errors import ConfigError, KofflineError
 from koffline.online.environments import Outcome, check_numbers
 
 FAULT = "koffline_fault"  # the key of a step's info that tells what went wrong
-_MODES = {"nextstep": "next_step", "samestep": "same_step"}
 _LOST = (EOFError, BrokenPipeError, ConnectionError)  # what a pipe to a dead process raises
 
 
@@ -28,7 +27,7 @@ def make_vector_environments(
     name: str, options: Mapping[str, Any], n: int, vectorization: str
 ) -> VectorEnvironments:
     """n seeded copies: "sync" in this process, "async" each in a process of its own. Raises ConfigError."""
-    makers = [CopyMaker(name, options, index) for index in range(n)]
+    makers = [functools.partial(make_copy, name, options, index, os.getpid()) for index in range(n)]
     with contextlib.closing(makers[0]()) as first:  # tells what is wrong better than Gymnasium would
         SpaceTranslator(name, first.observation_space, first.action_space)
     with _understood(name, "being made"), warnings.catch_warnings():
@@ -51,7 +50,7 @@ class VectorEnvironments:
         self._vector: Any = vector  # Gymnasium declares fewer seeds and methods than it takes
         self._name, self._is_seeded = name, is_seeded
         self.n = int(vector.num_envs)
-        self._is_same_step = _autoreset_mode(vector, name) == "same_step"
+        self._is_same_step = _resets_in_the_same_step(vector, name)
         space = vector.single_observation_space
         self._spaces = SpaceTranslator(name, space, vector.single_action_space)
         self._is_box = isinstance(space, gymnasium.spaces.Box)
@@ -150,8 +149,8 @@ class VectorEnvironments:
 
     def _true_last(self, infos: Mapping[str, Any], ended: np.ndarray) -> np.ndarray:
         """(ended, d) observations that SAME_STEP keeps in the info."""
-        there = np.asarray(infos.get("_final_obs", ended if "final_obs" in infos else ~ended), dtype=bool)
-        if not there[ended].all():
+        there = infos.get("_final_obs", ended if "final_obs" in infos else ~ended)
+        if not np.asarray(there, dtype=bool)[ended].all():
             raise ConfigError(
                 f"{self._name} resets in the same step and leaves out info['final_obs'], the episode's last "
                 "observation; mend it, or set vectorization to local"
@@ -166,18 +165,18 @@ class VectorEnvironments:
                 raise ConfigError(f"{self._name} {fault}, copy {index}; try it alone with gymnasium.make")
 
 
-def _autoreset_mode(vector: VectorEnv[Any, Any, Any], name: str) -> str:
-    """ "next_step" or "same_step". Raises ConfigError for anything else."""
+def _resets_in_the_same_step(vector: VectorEnv[Any, Any, Any], name: str) -> bool:
+    """False: in the next one. Raises ConfigError for anything else."""
     given = vector.metadata.get("autoreset_mode")
     if given is None and isinstance(vector.unwrapped, (SyncVectorEnv, AsyncVectorEnv)):
-        return "next_step"  # Gymnasium 1.0 knows no other and does not say so
+        return False  # Gymnasium 1.0 knows no other and does not say so
     mode = str(getattr(given, "value", given)).lower().replace("_", "")
-    if mode not in _MODES:
+    if mode not in ("nextstep", "samestep"):
         raise ConfigError(
             f"{name} has autoreset_mode {str(given)!r} in its metadata; use NEXT_STEP or SAME_STEP, or set "
             "vectorization to local"
         )
-    return _MODES[mode]
+    return mode == "samestep"
 
 
 @contextlib.contextmanager
@@ -223,20 +222,11 @@ def _end_workers(vector: AsyncVectorEnv) -> None:
     vector.closed = True
 
 
-@dataclass(frozen=True)
-class CopyMaker:
-    """Makes one copy, in this process or in a worker's. process: the number of the process that asked."""
-
-    name: str
-    options: Mapping[str, Any]
-    index: int
-    process: int = field(default_factory=os.getpid)
-
-    def __call__(self) -> SeededCopy:
-        """The environment. Raises ConfigError."""
-        if os.getpid() != self.process:  # Ctrl-C is the maker's to hear, which ends its workers in good order
-            signal.signal(signal.SIGINT, signal.SIG_IGN)
-        return SeededCopy(make_env(self.name, **{"disable_env_checker": True, **self.options}), self.index)
+def make_copy(name: str, options: Mapping[str, Any], index: int, maker: int | None = None) -> SeededCopy:
+    """One copy, here or in a worker's process. maker: the process that asked, if any. Raises ConfigError."""
+    if maker is not None and maker != os.getpid():  # Ctrl-C is the maker's to hear; it ends its workers
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+    return SeededCopy(make_env(name, **{"disable_env_checker": True, **options}), index)
 
 
 class SeededCopy(gymnasium.Wrapper[Any, Any, Any, Any]):

@@ -42,9 +42,9 @@ def stack_of(kind: str, **changes: Any) -> Any:
     runs = [OnlineRun(config, seed) for seed in (3, 4)]
     if kind != "same_step":
         return contextlib.closing(LockStep(runs))
-    from koffline.online.vector_environments import CopyMaker, VectorEnvironments
+    from koffline.online.vector_environments import VectorEnvironments, make_copy
 
-    copies = SameStep([CopyMaker(NAME, config.environment_options, i)() for i in range(4)])
+    copies = SameStep([make_copy(NAME, config.environment_options, i) for i in range(4)])
     return contextlib.closing(LockStep(runs, VectorEnvironments(copies, "Toy", is_seeded=True)))
 
 
