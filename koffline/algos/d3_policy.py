@@ -33,11 +33,11 @@ from d3rlpy.torch_utility import convert_to_torch, unwrap_ddp_model
 from torch import Tensor
 
 from koffline.algos.actor_critic import KLossSACImpl
+from koffline.algos.export import check_acts
 from koffline.algos.iql import KLossIQLImpl
 from koffline.algos.loading import create_algo, put_network_states
 from koffline.algos.trust_pcl_impl import LinearGaussianPolicy, TrustPCLImpl
 from koffline.data.transitions import Continuous, Discrete
-from koffline.errors import PolicyError
 from koffline.policies.base import (
     ActionSpace,
     ContinuousPolicy,
@@ -57,9 +57,6 @@ def policy_from_d3(file: D3File, action_space: ActionSpace, observation_shape: S
     """Rebuild the networks from the file's JSON and put its weights in. Raises PolicyError."""
     with torch.random.fork_rng(devices=[]):
         algo = create_algo(file)
-        _check_spaces(
-            algo, file.name, file.observation_shape, file.action_size, action_space, observation_shape
-        )
         put_network_states(file, algo)  # optimisers do not matter for acting
     return policy_from_algo(algo, file.name, action_space, observation_shape)
 
@@ -68,16 +65,10 @@ def policy_from_algo(
     algo: Any, name: str, action_space: ActionSpace, observation_shape: Sequence[int]
 ) -> Policy:
     """The policy of a d3rlpy algorithm that has been built or trained. Raises PolicyError."""
-    if not hasattr(algo, "predict") or not hasattr(algo, "sample_action"):
-        raise PolicyError(
-            f"{name}: {type(algo).__name__} does not act on one observation; "
-            "give a Q-learning algorithm of d3rlpy"
-        )
-    if algo.impl is None:
-        raise PolicyError(
-            f"{name}: the {type(algo).__name__} has no networks yet; fit it or load its weights first"
-        )
-    _check_spaces(algo, name, algo.observation_shape, algo.action_size, action_space, observation_shape)
+    check_acts(algo, name)
+    is_discrete = algo.get_action_type() == D3ActionSpace.DISCRETE
+    own_space = Discrete(algo.action_size) if is_discrete else Continuous(algo.action_size)
+    check_spaces(name, own_space, algo.observation_shape, action_space, observation_shape)
     shape = tuple(observation_shape)
     repeats = int(getattr(algo.config, "n_action_samples", 1))
     rows = chunk_rows_for(shape, max(1, repeats))
@@ -94,24 +85,6 @@ def policy_from_algo(
 
     density, cut_to = action_density(algo)
     return ContinuousPolicy(action_space.k, mean, sample, name, shape, rows, density, cut_to)
-
-
-def _check_spaces(
-    algo: Any,
-    name: str,
-    own_shape: Any,
-    action_size: int,
-    action_space: ActionSpace,
-    observation_shape: Sequence[int],
-) -> None:
-    is_discrete = algo.get_action_type() == D3ActionSpace.DISCRETE
-    own_space = Discrete(action_size) if is_discrete else Continuous(action_size)
-    check_spaces(name, own_space, own_shape, action_space, observation_shape)
-    for scaler in (algo.observation_scaler, algo.action_scaler):
-        if scaler is not None and not scaler.built:
-            raise PolicyError(
-                f"{name}: its {type(scaler).__name__} holds no ranges; fit the model before saving it"
-            )
 
 
 def _discrete_function(algo: Any) -> Callable[[np.ndarray], Any]:

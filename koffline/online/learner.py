@@ -161,7 +161,7 @@ class Learner:
         reward = batch.rewards.flatten(1).scatter_add(1, batch.rows, -divergence * batch.covered)
         # (K, B, W, T) over T
         gained = (batch.weights * reward.view(runs, paths, 1, steps)).sum(dim=3)
-        values = ValueEnds(self.online, self.target, self.rows_of("fvi"), batch)
+        values = ValueEnds(self.online, self.target, self._rows_of.get("fvi"), batch)
         residual = gained.flatten(1) + values.discount * values.end - values.start
 
         bounded = residual.clamp(-self._clip, self._clip) * values.valid
@@ -188,10 +188,6 @@ class Learner:
             "policy_std": density.mean_std,
         }
         return Step(gradient, residual, diagnostics)
-
-    def rows_of(self, kind: str) -> Rows | None:
-        """Rows of the runs with that critic; None where there are none."""
-        return self._rows_of.get(kind)
 
     def state_dict(self) -> dict[str, Any]:
         """Parameters, slow copies, Adam's moments."""

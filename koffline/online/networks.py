@@ -82,11 +82,6 @@ class AgentArrays:
     kl_coef: float
     entropy_coef: float
 
-    @property
-    def action_space(self) -> ActionSpace:
-        """Of the environment."""
-        return self.shape.action_space
-
 
 @dataclass(frozen=True)
 class Streams:

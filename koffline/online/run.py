@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.metadata
 import importlib.util
 import logging
-import platform
 import shutil
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -37,6 +35,7 @@ from koffline.online.logs import check_tensorboard
 from koffline.online.summary import OnlineSummary, clock_of, draw_curves, summarise, write_summary
 from koffline.progress import progress_bar
 from koffline.store.run_folders import now
+from koffline.store.run_record import versions
 from koffline.store.targets import LOCK
 
 DEFAULT_SEEDS = 6
@@ -84,7 +83,7 @@ def train(
     if videos:
         check_pictures(plan.config)
     LocalEnvironments(plan.config.environment, plan.config.environment_options, 1).close()
-    with open_folder(folder, plan, _versions(), resume is not None), _forgotten_if_empty(folder):
+    with open_folder(folder, plan, versions(), resume is not None), _forgotten_if_empty(folder):
         _warn_of_versions(folder)
         tasks = [
             GroupTask(plan.config, seeds, folder, plan.fingerprint, tensorboard, save_minari)
@@ -171,16 +170,8 @@ def _result(folder: Path, summary: OnlineSummary) -> OnlineResult:
     return OnlineResult(folder, summary.seeds, summary, found(MODEL), found(REPLAY))
 
 
-def _versions() -> dict[str, str]:
-    packages = ("koffline", "torch", "numpy", "gymnasium")
-    found = {name: importlib.metadata.version(name) for name in packages}
-    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-        found["mujoco"] = importlib.metadata.version("mujoco")
-    return {"python": platform.python_version(), **found}
-
-
 def _warn_of_versions(folder: Path) -> None:
-    if (read_record(folder) or {}).get("versions") != _versions():
+    if (read_record(folder) or {}).get("versions") != versions():
         _LOG.warning("%s was begun with other versions; the numbers may differ in the last digits", folder)
 
 
