@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from koffline.ope.selection.ranking import PolicyRanking
     from koffline.ope.selection.selecting import select_policies
     from koffline.ope.stream_settings import StreamSettings
-    from koffline.policies import load_policy
+    from koffline.policy_specs import load_policy
 
 try:
     __version__ = _version("koffline")
@@ -58,7 +58,7 @@ _HOME_OF = {
     "estimate_all": "koffline.ope.estimators.all",
     "evaluate": "koffline.ope.evaluation",
     "load": "koffline.algos.loading",
-    "load_policy": "koffline.policies",
+    "load_policy": "koffline.policy_specs",
     "open_transitions": "koffline.data.sources",
     "select_policies": "koffline.ope.selection.selecting",
     "witness_function": "koffline.ope.bellman_test.front",

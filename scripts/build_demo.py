@@ -27,7 +27,8 @@ from koffline.data.hdf5 import write_hdf5
 from koffline.data.transitions import Discrete, Metadata, Transitions
 from koffline.envs.classic import CartPole
 from koffline.envs.rollouts import EpisodeLog, as_transitions, log_episodes, monte_carlo_value
-from koffline.policies import DiscretePolicy, load_policy, save_mlp_policy
+from koffline.policies import DiscretePolicy, save_mlp_policy
+from koffline.policy_specs import load_policy
 from scripts.bench.controllers import LinearSoftmax, Mixed
 
 NAME = "cartpole"

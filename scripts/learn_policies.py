@@ -31,7 +31,8 @@ from koffline.data.transitions import Discrete
 from koffline.envs.boxes import WORLDS, make_world, uniform_states, world_name
 from koffline.envs.rollouts import monte_carlo_value
 from koffline.errors import KofflineError
-from koffline.policies import load_policy, save_grid_policy
+from koffline.policies import save_grid_policy
+from koffline.policy_specs import load_policy
 
 GAMMA = 0.98
 STARTS, REPEATS, RETURN_SEED = 1000, 10, 20190535
@@ -50,7 +51,7 @@ def learn_grid(name: str, folder: Path) -> dict[str, Any]:
 
 def learn_dqn(name: str, folder: Path, steps: int, seed: int) -> dict[str, Any]:
     """Write folder/<name>_dqn.d3 and return its entry."""
-    from koffline.algos.offline_dqn import TUPLES, train_dqn
+    from koffline.algos.stock_learners import TUPLES, train_dqn
 
     path = folder / f"{name}_dqn.d3"
     log = build_uniform(name, "uniform", TUPLES, np.random.default_rng(seed), GAMMA)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from koffline.data.sources import open_transitions
-from koffline.policies import load_policy
+from koffline.policy_specs import load_policy
 from scripts import build_demo
 
 DATASETS = Path(__file__).resolve().parents[1] / "datasets"

@@ -8,8 +8,9 @@ import torch
 
 from koffline.data.transitions import Continuous, Discrete
 from koffline.errors import PolicyError
-from koffline.policies import ContinuousPolicy, DiscretePolicy, as_policy, load_policy
+from koffline.policies import ContinuousPolicy, DiscretePolicy
 from koffline.policies.base import CHUNK_ROWS, chunk_rows_for
+from koffline.policy_specs import as_policy, load_policy
 
 BOX = Continuous(2, low=(-1.0, 0.0), high=(3.0, 0.5))
 

@@ -13,7 +13,7 @@ import torch
 
 from koffline.data.transitions import Discrete
 from koffline.errors import PolicyError
-from koffline.policies import as_policy, load_policy
+from koffline.policy_specs import as_policy, load_policy
 from tests.d3_models import (
     BOX,
     SHAPE,
@@ -158,7 +158,7 @@ def test_loading_leaves_the_global_generator_alone(dqn_file):
 
 def test_loading_is_silent_in_a_fresh_process(dqn_file):
     code = (
-        "import sys; import koffline; from koffline.policies import load_policy;"
+        "import sys; import koffline; from koffline.policy_specs import load_policy;"
         f"assert 'd3rlpy' not in sys.modules; load_policy({str(dqn_file)!r}, koffline.Discrete(3), (4,))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

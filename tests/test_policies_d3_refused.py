@@ -11,20 +11,22 @@ from pathlib import Path
 import pytest
 import torch
 
+import koffline
 from koffline.data.transitions import Continuous, Discrete
 from koffline.errors import PolicyError
-from koffline.policies import as_policy, load_policy
-from tests.d3_models import (
-    SHAPE,
-    build,
-    d3rlpy,
-    saved,
-)
+from koffline.policy_specs import as_policy, load_policy
+from tests.d3_models import SHAPE, build, d3rlpy, saved
 
 
 @pytest.fixture(scope="module")
 def dqn_file(tmp_path_factory) -> Path:
     return Path(saved(build("DQN", 3), tmp_path_factory.mktemp("dqn")))
+
+
+@pytest.fixture(params=["policy", "model"])
+def load(request):
+    """Both ways to what a .d3 file holds."""
+    return koffline.load if request.param == "model" else lambda p: load_policy(p, Discrete(3), SHAPE)
 
 
 def rewritten(source: Path, target: Path, **changes) -> Path:
@@ -57,9 +59,9 @@ class _Shell:
         return os.system, (f"touch {self.marker}",)
 
 
-def _ran(marker: Path, load) -> bool:
+def _ran(marker: Path, unpickle) -> bool:
     """Whether an ordinary pickle.load of this payload would have run it; removes the trace."""
-    load()
+    unpickle()
     ran = marker.exists()
     marker.unlink(missing_ok=True)
     return ran
@@ -68,7 +70,7 @@ def _ran(marker: Path, load) -> bool:
 @pytest.mark.parametrize(
     ("place", "protocol"), [("whole", 2), ("whole", 5), ("version", 4), ("extra", 3), ("extra", 4)]
 )
-def test_code_in_the_pickle_is_refused_and_does_not_run(dqn_file, tmp_path, protocol, place):
+def test_code_in_the_pickle_is_refused_and_does_not_run(load, dqn_file, tmp_path, protocol, place):
     marker = tmp_path / "ran"
     content = pickle.loads(dqn_file.read_bytes())
     payload = _Shell(marker) if place == "whole" else {**content, place: _Shell(marker)}
@@ -76,44 +78,44 @@ def test_code_in_the_pickle_is_refused_and_does_not_run(dqn_file, tmp_path, prot
     path.write_bytes(pickle.dumps(payload, protocol))
     assert _ran(marker, lambda: pickle.loads(path.read_bytes())), "the payload must work to prove anything"
     with pytest.raises(PolicyError, match=r"asks to import \w+\.system.*nothing ran.*algo\.save") as caught:
-        load_policy(path, Discrete(3), SHAPE)
+        load(path)
     assert "\n" not in str(caught.value)
     assert not marker.exists()
 
 
-def test_code_in_the_weights_is_refused_and_does_not_run(dqn_file, tmp_path):
+def test_code_in_the_weights_is_refused_and_does_not_run(load, dqn_file, tmp_path):
     marker = tmp_path / "ran"
     buffer = io.BytesIO()
     torch.save({"q_funcs": _Shell(marker)}, buffer)
     assert _ran(marker, lambda: torch.load(io.BytesIO(buffer.getvalue()), weights_only=False))
     path = rewritten(dqn_file, tmp_path / "model.d3", torch=buffer.getvalue())
     with pytest.raises(PolicyError, match=r"weights ask to import \w+\.system.*nothing ran"):
-        load_policy(path, Discrete(3), SHAPE)
+        load(path)
     assert not marker.exists()
 
 
-def test_weights_in_an_older_layout_are_refused_unread(dqn_file, tmp_path):
+def test_weights_in_an_older_layout_are_refused_unread(load, dqn_file, tmp_path):
     marker = tmp_path / "ran"
     path = rewritten(dqn_file, tmp_path / "model.d3", torch=pickle.dumps(_Shell(marker), 2))
     with pytest.raises(PolicyError, match="not in torch's zip layout"):
-        load_policy(path, Discrete(3), SHAPE)
+        load(path)
     assert not marker.exists()
 
 
 @pytest.mark.parametrize("keep", [3, 20, 500, 0.5, 0.99])
-def test_a_truncated_model_is_refused(dqn_file, tmp_path, keep):
+def test_a_truncated_model_is_refused(load, dqn_file, tmp_path, keep):
     content = dqn_file.read_bytes()
     path = tmp_path / "model.d3"
     path.write_bytes(content[: int(keep * len(content)) if isinstance(keep, float) else keep])
     with pytest.raises(PolicyError, match=r"truncated or corrupt.*save the model again"):
-        load_policy(path, Discrete(3), SHAPE)
+        load(path)
 
 
-def test_truncated_weights_are_refused(dqn_file, tmp_path):
+def test_truncated_weights_are_refused(load, dqn_file, tmp_path):
     weights = pickle.loads(dqn_file.read_bytes())["torch"]
     path = rewritten(dqn_file, tmp_path / "model.d3", torch=weights[: len(weights) // 2])
     with pytest.raises(PolicyError, match="weights are truncated or corrupt"):
-        load_policy(path, Discrete(3), SHAPE)
+        load(path)
 
 
 def edited_config(source: Path, target: Path, **changes) -> Path:
@@ -165,11 +167,11 @@ def test_a_scaler_without_ranges_is_refused():
 
 
 @pytest.mark.parametrize("content", [[1, 2], {"torch": b"", "config": 3, "version": ""}, {"weights": 1}])
-def test_another_pickle_is_refused(tmp_path, content):
+def test_another_pickle_is_refused(load, tmp_path, content):
     path = tmp_path / "model.d3"
     path.write_bytes(pickle.dumps(content))
     with pytest.raises(PolicyError, match="does not hold a d3rlpy model"):
-        load_policy(path, Discrete(3), SHAPE)
+        load(path)
 
 
 def test_random_policies_cannot_be_saved_by_d3rlpy(tmp_path):

@@ -12,8 +12,9 @@ from scipy import stats
 
 from koffline.data.transitions import Continuous
 from koffline.errors import PolicyError
-from koffline.policies import ContinuousPolicy, as_policy, load_policy, save_mlp_policy
+from koffline.policies import ContinuousPolicy, save_mlp_policy
 from koffline.policies.densities import at_bounds, gaussian_log_density, squashed_gaussian_log_density
+from koffline.policy_specs import as_policy, load_policy
 from tests import d3_models
 from tests.reference_importance import gaussian_density
 from tests.refusals import refused

@@ -16,7 +16,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 from koffline.data.transitions import Continuous, Discrete
 from koffline.errors import PolicyError
-from koffline.policies import load_policy, save_mlp_policy
+from koffline.policies import save_mlp_policy
+from koffline.policy_specs import load_policy
 
 SHAPE = (4,)
 BOX = Continuous(2, low=(-2.0, 0.0), high=(3.0, 1.0))

@@ -3,8 +3,9 @@ import pytest
 
 from koffline.data.transitions import Continuous, Discrete
 from koffline.errors import PolicyError
-from koffline.policies import GridPolicy, load_policy, save_grid_policy
+from koffline.policies import GridPolicy, save_grid_policy
 from koffline.policies.policy_file import write_arrays
+from koffline.policy_specs import load_policy
 
 GRID = GridPolicy((0.0, -1.0), (2.0, 1.0), np.arange(12.0).reshape(2, 2, 3) ** 1.5, 2.0)
 

@@ -10,7 +10,7 @@ import pytest
 
 from koffline.data.transitions import Continuous, Discrete
 from koffline.errors import PolicyError
-from koffline.policies import load_policy
+from koffline.policy_specs import load_policy
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ import pytest
 from koffline.data.transitions import Discrete
 from koffline.envs.boxes import WORLDS, make_world, uniform_states
 from koffline.envs.rollouts import monte_carlo_value
-from koffline.policies import load_policy
 from koffline.policies.d3 import read_d3
+from koffline.policy_specs import load_policy
 from scripts import learn_policies
 
 FOLDER = Path(__file__).resolve().parents[1] / "datasets" / "policies"
@@ -70,9 +70,9 @@ def test_entropy_by_hand():
 
 @pytest.mark.filterwarnings("ignore")  # d3rlpy's own, while it trains
 def test_a_dqn_is_the_second_source(quick, monkeypatch, tmp_path, capsys):
-    from koffline.algos import offline_dqn
+    from koffline.algos import stock_learners
 
-    monkeypatch.setattr(offline_dqn, "TUPLES", 300)
+    monkeypatch.setattr(stock_learners, "TUPLES", 300)
     choices = []
     for folder in ("a", "b"):
         arguments = ["--source", "dqn", "--env", "koffline/NoisyPole-v0", "--steps", "3", "--seed", "2"]

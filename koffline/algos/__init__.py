@@ -4,14 +4,34 @@ Importing this package registers koffline's algorithms with d3rlpy (it takes as 
 is silent), so that ``d3rlpy.load_learnable`` and ``from_json`` know them.
 """
 
-from koffline.algos.kloss_cql import KLossCQL, KLossCQLConfig, KLossDiscreteCQL, KLossDiscreteCQLConfig
-from koffline.algos.kloss_discrete_sac import KLossDiscreteSAC, KLossDiscreteSACConfig
-from koffline.algos.kloss_dqn import KLossDQN, KLossDQNConfig
-from koffline.algos.kloss_fqe import DiscreteKLossFQE, KLossFQE, KLossFQEConfig
-from koffline.algos.kloss_iql import KLossIQL, KLossIQLConfig
-from koffline.algos.kloss_sac import KLossSAC, KLossSACConfig
-from koffline.algos.kloss_td3_plus_bc import KLossTD3PlusBC, KLossTD3PlusBCConfig
-from koffline.algos.trust_pcl import DiscreteTrustPCL, DiscreteTrustPCLConfig, TrustPCL, TrustPCLConfig
+from koffline.data.d3rlpy_import import import_d3rlpy
+
+import_d3rlpy()  # silently, before any module here imports it
+
+from koffline.algos.actor_critic import (  # noqa: E402
+    KLossCQL,
+    KLossCQLConfig,
+    KLossSAC,
+    KLossSACConfig,
+    KLossTD3PlusBC,
+    KLossTD3PlusBCConfig,
+)
+from koffline.algos.discrete import (  # noqa: E402
+    KLossDiscreteCQL,
+    KLossDiscreteCQLConfig,
+    KLossDiscreteSAC,
+    KLossDiscreteSACConfig,
+    KLossDQN,
+    KLossDQNConfig,
+)
+from koffline.algos.fqe import DiscreteKLossFQE, KLossFQE, KLossFQEConfig  # noqa: E402
+from koffline.algos.iql import KLossIQL, KLossIQLConfig  # noqa: E402
+from koffline.algos.trust_pcl import (  # noqa: E402
+    DiscreteTrustPCL,
+    DiscreteTrustPCLConfig,
+    TrustPCL,
+    TrustPCLConfig,
+)
 
 __all__ = [
     "DiscreteKLossFQE",

@@ -13,15 +13,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from d3rlpy import serializable_config
+from d3rlpy.serializable_config import CONFIG_STORAGE, ConfigMetadata
 from pydantic import TypeAdapter, ValidationError
 
-from koffline.data.d3rlpy_import import import_d3rlpy
 from koffline.errors import ConfigError, nearest_name
-
-import_d3rlpy()
-
-from d3rlpy import serializable_config  # noqa: E402
-from d3rlpy.serializable_config import CONFIG_STORAGE, ConfigMetadata  # noqa: E402
 
 _ACTIVATIONS = ("relu", "gelu", "tanh", "swish", "none", "geglu")
 _NOT_HERE = {"tuple": "logs have one array of observations; join the parts into one"}

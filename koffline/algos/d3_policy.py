@@ -21,12 +21,23 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+import torch
+import torch.nn.functional as F
+from d3rlpy.algos import BC, DDPG, PLAS, PRDC, TD3, DiscreteSAC, ReBRAC, TD3PlusBC
+from d3rlpy.algos.qlearning.torch.awac_impl import AWACImpl
+from d3rlpy.algos.qlearning.torch.crr_impl import CRRImpl
+from d3rlpy.algos.qlearning.torch.iql_impl import IQLImpl
+from d3rlpy.algos.qlearning.torch.sac_impl import SACImpl
+from d3rlpy.constants import ActionSpace as D3ActionSpace
+from d3rlpy.torch_utility import convert_to_torch, unwrap_ddp_model
+from torch import Tensor
 
-from koffline.algos.acting import action_probabilities, acts_deterministically
-from koffline.algos.action_density import action_density
+from koffline.algos.actor_critic import KLossSACImpl
+from koffline.algos.export import check_acts
+from koffline.algos.iql import KLossIQLImpl
 from koffline.algos.loading import create_algo, put_network_states
+from koffline.algos.trust_pcl_impl import LinearGaussianPolicy, TrustPCLImpl
 from koffline.data.transitions import Continuous, Discrete
-from koffline.errors import PolicyError
 from koffline.policies.base import (
     ActionSpace,
     ContinuousPolicy,
@@ -36,17 +47,16 @@ from koffline.policies.base import (
     chunk_rows_for,
 )
 from koffline.policies.d3 import D3File
+from koffline.policies.densities import gaussian_log_density, squashed_gaussian_log_density
+
+Density = Callable[[np.ndarray, np.ndarray], np.ndarray]
+Box = tuple[np.ndarray, np.ndarray]
 
 
 def policy_from_d3(file: D3File, action_space: ActionSpace, observation_shape: Sequence[int]) -> Policy:
     """Rebuild the networks from the file's JSON and put its weights in. Raises PolicyError."""
-    import torch
-
     with torch.random.fork_rng(devices=[]):
         algo = create_algo(file)
-        _check_spaces(
-            algo, file.name, file.observation_shape, file.action_size, action_space, observation_shape
-        )
         put_network_states(file, algo)  # optimisers do not matter for acting
     return policy_from_algo(algo, file.name, action_space, observation_shape)
 
@@ -55,16 +65,10 @@ def policy_from_algo(
     algo: Any, name: str, action_space: ActionSpace, observation_shape: Sequence[int]
 ) -> Policy:
     """The policy of a d3rlpy algorithm that has been built or trained. Raises PolicyError."""
-    if not hasattr(algo, "predict") or not hasattr(algo, "sample_action"):
-        raise PolicyError(
-            f"{name}: {type(algo).__name__} does not act on one observation; "
-            "give a Q-learning algorithm of d3rlpy"
-        )
-    if algo.impl is None:
-        raise PolicyError(
-            f"{name}: the {type(algo).__name__} has no networks yet; fit it or load its weights first"
-        )
-    _check_spaces(algo, name, algo.observation_shape, algo.action_size, action_space, observation_shape)
+    check_acts(algo, name)
+    is_discrete = algo.get_action_type() == D3ActionSpace.DISCRETE
+    own_space = Discrete(algo.action_size) if is_discrete else Continuous(algo.action_size)
+    check_spaces(name, own_space, algo.observation_shape, action_space, observation_shape)
     shape = tuple(observation_shape)
     repeats = int(getattr(algo.config, "n_action_samples", 1))
     rows = chunk_rows_for(shape, max(1, repeats))
@@ -83,35 +87,11 @@ def policy_from_algo(
     return ContinuousPolicy(action_space.k, mean, sample, name, shape, rows, density, cut_to)
 
 
-def _check_spaces(
-    algo: Any,
-    name: str,
-    own_shape: Any,
-    action_size: int,
-    action_space: ActionSpace,
-    observation_shape: Sequence[int],
-) -> None:
-    from d3rlpy.constants import ActionSpace as D3ActionSpace
-
-    is_discrete = algo.get_action_type() == D3ActionSpace.DISCRETE
-    own_space = Discrete(action_size) if is_discrete else Continuous(action_size)
-    check_spaces(name, own_space, own_shape, action_space, observation_shape)
-    for scaler in (algo.observation_scaler, algo.action_scaler):
-        if scaler is not None and not scaler.built:
-            raise PolicyError(
-                f"{name}: its {type(scaler).__name__} holds no ranges; fit the model before saving it"
-            )
-
-
 def _discrete_function(algo: Any) -> Callable[[np.ndarray], Any]:
-    from d3rlpy.algos import DiscreteSAC
-
     if not isinstance(algo, DiscreteSAC) and not hasattr(algo.impl, "action_probabilities"):
         return algo.predict
-    import torch
-    from d3rlpy.torch_utility import convert_to_torch
 
-    def probabilities(observations: np.ndarray) -> torch.Tensor:
+    def probabilities(observations: np.ndarray) -> Tensor:
         with torch.no_grad():
             return action_probabilities(algo, convert_to_torch(observations, algo.impl.device))
 
@@ -122,8 +102,6 @@ def _seeded(
     algo: Any, seed: int, method: Callable[[np.ndarray], np.ndarray], observations: np.ndarray
 ) -> np.ndarray:
     """Call a method that draws from torch's global generators, seeded, and leave those as they were."""
-    import torch
-
     device = torch.device(algo.impl.device)
     devices = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices):
@@ -131,3 +109,94 @@ def _seeded(
         if devices:
             torch.cuda.manual_seed(seed)
         return method(observations)
+
+
+def acts_deterministically(algo: Any) -> bool:
+    """Whether acting involves no draw; an unknown continuous algorithm is taken to draw, right either way."""
+    stock = isinstance(algo, (BC, DDPG, PLAS, PRDC, TD3, ReBRAC, TD3PlusBC))
+    return stock or getattr(algo, "is_deterministic", False)
+
+
+def action_probabilities(algo: Any, observations: Tensor) -> Tensor:
+    """(N, n), observations in the units of the log: the policy's, or all on the greedy action."""
+    scaled = scaled_observations(algo, observations)
+    if isinstance(algo, DiscreteSAC):
+        algo.impl.modules.set_eval()
+        return algo.impl.policy(scaled).probs
+    if hasattr(algo.impl, "action_probabilities"):
+        algo.impl.modules.set_eval()
+        return algo.impl.action_probabilities(scaled)
+    greedy = algo.impl.predict_best_action(scaled).reshape(-1).long()
+    return F.one_hot(greedy, algo.action_size).float()
+
+
+def scaled_observations(algo: Any, observations: Tensor) -> Tensor:
+    """Observations in the units of the log, as the algorithm's networks see them."""
+    scaler = algo.observation_scaler
+    return observations if scaler is None else scaler.transform(observations)
+
+
+def action_density(algo: Any) -> tuple[Density | None, Box | None]:
+    """Log density of what `sample_action` draws, and the bounds at which its draws are cut off.
+
+    AWAC, CRR, IQL, KLossIQL and TrustPCL draw from a Gaussian and cut it off; SAC, CQL, CalQL, BEAR and the
+    kernel versions squash theirs. None, None for any other algorithm (BCQ picks among candidates).
+    """
+    policy = getattr(algo.impl.modules, "policy", None)
+    if policy is None:
+        return None, None
+    policy = unwrap_ddp_model(policy)
+    if isinstance(policy, LinearGaussianPolicy):
+        low, high = (side.detach().cpu().numpy().reshape(-1) for side in (policy.low, policy.high))
+        return _cut_gaussian(algo, policy, low.astype(np.float64), high.astype(np.float64))
+    if isinstance(algo.impl, (AWACImpl, CRRImpl, IQLImpl, KLossIQLImpl, TrustPCLImpl)):
+        ones = np.ones(algo.action_size)
+        return _cut_gaussian(algo, policy, -ones, ones)
+    if isinstance(algo.impl, (SACImpl, KLossSACImpl)):
+        return _squashed_gaussian(algo, policy), None
+    return None, None
+
+
+def _cut_gaussian(algo: Any, policy: Any, low: np.ndarray, high: np.ndarray) -> tuple[Density, Box]:
+    """Mean, deviation and bounds moved to the log's units, where the density is taken."""
+    centre, half = _action_units(algo)
+    box = (centre + half * low, centre + half * high)
+
+    def log_density(observations: np.ndarray, actions: np.ndarray) -> np.ndarray:
+        output = _policy_output(algo, policy, observations)
+        mean, deviation = _array(output.squashed_mu), _array(output.logstd.exp())
+        return gaussian_log_density(actions, centre + half * mean, half * deviation, *box)
+
+    return log_density, box
+
+
+def _squashed_gaussian(algo: Any, policy: Any) -> Density:
+    centre, half = _action_units(algo)
+
+    def log_density(observations: np.ndarray, actions: np.ndarray) -> np.ndarray:
+        output = _policy_output(algo, policy, observations)
+        scaled = (actions - centre) / half
+        inside = squashed_gaussian_log_density(scaled, _array(output.mu), _array(output.logstd.exp()))
+        return inside - float(np.log(half).sum())
+
+    return log_density
+
+
+def _policy_output(algo: Any, policy: Any, observations: np.ndarray) -> Any:
+    algo.impl.modules.set_eval()
+    with torch.no_grad():
+        return policy(scaled_observations(algo, convert_to_torch(observations, algo.impl.device)))
+
+
+def _action_units(algo: Any) -> tuple[np.ndarray, np.ndarray]:
+    """centre and half-width (k,): action = centre + half · (the networks' action); scalers are affine."""
+    size, scaler = algo.action_size, algo.action_scaler
+    if scaler is None:
+        return np.zeros(size), np.ones(size)
+    ends = torch.stack([torch.zeros(size), torch.ones(size)])
+    centre, end = _array(scaler.reverse_transform(ends.to(algo.impl.device)))
+    return centre, end - centre
+
+
+def _array(tensor: torch.Tensor) -> np.ndarray:
+    return tensor.detach().cpu().numpy().astype(np.float64)

@@ -7,12 +7,15 @@ leaves all networks with gradients on, target networks too.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from koffline.algos.quiet import quiet
+import torch
+
+from koffline.algos.loggers import quiet
 from koffline.errors import ConfigError, PolicyError
 from koffline.policies.outputs import one_line
 from koffline.store.files import atomic_file
@@ -33,7 +36,7 @@ def export_policy(algo: Any, path: str | Path) -> None:
     path = Path(path)
     if path.suffix not in (".pt", ".onnx"):
         raise ConfigError(f"{path}: the ending says the format; give .pt (TorchScript) or .onnx")
-    _check_algo(algo)
+    check_acts(algo, str(path))
     if path.suffix == ".onnx":
         _require_onnx(path)
     with atomic_file(path, force=True) as temporary, quiet(), warnings.catch_warnings():
@@ -42,19 +45,18 @@ def export_policy(algo: Any, path: str | Path) -> None:
             _write(traced, temporary, is_onnx=path.suffix == ".onnx")
 
 
-def _check_algo(algo: Any) -> None:
+def check_acts(algo: Any, name: str) -> None:
+    """Raise PolicyError for an algorithm without networks, without ranges to scale by, or of another kind."""
+    kind = type(algo).__name__
     if not hasattr(algo, "predict") or not hasattr(algo, "sample_action"):
         raise PolicyError(
-            f"a {type(algo).__name__} does not act on one observation, so it has no policy to export; "
-            "give a Q-learning algorithm"
+            f"{name}: a {kind} does not act on one observation; give a Q-learning algorithm of d3rlpy"
         )
     if algo.impl is None:
-        raise PolicyError(f"the {type(algo).__name__} has no networks yet; fit it or load its weights first")
+        raise PolicyError(f"{name}: the {kind} has no networks yet; fit it or load its weights first")
     for scaler in (algo.observation_scaler, algo.action_scaler):
         if scaler is not None and not scaler.built:
-            raise PolicyError(
-                f"the {type(scaler).__name__} holds no ranges; fit the model before exporting its policy"
-            )
+            raise PolicyError(f"{name}: its {type(scaler).__name__} holds no ranges; fit the model first")
 
 
 def _require_onnx(path: Path) -> None:
@@ -72,8 +74,6 @@ def _on_cpu(algo: Any) -> Iterator[Any]:
 
     Gradients are off inside; afterwards they and the training mode are as before.
     """
-    import torch
-
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         if algo.impl.device.startswith("cuda"):
             algo = _copy_on_cpu(algo)
@@ -93,8 +93,6 @@ def _on_cpu(algo: Any) -> Iterator[Any]:
 
 
 def _copy_on_cpu(algo: Any) -> Any:
-    import dataclasses
-
     copy = dataclasses.replace(algo.config, compile_graph=False).create("cpu")
     copy.create_impl(algo.observation_shape, algo.action_size)
     sources = algo.impl.modules.create_checkpointer("cpu").modules
@@ -104,8 +102,6 @@ def _copy_on_cpu(algo: Any) -> Any:
 
 
 def _write(algo: Any, path: Path, is_onnx: bool) -> None:
-    import torch
-
     shape = algo.observation_shape
     shapes = tuple(shape) if isinstance(shape[0], (tuple, list)) else (shape,)
     examples = tuple(torch.rand(_EXAMPLE_ROWS, *sides) for sides in shapes)

@@ -1,4 +1,4 @@
-"""Any d3rlpy Q-learning algorithm, stock or ours, from its type and options."""
+"""Any d3rlpy Q-learning algorithm, stock or ours, from its type and options, made for a log."""
 
 from __future__ import annotations
 
@@ -9,24 +9,31 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from d3rlpy.algos.utility import build_scalers_with_transition_picker
+from d3rlpy.base import LearnableConfig
+from d3rlpy.constants import ActionSpace
+from d3rlpy.ope import FQE, DiscreteFQE
+from d3rlpy.preprocessing import (
+    MinMaxActionScaler,
+    MinMaxObservationScaler,
+    MinMaxRewardScaler,
+    ReturnBasedRewardScaler,
+    StandardObservationScaler,
+    StandardRewardScaler,
+)
+from d3rlpy.serializable_config import CONFIG_STORAGE
 
-import koffline.algos
 from koffline.algos.config_fields import build, fill_in
-from koffline.algos.fit_scalers import fit_scalers
+from koffline.algos.fqe import DiscreteKLossFQE, KLossFQE
 from koffline.algos.loading import device_name, load
-from koffline.algos.path_buffer import PathReplayBuffer
+from koffline.algos.options import AT_LEAST_1, Rule, rule_of
+from koffline.algos.paths import PathReplayBuffer
 from koffline.algos.trust_pcl import TrustPCL
-from koffline.data.d3rlpy_import import import_d3rlpy
 from koffline.data.disk.replay import LazyReplayBuffer
+from koffline.data.disk.statistics import ColumnStatistics
 from koffline.data.replay import ColumnarReplayBuffer
 from koffline.data.transitions import Discrete, Transitions
 from koffline.errors import ConfigError, KofflineError, nearest_name
-
-d3rlpy = import_d3rlpy()
-
-from d3rlpy.base import LearnableConfig  # noqa: E402
-from d3rlpy.constants import ActionSpace  # noqa: E402
-from d3rlpy.serializable_config import CONFIG_STORAGE  # noqa: E402
 
 _SEQUENCES = "it acts on histories; choose an algorithm whose policy is a function of the observation"
 _NOT_TRAINED = {
@@ -36,7 +43,14 @@ _NOT_TRAINED = {
     "random_policy": "it has nothing to train",
     "discrete_random_policy": "it has nothing to train",
 }
+# Where d3rlpy's own algorithms allow more than ours, or have options that ours have not.
+_OF_STOCK = {
+    "batch_size": AT_LEAST_1,
+    "target_update_interval": AT_LEAST_1,
+    "tau": Rule(lambda x: 0.0 <= x <= 1.0, "give a rate in [0, 1]"),
+}
 EVALUATORS = ("fqe", "kloss_fqe")  # of a policy that is given
+_ROWS_CHECKED = 1000
 
 
 def algorithm_types() -> tuple[str, ...]:
@@ -77,10 +91,10 @@ def make_algorithm(
     target = load(policy, device=device)
     is_discrete = target.get_action_type() == ActionSpace.DISCRETE
     if kind == "kloss_fqe":
-        made = koffline.algos.DiscreteKLossFQE if is_discrete else koffline.algos.KLossFQE
+        made = DiscreteKLossFQE if is_discrete else KLossFQE
     else:
         config = _with_scalers_of(target, config)
-        made = d3rlpy.ope.DiscreteFQE if is_discrete else d3rlpy.ope.FQE
+        made = DiscreteFQE if is_discrete else FQE
     return _created(lambda: made(target, config, device=device), kind)
 
 
@@ -104,6 +118,65 @@ def build_networks(algo: Any, buffer: ColumnarReplayBuffer, kind: str) -> None:
     size = buffer.dataset_info.action_size
     _created(lambda: fit_scalers(algo, buffer), kind, log)
     _created(lambda: algo.create_impl(log.observation_shape, size), kind, log)
+
+
+def fit_scalers(algo: Any, buffer: ColumnarReplayBuffer) -> None:
+    """Fit the scalers of an algorithm that have not been, on the log, in place.
+
+    The numbers are those of d3rlpy's own way. Raises ConfigError where a scaler divides by nothing or needs
+    episodes that the log does not have.
+    """
+    log = buffer.transitions
+    columns = {"observation": log.observations, "action": log.actions, "reward": log.rewards}
+    for name, column in columns.items():
+        scaler = getattr(algo, f"{name}_scaler")
+        if scaler is not None and not scaler.built:
+            lazy = buffer.statistics if isinstance(buffer, LazyReplayBuffer) else None
+            statistics = ColumnStatistics.of(column) if lazy is None else getattr(lazy, f"{name}s")
+            _fit(scaler, statistics, log, None if lazy is None else lazy.returns)
+    build_scalers_with_transition_picker(algo, buffer)  # scalers of other kinds
+    for name, column in columns.items():
+        _check(getattr(algo, f"{name}_scaler"), name, column)
+
+
+def _fit(
+    scaler: Any, column: ColumnStatistics, log: Transitions, returns: tuple[float, float] | None
+) -> None:
+    """The kinds that are known here. returns: the extremes of a log on disk."""
+    kind = type(scaler)
+    if kind is StandardObservationScaler:
+        scaler.mean, scaler.std = column.mean, column.deviation
+    elif kind is StandardRewardScaler:
+        scaler.mean, scaler.std = float(column.mean), float(column.deviation)
+    elif kind in (MinMaxObservationScaler, MinMaxActionScaler):
+        scaler.minimum, scaler.maximum = column.minimum, column.maximum
+    elif kind is MinMaxRewardScaler:
+        scaler.minimum, scaler.maximum = float(column.minimum), float(column.maximum)
+    elif kind is ReturnBasedRewardScaler:
+        if not log.has_episodes:
+            raise ConfigError(
+                "algo.params.reward_scaler 'return' needs episodes, the log has none; choose another"
+            )
+        if returns is None:
+            found = log.returns()
+            returns = float(found.min()), float(found.max())
+        scaler.return_min, scaler.return_max = returns
+
+
+def _check(scaler: Any, name: str, column: np.ndarray) -> None:
+    """Columns that never change have no extent to divide by."""
+    if scaler is None:
+        return
+    with np.errstate(all="ignore"):
+        try:
+            scaled = scaler.transform_numpy(np.asarray(column[:_ROWS_CHECKED], dtype=np.float32))
+        except ZeroDivisionError:
+            scaled = np.full(1, np.nan)
+    if not np.isfinite(scaled).all():
+        raise ConfigError(
+            f"algo.params.{name}_scaler '{scaler.get_type()}' gives {name}s that are not finite (does a "
+            "column never change?); leave it out or choose another"
+        )
 
 
 def make_buffer(algo: Any, log: Transitions, generator: np.random.Generator) -> ColumnarReplayBuffer:
@@ -157,34 +230,14 @@ def _created(make: Any, kind: str, log: Transitions | None = None) -> Any:
 
 
 def _check_ranges(params: Mapping[str, Any], where: str) -> None:
-    def refuse(name: str, remedy: str) -> None:
-        raise ConfigError(f"{where}.{name} is {params[name]!r}; {remedy}")
-
-    counts = (
-        "batch_size",
-        "n_critics",
-        "target_update_interval",
-        "update_actor_interval",
-        "n_action_samples",
-    )
     for name, value in params.items():
+        rule = _OF_STOCK.get(name) or rule_of(name)
         if isinstance(value, Mapping):
-            inner = value.get("params")
-            if isinstance(inner, Mapping):
-                _check_ranges(inner, f"{where}.{name}.params")
-            continue
-        if name == "hidden_units" and not (value and all(units >= 1 for units in value)):
-            refuse(name, "give one positive number per layer")
-        if name == "alpha" and isinstance(value, (int, float)) and value < 0.0:
-            refuse(name, "give 0 or a positive number")
-        if name == "gamma" and not 0.0 <= value <= 1.0:
-            refuse(name, "give a discount factor in [0, 1]")
-        if name in counts and value < 1:
-            refuse(name, "give a positive number")
-        if name.endswith("learning_rate") and value < 0.0:
-            refuse(name, "give a number that is not negative")
-        if name == "tau" and not 0.0 <= value <= 1.0:
-            refuse(name, "give a rate in [0, 1]")
+            _check_ranges(value.get("params") or {}, f"{where}.{name}.params")
+        elif name == "hidden_units" and not (value and all(units >= 1 for units in value)):
+            raise ConfigError(f"{where}.{name} is {value!r}; give one positive number per layer")
+        elif rule is not None and isinstance(value, (int, float)) and not rule.holds(value):
+            raise ConfigError(f"{where}.{name} is {value!r}; {rule.remedy}")
 
 
 def _with_scalers_of(target: Any, config: Any) -> Any:

@@ -2,38 +2,33 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Generator, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
+from d3rlpy.algos.qlearning.base import QLearningAlgoBase
+from d3rlpy.constants import ActionSpace
+from d3rlpy.dataset import ReplayBufferBase, TransitionMiniBatch
+from d3rlpy.models.builders import create_continuous_q_function, create_discrete_q_function, create_parameter
+from d3rlpy.optimizers import OptimizerWrapper
+from d3rlpy.torch_utility import convert_to_torch
 from torch import nn
 
 from koffline.algos.kernel_bellman_loss import KernelBellmanLoss
-from koffline.algos.kernel_impl import KernelCriticImpl
-from koffline.algos.kernel_options import KernelCriticConfig, check_kernel_options
-from koffline.data.d3rlpy_import import import_d3rlpy
+from koffline.algos.kernel_critic import KernelImpl
+from koffline.algos.options import check_options
 from koffline.errors import ConfigError
 from koffline.store.files import remove_abandoned, temporary_beside
 
-import_d3rlpy()
-
-from d3rlpy.algos.qlearning.base import QLearningAlgoBase  # noqa: E402
-from d3rlpy.constants import ActionSpace  # noqa: E402
-from d3rlpy.dataset import ReplayBufferBase, TransitionMiniBatch  # noqa: E402
-from d3rlpy.models.builders import create_continuous_q_function, create_discrete_q_function  # noqa: E402
-from d3rlpy.optimizers import OptimizerWrapper  # noqa: E402
-from d3rlpy.torch_utility import convert_to_torch  # noqa: E402
-
-TImpl = TypeVar("TImpl", bound=KernelCriticImpl)
-TConfig = TypeVar("TConfig", bound=KernelCriticConfig)
 _KERNEL_ROWS = 1024
 _LONGEST_HORIZON = 10_000.0  # steps; with gamma near 1 and no termination in the rows
 
 
-class KernelCriticAlgo(QLearningAlgoBase[TImpl, TConfig]):
+class KernelCriticAlgo(QLearningAlgoBase[Any, Any]):
     """A d3rlpy algorithm whose critic minimises the kernel Bellman loss.
 
     Everything d3rlpy offers works as on its own algorithms. The kernel's bandwidth and scales are taken
@@ -41,17 +36,27 @@ class KernelCriticAlgo(QLearningAlgoBase[TImpl, TConfig]):
     saved with the model and never change after that. The count of gradient steps is saved too. With DDP every
     process pairs the rows of its own mini-batch, and all use the first one's kernel.
     Raises ConfigError for options that make no sense.
+
+    A child says its action type, its implementation and what modules that has (`make_modules`).
     """
 
-    def __init__(
-        self, config: TConfig, device: Any = False, enable_ddp: bool = False, impl: Any = None
-    ) -> None:
-        check_kernel_options(config, is_discrete=self.get_action_type() == ActionSpace.DISCRETE)
-        if self.get_action_type() == ActionSpace.DISCRETE and config.action_scaler is not None:
-            raise ConfigError("action_scaler is set, but the actions are discrete; leave it out")
+    action_type = ActionSpace.CONTINUOUS
+    impl_class: type[KernelImpl]
+
+    def __init__(self, config: Any, device: Any = False, enable_ddp: bool = False, impl: Any = None) -> None:
+        check_options(config, self.is_discrete)
         self._steps_before_build = 0
         self._kernel_rows: TransitionMiniBatch | None = None
         super().__init__(config, device, enable_ddp, impl)
+
+    @property
+    def is_discrete(self) -> bool:
+        """Whether actions are indices."""
+        return self.get_action_type() == ActionSpace.DISCRETE
+
+    def get_action_type(self) -> ActionSpace:
+        """The kind of actions it is for."""
+        return self.action_type
 
     @property
     def _grad_step(self) -> int:
@@ -115,59 +120,75 @@ class KernelCriticAlgo(QLearningAlgoBase[TImpl, TConfig]):
 
         export_policy(self, fname)
 
+    def make_modules(self, observation_shape: Sequence[int], action_size: int) -> Any:
+        """Networks, optimisers and kernel: everything that is saved."""
+        raise NotImplementedError
+
+    def inner_create_impl(self, observation_shape: Sequence[int], action_size: int) -> None:
+        """The implementation over fresh networks."""
+        modules = self.make_modules(observation_shape, action_size)
+        self._impl = self.impl_class(self._config, observation_shape, action_size, modules, self._device)
+
+    def critic_parts(
+        self, observation_shape: Sequence[int], action_size: int, prefix: str = "critic_"
+    ) -> dict[str, Any]:
+        """Q networks, their optimiser and the kernel. prefix: of the options' names."""
+        q_funcs = self.make_q_funcs(observation_shape, action_size, prefix)
+        return {
+            "q_funcs": q_funcs,
+            "critic_optim": self.make_optimizer(prefix, q_funcs),
+            "kernel": self.make_kernel(observation_shape, action_size),
+        }
+
+    def actor_parts(
+        self, create: Any, observation_shape: Sequence[int], action_size: int, **options: Any
+    ) -> dict[str, Any]:
+        """A policy out of d3rlpy's function that creates it, and its optimiser."""
+        policy = self.make_policy(create, observation_shape, action_size, **options)
+        return {"policy": policy, "actor_optim": self.make_optimizer("actor_", policy)}
+
+    def temperature_parts(self) -> dict[str, Any]:
+        """The logarithm of a temperature, and its optimiser or None at learning rate 0."""
+        config = self._config
+        start = math.log(config.initial_temperature)
+        log_temp = create_parameter((1, 1), start, self._device, self._enable_ddp)
+        optim = self.make_optimizer("temp_", log_temp) if config.temp_learning_rate > 0.0 else None
+        return {"log_temp": log_temp, "temp_optim": optim}
+
+    def make_q_funcs(
+        self, observation_shape: Sequence[int], action_size: int, prefix: str = "critic_"
+    ) -> nn.ModuleList:
+        """Q(s, ·) or Q(s, a) of every critic."""
+        config = self._config
+        create = create_discrete_q_function if self.is_discrete else create_continuous_q_function
+        return create(
+            observation_shape,
+            action_size,
+            getattr(config, f"{prefix}encoder_factory"),
+            config.q_func_factory,
+            n_ensembles=config.n_critics,
+            device=self._device,
+            enable_ddp=self._enable_ddp,
+        )[0]
+
+    def make_policy(
+        self, create: Any, observation_shape: Sequence[int], action_size: int, **options: Any
+    ) -> Any:
+        """A policy on the algorithm's device."""
+        where = {"device": self._device, "enable_ddp": self._enable_ddp}
+        return create(observation_shape, action_size, self._config.actor_encoder_factory, **where, **options)
+
+    def make_optimizer(self, prefix: str, *modules: nn.Module) -> OptimizerWrapper:
+        """An optimiser by the options whose names begin so; it is saved with the model."""
+        named = [pair for module in modules for pair in module.named_modules()]
+        rate = getattr(self._config, f"{prefix}learning_rate")
+        return getattr(self._config, f"{prefix}optim_factory").create(named, lr=rate, compiled=self.compiled)
+
     def make_kernel(self, observation_shape: Sequence[int], action_size: int) -> KernelBellmanLoss:
         """The loss for these rows, on the algorithm's device."""
-        is_discrete = self.get_action_type() == ActionSpace.DISCRETE
-        n_actions = action_size if is_discrete else 0
+        n_actions = action_size if self.is_discrete else 0
         kernel = KernelBellmanLoss(self._config, int(observation_shape[0]), action_size, n_actions)
         return kernel.to(self._device)
-
-    def make_discrete_critic(
-        self, observation_shape: Any, action_size: int, encoder: Any, optim: Any, learning_rate: float
-    ) -> tuple[nn.ModuleList, Any, OptimizerWrapper]:
-        """Q(s, ·): networks, d3rlpy's forwarder over them, optimiser."""
-        config: Any = self._config
-        q_funcs, forwarder = create_discrete_q_function(
-            observation_shape,
-            action_size,
-            encoder,
-            config.q_func_factory,
-            n_ensembles=config.n_critics,
-            device=self._device,
-            enable_ddp=self._enable_ddp,
-        )
-        return q_funcs, forwarder, self.make_optimizer(optim, q_funcs, learning_rate)
-
-    def make_continuous_critic(
-        self, observation_shape: Any, action_size: int, encoder: Any, optim: Any, learning_rate: float
-    ) -> tuple[nn.ModuleList, Any, OptimizerWrapper]:
-        """Q(s, a): networks, d3rlpy's forwarder over them, optimiser."""
-        config: Any = self._config
-        q_funcs, forwarder = create_continuous_q_function(
-            observation_shape,
-            action_size,
-            encoder,
-            config.q_func_factory,
-            n_ensembles=config.n_critics,
-            device=self._device,
-            enable_ddp=self._enable_ddp,
-        )
-        return q_funcs, forwarder, self.make_optimizer(optim, q_funcs, learning_rate)
-
-    def make_optimizer(self, factory: Any, module: nn.Module, learning_rate: float) -> OptimizerWrapper:
-        """An optimiser that is saved with the model."""
-        return factory.create(module.named_modules(), lr=learning_rate, compiled=self.compiled)
-
-    def impl_options(self, observation_shape: Any, action_size: int) -> dict[str, Any]:
-        """What every implementation is given."""
-        return {
-            "observation_shape": observation_shape,
-            "action_size": action_size,
-            "gamma": self._config.gamma,
-            "backup": self._config.backup,
-            "compiled": self.compiled,
-            "device": self._device,
-        }
 
     def _fix_kernel(self, batch: TransitionMiniBatch) -> None:
         assert self._impl is not None

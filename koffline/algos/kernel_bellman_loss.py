@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from koffline.algos.kernel_options import KERNELS, KernelCriticConfig, median_factor
+from koffline.algos.options import KERNELS, KernelCriticConfig, median_factor
 from koffline.errors import DataError
 from koffline.kernel_loss import kernel_loss, v_statistic
 
@@ -42,7 +42,7 @@ class KernelBellmanLoss(nn.Module):
         self._diag_weight = config.diag_weight
         self._action_kernel = config.action_kernel
         self._standardise, self._normalise = config.standardise, config.normalise
-        self._n_actions = n_actions
+        self.n_actions = n_actions
         columns = observation_size + (action_size if config.action_kernel == "joint" else 0)
         self.register_buffer("mean", torch.zeros(columns))
         self.register_buffer("inverse_scale", torch.ones(columns))
@@ -64,11 +64,7 @@ class KernelBellmanLoss(nn.Module):
         """k between all rows of a batch; no gradient flows into it."""
         with torch.no_grad():
             rows = (self._columns(observations, actions) - self.mean) * self.inverse_scale
-            gram = self._kernel.gram(rows)
-            if self._action_kernel == "indicator":
-                index = actions.reshape(-1)
-                gram = gram * (index.unsqueeze(0) == index.unsqueeze(1))
-            return gram
+            return self._gram_of(rows, actions)
 
     def is_fixed(self) -> bool:
         """Whether the bandwidth has been set."""
@@ -90,7 +86,8 @@ class KernelBellmanLoss(nn.Module):
             centre, deviation = torch.zeros_like(centre), torch.ones_like(deviation)
         scaled = (rows - centre) / deviation
         bandwidth = self._bandwidth_of(scaled)
-        off_diagonal = self._mean_off_diagonal(scaled / bandwidth, actions[:_MOST_ROWS])
+        gram = self._gram_of(scaled / bandwidth, actions[:_MOST_ROWS])
+        off_diagonal = float((gram.sum() - gram.diagonal().sum()) / (len(gram) * (len(gram) - 1)))
         weight = 1.0 / batch_size if self._diag_weight is None else self._diag_weight
         mean_value = (1.0 - weight) * off_diagonal + weight
         is_kernel_bounded = not isinstance(self._kernel, type(KERNELS["linear"]))
@@ -111,8 +108,8 @@ class KernelBellmanLoss(nn.Module):
         rows = observations.flatten(1)
         if self._action_kernel != "joint":
             return rows
-        if self._n_actions:
-            one_hot = F.one_hot(actions.reshape(-1).long(), self._n_actions)
+        if self.n_actions:
+            one_hot = F.one_hot(actions.reshape(-1).long(), self.n_actions)
             return torch.cat((rows, one_hot.to(rows)), dim=1)
         return torch.cat((rows, actions), dim=1)
 
@@ -123,10 +120,9 @@ class KernelBellmanLoss(nn.Module):
         distances = torch.pdist(scaled, p=1.0 if self._uses_absolute_distance else 2.0)
         return max(factor * float(distances.median()), _SMALLEST)
 
-    def _mean_off_diagonal(self, scaled: Tensor, actions: Tensor) -> float:
+    def _gram_of(self, scaled: Tensor, actions: Tensor) -> Tensor:
         gram = self._kernel.gram(scaled)
         if self._action_kernel == "indicator":
             index = actions.reshape(-1)
             gram = gram * (index.unsqueeze(0) == index.unsqueeze(1))
-        rows = len(gram)
-        return float((gram.sum() - gram.diagonal().sum()) / (rows * (rows - 1)))
+        return gram

@@ -11,15 +11,23 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from koffline.algos.network_size import no_more_parameters_than
-from koffline.algos.quiet import quiet
-from koffline.data.d3rlpy_import import import_d3rlpy
+import d3rlpy
+import torch
+from d3rlpy.base import LearnableConfig, LearnableConfigWithShape
+from d3rlpy.serializable_config import CONFIG_STORAGE
+from torch import nn
+
+from koffline.algos.loggers import quiet
 from koffline.errors import ConfigError, KofflineError, PolicyError
 from koffline.policies.d3 import D3File, read_d3_model
 from koffline.policies.detect import detect
 from koffline.policies.outputs import one_line
 
 _LOG = logging.getLogger(__name__)
+# Target networks, and what an algorithm builds beside what it saves.
+_COPIES = 8
+_SLACK_NUMBERS = 1_000_000
+_SLACK_TENSORS = 500
 
 
 def load(path: str | Path, device: str | int | bool = "cpu") -> Any:
@@ -37,9 +45,7 @@ def load(path: str | Path, device: str | int | bool = "cpu") -> Any:
     device = device_name(device)
     file = read_d3_model(path)
     _refuse_what_cannot_be_built(file)
-    import torch
-    from d3rlpy import __version__ as installed
-
+    installed = d3rlpy.__version__
     if file.version != installed:
         _LOG.warning("%s was written by d3rlpy %s, %s is installed", path, file.version, installed)
     with quiet(), torch.random.fork_rng(devices=[]):
@@ -53,10 +59,6 @@ def load(path: str | Path, device: str | int | bool = "cpu") -> Any:
 
 def create_algo(file: D3File, device: str = "cpu") -> Any:
     """The algorithm of the file's configuration with fresh networks. Raises PolicyError."""
-    import_d3rlpy()
-    from d3rlpy.base import LearnableConfig, LearnableConfigWithShape
-    from d3rlpy.serializable_config import CONFIG_STORAGE
-
     known = CONFIG_STORAGE[LearnableConfig].config_list
     if file.algorithm not in known:
         near = get_close_matches(file.algorithm, known, 1)
@@ -68,7 +70,7 @@ def create_algo(file: D3File, device: str = "cpu") -> Any:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # remarks of the JSON reader on optional fields
-            with no_more_parameters_than(file.states):
+            with _no_more_parameters_than(file.states):
                 return LearnableConfigWithShape.deserialize(file.config).create(device=device)
     except Exception as error:  # a configuration of another version or a damaged one fails in any way
         reason = str(error) if isinstance(error, KofflineError) else one_line(error)
@@ -90,8 +92,6 @@ def _put_everything(file: D3File, algo: Any) -> None:
 
     It is given states that have been read as data and written anew, never the file's own bytes.
     """
-    import torch
-
     content = io.BytesIO()
     with _fitting_states(file):
         torch.save(file.states, content)
@@ -112,8 +112,6 @@ def _fitting_states(file: D3File) -> Iterator[None]:
 
 def device_name(device: str | int | bool) -> str:
     """The device as d3rlpy writes it: "cpu" or "cuda:<number>". Raises ConfigError."""
-    import torch
-
     if isinstance(device, bool):
         device = "cuda:0" if device else "cpu"
     try:
@@ -152,3 +150,44 @@ def _refuse_what_cannot_be_built(file: D3File) -> None:
             f"{file.name}: d3rlpy's FQE does not save the policy it evaluates, so that it cannot be rebuilt; "
             "use koffline.algos.KLossFQE, which does, or FQE(algo, config) and its load_model"
         )
+
+
+@contextlib.contextmanager
+def _no_more_parameters_than(states: Any) -> Iterator[None]:
+    """Count the parameters that are made inside; PolicyError as soon as the saved ones cannot explain them.
+
+    A configuration may claim layers of any width: the claim is refused while it is carried out, before the
+    memory is filled with numbers.
+    """
+    sizes = _sizes(states)
+    most, most_tensors = _COPIES * sum(sizes) + _SLACK_NUMBERS, _COPIES * len(sizes) + _SLACK_TENSORS
+    made: list[int] = []
+
+    def count(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
+        if parameter is not None:
+            made.append(parameter.numel())
+        if len(made) > most_tensors or sum(made) > most:
+            raise PolicyError(
+                f"its configuration asks for networks of more than {most} numbers in {most_tensors} arrays, "
+                f"its weights are {sum(sizes)} in {len(sizes)}; save the model again"
+            )
+
+    handle = nn.modules.module.register_module_parameter_registration_hook(count)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def _sizes(states: Any) -> list[int]:
+    """How many numbers each tensor of a nested state holds."""
+    sizes, waiting = [], [states]
+    while waiting:
+        part = waiting.pop()
+        if isinstance(part, torch.Tensor):
+            sizes.append(part.numel())
+        elif isinstance(part, dict):
+            waiting += part.values()
+        elif isinstance(part, (list, tuple)):
+            waiting += part
+    return sizes

@@ -1,28 +1,54 @@
-"""d3rlpy's loggers for a run that is trained epoch by epoch: files, TensorBoard, W&B."""
+"""d3rlpy's logging: loggers of a run trained epoch by epoch (files, TensorBoard, W&B), and silence."""
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
-from collections.abc import Sequence
+import logging
+import threading
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from koffline.data.d3rlpy_import import import_d3rlpy
-from koffline.errors import ConfigError
-from koffline.store.files import atomic_file
-
-import_d3rlpy()
-
-from d3rlpy.logging import (  # noqa: E402
+import structlog
+from d3rlpy.logging import (
     LoggerAdapter,
     LoggerAdapterFactory,
     TensorboardAdapterFactory,
     WanDBAdapterFactory,
 )
-from d3rlpy.logging.file_adapter import default_json_encoder  # noqa: E402
+from d3rlpy.logging.file_adapter import default_json_encoder
+
+from koffline.errors import ConfigError
+from koffline.store.files import atomic_file
 
 _EXTRAS = {"tensorboard": "tensorboardX", "wandb": "wandb"}
+_LOCK = threading.Lock()
+_DEPTH = 0
+_BEFORE: dict[str, Any] = {}
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """d3rlpy without its log lines, which go to stdout; only critical messages inside.
+
+    It may be nested, and entered from several threads at once: the configuration found by the first to come
+    in is what the last one to leave puts back.
+    """
+    global _DEPTH, _BEFORE
+    with _LOCK:
+        if _DEPTH == 0:
+            _BEFORE = structlog.get_config()
+            structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+        _DEPTH += 1
+    try:
+        yield
+    finally:
+        with _LOCK:
+            _DEPTH -= 1
+            if _DEPTH == 0:
+                structlog.configure(**_BEFORE)
 
 
 class FileLogger(LoggerAdapter):

@@ -6,31 +6,23 @@ import dataclasses
 from collections.abc import Generator, Sequence
 from typing import Any
 
+from d3rlpy.constants import ActionSpace
+from d3rlpy.models.builders import create_categorical_policy, create_normal_policy, create_value_function
+from d3rlpy.models.encoders import EncoderFactory, make_encoder_field
+from d3rlpy.optimizers.optimizers import OptimizerFactory, make_optimizer_field
+from d3rlpy.torch_utility import hard_sync
 from torch import nn
 
 from koffline.algos.kernel_algo import KernelCriticAlgo
-from koffline.algos.kernel_options import KernelCriticConfig, check_choice
-from koffline.algos.linear_gaussian import create_linear_gaussian_policy
-from koffline.algos.path_batch import TorchPathBatch
-from koffline.algos.path_buffer import PathMiniBatch, PathReplayBuffer
-from koffline.algos.trust_pcl_impl import Coefficients, DiscreteTrustPCLImpl, TrustPCLImpl, TrustPCLModules
-from koffline.data.d3rlpy_import import import_d3rlpy
-from koffline.data.replay import from_d3rlpy
-from koffline.errors import ConfigError
-
-import_d3rlpy()
-
-from d3rlpy.base import register_learnable  # noqa: E402
-from d3rlpy.constants import ActionSpace  # noqa: E402
-from d3rlpy.models.builders import (  # noqa: E402
-    create_categorical_policy,
-    create_normal_policy,
-    create_value_function,
+from koffline.algos.options import KernelCriticConfig, registered
+from koffline.algos.paths import PathMiniBatch, PathReplayBuffer, TorchPathBatch
+from koffline.algos.trust_pcl_impl import (
+    DiscreteTrustPCLImpl,
+    TrustPCLImpl,
+    TrustPCLModules,
+    create_linear_gaussian_policy,
 )
-from d3rlpy.models.encoders import EncoderFactory, make_encoder_field  # noqa: E402
-from d3rlpy.optimizers.optimizers import OptimizerFactory, make_optimizer_field  # noqa: E402
-
-CRITICS = ("kloss", "fvi", "td0", "rg")
+from koffline.data.replay import from_d3rlpy
 
 
 @dataclasses.dataclass()
@@ -61,40 +53,21 @@ class TrustPCLConfig(KernelCriticConfig):
     target_decay: float = 0.99
     squash: bool = True
 
-    def create(self, device: Any = False, enable_ddp: bool = False) -> TrustPCL:
-        """The algorithm."""
-        return TrustPCL(self, device, enable_ddp)
-
-    @staticmethod
-    def get_type() -> str:
-        """Name in files."""
-        return "trust_pcl"
-
 
 @dataclasses.dataclass()
 class DiscreteTrustPCLConfig(TrustPCLConfig):
     """Config of DiscreteTrustPCL; fields as TrustPCLConfig's."""
 
-    def create(self, device: Any = False, enable_ddp: bool = False) -> DiscreteTrustPCL:
-        """The algorithm."""
-        return DiscreteTrustPCL(self, device, enable_ddp)
 
-    @staticmethod
-    def get_type() -> str:
-        """Name in files."""
-        return "discrete_trust_pcl"
-
-
-class TrustPCL(KernelCriticAlgo[Any, Any]):
+@registered("trust_pcl", TrustPCLConfig)
+class TrustPCL(KernelCriticAlgo):
     """Trust-PCL on logged data, continuous actions (Nachum et al. 2018; Feng et al. 2019).
 
     With paths longer than one step, `fit` draws paths from the log's episodes; ordinary mini-batches, as
     `update` and `fit_online` give them, are paths of one step.
     """
 
-    def __init__(self, config: Any, device: Any = False, enable_ddp: bool = False, impl: Any = None) -> None:
-        _check_options(config)
-        super().__init__(config, device, enable_ddp, impl)
+    impl_class = TrustPCLImpl
 
     def fitter(
         self, dataset: Any, n_steps: int, n_steps_per_epoch: int = 10000, **options: Any
@@ -115,87 +88,39 @@ class TrustPCL(KernelCriticAlgo[Any, Any]):
         self._grad_step += 1
         return loss
 
-    def inner_create_impl(self, observation_shape: Sequence[int], action_size: int) -> None:
-        """Networks, optimisers and kernel."""
-        config = self._config
+    def make_modules(self, observation_shape: Sequence[int], action_size: int) -> TrustPCLModules:
+        """Values, policy, their slow copies, optimisers and kernel."""
         q_funcs, targ_q_funcs = (self._make_values(observation_shape) for _ in range(2))
         policy, targ_policy = (self._make_policy(observation_shape, action_size) for _ in range(2))
-        modules = TrustPCLModules(
+        hard_sync(targ_q_funcs, q_funcs)
+        hard_sync(targ_policy, policy)
+        return TrustPCLModules(
             q_funcs=q_funcs,
-            critic_optim=self.make_optimizer(
-                config.critic_optim_factory, q_funcs, config.critic_learning_rate
-            ),
+            critic_optim=self.make_optimizer("critic_", q_funcs),
             kernel=self.make_kernel(observation_shape, action_size),
-            targ_q_funcs=targ_q_funcs,
             policy=policy,
+            actor_optim=self.make_optimizer("actor_", policy),
+            targ_q_funcs=targ_q_funcs,
             targ_policy=targ_policy,
-            actor_optim=self.make_optimizer(config.actor_optim_factory, policy, config.actor_learning_rate),
         )
-        coefficients = Coefficients(config.entropy_coef, config.kl_coef, config.clip_adv, config.target_decay)
-        is_discrete = self.get_action_type() == ActionSpace.DISCRETE
-        impl_class: Any = DiscreteTrustPCLImpl if is_discrete else TrustPCLImpl
-        options = {**self.impl_options(observation_shape, action_size), "compiled": False}
-        self._impl = impl_class(critic=config.critic, coefficients=coefficients, modules=modules, **options)
-
-    def get_action_type(self) -> ActionSpace:
-        """Continuous."""
-        return ActionSpace.CONTINUOUS
 
     def _make_values(self, observation_shape: Sequence[int]) -> nn.ModuleList:
-        config = self._config
-        make = [config.critic_encoder_factory] * config.n_critics
-        return nn.ModuleList(
-            create_value_function(observation_shape, encoder, self._device, self._enable_ddp)
-            for encoder in make
-        )
+        encoder, where = self._config.critic_encoder_factory, (self._device, self._enable_ddp)
+        count = self._config.n_critics
+        return nn.ModuleList(create_value_function(observation_shape, encoder, *where) for _ in range(count))
 
     def _make_policy(self, observation_shape: Sequence[int], action_size: int) -> Any:
-        encoder = self._config.actor_encoder_factory
-        if self.get_action_type() == ActionSpace.DISCRETE:
-            return create_categorical_policy(
-                observation_shape, action_size, encoder, self._device, self._enable_ddp
-            )
+        if self.is_discrete:
+            return self.make_policy(create_categorical_policy, observation_shape, action_size)
         if not self._config.squash:
-            return create_linear_gaussian_policy(
-                observation_shape, action_size, encoder, self._device, self._enable_ddp
-            )
-        return create_normal_policy(
-            observation_shape,
-            action_size,
-            encoder,
-            self._device,
-            self._enable_ddp,
-            min_logstd=-4.0,
-            max_logstd=2.0,
-            use_std_parameter=True,
-        )
+            return self.make_policy(create_linear_gaussian_policy, observation_shape, action_size)
+        bounds = {"min_logstd": -4.0, "max_logstd": 2.0, "use_std_parameter": True}
+        return self.make_policy(create_normal_policy, observation_shape, action_size, **bounds)
 
 
+@registered("discrete_trust_pcl", DiscreteTrustPCLConfig)
 class DiscreteTrustPCL(TrustPCL):
     """Trust-PCL on logged data, discrete actions (Nachum et al. 2018; Feng et al. 2019)."""
 
-    def get_action_type(self) -> ActionSpace:
-        """Discrete."""
-        return ActionSpace.DISCRETE
-
-
-def _check_options(config: Any) -> None:
-    """Raise ConfigError for the first option out of range."""
-    check_choice("critic", config.critic, CRITICS)
-    if not (isinstance(config.path_length, int) and config.path_length >= 1):
-        raise ConfigError(f"path_length is {config.path_length!r}; give a positive number of steps")
-    for name in ("entropy_coef", "kl_coef", "clip_adv"):
-        if not getattr(config, name) >= 0.0:
-            raise ConfigError(f"{name} is {getattr(config, name)!r}; give a number that is not negative")
-    if config.entropy_coef + config.kl_coef <= 0.0:
-        raise ConfigError(
-            "entropy_coef and kl_coef are both 0, which defines no policy; give one a positive value"
-        )
-    if not isinstance(config.squash, bool):
-        raise ConfigError(f"squash is {config.squash!r}; give true or false")
-    if not 0.0 <= config.target_decay <= 1.0:
-        raise ConfigError(f"target_decay is {config.target_decay!r}; give a number in [0, 1]")
-
-
-register_learnable(TrustPCLConfig)
-register_learnable(DiscreteTrustPCLConfig)
+    action_type = ActionSpace.DISCRETE
+    impl_class = DiscreteTrustPCLImpl

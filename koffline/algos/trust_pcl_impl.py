@@ -1,69 +1,78 @@
-"""The implementation of TrustPCL: residuals of paths, and the step of values and policy."""
+"""The implementation of TrustPCL: residuals of paths, the step of values and policy; online runs' policy."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import torch
+from d3rlpy.models.torch import ActionOutput, build_gaussian_distribution, compute_output_size
+from d3rlpy.torch_utility import soft_sync, unwrap_ddp_model, wrap_model_by_ddp
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from koffline.algos.kernel_impl import CriticLoss, KernelCriticImpl, KernelCriticModules
-from koffline.algos.linear_gaussian import LinearGaussianPolicy
-from koffline.algos.path_batch import TorchPathBatch
-from koffline.data.d3rlpy_import import import_d3rlpy
-
-import_d3rlpy()
-
-from d3rlpy.models.torch import build_gaussian_distribution  # noqa: E402
-from d3rlpy.optimizers import OptimizerWrapper  # noqa: E402
-from d3rlpy.torch_utility import hard_sync, soft_sync, unwrap_ddp_model  # noqa: E402
+from koffline.algos.kernel_critic import ActorModules, KernelImpl, Losses
+from koffline.algos.paths import TorchPathBatch
 
 
 @dataclasses.dataclass(frozen=True)
-class TrustPCLModules(KernelCriticModules):
+class TrustPCLModules(ActorModules):
     """q_funcs are state values here; both they and the policy have a slow copy."""
 
     targ_q_funcs: nn.ModuleList
-    policy: nn.Module
     targ_policy: nn.Module
-    actor_optim: OptimizerWrapper
 
 
-@dataclasses.dataclass(frozen=True)
-class PathConsistencyLoss(CriticLoss):
-    """The critic's loss and the policy's surrogate."""
+class LinearGaussianPolicy(nn.Module):
+    """N(mean(s), exp(log_std)²) per action number; log_std (1, k) does not depend on the state.
 
-    actor_loss: Tensor
+    Density and gradients are those of the unlimited Gaussian; `low` and `high` (1, k) are what `cut` keeps
+    actions within, in the policy's units, and are saved with the weights. (Nachum et al. 2018)
+    """
+
+    low: Tensor
+    high: Tensor
+
+    def __init__(self, encoder: nn.Module, hidden_size: int, action_size: int) -> None:
+        super().__init__()
+        self._encoder = encoder
+        self._mu = nn.Linear(hidden_size, action_size)
+        self._logstd = nn.Parameter(torch.zeros(1, action_size))
+        self.register_buffer("low", torch.full((1, action_size), -1.0))
+        self.register_buffer("high", torch.ones(1, action_size))
+
+    def forward(self, x: Any) -> ActionOutput:
+        """Mean, once more in the place where other policies have theirs squashed, and log-deviation."""
+        mean = self._mu(self._encoder(x))
+        return ActionOutput(mean, mean, self._logstd.expand_as(mean))
+
+    def cut(self, actions: Tensor) -> Tensor:
+        """(N, k) within the limits."""
+        return torch.minimum(torch.maximum(actions, self.low), self.high)
 
 
-@dataclasses.dataclass(frozen=True)
-class Coefficients:
-    """Of entropy (the paper's λ), of the divergence from the slow policy (its τ), the clip, the decay."""
+def create_linear_gaussian_policy(
+    observation_shape: Sequence[int], action_size: int, encoder_factory: Any, device: str, enable_ddp: bool
+) -> Any:
+    """The policy with a fresh encoder, on the device."""
+    encoder = encoder_factory.create(observation_shape)
+    hidden_size = compute_output_size([observation_shape], encoder)
+    policy: nn.Module = LinearGaussianPolicy(encoder, hidden_size, action_size).to(device)
+    return wrap_model_by_ddp(policy) if enable_ddp else policy
 
-    entropy_coef: float
-    kl_coef: float
-    clip_adv: float
-    target_decay: float
 
-
-class TrustPCLImpl(KernelCriticImpl):
+class TrustPCLImpl(KernelImpl):
     """R = −V(s_0) + γ^d V(s_d) + Σ_t γ^t [r_t − (λ + τ) log π(a_t|s_t) + τ log π̃(a_t|s_t)].
 
     (Feng et al. 2019, alg:kloss_pcl; Nachum et al. 2018)
     """
 
-    def __init__(self, critic: str, coefficients: Coefficients, **common: Any) -> None:
-        super().__init__(**common)
-        self._critic = critic
-        self._coefficients = coefficients
-        hard_sync(self._modules.targ_q_funcs, self._modules.q_funcs)
-        hard_sync(self._modules.targ_policy, self._modules.policy)
+    is_captured = False
 
     def inner_update(self, batch: Any, grad_step: int) -> dict[str, float]:
         """The slow copies move, then one step of critic and policy."""
-        rate = 1.0 - self._coefficients.target_decay
+        rate = 1.0 - self._config.target_decay
         soft_sync(self._modules.targ_q_funcs, self._modules.q_funcs, rate)
         soft_sync(self._modules.targ_policy, self._modules.policy, rate)
         self._modules.actor_optim.zero_grad()
@@ -71,29 +80,28 @@ class TrustPCLImpl(KernelCriticImpl):
         self._modules.actor_optim.step()
         return metrics
 
-    def compute_critic_loss(self, batch: Any) -> PathConsistencyLoss:
-        """Critic's loss plus policy's surrogate; their gradients reach different networks."""
+    def compute_critic_loss(self, batch: Any) -> Losses:
+        """Critic's loss and policy's surrogate; their gradients reach different networks."""
         paths = TorchPathBatch.of(batch)
         log_probability = self.log_probabilities(self._modules.policy, paths)
-        residual = self._residual(paths, log_probability.detach())
-        critic_loss = self._critic_loss(residual, paths)
-        advantage = residual.detach().mean(dim=0)
-        if self._coefficients.clip_adv > 0.0:
-            advantage = advantage.clamp(-self._coefficients.clip_adv, self._coefficients.clip_adv)
+        residual = self._path_residual(paths, log_probability.detach())
+        if self._config.critic == "kloss":
+            critic_loss = self._modules.kernel(residual, paths.observations, paths.actions).sum()
+        else:
+            critic_loss = residual.square().mean(dim=1).sum()
+        advantage, limit = residual.detach().mean(dim=0), self._config.clip_adv
+        if limit > 0.0:
+            advantage = advantage.clamp(-limit, limit)
         actor_loss = -(advantage * (self._discounts(paths) * log_probability).sum(dim=1)).mean()
-        return PathConsistencyLoss(critic_loss, residual.detach().square().mean(), actor_loss)
+        error = residual.detach().square().mean()
+        return {"critic_loss": critic_loss, "bellman_error": error, "actor_loss": actor_loss}
 
-    def compute_critic_grad(self, batch: Any) -> PathConsistencyLoss:
+    def compute_critic_grad(self, batch: Any) -> Losses:
         """Gradients into values and policy from one pass; nothing steps."""
         self._modules.critic_optim.zero_grad()
-        loss = self.compute_critic_loss(batch)
-        (loss.critic_loss + loss.actor_loss).backward()
-        return loss
-
-    def compute_residual(self, batch: Any) -> Float[Tensor, "critic row"]:
-        """R of every path, with gradient through the values the critic's kind lets through."""
-        paths = TorchPathBatch.of(batch)
-        return self._residual(paths, self.log_probabilities(self._modules.policy, paths).detach())
+        losses = self.compute_critic_loss(batch)
+        (losses["critic_loss"] + losses["actor_loss"]).backward()
+        return losses
 
     def log_probabilities(self, policy: Any, paths: TorchPathBatch) -> Float[Tensor, "row step"]:
         """log π of the logged actions; zero past a path's end."""
@@ -116,21 +124,11 @@ class TrustPCLImpl(KernelCriticImpl):
 
     def inner_predict_value(self, x: Tensor, action: Tensor) -> Tensor:
         """Q(s, a) that path consistency implies: V(s) + (λ + τ) log π(a|s) − τ log π̃(a|s)."""
-        c = self._coefficients
+        c = self._config
         value = self._values(self._modules.q_funcs, x).mean(dim=0)
         here = self.log_density(self._modules.policy, x, action)
         slow = self.log_density(self._modules.targ_policy, x, action)
         return value + (c.entropy_coef + c.kl_coef) * here - c.kl_coef * slow
-
-    @property
-    def policy(self) -> Any:
-        """The policy."""
-        return self._modules.policy
-
-    @property
-    def policy_optim(self) -> torch.optim.Optimizer:
-        """The policy's optimiser."""
-        return self._modules.actor_optim.optim
 
     def _within_reach(self, actions: Tensor) -> Tensor:
         """Cut to the policy's limits: its own where it has some, else [−1, 1]."""
@@ -139,8 +137,8 @@ class TrustPCLImpl(KernelCriticImpl):
             return policy.cut(actions)
         return actions.clamp(-1.0, 1.0)
 
-    def _residual(self, paths: TorchPathBatch, log_probability: Tensor) -> Float[Tensor, "critic row"]:
-        c = self._coefficients
+    def _path_residual(self, paths: TorchPathBatch, log_probability: Tensor) -> Float[Tensor, "critic row"]:
+        c = self._config
         with torch.no_grad():
             slow = self.log_probabilities(self._modules.targ_policy, paths)
         reward = paths.path_rewards - (c.entropy_coef + c.kl_coef) * log_probability + c.kl_coef * slow
@@ -150,23 +148,18 @@ class TrustPCLImpl(KernelCriticImpl):
 
     def _both_values(self, paths: TorchPathBatch) -> tuple[Tensor, Tensor]:
         """V(s_0) and V(s_d), the latter as the critic's kind has it."""
-        if self._critic == "fvi":
+        if self._config.critic == "fvi":
             with torch.no_grad():
                 next_value = self._values(self._modules.targ_q_funcs, paths.next_observations)
             return self._values(self._modules.q_funcs, paths.observations), next_value
         both = torch.cat((paths.observations, paths.next_observations))
         value, next_value = self._values(self._modules.q_funcs, both).chunk(2, dim=1)
-        return value, next_value.detach() if self._critic == "td0" else next_value
-
-    def _critic_loss(self, residual: Tensor, paths: TorchPathBatch) -> Tensor:
-        if self._critic == "kloss":
-            return self._modules.kernel(residual, paths.observations, paths.actions).sum()
-        return residual.square().mean(dim=1).sum()
+        return value, next_value.detach() if self._config.critic == "td0" else next_value
 
     def _discounts(self, paths: TorchPathBatch) -> Float[Tensor, "row step"]:
         """γ^t, zero past a path's end."""
         steps = torch.arange(paths.mask.shape[1], device=paths.mask.device)
-        return self._gamma**steps * paths.mask
+        return self._config.gamma**steps * paths.mask
 
     @staticmethod
     def _values(functions: nn.ModuleList, observations: Tensor) -> Float[Tensor, "critic row"]:

@@ -34,8 +34,8 @@ from koffline.data.transitions import ActionSpace, Discrete, Metadata, Transitio
 from koffline.errors import ConfigError
 from koffline.policies.base import ContinuousPolicy, DiscretePolicy, Policy
 from koffline.policies.builtin import epsilon_policy, finite_box
-from koffline.policies.loading import as_policy
 from koffline.policies.mlp import Mlp
+from koffline.policy_specs import as_policy
 
 ROWS = 10_000
 NOISE = {"medium": 0.2, "expert": 0.05}

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from koffline.algos.online_learner import LearnerSettings, OnlineLearner, randomness
+from koffline.algos.stock_learners import LearnerSettings, OnlineLearner, randomness
 from koffline.builders.copies import Copies, closed_copies, environment_seed, make_copies
 from koffline.builders.rollouts import Columns, RolloutPlayer, RolloutSettings
 from koffline.data.transitions import Discrete, Transitions

@@ -25,7 +25,7 @@ from koffline.data.transitions import Discrete, Metadata, Transitions
 from koffline.errors import ConfigError
 from koffline.jobs.mapping import PassSettings
 from koffline.policies.base import Policy
-from koffline.policies.loading import as_policy
+from koffline.policy_specs import as_policy
 
 Columns = dict[str, np.ndarray]
 _EPSILON = "epsilon:"

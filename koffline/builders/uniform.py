@@ -21,7 +21,7 @@ from koffline.envs.world import Actions, Outcome, States
 from koffline.errors import ConfigError, PolicyError
 from koffline.policies.base import DiscretePolicy
 from koffline.policies.grid_policy import GridPolicy
-from koffline.policies.loading import as_policy
+from koffline.policy_specs import as_policy
 
 CHAIN = "chain"
 SHAPE = (40, 40)

@@ -254,7 +254,7 @@ def policy(
     else:
         import numpy as np
 
-        from koffline.algos.offline_dqn import TUPLES, train_dqn
+        from koffline.algos.stock_learners import TUPLES, train_dqn
         from koffline.builders.uniform import build_uniform
 
         if steps < 1:

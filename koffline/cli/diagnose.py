@@ -125,7 +125,7 @@ def _diagnose(
     from koffline.data.table.files import is_table_source
     from koffline.fitting import threads
     from koffline.ope.diagnose.diagnosing import diagnose as diagnose_value_function
-    from koffline.policies import load_policy
+    from koffline.policy_specs import load_policy
 
     log = open_for_reading(data, space, mapping, reading)
     sample = sample_units(log, _SAMPLE_ROWS, options["seed"], settings=reading.stream.passes)

@@ -173,7 +173,7 @@ def _evaluate(
     from koffline.ope.estimators.all import estimate_all
     from koffline.ope.evaluation import evaluate as evaluate_policy
     from koffline.ope.initial_states import read_initial_states
-    from koffline.policies import load_policy
+    from koffline.policy_specs import load_policy
 
     transitions = open_for_reading(data, space, mapping, reading)
     settings = make_settings({"gamma": transitions.metadata.gamma}, *layers)

@@ -63,8 +63,8 @@ def online(
     save_minari: bool,
 ) -> None:
     """Check the config, train, print a table over the seeds and where everything is."""
+    from koffline.online.config import load_config
     from koffline.online.folder import CONFIG, RECORD
-    from koffline.online.load_config import load_config
 
     if config is None and resume is None:
         raise click.UsageError("give CONFIG, or --resume DIR")

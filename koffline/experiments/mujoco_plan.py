@@ -17,8 +17,7 @@ from koffline.config import parse_assignments
 from koffline.envs.gymnasium_worlds import NOISY_MUJOCO
 from koffline.errors import ConfigError
 from koffline.experiments.mujoco_cells import MujocoCell
-from koffline.online.config import OnlineConfig, OnlineRun
-from koffline.online.load_config import load_config
+from koffline.online.config import OnlineConfig, OnlineRun, load_config
 
 CRITICS = ("td0", "fvi", "rg", "kloss")
 PARTS = ("search", "final", "noise", "paper-search", "paper")

@@ -13,7 +13,7 @@ import numpy as np
 from koffline.data.paths import Paths
 from koffline.online.environments import Environments, clip_actions
 from koffline.online.networks import Shape
-from koffline.online.trust_region import WINDOW
+from koffline.online.trust_region import WINDOW, Finished
 
 # (observations (K, E, d), noise (K, E, k) or (K, E)) -> actions as drawn
 Act = Callable[[np.ndarray, np.ndarray], np.ndarray]
@@ -28,14 +28,6 @@ class Collected:
     paths: Paths
     observations: np.ndarray
     valid: np.ndarray
-
-
-@dataclass(frozen=True)
-class Finished:
-    """An episode that ended in training: return in the environment's units, length in steps."""
-
-    total: float
-    length: int
 
 
 class Collector:

@@ -1,4 +1,4 @@
-"""Every setting of online Trust-PCL, with its default, in one flat record.
+"""Every setting of online Trust-PCL, with its default, in one flat record, read from YAML and ``key=value``.
 
 Names: ``entropy_coef`` is the paper's λ, ``kl_coef`` its τ (set by the trust region from
 ``max_divergence``), ``diag_weight`` the mixture of U and V, ``target_decay`` the smoothing of the copies.
@@ -6,17 +6,28 @@ Names: ``entropy_coef`` is the paper's λ, ``kl_coef`` its τ (set by the trust 
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Mapping
+import os
+import typing
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
 from typing import Any, Literal
 
-from koffline.errors import ConfigError
+from pydantic import TypeAdapter, ValidationError
+
+from koffline.config import parse_assignments, read_yaml
+from koffline.errors import ConfigError, nearest_name
 
 Critic = Literal["kloss", "fvi", "td0", "rg"]
 CRITICS: tuple[Critic, ...] = ("kloss", "fvi", "td0", "rg")
-VECTORIZATIONS = ("local", "sync", "async")
-KERNEL_INPUTS = ("state", "state_action")
+_CHOICES = {
+    "critic": CRITICS,
+    "vectorization": ("local", "sync", "async"),
+    "kernel_inputs": ("state", "state_action"),
+}
+_OPTIONS, _LOG = "environment_options", "initial_log"
 
 
 @dataclass(frozen=True)
@@ -80,7 +91,6 @@ class OnlineConfig:
     def __post_init__(self) -> None:
         object.__setattr__(self, "hidden", tuple(self.hidden))
         object.__setattr__(self, "environment_options", dict(self.environment_options))
-        _check_choices(self)
         for name in _COUNTS:
             _check_count(name, getattr(self, name), 1, _MOST.get(name))
         _check_count("windows_per_path", self.windows_per_path, 0)
@@ -117,6 +127,66 @@ class OnlineRun:
         _check_count("seed", self.seed, 0)
 
 
+def load_config(path: str | Path | Mapping[str, Any], assignments: Iterable[str] = ()) -> OnlineConfig:
+    """The config of a YAML file (or of a mapping), with ``gamma=0.98`` laid over it.
+
+    One option of the environment is ``environment_options.NAME=VALUE``. A relative ``initial_log`` in a file
+    lies beside the file, any other in the current folder. Raises ConfigError in one line; for an unknown key
+    it names the nearest.
+    """
+    content = dict(path) if isinstance(path, Mapping) else read_yaml(path)
+    _make_log_absolute(content, Path.cwd() if isinstance(path, Mapping) else Path(path).resolve().parent)
+    for key, value in parse_assignments(assignments).items():
+        _assign(content, key, value)
+    _make_log_absolute(content, Path.cwd())
+    hints = typing.get_type_hints(OnlineConfig)
+    for key in content:
+        if key not in hints:
+            raise ConfigError(f"{key} is unknown; {nearest_name(key, sorted(hints))}")
+    if not content.get("environment"):
+        raise ConfigError(
+            "environment is missing; give a Gymnasium id, as in environment: InvertedPendulum-v5"
+        )
+    return OnlineConfig(**{key: _typed(key, value, hints[key]) for key, value in content.items()})
+
+
+def resolved(config: OnlineConfig) -> dict[str, Any]:
+    """The same as plain values, every default filled in; `load_config` reads it again."""
+    return {part.name: _plain(getattr(config, part.name)) for part in fields(config)}
+
+
+def check_equal(configs: Sequence[OnlineConfig]) -> OnlineConfig:
+    """The common settings; raises ConfigError for the first that differs."""
+    if not configs:
+        raise ConfigError("runs is empty; give at least one")
+    first = configs[0]
+    for config in configs[1:]:
+        for name in _EQUAL:
+            here, there = getattr(first, name), getattr(config, name)
+            if here != there:
+                raise ConfigError(
+                    f"{name} is {here!r} in one run and {there!r} in another; put them in separate stacks"
+                )
+    return first
+
+
+_EQUAL = (
+    "environment",
+    "environment_options",
+    "n_environments",
+    "vectorization",
+    "path_length",
+    "steps_per_iteration",
+    "batch_size",
+    "windows_per_path",
+    "capacity",
+    "learning_starts",
+    "hidden",
+    "evaluation_episodes",
+    "evaluation_seed",
+    "evaluation_limit",
+    "initial_log",
+)  # what the runs of a stack share
 _COUNTS = (
     "n_environments",
     "steps",
@@ -159,20 +229,12 @@ _RANGES: dict[str, tuple[float, float]] = {
 }
 
 
-def _check_choices(config: OnlineConfig) -> None:
-    for name, choices in (
-        ("critic", CRITICS),
-        ("vectorization", VECTORIZATIONS),
-        ("kernel_inputs", KERNEL_INPUTS),
-    ):
-        value = getattr(config, name)
-        if value not in choices:
-            raise ConfigError(f"{name} is {value!r}; use one of {', '.join(choices)}")
-
-
 def _check_sizes(config: OnlineConfig) -> None:
     if not isinstance(config.environment, str) or not config.environment:
         raise ConfigError(f"environment is {config.environment!r}; give a Gymnasium id")
+    for name, choices in _CHOICES.items():
+        if getattr(config, name) not in choices:
+            raise ConfigError(f"{name} is {getattr(config, name)!r}; use one of {', '.join(choices)}")
     if config.steps_per_iteration % config.n_environments:
         raise ConfigError(
             f"steps_per_iteration {config.steps_per_iteration} is no multiple of n_environments "
@@ -191,3 +253,45 @@ def _check_count(name: str, number: Any, least: int, most: int | None = None) ->
 
 def _is_number(number: Any) -> bool:
     return isinstance(number, int | float) and not isinstance(number, bool) and math.isfinite(number)
+
+
+def _assign(content: dict[str, Any], key: str, value: Any) -> None:
+    parent, dot, name = key.partition(".")
+    if not dot:
+        content[key] = value
+        return
+    if parent != _OPTIONS:
+        raise ConfigError(f"{key} is unknown; only {_OPTIONS} has parts, as in {_OPTIONS}.NAME=VALUE")
+    below = content.get(parent) or {}
+    if not isinstance(below, Mapping):
+        raise ConfigError(f"{parent} is {below!r}; write it as lines of 'key: value'")
+    content[parent] = {**below, name: value}
+
+
+def _typed(name: str, value: Any, hint: Any) -> Any:
+    """The value as the field's type; YAML takes 1e-3 for text. Raises ConfigError."""
+    allowed = {hint, *typing.get_args(hint)}
+    if name == _OPTIONS and value is None:
+        return {}
+    if isinstance(value, bool) and bool not in allowed and name != _OPTIONS:
+        raise ConfigError(f"{name} is {str(value).lower()}; a yes or no is no value here")
+    if isinstance(value, str) and allowed & {int, float}:
+        with contextlib.suppress(ValueError):
+            value = float(value)
+    try:
+        return TypeAdapter(hint).validate_python(value)
+    except ValidationError as error:
+        reason = error.errors()[0]["msg"]
+        raise ConfigError(f"{name} is {value!r}: {reason[0].lower()}{reason[1:]}") from None
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _plain(part) for key, part in value.items()}
+    return [_plain(part) for part in value] if isinstance(value, (list, tuple)) else value
+
+
+def _make_log_absolute(content: dict[str, Any], folder: Path) -> None:
+    log = content.get(_LOG)
+    if isinstance(log, str) and log and not log.startswith("minari:"):
+        content[_LOG] = str((folder / Path(os.path.expanduser(log))).resolve())

@@ -14,10 +14,9 @@ from typing import Any
 import yaml
 
 from koffline.errors import ConfigError
-from koffline.online.config import OnlineConfig
-from koffline.online.load_config import resolved
+from koffline.online.config import OnlineConfig, resolved
 from koffline.store.files import atomic_file
-from koffline.store.run_record import describe_call, is_free, now, shown
+from koffline.store.run_record import describe_call, digest_of, is_free, now, shown
 from koffline.store.targets import locked
 from koffline.untrusted.limits import read_json
 
@@ -40,9 +39,8 @@ class Plan:
     @property
     def fingerprint(self) -> str:
         """Digest of the settings and of the log that the replay starts from, wherever it lies."""
-        return hashlib.sha256(
-            json.dumps(_identity(resolved(self.config)), sort_keys=True).encode()
-        ).hexdigest()
+        identity = {**resolved(self.config), "initial_log": _digest(self.config.initial_log)}
+        return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
 
 
 def make_plan(config: OnlineConfig, seed: int, seed_count: int, workers: int) -> Plan:
@@ -154,13 +152,8 @@ def _check(out: Path, plan: Plan, resume: bool) -> None:
         )
 
 
-def _identity(settings: Mapping[str, Any]) -> dict[str, Any]:
-    kept = {key: value for key, value in settings.items() if key != "initial_log"}
-    return {**kept, "initial_log": _digest(settings["initial_log"])}
-
-
 def _digest(log: str | None) -> str | None:
     """SHA-256 of a log that is a file; the name of any other."""
     if log is None or not Path(log).is_file():
         return log
-    return hashlib.sha256(Path(log).read_bytes()).hexdigest()
+    return digest_of(Path(log))

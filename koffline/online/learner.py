@@ -20,10 +20,18 @@ from torch import Tensor
 from koffline.data.paths import Paths
 from koffline.online.config import OnlineConfig
 from koffline.online.critics import CriticGradients, gaussian_gram, kernel_gradients, squared_error_gradients
-from koffline.online.densities import Density
-from koffline.online.networks import AgentStack, InputMoments
-from koffline.online.value_ends import Minibatch, Rows, ValueEnds, rows_at
-from koffline.online.windows import WindowRules, all_starts, cut_windows, draw_starts, pack_steps
+from koffline.online.networks import AgentStack, Density, InputMoments, Shape, Streams
+from koffline.online.windows import (
+    Minibatch,
+    Rows,
+    ValueEnds,
+    WindowRules,
+    all_starts,
+    cut_windows,
+    draw_starts,
+    pack_steps,
+    rows_at,
+)
 from koffline.stacked_adam import StackedAdam
 
 
@@ -72,6 +80,17 @@ class Learner:
         self._adam = StackedAdam(online.flat, epsilon=self._column([c.adam_epsilon for c in configs]))
         self._gradient = torch.empty_like(online.flat)  # fresh memory would cost more than the sum
         self.diverged = np.zeros(len(configs), dtype=bool)
+
+    @classmethod
+    def initialise(
+        cls, configs: Sequence[OnlineConfig], shape: Shape, streams: Sequence[Streams], dtype: torch.dtype
+    ) -> Learner:
+        """Fresh networks; the slow copies begin as they do, or with ``legacy_targets`` on their own."""
+        seeds = [(s.policy_seed, s.value_seed) for s in streams]
+        other_seeds = [(s.other_policy_seed, s.other_value_seed) for s in streams]
+        online, other = (AgentStack.initialise(shape, each, dtype) for each in (seeds, other_seeds))
+        apart = torch.tensor([[c.legacy_targets] for c in configs])
+        return cls(configs, online, AgentStack(shape, torch.where(apart, other.flat, online.flat)))
 
     @torch.no_grad()
     def move_targets(self) -> None:
@@ -142,7 +161,7 @@ class Learner:
         reward = batch.rewards.flatten(1).scatter_add(1, batch.rows, -divergence * batch.covered)
         # (K, B, W, T) over T
         gained = (batch.weights * reward.view(runs, paths, 1, steps)).sum(dim=3)
-        values = ValueEnds(self.online, self.target, self.rows_of("fvi"), batch)
+        values = ValueEnds(self.online, self.target, self._rows_of.get("fvi"), batch)
         residual = gained.flatten(1) + values.discount * values.end - values.start
 
         bounded = residual.clamp(-self._clip, self._clip) * values.valid
@@ -169,10 +188,6 @@ class Learner:
             "policy_std": density.mean_std,
         }
         return Step(gradient, residual, diagnostics)
-
-    def rows_of(self, kind: str) -> Rows | None:
-        """Rows of the runs with that critic; None where there are none."""
-        return self._rows_of.get(kind)
 
     def state_dict(self) -> dict[str, Any]:
         """Parameters, slow copies, Adam's moments."""

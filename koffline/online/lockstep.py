@@ -24,13 +24,18 @@ import torch
 from koffline.data.paths import PathReplay
 from koffline.errors import ConfigError
 from koffline.online.collector import Collector
-from koffline.online.config import OnlineConfig, OnlineRun
-from koffline.online.environments import Environments, LocalEnvironments, clip_actions
-from koffline.online.evaluation import Evaluation, play_episodes
+from koffline.online.config import OnlineConfig, OnlineRun, check_equal
+from koffline.online.environments import (
+    Environments,
+    Evaluation,
+    LocalEnvironments,
+    clip_actions,
+    play_episodes,
+)
 from koffline.online.learner import Learner
-from koffline.online.networks import Actor, AgentArrays, AgentStack, InputMoments, Shape
-from koffline.online.stacking import Streams, check_equal, make_environments
-from koffline.online.trust_region import BEFORE, SMOOTHING, solve_coefficients
+from koffline.online.networks import Actor, AgentArrays, InputMoments, Shape, Streams
+from koffline.online.trust_region import TrustRegion
+from koffline.online.vector_environments import make_vector_environments
 
 _DECAY_ITERATIONS = 2500  # of the entropy coefficient (Feng et al. 2019, sec:exp_detail)
 
@@ -47,9 +52,9 @@ class LockStep:
         self.runs = tuple(runs)
         self._configs = [run.config for run in runs]
         common = check_equal(self._configs)
-        self._dtype = dtype
+        self._dtype = np.float64 if dtype == torch.float64 else np.float32
         copies = len(runs) * common.n_environments
-        self._environments = environments or make_environments(common, copies)
+        self._environments = environments or _make_environments(common, copies)
         if self._environments.n != copies:
             raise ConfigError(
                 f"environments has {self._environments.n} copies; {len(runs)} runs of "
@@ -57,9 +62,9 @@ class LockStep:
             )
         self.shape = Shape(self._environments.observation_dim, self._environments.action_space, common.hidden)
         streams = [Streams.of(run.seed) for run in runs]
-        self._replay_generators = [stream.replay for stream in streams]
-        self._play_generators = [stream.play for stream in streams]
-        self.learner = _make_learner(self._configs, self.shape, streams, dtype)
+        self._replay_generators = [s.replay for s in streams]
+        self._play_generators = [s.play for s in streams]
+        self.learner = Learner.initialise(self._configs, self.shape, streams, dtype)
         self._actor = Actor(self.learner.online)
         self.moments = InputMoments(
             len(runs), self.shape.observation_dim, [c.standardise for c in self._configs]
@@ -70,7 +75,7 @@ class LockStep:
             common.path_length,
             self.shape.observation_dim,
             self.shape.outputs if self.shape.continuous else None,
-            np.float64 if dtype == torch.float64 else np.float32,
+            self._dtype,
         )
         self._collector = Collector(
             self._environments,
@@ -82,11 +87,7 @@ class LockStep:
         self._prefilled = self._fill(common.initial_log)
         self.iterations = 0
         self.steps = 0
-        self.kl_coef = np.array([c.kl_coef_initial for c in self._configs])
-        self._wanted_kl_coef = np.full(len(runs), BEFORE)
-        self._reward_scale = np.array([c.reward_scale for c in self._configs])
-        self._max_divergence = np.array([c.max_divergence for c in self._configs])
-        self._kl_coef_min = np.array([c.kl_coef_min for c in self._configs])
+        self._trust_region = TrustRegion(self._configs)
         self._sums: dict[str, np.ndarray] = {}
         self._summed = 0
         self._learning_seconds = self._evaluation_seconds = 0.0
@@ -102,6 +103,11 @@ class LockStep:
     def diverged(self) -> np.ndarray:
         """Which runs (K,) met a gradient that is not finite and have stood still since."""
         return self.learner.diverged
+
+    @property
+    def kl_coef(self) -> np.ndarray:
+        """(K,), the trust region's."""
+        return self._trust_region.kl_coef
 
     @property
     def entropy_coef(self) -> np.ndarray:
@@ -126,7 +132,7 @@ class LockStep:
         self.replay.append(collected.runs, collected.paths)
         self.iterations += 1
         self.steps += self._configs[0].steps_per_iteration
-        self._update_kl_coef()
+        self._trust_region.update(self._collector.recent, self._collector.take_changed())
         if self._may_learn():
             self._learn()
         self._learning_seconds += time.perf_counter() - after + moved - started
@@ -158,15 +164,14 @@ class LockStep:
     def take_metrics(self) -> list[dict[str, float]]:
         """Means of each run's diagnostics since the last call; empty where nothing was learned."""
         names, count = list(self._sums), max(self._summed, 1)
-        found = [
-            {name: float(self._sums[name][run] / count) for name in names} for run in range(len(self.runs))
-        ]
+        runs = range(len(self.runs))
+        found = [{name: float(self._sums[name][run] / count) for name in names} for run in runs]
         self._sums, self._summed = {}, 0
         return found
 
     def act(self, observations: np.ndarray) -> np.ndarray:
         """Mean or most probable actions (K, E, k) or (K, E), inside the box, for observations (K, E, d)."""
-        inputs = self.moments.standardised(observations, self._numpy_dtype)
+        inputs = self.moments.standardised(observations, self._dtype)
         return clip_actions(self._actor.best(inputs), self.shape.action_space)
 
     def agent(self, k: int) -> AgentArrays:
@@ -185,7 +190,7 @@ class LockStep:
             "iterations": self.iterations,
             "steps": self.steps,
             "kl_coef": self.kl_coef.copy(),
-            "wanted_kl_coef": self._wanted_kl_coef.copy(),
+            "wanted_kl_coef": self._trust_region.wanted.copy(),
             "learner": self.learner.state_dict(),
             "moments": self.moments.state_dict(),
             "replay": self.replay.state_dict(),
@@ -202,7 +207,8 @@ class LockStep:
     def load_state_dict(self, state: dict[str, Any]) -> bool:
         """Go on from ``state_dict``. False where running episodes could not be taken up and began anew."""
         self.iterations, self.steps = state["iterations"], state["steps"]
-        self.kl_coef, self._wanted_kl_coef = state["kl_coef"].copy(), state["wanted_kl_coef"].copy()
+        self._trust_region.kl_coef = state["kl_coef"].copy()
+        self._trust_region.wanted = state["wanted_kl_coef"].copy()
         self.learner.load_state_dict(state["learner"])
         self.moments.load_state_dict(state["moments"])
         self.replay.load_state_dict(state["replay"])
@@ -224,12 +230,8 @@ class LockStep:
         if self._evaluators is not None:
             self._evaluators.close()
 
-    @property
-    def _numpy_dtype(self) -> Any:
-        return np.float64 if self._dtype == torch.float64 else np.float32
-
     def _act(self, observations: np.ndarray, noise: np.ndarray) -> np.ndarray:
-        inputs = self.moments.standardised(observations, self._numpy_dtype)
+        inputs = self.moments.standardised(observations, self._dtype)
         return self._actor.sample(inputs, noise)
 
     def _may_learn(self) -> bool:
@@ -251,21 +253,6 @@ class LockStep:
             self._sums[name] = self._sums.get(name, 0.0) + part
         self._summed += 1
 
-    def _update_kl_coef(self) -> None:
-        by_count: dict[int, list[int]] = {}
-        for run in np.flatnonzero(self._collector.take_changed()).tolist():
-            by_count.setdefault(len(self._collector.recent[run]), []).append(run)
-        for runs in by_count.values():
-            recent = [self._collector.recent[run] for run in runs]
-            scale, bound = self._reward_scale[runs], self._max_divergence[runs]
-            returns = np.array([[episode.total for episode in episodes] for episodes in recent], dtype=float)
-            lengths = np.array([[episode.length for episode in episodes] for episodes in recent], dtype=float)
-            self._wanted_kl_coef[runs] = solve_coefficients(
-                returns * scale[:, None], bound * lengths.mean(axis=1)
-            )
-        self.kl_coef = SMOOTHING * self.kl_coef + (1.0 - SMOOTHING) * self._wanted_kl_coef
-        self.kl_coef = np.maximum(self.kl_coef, self._kl_coef_min)
-
     def _fill(self, source: str | None) -> int:
         if source is None:
             return 0
@@ -283,11 +270,8 @@ class LockStep:
         return int(self.replay.sizes.min())
 
 
-def _make_learner(
-    configs: Sequence[OnlineConfig], shape: Shape, streams: Sequence[Streams], dtype: torch.dtype
-) -> Learner:
-    online = AgentStack.initialise(shape, [(s.policy_seed, s.value_seed) for s in streams], dtype)
-    other = AgentStack.initialise(shape, [(s.other_policy_seed, s.other_value_seed) for s in streams], dtype)
-    apart = torch.tensor([[c.legacy_targets] for c in configs])
-    target = AgentStack(shape, torch.where(apart, other.flat, online.flat))
-    return Learner(configs, online, target)
+def _make_environments(config: OnlineConfig, copies: int) -> Environments:
+    named = config.environment, config.environment_options, copies
+    if config.vectorization == "local":
+        return LocalEnvironments(*named)
+    return make_vector_environments(*named, config.vectorization)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from koffline.errors import ConfigError
-from koffline.online.evaluation import Evaluation
+from koffline.online.environments import Evaluation
 from koffline.online.folder import group_name, seed_folder
 
 EVALUATION, METRICS = "evaluation.csv", "metrics.csv"

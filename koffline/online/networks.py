@@ -20,7 +20,7 @@ from koffline.replicas import StackedMLP
 
 _ACTIVATION = "tanh"  # (Feng et al. 2019, sec:net_arc)
 _LEAST_STD = 1e-3  # of an input
-LOG_TWO_PI = float(np.log(2.0 * np.pi))
+_LOG_TWO_PI = float(np.log(2.0 * np.pi))
 
 
 @dataclass(frozen=True)
@@ -82,10 +82,25 @@ class AgentArrays:
     kl_coef: float
     entropy_coef: float
 
-    @property
-    def action_space(self) -> ActionSpace:
-        """Of the environment."""
-        return self.shape.action_space
+
+@dataclass(frozen=True)
+class Streams:
+    """A run's seeds and generators, all from its one seed."""
+
+    policy_seed: int
+    value_seed: int
+    other_policy_seed: int
+    other_value_seed: int
+    replay: np.random.Generator
+    play: np.random.Generator
+
+    @classmethod
+    def of(cls, seed: int) -> Streams:
+        """All of a run's randomness from its seed."""
+        networks, replay, play = np.random.SeedSequence(seed).spawn(3)
+        first, second, third, fourth = (int(number) for number in networks.generate_state(4))
+        generators = np.random.default_rng(replay), np.random.default_rng(play)
+        return cls(first, second, third, fourth, *generators)
 
 
 class AgentStack:
@@ -192,3 +207,31 @@ class InputMoments:
         self.mean = np.where(self._on, self._mean, 0.0)
         # An input that has not varied yet must not be blown up when it does.
         self.std = np.where(self._on & (self._count > 1.0), np.maximum(deviation, _LEAST_STD), 1.0)
+
+
+class Density:
+    """log π(a|s) of rows (K, N) from the policy network's outputs, and its gradients in closed form."""
+
+    def __init__(self, outputs: Tensor, log_std: Tensor, actions: Tensor) -> None:
+        self._continuous = actions.is_floating_point()
+        if self._continuous:
+            self._inverse = torch.exp(-log_std).unsqueeze(1)  # (K, 1, k)
+            self._scaled = (actions - outputs).mul_(self._inverse)
+            constant = log_std.sum(dim=1, keepdim=True) + 0.5 * _LOG_TWO_PI * actions.shape[2]
+            self.log_probability = self._scaled.square().sum(dim=2).mul_(-0.5) - constant
+            self.mean_std = log_std.exp().mean(dim=1)
+        else:
+            self._log = outputs.log_softmax(dim=2)
+            self._actions = actions.unsqueeze(2)
+            self.log_probability = self._log.gather(2, self._actions).squeeze(2)
+            self.mean_std = torch.full_like(outputs[:, 0, 0], torch.nan)
+
+    def gradients(self, slope: Tensor, pull: Any) -> tuple[Tensor, Tensor]:
+        """From the gradient in log π (K, N) to those in the policy's network and in the log deviations."""
+        if not self._continuous:
+            outwards = -self._log.exp() * slope.unsqueeze(2)
+            outwards.scatter_add_(2, self._actions, slope.unsqueeze(2))
+            return pull(outwards), slope[:, :0]
+        weighted = self._scaled * slope.unsqueeze(2)
+        deviations = (weighted * self._scaled).sum(dim=1) - slope.sum(dim=1, keepdim=True)
+        return pull(weighted.mul_(self._inverse)), deviations

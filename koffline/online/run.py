@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.metadata
+import importlib.util
 import logging
-import platform
 import shutil
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from koffline.envs.make import make_env, playing
 from koffline.errors import ConfigError
 from koffline.jobs import Job, run_jobs
 from koffline.online.artifacts import MODEL, REPLAY
-from koffline.online.config import OnlineConfig
+from koffline.online.config import OnlineConfig, load_config
 from koffline.online.environments import LocalEnvironments
-from koffline.online.figure import draw_curves
-from koffline.online.filming import check_pictures, film
 from koffline.online.folder import (
     CONFIG,
     CURVES,
@@ -32,14 +31,14 @@ from koffline.online.folder import (
     write_record,
 )
 from koffline.online.group import GroupTask, is_result, read_result, train_group
-from koffline.online.load_config import load_config
 from koffline.online.logs import check_tensorboard
-from koffline.online.summary import OnlineSummary, clock_of, summarise, write_summary
+from koffline.online.summary import OnlineSummary, clock_of, draw_curves, summarise, write_summary
 from koffline.progress import progress_bar
-from koffline.store.run_record import now
+from koffline.store.run_record import now, versions
 from koffline.store.targets import LOCK
 
 DEFAULT_SEEDS = 6
+_SLOWEST = 30.0  # frames per second of an environment that does not say
 _LOG = logging.getLogger(__name__)
 
 
@@ -83,7 +82,7 @@ def train(
     if videos:
         check_pictures(plan.config)
     LocalEnvironments(plan.config.environment, plan.config.environment_options, 1).close()
-    with open_folder(folder, plan, _versions(), resume is not None), _forgotten_if_empty(folder):
+    with open_folder(folder, plan, versions(), resume is not None), _forgotten_if_empty(folder):
         _warn_of_versions(folder)
         tasks = [
             GroupTask(plan.config, seeds, folder, plan.fingerprint, tensorboard, save_minari)
@@ -170,16 +169,8 @@ def _result(folder: Path, summary: OnlineSummary) -> OnlineResult:
     return OnlineResult(folder, summary.seeds, summary, found(MODEL), found(REPLAY))
 
 
-def _versions() -> dict[str, str]:
-    packages = ("koffline", "torch", "numpy", "gymnasium")
-    found = {name: importlib.metadata.version(name) for name in packages}
-    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-        found["mujoco"] = importlib.metadata.version("mujoco")
-    return {"python": platform.python_version(), **found}
-
-
 def _warn_of_versions(folder: Path) -> None:
-    if (read_record(folder) or {}).get("versions") != _versions():
+    if (read_record(folder) or {}).get("versions") != versions():
         _LOG.warning("%s was begun with other versions; the numbers may differ in the last digits", folder)
 
 
@@ -198,6 +189,51 @@ def _forgotten_if_empty(folder: Path) -> Iterator[None]:
             for path in (*others, folder / "checkpoints", folder / "tensorboard"):
                 shutil.rmtree(path, ignore_errors=True)
         raise
+
+
+def check_pictures(config: OnlineConfig) -> None:
+    """Raise ConfigError, before any training, where the environment draws no pictures."""
+    from koffline.runs.videos import as_picture
+
+    try:
+        with warnings.catch_warnings(), contextlib.closing(_open(config)) as env:
+            warnings.simplefilter("ignore")  # glfw's about a screen that is not there
+            with playing(config.environment, "render"):
+                env.reset(seed=config.evaluation_seed)
+                as_picture(env.render())
+    except ConfigError as error:
+        reason = str(error).rpartition(";")[0] or str(error)
+        raise ConfigError(
+            f"no videos: {reason}; without a screen set MUJOCO_GL=egl or osmesa, or leave out --videos"
+        ) from error
+
+
+def film(config: OnlineConfig, models: Sequence[Path | None], steps: int) -> list[Path]:
+    """Write videos/step_<steps>.mp4 (GIF without imageio-ffmpeg) beside each model; their paths.
+
+    Raises ConfigError where the environment draws no pictures.
+    """
+    from koffline.runs.playing import Player, load_model
+    from koffline.runs.videos import video
+
+    format_ = "gif" if importlib.util.find_spec("imageio_ffmpeg") is None else "mp4"
+    made = []
+    for model in models:
+        if model is None:
+            continue
+        with contextlib.closing(_open(config)) as env:
+            player = Player(load_model(str(model)), env, config.environment)
+            target = model.parent / "videos" / f"step_{steps:09d}.{format_}"
+            target.parent.mkdir(exist_ok=True)
+            rate = float(env.metadata.get("render_fps") or _SLOWEST)
+            with video(target, format_, rate, force=True) as add:
+                player.play(config.evaluation_seed, on_frame=add)
+        made.append(target)
+    return made
+
+
+def _open(config: OnlineConfig) -> Any:
+    return make_env(config.environment, **{**config.environment_options, "render_mode": "rgb_array"})
 
 
 __all__ = ["DEFAULT_SEEDS", "OnlineResult", "default_folder", "train"]

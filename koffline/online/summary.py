@@ -1,4 +1,4 @@
-"""What the seeds of an online run add up to: interquartile means, the paper's best 5 of 6, speed."""
+"""What the seeds of an online run add up to: interquartile means, the paper's best 5 of 6, speed, curves."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from jaxtyping import Float
@@ -19,6 +19,18 @@ from koffline.online.logs import EVALUATION, EVALUATION_HEADER, read_rows
 from koffline.spread import LEVEL, Spread, spread_of
 from koffline.store.files import atomic_file
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+_COLOUR, _INK = "#0072B2", "#1f2933"  # Okabe and Ito's blue
+_STYLE: dict[Any, Any] = {
+    "font.size": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.color": "#e4e7eb",
+    "axes.axisbelow": True,
+}
 _COLUMNS = EVALUATION_HEADER.split(",")[1:]
 
 
@@ -195,3 +207,45 @@ def _with_seeds(score: Score, seeds: Sequence[int], best: str) -> dict[str, Any]
 
 def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
+
+
+def draw_curves(summary: OnlineSummary, path: Path) -> None:
+    """Write the picture as PNG; the same summary gives the same bytes."""
+    import matplotlib as mpl
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    with mpl.rc_context(_STYLE):
+        figure = Figure(figsize=(8.0, 3.2), layout="constrained")
+        FigureCanvasAgg(figure)
+        left, right = figure.subplots(1, 2, sharey=True)
+        steps = np.asarray([point.step for point in summary.curve], dtype=float)
+        _draw(left, steps, [point.mean_action for point in summary.curve], "mean action")
+        _draw(right, steps, [point.sampled for point in summary.curve], "sampled actions")
+        left.set_ylabel("return of an episode")
+        title = f"{summary.environment}, {summary.critic}: {len(summary.seeds)} seeds"
+        if len(summary.seeds) > 1:
+            title += f", interquartile mean and {LEVEL:.0%} interval"
+        if summary.diverged:
+            title += f"; {len(summary.diverged)} diverged"
+        figure.suptitle(title.replace("$", r"\$"), fontsize=9, x=0.01, ha="left", color=_INK)
+        with atomic_file(path, force=True) as temporary:
+            figure.savefig(temporary, format="png", dpi=160, metadata={"Software": None})
+
+
+def _draw(axes: Axes, steps: np.ndarray, scores: list[Score], title: str) -> None:
+    seeds = _or_nan(np.asarray([score.per_seed for score in scores]))
+    low, middle, high = (
+        _or_nan(np.asarray([getattr(score.spread, name) for score in scores]))
+        for name in ("low", "iqm", "high")
+    )
+    marker = "o" if len(steps) == 1 else ""
+    axes.plot(steps, seeds, color=_COLOUR, lw=0.7, alpha=0.35, marker=marker, ms=3)
+    axes.fill_between(steps, low, high, color=_COLOUR, alpha=0.18, lw=0)
+    axes.plot(steps, middle, color=_COLOUR, lw=1.8, marker=marker, ms=4)
+    axes.set_title(title, loc="left", fontsize=9, color=_INK)
+    axes.set_xlabel("environment steps per seed", color=_INK)
+
+
+def _or_nan(values: np.ndarray) -> np.ndarray:
+    return np.where(np.isfinite(values), values, np.nan)

@@ -5,8 +5,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 import numpy as np
 from jaxtyping import Float
+
+from koffline.online.config import OnlineConfig
 
 LARGEST = 1000.0
 _AT_ONCE = (5, 5, 4)  # 14 halvings, by looks at 31, 31 and 15 points
@@ -14,6 +19,14 @@ FEWEST_EPISODES = 8
 BEFORE = 500.0  # up to so many episodes
 WINDOW = 20  # episodes looked at
 SMOOTHING = 0.99
+
+
+@dataclass(frozen=True)
+class Finished:
+    """An episode that ended in training: return in the environment's units, length in steps."""
+
+    total: float
+    length: int
 
 
 def divergence(
@@ -48,6 +61,25 @@ def solve_coefficients(
     return low + 0.5 * width
 
 
-def solve_coefficient(returns: Float[np.ndarray, " episode"], allowed: float) -> float:
-    """The same for one run."""
-    return float(solve_coefficients(returns[None], np.array([float(allowed)]))[0])
+class TrustRegion:
+    """Each run's coefficient of divergence, which moves slowly to what its last episodes call for."""
+
+    def __init__(self, configs: Sequence[OnlineConfig]) -> None:
+        self.kl_coef = np.array([c.kl_coef_initial for c in configs])
+        self.wanted = np.full(len(configs), BEFORE)
+        self._reward_scale = np.array([c.reward_scale for c in configs])
+        self._max_divergence = np.array([c.max_divergence for c in configs])
+        self._least = np.array([c.kl_coef_min for c in configs])
+
+    def update(self, recent: Sequence[Sequence[Finished]], changed: np.ndarray) -> None:
+        """One iteration. recent: each run's last episodes; changed: the runs (K,) that finished one in it."""
+        by_count: dict[int, list[int]] = {}
+        for run in np.flatnonzero(changed).tolist():
+            by_count.setdefault(len(recent[run]), []).append(run)
+        for runs in by_count.values():
+            episodes = [recent[run] for run in runs]
+            returns = np.array([[episode.total for episode in each] for each in episodes], dtype=float)
+            lengths = np.array([[episode.length for episode in each] for each in episodes], dtype=float)
+            allowed = self._max_divergence[runs] * lengths.mean(axis=1)
+            self.wanted[runs] = solve_coefficients(returns * self._reward_scale[runs][:, None], allowed)
+        self.kl_coef = np.maximum(SMOOTHING * self.kl_coef + (1.0 - SMOOTHING) * self.wanted, self._least)

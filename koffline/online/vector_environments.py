@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import os
+import signal
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -12,12 +15,11 @@ import numpy as np
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorEnv
 
 from koffline.data.transitions import ActionSpace
-from koffline.envs.make import SpaceTranslator, playing
-from koffline.errors import ConfigError
+from koffline.envs.make import SpaceTranslator, make_env, playing
+from koffline.errors import ConfigError, KofflineError
 from koffline.online.environments import Outcome, check_numbers
-from koffline.online.seeded_copy import FAULT, CopyMaker
 
-_MODES = {"nextstep": "next_step", "samestep": "same_step"}
+FAULT = "koffline_fault"  # the key of a step's info that tells what went wrong
 _LOST = (EOFError, BrokenPipeError, ConnectionError)  # what a pipe to a dead process raises
 
 
@@ -25,7 +27,7 @@ def make_vector_environments(
     name: str, options: Mapping[str, Any], n: int, vectorization: str
 ) -> VectorEnvironments:
     """n seeded copies: "sync" in this process, "async" each in a process of its own. Raises ConfigError."""
-    makers = [CopyMaker(name, options, index) for index in range(n)]
+    makers = [functools.partial(make_copy, name, options, index, os.getpid()) for index in range(n)]
     with contextlib.closing(makers[0]()) as first:  # tells what is wrong better than Gymnasium would
         SpaceTranslator(name, first.observation_space, first.action_space)
     with _understood(name, "being made"), warnings.catch_warnings():
@@ -48,7 +50,7 @@ class VectorEnvironments:
         self._vector: Any = vector  # Gymnasium declares fewer seeds and methods than it takes
         self._name, self._is_seeded = name, is_seeded
         self.n = int(vector.num_envs)
-        self._is_same_step = _autoreset_mode(vector, name) == "same_step"
+        self._is_same_step = _resets_in_the_same_step(vector, name)
         space = vector.single_observation_space
         self._spaces = SpaceTranslator(name, space, vector.single_action_space)
         self._is_box = isinstance(space, gymnasium.spaces.Box)
@@ -60,7 +62,7 @@ class VectorEnvironments:
 
     def reset(self, seeds: Sequence[int]) -> np.ndarray:
         """Start an episode in every copy; observations (n, d)."""
-        with self._understood("reset"):
+        with _understood(self._name, "reset", self._vector):
             observations, infos = self._vector.reset(seed=[int(seed) for seed in seeds])
             self._check_faults(infos)
             found = self._rows(observations)
@@ -72,8 +74,12 @@ class VectorEnvironments:
     def step(self, actions: np.ndarray, next_seeds: Sequence[int]) -> Outcome:
         """Actions (n, k) or (n,) already inside the space; a copy whose episode ends resets with its seed."""
         valid = ~self._awaiting
-        self._prepare(np.where(valid, np.asarray(next_seeds, dtype=np.int64), self._due_seeds))
-        with self._understood("step"):
+        seeds = np.where(valid, np.asarray(next_seeds, dtype=np.int64), self._due_seeds).tolist()
+        if self._is_seeded and seeds != self._sent_seeds:
+            self._sent_seeds = seeds
+            with _understood(self._name, "reset", self._vector):
+                self._vector.call("prepare", seeds)
+        with _understood(self._name, "step", self._vector):
             batch = np.stack([np.asarray(action) for action in self._spaces.native_actions(actions)])
             observed, rewards, terminated, truncated, infos = self._vector.step(batch)
             self._check_faults(infos)
@@ -110,7 +116,7 @@ class VectorEnvironments:
             return None
         self.reset(seeds)
         native = [self._spaces.native_actions(np.asarray(part)) if len(part) else [] for part in actions]
-        with self._understood("step"):
+        with _understood(self._name, "step", self._vector):
             story = ([int(seed) for seed in seeds], native, [bool(is_over) for is_over in awaiting])
             answers = self._vector.call("play_again", *story)
             self._check_faults({FAULT: [fault for _, fault in answers]})
@@ -124,13 +130,6 @@ class VectorEnvironments:
             if isinstance(self._vector.unwrapped, AsyncVectorEnv):
                 _end_workers(self._vector.unwrapped)
             self._vector.close()
-
-    def _prepare(self, seeds: np.ndarray) -> None:
-        """Tell the copies the seeds of their next resets, where these changed."""
-        if self._is_seeded and seeds.tolist() != self._sent_seeds:
-            self._sent_seeds = seeds.tolist()
-            with self._understood("reset"):
-                self._vector.call("prepare", self._sent_seeds)
 
     def _rows(self, observations: Any) -> np.ndarray:
         """(n, d), a copy: some vector environments write into one array again and again."""
@@ -150,13 +149,13 @@ class VectorEnvironments:
 
     def _true_last(self, infos: Mapping[str, Any], ended: np.ndarray) -> np.ndarray:
         """(ended, d) observations that SAME_STEP keeps in the info."""
-        there = np.asarray(infos.get("_final_obs", ended if "final_obs" in infos else ~ended), dtype=bool)
-        if not there[ended].all():
+        there = infos.get("_final_obs", ended if "final_obs" in infos else ~ended)
+        if not np.asarray(there, dtype=bool)[ended].all():
             raise ConfigError(
                 f"{self._name} resets in the same step and leaves out info['final_obs'], the episode's last "
                 "observation; mend it, or set vectorization to local"
             )
-        with self._understood("step"):
+        with _understood(self._name, "step", self._vector):
             last = [infos["final_obs"][index] for index in np.flatnonzero(ended)]
             return self._spaces.observations(last).reshape(len(last), self.observation_dim).astype(float)
 
@@ -165,24 +164,19 @@ class VectorEnvironments:
             if fault:
                 raise ConfigError(f"{self._name} {fault}, copy {index}; try it alone with gymnasium.make")
 
-    @contextlib.contextmanager
-    def _understood(self, method: str) -> Iterator[None]:
-        with _understood(self._name, method, self._vector):
-            yield
 
-
-def _autoreset_mode(vector: VectorEnv[Any, Any, Any], name: str) -> str:
-    """ "next_step" or "same_step". Raises ConfigError for anything else."""
+def _resets_in_the_same_step(vector: VectorEnv[Any, Any, Any], name: str) -> bool:
+    """False: in the next one. Raises ConfigError for anything else."""
     given = vector.metadata.get("autoreset_mode")
     if given is None and isinstance(vector.unwrapped, (SyncVectorEnv, AsyncVectorEnv)):
-        return "next_step"  # Gymnasium 1.0 knows no other and does not say so
+        return False  # Gymnasium 1.0 knows no other and does not say so
     mode = str(getattr(given, "value", given)).lower().replace("_", "")
-    if mode not in _MODES:
+    if mode not in ("nextstep", "samestep"):
         raise ConfigError(
             f"{name} has autoreset_mode {str(given)!r} in its metadata; use NEXT_STEP or SAME_STEP, or set "
             "vectorization to local"
         )
-    return _MODES[mode]
+    return mode == "samestep"
 
 
 @contextlib.contextmanager
@@ -226,3 +220,79 @@ def _end_workers(vector: AsyncVectorEnv) -> None:
         if pipe is not None:
             pipe.close()
     vector.closed = True
+
+
+def make_copy(name: str, options: Mapping[str, Any], index: int, maker: int | None = None) -> SeededCopy:
+    """One copy, here or in a worker's process. maker: the process that asked, if any. Raises ConfigError."""
+    if maker is not None and maker != os.getpid():  # Ctrl-C is the maker's to hear; it ends its workers
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+    return SeededCopy(make_env(name, **{"disable_env_checker": True, **options}), index)
+
+
+class SeededCopy(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """An environment that resets with the seed it was given last, also when its vector environment resets it.
+
+    What it raises, and observations of another shape than its space's (which shared memory would broadcast),
+    become a text in the info: a worker that has raised is of no further use, and its report may be lost.
+    """
+
+    def __init__(self, env: gymnasium.Env[Any, Any], index: int) -> None:
+        super().__init__(env)
+        self._index = index
+        self._next_seed: int | None = None
+        self._is_over = False  # the next step is to reset, though the vector environment does not know it
+
+    def prepare(self, seeds: Sequence[int]) -> None:
+        """The seeds of every copy's next reset."""
+        self._next_seed = int(seeds[self._index])
+
+    def play_again(
+        self, seeds: Sequence[int], actions: Sequence[Sequence[Any]], is_over: Sequence[bool]
+    ) -> tuple[Any, str]:
+        """Reset with this copy's seed and take its actions; the last observation and what went wrong.
+
+        is_over: the next step is only to reset, with the seed given here.
+        """
+        seed = int(seeds[self._index])
+        observation, info = self.reset(seed=seed)
+        for action in actions[self._index]:
+            observation, _, terminated, truncated, info = self.step(action)
+            if FAULT in info or terminated or truncated:  # then it is not the same episode again
+                break
+        self._is_over, self._next_seed = bool(is_over[self._index]), seed
+        return observation, str(info.get(FAULT, ""))
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        """Start an episode with the seed given here or by ``prepare``."""
+        self._is_over = False
+        seed, self._next_seed = (self._next_seed if seed is None else seed), None
+        try:
+            observation, info = self.env.reset(seed=seed, options=options)
+            self._check_shape(observation)
+        except Exception as error:
+            return self.observation_space.sample(), {FAULT: _described("reset", error)}
+        return observation, info
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        """One step, or the reset that is due."""
+        if self._is_over:
+            observation, info = self.reset()
+            return observation, 0.0, False, False, info
+        try:
+            observation, reward, terminated, truncated, info = self.env.step(action)
+            self._check_shape(observation)
+            return observation, float(reward), bool(terminated), bool(truncated), info
+        except Exception as error:
+            return self.observation_space.sample(), 0.0, False, False, {FAULT: _described("step", error)}
+
+    def _check_shape(self, observation: Any) -> None:
+        space = self.observation_space
+        if isinstance(space, gymnasium.spaces.Box) and np.shape(observation) != space.shape:
+            raise ValueError(f"observation of shape {np.shape(observation)}, declared {space.shape}")
+
+
+def _described(method: str, error: Exception) -> str:
+    """An exception of an environment in one line."""
+    if isinstance(error, KofflineError):
+        return str(error)
+    return f"failed in {method} ({' '.join(f'{type(error).__name__}: {error}'.split())})"

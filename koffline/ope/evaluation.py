@@ -24,7 +24,7 @@ from koffline.ope.point_estimate import Unavailable
 from koffline.ope.stream_settings import StreamSettings
 from koffline.ope.working_log import hold
 from koffline.ope.workspace import Workspace
-from koffline.policies import as_policy
+from koffline.policy_specs import as_policy
 
 
 def evaluate(

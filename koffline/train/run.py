@@ -88,7 +88,7 @@ def prepared(config: TrainConfig, device: str, data: TrainData | None = None) ->
     data: the log of the config, where it has been opened already. Raises KofflineError for what does not fit.
     """
     from koffline.algos.evaluators import own_randomness
-    from koffline.algos.quiet import quiet
+    from koffline.algos.loggers import quiet
     from koffline.train.data import open_data
 
     with quiet(), threads(config.train.threads), own_randomness(config.train.seed), _d3rlpy_warnings():

@@ -70,8 +70,8 @@ def _table(path: Path) -> None:
 def _policy(path: Path) -> None:
     import numpy as np
 
-    from koffline.policies import load_policy
     from koffline.policies.detect import detect
+    from koffline.policy_specs import load_policy
 
     if detect(path) != "torchscript":  # a program: no promise is made (SECURITY.md)
         load_policy(path, Discrete(2), (2,)).probabilities(np.zeros((3, 2), np.float32))
@@ -92,7 +92,7 @@ def _checkpoint(path: Path) -> None:
 def _settings(path: Path) -> None:
     from koffline.config import make_settings, read_yaml
     from koffline.data.table.mapping import read_mapping_file
-    from koffline.online import load_config as online
+    from koffline.online import config as online
     from koffline.train import config as training
 
     for read in (

@@ -13,7 +13,7 @@ import torch
 
 import koffline
 from koffline.algos.export import export_policy
-from koffline.algos.quiet import quiet
+from koffline.algos.loggers import quiet
 from koffline.errors import ConfigError, DataError, PolicyError
 from tests.algos.makers import (
     ALL,
@@ -206,6 +206,6 @@ def test_what_has_no_policy_to_export_is_refused(tmp_path: Path) -> None:
     unfitted = build("DQN", 3, observation_scaler=d3rlpy.preprocessing.StandardObservationScaler())
     with pytest.raises(PolicyError, match="StandardObservationScaler holds no ranges"):
         export_policy(unfitted, tmp_path / "policy.pt")
-    with pytest.raises(PolicyError, match="no policy to export"):
+    with pytest.raises(PolicyError, match="does not act on one observation"):
         export_policy(d3rlpy.algos.DecisionTransformerConfig().create(), tmp_path / "policy.pt")
     assert not list(tmp_path.iterdir())

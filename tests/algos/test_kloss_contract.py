@@ -73,19 +73,6 @@ def test_update_changes_what_it_trains(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_fitter_gives_one_result_per_epoch(name: str) -> None:
-    algo = make(name)
-    noop = d3rlpy.logging.NoopAdapterFactory()
-    epochs = [
-        epoch
-        for epoch, _ in algo.fitter(
-            make_buffer(name), n_steps=4, n_steps_per_epoch=2, logger_adapter=noop, show_progress=False
-        )
-    ]
-    assert epochs == [1, 2]
-
-
-@pytest.mark.parametrize("name", ALL)
 def test_stock_buffers_train_too(name: str) -> None:
     algo = make(name)
     assert len(fit(algo, to_d3rlpy(make_log(is_discrete(name))))) == 1
@@ -334,16 +321,3 @@ def test_the_policy_is_exported(name: str, tmp_path: Path) -> None:
     exported = session.run(None, {session.get_inputs()[0].name: x})[0]
     for actions in (scripted, exported):
         np.testing.assert_allclose(actions.reshape(algo.predict(x).shape), algo.predict(x), atol=1e-5)
-
-
-def test_loaded_without_running_anything_it_is_the_same_model(tmp_path: Path) -> None:
-    import koffline
-
-    for name in ALL:
-        algo = make(name)
-        fit(algo, make_buffer(name), steps=2)
-        algo.save(str(tmp_path / "model.d3"))
-        loaded = koffline.load(str(tmp_path / "model.d3"))
-        assert type(loaded) is type(algo)
-        assert same(parameters(loaded), parameters(algo))
-        assert loaded.grad_step == 2

@@ -15,7 +15,7 @@ import torch
 
 import koffline
 from koffline.algos.export import export_policy
-from koffline.algos.quiet import quiet
+from koffline.algos.loggers import quiet
 from koffline.errors import ConfigError, PolicyError
 from koffline.policies.d3 import read_d3_model
 from tests.algos.makers import (
@@ -35,16 +35,6 @@ from tests.algos.makers import (
 from tests.d3_models import build
 
 STOCK = ("DQN", "DiscreteCQL", "DiscreteSAC", "SAC", "TD3PlusBC", "IQL", "CQL", "BCQ")
-
-
-class Bomb:
-    """Makes a file when it is unpickled."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __reduce__(self):
-        return (Path.touch, (self.path,))
 
 
 def stock(name: str):
@@ -125,24 +115,6 @@ def test_observations_of_several_parts_are_read(model: Path, tmp_path: Path) -> 
     assert read_d3_model(path).observation_shape == ((4,), (3, 8, 8))
 
 
-def test_code_in_the_pickle_does_not_run(model: Path, tmp_path: Path) -> None:
-    path = changed(model, tmp_path / "bomb.d3", version=Bomb(tmp_path / "ran"))
-    with pytest.raises(PolicyError, match="could run code; it was refused and nothing ran"):
-        koffline.load(path)
-    assert not (tmp_path / "ran").exists()
-    pickle.loads(path.read_bytes())  # what d3rlpy.load_learnable does
-    assert (tmp_path / "ran").exists(), "the file was harmless, so the test showed nothing"
-
-
-def test_code_in_the_weights_does_not_run(model: Path, tmp_path: Path) -> None:
-    weights = io.BytesIO()
-    torch.save({"q_funcs": Bomb(tmp_path / "ran")}, weights)
-    path = changed(model, tmp_path / "bomb.d3", torch=weights.getvalue())
-    with pytest.raises(PolicyError, match=r"weights ask to import .* nothing ran"):
-        koffline.load(path)
-    assert not (tmp_path / "ran").exists()
-
-
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
@@ -195,9 +167,6 @@ def test_what_is_no_model_file_is_refused(model: Path, tmp_path: Path) -> None:
     export_policy(koffline.load(model), scripted)
     with pytest.raises(PolicyError, match=r"of kind torchscript.*load_policy reads it"):
         koffline.load(scripted)
-    (tmp_path / "half.d3").write_bytes(model.read_bytes()[:500])
-    with pytest.raises(PolicyError, match="truncated or corrupt"):
-        koffline.load(tmp_path / "half.d3")
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from koffline.algos.path_batch import TorchPathBatch
-from koffline.algos.path_buffer import PathMiniBatch, PathReplayBuffer
-from koffline.algos.trust_pcl import CRITICS
+from koffline.algos.options import CRITICS
+from koffline.algos.paths import PathMiniBatch, PathReplayBuffer, TorchPathBatch
 from koffline.data.replay import ColumnarReplayBuffer, from_d3rlpy, to_d3rlpy
 from koffline.errors import DataError
 from tests.algos.makers import ACTIONS, COLUMNS, d3rlpy, fit, make, make_log

@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from koffline.algos.online_learner import LearnerSettings, OnlineLearner, randomness
+from koffline.algos.stock_learners import LearnerSettings, OnlineLearner, randomness
 from koffline.builders.control_learning import (
     Learned,
     LearningSettings,

@@ -15,7 +15,7 @@ from koffline.data.sources import open_transitions
 from koffline.data.transitions import Discrete
 from koffline.errors import DataError, PolicyError
 from koffline.ope.initial_states import read_initial_states
-from koffline.policies import load_policy
+from koffline.policy_specs import load_policy
 from tests.fuzz.hostile import archive, flat_members, npy
 
 FLOATS = "{'descr': '<f8', 'fortran_order': False, 'shape': (%s)}"

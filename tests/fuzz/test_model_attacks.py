@@ -14,7 +14,7 @@ import torch
 from koffline.checkpoints import read_checkpoint, write_checkpoint
 from koffline.data.transitions import Discrete
 from koffline.errors import ConfigError, PolicyError
-from koffline.policies import load_policy
+from koffline.policy_specs import load_policy
 from scripts.fuzz import seeds
 from tests.fuzz.hostile import archive
 from tests.test_policies_files import scripted

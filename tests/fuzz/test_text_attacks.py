@@ -15,7 +15,7 @@ from koffline.data.raw import read_description
 from koffline.data.sources import open_transitions
 from koffline.errors import ConfigError, DataError, KofflineError
 from koffline.ope.initial_states import read_initial_states
-from koffline.policies import load_policy
+from koffline.policy_specs import load_policy
 from koffline.untrusted.limits import Tally
 from koffline.untrusted.yaml_files import parse_yaml
 from scripts.fuzz import seeds

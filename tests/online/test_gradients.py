@@ -210,3 +210,15 @@ def test_a_run_that_broke_never_moves_again():
     resumed.update(batch, *coefficients)
     assert torch.equal(resumed.online.flat[1], before[1])
     assert not torch.equal(resumed.online.flat[0], before[0])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_equal_states_are_equal(dtype: torch.dtype) -> None:
+    """Fifty of 64 rows are one state: the median is zero, and rounding must not take its place."""
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.randn(1, 64, 3, generator=generator, dtype=dtype)
+    rows[:, :50] = rows[:, :1]
+    gram = gaussian_gram(rows, torch.ones(1, 64, dtype=dtype), torch.full((1, 1), 0.5, dtype=dtype))
+    assert gram.median.item() == pytest.approx(1e-6)
+    assert gram.matrix[0, :50, :50].min() == 1.0
+    assert gram.matrix[0, 50:, :50].max() == 0.0

@@ -12,7 +12,7 @@ from koffline.data.sources import open_transitions
 from koffline.errors import ConfigError
 from koffline.jobs import JobFailure, JobsRun
 from koffline.online.checkpoint import checkpoints
-from koffline.online.load_config import load_config
+from koffline.online.config import load_config
 from koffline.online.lockstep import LockStep
 from koffline.online.run import train
 from tests.online.small_online import check_equal, rows, small

@@ -8,11 +8,10 @@ import pytest
 
 from koffline.errors import ConfigError
 from koffline.online.config import OnlineConfig
-from koffline.online.figure import draw_curves
 from koffline.online.folder import Plan, make_plan
 from koffline.online.group import GroupResult
 from koffline.online.logs import EVALUATION_HEADER
-from koffline.online.summary import summarise, write_summary
+from koffline.online.summary import draw_curves, summarise, write_summary
 from koffline.spread import spread_of
 
 CONFIG = OnlineConfig("Swimmer-v5", critic="rg", steps=300)

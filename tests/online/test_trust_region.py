@@ -8,10 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import brentq
 
-from koffline.online.trust_region import divergence, solve_coefficient
+from koffline.online.trust_region import divergence, solve_coefficients
 from tests.online import reference_trust_pcl as reference
 
 HALVED = 1000.0 / 2**14  # width of the last interval
+
+
+def solve(returns, allowed):
+    return float(solve_coefficients(np.asarray(returns)[None], np.array([allowed]))[0])
 
 
 def root(returns, allowed):
@@ -34,7 +38,7 @@ def root(returns, allowed):
 )
 def test_coefficient_is_the_root(seed, count, spread, shift, allowed):
     returns = (shift + spread * np.random.default_rng(seed).normal(size=count)).tolist()
-    found = solve_coefficient(np.array(returns), allowed)
+    found = solve(returns, allowed)
     assert 0.0 <= found <= 1000.0
     # The answer is the middle of the last interval; rounding of 1e5-large returns adds a little.
     assert found == pytest.approx(root(returns, allowed), abs=0.51 * HALVED + 1e-6 * abs(shift) ** 0.5)
@@ -72,11 +76,11 @@ def test_divergence_is_the_kl_from_uniform_weights_and_falls():
 @pytest.mark.parametrize(("count", "expected"), [(0, 500.0), (8, 500.0), (9, 0.0)])
 def test_few_or_equal_returns(count, expected):
     """Up to eight episodes say nothing; equal ones allow any step."""
-    assert solve_coefficient(np.full(count, 7.0), 0.01) == pytest.approx(expected, abs=HALVED)
+    assert solve(np.full(count, 7.0), 0.01) == pytest.approx(expected, abs=HALVED)
 
 
 def test_more_allowed_means_less_restraint():
     returns = np.random.default_rng(5).normal(size=20) * 10.0
-    found = [solve_coefficient(returns, allowed) for allowed in (1e-3, 1e-2, 0.1, 1.0)]
+    found = [solve(returns, allowed) for allowed in (1e-3, 1e-2, 0.1, 1.0)]
     assert found == sorted(found, reverse=True)
     assert found[0] > found[-1] + 10.0

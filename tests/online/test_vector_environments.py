@@ -13,8 +13,7 @@ import pytest
 
 from koffline.errors import ConfigError
 from koffline.online.environments import LocalEnvironments
-from koffline.online.seeded_copy import CopyMaker
-from koffline.online.vector_environments import VectorEnvironments, make_vector_environments
+from koffline.online.vector_environments import VectorEnvironments, make_copy, make_vector_environments
 from tests.online.toys import NAME, STEPS
 
 COPIES = 3
@@ -60,7 +59,7 @@ def make(kind: str, n: int = COPIES, name: str = NAME, **options: Any) -> Any:
     if kind == "local":
         return LocalEnvironments(name, options, n)
     if kind == "same_step":
-        return VectorEnvironments(SameStep([CopyMaker(name, options, i)() for i in range(n)]), "Toy", True)
+        return VectorEnvironments(SameStep([make_copy(name, options, i) for i in range(n)]), "Toy", True)
     return make_vector_environments(name, options, n, kind)
 
 
@@ -293,7 +292,7 @@ def test_without_mujoco_the_extra_is_named(kind: str, monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize("mode", ["Disabled", "sometimes", None])
 def test_another_way_of_resetting_is_refused(mode: Any) -> None:
-    vector = SameStep([CopyMaker(NAME, {}, 0)()])
+    vector = SameStep([make_copy(NAME, {}, 0)])
     vector.metadata = {"autoreset_mode": mode} if mode else {}
     with pytest.raises(ConfigError, match=f"autoreset_mode '{mode}'"):
         VectorEnvironments(vector, "Toy")
@@ -308,7 +307,7 @@ def test_modes_by_any_of_their_names(mode: str, made: Any) -> None:
 
 
 def test_same_step_without_the_true_observation_is_refused() -> None:
-    vector = SameStep([CopyMaker(NAME, {}, i)() for i in range(2)], is_silent=True)
+    vector = SameStep([make_copy(NAME, {}, i) for i in range(2)], is_silent=True)
     environments = VectorEnvironments(vector, "Toy", True)
     environments.reset([2, 4])
     for _ in range(STEPS - 1):

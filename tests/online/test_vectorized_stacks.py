@@ -13,10 +13,10 @@ import pytest
 from click.testing import CliRunner
 
 import koffline
-from koffline.algos.online_model import save_model
 from koffline.cli import cli
 from koffline.data.hdf5 import write_hdf5
 from koffline.errors import ConfigError
+from koffline.online.artifacts import write_model
 from koffline.online.config import OnlineConfig, OnlineRun
 from koffline.online.lockstep import LockStep
 from koffline.online.replay_log import LOGGED, replay_transitions
@@ -42,10 +42,9 @@ def stack_of(kind: str, **changes: Any) -> Any:
     runs = [OnlineRun(config, seed) for seed in (3, 4)]
     if kind != "same_step":
         return contextlib.closing(LockStep(runs))
-    from koffline.online.seeded_copy import CopyMaker
-    from koffline.online.vector_environments import VectorEnvironments
+    from koffline.online.vector_environments import VectorEnvironments, make_copy
 
-    copies = SameStep([CopyMaker(NAME, config.environment_options, i)() for i in range(4)])
+    copies = SameStep([make_copy(NAME, config.environment_options, i) for i in range(4)])
     return contextlib.closing(LockStep(runs, VectorEnvironments(copies, "Toy", is_seeded=True)))
 
 
@@ -163,7 +162,7 @@ def test_the_saved_model_acts_as_the_stack_does(actions: str, tmp_path: Any) -> 
         expected = stack.act(observations)
     for run, agent in enumerate(agents):
         path, exported = tmp_path / f"model_{run}.d3", tmp_path / f"policy_{run}.onnx"
-        save_model(agent, CONFIG, path)
+        write_model(agent, CONFIG, path)
         rows = observations[run].astype(np.float32)
         np.testing.assert_allclose(koffline.load(path).predict(rows), expected[run], rtol=1e-4, atol=1e-5)
         with warnings.catch_warnings():

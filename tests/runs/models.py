@@ -7,7 +7,7 @@ from typing import Any
 
 from click.testing import CliRunner, Result
 
-from koffline.algos.quiet import quiet
+from koffline.algos.loggers import quiet
 from koffline.cli import cli
 from tests.algos.makers import d3rlpy, fit, make, make_buffer, seeded, with_small_networks
 

@@ -7,7 +7,7 @@ import torch
 from koffline import ColumnarReplayBuffer, Discrete
 from koffline.algos.evaluators import EnvironmentEvaluator, make_log_evaluator, own_randomness
 from koffline.algos.from_config import build_networks, make_algorithm, resolve_params
-from koffline.algos.quiet import quiet
+from koffline.algos.loggers import quiet
 from koffline.data.d3rlpy_import import import_d3rlpy
 from koffline.errors import ConfigError
 from tests.train.small_runs import make_log

@@ -9,8 +9,7 @@ import pytest
 import koffline.train.run
 from koffline import ColumnarReplayBuffer
 from koffline.algos.evaluators import td_error
-from koffline.algos.fit_scalers import fit_scalers
-from koffline.algos.from_config import make_algorithm, resolve_params
+from koffline.algos.from_config import fit_scalers, make_algorithm, resolve_params
 from koffline.algos.loading import load
 from koffline.data.disk.batches import BlockSampler
 from koffline.data.disk.replay import LazyReplayBuffer

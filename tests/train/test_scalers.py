@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from koffline import ColumnarReplayBuffer
-from koffline.algos.fit_scalers import fit_scalers
-from koffline.algos.from_config import make_algorithm, resolve_params
+from koffline.algos.from_config import fit_scalers, make_algorithm, resolve_params
 from koffline.data.d3rlpy_import import import_d3rlpy
 from koffline.errors import ConfigError
 from tests.train.small_runs import make_log

@@ -30,7 +30,7 @@ from koffline.ope.bellman_test.witness import Witness
 from koffline.ope.cross_fit import CrossFitted, check_rows_are_fresh, read_value_function
 from koffline.ope.provenance import Provenance, measure_overlap
 from koffline.ope.value_functions import ACTION
-from koffline.policies import as_policy
+from koffline.policy_specs import as_policy
 
 _FEATURES = 1000
 

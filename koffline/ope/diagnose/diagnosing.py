@@ -23,7 +23,8 @@ from koffline.ope.diagnose.profiles import Profile, make_profile
 from koffline.ope.problem import EvaluationProblem, prepare_problem
 from koffline.ope.provenance import Provenance
 from koffline.ope.value_functions import ValueFunction
-from koffline.policies import Policy, as_policy
+from koffline.policies import Policy
+from koffline.policy_specs import as_policy
 from koffline.store.run_record import versions
 
 _MOST_MAPS = 6  # one per discrete action

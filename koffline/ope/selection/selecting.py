@@ -24,8 +24,9 @@ from koffline.ope.selection.comparisons import (
 )
 from koffline.ope.selection.metrics import SelectionMetrics, score_selection
 from koffline.ope.selection.ranking import PolicyRanking, RankedPolicy
-from koffline.policies import ContinuousPolicy, as_policy
+from koffline.policies import ContinuousPolicy
 from koffline.policies.base import Policy
+from koffline.policy_specs import as_policy
 
 _DRAWS = 0x647261  # keeps the policies' own draws apart from those of episodes and seeds
 _PAIRED = (

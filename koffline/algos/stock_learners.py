@@ -1,32 +1,79 @@
-"""A learner that acts in an environment while it learns: d3rlpy's double DQN or SAC, step by step.
+"""d3rlpy's own learners as a source of policies: double DQN trained on tuples, double DQN or SAC by playing.
 
-It makes the policies whose logs control is learned from; `koffline.builders.control_learning` plays.
+`koffline.builders.control_learning` plays, and keeps the policies whose logs control is learned from.
 """
 
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+import d3rlpy
 import numpy as np
 import torch
+from d3rlpy.algos import DoubleDQNConfig, SACConfig
+from d3rlpy.dataset import TransitionMiniBatch
+from d3rlpy.logging import NoopAdapterFactory
+from d3rlpy.models import VectorEncoderFactory
+from d3rlpy.preprocessing import (
+    ClipRewardScaler,
+    MinMaxActionScaler,
+    MultiplyRewardScaler,
+    StandardObservationScaler,
+)
 
-from koffline.data.d3rlpy_import import import_d3rlpy
-from koffline.data.transitions import ActionSpace, Discrete
+from koffline.algos.loggers import quiet
+from koffline.data.replay import ColumnarReplayBuffer
+from koffline.data.transitions import ActionSpace, Discrete, Transitions
 from koffline.errors import ConfigError
 from koffline.fitting import threads
 from koffline.policies.builtin import finite_box
 from koffline.policies.mlp import Mlp
 
-import_d3rlpy()
+TUPLES = 20_000
 
-from d3rlpy.algos import DoubleDQNConfig, SACConfig  # noqa: E402
-from d3rlpy.dataset import TransitionMiniBatch  # noqa: E402
-from d3rlpy.models import VectorEncoderFactory  # noqa: E402
-from d3rlpy.preprocessing import MinMaxActionScaler, MultiplyRewardScaler  # noqa: E402
+
+def train_dqn(
+    log: Transitions,
+    gamma: float,
+    steps: int,
+    seed: int,
+    path: Path,
+    progress: Callable[[int], None] | None = None,
+) -> None:
+    """Fit d3rlpy's double DQN on a log with discrete actions and save it as a .d3 file.
+
+    Observations are standardised by the model's own scaler. Rewards are not centred, as a constant added to
+    every step makes it worth more to go on or to end, but clipped at three times their usual size, as DQN's
+    are (Mnih et al. 2015): a few large costs drown the small differences that lead to a goal. The same seed
+    on the same machine gives the same weights.
+    """
+    d3rlpy.seed(seed)
+    np.random.seed(seed)  # noqa: NPY002  (d3rlpy draws from numpy's global state)
+    sizes = np.abs(log.rewards[log.rewards != 0.0])
+    usual = float(np.median(sizes)) if len(sizes) else 1.0
+    algo = DoubleDQNConfig(
+        gamma=gamma,
+        batch_size=128,
+        learning_rate=1e-3,
+        target_update_interval=200,
+        observation_scaler=StandardObservationScaler(),
+        reward_scaler=ClipRewardScaler(-3.0 * usual, 3.0 * usual, 0.3 / usual),
+    ).create(device="cpu")
+    with threads(1), quiet():
+        algo.fit(
+            ColumnarReplayBuffer(log),
+            n_steps=steps,
+            n_steps_per_epoch=steps,
+            logger_adapter=NoopAdapterFactory(),
+            show_progress=False,
+            callback=None if progress is None else lambda _, __, step: progress(step),
+        )
+    algo.save(str(path))
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,7 @@ import pytest
 import yaml
 
 from koffline.errors import ConfigError
-from koffline.online.config import OnlineConfig
-from koffline.online.load_config import load_config, resolved
+from koffline.online.config import OnlineConfig, load_config, resolved
 
 CONFIGS = sorted((Path(__file__).parents[2] / "configs" / "online").glob("*.yaml"))
 PAPERS = {
@@ -89,3 +88,17 @@ def test_what_is_wrong_is_one_line(assignment, message):
         load_config({"environment": "CartPole-v1"}, [assignment])
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"hidden": []}, "at least one layer"),
+        ({"hidden": [10**9]}, "at most 65,536"),
+        ({"capacity": 10**13}, "at most"),
+        ({"steps_per_iteration": 10**10}, "at most"),
+    ],
+)
+def test_a_slip_of_the_hand_is_refused(changes: dict[str, object], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        OnlineConfig("Pendulum-v1", **changes)  # type: ignore[arg-type]

@@ -14,12 +14,13 @@ from click.testing import CliRunner
 
 import koffline
 from koffline import Continuous, Discrete, load_policy
-from koffline.algos.online_model import save_model, trust_pcl_model
 from koffline.cli import cli
 from koffline.data.hdf5 import write_hdf5
 from koffline.errors import ConfigError, DataError
+from koffline.online.artifacts import trust_pcl_model, write_model
 from koffline.online.config import OnlineConfig
 from koffline.online.networks import AgentArrays, Shape
+from koffline.policy_specs import as_policy
 from tests.algos.makers import COLUMNS, d3rlpy, fit, make, make_log
 from tests.algos.test_export import run_file
 
@@ -77,7 +78,7 @@ def mean_action(agent: AgentArrays, observations: np.ndarray) -> np.ndarray:
 def test_predict_is_the_mean_action_in_memory_on_disk_and_exported(space: Any, tmp_path: Path) -> None:
     agent, observations = make_agent(space), rows()
     expected = mean_action(agent, observations)
-    save_model(agent, CONFIG, tmp_path / "model.d3")
+    write_model(agent, CONFIG, tmp_path / "model.d3")
     loaded = koffline.load(tmp_path / "model.d3")
     assert loaded.config.get_type() == ("discrete_trust_pcl" if isinstance(space, Discrete) else "trust_pcl")
     answers = [trust_pcl_model(agent, CONFIG).predict(observations), loaded.predict(observations)]
@@ -123,7 +124,7 @@ def test_discrete_probabilities_are_the_softmax() -> None:
     agent, observations = make_agent(Discrete(3)), rows()
     logits = forward(agent, agent.policy, observations)
     expected = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
-    policy = koffline.policies.as_policy(trust_pcl_model(agent, CONFIG), Discrete(3), (COLUMNS,))
+    policy = as_policy(trust_pcl_model(agent, CONFIG), Discrete(3), (COLUMNS,))
     np.testing.assert_allclose(policy.probabilities(observations), expected, rtol=1e-4, atol=1e-6)
 
 
@@ -174,7 +175,7 @@ def test_training_goes_on_from_the_model(name: str, tmp_path: Path) -> None:
     """The values are not shifted before the first step, as those of a fresh model are."""
     discrete = name.startswith("Discrete")
     agent = make_agent(Discrete(3) if discrete else BOX)
-    save_model(agent, CONFIG.with_changes(learning_rate=0.0, critic="kloss"), tmp_path / "model.d3")
+    write_model(agent, CONFIG.with_changes(learning_rate=0.0, critic="kloss"), tmp_path / "model.d3")
     model = koffline.load(tmp_path / "model.d3")
     log = make_log(discrete)
     fit(model, koffline.ColumnarReplayBuffer(log, seed=0), steps=2)
@@ -184,7 +185,7 @@ def test_training_goes_on_from_the_model(name: str, tmp_path: Path) -> None:
 
 
 def test_evaluate_takes_the_model(tmp_path: Path) -> None:
-    save_model(make_agent(Continuous(3, -1.0, 1.0)), CONFIG, tmp_path / "model.d3")
+    write_model(make_agent(Continuous(3, -1.0, 1.0)), CONFIG, tmp_path / "model.d3")
     write_hdf5(make_log(discrete=False), tmp_path / "log.hdf5")
     arguments = ["evaluate", str(tmp_path / "log.hdf5"), "--policy", str(tmp_path / "model.d3")]
     options = ["--gamma", "0.9", "--json", "--set", "steps=20", "--set", "resampled_replicas=2"]
@@ -195,18 +196,18 @@ def test_evaluate_takes_the_model(tmp_path: Path) -> None:
 
 def test_saving_replaces_a_model_and_leaves_nothing_else(tmp_path: Path) -> None:
     path = tmp_path / "model.d3"
-    save_model(make_agent(BOX, seed=0), CONFIG, path)
-    save_model(make_agent(BOX, seed=1), CONFIG, path)
+    write_model(make_agent(BOX, seed=0), CONFIG, path)
+    write_model(make_agent(BOX, seed=1), CONFIG, path)
     assert [entry.name for entry in tmp_path.iterdir()] == ["model.d3"]
     expected = mean_action(make_agent(BOX, seed=1), rows())
     np.testing.assert_allclose(koffline.load(path).predict(rows()), expected, rtol=1e-5, atol=2e-5)
     with pytest.raises(DataError, match="create it"):
-        save_model(make_agent(BOX), CONFIG, tmp_path / "nowhere" / "model.d3")
+        write_model(make_agent(BOX), CONFIG, tmp_path / "nowhere" / "model.d3")
 
 
 def test_a_full_disk_leaves_the_older_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "model.d3"
-    save_model(make_agent(BOX), CONFIG, path)
+    write_model(make_agent(BOX), CONFIG, path)
     before = path.read_bytes()
 
     def full(*_: Any) -> None:
@@ -214,7 +215,7 @@ def test_a_full_disk_leaves_the_older_model(tmp_path: Path, monkeypatch: pytest.
 
     monkeypatch.setattr("koffline.algos.kernel_algo.KernelCriticAlgo.save", full)
     with pytest.raises(DataError, match="No space left on device"):
-        save_model(make_agent(BOX, seed=1), CONFIG, path)
+        write_model(make_agent(BOX, seed=1), CONFIG, path)
     assert path.read_bytes() == before
     assert [entry.name for entry in tmp_path.iterdir()] == ["model.d3"]
 

@@ -1,10 +1,13 @@
-"""The kernel loss of a batch cut into ranks that pair only their own rows (docs/many_machines.md)."""
+"""The kernel loss in processes that pair their own rows (docs/many_machines.md), and in CUDA graphs."""
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
+import os
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +20,7 @@ from torch import Tensor
 
 from koffline.kernel_loss import kernel_loss, u_statistic, v_statistic
 from koffline.kernels import Gaussian
-from tests.algos.makers import COLUMNS, make, make_buffer, seeded
+from tests.algos.makers import ALL, COLUMNS, d3rlpy, make, make_buffer, parameters, same, seeded
 
 WORLD = 2
 ROWS = 16
@@ -66,10 +69,10 @@ def test_ranks_step_on_the_mean_of_their_own_losses(name: str, tmp_path: Path) -
     processes.spawn(_leave_gradients, (port, name, str(tmp_path)), nprocs=WORLD)
     first, second = (torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(WORLD))
     algo, batch = built(name, ddp=False)
-    losses = [algo.impl.compute_critic_loss(rank_rows(batch, rank)).critic_loss for rank in range(WORLD)]
+    losses = [algo.impl.compute_critic_loss(rank_rows(batch, rank))["critic_loss"] for rank in range(WORLD)]
     parameters = list(algo.impl.q_function.parameters())
     by_hand = torch.autograd.grad(sum(losses) / WORLD, parameters)
-    whole = torch.autograd.grad(algo.impl.compute_critic_loss(batch).critic_loss, parameters)
+    whole = torch.autograd.grad(algo.impl.compute_critic_loss(batch)["critic_loss"], parameters)
     for one, other, hand in zip(first, second, by_hand, strict=True):
         assert torch.equal(one, other)
         torch.testing.assert_close(one, hand, rtol=1e-5, atol=1e-6)
@@ -142,3 +145,89 @@ def test_fewer_pairs_cost_variance_where_pairs_are_all_there_is(
     assert abs(float(means.mean())) < 1e-12
     ratio = float(means.square().mean() / whole.square().mean())
     np.testing.assert_allclose(ratio, (6 - 1) / (per_rank - 1), rtol=1e-12)
+
+
+def _train(rank: int, port: int, name: str, folder: str) -> None:
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=WORLD
+    )
+    try:
+        small = make(name)
+        algo = small.config.create(device="cpu:0", enable_ddp=True)
+        torch.manual_seed(0)
+        algo.create_impl((4,), 3)
+        own = make_buffer(name, seed=rank + 1)  # other rows in every process, also to fix the kernel
+        torch.manual_seed(rank)
+        for _ in range(3):
+            algo.update(own.sample_transition_batch(16))
+        algo.save(str(Path(folder) / f"model_{rank}.d3"))
+        torch.save(parameters(algo), Path(folder) / f"{rank}.pt")
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("name", ["KLossDQN", "KLossSAC"])
+def test_processes_stay_together(name: str, tmp_path: Path) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    processes.spawn(_train, (port, name, str(tmp_path)), nprocs=WORLD)
+    first, second = (torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(WORLD))
+    assert same(first, second)
+    loaded = d3rlpy.load_learnable(str(tmp_path / "model_0.d3"))
+    ours = {key.replace("module.", ""): value for key, value in first.items()}
+    assert same(parameters(loaded), ours)
+
+
+TRACE = """
+import warnings, torch
+from tests.algos.makers import is_discrete, make, make_buffer
+from tests.algos.test_kloss_steps import batch_of
+
+warnings.simplefilter("ignore")  # the compiler's own
+for name in ("KLossDQN", "KLossSAC"):
+    for action_kernel in ("joint", "none"):
+        for diag_weight in (None, 0.3):
+            algo = make(name, build=True, diag_weight=diag_weight, action_kernel=action_kernel)
+            algo.fix_kernel_before(make_buffer(name).sample_transition_batch(32))
+            kernel, batch = algo.impl.modules.kernel, batch_of(is_discrete(name))
+            inputs = torch.randn(2, len(batch.rewards)), batch.observations.float(), batch.actions.float()
+            traced = torch.compile(kernel, backend="eager", fullgraph=True)
+            torch.testing.assert_close(traced(*inputs), kernel(*inputs))
+print("one graph")
+"""
+
+
+def test_the_loss_traces_as_one_graph() -> None:
+    """In a process of its own, without the checks of shapes that tests turn on."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", TRACE],
+        cwd=Path(__file__).parents[2],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout.strip() == "one graph", done.stderr
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+@pytest.mark.parametrize("name", [name for name in ALL if "TrustPCL" not in name and "FQE" not in name])
+def test_a_cuda_graph_trains_as_the_plain_loop(name: str) -> None:
+    d3rlpy.seed(0)
+    made = [make(name, compile_graph=compiled).config.create("cuda:0") for compiled in (False, True)]
+    for algo in made:
+        algo.create_impl((4,), 3)
+    made[1].impl.modules.q_funcs.load_state_dict(made[0].impl.modules.q_funcs.state_dict())
+    batch = make_buffer(name).sample_transition_batch(16)
+    for algo in made:
+        for _ in range(8):  # three warm up, the fourth is recorded, the rest replay
+            metrics = algo.update(batch)
+        assert all(torch.isfinite(torch.tensor(value)) for value in metrics.values())
+    if name == "KLossDQN":  # no draws: the same numbers
+        left, right = (parameters(algo) for algo in made)
+        for key in left:
+            if key.startswith("q_funcs"):
+                torch.testing.assert_close(left[key], right[key], rtol=1e-3, atol=1e-5)

@@ -4,42 +4,26 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, Optional
+from typing import Any, ClassVar, Optional
 
 import numpy as np
 import torch
+from d3rlpy.algos.qlearning.base import QLearningAlgoBase
+from d3rlpy.base import LearnableConfig, register_learnable
+from d3rlpy.constants import ActionSpace
+from d3rlpy.models.encoders import EncoderFactory, make_encoder_field
+from d3rlpy.models.q_functions import QFunctionFactory, make_q_func_field
+from d3rlpy.optimizers.optimizers import OptimizerFactory, make_optimizer_field
+from d3rlpy.serializable_config import CONFIG_STORAGE
+from d3rlpy.torch_utility import TorchMiniBatch, convert_to_torch
 from dataclasses_json import config as json_options
-from jaxtyping import Float
 from torch import Tensor, nn
 
-from koffline.algos.acting import TargetPolicy
+from koffline.algos.d3_policy import action_probabilities, acts_deterministically, scaled_observations
 from koffline.algos.kernel_algo import KernelCriticAlgo
-from koffline.algos.kernel_impl import (
-    KernelCriticImpl,
-    KernelCriticModules,
-    continuous_values,
-    discrete_values,
-    taken,
-)
-from koffline.algos.kernel_options import KernelCriticConfig
-from koffline.bellman import state_value_residual
-from koffline.data.d3rlpy_import import import_d3rlpy
+from koffline.algos.kernel_critic import KernelCriticModules, KernelImpl, Losses, taken
+from koffline.algos.options import KernelCriticConfig
 from koffline.errors import ConfigError
-
-import_d3rlpy()
-
-from d3rlpy.algos.qlearning.base import QLearningAlgoBase  # noqa: E402
-from d3rlpy.algos.qlearning.torch.utility import (  # noqa: E402
-    ContinuousQFunctionMixin,
-    DiscreteQFunctionMixin,
-)
-from d3rlpy.base import LearnableConfig, register_learnable  # noqa: E402
-from d3rlpy.constants import ActionSpace  # noqa: E402
-from d3rlpy.models.encoders import EncoderFactory, make_encoder_field  # noqa: E402
-from d3rlpy.models.q_functions import QFunctionFactory, make_q_func_field  # noqa: E402
-from d3rlpy.optimizers.optimizers import OptimizerFactory, make_optimizer_field  # noqa: E402
-from d3rlpy.serializable_config import CONFIG_STORAGE  # noqa: E402
-from d3rlpy.torch_utility import TorchMiniBatch, convert_to_torch  # noqa: E402
 
 
 def _encode(policy: Any) -> Any:
@@ -57,20 +41,83 @@ class KLossFQEModules(KernelCriticModules):
     target: nn.ModuleDict
 
 
-class _FQEImpl(KernelCriticImpl):
-    """What both action spaces share."""
+class TargetPolicy:
+    """The policy of an algorithm as an evaluator with scalers of its own needs it; without gradients."""
 
-    def __init__(self, q_func_forwarder: Any, policy: TargetPolicy, **common: Any) -> None:
-        super().__init__(**common)
-        self._q_func_forwarder = q_func_forwarder
+    def __init__(self, algo: Any, device: str, observation_scaler: Any, action_scaler: Any) -> None:
+        self._algo = algo
+        self._device = device
+        self._observation_scaler = observation_scaler  # the evaluator's
+        self._action_scaler = action_scaler
+        self.is_discrete = algo.get_action_type() == ActionSpace.DISCRETE
+        self.is_deterministic = not self.is_discrete and acts_deterministically(algo)
+
+    @torch.no_grad()
+    def probabilities(self, observations: Tensor) -> Tensor:
+        """(N, n), observations in the units of the log."""
+        return action_probabilities(self._algo, observations.float())
+
+    @torch.no_grad()
+    def greedy(self, observations: Tensor) -> Tensor:
+        """Greedy actions in the units of the log."""
+        scaled = scaled_observations(self._algo, observations.float())
+        return self._unscaled_actions(self._algo.impl.predict_best_action(scaled))
+
+    @torch.no_grad()
+    def sample(self, observations: Tensor) -> Tensor:
+        """Actions in the units of the log, drawn where the policy is stochastic."""
+        if self.is_discrete:
+            return torch.distributions.Categorical(self.probabilities(observations)).sample()
+        if self.is_deterministic:
+            return self.greedy(observations)
+        scaled = scaled_observations(self._algo, observations.float())
+        return self._unscaled_actions(self._algo.impl.sample_action(scaled))
+
+    def unscaled(self, observations: Tensor) -> Tensor:
+        """Observations as the evaluator scales them, back in the units of the log."""
+        if self._observation_scaler is None:
+            return observations
+        return self._observation_scaler.reverse_transform(observations)
+
+    def scaled_actions(self, actions: Tensor) -> Tensor:
+        """Actions in the units of the log, as the evaluator scales them."""
+        return actions if self._action_scaler is None else self._action_scaler.transform(actions)
+
+    def _unscaled_actions(self, actions: Tensor) -> Tensor:
+        scaler = self._algo.action_scaler
+        return actions if scaler is None else scaler.reverse_transform(actions)
+
+
+class KLossFQEImpl(KernelImpl):
+    """δ = r + discount · E Q(s', a') − Q(s, a), a' what the policy does at s'.
+
+    The expectation is exact for discrete actions; for continuous ones it is a draw if the policy is
+    stochastic, one of its own for every row, so that products of residuals of different rows stay unbiased.
+    """
+
+    is_captured = False
+
+    def __init__(self, policy: TargetPolicy, *common: Any) -> None:
+        super().__init__(*common)
         self._policy = policy
 
-    def next_observations(self, batch: TorchMiniBatch) -> Tensor:
-        """s' in the units of the log, which the target policy scales in its own way."""
-        if batch.numpy_batch is not None:
-            raw = np.asarray(batch.numpy_batch.next_observations)
-            return convert_to_torch(raw, self._device).to(batch.next_observations)
-        return self._policy.unscaled(batch.next_observations)
+    def compute_critic_loss(self, batch: TorchMiniBatch) -> Losses:
+        """Gradient through Q(s, a) and Q(s', ·).
+
+        (Feng et al. 2019, equ:ourloss)
+        """
+        next_observations = self._next_observations(batch)
+        if self._policy.is_discrete:
+            probabilities = self._policy.probabilities(next_observations)
+            values, next_values = self.values_of_both(batch)
+            value = taken(values, batch.actions)
+            next_value = (probabilities.to(next_values) * self.backed_up(next_values)).sum(dim=2)
+        else:
+            drawn = self._policy.sample(next_observations)
+            next_actions = self._policy.scaled_actions(drawn).to(batch.actions)
+            value, next_value = self.values_of_both(batch, next_actions)
+            next_value = self.backed_up(next_value)
+        return self.kernel_losses(batch, self.residual(batch, value, next_value))
 
     def inner_predict_best_action(self, x: Tensor) -> Tensor:
         """The target policy's greedy actions, for observations as the evaluator scales them."""
@@ -80,43 +127,12 @@ class _FQEImpl(KernelCriticImpl):
         """Actions drawn from the target policy, for observations as the evaluator scales them."""
         return self._policy.scaled_actions(self._policy.sample(self._policy.unscaled(x)))
 
-
-class KLossFQEImpl(ContinuousQFunctionMixin, _FQEImpl):
-    """δ = r + discount · Q(s', a') − Q(s, a), a' what the policy does at s' (drawn if it is stochastic)."""
-
-    def compute_residual(self, batch: TorchMiniBatch) -> Float[Tensor, "critic row"]:
-        """Gradient through Q(s, a) and Q(s', a').
-
-        Every row has its own draw a', so that products of residuals of different rows stay unbiased.
-        (Feng et al. 2019, equ:ourloss)
-        """
-        with torch.no_grad():
-            drawn = self._policy.sample(self.next_observations(batch))
-            next_actions = self._policy.scaled_actions(drawn).to(batch.actions)
-        value, next_value = continuous_values(
-            self._modules.q_funcs, batch.observations, batch.actions, batch.next_observations, next_actions
-        )
-        next_value = self.backed_up(next_value).expand_as(value)
-        return state_value_residual(batch.rewards.squeeze(1), self.discount(batch), value, next_value)
-
-
-class DiscreteKLossFQEImpl(DiscreteQFunctionMixin, _FQEImpl):
-    """δ = r + discount · Σ_a' π(a'|s') Q(s', a') − Q(s, a), the expectation exact."""
-
-    def compute_residual(self, batch: TorchMiniBatch) -> Float[Tensor, "critic row"]:
-        """Gradient through Q(s, a) and Q(s', ·).
-
-        (Feng et al. 2019, equ:ourloss)
-        """
-        with torch.no_grad():
-            probabilities = self._policy.probabilities(self.next_observations(batch))
-        values, next_values = discrete_values(
-            self._modules.q_funcs, batch.observations, batch.next_observations
-        )
-        value = taken(values, batch.actions)
-        expected = (probabilities.to(next_values) * self.backed_up(next_values)).sum(dim=2)
-        next_value = expected.expand_as(value)
-        return state_value_residual(batch.rewards.squeeze(1), self.discount(batch), value, next_value)
+    def _next_observations(self, batch: TorchMiniBatch) -> Tensor:
+        """s' in the units of the log, which the target policy scales in its own way."""
+        if batch.numpy_batch is not None:
+            raw = np.asarray(batch.numpy_batch.next_observations)
+            return convert_to_torch(raw, self._device).to(batch.next_observations)
+        return self._policy.unscaled(batch.next_observations)
 
 
 @dataclasses.dataclass()
@@ -124,15 +140,15 @@ class KLossFQEConfig(KernelCriticConfig):
     """Config of KLossFQE and DiscreteKLossFQE; fields as in d3rlpy's FQEConfig without the target network's.
 
     policy: the config of the algorithm to evaluate; set by the constructor, saved with the evaluator.
-    backup is "own" by default: each critic solves its own Bellman equation.
     """
+
+    kind: ClassVar[str] = "kloss_fqe"
 
     learning_rate: float = 1e-3
     optim_factory: OptimizerFactory = make_optimizer_field()
     encoder_factory: EncoderFactory = make_encoder_field()
     q_func_factory: QFunctionFactory = make_q_func_field()
     n_critics: int = 1
-    backup: str = "own"
     policy: Optional[LearnableConfig] = dataclasses.field(  # noqa: UP045
         default=None, metadata=json_options(encoder=_encode, decoder=_decode)
     )
@@ -147,13 +163,8 @@ class KLossFQEConfig(KernelCriticConfig):
         is_discrete = algo.get_action_type() == ActionSpace.DISCRETE
         return (DiscreteKLossFQE if is_discrete else KLossFQE)(algo, self, device, enable_ddp)
 
-    @staticmethod
-    def get_type() -> str:
-        """Name in files."""
-        return "kloss_fqe"
 
-
-class _FQE(KernelCriticAlgo[Any, Any]):
+class _FQE(KernelCriticAlgo):
     """Evaluation of `algo` with a kernel-loss critic.
 
     algo: a d3rlpy algorithm whose networks are built; stochastic ones are evaluated as stochastic. `predict`
@@ -203,26 +214,13 @@ class _FQE(KernelCriticAlgo[Any, Any]):
                 f"the policy is for observations {own_shape} and {self._algo.action_size} actions, the log "
                 f"has {tuple(observation_shape)} and {action_size}; give the log that it was trained for"
             )
-        is_discrete = self.get_action_type() == ActionSpace.DISCRETE
-        make_critic = self.make_discrete_critic if is_discrete else self.make_continuous_critic
-        config = self._config
-        q_funcs, forwarder, optim = make_critic(
-            observation_shape,
-            action_size,
-            config.encoder_factory,
-            config.optim_factory,
-            config.learning_rate,
-        )
         modules = KLossFQEModules(
-            q_funcs=q_funcs,
-            critic_optim=optim,
-            kernel=self.make_kernel(observation_shape, action_size),
+            **self.critic_parts(observation_shape, action_size, prefix=""),
             target=nn.ModuleDict(self._algo.impl.modules.get_torch_modules()).to(self._device),
         )
-        impl_class: Any = DiscreteKLossFQEImpl if is_discrete else KLossFQEImpl
-        options = {**self.impl_options(observation_shape, action_size), "compiled": False}
         policy = TargetPolicy(self._algo, self._device, self.observation_scaler, self.action_scaler)
-        self._impl = impl_class(q_func_forwarder=forwarder, policy=policy, modules=modules, **options)
+        common = (self._config, observation_shape, action_size, modules, self._device)
+        self._impl = KLossFQEImpl(policy, *common)
 
     def predict(self, x: Any) -> Any:
         """The policy's greedy actions."""
@@ -235,7 +233,7 @@ class _FQE(KernelCriticAlgo[Any, Any]):
     def predict_state_value(self, x: np.ndarray, draws: int = 16) -> np.ndarray:
         """(N,) expected action value under the policy; by `draws` draws where it must be."""
         policy = TargetPolicy(self._algo, self._device, None, None)
-        if self.get_action_type() == ActionSpace.DISCRETE:
+        if self.is_discrete:
             with torch.no_grad():
                 probabilities = policy.probabilities(convert_to_torch(x, self._device)).cpu().numpy()
             actions = range(probabilities.shape[1])
@@ -255,17 +253,13 @@ class _FQE(KernelCriticAlgo[Any, Any]):
 class KLossFQE(_FQE):
     """Off-policy evaluation with the kernel loss, continuous actions (Le et al. 2019; Feng et al. 2019)."""
 
-    def get_action_type(self) -> ActionSpace:
-        """Continuous."""
-        return ActionSpace.CONTINUOUS
+    action_type = ActionSpace.CONTINUOUS
 
 
 class DiscreteKLossFQE(_FQE):
     """Off-policy evaluation with the kernel loss, discrete actions (Le et al. 2019; Feng et al. 2019)."""
 
-    def get_action_type(self) -> ActionSpace:
-        """Discrete."""
-        return ActionSpace.DISCRETE
+    action_type = ActionSpace.DISCRETE
 
 
 register_learnable(KLossFQEConfig)

@@ -1,0 +1,195 @@
+"""Continuous actor-critics on the kernel loss: KLossSAC, KLossCQL and KLossTD3PlusBC."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Optional
+
+import torch
+from d3rlpy.models.builders import create_deterministic_policy, create_normal_policy
+from d3rlpy.models.torch import build_squashed_gaussian_distribution
+from d3rlpy.optimizers.optimizers import OptimizerFactory, make_optimizer_field
+from d3rlpy.torch_utility import TorchMiniBatch
+from torch import Tensor
+
+from koffline.algos.kernel_algo import KernelCriticAlgo
+from koffline.algos.kernel_critic import ActorModules, EntropyModules, KernelImpl, Losses
+from koffline.algos.options import ActorCriticConfig, registered
+
+
+class KLossSACImpl(KernelImpl):
+    """δ = r + discount · [Q(s', a') − α log π(a'|s')] − Q(s, a), a' drawn from the actor.
+
+    conservative_weight adds weight · mean[Q(s, a ~ π) − Q(s, a_logged)] to the loss or, with an option
+    n_action_samples, weight · (log Σ_a exp Q(s, a) − Q(s, a_logged)), the sum by importance sampling.
+    """
+
+    def compute_critic_loss(self, batch: TorchMiniBatch) -> Losses:
+        """Gradient through Q(s, a) and Q(s', a'), none through the actor.
+
+        (Feng et al. 2019, equ:bvsopt)
+        """
+        weight, draws = self._config.conservative_weight, getattr(self._config, "n_action_samples", None)
+        if draws is None and weight > 0.0:
+            return self._losses_of_one_pass(batch, weight)
+        next_actions, entropy = self._drawn(batch.next_observations)
+        value, next_value = self.values_of_both(batch, next_actions)
+        residual = self.residual(batch, value, self.backed_up(next_value) - entropy)
+        gap = None if draws is None else weight * self._gap(batch, draws)
+        return self.kernel_losses(batch, residual, gap)
+
+    def _losses_of_one_pass(self, batch: TorchMiniBatch, weight: float) -> Losses:
+        """Kernel loss and conservative loss from one pass through each critic."""
+        both = torch.cat((batch.observations, batch.next_observations))
+        actions, entropy = self._drawn(both)
+        values = self.q_values(torch.cat((batch.observations, both)), torch.cat((batch.actions, actions)))
+        value, drawn_value, next_value = values.chunk(3, dim=1)
+        residual = self.residual(batch, value, self.backed_up(next_value) - entropy.chunk(2)[1])
+        return self.kernel_losses(batch, residual, weight * (drawn_value - value).mean(dim=1).sum())
+
+    def _gap(self, batch: TorchMiniBatch, draws: int) -> Tensor:
+        """How far the values of drawn actions lie above those of logged ones (Kumar et al. 2020, CQL(H))."""
+        rows, count = len(batch.observations), 3 * draws
+        with torch.no_grad():
+            here = build_squashed_gaussian_distribution(self._modules.policy(batch.observations))
+            there = build_squashed_gaussian_distribution(self._modules.policy(batch.next_observations))
+            uniform = torch.rand(rows, draws, self._action_size).to(batch.actions) * 2.0 - 1.0
+            drawn, log_here = here.sample_n_with_log_prob(draws)
+            drawn_there, log_there = there.sample_n_with_log_prob(draws)
+            log_uniform = torch.full_like(log_here, -self._action_size * math.log(2.0))
+            actions = torch.cat((drawn, drawn_there, uniform), dim=1)
+            log_density = torch.cat((log_here, log_there, log_uniform), dim=1).squeeze(2)
+        observations = torch.cat((batch.observations.repeat_interleave(count, dim=0), batch.observations))
+        values = self.q_values(
+            observations, torch.cat((actions.reshape(rows * count, -1), batch.actions))
+        )  # (critic, rows · count + rows)
+        drawn_values = values[:, : rows * count].view(-1, rows, count)
+        soft_maximum = torch.logsumexp(drawn_values - log_density, dim=2) - math.log(count)
+        return (soft_maximum - values[:, rows * count :]).mean(dim=1).sum()
+
+    def _drawn(self, observations: Tensor) -> tuple[Tensor, Tensor]:
+        """Actions of the actor and α log π of them, without gradient."""
+        with torch.no_grad():
+            policy = build_squashed_gaussian_distribution(self._modules.policy(observations))
+            actions, log_probability = policy.sample_with_log_prob()
+            return actions, (self._modules.temperature * log_probability).squeeze(1)
+
+    def compute_actor_loss(self, batch: TorchMiniBatch) -> Losses:
+        """α log π(a|s) − min_i Q_i(s, a), a drawn with gradient; the temperature steps on the way."""
+        policy = build_squashed_gaussian_distribution(self._modules.policy(batch.observations))
+        actions, log_probability = policy.sample_with_log_prob()
+        temp_loss = self._modules.update_temperature(log_probability - self._action_size)
+        temperature = self._modules.temperature
+        value = self.q_values(batch.observations, actions).amin(dim=0).unsqueeze(1)
+        loss = (temperature.detach() * log_probability - value).mean()
+        return {"actor_loss": loss, "temp_loss": temp_loss, "temp": temperature[0][0]}
+
+    def inner_predict_best_action(self, x: Tensor) -> Tensor:
+        """(N, k) in [−1, 1], the squashed mean."""
+        return self._modules.policy(x).squashed_mu
+
+    def inner_sample_action(self, x: Tensor) -> Tensor:
+        """(N, k) drawn from the actor."""
+        return build_squashed_gaussian_distribution(self._modules.policy(x)).sample()
+
+
+@dataclasses.dataclass()
+class KLossSACConfig(ActorCriticConfig):
+    """Config of KLossSAC; fields as in d3rlpy's SACConfig without the target network's `tau`.
+
+    temp_learning_rate 0 keeps the initial temperature.
+    conservative_weight: weight of Q(s, a ~ π) − Q(s, a_logged). With the gradient through Q(s', a') a critic
+    can make its equation true by believing in whatever the actor does where the log has no such action; this
+    holds it back. 0 is plain SAC, right where actions are tried out (online).
+    """
+
+    temp_learning_rate: float = 3e-4
+    temp_optim_factory: OptimizerFactory = make_optimizer_field()
+    initial_temperature: float = 1.0
+    conservative_weight: float = 0.1
+
+
+@dataclasses.dataclass()
+class KLossCQLConfig(KLossSACConfig):
+    """Config of KLossCQL: KLossSACConfig, whose `conservative_weight` weighs CQL's own loss here.
+
+    n_action_samples: draws of each of three proposals (the actor at s, at s', uniform).
+    """
+
+    n_action_samples: int = 10
+
+
+@registered("kloss_sac", KLossSACConfig)
+class KLossSAC(KernelCriticAlgo):
+    """Soft actor-critic with a kernel-loss critic, continuous (Haarnoja et al. 2018; Feng et al. 2019)."""
+
+    impl_class = KLossSACImpl
+
+    def make_modules(self, observation_shape: Sequence[int], action_size: int) -> EntropyModules:
+        """Networks, optimisers, kernel and temperature."""
+        return EntropyModules(
+            **self.actor_parts(create_normal_policy, observation_shape, action_size),
+            **self.critic_parts(observation_shape, action_size),
+            **self.temperature_parts(),
+        )
+
+
+@registered("kloss_cql", KLossCQLConfig)
+class KLossCQL(KLossSAC):
+    """Conservative Q-learning with a kernel-loss critic, continuous (Kumar et al. 2020; Feng et al. 2019)."""
+
+
+class KLossTD3PlusBCImpl(KernelImpl):
+    """δ = r + discount · Q(s', π(s') + clipped noise) − Q(s, a), the actor as it is now."""
+
+    def compute_critic_loss(self, batch: TorchMiniBatch) -> Losses:
+        """Gradient through Q(s, a) and Q(s', a'), none through the actor."""
+        sigma, limit = self._config.target_smoothing_sigma, self._config.target_smoothing_clip
+        with torch.no_grad():
+            greedy = self._modules.policy(batch.next_observations).squashed_mu
+            noise = (sigma * torch.randn_like(greedy)).clamp(-limit, limit)
+            next_actions = (greedy + noise).clamp(-1.0, 1.0)
+        value, next_value = self.values_of_both(batch, next_actions)
+        return self.kernel_losses(batch, self.residual(batch, value, self.backed_up(next_value)))
+
+    def compute_actor_loss(self, batch: TorchMiniBatch) -> Losses:
+        """−λ Q(s, π(s)) + (a − π(s))², λ = alpha / mean |Q|, the first critic's (Fujimoto & Gu 2021)."""
+        actions = self._modules.policy(batch.observations).squashed_mu
+        value = self.q_values(batch.observations, actions)[0]
+        weight = self._config.alpha / value.abs().mean().detach()
+        bc_loss = (batch.actions - actions).square().mean()
+        return {"actor_loss": bc_loss - weight * value.mean(), "bc_loss": bc_loss}
+
+    def inner_predict_best_action(self, x: Tensor) -> Tensor:
+        """(N, k) in [−1, 1]."""
+        return self._modules.policy(x).squashed_mu
+
+    inner_sample_action = inner_predict_best_action
+
+
+@dataclasses.dataclass()
+class KLossTD3PlusBCConfig(ActorCriticConfig):
+    """Config of KLossTD3PlusBC; fields as in d3rlpy's TD3PlusBCConfig without the target network's `tau`."""
+
+    diag_weight: Optional[float] = 0.1  # noqa: UP045
+    target_smoothing_sigma: float = 0.2
+    target_smoothing_clip: float = 0.5
+    alpha: float = 2.5
+    update_actor_interval: int = 2
+
+
+@registered("kloss_td3_plus_bc", KLossTD3PlusBCConfig)
+class KLossTD3PlusBC(KernelCriticAlgo):
+    """TD3+BC with a kernel-loss critic (Fujimoto & Gu 2021; Feng et al. 2019)."""
+
+    is_deterministic = True
+    impl_class = KLossTD3PlusBCImpl
+
+    def make_modules(self, observation_shape: Sequence[int], action_size: int) -> ActorModules:
+        """Networks, optimisers and kernel."""
+        return ActorModules(
+            **self.actor_parts(create_deterministic_policy, observation_shape, action_size),
+            **self.critic_parts(observation_shape, action_size),
+        )

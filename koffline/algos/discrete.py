@@ -1,0 +1,186 @@
+"""Discrete control on the kernel loss: KLossDQN, KLossDiscreteCQL and KLossDiscreteSAC."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Optional
+
+import torch
+import torch.nn.functional as F
+from d3rlpy.constants import ActionSpace
+from d3rlpy.models.builders import create_categorical_policy
+from d3rlpy.models.encoders import EncoderFactory, make_encoder_field
+from d3rlpy.models.q_functions import QFunctionFactory, make_q_func_field
+from d3rlpy.optimizers.optimizers import OptimizerFactory, make_optimizer_field
+from d3rlpy.torch_utility import TorchMiniBatch
+from jaxtyping import Float
+from torch import Tensor
+
+from koffline.algos.kernel_algo import KernelCriticAlgo
+from koffline.algos.kernel_critic import EntropyModules, KernelCriticModules, KernelImpl, Losses, taken
+from koffline.algos.options import ActorCriticConfig, KernelCriticConfig, registered
+
+ENTROPY_SHARE = 0.98  # of the largest entropy possible, log n: the target of the temperature
+
+
+class KLossDQNImpl(KernelImpl):
+    """δ = r + discount · max_a' Q(s', a') − Q(s, a), or the soft maximum where temperature > 0.
+
+    With an option alpha, alpha · (log Σ_a exp Q(s, a) − Q(s, a_logged)) is added, the sum over actions exact.
+    """
+
+    def compute_critic_loss(self, batch: TorchMiniBatch) -> Losses:
+        """Gradient through Q(s, a) and through the maximum at s'.
+
+        (Feng et al. 2019, sec:background)
+        """
+        values, next_values = self.values_of_both(batch)
+        value = taken(values, batch.actions)
+        residual = self.residual(batch, value, self.greatest(self.backed_up(next_values)))
+        alpha = getattr(self._config, "alpha", None)
+        if alpha is None:
+            return self.kernel_losses(batch, residual)
+        gap = torch.logsumexp(values, dim=2) - taken(values, batch.actions)
+        return self.kernel_losses(batch, residual, alpha * gap.mean(dim=1).sum())
+
+    def greatest(self, values: Float[Tensor, "critic row action"]) -> Float[Tensor, "critic row"]:
+        """max_a, or temperature · log Σ_a exp(Q / temperature)."""
+        temperature = self._config.temperature
+        if temperature == 0.0:
+            return values.amax(dim=2)
+        return temperature * torch.logsumexp(values / temperature, dim=2)
+
+    def inner_predict_best_action(self, x: Tensor) -> Tensor:
+        """(N,) greedy actions."""
+        return self.q_values(x).mean(dim=0).argmax(dim=1)
+
+    def inner_sample_action(self, x: Tensor) -> Tensor:
+        """(N,) drawn from softmax(Q / temperature); greedy without a temperature."""
+        if self._config.temperature == 0.0:
+            return self.inner_predict_best_action(x)
+        return torch.distributions.Categorical(self.action_probabilities(x)).sample()
+
+    def action_probabilities(self, x: Tensor) -> Float[Tensor, "row action"]:
+        """softmax(Q / temperature), or all on the greedy action."""
+        values = self.q_values(x).mean(dim=0)
+        if self._config.temperature == 0.0:
+            return F.one_hot(values.argmax(dim=1), self._action_size).to(values)
+        return torch.softmax(values / self._config.temperature, dim=1)
+
+
+@dataclasses.dataclass()
+class KLossDQNConfig(KernelCriticConfig):
+    """Config of KLossDQN: discrete control without a target network.
+
+    temperature: 0 is the maximum, Bellman's own equation; above, the soft (entropy-regularised) one with that
+        coefficient of the entropy, in units of reward as the critic sees it. With a hard maximum the gradient
+        at s' falls on one action alone, which flattens the differences that a policy lives from; a little
+        softness shares it out and makes training steadier. The policy that is sampled and evaluated is
+        softmax(Q / temperature), `predict` is greedy.
+    Other fields as in d3rlpy's DQNConfig; the kernel's in KernelCriticConfig.
+    """
+
+    batch_size: int = 256
+    learning_rate: float = 3e-3
+    diag_weight: Optional[float] = 0.1  # noqa: UP045
+    optim_factory: OptimizerFactory = make_optimizer_field()
+    encoder_factory: EncoderFactory = make_encoder_field()
+    q_func_factory: QFunctionFactory = make_q_func_field()
+    n_critics: int = 1
+    temperature: float = 0.1
+
+
+@dataclasses.dataclass()
+class KLossDiscreteCQLConfig(KLossDQNConfig):
+    """Config of KLossDiscreteCQL: KLossDQNConfig and `alpha`, the weight of the conservative loss."""
+
+    alpha: float = 1.0
+
+
+@registered("kloss_dqn", KLossDQNConfig)
+class KLossDQN(KernelCriticAlgo):
+    """Q-learning whose critic minimises the kernel loss of the optimality residual."""
+
+    action_type = ActionSpace.DISCRETE
+    impl_class = KLossDQNImpl
+
+    def make_modules(self, observation_shape: Sequence[int], action_size: int) -> KernelCriticModules:
+        """Networks, optimiser and kernel."""
+        return KernelCriticModules(**self.critic_parts(observation_shape, action_size, prefix=""))
+
+
+@registered("kloss_discrete_cql", KLossDiscreteCQLConfig)
+class KLossDiscreteCQL(KLossDQN):
+    """Conservative Q-learning with a kernel-loss critic, discrete (Kumar et al. 2020; Feng et al. 2019)."""
+
+
+class KLossDiscreteSACImpl(KernelImpl):
+    """δ = r + discount · Σ_a' π(a'|s') [Q(s', a') − α log π(a'|s')] − Q(s, a)."""
+
+    def compute_critic_loss(self, batch: TorchMiniBatch) -> Losses:
+        """Gradient through Q(s, a) and Q(s', ·), none through the actor.
+
+        (Feng et al. 2019, equ:bvsopt)
+        """
+        with torch.no_grad():
+            policy = self._modules.policy(batch.next_observations)
+            cost = self._modules.temperature * policy.logits
+        values, next_values = self.values_of_both(batch)
+        next_value = (policy.probs * (self.backed_up(next_values) - cost)).sum(dim=2)
+        return self.kernel_losses(batch, self.residual(batch, taken(values, batch.actions), next_value))
+
+    def compute_actor_loss(self, batch: TorchMiniBatch) -> Losses:
+        """Σ_a π(a|s) [α log π(a|s) − min_i Q_i(s, a)]; the temperature steps on the way."""
+        modules = self._modules
+        with torch.no_grad():
+            value = self.q_values(batch.observations).amin(dim=0)
+        policy = modules.policy(batch.observations)
+        negative_entropy = (policy.probs * policy.logits).sum(dim=1, keepdim=True)
+        excess = negative_entropy + ENTROPY_SHARE * math.log(self._action_size)
+        temp_loss = modules.update_temperature(excess)
+        temperature = modules.temperature
+        loss = (policy.probs * (temperature.detach() * policy.logits - value)).sum(dim=1).mean()
+        return {"actor_loss": loss, "temp_loss": temp_loss, "temp": temperature[0][0]}
+
+    def inner_predict_best_action(self, x: Tensor) -> Tensor:
+        """(N,) most probable actions."""
+        return self._modules.policy(x).probs.argmax(dim=1)
+
+    def action_probabilities(self, x: Tensor) -> Float[Tensor, "row action"]:
+        """The actor's."""
+        return self._modules.policy(x).probs
+
+    def inner_sample_action(self, x: Tensor) -> Tensor:
+        """(N,) drawn from the actor."""
+        return self._modules.policy(x).sample()
+
+
+@dataclasses.dataclass()
+class KLossDiscreteSACConfig(ActorCriticConfig):
+    """Config of KLossDiscreteSAC; fields as in d3rlpy's DiscreteSACConfig without the target network's.
+
+    temp_learning_rate 0 keeps the initial temperature.
+    """
+
+    diag_weight: Optional[float] = 0.1  # noqa: UP045
+    temp_learning_rate: float = 3e-4
+    temp_optim_factory: OptimizerFactory = make_optimizer_field()
+    initial_temperature: float = 1.0
+
+
+@registered("kloss_discrete_sac", KLossDiscreteSACConfig)
+class KLossDiscreteSAC(KernelCriticAlgo):
+    """Soft actor-critic with a kernel-loss critic, discrete (Christodoulou 2019; Feng et al. 2019)."""
+
+    action_type = ActionSpace.DISCRETE
+    impl_class = KLossDiscreteSACImpl
+
+    def make_modules(self, observation_shape: Sequence[int], action_size: int) -> EntropyModules:
+        """Networks, optimisers, kernel and temperature."""
+        return EntropyModules(
+            **self.actor_parts(create_categorical_policy, observation_shape, action_size),
+            **self.critic_parts(observation_shape, action_size),
+            **self.temperature_parts(),
+        )

@@ -1,0 +1,241 @@
+"""The step that all implementations share: a critic on the kernel loss, then, where there is one, an actor.
+
+An algorithm's implementation is a direct child of `KernelImpl`: it says what the critic's loss is (out of
+`values_of_both`, `backed_up`, `residual` and `kernel_losses`), what its actor minimises, and how it acts.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, BinaryIO, Optional
+
+import torch
+from d3rlpy.algos.qlearning.base import QLearningAlgoImplBase
+from d3rlpy.models.torch import Parameter, Policy, get_parameter
+from d3rlpy.optimizers import OptimizerWrapper
+from d3rlpy.torch_utility import CudaGraphWrapper, Modules, TorchMiniBatch, unwrap_ddp_model
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from koffline.algos.kernel_bellman_loss import KernelBellmanLoss
+from koffline.bellman import state_value_residual
+
+Losses = dict[str, Tensor]  # scalars by the names in a run's logs; the first one is minimised
+
+
+@dataclasses.dataclass(frozen=True)
+class KernelCriticModules(Modules):
+    """What is saved: Q functions, their optimiser, and the kernel with what it learned from the log."""
+
+    q_funcs: nn.ModuleList
+    critic_optim: OptimizerWrapper
+    kernel: KernelBellmanLoss
+
+
+@dataclasses.dataclass(frozen=True)
+class ActorModules(KernelCriticModules):
+    """A critic's modules and an actor's."""
+
+    policy: Policy
+    actor_optim: OptimizerWrapper
+
+
+@dataclasses.dataclass(frozen=True)
+class EntropyModules(ActorModules):
+    """With the logarithm (1, 1) of a temperature; no optimiser where it stays as it is."""
+
+    log_temp: Parameter
+    temp_optim: Optional[OptimizerWrapper]  # noqa: UP045
+
+    @property
+    def temperature(self) -> Tensor:
+        """(1, 1)."""
+        return get_parameter(self.log_temp).exp()
+
+    def update_temperature(self, excess: Float[Tensor, "row 1"]) -> Tensor:
+        """One step, and its loss; excess: log-probability above its target, taken as constant."""
+        if self.temp_optim is None:
+            return torch.zeros((), device=excess.device)
+        self.temp_optim.zero_grad()
+        loss = -(self.temperature * excess.detach()).mean()
+        loss.backward()
+        if isinstance(self.log_temp, DistributedDataParallel):  # its forward, not called here, would do this
+            gradient = get_parameter(self.log_temp).grad
+            torch.distributed.all_reduce(gradient)
+            gradient /= torch.distributed.get_world_size()
+        self.temp_optim.step()
+        return loss
+
+
+class KernelImpl(QLearningAlgoImplBase):
+    """Gradient steps on the kernel loss and of an actor; a child says what their losses are.
+
+    config: the algorithm's, a KernelCriticConfig with options of its own.
+    """
+
+    is_captured = True  # with compile_graph on CUDA, losses are replayed from a graph
+    _modules: Any
+
+    def __init__(
+        self, config: Any, observation_shape: Sequence[int], action_size: int, modules: Any, device: str
+    ) -> None:
+        super().__init__(observation_shape, action_size, modules, device)
+        self._config = config
+        self.grad_step = 0
+        self.kernel_is_fixed = False
+        self._critic_grad: Callable[[Any], Losses] = self.compute_critic_grad
+        self._actor_grad: Callable[[Any], Losses] = self.compute_actor_grad
+        if self.is_captured and config.compile_graph and "cuda" in device:
+            self._critic_grad = CudaGraphWrapper(self.compute_critic_grad)
+            self._actor_grad = CudaGraphWrapper(self.compute_actor_grad)
+
+    def compute_critic_loss(self, batch: TorchMiniBatch) -> Losses:
+        """`critic_loss`, summed over critics, and what else is to be logged."""
+        raise NotImplementedError
+
+    def compute_actor_loss(self, batch: TorchMiniBatch) -> Losses:
+        """`actor_loss`, and what else is to be logged."""
+        raise NotImplementedError
+
+    def compute_critic_grad(self, batch: TorchMiniBatch) -> Losses:
+        """Gradients into the critics' parameters; nothing steps."""
+        self._modules.critic_optim.zero_grad()
+        losses = self.compute_critic_loss(batch)
+        losses["critic_loss"].backward()
+        return losses
+
+    def compute_actor_grad(self, batch: TorchMiniBatch) -> Losses:
+        """Gradients into the actor's parameters; only a temperature steps."""
+        self._modules.actor_optim.zero_grad()
+        losses = self.compute_actor_loss(batch)
+        losses["actor_loss"].backward()
+        return losses
+
+    def update_critic(self, batch: TorchMiniBatch) -> dict[str, float]:
+        """One optimiser step of the critics."""
+        losses = self._critic_grad(batch)
+        self._modules.critic_optim.step()
+        return {name: float(loss.detach()) for name, loss in losses.items()}
+
+    def update_actor(self, batch: TorchMiniBatch) -> dict[str, float]:
+        """One optimiser step of the actor; the critics are in inference mode, as d3rlpy has it."""
+        self._modules.q_funcs.eval()
+        losses = self._actor_grad(batch)
+        self._modules.actor_optim.step()
+        return {name: float(loss.detach()) for name, loss in losses.items()}
+
+    def inner_update(self, batch: TorchMiniBatch, grad_step: int) -> dict[str, float]:
+        """Critic, then actor, at every `update_actor_interval`-th step where there is such an option."""
+        metrics = self.update_critic(batch)
+        interval = getattr(self._config, "update_actor_interval", 1)
+        if isinstance(self._modules, ActorModules) and grad_step % interval == 0:
+            metrics.update(self.update_actor(batch))
+        return metrics
+
+    def q_values(
+        self, observations: Tensor, actions: Tensor | None = None, q_funcs: nn.ModuleList | None = None
+    ) -> Float[Tensor, "critic row *action"]:
+        """Q(s, a) of every critic, or Q(s, ·) for discrete actions that are not given."""
+        functions = self._modules.q_funcs if q_funcs is None else q_funcs
+        if actions is None:
+            return torch.stack([q(observations).q_value for q in functions])
+        return torch.stack([q(observations, actions).q_value.squeeze(1) for q in functions])
+
+    def values_of_both(
+        self, batch: TorchMiniBatch, next_actions: Tensor | None = None
+    ) -> tuple[Float[Tensor, "critic row *action"], Float[Tensor, "critic row *action"]]:
+        """Q(s, a) and Q(s', a'), or Q(s, ·) and Q(s', ·), from one pass through each network over both."""
+        both = torch.cat((batch.observations, batch.next_observations))
+        acted = None if next_actions is None else torch.cat((batch.actions, next_actions))
+        here, there = self.q_values(both, acted).chunk(2, dim=1)
+        return here, there
+
+    def backed_up(self, values: Float[Tensor, "critic row *rest"]) -> Float[Tensor, "critics row *rest"]:
+        """The ensemble's value of what follows: (1, …) when the critics share it."""
+        backup = self._config.backup
+        if backup == "own" or len(values) == 1:
+            return values
+        return (values.amin(dim=0) if backup == "min" else values.mean(dim=0)).unsqueeze(0)
+
+    def discount(self, batch: Any) -> Float[Tensor, " row"]:
+        """gamma ** interval, zero after a termination."""
+        return (self._config.gamma**batch.intervals * (1.0 - batch.terminals)).squeeze(1)
+
+    def residual(
+        self, batch: TorchMiniBatch, value: Float[Tensor, "critic row"], next_value: Tensor
+    ) -> Float[Tensor, "critic row"]:
+        """δ = r + discount · next value − value; critics may share the next value."""
+        next_value = next_value.expand_as(value)
+        return state_value_residual(batch.rewards.squeeze(1), self.discount(batch), value, next_value)
+
+    def kernel_losses(self, batch: Any, residual: Tensor, conservative: Tensor | None = None) -> Losses:
+        """The kernel loss, summed over critics, the mean squared residual, and a conservative part.
+
+        (Feng et al. 2019, equ:ourloss)
+        """
+        loss = self._modules.kernel(residual, batch.observations, batch.actions).sum()
+        error = residual.detach().square().mean()
+        if conservative is None:
+            return {"critic_loss": loss, "bellman_error": error}
+        return {
+            "critic_loss": loss + conservative,
+            "bellman_error": error,
+            "conservative_loss": conservative.detach(),
+        }
+
+    def fix_kernel(self, observations: Tensor, actions: Tensor, batch_size: int) -> None:
+        """Set bandwidth and scales from (scaled) rows of the log."""
+        self._modules.kernel.fix(observations, actions, batch_size)
+        self.kernel_is_fixed = True
+
+    def start_at(self, value: float) -> None:
+        """Add a constant to the outputs of all value functions and of their copies."""
+        for name in ("q_funcs", "targ_q_funcs", "slow_q_funcs", "value_func"):
+            functions = getattr(self._modules, name, nn.ModuleList())
+            for function in functions if isinstance(functions, nn.ModuleList) else [functions]:
+                unwrap_ddp_model(function)._fc.bias.data.add_(value)
+
+    def inner_predict_value(self, x: Tensor, action: Tensor) -> Tensor:
+        """(N,) Q(s, a), the mean over critics."""
+        if self._modules.kernel.n_actions:
+            return taken(self.q_values(x), action).mean(dim=0)
+        return self.q_values(x, action).mean(dim=0)
+
+    def save_model(self, f: BinaryIO) -> None:
+        """With the count of gradient steps, which d3rlpy forgets."""
+        self._modules.kernel.step.fill_(self.grad_step)
+        super().save_model(f)
+
+    def load_model(self, f: BinaryIO) -> None:
+        """With the count of gradient steps."""
+        super().load_model(f)
+        self.grad_step = int(self._modules.kernel.step)
+        self.kernel_is_fixed = self._modules.kernel.is_fixed()
+
+    @property
+    def q_function(self) -> nn.ModuleList:
+        """The critics."""
+        return self._modules.q_funcs
+
+    @property
+    def q_function_optim(self) -> torch.optim.Optimizer:
+        """The critics' optimiser."""
+        return self._modules.critic_optim.optim
+
+    @property
+    def policy(self) -> Any:
+        """The actor."""
+        return self._modules.policy
+
+    @property
+    def policy_optim(self) -> torch.optim.Optimizer:
+        """The actor's optimiser."""
+        return self._modules.actor_optim.optim
+
+
+def taken(values: Float[Tensor, "critic row action"], actions: Tensor) -> Float[Tensor, "critic row"]:
+    """Q(s_i, a_i); actions (N, 1) or (N,) hold indices."""
+    index = actions.reshape(1, -1, 1).long().expand(len(values), -1, 1)
+    return values.gather(2, index).squeeze(2)
