@@ -45,7 +45,9 @@ class EvaluationSettings(BaseModel):
     full_replicas: int = Field(3, ge=1, description="networks trained on the whole log; their mean counts")
     resampled_replicas: int = Field(12, ge=2, description="networks trained on resampled episodes")
     sample_rows: int = Field(
-        200_000, ge=2, description="rows that networks are trained on, at most; of whole episodes"
+        200_000,
+        ge=2,
+        description="about so many rows of a larger log, whole episodes, train networks",
     )
     action_draws: int = Field(8, ge=1, description="actions drawn per state from a continuous policy")
 

@@ -65,7 +65,7 @@ empirical-bernstein. What each promises is printed with it.
 @click.option(
     "--truth", metavar="NUMBER|FILE", help="The true value, or a JSON file with 'value', to show beside it."
 )
-@click.option("--sample-rows", type=int, help="Rows that networks are trained on, at most; default 200,000.")
+@click.option("--sample-rows", type=int, help="Rows that networks are trained on, about; default 200,000.")
 @click.option("--device", help="cpu (default) or cuda.")
 @settings_options
 @result_options("estimate.json")

@@ -237,6 +237,20 @@ class Transitions:
         """The columns this log has, by name."""
         return {name: getattr(self, name) for name in COLUMNS if getattr(self, name) is not None}
 
+    @classmethod
+    def of_checked(cls, checked: Mapping[str, Any], space: ActionSpace) -> Transitions:
+        """Whole episodes (or rows that stand alone) from columns that were checked when they were read."""
+        made = object.__new__(cls)
+        given: dict[str, Any] = {"episode_ids": None, **checked}
+        if given.get("steps") is not None:
+            given["episode_ids"] = np.cumsum(given["steps"] == 0) - 1
+        for name in COLUMNS:
+            column = given.get(name)
+            object.__setattr__(made, name, None if column is None else columns.read_only(column))
+        object.__setattr__(made, "action_space", space)
+        object.__setattr__(made, "metadata", Metadata())
+        return made
+
     def _trusted(self, picked: Mapping[str, np.ndarray | None]) -> Transitions:
         """Rows of a valid log are valid: no second check."""
         selected = object.__new__(Transitions)

@@ -76,7 +76,7 @@ def common_warnings(workspace: Workspace, diagnostics: dict[str, Any]) -> list[s
         different = workspace.log.is_whole and merged.merged
         found += few_episodes_warnings(workspace.facts.episodes, "different " if different else "")
         found += horizon_warnings(workspace.limits)
-    found += merged.notes
+    found += merged.notes if workspace.log.is_whole else []
     found += [f"Reader: {note}" for note in log.metadata.notes]
     return [*found, *(f"Left out: {reason}" for reason in workspace.log.skipped)]
 

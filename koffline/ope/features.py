@@ -62,6 +62,7 @@ class FeatureSystem:
     start_draws: int = 1
     constants: int = 0  # how many of the last parameters are constants, which a ridge should leave alone
     units: np.ndarray | None = None  # (U,) numbers in the log, where that has other units too
+    log_units: int = 0  # how many it has
     problem: EvaluationProblem | None = None  # that the columns were made of
     log: SystemsOfLog | None = None  # all rows, where these are a sample of them
 
@@ -148,11 +149,13 @@ class SystemOfPart:
     bandwidth: float
     gamma: float
     constant: bool
+    log_units: int = 0
 
     @classmethod
-    def of(cls, system: FeatureSystem, features: FeatureMap) -> SystemOfPart:
-        """As another system was made, in these features."""
-        return cls(features, system.instruments, system.bandwidth, system.gamma, system.constants > 0)
+    def of(cls, system: FeatureSystem, features: FeatureMap, log_units: int) -> SystemOfPart:
+        """As another system was made, in these features, for parts of a log of so many units."""
+        constant = system.constants > 0
+        return cls(features, system.instruments, system.bandwidth, system.gamma, constant, log_units)
 
     def __call__(self, problem: EvaluationProblem, units: np.ndarray | None = None) -> FeatureSystem:
         """The columns of a problem. units: their numbers in the log, where that has others too."""
@@ -176,6 +179,7 @@ class SystemOfPart:
             gamma=self.gamma,
             constants=(problem.n_actions or 1) if constant else 0,
             units=units,
+            log_units=self.log_units,
             problem=problem,
         )
 

@@ -101,7 +101,7 @@ class FittedValues:
     """The stacked networks by head: ``kloss``, ``lstd`` and ``fqe`` share their hidden layers.
 
     ``problem``, ``ensemble`` and ``table`` are of the rows that networks were trained on; ``fold`` reaches
-    the whole log.
+    the whole log, whose effective number of units is ``units``.
     """
 
     problem: EvaluationProblem
@@ -113,6 +113,7 @@ class FittedValues:
     instruments: FourierFeatures
     record: FitRecord
     fold: Fold
+    units: float
 
     @property
     def head(self) -> str:
@@ -159,12 +160,13 @@ def fit_value_functions(
     settings: EvaluationSettings,
     progress: Progress | None = None,
     fold: Fold | None = None,
+    effective_units: float | None = None,
 ) -> FittedValues:
     """Train all replicas, then give each its last layers: exact kernel loss, LSTD, or as trained.
 
     Unless the settings say how long, training goes on in rounds until the heads agree. fold:
     over the log that the problem is a sample of; last layers are solved, and start states valued, on
-    all of it.
+    all of it. effective_units: of that log.
     """
     if fold is None:
         units = np.arange(len(problem.episode_starts))
@@ -191,7 +193,10 @@ def fit_value_functions(
                 break
     assert record is not None
     heads = _heads(record.network, fold(of_part), settings.ridge)
-    return FittedValues(problem, ensemble, settings, table, heads, bandwidth, instruments, record, fold)
+    parts = problem.effective_units if effective_units is None else effective_units
+    return FittedValues(
+        problem, ensemble, settings, table, heads, bandwidth, instruments, record, fold, parts
+    )
 
 
 def _heads(network: StackedMLP, systems: LinearSystems, ridge: float) -> dict[str, StackedMLP]:

@@ -22,7 +22,7 @@ from koffline.data.disk.log import LazyTransitions
 from koffline.data.disk.samples import UnitSample, sample_units
 from koffline.data.row_block import ROW_COLUMNS, in_whole_units
 from koffline.data.transitions import Transitions
-from koffline.errors import ConfigError, DataError
+from koffline.errors import ConfigError, DataError, KofflineError
 from koffline.fit_records import Progress
 from koffline.fitting import threads
 from koffline.jobs.mapping import Mapped
@@ -130,10 +130,12 @@ class WorkingLog:
 
     def _values(self, mapped: Iterable[Mapped]) -> Iterator[Any]:
         for one in mapped:
-            if one.failure is None:
-                yield one.value
-            else:
+            if one.failure is not None:
                 self.skipped[one.failure.reason] = None
+            elif isinstance(one.value, KofflineError):  # of the policy, say: no fault of the shard
+                raise one.value
+            elif one.value is not None:
+                yield one.value
 
     def part_rows(self, row_bytes: int) -> int:
         """Rows of a part: what fits a share of the memory. Raises ConfigError where that is too little."""
@@ -179,8 +181,15 @@ class _Pass:
 
 @torch.no_grad()
 def _sum_of_shards(plan: _Pass, shards: tuple[int, ...]) -> Any:
+    total = None
     with threads(plan.threads):
-        return _added(plan.summarise(part) for part in _parts_on_disk(plan.log, shards, plan.rows))
+        for part in _parts_on_disk(plan.log, shards, plan.rows):
+            try:
+                found = plan.summarise(part)
+            except KofflineError as error:
+                return error  # raised where it cannot be taken for a shard that cannot be read
+            total = found if total is None else total + found
+    return total
 
 
 def _items(log: LazyTransitions, one_by_one: bool) -> list[tuple[int, ...]]:
@@ -202,9 +211,8 @@ def _parts_on_disk(log: LazyTransitions, shards: tuple[int, ...], rows: int) -> 
     for shard in shards:
         first = sum(before[:shard])
         for block in in_whole_units(log.shard_blocks(shard, rows)):
-            names = [name for name in ROW_COLUMNS if getattr(block, name) is not None]
-            columns = {name: getattr(block, name) for name in names}
-            part = Transitions(**columns, steps=block.steps, action_space=log.action_space)
+            columns = {name: getattr(block, name) for name in (*ROW_COLUMNS, "steps")}
+            part = Transitions.of_checked(columns, log.action_space)
             yield LogPart(part, first + np.unique(block.units))
 
 

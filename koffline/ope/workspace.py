@@ -125,7 +125,13 @@ class Workspace:
     def ensemble(self) -> Ensemble:
         """Which rows every network is trained on."""
         settings = self.settings
-        return draw_ensemble(self.problem, settings.full_replicas, settings.resampled_replicas, settings.seed)
+        return draw_ensemble(
+            self.problem,
+            settings.full_replicas,
+            settings.resampled_replicas,
+            settings.seed,
+            self.log.held.units,
+        )
 
     @cached_property
     def fitted(self) -> FittedValues:
@@ -136,6 +142,7 @@ class Workspace:
             self.settings,
             self._progress,
             self.fold,
+            self.facts.weights.effective_count,
         )
         full = fitted.alive[: self.ensemble.full]
         if not full.any() or np.count_nonzero(fitted.alive[self.ensemble.full :]) < 2:
@@ -174,10 +181,10 @@ class Workspace:
         held, log = self.held_system, self.log
         if log.is_whole:
             return held
-        make = SystemOfPart.of(held, self._features)
-        return dataclasses.replace(
-            held, units=log.held.units, log=SystemsOfLog(self.fold, make, self.facts.rows)
-        )
+        units = log.log.n_episodes if log.log.has_episodes else len(log.log)
+        make = SystemOfPart.of(held, self._features, units)
+        whole = SystemsOfLog(self.fold, make, self.facts.rows)
+        return dataclasses.replace(held, units=log.held.units, log_units=units, log=whole)
 
     @cached_property
     def held_system(self) -> FeatureSystem:

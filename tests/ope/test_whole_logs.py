@@ -12,7 +12,7 @@ import koffline
 from koffline.config import make_settings
 from koffline.data.disk.writer import ShardWriter
 from koffline.data.transitions import Transitions
-from koffline.errors import ConfigError, DataError
+from koffline.errors import ConfigError, DataError, KofflineError
 from koffline.kernels import FourierFeatures
 from koffline.ope.ensemble import Resampling
 from koffline.ope.estimators.all import estimate_all
@@ -264,3 +264,89 @@ def test_copies_of_a_log_on_disk_are_merged_as_in_memory(tmp_path) -> None:
     for other in found[1:]:
         assert other.value == pytest.approx(found[0].value, rel=1e-9)
         assert other.interval.width == pytest.approx(found[0].interval.width, rel=1e-9)
+
+
+def test_networks_are_trained_on_the_units_that_passes_count(stored) -> None:
+    """Rows that out-of-bag values call unseen were not drawn by the replica that values them."""
+    memory, _ = stored["discrete"]
+    with open_workspace(
+        memory, TILTED, make_settings({"gamma": 0.9, "sample_rows": 150, **QUICK})
+    ) as workspace:
+        ensemble, held = workspace.ensemble, workspace.log.held.units
+    np.testing.assert_array_equal(ensemble.units, held)
+    counts = ensemble.resampling.counts(np.arange(memory.n_episodes))[:, held]
+    np.testing.assert_array_equal(ensemble.start_weights > 0.0, counts > 0)
+
+
+def test_weights_of_another_mean_outside_the_sample(stored) -> None:
+    """Closed forms of a sampled log are those of all rows, in whatever units its weights are."""
+    memory, _ = stored["discrete"]
+    held = hold(memory, 150, seed=0).sample.units
+    weights = np.where(np.isin(memory.episode_ids, held), 0.1, 3.0)
+    log = memory.replace(weights=weights)
+    found = estimate_all(
+        log,
+        TILTED,
+        0.9,
+        names=("mql", "mwl"),
+        bounds=False,
+        sample_rows=150,
+        feature_source="random",
+        **QUICK,
+    )
+    for row in found.rows:
+        assert row.estimate.diagnostics["mass"] == pytest.approx(1.0, abs=0.02)
+        assert not any("of the policy's visits" in warning for warning in row.estimate.warnings)
+
+
+def test_episodes_without_weight_fill_a_part(tmp_path) -> None:
+    log = make_log("discrete")
+    weights = np.where(log.episode_ids < 15, 0.0, np.asarray(log.weights))
+    with ShardWriter(tmp_path / "log", shard_rows=40) as writer:
+        writer.append(log.replace(weights=weights))
+    lazy = koffline.open_transitions(tmp_path / "log", lazy=True)
+    expected = answers(log.replace(weights=weights), TILTED, sample_rows=150)
+    agree(answers(lazy, TILTED, sample_rows=150), expected)
+
+
+def test_a_policy_that_fails_is_no_bad_shard(stored) -> None:
+    memory, shards = stored["discrete"]
+    held = hold(memory, 150, seed=0)
+    outside = memory.observations[~np.isin(memory.episode_ids, held.sample.units)][7]
+
+    def odd(states):
+        found = np.tile([0.2, 0.3, 0.5], (len(states), 1))
+        found[(states == outside).all(axis=1)] = 0.9
+        return found
+
+    stream = StreamSettings(skip_bad_shards=True)
+    with pytest.raises(KofflineError, match=r"probabilities sums to 2\.7"):
+        koffline.evaluate(shards, odd, 0.9, estimator="mql", sample_rows=150, stream=stream, **QUICK)
+
+
+@pytest.mark.parametrize("episodes", [1, 3])
+def test_few_long_episodes_are_cut_into_folds(episodes) -> None:
+    """Episodes longer than the sample: every closed form has an answer, whatever the seed."""
+    log = make_log("rows", 40)
+    steps = np.arange(len(log)) % (len(log) // episodes + 1)
+    log = koffline.Transitions(
+        **{name: getattr(log, name) for name in ("observations", "actions", "rewards", "next_observations")},
+        terminated=np.zeros(len(log), bool),
+        truncated=np.zeros(len(log), bool),
+        action_space=log.action_space,
+        steps=steps,
+    )
+    names = ("mql", "lstdq", "dualdice")
+    for seed in range(4):
+        options = {"bounds": False, "sample_rows": 60, "feature_source": "random", **QUICK}
+        found = estimate_all(log, DRIFT, 0.9, names=("mql", "lstdq", "dualdice"), seed=seed, **options)
+        assert all(row.estimate is not None for row in found.rows)
+
+
+def test_freedom_is_that_of_all_episodes(stored) -> None:
+    memory, _ = stored["discrete"]
+    with open_workspace(
+        memory, TILTED, make_settings({"gamma": 0.9, "sample_rows": 20, **QUICK})
+    ) as workspace:
+        assert workspace.problem.effective_units < 6.0
+        assert workspace.fitted.units == pytest.approx(workspace.facts.weights.effective_count)

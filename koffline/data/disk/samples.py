@@ -151,7 +151,7 @@ def _read(
         pieces.append(result.value)
         kept.append(units[shard_of == shard])
     if not pieces:
-        raise DataError(f"no shard can be read: {skipped[0]}")
+        raise DataError(f"no shard with episodes of the sample can be read: {skipped[0]}")
     joined = {name: np.concatenate([piece[name] for piece in pieces]) for name in pieces[0]}
     found = Transitions(**joined, action_space=log.action_space, metadata=log.metadata)
     return UnitSample(found, np.concatenate(kept), len(units) == int(sizes.sum()), tuple(skipped))

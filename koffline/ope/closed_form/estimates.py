@@ -59,7 +59,7 @@ def mwl(
     if normalised:
         sums = system.fold(FitOfPart(fit))
         if sums.mass > 0.0:
-            fit = dataclasses.replace(fit, scale=sums.rows / sums.mass)
+            fit = dataclasses.replace(fit, scale=sums.weight / sums.mass)
     return estimate_of_fit("mwl", system, fit, level)
 
 

@@ -20,6 +20,7 @@ from koffline.solvers.held_out import make_folds
 BLOCK = 8192
 DEFAULT_CRITICS = 300
 _FOLDS = 0x666F6C64  # a stream of hashes of its own
+_MOST_RANKED = 1_000_000
 # Several estimators read one system: (folds, seed, critics) -> sums.
 _KEPT: WeakKeyDictionary[FeatureSystem, dict[tuple[int, int, int], FoldedMoments]] = WeakKeyDictionary()
 
@@ -75,14 +76,17 @@ class FoldedMoments:
 def folds_of_units(system: FeatureSystem, folds: int, seed: int) -> Int[np.ndarray, " row"]:
     """Fold of each row (N,); units (episodes) stay together, and only those with weight are shared out.
 
-    Units of a larger log are shared out by hashes of their numbers: the same way in each of its parts. A log
+    Units of a larger log are shared out by hashes of their numbers: the same way in each of its parts. Where
+    it has fewer than folds, each is cut into stretches. A log
     with fewer such units than folds is cut into stretches of successive rows instead (only the rows at
     a cut are then seen from both sides), into fewer where there are fewer rows. DataError for a single row.
     """
     if system.units is not None:
         lengths = np.diff(np.append(system.unit_starts, len(system)))
-        drawn = unit_hash(seed, _FOLDS, system.units) % np.uint64(folds)
-        return np.repeat(drawn.astype(np.int64), lengths)
+        if system.log_units < folds:
+            steps = np.arange(len(system)) - np.repeat(system.unit_starts, lengths)
+            return np.asarray(steps * folds // np.repeat(lengths, lengths))
+        return np.repeat(_shared_out(system.log_units, folds, seed, system.units), lengths)
     weighted = np.flatnonzero(system.row_weights.numpy())
     lengths = np.diff(np.append(system.unit_starts, len(system)))
     units = np.flatnonzero(np.add.reduceat(system.row_weights.numpy(), system.unit_starts))
@@ -95,6 +99,18 @@ def folds_of_units(system: FeatureSystem, folds: int, seed: int) -> Int[np.ndarr
     number = np.zeros(len(lengths), dtype=np.int64)
     number[units] = make_folds(len(units), folds, torch.Generator().manual_seed(seed)).numpy()
     return np.repeat(number, lengths)
+
+
+def _shared_out(
+    count: int, folds: int, seed: int, units: Int[np.ndarray, " unit"]
+) -> Int[np.ndarray, " unit"]:
+    """Folds of some of ``count`` units: as many in each, but for many units, where chance sees to that."""
+    if count > _MOST_RANKED:
+        return (unit_hash(seed, _FOLDS, units) % np.uint64(folds)).astype(np.int64)
+    order = np.argsort(unit_hash(seed, _FOLDS, np.arange(count)), kind="stable")
+    fold_of = np.empty(count, dtype=np.int64)
+    fold_of[order] = np.arange(count) % folds
+    return fold_of[units]
 
 
 @dataclass(frozen=True, eq=False)

@@ -147,12 +147,12 @@ class RowSums:
                 "weights are all zero: the policy takes no logged action; use a log that covers the policy"
             )
         used = self.by_unit["used"]
-        gap = self.gap / self.rows - start_mean
+        gap = self.gap / self.weight - start_mean
         total = float(used.sum())
         return WeightDiagnostics(
             effective_rows=total**2 / self.squares if self.squares > 0.0 else 0.0,
             effective_units=_effective(used),
-            mass=self.mass / self.rows,
+            mass=self.mass / self.weight,
             imbalance=float(np.linalg.norm(gap) / max(np.linalg.norm(start_mean), np.finfo(float).tiny)),
             negative_share=self.negative / self.size,
             largest_share=self.largest / self.size,

@@ -51,7 +51,7 @@ def replica_interval(fitted: FittedValues, head: str) -> Interval:
     full, resampled = values[:count][alive[:count]], values[count:][alive[count:]]
     value, spread = float(full.mean()), float(resampled.std(ddof=1))
     level = fitted.settings.level
-    parts = max(2.0, fitted.problem.effective_units)
+    parts = max(2.0, fitted.units)
     quantile = float(stats.t.ppf(0.5 + level / 2.0, df=min(len(resampled), parts) - 1))
     half_width = quantile * spread * math.sqrt((1.0 + 1.0 / len(full)) * parts / (parts - 1.0))
     units = "episodes" if len(fitted.problem.episode_starts) < fitted.problem.n_rows else "rows"
