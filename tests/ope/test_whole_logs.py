@@ -17,6 +17,7 @@ from koffline.ope.ensemble import Resampling
 from koffline.ope.estimators.everything import estimate_all
 from koffline.ope.fitted import SystemsOfPart
 from koffline.ope.log_facts import LogFacts, log_facts
+from koffline.ope.names import ESTIMATORS
 from koffline.ope.problem import prepare_problem
 from koffline.ope.stream_settings import StreamSettings
 from koffline.ope.working_log import Columns, hold
@@ -74,8 +75,8 @@ def stored(tmp_path_factory):
     return found
 
 
-def answers(log, policy, **options) -> dict[str, np.ndarray | str]:
-    table = estimate_all(log, policy, 0.9, seed=4, bounds=False, **QUICK, **options)
+def answers(log, policy, names=ESTIMATORS, **options) -> dict[str, np.ndarray | str]:
+    table = estimate_all(log, policy, 0.9, names=names, seed=4, bounds=False, **QUICK, **options)
     found: dict[str, np.ndarray | str] = {}
     for row in table.rows:
         estimate = row.estimate
@@ -100,8 +101,9 @@ def test_storage_changes_no_estimate_and_no_interval(stored, kind, sample_rows) 
 
 def test_workers_change_nothing(stored) -> None:
     memory, shards = stored["discrete"]
-    found = answers(shards, "uniform", sample_rows=150, stream=StreamSettings(workers=2))
-    agree(found, answers(memory, "uniform", sample_rows=150))
+    names = ("kloss", "lstdq", "wis")  # networks, features, weights of episodes
+    found = answers(shards, "uniform", names, sample_rows=150, stream=StreamSettings(workers=2))
+    agree(found, answers(memory, "uniform", names, sample_rows=150))
 
 
 def agree(found: dict, expected: dict) -> None:
