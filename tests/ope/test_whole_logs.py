@@ -17,7 +17,6 @@ from koffline.ope.ensemble import Resampling
 from koffline.ope.estimators.everything import estimate_all
 from koffline.ope.fitted import SystemsOfPart
 from koffline.ope.log_facts import LogFacts, log_facts
-from koffline.ope.names import ESTIMATORS
 from koffline.ope.problem import prepare_problem
 from koffline.ope.stream_settings import StreamSettings
 from koffline.ope.working_log import Columns, hold
@@ -75,7 +74,7 @@ def stored(tmp_path_factory):
     return found
 
 
-def answers(log, policy, names=ESTIMATORS, **options) -> dict[str, np.ndarray | str]:
+def answers(log, policy, names=None, **options) -> dict[str, np.ndarray | str]:
     table = estimate_all(log, policy, 0.9, names=names, seed=4, bounds=False, **QUICK, **options)
     found: dict[str, np.ndarray | str] = {}
     for row in table.rows:
