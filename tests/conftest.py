@@ -1,9 +1,14 @@
 """Shapes and types of koffline's own functions are checked at run time while the tests run."""
 
+import functools
 import os
+from collections import Counter
+from types import CodeType, FunctionType
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: two busy threads on two cores collapse
 
+import jaxtyping
+import pytest
 from jaxtyping import install_import_hook
 
 _CHECKED = (
@@ -36,4 +41,39 @@ _CHECKED = (
     "steps",
     "training",
 )
+_ALWAYS, _EVERY = 50, 20
+_calls: Counter[CodeType] = Counter()
+_check = jaxtyping.jaxtyped
+
+
+def _check_some(fn=None, *, typechecker):
+    """Check the first calls of a function in each test and some of the later ones: loops repeat their shapes.
+
+    To check every call takes five times as long as the training itself.
+    """
+    if fn is None:
+        return functools.partial(_check_some, typechecker=typechecker)
+    if not isinstance(fn, FunctionType):
+        return _check(fn, typechecker=typechecker)
+    # A function inside another is made anew at each call of that one, and seldom needs a check of its own.
+    checked = None if "<locals>" in fn.__qualname__ else _check(fn, typechecker=typechecker)
+
+    @functools.wraps(fn)
+    def call(*args, **kwargs):
+        nonlocal checked
+        _calls[fn.__code__] += 1
+        if (count := _calls[fn.__code__]) > _ALWAYS and count % _EVERY:
+            return fn(*args, **kwargs)
+        checked = checked or _check(fn, typechecker=typechecker)
+        return checked(*args, **kwargs)
+
+    return call
+
+
+@pytest.fixture(autouse=True)
+def _check_the_first_calls() -> None:
+    _calls.clear()
+
+
+jaxtyping.jaxtyped = _check_some  # what the hook puts above each function
 install_import_hook([f"koffline.{name}" for name in _CHECKED], "beartype.beartype")

@@ -182,8 +182,8 @@ def test_gtd2_finds_the_td_solution_in_the_linear_case():
     rewards = x @ [1.0, -2.0, 0.5] + 0.1 * noise
     table = Table(*map(torch.as_tensor, (x, following, rewards, np.full(300, 0.9))))
     network = linear(table, torch.zeros(3, dtype=torch.float64))
-    plan = ReplicaPlan((0.02,), (0,))
-    settings = FitSettings(steps=4000, batch_size=300, schedule="cosine")
+    plan = ReplicaPlan((0.05,), (0,))
+    settings = FitSettings(steps=1500, batch_size=300, schedule="cosine")
     for objective in (GradientTD2(), GradientTD2(auxiliary_rate=3.0)):
         found = fit(table, network, objective, plan, settings).network.flat[0].numpy()
         z = np.column_stack([x, np.ones(300)])

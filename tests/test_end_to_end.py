@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import gymnasium
 import numpy as np
+import pytest
+from click.testing import CliRunner
 
 import koffline
+from koffline.cli import cli
 
 ROOT = Path(__file__).parents[1]
 GAMMA, LIMIT = 0.95, 100
@@ -30,11 +30,9 @@ train:
 """
 
 
-def run(folder: Path, *arguments: str) -> str:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "koffline", *arguments]
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+def run(*arguments: str) -> str:
+    done = CliRunner().invoke(cli, arguments, prog_name="koffline")
+    assert done.exit_code == 0, done.stderr
     return done.stdout
 
 
@@ -55,19 +53,20 @@ def monte_carlo(model: Path, episodes: int = 40) -> tuple[float, float]:
     return float(returns.mean()), float(returns.std() / np.sqrt(episodes))
 
 
-def test_a_policy_trained_from_a_log_is_worth_what_another_log_says(tmp_path: Path) -> None:
+def test_a_policy_trained_from_a_log_is_worth_what_another_log_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     behaviour = f"epsilon:0.5:{ROOT / 'datasets' / 'cartpole_policy.npz'}"
     for name, seed in (("train", "1"), ("held_out", "2")):
         run(
-            tmp_path,
             *("build", "rollouts", "--env", "CartPole-v1", "--policy", behaviour, "--episodes", "60"),
             *("--time-limit", str(LIMIT), "--seed", seed, "--out", f"{name}.hdf5"),
         )
     (tmp_path / "config.yaml").write_text(CONFIG)
-    run(tmp_path, "train", "config.yaml", "--out", "run")
+    run("train", "config.yaml", "--out", "run")
     model = tmp_path / "run" / "model_800.d3"
     said = run(
-        tmp_path,
         *("evaluate", "held_out.hdf5", "--policy", str(model), "--gamma", str(GAMMA), "--json"),
         *("--set", "steps=1500", "--set", "resampled_replicas=4", "--set", "full_replicas=2"),
     )

@@ -7,11 +7,12 @@ import shutil
 import subprocess
 from pathlib import Path
 
+import click
 import pytest
 from click.testing import CliRunner
 
 from koffline.cli import cli
-from tests.experiments.shrunk import shrink_experiments
+from tests.experiments.shrunk import blank_figures, shrink_experiments
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -57,7 +58,29 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("command", [c for c in COMMANDS if c.startswith("koffline")])
+def test_the_options_of_koffline_commands_are_known(elsewhere: Path) -> None:
+    for command in COMMANDS:
+        if command.startswith("koffline"):
+            name, *arguments = shlex.split(command)[1:]
+            found = cli.get_command(click.Context(cli), name)
+            if isinstance(found, click.Group):
+                name, *arguments = arguments
+                found = found.get_command(click.Context(found), name)
+            found.make_context(name, arguments)
+
+
+# The claims alone take longer than all the others; tests/experiments/test_reproduce.py has them, and workers.
+SLOW = "koffline reproduce claims"
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        pytest.param(c, marks=pytest.mark.slow) if c.startswith(SLOW) else c
+        for c in COMMANDS
+        if c.startswith("koffline")
+    ],
+)
 def test_koffline_commands_run(command: str, elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     arguments = shlex.split(command.replace("model_3000", "model_20"))[1:]  # the run below is shorter
     if "runs/dqn" in command and (arguments[0] != "train" or "--resume" in arguments):
@@ -75,6 +98,7 @@ def test_koffline_commands_run(command: str, elsewhere: Path, monkeypatch: pytes
         arguments += QUICK
     if arguments[0] == "reproduce":
         shrink_experiments(monkeypatch)
+        blank_figures(monkeypatch)
     result = CliRunner().invoke(cli, arguments, prog_name="koffline")
     assert result.exit_code == 0, result.output
 

@@ -1,6 +1,7 @@
 """The experiments shrunk to seconds: the same code, less of everything."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +13,16 @@ TINY = TrainingSettings(
     learning_rates=(0.003, 0.001, 0.0003), seeds=2, epochs=4, batch_size=50, hidden=(4,), probe_every=1
 )
 KEPT = ("U", "mixture 0.5", "L_KV", "V of 50 rows")
+
+
+def blank_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Figures are drawn and not rendered: that takes longer than all else, and has tests of its own."""
+
+    def save(figure: object, path: Path) -> None:
+        for kind in ("png", "svg"):
+            path.with_name(f"{path.name}.{kind}").write_bytes(b" " * 600)
+
+    monkeypatch.setattr("koffline.experiments.reproduce.save_figure", save)
 
 
 def shrink_experiments(monkeypatch: pytest.MonkeyPatch) -> None:

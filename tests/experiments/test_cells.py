@@ -21,7 +21,7 @@ from koffline.experiments.problem import ProblemSettings
 from koffline.jobs import run_jobs
 from koffline.objectives import TemporalDifference
 
-PROBLEM = ProblemSettings("cart_pole", rows=200, held_out_rows=50, truth_repeats=2)
+PROBLEM = ProblemSettings("cart_pole", rows=100, held_out_rows=30, truth_repeats=2)
 TINY = TrainingSettings(
     learning_rates=(0.003, 0.001), seeds=2, epochs=12, batch_size=50, hidden=(6,), probe_every=3
 )
@@ -94,7 +94,7 @@ def test_an_interrupted_cell_continues_and_ends_the_same(folder, tmp_path):
 
     class Stop:
         def update(self, step, steps, loss):
-            if step > 60:
+            if step > 30:
                 raise KeyboardInterrupt
 
     whole = tmp_path / "whole"

@@ -15,20 +15,15 @@ from koffline.experiments.mujoco_plan import NOISE_LEVELS
 from koffline.experiments.reproduce import Run, _stored_mujoco_claims
 from koffline.experiments.results import read_results
 from tests.experiments.fake_mujoco import FakeLockStep
+from tests.experiments.shrunk import blank_figures
 
 NOISE = NOISE_LEVELS["InvertedPendulum"]
 Call = Callable[..., Result]
 
 
 @pytest.fixture(autouse=True)
-def blank_figures(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Drawing takes longer than all else here, and has tests of its own."""
-
-    def save(figure: object, path: Path) -> None:
-        for kind in ("png", "svg"):
-            path.with_name(f"{path.name}.{kind}").write_bytes(b" " * 600)
-
-    monkeypatch.setattr("koffline.experiments.reproduce.save_figure", save)
+def no_rendering(monkeypatch: pytest.MonkeyPatch) -> None:
+    blank_figures(monkeypatch)
 
 
 @pytest.fixture

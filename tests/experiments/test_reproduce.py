@@ -1,6 +1,7 @@
 """`koffline reproduce` from the command line, with experiments shrunk to seconds."""
 
 import json
+import shutil
 
 import h5py
 import pytest
@@ -10,12 +11,25 @@ from koffline.cli import cli
 from koffline.experiments import ablation, reproduce
 from koffline.experiments.cells import EPOCHS, Scale
 from koffline.experiments.results import read_results
-from tests.experiments.shrunk import shrink_experiments
+from tests.experiments.shrunk import blank_figures, shrink_experiments
 
 
 @pytest.fixture(autouse=True)
 def tiny(monkeypatch):
     shrink_experiments(monkeypatch)
+    blank_figures(monkeypatch)
+
+
+@pytest.fixture(scope="module")
+def puddle(tmp_path_factory):
+    """The folder of `figure-puddle`, its cells trained by two workers."""
+    folder = tmp_path_factory.mktemp("puddle")
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        shrink_experiments(monkeypatch)
+        words = ["reproduce", "figure-puddle", "--workers", "2", "--out", str(folder)]
+        done = CliRunner().invoke(cli, words, prog_name="koffline")
+    assert done.exit_code == 0, done.output
+    return folder
 
 
 @pytest.fixture
@@ -27,16 +41,14 @@ def run(tmp_path):
     return call
 
 
-def test_a_figure_leaves_everything_it_promises(run, tmp_path):
-    done = run("figure-puddle")
-    assert done.exit_code == 0, done.output
+def test_a_figure_leaves_everything_it_promises(puddle):
     for suffix in ("json", "png", "svg", "md", "curves.h5"):
-        assert (tmp_path / f"figure-puddle.{suffix}").stat().st_size > 500
-    content = json.loads((tmp_path / "figure-puddle.json").read_text())
+        assert (puddle / f"figure-puddle.{suffix}").stat().st_size > 500
+    content = json.loads((puddle / "figure-puddle.json").read_text())
     assert content["name"] == "figure-puddle"
     assert {"command", "versions"} <= set(content)
     assert "seconds" not in content  # the same run, the same bytes
-    assert "seconds" in json.loads((tmp_path / "figure-puddle.run.json").read_text())
+    assert "seconds" in json.loads((puddle / "figure-puddle.run.json").read_text())
     rows = content["rows"]
     assert len(rows) == 6 * 3 * 2
     assert {row["method"] for row in rows} == {"td0", "fvi", "rg", "gtd2", "sbeed", "kloss"}
@@ -48,12 +60,12 @@ def test_a_figure_leaves_everything_it_promises(run, tmp_path):
     for flag in ("best_by_truth", "best_without_truth"):
         chosen = [(row["method"], row["truth"]) for row in rows if row[flag]]
         assert len(chosen) == len(set(chosen)) == 12
-    with h5py.File(tmp_path / "figure-puddle.curves.h5") as file:
+    with h5py.File(puddle / "figure-puddle.curves.h5") as file:
         assert file["puddle_world/kloss/mse_monte_carlo"].shape == (4, 3, 2)
 
 
-def test_a_second_run_finds_the_cells_and_says_the_same(run, tmp_path, monkeypatch):
-    assert run("figure-puddle").exit_code == 0
+def test_a_second_run_finds_the_cells_and_says_the_same(run, puddle, tmp_path, monkeypatch):
+    shutil.copytree(puddle, tmp_path, dirs_exist_ok=True)
     first = read_results(tmp_path / "figure-puddle.json")
     monkeypatch.setattr("koffline.experiments.cells._train", lambda *arguments: 1 / 0)
     assert run("figure-puddle").exit_code == 0
@@ -77,21 +89,24 @@ def test_claims_share_cells_and_carry_verdicts(run, tmp_path, monkeypatch):
     assert run("ablation").exit_code == 0  # its cells are there
 
 
-def test_toy(run, tmp_path):
-    done = run("figure-toy")
+def test_toy_leaves_files_of_others_and_of_another_scale_alone(run, tmp_path):
+    (tmp_path / "figure-toy.md").write_text("precious")
+    refused = run("figure-toy")
+    assert refused.exit_code == 2
+    assert "figure-toy.md exists already" in refused.stderr
+    assert (tmp_path / "figure-toy.md").read_text() == "precious"
+    done = run("figure-toy", "--force")
     assert done.exit_code == 0, done.output
-    rows = json.loads((tmp_path / "figure-toy.json").read_text())["rows"]
+    before = (tmp_path / "figure-toy.json").read_bytes()
+    rows = json.loads(before)["rows"]
     assert {row["world"] for row in rows} == {"chain"}
     assert all("weight_error" in row for row in rows)
-
-
-def test_files_of_somebody_else_are_left_alone(run, tmp_path):
-    (tmp_path / "figure-toy.md").write_text("precious")
-    done = run("figure-toy")
-    assert done.exit_code == 2
-    assert "figure-toy.md exists already" in done.stderr
-    assert (tmp_path / "figure-toy.md").read_text() == "precious"
-    assert run("figure-toy", "--force").exit_code == 0
+    refused = run("figure-toy", "--quick")
+    assert refused.exit_code == 2
+    assert refused.stderr.startswith("error: ")
+    assert "--force" in refused.stderr
+    assert (tmp_path / "figure-toy.json").read_bytes() == before
+    assert run("figure-toy", "--quick", "--force").exit_code == 0
 
 
 def test_an_interrupt_says_where_to_go_on(run, tmp_path, monkeypatch):
@@ -102,17 +117,6 @@ def test_an_interrupt_says_where_to_go_on(run, tmp_path, monkeypatch):
     done = run("figure-puddle")
     assert done.exit_code == 130
     assert done.stderr == f"interrupted; what is finished is in {tmp_path}/cells: the same command goes on\n"
-
-
-def test_other_scale_is_refused_unless_forced(run, tmp_path):
-    assert run("figure-toy").exit_code == 0
-    before = (tmp_path / "figure-toy.json").read_bytes()
-    refused = run("figure-toy", "--quick")
-    assert refused.exit_code == 2
-    assert refused.stderr.startswith("error: ")
-    assert "--force" in refused.stderr
-    assert (tmp_path / "figure-toy.json").read_bytes() == before
-    assert run("figure-toy", "--quick", "--force").exit_code == 0
 
 
 @pytest.mark.parametrize(

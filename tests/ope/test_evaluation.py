@@ -24,7 +24,7 @@ TOLERANCES = {
 }
 
 
-DEFAULT_SUITE = ("chain_off", "chain_tuples", "grid_on", "linear_tuples")
+DEFAULT_SUITE = ("chain_off", "linear_tuples")  # discrete and continuous, episodes and tuples
 
 
 @pytest.mark.parametrize(

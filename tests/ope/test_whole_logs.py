@@ -77,8 +77,8 @@ def stored(tmp_path_factory):
     return found
 
 
-def answers(log, policy, **options) -> dict[str, np.ndarray | str]:
-    table = estimate_all(log, policy, 0.9, seed=4, bounds=False, **QUICK, **options)
+def answers(log, policy, names=None, **options) -> dict[str, np.ndarray | str]:
+    table = estimate_all(log, policy, 0.9, names=names, seed=4, bounds=False, **QUICK, **options)
     found: dict[str, np.ndarray | str] = {}
     for row in table.rows:
         estimate = row.estimate
@@ -103,8 +103,9 @@ def test_storage_changes_no_estimate_and_no_interval(stored, kind, sample_rows) 
 
 def test_workers_change_nothing(stored) -> None:
     memory, shards = stored["discrete"]
-    found = answers(shards, "uniform", sample_rows=150, stream=StreamSettings(workers=2))
-    agree(found, answers(memory, "uniform", sample_rows=150))
+    names = ("kloss", "lstdq", "wis")  # networks, features, weights of episodes
+    found = answers(shards, "uniform", names, sample_rows=150, stream=StreamSettings(workers=2))
+    agree(found, answers(memory, "uniform", names, sample_rows=150))
 
 
 def agree(found: dict, expected: dict) -> None:

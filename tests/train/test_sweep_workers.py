@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -53,6 +54,7 @@ def test_a_killed_sweep_goes_on_and_is_the_same_to_the_bit(tmp_path: Path) -> No
     assert settings_of(out) == settings_of(whole)
 
 
+@pytest.mark.slow  # unpacking and sources are proved below, Ray itself in tests/jobs
 def test_on_ray_the_runs_come_back_whole(tmp_path: Path) -> None:
     pytest.importorskip("ray")
     config = write_config(tmp_path)
@@ -73,9 +75,11 @@ def test_archives_that_were_not_unpacked_are_found(tmp_path: Path) -> None:
     config = write_config(tmp_path)
     in_this_process(config, tmp_path / "one", 1)
     in_this_process(config, tmp_path / "two", 1)
-    runs = tmp_path / "two" / "runs"
+    runs, elsewhere = tmp_path / "two" / "runs", tmp_path / "disk of a worker"
+    elsewhere.mkdir()
+    shutil.copy(tmp_path / "log_discrete.hdf5", elsewhere)
     for folder in run_folders(tmp_path / "two"):
-        copies = [LocalFile(tmp_path / "log_discrete.hdf5")]
+        copies = [LocalFile(elsewhere / "log_discrete.hdf5")]
         train_packed(runs / f"{folder.name}.zip", load_config(folder / "config.yaml"), "cpu", *copies)
         for name in ("run.json", "td_error.csv"):
             (folder / name).unlink()
@@ -84,6 +88,9 @@ def test_archives_that_were_not_unpacked_are_found(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "two" / "run.json").read_text())["found"] == 2
     assert same_runs(tmp_path / "one", tmp_path / "two")
     assert not [*runs.glob("*.zip"), *runs.glob("*/old.csv")]
+    for folder in run_folders(tmp_path / "two"):  # the log is named as in the config
+        source = json.loads((folder / "run.json").read_text())["data"]["source"]
+        assert source == yaml.safe_load((folder / "config.yaml").read_text())["data"]["source"]
 
 
 def settings_of(out: Path) -> object:
