@@ -322,7 +322,7 @@ def test_a_policy_that_fails_is_no_bad_shard(stored) -> None:
 
     stream = StreamSettings(skip_bad_shards=True)
     with pytest.raises(KofflineError, match=r"probabilities sums to 2\.7"):
-        koffline.evaluate(shards, odd, 0.9, estimator="mql", sample_rows=150, stream=stream, **QUICK)
+        koffline.evaluate(shards, odd, 0.9, sample_rows=150, stream=stream, **QUICK)
 
 
 @pytest.mark.parametrize("episodes", [1, 3])
@@ -337,7 +337,6 @@ def test_few_long_episodes_are_cut_into_folds(episodes) -> None:
         action_space=log.action_space,
         steps=steps,
     )
-    names = ("mql", "lstdq", "dualdice")
     for seed in range(4):
         options = {"bounds": False, "sample_rows": 60, "feature_source": "random", **QUICK}
         found = estimate_all(log, DRIFT, 0.9, names=("mql", "lstdq", "dualdice"), seed=seed, **options)
