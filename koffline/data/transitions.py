@@ -240,18 +240,14 @@ class Transitions:
     @classmethod
     def of_checked(cls, checked: Mapping[str, Any], space: ActionSpace) -> Transitions:
         """Whole episodes (or rows that stand alone) from columns that were checked when they were read."""
+        steps = checked.get("steps")
+        ids = None if steps is None else np.cumsum(steps == 0) - 1
         made = object.__new__(cls)
-        given: dict[str, Any] = {"episode_ids": None, **checked}
-        if given.get("steps") is not None:
-            given["episode_ids"] = np.cumsum(given["steps"] == 0) - 1
-        for name in COLUMNS:
-            column = given.get(name)
-            object.__setattr__(made, name, None if column is None else columns.read_only(column))
         object.__setattr__(made, "action_space", space)
         object.__setattr__(made, "metadata", Metadata())
-        return made
+        return made._trusted({**checked, "episode_ids": ids}, weighted=False)
 
-    def _trusted(self, picked: Mapping[str, np.ndarray | None]) -> Transitions:
+    def _trusted(self, picked: Mapping[str, np.ndarray | None], weighted: bool = True) -> Transitions:
         """Rows of a valid log are valid: no second check."""
         selected = object.__new__(Transitions)
         for name in COLUMNS:
@@ -259,7 +255,7 @@ class Transitions:
             object.__setattr__(selected, name, None if column is None else columns.read_only(column))
         object.__setattr__(selected, "action_space", self.action_space)
         object.__setattr__(selected, "metadata", self.metadata)
-        if selected.weights is not None:  # a selection may be left without any
+        if weighted and selected.weights is not None:  # a selection may be left without any
             columns.check_some_weight(selected.weights)
         return selected
 

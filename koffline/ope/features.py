@@ -21,7 +21,6 @@ from torch import Tensor
 from koffline.kernels import FourierFeatures, Gaussian, median_bandwidth, random_fourier_features
 from koffline.ope.problem import EvaluationProblem
 from koffline.ope.working_log import S
-from koffline.replicas import StackedMLP
 from koffline.solvers.features import FeatureMap, RandomFourierFeatures
 from koffline.solvers.linear import combine_features, free_parameters
 
@@ -209,17 +208,6 @@ class _InFeatures:
         return self.summarise(self.make(problem, units))
 
 
-@dataclass(frozen=True, eq=False)
-class NetworkFeatures:
-    """What the last layer of one network reads, (N, H); in float64, where sums do not depend on blocks."""
-
-    network: StackedMLP
-
-    def __call__(self, inputs: Tensor) -> Tensor:
-        """Features (N, H)."""
-        return self.network.features(inputs.to(self.network.flat))[0]
-
-
 def default_features(
     problem: EvaluationProblem, count: int = 100, width: float = 1.0, seed: int = 0
 ) -> FeatureMap:
@@ -229,12 +217,6 @@ def default_features(
     """
     inputs = torch.as_tensor(problem.inputs[problem.row_weights > 0.0])
     return RandomFourierFeatures(width * median_bandwidth(inputs), count, seed)
-
-
-def network_features(network: StackedMLP) -> FeatureMap:
-    """What the last layer of the first replica reads."""
-    one = network.select([0])
-    return NetworkFeatures(one.with_flat(one.flat.double()))
 
 
 @torch.no_grad()

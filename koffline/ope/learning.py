@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -19,6 +20,7 @@ from koffline.ope.blocks import row_blocks
 from koffline.ope.ensemble import Ensemble
 from koffline.ope.problem import EvaluationProblem
 from koffline.replicas import StackedMLP
+from koffline.solvers.features import FeatureMap
 
 _PROBES = 40
 _FINENESS = 16  # how many rows of a mini-batch sample stand for one row of mean weight
@@ -168,3 +170,20 @@ def _best_constant(problem: EvaluationProblem) -> float:
     constant = float((weights @ problem.rewards) / (weights @ (1.0 - problem.discounts)))
     low, high = problem.value_bounds
     return min(max(constant, low), high)
+
+
+@dataclass(frozen=True, eq=False)
+class NetworkFeatures:
+    """What the last layer of one network reads, (N, H); in float64, where sums do not depend on blocks."""
+
+    network: StackedMLP
+
+    def __call__(self, inputs: Tensor) -> Tensor:
+        """Features (N, H)."""
+        return self.network.features(inputs.to(self.network.flat))[0]
+
+
+def network_features(network: StackedMLP) -> FeatureMap:
+    """What the last layer of the first replica reads."""
+    one = network.select([0])
+    return NetworkFeatures(one.with_flat(one.flat.double()))

@@ -27,10 +27,13 @@ from koffline.fit_records import Progress
 from koffline.fitting import threads
 from koffline.jobs.mapping import Mapped
 from koffline.jobs.status import JobStatus
+from koffline.ope.problem import EvaluationProblem, prepare_problem
 from koffline.ope.stream_settings import StreamSettings
+from koffline.policies import ContinuousPolicy, DiscretePolicy
 
 _LIBRARIES = 600_000_000  # bytes of a process before it holds rows
 _SHARE = 0.25  # of the other memory for the rows of a part; what is made of them has the rest
+_DRAWS = 31  # of actions, a stream of their own
 _LEAST_ROWS, _MOST_ROWS = 1024, 1 << 16
 # Records of sums that travel in a pass with workers: each may have 200 MB.
 _ROWS_TOGETHER, _MOST_ITEMS = 1 << 18, 256
@@ -156,6 +159,26 @@ class WorkingLog:
             show(status.done, status.total)
 
 
+@dataclass(frozen=True, eq=False)
+class ProblemOfPart:
+    """What a function makes of a part of a log, as a problem in the units of ``like``."""
+
+    summarise: Callable[[EvaluationProblem, np.ndarray], Any]
+    like: EvaluationProblem
+    policy: DiscretePolicy | ContinuousPolicy
+    gamma: float
+    action_draws: int
+    seed: int
+
+    def __call__(self, part: LogPart) -> Any:
+        """Sums over its rows; actions are drawn anew in each part."""
+        generator = np.random.default_rng([self.seed, _DRAWS, int(part.units[0])])
+        problem = prepare_problem(
+            part.transitions, self.policy, self.gamma, self.action_draws, generator, like=self.like
+        )
+        return self.summarise(problem, part.units)
+
+
 def hold(
     log: Transitions | LazyTransitions,
     sample_rows: int,
@@ -217,14 +240,12 @@ def _parts_on_disk(log: LazyTransitions, shards: tuple[int, ...], rows: int) -> 
 
 
 def _parts_in_memory(log: Transitions, rows: int) -> Iterator[LogPart]:
-    if not log.has_episodes:
-        for start in range(0, len(log), rows):
-            units = np.arange(start, min(start + rows, len(log)))
-            yield LogPart(log.select(units), units)
-        return
-    number = log.episode_ends // rows  # of the stretch that an episode ends in
-    for units in np.split(np.arange(log.n_episodes), np.flatnonzero(np.diff(number)) + 1):
-        yield LogPart(log.select_episodes(units), units)
+    ends = (log.episode_ends if log.has_episodes else np.arange(len(log))) + 1
+    stretch = (ends - 1) // rows  # in which a unit ends
+    for units in np.split(np.arange(len(ends)), np.flatnonzero(np.diff(stretch)) + 1):
+        first = 0 if units[0] == 0 else int(ends[units[0] - 1])
+        columns = {name: column[first : ends[units[-1]]] for name, column in log._columns().items()}
+        yield LogPart(Transitions.of_checked(columns, log.action_space), units)
 
 
 def _added(found: Iterator[Any]) -> Any:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
 
@@ -22,25 +21,23 @@ from koffline.ope.features import (
     SystemsOfLog,
     default_features,
     make_feature_system,
-    network_features,
 )
 from koffline.ope.fitted import FittedValues, fit_value_functions
 from koffline.ope.importance.problem import EpisodeProblem, episodes_of_log, prepare_episodes
 from koffline.ope.importance.ratios import ESTIMATED
-from koffline.ope.learning import fit_features, make_table
+from koffline.ope.learning import fit_features, make_table, network_features
 from koffline.ope.limits import Limits, value_bounds
 from koffline.ope.log_facts import LogFacts, log_facts
 from koffline.ope.out_of_bag import out_of_bag_values
 from koffline.ope.problem import EvaluationProblem, prepare_problem
 from koffline.ope.residuals import ResidualSummary, summarise_residuals
 from koffline.ope.row_values import RowValues
-from koffline.ope.working_log import LogPart, S, WorkingLog
+from koffline.ope.working_log import ProblemOfPart, S, WorkingLog
 from koffline.policies import ContinuousPolicy, DiscretePolicy
 from koffline.solvers.features import FeatureMap
 from koffline.store.run_record import versions
 
 _ALONE = 8000  # steps of a network that no other head can judge
-_DRAWS = 31  # of actions, a stream of their own
 
 
 class Workspace:
@@ -285,23 +282,3 @@ class Workspace:
             "data_sha256": "" if self.log.skipped else log.sha256,
             "versions": versions(),
         }
-
-
-@dataclass(frozen=True, eq=False)
-class ProblemOfPart:
-    """What a function makes of a part of a log, as a problem in the units of ``like``."""
-
-    summarise: Callable[[EvaluationProblem, np.ndarray], Any]
-    like: EvaluationProblem
-    policy: DiscretePolicy | ContinuousPolicy
-    gamma: float
-    action_draws: int
-    seed: int
-
-    def __call__(self, part: LogPart) -> Any:
-        """Sums over its rows; actions are drawn anew in each part."""
-        generator = np.random.default_rng([self.seed, _DRAWS, int(part.units[0])])
-        problem = prepare_problem(
-            part.transitions, self.policy, self.gamma, self.action_draws, generator, like=self.like
-        )
-        return self.summarise(problem, part.units)

@@ -22,7 +22,7 @@ from koffline.ope.log_facts import LogFacts, log_facts
 from koffline.ope.problem import prepare_problem
 from koffline.ope.selection.selecting import select_policies
 from koffline.ope.stream_settings import StreamSettings
-from koffline.ope.working_log import Columns, hold
+from koffline.ope.working_log import Columns, ProblemOfPart, hold
 from koffline.policies import ContinuousPolicy, DiscretePolicy
 from tests.ope.problems import NOISY, stack
 
@@ -151,8 +151,6 @@ def test_sums_over_parts_are_those_over_all_rows(stored, kind, monkeypatch) -> N
     like = prepare_problem(log.held.transitions, policy, 0.9, 1, np.random.default_rng(0))
     whole = prepare_problem(memory, policy, 0.9, 1, np.random.default_rng(0), like=like)
     network, _ = stack(like)
-    from koffline.ope.workspace import ProblemOfPart
-
     of_part = SystemsOfPart(
         network, FourierFeatures(torch.ones(like.kernel_inputs.shape[1], 3).double()), Resampling(3, 1, (0,))
     )
@@ -300,7 +298,8 @@ def test_weights_of_another_mean_outside_the_sample(stored) -> None:
         assert not any("of the policy's visits" in warning for warning in row.estimate.warnings)
 
 
-def test_episodes_without_weight_fill_a_part(tmp_path) -> None:
+def test_episodes_without_weight_fill_a_part(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr("koffline.ope.working_log._MOST_ROWS", 40)
     log = make_log("discrete")
     weights = np.where(log.episode_ids < 15, 0.0, np.asarray(log.weights))
     with ShardWriter(tmp_path / "log", shard_rows=40) as writer:
