@@ -164,15 +164,13 @@ def fit_value_functions(
 ) -> FittedValues:
     """Train all replicas, then give each its last layers: exact kernel loss, LSTD, or as trained.
 
-    Unless the settings say how long, training goes on in rounds until the heads agree. fold:
-    over the log that the problem is a sample of; last layers are solved, and start states valued, on
-    all of it. effective_units: of that log.
+    Unless the settings say how long, training goes on in rounds until the heads agree. fold: over the log
+    that the problem is a sample of, None where it is all of it; last layers are solved, and start states
+    valued, on the whole log. effective_units: of that log.
     """
-    if fold is None:
-        units = np.arange(len(problem.episode_starts))
 
-        def fold(summarise: Callable[[EvaluationProblem, np.ndarray], S]) -> S:
-            return summarise(problem, units)
+    def in_memory(summarise: Callable[[EvaluationProblem, np.ndarray], S]) -> S:
+        return summarise(problem, ensemble.units)
 
     table = make_table(problem, settings.device)
     generator = torch.Generator().manual_seed(settings.seed)
@@ -186,16 +184,19 @@ def fit_value_functions(
     for number, steps in enumerate(rounds, start=1):
         record = fit_features(table, problem, ensemble, settings, steps, probe, progress, record)
         of_part = SystemsOfPart(record.network, instruments, ensemble.resampling)
-        if number < len(rounds):
-            systems = of_part(problem, ensemble.units)
-            heads = _heads(record.network, systems, settings.ridge)
-            if _agree(heads, problem, ensemble, settings.agreement):
-                break
+        is_last = number == len(rounds)
+        if is_last and fold is not None:
+            break
+        heads = _heads(record.network, in_memory(of_part), settings.ridge)
+        if is_last or _agree(heads, problem, ensemble, settings.agreement):
+            break
     assert record is not None
-    heads = _heads(record.network, fold(of_part), settings.ridge)
+    if fold is not None:
+        heads = _heads(record.network, fold(of_part), settings.ridge)
     parts = problem.effective_units if effective_units is None else effective_units
+    reach = in_memory if fold is None else fold
     return FittedValues(
-        problem, ensemble, settings, table, heads, bandwidth, instruments, record, fold, parts
+        problem, ensemble, settings, table, heads, bandwidth, instruments, record, reach, parts
     )
 
 

@@ -138,7 +138,7 @@ class Workspace:
             self.ensemble,
             self.settings,
             self._progress,
-            self.fold,
+            None if self.log.is_whole else self.fold,
             self.facts.weights.effective_count,
         )
         full = fitted.alive[: self.ensemble.full]
