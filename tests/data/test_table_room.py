@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import signal
 import subprocess
 import sys
 
@@ -141,14 +140,11 @@ CASES = {
 def test_reading_stays_within_the_stated_figure(tmp_path, build, way):
     small, bomb = write(walk(), tmp_path / "small.csv"), build(tmp_path / "log")
     assert bomb.stat().st_size < ALLOWED / 4
-    for _ in range(2):
-        done = subprocess.run(
-            [sys.executable, "-c", READ, str(small), str(bomb), way],
-            env={**os.environ, "KOFFLINE_MAX_BYTES": str(ALLOWED)},
-            capture_output=True, text=True, timeout=120, check=False,
-        )  # fmt: skip
-        if done.returncode != -signal.SIGABRT:  # seen once: a library's thread while the process ends
-            break
+    done = subprocess.run(
+        [sys.executable, "-c", READ, str(small), str(bomb), way],
+        env={**os.environ, "KOFFLINE_MAX_BYTES": str(ALLOWED)},
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
     assert done.stderr == ""
     said, peak = done.stdout.splitlines()
     expected, _, ending = CASES[build][way == "in pieces"].partition("{}")
