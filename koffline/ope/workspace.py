@@ -278,7 +278,7 @@ class Workspace:
             "policy": self.policy.name,
             "source": log.metadata.source,
             "seed": self.settings.seed,
-            "seconds": time.perf_counter() - self._started,
+            "seconds": round(time.perf_counter() - self._started, 3),
             "data_sha256": "" if self.log.skipped else log.sha256,
             "versions": versions(),
         }
