@@ -18,8 +18,7 @@ from koffline.errors import ConfigError, DataError, KofflineError
 from koffline.kernels import FourierFeatures
 from koffline.ope import working_log
 from koffline.ope.ensemble import Resampling
-from koffline.ope.estimators.all import estimate_all
-from koffline.ope.evaluation import open_workspace
+from koffline.ope.evaluation import estimate_all, open_workspace
 from koffline.ope.fitted import SystemsOfPart
 from koffline.ope.log_facts import LogFacts, log_facts
 from koffline.ope.problem import prepare_problem
