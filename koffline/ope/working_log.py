@@ -23,8 +23,7 @@ from koffline.data.disk.samples import UnitSample, sample_units
 from koffline.data.row_block import ROW_COLUMNS, in_whole_units
 from koffline.data.transitions import Transitions
 from koffline.errors import ConfigError, DataError, KofflineError
-from koffline.fitting import Progress
-from koffline.fitting import threads
+from koffline.fitting import Progress, threads
 from koffline.jobs.mapping import Mapped
 from koffline.jobs.status import JobStatus
 from koffline.ope.problem import EvaluationProblem, prepare_problem

@@ -19,8 +19,7 @@ from torch import Tensor
 
 from koffline.batches import BatchSchedule, ReplicaPlan, Table
 from koffline.errors import ConfigError
-from koffline.fitting import Progress
-from koffline.fitting import threads
+from koffline.fitting import Progress, threads
 from koffline.kernel_loss import check_diag_weight
 from koffline.replicas import StackedMLP
 from koffline.solvers.closed_form import LinearValue, solve_kernel_loss
