@@ -20,7 +20,7 @@ from koffline.batches import Table
 from koffline.builders.uniform import draw_uniform_tuples, learn_grid_policy
 from koffline.envs.boxes import BoxWorld, make_world, to_unit_square
 from koffline.envs.grids import discretise
-from koffline.envs.rollouts import discounted_returns
+from koffline.envs.world import discounted_returns
 from koffline.errors import ConfigError
 from koffline.untrusted.arrays import read_arrays
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from koffline.bellman import discount, state_value_residual
 from koffline.dual_objectives import DualObjective, GradientTD2, SaddlePoint
-from koffline.envs.finite_worlds import (
+from koffline.envs.finite import (
     TSITSIKLIS_FEATURES,
     TSITSIKLIS_GAMMA,
     TSITSIKLIS_WEIGHTS,

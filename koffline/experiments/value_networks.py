@@ -17,8 +17,7 @@ from koffline.envs.boxes import to_unit_square
 from koffline.experiments.problem import GAMMA, Problem, to_tensor
 from koffline.kernel_loss import u_statistic
 from koffline.kernels import Gaussian, Kernel
-from koffline.replicas import StackedMLP, StackedNetwork
-from koffline.stacked_module import StackedModule
+from koffline.replicas import StackedMLP, StackedModule, StackedNetwork
 
 NAMES = ("mse_monte_carlo", "mse_paper", "bellman_error", "kernel_loss", "l2_loss", "largest_value")
 _JUDGE = Gaussian(0.5)  # one kernel judges all methods and settings

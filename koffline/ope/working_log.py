@@ -27,8 +27,7 @@ from koffline.data.disk.samples import UnitSample, sample_units
 from koffline.data.row_block import ROW_COLUMNS, in_whole_units
 from koffline.data.transitions import Transitions
 from koffline.errors import ConfigError, DataError, KofflineError
-from koffline.fit_records import Progress
-from koffline.fitting import threads
+from koffline.fitting import Progress, threads
 from koffline.jobs.status import JobStatus
 from koffline.ope.partial_sums import SavedPass
 from koffline.ope.problem import EvaluationProblem, prepare_problem

@@ -10,7 +10,7 @@ import torch
 from koffline.batches import ReplicaPlan, Table
 from koffline.data.transitions import Transitions
 from koffline.errors import ConfigError
-from koffline.fit_records import Progress
+from koffline.fitting import Progress
 from koffline.kernels import Gaussian, median_bandwidth, random_fourier_features
 from koffline.replicas import StackedMLP
 from koffline.solvers.closed_form import LinearValue, solve_kernel_loss

@@ -19,8 +19,7 @@ from torch import Tensor
 
 from koffline.batches import BatchSchedule, ReplicaPlan, Table
 from koffline.errors import ConfigError
-from koffline.fit_records import Progress
-from koffline.fitting import threads
+from koffline.fitting import Progress, threads
 from koffline.kernel_loss import check_diag_weight
 from koffline.replicas import StackedMLP
 from koffline.solvers.closed_form import LinearValue, solve_kernel_loss
@@ -29,7 +28,7 @@ from koffline.solvers.forms import KernelMap, ResidualForms
 from koffline.solvers.last_layer import last_layer_features, with_last_layer
 from koffline.solvers.linear import as_double, free_parameters
 from koffline.solvers.quadratic import RidgePath, check_ridge
-from koffline.stacked_adam import StackedAdam
+from koffline.steps import StackedAdam
 
 _MOST_NUMBERS = 1 << 25
 

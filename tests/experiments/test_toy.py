@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from koffline.bellman import state_value_residual
-from koffline.envs.finite_worlds import TSITSIKLIS_FEATURES, TSITSIKLIS_WEIGHTS
+from koffline.envs.finite import TSITSIKLIS_FEATURES, TSITSIKLIS_WEIGHTS
 from koffline.errors import ConfigError
 from koffline.experiments import toy
 from koffline.experiments.cells import Scale

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from koffline.batches import Table
-from koffline.envs.finite_worlds import TSITSIKLIS_FEATURES, TSITSIKLIS_WEIGHTS, tsitsiklis_van_roy
+from koffline.envs.finite import TSITSIKLIS_FEATURES, TSITSIKLIS_WEIGHTS, tsitsiklis_van_roy
 from koffline.errors import ConfigError, DataError
 from koffline.kernel_loss import kernel_loss
 from koffline.kernels import Gaussian, Linear, random_fourier_features

@@ -12,14 +12,14 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from koffline.envs.finite import FiniteMDP, Probabilities
-from koffline.envs.rollouts import EpisodeLog
 from koffline.envs.world import Actions, Observations, Outcome, States
 from koffline.errors import ConfigError
+from scripts.bench.rollouts import EpisodeLog
 
 
 @dataclass(frozen=True, eq=False)
 class EmbeddedMDP:
-    """A vectorised world (see :mod:`koffline.envs.classic`) around a finite process.
+    """A vectorised world (see :mod:`scripts.bench.classic`) around a finite process.
 
     Its states are rows (state number, jitter_1 … jitter_d), so that the next observation of one step is the
     observation of the following one. Raises ConfigError when jitter could make two states look alike.

@@ -1,34 +1,16 @@
-"""Play a policy in a vectorised world: logs with time limits, and values by Monte Carlo without them.
-
-A policy here is plain: with discrete actions a callable from observations to probabilities (N, n); with
-continuous ones an object with ``sample(observations, generator) -> (N, k)``.
-"""
+"""Logs of vectorised worlds with time limits, and values by Monte Carlo without them."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, Float, Int, Shaped
+from jaxtyping import Bool, Int, Shaped
 
 from koffline.data.transitions import Continuous, Discrete, Metadata, Transitions
-from koffline.envs.finite import draw_categories
-from koffline.envs.world import Actions, Flags, Observations, Rewards, States, World
-
-
-@dataclass(frozen=True, eq=False)
-class Step:
-    """One step of every copy still running; ``index`` (n,) says which copies these are."""
-
-    index: Int[np.ndarray, " copy"]
-    observation: Observations
-    action: Actions
-    reward: Rewards
-    next_observation: Observations
-    terminated: Flags
+from koffline.envs.world import States, World, discounted_returns, play
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,30 +48,6 @@ class MonteCarloValue:
     start_deviation: float
     horizon: int
     n_rollouts: int
-
-
-def draw_actions(policy: Any, observations: Observations, generator: np.random.Generator) -> Actions:
-    """Sample one action per observation: (N,) int64 from probabilities, else (N, k)."""
-    if hasattr(policy, "sample"):
-        return policy.sample(observations, generator)
-    return draw_categories(policy(observations), generator)
-
-
-def play(
-    world: World, policy: Any, state: States, limit: int, generator: np.random.Generator
-) -> Iterator[Step]:
-    """Yield step after step of every copy that still runs, for at most ``limit`` steps."""
-    index = np.arange(len(state))
-    observation = world.observe(state)
-    for _ in range(limit):
-        action = draw_actions(policy, observation, generator)
-        state, reward, terminated = world.step(state, action, generator)
-        next_observation = world.observe(state)
-        yield Step(index, observation, action, reward, next_observation, terminated)
-        running = ~terminated
-        if not running.any():
-            return
-        index, state, observation = index[running], state[running], next_observation[running]
 
 
 def log_episodes(
@@ -132,22 +90,6 @@ def as_transitions(
         steps=log.steps if with_episodes else None,
         metadata=metadata or Metadata(),
     )
-
-
-def discounted_returns(
-    world: World,
-    policy: Any,
-    start: States,
-    gamma: float,
-    generator: np.random.Generator,
-    repeats: int,
-    horizon: int,
-) -> Float[np.ndarray, "repeat start"]:
-    """Returns of ``repeats`` rollouts from each start state (n, d), cut after ``horizon`` steps."""
-    returns = np.zeros(repeats * len(start))
-    for t, step in enumerate(play(world, policy, np.tile(start, (repeats, 1)), horizon, generator)):
-        returns[step.index] += gamma**t * step.reward
-    return returns.reshape(repeats, len(start))
 
 
 def monte_carlo_value(

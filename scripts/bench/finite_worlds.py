@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from koffline.envs.embedded import EmbeddedMDP
 from koffline.envs.finite import FiniteMDP
 from koffline.errors import ConfigError
+from scripts.bench.embedded import EmbeddedMDP
 
 _PAYS = {".": -0.1, "f": -0.2, "h": -1.0, "g": 4.0, "s": -0.1}
 # s: start, f: field, h: hole, g: goal, where the episode ends.
@@ -23,9 +23,6 @@ GRIDWORLD = (
     "....h...",
     ".f.....g",
 )
-TSITSIKLIS_FEATURES = ((1.0, 0.0, 0.0), (0.0, 1.0, 0.0), (0.0, 0.0, 1.0), (0.0, 0.0, 2.0), (0.0, 0.0, 0.0))
-TSITSIKLIS_WEIGHTS = (0.8, 1.0, 0.0)
-TSITSIKLIS_GAMMA = 1.0
 
 
 def chain(n_states: int = 7, slip: float = 0.1, end_rewards: tuple[float, float] = (0.0, 1.0)) -> FiniteMDP:
@@ -146,24 +143,6 @@ def grid_world(rows: tuple[str, ...] = GRIDWORLD, slip: float = 0.1) -> Embedded
     states, width = np.arange(len(rows) * len(rows[0])), len(rows[0])
     points = np.column_stack([states % width / width, states // width / len(rows)])
     return EmbeddedMDP(gridworld(rows, slip), points)
-
-
-def tsitsiklis_van_roy() -> FiniteMDP:
-    """The modified example of Tsitsiklis and Van Roy: five states, a linear value, and TD diverges.
-
-    The arrows of the paper's figure are lost; this reconstruction satisfies everything its text says: states
-    s1 … s4 and a terminal one, in this order, γ = 1, values (w1, w2, w3, 2·w3, 0), exact at w* = (0.8, 1, 0).
-    Episodes start in any of the first four. (Feng et al. 2019, fig:toy_diverge)
-    """
-    transition = np.zeros((5, 1, 5))
-    transition[0, 0, [1, 2]] = (0.8, 0.2)
-    transition[1, 0, 4] = 1.0
-    transition[2, 0, 3] = 1.0
-    transition[3, 0, [3, 4]] = (0.95, 0.05)
-    transition[4, 0, 4] = 1.0
-    reward = np.zeros((5, 1))
-    reward[1] = 1.0
-    return FiniteMDP(transition, reward, np.arange(5) == 4, np.array([0.25, 0.25, 0.25, 0.25, 0.0]))
 
 
 def _grid_moves(width: int, height: int, up: int, slip: float) -> np.ndarray:

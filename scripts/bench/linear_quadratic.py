@@ -46,7 +46,7 @@ class LinearGaussian:
 
 @dataclass(frozen=True)
 class LinearQuadratic:
-    """A vectorised world (see :mod:`koffline.envs.classic`) with unbounded continuous actions."""
+    """A vectorised world (see :mod:`scripts.bench.classic`) with unbounded continuous actions."""
 
     drift: Matrix  # A, (d, d)
     control: Matrix  # B, (d, k)
