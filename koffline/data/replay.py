@@ -5,26 +5,28 @@ The one module of the data floor that is built on d3rlpy; importing it takes as 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NoReturn
 
 import numpy as np
 
-from koffline.data.d3rlpy_dump import d3rlpy_steps
+from koffline.data.d3rlpy_dump import action_matrix, arrays_of, d3rlpy_steps
 from koffline.data.d3rlpy_import import import_d3rlpy
-from koffline.data.episodes import EpisodeArrays, join_episodes
+from koffline.data.disk.batches import BlockSampler
+from koffline.data.episodes import join_episodes
 from koffline.data.replay_views import (
     WINDOW_ROWS,
     EpisodeView,
     LazySequence,
     RowWindow,
     WindowPicker,
-    action_matrix,
     dataset_info_of,
+    stock_episode,
     transition_at,
 )
 from koffline.data.spaces import Continuous, Discrete
+from koffline.data.statistics import LogStatistics
 from koffline.data.transitions import Metadata, Transitions
 from koffline.errors import DataError, KofflineError
 
@@ -170,16 +172,14 @@ class ColumnarReplayBuffer(ReplayBufferBase):
         dump_episodes(_stock_episodes(self._log), f)
 
     def append(self, observation: Any, action: Any, reward: Any) -> None:
-        """Raises ReadOnlyBufferError."""
-        raise _read_only("append")
+        """Raises ReadOnlyBufferError, as do the next two."""
+        _refuse_growth("append")
 
-    def append_episode(self, episode: Any) -> None:
-        """Raises ReadOnlyBufferError."""
-        raise _read_only("append_episode")
+    def append_episode(self, episode: Any) -> None:  # noqa: D102
+        _refuse_growth("append_episode")
 
-    def clip_episode(self, terminated: bool) -> None:
-        """Raises ReadOnlyBufferError."""
-        raise _read_only("clip_episode")
+    def clip_episode(self, terminated: bool) -> None:  # noqa: D102
+        _refuse_growth("clip_episode")
 
     @classmethod
     def from_episode_generator(cls, *args: Any, **kwargs: Any) -> ReplayBuffer:
@@ -212,6 +212,67 @@ class ColumnarReplayBuffer(ReplayBufferBase):
         return transition_at(self._log, row, self._end_of_episode(row))
 
 
+_DRAWN = ("observations", "actions", "rewards", "next_observations", "next_actions", "terminated")
+
+
+class LazyReplayBuffer(ColumnarReplayBuffer):
+    """A d3rlpy replay buffer over a log on disk; it cannot grow.
+
+    ``sample_transition_batch`` draws from all rows through a ``BlockSampler`` (with next actions): each row
+    once in an epoch, where a buffer in memory draws with replacement. ``episodes``, ``transitions`` and all
+    that evaluators read show ``sample``, episodes that fit the memory. Trajectories, returns-to-go and dumps
+    raise DataError: they would need all rows of an episode at once.
+    """
+
+    def __init__(self, sampler: BlockSampler, sample: Transitions, statistics: LogStatistics) -> None:
+        super().__init__(sample, seed=0)
+        self._sampler = sampler
+        self.statistics = statistics
+
+    def sample_transition_batch(self, batch_size: int) -> TransitionMiniBatch:
+        """``batch_size`` rows, none of which comes twice in an epoch."""
+        columns = self._sampler.draw(batch_size)
+        drawn = {name: columns[name].astype(np.float32, copy=False) for name in _DRAWN}
+        for name in ("actions", "next_actions", "rewards", "terminated"):
+            drawn[name] = drawn[name].reshape(batch_size, -1)
+        return TransitionMiniBatch(
+            terminals=drawn.pop("terminated"),
+            **drawn,
+            intervals=np.ones((batch_size, 1), dtype=np.float32),
+            transitions=LazySequence(batch_size, lambda _: _refuse_whole("returns-to-go")),
+        )
+
+    def sample_trajectory(self, length: int) -> PartialTrajectory:
+        """Raises DataError, as do the next three."""
+        _refuse_whole("trajectories")
+
+    def sample_trajectory_batch(self, batch_size: int, length: int) -> TrajectoryMiniBatch:  # noqa: D102
+        _refuse_whole("trajectories")
+
+    def whole_log(self) -> Transitions:  # noqa: D102
+        _refuse_whole("paths and copies")
+
+    def dump(self, f: Any) -> None:  # noqa: D102
+        _refuse_whole("dumps")
+
+    @property
+    def transition_count(self) -> int:
+        """Number of rows that are drawn from."""
+        return self.statistics.rows
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the draws are, as plain numbers."""
+        return self._sampler.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from there with the very same mini-batches. Raises ConfigError for another buffer's state."""
+        self._sampler.load_state_dict(state)
+
+    def close(self) -> None:
+        """Stop reading ahead and close the files."""
+        self._sampler.close()
+
+
 class _RowBuffer(LazySequence):
     """d3rlpy's BufferProtocol over a columnar buffer: the episode of each row, and its place in it."""
 
@@ -220,7 +281,7 @@ class _RowBuffer(LazySequence):
         self.episodes, self.transition_count = buffer.episodes, buffer.transition_count
 
     def append(self, episode: Any, index: int) -> None:
-        raise _read_only("append")
+        _refuse_growth("append")
 
 
 def to_d3rlpy(transitions: Transitions) -> ReplayBuffer:
@@ -230,47 +291,32 @@ def to_d3rlpy(transitions: Transitions) -> ReplayBuffer:
     rows without episodes become episodes of their own. Raises DataError where a next observation inside an
     episode is not the observation of the row below.
     """
-    info = dataset_info_of(transitions)
-    return ReplayBuffer(
-        InfiniteBuffer(),
-        episodes=_stock_episodes(transitions),
-        observation_signature=info.observation_signature,
-        action_signature=info.action_signature,
-        reward_signature=info.reward_signature,
-        action_space=info.action_space,
-        action_size=info.action_size,
-    )
+    info = vars(dataset_info_of(transitions))
+    return ReplayBuffer(InfiniteBuffer(), episodes=_stock_episodes(transitions), **info)
 
 
 def from_d3rlpy(buffer: ReplayBufferBase) -> Transitions:
     """The transitions of any d3rlpy buffer; the last step of an episode that was cut has none."""
     if isinstance(buffer, ColumnarReplayBuffer):
         return buffer.whole_log()
-    columns, notes = join_episodes([_episode_arrays(e) for e in buffer.episodes], "the replay buffer")
+    episodes = []
+    for episode in buffer.episodes:
+        if not isinstance(episode.observations, np.ndarray):
+            raise DataError("the replay buffer holds tuple observations; flatten them into one array")
+        stored = episode.serialize()  # of equal length, also where a view of ours shows one step more
+        rewards = np.asarray(stored["rewards"]).reshape(-1)
+        arrays = arrays_of(stored["observations"], stored["actions"], rewards, bool(episode.terminated))
+        episodes.append(arrays)
+    columns, notes = join_episodes(episodes, "the replay buffer")
     info = buffer.dataset_info
-    is_discrete = info.action_space == ActionSpace.DISCRETE
-    if is_discrete:
-        columns["actions"] = columns["actions"].reshape(-1)
-    space = Discrete(info.action_size) if is_discrete else Continuous(info.action_size)
+    space: Discrete | Continuous = Continuous(info.action_size)
+    if info.action_space == ActionSpace.DISCRETE:
+        space, columns["actions"] = Discrete(info.action_size), columns["actions"].reshape(-1)
     return Transitions(**columns, action_space=space, metadata=Metadata(notes=tuple(notes)))
 
 
-def _episode_arrays(episode: Any) -> EpisodeArrays:
-    if not isinstance(episode.observations, np.ndarray):
-        raise DataError("the replay buffer holds tuple observations; flatten them into one array")
-    stored = episode.serialize()  # of equal length, also where a view of ours shows one step more
-    rewards, over = np.asarray(stored["rewards"]).reshape(-1), bool(episode.terminated)
-    ends = np.arange(len(rewards)) == len(rewards) - 1
-    return EpisodeArrays(
-        stored["observations"], stored["actions"], rewards, ends & over, ends & (not over), {}
-    )
-
-
 def _stock_episodes(log: Transitions) -> list[Episode]:
-    return [
-        Episode(s.observations, s.actions, s.rewards.astype(np.float32), s.terminated)
-        for s in d3rlpy_steps(log)
-    ]
+    return [stock_episode(steps) for steps in d3rlpy_steps(log)]
 
 
 def _gather(column: np.ndarray, rows: np.ndarray) -> np.ndarray:
@@ -285,8 +331,14 @@ def _cumulative(weights: np.ndarray) -> np.ndarray:
     return total / total[-1]
 
 
-def _read_only(method: str) -> ReadOnlyBufferError:
-    return ReadOnlyBufferError(
+def _refuse_growth(method: str) -> NoReturn:
+    raise ReadOnlyBufferError(
         f"ColumnarReplayBuffer.{method}: the buffer shows a finished log and cannot grow; for online "
         "training use koffline.data.replay.to_d3rlpy(transitions)"
+    )
+
+
+def _refuse_whole(what: str) -> NoReturn:
+    raise DataError(
+        f"{what} need whole episodes in memory, this log stays on disk; load it (data.lazy=false)"
     )

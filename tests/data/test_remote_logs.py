@@ -9,7 +9,7 @@ import fsspec
 import pytest
 
 from koffline.data import remote
-from koffline.data.disk.conversion import convert_to_shards
+from koffline.data.sources import convert_to_shards
 from koffline.data.disk.writer import ShardWriter
 from koffline.data.sources import open_transitions, write_transitions
 from koffline.errors import DataError
