@@ -73,55 +73,56 @@ def stock_episode(steps: dict[str, Any]) -> Any:
     return _dataset.Episode(**steps | {"rewards": steps["rewards"].astype(np.float32)})
 
 
-class EpisodeView:
-    """An episode of T steps that d3rlpy's pickers and slicers read without loss.
-
-    Where it did not terminate, ``observations`` and ``actions`` have one row more than there are steps: the
-    observation reached, and the last action once more as the next action that nobody logged. ``serialize``
-    gives rewards of that length too, the last of them 0.
-    """
+class _View:
+    """What d3rlpy asks of episodes, of T rows of a log."""
 
     def __init__(self, log: Transitions, rows: slice) -> None:
-        stock = stock_episode(steps_of(log, rows))
-        self.observations, self.actions, self.terminated = stock.observations, stock.actions, stock.terminated
-        self.rewards = stock.rewards[: rows.stop - rows.start]
-        self.observation_signature = stock.observation_signature
-        self.action_signature, self.reward_signature = stock.action_signature, stock.reward_signature
-        self.serialize, self.compute_return, self.deserialize = (
-            stock.serialize,
-            stock.compute_return,
-            stock.deserialize,
-        )
+        self._log, self._rows = log, rows
+        self.actions, self.rewards = action_matrix(log)[rows], reward_matrix(log, rows)
+        info = dataset_info_of(log)
+        self.observation_signature = info.observation_signature
+        self.action_signature, self.reward_signature = info.action_signature, info.reward_signature
 
     def __len__(self) -> int:
         return len(self.rewards)
 
-    size = __len__
+    def size(self) -> int:
+        """T."""
+        return len(self)
 
     @property
     def transition_count(self) -> int:
         """T: every row is a transition, also the last one of an episode that was cut."""
         return len(self)
 
+    def compute_return(self) -> float:
+        """Sum of rewards."""
+        return float(np.sum(self._log.rewards[self._rows], dtype=np.float64))
 
-class RowWindow:
+
+class EpisodeView(_View):
+    """An episode that d3rlpy's pickers and slicers read without loss.
+
+    Where it did not terminate, ``observations`` and ``actions`` have one row more than there are steps: the
+    observation reached, and the last action once more as the next action that nobody logged.
+    """
+
+    def __init__(self, log: Transitions, rows: slice) -> None:
+        super().__init__(log, rows)
+        self._stock = stock_episode(steps_of(log, rows))
+        self.observations, self.actions = self._stock.observations, self._stock.actions
+        self.terminated = self._stock.terminated
+
+    def serialize(self) -> dict[str, Any]:
+        """Arrays of equal length; the added step has reward 0."""
+        stored: dict[str, Any] = self._stock.serialize()
+        return stored
+
+
+class RowWindow(_View):
     """Rows that stand alone, gathered so that evaluators take them in one pass; no trajectory."""
 
     terminated = False
-
-    def __init__(self, log: Transitions, rows: slice) -> None:
-        self._log, self._rows = log, rows
-        self.actions, self.rewards = action_matrix(log)[rows], reward_matrix(log, rows)
-
-    def __len__(self) -> int:
-        return len(self.rewards)
-
-    size = __len__
-
-    @property
-    def transition_count(self) -> int:
-        """Number of rows."""
-        return len(self)
 
     def pick(self, index: int) -> Any:
         """The transition of one row."""
@@ -139,8 +140,6 @@ class RowWindow:
     def serialize(self) -> Any:
         """Raises DataError."""
         return self.observations
-
-    compute_return = serialize
 
 
 class WindowPicker:

@@ -13,12 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from koffline.data.disk import writer as shard_writer
-from koffline.data.sources import convert_to_shards
 from koffline.data.disk.log import LazyTransitions
 from koffline.data.disk.shards import MOST_SHARDS
 from koffline.data.disk.writer import ShardWriter
 from koffline.data.row_block import in_whole_units
-from koffline.data.sources import open_raw, open_transitions, write_transitions
+from koffline.data.sources import convert_to_shards, open_raw, open_transitions, write_transitions
 from koffline.data.spaces import Bounds
 from koffline.data.transitions import Continuous, Discrete, Metadata
 from koffline.errors import DataError
