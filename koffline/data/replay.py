@@ -5,7 +5,7 @@ The one module of the data floor that is built on d3rlpy; importing it takes as 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Any, BinaryIO, NoReturn
 
@@ -30,30 +30,32 @@ from koffline.data.statistics import LogStatistics
 from koffline.data.transitions import Metadata, Transitions
 from koffline.errors import DataError, KofflineError
 
-import_d3rlpy()
-
-from d3rlpy.constants import ActionSpace  # noqa: E402
-from d3rlpy.dataset import (  # noqa: E402
-    BasicTrajectorySlicer,
-    BasicTransitionPicker,
-    DatasetInfo,
-    Episode,
-    InfiniteBuffer,
-    PartialTrajectory,
-    ReplayBuffer,
-    ReplayBufferBase,
-    TrajectoryMiniBatch,
-    Transition,
-    TransitionMiniBatch,
-)
-from d3rlpy.dataset.io import dump as dump_episodes  # noqa: E402
+d3rlpy = import_d3rlpy()
+_dataset = d3rlpy.dataset
+_DRAWN = ("observations", "actions", "rewards", "next_observations", "next_actions", "terminated")
 
 
 class ReadOnlyBufferError(KofflineError, NotImplementedError):
     """Something was to be added to a buffer that shows a finished log."""
 
 
-class ColumnarReplayBuffer(ReplayBufferBase):
+def _refuse_growth(*_: Any) -> NoReturn:
+    """Raises ReadOnlyBufferError."""
+    raise ReadOnlyBufferError(
+        "a ColumnarReplayBuffer shows a finished log and cannot grow; for online training use "
+        "koffline.data.replay.to_d3rlpy(transitions)"
+    )
+
+
+def _refuse_whole(*_: Any) -> NoReturn:
+    """Raises DataError."""
+    raise DataError(
+        "trajectories, returns-to-go and dumps need whole episodes in memory, this log stays on disk; "
+        "load it (data.lazy=false)"
+    )
+
+
+class ColumnarReplayBuffer(_dataset.ReplayBufferBase):
     """A d3rlpy replay buffer that shows ``Transitions``; it copies nothing and cannot grow.
 
     Differences from d3rlpy's own buffer, all on purpose: every row can be drawn, also the last one of an
@@ -84,7 +86,7 @@ class ColumnarReplayBuffer(ReplayBufferBase):
         """Every row that mini-batches are drawn from."""
         return self._log
 
-    def sample_transition_batch(self, batch_size: int) -> TransitionMiniBatch:
+    def sample_transition_batch(self, batch_size: int) -> Any:
         """``batch_size`` rows drawn with replacement."""
         log, rows = self._log, self._draw(batch_size)
         actions = _gather(self._actions, rows)
@@ -93,7 +95,7 @@ class ColumnarReplayBuffer(ReplayBufferBase):
             next_actions = _gather(self._actions, rows + self._goes_on.take(rows))
         if len(self._ones) != batch_size:
             self._ones = np.ones((batch_size, 1), dtype=np.float32)
-        return TransitionMiniBatch(
+        return _dataset.TransitionMiniBatch(
             observations=_gather(log.observations, rows),
             actions=actions,
             rewards=_gather(log.rewards, rows).reshape(-1, 1),
@@ -104,19 +106,19 @@ class ColumnarReplayBuffer(ReplayBufferBase):
             transitions=LazySequence(batch_size, lambda i: self._transition_with_rewards_to_go(int(rows[i]))),
         )
 
-    def sample_transition(self) -> Transition:
+    def sample_transition(self) -> Any:
         """One row."""
         row = int(self._draw(1)[0])
         return transition_at(self._log, row, self._end_of_episode(row))
 
-    def sample_trajectory(self, length: int) -> PartialTrajectory:
+    def sample_trajectory(self, length: int) -> Any:
         """``length`` steps up to a row drawn at random, padded in front where the episode is shorter."""
         episode, step = self.locate(int(self._draw(1)[0]))
         return self.trajectory_slicer(episode, step, length)
 
-    def sample_trajectory_batch(self, batch_size: int, length: int) -> TrajectoryMiniBatch:
+    def sample_trajectory_batch(self, batch_size: int, length: int) -> Any:
         """``batch_size`` such trajectories."""
-        return TrajectoryMiniBatch.from_partial_trajectories(
+        return _dataset.TrajectoryMiniBatch.from_partial_trajectories(
             [self.sample_trajectory(length) for _ in range(batch_size)]
         )
 
@@ -139,7 +141,7 @@ class ColumnarReplayBuffer(ReplayBufferBase):
         )
 
     @cached_property
-    def dataset_info(self) -> DatasetInfo:
+    def dataset_info(self) -> Any:
         """Shapes, dtypes and the declared action space."""
         return dataset_info_of(self._log)
 
@@ -155,12 +157,12 @@ class ColumnarReplayBuffer(ReplayBufferBase):
     @cached_property
     def transition_picker(self) -> Any:
         """d3rlpy's own picker where there are episodes."""
-        return BasicTransitionPicker() if self._log.has_episodes else WindowPicker()
+        return _dataset.BasicTransitionPicker() if self._log.has_episodes else WindowPicker()
 
     @cached_property
     def trajectory_slicer(self) -> Any:
         """d3rlpy's own slicer."""
-        return BasicTrajectorySlicer()
+        return _dataset.BasicTrajectorySlicer()
 
     @property
     def buffer(self) -> Any:
@@ -169,27 +171,11 @@ class ColumnarReplayBuffer(ReplayBufferBase):
 
     def dump(self, f: BinaryIO) -> None:
         """Write a dump that ``ReplayBuffer.load`` reads."""
-        dump_episodes(_stock_episodes(self._log), f)
+        _dataset.io.dump(_stock_episodes(self._log), f)
 
-    def append(self, observation: Any, action: Any, reward: Any) -> None:
-        """Raises ReadOnlyBufferError, as do the next two."""
-        _refuse_growth("append")
-
-    def append_episode(self, episode: Any) -> None:  # noqa: D102
-        _refuse_growth("append_episode")
-
-    def clip_episode(self, terminated: bool) -> None:  # noqa: D102
-        _refuse_growth("clip_episode")
-
-    @classmethod
-    def from_episode_generator(cls, *args: Any, **kwargs: Any) -> ReplayBuffer:
-        """d3rlpy's own buffer, as its interface says."""
-        return ReplayBuffer.from_episode_generator(*args, **kwargs)
-
-    @classmethod
-    def load(cls, *args: Any, **kwargs: Any) -> ReplayBuffer:
-        """d3rlpy's own buffer, as its interface says; for ours use ``open_transitions``."""
-        return ReplayBuffer.load(*args, **kwargs)
+    append = append_episode = clip_episode = _refuse_growth
+    # d3rlpy's own buffers, as its interface says; for ours use open_transitions
+    load, from_episode_generator = _dataset.ReplayBuffer.load, _dataset.ReplayBuffer.from_episode_generator
 
     def _draw(self, count: int) -> np.ndarray:
         if self._thresholds is None:
@@ -206,13 +192,10 @@ class ColumnarReplayBuffer(ReplayBufferBase):
     def _episode(self, start: int) -> EpisodeView:
         return EpisodeView(self._log, slice(start, self._end_of_episode(start)))
 
-    def _transition_with_rewards_to_go(self, row: int) -> Transition:
+    def _transition_with_rewards_to_go(self, row: int) -> Any:
         if not self._log.has_episodes:
             raise DataError("returns-to-go need episodes, this log has none; use another algorithm")
         return transition_at(self._log, row, self._end_of_episode(row))
-
-
-_DRAWN = ("observations", "actions", "rewards", "next_observations", "next_actions", "terminated")
 
 
 class LazyReplayBuffer(ColumnarReplayBuffer):
@@ -226,51 +209,30 @@ class LazyReplayBuffer(ColumnarReplayBuffer):
 
     def __init__(self, sampler: BlockSampler, sample: Transitions, statistics: LogStatistics) -> None:
         super().__init__(sample, seed=0)
-        self._sampler = sampler
-        self.statistics = statistics
+        self._sampler, self.statistics = sampler, statistics
+        # where the draws are, going on from there with the very same ones, and closing the files
+        self.state_dict, self.load_state_dict = sampler.state_dict, sampler.load_state_dict
+        self.close = sampler.close
 
-    def sample_transition_batch(self, batch_size: int) -> TransitionMiniBatch:
+    def sample_transition_batch(self, batch_size: int) -> Any:
         """``batch_size`` rows, none of which comes twice in an epoch."""
         columns = self._sampler.draw(batch_size)
         drawn = {name: columns[name].astype(np.float32, copy=False) for name in _DRAWN}
         for name in ("actions", "next_actions", "rewards", "terminated"):
             drawn[name] = drawn[name].reshape(batch_size, -1)
-        return TransitionMiniBatch(
+        return _dataset.TransitionMiniBatch(
             terminals=drawn.pop("terminated"),
             **drawn,
             intervals=np.ones((batch_size, 1), dtype=np.float32),
-            transitions=LazySequence(batch_size, lambda _: _refuse_whole("returns-to-go")),
+            transitions=LazySequence(batch_size, _refuse_whole),
         )
 
-    def sample_trajectory(self, length: int) -> PartialTrajectory:
-        """Raises DataError, as do the next three."""
-        _refuse_whole("trajectories")
-
-    def sample_trajectory_batch(self, batch_size: int, length: int) -> TrajectoryMiniBatch:  # noqa: D102
-        _refuse_whole("trajectories")
-
-    def whole_log(self) -> Transitions:  # noqa: D102
-        _refuse_whole("paths and copies")
-
-    def dump(self, f: Any) -> None:  # noqa: D102
-        _refuse_whole("dumps")
+    sample_trajectory = sample_trajectory_batch = whole_log = dump = _refuse_whole  # type: ignore[assignment]
 
     @property
     def transition_count(self) -> int:
         """Number of rows that are drawn from."""
         return self.statistics.rows
-
-    def state_dict(self) -> dict[str, Any]:
-        """Where the draws are, as plain numbers."""
-        return self._sampler.state_dict()
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from there with the very same mini-batches. Raises ConfigError for another buffer's state."""
-        self._sampler.load_state_dict(state)
-
-    def close(self) -> None:
-        """Stop reading ahead and close the files."""
-        self._sampler.close()
 
 
 class _RowBuffer(LazySequence):
@@ -280,11 +242,10 @@ class _RowBuffer(LazySequence):
         super().__init__(buffer.transition_count, buffer.locate)
         self.episodes, self.transition_count = buffer.episodes, buffer.transition_count
 
-    def append(self, episode: Any, index: int) -> None:
-        _refuse_growth("append")
+    append = _refuse_growth
 
 
-def to_d3rlpy(transitions: Transitions) -> ReplayBuffer:
+def to_d3rlpy(transitions: Transitions) -> Any:
     """d3rlpy's own, growable buffer with every transition of the log.
 
     An episode that did not terminate gets one step more, with reward 0, that carries its last observation;
@@ -292,10 +253,10 @@ def to_d3rlpy(transitions: Transitions) -> ReplayBuffer:
     episode is not the observation of the row below.
     """
     info = vars(dataset_info_of(transitions))
-    return ReplayBuffer(InfiniteBuffer(), episodes=_stock_episodes(transitions), **info)
+    return _dataset.ReplayBuffer(_dataset.InfiniteBuffer(), episodes=_stock_episodes(transitions), **info)
 
 
-def from_d3rlpy(buffer: ReplayBufferBase) -> Transitions:
+def from_d3rlpy(buffer: Any) -> Transitions:
     """The transitions of any d3rlpy buffer; the last step of an episode that was cut has none."""
     if isinstance(buffer, ColumnarReplayBuffer):
         return buffer.whole_log()
@@ -310,12 +271,12 @@ def from_d3rlpy(buffer: ReplayBufferBase) -> Transitions:
     columns, notes = join_episodes(episodes, "the replay buffer")
     info = buffer.dataset_info
     space: Discrete | Continuous = Continuous(info.action_size)
-    if info.action_space == ActionSpace.DISCRETE:
+    if info.action_space == d3rlpy.ActionSpace.DISCRETE:
         space, columns["actions"] = Discrete(info.action_size), columns["actions"].reshape(-1)
     return Transitions(**columns, action_space=space, metadata=Metadata(notes=tuple(notes)))
 
 
-def _stock_episodes(log: Transitions) -> list[Episode]:
+def _stock_episodes(log: Transitions) -> list[Any]:
     return [stock_episode(steps) for steps in d3rlpy_steps(log)]
 
 
@@ -329,16 +290,3 @@ def _gather(column: np.ndarray, rows: np.ndarray) -> np.ndarray:
 def _cumulative(weights: np.ndarray) -> np.ndarray:
     total = np.cumsum(weights, dtype=np.float64)
     return total / total[-1]
-
-
-def _refuse_growth(method: str) -> NoReturn:
-    raise ReadOnlyBufferError(
-        f"ColumnarReplayBuffer.{method}: the buffer shows a finished log and cannot grow; for online "
-        "training use koffline.data.replay.to_d3rlpy(transitions)"
-    )
-
-
-def _refuse_whole(what: str) -> NoReturn:
-    raise DataError(
-        f"{what} need whole episodes in memory, this log stays on disk; load it (data.lazy=false)"
-    )

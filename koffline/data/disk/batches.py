@@ -164,8 +164,8 @@ class BlockSampler:
                 self._turns, self._turn = self._generator.permutation(self._slots), 0
             empty = slots[self._cursors[slots] == self._lengths[slots]]
             if empty.size or not count:
-                pieces.append(self._gather(waiting))  # before what they point at is replaced
-                waiting = []
+                rows, waiting = np.concatenate(waiting), []  # before what they point at is replaced
+                pieces.append({name: column.take(rows, axis=0) for name, column in self._columns.items()})
             for slot in empty:
                 self._refill(int(slot))
         if len(pieces) == 1:
@@ -246,11 +246,13 @@ class BlockSampler:
         below = int(self._next_actions and fragment.stop < self._log.shards[fragment.shard].rows)
         block = self._reader.read_rows(fragment.shard, fragment.start, fragment.stop + below)
         mask = None if self._part is None else self._part.holds(fragment.shard, block.units[:count])
-        rows = fragment.rows(mask)
-        present = {name: getattr(block, name) for name in ROW_COLUMNS}
-        columns = {name: column.take(rows, axis=0) for name, column in present.items() if column is not None}
+        rows, held = fragment.rows(mask), block.arrays()
+        columns = {name: held[name].take(rows, axis=0) for name in ROW_COLUMNS if name in held}
         if self._next_actions:
-            columns["next_actions"] = block.actions.take(rows + _goes_on(block)[rows], axis=0)
+            goes_on = np.zeros(len(block), dtype=np.bool_)  # whether the row below is the next step
+            if block.steps is not None:
+                goes_on[:-1] = block.steps[1:] > 0
+            columns["next_actions"] = block.actions.take(rows + goes_on[rows], axis=0)
         columns["shards"] = np.full(len(rows), fragment.shard)
         columns["rows"] = rows + fragment.start
         return columns
@@ -263,22 +265,11 @@ class BlockSampler:
             self._columns[name][start : start + count] = values
         self._held[slot], self._lengths[slot], self._cursors[slot] = (epoch, position), count, 0
 
-    def _gather(self, waiting: list[np.ndarray]) -> dict[str, np.ndarray]:
-        rows = waiting[0] if len(waiting) == 1 else np.concatenate(waiting)
-        return {name: column.take(rows, axis=0) for name, column in self._columns.items()}
-
 
 def _block_rows(pool_rows: int) -> int:
     """A size that gives a pool enough blocks to mix, and blocks enough rows to be read fast."""
     wanted = min(_MOST_BLOCK_ROWS, max(_LEAST_BLOCK_ROWS, pool_rows // _WANTED_SLOTS))
     return max(1, min(wanted, pool_rows // _LEAST_SLOTS))
-
-
-def _goes_on(block: RowBlock) -> np.ndarray:
-    """(B,) whether the row below is in the block and the next step of the same episode."""
-    if block.steps is None:
-        return np.zeros(len(block), dtype=np.bool_)
-    return np.append(block.steps[1:] > 0, False)
 
 
 class ShardReader:
