@@ -29,8 +29,7 @@ from koffline.algos.loading import device_name, load
 from koffline.algos.options import AT_LEAST_1, Rule, rule_of
 from koffline.algos.paths import PathReplayBuffer
 from koffline.algos.trust_pcl import TrustPCL
-from koffline.data.disk.replay import LazyReplayBuffer
-from koffline.data.replay import ColumnarReplayBuffer
+from koffline.data.replay import ColumnarReplayBuffer, LazyReplayBuffer
 from koffline.data.statistics import ColumnStatistics
 from koffline.data.transitions import Discrete, Transitions
 from koffline.errors import ConfigError, KofflineError, nearest_name

@@ -266,7 +266,7 @@ def _parts_in_memory(log: Transitions, rows: int) -> Iterator[LogPart]:
     stretch = (ends - 1) // rows  # in which a unit ends
     for units in np.split(np.arange(len(ends)), np.flatnonzero(np.diff(stretch)) + 1):
         first = 0 if units[0] == 0 else int(ends[units[0] - 1])
-        columns = {name: column[first : ends[units[-1]]] for name, column in log._columns().items()}
+        columns = {name: column[first : ends[units[-1]]] for name, column in log.columns.items()}
         yield LogPart(Transitions.of_checked(columns, log.action_space), units)
 
 
