@@ -187,10 +187,6 @@ def write_transitions(
     and .feather Arrow, .csv CSV (which keeps the rows but no action space and no metadata). Minari takes a
     folder or ``minari:<id>``. Raises DataError, also where the target exists without ``force``.
     """
-    from koffline.data.table.writing import write_table
-    from koffline.data.d3rlpy_dump import write_d3rlpy_dump
-    from koffline.data.hdf5 import write_hdf5
-    from koffline.data.npz import write_npz
     from koffline.data.table.arrow_files import write_table
 
     name = os.fspath(target)

@@ -236,9 +236,7 @@ def test_a_seed_gives_the_same_noise_and_another_seed_another() -> None:
     first = play_noisy(env, 3)
     np.testing.assert_array_equal(first, play_noisy(env, 3))
     assert not np.array_equal(first[1], play_noisy(make_env(PENDULUM), 3)[1])
-    np.testing.assert_array_equal(
-        first[0], play_noisy(make_env(PENDULUM), 3)[0]
-    )
+    np.testing.assert_array_equal(first[0], play_noisy(make_env(PENDULUM), 3)[0])
     assert not np.array_equal(first[1] - first[0], play_noisy(env, 4)[1] - play_noisy(env, 4)[0])
 
 

@@ -22,7 +22,7 @@ from koffline.ope.evaluation import estimate_all, open_workspace
 from koffline.ope.fitted import SystemsOfPart
 from koffline.ope.log_facts import LogFacts, log_facts
 from koffline.ope.problem import prepare_problem
-from koffline.ope.selection.selecting import select_policies
+from koffline.ope.ranking import select_policies
 from koffline.ope.stream_settings import StreamSettings
 from koffline.ope.working_log import Columns, ProblemOfPart, hold
 from koffline.policies import ContinuousPolicy, DiscretePolicy

@@ -6,6 +6,7 @@ import dataclasses
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -14,16 +15,17 @@ from koffline.data.disk.log import LazyTransitions
 from koffline.data.transitions import Transitions
 from koffline.errors import ConfigError, KofflineError
 from koffline.fitting import Progress
-from koffline.ope.estimate import Estimate
-from koffline.ope.evaluation import evaluate
-from koffline.ope.selection.comparisons import (
+from koffline.ope.as_json import as_json
+from koffline.ope.comparisons import (
     Comparison,
-    ReplicaValues,
+    SelectionMetrics,
     compare_intervals,
-    compare_policies,
+    compare_replicas,
+    score_selection,
 )
-from koffline.ope.selection.metrics import SelectionMetrics, score_selection
-from koffline.ope.selection.ranking import PolicyRanking, RankedPolicy
+from koffline.ope.estimate import Estimate, plain
+from koffline.ope.evaluation import evaluate
+from koffline.ope.interval import Interval
 from koffline.policies import ContinuousPolicy
 from koffline.policies.base import Policy
 from koffline.policy_specs import as_policy
@@ -44,6 +46,93 @@ _CHOSEN = (
     "the choice."
 )
 Truths = Sequence[float] | np.ndarray | Mapping[str, float]
+
+
+@dataclass(frozen=True, eq=False)
+class RankedPolicy:
+    """One policy's place. ``maybe_best``: no other policy is significantly better. ``interval`` is None where
+    the estimator has none.
+
+    ``above_threshold``: whether the interval lies above (True) or below (False) the threshold that was
+    given; None when it holds it or none was given.
+    """
+
+    rank: int
+    name: str
+    value: float
+    interval: Interval | None
+    truth: float | None = None
+    maybe_best: bool = True
+    above_threshold: bool | None = None
+    warnings: tuple[str, ...] = ()
+    estimate: Estimate | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain JSON types."""
+        found = {name: plain(value) for name, value in vars(self).items() if name != "estimate"}
+        return {**found, "interval": None if self.interval is None else self.interval.as_dict()}
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class PolicyRanking:
+    """Policies from the best estimate down, which of them differ, and how good the choice is if known.
+
+    ``unranked`` names policies that could not be evaluated, with the reason. ``assumptions`` say what stands
+    behind the comparisons.
+    """
+
+    policies: tuple[RankedPolicy, ...]
+    comparisons: tuple[Comparison, ...]
+    metrics: SelectionMetrics | None = None
+    threshold: float | None = None
+    unranked: tuple[tuple[str, str], ...] = ()
+    estimator: str
+    gamma: float
+    level: float
+    assumptions: str
+    n_transitions: int
+    n_episodes: int
+    source: str | None
+    warnings: tuple[str, ...] = ()
+    settings: dict[str, Any] = dataclasses.field(default_factory=dict)
+    seed: int
+    versions: dict[str, str] = dataclasses.field(default_factory=dict)
+    data_sha256: str
+    seconds: float
+
+    @property
+    def best(self) -> RankedPolicy:
+        """The policy with the largest estimate."""
+        return self.policies[0]
+
+    @property
+    def candidates(self) -> tuple[RankedPolicy, ...]:
+        """The policies that may be the best: none is significantly better."""
+        return tuple(policy for policy in self.policies if policy.maybe_best)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The ranking as plain JSON types."""
+        return {
+            **{name: plain(value) for name, value in vars(self).items()},
+            "policies": [policy.as_dict() for policy in self.policies],
+            "comparisons": [asdict(comparison) for comparison in self.comparisons],
+            "metrics": None if self.metrics is None else plain(asdict(self.metrics)),
+            "unranked": [{"name": name, "reason": reason} for name, reason in self.unranked],
+            "seconds": round(self.seconds, 3),
+        }
+
+    def to_json(self, timing: bool = True) -> str:
+        """One JSON object, keys in reading order. timing: with the seconds that it took."""
+        return as_json(self.as_dict(), timing)
+
+    def __str__(self) -> str:
+        lines = []
+        for policy in self.policies:
+            interval = policy.interval
+            ends = "" if interval is None else f"  [{interval.low:.4g}, {interval.high:.4g}]"
+            note = "" if policy.maybe_best else "   significantly worse than another"
+            lines.append(f"{policy.rank}. {policy.name}  {policy.value:.4g}{ends}{note}")
+        return "\n".join(lines)
 
 
 def select_policies(
@@ -70,118 +159,82 @@ def select_policies(
     started = time.perf_counter()
     named = _named_policies(policies, transitions)
     true = _truths_by_name(truths, list(named))
-    _check_numbers(top_k, threshold)
-    estimates: dict[str, Estimate] = {}
-    failed: dict[str, KofflineError] = {}
-    for name, policy in named.items():
-        watch = None if progress is None else progress(name)
-        try:
-            estimates[name] = evaluate(
-                transitions, _same_draws(policy, seed), gamma, seed=seed, progress=watch, **options
-            )
-        except ConfigError:
-            raise
-        except KofflineError as error:
-            failed[name] = error
-    _check_enough(estimates, failed)
-    unranked = {name: str(error) for name, error in failed.items()}
-    return _ranking(transitions, estimates, unranked, true, threshold, top_k, started)
-
-
-def _check_numbers(top_k: int, threshold: float | None) -> None:
     if top_k < 1:
         raise ConfigError(f"top_k is {top_k}; give a whole number from 1 on")
     if threshold is not None and not math.isfinite(threshold):
         raise ConfigError(f"threshold is {threshold}; give a finite number")
-
-
-def _check_enough(estimates: dict[str, Estimate], failed: dict[str, KofflineError]) -> None:
-    """A ranking needs two; what every policy stumbled over is a matter of the log, and said once."""
-    if len(estimates) >= 2:
-        return
-    if not estimates and len({str(error) for error in failed.values()}) == 1:
-        raise next(iter(failed.values()))
-    reasons = "; ".join(f"{name}: {error}" for name, error in failed.items())
-    raise KofflineError(f"fewer than two policies could be evaluated ({reasons})")
-
-
-def _ranking(
-    transitions: Transitions | LazyTransitions,
-    estimates: dict[str, Estimate],
-    unranked: dict[str, str],
-    truths: dict[str, float] | None,
-    threshold: float | None,
-    top_k: int,
-    started: float,
-) -> PolicyRanking:
-    """Order, compare and judge."""
+    estimates: dict[str, Estimate] = {}
+    failed: dict[str, str] = {}
+    for name, policy in named.items():
+        own = _same_draws(policy, seed)
+        watch = None if progress is None else progress(name)
+        try:
+            estimates[name] = evaluate(transitions, own, gamma, seed=seed, progress=watch, **options)
+        except ConfigError:
+            raise
+        except KofflineError as error:
+            failed[name] = str(error)
+            if not estimates and len(failed) == len(named) and len(set(failed.values())) == 1:
+                raise  # a matter of the log
+    if len(estimates) < 2:
+        reasons = "; ".join(f"{name}: {reason}" for name, reason in failed.items())
+        raise KofflineError(f"fewer than two policies could be evaluated ({reasons})")
     names = sorted(estimates, key=lambda name: -estimates[name].value)
     first = estimates[names[0]]
     level = first.settings["level"]
     comparisons, assumptions = _compare(names, estimates, level)
     beaten = {comparison.worse for comparison in comparisons if comparison.significant}
     ranked = tuple(
-        _ranked(rank, name, estimates[name], truths, name not in beaten, threshold)
+        RankedPolicy(
+            rank=rank,
+            name=name,
+            value=estimates[name].value,
+            interval=estimates[name].interval,
+            truth=None if true is None else true[name],
+            maybe_best=name not in beaten,
+            above_threshold=_lies_above(estimates[name].interval, threshold),
+            warnings=estimates[name].warnings,
+            estimate=estimates[name],
+        )
         for rank, name in enumerate(names, start=1)
     )
     return PolicyRanking(
         policies=ranked,
         comparisons=comparisons,
+        metrics=None if true is None else _metrics(ranked, true, threshold, top_k),
+        threshold=threshold,
+        unranked=tuple(failed.items()),
         estimator=first.estimator,
         gamma=first.gamma,
         level=level,
-        seed=first.seed,
+        assumptions=assumptions + _CHOSEN,
         n_transitions=first.n_transitions,
         n_episodes=first.n_episodes,
         source=first.source,
+        warnings=_warnings(ranked, failed),
+        settings=first.as_dict()["settings"],
+        seed=first.seed,
+        versions=first.versions,
         data_sha256=first.data_sha256,
         seconds=time.perf_counter() - started,
-        assumptions=assumptions + _CHOSEN,
-        metrics=None if truths is None else _metrics(ranked, threshold, top_k),
-        threshold=threshold,
-        unranked=tuple(unranked.items()),
-        warnings=_warnings(ranked, unranked),
-        settings=first.as_dict()["settings"],
-        versions=first.versions,
     )
 
 
-def _ranked(
-    rank: int,
-    name: str,
-    estimate: Estimate,
-    truths: dict[str, float] | None,
-    maybe_best: bool,
-    threshold: float | None,
-) -> RankedPolicy:
-    interval = estimate.interval
-    above: bool | None = None
-    if (
-        threshold is not None
-        and interval is not None
-        and (interval.low > threshold or interval.high < threshold)
-    ):
-        above = interval.low > threshold
-    return RankedPolicy(
-        rank=rank,
-        name=name,
-        value=estimate.value,
-        interval=interval,
-        truth=None if truths is None else truths[name],
-        maybe_best=maybe_best,
-        above_threshold=above,
-        warnings=estimate.warnings,
-        estimate=estimate,
-    )
+def _lies_above(interval: Interval | None, threshold: float | None) -> bool | None:
+    if threshold is None or interval is None or interval.holds(threshold):
+        return None
+    return interval.low > threshold
 
 
-def _metrics(ranked: tuple[RankedPolicy, ...], threshold: float | None, top_k: int) -> SelectionMetrics:
+def _metrics(
+    ranked: tuple[RankedPolicy, ...], truths: dict[str, float], threshold: float | None, top_k: int
+) -> SelectionMetrics:
     """The ranking against the truths of its policies."""
-    intervals = [policy.interval for policy in ranked if policy.interval is not None]
+    bounds = [(policy.interval.low, policy.interval.high) for policy in ranked if policy.interval is not None]
     return score_selection(
         [policy.value for policy in ranked],
-        [policy.truth for policy in ranked if policy.truth is not None],
-        [(interval.low, interval.high) for interval in intervals] if len(intervals) == len(ranked) else None,
+        [truths[policy.name] for policy in ranked],
+        bounds if len(bounds) == len(ranked) else None,
         threshold,
         top_k,
     )
@@ -198,18 +251,17 @@ def _compare(
     evidence = [estimate.evidence for estimate in found if estimate.evidence is not None]
     if len(evidence) == len(found):
         values = np.stack([each.replica_values for each in evidence])  # (K, R), NaN where one diverged
-        replicas = ReplicaValues(values, np.isfinite(values), evidence[0].replica_roles.count("full"))
+        full = evidence[0].replica_roles.count("full")
         units = "episodes" if found[0].n_episodes else "rows"
-        return compare_policies(names, replicas, level), _PAIRED.format(units=units)
+        return compare_replicas(names, values, full, level), _PAIRED.format(units=units)
     return compare_intervals(names, [e.value for e in found], intervals, level), _UNPAIRED
 
 
-def _warnings(ranked: tuple[RankedPolicy, ...], unranked: dict[str, str]) -> tuple[str, ...]:
+def _warnings(ranked: tuple[RankedPolicy, ...], failed: dict[str, str]) -> tuple[str, ...]:
     """What all policies share is said once; the rest with the policy's name."""
     shared = [text for text in ranked[0].warnings if all(text in policy.warnings for policy in ranked[1:])]
     own = [f"{p.name}: {text}" for p in ranked for text in p.warnings if text not in shared]
-    left_out = [f"{name} is not ranked: {reason}" for name, reason in unranked.items()]
-    return (*left_out, *shared, *own)
+    return (*(f"{name} is not ranked: {reason}" for name, reason in failed.items()), *shared, *own)
 
 
 def _named_policies(
@@ -235,20 +287,19 @@ def _truths_by_name(truths: Truths | None, names: list[str]) -> dict[str, float]
     """Finite numbers, one for each policy; ConfigError otherwise."""
     if truths is None:
         return None
-    if isinstance(truths, Mapping):
-        unknown = sorted(set(map(str, truths)) ^ set(names))
-        if unknown:
-            raise ConfigError(
-                f"truths and policies differ in {', '.join(unknown)}; give one truth for each of "
-                f"{', '.join(names)}"
-            )
-        found = {name: float(truths[name]) for name in names}
-    else:
+    if not isinstance(truths, Mapping):
         if len(truths) != len(names):
             raise ConfigError(
                 f"{len(truths)} truths for {len(names)} policies; give one for each, in the same order"
             )
-        found = {name: float(truth) for name, truth in zip(names, truths, strict=True)}
+        truths = dict(zip(names, truths, strict=True))
+    unknown = sorted(set(map(str, truths)) ^ set(names))
+    if unknown:
+        raise ConfigError(
+            f"truths and policies differ in {', '.join(unknown)}; give one truth for each of "
+            f"{', '.join(names)}"
+        )
+    found = {name: float(truths[name]) for name in names}
     if not np.isfinite(list(found.values())).all():
         raise ConfigError("truths hold NaN or infinite numbers; give finite ones")
     return found

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from koffline.ope.comparisons import compare_replicas, score_selection
 from koffline.ope.interval import Interval
-from koffline.ope.selection.comparisons import ReplicaValues, compare_policies
-from koffline.ope.selection.metrics import score_selection
-from koffline.ope.selection.ranking import PolicyRanking, RankedPolicy
+from koffline.ope.ranking import PolicyRanking, RankedPolicy
 
 NAMES = ("runs/a/model.d3", "runs/b/model.d3", "epsilon:0.1:runs/a/model.d3")
 
@@ -15,11 +14,8 @@ NAMES = ("runs/a/model.d3", "runs/b/model.d3", "epsilon:0.1:runs/a/model.d3")
 def ranking(with_truths: bool = True) -> PolicyRanking:
     """Three policies at 5, 4.9 and 2; the first two cannot be told apart."""
     generator = np.random.default_rng(0)
-    values = np.array([[5.0], [4.9], [2.0]]) + np.hstack(
-        [np.zeros((3, 2)), 0.3 * generator.normal(size=(3, 6))]
-    )
-    replicas = ReplicaValues(values, np.ones_like(values, dtype=bool), full=2)
-    comparisons = compare_policies(NAMES, replicas)
+    noise = np.hstack([np.zeros((3, 2)), 0.3 * generator.normal(size=(3, 6))])
+    comparisons = compare_replicas(NAMES, np.array([[5.0], [4.9], [2.0]]) + noise, full=2)
     truths = (4.5, 5.1, 2.2) if with_truths else (None, None, None)
     policies = tuple(
         RankedPolicy(
