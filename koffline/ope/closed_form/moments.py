@@ -15,7 +15,7 @@ from koffline.data.unit_hash import unit_hash
 from koffline.errors import DataError
 from koffline.kernels import FourierFeatures
 from koffline.ope.features import FeatureSystem
-from koffline.solvers.held_out import make_folds
+from koffline.solvers.selection import make_folds
 
 BLOCK = 8192
 DEFAULT_CRITICS = 300

@@ -23,7 +23,7 @@ from koffline.ope.intervals.settings import enough_draws
 from koffline.ope.last_layer import accumulate_systems
 from koffline.ope.names import BOOTSTRAP_PIVOT
 from koffline.replicas import StackedMLP
-from koffline.solvers.last_layer import last_layer, last_layer_features
+from koffline.solvers.linear import last_layer, last_layer_features
 
 _ASSUMPTIONS = (
     "Asymptotic: {units} resampled, last layers solved again for each ({equation}; {matrix}), errors turned "
