@@ -25,11 +25,15 @@ from koffline.fitting import threads
 from koffline.jobs import Job
 from koffline.kernels import Gaussian, InverseMultiquadric, median_bandwidth
 from koffline.solvers import CandidateGrid, solve, solve_lstd
-from koffline.solvers.forms import accumulate_forms
-from koffline.solvers.held_out import make_folds, predict_held_out
-from koffline.solvers.linear import LinearResidual
+from koffline.solvers.linear import LinearResidual, accumulate_forms
 from koffline.solvers.quadratic import RidgePath
-from koffline.solvers.selection import default_grid, held_out_loss, lstd_tournament
+from koffline.solvers.selection import (
+    default_grid,
+    held_out_loss,
+    lstd_tournament,
+    make_folds,
+    predict_held_out,
+)
 from koffline.store.files import atomic_file
 
 WORLDS = ("puddle_world", "cart_pole", "mountain_car")

@@ -16,9 +16,8 @@ from koffline.ope.direct import estimate_by_networks, replica_interval
 from koffline.ope.estimators.table import BoundRow
 from koffline.ope.importance.episode_estimates import estimate_one
 from koffline.ope.interval import Interval
-from koffline.ope.intervals import make_interval
+from koffline.ope.intervals import IntervalResult, make_interval
 from koffline.ope.intervals.last_layer import last_layer_bootstrap
-from koffline.ope.intervals.result import IntervalResult
 from koffline.ope.intervals.sensitivity import NormSensitivity, norm_sensitivity
 from koffline.ope.intervals.settings import KernelIntervalSettings, enough_draws
 from koffline.ope.limits import contradiction
