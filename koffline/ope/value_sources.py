@@ -15,8 +15,7 @@ from koffline.data.transitions import ActionSpace, Continuous, Discrete
 from koffline.errors import ConfigError, DataError, KofflineError
 from koffline.ope.provenance import Provenance
 from koffline.ope.value_functions import ACCEPTED, ACTION, STATE, ValueFunction
-from koffline.policies.base import describe_actions
-from koffline.policies.outputs import one_line
+from koffline.policies.base import describe_actions, one_line
 
 _ENTROPY = ("SAC", "DiscreteSAC", "KLossSAC", "KLossDiscreteSAC", "TrustPCL", "DiscreteTrustPCL")
 _CAUTIOUS = ("CQL", "CalQL", "DiscreteCQL", "KLossCQL", "KLossDiscreteCQL")
@@ -87,7 +86,7 @@ def _resolve(
     if _is_a("koffline.solvers.closed_form", "LinearValue", q):
         return _of_linear_value(q, name, space, shape, kind)
     if _is_a("torch.nn", "Module", q):
-        from koffline.policies.torch_policy import ModuleFunction
+        from koffline.policies.python_policy import ModuleFunction
 
         return _of_function(ModuleFunction(q), name, space, shape, kind, _positions(q.forward))
     if not callable(q):
@@ -122,7 +121,7 @@ def _named(
 def _of_file(
     path: Path, space: ActionSpace, shape: tuple[int, ...], kind: str | None, name: str
 ) -> ValueFunction:
-    from koffline.policies.detect import detect
+    from koffline.policies.files import detect
 
     found = detect(path)
     if found == "d3":
@@ -131,7 +130,8 @@ def _of_file(
 
         return _of_model(load(path), name, space, rows_of_run(path))
     if found == "torchscript":
-        from koffline.policies.torch_policy import ModuleFunction, read_torchscript
+        from koffline.policies.files import read_torchscript
+        from koffline.policies.python_policy import ModuleFunction
 
         module = read_torchscript(path)
         return _of_function(ModuleFunction(module), name, space, shape, kind, _script_positions(module))

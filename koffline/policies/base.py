@@ -1,9 +1,14 @@
-"""The two kinds of policy that everything above works with: functions called in chunks, outputs checked."""
+"""The two kinds of policy that everything above works with: functions called in chunks, outputs checked.
+
+Discrete functions return probabilities (N, n) or greedy action indices (N,) or (N, 1); continuous ones return
+actions (N, k), or (N,) when k = 1. NumPy arrays, torch tensors and nested lists are accepted.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+import sys
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,18 +17,14 @@ from jaxtyping import Float, Int, Shaped
 
 from koffline.data.transitions import ActionSpace, Continuous, Discrete
 from koffline.errors import KofflineError, PolicyError
-from koffline.policies.outputs import (
-    continuous_actions,
-    continuous_output,
-    discrete_output,
-    discrete_probabilities,
-    log_densities,
-    one_line,
-)
 
 CHUNK_ROWS = 4096
 # Wide observations (images) go in smaller chunks: about 64 MB of float32 at a time.
 CHUNK_NUMBERS = 1 << 24
+SUM_TOLERANCE = 1e-4
+# A probability computed as 1 - sum of the others in float32 may come out this far below zero.
+NEGATIVE_TOLERANCE = 1e-6
+_TORCHSCRIPT = "Traceback of TorchScript"
 
 
 def chunk_rows_for(observation_shape: Sequence[int], repeats: int = 1) -> int:
@@ -50,12 +51,7 @@ class DiscretePolicy:
         self, observations: Shaped[np.ndarray, "row *observation"]
     ) -> Float[np.ndarray, "row action"]:
         """Action probabilities (N, n), float64, rows sum to one. Raises PolicyError."""
-        _check_observations(self, observations)
-        result = np.empty((len(observations), self.n))
-        for rows in _chunks(len(observations), self.chunk_rows):
-            raw = _call(self.function, self.name, observations[rows])
-            result[rows] = discrete_probabilities(raw, rows.stop - rows.start, self.n, self.name)
-        return result
+        return _in_chunks(self, self.function, _probabilities, (self.n,), observations)
 
     def sample(
         self, observations: Shaped[np.ndarray, "row *observation"], generator: np.random.Generator
@@ -83,7 +79,7 @@ class ContinuousPolicy:
     density_function: (observations, actions) -> log density (N,) of what `sample_function` draws; None where
     it is unknown.
     cut_to: bounds (low, high) at which draws are cut off, so that probability collects there (see
-    `koffline.policies.densities`); None where there are none.
+    `koffline.policies.distributions`); None where there are none.
     """
 
     k: int
@@ -102,7 +98,7 @@ class ContinuousPolicy:
 
     def mean(self, observations: Shaped[np.ndarray, "row *observation"]) -> Float[np.ndarray, "row action"]:
         """Mean (for a deterministic policy: the) actions (N, k), float64. Raises PolicyError."""
-        return self._actions(self.mean_function, observations)
+        return _in_chunks(self, self.mean_function, checked_actions, (self.k,), observations)
 
     def sample(
         self, observations: Shaped[np.ndarray, "row *observation"], generator: np.random.Generator
@@ -110,7 +106,7 @@ class ContinuousPolicy:
         """One draw (N, k), float64, per observation; the same generator state gives the same draws."""
         if self.sample_function is None:
             return self.mean(observations)
-        return self._actions(self.sample_function, observations, generator)
+        return _in_chunks(self, self.sample_function, checked_actions, (self.k,), observations, generator)
 
     @property
     def has_density(self) -> bool:
@@ -132,27 +128,13 @@ class ContinuousPolicy:
         """Log density (N,) of given actions (N, k); −inf for impossible ones. Raises PolicyError."""
         if self.density_function is None or self.deterministic:
             raise PolicyError(f"{self.name}: {self.why_no_density}; use a method that only draws actions")
-        _check_observations(self, observations)
         if actions.shape != (len(observations), self.k):
             raise PolicyError(
                 f"{self.name}: actions have shape {actions.shape} for {len(observations)} observations and "
                 f"{self.k} action dimensions; pass one action per observation"
             )
-        result = np.empty(len(observations))
-        for rows in _chunks(len(observations), self.chunk_rows):
-            raw = _call(
-                self.density_function, self.name, observations[rows], actions[rows].astype(np.float64)
-            )
-            result[rows] = log_densities(raw, rows.stop - rows.start, self.name)
-        return result
-
-    def _actions(self, function: Callable[..., Any], observations: np.ndarray, *arguments: Any) -> np.ndarray:
-        _check_observations(self, observations)
-        result = np.empty((len(observations), self.k))
-        for rows in _chunks(len(observations), self.chunk_rows):
-            raw = _call(function, self.name, observations[rows], *arguments)
-            result[rows] = continuous_actions(raw, rows.stop - rows.start, self.k, self.name)
-        return result
+        actions = actions.astype(np.float64)
+        return _in_chunks(self, self.density_function, _log_densities, (), observations, actions)
 
 
 Policy = DiscretePolicy | ContinuousPolicy
@@ -190,9 +172,9 @@ def check_output_shape(policy: Policy, observation_shape: Sequence[int]) -> Poli
     """
     zeros = np.zeros((2, *observation_shape), np.float32)
     if isinstance(policy, DiscretePolicy):
-        discrete_output(_call(policy.function, policy.name, zeros), 2, policy.n, policy.name)
+        _discrete_output(_call(policy.function, policy.name, zeros), 2, policy.n, policy.name)
     else:
-        continuous_output(_call(policy.mean_function, policy.name, zeros), 2, policy.k, policy.name)
+        _continuous_output(_call(policy.mean_function, policy.name, zeros), 2, policy.k, policy.name)
     return policy
 
 
@@ -203,18 +185,38 @@ def describe_actions(space: ActionSpace) -> str:
     return f"{space.k} continuous action dimensions"
 
 
-def _chunks(rows: int, size: int) -> Iterator[slice]:
-    for start in range(0, rows, size):
-        yield slice(start, min(start + size, rows))
+def one_line(error: BaseException) -> str:
+    """Type and first part of an exception's message in one line; of a TorchScript program its cause alone."""
+    text, kind = str(error).strip(), type(error).__name__
+    if _TORCHSCRIPT in text:
+        text, kind = text.splitlines()[-1], "RuntimeError"  # torch has a type of its own
+        text = text.removeprefix("builtins.").removeprefix("RuntimeError: ")
+    message = " ".join(text.split())
+    return f"{kind}: {message[:240]}" if message else kind
 
 
-def _check_observations(policy: Policy, observations: np.ndarray) -> None:
+def _in_chunks(
+    policy: Policy,
+    function: Callable[..., Any],
+    check: Callable[..., np.ndarray],
+    columns: tuple[int, ...],
+    observations: np.ndarray,
+    *more: Any,
+) -> np.ndarray:
+    """What the function gives for all rows, checked, (N, *columns); arrays among `more` are cut alike."""
     shape = policy.observation_shape
     if shape is not None and observations.shape[1:] != shape:
         raise PolicyError(
             f"{policy.name}: the policy takes observations of shape (N, {', '.join(map(str, shape))}), "
             f"received {observations.shape}; pass one row per observation"
         )
+    result = np.empty((len(observations), *columns))
+    for start in range(0, len(observations), policy.chunk_rows):
+        rows = slice(start, start + policy.chunk_rows)
+        given = [value[rows] if isinstance(value, np.ndarray) else value for value in (observations, *more)]
+        raw = _call(function, policy.name, *given)
+        result[rows] = check(raw, len(given[0]), *columns, policy.name)
+    return result
 
 
 def _call(function: Callable[..., Any], name: str, observations: np.ndarray, *arguments: Any) -> Any:
@@ -227,3 +229,101 @@ def _call(function: Callable[..., Any], name: str, observations: np.ndarray, *ar
             f"{name}: the policy failed on observations of shape {observations.shape} with "
             f"{one_line(error)}; check that it accepts such a batch"
         ) from error
+
+
+def _as_array(raw: Any, name: str) -> np.ndarray:
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(raw, torch.Tensor):
+        raw = raw.detach().cpu().numpy()
+    try:
+        array = np.asarray(raw)
+    except ValueError as error:
+        raise PolicyError(f"{name}: the output is ragged ({one_line(error)}); return one array") from error
+    if array.dtype.kind not in "biuf":
+        raise PolicyError(
+            f"{name}: the output has dtype {array.dtype}, from {type(raw).__name__}; "
+            "return one array of numbers, a row per observation"
+        )
+    return array
+
+
+def _discrete_output(raw: Any, rows: int, n: int, name: str) -> np.ndarray:
+    """Probabilities (N, n) or indices (N,), values unchecked."""
+    array = _as_array(raw, name)
+    if array.shape == (rows, n) and (array.dtype.kind == "f" or n > 1):
+        return array
+    if array.shape in ((rows,), (rows, 1)):
+        return array.reshape(rows)
+    raise PolicyError(
+        f"{name}: the output has shape {array.shape} for {rows} observations and {n} actions; "
+        f"return probabilities of shape ({rows}, {n}) or action indices of shape ({rows},)"
+    )
+
+
+def _continuous_output(raw: Any, rows: int, k: int, name: str) -> np.ndarray:
+    """Actions (N, k), values unchecked."""
+    array = _as_array(raw, name)
+    if array.shape == (rows, k) or (k == 1 and array.shape == (rows,)):
+        return array.reshape(rows, k)
+    raise PolicyError(
+        f"{name}: the output has shape {array.shape} for {rows} observations and {k} action dimensions; "
+        f"return actions of shape ({rows}, {k})"
+    )
+
+
+def _probabilities(raw: Any, rows: int, n: int, name: str) -> Float[np.ndarray, "row action"]:
+    """(N, n), float64; rows are renormalised where they sum to 1 within 1e-4, indices become one-hot."""
+    array = _finite(_discrete_output(raw, rows, n, name), "probabilities", name).astype(np.float64)
+    if array.ndim == 1:
+        if (row := _first((array != np.floor(array)) | (array < 0) | (array >= n))) is not None:
+            raise PolicyError(
+                f"{name}: row {row} of the output is {array[row]:g}, not an action index in 0..{n - 1}; "
+                f"return whole numbers in that range or probabilities of shape ({rows}, {n})"
+            )
+        return np.eye(n)[array.astype(np.int64)]
+    sums, least = array.sum(axis=1), array.min(axis=1)
+    is_off = np.abs(sums - 1.0) > SUM_TOLERANCE
+    if (row := _first(is_off | (least < -NEGATIVE_TOLERANCE))) is not None:
+        what = f"sums to {sums[row]:.6g}" if is_off[row] else f"contains {least[row]:.6g}"
+        raise PolicyError(
+            f"{name}: row {row} of the probabilities {what}; each row must be >= 0 and sum to 1: "
+            "for logits return softmax(logits), for action values return their argmax"
+        )
+    array = np.clip(array, 0.0, None)
+    return array / array.sum(axis=1, keepdims=True)
+
+
+def checked_actions(raw: Any, rows: int, k: int, name: str) -> Float[np.ndarray, "row action"]:
+    """Actions (N, k), float64. Raises PolicyError for another shape or values that are not finite."""
+    return _finite(_continuous_output(raw, rows, k, name), "actions", name).astype(np.float64)
+
+
+def _log_densities(raw: Any, rows: int, name: str) -> Float[np.ndarray, " row"]:
+    """(N,), float64; −inf is allowed."""
+    array = _as_array(raw, name)
+    if array.shape not in ((rows,), (rows, 1)):
+        raise PolicyError(
+            f"{name}: the log density has shape {array.shape} for {rows} rows; return one number per row, "
+            "summed over action dimensions"
+        )
+    array = array.reshape(rows).astype(np.float64)
+    if (row := _first(np.isnan(array) | (array == np.inf))) is not None:
+        raise PolicyError(
+            f"{name}: row {row} of the log density is {array[row]}; return finite numbers, "
+            "-inf for impossible actions"
+        )
+    return array
+
+
+def _finite(array: np.ndarray, what: str, name: str) -> np.ndarray:
+    is_finite = np.isfinite(array) if array.ndim == 1 else np.isfinite(array).all(axis=1)
+    if (row := _first(~is_finite)) is not None:
+        raise PolicyError(
+            f"{name}: row {row} of the {what} is not finite ({array[row]}); "
+            "check the policy's weights and the range of the observations"
+        )
+    return array
+
+
+def _first(wrong: np.ndarray) -> int | None:
+    return int(wrong.argmax()) if wrong.any() else None

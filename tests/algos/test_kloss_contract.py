@@ -15,6 +15,7 @@ import torch
 
 import koffline.algos as ours
 from koffline.data.replay import to_d3rlpy
+from koffline.errors import DataError
 from tests.algos.makers import (
     ACTIONS,
     ALL,
@@ -204,7 +205,7 @@ def test_online_training_and_collection(name: str) -> None:
         show_progress=False,
     )
     assert algo.grad_step > 0
-    assert algo.impl.kernel_is_fixed
+    assert algo.impl.modules.kernel.is_fixed()
     collected = algo.collect(env, n_steps=10, show_progress=False)
     assert collected.transition_count >= 8
 
@@ -237,7 +238,7 @@ def test_an_interrupted_save_leaves_the_old_file(name: str, tmp_path: Path, monk
         raise OSError("disk full")
 
     monkeypatch.setattr(algo.impl, "save_model", breaks)
-    with pytest.raises(OSError, match="disk full"):
+    with pytest.raises(DataError, match="disk full"):
         algo.save(str(path))
     assert path.read_bytes() == before
     assert [p.name for p in tmp_path.iterdir()] == ["model.d3"]
