@@ -12,13 +12,7 @@ from typing import Any
 
 from koffline.data.transitions import ActionSpace
 from koffline.errors import PolicyError
-from koffline.policies.base import (
-    ContinuousPolicy,
-    DiscretePolicy,
-    Policy,
-    check_fits,
-    check_output_shape,
-)
+from koffline.policies.base import ContinuousPolicy, DiscretePolicy, Policy, check_fits, check_output_shape
 from koffline.policies.d3 import read_d3
 from koffline.policies.distributions import epsilon_policy, uniform_policy
 from koffline.policies.files import ACCEPTED, detect, load_onnx, read_torchscript

@@ -27,12 +27,7 @@ from koffline.algos.discrete import (  # noqa: E402
     KLossDQNConfig,
 )
 from koffline.algos.fqe import DiscreteKLossFQE, KLossFQE, KLossFQEConfig  # noqa: E402
-from koffline.algos.trust_pcl import (  # noqa: E402
-    DiscreteTrustPCL,
-    DiscreteTrustPCLConfig,
-    TrustPCL,
-    TrustPCLConfig,
-)
+from koffline.algos.trust_pcl import DiscreteTrustPCL, DiscreteTrustPCLConfig, TrustPCL, TrustPCLConfig  # noqa: E402
 
 __all__ = [
     "DiscreteKLossFQE", "DiscreteTrustPCL", "DiscreteTrustPCLConfig", "KLossCQL", "KLossCQLConfig",

@@ -76,14 +76,12 @@ def _write(algo: Any, path: Path, is_onnx: bool) -> None:
     examples = tuple(torch.rand(_EXAMPLE_ROWS, *sides) for sides in shapes)
 
     def act(*observations: torch.Tensor) -> torch.Tensor:
-        floats = [observation.float() for observation in observations]
-        observation = floats[0] if len(floats) == 1 else floats
+        seen: Any = [observation.float() for observation in observations]
+        seen = seen[0] if len(seen) == 1 else seen
         if algo.observation_scaler is not None:
-            observation = algo.observation_scaler.transform(observation)
-        action = algo.impl.predict_best_action(observation)
-        if algo.action_scaler is not None:
-            action = algo.action_scaler.reverse_transform(action)
-        return action
+            seen = algo.observation_scaler.transform(seen)
+        action = algo.impl.predict_best_action(seen)
+        return action if algo.action_scaler is None else algo.action_scaler.reverse_transform(action)
 
     script = torch.jit.trace(act, examples, check_trace=False)
     if not is_onnx:

@@ -25,13 +25,7 @@ from koffline.algos.kernel_critic import KernelCriticModules, KernelImpl, Losses
 from koffline.algos.options import KernelCriticConfig
 from koffline.errors import ConfigError
 
-
-def _encode(policy: Any) -> Any:
-    return None if policy is None else CONFIG_STORAGE[LearnableConfig].encoder(policy)
-
-
-def _decode(stored: Any) -> Any:
-    return None if stored is None else CONFIG_STORAGE[LearnableConfig].decoder(stored)
+_ENCODE, _DECODE = CONFIG_STORAGE[LearnableConfig].encoder, CONFIG_STORAGE[LearnableConfig].decoder
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,7 +115,8 @@ class KLossFQEConfig(KernelCriticConfig):
     q_func_factory: QFunctionFactory = make_q_func_field()
     n_critics: int = 1
     policy: Optional[LearnableConfig] = dataclasses.field(  # noqa: UP045
-        default=None, metadata=json_options(encoder=_encode, decoder=_decode)
+        default=None,
+        metadata=json_options(encoder=lambda x: x and _ENCODE(x), decoder=lambda x: x and _DECODE(x)),
     )
 
     def create(self, device: Any = False, enable_ddp: bool = False) -> _FQE:
@@ -168,25 +163,25 @@ class _FQE(KernelCriticAlgo):
 
     def inner_create_impl(self, observation_shape: Sequence[int], action_size: int) -> None:
         """Networks, optimiser, kernel, and the policy's networks where it has none. Raises ConfigError."""
-        if self._algo.impl is None:
-            self._algo.create_impl(observation_shape, action_size)
-        if self._algo.impl is None:
+        algo = self._algo
+        if algo.impl is None:
+            algo.create_impl(observation_shape, action_size)
+        if algo.impl is None:
             raise ConfigError(
-                f"{type(self._algo).__name__} has no networks to save with its evaluator; evaluate it with "
+                f"{type(algo).__name__} has no networks to save with its evaluator; evaluate it with "
                 "koffline.evaluate(log, 'uniform', …)"
             )
-        own_shape = tuple(np.atleast_1d(self._algo.observation_shape))
-        if own_shape != tuple(observation_shape) or self._algo.action_size != action_size:
+        own, log = (algo.observation_shape, algo.action_size), (observation_shape, action_size)
+        if tuple(np.atleast_1d(own[0])) != tuple(log[0]) or own[1] != log[1]:
             raise ConfigError(
-                f"the policy is for observations {own_shape} and {self._algo.action_size} actions, the log "
-                f"has {tuple(observation_shape)} and {action_size}; give the log that it was trained for"
+                f"the policy is for observations {own[0]} and {own[1]} actions, the log has {log[0]} and "
+                f"{log[1]}; give the log that it was trained for"
             )
         modules = KLossFQEModules(
-            **self.critic_parts(observation_shape, action_size, prefix=""),
-            target=nn.ModuleDict(self._algo.impl.modules.get_torch_modules()).to(self._device),
+            **self.critic_parts(*log, prefix=""),
+            target=nn.ModuleDict(algo.impl.modules.get_torch_modules()).to(self._device),
         )
-        common = (self._config, observation_shape, action_size, modules, self._device)
-        self._impl = KLossFQEImpl(self._algo, *common)
+        self._impl = KLossFQEImpl(algo, self._config, *log, modules, self._device)
 
     def predict(self, x: Any) -> Any:
         """The policy's greedy actions."""

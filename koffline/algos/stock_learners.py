@@ -39,12 +39,7 @@ TUPLES = 20_000
 
 
 def train_dqn(
-    log: Transitions,
-    gamma: float,
-    steps: int,
-    seed: int,
-    path: Path,
-    progress: Callable[[int], None] | None = None,
+    log: Transitions, gamma: float, steps: int, seed: int, path: Path, progress: Callable[[int], object] = int
 ) -> None:
     """Fit d3rlpy's double DQN on a log with discrete actions and save it as a .d3 file.
 
@@ -72,7 +67,7 @@ def train_dqn(
             n_steps_per_epoch=steps,
             logger_adapter=NoopAdapterFactory(),
             show_progress=False,
-            callback=None if progress is None else lambda _, __, step: progress(step),
+            callback=lambda _, __, step: progress(step),
         )
     algo.save(str(path))
 
@@ -162,15 +157,10 @@ class OnlineLearner:
 
     def state(self) -> bytes:
         """Networks, optimisers, count of updates and the state of torch's generator."""
-        content = io.BytesIO()
-        self._algo.impl.save_model(content)
-        parts = {
-            "model": content.getvalue(),
-            "grad_step": self._algo.grad_step,
-            "generator": torch.get_rng_state(),
-        }
-        whole = io.BytesIO()
-        torch.save(parts, whole)
+        model, whole = io.BytesIO(), io.BytesIO()
+        self._algo.impl.save_model(model)
+        steps, generator = self._algo.grad_step, torch.get_rng_state()
+        torch.save({"model": model.getvalue(), "grad_step": steps, "generator": generator}, whole)
         return whole.getvalue()
 
     def load_state(self, state: bytes) -> None:

@@ -34,8 +34,8 @@ class TrustPCLModules(ActorModules):
 class LinearGaussianPolicy(nn.Module):
     """N(mean(s), exp(log_std)²) per action number; log_std (1, k) does not depend on the state.
 
-    Density and gradients are those of the unlimited Gaussian; `low` and `high` (1, k) are what `cut` keeps
-    actions within, in the policy's units, and are saved with the weights. (Nachum et al. 2018)
+    Density and gradients are those of the unlimited Gaussian; `low` and `high` (1, k) are what actions are
+    cut to, in the policy's units, and are saved with the weights. (Nachum et al. 2018)
     """
 
     low: Tensor
@@ -53,10 +53,6 @@ class LinearGaussianPolicy(nn.Module):
         """Mean, once more in the place where other policies have theirs squashed, and log-deviation."""
         mean = self._mu(self._encoder(x))
         return ActionOutput(mean, mean, self._logstd.expand_as(mean))
-
-    def cut(self, actions: Tensor) -> Tensor:
-        """(N, k) within the limits."""
-        return torch.minimum(torch.maximum(actions, self.low), self.high)
 
 
 def create_linear_gaussian_policy(
@@ -139,9 +135,9 @@ class TrustPCLImpl(KernelImpl):
     def _within_reach(self, actions: Tensor) -> Tensor:
         """Cut to the policy's limits: its own where it has some, else [−1, 1]."""
         policy = unwrap_ddp_model(self._modules.policy)
-        if isinstance(policy, LinearGaussianPolicy):
-            return policy.cut(actions)
-        return actions.clamp(-1.0, 1.0)
+        if not isinstance(policy, LinearGaussianPolicy):
+            return actions.clamp(-1.0, 1.0)
+        return torch.minimum(torch.maximum(actions, policy.low), policy.high)
 
     def _path_residual(self, paths: TorchPathBatch, log_probability: Tensor) -> Float[Tensor, "critic row"]:
         c = self._config
@@ -154,13 +150,14 @@ class TrustPCLImpl(KernelImpl):
 
     def _both_values(self, paths: TorchPathBatch) -> tuple[Tensor, Tensor]:
         """V(s_0) and V(s_d), the latter as the critic's kind has it."""
-        if self._config.critic == "fvi":
+        modules, kind = self._modules, self._config.critic
+        if kind == "fvi":
             with torch.no_grad():
-                next_value = self._values(self._modules.targ_q_funcs, paths.next_observations)
-            return self._values(self._modules.q_funcs, paths.observations), next_value
+                next_value = self._values(modules.targ_q_funcs, paths.next_observations)
+            return self._values(modules.q_funcs, paths.observations), next_value
         both = torch.cat((paths.observations, paths.next_observations))
-        value, next_value = self._values(self._modules.q_funcs, both).chunk(2, dim=1)
-        return value, next_value.detach() if self._config.critic == "td0" else next_value
+        value, next_value = self._values(modules.q_funcs, both).chunk(2, dim=1)
+        return value, next_value.detach() if kind == "td0" else next_value
 
     def _discounts(self, paths: TorchPathBatch) -> Float[Tensor, "row step"]:
         """γ^t, zero past a path's end."""
@@ -271,9 +268,11 @@ class TrustPCL(KernelCriticAlgo):
         )
 
     def _make_values(self, observation_shape: Sequence[int]) -> nn.ModuleList:
-        encoder, where = self._config.critic_encoder_factory, (self._device, self._enable_ddp)
-        count = self._config.n_critics
-        return nn.ModuleList(create_value_function(observation_shape, encoder, *where) for _ in range(count))
+        config, where = self._config, (self._device, self._enable_ddp)
+        return nn.ModuleList(
+            create_value_function(observation_shape, config.critic_encoder_factory, *where)
+            for _ in range(config.n_critics)
+        )
 
     def _make_policy(self, observation_shape: Sequence[int], action_size: int) -> Any:
         if self.is_discrete:

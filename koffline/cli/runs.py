@@ -141,11 +141,7 @@ def _episode_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """What record and play share."""
     for option in (
         click.option(
-            "--seed",
-            type=click.IntRange(0),
-            default=0,
-            show_default=True,
-            help="Episode i's is SEED + i.",
+            "--seed", type=click.IntRange(0), default=0, show_default=True, help="Episode i's is SEED + i."
         ),
         click.option("--max-steps", type=_ONE_OR_MORE, help="Cut episodes after this many steps."),
         click.option("--use-gymnasium", is_flag=True, hidden=True, help="As always; for d3rlpy's scripts."),

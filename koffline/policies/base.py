@@ -25,6 +25,8 @@ SUM_TOLERANCE = 1e-4
 # A probability computed as 1 - sum of the others in float32 may come out this far below zero.
 NEGATIVE_TOLERANCE = 1e-6
 _TORCHSCRIPT = "Traceback of TorchScript"
+Observations = Shaped[np.ndarray, "row *observation"]
+Actions = Float[np.ndarray, "row action"]  # of k numbers, or the probabilities of n actions
 
 
 def chunk_rows_for(observation_shape: Sequence[int], repeats: int = 1) -> int:
@@ -47,22 +49,16 @@ class DiscretePolicy:
     observation_shape: tuple[int, ...] | None = None
     chunk_rows: int = CHUNK_ROWS
 
-    def probabilities(
-        self, observations: Shaped[np.ndarray, "row *observation"]
-    ) -> Float[np.ndarray, "row action"]:
+    def probabilities(self, observations: Observations) -> Actions:
         """Action probabilities (N, n), float64, rows sum to one. Raises PolicyError."""
         return _in_chunks(self, self.function, _probabilities, (self.n,), observations)
 
-    def sample(
-        self, observations: Shaped[np.ndarray, "row *observation"], generator: np.random.Generator
-    ) -> Int[np.ndarray, " row"]:
+    def sample(self, observations: Observations, generator: np.random.Generator) -> Int[np.ndarray, " row"]:
         """One action index per observation, drawn from `probabilities`. Raises PolicyError."""
         return pick_actions(self.probabilities(observations), generator.random(len(observations)))
 
 
-def pick_actions(
-    probabilities: Float[np.ndarray, "row action"], numbers: Float[np.ndarray, " row"]
-) -> Int[np.ndarray, " row"]:
+def pick_actions(probabilities: Actions, numbers: Float[np.ndarray, " row"]) -> Int[np.ndarray, " row"]:
     """Action indices (N,) by inverting the cumulated probabilities (N, n) at numbers (N,) in [0, 1)."""
     cumulative = probabilities.cumsum(axis=1)
     cumulative /= cumulative[:, -1:]  # exactly one at the end: an action of probability 0 is never drawn
@@ -96,13 +92,11 @@ class ContinuousPolicy:
         """True when `sample` returns the mean action."""
         return self.sample_function is None
 
-    def mean(self, observations: Shaped[np.ndarray, "row *observation"]) -> Float[np.ndarray, "row action"]:
+    def mean(self, observations: Observations) -> Actions:
         """Mean (for a deterministic policy: the) actions (N, k), float64. Raises PolicyError."""
         return _in_chunks(self, self.mean_function, checked_actions, (self.k,), observations)
 
-    def sample(
-        self, observations: Shaped[np.ndarray, "row *observation"], generator: np.random.Generator
-    ) -> Float[np.ndarray, "row action"]:
+    def sample(self, observations: Observations, generator: np.random.Generator) -> Actions:
         """One draw (N, k), float64, per observation; the same generator state gives the same draws."""
         if self.sample_function is None:
             return self.mean(observations)
@@ -122,9 +116,7 @@ class ContinuousPolicy:
             return "the density of its actions is unknown (a function may have an attribute log_density)"
         return ""
 
-    def log_density(
-        self, observations: Shaped[np.ndarray, "row *observation"], actions: Float[np.ndarray, "row action"]
-    ) -> Float[np.ndarray, " row"]:
+    def log_density(self, observations: Observations, actions: Actions) -> Float[np.ndarray, " row"]:
         """Log density (N,) of given actions (N, k); −inf for impossible ones. Raises PolicyError."""
         if self.density_function is None or self.deterministic:
             raise PolicyError(f"{self.name}: {self.why_no_density}; use a method that only draws actions")
@@ -170,11 +162,10 @@ def check_output_shape(policy: Policy, observation_shape: Sequence[int]) -> Poli
 
     The values are not checked: zeros need not be a valid observation. Raises PolicyError; returns the policy.
     """
-    zeros = np.zeros((2, *observation_shape), np.float32)
-    if isinstance(policy, DiscretePolicy):
-        _discrete_output(_call(policy.function, policy.name, zeros), 2, policy.n, policy.name)
-    else:
-        _continuous_output(_call(policy.mean_function, policy.name, zeros), 2, policy.k, policy.name)
+    is_discrete = isinstance(policy, DiscretePolicy)
+    function = policy.function if isinstance(policy, DiscretePolicy) else policy.mean_function
+    raw = _call(function, policy.name, np.zeros((2, *observation_shape), np.float32))
+    _output(raw, 2, policy.n if isinstance(policy, DiscretePolicy) else policy.k, policy.name, is_discrete)
     return policy
 
 
@@ -231,49 +222,35 @@ def _call(function: Callable[..., Any], name: str, observations: np.ndarray, *ar
         ) from error
 
 
-def _as_array(raw: Any, name: str) -> np.ndarray:
-    torch = sys.modules.get("torch")
-    if torch is not None and isinstance(raw, torch.Tensor):
-        raw = raw.detach().cpu().numpy()
+def _numbers(raw: Any, name: str) -> np.ndarray:
+    if "torch" in sys.modules and isinstance(raw, sys.modules["torch"].Tensor):
+        raw = raw.detach().cpu()
     try:
-        array = np.asarray(raw)
-    except ValueError as error:
-        raise PolicyError(f"{name}: the output is ragged ({one_line(error)}); return one array") from error
-    if array.dtype.kind not in "biuf":
+        return np.asarray(raw, dtype=np.float64)
+    except (TypeError, ValueError) as error:
         raise PolicyError(
-            f"{name}: the output has dtype {array.dtype}, from {type(raw).__name__}; "
-            "return one array of numbers, a row per observation"
-        )
-    return array
+            f"{name}: the output is no array of numbers ({one_line(error)}); return a row per observation"
+        ) from error
 
 
-def _discrete_output(raw: Any, rows: int, n: int, name: str) -> np.ndarray:
-    """Probabilities (N, n) or indices (N,), values unchecked."""
-    array = _as_array(raw, name)
-    if array.shape == (rows, n) and (array.dtype.kind == "f" or n > 1):
+def _output(raw: Any, rows: int, size: int, name: str, is_discrete: bool) -> np.ndarray:
+    """(N, size) probabilities or actions, or (N,) action indices; values unchecked."""
+    array = _numbers(raw, name)
+    if array.shape == (rows, size) and (size > 1 or not is_discrete):
         return array
-    if array.shape in ((rows,), (rows, 1)):
-        return array.reshape(rows)
-    raise PolicyError(
-        f"{name}: the output has shape {array.shape} for {rows} observations and {n} actions; "
-        f"return probabilities of shape ({rows}, {n}) or action indices of shape ({rows},)"
-    )
+    if array.shape in ((rows,), (rows, 1)) and (size == 1 or is_discrete):
+        return array.reshape((rows,) if is_discrete else (rows, 1))
+    wanted = f"{size} action dimensions; return actions of shape ({rows}, {size})"
+    if is_discrete:
+        wanted = f"{size} actions; return probabilities of shape ({rows}, {size}) or action indices ({rows},)"
+    raise PolicyError(f"{name}: the output has shape {array.shape} for {rows} observations and {wanted}")
 
 
-def _continuous_output(raw: Any, rows: int, k: int, name: str) -> np.ndarray:
-    """Actions (N, k), values unchecked."""
-    array = _as_array(raw, name)
-    if array.shape == (rows, k) or (k == 1 and array.shape == (rows,)):
-        return array.reshape(rows, k)
-    raise PolicyError(
-        f"{name}: the output has shape {array.shape} for {rows} observations and {k} action dimensions; "
-        f"return actions of shape ({rows}, {k})"
-    )
-
-
-def _probabilities(raw: Any, rows: int, n: int, name: str) -> Float[np.ndarray, "row action"]:
-    """(N, n), float64; rows are renormalised where they sum to 1 within 1e-4, indices become one-hot."""
-    array = _finite(_discrete_output(raw, rows, n, name), "probabilities", name).astype(np.float64)
+def _probabilities(raw: Any, rows: int, n: int, name: str) -> Actions:
+    """(N, n); rows are renormalised where they sum to 1 within 1e-4, indices become one-hot."""
+    array = _finite(_output(raw, rows, n, name, is_discrete=True), "probabilities", name)
+    if n == 1:  # certain, whether that was said by its probability or by its index
+        return np.ones((rows, 1))
     if array.ndim == 1:
         if (row := _first((array != np.floor(array)) | (array < 0) | (array >= n))) is not None:
             raise PolicyError(
@@ -293,26 +270,21 @@ def _probabilities(raw: Any, rows: int, n: int, name: str) -> Float[np.ndarray, 
     return array / array.sum(axis=1, keepdims=True)
 
 
-def checked_actions(raw: Any, rows: int, k: int, name: str) -> Float[np.ndarray, "row action"]:
-    """Actions (N, k), float64. Raises PolicyError for another shape or values that are not finite."""
-    return _finite(_continuous_output(raw, rows, k, name), "actions", name).astype(np.float64)
+def checked_actions(raw: Any, rows: int, k: int, name: str) -> Actions:
+    """Actions (N, k). Raises PolicyError for another shape or values that are not finite."""
+    return _finite(_output(raw, rows, k, name, is_discrete=False), "actions", name)
 
 
 def _log_densities(raw: Any, rows: int, name: str) -> Float[np.ndarray, " row"]:
-    """(N,), float64; −inf is allowed."""
-    array = _as_array(raw, name)
-    if array.shape not in ((rows,), (rows, 1)):
+    """(N,); −inf is allowed."""
+    array = _numbers(raw, name)
+    is_wrong = array.shape not in ((rows,), (rows, 1)) or np.isnan(array) | (array == np.inf)
+    if np.any(is_wrong):
         raise PolicyError(
-            f"{name}: the log density has shape {array.shape} for {rows} rows; return one number per row, "
-            "summed over action dimensions"
+            f"{name}: the log density has shape {array.shape} for {rows} rows, or is nan or +inf; return one "
+            "number per row, -inf for impossible actions"
         )
-    array = array.reshape(rows).astype(np.float64)
-    if (row := _first(np.isnan(array) | (array == np.inf))) is not None:
-        raise PolicyError(
-            f"{name}: row {row} of the log density is {array[row]}; return finite numbers, "
-            "-inf for impossible actions"
-        )
-    return array
+    return array.reshape(rows)
 
 
 def _finite(array: np.ndarray, what: str, name: str) -> np.ndarray:

@@ -11,12 +11,12 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from scipy.special import log_ndtr
 
 from koffline.data.transitions import ActionSpace, Continuous, Discrete
 from koffline.errors import PolicyError
-from koffline.policies.base import ContinuousPolicy, DiscretePolicy, Policy
+from koffline.policies.base import Actions, ContinuousPolicy, DiscretePolicy, Policy
 
 _NEAR = 1e-6  # of the box: actions went through float32
 _LARGEST_SQUASHED = 1.0 - 1e-6  # tanh of anything beyond 7.25 is stored as ±1
@@ -105,17 +105,15 @@ def _uniform_log_density(actions: np.ndarray, low: np.ndarray, high: np.ndarray)
     return np.where(inside, -float(np.log(high - low).sum()), -np.inf)
 
 
-def at_bounds(
-    actions: Float[np.ndarray, "row k"], low: Float[np.ndarray, " k"], high: Float[np.ndarray, " k"]
-) -> tuple[Bool[np.ndarray, "row k"], Bool[np.ndarray, "row k"]]:
-    """Which action numbers lie on the lower and on the upper bound, up to rounding; none on infinite ones."""
+def at_bounds(actions: Actions, low: np.ndarray, high: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Which numbers of actions lie on the lower and upper bound, up to rounding; none on infinite ones."""
     low, high = np.broadcast_to(low, actions.shape[1:]), np.broadcast_to(high, actions.shape[1:])
     slack = _NEAR * np.where(np.isfinite(high - low), high - low, 0.0)
     return actions <= low + slack, actions >= high - slack
 
 
 def gaussian_log_density(
-    actions: Float[np.ndarray, "row k"],
+    actions: Actions,
     mean: np.ndarray,
     deviation: np.ndarray,
     low: np.ndarray | None = None,
@@ -137,7 +135,7 @@ def gaussian_log_density(
 
 
 def squashed_gaussian_log_density(
-    actions: Float[np.ndarray, "row k"], mean: Float[np.ndarray, "row k"], deviation: np.ndarray
+    actions: Actions, mean: Actions, deviation: np.ndarray
 ) -> Float[np.ndarray, " row"]:
     """Log density of tanh(z), z ~ N(mean, deviation²), summed over action numbers; −inf outside [−1, 1]."""
     inside = np.clip(actions, -_LARGEST_SQUASHED, _LARGEST_SQUASHED)

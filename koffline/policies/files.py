@@ -173,19 +173,19 @@ def load_onnx(path: Path, observation_shape: Sequence[int]) -> OnnxFunction:
             f"{path}: the model has {names}; export it with the observations as its only input and "
             "probabilities or actions as its only output"
         )
-    if inputs[0].type not in _DTYPES:
-        raise PolicyError(f"{path}: the input has type {inputs[0].type}; export it with a float32 input")
     batch, *own = inputs[0].shape
-    wanted = tuple(observation_shape)
-    if len(own) != len(wanted) or any(
-        isinstance(side, int) and side != there for side, there in zip(own, wanted, strict=True)
-    ):
-        raise PolicyError(
-            f"{path}: the model takes observations of shape {tuple(own)}, the log has {wanted}; "
-            "give a policy trained for this log"
-        )
-    if isinstance(batch, int) and batch != 1:
-        raise PolicyError(
-            f"{path}: the model takes exactly {batch} rows at a time; export it with a free batch size"
-        )
+    expected = tuple(observation_shape)
+    free = tuple(side if isinstance(side, int) else there for side, there in zip(own, expected, strict=False))
+    wrong = {
+        f"an input of type {inputs[0].type}; export it with a float32 input": inputs[0].type not in _DTYPES,
+        f"observations of shape {tuple(own)}, the log has {expected}; give a policy trained for this log": (
+            len(own) != len(expected) or free != expected
+        ),
+        f"exactly {batch} rows at a time; export it with a free batch size": (
+            isinstance(batch, int) and batch != 1
+        ),
+    }
+    for reason, is_wrong in wrong.items():
+        if is_wrong:
+            raise PolicyError(f"{path}: the model takes {reason}")
     return function

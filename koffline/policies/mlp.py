@@ -7,18 +7,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Float, Shaped
 
 from koffline.data.transitions import ActionSpace, Continuous, Discrete
 from koffline.errors import PolicyError
-from koffline.policies.base import ContinuousPolicy, DiscretePolicy, Policy, check_spaces, chunk_rows_for
+from koffline.policies.base import (
+    Actions,
+    ContinuousPolicy,
+    DiscretePolicy,
+    Observations,
+    Policy,
+    check_spaces,
+    chunk_rows_for,
+)  # fmt: skip
 from koffline.policies.distributions import gaussian_log_density
 
 DISCRETE_OUTPUTS = ("softmax", "argmax")
-_CHOICES = {
-    "output": (*DISCRETE_OUTPUTS, "tanh", "identity", "gaussian"),
-    "activation": ("relu", "tanh"),
-}
+_CHOICES = {"output": (*DISCRETE_OUTPUTS, "tanh", "identity", "gaussian"), "activation": ("relu", "tanh")}
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,10 +108,8 @@ class Mlp:
         """Actions, or action dimensions."""
         return int(self.weights[-1].shape[1])
 
-    def last_layer(
-        self, observations: Shaped[np.ndarray, "row *observation"]
-    ) -> Float[np.ndarray, "row out"]:
-        """Values of the last layer, float64."""
+    def last_layer(self, observations: Observations) -> Actions:
+        """Values (N, out) of the last layer, float64."""
         x = observations.reshape(len(observations), self.inputs).astype(np.float64)
         if self.observation_mean is not None:
             x = x - self.observation_mean

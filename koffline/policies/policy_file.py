@@ -82,10 +82,7 @@ def save_grid_policy(path: str | Path, policy: GridPolicy) -> None:
 
 
 def save_mlp_policy(
-    path: str | Path,
-    layers: Sequence[tuple[ArrayLike, ArrayLike]],
-    output: str,
-    **settings: Any,
+    path: str | Path, layers: Sequence[tuple[ArrayLike, ArrayLike]], output: str, **settings: Any
 ) -> None:
     """Write a policy file; the same content gives the same bytes, and the file appears whole or not at all.
 
