@@ -17,8 +17,7 @@ from koffline.data.transitions import ActionSpace, Continuous, Discrete
 from koffline.errors import ConfigError, DataError
 from koffline.ope.provenance import Provenance, rows_of_run
 from koffline.ope.value_functions import ACTION, STATE, ValueFunction
-from koffline.policies.base import describe_actions
-from koffline.policies.outputs import one_line
+from koffline.policies.base import describe_actions, one_line
 
 _ACCEPTED = (
     "a d3rlpy model or its .d3 file, a TorchScript file, 'package.module:name', a function "
@@ -83,11 +82,10 @@ def _resolve(
     if _is_a("koffline.solvers.closed_form", "LinearValue", q):
         return _of_linear_value(q, name, space, shape, kind)
     if _is_a("torch.jit", "ScriptModule", q):
-        from koffline.policies.torch_policy import ModuleFunction
 
         return read(ModuleFunction(q), positions=len(q.forward.schema.arguments) - 1)
     if _is_a("torch.nn", "Module", q):
-        from koffline.policies.torch_policy import ModuleFunction
+        from koffline.policies.python_policy import ModuleFunction
 
         return read(ModuleFunction(q), positions=_positions(q.forward))
     if not callable(q):
@@ -111,7 +109,7 @@ def _named(
         hint = f"give one of its models, such as {models[-1]}" if models else "it holds no .d3 model"
         raise DataError(f"{spec} is a folder; {hint}")
     if path.is_file():
-        from koffline.policies.detect import detect
+        from koffline.policies.files import detect
 
         found = detect(path)
         if found == "d3":
@@ -119,7 +117,7 @@ def _named(
 
             return _of_model(load(path), name, space, rows_of_run(path))
         if found == "torchscript":
-            from koffline.policies.torch_policy import read_torchscript
+            from koffline.policies.files import read_torchscript
 
             return _resolve(read_torchscript(path), space, shape, kind, name)
         raise DataError(f"{name}: a file of kind {found} holds a policy, no value function; give {_ACCEPTED}")
