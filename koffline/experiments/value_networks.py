@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from koffline.bellman import state_value_residual
 from koffline.envs.boxes import to_unit_square
-from koffline.experiments.problem import GAMMA, Problem, to_tensor
+from koffline.experiments.problem import GAMMA, Problem
 from koffline.kernel_loss import u_statistic
 from koffline.kernels import Gaussian, Kernel
 from koffline.replicas import StackedMLP, StackedModule, StackedNetwork
