@@ -158,7 +158,7 @@ def _variants_of(world: str, scale: Scale) -> Iterator[tuple[str, str, Cell]]:
     for factor in (0.1, 1.0, 10.0):
         yield "gtd2_rate", f"{factor:g}x", cell(GradientTD2(factor), "gtd2")
     for factor in NOISE_FACTORS:
-        noisy = problem if factor == 1.0 else replace(problem, noise=factor * made.noise)  # type: ignore[attr-defined]
+        noisy = problem if factor == 1.0 else replace(problem, noise=factor * made.noise)
         yield "noise", f"{factor:g}x kloss", Cell(noisy, "kloss", base, training)
         yield "noise", f"{factor:g}x rg", Cell(noisy, "rg", residual_gradient, training)
     if world == "cart_pole":

@@ -23,6 +23,7 @@ from torch import Tensor
 from koffline import objectives
 from koffline.bellman import discount, state_value_residual
 from koffline.dual_objectives import GradientTD2, SaddlePoint
+from koffline.envs import finite as worlds
 from koffline.experiments import style
 from koffline.experiments.cells import Run
 from koffline.experiments.results import Curves, Results, Row

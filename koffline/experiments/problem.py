@@ -58,7 +58,7 @@ class ProblemSettings:
     def build_world(self) -> BoxWorld:
         """The world with its noise."""
         noise = {} if self.noise is None else {"noise": self.noise}
-        return replace(make_world(self.world), **dict(self.overrides), **noise)  # type: ignore[type-var]
+        return replace(make_world(self.world), **dict(self.overrides), **noise)
 
 
 @dataclass(frozen=True, eq=False)

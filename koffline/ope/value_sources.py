@@ -82,6 +82,7 @@ def _resolve(
     if _is_a("koffline.solvers.closed_form", "LinearValue", q):
         return _of_linear_value(q, name, space, shape, kind)
     if _is_a("torch.jit", "ScriptModule", q):
+        from koffline.policies.python_policy import ModuleFunction
 
         return read(ModuleFunction(q), positions=len(q.forward.schema.arguments) - 1)
     if _is_a("torch.nn", "Module", q):

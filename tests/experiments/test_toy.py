@@ -6,13 +6,6 @@ import torch
 
 from koffline.bellman import state_value_residual
 from koffline.envs.finite import TSITSIKLIS_FEATURES, TSITSIKLIS_WEIGHTS
-from koffline.errors import ConfigError
-from koffline.experiments import toy
-from koffline.experiments.cells import Scale
-from koffline.experiments.results import read_results, write_curves, write_results
-from koffline.experiments.toy import (
-    METHODS,
-from koffline.envs.finite_worlds import TSITSIKLIS_FEATURES, TSITSIKLIS_WEIGHTS
 from koffline.experiments.figure_toy import (
     LinearKernelLoss,
     ToySettings,
