@@ -41,9 +41,8 @@ class KofflineGroup(click.Group):
             error.show()
             raise SystemExit(2) from None
         except click.ClickException as error:
-            where = (
-                error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else "koffline"
-            )
+            context = getattr(error, "ctx", None)
+            where = context.command_path if context else "koffline"
             message = " ".join(error.format_message().split()).rstrip(".")
             raise _failed(f"{message}; see '{where} --help'") from None
         except click.Abort:
@@ -59,17 +58,16 @@ class KofflineGroup(click.Group):
             raise
         except KofflineError as error:
             message = " ".join(str(error).split())
-        except MemoryError as error:
+        except (MemoryError, RuntimeError) as error:  # torch has no MemoryError
             reason = " ".join(str(error).split()) or "out of memory"
+            if isinstance(error, RuntimeError):
+                if "allocate memory" not in reason and "out of memory" not in reason:
+                    raise
+                reason = "an array is too large for this machine"
             message = f"not enough memory ({reason}); ask for less at a time"
-        except RuntimeError as error:  # torch has no MemoryError
-            if "allocate memory" not in str(error) and "out of memory" not in str(error):
-                raise
-            message = "not enough memory (an array is too large for this machine); ask for less at a time"
         except OSError as error:
-            message = (
-                f"{error.filename or 'the system'}: {error.strerror or error}; check the path and the disk"
-            )
+            place = error.filename or "the system"
+            message = f"{place}: {error.strerror or error}; check the path and the disk"
         raise _failed(message)
 
 
@@ -98,7 +96,7 @@ class LazyGroup(KofflineGroup):
         "reproduce": ("reproduce", "Reproduce a figure of the paper, or the table of its claims."),
         "select": ("select", "Which of several POLICIES is worth most?"),
         "stats": ("runs", "Statistics of a metric of a run."),
-        "sweep": ("sweep", "Train CONFIG with every combination of --grid values and seeds."),
+        "sweep": ("train", "Train CONFIG with every combination of --grid values and seeds."),
         "train": ("train", "Train the algorithm of CONFIG over a log."),
     }
 

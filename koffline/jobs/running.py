@@ -8,7 +8,6 @@ from __future__ import annotations
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from itertools import takewhile
 from pathlib import Path
@@ -16,8 +15,7 @@ from time import perf_counter
 from typing import Any
 
 from koffline.errors import ConfigError
-from koffline.jobs.mapping import JobError, Mapped, PassSettings
-from koffline.jobs.status import JobStatus, Report, bar, silence
+from koffline.jobs.mapping import JobError, JobStatus, Mapped, PassSettings, Report, heard_by
 from koffline.jobs.workers import JobFailure, failure_of
 from koffline.store.files import atomic_file
 
@@ -92,8 +90,7 @@ def run_jobs(
     for job in missing:
         _make_folder(job.path.parent)
     files = None if ray is None else _contents(missing)
-    with ExitStack() as stack:
-        report = (stack.enter_context(bar()) if progress is True else progress) or silence
+    with heard_by(progress) as report:
 
         def hear(status: JobStatus) -> None:
             report(JobStatus(found + status.done - len(failures), found, total, status.running))

@@ -25,8 +25,7 @@ from koffline.data.transitions import Transitions
 from koffline.errors import ConfigError, DataError, KofflineError
 from koffline.fit_records import Progress
 from koffline.fitting import threads
-from koffline.jobs.mapping import Mapped
-from koffline.jobs.status import JobStatus
+from koffline.jobs.mapping import JobStatus, Mapped
 from koffline.ope.problem import EvaluationProblem, prepare_problem
 from koffline.ope.stream_settings import StreamSettings
 from koffline.policies import ContinuousPolicy, DiscretePolicy
