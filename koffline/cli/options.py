@@ -228,7 +228,7 @@ class Result:
         write: Callable[..., Path],
         show: Callable[[Any, Path | None], None],
     ) -> None:
-        """Claim the folder (``marker`` makes it one of ours), find, write the report with its record, print."""
+        """Claim the folder (a ``marker`` makes it ours), find, write the report with its record, print."""
         run = page = None
         if self.out is not None:
             from koffline.report.folder import check_output_directory
