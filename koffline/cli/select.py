@@ -86,10 +86,9 @@ def select(
     from koffline.config import make_settings, parse_assignments, read_yaml
 
     settings = {**(read_yaml(config) if config else {}), **parse_assignments(assignments)}
-    # Mistakes are reported before a large log is read; gamma may still come from the log.
-    given = {key: value for key, value in options.items() if value is not None}
-    judged = {key: given.pop(key) for key in ("top_k", "threshold") if key in given}
-    make_settings({"gamma": 0.5}, settings, given)
+    settings |= {key: value for key, value in options.items() if value is not None}
+    judged = {key: settings.pop(key) for key in ("top_k", "threshold") if key in settings}
+    make_settings({"gamma": 0.5}, settings)  # mistakes are reported before a large log is read
     if len(specs) < 2:
         raise ConfigError("--policies names 1 policy; a ranking needs two or more")
     twice = next((spec for spec in specs if specs.count(spec) > 1), None)
@@ -113,7 +112,6 @@ def select(
                 stream=log.stream,
                 progress=None if bar is None else lambda name: bar,
                 **settings,
-                **given,
                 **judged,
             )
 
