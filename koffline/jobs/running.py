@@ -88,7 +88,7 @@ def run_jobs(
     found, total = len(jobs) - len(missing), len(jobs)
     failures: list[JobFailure] = []
     for job in missing:
-        _make_folder(job.path.parent)
+        job.path.parent.mkdir(parents=True, exist_ok=True)
     files = None if ray is None else _contents(missing)
     with heard_by(progress) as report:
 
@@ -161,10 +161,3 @@ def _error_of(failures: Sequence[JobFailure], done: int, total: int) -> JobError
         "mend the cause and run the same command again",
         first.trace,
     )
-
-
-def _make_folder(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"{folder} cannot be created ({error.strerror or error}); choose another") from None
