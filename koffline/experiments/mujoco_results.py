@@ -1,12 +1,12 @@
 """figure-mujoco: from finished cells to settings chosen, rows, curves, claims, and what was not run.
 
-A claim compares interquartile means over seeds, each critic at its best setting: it holds or does not where
-the 95 % bootstrap interval of the difference lies on one side of 0. (Feng et al. 2019, fig:mujoco_bench)
+A claim holds or does not where the 95 % bootstrap interval of a difference lies on one side of 0.
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -178,10 +178,9 @@ def _costs(finished: Finished) -> dict[str, Any]:
     """Seconds, environment steps per second and core, and what the time went to."""
     seconds = sum(result.seconds for _, result in finished)
     steps = sum(int(result.steps[-1]) * len(result.seeds) for _, result in finished)
-    shares: dict[str, float] = {}
+    shares: Counter[str] = Counter()
     for _, result in finished:
-        for name, part in result.shares.items():
-            shares[name] = shares.get(name, 0.0) + part
+        shares.update(result.shares)
     total = max(sum(shares.values()), 1e-9)
     return {
         "training_seconds": seconds,
@@ -194,11 +193,12 @@ def _costs(finished: Finished) -> dict[str, Any]:
 
 def rows_of_returns(learned: Runs) -> list[ReturnRow]:
     """One row per group, in the order of the paper's panels."""
-    order, critics = list(plan.BUDGETS), list(plan.CRITICS)
-    groups = sorted(
-        learned, key=lambda g: (g.part, order.index(g.environment), g.noise, critics.index(g.critic))
-    )
-    return [_row(group, learned[group]) for group in groups]
+
+    def place(group: Group) -> tuple[str, int, float, int]:
+        panel = list(plan.BUDGETS).index(group.environment)
+        return group.part, panel, group.noise, plan.CRITICS.index(group.critic)
+
+    return [_row(group, learned[group]) for group in sorted(learned, key=place)]
 
 
 def _row(group: Group, part: Learned) -> ReturnRow:
@@ -291,13 +291,12 @@ def _compared(
 
 
 def _consistently(found: Sequence[Claim], grid: str) -> Claim:
-    """One that goes the other way refutes "consistently"; one that is undecided leaves it open."""
+    """One that goes the other way refutes it, one that is undecided leaves it open."""
     holds, fails = (sum(claim.verdict == verdict for claim in found) for verdict in (HOLDS, FAILS))
-    environments = {claim.world for claim in found}
+    environments = len({claim.world for claim in found})
     return Claim(
         "K-loss consistently outperforms all the other methods, learning better policy with fewer data",
-        _WHERE, "MuJoCo",
-        f"comparisons of {len(found)} that hold ({len(environments)} environments, {grid})", float(holds),
-        None, None, FAILS if fails else HOLDS if holds == len(found) else UNDECIDED,
+        _WHERE, "MuJoCo", f"comparisons of {len(found)} that hold ({environments} environments, {grid})",
+        float(holds), None, None, FAILS if fails else HOLDS if holds == len(found) else UNDECIDED,
         f"{fails} go the other way",
     )  # fmt: skip
