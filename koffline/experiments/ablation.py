@@ -2,65 +2,36 @@
 
 Groups: bandwidth, kernel family, statistic (U, V, mixtures, residual gradient), batch size, reward scale,
 output offset, the best of these combined, GTD2's second learning rate, transition noise (K-loss beside RG),
-and the pole's reward. Three seeds, two learning rates, half the epochs of the figures. The last group fits
-every candidate of the solvers' default grid (features, bandwidth, ridge) by the closed form, on a log for
-each seed: the oracle takes the one with the smallest error against Monte Carlo, the rules see the log alone;
-"linear kernel" is LSTD on the same features (Feng et al. 2019, cor:same_as_td). The figure has a panel per
-group and world, with errors as shares of the variance of V.
+and the pole's reward. Three seeds, two learning rates, half the epochs of the figures. The figure has a panel
+per group and world, with errors as shares of the variance of V.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from torch import Tensor
 
 from koffline import objectives
-from koffline.batches import Table
 from koffline.dual_objectives import DualObjective, GradientTD2
 from koffline.envs.boxes import make_world
 from koffline.experiments import style
 from koffline.experiments.cells import Cell, Run, Scale
 from koffline.experiments.evaluation import rows_of
-from koffline.experiments.problem import Problem, ProblemSettings, build_problem
 from koffline.experiments.results import Curves, Results, Row, grouped
-from koffline.experiments.statistics import mean_over_seeds
-from koffline.fitting import threads
-from koffline.jobs import Job
+from koffline.experiments.solver_study import study_rows
 from koffline.kernel_loss import mixture_diag_weight
-from koffline.kernels import Gaussian, InverseMultiquadric, Laplacian, median_bandwidth
-from koffline.solvers import CandidateGrid, solve, solve_lstd
-from koffline.solvers.linear import LinearResidual, accumulate_forms
-from koffline.solvers.quadratic import RidgePath
-from koffline.solvers.selection import (
-    default_grid,
-    held_out_loss,
-    lstd_tournament,
-    make_folds,
-    predict_held_out,
-)
-from koffline.store.files import atomic_file
+from koffline.kernels import Gaussian, InverseMultiquadric, Laplacian
 
 WORLDS = ("puddle_world", "cart_pole", "mountain_car")
 BASE_BANDWIDTH = 0.25
 MEDIAN_DISTANCE = 0.512  # of two points uniform in the unit square
 NOISE_FACTORS = (0.0, 0.5, 1.0, 2.0, 4.0)
-SOLVERS = {
-    "tournament": "LSTD tournament",
-    "held_out": "held-out loss",
-    "oracle": "oracle",
-    "lstd_oracle": "linear kernel, oracle",
-    "networks": "networks",
-}
-_RATES, _SEEDS, _FOLDS, _STUDY = (0.003, 0.001), 3, 5, "solvers-v1"
+_RATES, _SEEDS = (0.003, 0.001), 3
 _TITLES = {
     "statistic": "weight of the diagonal",
     "offset": "output offset",
@@ -95,14 +66,7 @@ def collect_ablation(run: Run) -> tuple[dict[str, Any], Curves]:
         for variant, (cell, result) in zip(variants, finished, strict=True)
         for row in rows_of(cell, result, variant.group, variant.name)
     ]
-    problems = study_problems(run.scale)
-    jobs = [
-        Job(f"exact solvers on {p.world}", write_study, (p,), study_path(p, run.cells_folder), _is_study)
-        for p in problems
-    ]
-    run.work_off(jobs)
-    for world, parts in grouped(problems, "world").items():
-        rows += _rows_of_study(world, [read_study(study_path(part, run.cells_folder)) for part in parts])
+    rows += study_rows(run)
     return {"rows": tuple(rows)}, {}
 
 
@@ -167,97 +131,6 @@ def _variants_of(world: str, scale: Scale) -> Iterator[tuple[str, str, Cell]]:
             yield "reward", f"{reward} kloss", Cell(paid, "kloss", base, training)
             yield "reward", f"{reward} rg", Cell(paid, "rg", residual_gradient, training)
             yield "reward", f"{reward} fvi", Cell(paid, "fvi", objectives.FittedIteration(), training)
-
-
-def study_problems(scale: Scale) -> list[ProblemSettings]:
-    """Of the solvers: three logs per world (one when quick)."""
-    repeats, seeds = (20, 1) if scale.quick else (100, 3)
-    return [
-        replace(scale.problem(world), truth_repeats=repeats, seed=scale.seed + seed)
-        for world in WORLDS
-        for seed in range(seeds)
-    ]
-
-
-def study_path(problem: ProblemSettings, folder: Path) -> Path:
-    """Where the errors of a log are kept."""
-    size = f"{problem.rows}-{problem.truth_repeats}-{_FOLDS}"
-    return folder / f"{_STUDY}-{problem.world}-{size}-seed{problem.seed}.json"
-
-
-def write_study(path: Path, problem: ProblemSettings) -> None:
-    """Measure a log and write the errors of all variants."""
-    with threads(1):
-        errors = measure(build_problem(problem))
-    with atomic_file(path, force=True) as temporary:
-        temporary.write_text(json.dumps(errors) + "\n", encoding="utf-8")
-
-
-def read_study(path: Path) -> dict[str, float]:
-    """What `write_study` wrote."""
-    return {name: float(value) for name, value in json.loads(path.read_text(encoding="utf-8")).items()}
-
-
-def _is_study(path: Path) -> bool:
-    """Whether all errors are there."""
-    try:
-        return set(read_study(path)) == {*SOLVERS, "value_variance"}
-    except (OSError, ValueError, AttributeError, TypeError):
-        return False
-
-
-def measure(problem: Problem, folds: int = _FOLDS) -> dict[str, float]:
-    """Mean squared errors against Monte Carlo in native units, per variant, and the variance of V."""
-    scale, seed, truth = problem.world.reward_scale, problem.settings.seed, problem.monte_carlo
-    table = problem.log.table(problem.world, scale).to("cpu", torch.float64)
-    assert table.kernel_inputs is not None
-
-    def error(values: Tensor) -> float:
-        return float(np.mean((values.numpy() * scale - truth.values) ** 2)) - truth.noise
-
-    grid = default_grid(table.kernel_inputs)
-    generator = torch.Generator().manual_seed(seed)
-    held_out = predict_held_out(table, grid, make_folds(len(table), folds, generator), generator)
-    judge = InverseMultiquadric(0.1 * median_bandwidth(table.kernel_inputs))
-    errors = [error(values) for values in _candidate_values(table, grid)]
-    lstd = (solve_lstd(table, part, ridge=ridge) for part in grid.feature_maps for ridge in grid.ridges)
-    return {
-        "tournament": errors[int(lstd_tournament(held_out).argmin())],
-        "held_out": errors[int(held_out_loss(held_out, judge, generator).argmin())],
-        "oracle": min(errors),
-        "lstd_oracle": min(error(fit.values(table.inputs)) for fit in lstd),
-        "networks": error(solve(table, "variable-projection", seed=seed).values(table.inputs)[0]),
-        "value_variance": truth.variance,
-    }
-
-
-def _candidate_values(table: Table, grid: CandidateGrid) -> Iterator[Tensor]:
-    """Values (N,) at the log's states of every candidate, in the grid's order, fitted with exact kernels."""
-    for features in grid.feature_maps:
-        residual = LinearResidual(table, features)
-        now = torch.cat([residual.now(rows) for rows in residual.blocks()])
-        for bandwidth in grid.bandwidths:
-            path = RidgePath(accumulate_forms(residual, Gaussian(bandwidth)).loss(), residual.free)
-            yield from (now @ path.solve(ridge).weights for ridge in grid.ridges)
-
-
-def _rows_of_study(world: str, errors: Sequence[dict[str, float]]) -> Iterator[Row]:
-    """One row per variant from the errors of the world's logs."""
-    for key, name in SOLVERS.items():
-        yield Row(
-            world=world,
-            method="kloss",
-            learning_rate=0.0,
-            seeds=len(errors),
-            truth="monte_carlo",
-            **mean_over_seeds(np.array([part[key] for part in errors])).named("mse"),
-            bellman_error=None,
-            best_by_truth=True,
-            best_without_truth="oracle" not in name,
-            value_variance=float(np.mean([part["value_variance"] for part in errors])),
-            group="solver",
-            variant=name,
-        )
 
 
 def draw_ablation(results: Results, curves: Curves) -> Figure:

@@ -7,9 +7,8 @@ run continue where it was.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,6 @@ from torch import Tensor, nn
 
 from koffline.batches import ReplicaPlan
 from koffline.dual_objectives import DualObjective
-from koffline.errors import ConfigError
 from koffline.experiments.problem import (
     GAMMA,
     MEASURES,
@@ -31,6 +29,7 @@ from koffline.experiments.problem import (
     build_problem,
     held_out_kernel_loss,
 )
+from koffline.experiments.results import is_archive, reading_result
 from koffline.fitting import Checkpointing, FitSettings, Progress, fit
 from koffline.jobs import Job, run_jobs
 from koffline.objectives import Objective
@@ -48,11 +47,7 @@ _QUICK_SHARE, _QUICK_SEEDS = 20, 3  # of the epochs
 
 @dataclass(frozen=True)
 class TrainingSettings:
-    """The paper's, but for the reward scale: rewards are divided by the world's times ``reward_factor``.
-
-    offset: the network gets a learned output offset b/(1−γ) of its own (slower: any torch module).
-    (Feng et al. 2019, sec:exp_eval)
-    """
+    """The paper's, but for the reward scale: rewards are divided by the world's times ``reward_factor``."""
 
     learning_rates: tuple[float, ...] = (0.003, 0.001, 0.0003)
     seeds: int = 10
@@ -61,7 +56,7 @@ class TrainingSettings:
     hidden: tuple[int, ...] = (80,)
     probe_every: int = 20  # epochs
     reward_factor: float = 1.0
-    offset: bool = False
+    offset: bool = False  # of the network's output, b/(1−γ), learned
 
 
 @dataclass(frozen=True)
@@ -236,26 +231,6 @@ def read_cell(path: Path) -> CellResult:
         curves = {name[6:]: arrays.pop(name) for name in list(arrays) if name.startswith("curve.")}
         parts: Any = {name: array if array.ndim else float(array) for name, array in arrays.items()}
         return CellResult(curves=curves, **parts)
-
-
-@contextlib.contextmanager
-def reading_result(path: Path) -> Iterator[None]:
-    """Whatever is wrong with a file of results is a ConfigError."""
-    try:
-        yield
-    except Exception as error:  # numpy and zipfile raise many kinds; all mean that the file is not ours
-        raise ConfigError(
-            f"{path} is damaged or of another version ({type(error).__name__}); delete it and run again"
-        ) from None
-
-
-def is_archive(path: Path) -> bool:
-    """Whether a whole .npz of that name lies there; half a file or another's is computed again."""
-    try:
-        arrays = read_arrays(path, ("name",))
-    except Exception:  # as in reading_result
-        return False
-    return "name" not in arrays or str(arrays["name"]) == path.stem
 
 
 def _train(cell: Cell, problem: Problem, checkpoint: Path, progress: Progress | None) -> CellResult:

@@ -215,7 +215,6 @@ def _draw_errors(axes: Axes, shown: dict[str, tuple[np.ndarray, np.ndarray]], mo
     style.log_limits(axes, [style.band_over_seeds(values).mean for _, values in shown.values()], most)
     for method, (epochs, values) in shown.items():
         style.mark_divergences(axes, method, epochs, values)
-        style.mark_beyond(axes, method, values)
     axes.set_xlim(left=0)
     axes.set_xlabel("epoch")
 

@@ -49,17 +49,14 @@ Columns = Float[Tensor, "seed row"]
 
 @dataclass(frozen=True)
 class ToySettings:
-    """Draws of the tuples (from seeds first_seed, first_seed + 1, …), their number, iterations, step size.
-
-    copy_every: iterations between copies of FVI's target.
-    """
+    """Draws of the tuples (from seeds first_seed, first_seed + 1, …), their number, iterations, step size."""
 
     seeds: int = 10
     first_seed: int = 0
     tuples: int = 2000
     iterations: int = 2000
     learning_rate: float = 0.5
-    copy_every: int = 10
+    copy_every: int = 10  # iterations between copies of FVI's target
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,10 +81,7 @@ class ToyLog:
         return through
 
     def least_squares(self) -> Weights:
-        """The LSTD solution (XᵀZ)⁻¹Xᵀr with Z = X − discount·X', which the linear-kernel loss is zero at.
-
-        (Feng et al. 2019, cor:same_as_td)
-        """
+        """The LSTD solution (XᵀZ)⁻¹Xᵀr, Z = X − discount·X'. (Feng et al. 2019, cor:same_as_td)"""
         change = self.features - self.discount.unsqueeze(-1) * self.next_features
         return torch.linalg.solve(self.features.mT @ change, _projected(self.reward, self.features))
 
@@ -103,10 +97,7 @@ def _projected(columns: Columns, features: Float[Tensor, "seed row 3"]) -> Weigh
 
 @dataclass(frozen=True, eq=False)
 class LinearKernelLoss:
-    """`KernelLoss(Linear())` over fixed features in linear time: K = φφᵀ, hence K δ = φ (φᵀδ).
-
-    (Feng et al. 2019, cor:same_as_td)
-    """
+    """`KernelLoss(Linear())` over fixed features in linear time: K = φφᵀ, hence K δ = φ (φᵀδ)."""
 
     features: Float[Tensor, "seed row 3"]
     next_from: objectives.NextFrom = field(default="network", init=False)
@@ -124,20 +115,19 @@ def collect_toy(run: Run) -> tuple[dict[str, Any], Curves]:
     log = draw_log(settings)
     descents = {method: descend(method, log, settings) for method in style.METHODS}
     lstd = log.least_squares().numpy()
+    errors, squares = weight_errors(lstd), value_errors(lstd)
     gaps = {
         method: float(np.linalg.norm(found["weights"] - lstd, axis=1).max())
         for method, found in descents.items()
     }
     extra = {
         "exact_weights": list(worlds.TSITSIKLIS_WEIGHTS),
-        **mean_over_seeds(weight_errors(lstd)).named("lstd_weight_error"),
-        "lstd_mse": float(value_errors(lstd).mean()),
+        **mean_over_seeds(errors).named("lstd_weight_error"),
+        "lstd_mse": float(squares.mean()),
         "largest_distance_from_lstd": gaps,  # w* itself is away from it by the error of sampling
     }
     curves = {f"chain/{method}": found for method, found in descents.items()}
-    curves["chain/lstd"] = {
-        "weights": lstd, "weight_error": weight_errors(lstd), "mse": value_errors(lstd)
-    }  # fmt: skip
+    curves["chain/lstd"] = {"weights": lstd, "weight_error": errors, "mse": squares}
     rows = tuple(_row(method, found, settings) for method, found in descents.items())
     return {"rows": rows, "extra": extra}, curves
 
@@ -181,11 +171,7 @@ def draw_log(settings: ToySettings) -> ToyLog:
 
 
 def descend(method: str, log: ToyLog, settings: ToySettings) -> dict[str, np.ndarray]:
-    """Follow a method from (1, 1, 1) with plain gradient steps.
-
-    Returns curves mse, weight_error (T, S) at ``iterations`` (T,), NaN after a divergence; diverged_at (S,),
-    −1 for none; the last weights (S, 3).
-    """
+    """Follow a method from (1, 1, 1): curves (T, S), NaN after a divergence (diverged_at: −1 for none)."""
     objective: Any = {
         "td0": objectives.TemporalDifference(),
         "fvi": objectives.FittedIteration(objectives.CopyTarget(settings.copy_every)),
@@ -282,10 +268,8 @@ def _draw_errors(axes: Axes, curves: Curves, name: str, label: str) -> None:
 def _draw_chain(axes: Axes) -> None:
     """States as circles with their values, the terminal one as a square, arrows with probabilities."""
     for name, ((x, y), value) in _STATES.items():
-        side = 2 * _RADIUS
-        shape = (
-            Rectangle((x - _RADIUS, y - _RADIUS), side, side) if name == "end" else Circle((x, y), _RADIUS)
-        )
+        corner, side = (x - _RADIUS, y - _RADIUS), 2 * _RADIUS
+        shape: Any = Rectangle(corner, side, side) if name == "end" else Circle((x, y), _RADIUS)
         shape.set(facecolor="#f5f7fa", edgecolor=style.INK, lw=1.2, zorder=3)
         axes.add_patch(shape)
         axes.text(x, y, value, ha="center", va="center", fontsize=11, color=style.INK, zorder=4)
@@ -297,11 +281,10 @@ def _draw_chain(axes: Axes) -> None:
     # The loop below s4: most of a circle, from its lower left to its lower right.
     angle = np.radians([*range(150, 351, 4), 390])
     x, y = _STATES["s4"][0]
-    _draw_path(axes, x + 0.2 * np.cos(angle), y - 0.4 + 0.2 * np.sin(angle))
+    style.draw_arrow(axes, x + 0.2 * np.cos(angle), y - 0.4 + 0.2 * np.sin(angle))
     axes.text(3.48, -0.3, "0.95", ha="left", va="center", color=style.INK)
     axes.text(3.2, 2.22, "terminal", ha="center", va="center", color="#52606d", fontsize=8)
-    axes.set_xlim(-0.5, 4.1)
-    axes.set_ylim(-0.75, 2.6)
+    axes.set(xlim=(-0.5, 4.1), ylim=(-0.75, 2.6))
     axes.set_aspect("equal", anchor="NW")
     axes.axis("off")
 
@@ -311,18 +294,7 @@ def _arrow(axes: Axes, start: str, end: str, text: str, shift: tuple[float, floa
     (x0, y0), (x1, y1) = _STATES[start][0], _STATES[end][0]
     share = (_RADIUS + 0.04) / float(np.hypot(x1 - x0, y1 - y0))
     along = np.array([share, 1.0 - share])
-    _draw_path(axes, x0 + along * (x1 - x0), y0 + along * (y1 - y0))
+    style.draw_arrow(axes, x0 + along * (x1 - x0), y0 + along * (y1 - y0))
     axes.text(
         (x0 + x1) / 2 + shift[0], (y0 + y1) / 2 + shift[1], text, ha="center", va="center", color=style.INK
     )
-
-
-def _draw_path(axes: Axes, x: np.ndarray, y: np.ndarray) -> None:
-    """A line with a head at its end. matplotlib's own arrows differ by some pixels from run to run."""
-    tip, before = np.array([x[-1], y[-1]]), np.array([x[-2], y[-2]])
-    ahead = (tip - before) / np.hypot(*(tip - before))
-    aside = np.array([-ahead[1], ahead[0]])
-    back = tip - 0.14 * ahead
-    axes.plot(np.append(x[:-1], back[0]), np.append(y[:-1], back[1]), color=style.INK, lw=1.1)
-    corners = np.stack([tip, back + 0.06 * aside, back - 0.06 * aside])
-    axes.fill(corners[:, 0], corners[:, 1], color=style.INK, lw=0)

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Int
 
-from koffline.experiments.cells import reading_result
+from koffline.experiments.results import reading_result
 from koffline.fitting import threads
 from koffline.jobs import Job
 from koffline.online.checkpoint import Saved, newest, save

@@ -1,13 +1,11 @@
-"""The evaluation problems of the benchmark: log, held-out tuples, two truths; and what is measured on them.
-
-A value function is judged by its errors against both truths, its Bellman error, and the losses on all tuples.
-"""
+"""The evaluation problems of the benchmark: log, held-out tuples, two truths; what is measured on them."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -152,10 +150,12 @@ _PARTS: dict[str, Any] = {
     "log": Tuples, "held_out": Tuples, "backups": Backups, "paper": StateValues, "monte_carlo": StateValues
 }  # fmt: skip
 
+_policy_of = cache(learn_grid_policy)  # of a world's name
+
 
 def build_problem(settings: ProblemSettings) -> Problem:
     """Learn the target policy, draw the logs, find both truths; some seconds to a minute."""
-    world, policy = settings.build_world(), learn_grid_policy(settings.world)
+    world, policy = settings.build_world(), _policy_of(settings.world)
     streams = [np.random.default_rng(s) for s in np.random.SeedSequence(settings.seed).spawn(5)]
     log = draw_tuples(world, policy, settings.rows, streams[0])
     return Problem(

@@ -5,26 +5,21 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from importlib.metadata import version
 from typing import Any
 
 from matplotlib.figure import Figure
 
 from koffline.errors import ConfigError
-from koffline.experiments import figure_mujoco as mujoco
+from koffline.experiments import results as records
 from koffline.experiments.ablation import collect_ablation, draw_ablation
 from koffline.experiments.cells import Run
 from koffline.experiments.claims import collect_claims, draw_claims
 from koffline.experiments.evaluation import collect_evaluation, draw_bench, draw_puddle
+from koffline.experiments.figure_mujoco import collect_mujoco, draw_mujoco
 from koffline.experiments.figure_toy import collect_toy, draw_toy
-from koffline.experiments.results import (
-    Curves,
-    Results,
-    read_results,
-    write_clock,
-    write_curves,
-    write_results,
-)
+from koffline.experiments.results import Curves, Results
 from koffline.experiments.style import save_figure
 from koffline.experiments.tables import table_text
 from koffline.fitting import threads
@@ -53,9 +48,12 @@ EXPERIMENTS = {
     "figure-bench": Experiment(collect_evaluation, draw_bench),
     "ablation": Experiment(collect_ablation, draw_ablation),
     "figure-mujoco": Experiment(
-        mujoco.collect_mujoco,
-        mujoco.draw_mujoco,
-        {"sampled": mujoco.draw_mujoco_sampled, "paper": mujoco.draw_mujoco_paper},
+        collect_mujoco,
+        draw_mujoco,
+        {
+            "sampled": partial(draw_mujoco, curve="sampled_return"),
+            "paper": partial(draw_mujoco, part="paper"),
+        },
     ),
     "claims": Experiment(collect_claims, draw_claims),
 }
@@ -80,22 +78,22 @@ def reproduce(run: Run) -> Results:
         versions = {package: version(package) for package in ("koffline", "torch", "numpy", "scipy")}
         results = Results(run.name, seconds, run.command, versions, settings, **parts)
         if curves:
-            write_curves(curves, path.with_suffix(".curves.h5"))
+            records.write_curves(curves, path.with_suffix(".curves.h5"))
         for name, draw in {"": experiment.draw, **experiment.pages}.items():
             figure = draw(results, curves)
             if figure is not None:
                 save_figure(figure, run.folder / (f"{run.name}-{name}" if name else run.name))
         with atomic_file(path.with_suffix(".md"), force=True) as temporary:
             temporary.write_text(table_text(results), encoding="utf-8")
-        write_results(results, path)  # last: where it is, everything is
-        write_clock(results, begun, run.folder)
+        records.write_results(results, path)  # last: where it is, everything is
+        records.write_clock(results, begun, run.folder)
         return results
 
 
 def _check_folder(run: Run, settings: Mapping[str, Any]) -> None:
     path, remedy = run.folder / f"{run.name}.json", "choose another --out or replace it with --force"
     if path.exists():
-        there = read_results(path).settings
+        there = records.read_results(path).settings
         if there != settings:
             was, this = (", ".join(f"{k} {v}" for k, v in part.items()) for part in (there, settings))
             raise ConfigError(f"{path} was run with {was}, this run has {this}; {remedy}")

@@ -5,9 +5,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from operator import attrgetter
 from pathlib import Path
@@ -19,6 +20,7 @@ from koffline.data.hdf5 import new_hdf5
 from koffline.errors import ConfigError
 from koffline.store.files import atomic_file
 from koffline.store.run_record import FILE, StartedRun
+from koffline.untrusted.arrays import read_arrays
 
 VERSION = 1
 HOLDS, FAILS, UNDECIDED = "holds", "does not hold", "undecided"
@@ -242,6 +244,26 @@ def read_results(path: Path) -> Results:
 
 def _record(kind: type, item: dict[str, Any]) -> Any:
     return kind(**{name: tuple(part) if isinstance(part, list) else part for name, part in item.items()})
+
+
+@contextlib.contextmanager
+def reading_result(path: Path) -> Iterator[None]:
+    """Whatever is wrong with a file of results is a ConfigError."""
+    try:
+        yield
+    except Exception as error:  # numpy and zipfile raise many kinds; all mean that the file is not ours
+        raise ConfigError(
+            f"{path} is damaged or of another version ({type(error).__name__}); delete it and run again"
+        ) from None
+
+
+def is_archive(path: Path) -> bool:
+    """Whether a whole .npz of that name lies there; half a file or another's is computed again."""
+    try:
+        arrays = read_arrays(path, ("name",))
+    except Exception:  # as in reading_result
+        return False
+    return "name" not in arrays or str(arrays["name"]) == path.stem
 
 
 def write_curves(curves: Curves, path: Path) -> None:

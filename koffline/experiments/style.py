@@ -145,20 +145,6 @@ def mark_divergences(
     )  # fmt: skip
 
 
-def mark_beyond(axes: Axes, method: str, values: Shaped[np.ndarray, "time seed"]) -> None:
-    """A triangle at the upper edge, and the number, for a method that ends above the axis."""
-    mean = band_over_seeds(values).mean
-    finite = mean[np.isfinite(mean)]
-    if not len(finite) or finite[-1] <= axes.get_ylim()[1]:
-        return
-    place = (0.93 - 0.16 * METHODS.index(method), 0.985)  # of the axes: methods do not hide each other
-    axes.plot(*place, "^", color=COLOURS[method], ms=6, transform=axes.transAxes, zorder=6)
-    axes.annotate(
-        f"{finite[-1]:.1e}", place, xycoords="axes fraction", xytext=(0, -6), textcoords="offset points",
-        ha="center", va="top", fontsize=7, color=COLOURS[method], zorder=6,
-    )  # fmt: skip
-
-
 def log_limits(axes: Axes, series: Sequence[Shaped[np.ndarray, "..."]], most: float = np.inf) -> None:
     """A logarithmic y axis around the positive values of the series, cut at ``most``."""
     joined = np.concatenate([np.ravel(values) for values in series])
@@ -194,3 +180,14 @@ def method_legend(figure: Figure, methods: Sequence[str], extra: Mapping[str, Ma
         handles=handles, loc="outside lower center", ncols=columns, frameon=False, handlelength=2.0,
         columnspacing=1.6,
     )  # fmt: skip
+
+
+def draw_arrow(axes: Axes, x: np.ndarray, y: np.ndarray) -> None:
+    """A line with a head at its end. matplotlib's own arrows differ by some pixels from run to run."""
+    tip, before = np.array([x[-1], y[-1]]), np.array([x[-2], y[-2]])
+    ahead = (tip - before) / np.hypot(*(tip - before))
+    aside = np.array([-ahead[1], ahead[0]])
+    back = tip - 0.14 * ahead
+    axes.plot(np.append(x[:-1], back[0]), np.append(y[:-1], back[1]), color=INK, lw=1.1)
+    corners = np.stack([tip, back + 0.06 * aside, back - 0.06 * aside])
+    axes.fill(corners[:, 0], corners[:, 1], color=INK, lw=0)

@@ -11,7 +11,6 @@ import pytest
 
 from koffline.errors import ConfigError
 from koffline.experiments import ENVIRONMENTS, PARTS, mujoco_cells
-from koffline.experiments.figure_mujoco import choose_settings, finished_parts, setting_words
 from koffline.experiments.mujoco_cells import (
     MujocoCell,
     is_mujoco,
@@ -33,6 +32,7 @@ from koffline.experiments.mujoco_plan import (
     read_changes,
     search_settings,
 )
+from koffline.experiments.mujoco_results import choose_settings, finished_parts, setting_words
 from koffline.jobs import run_jobs
 from koffline.online.config import OnlineConfig, OnlineRun, resolved
 from tests.experiments.fake_mujoco import FakeLockStep, by_critic, fake_return, make_result, write_cells

@@ -129,7 +129,7 @@ def test_scatter_shows_each_loss_on_the_networks_of_its_own_method(puddle: Figur
         assert set(shown.get_ydata()) <= set(group[loss].ravel())
 
 
-def test_what_diverged_is_marked_and_what_is_far_is_written() -> None:
+def test_what_diverged_is_marked_and_what_is_far_leaves_the_axes() -> None:
     results, curves = committed("figure-puddle")
     some: dict[str, dict[str, np.ndarray]] = {
         key: dict(group) for key, group in curves.items() if key.endswith(("kloss", "rg", "fvi"))
@@ -140,7 +140,7 @@ def test_what_diverged_is_marked_and_what_is_far_is_written() -> None:
     wild["mse_monte_carlo"] = np.full_like(wild["mse_monte_carlo"], 2.5e9)
     axes = EXPERIMENTS["figure-puddle"].draw(results, some).axes[0]
     assert crosses_of(axes) == {"rg": lost["epochs"][40]}
-    assert {"1/10", "2.5e+09"} <= set(words_of(axes))
+    assert "1/10" in words_of(axes)
     assert axes.get_ylim()[1] < 1e6
     (solid,) = lines_of(axes, "rg")
     np.testing.assert_array_equal(np.isfinite(solid.get_ydata()), np.arange(len(lost["epochs"])) < 40)
