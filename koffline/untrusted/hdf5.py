@@ -22,16 +22,8 @@ from typing import Any
 import numpy as np
 
 from koffline.errors import printable
-from koffline.untrusted.limits import (
-    EXPANSION,
-    TEXT_BYTES,
-    Refused,
-    Tally,
-    check_regular,
-    kept_bytes,
-    memory_allowance,
-    shown_bytes,
-)
+from koffline.untrusted import limits
+from koffline.untrusted.limits import Refused, shown_bytes
 
 _DEEPEST = 32
 # A filtered chunk is unpacked whole, and a row is read whole, however few numbers of it are wanted.
@@ -51,7 +43,7 @@ class CheckedFile:
     def __init__(self, raw: Any, path: Path) -> None:
         self.raw, self._path = raw, path
         self.datasets = tuple(_walk(raw))
-        self._tally, self._heaps_are_checked = Tally(), False
+        self._tally, self._heaps_are_checked = limits.Tally(), False
         self._known = frozenset(self.datasets)
 
     def __contains__(self, name: str) -> bool:
@@ -71,13 +63,13 @@ class CheckedFile:
         found = {name: self.raw[name] for name in names}
         for name, array in found.items():
             _, piece = check_dataset(array, name)
-            if piece > min(LARGEST_PIECE, memory_allowance()):
+            if piece > min(LARGEST_PIECE, limits.memory_allowance()):
                 raise Refused(
                     f"{name} can only be read {shown_bytes(piece)} at a time; write it again with "
                     f"chunks of at most {shown_bytes(LARGEST_PIECE)} (h5repack -l)"
                 )
         size, declared = self._path.stat().st_size, sum(array.nbytes for array in found.values())
-        if declared > max(memory_allowance(), size * EXPANSION):
+        if declared > max(limits.memory_allowance(), size * limits.EXPANSION):
             raise Refused(
                 f"it declares {shown_bytes(declared)} and has {shown_bytes(size)}; it is damaged or made to "
                 "be read without end: export it again"
@@ -115,7 +107,7 @@ class CheckedFile:
         found = self.raw.attrs.get_id(attribute)
         self._check_heaps(found.dtype)
         is_text = found.shape == () and h5py.check_string_dtype(found.dtype) is not None
-        if not is_text or found.dtype.itemsize > TEXT_BYTES:
+        if not is_text or found.dtype.itemsize > limits.TEXT_BYTES:
             raise Refused(f"its attribute '{attribute}' is no text, or too long; write the file again")
         return _word(self.raw.attrs[attribute])
 
@@ -154,7 +146,7 @@ def open_hdf5(path: Path) -> Iterator[CheckedFile]:
     """Open a file for reading. Raises Refused for links that leave it; OSError where it is none."""
     import h5py
 
-    check_regular(path)
+    limits.check_regular(path)
     with h5py.File(path, "r", rdcc_nbytes=_CACHED_BYTES) as file:
         yield CheckedFile(file, path)
 
@@ -182,7 +174,7 @@ def check_dataset(found: Any, name: str) -> tuple[int, int]:
 
 def _word(value: Any) -> str:
     text = value.decode("utf-8") if isinstance(value, bytes) else str(value)
-    if len(text) > TEXT_BYTES:
+    if len(text) > limits.TEXT_BYTES:
         raise Refused("a text in it is too long; write the file again")
     return text
 
@@ -245,7 +237,7 @@ def _sizes(found: Any, name: str) -> tuple[int, int]:
             if short:
                 raise Refused(f"{name} has a chunk of {short[0]} bytes with a checksum of 4; it is damaged")
         piece = max(piece, math.prod(plan.get_chunk()) * dtype.itemsize)
-    return kept_bytes(shape, dtype) if found.shape is not None else 0, piece
+    return limits.kept_bytes(shape, dtype) if found.shape is not None else 0, piece
 
 
 _HEADER = struct.Struct("<4sB3sQ")  # signature, version, reserved, bytes of the heap

@@ -35,16 +35,7 @@ _PLAIN = frozenset(
     PUT BINPUT LONG_BINPUT MEMOIZE GET BINGET LONG_BINGET""".split()  # noqa: SIM905
 )
 # What rebuilding tensors takes on top; which names may be imported is decided by torch's own list.
-_TORCH = _PLAIN | {
-    "GLOBAL",
-    "STACK_GLOBAL",
-    "REDUCE",
-    "BUILD",
-    "BINPERSID",
-    "EMPTY_SET",
-    "ADDITEMS",
-    "NEWOBJ",
-}
+_TORCH = _PLAIN | set("GLOBAL STACK_GLOBAL REDUCE BUILD BINPERSID EMPTY_SET ADDITEMS NEWOBJ".split())  # noqa: SIM905
 _MOST_OPCODES = 5_000_000
 _ENCRYPTED = 0x1
 

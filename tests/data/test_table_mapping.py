@@ -7,8 +7,7 @@ import pickle
 import pytest
 
 import koffline
-from koffline.data.table.mapping import TableMapping, as_mapping
-from koffline.data.table.mapping import natural_key, own_mapping, resolved, unmapped
+from koffline.data.table.mapping import TableMapping, as_mapping, natural_key, own_mapping, resolved, unmapped
 from koffline.errors import DataError
 
 LEAST = {"observations": "x_*", "action": "a", "reward": "r"}

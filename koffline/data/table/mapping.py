@@ -16,6 +16,9 @@ from koffline.errors import DataError, nearest_name
 from koffline.untrusted.yaml_files import read_yaml_file
 
 _MOST_LISTED = 20
+# Of the columns that koffline writes.
+_OWN_ROLES = """observations action reward next_observations terminal truncated episode time
+    behavior_log_probability weight""".split()  # noqa: SIM905
 # Names by which an example command is filled in; the first match in the table's order counts.
 _GUESSES = {
     "action": r"(action|act|a|treatment|arm|dose)$",
@@ -225,26 +228,10 @@ def _fitting(
 def own_mapping(names: Iterable[str]) -> TableMapping | None:
     """The mapping of a table that koffline wrote, told by its column names; None for any other."""
     present = set(names)
-    several = {
-        key: key if key in present else f"{key}_*"
-        for key in ("observations", "actions", "next_observations")
-        if key in present or f"{key}_0" in present
-    }
-    one = {name: keys[0] for name, keys in KEYS.items() if keys[0] in present}
-    if not {"observations", "actions"} <= set(several) or not {"rewards", "terminated"} <= set(one):
-        return None
-    return TableMapping(
-        observations=several["observations"],
-        action=several["actions"],
-        reward=one["rewards"],
-        episode=one.get("episode_ids"),
-        time=one.get("steps"),
-        terminal=one["terminated"],
-        truncated=one.get("truncated"),
-        behavior_log_probability=one.get("behavior_log_probabilities"),
-        weight=one.get("weights"),
-        next_observations=several.get("next_observations", ()),
-    )
+    found: dict[str, Any] = {}
+    for role, (key, *_) in zip(_OWN_ROLES, KEYS.values(), strict=True):
+        found |= {role: key} if key in present else {role: f"{key}_*"} if f"{key}_0" in present else {}
+    return TableMapping(**found) if {"observations", "action", "reward", "terminal"} <= set(found) else None
 
 
 def unmapped(names: Sequence[str], source: str, kind: str) -> DataError:

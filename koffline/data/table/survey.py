@@ -80,9 +80,10 @@ def prepare_table(
     # Columns of text in a file without types may still be anything: what they are is found below. Ids given
     # with a mapping stay as they are. Times are such in files with types too: "10" comes after "9".
     without_types = names if kind == CSV else files[0].constants
-    meant = {*roles.action, roles.episode if mapping is None else ""}.intersection(without_types)
+    meant: set[str | None] = {*roles.action, roles.episode if mapping is None else ""}.intersection(without_types)
     meant |= {roles.time} if types.get(roles.time or "") == pl.String else set()
-    untyped = [column for column in types if column in meant.difference(roles.numbers)]
+    meant -= set(roles.numbers)
+    untyped = [column for column in types if column in meant]
     _check_types({**types, **dict.fromkeys(untyped, pl.Float64())}, roles, dictionaries, name)
     observed = [types[column] for column in (*roles.observations, *roles.next_observations)]
     dtype = number_dtype(observed, bytes_stay=not roles.impute)  # a mean is no whole number
@@ -155,15 +156,15 @@ def _check_types(
             check(alone, name, f"{beside}; name one list or category, or columns of single numbers")
             constant = not is_list or impute.get(name) not in ("mean", "forward")
             check(constant, name, "where only a constant can replace numbers; impute zero or another number")
-    for name in filter(None, (roles.reward, roles.behavior, roles.weight)):
-        check(is_number(types[name]), name, wanted.format("one per row"))
-    for name in filter(None, (roles.terminal, roles.truncated)):
-        check(is_number(types[name]) or types[name] == pl.String, name, "give true and false, or 1 and 0")
-    for name in filter(None, (roles.episode,)):
-        check(not types[name].is_nested() and types[name] != pl.Unknown, name, "give one id per row")
-    for name in filter(None, (roles.time,)):
-        ordered = types[name].is_numeric() or types[name].is_temporal() or types[name] == pl.String
-        check(ordered, name, "which gives no order in time; name another")
+    flags, single = (roles.terminal, roles.truncated), (roles.reward, roles.behavior, roles.weight)
+    for name, kind in ((name, types[name]) for name in (*single, *flags, roles.episode, roles.time) if name):
+        is_text = kind == pl.String
+        check(is_number(kind) or name not in single, name, wanted.format("one per row"))
+        check(is_number(kind) or is_text or name not in flags, name, "give true and false, or 1 and 0")
+        is_id = not kind.is_nested() and kind != pl.Unknown
+        check(is_id or name != roles.episode, name, "give one id per row")
+        is_time = kind.is_numeric() or kind.is_temporal() or is_text
+        check(is_time or name != roles.time, name, "which gives no order in time; name another")
     return bool(texts)
 
 
@@ -171,31 +172,17 @@ def _look_through(table: Table, is_category: bool, census: bool) -> set[Any]:
     """Look at all rows; the different values of a category. Raises DataError for missing values."""
     roles, source = table.roles, table.source
     exact = {*roles.numbers, *(roles.action if len(roles.action) > 1 else ())}
-    facts = [
-        pl.struct(_facts(name, kind, name in exact, table.impute.get(name) == "mean")).alias(name)
-        for name, kind in table.rows.schema.items()
-    ]
     values: set[Any] = set()
     runs = []
     for frame in table.rows.frames():
         table.n_rows += frame.height
-        for name, found in frame.select(facts).row(0, named=True).items():
-            table.missing[name] += found["missing"]
-            table.infinite[name] += found.get("infinite") or 0
-            if "sum" in found:
-                table.means[name] = table.means.get(name, 0.0) + found["sum"]
-            widths = {found.get("shortest"), found.get("longest"), table.widths.get(name)} - {None}
-            if len(widths) > 1:
-                shown = " and ".join(map(str, sorted(widths)))
-                what = f"lists in column {name} have {shown} numbers"
-                raise DataError(f"{source}: {what}; give lists of one length")
-            table.widths |= zip([name], widths, strict=False)
-            if (found.get("largest") or 0) > _EXACT:
-                raise DataError(
-                    f"{source}: column {name} holds whole numbers up to {found['largest']}, which no float "
-                    "holds exactly; leave out identifiers, or scale the column"
-                )
+        if census and roles.episode is not None:
+            runs.append(_joined(frame.select(hashed(roles.episode), rows=1)))
+        for column in frame:
+            _look_at(table, column, column.name in exact)
         actions = frame[roles.action[0]].drop_nulls()
+        if len(roles.action) > 1:
+            continue
         if is_category:
             values |= set(actions.unique())
             longest: Any = actions.str.len_bytes().max() if actions.dtype == pl.String else 0
@@ -209,8 +196,6 @@ def _look_through(table: Table, is_category: bool, census: bool) -> set[Any]:
             different = actions.unique().to_numpy()
             extremes = [different.min(), different.max()]
             table.seen = np.union1d(merge_different(table.seen, different), extremes)
-        if census and roles.episode is not None:
-            runs.append(_joined(frame.select(hashed(roles.episode), rows=1)))
     if not table.n_rows:
         raise DataError(f"{source} has no rows; give a table with at least one transition")
     _check_counts(table)
@@ -223,24 +208,33 @@ def _look_through(table: Table, is_category: bool, census: bool) -> set[Any]:
     return values
 
 
-def _facts(name: str, kind: Any, is_exact: bool, has_mean: bool) -> Iterator[pl.Expr]:
-    """What a frame says of a column."""
-    column = values = pl.col(name)
+def _look_at(table: Table, column: pl.Series, is_exact: bool) -> None:
+    """Missing and infinite numbers; lists of one length; whole numbers that a float can hold."""
+    name, where = column.name, f"{table.source}: column {column.name} holds"
+    if table.impute.get(name) == "mean":
+        total = float(column.cast(pl.Float64).fill_nan(None).sum())
+        table.means[name] = table.means.get(name, 0.0) + total
     missing = column.null_count()
-    if kind.is_nested():
-        lengths = column.list.len() if kind == pl.List else column.arr.len()
-        yield from (lengths.min().alias("shortest"), lengths.max().alias("longest"))
-        values, kind = column.drop_nulls().explode(empty_as_null=False), kind.inner
-        missing += values.null_count()
-    if kind.is_float():
-        missing += values.is_nan().sum()
-        yield values.is_infinite().sum().alias("infinite")
-    yield missing.alias("missing")
-    if is_exact and kind in (pl.Int64, pl.UInt64):
-        extremes = values.max().cast(pl.Int128), values.min().cast(pl.Int128) * -1
-        yield pl.max_horizontal(*extremes).cast(pl.Decimal(38, 0)).alias("largest")
-    if has_mean:
-        yield column.cast(pl.Float64).fill_nan(None).sum().alias("sum")
+    if column.dtype.is_nested():
+        column = column.drop_nulls()
+        lengths = column.list.len() if column.dtype == pl.List else column.arr.len()
+        for length in lengths.unique(maintain_order=True):
+            if table.widths.setdefault(name, length) != length:
+                both = f"lists of {table.widths[name]} and {length} numbers"
+                raise DataError(f"{where} {both}; give lists of one length")
+        column = column.explode(empty_as_null=False)
+        missing += column.null_count()
+    if column.dtype.is_float():
+        missing += int(column.is_nan().sum())
+        table.infinite[name] += int(column.is_infinite().sum())
+    table.missing[name] += missing
+    if is_exact and column.dtype in (pl.Int64, pl.UInt64):
+        extremes: Any = column.max() or 0, -(column.min() or 0)  # type: ignore[operator]
+        if max(extremes) > _EXACT:
+            raise DataError(
+                f"{where} whole numbers up to {max(extremes)}, which no float holds exactly; leave out "
+                "identifiers, or scale the column"
+            )
 
 
 def _joined(runs: pl.DataFrame) -> pl.DataFrame:
