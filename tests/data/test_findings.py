@@ -83,6 +83,12 @@ class TestWarnings:
         assert found == of_whole(shards.load())
         assert any("71 rows" in message for message in found)
 
+    def test_many_actions_are_named_in_part(self):
+        shards = numbered_shards(action_space=Discrete(2**20))
+        assert any(
+            f"21, 22, … ({2**20 - 3} in all) never appear" in said for said in messages(inspect_log(shards))
+        )
+
     def test_unbounded_actions(self):
         shards = numbered_shards(discrete=False, action_space=Continuous(2))
         assert any("action bounds are infinite" in message for message in messages(inspect_log(shards)))
