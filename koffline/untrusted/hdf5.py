@@ -64,16 +64,12 @@ class CheckedFile:
         for name, array in found.items():
             _, piece = check_dataset(array, name)
             if piece > min(LARGEST_PIECE, limits.memory_allowance()):
-                raise Refused(
-                    f"{name} can only be read {shown_bytes(piece)} at a time; write it again with "
-                    f"chunks of at most {shown_bytes(LARGEST_PIECE)} (h5repack -l)"
-                )
+                remedy = f"write it again with chunks of at most {shown_bytes(LARGEST_PIECE)} (h5repack -l)"
+                raise Refused(f"{name} can only be read {shown_bytes(piece)} at a time; {remedy}")
         size, declared = self._path.stat().st_size, sum(array.nbytes for array in found.values())
         if declared > max(limits.memory_allowance(), size * limits.EXPANSION):
-            raise Refused(
-                f"it declares {shown_bytes(declared)} and has {shown_bytes(size)}; it is damaged or made to "
-                "be read without end: export it again"
-            )
+            remedy = "it is damaged or made to be read without end: export it again"
+            raise Refused(f"it declares {shown_bytes(declared)} and has {shown_bytes(size)}; {remedy}")
         return found
 
     def arrays(self, names: Sequence[str], twice: Collection[str] = ()) -> dict[str, np.ndarray]:
@@ -227,10 +223,8 @@ def _sizes(found: Any, name: str) -> tuple[int, int]:
     for code, _, _, said in filters:
         if not h5z.filter_avail(code):
             known = printable(said.decode("utf-8", "replace"))[:40] or "of no name"
-            raise Refused(
-                f"{name} uses HDF5 filter {code} ({known}), which this HDF5 library lacks; rewrite it with "
-                "gzip (h5repack -f GZIP=4)"
-            )
+            said = f"{name} uses HDF5 filter {code} ({known}), which this HDF5 library lacks"
+            raise Refused(f"{said}; rewrite it with gzip (h5repack -f GZIP=4)")
         if code == h5z.FILTER_FLETCHER32:  # HDF5 itself would crash on a chunk shorter than its checksum
             short: list[int] = []
             found.id.chunk_iter(lambda chunk, at=short: at.append(chunk.size) if chunk.size < 4 else None)

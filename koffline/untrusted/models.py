@@ -167,10 +167,8 @@ def check_onnx(content: bytes) -> None:
                 raise Refused("it is nested or cut up beyond any model; export it again")
             external = number == _EXTERNAL_DATA or (number == _DATA_LOCATION and value not in (0, b""))
             if message == "tensor" and external:
-                raise Refused(
-                    "it keeps numbers in another file, which koffline never follows; export one file "
-                    "(onnx.save with save_as_external_data=False)"
-                )
+                remedy = "export one file (onnx.save with save_as_external_data=False)"
+                raise Refused(f"it keeps numbers in another file, which koffline never follows; {remedy}")
             if isinstance(value, memoryview) and number in _HOLDERS[message]:
                 waiting.append((_HOLDERS[message][number], value, depth + 1))
 

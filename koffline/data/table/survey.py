@@ -80,7 +80,8 @@ def prepare_table(
     # Columns of text in a file without types may still be anything: what they are is found below. Ids given
     # with a mapping stay as they are. Times are such in files with types too: "10" comes after "9".
     without_types = names if kind == CSV else files[0].constants
-    meant: set[str | None] = {*roles.action, roles.episode if mapping is None else ""}.intersection(without_types)
+    meant: set[str | None] = {*roles.action, roles.episode if mapping is None else ""}
+    meant &= set(without_types)
     meant |= {roles.time} if types.get(roles.time or "") == pl.String else set()
     meant -= set(roles.numbers)
     untyped = [column for column in types if column in meant]
@@ -139,7 +140,7 @@ def _check_types(
 
     def check(fits: bool, name: str, what: str) -> None:
         if not fits:
-            raise DataError(f"{source}: column {name} is {types[name]}, {what}")
+            raise mappings.column_fault(source, name, f"is {types[name]}, {what}")
 
     def is_number(kind: Any) -> bool:
         return bool(kind.is_numeric() or kind == pl.Boolean)
@@ -188,7 +189,7 @@ def _look_through(table: Table, is_category: bool, census: bool) -> set[Any]:
             longest: Any = actions.str.len_bytes().max() if actions.dtype == pl.String else 0
             if len(values) > _MOST_CATEGORIES or (longest or 0) > _LONGEST_NAME:
                 most = f"{_MOST_CATEGORIES} different actions, or a text of more than {_LONGEST_NAME} bytes"
-                raise DataError(f"{source}: column {actions.name} holds more than {most}; name another")
+                raise mappings.column_fault(source, actions.name, f"holds more than {most}; name another")
         elif actions.dtype.is_float():
             is_choice = (actions >= 0) & (actions == actions.floor()) & actions.is_finite()
             table.has_fractions = table.has_fractions or not is_choice.all()
@@ -202,7 +203,7 @@ def _look_through(table: Table, is_category: bool, census: bool) -> set[Any]:
     for name, total in table.means.items():
         there = table.n_rows - table.missing[name]
         if not there:
-            raise DataError(f"{source}: column {name} has no value to take the mean of; leave the column out")
+            raise mappings.column_fault(source, name, "has no value to take the mean of; leave it out")
         table.means[name] = total / there
     table.runs = _joined(pl.concat(runs)) if runs else None
     return values
@@ -210,7 +211,7 @@ def _look_through(table: Table, is_category: bool, census: bool) -> set[Any]:
 
 def _look_at(table: Table, column: pl.Series, is_exact: bool) -> None:
     """Missing and infinite numbers; lists of one length; whole numbers that a float can hold."""
-    name, where = column.name, f"{table.source}: column {column.name} holds"
+    name = column.name
     if table.impute.get(name) == "mean":
         total = float(column.cast(pl.Float64).fill_nan(None).sum())
         table.means[name] = table.means.get(name, 0.0) + total
@@ -220,8 +221,8 @@ def _look_at(table: Table, column: pl.Series, is_exact: bool) -> None:
         lengths = column.list.len() if column.dtype == pl.List else column.arr.len()
         for length in lengths.unique(maintain_order=True):
             if table.widths.setdefault(name, length) != length:
-                both = f"lists of {table.widths[name]} and {length} numbers"
-                raise DataError(f"{where} {both}; give lists of one length")
+                said = f"holds lists of {table.widths[name]} and {length} numbers"
+                raise mappings.column_fault(table.source, name, f"{said}; give lists of one length")
         column = column.explode(empty_as_null=False)
         missing += column.null_count()
     if column.dtype.is_float():
@@ -231,10 +232,8 @@ def _look_at(table: Table, column: pl.Series, is_exact: bool) -> None:
     if is_exact and column.dtype in (pl.Int64, pl.UInt64):
         extremes: Any = column.max() or 0, -(column.min() or 0)  # type: ignore[operator]
         if max(extremes) > _EXACT:
-            raise DataError(
-                f"{where} whole numbers up to {max(extremes)}, which no float holds exactly; leave out "
-                "identifiers, or scale the column"
-            )
+            said = f"holds whole numbers up to {max(extremes)}, which no float holds exactly"
+            raise mappings.column_fault(table.source, name, f"{said}; leave it out, or scale it")
 
 
 def _joined(runs: pl.DataFrame) -> pl.DataFrame:
@@ -263,8 +262,8 @@ def _in_order(values: set[Any], table: Table) -> tuple[Any, ...]:
     """The values of a category in the order of their numbers."""
     names, column, kind = table.roles.action_names, table.roles.action[0], type(next(iter(values)))
     if not issubclass(kind, (str, int)):
-        found = table.rows.schema[column]
-        raise DataError(f"{table.source}: column {column} is {found}; give actions as texts or numbers")
+        said = f"is {table.rows.schema[column]}; give actions as texts or numbers"
+        raise mappings.column_fault(table.source, column, said)
     if not names:
         return tuple(sorted(values))
     # names from a command line are texts: as numbers, or as yes and no, where the column holds those
@@ -274,16 +273,14 @@ def _in_order(values: set[Any], table: Table) -> tuple[Any, ...]:
     if kind is not str:
         names = tuple(spelled.get(str(name).lower(), name) for name in names)
     if {type(name) for name in names} != {kind}:
-        raise DataError(
-            f"{table.source}: action_names are {names!r}, column {column} holds {next(iter(values))!r}; "
-            "write the names as the column has them (in YAML put yes and no in quotes)"
-        )
+        said = f"holds {next(iter(values))!r}, action_names are {names!r}"
+        remedy = "write the names as the column has them (in YAML put yes and no in quotes)"
+        raise mappings.column_fault(table.source, column, f"{said}; {remedy}")
     unknown = sorted(values - set(names))
     if unknown:
         shown = f"{unknown[0]!r}{f' and {len(unknown) - 1} more' if len(unknown) > 1 else ''}"
-        raise DataError(
-            f"{table.source}: column {column} holds {shown}, which action_names lacks; list all values"
-        )
+        said = f"holds {shown}, which action_names lacks; list all values"
+        raise mappings.column_fault(table.source, column, said)
     return names
 
 
