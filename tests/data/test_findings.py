@@ -46,7 +46,7 @@ def folder(tmp_path):
 
 
 class TestWarnings:
-    @settings(max_examples=40)
+    @settings(max_examples=25, deadline=None)
     @given(drawn_logs(), st.integers(0, 2))
     def test_blocks_do_not_matter(self, drawn, copies):
         shards = Cut([drawn.log().with_metadata(drawn.log().metadata)] * (copies + 1))
