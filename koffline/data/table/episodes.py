@@ -12,7 +12,8 @@ from koffline.data.columns import counted
 from koffline.data.raw import RawLog, settle_actions
 from koffline.data.spaces import Discrete
 from koffline.data.table.mapping import column_fault
-from koffline.data.table.survey import Table, action_dtype, number_dtype
+from koffline.data.table.rows import number_dtype
+from koffline.data.table.survey import Table, action_dtype
 from koffline.data.table.times import shown_time
 from koffline.errors import DataError
 

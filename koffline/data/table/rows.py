@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
 import polars as pl
 
 from koffline.data import remote
@@ -25,6 +26,7 @@ _MOST_COLUMNS = 2**17
 BATCH_ROWS = 65_536
 _BATCH_BYTES = 2**26
 _PROBED_ROWS = 256
+_NARROW = (pl.Boolean, pl.Float16, pl.Float32, pl.Int8, pl.UInt8, pl.Int16, pl.UInt16)
 
 
 def stored_columns(file: TableFile) -> tuple[dict[str, Any], frozenset[str], dict[bytes, bytes]]:
@@ -235,3 +237,14 @@ def column_types(
         name: stored.get(name) if name not in untyped else pl.Float64() if name in numbers else pl.String()
         for name in roles.columns
     }
+
+
+def number_dtype(kinds: Sequence[Any], bytes_stay: bool = False) -> np.dtype:
+    """The dtype in which columns of these types stand side by side; by type alone, never by value.
+
+    uint8 may stay where all are; float16, float32 and integers of at most 16 bits are float32; else float64.
+    """
+    bases = [getattr(kind, "inner", kind) for kind in kinds]
+    if bytes_stay and all(base == pl.UInt8 for base in bases):
+        return np.dtype(np.uint8)
+    return np.dtype(np.float32 if all(base in _NARROW for base in bases) else np.float64)

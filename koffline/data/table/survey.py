@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -17,14 +17,13 @@ from koffline.data.spaces import ActionSpace, Discrete, SpaceRequest
 from koffline.data.table import mapping as mappings
 from koffline.data.table.arrow_files import SHAPE_KEY
 from koffline.data.table.files import CSV, faults, find_tables
-from koffline.data.table.rows import TableRows, column_types, open_rows, stored_columns
+from koffline.data.table.rows import TableRows, column_types, number_dtype, open_rows, stored_columns
 from koffline.data.transitions import Metadata
 from koffline.errors import DataError
 
 _MOST_CATEGORIES = 10_000
 _LONGEST_NAME = 1000
 _EXACT = 2**53
-_NARROW = (pl.Boolean, pl.Float16, pl.Float32, pl.Int8, pl.UInt8, pl.Int16, pl.UInt16)
 
 
 @dataclass(eq=False)
@@ -75,6 +74,8 @@ def prepare_table(
     if chosen is None:
         raise mappings.unmapped(names, name, kind)
     described = None if mapping is not None else read_description(beside.get(b"koffline"))
+    sides = beside.get(SHAPE_KEY.encode(), b"").decode("ascii", "replace").split(",") if described else []
+    shape = tuple(int(side) for side in sides if side.isdecimal() and len(side) < 10)
     roles = mappings.resolved(chosen, names, name)
     types = column_types(files, stored, roles)
     # Columns of text in a file without types may still be anything: what they are is found below. Ids given
@@ -90,34 +91,26 @@ def prepare_table(
     dtype = number_dtype(observed, bytes_stay=not roles.impute)  # a mean is no whole number
     with faults(name, kind):
         rows = open_rows(files, types, dtype.itemsize, in_memory).with_texts(untyped, roles.time, name)
-        shape = _shape(beside.get(SHAPE_KEY.encode()) if described else None)
-        table = Table(name, kind, rows, roles, dtype, shape, dict(roles.impute))
+        table = Table(name, kind, rows, roles, dtype, shape or None, dict(roles.impute))
         is_category = _check_types(rows.schema, roles, dictionaries, name) or bool(chosen.action_names)
         values = _look_through(table, is_category, census=not in_memory)
     if is_category:
         table.categories = _in_order(values, table)
     before = described.metadata if described else Metadata(gamma=chosen.gamma)
     declared = described.action_space if described else None
+    some = table.seen  # actions that are to the space what all are
     if table.categories:
-        declared, extra = Discrete(len(table.categories)), {"action_names": list(table.categories)}
-        before = replace(before, extra={**before.extra, **extra})
-    settled = settle_actions(_few_actions(table), action_space, declared, name)
+        declared, some = Discrete(len(table.categories)), np.asarray([0, len(table.categories) - 1])
+        before = replace(before, extra={**before.extra, "action_names": list(table.categories)})
+    elif some is None:
+        width = table.widths.get(roles.action[0], len(roles.action))
+        some = np.zeros((1, width), action_dtype(table))
+    settled = settle_actions(some, action_space, declared, name)
     table.action_space = settled.space
-    open_questions = [*_assumed(table), *(_left_open(roles) if mapping is not None else ())]
-    notes = (*before.notes, *settled.notes, *(said for is_so, said in open_questions if is_so))
+    said = [sentence for is_so, sentence in _open_questions(table, mapping is not None) if is_so]
+    notes = (*before.notes, *settled.notes, *said)
     table.metadata = replace(before, source=name, notes=notes)
     return table
-
-
-def number_dtype(kinds: Sequence[Any], bytes_stay: bool = False) -> np.dtype:
-    """The dtype in which columns of these types stand side by side; by type alone, never by value.
-
-    uint8 may stay where all are; float16, float32 and integers of at most 16 bits are float32; else float64.
-    """
-    bases = [getattr(kind, "inner", kind) for kind in kinds]
-    if bytes_stay and all(base == pl.UInt8 for base in bases):
-        return np.dtype(np.uint8)
-    return np.dtype(np.float32 if all(base in _NARROW for base in bases) else np.float64)
 
 
 def action_dtype(table: Table) -> np.dtype:
@@ -267,9 +260,9 @@ def _in_order(values: set[Any], table: Table) -> tuple[Any, ...]:
     if not names:
         return tuple(sorted(values))
     # names from a command line are texts: as numbers, or as yes and no, where the column holds those
-    spelled = {str(value).lower() if kind is bool else str(value): value for value in values}
+    spelled: dict[str, Any] = {"true": True, "false": False}
     if kind is int:
-        spelled |= {name: int(name) for name in map(str, names) if name.lstrip("-").isdecimal()}
+        spelled = {name: int(name) for name in map(str, names) if name.lstrip("-").isdecimal()}
     if kind is not str:
         names = tuple(spelled.get(str(name).lower(), name) for name in names)
     if {type(name) for name in names} != {kind}:
@@ -278,56 +271,28 @@ def _in_order(values: set[Any], table: Table) -> tuple[Any, ...]:
         raise mappings.column_fault(table.source, column, f"{said}; {remedy}")
     unknown = sorted(values - set(names))
     if unknown:
-        shown = f"{unknown[0]!r}{f' and {len(unknown) - 1} more' if len(unknown) > 1 else ''}"
-        said = f"holds {shown}, which action_names lacks; list all values"
+        said = f"holds {unknown[0]!r}, which action_names lacks ({len(unknown)} in all); list all values"
         raise mappings.column_fault(table.source, column, said)
     return names
 
 
-def _few_actions(table: Table) -> np.ndarray:
-    """Some that are to the action space what all are."""
-    if table.categories:
-        return np.asarray([0, len(table.categories) - 1])
-    columns = table.roles.action
-    width = table.widths.get(columns[0], len(columns))
-    return np.zeros((1, width), action_dtype(table)) if table.seen is None else table.seen
-
-
-def _assumed(table: Table) -> Iterator[tuple[bool, str]]:
-    """How types were taken that leave it open."""
-    types, texts, time = table.rows.types, table.rows.texts, table.roles.time or ""
-    decimals = [name for name, kind in types.items() if kind.is_decimal()]
+def _open_questions(table: Table, has_mapping: bool) -> Iterator[tuple[bool, str]]:
+    """What the table or its mapping leaves open, whether it does, and how it was taken."""
+    roles, types, texts, time = table.roles, table.rows.types, table.rows.texts, table.roles.time or ""
+    decimals, kind = [name for name, kind in types.items() if kind.is_decimal()], types.get(time)
     yield bool(decimals), f"decimals were read as float64: {', '.join(decimals)}"
-    kind = types.get(time)
     is_naive = kind == pl.Time or (isinstance(kind, pl.Datetime) and kind.time_zone is None)
-    yield (
-        is_naive or (time in texts and texts[time].is_naive),
-        f"times in {time} have no UTC offset and were read as UTC; where a local clock was set "
-        "back, rows of that hour may be out of order",
-    )
-    single = len(table.roles.action) == 1 and table.rows.schema[table.roles.action[0]].is_numeric()
-    is_open = table.seen is None and not table.categories and not isinstance(table.action_space, Discrete)
-    yield (
-        single and is_open and not table.has_fractions,
-        "all actions are whole numbers stored as fractions and were taken as continuous; --discrete N "
-        "declares choices",
-    )
-
-
-def _left_open(roles: mappings.TableMapping) -> Iterator[tuple[bool, str]]:
-    """What a mapping may leave open, and how it is taken then."""
+    is_naive = is_naive or (time in texts and texts[time].is_naive)
+    where = "where a local clock was set back, rows of that hour may be out of order"
+    yield is_naive, f"times in {time} have no UTC offset and were read as UTC; {where}"
+    single = len(roles.action) == 1 and table.rows.schema[roles.action[0]].is_float()
+    taken = "all actions are whole numbers stored as fractions and were taken as continuous"
+    choices = table.has_fractions or isinstance(table.action_space, Discrete)
+    yield single and not choices, f"{taken}; --discrete N declares choices"
     alone, named = roles.stands_alone, "column is named:"
-    yield alone, "no episode and no time column is named: every row stands alone"
     record = "the rows were taken as one record, cut where flags end it"
-    yield roles.episode is None and not alone, f"no episode {named} {record}"
-    yield roles.time is None and not alone, f"no time {named} rows were taken in the order of the table"
-    yield roles.terminal is None, f"no terminal {named} no episode was taken to have ended by itself"
-
-
-def _shape(written: bytes | None) -> tuple[int, ...] | None:
-    if written is None:
-        return None
-    sides = written.decode("ascii", "replace").split(",")
-    if not all(side.isdecimal() and int(side) for side in sides):
-        raise DataError("the table's koffline description is damaged; write the file again")
-    return tuple(map(int, sides))
+    if has_mapping:
+        yield alone, "no episode and no time column is named: every row stands alone"
+        yield roles.episode is None and not alone, f"no episode {named} {record}"
+        yield roles.time is None and not alone, f"no time {named} rows were taken in the order of the table"
+        yield roles.terminal is None, f"no terminal {named} no episode was taken to have ended by itself"
