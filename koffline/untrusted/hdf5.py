@@ -163,7 +163,8 @@ def check_dataset(found: Any, name: str) -> tuple[int, int]:
         raise Refused(f"{name} is no array; export it again")
     sizes = _sizes(found, name)
     if found.shape is None or found.dtype.kind not in "biuf" or found.dtype.subdtype is not None:
-        held = "nothing (a null dataspace)" if found.shape is None else f"values of type {found.dtype}"
+        held = "texts" if h5py.check_string_dtype(found.dtype) else f"values of type {found.dtype}"
+        held = held if found.shape is not None else "nothing (a null dataspace)"
         raise Refused(f"{name} holds {held}; give numbers, one row per transition")
     return sizes
 
