@@ -30,9 +30,8 @@ def as_array(name: str, values: Any) -> np.ndarray:
         array = np.asarray(values)
     except (TypeError, ValueError, RuntimeError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise DataError(
-            f"{name} is not a rectangular array ({reason}); give one row per transition"
-        ) from None
+        said = f"{name} is not a rectangular array ({reason})"
+        raise DataError(f"{said}; give one row per transition") from None
     if array.dtype.kind not in "biuf":
         raise DataError(f"{name} has dtype {array.dtype}; give numbers, one row per transition")
     return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
@@ -107,10 +106,8 @@ def _actions(values: Any, space: ActionSpace, first_row: int) -> np.ndarray:
         if actions.size and (actions.min() < 0 or actions.max() >= space.n):
             row = int(np.argmax((actions < 0) | (actions >= space.n)))
             needed = f"Discrete({int(actions.max()) + 1})" if actions.min() >= 0 else "actions counted from 0"
-            raise DataError(
-                f"action {actions[row]} in row {first_row + row} is outside 0 … {space.n - 1}; "
-                f"declare {needed} or mend the row"
-            )
+            said = f"action {actions[row]} in row {first_row + row} is outside 0 … {space.n - 1}"
+            raise DataError(f"{said}; declare {needed} or mend the row")
         return actions
     actions = as_array("actions", values)
     if actions.ndim != 2 or actions.shape[1] != space.k:
@@ -126,10 +123,9 @@ def _actions(values: Any, space: ActionSpace, first_row: int) -> np.ndarray:
         outside = (actions[block] < low) | (actions[block] > high)
         if outside.any():
             row, i = (int(place) for place in np.argwhere(outside)[0])
-            raise DataError(
-                f"action {actions[block][row, i]:g} in row {first_row + block.start + row}, dimension {i}, "
-                f"is outside {space.low[i]:g} … {space.high[i]:g}; declare wider bounds or clip the actions"
-            )
+            said = f"action {actions[block][row, i]:g} in row {first_row + block.start + row}, dimension {i}"
+            bounds = f"{space.low[i]:g} … {space.high[i]:g}"
+            raise DataError(f"{said}, is outside {bounds}; declare wider bounds or clip the actions")
     return actions
 
 
@@ -177,9 +173,8 @@ def row_indices(rows: Any, size: int) -> np.ndarray:
     if chosen.dtype == np.bool_ and chosen.shape == (size,):
         chosen = np.flatnonzero(chosen)
     if chosen.ndim != 1 or not chosen.size or chosen.dtype.kind not in "iu":
-        raise DataError(
-            f"a selection of shape {chosen.shape} and dtype {chosen.dtype}; give at least one index"
-        )
+        said = f"a selection of shape {chosen.shape} and dtype {chosen.dtype}"
+        raise DataError(f"{said}; give at least one index")
     if chosen.min() < 0 or chosen.max() >= size:
         raise DataError(f"a selection reaches {chosen.min()} … {chosen.max()}, outside 0 … {size - 1}")
     return chosen

@@ -33,18 +33,6 @@ class Finding:
     message: str
 
 
-@dataclass(frozen=True, eq=False)
-class ShardFindings:
-    """Errors of one shard; without any, what its rows add to the warnings.
-
-    edited: says so where the rows are not those that were written.
-    """
-
-    errors: tuple[str, ...]
-    warnings: WarningTally | None = None
-    edited: str | None = None
-
-
 def inspect_log(
     log: RawLog | LazyTransitions, settings: PassSettings | None = None, progress: bool = False
 ) -> list[Finding]:
@@ -58,28 +46,33 @@ def inspect_log(
 
     names = ["the log"] if isinstance(log, RawLog) else [shard.name for shard in log.shards]
     passes = settings or PassSettings()
-    warnings: WarningTally | None = None
+    tally: WarningTally | None = None
     errors: list[str] = []
     edited: list[str] = []
     for mapped in passes.map(inspect_shard, range(len(names)), log, lambda shard: names[shard], progress):
         if mapped.failure is not None:
             errors.append(mapped.failure.reason)
-            continue
-        errors += mapped.value.errors
-        edited += [mapped.value.edited] if mapped.value.edited else []
-        if warnings is None or errors:
-            warnings = mapped.value.warnings
+        elif isinstance(mapped.value, list):
+            errors += mapped.value
         else:
-            warnings.merge(mapped.value.warnings)
-    if not errors and warnings is not None:
-        if not warnings.is_weightless:
-            return [Finding("warning", message) for message in (*edited, *warnings.messages())]
+            one, said = mapped.value
+            edited += said
+            if tally is None:
+                tally = one
+            else:
+                tally.merge(one)
+    if not errors and tally is not None and tally.is_weightless:
         errors.append("weights are all 0; give at least one row a positive weight")
-    return [Finding("error", message) for message in errors]
+    if errors or tally is None:
+        return [Finding("error", message) for message in errors]
+    return [Finding("warning", message) for message in (*edited, *tally.messages())]
 
 
-def inspect_shard(log: RawLog | LazyTransitions, shard: int) -> ShardFindings:
-    """Look through one shard, for ``PassSettings.map``; a log in memory is one."""
+def inspect_shard(log: RawLog | LazyTransitions, shard: int) -> list[str] | tuple[WarningTally, list[str]]:
+    """Errors of one shard; without any, what its rows add to the warnings, and whether they were edited.
+
+    For ``PassSettings.map``; a log in memory is one shard.
+    """
     try:
         rows = log.transitions() if isinstance(log, RawLog) else log
         most_hashes = None if isinstance(log, RawLog) else _MOST_HASHES
@@ -87,9 +80,9 @@ def inspect_shard(log: RawLog | LazyTransitions, shard: int) -> ShardFindings:
         for block in blocks_of(rows, shard):
             tally.add(block)
         tally.end_shard()
-        return ShardFindings((), tally, _edited(rows, shard))
+        return tally, _edited(rows, shard)
     except DataError as error:
-        return ShardFindings(tuple(_all_errors(log, shard) or [str(error)]))
+        return _all_errors(log, shard) or [str(error)]
 
 
 def _all_errors(log: RawLog | LazyTransitions, shard: int) -> list[str]:
@@ -99,8 +92,8 @@ def _all_errors(log: RawLog | LazyTransitions, shard: int) -> list[str]:
 
     def count(columns: Mapping[str, np.ndarray], start: int) -> None:
         for what, remedy, bad in _wrong(columns, log.action_space):
-            rows = np.flatnonzero(bad.reshape(len(bad), -1).any(axis=1))
-            counts.setdefault((what, remedy), RowCount()).add(rows, start)
+            in_row = np.any(bad.reshape(len(bad), -1), axis=1)
+            counts.setdefault((what, remedy), RowCount()).add(in_row, start)
 
     if isinstance(log, RawLog):
         for rows in checks.blocks(len(log.columns["rewards"])):
@@ -139,13 +132,13 @@ def _wrong(columns: Mapping[str, np.ndarray], space: ActionSpace) -> Iterator[tu
         yield "weights: negative in", "give weights of at least 0", columns["weights"] < 0
 
 
-def _edited(log: Transitions | LazyTransitions, shard: int) -> str | None:
+def _edited(log: Transitions | LazyTransitions, shard: int) -> list[str]:
     """A sentence where the rows, or the file, are others than those that were written."""
     said = "the rows are not those the file was written with: it was edited"
     if isinstance(log, Transitions):
-        return said if log.metadata.sha256 not in (None, log.sha256) else None
+        return [said] if log.metadata.sha256 not in (None, log.sha256) else []
     info = log.shards[shard]
     if info.sha256 is None:
-        return None
+        return []
     with remote.local_file(info.name) as path:
-        return f"{info.name}: {said}" if digest_of(path) != info.sha256 else None
+        return [f"{info.name}: {said}"] if digest_of(path) != info.sha256 else []

@@ -25,16 +25,15 @@ class RowCount:
     count: int = 0
     first: int = -1
 
-    def add(self, rows: np.ndarray, start: int) -> None:
-        """Rows by their number within a block that begins at row ``start``; blocks come in order."""
-        if rows.size:
-            self.first = start + int(rows[0]) if not self.count else self.first
-            self.count += rows.size
+    def add(self, is_so: np.ndarray, start: int) -> None:
+        """Rows of a block that begins at row ``start``; blocks come in order."""
+        if is_so.any():
+            self.merge(RowCount(int(is_so.sum()), int(is_so.argmax())), start)
 
     def merge(self, other: RowCount, start: int) -> None:
         """Rows of the part of the log that begins at row ``start``, below all rows so far."""
         if other.count:
-            self.first = start + other.first if not self.count else self.first
+            self.first = self.first if self.count else start + other.first
             self.count += other.count
 
     def __str__(self) -> str:
@@ -69,7 +68,7 @@ class WarningTally:
         if block.steps is not None:
             begins = block.steps == 0
             self._episodes += int(begins.sum())
-            self._found["both"].add(np.flatnonzero(block.terminated & block.truncated), self._rows)
+            self._found["both"].add(block.terminated & block.truncated, self._rows)
             if self._last is not None:
                 linked = _linked(self._last, block.observations[:1])
                 self._add_pairs(linked, begins[:1], self._last, self._rows - 1)
@@ -82,20 +81,20 @@ class WarningTally:
     def _add_pairs(self, linked: np.ndarray, ends: np.ndarray, above: RowBlock, start: int) -> None:
         """Rows above others: whether those are their next steps, and where they begin another episode."""
         terminated, truncated = above.terminated[: len(ends)], above.truncated[: len(ends)]
-        self._found["unfinished"].add(np.flatnonzero(ends & ~(terminated | truncated)), start)
-        self._found["broken"].add(np.flatnonzero(~linked & ~ends), start)
-        self._found["shifted"].add(np.flatnonzero(linked & ends & ~terminated), start)
+        self._found["unfinished"].add(ends & ~(terminated | truncated), start)
+        self._found["broken"].add(~linked & ~ends, start)
+        self._found["shifted"].add(linked & ends & ~terminated, start)
 
     def end_shard(self) -> None:
         """The last row of a shard ends its episode; ready to be sent elsewhere."""
         if self._last is not None and not (self._last.terminated[0] or self._last.truncated[0]):
-            self._found["unfinished"].add(np.zeros(1), self._rows - 1)
+            self._found["unfinished"].merge(RowCount(1, 0), self._rows - 1)
         self._repeated.settle()
 
     def merge(self, other: WarningTally) -> None:
         """Add the rows of a later shard; both have ended."""
         if self._last is not None and other._first is not None and not self._last.terminated[0]:
-            self._found["shifted"].add(np.flatnonzero(_linked(self._last, other._first)), self._rows - 1)
+            self._found["shifted"].add(_linked(self._last, other._first), self._rows - 1)
         for name, count in other._found.items():
             self._found[name].merge(count, self._rows)
         for name, (low, high) in other._ranges.items():

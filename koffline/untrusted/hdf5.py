@@ -22,16 +22,8 @@ from typing import Any
 import numpy as np
 
 from koffline.errors import printable
-from koffline.untrusted.limits import (
-    EXPANSION,
-    TEXT_BYTES,
-    Refused,
-    Tally,
-    check_regular,
-    kept_bytes,
-    memory_allowance,
-    shown_bytes,
-)
+from koffline.untrusted import limits
+from koffline.untrusted.limits import Refused, shown_bytes
 
 _DEEPEST = 32
 # A filtered chunk is unpacked whole, and a row is read whole, however few numbers of it are wanted.
@@ -51,7 +43,7 @@ class CheckedFile:
     def __init__(self, raw: Any, path: Path) -> None:
         self.raw, self._path = raw, path
         self.datasets = tuple(_walk(raw))
-        self._tally, self._heaps_are_checked = Tally(), False
+        self._tally, self._heaps_are_checked = limits.Tally(), False
         self._known = frozenset(self.datasets)
 
     def __contains__(self, name: str) -> bool:
@@ -71,17 +63,13 @@ class CheckedFile:
         found = {name: self.raw[name] for name in names}
         for name, array in found.items():
             _, piece = check_dataset(array, name)
-            if piece > min(LARGEST_PIECE, memory_allowance()):
-                raise Refused(
-                    f"{name} can only be read {shown_bytes(piece)} at a time; write it again with "
-                    f"chunks of at most {shown_bytes(LARGEST_PIECE)} (h5repack -l)"
-                )
+            if piece > min(LARGEST_PIECE, limits.memory_allowance()):
+                remedy = f"write it again with chunks of at most {shown_bytes(LARGEST_PIECE)} (h5repack -l)"
+                raise Refused(f"{name} can only be read {shown_bytes(piece)} at a time; {remedy}")
         size, declared = self._path.stat().st_size, sum(array.nbytes for array in found.values())
-        if declared > max(memory_allowance(), size * EXPANSION):
-            raise Refused(
-                f"it declares {shown_bytes(declared)} and has {shown_bytes(size)}; it is damaged or made to "
-                "be read without end: export it again"
-            )
+        if declared > max(limits.memory_allowance(), size * limits.EXPANSION):
+            remedy = "it is damaged or made to be read without end: export it again"
+            raise Refused(f"it declares {shown_bytes(declared)} and has {shown_bytes(size)}; {remedy}")
         return found
 
     def arrays(self, names: Sequence[str], twice: Collection[str] = ()) -> dict[str, np.ndarray]:
@@ -115,7 +103,7 @@ class CheckedFile:
         found = self.raw.attrs.get_id(attribute)
         self._check_heaps(found.dtype)
         is_text = found.shape == () and h5py.check_string_dtype(found.dtype) is not None
-        if not is_text or found.dtype.itemsize > TEXT_BYTES:
+        if not is_text or found.dtype.itemsize > limits.TEXT_BYTES:
             raise Refused(f"its attribute '{attribute}' is no text, or too long; write the file again")
         return _word(self.raw.attrs[attribute])
 
@@ -154,7 +142,7 @@ def open_hdf5(path: Path) -> Iterator[CheckedFile]:
     """Open a file for reading. Raises Refused for links that leave it; OSError where it is none."""
     import h5py
 
-    check_regular(path)
+    limits.check_regular(path)
     with h5py.File(path, "r", rdcc_nbytes=_CACHED_BYTES) as file:
         yield CheckedFile(file, path)
 
@@ -175,14 +163,15 @@ def check_dataset(found: Any, name: str) -> tuple[int, int]:
         raise Refused(f"{name} is no array; export it again")
     sizes = _sizes(found, name)
     if found.shape is None or found.dtype.kind not in "biuf" or found.dtype.subdtype is not None:
-        held = "nothing (a null dataspace)" if found.shape is None else f"values of type {found.dtype}"
+        held = "texts" if h5py.check_string_dtype(found.dtype) else f"values of type {found.dtype}"
+        held = held if found.shape is not None else "nothing (a null dataspace)"
         raise Refused(f"{name} holds {held}; give numbers, one row per transition")
     return sizes
 
 
 def _word(value: Any) -> str:
     text = value.decode("utf-8") if isinstance(value, bytes) else str(value)
-    if len(text) > TEXT_BYTES:
+    if len(text) > limits.TEXT_BYTES:
         raise Refused("a text in it is too long; write the file again")
     return text
 
@@ -235,17 +224,15 @@ def _sizes(found: Any, name: str) -> tuple[int, int]:
     for code, _, _, said in filters:
         if not h5z.filter_avail(code):
             known = printable(said.decode("utf-8", "replace"))[:40] or "of no name"
-            raise Refused(
-                f"{name} uses HDF5 filter {code} ({known}), which this HDF5 library lacks; rewrite it with "
-                "gzip (h5repack -f GZIP=4)"
-            )
+            said = f"{name} uses HDF5 filter {code} ({known}), which this HDF5 library lacks"
+            raise Refused(f"{said}; rewrite it with gzip (h5repack -f GZIP=4)")
         if code == h5z.FILTER_FLETCHER32:  # HDF5 itself would crash on a chunk shorter than its checksum
             short: list[int] = []
             found.id.chunk_iter(lambda chunk, at=short: at.append(chunk.size) if chunk.size < 4 else None)
             if short:
                 raise Refused(f"{name} has a chunk of {short[0]} bytes with a checksum of 4; it is damaged")
         piece = max(piece, math.prod(plan.get_chunk()) * dtype.itemsize)
-    return kept_bytes(shape, dtype) if found.shape is not None else 0, piece
+    return limits.kept_bytes(shape, dtype) if found.shape is not None else 0, piece
 
 
 _HEADER = struct.Struct("<4sB3sQ")  # signature, version, reserved, bytes of the heap

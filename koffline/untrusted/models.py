@@ -35,16 +35,7 @@ _PLAIN = frozenset(
     PUT BINPUT LONG_BINPUT MEMOIZE GET BINGET LONG_BINGET""".split()  # noqa: SIM905
 )
 # What rebuilding tensors takes on top; which names may be imported is decided by torch's own list.
-_TORCH = _PLAIN | {
-    "GLOBAL",
-    "STACK_GLOBAL",
-    "REDUCE",
-    "BUILD",
-    "BINPERSID",
-    "EMPTY_SET",
-    "ADDITEMS",
-    "NEWOBJ",
-}
+_TORCH = _PLAIN | set("GLOBAL STACK_GLOBAL REDUCE BUILD BINPERSID EMPTY_SET ADDITEMS NEWOBJ".split())  # noqa: SIM905
 _MOST_OPCODES = 5_000_000
 _ENCRYPTED = 0x1
 
@@ -176,10 +167,8 @@ def check_onnx(content: bytes) -> None:
                 raise Refused("it is nested or cut up beyond any model; export it again")
             external = number == _EXTERNAL_DATA or (number == _DATA_LOCATION and value not in (0, b""))
             if message == "tensor" and external:
-                raise Refused(
-                    "it keeps numbers in another file, which koffline never follows; export one file "
-                    "(onnx.save with save_as_external_data=False)"
-                )
+                remedy = "export one file (onnx.save with save_as_external_data=False)"
+                raise Refused(f"it keeps numbers in another file, which koffline never follows; {remedy}")
             if isinstance(value, memoryview) and number in _HOLDERS[message]:
                 waiting.append((_HOLDERS[message][number], value, depth + 1))
 

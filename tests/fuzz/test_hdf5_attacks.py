@@ -39,7 +39,7 @@ def cut_integer() -> h5t.TypeID:
 KINDS = {
     "values of 4 bytes that NumPy has no type for": h5t.UNIX_D32LE,
     "values of 3 bytes that NumPy has no type for": cut_integer(),
-    "values of type |S1": h5t.C_S1,
+    "texts": h5t.C_S1,
     "values of type |V5": h5t.create(h5t.OPAQUE, 5),
     "values of type [('a', '<f8'), ('b', '<i4')]": h5t.py_create(np.dtype([("a", "f8"), ("b", "i4")])),
     "values of type object": h5t.vlen_create(h5t.NATIVE_DOUBLE),

@@ -11,7 +11,9 @@ import polars as pl
 from koffline.data.columns import counted
 from koffline.data.raw import RawLog, settle_actions
 from koffline.data.spaces import Discrete
-from koffline.data.table.survey import Table, action_dtype, number_dtype
+from koffline.data.table.mapping import column_fault
+from koffline.data.table.rows import number_dtype
+from koffline.data.table.survey import Table, action_dtype
 from koffline.data.table.times import shown_time
 from koffline.errors import DataError
 
@@ -111,10 +113,9 @@ def assemble(frame: pl.DataFrame, table: Table, counts: TableCounts) -> RawLog |
             if inside.any():
                 which = counted(int(inside.sum()), "row")
                 episodes = counted(len(np.unique(rows.episodes[inside])), "episode")
-                raise DataError(
-                    f"{table.source}: column {name} is set in {which} whose episode goes "
-                    f"on afterwards ({episodes}); drop what follows, or give it another episode id"
-                )
+                said = f"is set in {which} whose episode goes on afterwards ({episodes})"
+                remedy = "drop what follows, or give it another episode id"
+                raise column_fault(table.source, name, f"{said}; {remedy}")
         log["episode_ids"] = rows.ids if rows.ids is not None else counts.episodes + rows.episodes
         counts.episodes += int(rows.episodes[-1]) + 1
     if not roles.next_observations:
@@ -184,10 +185,8 @@ def _check_times(keys: pl.DataFrame, rows: _Rows, table: Table, counts: TableCou
         if roles.episode is not None:
             where = f"episode {rows.column(roles.episode)[place]!r}, {where}"
             remedy = "drop the doubles, or name a finer time column"
-        raise DataError(
-            f"{table.source}: {counted(int(same.sum()), 'row', 'has', 'have')} the time of another "
-            f"row of their episode (first: {where}); {remedy}"
-        )
+        said = f"{counted(int(same.sum()), 'row', 'has', 'have')} the time of another row of their episode"
+        raise DataError(f"{table.source}: {said} (first: {where}); {remedy}")
     whole = time.to_physical()
     if whole.dtype.is_integer() and len(counts.differences) <= _MOST_GAPS:
         found = whole.diff().filter(inside).value_counts(name="n").head(2 * _MOST_GAPS)
@@ -237,10 +236,8 @@ def _imputed(column: pl.Series, rows: _Rows, table: Table, counts: TableCounts) 
         pairs = pl.DataFrame({"it": column, "episode": rows.episodes})
         column = pairs.select(pl.col("it").forward_fill().over("episode")).to_series()
         if column.null_count():
-            raise DataError(
-                f"{table.source}: column {name} has {counted(column.null_count(), 'missing value')} "
-                f"with no earlier value in the episode; impute a number or the mean ({name}=mean)"
-            )
+            said = f"has {counted(column.null_count(), 'missing value')} with no earlier value in the episode"
+            raise column_fault(table.source, name, f"{said}; impute a number or the mean ({name}=mean)")
     else:
         value = table.means[name] if how == "mean" else 0.0 if how == "zero" else float(how)
         said, column = f"{'mean ' * (how == 'mean')}{value:.6g}", column.fill_null(value)
@@ -273,11 +270,10 @@ def _log_probabilities(found: np.ndarray, table: Table) -> np.ndarray:
     wrong = above if is_log else above | ~(found > 0)
     if wrong.any():
         rows = counted(int(wrong.sum()), "row", "holds", "hold")
-        raise DataError(
-            f"{table.source}: column {table.roles.behavior} holds {found[wrong][0]:g} ({rows} no "
-            f"{'logarithm of a ' * is_log}probability of an action that was taken); give "
-            "--behavior-probability, or natural logarithms with --behavior-log-probability"
-        )
+        what = f"{'logarithm of a ' * is_log}probability of an action that was taken"
+        remedy = "give --behavior-probability, or natural logarithms with --behavior-log-probability"
+        said = f"holds {found[wrong][0]:g} ({rows} no {what}); {remedy}"
+        raise column_fault(table.source, table.roles.behavior, said)
     return found if is_log else np.log(found)
 
 
@@ -297,8 +293,6 @@ def read_flags(frame: pl.DataFrame, name: str | None, source: str) -> pl.Series:
     wrong = ~(yes | no)
     if wrong.any():
         count = counted(int(wrong.sum()), "row", "is", "are")
-        raise DataError(
-            f"{source}: column {name} holds {column[int(wrong.arg_max() or 0)]!r} ({count} neither yes nor "
-            "no); give true and false, or 1 and 0"
-        )
+        said = f"holds {column[int(wrong.arg_max() or 0)]!r} ({count} neither yes nor no)"
+        raise column_fault(source, name, f"{said}; give true and false, or 1 and 0")
     return yes

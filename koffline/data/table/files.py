@@ -95,9 +95,7 @@ def _as_csv(name: str, is_table: bool) -> TableFile:
     if not remote.exists(name):
         raise DataError(f"{name} does not exist; check the path")
     if remote.is_folder(name) or (remote.read_bytes(name, 16) or _OTHERS[0]).startswith(_OTHERS):
-        raise DataError(
-            f"{name} is no table (Parquet, Arrow or CSV), and a mapping is for tables; leave it out"
-        )
+        raise DataError(f"{name} is no table that koffline knows, and a mapping is for tables; leave it out")
     return TableFile(name, CSV)
 
 
@@ -229,9 +227,7 @@ def csv_header(name: str) -> tuple[list[str], str, str]:
     if len(line) == _MOST_HEADER:
         raise DataError(f"{name} has no line ends in its first {_MOST_HEADER} bytes; check that it is CSV")
     if b"\0" in line:
-        raise DataError(
-            f"{name} holds zero bytes, as UTF-16 text does; save the table as UTF-8 (or as Parquet)"
-        )
+        raise DataError(f"{name} holds zero bytes, as UTF-16 text does; save it as UTF-8 (or as Parquet)")
     text = line.decode("utf-8-sig")
     delimiter = max(_DELIMITERS, key=text.count)
     end = "\r" if b"\r" in head and b"\n" not in head else "\n"

@@ -16,6 +16,9 @@ from koffline.errors import DataError, nearest_name
 from koffline.untrusted.yaml_files import read_yaml_file
 
 _MOST_LISTED = 20
+# Of the columns that koffline writes.
+_OWN_ROLES = """observations action reward next_observations terminal truncated episode time
+    behavior_log_probability weight""".split()  # noqa: SIM905
 # Names by which an example command is filled in; the first match in the table's order counts.
 _GUESSES = {
     "action": r"(action|act|a|treatment|arm|dose)$",
@@ -99,19 +102,14 @@ class TableMapping(pydantic.BaseModel):
             known = type(self).model_fields
             if name not in known:
                 raise DataError(f"unknown key '{name}'; {nearest_name(name, known)}") from None
-            raise DataError(
-                f"the mapping's {name} is {given[name]!r}; give {known[name].description}"
-            ) from None
+            wanted = f"give {known[name].description}"
+            raise DataError(f"the mapping's {name} is {given[name]!r}; {wanted}") from None
         missing = [name for name in ("observations", "action", "reward") if not getattr(self, name)]
         if missing:
-            raise DataError(
-                f"the mapping lacks {', '.join(missing)}; name the columns of a table, as in --observations "
-                "'x_*' --action a --reward r --episode id --time t"
-            )
+            example = "--observations 'x_*' --action a --reward r --episode id --time t"
+            raise DataError(f"the mapping lacks {', '.join(missing)}; name columns, as in {example}")
         if self.behavior_probability and self.behavior_log_probability:
-            raise DataError(
-                "the mapping names behavior_probability and behavior_log_probability; keep one of them"
-            )
+            raise DataError("the mapping names behavior_probability and its logarithm; keep one of them")
 
     @property
     def behavior(self) -> str | None:
@@ -181,20 +179,16 @@ def resolved(mapping: TableMapping, names: Sequence[str], source: str) -> TableM
         taken |= set(found[role])
     observations, following = found["observations"], found["next_observations"]
     if following and len(following) != len(observations):
-        raise DataError(
-            f"{source}: {len(following)} columns are next_observations, {len(observations)} observations; "
-            "name the same columns in the same order"
-        )
+        both = f"{len(following)} columns are next_observations, {len(observations)} observations"
+        raise DataError(f"{source}: {both}; name the same columns in the same order")
     allowed, methods = {*observations, *following, mapping.reward, mapping.weight}, {}
     for pattern, method in sorted(mapping.impute, key=lambda pair: pair[0] is not None):
         chosen = (*observations, *following)
         if pattern is not None:
             chosen = _fitting(names, [pattern], "impute", set(), source)
         if pattern in present and pattern not in allowed:
-            raise DataError(
-                f"{source}: impute names {pattern}, but only observations, reward and weight can be imputed; "
-                "drop the rows where it is missing"
-            )
+            able = "only observations, reward and weight can be imputed"
+            raise DataError(f"{source}: impute names {pattern}, but {able}; drop the rows without it")
         methods.update({name: method for name in chosen if name in allowed})
     return mapping.model_copy(update={**found, "impute": tuple(methods.items())})
 
@@ -225,26 +219,10 @@ def _fitting(
 def own_mapping(names: Iterable[str]) -> TableMapping | None:
     """The mapping of a table that koffline wrote, told by its column names; None for any other."""
     present = set(names)
-    several = {
-        key: key if key in present else f"{key}_*"
-        for key in ("observations", "actions", "next_observations")
-        if key in present or f"{key}_0" in present
-    }
-    one = {name: keys[0] for name, keys in KEYS.items() if keys[0] in present}
-    if not {"observations", "actions"} <= set(several) or not {"rewards", "terminated"} <= set(one):
-        return None
-    return TableMapping(
-        observations=several["observations"],
-        action=several["actions"],
-        reward=one["rewards"],
-        episode=one.get("episode_ids"),
-        time=one.get("steps"),
-        terminal=one["terminated"],
-        truncated=one.get("truncated"),
-        behavior_log_probability=one.get("behavior_log_probabilities"),
-        weight=one.get("weights"),
-        next_observations=several.get("next_observations", ()),
-    )
+    found: dict[str, Any] = {}
+    for role, (key, *_) in zip(_OWN_ROLES, KEYS.values(), strict=True):
+        found |= {role: key} if key in present else {role: f"{key}_*"} if f"{key}_0" in present else {}
+    return TableMapping(**found) if {"observations", "action", "reward", "terminal"} <= set(found) else None
 
 
 def unmapped(names: Sequence[str], source: str, kind: str) -> DataError:
@@ -275,6 +253,11 @@ def check_unique(names: Sequence[str], source: str) -> None:
     twice = [name for name, count in Counter(names).items() if count > 1]
     if twice:
         raise DataError(f"{source} has more than one column named {_listed(twice)}; rename them")
+
+
+def column_fault(source: str, column: str | None, words: str) -> DataError:
+    """The error for a column of a table."""
+    return DataError(f"{source}: column {column} {words}")
 
 
 def _unknown(name: str, role: str, names: Sequence[str], source: str) -> DataError:

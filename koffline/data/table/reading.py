@@ -145,10 +145,8 @@ def _starts(frame: pl.DataFrame, table: Table) -> np.ndarray:
         column = frame[roles.episode]
         return np.flatnonzero((column != column.shift()).fill_null(False).to_numpy())
     if roles.time is not None and (frame[roles.time] <= frame[roles.time].shift()).any():
-        raise DataError(
-            f"{table.source}: times do not rise from row to row and no episode column is named; name it "
-            "(--episode), or sort the table"
-        )
+        said = "times do not rise from row to row and no episode column is named"
+        raise DataError(f"{table.source}: {said}; name it (--episode), or sort the table")
     ends = [read_flags(frame, name, table.source) for name in (roles.terminal, roles.truncated)]
     return np.flatnonzero((ends[0] | ends[1]).to_numpy()[:-1]) + 1
 
@@ -176,10 +174,8 @@ def _gathered_pieces(table: Table, piece_rows: int, scratch: str | Path | None) 
                     yield pl.DataFrame(opened.read_all()).cast(pl.Schema(table.rows.schema))
                 path.unlink()
     except OSError as error:
-        raise DataError(
-            f"{table.source} cannot be sorted into temporary files ({error.strerror or error}); check the "
-            "disk, or set TMPDIR to a folder with room"
-        ) from None
+        said = f"{table.source} cannot be sorted into temporary files ({error.strerror or error})"
+        raise DataError(f"{said}; check the disk, or set TMPDIR to a folder with room") from None
 
 
 def _distribute(table: Table, parts: pl.DataFrame, paths: list[Path]) -> None:

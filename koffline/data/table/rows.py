@@ -7,12 +7,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
 import polars as pl
 
 from koffline.data import remote
 from koffline.data.table.arrow_files import arrow_reader, frame_of, polars_type, width_of
 from koffline.data.table.files import CSV, TableFile, csv_frames, csv_header, faults
-from koffline.data.table.mapping import TableMapping, check_unique
+from koffline.data.table.mapping import TableMapping, check_unique, column_fault
 from koffline.data.table.times import TextKind
 from koffline.errors import DataError
 from koffline.untrusted.limits import EXPANSION, Refused, memory_allowance, shown_bytes
@@ -25,6 +26,7 @@ _MOST_COLUMNS = 2**17
 BATCH_ROWS = 65_536
 _BATCH_BYTES = 2**26
 _PROBED_ROWS = 256
+_NARROW = (pl.Boolean, pl.Float16, pl.Float32, pl.Int8, pl.UInt8, pl.Int16, pl.UInt16)
 
 
 def stored_columns(file: TableFile) -> tuple[dict[str, Any], frozenset[str], dict[bytes, bytes]]:
@@ -45,10 +47,8 @@ def stored_columns(file: TableFile) -> tuple[dict[str, Any], frozenset[str], dic
             categories = frozenset(f.name for f in opened.schema if pa.types.is_dictionary(f.type))
             described = opened.schema.metadata or {}
     if len(fields) > _MOST_COLUMNS:
-        raise DataError(
-            f"{file.name} has {len(fields)} columns, more than {_MOST_COLUMNS}; store observations as one "
-            "column of lists, or export fewer columns"
-        )
+        found = f"{file.name} has {len(fields)} columns, more than {_MOST_COLUMNS}"
+        raise DataError(f"{found}; store observations as one column of lists, or export fewer columns")
     check_unique([name for name, _ in fields], file.name)
     return dict(fields), categories, described
 
@@ -131,10 +131,8 @@ class TableRows:
             room.take(frame)
             total += frame_bytes(frame)
             if total > max(room.allowed, size * EXPANSION):
-                raise Refused(
-                    f"its rows take more than {shown_bytes(total)}, the file {shown_bytes(size)}; it is "
-                    "damaged or made to fill disks: export it again"
-                )
+                found = f"its rows take more than {shown_bytes(total)}, the file {shown_bytes(size)}"
+                raise Refused(f"{found}; it is damaged or made to fill disks: export it again")
             yield self._typed(frame)
 
     def stored(self, columns: Sequence[str], room: Room | None) -> Iterator[pl.DataFrame]:
@@ -193,9 +191,7 @@ def _frames(file: TableFile, columns: dict[str, Any], rows: int, room: Room | No
         present = set(opened.schema.names if opened else csv_header(file.name)[0])
         missing = next((name for name in columns if name not in present), None)
         if missing is not None:
-            raise DataError(
-                f"{file.name} lacks column {missing}, which the first file has; mend or remove it"
-            )
+            raise DataError(f"{file.name} lacks column {missing}, which the first file has; mend it")
         if opened is None:
             yield from csv_frames(file.name, columns, rows)
             return
@@ -221,18 +217,14 @@ def _converted(column: pl.Series, wanted: Any, file: TableFile, above: int) -> p
         if not wrong.any():
             return found
         row = wrong.arg_max() or 0
-        raise DataError(
-            f"{file.name}: column {name} in row {above + row + 1} is not all numbers "
-            f"({column[row][:60]!r}); mend it or leave it out"
-        )
+        where = f"in row {above + row + 1} is not all numbers ({column[row][:60]!r})"
+        raise column_fault(file.name, name, f"{where}; mend it or leave it out")
     with contextlib.suppress(pl.exceptions.PolarsError):  # a type that holds all values of both
         empty = [pl.DataFrame(schema={name: kind}) for kind in (column.dtype, wanted)]
         if pl.concat(empty, how="vertical_relaxed").dtypes[0] == wanted:
             return column.cast(wanted)
-    raise DataError(
-        f"{file.name}: column {name} is {column.dtype}, in the first file {wanted}; write all files with one "
-        "type"
-    )
+    both = f"is {column.dtype}, in the first file {wanted}"
+    raise column_fault(file.name, name, f"{both}; write all files with one type")
 
 
 def column_types(
@@ -245,3 +237,14 @@ def column_types(
         name: stored.get(name) if name not in untyped else pl.Float64() if name in numbers else pl.String()
         for name in roles.columns
     }
+
+
+def number_dtype(kinds: Sequence[Any], bytes_stay: bool = False) -> np.dtype:
+    """The dtype in which columns of these types stand side by side; by type alone, never by value.
+
+    uint8 may stay where all are; float16, float32 and integers of at most 16 bits are float32; else float64.
+    """
+    bases = [getattr(kind, "inner", kind) for kind in kinds]
+    if bytes_stay and all(base == pl.UInt8 for base in bases):
+        return np.dtype(np.uint8)
+    return np.dtype(np.float32 if all(base in _NARROW for base in bases) else np.float64)
