@@ -358,7 +358,7 @@ class TestEvaluatorsAndScalers:
             np.testing.assert_array_equal(scaler.maximum, log.observations.max(axis=0))
 
 
-@pytest.mark.slow  # a fresh process imports torch and d3rlpy; that koffline alone imports neither is a test too
+@pytest.mark.slow  # a fresh process; that koffline alone imports neither torch nor d3rlpy is a test too
 def test_d3rlpy_comes_silently_and_only_with_the_bridge():
     program = (
         "import sys, koffline, koffline.data.sources, koffline.data.d3rlpy_dump, koffline.cli.data\n"
