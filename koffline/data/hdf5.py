@@ -82,12 +82,11 @@ def disk_faults() -> Iterator[None]:
         raise OSError(errno.EIO, f"HDF5: {' '.join(str(error).split())}") from error
 
 
-class KeptErrors(io.RawIOBase):
+class KeptErrors(io.FileIO):
     """A new file for HDF5; ``check`` raises the first OSError that writing to it met."""
 
     def __init__(self, path: Path) -> None:
-        super().__init__()
-        self._file = path.open("x+b", buffering=0)
+        super().__init__(path, "x+")
         self._error: OSError | None = None
 
     def check(self) -> None:
@@ -101,7 +100,7 @@ class KeptErrors(io.RawIOBase):
         done = 0
         while done < len(view) and self._error is None:
             with self._keeping():
-                done += self._file.write(view[done:]) or 0
+                done += super().write(view[done:]) or 0
         return len(view)
 
     def readinto(self, buffer: Any) -> int:
@@ -109,7 +108,7 @@ class KeptErrors(io.RawIOBase):
         view = memoryview(buffer).cast("B")
         done = 0
         with self._keeping():
-            while done < len(view) and (count := self._file.readinto(view[done:])):
+            while done < len(view) and (count := super().readinto(view[done:])):
                 done += count
         view[done:] = bytes(len(view) - done)
         return len(view)
@@ -117,22 +116,13 @@ class KeptErrors(io.RawIOBase):
     def truncate(self, size: int | None = None) -> int:
         """Set the size."""
         with self._keeping():
-            self._file.truncate(size)
+            super().truncate(size)
         return size or 0
-
-    def seek(self, offset: int, whence: int = 0) -> int:
-        """Go to a place."""
-        return self._file.seek(offset, whence)
-
-    def tell(self) -> int:
-        """The place."""
-        return self._file.tell()
 
     def close(self) -> None:
         """Close the file."""
         with self._keeping():
-            self._file.close()
-        super().close()
+            super().close()
 
     @contextlib.contextmanager
     def _keeping(self) -> Iterator[None]:

@@ -40,12 +40,8 @@ class Paths:
 
     def flat_rows(self, index: np.ndarray, leading: int) -> Paths:
         """Rows of the ``leading`` first axes taken as one, in the shape of ``index``."""
-        return Paths(
-            **{
-                name: array.reshape(-1, *array.shape[leading:]).take(index, axis=0)
-                for name, array in self.columns().items()
-            }
-        )
+        flat = {name: array.reshape(-1, *array.shape[leading:]) for name, array in self.columns().items()}
+        return Paths(**{name: array.take(index, axis=0) for name, array in flat.items()})
 
     def columns(self) -> dict[str, np.ndarray]:
         """Arrays by name."""
@@ -69,22 +65,18 @@ class PathReplay:
     ) -> None:
         self.runs, self.capacity, self.path_length = runs, capacity, path_length
         self._inserted = np.zeros(runs, dtype=np.int64)
-        size = capacity or _FIRST_CAPACITY
-        action_shape = () if action_dim is None else (action_dim,)
-        whole: dict[str, Any] = {
-            name: np.zeros((runs, size), dtype=np.int64)
-            for name in ("lengths", "environments", "episodes", "first_steps")
+        size, steps = capacity or _FIRST_CAPACITY, path_length
+        row_shape = () if action_dim is None else (action_dim,)
+        shapes: dict[str, tuple[tuple[int, ...], Any]] = {
+            "observations": ((steps + 1, observation_dim), dtype),
+            "actions": ((steps, *row_shape), np.int64 if action_dim is None else dtype),
+            "rewards": ((steps,), dtype),
+            "terminated": ((), bool),
+            "truncated": ((), bool),
         }
-        self._paths = Paths(
-            observations=np.zeros((runs, size, path_length + 1, observation_dim), dtype=dtype),
-            actions=np.zeros(
-                (runs, size, path_length, *action_shape), dtype=np.int64 if action_dim is None else dtype
-            ),
-            rewards=np.zeros((runs, size, path_length), dtype=dtype),
-            terminated=np.zeros((runs, size), dtype=bool),
-            truncated=np.zeros((runs, size), dtype=bool),
-            **whole,
-        )
+        shapes |= dict.fromkeys(("lengths", "environments", "episodes", "first_steps"), ((), np.int64))
+        empty = {name: np.zeros((runs, size, *row), kind) for name, (row, kind) in shapes.items()}
+        self._paths = Paths(**empty)
 
     @property
     def inserted(self) -> Shaped[np.ndarray, " run"]:

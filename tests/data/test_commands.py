@@ -1,27 +1,34 @@
-"""`koffline data …` as a user meets it: stdout, stderr, exit codes."""
+"""`koffline data …` as a user meets it: stdout, stderr, exit codes; of files and of folders of shards."""
 
 import json
 
+import h5py
 import numpy as np
 import pytest
 from click.testing import CliRunner
 
 from koffline.cli import cli
 from koffline.data.sources import open_transitions, write_transitions
+from koffline.data.summary import summarise
 from koffline.data.transitions import Continuous, Discrete, Metadata
-from tests.data.logs import roll_out
+from tests.data.logs import d4rl_arrays, roll_out
 from tests.refusals import assert_refused
 
-ENDS = ("truncated", "terminated") * 6
-LENGTHS = (5, 3) * 6
+ROLLOUT = roll_out(("truncated", "terminated") * 6, (5, 3) * 6)
+LOG = ROLLOUT.transitions(metadata=Metadata(gamma=0.9, notes=("made for a test",)))
 
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    log = roll_out(ENDS, LENGTHS).transitions(metadata=Metadata(gamma=0.9, notes=("made for a test",)))
-    write_transitions(log, tmp_path / "log.hdf5")
+    write_transitions(LOG, tmp_path / "log.hdf5")
     monkeypatch.chdir(tmp_path)
     return tmp_path
+
+
+@pytest.fixture
+def shards(folder):
+    run("convert", "log.hdf5", "shards", "--shard-rows", "20")
+    return sorted((folder / "shards").glob("*.hdf5"))
 
 
 def run(*arguments):
@@ -30,67 +37,70 @@ def run(*arguments):
     return result
 
 
+def info(*arguments):
+    result = run("info", *arguments, "--json")
+    assert (result.exit_code, result.stdout.count("\n")) == (0, 1)
+    return json.loads(result.stdout)
+
+
+def spoil(files, row, value):
+    for path in files:
+        with h5py.File(path, "a") as file:
+            file["rewards"][row] = value
+
+
 class TestInfo:
     def test_a_table_for_people(self, folder):
         result = run("info", "log.hdf5")
-        assert result.exit_code == 0
-        assert result.stderr == ""
+        assert (result.exit_code, result.stderr) == (0, "")
         for text in ("48", "12", "Discrete(3)", "5 steps", "action 2", "made for a test", "0.9"):
             assert text in result.stdout
 
-    def test_json_and_nothing_else(self, folder):
-        result = run("info", "log.hdf5", "--json")
-        values = json.loads(result.stdout)
-        assert values["rows"] == 48
-        assert values["time_limit"] == 5
-        assert values["sha256"] == open_transitions("log.hdf5").sha256
-        assert values["source"] == "log.hdf5"
-        assert result.stdout.count("\n") == 1
+    def test_json_is_that_of_the_log_wherever_it_lies(self, folder, shards):
+        expected = json.loads(json.dumps(summarise(LOG).to_json()))
+        for source, more in (("log.hdf5", ()), ("log.hdf5", ("--lazy",)), ("shards", ())):
+            found = info(source, *more)
+            assert found.pop("source") == source
+            assert found.pop("shards", 1) == (3 if source == "shards" else 1)
+            assert found == {key: value for key, value in expected.items() if key not in ("source", "shards")}
+        assert (found["rows"], found["time_limit"], found["sha256"]) == (48, 5, LOG.sha256)
+        assert "shards" in run("info", "shards").stdout
 
     def test_declared_spaces(self, folder):
-        assert (
-            json.loads(run("info", "log.hdf5", "--json", "--discrete", "5").stdout)["action_space"]["n"] == 5
-        )
-        log = roll_out(ENDS, LENGTHS, discrete=False).transitions(action_space=Continuous(2))
+        assert info("log.hdf5", "--discrete", "5")["action_space"]["n"] == 5
+        log = roll_out(discrete=False).transitions(action_space=Continuous(2))
         write_transitions(log, "vectors.npz")
-        values = json.loads(run("info", "vectors.npz", "--json", "--continuous", "-1", "1").stdout)
-        assert values["action_space"] == {"type": "continuous", "k": 2, "low": [-1, -1], "high": [1, 1]}
+        space = info("vectors.npz", "--continuous", "-1", "1")["action_space"]
+        assert space == {"type": "continuous", "k": 2, "low": [-1, -1], "high": [1, 1]}
         assert "action[1]" in run("info", "vectors.npz").stdout
-        assert_refused(run("info", "log.hdf5", "--discrete", "2", "--continuous", "0", "1"), "choose one")
-        assert_refused(run("info", "log.hdf5", "--discrete", "0"), "at least 1")
 
     def test_what_a_reader_left_out_is_said(self, folder):
-        log = open_transitions("log.hdf5")
-        np.savez(
-            "cut.npz",
-            observations=log.observations,
-            actions=log.actions,
-            rewards=log.rewards,
-            terminals=log.terminated,
-            timeouts=log.truncated,
-        )
-        notes = " ".join(json.loads(run("info", "cut.npz", "--json").stdout)["notes"])
+        np.savez("cut.npz", **d4rl_arrays(ROLLOUT, next_observations=False))
+        notes = " ".join(info("cut.npz")["notes"])
         assert "6 rows were left out" in notes
         assert "assumed Discrete(3)" in notes
 
-    def test_bad_sources_are_one_line(self, folder):
-        (folder / "text.hdf5").write_text("hello")
-        assert_refused(run("info", "absent.hdf5"), "absent.hdf5 does not exist")
-        assert_refused(run("info", "text.hdf5"), "is a text file")
-        assert_refused(run("info", str(folder)), "no Minari dataset")
+    def test_a_bad_shard_is_named_and_skipped_on_request(self, shards):
+        spoil(shards[:1], 2, np.nan)
+        assert_refused(run("info", "shards"), "shard-00000.hdf5", "row 2")
+        done = run("info", "shards", "--json", "--skip-bad-shards")
+        assert "shard-00000.hdf5" in done.stderr
+        found = json.loads(done.stdout)
+        assert (done.exit_code, found["shards"], found["sha256"]) == (0, 2, None)
+        table = " ".join(run("info", "shards", "--skip-bad-shards").stdout.split())
+        assert "unknown: shards were left out" in table
 
-    def test_help_shows_examples(self):
-        for command in ("info", "validate", "convert"):
-            result = run(command, "--help")
-            assert result.exit_code == 0
-            assert f"koffline data {command}" in result.stdout
+    @pytest.mark.parametrize("command", ["info", "validate", "convert"])
+    def test_help_shows_examples(self, command):
+        assert f"koffline data {command}" in run(command, "--help").stdout
 
 
 class TestValidate:
-    def test_sound(self, folder):
+    def test_sound(self, folder, shards):
         result = run("validate", "log.hdf5")
         assert result.exit_code == 0
         assert result.stdout == "note: made for a test\nlog.hdf5: 48 rows, no errors, no warnings\n"
+        assert run("validate", "shards").stdout.endswith("48 rows, no errors, no warnings\n")
 
     def test_warnings_do_not_fail(self, folder):
         result = run("validate", "log.hdf5", "--discrete", "4")
@@ -98,24 +108,19 @@ class TestValidate:
         assert "warning: actions 3 never appear" in result.stdout
         assert "1 warning\n" in result.stdout
 
-    def test_errors_do_and_all_are_listed(self, folder):
-        log = open_transitions("log.hdf5")
-        np.savez(
-            "bad.npz",
-            observations=log.observations,
-            next_observations=log.next_observations,
-            actions=log.actions,
-            rewards=np.where(np.arange(48) < 3, np.nan, log.rewards),
-            terminals=log.terminated,
-            timeouts=log.truncated,
-        )
+    def test_errors_do_and_all_are_listed(self, folder, shards):
+        rewards = np.where(np.arange(48) < 3, np.nan, LOG.rewards)
+        np.savez("bad.npz", **d4rl_arrays(ROLLOUT) | {"rewards": rewards})
         result = run("validate", "bad.npz", "--discrete", "2")
         assert result.exit_code == 2
         assert "error: rewards: NaN or infinite in 3 rows (first: row 0)" in result.stderr
         assert "error: actions: outside Discrete(2)" in result.stderr
-
-    def test_what_cannot_be_opened(self, folder):
-        assert_refused(run("validate", "absent"), "does not exist")
+        spoil(shards, 1, np.inf)
+        result = run("validate", "shards")
+        assert result.exit_code == 2
+        assert [line.count("rewards: NaN or infinite in row 1") for line in result.stderr.splitlines()] == [
+            1
+        ] * 3
 
 
 class TestConvert:
@@ -127,7 +132,7 @@ class TestConvert:
         result = run("convert", "log.hdf5", target, *options)
         assert result.exit_code == 0
         assert "Transitions(48 rows, 12 episodes" in result.stdout
-        assert open_transitions(target).sha256 == open_transitions("log.hdf5").sha256
+        assert open_transitions(target).sha256 == LOG.sha256
 
     def test_the_declared_space_is_written(self, folder):
         run("convert", "log.hdf5", "out.npz", "--discrete", "7")
@@ -140,55 +145,47 @@ class TestConvert:
         assert run("convert", "log.hdf5", "out.npz", "--force").exit_code == 0
         assert len(open_transitions("out.npz")) == 48
 
-    def test_a_file_is_not_converted_in_place(self, folder):
-        before = open_transitions("log.hdf5").sha256
-        in_place = run("convert", "log.hdf5", "log.hdf5", "--format", "npz", "--force")
-        assert_refused(in_place, "would replace log.hdf5")
-        assert open_transitions("log.hdf5").sha256 == before
-
-    def test_refusals_leave_nothing(self, folder):
-        before = sorted(folder.iterdir())
-        assert_refused(run("convert", "log.hdf5", "out.xls"), "--format")
-        assert_refused(run("convert", "absent", "out.npz"), "does not exist")
-        assert_refused(run("convert", "log.hdf5", "absent/out.npz"), "does not exist; create it")
-        assert_refused(run("convert", "log.hdf5", "out.npz", "--discrete", "1"), "outside 0 … 0")
-        assert sorted(folder.iterdir()) == before
-
-    def test_an_unknown_format(self, folder):
-        result = run("convert", "log.hdf5", "out", "--format", "xls")
-        assert result.exit_code == 2
-        assert "xls" in result.stderr
-
-
-class TestShards:
     def test_a_log_becomes_a_folder_of_shards_and_a_file_again(self, folder):
         result = run("convert", "log.hdf5", "shards", "--shard-rows", "20")
-        assert result.exit_code == 0
         assert result.stdout.splitlines() == [
             "note: made for a test",
             "shards (shards): LazyTransitions(48 rows in 3 shards, 12 episodes, observations (3,) float32, "
             "Discrete(3))",
         ]
         assert run("convert", "shards", "again.npz").exit_code == 0
-        assert open_transitions("again.npz").sha256 == open_transitions("log.hdf5").sha256
-        assert json.loads(run("info", "shards", "--json").stdout)["rows"] == 48
+        assert open_transitions("again.npz").sha256 == LOG.sha256
 
-    def test_refusals_leave_nothing(self, folder):
-        (folder / "precious").mkdir()
-        (folder / "precious" / "x").touch()
-        before = sorted(folder.iterdir())
-        shards = ("convert", "log.hdf5", "shards", "--shard-rows")
-        assert_refused(run(*shards, "0"), "shard_rows is 0")
-        assert_refused(run(*shards, "9", "--format", "npz"), "--format npz and --shard-rows", "choose one")
-        assert_refused(run("convert", "absent", "shards", "--shard-rows", "9"), "does not exist")
-        assert_refused(run("convert", "log.hdf5", "log.hdf5", "--shard-rows", "9"), "would replace log.hdf5")
-        assert_refused(
-            run("convert", "log.hdf5", "precious", "--shard-rows", "9", "--force"), "holds something else"
-        )
-        assert sorted(folder.iterdir()) == before
 
-    def test_the_shard_that_is_damaged_is_named(self, folder):
-        run("convert", "log.hdf5", "shards", "--shard-rows", "20")
-        (folder / "shards" / "shard-00001.hdf5").write_bytes(b"")
-        assert_refused(run("convert", "shards", "out.npz"), "shard-00001.hdf5 is empty")
-        assert_refused(run("convert", "shards", "finer", "--shard-rows", "5"), "shard-00001.hdf5 is empty")
+REFUSALS = [
+    (("info", "absent.hdf5"), "absent.hdf5 does not exist"),
+    (("info", "text.hdf5"), "is a text file"),
+    (("info", "."), "no Minari dataset"),
+    (("info", "log.hdf5", "--discrete", "2", "--continuous", "0", "1"), "choose one"),
+    (("info", "log.hdf5", "--discrete", "0"), "at least 1"),
+    (("validate", "absent"), "does not exist"),
+    (("convert", "log.hdf5", "log.hdf5", "--format", "npz", "--force"), "would replace log.hdf5"),
+    (("convert", "log.hdf5", "out.xls"), "--format"),
+    (("convert", "absent", "out.npz"), "does not exist"),
+    (("convert", "log.hdf5", "absent/out.npz"), "does not exist; create it"),
+    (("convert", "log.hdf5", "out.npz", "--discrete", "1"), "outside 0 … 0"),
+    (("convert", "log.hdf5", "s", "--shard-rows", "0"), "shard_rows is 0"),
+    (("convert", "log.hdf5", "s", "--shard-rows", "9", "--format", "npz"), "--format npz and --shard-rows"),
+    (("convert", "absent", "s", "--shard-rows", "9"), "does not exist"),
+    (("convert", "log.hdf5", "log.hdf5", "--shard-rows", "9"), "would replace log.hdf5"),
+    (("convert", "log.hdf5", "precious", "--shard-rows", "9", "--force"), "holds something else"),
+    (("convert", "shards", "out.npz"), "shard-00001.hdf5 is empty"),
+    (("convert", "shards", "finer", "--shard-rows", "5"), "shard-00001.hdf5 is empty"),
+]
+
+
+def test_refusals_are_one_line_and_leave_nothing(folder, shards):
+    (folder / "precious").mkdir()
+    (folder / "precious" / "x").touch()
+    (folder / "text.hdf5").write_text("hello")
+    shards[1].write_bytes(b"")
+    before = sorted(folder.rglob("*"))
+    for arguments, words in REFUSALS:
+        assert_refused(run(*arguments), words)
+    assert run("convert", "log.hdf5", "out", "--format", "xls").exit_code == 2
+    assert sorted(folder.rglob("*")) == before
+    assert open_transitions("log.hdf5").sha256 == LOG.sha256

@@ -5,7 +5,6 @@ import pytest
 from scipy import stats
 
 from koffline.data.disk.samples import Part, sample_units
-from koffline.data.row_block import in_whole_units
 from koffline.errors import DataError
 from koffline.jobs.mapping import PassSettings
 from tests.data.shards_in_memory import MemoryShards, columns_of, numbered_shards
@@ -75,14 +74,12 @@ def test_a_smaller_sample_is_part_of_a_larger_one(shards):
     assert not np.array_equal(sample_units(shards, 40, seed=10).units, small)
 
 
-def test_all_units_where_there_are_no_more(shards, whole):
+def test_all_units_or_at_least_one(shards, whole):
     for log in (shards, whole):
         assert sample_units(log, 10**6, seed=0).transitions.sha256 == whole.sha256
-
-
-def test_at_least_one(shards, whole):
-    for log in (shards, whole):
         assert sample_units(log, 1, seed=1).transitions.n_episodes == 1
+        with pytest.raises(DataError, match="give a positive number"):
+            sample_units(log, 0, seed=0)
 
 
 def test_every_row_is_as_likely_and_pairs_are_too():
@@ -110,11 +107,6 @@ def test_parts_divide_the_log(shards, whole):
         sample_units(shards, 10, 0, Part(0.0, 0, True))
 
 
-def test_counts_are_checked(shards):
-    with pytest.raises(DataError, match="give a positive number"):
-        sample_units(shards, 0, seed=0)
-
-
 def test_units_of_shards_that_cannot_be_read_are_missing_on_request(shards):
     class Damaged(MemoryShards):
         def shard_blocks(self, shard, block_rows=None):
@@ -130,16 +122,3 @@ def test_units_of_shards_that_cannot_be_read_are_missing_on_request(shards):
     first = shards.logs[0].n_episodes
     lost = np.arange(first, first + shards.logs[1].n_episodes)
     np.testing.assert_array_equal(found.units, np.setdiff1d(np.arange(shards.n_episodes), lost))
-
-
-@pytest.mark.parametrize("size", [1, 5, 13, 1000])
-def test_blocks_of_whole_units(shards, whole, size):
-    rewards, units = [], []
-    for shard in range(3):
-        for block in in_whole_units(shards.shard_blocks(shard, size)):
-            assert block.steps[0] == 0
-            rewards.append(block.rewards)
-            units.append(set(block.units))
-        assert sum(map(len, units)) == len(set().union(*units)), "an episode lies in one block"
-        units.clear()
-    np.testing.assert_array_equal(np.concatenate(rewards), whole.rewards)

@@ -15,17 +15,18 @@ from koffline.errors import DataError
 from tests.data.logs import assert_same_rows, roll_out
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def log():
     return roll_out().transitions()
 
 
-@pytest.fixture
-def folder(tmp_path, log):
-    with ShardWriter(tmp_path / "shards", 6) as writer:
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory, log):
+    place = tmp_path_factory.mktemp("logs")
+    with ShardWriter(place / "shards", 6) as writer:
         writer.append(log)
-    write_transitions(log, tmp_path / "log.hdf5")
-    return tmp_path
+    write_transitions(log, place / "log.hdf5")
+    return place
 
 
 @pytest.fixture
@@ -73,11 +74,9 @@ def test_copies_of_killed_processes_go(bucket, copies, log):
 
 def test_single_files_and_patterns(bucket, copies, log):
     assert_same_rows(open_transitions(f"{bucket}/log.hdf5"), log)
-    lazy = open_transitions(f"{bucket}/log.hdf5", lazy=True)
+    lazy, eager = (open_transitions(f"{bucket}/log.hdf5", lazy=lazy) for lazy in (True, False))
     assert_same_rows(lazy.load(), log)
-    assert (
-        lazy.metadata.source == open_transitions(f"{bucket}/log.hdf5").metadata.source == f"{bucket}/log.hdf5"
-    )
+    assert lazy.metadata.source == eager.metadata.source == f"{bucket}/log.hdf5"
     pattern = open_transitions(f"{bucket}/shards/shard-0000*.hdf5", lazy=True)
     assert_same_rows(pattern.load(), log)
     assert list(copies.iterdir()) == []

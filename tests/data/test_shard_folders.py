@@ -3,6 +3,7 @@
 import json
 import os
 import pickle
+import shutil
 import tracemalloc
 from itertools import pairwise
 
@@ -13,7 +14,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from koffline.data.disk import writer as shard_writer
-from koffline.data.disk.log import LazyTransitions
 from koffline.data.disk.shards import MOST_SHARDS
 from koffline.data.disk.writer import ShardWriter
 from koffline.data.row_block import in_whole_units
@@ -24,80 +24,77 @@ from koffline.errors import DataError
 from koffline.untrusted.limits import TEXT_BYTES
 from tests.data.logs import assert_same_rows, drawn_logs, roll_out
 
-
-@pytest.fixture
-def log():
-    metadata = Metadata(gamma=0.9, extra={"task": "walk"}, notes=("made up",))
-    return roll_out(ends=["truncated", "terminated"] * 10, lengths=[4, 3] * 10).transitions(metadata=metadata)
+METADATA = Metadata(gamma=0.9, extra={"task": "walk"}, notes=("made up",))
+LOG = roll_out(["truncated", "terminated"] * 10, [4, 3] * 10).transitions(metadata=METADATA)
 
 
-@pytest.fixture
-def folder(tmp_path, log):
-    return write_shards(tmp_path / "shards", log)
-
-
-def write_shards(target, log, shard_rows=15):
+def write_shards(target, log=LOG, shard_rows=15):
     with ShardWriter(target, shard_rows) as writer:
         writer.append(log)
     return target
 
 
-def cut(log, generator):
-    """The log in pieces of whole episodes."""
-    units = log.n_episodes if log.has_episodes else len(log)
-    borders = np.unique(np.append(generator.integers(0, units + 1, 3), [0, units]))
-    for start, stop in pairwise(borders):
-        yield (log.select_episodes if log.has_episodes else log.select)(np.arange(start, stop))
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    return write_shards(tmp_path_factory.mktemp("written") / "shards")
 
 
-@settings(max_examples=8, deadline=None)
+@pytest.fixture
+def folder(written, tmp_path):
+    """One that may be spoiled."""
+    return shutil.copytree(written, tmp_path / "shards")
+
+
+@pytest.fixture
+def lazy(written):
+    return open_transitions(written, lazy=True)
+
+
+@settings(max_examples=6, deadline=None)
 @given(drawn_logs(), st.integers(3, 12), st.integers(0, 99), st.integers(1, 9))
 def test_any_log_comes_back_however_it_is_cut(tmp_path_factory, drawn, shard_rows, seed, block_rows):
     log, folder = drawn.log(), tmp_path_factory.mktemp("shards") / "log"
+    take = log.select_episodes if log.has_episodes else log.select
+    units = log.n_episodes if log.has_episodes else len(log)
+    borders = np.random.default_rng(seed).integers(0, units + 1, 3)
     with ShardWriter(folder, shard_rows) as writer:
-        for piece in cut(log, np.random.default_rng(seed)):
-            writer.append(piece)
+        for start, stop in pairwise(np.unique([*borders, 0, units])):
+            writer.append(take(np.arange(start, stop)))
+        assert writer.rows == len(log)
     lazy = open_transitions(folder, lazy=True)
     assert_same_rows(lazy.load(), log)
     assert lazy.sha256 == lazy.compute_sha256() == log.sha256
     assert (len(lazy), lazy.n_episodes) == (len(log), log.n_episodes)
     assert all(shard.rows <= max(shard_rows, max(drawn.lengths)) for shard in lazy.shards)
     once = write_shards(folder.with_name("once"), log, shard_rows)
-    assert [s.rows for s in open_transitions(once, lazy=True).shards] == [s.rows for s in lazy.shards]
+    for path in once.glob("*.hdf5"):  # the same rows are the same bytes
+        assert path.read_bytes() == (folder / path.name).read_bytes()
     blocks = list(lazy.blocks(block_rows))
     np.testing.assert_array_equal(np.concatenate([b.observations for b in blocks]), log.observations)
     assert max(len(block) for block in blocks) <= block_rows
 
 
-def test_a_shard_is_a_log_by_itself(folder, log):
-    lazy = open_transitions(folder, lazy=True)
+def test_a_shard_is_a_log_by_itself(lazy):
     row = 0
     for info in lazy.shards:
         alone = open_transitions(info.name)
-        assert_same_rows(alone, log.select(np.arange(row, row + info.rows)))
-        assert alone.action_space == log.action_space
-        assert alone.metadata.gamma == 0.9
+        assert_same_rows(alone, LOG.select(np.arange(row, row + info.rows)))
+        assert (alone.action_space, alone.metadata.gamma) == (LOG.action_space, 0.9)
         row += info.rows
-    assert row == len(log)
+    assert row == len(LOG)
 
 
-def test_without_lazy_the_folder_is_read_into_memory(folder, log):
-    found = open_transitions(folder)
-    assert_same_rows(found, log)
-    assert found.metadata.extra == log.metadata.extra
-    assert found.metadata.notes == log.metadata.notes
-    assert found.metadata.sha256 == log.sha256
-    assert found.metadata.source == str(folder)
-    assert len(open_raw(folder).columns["rewards"]) == len(log)
+def test_without_lazy_the_folder_is_read_into_memory(written):
+    found = open_transitions(written)
+    assert_same_rows(found, LOG)
+    assert found.metadata == Metadata(str(written), LOG.sha256, 0.9, {"task": "walk"}, ("made up",))
+    assert len(open_raw(written).columns["rewards"]) == len(LOG)
 
 
-def test_what_a_lazy_log_says_of_itself(folder, log):
-    lazy = open_transitions(folder, lazy=True)
-    assert isinstance(lazy, LazyTransitions)
+def test_what_a_lazy_log_says_of_itself(lazy):
     assert repr(lazy) == (
         "LazyTransitions(70 rows in 5 shards, 20 episodes, observations (3,) float32, Discrete(3))"
     )
-    assert lazy.metadata.gamma == 0.9
     assert (lazy.observation_shape, lazy.observation_dtype) == ((3,), np.float32)
     assert not lazy.has_weights
     assert not lazy.has_log_probabilities
@@ -108,48 +105,34 @@ def test_what_a_lazy_log_says_of_itself(folder, log):
     assert lazy.block_rows_for(0) == 1
 
 
-def test_it_is_small_and_goes_to_other_processes(folder, log):
-    sent = pickle.dumps(open_transitions(folder, lazy=True))
-    assert len(sent) < 5000
-    assert_same_rows(pickle.loads(sent).load(), log)
-
-
-def test_what_is_sent_is_found_from_any_folder(folder, log, tmp_path, monkeypatch):
+def test_it_is_small_and_found_from_any_folder(folder, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     lazy = open_transitions("shards", lazy=True)
     assert lazy.shards[0].name == os.path.join("shards", "shard-00000.hdf5")
     sent = pickle.dumps(lazy)
+    assert len(sent) < 5000
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir("elsewhere")
-    assert_same_rows(pickle.loads(sent).load(), log)
+    assert_same_rows(pickle.loads(sent).load(), LOG)
 
 
 @pytest.mark.parametrize("block_rows", [1, 2, 5, 13, None])
-def test_steps_and_units_do_not_depend_on_blocks(folder, block_rows):
-    lazy = open_transitions(folder, lazy=True)
+def test_steps_units_and_whole_episodes_do_not_depend_on_blocks(lazy, block_rows):
     for shard, info in enumerate(lazy.shards):
         whole = lazy.read_rows(shard, 0, info.rows)
         np.testing.assert_array_equal(whole.units, np.cumsum(whole.steps == 0) - 1)
         blocks = list(lazy.shard_blocks(shard, block_rows))
         assert [block.start for block in blocks] == np.cumsum([0, *map(len, blocks)])[:-1].tolist()
-        for name in whole.arrays():
-            found = np.concatenate([getattr(block, name) for block in blocks])
-            np.testing.assert_array_equal(found, getattr(whole, name))
-
-
-def test_whole_episodes_are_pieces_between_episodes(folder, log):
-    lazy = open_transitions(folder, lazy=True)
-    for block_rows in (1, 3, 8, 100):
-        blocks = (lazy.shard_blocks(shard, block_rows) for shard in range(len(lazy.shards)))
-        pieces = [piece for of_shard in blocks for piece in in_whole_units(of_shard)]
+        pieces = list(in_whole_units(blocks))
+        for name, expected in whole.arrays().items():
+            for cut in (blocks, pieces):
+                np.testing.assert_array_equal(np.concatenate([getattr(b, name) for b in cut]), expected)
         assert all(piece.steps[0] == 0 for piece in pieces)
-        found = np.concatenate([piece.rewards for piece in pieces])
-        np.testing.assert_array_equal(found, log.rewards)
-        assert max(len(piece) for piece in pieces) <= block_rows + 2 * 4
+        assert max(len(piece) for piece in pieces) <= (block_rows or info.rows) + 2 * 4
 
 
-def test_rows_without_episodes_are_units(tmp_path, log):
-    lone = log.replace(episode_ids=None, steps=None)
+def test_rows_without_episodes_are_units(tmp_path):
+    lone = LOG.replace(episode_ids=None, steps=None)
     lazy = open_transitions(write_shards(tmp_path / "lone", lone), lazy=True)
     assert [shard.rows for shard in lazy.shards] == [15, 15, 15, 15, 10]
     block = lazy.read_rows(2, 4, 9)
@@ -157,8 +140,8 @@ def test_rows_without_episodes_are_units(tmp_path, log):
     np.testing.assert_array_equal(block.units, np.arange(4, 9))
 
 
-def test_actions_can_be_declared_anew(tmp_path, folder):
-    lazy = open_transitions(folder, Discrete(5), lazy=True)
+def test_actions_can_be_declared_anew(tmp_path, written):
+    lazy = open_transitions(written, Discrete(5), lazy=True)
     assert lazy.action_space == Discrete(5)
     assert lazy.metadata.notes[-1] == "action space Discrete(5) as asked, the log declares Discrete(3)"
     box = write_shards(tmp_path / "box", roll_out(discrete=False).transitions())
@@ -169,15 +152,20 @@ def test_actions_can_be_declared_anew(tmp_path, folder):
 
 
 def spoil(name, row, value):
-    def change(path):
-        with h5py.File(path, "r+") as file:
-            file[name][row] = value
+    def change(file):
+        file[name][row] = value
 
     return change
 
 
-def truncate(path):
-    os.truncate(path, path.stat().st_size // 2)
+def longer(file):
+    for name in ("rewards", "actions", "observations"):
+        file[name].resize(len(file[name]) + 1, axis=0)
+
+
+def link_away(file):
+    del file["rewards"]
+    file["rewards"] = h5py.ExternalLink("/etc/passwd", "rewards")
 
 
 def flip(path):
@@ -187,23 +175,6 @@ def flip(path):
     content = bytearray(path.read_bytes())
     content[place + 4] ^= 1
     path.write_bytes(content)
-
-
-def drop_column(path):
-    with h5py.File(path, "r+") as file:
-        del file["rewards"]
-
-
-def longer(path):
-    with h5py.File(path, "r+") as file:
-        for name in ("rewards", "actions", "observations"):
-            file[name].resize(len(file[name]) + 1, axis=0)
-
-
-def link_away(path):
-    with h5py.File(path, "r+") as file:
-        del file["rewards"]
-        file["rewards"] = h5py.ExternalLink("/etc/passwd", "rewards")
 
 
 DAMAGES = {
@@ -216,11 +187,12 @@ DAMAGES = {
     "step at a border": (spoil("steps", 2, 0), "row 2 has step 0 after step 1|row 3 has step 3 after step 0"),
     "episode": (spoil("episode_ids", slice(7, None), 9), "row 7 has step 0 after step 2"),
     "first row": (spoil("steps", 0, 1), "row 0 is no first step|row 1 has step"),
-    "truncated": (truncate, "truncated or corrupt"),
-    "flipped": (flip, "truncated or corrupt data file"),
-    "no column": (drop_column, "rewards is missing; copy or write the file again"),
+    "no column": (lambda file: file.pop("rewards"), "rewards is missing; copy or write the file again"),
     "longer": (longer, "expected"),
     "elsewhere": (link_away, "link to another file"),
+    "missing": (os.unlink, "does not exist|No such file|cannot be read"),
+    "truncated": (lambda path: os.truncate(path, path.stat().st_size // 2), "truncated or corrupt"),
+    "flipped": (flip, "truncated or corrupt data file"),
 }
 
 
@@ -228,122 +200,76 @@ DAMAGES = {
 @pytest.mark.parametrize("block_rows", [2, None])
 def test_a_damaged_shard_is_named(folder, damage, block_rows):
     change, message = DAMAGES[damage]
-    change(folder / "shard-00002.hdf5")
+    path = folder / "shard-00002.hdf5"
+    if damage in ("missing", "truncated", "flipped"):
+        change(path)
+    else:
+        with h5py.File(path, "r+") as file:
+            change(file)
     lazy = open_transitions(folder, lazy=True)
     for shard in (0, 1, 3, 4):
         assert list(lazy.shard_blocks(shard, block_rows))
     with pytest.raises(DataError, match=message) as caught:
         list(lazy.blocks(block_rows))
-    assert str(caught.value).startswith(f"{folder / 'shard-00002.hdf5'}")
+    assert str(caught.value).startswith(f"{path}")
     assert "\n" not in str(caught.value)
 
 
-def test_a_missing_shard_is_named(folder):
-    (folder / "shard-00001.hdf5").unlink()
-    with pytest.raises(DataError, match=r"shard-00001.hdf5"):
-        open_transitions(folder, lazy=True).load()
-
-
-def test_episodes_that_were_promised_are_counted(folder):
-    change_manifest(folder, lambda m: m["shards"][1].update(episodes=2))
-    with pytest.raises(DataError, match=r"shard-00001.hdf5: there are 4 episodes, 2 were promised"):
-        open_transitions(folder, lazy=True).load()
-
-
-def change_manifest(folder, change):
-    path = folder / "manifest.json"
-    manifest = json.loads(path.read_text())
-    change(manifest)
-    path.write_text(json.dumps(manifest))
+def shard(**changes):
+    return lambda manifest: manifest["shards"][0].update(changes)
 
 
 LIES = {
-    "above": (lambda m: m["shards"][0].update(file="../shard.hdf5"), "is no file of its folder"),
-    "absolute": (lambda m: m["shards"][0].update(file="/etc/passwd"), "is no file of its folder"),
-    "hidden": (lambda m: m["shards"][0].update(file=".."), "is no file of its folder"),
+    "above": (shard(file="../shard.hdf5"), "is no file of its folder"),
+    "absolute": (shard(file="/etc/passwd"), "is no file of its folder"),
+    "hidden": (shard(file=".."), "is no file of its folder"),
     "newer": (lambda m: m.update(version=2), "has version 2, known is 1; update koffline"),
     "no shards": (lambda m: m.update(shards=[]), "lists no shards"),
     "shards": (lambda m: m.update(shards=3), "is damaged"),
-    "rows": (lambda m: m["shards"][0].update(rows=-1), "is damaged"),
-    "huge": (
-        lambda m: (m["shards"][0].update(rows=2**60), m.update(rows=2**60 + 56)),
-        "takes more than 1000 PB",
-    ),
-    "other rows": (
-        lambda m: m.update(rows=71),
-        "json promises 71 rows, its shards have 70; write the folder",
-    ),
+    "rows": (shard(rows=-1), "is damaged"),
+    "episodes": (shard(episodes=2), "shard-00000.hdf5: there are 4 episodes, 2 were promised"),
+    "huge": (lambda m: (shard(rows=2**60)(m), m.update(rows=2**60 + 56)), "takes more than 1000 PB"),
+    "other rows": (lambda m: m.update(rows=71), "json promises 71 rows, its shards have 70; write the"),
     "no rows": (lambda m: m.pop("rows"), "is damaged"),
     "twice": (
         lambda m: (m["shards"].append(m["shards"][0]), m.update(rows=84)),
         r"json lists \S+shard-00000.hdf5 more than once",
     ),
-    "much": (
-        lambda m: m.update(extra={"x": "x" * 2**24}),
-        r"json is larger than 16\.8 MB, the most that a manifest",
-    ),
-    "wide": (
-        lambda m: m["columns"]["observations"].update(shape=[2**40, 2**40]),
-        "more than 1000 PB|expected",
-    ),
+    "much": (lambda m: m.update(extra={"x": "x" * 2**24}), r"json is larger than 16\.8 MB, the most that a"),
+    "wide": (lambda m: m["columns"]["observations"].update(shape=[2**40] * 2), "more than 1000 PB|expected"),
     "space": (lambda m: m.update(action_space={"type": "box"}), "action space"),
     "column": (lambda m: m["columns"].pop("rewards"), "lacks columns rewards"),
     "dtype": (lambda m: m["columns"]["rewards"].update(dtype="object"), "is damaged"),
     "shape": (lambda m: m["columns"]["observations"].update(shape=[4]), "expected"),
     "gamma": (lambda m: m.update(gamma="x"), "is damaged"),
 }
+DEEP = '{"format": "koffline-shards", "shards": ' + "[" * 100_000
+BROKEN = ["", "[1]", '{"format": "koffline-shards"', '{"format": "koffline-shards"}', DEEP]
 
 
-@pytest.mark.parametrize("lie", LIES)
+@pytest.mark.parametrize("lie", [*LIES, *range(len(BROKEN))])
 def test_a_manifest_that_lies_is_refused(folder, lie):
-    change, message = LIES[lie]
-    change_manifest(folder, change)
+    path, message = folder / "manifest.json", None
+    if isinstance(lie, int):
+        path.write_text(BROKEN[lie])
+    else:
+        change, message = LIES[lie]
+        manifest = json.loads(path.read_text())
+        change(manifest)
+        path.write_text(json.dumps(manifest))
     with pytest.raises(DataError, match=message) as caught:
         open_transitions(folder, lazy=True).load()
-    assert "\n" not in str(caught.value)
-
-
-DEEP = '{"format": "koffline-shards", "shards": ' + "[" * 100_000
-
-
-@pytest.mark.parametrize(
-    "text", ["", "[1]", '{"format": "koffline-shards"', '{"format": "koffline-shards"}', DEEP]
-)
-def test_a_broken_manifest_is_one_line(folder, text):
-    (folder / "manifest.json").write_text(text)
-    with pytest.raises(DataError) as caught:
-        open_transitions(folder, lazy=True)
     assert len(str(caught.value)) < 500
     assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("scheme", ["", "file://"])
-@pytest.mark.parametrize("place", ["../secret.hdf5", "shard-00001.hdf5", "/dev/zero"])
-def test_a_shard_that_is_a_link_is_not_followed(folder, tmp_path, log, place, scheme):
-    write_transitions(log, tmp_path / "secret.hdf5")
-    shard = folder / "shard-00000.hdf5"
-    shard.unlink()
-    shard.symlink_to(place)
-    with pytest.raises(DataError, match=r"'shard-00000.hdf5', which is no file of its folder"):
+@pytest.mark.parametrize("name", ["shard-00000.hdf5", "manifest.json"])
+def test_links_are_not_followed(folder, name, scheme):
+    (folder / name).rename(folder.with_name("secret"))
+    (folder / name).symlink_to("../secret")
+    with pytest.raises(DataError, match=f"'{name}', which is no file of|{name} is a link, which is not"):
         open_transitions(f"{scheme}{folder}", lazy=True)
-
-
-@pytest.mark.parametrize("lazy", [False, True])
-def test_a_manifest_that_is_a_link_is_not_followed(folder, tmp_path, lazy):
-    (folder / "manifest.json").rename(tmp_path / "manifest.json")
-    (folder / "manifest.json").symlink_to("../manifest.json")
-    with pytest.raises(DataError, match=r"manifest.json is a link, which is not followed; copy the folder"):
-        open_transitions(folder, lazy=lazy)
-
-
-def test_a_folder_has_no_more_shards_than_its_manifest_can_list(tmp_path, log, monkeypatch):
-    monkeypatch.setattr(shard_writer, "MOST_SHARDS", 4)
-    with pytest.raises(DataError, match="s would have more than 4 shards; put more rows into each"):
-        write_shards(tmp_path / "s", log)
-    assert list(tmp_path.iterdir()) == []
-    entry = json.dumps([{"file": "shard-00000.hdf5", "rows": 10**9, "episodes": 10**9, "bytes": 10**12,
-                         "sha256": "0" * 64}], indent=1)  # fmt: skip
-    assert MOST_SHARDS * (len(entry) + 10) < TEXT_BYTES
 
 
 def write_and_fail(writer, *logs):
@@ -354,13 +280,13 @@ def write_and_fail(writer, *logs):
 
 
 class TestWriting:
-    def test_nothing_stays_where_the_block_fails(self, tmp_path, log):
+    def test_nothing_stays_where_the_block_fails(self, tmp_path):
         with pytest.raises(RuntimeError, match="elsewhere"):
-            write_and_fail(ShardWriter(tmp_path / "s", 10), log)
+            write_and_fail(ShardWriter(tmp_path / "s", 10), LOG)
         assert list(tmp_path.iterdir()) == []
 
-    def test_a_full_disk_is_one_line_and_leaves_nothing(self, tmp_path, log, monkeypatch):
-        written = []
+    def test_a_full_disk_is_one_line_and_leaves_nothing(self, tmp_path, monkeypatch):
+        written, append = [], shard_writer._OpenFile.append
 
         def fill_up(self, columns):
             written.append(len(columns["rewards"]))
@@ -368,88 +294,80 @@ class TestWriting:
                 raise RuntimeError("Can't write data (no space left on device)")
             append(self, columns)
 
-        append = shard_writer._OpenFile.append
         monkeypatch.setattr(shard_writer._OpenFile, "append", fill_up)
         with pytest.raises(DataError, match=r"s cannot be written \(HDF5: .*no space left"):
-            write_shards(tmp_path / "s", log)
+            write_shards(tmp_path / "s")
         assert list(tmp_path.iterdir()) == []
 
-    def test_an_older_folder_stays_until_the_new_one_is_whole(self, folder, log, tmp_path):
+    def test_an_older_folder_stays_until_the_new_one_is_whole(self, folder, tmp_path):
         with pytest.raises(DataError, match="exists already"):
-            write_shards(folder, log)
+            write_shards(folder)
         before = {path.name: path.read_bytes() for path in folder.iterdir()}
         with pytest.raises(RuntimeError, match="elsewhere"):
-            write_and_fail(ShardWriter(folder, 7, force=True), log)
+            write_and_fail(ShardWriter(folder, 7, force=True), LOG)
         assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
         with ShardWriter(folder, 70, force=True) as writer:
-            writer.append(log)
+            writer.append(LOG)
+            writer.metadata = Metadata(gamma=0.5)  # may be set late
         assert sorted(path.name for path in folder.iterdir()) == ["manifest.json", "shard-00000.hdf5"]
+        assert open_transitions(folder, lazy=True).metadata.gamma == 0.5
         assert list(tmp_path.iterdir()) == [folder]
 
-    def test_only_shards_are_replaced(self, tmp_path, log):
+    @pytest.mark.parametrize(
+        ("other", "message"),
+        [
+            (
+                LOG.replace(action_space=Discrete(4)),
+                r"action space Discrete\(4\), the first one",
+            ),
+            (
+                LOG.replace(observations=LOG.observations.astype(float)),
+                r"observations float64 \(3,\), the first one float32",
+            ),
+            (LOG.replace(weights=np.ones(len(LOG))), "weights float64 .*, the first one none"),
+            (LOG.replace(episode_ids=None, steps=None), "episode_ids none"),
+        ],
+    )
+    def test_rows_of_another_kind_are_refused(self, tmp_path, other, message):
+        with pytest.raises(DataError, match=message):
+            write_and_fail(ShardWriter(tmp_path / "s", 10), LOG, other)
+        assert list(tmp_path.iterdir()) == []
+
+    def test_bad_requests_are_one_line(self, tmp_path, monkeypatch):
         (tmp_path / "mine").mkdir()
         (tmp_path / "mine" / "thesis.tex").write_text("x")
-        with pytest.raises(DataError, match="holds something else"), ShardWriter(tmp_path / "mine", 9, True):
-            pass
-        assert (tmp_path / "mine" / "thesis.tex").exists()
-
-    def test_the_same_rows_are_the_same_bytes(self, tmp_path, log):
-        first, second = write_shards(tmp_path / "a", log), write_shards(tmp_path / "b", log)
-        for path in first.iterdir():
-            assert path.read_bytes() == (second / path.name).read_bytes()
-
-    def test_rows_of_another_kind_are_refused(self, tmp_path, log):
-        others = {
-            r"action space Discrete\(4\), the first one Discrete\(3\)": log.replace(action_space=Discrete(4)),
-            r"observations float64 \(3,\), the first one float32": log.replace(
-                observations=log.observations.astype(float),
-                next_observations=log.next_observations.astype(float),
-            ),
-            "weights float64 .*, the first one none": log.replace(weights=np.ones(len(log))),
-            "episode_ids none": log.replace(episode_ids=None, steps=None),
-        }
-        for message, other in others.items():
-            with pytest.raises(DataError, match=message):
-                write_and_fail(ShardWriter(tmp_path / "s", 10), log, other)
-        assert list(tmp_path.iterdir()) == []
-
-    def test_bad_requests_are_one_line(self, tmp_path):
         with pytest.raises(DataError, match="shard_rows is 0"):
             ShardWriter(tmp_path / "s", 0)
-        with pytest.raises(DataError, match="no rows were given"), ShardWriter(tmp_path / "s", 5):
-            pass
-        with pytest.raises(DataError, match="does not exist; create it"), ShardWriter(tmp_path / "a/b", 5):
-            pass
-        assert list(tmp_path.iterdir()) == []
+        for target, words in [("s", "no rows were given"), ("a/b", "create it"), ("mine", "something else")]:
+            with pytest.raises(DataError, match=words), ShardWriter(tmp_path / target, 5, force=True):
+                pass
+        monkeypatch.setattr(shard_writer, "MOST_SHARDS", 4)
+        with pytest.raises(DataError, match="s would have more than 4 shards; put more rows into each"):
+            write_shards(tmp_path / "s")
+        assert [path.name for path in tmp_path.rglob("*")] == ["mine", "thesis.tex"]
 
-    def test_metadata_may_be_set_late(self, tmp_path, log):
-        with ShardWriter(tmp_path / "s", 20) as writer:
-            writer.append(log)
-            assert writer.rows == len(log)
-            writer.metadata = Metadata(gamma=0.5)
-        assert open_transitions(tmp_path / "s", lazy=True).metadata.gamma == 0.5
+    def test_the_longest_manifest_can_be_read(self):
+        entry = {"file": "shard-00000.hdf5", "rows": 10**9, "episodes": 10**9, "bytes": 10**12}
+        longest = len(json.dumps([entry | {"sha256": "0" * 64}], indent=1)) + 10
+        assert MOST_SHARDS * longest < TEXT_BYTES
 
 
 class TestConverting:
-    def test_from_shards_to_shards_and_files(self, folder, tmp_path, log):
-        lazy = convert_to_shards(folder, tmp_path / "finer", 8)
-        assert_same_rows(lazy.load(), log)
+    def test_from_shards_to_shards_and_files(self, written, tmp_path):
+        lazy = convert_to_shards(written, tmp_path / "finer", 8)
+        assert_same_rows(lazy.load(), LOG)
         assert len(lazy.shards) == 10
         assert lazy.metadata.extra == {"task": "walk"}
-        write_transitions(open_transitions(folder), tmp_path / "one.npz")
-        assert_same_rows(open_transitions(tmp_path / "one.npz"), log)
+        write_transitions(open_transitions(written), tmp_path / "one.npz")
+        assert_same_rows(open_transitions(tmp_path / "one.npz"), LOG)
 
     @pytest.mark.parametrize("format_", ["hdf5", "npz", "d3rlpy", "minari"])
-    def test_from_any_file(self, tmp_path, log, format_):
+    def test_from_any_file_also_without_weight_in_a_block(self, tmp_path, format_):
+        log = LOG.replace(weights=np.where(np.arange(70) < 50, 0.0, 1.0))
         write_transitions(log, tmp_path / "log", format_)
         lazy = convert_to_shards(tmp_path / "log", tmp_path / "shards", 30)
         assert_same_rows(lazy.load(), open_transitions(tmp_path / "log"))
-
-    def test_rows_without_any_weight_in_a_block(self, tmp_path, log):
-        weights = np.where(np.arange(len(log)) < 50, 0.0, 1.0)
-        write_transitions(log.replace(weights=weights), tmp_path / "log.hdf5")
-        lazy = convert_to_shards(tmp_path / "log.hdf5", tmp_path / "shards", 40)
-        np.testing.assert_array_equal(lazy.load().weights, weights)
+        np.testing.assert_array_equal(lazy.load().weights, log.weights)
         np.testing.assert_array_equal(lazy.read_rows(0, 0, 5).weights, 0.0)
 
     def test_bad_sources_keep_their_own_words(self, tmp_path):
@@ -464,7 +382,6 @@ class TestConverting:
         del log
         monkeypatch.setattr("koffline.data.disk.files.BLOCK_BYTES", size // 20)
         monkeypatch.setattr("koffline.data.disk.log.BLOCK_BYTES", size // 20)
-        convert_to_shards(tmp_path / "log.hdf5", tmp_path / "first", 200)  # imports are not counted
         tracemalloc.start()
         convert_to_shards(tmp_path / "log.hdf5", tmp_path / "shards", 200)
         _, peak = tracemalloc.get_traced_memory()

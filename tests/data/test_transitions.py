@@ -6,7 +6,7 @@ import pickle
 import numpy as np
 import pytest
 
-from koffline.data.transitions import Continuous, Discrete, Metadata, Transitions
+from koffline.data.transitions import REQUIRED_COLUMNS, Continuous, Discrete, Metadata, Transitions
 from koffline.errors import DataError
 from tests.data.logs import small
 
@@ -146,19 +146,7 @@ class TestConstruction:
 
     def test_empty_data(self):
         with pytest.raises(DataError, match="no rows"):
-            small(
-                **{
-                    name: getattr(small(), name)[:0]
-                    for name in (
-                        "observations",
-                        "actions",
-                        "rewards",
-                        "next_observations",
-                        "terminated",
-                        "truncated",
-                    )
-                }
-            )
+            small(**{name: getattr(small(), name)[:0] for name in REQUIRED_COLUMNS})
 
     def test_the_offending_row_is_named_in_a_late_block(self):
         n = 70_000

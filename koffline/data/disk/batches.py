@@ -30,8 +30,7 @@ if TYPE_CHECKING:
 _MOST_BLOCK_ROWS, _LEAST_BLOCK_ROWS = 4096, 1024
 _WANTED_SLOTS, _LEAST_SLOTS = 256, 64
 _DEFAULT_POOL = 2**29
-# Blocks that are read ahead of the draws.
-_AHEAD = 2
+_AHEAD = 2  # blocks that are read ahead of the draws
 _ORDER, _ROWS = 1, 2  # streams of random numbers of one seed
 
 
@@ -273,10 +272,7 @@ def _block_rows(pool_rows: int) -> int:
 
 
 class ShardReader:
-    """``read_rows`` of a log, from at most ``most_open`` open files; for one thread at a time.
-
-    Opening a file takes milliseconds, a read from an open one a fraction of that.
-    """
+    """``read_rows`` of a log, from at most ``most_open`` files that stay open; for one thread at a time."""
 
     def __init__(self, log: LazyTransitions, most_open: int = 32) -> None:
         self._log, self._most_open = log, most_open

@@ -149,7 +149,7 @@ class LazyTransitions:
         kept = {**self.columns, **self._derived()}
         kept.pop("episode_ids", None)
         with reading(self.metadata.source or self.shards[0].name, "data"):
-            check_memory(len(self) * (sum(column.row_bytes for column in kept.values()) + 8))
+            check_memory(len(self) * (sum(column.row_bytes for column in kept.values()) + 16))
         held = {name: np.empty((len(self), *column.shape), column.dtype) for name, column in kept.items()}
         row = 0
         for block in self.blocks():

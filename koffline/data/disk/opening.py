@@ -38,6 +38,7 @@ from koffline.data.raw import FileDescription, SettledActions, merge_different, 
 from koffline.data.spaces import ActionSpace, Continuous, SpaceRequest
 from koffline.errors import DataError
 from koffline.store.files import reading
+from koffline.untrusted.limits import check_memory
 
 _SUFFIXES = (".hdf5", ".h5", ".npz")
 
@@ -202,6 +203,7 @@ def _find_episodes(file: SlicedFile, shard: ShardInfo) -> _Episodes:
         begins = np.diff(read) != 0 if key == "episode_ids" else read[1:] == 0
         starts.append(max(rows.start, 1) + np.flatnonzero(begins))
         ids.append(read[1:][begins])
+        _check_room(starts)
     found = np.concatenate(starts)
     if key == "episode_ids" and len(np.unique(np.concatenate(ids))) != len(found):
         raise DataError(f"rows of several episodes are interleaved; {LAZY_REMEDY}")
@@ -210,6 +212,11 @@ def _find_episodes(file: SlicedFile, shard: ShardInfo) -> _Episodes:
         for rows in checks.blocks(shard.rows):
             _check_steps(opened.column("steps", rows.start, rows.stop), counting, rows)
     return _Episodes(found)
+
+
+def _check_room(starts: Sequence[np.ndarray]) -> None:
+    """Raise Refused where so many episodes do not fit: they are kept while the log is open, and sorted."""
+    check_memory(4 * 8 * sum(map(len, starts)))
 
 
 def _check_steps(given: np.ndarray, counting: OpenShard, rows: slice) -> None:
@@ -233,6 +240,7 @@ def _episodes_of_flags(opened: OpenShard, shard: ShardInfo) -> _Episodes:
         truncated += int(cut.sum())
         ended.append(start + np.flatnonzero(ends))
         broken.append(start + np.flatnonzero(~ends & ~linked))
+        _check_room([*ended, *broken])
     last, apart = np.concatenate(ended), np.concatenate(broken)
     inside = shard.rows - 1 - int(np.sum(last < shard.rows - 1))
     rule, notes = rule_of_flags(truncated, inside, len(apart))

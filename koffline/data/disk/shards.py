@@ -11,7 +11,7 @@ import itertools
 import json
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ MANIFEST = "manifest.json"
 FORMAT, VERSION = "koffline-shards", 1
 # So many shards, at about 190 bytes each, make the longest manifest that is read.
 MOST_SHARDS = 80_000
+_SAID = ("rows", "episodes", "bytes", "sha256")  # of a shard, beside its name
 SHARD_NAME = re.compile(r"shard-\d{5,}\.hdf5")
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
@@ -50,20 +51,11 @@ def write_manifest(folder: Path, log: LazyTransitions) -> None:
         "version": VERSION,
         "rows": len(log),
         "action_space": space_to_json(log.action_space),
-        "columns": {
-            name: {"key": column.key, "dtype": column.dtype, "shape": list(column.shape)}
-            for name, column in log.columns.items()
-        },
+        "columns": {name: asdict(column) for name, column in log.columns.items()},
         "episodes": log.has_episodes,
         **metadata_to_json(log.metadata),
         "shards": [
-            {
-                "file": Path(shard.name).name,
-                "rows": shard.rows,
-                "episodes": shard.episodes,
-                "bytes": shard.bytes,
-                "sha256": shard.sha256,
-            }
+            {"file": Path(shard.name).name, **{name: getattr(shard, name) for name in _SAID}}
             for shard in log.shards
         ],
     }

@@ -1,0 +1,216 @@
+"""Every format we write: all of a log comes back, whatever the file's name; nothing is lost by chance."""
+
+import json
+import shutil
+import sys
+
+import h5py
+import minari
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from koffline.data.hdf5 import write_hdf5
+from koffline.data.sources import Written, open_transitions, write_transitions
+from koffline.data.transitions import Continuous, Metadata
+from koffline.errors import DataError
+from tests.data.logs import assert_same_rows, drawn_logs, roll_out
+
+NAMES = {"hdf5": "log.hdf5", "npz": "log.npz", "minari": "log-v0", "d3rlpy": "log.h5"}
+FORMATS = pytest.mark.parametrize("format", sorted(NAMES))
+
+
+def through(log, folder, format):
+    write_transitions(log, folder / NAMES[format], format, force=True)
+    return open_transitions(folder / NAMES[format])
+
+
+def assert_equal(found, expected):
+    assert_same_rows(found, expected)
+    assert found.sha256 == found.metadata.sha256 == expected.sha256
+    assert found.action_space == expected.action_space
+    assert found.observations.dtype == expected.observations.dtype
+    for name in ("gamma", "extra", "notes"):
+        assert getattr(found.metadata, name) == getattr(expected.metadata, name)
+    for name in ("behavior_log_probabilities", "weights"):
+        np.testing.assert_array_equal(getattr(found, name), getattr(expected, name))
+
+
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(drawn=drawn_logs(), formats=st.lists(st.sampled_from(sorted(NAMES)), min_size=1, max_size=3))
+def test_a_chain_of_formats(tmp_path, drawn, formats):
+    shutil.rmtree(tmp_path)
+    tmp_path.mkdir()
+    log = changed = drawn.log()
+    for format in formats:
+        changed = through(changed, tmp_path, format)
+    assert_equal(changed, log)
+    assert len(list(tmp_path.iterdir())) == len(set(formats))  # nothing temporary is left behind
+
+
+@FORMATS
+def test_everything_comes_back_under_any_name(tmp_path, format):
+    log = roll_out(ends=("both", "neither", "truncated", "terminated", "neither")).transitions(
+        behavior_log_probabilities=-np.arange(15.0),
+        weights=np.arange(15.0),
+        metadata=Metadata(gamma=0.97, extra={"environment": "walk", "seed": 3}, notes=("for a test",)),
+    )
+    for name in ("log.hdf5", "log.npz", "log.txt", "log"):
+        write_transitions(log, tmp_path / name, format)
+        assert_equal(open_transitions(tmp_path / name), log)
+        assert open_transitions(tmp_path / name).metadata.source == str(tmp_path / name)
+
+
+@FORMATS
+def test_bounds_pictures_and_lone_rows_come_back(tmp_path, format):
+    space = Continuous(2, [-4 / 3, -np.inf], [np.inf, 2.0])
+    images = roll_out(shape=(32, 32, 3), dtype=np.uint8)
+    for log in (
+        roll_out(discrete=False).transitions(action_space=space),
+        images.transitions(),
+        roll_out().transitions(episode_ids=None, steps=None),
+    ):
+        assert_equal(through(log, tmp_path, format), log)
+
+
+@FORMATS
+def test_existing_files_are_replaced_only_by_force(tmp_path, format):
+    first, second = roll_out(seed=1).transitions(), roll_out(seed=2).transitions()
+    target = tmp_path / NAMES[format]
+    write_transitions(first, target, format)
+    with pytest.raises(DataError, match="exists already; choose another name"):
+        write_transitions(second, target, format)
+    assert open_transitions(target).sha256 == first.sha256
+    assert through(second, tmp_path, format).sha256 == second.sha256
+    assert [path.name for path in tmp_path.iterdir()] == [NAMES[format]]
+
+
+@pytest.mark.parametrize("format", ["hdf5", "d3rlpy"])
+def test_the_same_log_gives_the_same_bytes(tmp_path, format):
+    for name in "ab":
+        write_transitions(roll_out().transitions(), tmp_path / name, format)
+    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+
+
+@pytest.mark.parametrize("format", ["minari", "d3rlpy"])
+def test_next_observations_that_do_not_chain_are_refused(tmp_path, format):
+    log = roll_out().transitions()
+    following = log.next_observations.copy()
+    following[5] += 1
+    with pytest.raises(DataError, match=r"next observation of row 5 is not .*write hdf5 or npz"):
+        write_transitions(log.replace(next_observations=following), tmp_path / "log", format)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("target", "format", "expected"),
+    [("a.hdf5", None, "hdf5"), ("a.h5", None, "hdf5"), ("A.NPZ", None, "npz"), ("a.h5", "d3rlpy", "d3rlpy")],
+)
+def test_the_name_tells_the_format_that_nobody_asked_for(tmp_path, target, format, expected):
+    path = tmp_path / target
+    assert write_transitions(roll_out().transitions(), path, format) == Written(str(path), expected)
+
+
+@pytest.mark.parametrize(
+    ("target", "format", "words"),
+    [
+        ("log.xls", None, r"does not tell its format; choose one of hdf5, minari, .*, csv \(--format\)"),
+        ("log.hdf5", "xls", "format 'xls' is unknown"),
+        ("minari:walk-v0", "npz", "names a Minari dataset but the format is npz"),
+        ("minari:a b", None, "is no Minari id"),
+        ("absent/log.hdf5", None, "the folder absent does not exist; create it"),
+        ("home", "minari", "holds something else"),
+    ],
+)
+def test_targets_that_make_no_sense(tmp_path, monkeypatch, target, format, words):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / "letter.txt").write_text("dear")
+    with pytest.raises(DataError, match=words):
+        write_transitions(roll_out().transitions(), target, format, force=True)
+    assert [path.name for path in tmp_path.rglob("*")] == ["home", "letter.txt"]
+
+
+class TestHDF5:
+    @pytest.fixture
+    def path(self, tmp_path):
+        write_hdf5(roll_out().transitions(), tmp_path / "log.hdf5")
+        return tmp_path / "log.hdf5"
+
+    def test_readers_of_d4rl_find_their_keys(self, path):
+        log = roll_out().transitions()
+        with h5py.File(path) as file:
+            found = {key: file[key][:] for key in file}
+        names = {"terminals": "terminated", "timeouts": "truncated"}
+        assert {"observations", "next_observations", "actions", "rewards", *names} <= found.keys()
+        for key, array in found.items():
+            np.testing.assert_array_equal(array, getattr(log, names.get(key, key)))
+
+    def test_a_flipped_byte_is_noticed(self, tmp_path):
+        log, path = roll_out(ends=["truncated"] * 40, lengths=[50] * 40).transitions(), tmp_path / "log.hdf5"
+        write_hdf5(log, path, compress=False)
+        content = bytearray(path.read_bytes())
+        content[content.index(log.observations[1000].tobytes())] ^= 0x01
+        path.write_bytes(content)
+        with pytest.raises(DataError, match="truncated or corrupt HDF5"):
+            open_transitions(path)
+
+    def test_an_edited_file_is_read_and_said_to_be_edited(self, path):
+        with h5py.File(path, "r+") as file:
+            file["rewards"][0] = 100.0
+        log = open_transitions(path)
+        assert log.rewards[0] == 100.0
+        assert any("edited" in note for note in log.metadata.notes)
+        assert log.metadata.sha256 == log.sha256
+
+    @pytest.mark.parametrize(
+        ("described", "words"),
+        [
+            ("{", "description is damaged"),
+            ("[]", "description is damaged"),
+            ('{"format": 1}', "description is damaged"),
+            (json.dumps({"format": 1, "action_space": 3, "episodes": True}), "cannot read; declare"),
+            ('{"format": 2}', "format 2, known is 1; update koffline"),
+        ],
+    )
+    def test_a_description_that_cannot_be_read(self, path, described, words):
+        with h5py.File(path, "r+") as file:
+            file.attrs["koffline"] = described
+        with pytest.raises(DataError, match=words):
+            open_transitions(path)
+
+
+class TestMinari:
+    @pytest.mark.parametrize("discrete", [True, False])
+    def test_minari_reads_it(self, tmp_path, discrete):
+        rollout = roll_out(discrete=discrete)
+        write_transitions(rollout.transitions(), tmp_path / "walk copy-v3", "minari")
+        dataset = minari.MinariDataset(tmp_path / "walk copy-v3" / "data")
+        assert dataset.spec.dataset_id == "walk-copy-v3"
+        assert (dataset.total_episodes, dataset.total_steps) == (5, 15)
+        for index, episode in enumerate(dataset):
+            rows = rollout.episode(index)
+            seen = [row.observation for row in rows] + [rows[-1].next_observation]
+            np.testing.assert_array_equal(episode.observations, np.stack(seen))
+            for name, field in zip(
+                ("actions", "rewards", "terminations", "truncations"),
+                ("action", "reward", "terminated", "truncated"),
+                strict=True,
+            ):
+                np.testing.assert_array_equal(getattr(episode, name), [getattr(row, field) for row in rows])
+            assert dataset.action_space.contains(episode.actions[0])
+        assert "jax" not in sys.modules
+
+    def test_ids_are_targets_and_sources(self, tmp_path, monkeypatch):
+        monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "datasets"))
+        log = roll_out().transitions()
+        write_transitions(log, "minari:walk/test-v0")
+        found = open_transitions("minari:walk/test-v0")
+        assert (found.sha256, found.metadata.source) == (log.sha256, "minari:walk/test-v0")
+        folder = tmp_path / "datasets" / "walk" / "test-v0"
+        for part in ("", "data", "data/main_data.hdf5"):
+            assert open_transitions(folder / part).sha256 == log.sha256
+        for name, words in (("walk/other-v0", "minari download walk/other-v0"), ("../etc", "no Minari id")):
+            with pytest.raises(DataError, match=words):
+                open_transitions(f"minari:{name}")

@@ -1,0 +1,216 @@
+"""Every bad source is one line with a remedy, in memory and lazily."""
+
+import os
+import pickle
+import zipfile
+
+import h5py
+import numpy as np
+import pytest
+
+from koffline.data.sources import open_transitions, write_transitions
+from koffline.data.spaces import Bounds
+from koffline.data.transitions import Continuous, Discrete
+from koffline.errors import DataError
+from tests.data.logs import d4rl_arrays, roll_out, write_arrays
+
+LOG = roll_out().transitions()
+REQUIRED = ("observations", "actions", "rewards", "terminals")
+
+
+def content(written):
+    return lambda path: path.write_bytes(written)
+
+
+def arrays(*lacking, **changes):
+    def write(path):
+        held = d4rl_arrays(roll_out()) | changes
+        write_arrays(path, {key: array for key, array in held.items() if key not in lacking})
+
+    return write
+
+
+def all_of(array):
+    return lambda path: write_arrays(path, dict.fromkeys(REQUIRED, array))
+
+
+def ours(format, cut=0):
+    def write(path):
+        write_transitions(LOG, path, format)
+        if cut:
+            path.write_bytes(path.read_bytes()[:-cut])
+
+    return write
+
+
+def groups(path):
+    with h5py.File(path, "w") as file:
+        for key in REQUIRED:
+            file.create_group(key)
+
+
+def corrupt_npz(path):
+    ours("npz")(path)
+    with zipfile.ZipFile(path) as archive:
+        member, following = archive.getinfo("rewards.npy"), archive.getinfo("next_observations.npy")
+    spoiled = bytearray(path.read_bytes())
+    spoiled[following.header_offset - member.compress_size // 2] ^= 0xFF
+    path.write_bytes(spoiled)
+
+
+def zipped(path):
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("archive/data.pkl", "x")
+
+
+def objects(path):
+    with path.open("wb") as file:
+        np.savez(file, **d4rl_arrays(roll_out()) | {"rewards": LOG.rewards.astype(object)})
+
+
+def huge(path):
+    with h5py.File(path, "w") as file:
+        for key, array in d4rl_arrays(roll_out()).items():
+            shape = (2**50, *array.shape[1:])
+            file.create_dataset(key, shape, array.dtype, chunks=(4, *array.shape[1:]))
+
+
+def spoiled(row, value, column):
+    return np.where(np.arange(15) == row, value, column)
+
+
+NO_DATA, NOT_LAZY = "is no data file koffline knows", "is no HDF5 file and no NPZ archive"
+DAMAGED = "truncated or corrupt HDF5 file .*; copy or export it again"
+# what writes it: what the reader in memory says, and the lazy one where that is something else
+BAD = {
+    "missing": (lambda path: None, "does not exist; check the path", ""),
+    "text": (content(b"episode,reward\n0,1.0\n"), "is a text file, whatever its name says; give a", NOT_LAZY),
+    "empty": (content(b""), r"is empty \(0 bytes\)", ""),
+    "cut HDF5": (ours("hdf5", 500), DAMAGED, ""),
+    "HDF5 header": (content(b"\x89HDF\r\n\x1a\n" + bytes(100)), "truncated or corrupt HDF5", ""),
+    "HDF5 signature": (content(b"\x89HDF"), "truncated or corrupt HDF5", ""),
+    "cut NPZ": (ours("npz", 200), "truncated or corrupt NPZ", ""),
+    "corrupt NPZ": (corrupt_npz, "truncated or corrupt NPZ", "is compressed and can only be read whole"),
+    "zip": (zipped, "lacks observations, .*: found keys archive/data.pkl", "lacks|compressed"),
+    "pickle": (content(pickle.dumps({"a": [1]})), "is a Python pickle, which koffline never", NOT_LAZY),
+    "objects": (objects, "rewards has dtype object, which koffline never loads", ""),
+    "gzip": (content(b"\x1f\x8b" + bytes(50)), "is a gzip file", NOT_LAZY),
+    "binary": (content(bytes(range(256))), NO_DATA, NOT_LAZY),
+    "keys": (
+        lambda path: write_arrays(path, {"obs": np.zeros(3)}),
+        "lacks observations, .*: found keys obs; expected observations, actions, rewards, terminals",
+        "lacks observations",
+    ),
+    "groups": (groups, "found keys none", ""),
+    "folder": (lambda path: path.mkdir(), "holds no Minari dataset", "holds no .hdf5"),
+    "words": (all_of(["a", "b"]), "holds texts; give numbers", ""),
+    "scalars": (all_of(1.0), "has no rows|single value", "no next_observations"),
+    "no rows": (all_of(np.zeros(0)), "has no rows", "no next_observations"),
+    "lengths": (arrays(rewards=LOG.rewards[:-1]), "rewards has 14 rows, observations 15; re-export", ""),
+    "one more": (
+        arrays("next_observations", observations=np.zeros((16, 3))),
+        "one per step and a last one",
+        "no next_observations, which lazy reading needs; write shards",
+    ),
+    "huge": (huge, "it takes 63.1 PB in memory", "declares"),
+    "NaN": (arrays(rewards=spoiled(7, np.nan, LOG.rewards)), "rewards holds nan in row 7; drop or mend", ""),
+    "action": (
+        arrays(actions=spoiled(7, 3, LOG.actions)),
+        r"action 3 in row 7 is outside 0 … 2; .*\(4\)",
+        "",
+    ),
+    "flag": (arrays(terminals=np.full(15, 2)), "terminated holds 2 in row 0", ""),
+    "shape": (arrays(rewards=np.ones((15, 2))), r"rewards has shape \(15, 2\)", ""),
+    "interleaved": (
+        arrays(episode_ids=np.arange(15) % 2),
+        "its episode 0 goes on",
+        "interleaved; write shards with",
+    ),
+    "not counted": (
+        arrays(episode_ids=LOG.episode_ids, steps=LOG.steps + 1),
+        "row 0 of episode 0 has step 1, expected 0",
+        "row 0 has step 1, expected 0",
+    ),
+    "dump": (ours("d3rlpy"), "", "episode by episode.*--shard-rows N"),
+    "minari": (ours("minari"), "", "holds no .hdf5"),
+    "packed NPZ": (ours("npz"), "", "is compressed and can only be read whole"),
+    "d3rlpy 1": (
+        arrays("timeouts", episode_terminals=(LOG.terminated | LOG.truncated).astype(np.float32)),
+        "",
+        "marks episodes by episode_terminals; write shards",
+    ),
+}
+
+
+def read(path, lazy):
+    log = open_transitions(path, Discrete(3), lazy=lazy)
+    return log.load() if lazy else log
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+@pytest.mark.parametrize("case", BAD)
+def test_each_bad_source_is_one_line(tmp_path, case, lazy):
+    path = tmp_path / "log.hdf5"
+    spoil, in_memory, on_disk = BAD[case]
+    spoil(path)
+    if not in_memory and not lazy:
+        assert len(read(path, lazy)) >= 12
+        return
+    with pytest.raises(DataError, match=on_disk if lazy and on_disk else in_memory) as error:
+        read(path, lazy)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["x" * 5000, "a\0b", ""])
+def test_names_that_cannot_be_files(name):
+    with pytest.raises(DataError):
+        open_transitions(name)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_unreadable_files(tmp_path):
+    write_transitions(LOG, tmp_path / "log.hdf5")
+    (tmp_path / "log.hdf5").chmod(0)
+    with pytest.raises(DataError, match="no permission"):
+        open_transitions(tmp_path / "log.hdf5")
+
+
+def test_minaris_own_file_far_from_its_metadata(tmp_path):
+    write_transitions(LOG, tmp_path / "walk", "minari")
+    (tmp_path / "walk" / "data" / "main_data.hdf5").rename(tmp_path / "main_data.hdf5")
+    with pytest.raises(DataError, match=r"lacks observations.*found keys episode_0/actions"):
+        open_transitions(tmp_path / "main_data.hdf5")
+
+
+def test_bad_requests_are_one_line(tmp_path):
+    lazy = open_transitions(write_arrays(tmp_path / "log.hdf5", d4rl_arrays(roll_out())), lazy=True)
+    with pytest.raises(DataError, match="block_rows is 0"):
+        list(lazy.blocks(0))
+    for start, stop in [(3, 3), (-1, 2), (0, 16)]:
+        with pytest.raises(DataError, match=r"which has 15"):
+            lazy.read_rows(0, start, stop)
+    for source, words in [
+        (LOG, "in memory already"),
+        (tmp_path / "*.npz", "does not exist"),
+        ([], "no files are given"),
+    ]:
+        with pytest.raises(DataError, match=words):
+            open_transitions(source, lazy=True)
+
+
+def test_narrow_bounds_are_found_out_by_the_first_block(tmp_path):
+    arrays(actions=np.ones((15, 2)) - 3)(tmp_path / "log")
+    lazy = open_transitions(tmp_path / "log", Bounds(-1, 1), lazy=True)
+    assert lazy.action_space == Continuous(2, -1, 1)
+    with pytest.raises(DataError, match="log: action -2 in row 0, dimension 0, is outside -1 … 1"):
+        lazy.load()
+
+
+def test_strings_paths_and_logs_are_sources(tmp_path):
+    import koffline
+
+    write_transitions(LOG, tmp_path / "log.hdf5")
+    for source in (tmp_path / "log.hdf5", str(tmp_path / "log.hdf5"), LOG):
+        assert koffline.open_transitions(source).sha256 == LOG.sha256
+    assert open_transitions(LOG) is LOG
+    assert open_transitions(LOG, Discrete(7)).action_space == Discrete(7)

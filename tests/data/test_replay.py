@@ -1,0 +1,370 @@
+"""ColumnarReplayBuffer: the right rows as d3rlpy hands them over, for its own algorithms and evaluators."""
+
+import subprocess
+import sys
+import tracemalloc
+
+import numpy as np
+import pytest
+import structlog
+
+from koffline.data.d3rlpy_import import import_d3rlpy
+from koffline.data.replay import ColumnarReplayBuffer, ReadOnlyBufferError, from_d3rlpy, to_d3rlpy
+from koffline.data.replay_views import EpisodeView, RowWindow
+from koffline.data.transitions import Continuous, Discrete
+from koffline.errors import DataError, KofflineError
+from tests.data.logs import assert_same_rows, roll_out
+from tests.data.replay_logs import ENDS, LENGTHS, long_log, make_log, rows_of
+
+d3rlpy = import_d3rlpy()
+ALONE = {"episode_ids": None, "steps": None}
+QUIET = {"show_progress": False, "logger_adapter": d3rlpy.logging.NoopAdapterFactory()}
+DISCRETE = pytest.mark.parametrize("discrete", [True, False])
+EPISODES = pytest.mark.parametrize("episodes", [True, False])
+
+
+@pytest.fixture(autouse=True, scope="module")
+def quiet_d3rlpy():
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))
+    yield
+    structlog.reset_defaults()
+
+
+def stock_batch(log, rows):
+    """The same rows through d3rlpy's picker, from its own buffer."""
+    stock = to_d3rlpy(log)
+    picked = [stock.transition_picker(*stock.buffer[int(row)]) for row in rows]
+    return d3rlpy.dataset.TransitionMiniBatch.from_transitions(picked)
+
+
+class TestBatches:
+    @DISCRETE
+    @EPISODES
+    def test_every_column_is_of_the_same_row(self, discrete, episodes):
+        log = make_log(discrete, **({} if episodes else ALONE))
+        batch = ColumnarReplayBuffer(log, seed=0).sample_transition_batch(200)
+        rows = rows_of(batch, log)
+        assert set(rows) == set(range(15))  # the last rows of cut episodes are drawn too
+        actions = log.actions.reshape(15, -1).astype(np.float32)
+        following = [row + 1 if episodes and row + 1 < 15 and log.steps[row + 1] else row for row in rows]
+        np.testing.assert_array_equal(batch.observations, log.observations[rows])
+        np.testing.assert_array_equal(batch.actions, actions[rows])
+        np.testing.assert_array_equal(batch.next_observations, log.next_observations[rows])
+        np.testing.assert_array_equal(batch.next_actions, actions[following])
+        np.testing.assert_array_equal(batch.terminals, log.terminated[rows].reshape(-1, 1))
+        np.testing.assert_array_equal(batch.intervals, np.ones((200, 1)))
+        assert batch.rewards.shape == (200, 1)
+
+    def test_agrees_with_d3rlpys_own_batches(self):
+        """Equal where d3rlpy has a value to compare with."""
+        log = make_log(False)
+        ours = ColumnarReplayBuffer(log, seed=0).sample_transition_batch(60)
+        theirs = stock_batch(log, rows_of(ours, log))
+        running = ours.terminals.reshape(-1) == 0
+        for name in ("observations", "actions", "rewards", "terminals", "intervals"):
+            np.testing.assert_array_equal(getattr(ours, name), getattr(theirs, name))
+            assert getattr(ours, name).dtype == getattr(theirs, name).dtype
+        for name in ("next_observations", "next_actions"):
+            np.testing.assert_array_equal(getattr(ours, name)[running], getattr(theirs, name)[running])
+
+    def test_wide_and_strided_columns_and_bytes_are_handed_over_as_float32(self):
+        wide = roll_out(ENDS, LENGTHS, dtype=np.float64).transitions()
+        padded = np.zeros((15, 6))
+        padded[:, ::2] = wide.observations
+        images = roll_out(ENDS, LENGTHS, shape=(2, 4, 4), dtype=np.uint8).transitions()
+        for log in (wide.replace(observations=padded[:, ::2]), images):
+            batch = ColumnarReplayBuffer(log, seed=0).sample_transition_batch(30)
+            expected = log.observations[rows_of(batch, log)].astype(np.float32)
+            np.testing.assert_array_equal(batch.observations, expected)
+            assert batch.observations.dtype == np.float32
+
+    def test_rows_are_drawn_uniformly_or_in_proportion_to_weights(self):
+        for log, share in ((make_log(), np.ones(15)), (make_log(weights=np.arange(15.0)), np.arange(15.0))):
+            batch = ColumnarReplayBuffer(log, seed=0).sample_transition_batch(15_000)
+            counts, expected = np.bincount(rows_of(batch, log), minlength=15), 15_000 * share / share.sum()
+            # each count is binomial: five standard deviations, and none without weight
+            assert (np.abs(counts - expected) <= 5 * np.sqrt(expected)).all()
+
+    def test_seeds(self):
+        log = make_log()
+
+        def draw(seed):
+            return ColumnarReplayBuffer(log, seed=seed).sample_transition_batch(20).rewards
+
+        np.testing.assert_array_equal(draw(1), draw(1))
+        assert not np.array_equal(draw(1), draw(2))
+        d3rlpy.seed(3)
+        first = draw(None)
+        assert not np.array_equal(first, draw(None))
+        d3rlpy.seed(3)
+        np.testing.assert_array_equal(first, draw(None))
+
+    def test_nothing_is_copied(self):
+        log = roll_out(("truncated",) * 20, (100,) * 20, shape=(50,)).transitions()
+        tracemalloc.start()
+        ColumnarReplayBuffer(log, seed=0)
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert peak < log.observations.nbytes / 10
+
+    def test_returns_to_go_reach_the_end_of_the_episode(self):
+        log = make_log()
+        buffer = ColumnarReplayBuffer(log, seed=0)
+        batch, one = buffer.sample_transition_batch(40), buffer.sample_transition()
+        rows = [*rows_of(batch, log), *np.flatnonzero(log.rewards.astype(np.float32) == one.reward[0])]
+        for row, seen in zip(rows, [*batch.transitions, one], strict=True):
+            np.testing.assert_array_equal(seen.observation, log.observations[row])
+            np.testing.assert_array_equal(seen.next_observation, log.next_observations[row])
+            end = next((i for i in range(row + 1, 15) if log.steps[i] == 0), 15)
+            np.testing.assert_array_equal(seen.rewards_to_go.reshape(-1), np.float32(log.rewards[row:end]))
+        alone = ColumnarReplayBuffer(make_log(**ALONE)).sample_transition_batch(2)
+        with pytest.raises(DataError, match="returns-to-go need episodes"):
+            _ = alone.transitions[0]
+
+    def test_trajectories_match_d3rlpys(self):
+        log = make_log()
+        batch = ColumnarReplayBuffer(log, seed=0).sample_trajectory_batch(50, 3)
+        assert batch.observations.shape == (50, 3, 3)
+        rewards = log.rewards.astype(np.float32)
+        for i in range(50):
+            row = int(np.flatnonzero(rewards == batch.rewards[i, -1, 0])[0])
+            real = int(batch.masks[i].sum())
+            assert real == min(3, log.steps[row] + 1)
+            rows = np.arange(row - real + 1, row + 1)
+            np.testing.assert_array_equal(batch.observations[i, -real:], log.observations[rows])
+            np.testing.assert_array_equal(batch.actions[i, -real:, 0], log.actions[rows])
+            np.testing.assert_array_equal(batch.timesteps[i, -real:], log.steps[rows] + 1)
+            returns = log.returns_to_go()[rows]
+            np.testing.assert_allclose(batch.returns_to_go[i, -real:, 0], returns, rtol=1e-5, atol=1e-6)
+
+
+class TestViews:
+    @DISCRETE
+    def test_d3rlpys_picker_finds_every_row_of_an_episode(self, discrete):
+        log = make_log(discrete)
+        buffer = ColumnarReplayBuffer(log)
+        picker = d3rlpy.dataset.BasicTransitionPicker()
+        stock = d3rlpy.dataset.create_infinite_replay_buffer(episodes=list(buffer.episodes))
+        assert type(buffer.transition_picker) is type(picker)
+        row = 0
+        for episode in buffer.episodes:
+            assert len(episode) == episode.size() == episode.transition_count
+            for index in range(episode.transition_count):
+                for seen in (picker(episode, index), stock.transition_picker(*stock.buffer[row])):
+                    np.testing.assert_array_equal(seen.observation, log.observations[row])
+                    assert (seen.action.reshape(log.actions[row].shape) == log.actions[row]).all()
+                    assert seen.terminal == log.terminated[row]
+                    if not seen.terminal:
+                        np.testing.assert_array_equal(seen.next_observation, log.next_observations[row])
+                row += 1
+        assert row == stock.transition_count == 15
+
+    def test_episodes_as_d3rlpy_asks_for_them(self):
+        log = make_log()
+        buffer = ColumnarReplayBuffer(log)
+        assert buffer.size() == len(buffer.episodes) == 5
+        assert buffer.transition_count == len(buffer.buffer) == buffer.buffer.transition_count == 15
+        episode, index = buffer.buffer[5]
+        assert isinstance(episode, EpisodeView)
+        assert index == 1
+        np.testing.assert_array_equal(episode.observations[1], log.observations[5])
+        np.testing.assert_allclose([e.compute_return() for e in buffer.buffer.episodes], log.returns())
+        assert [e.terminated for e in buffer.episodes[:3]] == [False, True, False]
+        assert buffer.episodes[-1].rewards.shape == (2, 1)
+        for name in ("observation_signature", "action_signature", "reward_signature"):
+            assert getattr(episode, name) == getattr(buffer.dataset_info, name)
+        with pytest.raises(IndexError):
+            _ = buffer.episodes[5]
+
+    def test_the_declared_space_counts_not_the_actions_seen(self):
+        spaces = d3rlpy.ActionSpace
+        for log, space, size in (
+            (make_log(action_space=Discrete(9)), spaces.DISCRETE, 9),
+            (make_log(False), spaces.CONTINUOUS, 2),
+        ):
+            info = ColumnarReplayBuffer(log).dataset_info
+            assert (info.action_space, info.action_size) == (space, size)
+
+    def test_dump_and_load(self, tmp_path):
+        buffer = ColumnarReplayBuffer(make_log())
+        with (tmp_path / "buffer.h5").open("w+b") as file:
+            buffer.dump(file)
+        with (tmp_path / "buffer.h5").open("rb") as file:
+            stock = ColumnarReplayBuffer.load(file, d3rlpy.dataset.InfiniteBuffer())
+        assert type(stock) is d3rlpy.dataset.ReplayBuffer
+        for episode, view in zip(stock.episodes, buffer.episodes, strict=True):
+            for name, value in episode.serialize().items():
+                np.testing.assert_array_equal(value, view.serialize()[name])
+
+    def test_windows_cover_all_rows_once_and_are_no_trajectories(self):
+        rollout = roll_out(("terminated", "truncated") * 500, (3, 2) * 500)
+        log = rollout.transitions(**ALONE)
+        buffer = ColumnarReplayBuffer(log)
+        assert [len(window) for window in buffer.episodes] == [1024, 1024, 452]
+        picked = [
+            buffer.transition_picker(window, i)
+            for window in buffer.episodes
+            for i in range(window.transition_count)
+        ]
+        np.testing.assert_array_equal([seen.next_observation for seen in picked], log.next_observations)
+        np.testing.assert_array_equal([seen.terminal for seen in picked], log.terminated)
+        window = buffer.episodes[0]
+        assert isinstance(window, RowWindow)
+        for misuse in (
+            lambda: d3rlpy.dataset.BasicTransitionPicker()(window, 0),
+            lambda: buffer.sample_trajectory(3),
+            window.serialize,
+        ):
+            with pytest.raises(DataError, match="form no trajectory"):
+                misuse()
+
+    def test_growing_is_refused_with_the_remedy(self):
+        buffer = ColumnarReplayBuffer(make_log())
+        for grow in (
+            lambda: buffer.append(np.zeros(3), 0, 0.0),
+            lambda: buffer.append_episode(buffer.episodes[0]),
+            lambda: buffer.clip_episode(True),
+            lambda: buffer.buffer.append(buffer.episodes[0], 0),
+        ):
+            with pytest.raises(ReadOnlyBufferError, match=r"cannot grow; for online training use .*to_d3r"):
+                grow()
+        assert issubclass(ReadOnlyBufferError, (KofflineError, NotImplementedError))
+
+
+class TestConversion:
+    @DISCRETE
+    def test_to_d3rlpy_and_back(self, discrete):
+        log = make_log(discrete)
+        stock = to_d3rlpy(log)
+        assert stock.transition_count == 15
+        again = from_d3rlpy(stock)
+        cut = np.append(log.truncated[:-1], True)
+        expected = log.replace(rewards=log.rewards.astype(np.float32), truncated=cut)
+        assert_same_rows(again, expected, terminal_next=False)
+        assert again.action_space == (Discrete(3) if discrete else Continuous(2))
+        assert from_d3rlpy(ColumnarReplayBuffer(log)) is log
+
+    def test_the_stock_buffer_may_grow_and_be_mixed(self):
+        stock = to_d3rlpy(make_log())
+        mixed = d3rlpy.dataset.MixedReplayBuffer(
+            stock, ColumnarReplayBuffer(long_log(), seed=0), secondary_mix_ratio=0.5
+        )
+        assert mixed.sample_transition_batch(8).observations.shape == (8, 3)
+        stock.append(np.zeros(3, dtype=np.float32), 1, 0.0)
+        stock.append(np.ones(3, dtype=np.float32), 2, 0.0)
+        stock.clip_episode(True)
+        assert stock.transition_count == 17
+
+
+def weights_of(algo) -> np.ndarray:
+    return np.concatenate([p.detach().numpy().reshape(-1) for p in algo.impl.q_function.parameters()])
+
+
+def make_algo(name, **options):
+    d3rlpy.seed(0)
+    return getattr(d3rlpy.algos, f"{name}Config")(batch_size=16, **options).create()
+
+
+@pytest.mark.parametrize("episodes", [True, False])
+@pytest.mark.parametrize("name", ["DQN", "DiscreteCQL", "SAC", "TD3PlusBC", "CalQL", "ReBRAC"])
+def test_stock_algorithms_fit(name, episodes):
+    if name == "CalQL" and not episodes:
+        pytest.skip("CalQL needs returns-to-go")
+    algo = make_algo(name)
+    buffer = ColumnarReplayBuffer(long_log(name in ("DQN", "DiscreteCQL"), episodes), seed=0)
+    algo.build_with_dataset(buffer)
+    before = weights_of(algo)
+    ((_, losses),) = algo.fit(buffer, n_steps=2, n_steps_per_epoch=2, **QUIET)
+    assert all(np.isfinite(value) for value in losses.values())
+    assert not np.array_equal(before, weights_of(algo))
+
+
+@DISCRETE
+def test_the_same_rows_give_the_same_update_as_in_d3rlpys_buffer(discrete):
+    log = long_log(discrete)
+    ours = ColumnarReplayBuffer(log, seed=0)
+    batch = ours.sample_transition_batch(16)
+    results = []
+    for buffer, taken in ((ours, batch), (to_d3rlpy(log), stock_batch(log, rows_of(batch, log)))):
+        algo = make_algo("DQN" if discrete else "SAC")
+        algo.build_with_dataset(buffer)
+        algo.update(taken)
+        results.append(weights_of(algo))
+    np.testing.assert_allclose(results[0], results[1], rtol=1e-6, atol=1e-7)
+
+
+@pytest.fixture(scope="module")
+def dqn():
+    algo = make_algo("DQN")
+    algo.build_with_dataset(ColumnarReplayBuffer(long_log()))
+    return algo
+
+
+class TestEvaluatorsAndScalers:
+    @EPISODES
+    def test_evaluators_by_hand(self, dqn, episodes):
+        log = long_log(episodes=episodes)
+        buffer = ColumnarReplayBuffer(log)
+        observations, following = log.observations, log.next_observations
+        greedy = dqn.predict(observations)
+        values = dqn.predict_value(observations, greedy)
+        logged = dqn.predict_value(observations, log.actions)
+        target = dqn.predict_value(following, dqn.predict(following)) * ~log.terminated
+        starts = log.episode_starts if episodes else [0]
+        metrics = d3rlpy.metrics
+        expected = {
+            metrics.AverageValueEstimationEvaluator(): values.mean(),
+            metrics.DiscreteActionMatchEvaluator(): np.mean(greedy == log.actions),
+            metrics.TDErrorEvaluator(): np.mean((logged - log.rewards - dqn.gamma * target) ** 2),
+            metrics.InitialStateValueEstimationEvaluator(): values[starts].mean(),
+        }
+        for evaluator, value in expected.items():
+            assert evaluator(dqn, buffer) == pytest.approx(value, rel=1e-4), type(evaluator).__name__
+        soft = metrics.SoftOPCEvaluator(return_threshold=-1e9)(dqn, buffer)
+        assert soft == pytest.approx(0.0, abs=1e-6)
+        assert np.isfinite(metrics.DiscountedSumOfAdvantageEvaluator()(dqn, buffer))
+
+    def test_an_episode_of_1025_steps(self, dqn):
+        """d3rlpy's evaluators fail on a cut episode of this length in d3rlpy's own buffer."""
+        log = roll_out(("truncated",), (1025,)).transitions()
+        evaluator = d3rlpy.metrics.AverageValueEstimationEvaluator()
+        actions, rewards = log.actions.reshape(-1, 1), log.rewards.reshape(-1, 1)
+        cut = d3rlpy.dataset.Episode(log.observations, actions, rewards, False)
+        with pytest.raises(IndexError):
+            evaluator(dqn, d3rlpy.dataset.create_infinite_replay_buffer(episodes=[cut]))
+        expected = dqn.predict_value(log.observations, dqn.predict(log.observations)).mean()
+        assert evaluator(dqn, ColumnarReplayBuffer(log)) == pytest.approx(expected, rel=1e-4)
+
+    @EPISODES
+    def test_scalers_see_every_row(self, episodes):
+        log = long_log(discrete=False, episodes=episodes)
+        buffer = ColumnarReplayBuffer(log)
+        pre = d3rlpy.preprocessing
+        algo = make_algo(
+            "SAC",
+            observation_scaler=pre.StandardObservationScaler(),
+            action_scaler=pre.MinMaxActionScaler(),
+            reward_scaler=pre.StandardRewardScaler(),
+        )
+        algo.fit(buffer, n_steps=1, n_steps_per_epoch=1, **QUIET)
+        observed = log.observations.astype(np.float64)
+        np.testing.assert_allclose(algo.observation_scaler.mean, observed.mean(axis=0), rtol=1e-4, atol=1e-6)
+        np.testing.assert_allclose(algo.observation_scaler.std, observed.std(axis=0), rtol=1e-4)
+        np.testing.assert_allclose(algo.action_scaler.minimum, log.actions.min(axis=0))
+        assert algo.reward_scaler.mean == pytest.approx(log.rewards.mean(), rel=1e-4)
+        if episodes:
+            scaler = pre.MinMaxObservationScaler()
+            scaler.fit_with_trajectory_slicer(buffer.episodes, buffer.trajectory_slicer)
+            np.testing.assert_array_equal(scaler.maximum, log.observations.max(axis=0))
+
+
+@pytest.mark.slow  # a fresh process; that koffline alone imports neither torch nor d3rlpy is a test too
+def test_d3rlpy_comes_silently_and_only_with_the_bridge():
+    program = (
+        "import sys, koffline, koffline.data.sources, koffline.data.d3rlpy_dump, koffline.cli.data\n"
+        "assert 'd3rlpy' not in sys.modules, 'too early'\n"
+        "from koffline import ColumnarReplayBuffer\n"
+        "assert 'd3rlpy' in sys.modules\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
