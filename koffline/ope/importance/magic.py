@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from jaxtyping import Float
 from scipy.optimize import nnls
 
-from koffline.ope.importance.statistics import Counts, StepwiseMean
+from koffline.ope.importance.statistics import StepwiseMean
 
 _RIDGE = 1e-10  # of the trace: equal estimates make the matrix singular, any of their blends is as good
 _MOST_CUTS = 25
@@ -33,22 +31,17 @@ class Blend:
         """The blend."""
         return float(self.mix @ self.whole.partial_values(self.cuts))
 
-    def diagnostics(self) -> dict[str, Any]:
-        """Steps followed before the model takes over (−1: none, None: all), and the share of each."""
-        return {"blend_steps": list(self.cuts), "blend_shares": self.mix.tolist()}
 
-
-def magic(whole: StepwiseMean, count_batches: Iterator[Counts]) -> Blend:
+def magic(whole: StepwiseMean, draws: Float[np.ndarray, " draw"]) -> Blend:
     """Blend the partial estimates of a weighted doubly robust one.
 
     Error of a mix x: xᵀ(Ω + b bᵀ)x with Ω the jackknife covariance of the g_j (the weights' noise included)
     and b_j how far g_j lies outside the bootstrap interval of the whole estimate at level 0.5.
-    ``count_batches``: bootstrap counts of at least two episodes.
+    ``draws``: the whole estimate of resampled episodes, of which there are two at least.
     (Thomas and Brunskill 2016, algorithm 1)
     """
     cuts = cut_steps(whole.weights.horizon)
     values, deviations = whole.partial_values(cuts), whole.partial_deviations(cuts)
-    draws = np.concatenate([whole.resampled(counts) for counts in count_batches])
     low, high = np.quantile(draws, [0.5 - _BIAS_LEVEL / 2.0, 0.5 + _BIAS_LEVEL / 2.0])
     # The interval holds the whole estimate itself: its own bias is taken as none.
     low, high = min(low, values[-1]), max(high, values[-1])

@@ -1,8 +1,8 @@
-"""Means over episodes in two forms, each with what an interval needs.
+"""Means over episodes, each with what an interval needs, and the estimators that they are.
 
 ``value``: the estimate. ``deviations`` (E,): the estimate minus that without the episode, NaN where nothing
 would be left. ``resampled(counts)`` (B,): the estimate when episode i counts ``counts[b, i]`` times, NaN
-where nothing is left.
+where nothing is left. ``width``: numbers that one resampled estimate takes.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ import numpy as np
 from jaxtyping import Float, Int
 from scipy.sparse import csr_matrix
 
-from koffline.ope.importance.weights import EpisodeWeights
+from koffline.ope.importance.problem import EpisodeWeights
+from koffline.ope.row_values import RowValues
 
 Counts = Float[np.ndarray, "draw episode"]
 _ALL = 1.0 - 1e-9  # a share of the weight that leaves nothing for the others
@@ -38,7 +39,7 @@ class WeightedMean:
 
     @property
     def width(self) -> int:
-        """Numbers that one resampled estimate takes."""
+        """E."""
         return len(self.values)
 
     @cached_property
@@ -58,17 +59,12 @@ class WeightedMean:
             return (counts @ (self._parts * self.values)) / (counts @ self._parts)
 
 
-def plain_mean(values: Float[np.ndarray, " episode"], shares: Float[np.ndarray, " episode"]) -> WeightedMean:
-    """Σ share·y."""
-    return WeightedMean(np.zeros(len(values)), values, shares)
-
-
 @dataclass(frozen=True, eq=False)
 class StepwiseMean:
     """Σ share·y0 + Σ_t γ^t Σ_i share·w_t·x_t / Σ_i share·w_t.
 
     ``rows`` (N,) are x; ``first`` (E,) is y0. Ended episodes keep their last weight with x = 0. Steps at
-    which no weight is left add nothing.
+    which no weight is left add nothing. Partial sums go up to and with a step: −1: y0 alone, None: the whole.
     """
 
     weights: EpisodeWeights
@@ -78,7 +74,7 @@ class StepwiseMean:
 
     @property
     def width(self) -> int:
-        """Numbers that one resampled estimate takes."""
+        """The larger of E and T."""
         return max(self.weights.n_episodes, self.weights.horizon)
 
     @cached_property
@@ -109,10 +105,18 @@ class StepwiseMean:
 
     def resampled(self, counts: Counts) -> Float[np.ndarray, " draw"]:
         """(B,) estimates from resampled episodes."""
-        return self.partial_resampled(counts, [None])[:, 0]
+        w = self.weights
+        shape, places = (w.n_episodes, w.horizon), (w.episodes, w.steps)
+        below = (csr_matrix((self.row_parts, places), shape).T @ counts.T).T  # (B, T)
+        above = (csr_matrix((self.row_parts * self.rows, places), shape).T @ counts.T).T
+        for members, length, parts in self._ended_parts():
+            below[:, length:] += counts[:, members] @ parts
+        means = np.divide(above, below, out=np.zeros_like(above), where=below > 0.0)
+        start = (counts @ (w.shares * self.first)) / (counts @ w.shares)
+        return start + _running(self.powers * means)[:, -1]
 
     def partial_values(self, last_steps: Sequence[int | None]) -> Float[np.ndarray, " cut"]:
-        """(J,) sums up to and with each of ``last_steps``; −1: y0 alone, None: the whole."""
+        """(J,) sums up to and with each of ``last_steps``."""
         start = self.weights.shares @ self.first
         return start + _running(self.powers * self.step_means)[self._picks(last_steps)]
 
@@ -133,20 +137,6 @@ class StepwiseMean:
             deviations[members] += _running(later)[:, np.maximum(picks - length, 0)]
         return deviations
 
-    def partial_resampled(
-        self, counts: Counts, last_steps: Sequence[int | None]
-    ) -> Float[np.ndarray, "draw cut"]:
-        """(B, J) partial sums when episode i counts ``counts[b, i]`` times."""
-        w = self.weights
-        shape, places = (w.n_episodes, w.horizon), (w.episodes, w.steps)
-        below = (csr_matrix((self.row_parts, places), shape).T @ counts.T).T  # (B, T)
-        above = (csr_matrix((self.row_parts * self.rows, places), shape).T @ counts.T).T
-        for members, length, parts in self._ended_parts():
-            below[:, length:] += counts[:, members] @ parts
-        means = np.divide(above, below, out=np.zeros_like(above), where=below > 0.0)
-        start = (counts @ (w.shares * self.first)) / (counts @ w.shares)
-        return start[:, None] + _running(self.powers * means)[:, self._picks(last_steps)]
-
     def _ended_parts(self) -> Iterator[tuple[Int[np.ndarray, " member"], int, np.ndarray]]:
         """Blocks of episodes of one length with their parts (n, T − length) in the weights of later steps."""
         w = self.weights
@@ -165,6 +155,43 @@ class StepwiseMean:
 
 
 EpisodeStatistic = WeightedMean | StepwiseMean
+
+
+def plain_mean(values: Float[np.ndarray, " episode"], shares: Float[np.ndarray, " episode"]) -> WeightedMean:
+    """Σ share·y."""
+    return WeightedMean(np.zeros(len(values)), values, shares)
+
+
+def make_statistic(
+    name: str,
+    weights: EpisodeWeights,
+    rewards: Float[np.ndarray, " row"],
+    discounts: Float[np.ndarray, " row"],
+    gamma: float,
+    model: RowValues | None = None,
+) -> EpisodeStatistic:
+    """An estimator by name as a mean over episodes.
+
+    ``is``: mean of w·Σ γ^t r_t, w the weight of the whole episode. ``wis``: the same over Σ w, episodes of
+    any length with the weight they end with. ``pdis``: mean of Σ_t γ^t w_t r_t. (Precup et al. 2000)
+    ``wpdis``: Σ_t γ^t Σ_i w_t r_t / Σ_i w_t, ended episodes in the lower sum. (Thomas 2015, CWPDIS)
+    ``dr``: mean of v(s_0) + Σ_t γ^t w_t (r_t + discount_t v(s_{t+1}) − q(s_t, a_t)), which equals
+    Σ_t γ^t (w_t r_t − w_t q_t + w_{t−1} v_t) with the model's value of the state where recording stopped.
+    ``discounts`` (N,) is γ, and 0 where the world ended. (Jiang and Li 2016, equation 10)
+    ``wdr`` (which ``magic`` blends): the same with weights normalised at each step. (Thomas and Brunskill
+    2016, section 5)
+    """
+    powers, rows, first = gamma**weights.steps, rewards, np.zeros(weights.n_episodes)
+    if model is not None:
+        rows, first = rewards + discounts * model.later - model.now, model.starts
+    if name in ("wpdis", "wdr", "magic"):
+        return StepwiseMean(weights, rows, first, gamma)
+    if name == "wis":
+        return WeightedMean(weights.last, weights.episode_sums(powers * rows), weights.shares)
+    if name == "is":
+        return plain_mean(np.exp(weights.last) * weights.episode_sums(powers * rows), weights.shares)
+    sums = weights.episode_sums(powers * np.exp(weights.log_weights) * rows)
+    return plain_mean(first + sums, weights.shares)
 
 
 def _pull(parts: np.ndarray, values: np.ndarray | float, means: np.ndarray | float) -> np.ndarray:

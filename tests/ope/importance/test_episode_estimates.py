@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from koffline.data.transitions import Transitions
-from koffline.errors import ConfigError, DataError
-from koffline.ope.importance.episode_estimates import episode_estimates
+from koffline.errors import DataError
 from koffline.ope.names import (
     CERTIFIED_EPISODE_KINDS,
     EPISODE_KINDS,
@@ -27,8 +26,7 @@ from koffline.ope.value_functions import ValueFunction
 from koffline.ope.value_sources import as_value_function
 from koffline.policies import ContinuousPolicy, DiscretePolicy
 from tests.exact_problems import EXACT_PROBLEMS
-from tests.ope.importance.cases import enumerated, random_case
-from tests.refusals import refused
+from tests.ope.importance.cases import enumerated, episode_estimates, random_case, values_of
 
 FEW = 30  # bootstrap draws
 
@@ -98,16 +96,6 @@ def test_results_are_reproducible_and_json() -> None:
         assert json.dumps(first.diagnostics, allow_nan=False) == json.dumps(second.diagnostics)
 
 
-def test_asking_for_one_gives_what_asking_for_all_does() -> None:
-    problem, q = chain(n_rows=300)
-    arguments = problem.transitions, problem.policy, problem.gamma
-    every = episode_estimates(*arguments, q=q, draws=FEW)
-    for name in OVER_EPISODES:
-        alone = episode_estimates(*arguments, q=q, draws=FEW, names=[name])
-        assert list(alone) == [name]
-        assert alone[name].interval == every[name].interval
-
-
 @pytest.mark.parametrize("kind", EPISODE_KINDS)
 def test_kinds_of_intervals_are_as_labelled(kind: str) -> None:
     problem, q = chain(n_rows=600)
@@ -159,11 +147,7 @@ def test_episodes_of_weight_zero_are_not_there() -> None:
     kept = np.arange(log.n_episodes) % 3 > 0
     rows = np.repeat(kept, log.episode_lengths)
     weighted = log.replace(weights=rows.astype(float))
-    model = RowValues(
-        q.values(log.observations, np.asarray(log.actions)),
-        q.expected(log.next_observations, problem.policy),
-        q.expected(log.initial_observations(), problem.policy),
-    )
+    model = values_of(q, log, problem.policy)
     arguments = problem.policy, problem.gamma
     left = episode_estimates(log.select_episodes(kept), *arguments, q=q, draws=FEW)
     found = episode_estimates(weighted, *arguments, q=model, draws=FEW)
@@ -293,13 +277,6 @@ def test_few_effective_episodes_are_pointed_out() -> None:
     assert any("carry the weight" in text for text in found.warnings)
 
 
-def test_models_fitted_to_the_log_are_noted() -> None:
-    problem, q = chain(n_rows=200)
-    arguments = problem.transitions, problem.policy, problem.gamma
-    noted = episode_estimates(*arguments, q=q, names=["dr"], draws=FEW)["dr"]
-    assert any("may have seen these episodes" in text for text in noted.warnings)
-
-
 def test_draws_of_continuous_actions() -> None:
     """The true policy of a linear system, its density given: doubly robust with zeros equals per decision."""
     problem = EXACT_PROBLEMS["linear_on"](0, 400)
@@ -321,19 +298,10 @@ def test_draws_of_continuous_actions() -> None:
         assert found[name].value == pytest.approx(mean)
 
 
-def test_wrong_settings_are_refused() -> None:
+def test_models_of_another_log_are_refused() -> None:
     problem, _ = chain(n_rows=100)
-    arguments = problem.transitions, problem.policy, problem.gamma
-    with refused(ConfigError, "did you mean 'wpdis'"):
-        episode_estimates(*arguments, names=["wpids"])
-    with refused(ConfigError, "did you mean 'hoeffding'"):
-        episode_estimates(*arguments, interval="hoefding")
-    with refused(ConfigError, "level is 2"):
-        episode_estimates(*arguments, level=2.0)
-    with refused(ConfigError, "gamma is 1.5"):
-        episode_estimates(problem.transitions, problem.policy, 1.5)
-    with refused(ConfigError, "clip is -1"):
-        episode_estimates(*arguments, clip=-1.0)
     short = RowValues(np.zeros(3), np.zeros(3), np.zeros(1))
-    with refused(DataError, "ask the model at the log's own rows"):
-        episode_estimates(*arguments, q=short, draws=FEW)
+    with pytest.raises(DataError, match="ask the model at the log's own rows"):
+        episode_estimates(problem.transitions, problem.policy, problem.gamma, q=short, draws=FEW)
+    with pytest.raises(DataError, match="not finite"):
+        RowValues(np.array([np.nan]), np.zeros(1), np.zeros(1))
