@@ -106,15 +106,6 @@ def test_networks_hold_the_solved_last_layer():
     assert torch.equal(network.flat, before)
 
 
-def test_a_scale_of_the_outputs_changes_nothing():
-    """The last layer is solved: what the outputs were multiplied by is of no consequence."""
-    table, kernel, plan = make_table("state"), make_kernel(make_table("state")), ReplicaPlan.of_seeds((0, 1))
-    plain = make_network()
-    scaled = StackedMLP(plain.sizes, plain.flat, plain.activation, scale=9.0, offset=-3.0)
-    results = [fit_variable_projection(table, network, kernel, plan, **QUICK) for network in (plain, scaled)]
-    assert torch.equal(results[0].values(table.inputs), results[1].values(table.inputs))
-
-
 def test_values_have_the_unit_of_the_reward():
     """Also for tiny rewards, whose gradients lie below Adam's ε before they are scaled."""
     table, kernel, plan = make_table("state"), make_kernel(make_table("state")), ReplicaPlan.of_seeds((0, 1))

@@ -7,9 +7,8 @@ from dataclasses import replace
 import numpy as np
 
 from koffline.ope.importance import episode_intervals as intervals
-from koffline.ope.importance.magic import magic
 from koffline.ope.importance.problem import EpisodeProblem
-from koffline.ope.importance.statistics import StepwiseMean, make_statistic, standard_error
+from koffline.ope.importance.statistics import StepwiseMean, magic, make_statistic, standard_error
 from koffline.ope.interval import Interval
 from koffline.ope.names import (
     CERTIFIABLE,

@@ -65,14 +65,6 @@ def test_discrete_probabilities_are_near_the_truth() -> None:
     assert "estimated from the log (multinomial logistic, 2-fold cross-fitted" in found.warnings[0]
 
 
-def test_a_behavior_that_ignores_the_state_is_found_to() -> None:
-    generator = np.random.default_rng(3)
-    log = log_of(generator.standard_normal((ROWS, 2)), generator.integers(4, size=ROWS), Discrete(4))
-    found = estimate_behavior(log)
-    assert found.diagnostics["behavior_penalty"] is None
-    np.testing.assert_allclose(found.log_probabilities, np.log(0.25), atol=0.15)
-
-
 @pytest.mark.parametrize("bound", [np.inf, 120.0], ids=["free", "cut off"])
 def test_densities_are_near_the_truth(bound: float) -> None:
     log, truth = gaussian_case(bound=bound)

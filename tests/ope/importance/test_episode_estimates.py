@@ -267,16 +267,6 @@ def test_weights_beyond_numbers_are_refused_or_normalised() -> None:
     assert any("capped at 100" in text for text in capped.warnings)
 
 
-def test_few_effective_episodes_are_pointed_out() -> None:
-    problem, _ = chain(n_rows=60)
-    found = episode_estimates(problem.transitions, problem.policy, problem.gamma, names=["is"], draws=FEW)[
-        "is"
-    ]
-    assert isinstance(found, PointEstimate)
-    assert found.effective_sample_size < 10.0
-    assert any("carry the weight" in text for text in found.warnings)
-
-
 def test_draws_of_continuous_actions() -> None:
     """The true policy of a linear system, its density given: doubly robust with zeros equals per decision."""
     problem = EXACT_PROBLEMS["linear_on"](0, 400)

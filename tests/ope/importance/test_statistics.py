@@ -13,9 +13,15 @@ from scipy.optimize import minimize
 from koffline.data.transitions import Discrete, Transitions
 from koffline.errors import DataError
 from koffline.ope.importance import statistics
-from koffline.ope.importance.magic import cut_steps, least_error_mix, magic
 from koffline.ope.importance.problem import EpisodeWeights, effective_size, make_weights
-from koffline.ope.importance.statistics import make_statistic, plain_mean, standard_error
+from koffline.ope.importance.statistics import (
+    cut_steps,
+    least_error_mix,
+    magic,
+    make_statistic,
+    plain_mean,
+    standard_error,
+)
 from koffline.ope.row_values import RowValues
 from koffline.ope.value_sources import as_value_function
 from tests import reference_importance as reference
