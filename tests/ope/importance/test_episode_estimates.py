@@ -129,16 +129,10 @@ def test_estimated_behavior_is_said_and_not_certified() -> None:
     assert any("were estimated from the log" in text for text in found.warnings)
     assert any("these are estimated" in text for text in found.warnings)
     assert found.diagnostics["behavior"] == "estimate"
-
-
-def test_unequal_episode_weights_are_not_certified() -> None:
     world = enumerated()
-    found = episode_estimates(
-        world.transitions, world.policy, 0.9, names=["is"], interval=HOEFFDING, draws=FEW
-    )["is"]
-    assert isinstance(found, PointEstimate)
-    assert found.interval is None
-    assert any("episodes of equal weight" in text for text in found.warnings)
+    options = {"names": ["is"], "interval": HOEFFDING, "draws": FEW}
+    uneven = episode_estimates(world.transitions, world.policy, 0.9, **options)["is"]
+    assert any("episodes of equal weight" in text for text in uneven.warnings)
 
 
 def test_episodes_of_weight_zero_are_not_there() -> None:
@@ -160,30 +154,20 @@ def all_unavailable(found: dict, text: str) -> bool:
     return all(isinstance(part, Unavailable) and text in part.reason for part in found.values())
 
 
-def test_rows_without_episodes_have_a_reason() -> None:
-    problem = EXACT_PROBLEMS["chain_tuples"](0, 100)
-    found = episode_estimates(problem.transitions, problem.policy, problem.gamma)
-    assert list(found) == list(OVER_EPISODES)
-    assert all_unavailable(found, "this log's rows stand alone; add episode_ids")
-
-
-def test_missing_probabilities_have_a_reason_when_estimates_are_not_wanted() -> None:
-    problem = EXACT_PROBLEMS["chain_off"](0, 100)
-    found = episode_estimates(problem.transitions, problem.policy, problem.gamma, behavior="log")
-    assert all_unavailable(found, "no behavior_log_probabilities")
-
-
-def test_deterministic_continuous_policies_have_a_reason() -> None:
-    problem = EXACT_PROBLEMS["linear_off_deterministic"](0, 100)
-    found = episode_estimates(problem.transitions, problem.policy, problem.gamma)
-    assert all_unavailable(found, "it is deterministic: its actions have no density")
-
-
-def test_estimators_with_a_model_need_one() -> None:
-    problem, _ = chain(n_rows=100)
-    found = episode_estimates(problem.transitions, problem.policy, problem.gamma, draws=FEW)
-    assert all(isinstance(found[name], PointEstimate) for name in WITHOUT_MODEL)
-    assert all_unavailable({name: found[name] for name in WITH_MODEL}, "it needs a value function")
+@pytest.mark.parametrize(
+    ("name", "options", "reason"),
+    [
+        ("chain_tuples", {}, "this log's rows stand alone; add episode_ids"),
+        ("chain_off", {"behavior": "log"}, "no behavior_log_probabilities"),
+        ("linear_off_deterministic", {}, "it is deterministic: its actions have no density"),
+        ("chain_off", {"names": WITH_MODEL}, "it needs a value function"),
+    ],
+)
+def test_what_does_not_apply_has_a_reason(name: str, options: dict, reason: str) -> None:
+    problem = EXACT_PROBLEMS[name](0, 100)
+    assert all_unavailable(
+        episode_estimates(problem.transitions, problem.policy, problem.gamma, **options), reason
+    )
 
 
 def never(problem, step: int):
