@@ -176,8 +176,12 @@ def test_hopeless_grids():
 
 @pytest.mark.parametrize(
     ("changes", "message"),
-    [({"ridges": ()}, "ridges is empty"), ({"bandwidths": (-1.0,)}, "bandwidth is -1.0")],
+    [
+        ({"ridges": ()}, "ridges is empty"),
+        ({"bandwidths": (-1.0,)}, "bandwidth is -1.0"),
+        ({"ridges": (-1.0,)}, "ridge is -1.0"),
+    ],
 )
 def test_bad_grids(changes, message):
     with pytest.raises(ConfigError, match=message):
-        replace(GRID, **changes)
+        select(make_table("state"), replace(GRID, **changes), seeded(0))

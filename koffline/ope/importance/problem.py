@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -220,18 +220,12 @@ class EpisodeProblem:
         }
 
 
-@dataclass(frozen=True, eq=False)
-class EpisodesOfPart:
+def episode_columns(policy: DiscretePolicy | ContinuousPolicy, part: LogPart) -> Columns:
     """What estimators over episodes read of a part of a log: no observations, and the policy's ``target``."""
-
-    policy: DiscretePolicy | ContinuousPolicy
-
-    def __call__(self, part: LogPart) -> Columns:
-        """Columns of its rows."""
-        log = part.transitions
-        present = {name: getattr(log, name) for name in _NAMES}
-        columns = {name: np.asarray(column) for name, column in present.items() if column is not None}
-        return Columns(({**columns, "target": action_log_probabilities(log, self.policy)},))
+    log = part.transitions
+    present = {name: getattr(log, name) for name in _NAMES}
+    columns = {name: np.asarray(column) for name, column in present.items() if column is not None}
+    return Columns(({**columns, "target": action_log_probabilities(log, policy)},))
 
 
 def episodes_of_log(
@@ -244,7 +238,7 @@ def episodes_of_log(
             f"importance weights keep {_ROW_BYTES} bytes of each row, {needed / 1e9:.3g} GB of this log, and "
             f"memory is {log.stream.memory}; give that much (--memory)"
         )
-    columns = log.fold(EpisodesOfPart(policy)).joined()
+    columns = log.fold(partial(episode_columns, policy)).joined()
     target, sample = columns.pop("target"), log.sample.transitions
     nothing = np.zeros((len(target), 1), dtype=np.uint8)
     own: dict[str, Any] = {"action_space": sample.action_space, "metadata": sample.metadata, **columns}
