@@ -33,7 +33,7 @@ from koffline.solvers.linear import (
     with_last_layer,
 )
 from koffline.solvers.quadratic import ResidualForms, RidgePath
-from koffline.stacked_adam import StackedAdam
+from koffline.steps import StackedAdam
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,7 +9,6 @@ import torch
 
 from koffline.data.transitions import Discrete, Transitions
 from koffline.envs.finite import FiniteMDP
-from koffline.envs.finite_worlds import random_mdp
 from koffline.ope.closed_form.estimates import doubly_robust_sums
 from koffline.ope.closed_form.sums import RowSums
 from koffline.ope.features import FeatureSystem, make_feature_system
@@ -17,6 +16,7 @@ from koffline.ope.problem import prepare_problem
 from koffline.ope.row_values import RowValues
 from koffline.policies import DiscretePolicy
 from koffline.solvers.features import FeatureMap, RandomFourierFeatures
+from scripts.bench.finite_worlds import random_mdp
 from tests.ope.problems import NOISY, SOFT, continuous_log, discrete_log
 
 GAMMA = 0.9

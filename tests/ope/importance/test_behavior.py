@@ -11,7 +11,7 @@ from koffline.errors import DataError, PolicyError
 from koffline.ope.importance.behavior import _gaussian_log_likelihood, estimate_behavior
 from koffline.ope.importance.ratios import action_log_probabilities, importance_ratios
 from koffline.policies import ContinuousPolicy, DiscretePolicy
-from koffline.policies.densities import gaussian_log_density
+from koffline.policies.distributions import gaussian_log_density
 from tests.ope.importance.cases import enumerated
 
 ROWS, LENGTH = 1200, 6
