@@ -37,7 +37,7 @@ from koffline.kernels import (
 )
 from koffline.solvers.features import FeatureMap, RandomFourierFeatures
 from koffline.solvers.linear import LinearResidual, kernel_inputs, normalised_weights
-from koffline.solvers.quadratic import ResidualForms, RidgePath, check_ridge
+from koffline.solvers.quadratic import ResidualForms, RidgePath
 
 _LEAST_DECAY = 1e-3
 _ALIKE = 1e-6  # candidates closer than this, relative to their size, do not play against each other
@@ -64,10 +64,6 @@ class CandidateGrid:
         for name in ("feature_maps", "bandwidths", "ridges"):
             if not getattr(self, name):
                 raise ConfigError(f"{name} is empty; give at least one candidate")
-        for bandwidth in self.bandwidths:
-            Gaussian(bandwidth)
-        for ridge in self.ridges:
-            check_ridge(ridge)
 
     @property
     def candidates(self) -> tuple[Candidate, ...]:

@@ -138,9 +138,10 @@ def fit_variable_projection(
             for replica in torch.nonzero(~torch.isfinite(losses[step])).flatten().tolist():
                 diverged_at[replica] = step if diverged_at[replica] is None else diverged_at[replica]
                 flat[replica] = math.nan
+        tables = [table.select(plan.row_sets[which]) for which in plan.row_set_of] or [table] * len(plan)
         solutions = [
-            _solve(network.select([replica]), _rows_of(table, plan, replica), kernel, ridge, diag_weight)
-            for replica in range(len(plan))
+            _solve(network.select([replica]), part, kernel, ridge, diag_weight)
+            for replica, part in enumerate(tables)
         ]
     blank = flat.new_full(((network.sizes[-2] + 1) * network.sizes[-1],), math.nan)
     theta = torch.stack([blank if one is None else one.weights for one in solutions])
@@ -172,10 +173,6 @@ def _batches(
             for group, part in enumerate(parts)
         ]
         step += 1
-
-
-def _rows_of(table: Table, plan: ReplicaPlan, replica: int) -> Table:
-    return table.select(plan.row_sets[plan.row_set_of[replica]]) if plan.row_sets else table
 
 
 def _solve(

@@ -134,14 +134,6 @@ def test_networks_take_unscaled_states():
     torch.testing.assert_close(values[:1], alone.values(log.observations), rtol=1e-6, atol=1e-8)
 
 
-def test_a_constant_column_keeps_its_unit():
-    states = np.random.default_rng(0).normal(size=(80, 2)).astype(np.float32)
-    states[:, 1] = 7.0
-    log = make_log(observations=states, next_observations=states)
-    assert solvers.front.prepare(log, 0.9, None).scale.high[1] == 8.0
-    assert bool(torch.isfinite(solve(log, gamma=0.9, **GIVEN).values(states)).all())
-
-
 @pytest.mark.parametrize(
     ("settings", "message"),
     [

@@ -30,14 +30,6 @@ def test_path_solves_the_ridged_system(ridge, free):
     np.testing.assert_allclose(solution.weights, plain_minimum(quadratic, ridge, free), rtol=1e-9)
 
 
-def test_form_is_the_quadratic_of_its_residual():
-    quadratic = draw_quadratic()
-    theta = torch.arange(6.0, dtype=torch.float64)
-    root = torch.randn(9, 7, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    residual = root @ torch.cat((-theta, torch.ones(1, dtype=torch.float64)))
-    torch.testing.assert_close(quadratic.at(theta), residual.square().sum())
-
-
 def test_degrees_of_freedom_are_the_trace_of_the_smoother():
     quadratic = draw_quadratic()
     scale = float(quadratic.curvature.diagonal()[~FREE].mean())

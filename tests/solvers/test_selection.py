@@ -11,7 +11,6 @@ from koffline.kernels import Gaussian, random_fourier_features
 from koffline.solvers import CandidateGrid, RandomFourierFeatures, select, solve_kernel_loss
 from koffline.solvers.selection import (
     HeldOut,
-    default_grid,
     held_out_loss,
     lstd_tournament,
     make_folds,
@@ -177,17 +176,12 @@ def test_hopeless_grids():
 
 @pytest.mark.parametrize(
     ("changes", "message"),
-    [({"ridges": ()}, "ridges is empty"), ({"bandwidths": (-1.0,)}, "bandwidth is -1.0")],
+    [
+        ({"ridges": ()}, "ridges is empty"),
+        ({"bandwidths": (-1.0,)}, "bandwidth is -1.0"),
+        ({"ridges": (-1.0,)}, "ridge is -1.0"),
+    ],
 )
 def test_bad_grids(changes, message):
     with pytest.raises(ConfigError, match=message):
-        replace(GRID, **changes)
-
-
-def test_default_grid_has_the_unit_of_the_data():
-    x = torch.rand(100, 2, generator=seeded(0), dtype=torch.float64)
-    small, large = default_grid(x), default_grid(1000.0 * x)
-    np.testing.assert_allclose(large.bandwidths, np.array(small.bandwidths) * 1000.0)
-    widths = [[part.width for part in grid.feature_maps] for grid in (small, large)]
-    np.testing.assert_allclose(widths[1], np.array(widths[0]) * 1000.0)
-    assert small.ridges == large.ridges
+        select(make_table("state"), replace(GRID, **changes), seeded(0))

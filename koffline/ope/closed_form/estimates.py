@@ -29,20 +29,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from koffline.ope.closed_form.fits import (
-    CURVATURE_POWER,
-    FOLDS,
-    LinearFit,
-    candidate_ridges,
-    choose_ridge,
-    fit_dualdice,
-    fit_lstdq,
-    fit_mql,
-    fit_mwl,
-    kernel_path,
-    usual_ridge,
-    weights_of_rows,
-)
+from koffline.ope.closed_form import fits
 from koffline.ope.closed_form.moments import folded_moments, folds_of_units
 from koffline.ope.closed_form.sums import RowSums, Spread, warnings_of_weights
 from koffline.ope.features import FeatureSystem
@@ -58,7 +45,7 @@ ValuesOfPart = Callable[[FeatureSystem], RowValues]
 WeightsOfPart = Callable[[FeatureSystem], np.ndarray]
 
 
-def fit_sums(fit: LinearFit, system: FeatureSystem) -> RowSums:
+def fit_sums(fit: fits.LinearFit, system: FeatureSystem) -> RowSums:
     """What a fit leaves of a part of the log: terms ω δ, and Q of start states."""
     omega, residuals = fit.weights(system).numpy(), system.residuals(fit.theta).numpy()
     return RowSums.of(system, omega, omega * residuals, (system.starts @ fit.theta).numpy())
@@ -66,7 +53,7 @@ def fit_sums(fit: LinearFit, system: FeatureSystem) -> RowSums:
 
 def estimate_of_fit(
     name: str,
-    fitted: Callable[..., LinearFit],
+    fitted: Callable[..., fits.LinearFit],
     system: FeatureSystem,
     *,
     level: float = _LEVEL,
@@ -79,8 +66,8 @@ def estimate_of_fit(
     """
     fit = fitted(system, **options)
     sums = system.fold(partial(fit_sums, fit))
-    if name == "mwl" and sums.mass > 0.0:
-        fit = dataclasses.replace(fit, scale=sums.weight / sums.mass)
+    if name == "mwl" and sums["mass"] > 0.0:
+        fit = dataclasses.replace(fit, scale=sums.weight / sums["mass"])
         sums = system.fold(partial(fit_sums, fit))
     noise = 0.0 if system.start_noise is None else float((system.start_noise @ fit.theta).square().sum())
     diagnostics = {
@@ -89,7 +76,7 @@ def estimate_of_fit(
         "parameters": system.parameters,
     }
     spread = sums.spread(fit.degrees_of_freedom, noise)
-    return _estimate(name, system, sums.rewarded / sums.weight, sums, spread, level, diagnostics)
+    return _estimate(name, system, sums["rewarded"] / sums.weight, sums, spread, level, diagnostics)
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,22 +111,24 @@ class CrossFit:
         omega, fold_of = np.zeros(len(system)), self.fold_of(system)
         for fold in np.unique(fold_of):
             rows, alpha = np.flatnonzero(fold_of == fold), self.alphas[fold]
-            found = weights_of_rows(system.kernel_inputs[torch.as_tensor(rows)], system.instruments, alpha)
+            inputs = system.kernel_inputs[torch.as_tensor(rows)]
+            found = fits.weights_of_rows(inputs, system.instruments, alpha)
             omega[rows] = found.numpy()
         return omega
 
 
 @torch.no_grad()
-def cross_fit(system: FeatureSystem, folds: int = FOLDS, seed: int = 0) -> CrossFit:
+def cross_fit(system: FeatureSystem, folds: int = fits.FOLDS, seed: int = 0) -> CrossFit:
     """Kernel-loss values and dual weights of every fold from the rows of the others.
 
     Ridges are the same for all folds: that of the values has the least kernel loss on held-out episodes (one
     number that has seen every row), that of the weights is the usual one.
     """
-    moments, weight_ridge = folded_moments(system, folds, seed), usual_ridge(system.log_rows, CURVATURE_POWER)
-    ridges = candidate_ridges(system.log_rows, CURVATURE_POWER)
-    _, value_ridge = choose_ridge(system, kernel_path, ridges, moments)
-    paths = [kernel_path(system, rest) for _, rest in moments.folds()]
+    moments, power = folded_moments(system, folds, seed), fits.CURVATURE_POWER
+    ridges = fits.candidate_ridges(system.log_rows, power)
+    weight_ridge = fits.usual_ridge(system.log_rows, power)
+    _, value_ridge = fits.choose_ridge(system, fits.kernel_path, ridges, moments)
+    paths = [fits.kernel_path(system, rest) for _, rest in moments.folds()]
     return CrossFit(
         thetas=torch.stack([path.theta(value_ridge) for path in paths]),
         alphas=torch.stack([path.solve(weight_ridge)[1] for path in paths]),
@@ -158,7 +147,7 @@ def doubly_robust_sums(values: ValuesOfPart, weights: WeightsOfPart, system: Fea
 
 def doubly_robust_value(sums: RowSums) -> float:
     """J: E q(x0) and the mean of the terms."""
-    return sums.start_value / sums.start_weight + float(sums.by_unit["term"].sum()) / sums.weight
+    return sums["start_value"] / sums["start_weight"] + float(sums.by_unit["term"].sum()) / sums.weight
 
 
 def drl(
@@ -166,7 +155,7 @@ def drl(
     values: RowValues | ValuesOfPart | None = None,
     *,
     level: float = _LEVEL,
-    folds: int = FOLDS,
+    folds: int = fits.FOLDS,
     seed: int = 0,
 ) -> PointEstimate:
     """The doubly robust combination; weights, and values that are not given, are cross-fitted over episodes.
@@ -179,11 +168,12 @@ def drl(
     sums = system.fold(partial(doubly_robust_sums, known, fitted.weights))
     if system.log is not None and system.fixed_starts:  # given start states belong to no part
         own = doubly_robust_sums(known, fitted.weights, system)
-        sums = dataclasses.replace(sums, start_value=own.start_value, start_weight=own.start_weight)
+        starts = {name: own[name] for name in ("start_value", "start_weight")}
+        sums = dataclasses.replace(sums, totals=sums.totals | starts)
     value, direct, unseen = (
         doubly_robust_value(sums),
-        sums.start_value / sums.start_weight,
-        sums.unseen / sums.rows,
+        sums["start_value"] / sums["start_weight"],
+        sums["unseen"] / sums["rows"],
     )
     diagnostics = {
         "direct_value": direct,
@@ -212,8 +202,8 @@ def _estimate(
     elif spread.standard_error is None:
         warnings = (
             *warnings,
-            f"{diagnostics['degrees_of_freedom']:.0f} degrees of freedom for {sums.rows} rows leave no "
-            "standard error; use fewer features or a larger ridge",
+            f"{diagnostics['degrees_of_freedom']:.0f} degrees of freedom for {sums['rows']:.0f} rows leave "
+            "no standard error; use fewer features or a larger ridge",
         )
     return PointEstimate(
         name=name,
@@ -226,7 +216,7 @@ def _estimate(
     )
 
 
-FITS = {"mql": fit_mql, "lstdq": fit_lstdq, "mwl": fit_mwl, "dualdice": fit_dualdice}
+FITS = {"mql": fits.fit_mql, "lstdq": fits.fit_lstdq, "mwl": fits.fit_mwl, "dualdice": fits.fit_dualdice}
 CLOSED_FORMS: dict[str, Callable[..., PointEstimate]] = {
     **{name: partial(estimate_of_fit, name, fit) for name, fit in FITS.items()},
     "drl": drl,

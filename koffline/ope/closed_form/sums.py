@@ -56,25 +56,17 @@ class RowSums:
     """What rows with weights ω and terms t (such as ω δ) leave of a log; two of them add up.
 
     ``units``: by unit Σ w as ``weight``, Σ w t as ``term``, Σ w ω as ``used``; where start states are the
-    log's own, their weight and value as ``start_weight`` and ``start``. ``start_value``, ``start_weight``:
-    Σ w q(x0) and Σ w over start states. ``counted``: rows with weight. ``unseen``: rows that a model valued
-    which had not seen their episode. ``rewarded``: Σ w ω r. ``squares``, ``size``, ``negative``, ``largest``:
-    of u = w ω, Σu², Σ|u|, Σ|u| where negative, max|u|. ``mass``: Σ u (1 − discount). ``gap``: Σ u Z, (p,).
+    log's own, their weight and value as ``start_weight`` and ``start``. ``largest``: max|u| of u = w ω.
+    ``gap``: Σ u Z, (p,). ``totals``: numbers by name. ``start_value``, ``start_weight``: Σ w q(x0) and Σ w
+    over start states. ``rows``, ``counted``: rows, and those with weight. ``unseen``: rows that a model
+    valued which had not seen their episode. ``rewarded``: Σ u r. ``squares``, ``size``, ``negative``: Σu²,
+    Σ|u|, Σ|u| where negative. ``mass``: Σ u (1 − discount).
     """
 
     units: Columns
-    start_value: float
-    start_weight: float
-    rows: int
-    counted: int
-    unseen: float
-    rewarded: float
-    squares: float
-    size: float
-    negative: float
     largest: float
-    mass: float
     gap: Float[np.ndarray, " parameter"]
+    totals: dict[str, float]
 
     @classmethod
     def of(
@@ -92,25 +84,28 @@ class RowSums:
         units = {name: np.add.reduceat(rows, system.unit_starts) for name, rows in by_row.items()}
         if not system.fixed_starts:
             units |= {"start_weight": starts, "start": start_values}
-        return cls(
-            units=Columns((units,)),
-            start_value=float(starts @ start_values),
-            start_weight=float(starts.sum()),
-            rows=len(system),
-            counted=int(np.count_nonzero(own)),
-            unseen=unseen * len(system),
-            rewarded=float(used @ system.rewards.numpy()),
-            squares=float(np.square(used).sum()),
-            size=float(np.abs(used).sum()),
-            negative=float(np.abs(used[used < 0.0]).sum()),
-            largest=float(np.abs(used).max()),
-            mass=float(used @ (1.0 - system.discounts.numpy())),
-            gap=system.difference.numpy().T @ used,
-        )
+        totals = {
+            "start_value": starts @ start_values,
+            "start_weight": starts.sum(),
+            "rows": len(own),
+            "counted": np.count_nonzero(own),
+            "unseen": unseen * len(own),
+            "rewarded": used @ system.rewards.numpy(),
+            "squares": np.square(used).sum(),
+            "size": np.abs(used).sum(),
+            "negative": np.abs(used[used < 0.0]).sum(),
+            "mass": used @ (1.0 - system.discounts.numpy()),
+        }
+        plain = {name: float(total) for name, total in totals.items()}
+        return cls(Columns((units,)), float(np.abs(used).max()), system.difference.numpy().T @ used, plain)
 
     def __add__(self, other: RowSums) -> RowSums:
-        added = {name: column + getattr(other, name) for name, column in vars(self).items() if name in _ADDED}
-        return RowSums(**added, largest=max(self.largest, other.largest))
+        totals = {name: total + other.totals[name] for name, total in self.totals.items()}
+        largest = max(self.largest, other.largest)
+        return RowSums(self.units + other.units, largest, self.gap + other.gap, totals)
+
+    def __getitem__(self, name: str) -> float:
+        return self.totals[name]
 
     @cached_property
     def by_unit(self) -> dict[str, np.ndarray]:
@@ -137,13 +132,13 @@ class RowSums:
             share = units["start_weight"] / units["start_weight"].sum()
             parts = parts + share * (units["start"] - float(share @ units["start"]))
         present = units["weight"] > 0.0
-        count, rows = int(present.sum()), self.counted
+        count, rows = int(present.sum()), self["counted"]
         influence = parts[present] * count
         error, left = None, rows - degrees_of_freedom
         if count > 1 and left > 1e-9 * rows:  # not by rounding alone
             variance = float(influence.var(ddof=1)) / count * rows / left
             error = math.sqrt(variance + drawing_variance)
-        return Spread(influence, error, len(units["weight"]) < self.rows, with_starts)
+        return Spread(influence, error, len(units["weight"]) < self["rows"], with_starts)
 
     def diagnostics(self, start_mean: Float[np.ndarray, " parameter"]) -> dict[str, float]:
         """ω against what the density ratio d^π/μ would be, d^π = Σ_t γ^t P(x_t = ·).
@@ -154,23 +149,20 @@ class RowSums:
         ``largest_share``: of Σ|w ω|; a true ratio is nowhere negative.
         Raises DataError when ω is zero everywhere or not finite.
         """
-        if not 0.0 < self.size < math.inf:
+        if not 0.0 < self["size"] < math.inf:
             raise DataError(
                 "weights are all zero or not finite: the policy takes no logged action; use a log that "
                 "covers the policy"
             )
         used, gap = self.by_unit["used"], self.gap / self.weight - start_mean
         return {
-            "effective_rows": float(used.sum()) ** 2 / self.squares,
+            "effective_rows": float(used.sum()) ** 2 / self["squares"],
             "effective_units": float(used.sum()) ** 2 / max(float(np.square(used).sum()), 1e-300),
-            "mass": self.mass / self.weight,
+            "mass": self["mass"] / self.weight,
             "imbalance": float(np.linalg.norm(gap) / max(np.linalg.norm(start_mean), np.finfo(float).tiny)),
-            "negative_share": self.negative / self.size,
-            "largest_share": self.largest / self.size,
+            "negative_share": self["negative"] / self["size"],
+            "largest_share": self.largest / self["size"],
         }
-
-
-_ADDED = frozenset(RowSums.__dataclass_fields__) - {"largest"}
 
 
 def warnings_of_weights(found: dict[str, float], units: int) -> tuple[str, ...]:

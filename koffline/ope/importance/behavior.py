@@ -23,6 +23,7 @@ from koffline.data.transitions import Discrete, Transitions
 from koffline.errors import DataError
 from koffline.policies.distributions import at_bounds
 
+_FOLDS = 2
 _FREQUENCIES = 40
 _PENALTIES = (math.inf, 1.0, 1e-1, 1e-2, 1e-3, 1e-4)  # infinite: the observation is ignored
 _DEFAULT_PENALTY = 1e-1  # where nothing can be held out
@@ -37,7 +38,6 @@ _WARNING = (
     "{held_out:.3g} a row against {constant:.3g} without the observation): intervals leave that error out."
 )
 
-Loss = Callable[[Tensor, Tensor, Tensor], Tensor]
 Box = tuple[np.ndarray, np.ndarray]
 
 
@@ -52,18 +52,48 @@ class Behavior:
 
 @dataclass(frozen=True, eq=False)
 class _Model:
-    """``log_likelihood(parameters (p, q), features (n, p), actions)`` -> (n,)."""
+    """``log_likelihood(parameters (p, q), features (n, p), actions)`` -> (n,); ``features``: of all rows."""
 
     name: str
     outputs: int
-    log_likelihood: Loss
+    log_likelihood: Callable[[Tensor, Tensor, Tensor], Tensor]
     actions: Tensor
     log_unit: Float[np.ndarray, " row"]  # turns densities of standardised actions into those of the log's
+    features: Float[np.ndarray, "row feature"]
+    generator: np.random.Generator
+
+    def evaluate(self, parameters: np.ndarray) -> Float[np.ndarray, " row"]:
+        """Log likelihoods of all rows."""
+        features = torch.from_numpy(self.features)
+        with torch.no_grad():
+            logs = self.log_likelihood(torch.from_numpy(parameters), features, self.actions)
+        return logs.numpy() + self.log_unit
+
+    def fit(
+        self, rows: Int[np.ndarray, " chosen"], penalty: float, start: np.ndarray | None = None
+    ) -> np.ndarray:
+        """Parameters (p, q) of the highest mean log likelihood minus penalty·Σw²; the constant is free."""
+        used = 1 if math.isinf(penalty) else self.features.shape[1]
+        if len(rows) > _FIT_ROWS:
+            rows = self.generator.choice(rows, _FIT_ROWS, replace=False)
+        inputs, actions = torch.from_numpy(self.features[rows, :used]), self.actions[torch.from_numpy(rows)]
+        parameters = np.zeros((self.features.shape[1], self.outputs)) if start is None else start.copy()
+
+        def objective(flat: np.ndarray) -> tuple[float, np.ndarray]:
+            moving = torch.from_numpy(flat.reshape(used, self.outputs)).requires_grad_(True)
+            with torch.enable_grad():
+                loss = -self.log_likelihood(moving, inputs, actions).mean()
+                if used > 1:
+                    loss = loss + penalty * moving[1:].square().sum()
+                (gradient,) = torch.autograd.grad(loss, moving)
+            return float(loss.detach()), gradient.numpy().ravel()
+
+        found = minimize(objective, parameters[:used].ravel(), jac=True, method="L-BFGS-B", options=_STEPS)
+        parameters[:used] = found.x.reshape(used, self.outputs)
+        return parameters
 
 
-def estimate_behavior(
-    transitions: Transitions, folds: int = 2, seed: int = 0, cut_to: Box | None = None
-) -> Behavior:
+def estimate_behavior(transitions: Transitions, seed: int = 0, cut_to: Box | None = None) -> Behavior:
     """Cross-fitted log probabilities of the logged actions, densities of continuous ones.
 
     ``cut_to``: bounds at which actions count as cut off (see `koffline.policies.distributions`), as those of
@@ -71,28 +101,23 @@ def estimate_behavior(
     """
     if not transitions.has_episodes:
         raise DataError("estimating behavior probabilities needs episodes to hold out; add episode_ids")
-    generator = np.random.default_rng([seed, 11])
-    features = _features(transitions, generator)
-    model = _model(transitions, cut_to)
-    units = np.repeat(np.arange(transitions.n_episodes), transitions.episode_lengths)
-    count = min(folds, transitions.n_episodes)
-    fold_of_unit = generator.permutation(transitions.n_episodes) % max(count, 1)
-    fold = fold_of_unit[units]
+    generator, episodes = np.random.default_rng([seed, 11]), transitions.n_episodes
+    model = _model(transitions, cut_to, _features(transitions, generator), generator)
+    description, count = "on its only episode", min(_FOLDS, episodes)
+    fold_of_unit = generator.permutation(episodes) % max(count, 1)
     if count < 2:
         penalty = _DEFAULT_PENALTY
-        fitted = _fit(model, features, np.arange(len(features)), penalty, generator)
-        logs = constant = _evaluate(model, fitted, features)
+        logs = constant = model.evaluate(model.fit(np.arange(len(transitions)), penalty))
     else:
-        logs, constant, penalty = _cross_fitted(model, features, fold, generator)
-    description = f"{count}-fold cross-fitted by episode" if count > 1 else "on its only episode"
-    warning = _WARNING.format(
-        model=model.name, folds=description, held_out=float(logs.mean()), constant=float(constant.mean())
-    )
+        description = f"{count}-fold cross-fitted by episode"
+        logs, constant, penalty = _cross_fitted(model, np.repeat(fold_of_unit, transitions.episode_lengths))
+    held_out, without = float(logs.mean()), float(constant.mean())
+    warning = _WARNING.format(model=model.name, folds=description, held_out=held_out, constant=without)
     found = {
         "behavior_model": model.name,
         "behavior_penalty": penalty if math.isfinite(penalty) else None,
-        "behavior_log_likelihood": float(logs.mean()),
-        "behavior_log_likelihood_constant": float(constant.mean()),
+        "behavior_log_likelihood": held_out,
+        "behavior_log_likelihood_constant": without,
     }
     return Behavior(logs, (warning,), found)
 
@@ -103,76 +128,29 @@ def share_at_bounds(transitions: Transitions, box: Box) -> float:
     return float((below | above).any(axis=1).mean())
 
 
-def _cross_fitted(
-    model: _Model,
-    features: Float[np.ndarray, "row feature"],
-    fold: Int[np.ndarray, " row"],
-    generator: np.random.Generator,
-) -> tuple[np.ndarray, np.ndarray, float]:
+def _cross_fitted(model: _Model, fold: Int[np.ndarray, " row"]) -> tuple[np.ndarray, np.ndarray, float]:
     """(N,) held-out log likelihoods of the best penalty, (N,) those of the constant model, the best penalty.
 
     From the strongest penalty down, each fit starting from the one before; it stops once two in a row get
     worse.
     """
-    best = constant = np.full(len(features), -np.inf)
+    best = constant = np.full(len(fold), -np.inf)
     best_penalty, failures = math.inf, 0
     parameters: dict[int, np.ndarray] = {}
     for penalty in _PENALTIES:
-        logs = np.empty(len(features))
+        logs = np.empty(len(fold))
         for held_out in np.unique(fold).tolist():
-            inside = np.flatnonzero(fold != held_out)
-            start = parameters.get(held_out)
-            parameters[held_out] = _fit(model, features, inside, penalty, generator, start)
             rows = fold == held_out
-            logs[rows] = _evaluate(model, parameters[held_out], features)[rows]
+            parameters[held_out] = model.fit(np.flatnonzero(~rows), penalty, parameters.get(held_out))
+            logs[rows] = model.evaluate(parameters[held_out])[rows]
         if math.isinf(penalty):
             constant = logs
+        failures += 1
         if logs.mean() > best.mean():
             best, best_penalty, failures = logs, penalty, 0
-        else:
-            failures += 1
         if failures == _PATIENCE:
             break
     return best, constant, best_penalty
-
-
-def _fit(
-    model: _Model,
-    features: Float[np.ndarray, "row feature"],
-    rows: Int[np.ndarray, " chosen"],
-    penalty: float,
-    generator: np.random.Generator,
-    start: np.ndarray | None = None,
-) -> np.ndarray:
-    """Parameters (p, q) of the highest mean log likelihood minus penalty·Σw²; the constant is free."""
-    used = 1 if math.isinf(penalty) else features.shape[1]
-    if len(rows) > _FIT_ROWS:
-        rows = generator.choice(rows, _FIT_ROWS, replace=False)
-    inputs, actions = torch.from_numpy(features[rows, :used]), model.actions[torch.from_numpy(rows)]
-    shape = (used, model.outputs)
-
-    def objective(flat: np.ndarray) -> tuple[float, np.ndarray]:
-        parameters = torch.from_numpy(flat.reshape(shape)).requires_grad_(True)
-        with torch.enable_grad():
-            loss = -model.log_likelihood(parameters, inputs, actions).mean()
-            if used > 1:
-                loss = loss + penalty * parameters[1:].square().sum()
-            (gradient,) = torch.autograd.grad(loss, parameters)
-        return float(loss.detach()), gradient.numpy().ravel()
-
-    first = np.zeros(shape).ravel() if start is None else start[:used].ravel()
-    found = minimize(objective, first, jac=True, method="L-BFGS-B", options=_STEPS)
-    parameters = np.zeros((features.shape[1], model.outputs))
-    parameters[:used] = found.x.reshape(shape)
-    return parameters
-
-
-def _evaluate(
-    model: _Model, parameters: np.ndarray, features: Float[np.ndarray, "row feature"]
-) -> Float[np.ndarray, " row"]:
-    with torch.no_grad():
-        logs = model.log_likelihood(torch.from_numpy(parameters), torch.from_numpy(features), model.actions)
-    return logs.numpy() + model.log_unit
 
 
 def _features(transitions: Transitions, generator: np.random.Generator) -> Float[np.ndarray, "row feature"]:
@@ -196,16 +174,20 @@ def _features(transitions: Transitions, generator: np.random.Generator) -> Float
     return np.concatenate([np.ones((len(raw), 1)), standard, np.cos(angles), np.sin(angles)], axis=1)
 
 
-def _model(transitions: Transitions, cut_to: Box | None) -> _Model:
+def _model(
+    transitions: Transitions, cut_to: Box | None, features: np.ndarray, generator: np.random.Generator
+) -> _Model:
     space = transitions.action_space
     if isinstance(space, Discrete):
-        actions = torch.from_numpy(np.array(transitions.actions, dtype=np.int64))
-        unit = np.zeros(len(transitions))
-        return _Model("multinomial logistic", space.n, _categorical_log_likelihood, actions, unit)
+        actions, unit = (
+            torch.from_numpy(np.array(transitions.actions, dtype=np.int64)),
+            np.zeros(len(features)),
+        )
+        name, likelihood = "multinomial logistic", _categorical_log_likelihood
+        return _Model(name, space.n, likelihood, actions, unit, features, generator)
     raw = np.asarray(transitions.actions, dtype=np.float64)
     spread = np.maximum(raw.std(axis=0), 1e-8 * np.maximum(np.abs(raw).max(axis=0), 1.0))
-    centre = raw.mean(axis=0)
-    place = np.zeros(raw.shape)
+    centre, place = raw.mean(axis=0), np.zeros(raw.shape)
     name, bounds = "conditional Gaussian", (np.full(space.k, -np.inf), np.full(space.k, np.inf))
     if cut_to is not None:
         below, above = at_bounds(raw, *cut_to)
@@ -214,7 +196,8 @@ def _model(transitions: Transitions, cut_to: Box | None) -> _Model:
     low, high = (torch.from_numpy((side - centre) / spread) for side in bounds)
     columns = torch.from_numpy(np.stack([(raw - centre) / spread, place], axis=2))
     unit = -np.where(place == 0.0, np.log(spread), 0.0).sum(axis=1)
-    return _Model(name, 2 * space.k, partial(_gaussian_log_likelihood, low=low, high=high), columns, unit)
+    gaussian = partial(_gaussian_log_likelihood, low=low, high=high)
+    return _Model(name, 2 * space.k, gaussian, columns, unit, features, generator)
 
 
 def _categorical_log_likelihood(parameters: Tensor, features: Tensor, actions: Tensor) -> Tensor:

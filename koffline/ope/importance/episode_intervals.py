@@ -10,10 +10,10 @@ from jaxtyping import Float
 from scipy import special, stats
 
 from koffline.errors import ConfigError
+from koffline.ope.importance.problem import EpisodeWeights
 from koffline.ope.importance.statistics import Counts, EpisodeStatistic, standard_error
-from koffline.ope.importance.weights import EpisodeWeights
 from koffline.ope.interval import Interval
-from koffline.ope.names import EPISODES_BOOTSTRAP, EPISODES_T
+from koffline.ope.names import EPISODES_BOOTSTRAP, EPISODES_T, HOEFFDING
 
 _T_ASSUMPTIONS = (
     "{n} independent episodes, jackknife standard error, Student t with {freedom:.3g} degrees of freedom: "
@@ -48,9 +48,8 @@ def student_interval(
     n = len(statistic.deviations)
     freedom = max((n if effective_size is None else min(effective_size, n)) - 1.0, 1.0)
     half = float(stats.t.ppf(0.5 + level / 2.0, df=freedom)) * error
-    value = statistic.value
     text = _T_ASSUMPTIONS.format(n=n, freedom=freedom)
-    return Interval(value - half, value + half, level, EPISODES_T, text)
+    return Interval(statistic.value - half, statistic.value + half, level, EPISODES_T, text)
 
 
 def bootstrap_interval(
@@ -63,44 +62,55 @@ def bootstrap_interval(
     (Efron 1987)
     """
     deviations = statistic.deviations
-    n = len(deviations)
-    draws = max(draws, math.ceil(2 * _BEYOND / (1.0 - level)))
+    n, draws = len(deviations), max(draws, math.ceil(2 * _BEYOND / (1.0 - level)))
     if n < 2 or draws > _MOST_DRAWS or np.isnan(deviations).any():
         return None
-    parts = [statistic.resampled(counts) for counts in resampled_counts(n, draws, generator, statistic.width)]
-    sample = np.concatenate(parts)
+    sample = resample(statistic, n, draws, generator)
     sample = sample[np.isfinite(sample)]
     if len(sample) < _FEWEST_DRAWS * draws:
         return None
-    tails = bca_levels(sample, statistic.value, deviations, level)
-    low, high = np.quantile(sample, tails)
+    low, high = np.quantile(sample, bca_levels(sample, statistic.value, deviations, level))
     text = _BOOTSTRAP_ASSUMPTIONS.format(n=n, draws=draws)
     return Interval(float(low), float(high), level, EPISODES_BOOTSTRAP, text)
 
 
+def resample(
+    statistic: EpisodeStatistic, n: int, draws: int, generator: np.random.Generator
+) -> Float[np.ndarray, " draw"]:
+    """The statistic of resampled episodes."""
+    batches = resampled_counts(n, draws, generator, statistic.width)
+    return np.concatenate([statistic.resampled(counts) for counts in batches])
+
+
+def resampled_counts(n: int, draws: int, generator: np.random.Generator, width: int) -> Iterator[Counts]:
+    """Batches (b, n) of how often each episode is drawn; ``width``: numbers that one draw takes."""
+    batch = max(1, min(draws, _MOST_NUMBERS // width))
+    for start in range(0, draws, batch):
+        size = min(batch, draws - start)
+        yield generator.multinomial(n, np.full(n, 1.0 / n), size=size).astype(np.float64)
+
+
 def bca_levels(
     sample: Float[np.ndarray, " draw"], value: float, deviations: Float[np.ndarray, " unit"], level: float
-) -> tuple[float, float]:
+) -> list[float]:
     """Probabilities of the two quantiles to take: Φ(z0 + (z0 + z)/(1 − a(z0 + z))) for z = ± z_{level}.
 
     z0 = Φ⁻¹ of the share of draws below the value (ties count half), a = Σ d³ / (6 (Σ d²)^{3/2}).
     """
     spread = float(np.square(deviations).sum())
     if spread == 0.0:
-        return 0.5, 0.5
+        return [0.5, 0.5]
     below = float(np.mean(sample < value) + 0.5 * np.mean(sample == value))
     edge = 0.5 / len(sample)
     shift = float(special.ndtri(min(max(below, edge), 1.0 - edge)))
-    scaled = deviations / math.sqrt(spread)
-    acceleration = float(np.power(scaled, 3).sum()) / 6.0
+    acceleration = float(np.power(deviations / math.sqrt(spread), 3).sum()) / 6.0
     tails = []
     for z in (special.ndtri(0.5 - level / 2.0), special.ndtri(0.5 + level / 2.0)):
         moved = shift + float(z)
         # Beyond a(z0 + z) = 1 the correction turns round; it then means the last draw.
         stretch = 1.0 - acceleration * moved
-        tail = special.ndtr(shift + moved / stretch) if stretch > 0.0 else float(moved > 0.0)
-        tails.append(float(tail))
-    return tails[0], tails[1]
+        tails.append(float(special.ndtr(shift + moved / stretch) if stretch > 0.0 else moved > 0.0))
+    return tails
 
 
 def certified_interval(
@@ -120,66 +130,46 @@ def certified_interval(
     zero, so capping weights at c can only lower the expectation, and then the sum lies in
     [0, c (M − m) Σ γ^t]: a concentration bound applies whatever the weights. The upper end is the mirror
     image. ``stepwise`` uses w_t of each step, otherwise that of the whole episode. Lowest and highest
-    possible returns bound the interval in any case.
+    possible returns bound the interval in any case. Raises ConfigError when the log exceeds the range.
     (Thomas et al. 2015 for capping; Hoeffding 1963; Maurer and Pontil 2009)
     """
     if not np.allclose(weights.shares, weights.shares[0]):
         return None
-    low, high = _checked_range(reward_range, rewards)
-    bottom, top, total, lengths = low, high, _geometric(gamma, weights.horizon), "all"
-    if np.any(weights.lengths < weights.horizon):
-        bottom, top, lengths = min(low, 0.0), max(high, 0.0), "at most"
+    seen = float(rewards.min()), float(rewards.max())
+    low, high = reward_range or seen
+    if not (low <= seen[0] and seen[1] <= high):
+        raise ConfigError(
+            f"reward_bounds is {[low, high]}, but the log has rewards from {seen[0]:.4g} to {seen[1]:.4g}; "
+            "give bounds that hold every reward"
+        )
+    horizon, (bottom, top) = weights.horizon, (low, high)
+    total, lengths = float((gamma ** np.arange(horizon)).sum()), f" all of {horizon} steps"
+    if np.any(weights.lengths < horizon):
+        bottom, top, lengths = min(low, 0.0), max(high, 0.0), f" at most of {horizon} steps"
         if gamma < 1.0:
-            total, lengths = 1.0 / (1.0 - gamma), ""
-    alpha = (1.0 - level) / 2.0
-    lower, low_cap = _lower_end(weights, rewards, gamma, alpha, kind, (bottom, top), total, stepwise)
-    upper, high_cap = _lower_end(weights, -rewards, gamma, alpha, kind, (-top, -bottom), total, stepwise)
+            total, lengths = 1.0 / (1.0 - gamma), " of any length"
+
+    def lower_end(rewards: np.ndarray, bottom: float, top: float) -> tuple[float, float]:
+        """The best lower bound over the caps, and its cap."""
+        alpha, bounds = (1.0 - level) / 2.0 / len(_CAPS), [(bottom * total, _CAPS[0])]
+        for cap in _CAPS:
+            sums = _capped_sums(weights, rewards - bottom, -bottom, gamma, total, cap, stepwise)
+            bound = mean_lower_bound(sums, cap * (top - bottom) * total, alpha, kind)
+            bounds.append((bottom * total + bound, cap))
+        return max(bounds, key=lambda pair: pair[0])
+
+    lower, low_cap = lower_end(rewards, bottom, top)
+    upper, high_cap = lower_end(-rewards, -top, -bottom)
     text = _CERTIFIED_ASSUMPTIONS.format(
         n=weights.n_episodes,
         low=low,
         high=high,
         source="given" if reward_range else "the range seen in the log",
-        lengths=f" {lengths} of {weights.horizon} steps" if lengths else " of any length",
+        lengths=lengths,
         caps=f"{low_cap:g} and {high_cap:g}",
         count=len(_CAPS),
     )
     return Interval(lower, -upper, level, kind, text)
-
-
-def _checked_range(given: tuple[float, float] | None, rewards: np.ndarray) -> tuple[float, float]:
-    """The given range, or that of the log. Raises ConfigError when the log exceeds it."""
-    seen = float(rewards.min()), float(rewards.max())
-    if given is None:
-        return seen
-    if not (given[0] <= seen[0] and seen[1] <= given[1]):
-        raise ConfigError(
-            f"reward_bounds is {list(given)}, but the log has rewards from {seen[0]:.4g} to {seen[1]:.4g}; "
-            "give bounds that hold every reward"
-        )
-    return given
-
-
-def _lower_end(
-    weights: EpisodeWeights,
-    rewards: Float[np.ndarray, " row"],
-    gamma: float,
-    alpha: float,
-    kind: str,
-    reward_range: tuple[float, float],
-    total: float,
-    stepwise: bool,
-) -> tuple[float, float]:
-    """The best lower bound over the caps, and its cap."""
-    bottom, top = reward_range
-    best, best_cap = bottom * total, _CAPS[0]
-    for cap in _CAPS:
-        shifted = _capped_sums(weights, rewards - bottom, -bottom, gamma, total, cap, stepwise)
-        bound = bottom * total + mean_lower_bound(
-            shifted, cap * (top - bottom) * total, alpha / len(_CAPS), kind
-        )
-        if bound > best:
-            best, best_cap = bound, cap
-    return best, best_cap
 
 
 def _capped_sums(
@@ -202,45 +192,22 @@ def _capped_sums(
     return last * (weights.episode_sums(rows) + tails)
 
 
-def _geometric(gamma: float, steps: int) -> float:
-    """Σ_{t < steps} γ^t."""
-    return float((gamma ** np.arange(steps)).sum())
-
-
-def resampled_counts(n: int, draws: int, generator: np.random.Generator, width: int) -> Iterator[Counts]:
-    """Batches (b, n) of how often each episode is drawn; ``width``: numbers that one draw takes."""
-    batch = max(1, min(draws, _MOST_NUMBERS // width))
-    for start in range(0, draws, batch):
-        size = min(batch, draws - start)
-        yield generator.multinomial(n, np.full(n, 1.0 / n), size=size).astype(np.float64)
-
-
-def hoeffding_width(n: int, value_range: float, alpha: float) -> float:
-    """R·sqrt(log(1/α) / 2n): the mean of n numbers in an interval of length R exceeds its expectation by more
-    with probability at most α. (Hoeffding 1963, Theorem 2)
-    """
-    return value_range * math.sqrt(math.log(1.0 / alpha) / (2.0 * n))
-
-
-def empirical_bernstein_width(n: int, variance: float, value_range: float, alpha: float) -> float:
-    """sqrt(2 s² log(2/α) / n) + 7 R log(2/α) / (3(n − 1)), s² the sample variance; infinite for n = 1.
-
-    One-sided at α, like the Hoeffding width. (Maurer and Pontil 2009, Theorem 4)
-    """
-    if n < 2:
-        return math.inf
-    log_term = math.log(2.0 / alpha)
-    return math.sqrt(2.0 * variance * log_term / n) + 7.0 * value_range * log_term / (3.0 * (n - 1))
-
-
 def mean_lower_bound(
     values: Float[np.ndarray, " unit"], value_range: float, alpha: float, kind: str
 ) -> float:
-    """A number that the expectation of ``values`` in [0, R] is below with probability at most α."""
+    """A number that the expectation of ``values`` in [0, R] is below with probability at most α.
+
+    The mean less R·sqrt(log(1/α) / 2n) (Hoeffding 1963, Theorem 2), or less
+    sqrt(2 s² log(2/α) / n) + 7 R log(2/α) / (3(n − 1)), s² the sample variance (Maurer and Pontil 2009,
+    Theorem 4).
+    """
     n = len(values)
-    if kind == "hoeffding":
-        width = hoeffding_width(n, value_range, alpha)
+    if kind == HOEFFDING:
+        width = value_range * math.sqrt(math.log(1.0 / alpha) / (2.0 * n))
+    elif n < 2:
+        return 0.0
     else:
-        variance = float(values.var(ddof=1)) if n > 1 else 0.0
-        width = empirical_bernstein_width(n, variance, value_range, alpha)
+        log_term = math.log(2.0 / alpha)
+        noise = math.sqrt(2.0 * float(values.var(ddof=1)) * log_term / n)
+        width = noise + 7.0 * value_range * log_term / (3.0 * (n - 1))
     return max(float(values.mean()) - width, 0.0)

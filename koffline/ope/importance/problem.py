@@ -4,30 +4,145 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 
 from koffline.data.transitions import Transitions
-from koffline.errors import ConfigError, DataError
+from koffline.errors import DataError
 from koffline.ope.importance.ratios import AUTO, Ratios, action_log_probabilities, importance_ratios
-from koffline.ope.importance.weights import EpisodeWeights, effective_size, make_weights
 from koffline.ope.row_values import RowValues
 from koffline.ope.working_log import Columns, LogPart, WorkingLog
 from koffline.policies import ContinuousPolicy, DiscretePolicy
 
 _CURVE_POINTS = 50
 _ROW_BYTES = 150  # of a row's columns, ratios and weights
-_NAMES = (
-    "actions",
-    "rewards",
-    "terminated",
-    "truncated",
-    "steps",
-    "behavior_log_probabilities",
-    "weights",
-)
+_NAMES = ("actions", "rewards", "terminated", "truncated", "steps", "behavior_log_probabilities", "weights")
+_NEVER = -np.inf
+
+
+@dataclass(frozen=True, eq=False)
+class EpisodeWeights:
+    """w_t = Π_{u ≤ t} π(a_u|s_u) / β(a_u|s_u) of E episodes, row by row, in logarithms: nothing overflows
+    before it must.
+
+    ``log_weights`` (N,) may be −inf, where the policy would not have acted so. ``shares`` (E,) sum to one:
+    the log's own weights of episodes. An episode that is over keeps its last weight for all later steps, with
+    rewards of zero.
+    """
+
+    log_weights: Float[np.ndarray, " row"]
+    steps: Int[np.ndarray, " row"]
+    starts: Int[np.ndarray, " episode"]
+    lengths: Int[np.ndarray, " episode"]
+    shares: Float[np.ndarray, " episode"]
+
+    @property
+    def n_episodes(self) -> int:
+        """E."""
+        return len(self.starts)
+
+    @property
+    def horizon(self) -> int:
+        """T, steps of the longest episode."""
+        return int(self.lengths.max())
+
+    @cached_property
+    def episodes(self) -> Int[np.ndarray, " row"]:
+        """(N,) number of the episode of each row."""
+        return np.repeat(np.arange(self.n_episodes), self.lengths)
+
+    @cached_property
+    def last(self) -> Float[np.ndarray, " episode"]:
+        """(E,) logarithm of the weight of each whole episode."""
+        return self.log_weights[self.starts + self.lengths - 1]
+
+    @cached_property
+    def log_shares(self) -> Float[np.ndarray, " episode"]:
+        """(E,)"""
+        return np.log(self.shares)
+
+    @cached_property
+    def log_totals(self) -> Float[np.ndarray, " step"]:
+        """(T,) log Σ_i share_i · w_t of episode i; −inf from the step on where no weight is left."""
+        return self._log_sums(1)
+
+    @cached_property
+    def effective_sizes(self) -> Float[np.ndarray, " step"]:
+        """(T,) (Σw)² / Σw² over episodes at each step; 0 where no weight is left."""
+        totals = self.log_totals
+        present = totals > _NEVER
+        sizes = np.zeros(self.horizon)
+        sizes[present] = np.exp(2.0 * totals[present] - self._log_sums(2)[present])
+        return sizes
+
+    @cached_property
+    def relative(self) -> Float[np.ndarray, " row"]:
+        """(N,) w_t / Σ_i share_i w_t: self-normalised weights, on average one."""
+        totals = self.log_totals[self.steps]
+        present = totals > _NEVER
+        relative = np.zeros(len(totals))
+        relative[present] = np.exp(self.log_weights[present] - totals[present])
+        return relative
+
+    def episode_sums(self, rows: Float[np.ndarray, " row"]) -> Float[np.ndarray, " episode"]:
+        """(E,) sums over the rows of each episode."""
+        return np.add.reduceat(rows, self.starts)
+
+    def _log_sums(self, power: int) -> Float[np.ndarray, " step"]:
+        """(T,) log Σ_i (share_i w_t)^power, ended episodes with their last weight."""
+        rows = power * (self.log_weights + self.log_shares[self.episodes])
+        ending = power * (self.last + self.log_shares)
+        over = np.logaddexp.accumulate(_log_sums_by(ending, self.lengths, self.horizon + 1))
+        return np.logaddexp(_log_sums_by(rows, self.steps, self.horizon), over[: self.horizon])
+
+
+def _log_sums_by(
+    logs: Float[np.ndarray, " entry"], groups: Int[np.ndarray, " entry"], size: int
+) -> Float[np.ndarray, " group"]:
+    """(size,) log Σ exp over the entries of each group; −inf for a group of zeros or of nothing."""
+    largest = np.full(size, _NEVER)
+    np.maximum.at(largest, groups, logs)
+    shift = np.where(largest > _NEVER, largest, 0.0)
+    sums = np.bincount(groups, weights=np.exp(logs - shift[groups]), minlength=size)
+    with np.errstate(divide="ignore"):
+        return np.log(sums) + shift
+
+
+def make_weights(
+    transitions: Transitions, log_ratios: Float[np.ndarray, " row"], clip: float | None = None
+) -> EpisodeWeights:
+    """Products of ratios along each episode; ``clip`` caps the cumulative weights.
+
+    Raises DataError for row weights that vary inside an episode.
+    """
+    starts, lengths = np.asarray(transitions.episode_starts), np.asarray(transitions.episode_lengths)
+    log_weights = np.concatenate([np.cumsum(part) for part in np.split(log_ratios, starts[1:])])
+    if clip is not None:
+        log_weights = np.minimum(log_weights, math.log(clip))
+    own = np.ones(len(starts))
+    if transitions.weights is not None:
+        weights = np.asarray(transitions.weights, dtype=np.float64)
+        own = weights[starts]
+        uneven = np.flatnonzero(weights != np.repeat(own, lengths))
+        if len(uneven):
+            raise DataError(
+                f"weights change inside an episode (row {int(uneven[0])}); importance weights belong to "
+                "whole episodes: give all rows of an episode the same weight"
+            )
+    assert transitions.steps is not None, "a log with episodes has steps"
+    return EpisodeWeights(log_weights, np.asarray(transitions.steps), starts, lengths, own / own.sum())
+
+
+def effective_size(log_weights: Float[np.ndarray, " unit"]) -> float:
+    """(Σw)² / Σw² of weights given as logarithms; 0 when all are zero."""
+    largest = float(np.max(log_weights, initial=_NEVER))
+    if largest == _NEVER:
+        return 0.0
+    weights = np.exp(log_weights - largest)
+    return float(weights.sum() ** 2 / np.square(weights).sum())
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,7 +179,7 @@ class EpisodeProblem:
         cut = ~np.asarray(self.transitions.terminated)[self.transitions.episode_ends]
         missing = np.where(cut, self.gamma**self.weights.lengths, 0.0)
         logs = self.weights.last + self.weights.log_shares
-        if logs.max() == -np.inf:
+        if logs.max() == _NEVER:
             return float(self.weights.shares @ missing)
         counts = np.exp(logs - logs.max())
         return float(counts @ missing / counts.sum())
@@ -72,7 +187,7 @@ class EpisodeProblem:
     @property
     def weightless_from(self) -> int | None:
         """The first step at which no episode has weight left; None where there always is one."""
-        gone = np.flatnonzero(self.weights.log_totals == -np.inf)
+        gone = np.flatnonzero(self.weights.log_totals == _NEVER)
         return int(gone[0]) if len(gone) else None
 
     def effective_size(self, stepwise: bool) -> float:
@@ -85,46 +200,32 @@ class EpisodeProblem:
     def select(self, model: RowValues) -> RowValues:
         """The model's values of the rows and episodes that count. Raises DataError for wrong lengths."""
         model.check_sizes(len(self.counted), len(self.counted_episodes))
-        return RowValues(
-            model.now[self.counted],
-            model.later[self.counted],
-            model.starts[self.counted_episodes],
-            model.unseen,
-            model.notes,
-        )
+        rows, starts = self.counted, model.starts[self.counted_episodes]
+        return RowValues(model.now[rows], model.later[rows], starts, model.unseen, model.notes)
 
     def diagnostics(self) -> dict[str, Any]:
         """Plain numbers about the weights; the curve of effective sizes at up to 50 steps."""
         weights = self.weights
         picks = np.unique(np.linspace(0, weights.horizon - 1, _CURVE_POINTS).astype(int))
-        total = weights.log_totals[-1]
-        largest = float(np.max(weights.last + weights.log_shares))
+        total, largest = weights.log_totals[-1], float(np.max(weights.last + weights.log_shares))
+        sizes = weights.effective_sizes[picks].tolist()
         return {
             "episodes": weights.n_episodes,
             "longest_episode": weights.horizon,
             "mean_weight": float(np.exp(total)) if total < 700.0 else None,
-            "largest_share": math.exp(largest - total) if largest > -np.inf else None,
+            "largest_share": math.exp(largest - total) if largest > _NEVER else None,
             "cut_share": self.cut_share,
-            "effective_size_by_step": {
-                "step": picks.tolist(),
-                "size": weights.effective_sizes[picks].tolist(),
-            },
+            "effective_size_by_step": {"step": picks.tolist(), "size": sizes},
             **self.ratios.diagnostics,
         }
 
 
-@dataclass(frozen=True, eq=False)
-class EpisodesOfPart:
+def episode_columns(policy: DiscretePolicy | ContinuousPolicy, part: LogPart) -> Columns:
     """What estimators over episodes read of a part of a log: no observations, and the policy's ``target``."""
-
-    policy: DiscretePolicy | ContinuousPolicy
-
-    def __call__(self, part: LogPart) -> Columns:
-        """Columns of its rows."""
-        log = part.transitions
-        present = {name: getattr(log, name) for name in _NAMES}
-        columns = {name: np.asarray(column) for name, column in present.items() if column is not None}
-        return Columns(({**columns, "target": action_log_probabilities(log, self.policy)},))
+    log = part.transitions
+    present = {name: getattr(log, name) for name in _NAMES}
+    columns = {name: np.asarray(column) for name, column in present.items() if column is not None}
+    return Columns(({**columns, "target": action_log_probabilities(log, policy)},))
 
 
 def episodes_of_log(
@@ -137,18 +238,11 @@ def episodes_of_log(
             f"importance weights keep {_ROW_BYTES} bytes of each row, {needed / 1e9:.3g} GB of this log, and "
             f"memory is {log.stream.memory}; give that much (--memory)"
         )
-    columns = log.fold(EpisodesOfPart(policy)).joined()
-    target = columns.pop("target")
+    columns = log.fold(partial(episode_columns, policy)).joined()
+    target, sample = columns.pop("target"), log.sample.transitions
     nothing = np.zeros((len(target), 1), dtype=np.uint8)
-    sample = log.sample.transitions
-    rows = Transitions(
-        observations=nothing,
-        next_observations=nothing,
-        action_space=sample.action_space,
-        metadata=sample.metadata,
-        **columns,
-    )
-    return rows, target
+    own: dict[str, Any] = {"action_space": sample.action_space, "metadata": sample.metadata, **columns}
+    return Transitions(observations=nothing, next_observations=nothing, **own), target
 
 
 def prepare_episodes(
@@ -165,10 +259,8 @@ def prepare_episodes(
 
     ``behavior``: whose probabilities, see `importance_ratios`. ``target``: the policy's log-probabilities of
     the logged actions, where they are known. Raises DataError (no episodes, no
-    probabilities, weights all zero or changing inside an episode), PolicyError (no density), ConfigError.
+    probabilities, weights all zero or changing inside an episode), PolicyError (no density).
     """
-    if not 0.0 <= gamma <= 1.0:
-        raise ConfigError(f"gamma is {gamma}; give a discount between 0 and 1")
     if not transitions.has_episodes:
         raise DataError(
             "importance weights are products along episodes, this log's rows stand alone; add episode_ids, "
@@ -182,12 +274,5 @@ def prepare_episodes(
     counted = np.repeat(present, transitions.episode_lengths)
     log = transitions if present.all() else transitions.select_episodes(present)
     ratios = importance_ratios(log, policy, behavior, seed, None if target is None else target[counted])
-    return EpisodeProblem(
-        transitions=log,
-        weights=make_weights(log, ratios.logs, clip),
-        ratios=ratios,
-        gamma=gamma,
-        clip=clip,
-        counted=counted,
-        counted_episodes=present,
-    )
+    weights = make_weights(log, ratios.logs, clip)
+    return EpisodeProblem(log, weights, ratios, gamma, clip, counted, present)

@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Float
 
 from koffline.data.transitions import Continuous, Transitions
-from koffline.errors import ConfigError, DataError, PolicyError
+from koffline.errors import DataError, PolicyError
 from koffline.ope.importance.behavior import estimate_behavior, share_at_bounds
 from koffline.policies import ContinuousPolicy, DiscretePolicy
 
@@ -44,11 +44,9 @@ def importance_ratios(
     """Ratios of the log's actions; β from the log (``"log"``), estimated from it (``"estimate"``), or from
     the log where it has probabilities (``"auto"``). target: log π(a|s), where it is known.
 
-    Raises ConfigError for another ``behavior``, DataError when the log's are asked for and missing,
-    PolicyError for a policy without probabilities of given actions.
+    Raises DataError when the log's are asked for and missing, PolicyError for a policy without probabilities
+    of given actions.
     """
-    if behavior not in (AUTO, FROM_LOG, ESTIMATED):
-        raise ConfigError(f"behavior is {behavior!r}; give '{AUTO}', '{FROM_LOG}' or '{ESTIMATED}'")
     if target is None:
         target = action_log_probabilities(transitions, policy)
     logged = transitions.behavior_log_probabilities
@@ -56,18 +54,15 @@ def importance_ratios(
         raise DataError(
             "the log has no behavior_log_probabilities; store them, or estimate them with behavior='estimate'"
         )
+    at_bounds = _warnings_at_bounds(transitions, policy)
     if logged is not None and behavior != ESTIMATED:
         logs = target - np.asarray(logged, dtype=np.float64)
-        warnings = (*_warnings_of_logged(transitions, logs), *_warnings_at_bounds(transitions, policy))
+        warnings = (*_warnings_of_logged(transitions, logs), *at_bounds)
         return Ratios(logs, FROM_LOG, warnings, {"behavior": FROM_LOG})
     cut_to = policy.cut_to if isinstance(policy, ContinuousPolicy) else None
-    estimated = estimate_behavior(transitions, seed=seed, cut_to=cut_to)
-    return Ratios(
-        target - estimated.log_probabilities,
-        ESTIMATED,
-        (*estimated.warnings, *_warnings_at_bounds(transitions, policy)),
-        {"behavior": ESTIMATED, **estimated.diagnostics},
-    )
+    found = estimate_behavior(transitions, seed=seed, cut_to=cut_to)
+    diagnostics = {"behavior": ESTIMATED, **found.diagnostics}
+    return Ratios(target - found.log_probabilities, ESTIMATED, (*found.warnings, *at_bounds), diagnostics)
 
 
 def action_log_probabilities(
@@ -120,14 +115,11 @@ def _warnings_at_bounds(
     share = share_at_bounds(transitions, (np.asarray(space.low), np.asarray(space.high)))
     if share <= _AT_BOUNDS:
         return ()
+    there = f"{share:.1%} of the actions lie on the bounds"
     if policy.cut_to is None:
-        return (
-            f"{share:.1%} of the actions lie on the bounds, where the policy's draws do not collect: "
-            "their weights are not to be trusted.",
-        )
+        return (f"{there}, where the policy's draws do not collect: their weights are not to be trusted.",)
     if transitions.behavior_log_probabilities is None:
         return ()
     return (
-        f"{share:.1%} of the actions lie on the bounds: logged densities must count the probability of being "
-        "cut off there, as the policy's do.",
+        f"{there}: logged densities must count the probability of being cut off there, as the policy's do.",
     )

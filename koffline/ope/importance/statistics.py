@@ -1,8 +1,8 @@
-"""Means over episodes in two forms, each with what an interval needs.
+"""Means over episodes, each with what an interval needs, and the estimators that they are.
 
 ``value``: the estimate. ``deviations`` (E,): the estimate minus that without the episode, NaN where nothing
 would be left. ``resampled(counts)`` (B,): the estimate when episode i counts ``counts[b, i]`` times, NaN
-where nothing is left.
+where nothing is left. ``width``: numbers that one resampled estimate takes.
 """
 
 from __future__ import annotations
@@ -13,13 +13,19 @@ from functools import cached_property
 
 import numpy as np
 from jaxtyping import Float, Int
+from scipy.optimize import nnls
 from scipy.sparse import csr_matrix
 
-from koffline.ope.importance.weights import EpisodeWeights
+from koffline.ope.importance.problem import EpisodeWeights
+from koffline.ope.row_values import RowValues
 
 Counts = Float[np.ndarray, "draw episode"]
 _ALL = 1.0 - 1e-9  # a share of the weight that leaves nothing for the others
 _MOST_NUMBERS = 1 << 20  # weights of ended episodes at a time
+# Of MAGIC.
+_RIDGE = 1e-10  # of the trace: equal estimates make the matrix singular, any of their blends is as good
+_MOST_CUTS = 25
+_BIAS_LEVEL = 0.5  # of the interval of the longest estimate, as in the paper
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,7 +44,7 @@ class WeightedMean:
 
     @property
     def width(self) -> int:
-        """Numbers that one resampled estimate takes."""
+        """E."""
         return len(self.values)
 
     @cached_property
@@ -58,17 +64,12 @@ class WeightedMean:
             return (counts @ (self._parts * self.values)) / (counts @ self._parts)
 
 
-def plain_mean(values: Float[np.ndarray, " episode"], shares: Float[np.ndarray, " episode"]) -> WeightedMean:
-    """Σ share·y."""
-    return WeightedMean(np.zeros(len(values)), values, shares)
-
-
 @dataclass(frozen=True, eq=False)
 class StepwiseMean:
     """Σ share·y0 + Σ_t γ^t Σ_i share·w_t·x_t / Σ_i share·w_t.
 
     ``rows`` (N,) are x; ``first`` (E,) is y0. Ended episodes keep their last weight with x = 0. Steps at
-    which no weight is left add nothing.
+    which no weight is left add nothing. Partial sums go up to and with a step: −1: y0 alone, None: the whole.
     """
 
     weights: EpisodeWeights
@@ -78,7 +79,7 @@ class StepwiseMean:
 
     @property
     def width(self) -> int:
-        """Numbers that one resampled estimate takes."""
+        """The larger of E and T."""
         return max(self.weights.n_episodes, self.weights.horizon)
 
     @cached_property
@@ -109,10 +110,18 @@ class StepwiseMean:
 
     def resampled(self, counts: Counts) -> Float[np.ndarray, " draw"]:
         """(B,) estimates from resampled episodes."""
-        return self.partial_resampled(counts, [None])[:, 0]
+        w = self.weights
+        shape, places = (w.n_episodes, w.horizon), (w.episodes, w.steps)
+        below = (csr_matrix((self.row_parts, places), shape).T @ counts.T).T  # (B, T)
+        above = (csr_matrix((self.row_parts * self.rows, places), shape).T @ counts.T).T
+        for members, length, parts in self._ended_parts():
+            below[:, length:] += counts[:, members] @ parts
+        means = np.divide(above, below, out=np.zeros_like(above), where=below > 0.0)
+        start = (counts @ (w.shares * self.first)) / (counts @ w.shares)
+        return start + _running(self.powers * means)[:, -1]
 
     def partial_values(self, last_steps: Sequence[int | None]) -> Float[np.ndarray, " cut"]:
-        """(J,) sums up to and with each of ``last_steps``; −1: y0 alone, None: the whole."""
+        """(J,) sums up to and with each of ``last_steps``."""
         start = self.weights.shares @ self.first
         return start + _running(self.powers * self.step_means)[self._picks(last_steps)]
 
@@ -133,20 +142,6 @@ class StepwiseMean:
             deviations[members] += _running(later)[:, np.maximum(picks - length, 0)]
         return deviations
 
-    def partial_resampled(
-        self, counts: Counts, last_steps: Sequence[int | None]
-    ) -> Float[np.ndarray, "draw cut"]:
-        """(B, J) partial sums when episode i counts ``counts[b, i]`` times."""
-        w = self.weights
-        shape, places = (w.n_episodes, w.horizon), (w.episodes, w.steps)
-        below = (csr_matrix((self.row_parts, places), shape).T @ counts.T).T  # (B, T)
-        above = (csr_matrix((self.row_parts * self.rows, places), shape).T @ counts.T).T
-        for members, length, parts in self._ended_parts():
-            below[:, length:] += counts[:, members] @ parts
-        means = np.divide(above, below, out=np.zeros_like(above), where=below > 0.0)
-        start = (counts @ (w.shares * self.first)) / (counts @ w.shares)
-        return start[:, None] + _running(self.powers * means)[:, self._picks(last_steps)]
-
     def _ended_parts(self) -> Iterator[tuple[Int[np.ndarray, " member"], int, np.ndarray]]:
         """Blocks of episodes of one length with their parts (n, T − length) in the weights of later steps."""
         w = self.weights
@@ -165,6 +160,43 @@ class StepwiseMean:
 
 
 EpisodeStatistic = WeightedMean | StepwiseMean
+
+
+def plain_mean(values: Float[np.ndarray, " episode"], shares: Float[np.ndarray, " episode"]) -> WeightedMean:
+    """Σ share·y."""
+    return WeightedMean(np.zeros(len(values)), values, shares)
+
+
+def make_statistic(
+    name: str,
+    weights: EpisodeWeights,
+    rewards: Float[np.ndarray, " row"],
+    discounts: Float[np.ndarray, " row"],
+    gamma: float,
+    model: RowValues | None = None,
+) -> EpisodeStatistic:
+    """An estimator by name as a mean over episodes.
+
+    ``is``: mean of w·Σ γ^t r_t, w the weight of the whole episode. ``wis``: the same over Σ w, episodes of
+    any length with the weight they end with. ``pdis``: mean of Σ_t γ^t w_t r_t. (Precup et al. 2000)
+    ``wpdis``: Σ_t γ^t Σ_i w_t r_t / Σ_i w_t, ended episodes in the lower sum. (Thomas 2015, CWPDIS)
+    ``dr``: mean of v(s_0) + Σ_t γ^t w_t (r_t + discount_t v(s_{t+1}) − q(s_t, a_t)), which equals
+    Σ_t γ^t (w_t r_t − w_t q_t + w_{t−1} v_t) with the model's value of the state where recording stopped.
+    ``discounts`` (N,) is γ, and 0 where the world ended. (Jiang and Li 2016, equation 10)
+    ``wdr`` (which ``magic`` blends): the same with weights normalised at each step. (Thomas and Brunskill
+    2016, section 5)
+    """
+    powers, rows, first = gamma**weights.steps, rewards, np.zeros(weights.n_episodes)
+    if model is not None:
+        rows, first = rewards + discounts * model.later - model.now, model.starts
+    if name in ("wpdis", "wdr", "magic"):
+        return StepwiseMean(weights, rows, first, gamma)
+    if name == "wis":
+        return WeightedMean(weights.last, weights.episode_sums(powers * rows), weights.shares)
+    if name == "is":
+        return plain_mean(np.exp(weights.last) * weights.episode_sums(powers * rows), weights.shares)
+    sums = weights.episode_sums(powers * np.exp(weights.log_weights) * rows)
+    return plain_mean(first + sums, weights.shares)
 
 
 def _pull(parts: np.ndarray, values: np.ndarray | float, means: np.ndarray | float) -> np.ndarray:
@@ -190,3 +222,60 @@ def standard_error(statistic: EpisodeStatistic) -> float | None:
     if count < 2 or np.isnan(deviations).any():
         return None
     return float(np.sqrt((count - 1) / count * np.square(deviations).sum()))
+
+
+@dataclass(frozen=True, eq=False)
+class Blend:
+    """Σ_j x_j g_j, g_j the estimate that follows weighted residuals up to step j and the model from there.
+
+    ``cuts``: last step of each, −1 is the model alone and None the whole log; ``mix`` (J,) sums to one.
+    """
+
+    whole: StepwiseMean
+    cuts: tuple[int | None, ...]
+    mix: Float[np.ndarray, " cut"]
+
+    @property
+    def value(self) -> float:
+        """The blend."""
+        return float(self.mix @ self.whole.partial_values(self.cuts))
+
+
+def magic(whole: StepwiseMean, draws: Float[np.ndarray, " draw"]) -> Blend:
+    """Blend the partial estimates of a weighted doubly robust one.
+
+    Error of a mix x: xᵀ(Ω + b bᵀ)x with Ω the jackknife covariance of the g_j (the weights' noise included)
+    and b_j how far g_j lies outside the bootstrap interval of the whole estimate at level 0.5.
+    ``draws``: the whole estimate of resampled episodes, of which there are two at least.
+    (Thomas and Brunskill 2016, algorithm 1)
+    """
+    cuts = cut_steps(whole.weights.horizon)
+    values, deviations = whole.partial_values(cuts), whole.partial_deviations(cuts)
+    low, high = np.quantile(draws, [0.5 - _BIAS_LEVEL / 2.0, 0.5 + _BIAS_LEVEL / 2.0])
+    # The interval holds the whole estimate itself: its own bias is taken as none.
+    low, high = min(low, values[-1]), max(high, values[-1])
+    bias = np.maximum(values - high, 0.0) - np.maximum(low - values, 0.0)
+    count = len(deviations)
+    covariance = (count - 1) / count * deviations.T @ deviations  # (J, E) @ (E, J) = (J, J)
+    return Blend(whole, cuts, least_error_mix(covariance + np.outer(bias, bias)))
+
+
+def cut_steps(horizon: int) -> tuple[int | None, ...]:
+    """−1, 0, 1, 2, 4, … and None for the whole log: at most 25, spread evenly in the logarithm."""
+    inner = np.unique(np.round(np.geomspace(1, max(horizon - 1, 1), _MOST_CUTS - 2)).astype(int)) - 1
+    return (-1, *(int(step) for step in inner if step < horizon - 1), None)
+
+
+def least_error_mix(errors: Float[np.ndarray, "cut cut"]) -> Float[np.ndarray, " cut"]:
+    """The x ≥ 0 with Σx = 1 of least xᵀ A x, A symmetric and positive semidefinite.
+
+    Its direction is that of the y ≥ 0 that minimises ½ yᵀAy − Σy (the conditions of both optima agree), a
+    non-negative least-squares problem: with A = LLᵀ minimise ‖Lᵀy − L⁻¹1‖².
+    """
+    size, trace = len(errors), float(np.trace(errors))
+    if trace == 0.0:
+        return np.full(size, 1.0 / size)
+    scaled = errors / trace + _RIDGE * np.eye(size)
+    factor = np.linalg.cholesky(scaled)
+    mix, _ = nnls(factor.T, np.linalg.solve(factor, np.ones(size)), maxiter=50 * size)
+    return mix / mix.sum()

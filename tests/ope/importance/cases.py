@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from koffline.data.transitions import Discrete, Transitions
 from koffline.envs.finite import FiniteMDP
-from koffline.ope.importance.weights import EpisodeWeights, make_weights
+from koffline.errors import DataError, PolicyError
+from koffline.ope.importance.episode_estimates import estimate_one
+from koffline.ope.importance.problem import EpisodeWeights, make_weights, prepare_episodes
+from koffline.ope.importance.statistics import EpisodeStatistic, make_statistic
+from koffline.ope.names import OVER_EPISODES
+from koffline.ope.point_estimate import PointEstimate, Unavailable
 from koffline.ope.row_values import RowValues
 from koffline.policies import DiscretePolicy
 
@@ -38,12 +45,47 @@ class Case:
     def shares(self) -> np.ndarray:
         return self.weights.shares
 
+    def statistic(self, name: str, weights: EpisodeWeights | None = None) -> EpisodeStatistic:
+        """An estimator by name."""
+        model = self.model if name in ("dr", "wdr", "magic") else None
+        own = self.weights if weights is None else weights
+        return make_statistic(name, own, self.rewards, self.discounts, self.gamma, model)
+
     @property
     def episodes(self) -> list[list[tuple[float, ...]]]:
         rows = np.stack(
             [np.exp(self.log_ratios), self.rewards, self.model.now, self.model.later, self.discounts], axis=1
         )
         return [list(map(tuple, part)) for part in np.split(rows, self.transitions.episode_starts[1:])]
+
+
+def values_of(q: Any, log: Transitions, policy: Any) -> RowValues:
+    """A value function at the rows of a log."""
+    return RowValues(
+        q.values(log.observations, np.asarray(log.actions)),
+        q.expected(log.next_observations, policy),
+        q.expected(log.initial_observations(), policy),
+    )
+
+
+def episode_estimates(
+    log: Transitions,
+    policy: Any,
+    gamma: float,
+    *,
+    q: Any = None,
+    names: Iterable[str] = OVER_EPISODES,
+    behavior: str = "auto",
+    clip: float | None = None,
+    **options: Any,
+) -> dict[str, PointEstimate | Unavailable]:
+    """Estimates by name, or why there are none. q: a value function or its values."""
+    try:
+        problem = prepare_episodes(log, policy, gamma, behavior=behavior, clip=clip)
+    except (DataError, PolicyError) as error:
+        return {name: Unavailable(name, str(error)) for name in names}
+    model = q if q is None or isinstance(q, RowValues) else values_of(q, log, policy)
+    return {name: estimate_one(name, problem, model, **options) for name in names}
 
 
 def random_case(seed: int = 0, n_episodes: int = 9, longest: int = 6, zeros: bool = False) -> Case:
@@ -129,9 +171,7 @@ def enumerated(horizon: int = 3) -> Enumerated:
             for after in np.flatnonzero(transition[state, action]).tolist():
                 step = (state, action, float(mdp.reward[state, action, after]), after)
                 follow(
-                    after,
-                    chance * behavior[state, action] * transition[state, action, after],
-                    [*path, step],
+                    after, chance * behavior[state, action] * transition[state, action, after], [*path, step]
                 )
 
     for start in (0, 1):

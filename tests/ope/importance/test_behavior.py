@@ -1,4 +1,4 @@
-"""Estimated behavior probabilities: near the truth, held out by episode, and said to be estimated."""
+"""Behavior probabilities, estimated where the log has none, and the ratios that they give."""
 
 from __future__ import annotations
 
@@ -7,9 +7,12 @@ import pytest
 import torch
 
 from koffline.data.transitions import ActionSpace, Continuous, Discrete, Transitions
-from koffline.errors import DataError
+from koffline.errors import DataError, PolicyError
 from koffline.ope.importance.behavior import _gaussian_log_likelihood, estimate_behavior
+from koffline.ope.importance.ratios import action_log_probabilities, importance_ratios
+from koffline.policies import ContinuousPolicy, DiscretePolicy
 from koffline.policies.distributions import gaussian_log_density
+from tests.ope.importance.cases import enumerated
 
 ROWS, LENGTH = 1200, 6
 
@@ -62,14 +65,6 @@ def test_discrete_probabilities_are_near_the_truth() -> None:
     assert "estimated from the log (multinomial logistic, 2-fold cross-fitted" in found.warnings[0]
 
 
-def test_a_behavior_that_ignores_the_state_is_found_to() -> None:
-    generator = np.random.default_rng(3)
-    log = log_of(generator.standard_normal((ROWS, 2)), generator.integers(4, size=ROWS), Discrete(4))
-    found = estimate_behavior(log)
-    assert found.diagnostics["behavior_penalty"] is None
-    np.testing.assert_allclose(found.log_probabilities, np.log(0.25), atol=0.15)
-
-
 @pytest.mark.parametrize("bound", [np.inf, 120.0], ids=["free", "cut off"])
 def test_densities_are_near_the_truth(bound: float) -> None:
     log, truth = gaussian_case(bound=bound)
@@ -109,12 +104,6 @@ def test_no_episode_sees_itself() -> None:
     assert 0.3 < share < 0.7  # about half of the episodes share no fold with it
 
 
-def test_same_seed_same_probabilities() -> None:
-    log, _ = discrete_case(5)
-    first, second = estimate_behavior(log, seed=1), estimate_behavior(log, seed=1)
-    np.testing.assert_array_equal(first.log_probabilities, second.log_probabilities)
-
-
 def test_a_single_episode_is_fitted_on_itself_and_that_is_said() -> None:
     log, _ = discrete_case(6)
     single = log.select_episodes([0])
@@ -130,3 +119,78 @@ def test_images_and_lone_rows_are_refused() -> None:
     images = log_of(np.zeros((12, 3, 64, 64), dtype=np.uint8), np.zeros(12, dtype=int), Discrete(2))
     with pytest.raises(DataError, match="store behavior_log_probabilities"):
         estimate_behavior(images)
+
+
+def test_ratios_are_quotients_of_probabilities() -> None:
+    world = enumerated()
+    found = importance_ratios(world.transitions, world.policy)
+    states = world.states(world.transitions.observations)
+    actions = np.asarray(world.transitions.actions)
+    behavior = np.array([[0.5, 0.5], [0.3, 0.7]])[states, actions]
+    np.testing.assert_allclose(np.exp(found.logs), world.target[states, actions] / behavior)
+    assert not found.is_estimated
+
+
+def test_logged_probabilities_win_unless_estimates_are_asked_for() -> None:
+    log, truth = discrete_case()
+    policy = DiscretePolicy(3, lambda observations: np.tile([0.5, 0.3, 0.2], (len(observations), 1)))
+    assert importance_ratios(log, policy).is_estimated
+    logged = log.replace(behavior_log_probabilities=truth)
+    assert not importance_ratios(logged, policy).is_estimated
+    assert importance_ratios(logged, policy, "estimate").is_estimated
+    first = DiscretePolicy(3, lambda observations: np.zeros(len(observations), dtype=int))
+    found, taken = importance_ratios(logged, first), np.asarray(log.actions) == 0
+    assert (found.logs[~taken] == -np.inf).all()  # impossible actions
+    np.testing.assert_allclose(found.logs[taken], -truth[taken])
+
+
+def test_stand_ins_for_zero_and_wrong_probabilities_are_pointed_out() -> None:
+    log, truth = discrete_case()
+    policy = DiscretePolicy(3, lambda observations: np.full((len(observations), 3), 1 / 3))
+    assert importance_ratios(log.replace(behavior_log_probabilities=truth), policy).warnings == ()
+    tiny = truth.copy()
+    tiny[7] = np.log(1e-10)
+    found = importance_ratios(log.replace(behavior_log_probabilities=tiny), policy).warnings
+    assert "1 logged actions have a behavior probability below 2e-08 (row 7: 1e-10)" in found[0]
+    wrong = np.full(len(log), np.log(0.9))
+    found = importance_ratios(log.replace(behavior_log_probabilities=wrong), policy).warnings
+    assert "average 0.3704 over rows" in found[0]
+
+
+def gaussian_policy(bound: float | None = None) -> ContinuousPolicy:
+    """Narrower than the behavior of `gaussian_case` and a little to its side: bounded ratios."""
+    box = None if bound is None else (np.full(2, -bound), np.full(2, bound))
+
+    def mean(states: np.ndarray) -> np.ndarray:
+        return 100.0 * np.concatenate([np.sin(states), 0.5 * states], axis=1) + 5.0
+
+    def log_density(states: np.ndarray, actions: np.ndarray) -> np.ndarray:
+        deviation = np.exp(0.3 * states) * np.array([[20.0, 35.0]])
+        return gaussian_log_density(actions, mean(states), deviation, *(box or (None, None)))
+
+    def draw(states: np.ndarray, generator: np.random.Generator) -> np.ndarray:
+        return mean(states)
+
+    return ContinuousPolicy(2, mean, draw, "gaussian", density_function=log_density, cut_to=box)
+
+
+@pytest.mark.parametrize("bound", [None, 120.0], ids=["free", "cut off"])
+def test_continuous_ratios_average_one(bound: float | None) -> None:
+    """E_β[π/β] = 1 whatever β and π are, masses at the bounds included."""
+    log, truth = gaussian_case(bound=np.inf if bound is None else bound)
+    logged = importance_ratios(log.replace(behavior_log_probabilities=truth), gaussian_policy(bound))
+    ratios = np.exp(logged.logs)
+    assert ratios.mean() == pytest.approx(1.0, abs=4.0 * ratios.std() / np.sqrt(len(log)))
+    estimated = importance_ratios(log, gaussian_policy(bound))
+    assert np.median(np.abs(estimated.logs - logged.logs)) < 0.2
+    assert any("lie on the bounds" in text for text in logged.warnings) == (bound is not None)
+    if bound is not None:
+        found = importance_ratios(log, gaussian_policy())
+        assert any("where the policy's draws do not collect" in text for text in found.warnings)
+
+
+def test_policies_without_density_are_refused() -> None:
+    log = log_of(np.zeros((6, 1)), np.zeros((6, 1)), Continuous(1))
+    policy = ContinuousPolicy(1, lambda observations: observations[:, :1], name="mean")
+    with pytest.raises(PolicyError, match="mean: it is deterministic"):
+        action_log_probabilities(log, policy)

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from koffline.data.transitions import Discrete, Transitions
-from koffline.ope.importance.episode_estimates import make_statistic
 from koffline.ope.importance.episode_intervals import certified_interval, student_interval
 from koffline.ope.importance.problem import prepare_episodes
+from koffline.ope.importance.statistics import make_statistic
 from koffline.ope.names import CERTIFIED_EPISODE_KINDS
 from koffline.ope.row_values import RowValues
 from koffline.policies import DiscretePolicy
@@ -60,7 +60,9 @@ def test_intervals_hold_the_truth() -> None:
         log, model = draw(world, seed)
         problem = prepare_episodes(log, world.policy, GAMMA)
         for name in names:
-            statistic = make_statistic(name, problem, model, 0, np.random.default_rng(0))
+            own = model if name in ("dr", "wdr") else None
+            columns = problem.weights, problem.rewards, problem.discounts
+            statistic = make_statistic(name, *columns, GAMMA, own)
             size = problem.effective_size(stepwise=name not in ("is", "wis"))
             interval = student_interval(statistic, 0.95, size)
             hits[name] += interval is not None and interval.holds(truth)

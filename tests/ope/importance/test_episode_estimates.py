@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from koffline.data.transitions import Transitions
-from koffline.errors import ConfigError, DataError
-from koffline.ope.importance.episode_estimates import episode_estimates
+from koffline.errors import DataError
 from koffline.ope.names import (
     CERTIFIED_EPISODE_KINDS,
     EPISODE_KINDS,
@@ -27,8 +26,7 @@ from koffline.ope.value_functions import ValueFunction
 from koffline.ope.value_sources import as_value_function
 from koffline.policies import ContinuousPolicy, DiscretePolicy
 from tests.exact_problems import EXACT_PROBLEMS
-from tests.ope.importance.cases import enumerated, random_case
-from tests.refusals import refused
+from tests.ope.importance.cases import enumerated, episode_estimates, random_case, values_of
 
 FEW = 30  # bootstrap draws
 
@@ -98,16 +96,6 @@ def test_results_are_reproducible_and_json() -> None:
         assert json.dumps(first.diagnostics, allow_nan=False) == json.dumps(second.diagnostics)
 
 
-def test_asking_for_one_gives_what_asking_for_all_does() -> None:
-    problem, q = chain(n_rows=300)
-    arguments = problem.transitions, problem.policy, problem.gamma
-    every = episode_estimates(*arguments, q=q, draws=FEW)
-    for name in OVER_EPISODES:
-        alone = episode_estimates(*arguments, q=q, draws=FEW, names=[name])
-        assert list(alone) == [name]
-        assert alone[name].interval == every[name].interval
-
-
 @pytest.mark.parametrize("kind", EPISODE_KINDS)
 def test_kinds_of_intervals_are_as_labelled(kind: str) -> None:
     problem, q = chain(n_rows=600)
@@ -141,16 +129,10 @@ def test_estimated_behavior_is_said_and_not_certified() -> None:
     assert any("were estimated from the log" in text for text in found.warnings)
     assert any("these are estimated" in text for text in found.warnings)
     assert found.diagnostics["behavior"] == "estimate"
-
-
-def test_unequal_episode_weights_are_not_certified() -> None:
     world = enumerated()
-    found = episode_estimates(
-        world.transitions, world.policy, 0.9, names=["is"], interval=HOEFFDING, draws=FEW
-    )["is"]
-    assert isinstance(found, PointEstimate)
-    assert found.interval is None
-    assert any("episodes of equal weight" in text for text in found.warnings)
+    options = {"names": ["is"], "interval": HOEFFDING, "draws": FEW}
+    uneven = episode_estimates(world.transitions, world.policy, 0.9, **options)["is"]
+    assert any("episodes of equal weight" in text for text in uneven.warnings)
 
 
 def test_episodes_of_weight_zero_are_not_there() -> None:
@@ -159,11 +141,7 @@ def test_episodes_of_weight_zero_are_not_there() -> None:
     kept = np.arange(log.n_episodes) % 3 > 0
     rows = np.repeat(kept, log.episode_lengths)
     weighted = log.replace(weights=rows.astype(float))
-    model = RowValues(
-        q.values(log.observations, np.asarray(log.actions)),
-        q.expected(log.next_observations, problem.policy),
-        q.expected(log.initial_observations(), problem.policy),
-    )
+    model = values_of(q, log, problem.policy)
     arguments = problem.policy, problem.gamma
     left = episode_estimates(log.select_episodes(kept), *arguments, q=q, draws=FEW)
     found = episode_estimates(weighted, *arguments, q=model, draws=FEW)
@@ -176,30 +154,20 @@ def all_unavailable(found: dict, text: str) -> bool:
     return all(isinstance(part, Unavailable) and text in part.reason for part in found.values())
 
 
-def test_rows_without_episodes_have_a_reason() -> None:
-    problem = EXACT_PROBLEMS["chain_tuples"](0, 100)
-    found = episode_estimates(problem.transitions, problem.policy, problem.gamma)
-    assert list(found) == list(OVER_EPISODES)
-    assert all_unavailable(found, "this log's rows stand alone; add episode_ids")
-
-
-def test_missing_probabilities_have_a_reason_when_estimates_are_not_wanted() -> None:
-    problem = EXACT_PROBLEMS["chain_off"](0, 100)
-    found = episode_estimates(problem.transitions, problem.policy, problem.gamma, behavior="log")
-    assert all_unavailable(found, "no behavior_log_probabilities")
-
-
-def test_deterministic_continuous_policies_have_a_reason() -> None:
-    problem = EXACT_PROBLEMS["linear_off_deterministic"](0, 100)
-    found = episode_estimates(problem.transitions, problem.policy, problem.gamma)
-    assert all_unavailable(found, "it is deterministic: its actions have no density")
-
-
-def test_estimators_with_a_model_need_one() -> None:
-    problem, _ = chain(n_rows=100)
-    found = episode_estimates(problem.transitions, problem.policy, problem.gamma, draws=FEW)
-    assert all(isinstance(found[name], PointEstimate) for name in WITHOUT_MODEL)
-    assert all_unavailable({name: found[name] for name in WITH_MODEL}, "it needs a value function")
+@pytest.mark.parametrize(
+    ("name", "options", "reason"),
+    [
+        ("chain_tuples", {}, "this log's rows stand alone; add episode_ids"),
+        ("chain_off", {"behavior": "log"}, "no behavior_log_probabilities"),
+        ("linear_off_deterministic", {}, "it is deterministic: its actions have no density"),
+        ("chain_off", {"names": WITH_MODEL}, "it needs a value function"),
+    ],
+)
+def test_what_does_not_apply_has_a_reason(name: str, options: dict, reason: str) -> None:
+    problem = EXACT_PROBLEMS[name](0, 100)
+    assert all_unavailable(
+        episode_estimates(problem.transitions, problem.policy, problem.gamma, **options), reason
+    )
 
 
 def never(problem, step: int):
@@ -283,23 +251,6 @@ def test_weights_beyond_numbers_are_refused_or_normalised() -> None:
     assert any("capped at 100" in text for text in capped.warnings)
 
 
-def test_few_effective_episodes_are_pointed_out() -> None:
-    problem, _ = chain(n_rows=60)
-    found = episode_estimates(problem.transitions, problem.policy, problem.gamma, names=["is"], draws=FEW)[
-        "is"
-    ]
-    assert isinstance(found, PointEstimate)
-    assert found.effective_sample_size < 10.0
-    assert any("carry the weight" in text for text in found.warnings)
-
-
-def test_models_fitted_to_the_log_are_noted() -> None:
-    problem, q = chain(n_rows=200)
-    arguments = problem.transitions, problem.policy, problem.gamma
-    noted = episode_estimates(*arguments, q=q, names=["dr"], draws=FEW)["dr"]
-    assert any("may have seen these episodes" in text for text in noted.warnings)
-
-
 def test_draws_of_continuous_actions() -> None:
     """The true policy of a linear system, its density given: doubly robust with zeros equals per decision."""
     problem = EXACT_PROBLEMS["linear_on"](0, 400)
@@ -321,19 +272,10 @@ def test_draws_of_continuous_actions() -> None:
         assert found[name].value == pytest.approx(mean)
 
 
-def test_wrong_settings_are_refused() -> None:
+def test_models_of_another_log_are_refused() -> None:
     problem, _ = chain(n_rows=100)
-    arguments = problem.transitions, problem.policy, problem.gamma
-    with refused(ConfigError, "did you mean 'wpdis'"):
-        episode_estimates(*arguments, names=["wpids"])
-    with refused(ConfigError, "did you mean 'hoeffding'"):
-        episode_estimates(*arguments, interval="hoefding")
-    with refused(ConfigError, "level is 2"):
-        episode_estimates(*arguments, level=2.0)
-    with refused(ConfigError, "gamma is 1.5"):
-        episode_estimates(problem.transitions, problem.policy, 1.5)
-    with refused(ConfigError, "clip is -1"):
-        episode_estimates(*arguments, clip=-1.0)
     short = RowValues(np.zeros(3), np.zeros(3), np.zeros(1))
-    with refused(DataError, "ask the model at the log's own rows"):
-        episode_estimates(*arguments, q=short, draws=FEW)
+    with pytest.raises(DataError, match="ask the model at the log's own rows"):
+        episode_estimates(problem.transitions, problem.policy, problem.gamma, q=short, draws=FEW)
+    with pytest.raises(DataError, match="not finite"):
+        RowValues(np.array([np.nan]), np.zeros(1), np.zeros(1))

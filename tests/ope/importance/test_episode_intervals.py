@@ -12,21 +12,12 @@ from koffline.data.transitions import Discrete, Transitions
 from koffline.ope.importance.episode_intervals import (
     bootstrap_interval,
     certified_interval,
-    empirical_bernstein_width,
-    hoeffding_width,
     mean_lower_bound,
     student_interval,
 )
-from koffline.ope.importance.estimators import trajectory_wis
+from koffline.ope.importance.problem import make_weights
 from koffline.ope.importance.statistics import plain_mean
-from koffline.ope.importance.weights import make_weights
-from koffline.ope.names import (
-    CERTIFIED_EPISODE_KINDS,
-    EMPIRICAL_BERNSTEIN,
-    EPISODES_BOOTSTRAP,
-    EPISODES_T,
-    HOEFFDING,
-)
+from koffline.ope.names import CERTIFIED_EPISODE_KINDS, EPISODES_BOOTSTRAP, EPISODES_T, HOEFFDING
 from tests.ope.importance.cases import random_case
 
 
@@ -63,32 +54,12 @@ def test_bootstrap_is_scipys_bca() -> None:
     assert found.kind == EPISODES_BOOTSTRAP
 
 
-def test_bootstrap_is_reproducible_and_shrinks_with_the_level() -> None:
-    case = random_case(0, n_episodes=30)
-    mean = trajectory_wis(case.weights, case.rewards, case.gamma)
-    wide, again, narrow = (
-        bootstrap_interval(mean, level, 400, np.random.default_rng(4)) for level in (0.95, 0.95, 0.5)
-    )
-    assert wide is not None
-    assert narrow is not None
-    assert wide == again
-    assert narrow.width < wide.width
-    assert wide.holds(mean.value)
-
-
 def test_high_levels_draw_more_or_give_up() -> None:
     mean = plain_mean(np.random.default_rng(1).exponential(size=8), np.full(8, 1 / 8))
     found = bootstrap_interval(mean, 0.999, 10, np.random.default_rng(0))
     assert found is not None
     assert "resampled 10000 times" in found.assumptions
     assert bootstrap_interval(mean, 0.99999, 10, np.random.default_rng(0)) is None
-
-
-def test_a_constant_has_an_interval_of_width_zero() -> None:
-    mean = plain_mean(np.full(5, 2.0), np.full(5, 0.2))
-    for found in (student_interval(mean, 0.95), bootstrap_interval(mean, 0.95, 50, np.random.default_rng(0))):
-        assert found is not None
-        assert (found.low, found.high) == (pytest.approx(2.0), pytest.approx(2.0))
 
 
 def test_one_episode_or_too_few_with_weight_have_none() -> None:
@@ -98,23 +69,26 @@ def test_one_episode_or_too_few_with_weight_have_none() -> None:
     case = random_case(1)
     log = case.transitions
     only_first = np.where(np.arange(len(log)) < log.episode_lengths[0], 0.0, -np.inf)
-    mean = trajectory_wis(make_weights(log, only_first), case.rewards, case.gamma)
+    mean = case.statistic("wis", make_weights(log, only_first))
     # A third of the draws leave that episode out, and have no weight at all.
     assert bootstrap_interval(mean, 0.95, 200, np.random.default_rng(0)) is None
 
 
-def test_hoeffding_by_hand_shrinks_with_the_square_root_of_n() -> None:
-    assert hoeffding_width(50, 2.0, 0.05) == pytest.approx(2.0 * math.sqrt(math.log(20.0) / 100.0))
-    assert hoeffding_width(400, 2.0, 0.05) == pytest.approx(hoeffding_width(100, 2.0, 0.05) / 2.0)
+def widths(kind: str, values: np.ndarray, value_range: float, alpha: float) -> float:
+    """By hand: Hoeffding 1963, Theorem 2; Maurer and Pontil 2009, Theorem 4."""
+    n, log_term = len(values), math.log(2.0 / alpha)
+    if kind == HOEFFDING:
+        return value_range * math.sqrt(math.log(1.0 / alpha) / (2.0 * n))
+    bernstein = math.sqrt(2.0 * values.var(ddof=1) * log_term / n)
+    return bernstein + 7.0 * value_range * log_term / (3.0 * (n - 1))
 
 
-def test_empirical_bernstein_by_hand() -> None:
-    logarithm = math.log(2.0 / 0.05)
-    expected = math.sqrt(2.0 * 0.3 * logarithm / 50) + 7.0 * 2.0 * logarithm / (3.0 * 49)
-    assert empirical_bernstein_width(50, 0.3, 2.0, 0.05) == pytest.approx(expected)
-    assert empirical_bernstein_width(1, 0.0, 2.0, 0.05) == math.inf
-    # Without variance it falls with 1/n, far below Hoeffding.
-    assert empirical_bernstein_width(1000, 0.0, 1.0, 0.05) < 0.3 * hoeffding_width(1000, 1.0, 0.05)
+@pytest.mark.parametrize("kind", CERTIFIED_EPISODE_KINDS)
+def test_lower_bounds_by_hand(kind: str) -> None:
+    values = np.random.default_rng(0).uniform(1.5, 2.0, size=400)
+    expected = values.mean() - widths(kind, values, 2.0, 0.05)
+    assert mean_lower_bound(values, 2.0, 0.05, kind) == pytest.approx(expected)
+    assert mean_lower_bound(values[:1], 2.0, 0.05, kind) == 0.0
 
 
 @pytest.mark.parametrize("kind", CERTIFIED_EPISODE_KINDS)
@@ -152,12 +126,7 @@ def test_on_policy_bound_is_the_plain_one_at_a_seventh_of_the_level(kind: str) -
     weights = make_weights(log, np.zeros(500))
     found = certified_interval(weights, rewards, 0.9, 0.95, kind, (1.0, 3.0))
     assert found is not None
-    alpha = 0.025 / 7
-    width = (
-        hoeffding_width(500, 2.0, alpha)
-        if kind == HOEFFDING
-        else empirical_bernstein_width(500, float(rewards.var(ddof=1)), 2.0, alpha)
-    )
+    width = widths(kind, rewards, 2.0, 0.025 / 7)
     assert found.low == pytest.approx(rewards.mean() - width)
     assert found.high == pytest.approx(rewards.mean() + width)
     assert "(given)" in found.assumptions
@@ -167,6 +136,7 @@ def test_on_policy_bound_is_the_plain_one_at_a_seventh_of_the_level(kind: str) -
 @pytest.mark.parametrize("stepwise", [False, True])
 def test_certified_interval_stays_within_possible_returns(kind: str, stepwise: bool) -> None:
     case = random_case(2)
+    assert certified_interval(case.weights, case.rewards, 0.9, 0.95, kind) is None  # unequal shares
     weights = make_weights(case.transitions.replace(weights=None), case.log_ratios)
     found = certified_interval(weights, case.rewards, 0.9, 0.95, kind, (-2.0, 2.0), stepwise)
     assert found is not None
@@ -175,20 +145,15 @@ def test_certified_interval_stays_within_possible_returns(kind: str, stepwise: b
     assert "independent episodes of any length" in found.assumptions
 
 
-def test_certified_interval_needs_equal_shares() -> None:
-    case = random_case(3)
-    assert certified_interval(case.weights, case.rewards, 0.9, 0.95, HOEFFDING) is None
-
-
 @pytest.mark.parametrize("kind", CERTIFIED_EPISODE_KINDS)
 @pytest.mark.parametrize("stepwise", [False, True])
 def test_certified_interval_holds_off_policy(kind: str, stepwise: bool) -> None:
     """Two steps, coin actions, reward = action; the policy takes 1 with chance 0.9: J = 0.9 · 1.9.
 
-    At 80 % about 8 of 40 logs may miss it; bounds as wide as these miss none.
+    At 80 % about 2 of 10 logs may miss it; bounds as wide as these miss none.
     """
     misses = 0
-    for seed in range(40):
+    for seed in range(10):
         generator = np.random.default_rng(seed)
         n = 300
         actions = generator.integers(2, size=(n, 2)).ravel()
@@ -208,18 +173,3 @@ def test_certified_interval_holds_off_policy(kind: str, stepwise: bool) -> None:
         assert found.width < 1.9 if kind == HOEFFDING else found.width < 2.5
         misses += not found.holds(0.9 * 1.9)
     assert misses == 0
-
-
-def test_more_episodes_narrow_certified_intervals() -> None:
-    case = random_case(6, n_episodes=40, longest=2)
-    log = case.transitions.replace(weights=None)
-    few = make_weights(log, case.log_ratios * 0.1)
-    many_log = log.select_episodes(np.tile(np.arange(40), 25))
-    lengths = np.split(case.log_ratios * 0.1, log.episode_starts[1:])
-    many = make_weights(many_log, np.concatenate(lengths * 25))
-    for kind in (HOEFFDING, EMPIRICAL_BERNSTEIN):
-        narrow = certified_interval(many, np.asarray(many_log.rewards), 0.9, 0.95, kind)
-        wide = certified_interval(few, case.rewards, 0.9, 0.95, kind)
-        assert narrow is not None
-        assert wide is not None
-        assert narrow.width < wide.width

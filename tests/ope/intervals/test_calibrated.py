@@ -25,12 +25,6 @@ def _without_ridge(system):
     return make_profile(system, ridge=0.0)
 
 
-def test_value_is_that_of_the_kernel_loss_minimiser() -> None:
-    system = small_system(1)
-    theta = torch.linalg.lstsq(system.projected[:, :-1], system.projected[:, -1]).solution
-    assert _without_ridge(system).value == pytest.approx(system.value(theta), abs=1e-8)
-
-
 def test_row_influences_are_derivatives_in_the_rewards() -> None:
     """η̂ is linear in r: η̂(r) − η̂(r − δ̂) = Σ w_i ω_i δ̂_i/n, row by row, leverage aside."""
     system = small_system(2)

@@ -27,16 +27,6 @@ def test_by_hand() -> None:
     assert start_deviation((-1.0, 2.0), _ONES[:4], 2.0 / math.e**2) == pytest.approx(1.5)
 
 
-def test_weights_count_by_their_squares() -> None:
-    weights = torch.cat([2.0 * _ONES[:50], 0.0 * _ONES[:50]])  # fifty rows, each twice
-    assert martingale_threshold(1.0, weights, 0.1) == pytest.approx(
-        martingale_threshold(1.0, _ONES[:50], 0.1)
-    )
-    assert start_deviation((0.0, 1.0), 3.0 * weights, 0.1) == pytest.approx(
-        start_deviation((0.0, 1.0), _ONES[:50], 0.1)
-    )
-
-
 @pytest.mark.parametrize(
     ("rewards", "values", "may_end", "length"),
     [

@@ -44,11 +44,14 @@ def test_parts_add_up() -> None:
     assert "given" in result.interval.assumptions
 
 
-def test_given_start_states_cost_nothing() -> None:
+def test_given_start_states_cost_nothing_and_vacuous_intervals_say_so() -> None:
     system = small_system(fixed_starts=True)
     result = feature_interval(system)
     assert result.details["start_margin"] == 0.0
     assert "given start states" in result.interval.assumptions
+    vacuous = feature_interval(small_system())
+    assert (vacuous.interval.low, vacuous.interval.high) == (-30.0, 30.0)
+    assert "too small" in vacuous.warnings[0]
 
 
 def test_a_class_that_cannot_explain_the_log_is_an_alarm() -> None:
@@ -67,12 +70,6 @@ def test_a_class_that_cannot_explain_the_log_is_an_alarm() -> None:
         assert result.least_loss > result.threshold
         assert "cannot explain" in result.warnings[0]
         json.dumps(result.as_dict(), allow_nan=False)
-
-
-def test_vacuous_intervals_say_so() -> None:
-    result = feature_interval(small_system())
-    assert (result.interval.low, result.interval.high) == (-30.0, 30.0)
-    assert "too small" in result.warnings[0]
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,6 @@ from koffline.ope.intervals.sensitivity import norm_sensitivity
 from koffline.ope.intervals.settings import KernelIntervalSettings
 from koffline.ope.names import KERNEL_CALIBRATED, KERNEL_SIMULTANEOUS
 from koffline.report.interval_plots import plot_norm_sensitivity
-from scripts.bench.interval_coverage import plot_coverage_evidence
 from tests.ope.intervals.systems import finite_system
 
 _SETTINGS = KernelIntervalSettings(draws=199)
@@ -56,31 +55,3 @@ def test_bad_requests(norms: tuple[float, ...], kind: str, message: str) -> None
     _, system = finite_system("chain_tuples", rows=50)
     with pytest.raises(ConfigError, match=message):
         norm_sensitivity(system, norms, kind, _SETTINGS)
-
-
-def test_figure_of_the_evidence() -> None:
-    rows = [
-        {
-            "problem": problem,
-            "features": "one-hot",
-            "kind": kind,
-            "rows": rows,
-            "coverage": 0.95,
-            "coverage_low": 0.93,
-            "coverage_high": 0.97,
-            "median_width": width,
-            "truth": -2.0,
-        }
-        for problem in ("a", "b")
-        for kind, width in (("kernel-calibrated", 0.5), ("dual", None))
-        for rows in (1000, 250)
-    ]
-    figure = plot_coverage_evidence(rows)
-    assert len(figure.axes) == 4
-    coverage, width = figure.axes[:2]
-    assert len(coverage.containers) == 2
-    (line, empty) = (one for one in width.lines)
-    assert list(line.get_xdata()) == [250, 1000]
-    assert list(line.get_ydata()) == [0.25, 0.25]
-    assert len(empty.get_xdata()) == 0
-    figure.canvas.draw()

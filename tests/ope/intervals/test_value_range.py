@@ -21,8 +21,9 @@ def _loss(system, theta: np.ndarray) -> float:
     return float(total @ total) / len(system) ** 2
 
 
-@pytest.mark.parametrize(("seed", "constants"), [(0, 0), (1, 0), (2, 1)])
-@pytest.mark.parametrize(("extra", "norm"), [(0.05, 2.0), (0.5, 0.8), (100.0, 0.5)])
+@pytest.mark.parametrize(
+    ("seed", "constants", "extra", "norm"), [(0, 0, 0.05, 2.0), (1, 0, 0.5, 0.8), (2, 1, 100.0, 0.5)]
+)
 def test_extremes_agree_with_brute_force(seed: int, constants: int, extra: float, norm: float) -> None:
     system = small_system(seed, constants=constants)
     feasible = feasible_set(system)
@@ -70,18 +71,6 @@ def test_nothing_is_feasible() -> None:
     assert feasible.least_loss(0.25) == pytest.approx(1.5 - 1.0 + 0.25, abs=1e-4)  # (1 − 2·¼)² + ½
     assert feasible.value_range(0.7, 0.25) is None
     assert feasible.value_range(0.8, 0.25) is not None
-
-
-def test_larger_norm_or_threshold_never_narrows() -> None:
-    feasible = feasible_set(small_system(3))
-    least = feasible.least_loss(5.0)
-    widths = [
-        (r.high - r.low) for t in (0.01, 0.1, 1.0) if (r := feasible.value_range(least + t, 5.0)) is not None
-    ]
-    assert widths == sorted(widths)
-    widths = [(r.high - r.low) for rho in (5.0, 6.0, 9.0) if (r := feasible.value_range(least + 0.1, rho))]
-    assert widths == sorted(widths)
-    assert len(widths) == 3
 
 
 def test_order_of_rows_does_not_matter_and_rewards_shift_values() -> None:
