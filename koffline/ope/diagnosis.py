@@ -68,29 +68,23 @@ class Diagnosis:
 
     def as_dict(self) -> dict[str, Any]:
         """Plain JSON types; maps and rows stay behind."""
+        test, regions = self.test, [dict(vars(region)) for region in self.regions]
+        for region in regions:
+            del region["rows"]
+        names = "value behavior_return findings warnings shown source n_transitions n_episodes data_sha256"
+        names += " settings seed versions"
         found = {
-            "model": self.test.value_function,
-            "policy": self.test.policy,
-            "gamma": self.test.gamma,
-            "value": self.value,
-            "behavior_return": self.behavior_return,
-            "test": self.test.as_dict(),
-            "kernel_loss": self.test.kernel_loss,
-            "kernel_ratio": self.test.kernel_ratio,
+            "model": test.value_function,
+            "policy": test.policy,
+            "gamma": test.gamma,
+            **{name: getattr(self, name) for name in names.split()},
+            "test": test.as_dict(),
+            "kernel_loss": test.kernel_loss,
+            "kernel_ratio": test.kernel_ratio,
             "coverage": self.coverage.fraction,
-            "findings": self.findings,
-            "warnings": self.warnings,
-            "shown": self.shown,
-            "regions": [{k: v for k, v in vars(region).items() if k != "rows"} for region in self.regions],
+            "regions": regions,
             "residual_by_value": vars(self.by_value),
             "residual_by_step": None if self.by_step is None else vars(self.by_step),
-            "source": self.source,
-            "n_transitions": self.n_transitions,
-            "n_episodes": self.n_episodes,
-            "data_sha256": self.data_sha256,
-            "settings": self.settings,
-            "seed": self.seed,
-            "versions": self.versions,
             "seconds": round(self.seconds, 3),
         }
         return {name: plain(value) for name, value in found.items()}
@@ -136,9 +130,8 @@ def diagnose(
     if isinstance(function, CrossFitted):  # the first model on its own rows, which are fresh
         rows, model = next(function.over(log))
         seen_log, shown = log.select(rows), _SHOWN.format(len(rows))
-        seen = bellman_test(
-            model, seen_log, policy, test.gamma, seed=seed, allow_training_rows=True, **options
-        )
+        freshness = {"allow_training_rows": True}
+        seen = bellman_test(model, seen_log, policy, test.gamma, seed=seed, **freshness, **options)
     draws, generator = int(options.get("action_draws", 8)), np.random.default_rng([seed, 1])
     problem = prepare_problem(log, policy, test.gamma, draws, generator)
     coverage = measure_coverage(problem, generator)
@@ -147,9 +140,7 @@ def diagnose(
     by_value = make_profile("value", tested.values, tested.residuals, tested.weights)
     by_step = None
     if steps is not None:
-        by_step = make_profile(
-            "time step", np.asarray(steps, dtype=np.float64), tested.residuals, tested.weights
-        )
+        by_step = make_profile("time step", 1.0 * np.asarray(steps), tested.residuals, tested.weights)
     places = tuple(seen.witness.top_regions(regions))
     return Diagnosis(
         test=test,

@@ -65,11 +65,10 @@ class RankedPolicy:
     maybe_best: bool = True
     above_threshold: bool | None = None
     warnings: tuple[str, ...] = ()
-    estimate: Estimate | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """Plain JSON types."""
-        found = {name: plain(value) for name, value in vars(self).items() if name != "estimate"}
+        found = {name: plain(value) for name, value in vars(self).items()}
         return {**found, "interval": None if self.interval is None else self.interval.as_dict()}
 
 
@@ -194,14 +193,19 @@ def select_policies(
             maybe_best=name not in beaten,
             above_threshold=_lies_above(estimates[name].interval, threshold),
             warnings=estimates[name].warnings,
-            estimate=estimates[name],
         )
         for rank, name in enumerate(names, start=1)
     )
+    metrics = None
+    if true is not None:
+        bounds = [(policy.interval.low, policy.interval.high) for policy in ranked if policy.interval]
+        values, truths = [policy.value for policy in ranked], [true[name] for name in names]
+        intervals = bounds if len(bounds) == len(ranked) else None
+        metrics = score_selection(values, truths, intervals, threshold, top_k)
     return PolicyRanking(
         policies=ranked,
         comparisons=comparisons,
-        metrics=None if true is None else _metrics(ranked, true, threshold, top_k),
+        metrics=metrics,
         threshold=threshold,
         unranked=tuple(failed.items()),
         estimator=first.estimator,
@@ -226,35 +230,20 @@ def _lies_above(interval: Interval | None, threshold: float | None) -> bool | No
     return interval.low > threshold
 
 
-def _metrics(
-    ranked: tuple[RankedPolicy, ...], truths: dict[str, float], threshold: float | None, top_k: int
-) -> SelectionMetrics:
-    """The ranking against the truths of its policies."""
-    bounds = [(policy.interval.low, policy.interval.high) for policy in ranked if policy.interval is not None]
-    return score_selection(
-        [policy.value for policy in ranked],
-        [truths[policy.name] for policy in ranked],
-        bounds if len(bounds) == len(ranked) else None,
-        threshold,
-        top_k,
-    )
-
-
 def _compare(
     names: list[str], estimates: dict[str, Estimate], level: float
 ) -> tuple[tuple[Comparison, ...], str]:
     """By paired replicas, else by intervals, else not at all; and the sentence that says which."""
     found = [estimates[name] for name in names]
     intervals = [estimate.interval for estimate in found if estimate.interval is not None]
+    evidence = [estimate.evidence for estimate in found if estimate.evidence is not None]
     if len(intervals) < len(found):
         return (), _NONE
-    evidence = [estimate.evidence for estimate in found if estimate.evidence is not None]
-    if len(evidence) == len(found):
-        values = np.stack([each.replica_values for each in evidence])  # (K, R), NaN where one diverged
-        full = evidence[0].replica_roles.count("full")
-        units = "episodes" if found[0].n_episodes else "rows"
-        return compare_replicas(names, values, full, level), _PAIRED.format(units=units)
-    return compare_intervals(names, [e.value for e in found], intervals, level), _UNPAIRED
+    if len(evidence) < len(found):
+        return compare_intervals(names, [estimate.value for estimate in found], intervals, level), _UNPAIRED
+    values = np.stack([each.replica_values for each in evidence])  # (K, R), NaN where one diverged
+    full, units = evidence[0].replica_roles.count("full"), "episodes" if found[0].n_episodes else "rows"
+    return compare_replicas(names, values, full, level), _PAIRED.format(units=units)
 
 
 def _warnings(ranked: tuple[RankedPolicy, ...], failed: dict[str, str]) -> tuple[str, ...]:

@@ -150,19 +150,10 @@ def test_training_rows_are_refused_unless_allowed() -> None:
     assert koffline.bellman_test(simple_q, first, SOFT, 0.9, trained_on=second).held_out is True
 
 
-def test_cross_fitted_values_and_values_of_rows() -> None:
+def test_cross_fitted_values() -> None:
     log = discrete_log()
     result = koffline.bellman_test(cross_fit(log, lambda part: simple_q, folds=2), log, SOFT, 0.9)
     assert (result.held_out, result.n) == (True, 60)
-
-    class Values:
-        now, later, unseen, notes = np.zeros(60), np.ones(60), 1.0, ()
-
-    rows = koffline.bellman_test(Values(), log, SOFT, 0.9)
-    np.testing.assert_allclose(rows.rows.residuals, log.rewards + 0.9 * (1.0 - log.terminated), atol=1e-12)
-    assert rows.held_out is True
-    with pytest.raises(DataError, match="the log 30 rows"):
-        koffline.bellman_test(Values(), log.select(np.arange(30)), SOFT, 0.9)
 
 
 @pytest.mark.parametrize("method", METHODS)
