@@ -90,10 +90,8 @@ class _Reader:
         if _is_a("koffline.solvers.closed_form", "LinearValue", q):
             return self._of_linear_value(q, name)
         if isinstance(q, type) or not callable(q):
-            what = (
-                f"{name} is a class" if isinstance(q, type) else f"a {type(q).__name__} is no value function"
-            )
-            raise DataError(f"{what}; give {_ACCEPTED}")
+            what = f"the class {name}" if isinstance(q, type) else f"a {type(q).__name__}"
+            raise DataError(f"{what} is no value function; give {_ACCEPTED}")
         if not _is_a("torch.nn", "Module", q):
             return self._of_function(q, name, _positions(q))
         from koffline.policies.torch_policy import ModuleFunction

@@ -148,11 +148,8 @@ def plot_lines(diagnosis: Diagnosis) -> Figure:
             mean, error = (np.where(seen, part, np.nan) for part in one.values[1:3])
             axes.plot(x, mean, color=color, lw=1.6, label=describe_action(one.action) or "all rows")
             axes.fill_between(x, mean - 2 * error, mean + 2 * error, color=color, alpha=0.15, lw=0)
-        axes.set_xlabel("state")
-        axes.set_ylabel(_residual(diagnosis))
-        axes.legend(frameon=False)
 
-    return plots.make_figure(draw, width=7.0)
+    return plots.make_figure(draw, 7.0, xlabel="state", ylabel=_residual(diagnosis))
 
 
 def plot_regions(diagnosis: Diagnosis) -> Figure:
@@ -172,9 +169,9 @@ def plot_regions(diagnosis: Diagnosis) -> Figure:
             axes.barh(place, mean, height=0.6, color=color, alpha=0.75)
             axes.hlines(place, mean - error, mean + error, color=INK, lw=1.2)
         plots.list_rows(axes, labels, fontsize=8.5)
-        axes.set_xlabel(f"{_residual(diagnosis)} (reward units)")
 
-    return plots.make_figure(draw, width=7.6, height=1.2 + 0.55 * len(regions))
+    label = f"{_residual(diagnosis)} (reward units)"
+    return plots.make_figure(draw, 7.6, 1.2 + 0.55 * len(regions), xlabel=label)
 
 
 def plot_profile(profile: Profile, label: str) -> Figure:
@@ -184,15 +181,12 @@ def plot_profile(profile: Profile, label: str) -> Figure:
         axes.axhline(0.0, color=INK, lw=0.8)
         center, error = profile.center, 2.0 * profile.standard_error
         if len(center) > 1:
-            band: dict[str, Any] = {"color": SOFT, "alpha": 0.3, "lw": 0, "label": "80 % of rows"}
-            axes.fill_between(center, profile.low, profile.high, **band)
+            ends = profile.low, profile.high
+            axes.fill_between(center, *ends, color=SOFT, alpha=0.3, lw=0, label="80 % of rows")
         line: dict[str, Any] = {"fmt": "o-", "color": ACCENT, "ms": 4, "lw": 1.2, "capsize": 2}
         axes.errorbar(center, profile.mean, yerr=error, **line, label="mean ± 2 standard errors")
-        axes.set_xlabel(label)
-        axes.set_ylabel("Bellman residual")
-        axes.legend(frameon=False)
 
-    return plots.make_figure(draw)
+    return plots.make_figure(draw, xlabel=label, ylabel="Bellman residual")
 
 
 def _residual(diagnosis: Diagnosis) -> str:

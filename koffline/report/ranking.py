@@ -12,7 +12,7 @@ from koffline.ope.comparisons import SelectionMetrics
 from koffline.ope.interval import percent
 from koffline.ope.ranking import PolicyRanking, RankedPolicy
 from koffline.report.page import write_page
-from koffline.report.plots import ACCENT, INK, SOFT, WARM, list_rows, make_figure
+from koffline.report.plots import ACCENT, INK, RETURN, SOFT, WARM, list_rows, make_figure
 from koffline.report.table import make_console, make_table, number, print_end
 
 if TYPE_CHECKING:
@@ -132,9 +132,8 @@ def plot_ranking(ranking: PolicyRanking) -> Figure:
         if axes.get_legend_handles_labels()[1]:
             axes.legend(frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
         list_rows(axes, [_label(policy) for policy in policies])
-        axes.set_xlabel(f"expected discounted return (γ = {ranking.gamma:.10g})")
 
-    return make_figure(draw, width=7.6, height=1.4 + 0.42 * len(policies))
+    return make_figure(draw, 7.6, 1.4 + 0.42 * len(policies), xlabel=RETURN.format(ranking.gamma))
 
 
 def plot_differences(ranking: PolicyRanking) -> Figure:
@@ -151,18 +150,16 @@ def plot_differences(ranking: PolicyRanking) -> Figure:
             row, column = place[comparison.better], place[comparison.worse]
             if comparison.significant:
                 axes.add_patch(Rectangle((column - 0.5, row - 0.5), 1, 1, color=ACCENT, alpha=0.22, lw=0))
-            weight = "bold" if comparison.significant else "normal"
-            style: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": 8.5, "color": INK}
-            axes.text(column, row, f"{comparison.difference:+.3g}", weight=weight, **style)
+            text, weight = f"{comparison.difference:+.3g}", "bold" if comparison.significant else "normal"
+            axes.text(column, row, text, ha="center", va="center", fontsize=8.5, weight=weight, color=INK)
         axes.set_xticks(range(len(policies)), [str(policy.rank) for policy in policies])
         axes.set_yticks(range(len(policies)), [_label(policy) for policy in policies])
         axes.set_xlim(-0.5, len(policies) - 0.5)
         axes.set_ylim(len(policies) - 0.5, -0.5)
         axes.grid(visible=False)
-        axes.set_xlabel("worth less")
-        axes.set_ylabel("worth more")
 
-    return make_figure(draw, width=3.4 + 0.65 * len(policies), height=1.4 + 0.42 * len(policies))
+    size = 3.4 + 0.65 * len(policies), 1.4 + 0.42 * len(policies)
+    return make_figure(draw, *size, xlabel="worth less", ylabel="worth more")
 
 
 def plot_truths(ranking: PolicyRanking) -> Figure:
@@ -176,11 +173,8 @@ def plot_truths(ranking: PolicyRanking) -> Figure:
         axes.plot(truths, [policy.value for policy in known], "o", color=ACCENT, ms=7)
         reach = [min(truths.min(), ends.min()), max(truths.max(), ends.max())]
         axes.plot(reach, reach, color=WARM, lw=1.2, ls="--", label="estimate = truth")
-        axes.set_xlabel("true value")
-        axes.set_ylabel("estimate")
-        axes.legend(frameon=False)
 
-    return make_figure(draw)
+    return make_figure(draw, xlabel="true value", ylabel="estimate")
 
 
 def short_name(name: str) -> str:

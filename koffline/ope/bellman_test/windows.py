@@ -44,8 +44,8 @@ def action_ratios(
         )
     with np.errstate(over="ignore"):
         ratios = np.exp(_log_probabilities(transitions, policy) - np.asarray(behavior, dtype=np.float64))
-    if not np.isfinite(ratios).all():
-        row = int(np.argmin(np.isfinite(ratios)))
+    row = int(np.argmin(np.isfinite(ratios)))
+    if not np.isfinite(ratios[row]):
         raise DataError(
             f"the behaviour probability of row {row} is exp({behavior[row]:.3g}) although its action was "
             "taken; correct the log or remove the row"
