@@ -24,9 +24,8 @@ if TYPE_CHECKING:
     from koffline.ope.cross_fit import cross_fit
     from koffline.ope.diagnosis import diagnose
     from koffline.ope.estimate import Estimate, Interval
-    from koffline.ope.estimators.all import estimate_all
     from koffline.ope.estimators.table import EstimateTable
-    from koffline.ope.evaluation import evaluate
+    from koffline.ope.evaluation import estimate_all, evaluate
     from koffline.ope.ranking import PolicyRanking, select_policies
     from koffline.ope.stream_settings import StreamSettings
     from koffline.policy_specs import load_policy
@@ -53,7 +52,7 @@ _HOME_OF = {
     "bellman_test": "koffline.ope.bellman_test.front",
     "cross_fit": "koffline.ope.cross_fit",
     "diagnose": "koffline.ope.diagnosis",
-    "estimate_all": "koffline.ope.estimators.all",
+    "estimate_all": "koffline.ope.evaluation",
     "evaluate": "koffline.ope.evaluation",
     "load": "koffline.algos.loading",
     "load_policy": "koffline.policy_specs",

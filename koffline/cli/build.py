@@ -262,5 +262,5 @@ def policy(
         with atomic_file(path, force) as temporary, progress_bar("training DQN", steps) as progress:
             generator = np.random.default_rng(checked_seed(seed))
             log = build_uniform(name, "uniform", TUPLES, generator, gamma)
-            train_dqn(log, gamma, steps, seed, temporary, progress)
+            train_dqn(log, gamma, steps, seed, temporary, progress or int)
     click.echo(f"{path}: a policy for {env}")

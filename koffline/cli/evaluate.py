@@ -168,7 +168,7 @@ def _evaluate(
 ) -> Any:
     """Read, load, fit; the progress bar is on stderr and only on a terminal."""
     from koffline.config import make_settings
-    from koffline.ope.estimators.all import estimate_all
+    from koffline.ope.evaluation import estimate_all
     from koffline.ope.evaluation import evaluate as evaluate_policy
     from koffline.ope.initial_states import read_initial_states
     from koffline.policy_specs import load_policy

@@ -13,8 +13,7 @@ from koffline.data.transitions import ActionSpace, Discrete
 from koffline.errors import ConfigError, DataError, KofflineError
 from koffline.ope.provenance import Provenance
 from koffline.policies import DiscretePolicy, Policy
-from koffline.policies.base import chunk_rows_for, describe_actions
-from koffline.policies.outputs import one_line
+from koffline.policies.base import chunk_rows_for, describe_actions, one_line
 
 ACTION, STATE = "action", "state"
 

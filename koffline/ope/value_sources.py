@@ -17,8 +17,7 @@ from koffline.data.transitions import ActionSpace, Continuous, Discrete
 from koffline.errors import ConfigError, DataError
 from koffline.ope.provenance import Provenance, rows_of_run
 from koffline.ope.value_functions import ACTION, STATE, ValueFunction
-from koffline.policies.base import describe_actions
-from koffline.policies.outputs import one_line
+from koffline.policies.base import describe_actions, one_line
 
 _ACCEPTED = (
     "a d3rlpy model or its .d3 file, a TorchScript file, 'package.module:name', a function "
@@ -94,7 +93,7 @@ class _Reader:
             raise DataError(f"{what} is no value function; give {_ACCEPTED}")
         if not _is_a("torch.nn", "Module", q):
             return self._of_function(q, name, _positions(q))
-        from koffline.policies.torch_policy import ModuleFunction
+        from koffline.policies.python_policy import ModuleFunction
 
         is_script = _is_a("torch.jit", "ScriptModule", q)
         positions = len(q.forward.schema.arguments) - 1 if is_script else _positions(q.forward)
@@ -104,7 +103,7 @@ class _Reader:
         """A file, told by its content, or ``package.module:name``."""
         path = Path(os.path.expanduser(spec))
         if path.is_file():
-            from koffline.policies.detect import detect
+            from koffline.policies.files import detect
 
             found = detect(path)
             if found == "d3":
@@ -112,7 +111,7 @@ class _Reader:
 
                 return self._of_model(load(path), name, rows_of_run(path))
             if found == "torchscript":
-                from koffline.policies.torch_policy import read_torchscript
+                from koffline.policies.files import read_torchscript
 
                 return self.read(read_torchscript(path), name)
             raise DataError(f"{name}: a {found} file holds a policy, no value function; give {_ACCEPTED}")

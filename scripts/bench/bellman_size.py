@@ -30,8 +30,6 @@ import numpy as np
 import torch
 
 import koffline
-from koffline.envs.embedded import EmbeddedMDP
-from koffline.envs.finite_worlds import random_mdp
 from koffline.ope.bellman_test.case import make_case, make_space
 from koffline.ope.bellman_test.forms import Moments, SignDraws, random_signs
 from koffline.ope.bellman_test.front import make_form
@@ -41,6 +39,8 @@ from koffline.ope.problem import prepare_problem
 from koffline.ope.value_sources import as_value_function
 from koffline.policies import DiscretePolicy
 from scripts.bench.coverage import clopper_pearson
+from scripts.bench.embedded import EmbeddedMDP
+from scripts.bench.finite_worlds import random_mdp
 
 STATES, ACTIONS, DISCOUNT, LEVEL = 20, 2, 0.9, 0.05
 DRAWS = 499

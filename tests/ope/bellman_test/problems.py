@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 
 import koffline
-from koffline.envs.embedded import EmbeddedMDP
-from koffline.envs.finite_worlds import random_mdp
-from koffline.envs.rollouts import as_transitions, log_episodes
 from koffline.policies import DiscretePolicy
+from scripts.bench.embedded import EmbeddedMDP
+from scripts.bench.finite_worlds import random_mdp
+from scripts.bench.rollouts import as_transitions, log_episodes
 
 
 @dataclass(frozen=True, eq=False)

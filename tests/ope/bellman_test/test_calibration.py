@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from koffline.envs.linear_quadratic import LinearGaussian, LinearQuadratic
-from koffline.envs.rollouts import as_transitions, log_episodes
 from koffline.ope.bellman_test.front import bellman_test
 from koffline.policies import ContinuousPolicy
+from scripts.bench.linear_quadratic import LinearGaussian, LinearQuadratic
+from scripts.bench.rollouts import as_transitions, log_episodes
 from tests.ope.bellman_test.problems import known_problem
 
 
