@@ -157,7 +157,7 @@ def select_policies(
     """
     started = time.perf_counter()
     named = _named_policies(policies, transitions)
-    true = _truths_by_name(truths, list(named))
+    true = None if truths is None else _truths_by_name(truths, list(named))
     if top_k < 1:
         raise ConfigError(f"top_k is {top_k}; give a whole number from 1 on")
     if threshold is not None and not math.isfinite(threshold):
@@ -187,14 +187,14 @@ def select_policies(
         RankedPolicy(
             rank=rank,
             name=name,
-            value=estimates[name].value,
-            interval=estimates[name].interval,
+            value=found.value,
+            interval=found.interval,
             truth=None if true is None else true[name],
             maybe_best=name not in beaten,
-            above_threshold=_lies_above(estimates[name].interval, threshold),
-            warnings=estimates[name].warnings,
+            above_threshold=_lies_above(found.interval, threshold),
+            warnings=found.warnings,
         )
-        for rank, name in enumerate(names, start=1)
+        for rank, (name, found) in enumerate(((name, estimates[name]) for name in names), start=1)
     )
     metrics = None
     if true is not None:
@@ -263,19 +263,15 @@ def _named_policies(
     loaded = [as_policy(policy, log.action_space, log.observation_shape) for policy in given]
     if len(loaded) < 2:
         raise ConfigError(f"{len(loaded)} policy was given; a ranking needs two or more")
-    if isinstance(policies, Mapping):
-        return dict(zip(map(str, policies), loaded, strict=True))
-    named: dict[str, Policy] = {}
-    for policy in loaded:
-        count = sum(other.name == policy.name for other in named.values())
-        named[policy.name if not count else f"{policy.name} ({count + 1})"] = policy
-    return named
+    names = list(map(str, policies)) if isinstance(policies, Mapping) else []
+    for policy in loaded[len(names) :]:
+        count = sum(other.name == policy.name for other in loaded[: len(names)])
+        names.append(policy.name if not count else f"{policy.name} ({count + 1})")
+    return dict(zip(names, loaded, strict=True))
 
 
-def _truths_by_name(truths: Truths | None, names: list[str]) -> dict[str, float] | None:
+def _truths_by_name(truths: Truths, names: list[str]) -> dict[str, float]:
     """Finite numbers, one for each policy; ConfigError otherwise."""
-    if truths is None:
-        return None
     if not isinstance(truths, Mapping):
         if len(truths) != len(names):
             raise ConfigError(

@@ -72,7 +72,9 @@ def plot_residuals(residuals: np.ndarray) -> Figure:
     if not high > low:
         low, high = low - 0.5, high + 0.5
     mean, label = float(residuals.mean()), "Bellman residual of a row (reward units)"
-    return plot_histogram(np.clip(residuals, low, high), mean, "mean", label, "rows", bins=60)
+    figure = plot_histogram(np.clip(residuals, low, high), mean, "mean", label, "rows", bins=60)
+    figure.axes[0].axvline(0.0, color=INK, lw=0.8)
+    return figure
 
 
 def plot_coverage(ratios: np.ndarray, weights: np.ndarray, label: str) -> Figure:
