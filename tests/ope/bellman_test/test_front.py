@@ -61,17 +61,6 @@ def test_windows_are_the_recursion(window: int, of_state: bool) -> None:
         assert found[row] == pytest.approx(expected, abs=1e-12)
 
 
-def test_plain_sum_of_rewards_has_the_same_mean() -> None:
-    """Σ γ^j r + γ^d V − Q minus ours is Σ γ^j (Q − V) of later steps: mean zero on-policy."""
-    known = known_problem(3, 2000, "episodes")
-    options = {"window": 3, "on_policy": True, "method": "gamma"}
-    result = koffline.bellman_test(
-        lambda s, a: known.q(s, a) + 1.0, known.transitions, known.policy, 0.9, **options
-    )
-    full = result.rows.window_residuals[np.asarray(known.transitions.steps) < 48]
-    assert full.mean() == pytest.approx(0.9**3 - 1.0, abs=5 * full.std() / np.sqrt(len(full)))
-
-
 def test_blocks_stay_in_episodes_and_ratios_are_policy_over_behavior() -> None:
     numbers = block_numbers(discrete_log(80, 20), 2)
     np.testing.assert_array_equal(numbers[:40], [0] * 16 + [1] * 4 + [2] * 16 + [3] * 4)
