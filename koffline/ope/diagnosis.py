@@ -19,15 +19,15 @@ from koffline.ope.coverage import Coverage, measure_coverage
 from koffline.ope.cross_fit import CrossFitted, read_value_function, row_parts
 from koffline.ope.estimate import plain
 from koffline.ope.findings import Profile, collect_findings, collect_warnings, make_profile
-from koffline.ope.problem import EvaluationProblem, prepare_problem
+from koffline.ope.problem import prepare_problem
 from koffline.ope.provenance import Provenance
-from koffline.ope.value_functions import ACTION, ValueFunction
-from koffline.policies import Policy
+from koffline.ope.value_functions import ACTION
 from koffline.policy_specs import as_policy
 from koffline.store.run_record import versions
 
 _MOST_MAPS = 6  # one per discrete action
 _RESOLUTION = {1: 200, 2: 50}  # of a map, by how many numbers a state has
+_BEHIND = ("shown_test", "by_value", "by_step", "maps")
 _SHOWN = (
     "Places, maps and profiles are of the model of the first fold, on the {:,} rows it has not seen: each "
     "model has errors of its own, which cancel where folds are pooled."
@@ -68,29 +68,19 @@ class Diagnosis:
 
     def as_dict(self) -> dict[str, Any]:
         """Plain JSON types; maps and rows stay behind."""
+        test = self.test
         found = {
-            "model": self.test.value_function,
-            "policy": self.test.policy,
-            "gamma": self.test.gamma,
-            "value": self.value,
-            "behavior_return": self.behavior_return,
-            "test": self.test.as_dict(),
-            "kernel_loss": self.test.kernel_loss,
-            "kernel_ratio": self.test.kernel_ratio,
+            "model": test.value_function,
+            "policy": test.policy,
+            "gamma": test.gamma,
+            **{name: value for name, value in vars(self).items() if name not in _BEHIND},
+            "test": test.as_dict(),
+            "kernel_loss": test.kernel_loss,
+            "kernel_ratio": test.kernel_ratio,
             "coverage": self.coverage.fraction,
-            "findings": self.findings,
-            "warnings": self.warnings,
-            "shown": self.shown,
             "regions": [{k: v for k, v in vars(region).items() if k != "rows"} for region in self.regions],
             "residual_by_value": vars(self.by_value),
             "residual_by_step": None if self.by_step is None else vars(self.by_step),
-            "source": self.source,
-            "n_transitions": self.n_transitions,
-            "n_episodes": self.n_episodes,
-            "data_sha256": self.data_sha256,
-            "settings": self.settings,
-            "seed": self.seed,
-            "versions": self.versions,
             "seconds": round(self.seconds, 3),
         }
         return {name: plain(value) for name, value in found.items()}
@@ -123,8 +113,8 @@ def diagnose(
     Raises KofflineError in one line.
     """
     started = time.perf_counter()
-    if isinstance(regions, bool) or not isinstance(regions, int) or regions < 1:
-        raise ConfigError(f"regions is {regions!r}; give a number of places of at least 1")
+    if regions < 1:
+        raise ConfigError(f"regions is {regions}; give a number of places of at least 1")
     space, shape = transitions.action_space, transitions.observation_shape
     policy = as_policy(policy, space, shape)
     function = read_value_function(q, space, shape)
@@ -136,25 +126,25 @@ def diagnose(
     if isinstance(function, CrossFitted):  # the first model on its own rows, which are fresh
         rows, model = next(function.over(log))
         seen_log, shown = log.select(rows), _SHOWN.format(len(rows))
-        seen = bellman_test(
-            model, seen_log, policy, test.gamma, seed=seed, allow_training_rows=True, **options
-        )
+        freshness = {"allow_training_rows": True}
+        seen = bellman_test(model, seen_log, policy, test.gamma, seed=seed, **freshness, **options)
     draws, generator = int(options.get("action_draws", 8)), np.random.default_rng([seed, 1])
     problem = prepare_problem(log, policy, test.gamma, draws, generator)
     coverage = measure_coverage(problem, generator)
-    value = _start_value(function, log, policy, problem, draws, generator)
+    starts, values = problem.episode_starts, np.empty(len(problem.episode_starts))
+    for rows, part in row_parts(function, log):
+        own = np.isin(starts, rows)
+        values[own] = part.expected(log.observations[starts[own]], policy, draws, generator)
     tested, steps = seen.rows, seen_log.steps
     by_value = make_profile("value", tested.values, tested.residuals, tested.weights)
     by_step = None
     if steps is not None:
-        by_step = make_profile(
-            "time step", np.asarray(steps, dtype=np.float64), tested.residuals, tested.weights
-        )
+        by_step = make_profile("time step", 1.0 * np.asarray(steps), tested.residuals, tested.weights)
     places = tuple(seen.witness.top_regions(regions))
     return Diagnosis(
         test=test,
         shown_test=seen,
-        value=value,
+        value=float(values @ problem.start_weights / problem.start_weights.sum()),
         behavior_return=_behavior_return(log, test.gamma),
         coverage=coverage,
         by_value=by_value,
@@ -177,27 +167,9 @@ def diagnose(
 
 def _named(options: dict[str, Any]) -> dict[str, Any]:
     """Options for the record: functions and kernels by their names."""
-    plain_types = (bool, int, float, str, type(None))
-    return {
-        key: value if isinstance(value, plain_types) else getattr(value, "__name__", str(value))
-        for key, value in options.items()
-    }
-
-
-def _start_value(
-    function: ValueFunction | CrossFitted,
-    log: Transitions,
-    policy: Policy,
-    problem: EvaluationProblem,
-    draws: int,
-    generator: np.random.Generator,
-) -> float:
-    """E_{s0, a~π} Q(s0, a) over the log's start states, as its rows are weighted."""
-    starts, values = problem.episode_starts, np.empty(len(problem.episode_starts))
-    for rows, part in row_parts(function, log):
-        own = np.isin(starts, rows)
-        values[own] = part.expected(log.observations[starts[own]], policy, draws, generator)
-    return float(values @ problem.start_weights / problem.start_weights.sum())
+    known = (bool, int, float, str, type(None))
+    names = {key: getattr(value, "__name__", str(value)) for key, value in options.items()}
+    return {key: value if isinstance(value, known) else names[key] for key, value in options.items()}
 
 
 def _behavior_return(log: Transitions, gamma: float) -> float | None:

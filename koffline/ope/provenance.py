@@ -38,25 +38,28 @@ class Provenance:
     """The M rows that a value function was fitted to.
 
     ``rows (M,)``: fingerprints; ``places (M,)``: of rows with what came before them in their episode, None
-    where the log had no episodes. ``source``: a name for messages.
+    where the log had no episodes.
     """
 
     rows: UInt64[np.ndarray, " row"] = field(repr=False)
     places: UInt64[np.ndarray, " row"] | None = field(default=None, repr=False)
-    source: str | None = None
 
     def __len__(self) -> int:
         return len(self.rows)
 
     @classmethod
-    def of(cls, transitions: Transitions, source: str | None = None) -> Provenance:
+    def of(cls, transitions: Transitions) -> Provenance:
         """The provenance of something fitted to this log; rows of weight zero taught it nothing."""
-        weights = transitions.weights
-        counted = slice(None) if weights is None else weights > 0.0
+        counted = slice(None) if transitions.weights is None else transitions.weights > 0.0
         rows = row_fingerprints(transitions)
-        places = _place_fingerprints(rows, transitions.steps)
-        source = source or transitions.metadata.source
-        return cls(rows[counted], None if places is None else places[counted], source)
+        if transitions.steps is None:
+            return cls(rows[counted])
+        steps = np.asarray(transitions.steps)
+        places = _scramble(rows ^ steps.astype(np.uint64))
+        for back in range(1, _CONTEXT + 1):
+            earlier = np.where(steps >= back, np.roll(rows, back), np.uint64(0))
+            places = _scramble(places * _FIRST + earlier + _STEP)
+        return cls(rows[counted], places[counted])
 
 
 @dataclass(frozen=True)
@@ -117,10 +120,8 @@ def measure_freshness(
     known = trained_on if trained_on is not None else value_function.trained_on
     name = value_function.name
     if known is None:
-        return None, (
-            f"It is not known which rows {name} was fitted to; if these are among them, "
-            "the test says nothing.",
-        )
+        unknown = f"It is not known which rows {name} was fitted to"
+        return None, (f"{unknown}; if these are among them, the test says nothing.",)
     provenance = Provenance.of(known) if isinstance(known, Transitions) else known
     overlap = measure_overlap(provenance, transitions)
     if overlap.is_certain:
@@ -146,18 +147,6 @@ def measure_freshness(
 def check_held_out(value_function: Any, transitions: Transitions, allow: bool = False) -> tuple[str, ...]:
     """The sentences of `measure_freshness`; none where the rows are fresh."""
     return measure_freshness(value_function, transitions, allow=allow)[1]
-
-
-def _place_fingerprints(rows: np.ndarray, steps: np.ndarray | None) -> np.ndarray | None:
-    """(N,) of every row with up to 16 rows before it in its episode and its step; None without episodes."""
-    if steps is None:
-        return None
-    steps = np.asarray(steps)
-    places = _scramble(rows ^ steps.astype(np.uint64))
-    for back in range(1, _CONTEXT + 1):
-        earlier = np.where(steps >= back, np.roll(rows, back), np.uint64(0))
-        places = _scramble(places * _FIRST + earlier + _STEP)
-    return places
 
 
 def _compare(trained: np.ndarray, tested: np.ndarray) -> Overlap:
@@ -187,7 +176,6 @@ def rows_of_run(model: Path) -> Provenance | None:
         record = read_json(model.parent / _RECORD)
         data, digest = record["config"]["data"], record["digests"]["data"]
         source, continuous, discrete = data["source"], data.get("continuous"), data.get("discrete")
-        held_out, seed = float(data["split"]["held_out"]), int(data["split"]["seed"])
         if "://" in str(source):
             return None  # a record that came with a model must not make this machine call another one
         space = Discrete(discrete) if discrete else None
@@ -195,7 +183,7 @@ def rows_of_run(model: Path) -> Provenance | None:
         if log.sha256 != digest:
             _LOG.warning("%s has changed since %s was trained on it", source, model)
             return None
-        rows, _ = split_log(log, held_out, seed)
+        rows, _ = split_log(log, float(data["split"]["held_out"]), int(data["split"]["seed"]))
     except (OSError, ValueError, KeyError, TypeError, KofflineError):
         return None
-    return Provenance.of(rows, f"{source} (training part)" if held_out else source)
+    return Provenance.of(rows)

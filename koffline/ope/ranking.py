@@ -65,11 +65,10 @@ class RankedPolicy:
     maybe_best: bool = True
     above_threshold: bool | None = None
     warnings: tuple[str, ...] = ()
-    estimate: Estimate | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """Plain JSON types."""
-        found = {name: plain(value) for name, value in vars(self).items() if name != "estimate"}
+        found = {name: plain(value) for name, value in vars(self).items()}
         return {**found, "interval": None if self.interval is None else self.interval.as_dict()}
 
 
@@ -158,7 +157,7 @@ def select_policies(
     """
     started = time.perf_counter()
     named = _named_policies(policies, transitions)
-    true = _truths_by_name(truths, list(named))
+    true = None if truths is None else _truths_by_name(truths, list(named))
     if top_k < 1:
         raise ConfigError(f"top_k is {top_k}; give a whole number from 1 on")
     if threshold is not None and not math.isfinite(threshold):
@@ -188,20 +187,25 @@ def select_policies(
         RankedPolicy(
             rank=rank,
             name=name,
-            value=estimates[name].value,
-            interval=estimates[name].interval,
+            value=found.value,
+            interval=found.interval,
             truth=None if true is None else true[name],
             maybe_best=name not in beaten,
-            above_threshold=_lies_above(estimates[name].interval, threshold),
-            warnings=estimates[name].warnings,
-            estimate=estimates[name],
+            above_threshold=_lies_above(found.interval, threshold),
+            warnings=found.warnings,
         )
-        for rank, name in enumerate(names, start=1)
+        for rank, (name, found) in enumerate(((name, estimates[name]) for name in names), start=1)
     )
+    metrics = None
+    if true is not None:
+        bounds = [(policy.interval.low, policy.interval.high) for policy in ranked if policy.interval]
+        values, truths = [policy.value for policy in ranked], [true[name] for name in names]
+        intervals = bounds if len(bounds) == len(ranked) else None
+        metrics = score_selection(values, truths, intervals, threshold, top_k)
     return PolicyRanking(
         policies=ranked,
         comparisons=comparisons,
-        metrics=None if true is None else _metrics(ranked, true, threshold, top_k),
+        metrics=metrics,
         threshold=threshold,
         unranked=tuple(failed.items()),
         estimator=first.estimator,
@@ -226,35 +230,20 @@ def _lies_above(interval: Interval | None, threshold: float | None) -> bool | No
     return interval.low > threshold
 
 
-def _metrics(
-    ranked: tuple[RankedPolicy, ...], truths: dict[str, float], threshold: float | None, top_k: int
-) -> SelectionMetrics:
-    """The ranking against the truths of its policies."""
-    bounds = [(policy.interval.low, policy.interval.high) for policy in ranked if policy.interval is not None]
-    return score_selection(
-        [policy.value for policy in ranked],
-        [truths[policy.name] for policy in ranked],
-        bounds if len(bounds) == len(ranked) else None,
-        threshold,
-        top_k,
-    )
-
-
 def _compare(
     names: list[str], estimates: dict[str, Estimate], level: float
 ) -> tuple[tuple[Comparison, ...], str]:
     """By paired replicas, else by intervals, else not at all; and the sentence that says which."""
     found = [estimates[name] for name in names]
     intervals = [estimate.interval for estimate in found if estimate.interval is not None]
+    evidence = [estimate.evidence for estimate in found if estimate.evidence is not None]
     if len(intervals) < len(found):
         return (), _NONE
-    evidence = [estimate.evidence for estimate in found if estimate.evidence is not None]
-    if len(evidence) == len(found):
-        values = np.stack([each.replica_values for each in evidence])  # (K, R), NaN where one diverged
-        full = evidence[0].replica_roles.count("full")
-        units = "episodes" if found[0].n_episodes else "rows"
-        return compare_replicas(names, values, full, level), _PAIRED.format(units=units)
-    return compare_intervals(names, [e.value for e in found], intervals, level), _UNPAIRED
+    if len(evidence) < len(found):
+        return compare_intervals(names, [estimate.value for estimate in found], intervals, level), _UNPAIRED
+    values = np.stack([each.replica_values for each in evidence])  # (K, R), NaN where one diverged
+    full, units = evidence[0].replica_roles.count("full"), "episodes" if found[0].n_episodes else "rows"
+    return compare_replicas(names, values, full, level), _PAIRED.format(units=units)
 
 
 def _warnings(ranked: tuple[RankedPolicy, ...], failed: dict[str, str]) -> tuple[str, ...]:
@@ -274,19 +263,15 @@ def _named_policies(
     loaded = [as_policy(policy, log.action_space, log.observation_shape) for policy in given]
     if len(loaded) < 2:
         raise ConfigError(f"{len(loaded)} policy was given; a ranking needs two or more")
-    if isinstance(policies, Mapping):
-        return dict(zip(map(str, policies), loaded, strict=True))
-    named: dict[str, Policy] = {}
-    for policy in loaded:
-        count = sum(other.name == policy.name for other in named.values())
-        named[policy.name if not count else f"{policy.name} ({count + 1})"] = policy
-    return named
+    names = list(map(str, policies)) if isinstance(policies, Mapping) else []
+    for policy in loaded[len(names) :]:
+        count = sum(other.name == policy.name for other in loaded[: len(names)])
+        names.append(policy.name if not count else f"{policy.name} ({count + 1})")
+    return dict(zip(names, loaded, strict=True))
 
 
-def _truths_by_name(truths: Truths | None, names: list[str]) -> dict[str, float] | None:
+def _truths_by_name(truths: Truths, names: list[str]) -> dict[str, float]:
     """Finite numbers, one for each policy; ConfigError otherwise."""
-    if truths is None:
-        return None
     if not isinstance(truths, Mapping):
         if len(truths) != len(names):
             raise ConfigError(

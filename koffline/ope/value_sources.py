@@ -7,7 +7,7 @@ import inspect
 import os
 import sys
 from collections.abc import Callable, Sequence
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -48,50 +48,18 @@ def as_value_function(
     if kind not in (None, ACTION, STATE):
         raise ConfigError(f"kind is {kind!r}; give '{ACTION}' for Q(s, a) or '{STATE}' for V(s)")
     shape = tuple(int(side) for side in observation_shape)
-    made = _resolve(q, action_space, shape, kind, name)
-    given, log = (describe_actions(space) for space in (made.action_space, action_space))
-    if given != log:
-        raise DataError(
-            f"{made.name}: the model is for {given}, the log has {log}; give a model of logs like this one"
-        )
-    if made.observation_shape != shape:
-        raise DataError(
-            f"{made.name}: the model takes observations of shape {made.observation_shape}, the log has "
-            f"{shape}; give a model of logs like this one"
-        )
+    made = _Reader(action_space, shape, kind).read(q, name)
+    for own, log in (
+        (describe_actions(made.action_space), describe_actions(action_space)),
+        (f"observations of shape {made.observation_shape}", f"observations of shape {shape}"),
+    ):
+        if own != log:
+            raise DataError(
+                f"{made.name}: the model is for {own}, the log has {log}; give a model of logs like this one"
+            )
     if kind not in (None, made.kind):
         raise ConfigError(f"{made.name} is a value function of kind '{made.kind}', not '{kind}'")
     return made if trained_on is None else dataclasses.replace(made, trained_on=trained_on)
-
-
-def _resolve(
-    q: Any, space: ActionSpace, shape: tuple[int, ...], kind: str | None, name: str | None
-) -> ValueFunction:
-    """The value function that q is, holds or names. Raises KofflineError."""
-    if isinstance(q, (str, Path)):
-        return _named(q, space, shape, kind, name)
-    inner = getattr(q, "value_function", q)
-    if isinstance(inner, ValueFunction):
-        return inner
-    name = str(name or getattr(q, "__name__", type(q).__name__))
-    read = partial(_of_function, name=name, space=space, shape=shape, kind=kind)
-    if isinstance(q, type):
-        raise DataError(f"{name} is a class; give an instance of it, or {_ACCEPTED}")
-    if _is_a("d3rlpy.base", "LearnableBase", q):
-        return _of_model(q, name, space)
-    if _is_a("koffline.solvers.closed_form", "LinearValue", q):
-        return _of_linear_value(q, name, space, shape, kind)
-    if _is_a("torch.jit", "ScriptModule", q):
-        from koffline.policies.python_policy import ModuleFunction
-
-        return read(ModuleFunction(q), positions=len(q.forward.schema.arguments) - 1)
-    if _is_a("torch.nn", "Module", q):
-        from koffline.policies.python_policy import ModuleFunction
-
-        return read(ModuleFunction(q), positions=_positions(q.forward))
-    if not callable(q):
-        raise DataError(f"a {type(q).__name__} is no value function; give {_ACCEPTED}")
-    return read(q, positions=_positions(q))
 
 
 def _is_a(module: str, attribute: str, value: Any) -> bool:
@@ -100,64 +68,133 @@ def _is_a(module: str, attribute: str, value: Any) -> bool:
     return loaded is not None and isinstance(value, getattr(loaded, attribute))
 
 
-def _named(
-    spec: str | Path, space: ActionSpace, shape: tuple[int, ...], kind: str | None, name: str | None
-) -> ValueFunction:
-    """A file, told by its content, or ``package.module:name``."""
-    path, name = Path(os.path.expanduser(spec)), str(name or spec)
-    if path.is_dir() and str(spec):
-        models = sorted(path.glob("*.d3"), key=lambda model: (len(model.name), model.name))
-        hint = f"give one of its models, such as {models[-1]}" if models else "it holds no .d3 model"
-        raise DataError(f"{spec} is a folder; {hint}")
-    if path.is_file():
-        from koffline.policies.files import detect
+@dataclass(frozen=True)
+class _Reader:
+    """Reads value functions for a log of these spaces; ``kind`` where that cannot be seen."""
 
-        found = detect(path)
-        if found == "d3":
-            from koffline.algos.loading import load
+    space: ActionSpace
+    shape: tuple[int, ...]
+    kind: str | None
 
-            return _of_model(load(path), name, space, rows_of_run(path))
-        if found == "torchscript":
-            from koffline.policies.files import read_torchscript
+    def read(self, q: Any, name: str | None) -> ValueFunction:
+        """The value function that q is, holds or names. Raises KofflineError."""
+        if isinstance(q, (str, Path)):
+            return self._named(q, str(name or q))
+        inner = getattr(q, "value_function", q)
+        if isinstance(inner, ValueFunction):
+            return inner
+        name = str(name or getattr(q, "__name__", type(q).__name__))
+        if _is_a("d3rlpy.base", "LearnableBase", q):
+            return self._of_model(q, name)
+        if _is_a("koffline.solvers.closed_form", "LinearValue", q):
+            return self._of_linear_value(q, name)
+        if isinstance(q, type) or not callable(q):
+            what = f"the class {name}" if isinstance(q, type) else f"a {type(q).__name__}"
+            raise DataError(f"{what} is no value function; give {_ACCEPTED}")
+        if not _is_a("torch.nn", "Module", q):
+            return self._of_function(q, name, _positions(q))
+        from koffline.policies.python_policy import ModuleFunction
 
-            return _resolve(read_torchscript(path), space, shape, kind, name)
-        raise DataError(f"{name}: a file of kind {found} holds a policy, no value function; give {_ACCEPTED}")
-    if isinstance(spec, str) and ":" in spec and not spec.endswith(":"):
-        from koffline.policies.python_policy import import_object
+        is_script = _is_a("torch.jit", "ScriptModule", q)
+        positions = len(q.forward.schema.arguments) - 1 if is_script else _positions(q.forward)
+        return self._of_function(ModuleFunction(q), name, positions)
 
-        return _resolve(import_object(spec), space, shape, kind, name)
-    raise DataError(f"{str(spec)!r}: there is no such file; a value function is {_ACCEPTED}")
+    def _named(self, spec: str | Path, name: str) -> ValueFunction:
+        """A file, told by its content, or ``package.module:name``."""
+        path = Path(os.path.expanduser(spec))
+        if path.is_file():
+            from koffline.policies.files import detect
 
+            found = detect(path)
+            if found == "d3":
+                from koffline.algos.loading import load
 
-def _of_model(
-    algo: Any, name: str, space: ActionSpace, trained_on: Provenance | None = None
-) -> ValueFunction:
-    """A d3rlpy model: its scalers are applied, and rewards that it scaled are scaled back.
+                return self._of_model(load(path), name, rows_of_run(path))
+            if found == "torchscript":
+                from koffline.policies.files import read_torchscript
 
-    `predict_value` of d3rlpy stays in the units of scaled rewards.
-    """
-    algorithm = type(algo).__name__
-    if not hasattr(algo, "predict_value"):
-        raise DataError(f"{name}: {algorithm} has no action values; give a Q-learning algorithm or FQE")
-    if algo.impl is None:
-        raise DataError(f"{name}: the {algorithm} has no networks yet; fit it or load its weights")
-    size = int(algo.action_size)
-    own: ActionSpace = Discrete(size) if algo.get_action_type().name == "DISCRETE" else Continuous(size)
-    if isinstance(own, Continuous) and isinstance(space, Continuous) and own.k == space.k:
-        own = space
-    slope, shift, notes = _reward_units(algo)
+                return self.read(read_torchscript(path), name)
+            raise DataError(f"{name}: a {found} file holds a policy, no value function; give {_ACCEPTED}")
+        if isinstance(spec, str) and ":" in spec and not spec.endswith(":"):
+            from koffline.policies.python_policy import import_object
 
-    def function(observations: np.ndarray, actions: np.ndarray) -> np.ndarray:
-        return slope * np.asarray(algo.predict_value(observations, actions), dtype=np.float64) + shift
+            return self.read(import_object(spec), name)
+        what = "this is a folder" if path.is_dir() and str(spec) else "there is no such file"
+        raise DataError(f"{str(spec)!r}: {what}; a value function is {_ACCEPTED}")
 
-    if algorithm in _ENTROPY:
-        notes += (f"{name} is a {algorithm}: its values hold a bonus for entropy beside the rewards.",)
-    if algorithm in _CAUTIOUS:
-        notes += (
-            f"{name} is a {algorithm}: its values are pushed down on purpose where the log has no actions.",
-        )
-    shape = tuple(int(side) for side in np.atleast_1d(algo.observation_shape))
-    return ValueFunction(name, ACTION, function, own, shape, trained_on, notes)
+    def _of_model(self, algo: Any, name: str, trained_on: Provenance | None = None) -> ValueFunction:
+        """A d3rlpy model: its scalers are applied, and rewards that it scaled are scaled back.
+
+        `predict_value` of d3rlpy stays in the units of scaled rewards.
+        """
+        algorithm, size = type(algo).__name__, algo.action_size
+        if not hasattr(algo, "predict_value"):
+            raise DataError(f"{name}: {algorithm} has no action values; give a Q-learning algorithm or FQE")
+        if algo.impl is None:
+            raise DataError(f"{name}: the {algorithm} has no networks yet; fit it or load its weights")
+        discrete = algo.get_action_type().name == "DISCRETE"
+        own: ActionSpace = Discrete(int(size)) if discrete else Continuous(int(size))
+        if describe_actions(own) == describe_actions(self.space):
+            own = self.space  # with its bounds
+        slope, shift, notes = _reward_units(algo)
+
+        def function(observations: np.ndarray, actions: np.ndarray) -> np.ndarray:
+            return slope * np.asarray(algo.predict_value(observations, actions), dtype=np.float64) + shift
+
+        if algorithm in _ENTROPY:
+            notes += (f"{name} is a {algorithm}: its values hold a bonus for entropy beside the rewards.",)
+        if algorithm in _CAUTIOUS:
+            where = "where the log has no actions"
+            notes += (f"{name} is a {algorithm}: its values are pushed down on purpose {where}.",)
+        shape = tuple(int(side) for side in np.atleast_1d(algo.observation_shape))
+        return ValueFunction(name, ACTION, function, own, shape, trained_on, notes)
+
+    def _of_linear_value(self, value: Any, name: str) -> ValueFunction:
+        """A `koffline.solvers.LinearValue` of flat observations: of Q where it has outputs, else of V.
+
+        With kind "action" and continuous actions its rows are (s, a) side by side.
+        """
+        count = value.outputs
+
+        def of_rows(observations: np.ndarray, actions: np.ndarray | None = None) -> np.ndarray:
+            flat = np.asarray(observations, dtype=np.float64).reshape(len(observations), -1)
+            if count is not None:
+                return value.values(flat, np.eye(count)[actions]).numpy()
+            return value.values(flat if actions is None else np.concatenate([flat, actions], axis=1)).numpy()
+
+        if count is not None and (not isinstance(self.space, Discrete) or count != self.space.n):
+            raise DataError(
+                f"{name}: the linear value has {count} outputs, one per action; the log has {self.space}"
+            )
+        kind = ACTION if count is not None or self.kind == ACTION else STATE
+        return ValueFunction(name, kind, of_rows, self.space, self.shape)
+
+    def _of_function(self, function: Callable[..., Any], name: str, positions: int | None) -> ValueFunction:
+        """A function of (observations, actions), or of observations: V(s), or a table Q(s, ·) (N, n)."""
+        if self.kind == STATE or positions != 1:
+            return ValueFunction(name, self.kind or ACTION, function, self.space, self.shape)
+        try:
+            found = np.shape(function(np.zeros((2, *self.shape), np.float32)))
+        except (Exception, SystemExit) as error:
+            raise DataError(
+                f"{name}: the value function failed on observations of shape {(2, *self.shape)} with "
+                f"{one_line(error)}; give (observations, actions) -> (N,) or a function of observations"
+            ) from error
+        if len(found) < 2 or found[1] == 1:
+            if self.kind == ACTION:
+                raise ConfigError(f"{name} gives one value per observation: it is V(s); use kind='{STATE}'")
+            return ValueFunction(name, STATE, function, self.space, self.shape)
+        if not isinstance(self.space, Discrete) or found != (2, self.space.n):
+            raise DataError(
+                f"{name}: the values of 2 observations have shape {tuple(found)}, the log has {self.space}"
+            )
+
+        def taken(observations: np.ndarray, actions: np.ndarray) -> np.ndarray:
+            table = function(observations)
+            table = np.asarray(table.detach().cpu() if hasattr(table, "detach") else table, dtype=np.float64)
+            return np.take_along_axis(table, actions[:, None], axis=1)[:, 0]
+
+        return ValueFunction(name, ACTION, taken, self.space, self.shape)
 
 
 def _reward_units(algo: Any) -> tuple[float, float, tuple[str, ...]]:
@@ -176,66 +213,6 @@ def _reward_units(algo: Any) -> tuple[float, float, tuple[str, ...]]:
             "where episodes go on for ever.",
         )
     return float(one - zero), float(zero) / (1.0 - float(algo.config.gamma)), notes
-
-
-def _of_linear_value(
-    value: Any, name: str, space: ActionSpace, shape: tuple[int, ...], kind: str | None
-) -> ValueFunction:
-    """A `koffline.solvers.LinearValue` of flat observations: of Q where it has outputs, else of V.
-
-    With kind "action" and continuous actions its rows are (s, a) side by side.
-    """
-
-    def flat(observations: np.ndarray) -> np.ndarray:
-        return np.asarray(observations, dtype=np.float64).reshape(len(observations), -1)
-
-    def of_action(observations: np.ndarray, actions: np.ndarray) -> np.ndarray:
-        if value.outputs is None:
-            return value.values(np.concatenate([flat(observations), actions], axis=1)).numpy()
-        return value.values(flat(observations), np.eye(value.outputs)[actions]).numpy()
-
-    if value.outputs is not None and (not isinstance(space, Discrete) or value.outputs != space.n):
-        raise DataError(
-            f"{name}: the linear value has {value.outputs} outputs, one per action; the log has {space}"
-        )
-    if value.outputs is not None or kind == ACTION:
-        return ValueFunction(name, ACTION, of_action, space, shape)
-    return ValueFunction(name, STATE, lambda s: value.values(flat(s)).numpy(), space, shape)
-
-
-def _of_function(
-    function: Callable[..., Any],
-    name: str,
-    space: ActionSpace,
-    shape: tuple[int, ...],
-    kind: str | None,
-    positions: int | None,
-) -> ValueFunction:
-    """A function of (observations, actions), or of observations: V(s), or a table Q(s, ·) (N, n)."""
-    if kind == STATE or positions != 1:
-        return ValueFunction(name, kind or ACTION, function, space, shape)
-    try:
-        found = np.shape(function(np.zeros((2, *shape), np.float32)))
-    except (Exception, SystemExit) as error:
-        raise DataError(
-            f"{name}: the value function failed on observations of shape {(2, *shape)} with "
-            f"{one_line(error)}; give (observations, actions) -> (N,) or a function of observations"
-        ) from error
-    if len(found) < 2 or found[1] == 1:
-        if kind == ACTION:
-            raise ConfigError(f"{name} gives one value per observation: it is V(s); use kind='{STATE}'")
-        return ValueFunction(name, STATE, function, space, shape)
-    if not isinstance(space, Discrete) or found != (2, space.n):
-        raise DataError(
-            f"{name}: the values of 2 observations have shape {tuple(found)}, the log has {space}"
-        )
-
-    def taken(observations: np.ndarray, actions: np.ndarray) -> np.ndarray:
-        table = function(observations)
-        table = np.asarray(table.detach().cpu() if hasattr(table, "detach") else table, dtype=np.float64)
-        return np.take_along_axis(table, actions[:, None], axis=1)[:, 0]
-
-    return ValueFunction(name, ACTION, taken, space, shape)
 
 
 def _positions(function: Callable[..., Any]) -> int | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,19 +10,10 @@ import numpy as np
 from koffline.ope.bellman_test.witness import Region, WitnessMap
 from koffline.ope.diagnosis import Diagnosis
 from koffline.ope.findings import Z_NOTE, Profile, describe_action, describe_place
+from koffline.report import plots, table
 from koffline.report.page import write_page
-from koffline.report.plots import (
-    ACCENT,
-    INK,
-    SOFT,
-    STYLE,
-    WARM,
-    list_rows,
-    make_figure,
-    plot_coverage,
-    plot_residuals,
-)
-from koffline.report.table import describe_log, make_console, make_table, number, print_end, print_record
+from koffline.report.plots import ACCENT, INK, SOFT, WARM
+from koffline.report.table import number
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -38,7 +28,7 @@ _SPACING = "distance to the nearest logged row / the log's own spacing"
 
 
 def write_diagnosis(
-    diagnosis: Diagnosis, out: Path, command: str, force: bool = False, run: Mapping[str, Any] | None = None
+    diagnosis: Diagnosis, out: Path, command: str, force: bool = False, run: Any = None
 ) -> Path:
     """The folder of a diagnosis, see `write_page`."""
     places = [(region, _describe(region)) for region in diagnosis.regions]
@@ -48,7 +38,7 @@ def write_diagnosis(
 
 def print_diagnosis(diagnosis: Diagnosis, page: Path | None = None) -> None:
     """Test, kernel loss, coverage, places of the largest error; findings, warnings and the report's path."""
-    console, test = make_console(), diagnosis.test
+    console, test = table.make_console(), diagnosis.test
     verdict = "rejected" if test.rejects else "not rejected"
     rows = [
         ("test", f"{verdict}   (p = {number(test.p_value)}, {test.method}, level {test.level:g})"),
@@ -59,28 +49,24 @@ def print_diagnosis(diagnosis: Diagnosis, page: Path | None = None) -> None:
         ("value", f"{number(diagnosis.value)} by this model   (γ = {test.gamma:.10g})"),
         ("log's own return", number(diagnosis.behavior_return)),
         ("rows held out", {True: "yes", False: "no", None: "unknown"}[test.held_out]),
-        ("log", describe_log(diagnosis)),
+        ("log", table.describe_log(diagnosis)),
         ("seed, time", f"{diagnosis.seed}, {diagnosis.seconds:.1f} s"),
     ]
-    print_record(console, f"Is {test.value_function} the value function of {test.policy}?", rows)
+    table.print_record(console, f"Is {test.value_function} the value function of {test.policy}?", rows)
     if diagnosis.regions:
         columns = ("state", "action", "rows", "mean residual", "z", "beyond chance")
-        places = make_table("Where residuals of one sign gather", *columns)
+        places = table.make_table("Where residuals of one sign gather", *columns)
         for region in diagnosis.regions:
-            places.add_row(
-                *_describe(region),
-                f"{region.size:,}",
-                f"{region.mean_residual:+.3g} ± {region.standard_error:.2g}",
-                f"{region.z_score:+.1f}",
-                "yes" if region.is_significant else "no",
-            )
+            mean = f"{region.mean_residual:+.3g} ± {region.standard_error:.2g}"
+            clear = "yes" if region.is_significant else "no"
+            places.add_row(*_describe(region), f"{region.size:,}", mean, f"{region.z_score:+.1f}", clear)
         console.print(places)
         console.print(Z_NOTE, soft_wrap=True, style="dim")
     for sentence in diagnosis.findings:
         console.print(sentence, soft_wrap=True)
     if diagnosis.shown:
         console.print(diagnosis.shown, soft_wrap=True, style="dim")
-    print_end(console, diagnosis.warnings, page)
+    table.print_end(console, diagnosis.warnings, page)
 
 
 def _describe(region: Region) -> tuple[str, str]:
@@ -100,9 +86,9 @@ def draw_diagnosis(diagnosis: Diagnosis) -> dict[str, Figure]:
     if diagnosis.by_step is not None:
         figures["by_step"] = plot_profile(diagnosis.by_step, "time step in the episode")
     rows, coverage = diagnosis.shown_test.rows, diagnosis.coverage
-    figures["residuals"] = plot_residuals(rows.residuals[rows.weights > 0.0])
+    figures["residuals"] = plots.plot_residuals(rows.residuals[rows.weights > 0.0])
     relevant = coverage.weights > 0.0
-    figures["coverage"] = plot_coverage(coverage.ratios[relevant], coverage.weights[relevant], _SPACING)
+    figures["coverage"] = plots.plot_coverage(coverage.ratios[relevant], coverage.weights[relevant], _SPACING)
     return figures
 
 
@@ -122,7 +108,7 @@ def plot_maps(diagnosis: Diagnosis) -> Figure:
     sizes = [np.abs(one.values.mean[some]) for one, some in zip(maps, seen, strict=True) if some.any()]
     limit = max([float(np.quantile(size, 0.98)) for size in sizes] + [1e-12])
     threshold = diagnosis.regions[0].threshold if diagnosis.regions else np.inf
-    with mpl.rc_context({**STYLE, "hatch.color": "#52606d", "hatch.linewidth": 0.3}):
+    with mpl.rc_context({**plots.STYLE, "hatch.color": "#52606d", "hatch.linewidth": 0.3}):
         figure = Figure(figsize=(2.2 + 3.1 * columns, 0.7 + 2.9 * rows), layout="constrained")
         panels = figure.subplots(rows, columns, squeeze=False).ravel()
         for panel in panels[len(maps) :]:
@@ -162,11 +148,8 @@ def plot_lines(diagnosis: Diagnosis) -> Figure:
             mean, error = (np.where(seen, part, np.nan) for part in one.values[1:3])
             axes.plot(x, mean, color=color, lw=1.6, label=describe_action(one.action) or "all rows")
             axes.fill_between(x, mean - 2 * error, mean + 2 * error, color=color, alpha=0.15, lw=0)
-        axes.set_xlabel("state")
-        axes.set_ylabel(_residual(diagnosis))
-        axes.legend(frameon=False)
 
-    return make_figure(draw, width=7.0)
+    return plots.make_figure(draw, 7.0, xlabel="state", ylabel=_residual(diagnosis))
 
 
 def plot_regions(diagnosis: Diagnosis) -> Figure:
@@ -185,10 +168,10 @@ def plot_regions(diagnosis: Diagnosis) -> Figure:
             mean, error = region.mean_residual, 2.0 * region.standard_error
             axes.barh(place, mean, height=0.6, color=color, alpha=0.75)
             axes.hlines(place, mean - error, mean + error, color=INK, lw=1.2)
-        list_rows(axes, labels, fontsize=8.5)
-        axes.set_xlabel(f"{_residual(diagnosis)} (reward units)")
+        plots.list_rows(axes, labels, fontsize=8.5)
 
-    return make_figure(draw, width=7.6, height=1.2 + 0.55 * len(regions))
+    label = f"{_residual(diagnosis)} (reward units)"
+    return plots.make_figure(draw, 7.6, 1.2 + 0.55 * len(regions), xlabel=label)
 
 
 def plot_profile(profile: Profile, label: str) -> Figure:
@@ -198,15 +181,12 @@ def plot_profile(profile: Profile, label: str) -> Figure:
         axes.axhline(0.0, color=INK, lw=0.8)
         center, error = profile.center, 2.0 * profile.standard_error
         if len(center) > 1:
-            band: dict[str, Any] = {"color": SOFT, "alpha": 0.3, "lw": 0, "label": "80 % of rows"}
-            axes.fill_between(center, profile.low, profile.high, **band)
+            ends = profile.low, profile.high
+            axes.fill_between(center, *ends, color=SOFT, alpha=0.3, lw=0, label="80 % of rows")
         line: dict[str, Any] = {"fmt": "o-", "color": ACCENT, "ms": 4, "lw": 1.2, "capsize": 2}
         axes.errorbar(center, profile.mean, yerr=error, **line, label="mean ± 2 standard errors")
-        axes.set_xlabel(label)
-        axes.set_ylabel("Bellman residual")
-        axes.legend(frameon=False)
 
-    return make_figure(draw)
+    return plots.make_figure(draw, xlabel=label, ylabel="Bellman residual")
 
 
 def _residual(diagnosis: Diagnosis) -> str:

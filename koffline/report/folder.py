@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -43,11 +43,7 @@ def check_output_directory(out: Path, force: bool, marker: str) -> None:
 
 
 def write_folder(
-    out: Path,
-    fill: Callable[[Path], None],
-    marker: str,
-    force: bool = False,
-    run: Mapping[str, Any] | None = None,
+    out: Path, fill: Callable[[Path], None], marker: str, force: bool = False, run: Any = None
 ) -> None:
     """Let ``fill`` write into a temporary directory beside ``out`` and give that its name once complete.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,7 +10,7 @@ from koffline.ope.estimate import Estimate
 from koffline.ope.estimators.table import EstimateTable
 from koffline.ope.interval import CALIBRATED, CERTIFIED, Interval, percent
 from koffline.ope.intervals.sensitivity import NormSensitivity
-from koffline.report.plots import ACCENT, INK, SOFT, WARM, list_rows, make_figure
+from koffline.report.plots import ACCENT, INK, RETURN, SOFT, WARM, list_rows, make_figure
 from koffline.report.table import promise
 
 if TYPE_CHECKING:
@@ -48,10 +47,9 @@ def plot_estimate(estimate: Estimate, truth: float | None = None) -> Figure:
             axes.annotate(f" truth {truth:.4g}", (truth, 1.32), color=WARM, va="center")
         axes.set_yticks([1.0, 0.0][: len(names)], names)
         axes.set_ylim(-0.5, 1.5)
-        axes.set_xlabel(f"expected discounted return (γ = {estimate.gamma:.10g})")
         axes.grid(visible=False, axis="y")
 
-    return make_figure(draw, width=7.0, height=2.4)
+    return make_figure(draw, 7.0, 2.4, xlabel=RETURN.format(estimate.gamma))
 
 
 def plot_forest(table: EstimateTable, truth: float | None = None) -> Figure:
@@ -77,14 +75,17 @@ def plot_forest(table: EstimateTable, truth: float | None = None) -> Figure:
             axes.axvline(truth, color=INK, lw=1.6, ls="--", label=f"truth {truth:.4g}")
         list_rows(axes, [name for name, *_ in [*points, *bounds]])
         axes.set_xlim(window)
-        axes.set_xlabel(f"expected discounted return (γ = {table.gamma:.10g})")
         if bounds and points:
             axes.axhline(len(points) - 0.5, color="#cbd2d9", lw=0.8)
-        _name_promises(axes, [interval for *_, interval in [*points, *bounds] if interval])
+        made = {promise(interval.kind) for *_, interval in [*points, *bounds] if interval}
+        for name, (color, dashes, alpha) in _LINES.items():
+            if name in made:
+                axes.plot([], [], color=color, lw=3.5, ls=dashes, alpha=alpha, label=f"{name} interval")
         if axes.get_legend_handles_labels()[1]:
             axes.legend(frameon=False, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2)
 
-    return make_figure(draw, width=7.6, height=1.5 + 0.3 * (len(points) + len(bounds)))
+    height = 1.5 + 0.3 * (len(points) + len(bounds))
+    return make_figure(draw, 7.6, height, xlabel=RETURN.format(table.gamma))
 
 
 def plot_norm_sensitivity(record: NormSensitivity, truth: float | None = None) -> Figure:
@@ -106,11 +107,9 @@ def plot_norm_sensitivity(record: NormSensitivity, truth: float | None = None) -
         if truth is not None:
             axes.axhline(truth, color=WARM, lw=1.4, label="truth")
         axes.set_xlim(record.norms[0], record.norms[-1])
-        axes.set_xlabel("assumed norm bound ρ")
-        axes.set_ylabel("value")
         axes.legend(fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
 
-    return make_figure(draw, width=7.2)
+    return make_figure(draw, 7.2, xlabel="assumed norm bound ρ", ylabel="value")
 
 
 def _draw_interval(
@@ -124,14 +123,6 @@ def _draw_interval(
         axes.plot(window[0], place, "<", color=INK, ms=5, clip_on=False)
     if interval.high > window[1]:
         axes.plot(window[1], place, ">", color=INK, ms=5, clip_on=False)
-
-
-def _name_promises(axes: Axes, intervals: Iterable[Interval]) -> None:
-    """Entries of the legend for the promises that are drawn."""
-    made = {promise(interval.kind) for interval in intervals}
-    for name, (color, dashes, alpha) in _LINES.items():
-        if name in made:
-            axes.plot([], [], color=color, lw=3.5, ls=dashes, alpha=alpha, label=f"{name} interval")
 
 
 def _window(points: list[tuple[str, float, Interval | None]], others: list[float]) -> tuple[float, float]:

@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 def write_page(
     marker: str,
     found: Any,
-    draw: Callable[[], Mapping[str, Figure]],
+    draw: Callable[[], dict[str, Figure]],
     out: Path,
     force: bool,
-    run: Mapping[str, Any] | None,
+    run: Any,
     **context: Any,
 ) -> Path:
     """``marker``, ``plots/*.png`` and ``report.html`` in ``out``; returns the page's path.

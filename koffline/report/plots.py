@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     from koffline.ope.estimate import Evidence
 
+RETURN = "expected discounted return (γ = {:.10g})"
 INK, ACCENT, SOFT, WARM = "#1f2933", "#1769aa", "#9fb3c8", "#c2410c"
 STYLE: dict[Any, Any] = {
     "axes.spines.top": False,
@@ -29,14 +30,19 @@ STYLE: dict[Any, Any] = {
 }
 
 
-def make_figure(draw: Callable[[Axes], None], width: float = 6.0, height: float = 3.4) -> Figure:
-    """One pair of axes in the house style; no global state of matplotlib is touched."""
+def make_figure(
+    draw: Callable[[Axes], None], width: float = 6.0, height: float = 3.4, xlabel: str = "", ylabel: str = ""
+) -> Figure:
+    """One pair of axes in the house style, with a legend of what has a label. No global state is touched."""
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(width, height), layout="constrained")
-        draw(figure.add_subplot())
+        axes = figure.add_subplot(xlabel=xlabel, ylabel=ylabel)
+        draw(axes)
+        if axes.get_legend() is None and axes.get_legend_handles_labels()[1]:
+            axes.legend(frameon=False)
         return figure
 
 
@@ -55,11 +61,9 @@ def plot_histogram(
     def draw(axes: Axes) -> None:
         axes.hist(numbers, color=ACCENT, alpha=0.8, **options)
         axes.axvline(mark, color=WARM, lw=1.2, ls="--", label=about_mark)
-        axes.set_xlabel(xlabel, fontsize=9 if len(xlabel) > 50 else 10)
-        axes.set_ylabel(ylabel)
-        axes.legend(frameon=False)
+        axes.xaxis.label.set_fontsize(9 if len(xlabel) > 50 else 10)
 
-    return make_figure(draw)
+    return make_figure(draw, xlabel=xlabel, ylabel=ylabel)
 
 
 def plot_residuals(residuals: np.ndarray) -> Figure:
@@ -68,7 +72,9 @@ def plot_residuals(residuals: np.ndarray) -> Figure:
     if not high > low:
         low, high = low - 0.5, high + 0.5
     mean, label = float(residuals.mean()), "Bellman residual of a row (reward units)"
-    return plot_histogram(np.clip(residuals, low, high), mean, "mean", label, "rows", bins=60)
+    figure = plot_histogram(np.clip(residuals, low, high), mean, "mean", label, "rows", bins=60)
+    figure.axes[0].axvline(0.0, color=INK, lw=0.8)
+    return figure
 
 
 def plot_coverage(ratios: np.ndarray, weights: np.ndarray, label: str) -> Figure:
@@ -102,11 +108,7 @@ def plot_curves(
             axes.plot([], [], color=SOFT, lw=0.8, label="trained on resampled episodes")
         for label, level, color in levels:
             axes.axhline(level, color=color, lw=1.2, ls="--", label=label)
-        axes.set_xlabel("gradient steps")
-        axes.set_ylabel(ylabel)
-        if levels:
-            axes.legend(frameon=False)
-        elif np.nanmin(curves) > 0.0:
+        if not levels and np.nanmin(curves) > 0.0:
             axes.set_yscale("log")
 
-    return make_figure(draw)
+    return make_figure(draw, xlabel="gradient steps", ylabel=ylabel)

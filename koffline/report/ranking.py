@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +12,7 @@ from koffline.ope.comparisons import SelectionMetrics
 from koffline.ope.interval import percent
 from koffline.ope.ranking import PolicyRanking, RankedPolicy
 from koffline.report.page import write_page
-from koffline.report.plots import ACCENT, INK, SOFT, WARM, list_rows, make_figure
+from koffline.report.plots import ACCENT, INK, RETURN, SOFT, WARM, list_rows, make_figure
 from koffline.report.table import make_console, make_table, number, print_end
 
 if TYPE_CHECKING:
@@ -26,7 +25,7 @@ _MOST_IN_MATRIX = 15
 
 
 def write_ranking(
-    ranking: PolicyRanking, out: Path, command: str, force: bool = False, run: Mapping[str, Any] | None = None
+    ranking: PolicyRanking, out: Path, command: str, force: bool = False, run: Any = None
 ) -> Path:
     """The folder of a ranking, see `write_page`."""
 
@@ -52,8 +51,10 @@ def print_ranking(ranking: PolicyRanking, page: Path | None = None) -> None:
     """Places, intervals and what differs; the quality of the choice when truths are known; warnings."""
     console = make_console()
     table = make_table(f"What the policies are worth (γ = {ranking.gamma:.10g})")
-    for title, text in _columns(ranking):
-        table.add_column(title, justify="left" if text else "right", overflow="fold")
+    for title in _columns(ranking):
+        table.add_column(
+            title, justify="right" if title in ("", "value", "truth") else "left", overflow="fold"
+        )
     for policy in ranking.policies:
         table.add_row(*_row(policy, ranking))
     console.print(table)
@@ -81,49 +82,36 @@ def describe_differences(ranking: PolicyRanking) -> list[str]:
 
 def describe_metrics(metrics: SelectionMetrics) -> str:
     """The quality of the choice in one line."""
-    regrets = ", ".join(f"@{k} {number(regret)}" for k, regret in enumerate(metrics.regret_at_k, start=1))
-    parts = [
-        f"regret {regrets}",
-        f"relative regret@1 {number(metrics.relative_regret_at_1)}",
-        f"Spearman {number(metrics.spearman)}",
-        f"Kendall {number(metrics.kendall)}",
-        f"mean relative error {number(metrics.mean_relative_error)}",
-        f"intervals that hold the truth {number(metrics.coverage)}",
-    ]
-    if metrics.type_errors is not None:
-        errors = metrics.type_errors
-        parts.append(
-            f"false accepts {number(errors.false_accepts)}, false rejects {number(errors.false_rejects)} "
-            f"at {number(errors.threshold)}"
-        )
-    return "Against the truth: " + "; ".join(parts) + "."
+    regrets = (f"@{k} {number(regret)}" for k, regret in enumerate(metrics.regret_at_k, start=1))
+    parts = {
+        "regret": ", ".join(regrets),
+        "relative regret@1": number(metrics.relative_regret_at_1),
+        "Spearman": number(metrics.spearman),
+        "Kendall": number(metrics.kendall),
+        "mean relative error": number(metrics.mean_relative_error),
+        "intervals that hold the truth": number(metrics.coverage),
+    }
+    if (errors := metrics.type_errors) is not None:
+        rejects = f"{number(errors.false_rejects)} at {number(errors.threshold)}"
+        parts["false accepts"] = f"{number(errors.false_accepts)}, false rejects {rejects}"
+    return "Against the truth: " + "; ".join(f"{name} {value}" for name, value in parts.items()) + "."
 
 
-def _columns(ranking: PolicyRanking) -> list[tuple[str, bool]]:
-    """Titles, and whether the column holds words."""
-    best = ranking.best.interval
-    interval = "interval" if best is None else f"{percent(ranking.level)} {best.kind} interval"
-    truth = [] if ranking.metrics is None else [("truth", False)]
-    above = [] if ranking.threshold is None else [(f"above {number(ranking.threshold)}", True)]
-    return [
-        ("", False),
-        ("policy", True),
-        ("value", False),
-        (interval, True),
-        *truth,
-        *above,
-        ("may be best", True),
-    ]
+def _columns(ranking: PolicyRanking) -> list[str]:
+    best, level = ranking.best.interval, percent(ranking.level)
+    columns = ["", "policy", "value", "interval" if best is None else f"{level} {best.kind} interval"]
+    columns += [] if ranking.metrics is None else ["truth"]
+    columns += [] if ranking.threshold is None else [f"above {number(ranking.threshold)}"]
+    return [*columns, "may be best"]
 
 
 def _row(policy: RankedPolicy, ranking: PolicyRanking) -> list[str]:
     interval = policy.interval
     ends = "–" if interval is None else f"{number(interval.low)} … {number(interval.high)}"
     cells = [str(policy.rank), policy.name, number(policy.value), ends]
-    if ranking.metrics is not None:
-        cells.append(number(policy.truth))
-    if ranking.threshold is not None:
-        cells.append({True: "yes", False: "no", None: "unclear"}[policy.above_threshold])
+    cells += [] if ranking.metrics is None else [number(policy.truth)]
+    above = {True: "yes", False: "no", None: "unclear"}[policy.above_threshold]
+    cells += [] if ranking.threshold is None else [above]
     return [*cells, "yes" if policy.maybe_best else "no"]
 
 
@@ -144,9 +132,8 @@ def plot_ranking(ranking: PolicyRanking) -> Figure:
         if axes.get_legend_handles_labels()[1]:
             axes.legend(frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
         list_rows(axes, [_label(policy) for policy in policies])
-        axes.set_xlabel(f"expected discounted return (γ = {ranking.gamma:.10g})")
 
-    return make_figure(draw, width=7.6, height=1.4 + 0.42 * len(policies))
+    return make_figure(draw, 7.6, 1.4 + 0.42 * len(policies), xlabel=RETURN.format(ranking.gamma))
 
 
 def plot_differences(ranking: PolicyRanking) -> Figure:
@@ -163,18 +150,16 @@ def plot_differences(ranking: PolicyRanking) -> Figure:
             row, column = place[comparison.better], place[comparison.worse]
             if comparison.significant:
                 axes.add_patch(Rectangle((column - 0.5, row - 0.5), 1, 1, color=ACCENT, alpha=0.22, lw=0))
-            weight = "bold" if comparison.significant else "normal"
-            style: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": 8.5, "color": INK}
-            axes.text(column, row, f"{comparison.difference:+.3g}", weight=weight, **style)
+            text, weight = f"{comparison.difference:+.3g}", "bold" if comparison.significant else "normal"
+            axes.text(column, row, text, ha="center", va="center", fontsize=8.5, weight=weight, color=INK)
         axes.set_xticks(range(len(policies)), [str(policy.rank) for policy in policies])
         axes.set_yticks(range(len(policies)), [_label(policy) for policy in policies])
         axes.set_xlim(-0.5, len(policies) - 0.5)
         axes.set_ylim(len(policies) - 0.5, -0.5)
         axes.grid(visible=False)
-        axes.set_xlabel("worth less")
-        axes.set_ylabel("worth more")
 
-    return make_figure(draw, width=3.4 + 0.65 * len(policies), height=1.4 + 0.42 * len(policies))
+    size = 3.4 + 0.65 * len(policies), 1.4 + 0.42 * len(policies)
+    return make_figure(draw, *size, xlabel="worth less", ylabel="worth more")
 
 
 def plot_truths(ranking: PolicyRanking) -> Figure:
@@ -188,11 +173,8 @@ def plot_truths(ranking: PolicyRanking) -> Figure:
         axes.plot(truths, [policy.value for policy in known], "o", color=ACCENT, ms=7)
         reach = [min(truths.min(), ends.min()), max(truths.max(), ends.max())]
         axes.plot(reach, reach, color=WARM, lw=1.2, ls="--", label="estimate = truth")
-        axes.set_xlabel("true value")
-        axes.set_ylabel("estimate")
-        axes.legend(frameon=False)
 
-    return make_figure(draw)
+    return make_figure(draw, xlabel="true value", ylabel="estimate")
 
 
 def short_name(name: str) -> str:

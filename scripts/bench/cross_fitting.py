@@ -11,6 +11,7 @@ tests them, each model on its own rows. "one_fold": only the first model. "exact
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -20,10 +21,11 @@ import torch
 from scipy import stats
 
 import koffline
-from koffline.ope.cross_fit import CrossFitted, cross_fit, next_row_values, row_values
+from koffline.ope.bellman_test.front import make_form
+from koffline.ope.bellman_test.laws import make_law
+from koffline.ope.cross_fit import CrossFitted, cross_fit
 from koffline.ope.features import default_features, make_feature_system
 from koffline.ope.problem import prepare_problem
-from koffline.ope.row_values import RowValues
 from tests.exact_problems import _CASES, ExactProblem, FiniteCase
 
 LEVEL, FEATURES, RIDGE = 0.05, 20, 1e-6
@@ -53,20 +55,22 @@ def p_values(problem: ExactProblem, exact: Any, seed: int) -> dict[str, float]:
     """One log, five tests."""
     log, policy, gamma = problem.transitions, problem.policy, problem.gamma
     made = cross_fit(log, lambda part: fit_lstdq(part, policy, gamma), 2, seed)
-    pooled = RowValues(row_values(made, log), next_row_values(made, log, policy), np.zeros(1), 1.0)
     first = log.select(np.flatnonzero(made.folds == 0))
     tested: dict[str, tuple[Any, koffline.Transitions]] = {
         "training": (fit_lstdq(log, policy, gamma), log),
-        "pooled": (pooled, log),
         "one_fold": (made.parts[0], first),
         "cross_fit": (made, log),
         "exact": (exact, log),
     }
     assert isinstance(made, CrossFitted)
-    return {
-        kind: koffline.bellman_test(q, rows, policy, gamma, seed=seed, draws=199).p_value
+    found = {
+        kind: koffline.bellman_test(q, rows, policy, gamma, seed=seed, draws=199)
         for kind, (q, rows) in tested.items()
     }
+    case = dataclasses.replace(found["cross_fit"].rows, folds=(np.arange(len(log)),))
+    form, _ = make_form(case)
+    law = make_law(form, case.settings, np.random.default_rng(seed + 1))
+    return {"pooled": law.p_value(form.statistic)} | {kind: test.p_value for kind, test in found.items()}
 
 
 def main() -> None:

@@ -118,9 +118,9 @@ def test_continuous_models_say_when_their_values_are_not_plain() -> None:
         (lambda s, a: ["x"] * len(s), "returns numbers"),
         (3.0, "float is no value function"),
         (None, "NoneType is no value function"),
-        (int, "is a class"),
+        (int, "the class int is no value function"),
         ("no/such/file.d3", "no such file"),
-        (Path(__file__).parent, "is a folder"),
+        (Path(__file__).parent, "this is a folder"),
         (lambda s: np.zeros((len(s), 4)), r"shape \(2, 4\)"),
     ],
 )
@@ -136,7 +136,7 @@ def test_wrong_logs_and_files_are_refused(tmp_path) -> None:
     algo = d3_models.build("DQN", 4)
     with pytest.raises(DataError, match="4 discrete actions, the log has 3"):
         as_value_function(algo, THREE, (4,))
-    with pytest.raises(DataError, match=r"shape \(4,\), the log has \(2,\)"):
+    with pytest.raises(DataError, match=r"shape \(4,\), the log has observations of shape \(2,\)"):
         as_value_function(algo, koffline.Discrete(4), (2,))
     (tmp_path / "x.d3").write_bytes(b"")
     with pytest.raises(PolicyError, match="empty"):

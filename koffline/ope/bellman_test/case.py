@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -20,7 +19,7 @@ from koffline.ope.bellman_test.settings import WILD, BellmanSettings
 from koffline.ope.bellman_test.windows import action_ratios, block_numbers, score_matrix, window_matrix
 from koffline.ope.cross_fit import CrossFitted, next_row_values, row_values
 from koffline.ope.problem import EvaluationProblem, prepare_problem
-from koffline.ope.value_functions import ACTION, STATE
+from koffline.ope.value_functions import STATE, ValueFunction
 from koffline.ope.value_sources import as_value_function
 from koffline.policies import Policy
 
@@ -134,33 +133,45 @@ class BellmanCase:
         return self.settings.method == WILD and 2.0 ** (1 - self.signs) > self.settings.level
 
 
-def make_case(q: Any, transitions: Transitions, policy: Policy, settings: BellmanSettings) -> BellmanCase:
-    """Check and compute.
+def make_case(
+    q: ValueFunction | CrossFitted, transitions: Transitions, policy: Policy, settings: BellmanSettings
+) -> BellmanCase:
+    """Check and compute δ = r + discount · E_{a'~π} Q(s', a') − Q(s, a) and all that hangs on it.
 
-    q: a `ValueFunction`, a `CrossFitted`, or anything with values ``now`` and ``later`` (N,) of these rows.
     A continuous random policy is asked for ``action_draws`` actions per row, drawn for that row alone: under
     H0 the residual keeps its mean of zero and only its noise grows, whatever the number of draws, and random
     signs carry that noise too. So the test needs no second, independent set of draws.
     Raises KofflineError in one line.
     """
-    generator, of_state = np.random.default_rng(settings.seed), getattr(q, "kind", ACTION) == STATE
+    generator, of_state = np.random.default_rng(settings.seed), q.kind == STATE
+    space, shape = transitions.action_space, transitions.observation_shape
     problem = prepare_problem(transitions, policy, settings.gamma, 1, np.random.default_rng(settings.seed))
     counted = problem.row_weights > 0.0
     if counted.sum() < 2:
         raise DataError("fewer than 2 rows count; a test needs at least 2, a useful one hundreds")
     weights = problem.row_weights / problem.row_weights[counted].mean()  # their sum is n, as T = n·V̂ has it
-    values, residuals = _residuals(q, transitions, policy, problem, weights, settings, generator)
-    shift = _shift(of_state, transitions, policy, problem, settings, generator)
+
+    def now_and_later(function: ValueFunction | CrossFitted) -> tuple[np.ndarray, np.ndarray]:
+        """Q(s, a) and discount · E Q(s', a') (N,) each."""
+        later = next_row_values(function, transitions, policy, settings.action_draws, generator)
+        return row_values(function, transitions), problem.discounts * later
+
+    values, later = now_and_later(q)
+    residuals = _residuals(transitions, problem, values, later, weights)
+    shift = problem.discounts - 1.0  # what an error of one everywhere adds
+    if callable(settings.alternative):
+        kind, name = (STATE if of_state else None), "the alternative"
+        error = as_value_function(settings.alternative, space, shape, kind=kind, name=name)
+        now, then = now_and_later(error)
+        shift = then - now
     ratios, about_ratios = action_ratios(transitions, policy, settings, of_state)
     windows = window_matrix(transitions, problem.discounts, ratios, settings.window, of_state)
     blocks = block_numbers(transitions, settings.window)
     shared = None if settings.signs_per_step else blocks
     units = np.zeros(len(weights), dtype=np.int64)
     units[counted] = np.unique(blocks[counted], return_inverse=True)[1]
-    space, inputs = make_space(problem, math.prod(transitions.observation_shape), not of_state, settings)
-    folds: tuple[np.ndarray, ...] = (np.arange(len(weights)),)
-    if isinstance(q, CrossFitted):
-        folds = tuple(rows for rows, _ in q.over(transitions))
+    places, inputs = make_space(problem, math.prod(shape), not of_state, settings)
+    folds = q.over(transitions) if isinstance(q, CrossFitted) else [(np.arange(len(weights)), q)]
     case = BellmanCase(
         transitions=transitions,
         settings=settings,
@@ -172,86 +183,41 @@ def make_case(q: Any, transitions: Transitions, policy: Policy, settings: Bellma
         scores=score_matrix(windows, residuals, weights, shared),
         shift_scores=score_matrix(windows, shift, weights, shared),
         units=units,
-        space=space,
+        space=places,
         inputs=inputs,
-        folds=folds,
+        folds=tuple(rows for rows, _ in folds),
     )
     return dataclasses.replace(case, warnings=(*about_ratios, *_doubts(case)))
 
 
 def _residuals(
-    q: Any,
     transitions: Transitions,
-    policy: Policy,
     problem: EvaluationProblem,
+    values: np.ndarray,
+    later: np.ndarray,
     weights: np.ndarray,
-    settings: BellmanSettings,
-    generator: np.random.Generator,
-) -> tuple[np.ndarray, np.ndarray]:
-    """Values and δ = r + discount · E_{a'~π} Q(s', a') − Q(s, a), what is nothing but rounding made zero.
+) -> np.ndarray:
+    """δ (N,), what is nothing but rounding made zero.
 
     Random signs see equal residuals of 1e-16 as clearly as any others: within a few ulps of its terms, and of
     their size over the log, a residual is zero. Values that float32 holds exactly are taken for float32 ones.
     """
-    largest = float(np.abs(transitions.rewards).max())
-    if largest >= _LARGEST:
-        raise DataError(f"rewards reach {largest:.3g}; rescale rewards and values below {_LARGEST:g}")
-    values, later = _now_and_later(q, transitions, policy, settings, generator)
     rewards = problem.rewards * problem.reward_scale
     with np.errstate(over="ignore", invalid="ignore"):
-        residuals = rewards + problem.discounts * later - values
-    too_large = ~((np.abs(residuals) < _LARGEST) & (np.abs(values) < _LARGEST))
-    if too_large.any():
-        row = int(np.argmax(too_large))
-        raise DataError(
-            f"the residual of row {row} is {residuals[row]:.3g} (value {values[row]:.3g}); the values are "
-            "far from any return of this log: check the model's units"
-        )
+        residuals = rewards + later - values
+    for what, numbers in (("reward", rewards), ("value", values), ("residual", residuals)):
+        row = int(np.argmin(np.abs(numbers) < _LARGEST))
+        if not abs(numbers[row]) < _LARGEST:
+            raise DataError(
+                f"the {what} of row {row} is {numbers[row]:.3g}, far from any return of a log; check the "
+                f"model's units, and rescale rewards and values below {_LARGEST:g}"
+            )
     single = np.array_equal(values, values.astype(np.float32))
     precision = float(np.finfo(np.float32 if single else np.float64).eps)
-    sizes = precision * (np.abs(values) + np.abs(problem.discounts * later))
+    sizes = precision * (np.abs(values) + np.abs(later))
     sizes = sizes + np.finfo(transitions.rewards.dtype).eps * np.abs(rewards)
     usual = np.sqrt(np.average(np.square(sizes), weights=weights))
-    return values, np.where(np.abs(residuals) <= _ULPS * np.maximum(sizes, usual), 0.0, residuals)
-
-
-def _now_and_later(
-    q: Any,
-    transitions: Transitions,
-    policy: Policy,
-    settings: BellmanSettings,
-    generator: np.random.Generator,
-) -> tuple[np.ndarray, np.ndarray]:
-    """Q(s, a) and E Q(s', a') (N,) each."""
-    if not hasattr(q, "now"):
-        later = next_row_values(q, transitions, policy, settings.action_draws, generator)
-        return row_values(q, transitions), later
-    values, later = np.asarray(q.now, dtype=np.float64), np.asarray(q.later, dtype=np.float64)
-    if not values.shape == later.shape == (len(transitions),):
-        raise DataError(
-            f"row values have shapes {values.shape} and {later.shape}, the log {len(transitions)} rows; "
-            "compute them for this log"
-        )
-    return values, later
-
-
-def _shift(
-    of_state: bool,
-    transitions: Transitions,
-    policy: Policy,
-    problem: EvaluationProblem,
-    settings: BellmanSettings,
-    generator: np.random.Generator,
-) -> np.ndarray:
-    """Of a constant error c: c·(discount − 1); of an error h(s, a): discount · E h(s', a') − h(s, a)."""
-    given = settings.alternative
-    if not callable(given):
-        return problem.discounts - 1.0
-    kind, name = (STATE if of_state else None), "the alternative"
-    space, shape = transitions.action_space, transitions.observation_shape
-    error = as_value_function(given, space, shape, kind=kind, name=name)
-    values, later = _now_and_later(error, transitions, policy, settings, generator)
-    return problem.discounts * later - values
+    return np.where(np.abs(residuals) <= _ULPS * np.maximum(sizes, usual), 0.0, residuals)
 
 
 def _doubts(case: BellmanCase) -> list[str]:

@@ -12,7 +12,7 @@ import torch
 
 from koffline.data.transitions import Transitions
 from koffline.errors import ConfigError
-from koffline.kernels import FourierFeatures, StationaryKernel, random_fourier_features
+from koffline.kernels import StationaryKernel, random_fourier_features
 from koffline.ope.bellman_test.case import BellmanCase, make_case
 from koffline.ope.bellman_test.forms import FeatureForm, GramForm, QuadraticForm, SumForm, gram_form
 from koffline.ope.bellman_test.laws import detectable_shift, make_law
@@ -21,11 +21,12 @@ from koffline.ope.bellman_test.witness import Witness
 from koffline.ope.cross_fit import CrossFitted, read_value_function
 from koffline.ope.estimate import plain
 from koffline.ope.provenance import Provenance, measure_freshness
-from koffline.ope.value_functions import ACTION
+from koffline.ope.value_functions import ValueFunction
 from koffline.policies import Policy
 from koffline.policy_specs import as_policy
 
 _FEATURES = 1000
+_SHOWN = {"method", "level", "gamma", "window", "draws", "seed"}
 _EXACT_ROWS = 3000  # the Gram matrix of as many rows takes 72 MB and a second
 _MOST_EXACT_ROWS = 20_000
 
@@ -96,11 +97,9 @@ class BellmanTest:
                 f"rejected ({numbers}): {self.value_function} does not solve the Bellman equation of "
                 f"{self.policy} where this log has rows"
             )
-        smallest = (
-            "no error of this kind can be found"
-            if self.detectable is None
-            else f"the smallest such error found with probability 0.8 is {self.detectable:.3g}"
-        )
+        smallest = "no error of this kind can be found"
+        if self.detectable is not None:
+            smallest = f"the smallest such error found with probability 0.8 is {self.detectable:.3g}"
         return (
             f"not rejected ({numbers}): that is no proof; {self.alternative_name} would be found with "
             f"probability {self.power:.2f}, {smallest}, and nothing is said of states without rows"
@@ -129,9 +128,9 @@ def bellman_test(
     """Test H0: E[r + discount · E_{a'~π} Q(s', a') − Q(s, a) | s, a] = 0 with T = n·V̂, the kernel loss.
 
     q: whatever `koffline.ope.value_sources.as_value_function` reads (a d3rlpy model or .d3 file, a function
-    (observations, actions) -> (N,), one of observations alone for V(s) …), what
+    (observations, actions) -> (N,), one of observations alone for V(s) …), or what
     `koffline.ope.cross_fit.cross_fit` made of these rows (every model is tested on its own rows, T is the sum
-    over models), or values of the rows by one value function (``now``, ``later``, (N,) each).
+    over models).
     policy, gamma: as in `koffline.evaluate`.
     trained_on: the rows q was fitted to, where q does not know them; on those a test says nothing and is
     refused unless ``allow_training_rows``. options: fields of
@@ -143,8 +142,11 @@ def bellman_test(
     (Feng et al. 2019, equ:vstat)
     """
     started = time.perf_counter()
-    function, policy, settings = _read(q, transitions, policy, gamma, seed, options)
-    held_out, warnings = _freshness(function, transitions, trained_on, allow_training_rows)
+    function, policy, settings = _read(q, transitions, policy, gamma, {"seed": seed, **options})
+    held_out: bool | None = True
+    said: tuple[str, ...] = ()
+    if not isinstance(function, CrossFitted):
+        held_out, said = measure_freshness(function, transitions, trained_on, allow_training_rows)
     case = make_case(function, transitions, policy, settings)
     form, features = make_form(case)
     law = make_law(form, settings, np.random.default_rng(seed + 1))
@@ -153,10 +155,9 @@ def bellman_test(
     named = "the error given as alternative" if callable(given) else f"an error of {shift:.3g} everywhere"
     share = weights / weights.sum()
     return BellmanTest(
+        **settings.model_dump(include=_SHOWN),
         statistic=statistic,
         p_value=law.p_value(statistic),
-        method=settings.method,
-        level=settings.level,
         power=0.0 if case.is_hopeless else law.power(shift),
         alternative=shift,
         alternative_name=named,
@@ -164,11 +165,9 @@ def bellman_test(
         n=case.n,
         units=case.signs,
         held_out=held_out,
-        value_function=getattr(function, "name", "row values"),
-        kind=getattr(function, "kind", ACTION),
+        value_function=function.name,
+        kind=function.kind,
         policy=policy.name,
-        gamma=settings.gamma,
-        window=settings.window,
         multipliers=STEP if settings.signs_per_step else settings.multipliers,
         kernel_loss=(statistic * case.n - case.own_products) / case.pairs if case.pairs > 0.0 else 0.0,
         rms_residual=float(np.sqrt(share @ case.residuals**2)),
@@ -176,40 +175,34 @@ def bellman_test(
         return_scale=case.reward_scale,
         bandwidth=case.space.bandwidth,
         features=features,
-        draws=settings.draws,
-        seed=settings.seed,
         seconds=time.perf_counter() - started,
-        warnings=(*warnings, *case.warnings),
+        warnings=(*function.notes, *said, *case.warnings),
         witness=Witness(case),
     )
 
 
 def witness_function(
-    q: Any,
-    transitions: Transitions,
-    policy: Any,
-    gamma: float | None = None,
-    *,
-    seed: int = 0,
-    **options: Any,
+    q: Any, transitions: Transitions, policy: Any, gamma: float | None = None, **options: Any
 ) -> Witness:
     """The witness of the kernel loss alone, as `BellmanTest.witness`; training rows are not refused.
 
+    options: fields of `koffline.ope.bellman_test.settings.BellmanSettings`, the seed among them.
+
     (Feng et al. 2019, thm:rkhs)
     """
-    function, policy, settings = _read(q, transitions, policy, gamma, seed, options)
+    function, policy, settings = _read(q, transitions, policy, gamma, options)
     return Witness(make_case(function, transitions, policy, settings))
 
 
 def _read(
-    q: Any, transitions: Transitions, policy: Any, gamma: float | None, seed: int, options: dict[str, Any]
-) -> tuple[Any, Policy, BellmanSettings]:
-    """A `ValueFunction`, a `CrossFitted` or values of the rows as they are; the policy; the settings."""
+    q: Any, transitions: Transitions, policy: Any, gamma: float | None, options: dict[str, Any]
+) -> tuple[ValueFunction | CrossFitted, Policy, BellmanSettings]:
+    """The value function, the policy and the settings, checked."""
     gamma = transitions.metadata.gamma if gamma is None else gamma
-    settings = make_settings(gamma=gamma, seed=seed, **options)
+    settings = make_settings(gamma=gamma, **options)
     space, shape = transitions.action_space, transitions.observation_shape
     policy = as_policy(policy, space, shape)
-    return (q if hasattr(q, "now") else read_value_function(q, space, shape)), policy, settings
+    return read_value_function(q, space, shape), policy, settings
 
 
 def make_form(case: BellmanCase) -> tuple[QuadraticForm, int]:
@@ -222,41 +215,24 @@ def make_form(case: BellmanCase) -> tuple[QuadraticForm, int]:
             f"features=0 asks for the Gram matrix of {rows} rows, more than {_MOST_EXACT_ROWS}; leave "
             "features out or give some thousand"
         )
-    features = None
-    if count:
-        if not isinstance(kernel, StationaryKernel):
-            raise ConfigError(
-                f"{kernel} has no random Fourier features; give features=0 (exact) or a stationary kernel"
-            )
-        generator = torch.Generator().manual_seed(case.settings.seed)
-        features = random_fourier_features(kernel, case.inputs.shape[1], count, generator)
-    parts = tuple(_form_of_rows(case, rows, features) for rows in case.folds)
+    if count and not isinstance(kernel, StationaryKernel):
+        raise ConfigError(
+            f"{kernel} has no random Fourier features; give features=0 (exact) or a stationary kernel"
+        )
+    parts = tuple(_form_of_rows(case, rows, count) for rows in case.folds)
     return (parts[0] if len(parts) == 1 else SumForm(parts)), count
 
 
-def _form_of_rows(
-    case: BellmanCase, rows: np.ndarray, features: FourierFeatures | None
-) -> GramForm | FeatureForm:
+def _form_of_rows(case: BellmanCase, rows: np.ndarray, count: int) -> GramForm | FeatureForm:
     """The form of the rows of one value function; whatever shares a random sign shares a value function."""
-    inputs = case.inputs[torch.as_tensor(rows)]
+    inputs, kernel = case.inputs[torch.as_tensor(rows)], case.space.kernel
     scores, shift_scores = case.scores[:, rows], case.shift_scores[:, rows]
     used = np.flatnonzero(np.diff(scores.indptr) + np.diff(shift_scores.indptr))
     scores, shift_scores = scores[used], shift_scores[used]
-    if features is None:
-        return gram_form(scores, shift_scores, inputs, case.space.kernel, case.n)
+    if count == 0:
+        return gram_form(scores, shift_scores, inputs, kernel, case.n)
+    generator = torch.Generator().manual_seed(case.settings.seed)
+    assert isinstance(kernel, StationaryKernel)  # checked by `make_form`
+    features = random_fourier_features(kernel, inputs.shape[1], count, generator)
     form = FeatureForm(scores, shift_scores, inputs, features, case.n)
-    few = 0 < len(used) <= min(2 * features.frequencies.shape[1], _EXACT_ROWS)
-    return form.condensed() if few else form
-
-
-def _freshness(
-    function: Any, transitions: Transitions, trained_on: Transitions | Provenance | None, allow: bool
-) -> tuple[bool | None, tuple[str, ...]]:
-    """Whether the rows are known to be held out, and warnings; ConfigError on training rows."""
-    if hasattr(function, "now"):
-        unseen = getattr(function, "unseen", None)
-        return None if unseen is None else bool(unseen == 1.0), ()
-    if isinstance(function, CrossFitted):
-        return True, function.notes
-    held_out, warnings = measure_freshness(function, transitions, trained_on, allow)
-    return held_out, (*function.notes, *warnings)
+    return form.condensed() if 0 < len(used) <= min(count, _EXACT_ROWS) else form

@@ -14,6 +14,7 @@ from scipy import sparse
 from koffline.data.transitions import Transitions
 from koffline.errors import ConfigError, DataError
 from koffline.ope.bellman_test.settings import BellmanSettings
+from koffline.ope.importance.ratios import action_log_probabilities
 from koffline.policies import DiscretePolicy, Policy
 
 _BLOCK_WINDOWS = 8  # length of a block: one pair of neighbours in sixteen is dependent across its ends
@@ -31,10 +32,8 @@ def action_ratios(
         return ones, ()
     what = "V(s)" if is_state_function else f"a window of {settings.window} steps"
     if settings.on_policy:
-        sentence = (
-            f"{what}: right only if the log's actions are the policy's own (on_policy=True, --on-policy)"
-        )
-        return ones, (sentence,)
+        only_if = "the log's actions are the policy's own (on_policy=True, --on-policy)"
+        return ones, (f"{what}: right only if {only_if}",)
     behavior = transitions.behavior_log_probabilities
     if behavior is None:
         raise ConfigError(
@@ -42,30 +41,23 @@ def action_ratios(
             "on_policy=True (--on-policy) if the policy wrote the log, or add behavior_log_probabilities, or "
             "test Q(s, a) with window=1"
         )
-    with np.errstate(over="ignore"):
-        ratios = np.exp(_log_probabilities(transitions, policy) - np.asarray(behavior, dtype=np.float64))
-    if not np.isfinite(ratios).all():
-        row = int(np.argmin(np.isfinite(ratios)))
-        raise DataError(
-            f"the behaviour probability of row {row} is exp({behavior[row]:.3g}) although its action was "
-            "taken; correct the log or remove the row"
-        )
-    sentence = f"{what}: reweighted by importance ratios of the log's actions, at most {ratios.max():.3g}"
-    return ratios, (sentence,)
-
-
-def _log_probabilities(transitions: Transitions, policy: Policy) -> np.ndarray:
-    """log π(a|s) (N,) of the logged actions."""
-    if isinstance(policy, DiscretePolicy):
-        rows = np.arange(len(transitions))
-        with np.errstate(divide="ignore"):
-            return np.log(policy.probabilities(transitions.observations)[rows, transitions.actions])
-    if not policy.has_density:
+    if not isinstance(policy, DiscretePolicy) and not policy.has_density:
         raise ConfigError(
             f"{policy.name}: importance ratios are unknown, {policy.why_no_density}; give on_policy=True "
             "(--on-policy) if it wrote the log, or test Q(s, a) with window=1"
         )
-    return policy.log_density(transitions.observations, np.asarray(transitions.actions, dtype=np.float64))
+    with np.errstate(over="ignore"):
+        ratios = np.exp(
+            action_log_probabilities(transitions, policy) - np.asarray(behavior, dtype=np.float64)
+        )
+    row = int(np.argmin(np.isfinite(ratios)))
+    if not np.isfinite(ratios[row]):
+        raise DataError(
+            f"the behaviour probability of row {row} is exp({behavior[row]:.3g}) although its action was "
+            "taken; correct the log or remove the row"
+        )
+    largest = f"importance ratios of the log's actions, at most {ratios.max():.3g}"
+    return ratios, (f"{what}: reweighted by {largest}",)
 
 
 def window_matrix(

@@ -206,17 +206,9 @@ class Witness:
         action = None
         if space.with_actions:
             action = share @ log.actions[rows] if space.n_actions is None else int(log.actions[row])
-        return Region(
-            center=share @ self._flat(rows),
-            action=action,
-            size=len(rows),
-            mean_residual=float(share @ residual),
-            standard_error=float(np.sqrt(share**2 @ residual**2)),
-            z_score=score,
-            threshold=threshold,
-            is_significant=abs(score) > threshold,
-            rows=rows,
-        )
+        mean, error = float(share @ residual), float(np.sqrt(share**2 @ residual**2))
+        center, clear = share @ self._flat(rows), abs(score) > threshold
+        return Region(center, action, len(rows), mean, error, score, threshold, clear, rows)
 
     def _flat(self, rows: Any) -> np.ndarray:
         """Observations (Q, d) of some rows."""

@@ -125,16 +125,6 @@ def test_features_and_gram_are_one_form(multipliers: str, kernel, monkeypatch: p
     assert drawn.moments.quadratic == pytest.approx(left.quadratic, rel=1e-9)
 
 
-def test_features_approach_the_kernel() -> None:
-    known = known_problem(0, 200)
-    exact, many = (
-        koffline.bellman_test(known.q, known.transitions, known.policy, 0.9, features=count, method="gamma")
-        for count in (0, 4000)
-    )
-    assert many.statistic == pytest.approx(exact.statistic, rel=0.05)
-    assert many.p_value == pytest.approx(exact.p_value, abs=0.05)  # m^(−1/2) = 0.011
-
-
 @pytest.mark.parametrize(("method", "features"), [("wild", 0), ("spectral", 64), ("gamma", 64)])
 def test_rows_of_weight_zero_are_not_there(method: str, features: int) -> None:
     """Half of the rows switched off is the log without them: T, U, witness, power and places."""
