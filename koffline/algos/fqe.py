@@ -205,7 +205,7 @@ class _FQE(KernelCriticAlgo):
 
     def save_policy(self, fname: str) -> None:
         """The policy that is evaluated."""
-        from koffline.algos.export import export_policy
+        from koffline.algos.model_files import export_policy
 
         export_policy(self._algo, fname)
 

@@ -17,7 +17,7 @@ from d3rlpy.serializable_config import CONFIG_STORAGE
 
 from koffline.algos.config_fields import build, fill_in
 from koffline.algos.fqe import DiscreteKLossFQE, KLossFQE
-from koffline.algos.loading import device_name, load
+from koffline.algos.model_files import device_name, load
 from koffline.algos.options import rule_of
 from koffline.algos.paths import PathReplayBuffer
 from koffline.algos.trust_pcl import TrustPCL

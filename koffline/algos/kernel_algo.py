@@ -84,15 +84,13 @@ class KernelCriticAlgo(QLearningAlgoBase[Any, Any]):
         """As d3rlpy's; raises ConfigError for the other kind of actions and for fewer steps than an epoch."""
         wanted, found = self.get_action_type(), dataset.dataset_info.action_space
         if wanted != found:
+            own, log = wanted.name.lower(), f"{found.name.lower()} actions"
             raise ConfigError(
-                f"{type(self).__name__} is for {wanted.name.lower()} actions, the log's are "
-                f"{found.name.lower()}; choose an algorithm for {found.name.lower()} actions"
+                f"{type(self).__name__} is for {own} actions; choose an algorithm for {log}, the log's"
             )
         if n_steps < n_steps_per_epoch:
-            raise ConfigError(
-                f"n_steps is {n_steps}, n_steps_per_epoch {n_steps_per_epoch}: not one epoch would be "
-                "trained; lower n_steps_per_epoch"
-            )
+            numbers = f"n_steps is {n_steps}, n_steps_per_epoch {n_steps_per_epoch}"
+            raise ConfigError(f"{numbers}: not one epoch would be trained; lower n_steps_per_epoch")
         self._kernel_rows = dataset.sample_transition_batch(_KERNEL_ROWS)
         yield from super().fitter(dataset, n_steps, n_steps_per_epoch, **options)
 
@@ -114,7 +112,7 @@ class KernelCriticAlgo(QLearningAlgoBase[Any, Any]):
 
     def save_policy(self, fname: str) -> None:
         """Save the greedy policy as TorchScript (.pt) or ONNX (.onnx), scalers included."""
-        from koffline.algos.export import export_policy
+        from koffline.algos.model_files import export_policy
 
         export_policy(self, fname)
 

@@ -129,8 +129,7 @@ def export(model_path: str, output_path: str, force: bool) -> None:
       koffline export runs/a/model_1000.d3 policy.pt --force
     """
     claim(output_path, "OUTPUT_PATH", lambda path: check_target(path, force))
-    from koffline.algos.export import export_policy
-    from koffline.algos.loading import load
+    from koffline.algos.model_files import export_policy, load
 
     algo = load(model_path)
     export_policy(algo, output_path)
@@ -218,7 +217,7 @@ def play(model_path: str, no_render: bool, **options: Any) -> None:
 @contextlib.contextmanager
 def _player(model_path: str, render_mode: str | None, options: dict[str, Any]) -> Iterator[tuple[Any, Any]]:
     """The model in the environment of the options; stdout belongs to the results alone."""
-    from koffline.algos.loading import load
+    from koffline.algos.model_files import load
     from koffline.runs.playing import Player, open_environment
 
     with contextlib.redirect_stdout(sys.stderr):

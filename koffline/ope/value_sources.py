@@ -125,7 +125,7 @@ def _of_file(
 
     found = detect(path)
     if found == "d3":
-        from koffline.algos.loading import load
+        from koffline.algos.model_files import load
         from koffline.ope.provenance import rows_of_run
 
         return _of_model(load(path), name, space, rows_of_run(path))

@@ -40,7 +40,7 @@ class DiscretePolicy:
     """A distribution over n actions for each observation.
 
     function: observations (N, ...) -> probabilities (N, n), or action indices (N,) for a greedy policy.
-    observation_shape: shape of one observation, checked on each call; None accepts any.
+    observation_shape: shape of one observation; None accepts any.
     """
 
     n: int
@@ -71,7 +71,7 @@ class ContinuousPolicy:
 
     mean_function: observations (N, ...) -> actions (N, k).
     sample_function: (observations, generator) -> actions (N, k); None for a deterministic policy.
-    observation_shape: shape of one observation, checked on each call; None accepts any.
+    observation_shape: shape of one observation; None accepts any.
     density_function: (observations, actions) -> log density (N,) of what `sample_function` draws; None where
     it is unknown.
     cut_to: bounds (low, high) at which draws are cut off, so that probability collects there (see
@@ -120,13 +120,8 @@ class ContinuousPolicy:
         """Log density (N,) of given actions (N, k); −inf for impossible ones. Raises PolicyError."""
         if self.density_function is None or self.deterministic:
             raise PolicyError(f"{self.name}: {self.why_no_density}; use a method that only draws actions")
-        if actions.shape != (len(observations), self.k):
-            raise PolicyError(
-                f"{self.name}: actions have shape {actions.shape} for {len(observations)} observations and "
-                f"{self.k} action dimensions; pass one action per observation"
-            )
-        actions = actions.astype(np.float64)
-        return _in_chunks(self, self.density_function, _log_densities, (), observations, actions)
+        given = observations, actions.astype(np.float64)
+        return _in_chunks(self, self.density_function, _log_densities, (), *given)
 
 
 Policy = DiscretePolicy | ContinuousPolicy
@@ -151,10 +146,8 @@ def check_spaces(
     if own != log:
         raise PolicyError(f"{name}: the policy has {own}, the log {log}; give a policy trained for this log")
     if own_shape is not None and tuple(own_shape) != tuple(observation_shape):
-        raise PolicyError(
-            f"{name}: the policy takes observations of shape {tuple(own_shape)}, the log has "
-            f"{tuple(observation_shape)}; give a policy trained for this log"
-        )
+        shapes = f"observations of shape {tuple(own_shape)}, the log has {tuple(observation_shape)}"
+        raise PolicyError(f"{name}: the policy takes {shapes}; give a policy trained for this log")
 
 
 def check_output_shape(policy: Policy, observation_shape: Sequence[int]) -> Policy:
@@ -195,12 +188,6 @@ def _in_chunks(
     *more: Any,
 ) -> np.ndarray:
     """What the function gives for all rows, checked, (N, *columns); arrays among `more` are cut alike."""
-    shape = policy.observation_shape
-    if shape is not None and observations.shape[1:] != shape:
-        raise PolicyError(
-            f"{policy.name}: the policy takes observations of shape (N, {', '.join(map(str, shape))}), "
-            f"received {observations.shape}; pass one row per observation"
-        )
     result = np.empty((len(observations), *columns))
     for start in range(0, len(observations), policy.chunk_rows):
         rows = slice(start, start + policy.chunk_rows)
@@ -216,10 +203,8 @@ def _call(function: Callable[..., Any], name: str, observations: np.ndarray, *ar
     except KofflineError:
         raise
     except (Exception, SystemExit) as error:
-        raise PolicyError(
-            f"{name}: the policy failed on observations of shape {observations.shape} with "
-            f"{one_line(error)}; check that it accepts such a batch"
-        ) from error
+        what = f"the policy failed on observations of shape {observations.shape} with {one_line(error)}"
+        raise PolicyError(f"{name}: {what}; check that it accepts such a batch") from error
 
 
 def _numbers(raw: Any, name: str) -> np.ndarray:
@@ -280,20 +265,16 @@ def _log_densities(raw: Any, rows: int, name: str) -> Float[np.ndarray, " row"]:
     array = _numbers(raw, name)
     is_wrong = array.shape not in ((rows,), (rows, 1)) or np.isnan(array) | (array == np.inf)
     if np.any(is_wrong):
-        raise PolicyError(
-            f"{name}: the log density has shape {array.shape} for {rows} rows, or is nan or +inf; return one "
-            "number per row, -inf for impossible actions"
-        )
+        what = f"the log density has shape {array.shape} for {rows} rows, or is nan or +inf"
+        raise PolicyError(f"{name}: {what}; return one number per row, -inf for impossible actions")
     return array.reshape(rows)
 
 
 def _finite(array: np.ndarray, what: str, name: str) -> np.ndarray:
     is_finite = np.isfinite(array) if array.ndim == 1 else np.isfinite(array).all(axis=1)
     if (row := _first(~is_finite)) is not None:
-        raise PolicyError(
-            f"{name}: row {row} of the {what} is not finite ({array[row]}); "
-            "check the policy's weights and the range of the observations"
-        )
+        what = f"row {row} of the {what} is not finite ({array[row]})"
+        raise PolicyError(f"{name}: {what}; check the policy's weights and the range of the observations")
     return array
 
 
