@@ -270,20 +270,20 @@ class KLossIQL(KernelCriticAlgo):
 
     impl_class = KLossIQLImpl
 
-    def make_modules(self, observation_shape: Sequence[int], action_size: int) -> KLossIQLModules:
+    def make_modules(self, shape: Sequence[int], size: int) -> KLossIQLModules:
         """Networks, optimisers and kernel."""
         where = {"device": self._device, "enable_ddp": self._enable_ddp}
         bounds = {"min_logstd": -5.0, "max_logstd": 2.0, "use_std_parameter": True}
-        actor = self.actor_parts(create_normal_policy, observation_shape, action_size, **bounds)
+        actor = self.actor_parts(create_normal_policy, shape, size, **bounds)
         encoder = self._config.value_encoder_factory
-        value_func = create_value_function(observation_shape, encoder, **where)
-        q_funcs, slow_q_funcs = (self.make_q_funcs(observation_shape, action_size) for _ in range(2))
+        value_func = create_value_function(shape, encoder, **where)
+        q_funcs, slow_q_funcs = (self.make_q_funcs(shape, size) for _ in range(2))
         hard_sync(slow_q_funcs, q_funcs)
         return KLossIQLModules(
             **actor,
             q_funcs=q_funcs,
             critic_optim=self.make_optimizer("critic_", q_funcs, value_func),
-            kernel=self.make_kernel(observation_shape, action_size),
+            kernel=self.make_kernel(shape, size),
             value_func=value_func,
             slow_q_funcs=slow_q_funcs,
         )

@@ -161,17 +161,17 @@ class _FQE(KernelCriticAlgo):
         """The algorithm that is evaluated."""
         return self._algo
 
-    def inner_create_impl(self, observation_shape: Sequence[int], action_size: int) -> None:
+    def inner_create_impl(self, shape: Sequence[int], size: int) -> None:
         """Networks, optimiser, kernel, and the policy's networks where it has none. Raises ConfigError."""
         algo = self._algo
         if algo.impl is None:
-            algo.create_impl(observation_shape, action_size)
+            algo.create_impl(shape, size)
         if algo.impl is None:
             raise ConfigError(
                 f"{type(algo).__name__} has no networks to save with its evaluator; evaluate it with "
                 "koffline.evaluate(log, 'uniform', …)"
             )
-        own, log = (algo.observation_shape, algo.action_size), (observation_shape, action_size)
+        own, log = (algo.observation_shape, algo.action_size), (shape, size)
         if tuple(np.atleast_1d(own[0])) != tuple(log[0]) or own[1] != log[1]:
             raise ConfigError(
                 f"the policy is for observations {own[0]} and {own[1]} actions, the log has {log[0]} and "
