@@ -15,14 +15,13 @@ from d3rlpy.models.torch import (
     build_gaussian_distribution,
     build_squashed_gaussian_distribution,
 )
-from d3rlpy.optimizers.optimizers import OptimizerFactory, make_optimizer_field
 from d3rlpy.torch_utility import TorchMiniBatch, hard_sync, soft_sync
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from koffline.algos.kernel_algo import KernelCriticAlgo
 from koffline.algos.kernel_critic import ActorModules, KernelImpl, Losses
-from koffline.algos.options import ActorCriticConfig, registered
+from koffline.algos.options import ActorCriticConfig, EntropyConfig, registered
 
 
 class KLossSACImpl(KernelImpl):
@@ -102,18 +101,14 @@ class KLossSACImpl(KernelImpl):
 
 
 @dataclasses.dataclass()
-class KLossSACConfig(ActorCriticConfig):
+class KLossSACConfig(EntropyConfig):
     """Config of KLossSAC; fields as in d3rlpy's SACConfig without the target network's `tau`.
 
-    temp_learning_rate 0 keeps the initial temperature.
     conservative_weight: weight of Q(s, a ~ π) − Q(s, a_logged). With the gradient through Q(s', a') a critic
     can make its equation true by believing in whatever the actor does where the log has no such action; this
     holds it back. 0 is plain SAC, right where actions are tried out (online).
     """
 
-    temp_learning_rate: float = 3e-4
-    temp_optim_factory: OptimizerFactory = make_optimizer_field()
-    initial_temperature: float = 1.0
     conservative_weight: float = 0.1
 
 

@@ -82,6 +82,26 @@ class ActorCriticConfig(KernelCriticConfig):
     n_critics: int = 2
 
 
+@dataclasses.dataclass()
+class EntropyConfig(ActorCriticConfig):
+    """Options of an actor whose entropy has a temperature; temp_learning_rate 0 keeps the initial one."""
+
+    temp_learning_rate: float = 3e-4
+    temp_optim_factory: OptimizerFactory = make_optimizer_field()
+    initial_temperature: float = 1.0
+
+
+@dataclasses.dataclass()
+class CriticConfig(KernelCriticConfig):
+    """Options of a critic without an actor, named as d3rlpy's."""
+
+    learning_rate: float = 1e-3
+    optim_factory: OptimizerFactory = make_optimizer_field()
+    encoder_factory: EncoderFactory = make_encoder_field()
+    q_func_factory: QFunctionFactory = make_q_func_field()
+    n_critics: int = 1
+
+
 def registered(kind: str, config_class: type[KernelCriticConfig]) -> Callable[[_Algo], _Algo]:
     """A decorator of an algorithm: the config makes it, and files know the config by `kind`."""
 
