@@ -48,14 +48,12 @@ class Table:
             )
         if (self.readout is None) != (self.next_readout is None):
             raise DataError("readout and next_readout come together; give both or neither")
+        form = self.inputs.dtype, self.inputs.device
         for name, column in self.columns():
             if len(column) != rows:
                 raise DataError(f"{name} has {len(column)} rows, inputs {rows}; give equal lengths")
-            if column.dtype != self.inputs.dtype or column.device != self.inputs.device:
-                raise DataError(
-                    f"{name} is {column.dtype} on {column.device}, inputs {self.inputs.dtype} on "
-                    f"{self.inputs.device}; convert with Table.to or tensor.to"
-                )
+            if (column.dtype, column.device) != form:
+                raise DataError(f"{name} is {column.dtype} on {column.device}; convert it to {form} with .to")
             if not bool(torch.isfinite(column).all()):
                 raise DataError(f"{name} holds NaN or infinite numbers; clean the log first")
 
@@ -87,16 +85,11 @@ class Batch:
     """Rows of one mini-batch, for every replica or every group (leading axis)."""
 
     inputs: Float[Tensor, "replica row input"]
-    next_inputs: Float[Tensor, "replica next_row input"]  # m rows after each other for each row
+    next_inputs: Float[Tensor, "replica row input"]
     rewards: Float[Tensor, "replica row"]
     discounts: Float[Tensor, "replica row"]
     readout: Float[Tensor, "replica row output"] | None
     next_readout: Float[Tensor, "replica row output"] | None
-
-    @property
-    def draws(self) -> int:
-        """m, the next rows of each row."""
-        return self.next_inputs.shape[1] // self.inputs.shape[1]
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,21 +108,17 @@ class ReplicaPlan:
     row_set_of: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        count = len(self.learning_rates)
-        if count == 0 or len(self.batch_seeds) != count:
+        count, sets, chosen = len(self.learning_rates), self.row_sets, self.row_set_of
+        if count == 0 or len(self.batch_seeds) != count or len(chosen) != (count if sets else 0):
             raise ConfigError(
-                f"plan has {count} learning rates and {len(self.batch_seeds)} batch seeds; "
-                "give one per replica"
+                f"plan has {count} learning rates, {len(self.batch_seeds)} batch seeds and {len(chosen)} "
+                f"numbers of its {len(sets)} row sets; give one of each per replica"
             )
         if min(self.learning_rates) < 0.0:
             raise ConfigError(f"learning rates are {self.learning_rates}; give numbers that are not negative")
-        if bool(self.row_sets) != bool(self.row_set_of):
-            raise ConfigError("row_sets and row_set_of come together; give both or neither")
-        if self.row_sets and len(self.row_set_of) != count:
-            raise ConfigError(f"row_set_of has {len(self.row_set_of)} entries for {count} replicas")
-        if self.row_sets and not all(0 <= which < len(self.row_sets) for which in self.row_set_of):
-            raise ConfigError(f"row_set_of is {self.row_set_of}; there are {len(self.row_sets)} row sets")
-        if any(len(rows) == 0 for rows in self.row_sets):
+        if not all(0 <= which < len(sets) for which in chosen):
+            raise ConfigError(f"row_set_of is {chosen}; there are {len(sets)} row sets")
+        if any(len(rows) == 0 for rows in sets):
             raise ConfigError("a row set is empty; give each at least one row")
 
     @classmethod
@@ -158,8 +147,7 @@ class ReplicaPlan:
     @property
     def group_of(self) -> tuple[int, ...]:
         """Group of each replica."""
-        number = {key: index for index, key in enumerate(self.groups)}
-        return tuple(number[key] for key in self._keys())
+        return tuple(map(self.groups.index, self._keys()))
 
     def _keys(self) -> list[tuple[int, int]]:
         return list(zip(self.batch_seeds, self.row_set_of or (-1,) * len(self), strict=True))
@@ -168,28 +156,21 @@ class ReplicaPlan:
 class BatchSchedule:
     """Row numbers of every mini-batch of every group: a pure function of seed and step, so resuming is free.
 
-    An epoch is ``rows // batch_size`` mini-batches of a fresh permutation (the remainder is left out); with
-    replacement, independent draws. A row set smaller than a mini-batch repeats permutations to fill it.
+    An epoch is ``rows // batch_size`` mini-batches of a fresh permutation (the remainder is left out). A row
+    set smaller than a mini-batch repeats permutations to fill it.
     """
 
     def __init__(
-        self,
-        plan: ReplicaPlan,
-        rows: int,
-        batch_size: int,
-        with_replacement: bool = False,
-        device: torch.device | str = "cpu",
+        self, plan: ReplicaPlan, rows: int, batch_size: int, device: torch.device | str = "cpu"
     ) -> None:
-        self._batch_size, self._with_replacement, self._device = batch_size, with_replacement, device
+        self._batch_size, self._device = batch_size, device
         self._seeds = [seed for seed, _ in plan.groups]
-        self._sets = [plan.row_sets[which].cpu().long() if which >= 0 else None for _, which in plan.groups]
-        for chosen in self._sets:
-            if chosen is not None and not (int(chosen.min()) >= 0 and int(chosen.max()) < rows):
-                raise ConfigError(f"a row set points outside the table's {rows} rows; index from 0")
-        self._sizes = [rows if chosen is None else len(chosen) for chosen in self._sets]
-        self._lengths = [max(1, size // batch_size) for size in self._sizes]
+        whole = torch.arange(rows)
+        self._sets = [plan.row_sets[which].cpu().long() if which >= 0 else whole for _, which in plan.groups]
+        if any(int(chosen.min()) < 0 or int(chosen.max()) >= rows for chosen in self._sets):
+            raise ConfigError(f"a row set points outside the table's {rows} rows; index from 0")
+        self._lengths = [max(1, len(chosen) // batch_size) for chosen in self._sets]
         self.steps_per_epoch = max(1, rows // batch_size)
-        self._uniform = len(set(self._lengths)) == 1
         self._epochs = [-1] * len(self._seeds)
         self._rows = torch.zeros(len(self._seeds), max(self._lengths) * batch_size, dtype=torch.int64)
         self._rows_there = self._rows
@@ -197,24 +178,16 @@ class BatchSchedule:
 
     def rows(self, step: int) -> Tensor:
         """Row numbers (G, B) of the mini-batches of `step`."""
-        if not self._uniform or self._epochs[0] != step // self._lengths[0]:
-            self._refill(step)
-        size = self._batch_size
-        if self._uniform:
-            start = step % self._lengths[0] * size
-            return self._rows_there[:, start : start + size]
-        starts = torch.tensor([step % length * size for length in self._lengths])
-        index = (starts[:, None] + torch.arange(size)).to(self._device)
-        return self._rows_there.gather(1, index)
-
-    def _refill(self, step: int) -> None:
-        """Draw the epochs that `step` begins."""
         stale = [g for g, length in enumerate(self._lengths) if self._epochs[g] != step // length]
         for group in stale:
-            self._epochs[group] = step // self._lengths[group]
-            self._draw(group, self._epochs[group])
+            self._draw_epoch(group, step // self._lengths[group])
         if stale:
             self._rows_there = self._rows.to(self._device, copy=True)  # rows handed out stay as they are
+        starts = [step % length * self._batch_size for length in self._lengths]
+        if len(set(starts)) == 1:
+            return self._rows_there[:, starts[0] : starts[0] + self._batch_size]
+        index = torch.tensor(starts)[:, None] + torch.arange(self._batch_size)
+        return self._rows_there.gather(1, index.to(self._device))
 
     def draws(self, step: int, draws: int) -> Tensor:
         """Which of `draws` continuations each row of the mini-batches uses, (G, B)."""
@@ -225,19 +198,14 @@ class BatchSchedule:
             self._draw_block, self._picks = (block, draws), torch.stack(picks, dim=1).to(self._device)
         return self._picks[place]
 
-    def _draw(self, group: int, epoch: int) -> None:
-        """Write the row numbers of one epoch of one group."""
-        size, needed = self._sizes[group], self._lengths[group] * self._batch_size
+    def _draw_epoch(self, group: int, epoch: int) -> None:
+        chosen, needed = self._sets[group], self._lengths[group] * self._batch_size
         generator = _generator(self._seeds[group], epoch, 0)
-        if self._with_replacement:
-            order = torch.randint(size, (needed,), generator=generator)
-        else:
-            order = torch.randperm(size, generator=generator)
-            while len(order) < needed:
-                order = torch.cat((order, torch.randperm(size, generator=generator)))
-        chosen = self._sets[group]
-        order = order[:needed]
-        self._rows[group, :needed] = order if chosen is None else chosen[order]
+        order = torch.cat(
+            [torch.randperm(len(chosen), generator=generator) for _ in range(-(-needed // len(chosen)))]
+        )
+        self._epochs[group] = epoch
+        self._rows[group, :needed] = chosen[order[:needed]]
 
 
 def _generator(seed: int, number: int, stream: int) -> torch.Generator:

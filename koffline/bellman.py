@@ -54,25 +54,15 @@ def action_value_residual(
     The expectation is inside the residual, hence exact for discrete actions.
     (Feng et al. 2019, equ:ourloss)
     """
-    value = _taken(action_values, actions)
+    if actions.ndim != 1 or action_values.shape[-2] != len(actions):
+        raise DataError(
+            f"action_values has shape {tuple(action_values.shape)}, actions {tuple(actions.shape)}; "
+            "give (…, N, n_actions) and (N,)"
+        )
+    index = actions.long().expand(action_values.shape[:-1]).unsqueeze(-1)
+    value = action_values.gather(-1, index).squeeze(-1)  # Q(s_i, a_i), (…, N)
     next_value = (next_probabilities * next_action_values).sum(dim=-1)
     return state_value_residual(reward, discount, value, next_value)
-
-
-def optimality_residual(
-    reward: Float[Tensor, " row"],
-    discount: Float[Tensor, " row"],
-    action_values: Float[Tensor, "*replica row action"],
-    actions: Int[Tensor, " row"],
-    next_action_values: Float[Tensor, "*replica row action"],
-) -> Float[Tensor, "*replica row"]:
-    """δ = r + discount · max_a' Q(s', a') − Q(s, a): zero in expectation at the optimal action values.
-
-    The residual of the control operator.
-    (Feng et al. 2019, sec:background)
-    """
-    value = _taken(action_values, actions)
-    return state_value_residual(reward, discount, value, next_action_values.amax(dim=-1))
 
 
 def path_consistency_residual(
@@ -91,17 +81,6 @@ def path_consistency_residual(
     """
     _check_rows(value=value, log_probability=log_probability)
     return state_value_residual(reward - entropy_coef * log_probability, discount, value, next_value)
-
-
-def _taken(action_values: Tensor, actions: Tensor) -> Tensor:
-    """Q(s_i, a_i), (…, N)."""
-    if actions.ndim != 1 or action_values.shape[-2] != len(actions):
-        raise DataError(
-            f"action_values has shape {tuple(action_values.shape)}, actions {tuple(actions.shape)}; "
-            "give (…, N, n_actions) and (N,)"
-        )
-    index = actions.long().expand(action_values.shape[:-1]).unsqueeze(-1)
-    return action_values.gather(-1, index).squeeze(-1)
 
 
 def _check_rows(**columns: Tensor) -> None:

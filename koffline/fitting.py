@@ -21,20 +21,94 @@ parameters become NaN: nothing computed from it can pass for a value. The others
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Generic, Literal, Protocol, TypeVar, runtime_checkable
 
 import torch
+from torch import Tensor
 
-from koffline.batches import ReplicaPlan, Table
+from koffline.batches import BatchSchedule, ReplicaPlan, Table
 from koffline.checkpoints import fingerprint_of, read_checkpoint, write_checkpoint
-from koffline.dual_objectives import DualObjective
-from koffline.fit_records import Checkpointing, FitRecord, FitSettings, Network, Probe, Progress
-from koffline.objectives import Objective
-from koffline.training import TrainingRun
+from koffline.dual_objectives import DualObjective, make_step
+from koffline.errors import ConfigError
+from koffline.objectives import CopyTarget, FollowTarget, Objective
+from koffline.replicas import StackedNetwork
+from koffline.steps import BatchSource, StackedAdam
 
-__all__ = ["Checkpointing", "FitRecord", "FitSettings", "Progress", "fit", "threads"]
+Network = TypeVar("Network", bound=StackedNetwork)
+Probe = Callable[[int, Network], Tensor]
+_WATCHED_STEPS = {"cpu": 10, "cuda": 25}  # steps between looks at the losses: a look waits for the device
+_KEPT = ("step", "seconds", "summed", "diverged_at", "losses", "loss_steps", "probes", "probe_steps")
+
+
+@runtime_checkable
+class Progress(Protocol):
+    """Anything that wants to be told; a progress bar lives with the caller."""
+
+    def update(self, step: int, steps: int, loss: float) -> None:
+        """`step` of `steps` are done; `loss` is the median over replicas that have not diverged."""
+        ...
+
+
+@dataclass(frozen=True)
+class FitSettings:
+    """How long and how fast; learning rates and seeds are the plan's.
+
+    schedule: "cosine" lets the learning rates fall to zero, "constant" keeps them.
+    record_every: steps averaged into one row of the loss history. threads: of this process while fitting.
+    """
+
+    steps: int
+    batch_size: int = 256
+    schedule: Literal["constant", "cosine"] = "constant"
+    betas: tuple[float, float] = (0.9, 0.999)
+    epsilon: float = 1e-8
+    record_every: int = 50
+    threads: int = 1
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "batch_size", "record_every", "threads"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} is {getattr(self, name)}; give a positive whole number")
+        if self.schedule not in ("constant", "cosine"):
+            raise ConfigError(f"schedule is '{self.schedule}'; use constant or cosine")
+
+
+@dataclass(frozen=True)
+class Checkpointing:
+    """Where and how often the whole state is written; an existing file of the same run is continued."""
+
+    path: Path
+    every: int = 1000
+
+    def __post_init__(self) -> None:
+        if self.every < 1:
+            raise ConfigError(f"checkpoint interval is {self.every}; give a positive number of steps")
+
+
+@dataclass(frozen=True, eq=False)
+class FitRecord(Generic[Network]):
+    """What a run gives: K rows of history, R replicas.
+
+    network: the last parameters; diverged replicas are NaN.
+    losses (K, R): mean mini-batch loss over the steps up to `loss_steps` (K,).
+    probes (Q, …): what the probe returned after `probe_steps`. diverged_at: per replica the step, or None.
+    """
+
+    network: Network
+    losses: Tensor
+    loss_steps: tuple[int, ...]
+    probes: tuple[Tensor, ...]
+    probe_steps: tuple[int, ...]
+    diverged_at: tuple[int | None, ...]
+    steps: int
+    seconds: float
 
 
 def fit(
@@ -56,21 +130,24 @@ def fit(
     Raises ConfigError when plan, network, objective and table do not fit each other.
     """
     with threads(settings.threads), torch.no_grad():
-        run = TrainingRun(table, network, objective, plan, settings)
+        run = _Run(table, network, objective, plan, settings)
         fingerprint = ""
         if checkpoint is not None:
             fingerprint = fingerprint_of(table, network.flat, plan, objective, settings)
-            run.resume(read_checkpoint(checkpoint.path, fingerprint))
-        started = time.perf_counter()
+            if (state := read_checkpoint(checkpoint.path, fingerprint)) is not None:
+                run.load_state_dict(state)
+        before, started = run.seconds, time.perf_counter()
         while run.step < settings.steps:
-            run.update()
+            has_recorded = run.update()
             if probe is not None and probe_every and run.step % probe_every == 0:
-                run.probe(probe)
-            if run.flushed and progress is not None:
-                progress.update(run.step, settings.steps, run.last_loss())
+                run.probes.append(torch.as_tensor(probe(run.step, run.network)).detach().cpu().clone())
+                run.probe_steps.append(run.step)
+            if has_recorded and progress is not None:
+                progress.update(run.step, settings.steps, float(run.losses[-1].nanmedian()))
+            run.seconds = before + time.perf_counter() - started
             if checkpoint is not None and run.step % checkpoint.every == 0:
                 write_checkpoint(checkpoint.path, {"fingerprint": fingerprint, **run.state_dict()})
-        return run.record(run.seconds + time.perf_counter() - started)
+        return run.record()
 
 
 @contextmanager
@@ -85,3 +162,122 @@ def threads(count: int) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+class _Run(Generic[Network]):
+    """State of one call of `fit`; everything in it is restored by a checkpoint."""
+
+    def __init__(
+        self,
+        table: Table,
+        network: Network,
+        objective: Objective | DualObjective,
+        plan: ReplicaPlan,
+        settings: FitSettings,
+    ) -> None:
+        flat, rows = network.flat, table.inputs
+        if len(flat) != len(plan):
+            raise ConfigError(f"network has {len(flat)} replicas, the plan {len(plan)}; make them equal")
+        if (flat.dtype, flat.device) != (rows.dtype, rows.device):
+            raise ConfigError(
+                f"network is {flat.dtype} on {flat.device}, the table {rows.dtype} on {rows.device}; "
+                "make them equal"
+            )
+        self._settings = settings
+        self.network = network.with_flat(flat.detach().clone())
+        self._target_rule = getattr(objective, "target", None) if objective.next_from == "target" else None
+        if objective.next_from == "target" and not isinstance(self._target_rule, CopyTarget | FollowTarget):
+            raise ConfigError(f"{objective} uses a target network; give it a CopyTarget or FollowTarget")
+        self._target = None if self._target_rule is None else network.with_flat(flat.detach().clone())
+        schedule = BatchSchedule(plan, len(table), settings.batch_size, rows.device)
+        self._copied_every = getattr(self._target_rule, "every", None) or schedule.steps_per_epoch
+        source = BatchSource(table, objective.kernel, plan, schedule)
+        adam = partial(StackedAdam, betas=settings.betas, epsilon=settings.epsilon)
+        self._step = make_step(objective, source, self.network, plan, adam)
+        self._adam = adam(self.network.flat)
+        self._rates = torch.tensor(plan.learning_rates, dtype=rows.dtype, device=rows.device)[:, None]
+        self._watched = min(_WATCHED_STEPS.get(rows.device.type, 1), settings.record_every)
+        self._window = rows.new_zeros(self._watched, len(plan))
+        self._sums = rows.new_zeros(len(plan), dtype=torch.float64)
+        self.summed = self.step = 0
+        self.seconds = 0.0
+        self.diverged_at: list[int | None] = [None] * len(plan)
+        self.losses: list[Tensor] = []
+        self.loss_steps: list[int] = []
+        self.probes: list[Tensor] = []
+        self.probe_steps: list[int] = []
+
+    def update(self) -> bool:
+        """One gradient step of every replica; whether a row of the loss history was written."""
+        rates = self._rates
+        if self._settings.schedule == "cosine":
+            rates = rates * (0.5 * (1.0 + math.cos(math.pi * self.step / self._settings.steps)))
+        loss, gradient = self._step.compute(self.step, self.network, self._target, rates)
+        self._adam.update(self.network.flat, gradient, rates)
+        self._window[self.step % self._watched] = loss
+        self.step += 1
+        if self._target is not None and isinstance(self._target_rule, FollowTarget):
+            self._target.flat.lerp_(self.network.flat, self._target_rule.rate)
+        elif self._target is not None and self.step % self._copied_every == 0:
+            self._target.flat.copy_(self.network.flat)
+        is_last = self.step == self._settings.steps
+        return self._watch(is_last) if self.step % self._watched == 0 or is_last else False
+
+    def record(self) -> FitRecord[Network]:
+        """The frozen result."""
+        finite = torch.isfinite(self.network.flat).all(dim=1).tolist()
+        for replica, good in enumerate(finite):
+            if not good:  # the last step itself may have broken what the losses did not show any more
+                self._mark_diverged(replica, self.step)
+        return FitRecord(
+            network=self.network,
+            losses=torch.stack(self.losses) if self.losses else torch.zeros(0, len(finite)),
+            loss_steps=tuple(self.loss_steps),
+            probes=tuple(self.probes),
+            probe_steps=tuple(self.probe_steps),
+            diverged_at=tuple(self.diverged_at),
+            steps=self.step,
+            seconds=self.seconds,
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything `load_state_dict` needs: tensors and plain values."""
+        parts = {"adam": self._adam.state_dict(), "dual": self._step.state_dict()}
+        return self._tensors() | parts | {name: getattr(self, name) for name in _KEPT}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from `state_dict`."""
+        for name, tensor in self._tensors().items():
+            tensor.copy_(state[name])
+        self._adam.load_state_dict(state["adam"])
+        self._step.load_state_dict(state["dual"])
+        for name in _KEPT:
+            setattr(self, name, state[name])
+
+    def _tensors(self) -> dict[str, Tensor]:
+        found = {"flat": self.network.flat, "window": self._window, "sums": self._sums}
+        return found if self._target is None else found | {"target": self._target.flat}
+
+    def _watch(self, is_last: bool) -> bool:
+        """Look at the losses since the last look: divergence and history."""
+        seen = (self.step - 1) % self._watched + 1
+        window = self._window[:seen]
+        if not math.isfinite(float(window.sum())):
+            bad = ~torch.isfinite(window)
+            for replica in bad.any(dim=0).nonzero().flatten().tolist():
+                self._mark_diverged(replica, self.step - seen + int(bad[:, replica].nonzero()[0]))
+        self._sums += window.double().sum(dim=0)
+        self.summed += seen
+        if self.summed < self._settings.record_every and not is_last:
+            return False
+        self.losses.append((self._sums / self.summed).cpu())
+        self.loss_steps.append(self.step)
+        self._sums.zero_()
+        self.summed = 0
+        return True
+
+    def _mark_diverged(self, replica: int, step: int) -> None:
+        """Note the first bad step of a replica and make its parameters NaN for good."""
+        if self.diverged_at[replica] is None:
+            self.diverged_at[replica] = step
+            self.network.flat[replica] = math.nan

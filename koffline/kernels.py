@@ -6,13 +6,12 @@ Rows may carry leading axes: ``gram`` maps (…, N, d) and (…, M, d) to (…, 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Generator, Tensor
 
 from koffline.errors import ConfigError, DataError
 
@@ -37,37 +36,25 @@ class Kernel(Protocol):
 class StationaryKernel(Kernel, Protocol):
     """A kernel of x − y with k(x, x) = 1: it has a spectral distribution to draw frequencies from."""
 
-    def draw_frequencies(
-        self, dimension: int, count: int, generator: torch.Generator, dtype: torch.dtype = torch.float64
-    ) -> Tensor:
-        """Frequencies (d, count) with E cos(ωᵀ(x − y)) = k(x, y)."""
+    def draw_frequencies(self, dimension: int, count: int, generator: Generator) -> Tensor:
+        """Frequencies (d, count) in float64 with E cos(ωᵀ(x − y)) = k(x, y)."""
         ...
 
 
 @dataclass(frozen=True)
-class Gaussian:
-    """k(x, y) = exp(−‖x − y‖² / bandwidth²).
-
-    (Feng et al. 2019, sec:exp_eval)
-    """
-
+class _Scaled:
     bandwidth: float
 
     def __post_init__(self) -> None:
-        _check_bandwidth(self.bandwidth)
+        if not (math.isfinite(self.bandwidth) and self.bandwidth > 0.0):
+            raise ConfigError(f"bandwidth is {self.bandwidth}; give a positive number")
 
-    def gram(
-        self, x: Float[Tensor, "*batch n d"], y: Float[Tensor, "*batch m d"] | None = None
-    ) -> Float[Tensor, "*batch n m"]:
-        """All pairs; one product of augmented columns, then a power of two, much faster than exp."""
-        left, right = self.exponent_columns(x, y)
-        exponent = (left @ right.mT).clamp_(max=0.0)  # rounding may leave +1e-7 at equal rows
-        if y is None or y is x:
-            exponent.diagonal(dim1=-2, dim2=-1).zero_()
-        return exponent.exp2_()
+    def diagonal(self, x: Float[Tensor, "*batch n d"]) -> Float[Tensor, "*batch n"]:
+        """Ones."""
+        return torch.ones_like(x[..., 0])
 
     def exponent_columns(self, x: Tensor, y: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Columns (…, N, d + 2) and (…, M, d + 2) whose product is log2 k(x, y).
+        """Columns (…, N, d + 2) and (…, M, d + 2) whose product is −log2(e) ‖x − y‖² / bandwidth².
 
         Rows are centred first: the product subtracts large squares when data lie far from zero.
         """
@@ -81,26 +68,36 @@ class Gaussian:
         right = torch.cat((torch.ones_like(other_squares), other_squares, others), dim=-1)
         return left, right
 
-    def diagonal(self, x: Float[Tensor, "*batch n d"]) -> Float[Tensor, "*batch n"]:
-        """Ones."""
-        return torch.ones_like(x[..., 0])
+    def _exponent(self, x: Tensor, y: Tensor | None) -> Tensor:
+        left, right = self.exponent_columns(x, y)
+        exponent = (left @ right.mT).clamp_(max=0.0)  # rounding may leave +1e-7 at equal rows
+        if y is None or y is x:
+            exponent.diagonal(dim1=-2, dim2=-1).zero_()
+        return exponent
 
-    def draw_frequencies(
-        self, dimension: int, count: int, generator: torch.Generator, dtype: torch.dtype = torch.float64
-    ) -> Tensor:
+
+@dataclass(frozen=True)
+class Gaussian(_Scaled):
+    """k(x, y) = exp(−‖x − y‖² / bandwidth²).
+
+    (Feng et al. 2019, sec:exp_eval)
+    """
+
+    def gram(
+        self, x: Float[Tensor, "*batch n d"], y: Float[Tensor, "*batch m d"] | None = None
+    ) -> Float[Tensor, "*batch n m"]:
+        """All pairs; one product of augmented columns, then a power of two, much faster than exp."""
+        return self._exponent(x, y).exp2_()
+
+    def draw_frequencies(self, dimension: int, count: int, generator: Generator) -> Tensor:
         """Frequencies (d, count) from N(0, 2 / bandwidth²)."""
-        normal = torch.randn(dimension, count, generator=generator, dtype=dtype)
+        normal = torch.randn(dimension, count, generator=generator, dtype=torch.float64)
         return normal * (math.sqrt(2.0) / self.bandwidth)
 
 
 @dataclass(frozen=True)
-class Laplacian:
+class Laplacian(_Scaled):
     """k(x, y) = exp(−‖x − y‖₁ / bandwidth), with the sum of absolute differences."""
-
-    bandwidth: float
-
-    def __post_init__(self) -> None:
-        _check_bandwidth(self.bandwidth)
 
     def gram(
         self, x: Float[Tensor, "*batch n d"], y: Float[Tensor, "*batch m d"] | None = None
@@ -108,50 +105,29 @@ class Laplacian:
         """All pairs."""
         return torch.cdist(x, x if y is None else y, p=1.0).mul(-1.0 / self.bandwidth).exp_()
 
-    def diagonal(self, x: Float[Tensor, "*batch n d"]) -> Float[Tensor, "*batch n"]:
-        """Ones."""
-        return torch.ones_like(x[..., 0])
-
-    def draw_frequencies(
-        self, dimension: int, count: int, generator: torch.Generator, dtype: torch.dtype = torch.float64
-    ) -> Tensor:
+    def draw_frequencies(self, dimension: int, count: int, generator: Generator) -> Tensor:
         """Frequencies (d, count), each coordinate Cauchy with scale 1 / bandwidth."""
-        uniform = torch.rand(dimension, count, generator=generator, dtype=dtype)
+        uniform = torch.rand(dimension, count, generator=generator, dtype=torch.float64)
         return torch.tan(math.pi * (uniform - 0.5)) / self.bandwidth
 
 
 @dataclass(frozen=True)
-class InverseMultiquadric:
+class InverseMultiquadric(_Scaled):
     """k(x, y) = (1 + ‖x − y‖² / bandwidth²)^(−1/2); its tails are heavier than the Gaussian's."""
-
-    bandwidth: float
-
-    def __post_init__(self) -> None:
-        _check_bandwidth(self.bandwidth)
 
     def gram(
         self, x: Float[Tensor, "*batch n d"], y: Float[Tensor, "*batch m d"] | None = None
     ) -> Float[Tensor, "*batch n m"]:
         """All pairs."""
-        left, right = Gaussian(self.bandwidth).exponent_columns(x, y)
-        scaled = (left @ right.mT).clamp_(max=0.0)
-        if y is None or y is x:
-            scaled.diagonal(dim1=-2, dim2=-1).zero_()
-        return torch.rsqrt(1.0 - scaled / _LOG2_E)
+        return torch.rsqrt(1.0 - self._exponent(x, y) / _LOG2_E)
 
-    def diagonal(self, x: Float[Tensor, "*batch n d"]) -> Float[Tensor, "*batch n"]:
-        """Ones."""
-        return torch.ones_like(x[..., 0])
-
-    def draw_frequencies(
-        self, dimension: int, count: int, generator: torch.Generator, dtype: torch.dtype = torch.float64
-    ) -> Tensor:
+    def draw_frequencies(self, dimension: int, count: int, generator: Generator) -> Tensor:
         """Frequencies (d, count): |z| / bandwidth times a standard normal, z standard normal.
 
         The kernel is a mixture of Gaussians exp(−t‖x − y‖²/bandwidth²) with t = z²/2 ~ Γ(1/2).
         """
-        normal = torch.randn(dimension, count, generator=generator, dtype=dtype)
-        mixing = torch.randn(1, count, generator=generator, dtype=dtype).abs()
+        normal = torch.randn(dimension, count, generator=generator, dtype=torch.float64)
+        mixing = torch.randn(1, count, generator=generator, dtype=torch.float64).abs()
         return normal * mixing / self.bandwidth
 
 
@@ -173,61 +149,6 @@ class Linear:
         return x.square().sum(dim=-1)
 
 
-@dataclass(frozen=True)
-class Product:
-    """Product of kernels on consecutive column groups: factor i sees the next ``widths[i]`` columns.
-
-    ``Product((Gaussian(0.5), Linear()), (4, 2))`` multiplies a Gaussian of four state columns with a linear
-    kernel of a one-hot action of two.
-    """
-
-    factors: tuple[Kernel, ...]
-    widths: tuple[int, ...]
-
-    def __post_init__(self) -> None:
-        if not self.factors or len(self.factors) != len(self.widths) or min(self.widths) < 1:
-            raise ConfigError(
-                f"Product received {len(self.factors)} factors and widths {self.widths}; "
-                "give one positive width per factor"
-            )
-
-    def gram(
-        self, x: Float[Tensor, "*batch n d"], y: Float[Tensor, "*batch m d"] | None = None
-    ) -> Float[Tensor, "*batch n m"]:
-        """All pairs."""
-        parts = self._split(x)
-        others: Sequence[Tensor | None] = [None] * len(parts) if y is None or y is x else self._split(y)
-        grams = [k.gram(part, other) for k, part, other in zip(self.factors, parts, others, strict=True)]
-        return math.prod(grams[1:], start=grams[0])
-
-    def diagonal(self, x: Float[Tensor, "*batch n d"]) -> Float[Tensor, "*batch n"]:
-        """Product of the factors' diagonals."""
-        parts = [k.diagonal(part) for k, part in zip(self.factors, self._split(x), strict=True)]
-        return math.prod(parts[1:], start=parts[0])
-
-    def draw_frequencies(
-        self, dimension: int, count: int, generator: torch.Generator, dtype: torch.dtype = torch.float64
-    ) -> Tensor:
-        """Frequencies (d, count), the factors' below each other; every factor must be stationary."""
-        if sum(self.widths) != dimension:
-            raise ConfigError(
-                f"Product has widths {self.widths}, received {dimension} columns; make them sum"
-            )
-        drawn = []
-        for factor, width in zip(self.factors, self.widths, strict=True):
-            if not isinstance(factor, StationaryKernel):
-                raise ConfigError(f"{factor} has no random Fourier features; use stationary factors")
-            drawn.append(factor.draw_frequencies(width, count, generator, dtype))
-        return torch.cat(drawn)
-
-    def _split(self, x: Tensor) -> Sequence[Tensor]:
-        if x.shape[-1] != sum(self.widths):
-            raise DataError(
-                f"Product has widths {self.widths}, received rows of {x.shape[-1]} columns; make them sum"
-            )
-        return x.split(list(self.widths), dim=-1)
-
-
 @dataclass(frozen=True, eq=False)
 class FourierFeatures:
     """An explicit feature map whose inner products approximate a stationary kernel: ψ(x)ᵀψ(y) ≈ k(x, y).
@@ -244,7 +165,7 @@ class FourierFeatures:
 
 
 def random_fourier_features(
-    kernel: StationaryKernel, dimension: int, count: int, generator: torch.Generator
+    kernel: StationaryKernel, dimension: int, count: int, generator: Generator
 ) -> FourierFeatures:
     """Feature map with `count` (even) columns for rows of `dimension` columns, drawn in float64."""
     if count < 2 or count % 2:
@@ -253,7 +174,7 @@ def random_fourier_features(
 
 
 def median_bandwidth(
-    x: Float[Tensor, "n d"], max_rows: int = 3000, generator: torch.Generator | None = None
+    x: Float[Tensor, "n d"], max_rows: int = 3000, generator: Generator | None = None
 ) -> float:
     """Median of the off-diagonal Euclidean distances between rows, at least 1e-6.
 
@@ -264,21 +185,12 @@ def median_bandwidth(
     rows = torch.as_tensor(x).detach()
     if rows.ndim != 2 or len(rows) < 2:
         raise DataError(f"median_bandwidth received shape {tuple(rows.shape)}; give at least two rows (N, d)")
-    if len(rows) > max_rows:
-        rows = rows[_thinned(len(rows), max_rows, generator).to(rows.device)]
+    count = len(rows)
+    if count > max_rows:
+        evenly = torch.arange(max_rows) * count // max_rows
+        kept = evenly if generator is None else torch.randperm(count, generator=generator)[:max_rows]
+        rows = rows[kept.to(rows.device)]
     distances = torch.pdist(rows.to("cpu", torch.float64)).numpy()
     low, high = (len(distances) - 1) // 2, len(distances) // 2
     distances.partition((low, high))  # in place: a copy with its indices would be three times as large
     return max(float(distances[low] + distances[high]) / 2.0, _SMALLEST_BANDWIDTH)
-
-
-def _thinned(count: int, kept: int, generator: torch.Generator | None) -> Tensor:
-    """Indices (kept,) of a sample without replacement."""
-    if generator is None:
-        return torch.arange(kept) * count // kept
-    return torch.randperm(count, generator=generator)[:kept]
-
-
-def _check_bandwidth(bandwidth: float) -> None:
-    if not (math.isfinite(bandwidth) and bandwidth > 0.0):
-        raise ConfigError(f"bandwidth is {bandwidth}; give a positive number")

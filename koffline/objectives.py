@@ -1,11 +1,9 @@
 """What a value function is trained to make small: the kernel loss and the baselines, behind one call.
 
-An objective is a frozen record. It says where the value of the next row comes from (`next_from`), which
-kernel it needs (`kernel`, or None), and gives
-
-- ``loss(...)``: a differentiable number per replica, with every stopped gradient visible;
-- ``compute_gradients(...)``: the same loss and its gradients in the residual's two values in closed form,
-  which is what the replica engine backpropagates (no autograd through the kernel).
+An objective is a frozen record. It says where the value of the next row comes from (`next_from`) and which
+kernel it needs (`kernel`, or None). ``compute_gradients`` gives the loss of each replica and its gradients in
+the residual's two values in closed form, which is what the replica engine carries to the parameters (no
+autograd through the kernel).
 
 Objectives that train a second function beside the value (GTD2's w, SBEED's f) live in `dual_objectives`.
 """
@@ -19,11 +17,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from koffline.bellman import state_value_residual
 from koffline.errors import ConfigError
-from koffline.kernel_loss import check_diag_weight, kernel_loss
+from koffline.kernel_loss import check_diag_weight
 from koffline.kernels import Kernel, Laplacian, median_bandwidth
 
+Rows = Float[Tensor, "replica row"]
 NextFrom = Literal["network", "network_detached", "target"]
 
 
@@ -32,8 +30,8 @@ class ValueGradients:
     """A loss per replica and its gradients in value and next value; `next_value` None where it is stopped."""
 
     loss: Float[Tensor, " replica"]
-    value: Float[Tensor, "replica row"]
-    next_value: Float[Tensor, "replica row"] | None
+    value: Rows
+    next_value: Rows | None
 
 
 @dataclass(frozen=True)
@@ -60,7 +58,7 @@ class FollowTarget:
 
 @runtime_checkable
 class Objective(Protocol):
-    """See the module's docstring. Values are (R, N), reward and discount (N,) or (R, N), gram (…, N, N)."""
+    """See the module's docstring."""
 
     @property
     def kernel(self) -> Kernel | None:
@@ -72,16 +70,10 @@ class Objective(Protocol):
         """Which network values the next row, and whether gradients reach it."""
         ...
 
-    def loss(
-        self, reward: Tensor, discount: Tensor, value: Tensor, next_value: Tensor, gram: Tensor | None = None
-    ) -> Tensor:
-        """Differentiable loss, (R,)."""
-        ...
-
     def compute_gradients(
-        self, residual: Tensor, discount: Tensor, gram: Tensor | None = None
+        self, residual: Rows, discount: Float[Tensor, "*replica row"], gram: Tensor | None = None
     ) -> ValueGradients:
-        """Loss and gradients in closed form."""
+        """Loss and gradients in closed form; gram (N, N) or (G, N, N)."""
         ...
 
 
@@ -101,16 +93,8 @@ class KernelLoss:
         if self.diag_weight is not None:
             check_diag_weight(self.diag_weight)
 
-    def loss(
-        self, reward: Tensor, discount: Tensor, value: Tensor, next_value: Tensor, gram: Tensor | None = None
-    ) -> Tensor:
-        """kernel_loss of the residual, (R,)."""
-        assert gram is not None
-        residual = state_value_residual(reward, discount, value, next_value)
-        return kernel_loss(residual, gram, self._weight(residual.shape[-1]))
-
     def compute_gradients(
-        self, residual: Tensor, discount: Tensor, gram: Tensor | None = None
+        self, residual: Rows, discount: Float[Tensor, "*replica row"], gram: Tensor | None = None
     ) -> ValueGradients:
         """One product K δ serves the loss and its gradient 2 K δ / n².
 
@@ -118,7 +102,7 @@ class KernelLoss:
         """
         assert gram is not None
         rows = residual.shape[-1]
-        weight = self._weight(rows)
+        weight = 1.0 / rows if self.diag_weight is None else self.diag_weight
         weighted = gram_product(residual, gram)
         if weight * rows != 1.0:  # the plain V-statistic needs no extra diagonal
             off = (1.0 - weight) / (rows * (rows - 1))
@@ -131,12 +115,23 @@ class KernelLoss:
         loss = (weighted * residual).sum(dim=-1)
         return ValueGradients(loss, -2.0 * weighted, 2.0 * weighted * discount)
 
-    def _weight(self, rows: int) -> float:
-        return 1.0 / rows if self.diag_weight is None else self.diag_weight
+
+@dataclass(frozen=True)
+class _SquaredError:
+    """mean δ²; a subclass says through which values its gradient 2δ/n flows."""
+
+    def compute_gradients(
+        self, residual: Rows, discount: Float[Tensor, "*replica row"], gram: Tensor | None = None
+    ) -> ValueGradients:
+        """−2δ/n through the value, and discount · 2δ/n through the next one where it is not held still."""
+        rows = residual.shape[-1]
+        slope = residual * (2.0 / rows)
+        following = slope * discount if self.next_from == "network" else None  # type: ignore[attr-defined]
+        return ValueGradients(residual.square().sum(dim=-1) / rows, -slope, following)
 
 
 @dataclass(frozen=True)
-class ResidualGradient:
+class ResidualGradient(_SquaredError):
     """Mean squared residual, gradients through both values; biased by the noise of transitions.
 
     (Feng et al. 2019, equ:rg)
@@ -145,23 +140,10 @@ class ResidualGradient:
     kernel: Kernel | None = field(default=None, init=False)
     next_from: NextFrom = field(default="network", init=False)
 
-    def loss(
-        self, reward: Tensor, discount: Tensor, value: Tensor, next_value: Tensor, gram: Tensor | None = None
-    ) -> Tensor:
-        """mean δ², (R,)."""
-        return state_value_residual(reward, discount, value, next_value).square().mean(dim=-1)
-
-    def compute_gradients(
-        self, residual: Tensor, discount: Tensor, gram: Tensor | None = None
-    ) -> ValueGradients:
-        """2δ/n through both values."""
-        slope = residual * (2.0 / residual.shape[-1])
-        return ValueGradients(residual.square().sum(dim=-1) / residual.shape[-1], -slope, slope * discount)
-
 
 @dataclass(frozen=True)
-class TemporalDifference:
-    """TD(0): the target is the current network, detached; no objective is minimised.
+class TemporalDifference(_SquaredError):
+    """TD(0): the target is the current network, held still; no objective is minimised.
 
     (Feng et al. 2019, sec:background)
     """
@@ -169,21 +151,9 @@ class TemporalDifference:
     kernel: Kernel | None = field(default=None, init=False)
     next_from: NextFrom = field(default="network_detached", init=False)
 
-    def loss(
-        self, reward: Tensor, discount: Tensor, value: Tensor, next_value: Tensor, gram: Tensor | None = None
-    ) -> Tensor:
-        """Mean squared distance to a target that is held still, (R,)."""
-        return state_value_residual(reward, discount, value, next_value.detach()).square().mean(dim=-1)
-
-    def compute_gradients(
-        self, residual: Tensor, discount: Tensor, gram: Tensor | None = None
-    ) -> ValueGradients:
-        """2δ/n through the value alone."""
-        return _semi_gradients(residual)
-
 
 @dataclass(frozen=True)
-class FittedIteration:
+class FittedIteration(_SquaredError):
     """Fitted value iteration (V) and fitted Q evaluation (Q): regression on targets from a second network.
 
     target: CopyTarget() copies at each epoch's end, the paper's FVI; FollowTarget(rate) follows step by step.
@@ -201,20 +171,6 @@ class FittedIteration:
         if self.next_bounds is not None and not self.next_bounds[0] <= self.next_bounds[1]:
             raise ConfigError(f"next_bounds is {self.next_bounds}; give (low, high) with low ≤ high")
 
-    def loss(
-        self, reward: Tensor, discount: Tensor, value: Tensor, next_value: Tensor, gram: Tensor | None = None
-    ) -> Tensor:
-        """Mean squared distance to the target network's Bellman backup, (R,)."""
-        if self.next_bounds is not None:
-            next_value = next_value.clamp(*self.next_bounds)
-        return state_value_residual(reward, discount, value, next_value.detach()).square().mean(dim=-1)
-
-    def compute_gradients(
-        self, residual: Tensor, discount: Tensor, gram: Tensor | None = None
-    ) -> ValueGradients:
-        """2δ/n through the value alone."""
-        return _semi_gradients(residual)
-
 
 def default_kernel_loss(kernel_inputs: Float[Tensor, "row column"]) -> KernelLoss:
     """The kernel loss that `koffline reproduce ablation` found best on average over its worlds.
@@ -231,15 +187,10 @@ def fitted_q(rate: float = 0.01, next_bounds: tuple[float, float] | None = None)
     return FittedIteration(FollowTarget(rate), next_bounds)
 
 
-def gram_product(residual: Float[Tensor, "replica row"], gram: Float[Tensor, "*grams row row"]) -> Tensor:
+def gram_product(residual: Rows, gram: Float[Tensor, "*grams row row"]) -> Rows:
     """K δ per replica, (R, N), as row products: a batched product with one column is an order slower."""
     if gram.ndim == 2:
         return residual @ gram
     replicas, rows = residual.shape
     grouped = residual.view(len(gram), replicas // len(gram), rows)
     return torch.bmm(grouped, gram).view(replicas, rows)  # (G, R/G, N) @ (G, N, N)
-
-
-def _semi_gradients(residual: Tensor) -> ValueGradients:
-    slope = residual * (-2.0 / residual.shape[-1])
-    return ValueGradients(residual.square().sum(dim=-1) / residual.shape[-1], slope, None)

@@ -1,4 +1,4 @@
-"""Stacked networks and their optimiser: R replicas with a leading axis, trained by the same tensor products.
+"""Stacked networks: R replicas with a leading axis, valued and differentiated by the same tensor products.
 
 Parameters of replica r are row r of one flat (R, P) tensor, so that an optimiser step, a target copy or an
 average is one operation for all. A replica's numbers do not depend on how many others are in the stack.
@@ -8,27 +8,29 @@ average is one operation for all. A replica's numbers do not depend on how many 
     network.features(observations)                # last hidden layer, (10, N, 64)
 
 ``StackedNetwork`` is what the training loop asks for; ``StackedMLP`` implements it with a hand-written
-backward pass, ``stacked_module.StackedModule`` for copies of any torch module by ``vmap`` and autograd.
+backward pass, ``StackedModule`` for copies of any torch module by ``vmap`` and autograd.
 """
 
 from __future__ import annotations
 
+import copy
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import Protocol, TypeVar, runtime_checkable
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from koffline.errors import ConfigError, DataError
-from koffline.stacked_products import Workspace, affine, outer_sum, tanh_
 
 Pullback = Callable[[Tensor], Tensor]
+Layers = list[tuple[Tensor, Tensor]]
 Self = TypeVar("Self", bound="StackedNetwork")
-_ACTIVATIONS = ("relu", "tanh", "silu")
 _LARGEST_BUFFER = 1 << 24  # numbers
+_NARROW = 16  # outputs below which a batched product is computed as its transpose
 
 
 @runtime_checkable
@@ -51,39 +53,32 @@ class StackedNetwork(Protocol):
 
 
 class StackedMLP:
-    """R multilayer perceptrons: outputs = offset + scale · net(x).
+    """R multilayer perceptrons.
 
-    sizes: (inputs, hidden…, outputs). activation: "relu", "tanh" or "silu" between layers.
-    scale, offset: fixed, one number or one per replica.
+    sizes: (inputs, hidden…, outputs). activation: "relu" or "tanh" between layers. flat: parameters (R, P),
+    written in place by training.
     Raises ConfigError for sizes, activations or parameters that do not fit.
     """
 
     def __init__(
-        self,
-        sizes: Sequence[int],
-        flat: Float[Tensor, "replica parameter"],
-        activation: str = "relu",
-        scale: float | Tensor = 1.0,
-        offset: float | Tensor = 0.0,
+        self, sizes: Sequence[int], flat: Float[Tensor, "replica parameter"], activation: str = "relu"
     ) -> None:
         if len(sizes) < 2 or min(sizes) < 1:
             raise ConfigError(
                 f"sizes is {tuple(sizes)}; give inputs, hidden layers and outputs, all positive"
             )
-        if activation not in _ACTIVATIONS:
-            raise ConfigError(f"activation is '{activation}'; use one of {', '.join(_ACTIVATIONS)}")
+        if activation not in ("relu", "tanh"):
+            raise ConfigError(f"activation is '{activation}'; use one of relu, tanh")
         self.sizes = tuple(int(size) for size in sizes)
+        self.parameter_count = sum((a + 1) * b for a, b in itertools.pairwise(self.sizes))
         if flat.ndim != 2 or flat.shape[1] != self.parameter_count:
             raise ConfigError(
                 f"flat has shape {tuple(flat.shape)}; sizes {self.sizes} need (R, {self.parameter_count})"
             )
-        self._flat = flat
+        self.flat, self.activation = flat, activation
         self._views = self.layers(flat)
-        self.activation = activation
-        self.scale = _per_replica(scale, flat, "scale")
-        self.offset = _per_replica(offset, flat, "offset")
         self._workspace = Workspace()
-        self._gradient_buffer: tuple[Tensor, list[tuple[Tensor, Tensor]]] | None = None
+        self._gradient_buffer: tuple[Tensor, Layers] | None = None
 
     @classmethod
     def initialise(
@@ -91,93 +86,80 @@ class StackedMLP:
         sizes: Sequence[int],
         seeds: Sequence[int],
         activation: str = "relu",
-        scale: float | Tensor = 1.0,
-        offset: float | Tensor = 0.0,
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
     ) -> StackedMLP:
         """One replica per seed; weights and biases uniform in ±1/√fan_in, drawn in float64 on the CPU."""
-        rows = [_initial_parameters(sizes, seed) for seed in seeds]
+        rows = []
+        for seed in seeds:
+            generator = torch.Generator().manual_seed(int(seed))
+            parts = []
+            for fan_in, fan_out in itertools.pairwise(sizes):
+                uniform = torch.rand((fan_in + 1) * fan_out, generator=generator, dtype=torch.float64)
+                parts.append((2.0 * uniform - 1.0) / math.sqrt(fan_in))
+            rows.append(torch.cat(parts))
         if not rows:
             raise ConfigError("seeds is empty; give one seed per replica")
-        return cls(sizes, torch.stack(rows).to(device, dtype), activation, scale, offset)
-
-    @property
-    def flat(self) -> Tensor:
-        """Parameters, (R, P); written in place by training, replaced by `with_flat`."""
-        return self._flat
+        return cls(sizes, torch.stack(rows).to(device, dtype), activation)
 
     @property
     def replicas(self) -> int:
         """R."""
         return self.flat.shape[0]
 
-    @property
-    def parameter_count(self) -> int:
-        """P."""
-        return sum((fan_in + 1) * fan_out for fan_in, fan_out in itertools.pairwise(self.sizes))
-
     def with_flat(self, flat: Float[Tensor, "replica parameter"]) -> StackedMLP:
         """The same networks with other parameters; `flat` is not copied."""
-        return StackedMLP(self.sizes, flat, self.activation, self.scale, self.offset)
+        return StackedMLP(self.sizes, flat, self.activation)
 
     def select(self, replicas: Sequence[int] | Tensor) -> StackedMLP:
         """The stack of the chosen replicas, copied."""
-        index = torch.as_tensor(replicas, device=self.flat.device)
-        scale, offset = (
-            part[index] if isinstance(part, Tensor) else part for part in (self.scale, self.offset)
-        )
-        return StackedMLP(self.sizes, self.flat[index], self.activation, scale, offset)
+        return self.with_flat(self.flat[torch.as_tensor(replicas, device=self.flat.device)])
 
-    def layers(self, flat: Tensor) -> list[tuple[Tensor, Tensor]]:
+    def layers(self, flat: Tensor) -> Layers:
         """Views of parameters, or of a gradient: weights (R, in, out), biases (R, 1, out) per layer."""
-        views, start = [], 0
-        for fan_in, fan_out in itertools.pairwise(self.sizes):
-            middle, end = start + fan_in * fan_out, start + (fan_in + 1) * fan_out
-            weight = flat[:, start:middle].unflatten(1, (fan_in, fan_out))
-            views.append((weight, flat[:, middle:end].unsqueeze(1)))
-            start = end
-        return views
+        shapes = list(itertools.pairwise(self.sizes))
+        parts = iter(flat.split([part for a, b in shapes for part in (a * b, b)], dim=1))
+        return [(next(parts).unflatten(1, shape), next(parts).unsqueeze(1)) for shape in shapes]
 
     def forward(self, x: Float[Tensor, "*replica row input"]) -> Float[Tensor, "replica row output"]:
         """Outputs (R, N, n) for rows (N, d) shared by all replicas or (R, N, d) of their own."""
-        *hidden_layers, (top, top_bias) = self._views
-        hidden = self._stacked(x)
-        for index, (weight, bias) in enumerate(hidden_layers):
-            hidden = self._activate(affine(hidden, weight, bias, self._buffer(index, hidden, weight)))
-        return self._scaled(affine(hidden, top, top_bias))
+        hidden = self._hidden_layers(x)[-1]
+        return affine(hidden, *self._views[-1])
 
     def features(self, x: Float[Tensor, "*replica row input"]) -> Float[Tensor, "replica row hidden"]:
         """Last hidden layer, (R, N, H): what the last layer is linear in."""
-        hidden = self._stacked(x)
-        for weight, bias in self._views[:-1]:
-            hidden = self._activate(affine(hidden, weight, bias))
-        return hidden
+        return self._hidden_layers(x, in_buffers=False)[-1]
 
     def forward_with_pullback(self, x: Tensor) -> tuple[Tensor, Pullback]:
         """Outputs, and the map from a gradient in them (R, N, n) to the gradient in `flat` (R, P).
 
         Call the map once and before the next forward pass: both write into the same buffers.
         """
-        layers = self._views
-        inputs: list[Tensor] = [self._stacked(x)]  # of each layer
-        before: list[Tensor | None] = []  # hidden layers before the activation, where its slope needs them
-        for index, (weight, bias) in enumerate(layers[:-1]):
-            linear = affine(inputs[-1], weight, bias, self._buffer(index, inputs[-1], weight))
-            before.append(linear if self.activation == "silu" else None)
-            inputs.append(self._activate(linear))
-        outputs = self._scaled(affine(inputs[-1], *layers[-1]))
+        inputs = self._hidden_layers(x)
+        outputs = affine(inputs[-1], *self._views[-1])
+        single = len(inputs) == 2 and self.activation == "relu" and self.sizes[-1] == 1
+        pull = self._pull_single_output if single else self._pull
+        return outputs, lambda gradient: pull(gradient, inputs)
 
-        def pullback(gradient: Tensor) -> Tensor:
-            scaled = gradient if self._plain_scale() else gradient * self.scale
-            if len(layers) == 2 and self.activation == "relu" and self.sizes[-1] == 1:
-                return self._pull_single_output(scaled, inputs)
-            return self._pull(scaled, inputs, before)
+    def _hidden_layers(self, x: Tensor, in_buffers: bool = True) -> list[Tensor]:
+        """The inputs of each layer."""
+        if x.ndim not in (2, 3) or x.shape[-1] != self.sizes[0]:
+            raise DataError(
+                f"network inputs have shape {tuple(x.shape)}; "
+                f"give (N, {self.sizes[0]}) or (R, N, {self.sizes[0]})"
+            )
+        if x.ndim == 3 and x.shape[0] not in (1, self.replicas):
+            raise DataError(f"network inputs have {x.shape[0]} replicas; give one or {self.replicas}")
+        inputs = [x.expand(self.replicas, *x.shape[-2:])]
+        for index, (weight, bias) in enumerate(self._views[:-1]):
+            buffer = self._buffer(index, inputs[-1], weight) if in_buffers else None
+            linear = affine(inputs[-1], weight, bias, buffer)
+            inputs.append(linear.relu_() if self.activation == "relu" else _tanh(linear))
+        return inputs
 
-        return outputs, pullback
-
-    def _pull(self, gradient: Tensor, inputs: list[Tensor], before: list[Tensor | None]) -> Tensor:
-        """Layer by layer from the outputs down."""
+    def _pull(self, gradient: Tensor, inputs: list[Tensor]) -> Tensor:
+        """Layer by layer from the outputs down; slopes are told from what came out of the activation."""
+        aten = torch.ops.aten
         result, slots = self._gradient()
         for index in reversed(range(len(slots))):
             weight_slot, bias_slot = slots[index]
@@ -188,7 +170,10 @@ class StackedMLP:
                 buffer = self._buffer(("gradient", index), gradient, weight.mT)
                 product = torch.mul if weight.shape[-1] == 1 else torch.bmm
                 gradient = product(gradient, weight.mT, out=buffer)
-                gradient = self._chain(gradient, before[index - 1], inputs[index])
+                if self.activation == "relu":
+                    aten.threshold_backward.grad_input(gradient, inputs[index], 0.0, grad_input=gradient)
+                else:
+                    aten.tanh_backward.grad_input(gradient, inputs[index], grad_input=gradient)
         return result
 
     def _pull_single_output(self, gradient: Tensor, inputs: list[Tensor]) -> Tensor:
@@ -212,37 +197,12 @@ class StackedMLP:
         torch.sum(product, dim=1, keepdim=True, out=top_slot.mT)
         return result
 
-    def _gradient(self) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
+    def _gradient(self) -> tuple[Tensor, Layers]:
         """The buffer of the parameter gradient, and its views."""
         if self._gradient_buffer is None:
             result = torch.empty_like(self.flat)
             self._gradient_buffer = result, self.layers(result)
         return self._gradient_buffer
-
-    def state_dict(self) -> dict[str, Any]:
-        """Tensors and plain values; see `from_state_dict`."""
-        return {
-            "sizes": list(self.sizes),
-            "activation": self.activation,
-            "scale": self.scale,
-            "offset": self.offset,
-            "flat": self.flat,
-        }
-
-    @classmethod
-    def from_state_dict(cls, state: dict[str, Any]) -> StackedMLP:
-        """The stack that `state_dict` described."""
-        return cls(state["sizes"], state["flat"], state["activation"], state["scale"], state["offset"])
-
-    def _stacked(self, x: Tensor) -> Tensor:
-        if x.ndim not in (2, 3) or x.shape[-1] != self.sizes[0]:
-            raise DataError(
-                f"network inputs have shape {tuple(x.shape)}; "
-                f"give (N, {self.sizes[0]}) or (R, N, {self.sizes[0]})"
-            )
-        if x.ndim == 3 and x.shape[0] not in (1, self.replicas):
-            raise DataError(f"network inputs have {x.shape[0]} replicas; give one or {self.replicas}")
-        return x.expand(self.replicas, *x.shape[-2:])
 
     def _buffer(self, name: object, x: Tensor, weight: Tensor) -> Tensor | None:
         """Where x W goes, (R, N, out); None where gradients are recorded or it is too large to keep."""
@@ -251,47 +211,89 @@ class StackedMLP:
             return None
         return self._workspace.take(name, shape, self.flat)
 
-    def _plain_scale(self) -> bool:
-        return not isinstance(self.scale, Tensor) and self.scale == 1.0
 
-    def _scaled(self, outputs: Tensor) -> Tensor:
-        if not self._plain_scale():
-            outputs = outputs.mul_(self.scale)
-        plain = not isinstance(self.offset, Tensor) and self.offset == 0.0
-        return outputs if plain else outputs.add_(self.offset)
+class StackedModule:
+    """R copies of any torch module that maps (N, d) to (N, n), by ``vmap`` and autograd: the general path.
 
-    def _activate(self, linear: Tensor) -> Tensor:
-        """Overwrites `linear` where its slope can be told from what comes out."""
-        if self.activation == "relu":
-            return linear.relu_()
-        return tanh_(linear) if self.activation == "tanh" else nn.functional.silu(linear)
+    modules: equal in structure, one per replica; buffers are kept as they are. Slower than StackedMLP.
+    """
 
-    def _chain(self, gradient: Tensor, before: Tensor | None, after: Tensor) -> Tensor:
-        """Gradient before the activation from the gradient after it; overwrites `gradient`."""
-        aten = torch.ops.aten
-        if self.activation == "relu":
-            return aten.threshold_backward.grad_input(gradient, after, 0.0, grad_input=gradient)
-        if self.activation == "tanh":
-            return aten.tanh_backward.grad_input(gradient, after, grad_input=gradient)
-        return aten.silu_backward.grad_input(gradient, before, grad_input=gradient)
+    def __init__(self, modules: Sequence[nn.Module]) -> None:
+        if not modules:
+            raise ConfigError("modules is empty; give one module per replica")
+        parameters, buffers = torch.func.stack_module_state(list(modules))
+        self._shapes = {name: parameter.shape[1:] for name, parameter in parameters.items()}
+        self._buffers = {name: buffer.detach() for name, buffer in buffers.items()}
+        self._skeleton = copy.deepcopy(modules[0])
+        self.flat = torch.cat([part.detach().flatten(1) for part in parameters.values()], dim=1)
+
+    def with_flat(self, flat: Tensor) -> StackedModule:
+        """The same networks with other parameters; `flat` is not copied."""
+        other = copy.copy(self)
+        other.flat = flat
+        return other
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Outputs (R, N, n) for rows (N, d) shared by all replicas or (R, N, d) of their own."""
+
+        def call(row: Tensor, buffers: dict[str, Tensor], inputs: Tensor) -> Tensor:
+            parts = row.split([shape.numel() for shape in self._shapes.values()])
+            named = {
+                name: part.view(shape)
+                for (name, shape), part in zip(self._shapes.items(), parts, strict=True)
+            }
+            return torch.func.functional_call(self._skeleton, (named, buffers), (inputs,))
+
+        own_rows = 0 if x.ndim == 3 else None
+        return torch.func.vmap(call, in_dims=(0, 0, own_rows))(self.flat, self._buffers, x)
+
+    def forward_with_pullback(self, x: Tensor) -> tuple[Tensor, Pullback]:
+        """Outputs, and the map from a gradient in them (R, N, n) to the gradient in `flat` (R, P)."""
+        outputs, vjp = torch.func.vjp(lambda flat: self.with_flat(flat).forward(x), self.flat)  # type: ignore[misc]
+        return outputs, lambda gradient: vjp(gradient)[0]
 
 
-def _initial_parameters(sizes: Sequence[int], seed: int) -> Tensor:
-    """(P,) float64, the layer's weights and biases uniform in ±1/√fan_in."""
-    generator = torch.Generator().manual_seed(int(seed))
-    parts = []
-    for fan_in, fan_out in itertools.pairwise(sizes):
-        uniform = torch.rand((fan_in + 1) * fan_out, generator=generator, dtype=torch.float64)
-        parts.append((2.0 * uniform - 1.0) / math.sqrt(fan_in))
-    return torch.cat(parts)
+class Workspace:
+    """Buffers that are used again in every step.
+
+    A fresh tensor of some megabytes is fresh memory, and touching it first costs more than the arithmetic.
+    """
+
+    def __init__(self) -> None:
+        self._buffers: dict[object, Tensor] = {}
+
+    def take(self, name: object, shape: Sequence[int], like: Tensor) -> Tensor:
+        """The buffer of that name, made anew when the shape changes; holds whatever was left there."""
+        buffer = self._buffers.get(name)
+        if buffer is None or buffer.shape != tuple(shape):
+            buffer = self._buffers[name] = torch.empty(*shape, dtype=like.dtype, device=like.device)
+        return buffer
 
 
-def _per_replica(number: float | Tensor, flat: Tensor, name: str) -> float | Tensor:
-    """A float as it is; a tensor (R,) as (R, 1, 1)."""
-    if not isinstance(number, Tensor):
-        return float(number)
-    if number.numel() != flat.shape[0]:
-        raise ConfigError(
-            f"{name} has {number.numel()} numbers; give one, or one per replica ({flat.shape[0]})"
-        )
-    return number.to(flat).reshape(-1, 1, 1)
+def affine(x: Tensor, weight: Tensor, bias: Tensor, out: Tensor | None = None) -> Tensor:
+    """x W + b, (R, N, out); with few outputs as its transpose, since narrow batched products are slow."""
+    if out is None and weight.shape[-1] < _NARROW:
+        return torch.baddbmm(bias.mT, _as_rows(weight), x.mT).mT  # (R, out, in) @ (R, in, N)
+    return torch.baddbmm(bias, x, weight, out=out)
+
+
+def outer_sum(x: Tensor, gradient: Tensor) -> Tensor:
+    """xᵀ g, (R, in, out), likewise."""
+    if gradient.shape[-1] < _NARROW:
+        return torch.bmm(_as_rows(gradient), x).mT
+    return torch.bmm(x.mT, gradient)
+
+
+def _as_rows(columns: Tensor) -> Tensor:
+    """The transpose; of one column no transpose but a row: a stride of one in both axes takes a slow path."""
+    return columns.mT if columns.shape[-1] > 1 else columns.squeeze(2).unsqueeze(1)
+
+
+def _tanh(x: Tensor) -> Tensor:
+    """x.tanh_(); on the CPU and without gradients by numpy, whose vectorised one is ten times faster."""
+    plain = x.device.type == "cpu" and not torch.is_grad_enabled() and type(x) is Tensor
+    if not plain or torch._C._functorch.is_functorch_wrapped_tensor(x):
+        return x.tanh_()
+    array = x.numpy()
+    np.tanh(array, out=array)
+    return x

@@ -25,11 +25,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # also found when 
 
 from koffline.data.hdf5 import write_hdf5
 from koffline.data.transitions import Discrete, Metadata, Transitions
-from koffline.envs.classic import CartPole
-from koffline.envs.rollouts import EpisodeLog, as_transitions, log_episodes, monte_carlo_value
 from koffline.policies import DiscretePolicy, save_mlp_policy
 from koffline.policy_specs import load_policy
+from scripts.bench.classic import CartPole
 from scripts.bench.controllers import LinearSoftmax, Mixed
+from scripts.bench.rollouts import EpisodeLog, as_transitions, log_episodes, monte_carlo_value
 
 NAME = "cartpole"
 GAMMA = 0.98

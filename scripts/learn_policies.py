@@ -29,10 +29,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # also found when 
 from koffline.builders.uniform import build_uniform, learn_grid_policy
 from koffline.data.transitions import Discrete
 from koffline.envs.boxes import WORLDS, make_world, uniform_states, world_name
-from koffline.envs.rollouts import monte_carlo_value
 from koffline.errors import KofflineError
 from koffline.policies import save_grid_policy
 from koffline.policy_specs import load_policy
+from scripts.bench.rollouts import monte_carlo_value
 
 GAMMA = 0.98
 STARTS, REPEATS, RETURN_SEED = 1000, 10, 20190535

@@ -18,7 +18,6 @@ _CHECKED = (
     "checkpoints",
     "data",
     "dual_objectives",
-    "dual_steps",
     "envs",
     "experiments",
     "fitting",
@@ -34,12 +33,7 @@ _CHECKED = (
     "replicas",
     "runs",
     "solvers",
-    "stacked_adam",
-    "stacked_module",
-    "stacked_products",
-    "stacked_tangents",
     "steps",
-    "training",
 )
 _ALWAYS, _EVERY = 50, 20
 _calls: Counter[CodeType] = Counter()

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor, nn
 
-from koffline.batches import Table
+from koffline.batches import ReplicaPlan, Table
 from koffline.kernels import Gaussian, InverseMultiquadric
 from koffline.objectives import (
     CopyTarget,
@@ -26,12 +27,15 @@ OBJECTIVES = {
     "fqe": fitted_q(0.2),
     "fqe_bounded": fitted_q(0.2, (-0.05, 0.1)),
 }
-FORMS = ("state", "discrete", "continuous", "continuous_all")
-SIZES = {"state": (3, 12, 1), "discrete": (3, 8, 6, 4), "continuous": (5, 12, 1), "continuous_all": (5, 7, 1)}
-
-
-def draws_of(form: str) -> str:
-    return "all" if form == "continuous_all" else "one"
+FORMS = ("state", "discrete", "continuous")
+SIZES = {"state": (3, 12, 1), "discrete": (3, 8, 6, 4), "continuous": (5, 12, 1)}
+PLANS = {
+    "own": ReplicaPlan((1e-3,) * 4, (1, 2, 3, 4)),
+    "shared": ReplicaPlan((1e-3,) * 4, (1, 1, 2, 2)),
+    "one_group": ReplicaPlan((1e-3,) * 4, (1, 1, 1, 1)),
+    "uneven": ReplicaPlan((1e-3,) * 4, (1, 2, 2, 2)),
+    "crossed": ReplicaPlan((1e-3,) * 4, (1, 2, 1, 2)),
+}
 
 
 def make_table(form: str, rows: int = 40, dtype: torch.dtype = torch.float64) -> Table:
@@ -47,9 +51,38 @@ def make_table(form: str, rows: int = 40, dtype: torch.dtype = torch.float64) ->
         actions = torch.randint(4, (rows,), generator=generator)
         readout = torch.nn.functional.one_hot(actions, 4).to(dtype)
         next_readout = torch.softmax(draw(rows, 4), dim=1)
-    elif form.startswith("continuous"):
+    elif form == "continuous":
         inputs = torch.cat((inputs, draw(rows, 2)), dim=1)
         following = torch.cat((following[:, None].expand(rows, 3, 3), draw(rows, 3, 2)), dim=2).contiguous()
     discounts = torch.full((rows,), 0.9, dtype=dtype)
     discounts[::7] = 0.0
     return Table(inputs, following, draw(rows), discounts, readout, next_readout, inputs.clone())
+
+
+def reference_loss(objective, reward, discount, value, next_value, gram=None) -> Tensor:
+    """The loss as anyone would write it for autograd, (R,): every stopped gradient is visible."""
+    if objective.next_from != "network":
+        next_value = next_value.detach()
+    if getattr(objective, "next_bounds", None) is not None:
+        next_value = next_value.clamp(*objective.next_bounds)
+    residual = reward + discount * next_value - value
+    if gram is None:
+        return residual.square().mean(dim=-1)
+    rows = residual.shape[-1]
+    weight = 1.0 / rows if objective.diag_weight is None else objective.diag_weight
+    pairs = gram * residual.unsqueeze(-1) * residual.unsqueeze(-2)
+    diagonal = pairs.diagonal(dim1=-2, dim2=-1).sum(dim=-1)
+    off = pairs.sum(dim=(-2, -1)) - diagonal
+    return (1.0 - weight) * off / (rows * (rows - 1)) + weight * diagonal / rows
+
+
+def module_of(network, replica) -> nn.Sequential:
+    """A replica as an ordinary module, written down layer by layer."""
+    parts: list[nn.Module] = []
+    for weight, bias in network.layers(network.flat):
+        linear = nn.Linear(*weight.shape[1:]).to(weight.dtype)
+        with torch.no_grad():
+            linear.weight.copy_(weight[replica].T)
+            linear.bias.copy_(bias[replica, 0])
+        parts += [linear, nn.ReLU() if network.activation == "relu" else nn.Tanh()]
+    return nn.Sequential(*parts[:-1])

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from koffline.data.transitions import Transitions
-from koffline.envs.embedded import EmbeddedMDP
-from koffline.envs.finite_worlds import chain, grid
-from koffline.envs.linear_quadratic import LinearGaussian, LinearQuadratic
-from koffline.envs.rollouts import as_transitions, log_episodes
 from koffline.policies import ContinuousPolicy, DiscretePolicy, Policy
+from scripts.bench.embedded import EmbeddedMDP
+from scripts.bench.finite_worlds import chain, grid
+from scripts.bench.linear_quadratic import LinearGaussian, LinearQuadratic
+from scripts.bench.rollouts import as_transitions, log_episodes
 
 NO_LIMIT = 10_000  # steps; every terminating world here ends long before
 

@@ -30,30 +30,17 @@ def test_an_epoch_visits_every_row_once():
     following = torch.cat([schedule.rows(step)[0] for step in range(3, 6)])
     assert following.sort().values.tolist() == list(range(12))
     assert following.tolist() != first.tolist()
+    with_remainder = BatchSchedule(plan_of([3]), rows=14, batch_size=4)
+    assert with_remainder.steps_per_epoch == 3
+    assert len(set(epoch_of(with_remainder, 0, 3).tolist())) == 12
 
 
-def test_the_remainder_of_an_epoch_is_left_out():
-    schedule = BatchSchedule(plan_of([3]), rows=14, batch_size=4)
-    assert schedule.steps_per_epoch == 3
-    assert len(set(epoch_of(schedule, 0, 3).tolist())) == 12
-
-
-@pytest.mark.parametrize("with_replacement", [False, True])
-def test_rows_depend_on_seed_and_step_alone(with_replacement):
-    among = BatchSchedule(plan_of([1, 2, 3]), 20, 6, with_replacement)
-    alone = BatchSchedule(plan_of([2]), 20, 6, with_replacement)
+def test_rows_depend_on_seed_and_step_alone():
+    among, alone = BatchSchedule(plan_of([1, 2, 3]), 20, 6), BatchSchedule(plan_of([2]), 20, 6)
     expected = [alone.rows(step)[0].clone() for step in range(10)]
     for step in (7, 0, 9, 3):  # any order: a resumed run starts in the middle
         assert torch.equal(among.rows(step)[1], expected[step])
         assert torch.equal(among.draws(step, 5)[1], alone.draws(step, 5)[0])
-
-
-def test_with_replacement_draws_rows_independently():
-    schedule = BatchSchedule(plan_of([0]), rows=10, batch_size=10, with_replacement=True)
-    drawn = epoch_of(schedule, 0, 300)
-    counts = torch.bincount(drawn, minlength=10)
-    assert (counts - 300).abs().max() < 5 * 17  # binomial standard deviation 16.4
-    assert any(len(set(schedule.rows(step)[0].tolist())) < 10 for step in range(5))
 
 
 def test_row_sets_are_multisets_and_replicas_keep_to_theirs():
@@ -95,41 +82,48 @@ def test_plans_group_replicas_that_share_mini_batches():
     assert len(own) == 3
 
 
-def test_tables_are_checked_once():
+def test_tables_move_and_select():
     good = table_of()
-    assert len(good) == 5
-    assert good.draws == 1
-    assert table_of(draws=3).draws == 3
-    with refused(DataError, "rewards has 4 rows"):
-        dataclasses.replace(good, rewards=torch.zeros(4))
-    with refused(DataError, "discounts holds NaN"):
-        dataclasses.replace(good, discounts=torch.full((5,), torch.nan))
-    with refused(DataError, r"rewards is torch\.float64"):
-        dataclasses.replace(good, rewards=good.rewards.double())
-    with refused(DataError, "next_inputs has shape"):
-        dataclasses.replace(good, next_inputs=torch.zeros(5, 3))
-    with refused(DataError, "come together"):
-        dataclasses.replace(good, readout=torch.ones(5, 1))
-    with refused(DataError, "inputs has shape"):
-        dataclasses.replace(good, inputs=torch.zeros(0, 2))
-    chosen = good.select(torch.tensor([4, 0]))
-    assert torch.equal(chosen.inputs, good.inputs[[4, 0]])
+    assert (len(good), good.draws, table_of(draws=3).draws) == (5, 1, 3)
+    assert torch.equal(good.select(torch.tensor([4, 0])).inputs, good.inputs[[4, 0]])
     assert good.to("cpu", torch.float64).rewards.dtype == torch.float64
 
 
-def test_plans_are_checked_once():
-    with pytest.raises(ConfigError, match="one per replica"):
-        ReplicaPlan((1e-3,), (1, 2))
-    with pytest.raises(ConfigError, match="not negative"):
-        ReplicaPlan((-1e-3,), (1,))
-    with pytest.raises(ConfigError, match="come together"):
-        plan_of([1], row_sets=(torch.tensor([0]),))
-    with pytest.raises(ConfigError, match="entries for 1 replicas"):
-        plan_of([1], row_sets=(torch.tensor([0]),), row_set_of=(0, 0))
-    with pytest.raises(ConfigError, match="there are 1 row sets"):
-        plan_of([1], row_sets=(torch.tensor([0]),), row_set_of=(1,))
-    with pytest.raises(ConfigError, match="row set is empty"):
-        plan_of([1], row_sets=(torch.tensor([], dtype=torch.int64),), row_set_of=(0,))
-    outside = plan_of([1], row_sets=(torch.tensor([10]),), row_set_of=(0,))
-    with pytest.raises(ConfigError, match="points outside"):
-        BatchSchedule(outside, rows=10, batch_size=2)
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"rewards": torch.zeros(4)}, "rewards has 4 rows"),
+        ({"discounts": torch.full((5,), torch.nan)}, "discounts holds NaN"),
+        ({"rewards": torch.zeros(5, dtype=torch.float64)}, r"rewards is torch\.float64"),
+        ({"next_inputs": torch.zeros(5, 3)}, "next_inputs has shape"),
+        ({"readout": torch.ones(5, 1)}, "come together"),
+        ({"inputs": torch.zeros(0, 2)}, "inputs has shape"),
+    ],
+)
+def test_tables_are_checked_once(change, words):
+    with refused(DataError, words):
+        dataclasses.replace(table_of(), **change)
+
+
+def sets_of(*sets):
+    return tuple(torch.tensor(rows, dtype=torch.int64) for rows in sets)
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: ReplicaPlan((1e-3,), (1, 2)), "one of each per replica"),
+        (lambda: ReplicaPlan((-1e-3,), (1,)), "not negative"),
+        (lambda: plan_of([1], row_sets=sets_of([0])), "one of each per replica"),
+        (lambda: plan_of([1], row_sets=sets_of([0]), row_set_of=(0, 0)), "one of each per replica"),
+        (lambda: plan_of([1], row_sets=sets_of([0]), row_set_of=(1,)), "there are 1 row sets"),
+        (lambda: plan_of([1], row_sets=sets_of([]), row_set_of=(0,)), "row set is empty"),
+        (
+            lambda: BatchSchedule(plan_of([1], row_sets=sets_of([10]), row_set_of=(0,)), 10, 2),
+            "points outside",
+        ),
+    ],
+)
+def test_plans_are_checked_once(make, words):
+    with pytest.raises(ConfigError, match=words):
+        make()

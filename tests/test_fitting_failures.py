@@ -5,45 +5,41 @@ import math
 import pytest
 import torch
 
-from koffline import fitting
 from koffline.batches import ReplicaPlan, Table
 from koffline.checkpoints import read_checkpoint, write_checkpoint
+from koffline.dual_objectives import GradientTD2, SaddlePoint
 from koffline.errors import ConfigError
 from koffline.fitting import Checkpointing, FitSettings, fit
 from koffline.objectives import ResidualGradient, TemporalDifference
 from koffline.replicas import StackedMLP
 from tests.engine_problems import OBJECTIVES, SIZES, make_table
 
-SETTINGS = FitSettings(steps=57, batch_size=9, record_every=7, tail_average=0.4, schedule="cosine")
+SETTINGS = FitSettings(steps=45, batch_size=9, record_every=7, schedule="cosine")
+ALL = OBJECTIVES | {"gtd2": GradientTD2(), "sbeed": SaddlePoint(ascent_steps=2)}
 
 
 def network_of(form, seeds):
     return StackedMLP.initialise(SIZES[form], seeds, dtype=torch.float64)
 
 
-@pytest.mark.parametrize("record_every", [1, 10, 50])
-def test_a_diverged_replica_is_named_and_never_a_number(record_every):
+@pytest.mark.parametrize(("name", "every"), [("rg", 1), ("rg", 10), ("rg", 50), ("gtd2", 10), ("sbeed", 10)])
+def test_a_diverged_replica_is_named_and_never_a_number(name, every):
     """Adam moves every weight by about its rate: 1e200 overflows the squared residual in the second step."""
-    table = make_table("state")
-    plan = ReplicaPlan((1e-3, 1e200, 1e-3), (0, 1, 2))
-    settings = FitSettings(steps=30, batch_size=9, record_every=record_every, tail_average=0.5)
-    record = fit(table, network_of("state", range(3)), ResidualGradient(), plan, settings)
-    assert record.diverged_at == (None, 1, None)
+    table, plan = make_table("state"), ReplicaPlan((1e-3, 1e200, 1e-3), (0, 1, 2))
+    settings = FitSettings(steps=30, batch_size=9, record_every=every)
+    record = fit(table, network_of("state", range(3)), ALL[name], plan, settings)
+    assert record.diverged_at == (None, 0 if name == "sbeed" else 1, None)  # SBEED's f moves before V
     assert record.network.flat[1].isnan().all()
-    assert record.averaged.flat[1].isnan().all()
     assert record.network.forward(table.inputs)[1].isnan().all()
-    alone = fit(table, network_of("state", [2]), ResidualGradient(), ReplicaPlan.of_seeds([2]), settings)
+    alone = fit(table, network_of("state", [2]), ALL[name], ReplicaPlan.of_seeds([2]), settings)
     torch.testing.assert_close(record.network.flat[2], alone.network.flat[0], rtol=0.0, atol=1e-10)
     assert record.losses[:, [0, 2]].isfinite().all()
-    assert not record.losses[0, 1].isfinite() or record_every == 1
+    assert not record.losses[0, 1].isfinite() or every == 1
 
 
 def test_a_last_step_that_breaks_a_replica_is_noticed():
-    table = make_table("state")
-    plan = ReplicaPlan((1e-3, math.inf), (0, 1))
-    record = fit(
-        table, network_of("state", range(2)), ResidualGradient(), plan, FitSettings(steps=1, batch_size=9)
-    )
+    plan, settings = ReplicaPlan((1e-3, math.inf), (0, 1)), FitSettings(steps=1, batch_size=9)
+    record = fit(make_table("state"), network_of("state", range(2)), ResidualGradient(), plan, settings)
     assert record.losses.isfinite().all()
     assert record.diverged_at == (None, 1)
     assert record.network.flat[1].isnan().all()
@@ -54,7 +50,7 @@ def test_slow_divergence_of_td_is_reported_with_its_step():
     ones = torch.ones(8, 1, dtype=torch.float64)
     table = Table(ones, 2.0 * ones, 0.0 * ones[:, 0], ones[:, 0])
     network = StackedMLP((1, 1), torch.tensor([[1.0, 0.0]], dtype=torch.float64))
-    settings = FitSettings(steps=300, batch_size=8, record_every=10)
+    settings = FitSettings(steps=220, batch_size=8, record_every=10)
     # Adam moves by about its rate a step; δ² overflows beyond 1.3e154, some hundred steps of 1e152 away.
     record = fit(table, network, TemporalDifference(), ReplicaPlan((1e152,), (0,)), settings)
     step = record.diverged_at[0]
@@ -63,7 +59,6 @@ def test_slow_divergence_of_td_is_reported_with_its_step():
     assert record.losses[: step // 10].isfinite().all()
     assert record.losses[: step // 10].diff(dim=0).min() > 0.0  # it grew all the time
     assert not record.losses[step // 10 :].isfinite().any()
-    assert record.network.flat.isnan().all()
 
 
 class Killed(Exception):
@@ -81,73 +76,56 @@ class KillAt:
             raise Killed
 
 
-def probe(step, network):
-    return network.forward(torch.ones(2, network.sizes[0], dtype=torch.float64))
-
-
-def run(form, name, checkpoint=None, progress=None, settings=SETTINGS):
-    plan = ReplicaPlan((1e-2, 1e-3, 1e-2), (0, 0, 1))
+def run(form, name, checkpoint=None, progress=None, settings=SETTINGS, rates=(1e-2, 1e-3, 1e-2)):
     return fit(
         make_table(form),
         network_of(form, range(3)),
-        OBJECTIVES[name],
-        plan,
+        ALL[name],
+        ReplicaPlan(rates, (0, 0, 1)),
         settings,
-        probe=probe,
+        probe=lambda step, network: network.forward(torch.ones(2, network.sizes[0], dtype=torch.float64)),
         probe_every=5,
         progress=progress,
         checkpoint=checkpoint,
     )
 
 
-@pytest.mark.parametrize("form", ["state", "discrete", "continuous"])
-@pytest.mark.parametrize("name", ["kloss", "fvi", "fqe"])
+@pytest.mark.parametrize(
+    ("name", "form"),
+    [
+        ("kloss", "state"),
+        ("fvi", "discrete"),
+        ("fqe", "continuous"),
+        ("gtd2", "state"),
+        ("sbeed", "discrete"),
+    ],
+)
 def test_an_interrupted_run_ends_bit_for_bit_like_another(name, form, tmp_path):
-    whole = run(form, name)
+    rates = (1e-2, 1e-3, 1e-2) if name != "kloss" else (1e-2, 1e200, 1e-2)  # divergence survives a restart
+    whole = run(form, name, rates=rates)
     checkpoint = Checkpointing(tmp_path / "run" / "state.pt", every=13)
     with pytest.raises(Killed):
-        run(form, name, checkpoint, KillAt(30))
-    assert read_state(checkpoint.path)["step"] == 26
-    record = run(form, name, checkpoint)
-    assert torch.equal(record.network.flat, whole.network.flat)
-    assert torch.equal(record.averaged.flat, whole.averaged.flat)
-    assert torch.equal(record.losses, whole.losses)
-    assert record.loss_steps == whole.loss_steps
-    assert record.probe_steps == whole.probe_steps
-    assert all(torch.equal(a, b) for a, b in zip(record.probes, whole.probes, strict=True))
+        run(form, name, checkpoint, KillAt(30), rates=rates)
+    assert torch.load(checkpoint.path, weights_only=True)["step"] == 26
+    record = run(form, name, checkpoint, rates=rates)
+    torch.testing.assert_close(record.network.flat, whole.network.flat, rtol=0.0, atol=0.0, equal_nan=True)
+    torch.testing.assert_close(record.losses, whole.losses, rtol=0.0, atol=0.0, equal_nan=True)
+    torch.testing.assert_close(record.probes, whole.probes, rtol=0.0, atol=0.0, equal_nan=True)
+    assert (record.loss_steps, record.probe_steps) == (whole.loss_steps, whole.probe_steps)
+    assert record.diverged_at == whole.diverged_at == (None, 1 if name == "kloss" else None, None)
+    assert record.seconds > 0.0
     assert [path.name for path in checkpoint.path.parent.iterdir()] == ["state.pt"]
 
 
-def test_a_finished_run_is_read_back(tmp_path):
-    checkpoint = Checkpointing(tmp_path / "state.pt", every=19)
+def test_a_finished_run_is_read_back_and_no_other(tmp_path):
+    checkpoint = Checkpointing(tmp_path / "state.pt", every=15)
     first = run("state", "kloss", checkpoint)
     again = run("state", "kloss", checkpoint, KillAt(0))  # no step is taken, so nothing is killed
     assert torch.equal(again.network.flat, first.network.flat)
-    assert again.seconds >= 0.0
-
-
-def test_divergence_survives_a_restart(tmp_path):
-    table, plan = make_table("state"), ReplicaPlan((1e-3, 1e200), (0, 1))
-    settings = FitSettings(steps=40, batch_size=9, record_every=7)
-    checkpoint = Checkpointing(tmp_path / "state.pt", every=20)
-    arguments = (table, network_of("state", range(2)), ResidualGradient(), plan, settings)
-    with pytest.raises(Killed):
-        fit(*arguments, checkpoint=checkpoint, progress=KillAt(25))
-    record = fit(*arguments, checkpoint=checkpoint)
-    assert record.diverged_at == (None, 1)
-
-
-def read_state(path):
-    return torch.load(path, weights_only=True)
-
-
-def test_another_run_does_not_continue_from_it(tmp_path):
-    checkpoint = Checkpointing(tmp_path / "state.pt", every=19)
-    run("state", "kloss", checkpoint)
     with pytest.raises(ConfigError, match="other data or settings"):
         run("state", "rg", checkpoint)
     with pytest.raises(ConfigError, match="other data or settings"):
-        run("state", "kloss", checkpoint, settings=FitSettings(steps=57, batch_size=8))
+        run("state", "kloss", checkpoint, settings=FitSettings(steps=45, batch_size=8))
 
 
 @pytest.mark.parametrize("content", [b"", b"not a checkpoint", b"PK\x03\x04 torn"])
@@ -184,8 +162,3 @@ def test_a_failed_write_leaves_the_old_checkpoint(tmp_path, monkeypatch):
     monkeypatch.undo()
     assert read_checkpoint(path, "x") == {"fingerprint": "x", "step": 1}
     assert list(tmp_path.iterdir()) == [path]
-
-
-def test_intervals_are_positive(tmp_path):
-    with pytest.raises(ConfigError, match="checkpoint interval is 0"):
-        fitting.Checkpointing(tmp_path / "x", every=0)

@@ -11,9 +11,8 @@ PACKAGE = Path(__file__).parents[1] / "koffline"
 # From the ground up; each room imports only rooms below its own.
 FLOORS = (
     "errors", "untrusted", "store", "jobs", "data",
-    "kernels", "kernel_loss", "bellman", "objectives", "dual_objectives", "config",
-    "stacked_products", "replicas", "stacked_module", "stacked_adam", "stacked_tangents",
-    "batches", "steps", "dual_steps", "fit_records", "training", "checkpoints", "fitting", "solvers",
+    "kernels", "kernel_loss", "bellman", "objectives", "config",
+    "replicas", "batches", "steps", "dual_objectives", "checkpoints", "fitting", "solvers",
     "spread", "progress", "envs", "policies", "algos", "policy_specs", "builders", "runs", "online",
     "ope", "report", "train", "experiments", "cli", "__init__", "__main__",
 )  # fmt: skip

@@ -11,10 +11,10 @@ import pytest
 
 from koffline.data.transitions import Discrete
 from koffline.envs.boxes import WORLDS, make_world, uniform_states
-from koffline.envs.rollouts import monte_carlo_value
 from koffline.policies.d3 import read_d3
 from koffline.policy_specs import load_policy
 from scripts import learn_policies
+from scripts.bench.rollouts import monte_carlo_value
 
 FOLDER = Path(__file__).resolve().parents[1] / "datasets" / "policies"
 ENTRIES = json.loads((FOLDER / "policies.json").read_text())

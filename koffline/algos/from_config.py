@@ -21,8 +21,7 @@ from koffline.algos.model_files import device_name, load
 from koffline.algos.options import rule_of
 from koffline.algos.paths import PathReplayBuffer
 from koffline.algos.trust_pcl import TrustPCL
-from koffline.data.disk.replay import LazyReplayBuffer
-from koffline.data.replay import ColumnarReplayBuffer
+from koffline.data.replay import ColumnarReplayBuffer, LazyReplayBuffer
 from koffline.data.statistics import ColumnStatistics
 from koffline.data.transitions import Discrete, Transitions
 from koffline.errors import ConfigError, KofflineError, nearest_name

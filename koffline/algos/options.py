@@ -138,7 +138,9 @@ _RULES = {
     "tau": Rule(lambda x: 0.0 < x <= 1.0, "give a number in (0, 1]"),
     "target_decay": Rule(lambda x: 0.0 <= x <= 1.0, "give a number in [0, 1]"),
     **dict.fromkeys(("initial_temperature", *_WHOLE[1:]), _POSITIVE),
-    **dict.fromkeys(("temperature", "alpha", "conservative_weight"), _NOT_NEGATIVE),
+    **dict.fromkeys(
+        ("temperature", "alpha", "conservative_weight"), Rule(lambda x: x >= 0, "give 0 or a positive number")
+    ),
 }
 # Where d3rlpy's own algorithms allow more than ours, or have options that ours have not.
 _OF_STOCK = {

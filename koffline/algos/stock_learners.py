@@ -39,7 +39,12 @@ TUPLES = 20_000
 
 
 def train_dqn(
-    log: Transitions, gamma: float, steps: int, seed: int, path: Path, progress: Callable[[int], object] = int
+    log: Transitions,
+    gamma: float,
+    steps: int,
+    seed: int,
+    path: Path,
+    progress: Callable[[int], Any] | None = None,
 ) -> None:
     """Fit d3rlpy's double DQN on a log with discrete actions and save it as a .d3 file.
 
@@ -67,7 +72,7 @@ def train_dqn(
             n_steps_per_epoch=steps,
             logger_adapter=NoopAdapterFactory(),
             show_progress=False,
-            callback=lambda _, __, step: progress(step),
+            callback=None if progress is None else lambda _, __, step: progress(step),
         )
     algo.save(str(path))
 

@@ -201,7 +201,7 @@ def _convert_to_shards(
     space: SpaceRequest | None,
     mapping: Any,
 ) -> None:
-    from koffline.data.disk.conversion import convert_to_shards
+    from koffline.data.sources import convert_to_shards
 
     if format_ is not None:
         raise DataError(f"--format {format_} and --shard-rows were both given; shards are HDF5, choose one")

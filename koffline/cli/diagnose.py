@@ -92,8 +92,7 @@ def diagnose(
 ) -> None:
     """Check everything that can be checked before the long part, then diagnose and print."""
     settings = _checked(model, options)
-    from koffline.report.diagnosis_page import MARKER, write_diagnosis
-    from koffline.report.diagnosis_table import print_diagnosis
+    from koffline.report.diagnosis import MARKER, print_diagnosis, write_diagnosis
 
     run = begin("diagnose", out, force, MARKER)
     # A user's policy or model may print while it is imported or called: stdout belongs to the result alone.
@@ -124,7 +123,7 @@ def _diagnose(
     from koffline.data.sources import open_transitions
     from koffline.data.table.files import is_table_source
     from koffline.fitting import threads
-    from koffline.ope.diagnose.diagnosing import diagnose as diagnose_value_function
+    from koffline.ope.diagnosis import diagnose as diagnose_value_function
     from koffline.policy_specs import load_policy
 
     log = open_for_reading(data, space, mapping, reading)

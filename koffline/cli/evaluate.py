@@ -111,13 +111,11 @@ def evaluate(
 
 def _report_of(several: tuple[str, ...] | None) -> tuple[str, Callable[..., Path], Callable[..., None]]:
     """The file that marks a folder of such results, what writes one and what prints a table."""
+    from koffline.report import estimates
+
     if several is None:
-        from koffline.report import page, table
-
-        return page.MARKER, page.write_report, table.print_estimate
-    from koffline.report import estimators_page, estimators_table
-
-    return estimators_page.MARKER, estimators_page.write_estimates, estimators_table.print_estimates
+        return estimates.ESTIMATE, estimates.write_estimate, estimates.print_estimate
+    return estimates.ESTIMATES, estimates.write_estimates, estimates.print_estimates
 
 
 def _requested_estimators(layers: list[dict[str, Any]]) -> tuple[str, ...] | None:
@@ -170,7 +168,7 @@ def _evaluate(
 ) -> Any:
     """Read, load, fit; the progress bar is on stderr and only on a terminal."""
     from koffline.config import make_settings
-    from koffline.ope.estimators.all import estimate_all
+    from koffline.ope.evaluation import estimate_all
     from koffline.ope.evaluation import evaluate as evaluate_policy
     from koffline.ope.initial_states import read_initial_states
     from koffline.policy_specs import load_policy

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -120,8 +122,6 @@ def requested_mapping(given: Mapping[str, Any]) -> Any:
     said = {name.removeprefix(_PREFIX): value for name, value in given.items() if value not in (None, ())}
     if not said:
         return None
-    from pathlib import Path
-
     from koffline.data.table.mapping import mapping_from_dict, read_mapping_file
 
     file = said.pop("mapping", None)
@@ -196,9 +196,14 @@ def reading_options(command: Callable[..., Any]) -> Callable[..., Any]:
         skip_bad_shards: bool,
         **options: Any,
     ) -> Any:
-        stream = StreamSettings(memory or DEFAULT_MEMORY, workers, ray, skip_bad_shards)
+        out = Path(options.get("out") or "")
+        partial = out.absolute().with_name(f".{out.name}.partial") if out.name else None
+        stream = StreamSettings(memory or DEFAULT_MEMORY, workers, ray, skip_bad_shards, partial)
         asked = lazy or workers > 1 or skip_bad_shards or memory is not None or ray is not None
-        return command(*args, reading=Reading(asked, stream), **options)
+        found = command(*args, reading=Reading(asked, stream), **options)
+        if partial is not None:
+            shutil.rmtree(partial, ignore_errors=True)
+        return found
 
     return run
 

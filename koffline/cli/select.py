@@ -102,8 +102,7 @@ def select(
     settings.update({key: value for key, value in options.items() if value is not None})
     _check(specs, settings)
     true_values = read_truths(truths, specs) if truths else None
-    from koffline.report.selection_page import MARKER, write_ranking
-    from koffline.report.selection_table import print_ranking
+    from koffline.report.ranking import MARKER, print_ranking, write_ranking
 
     run = begin("select", out, force, MARKER)
     # A user's policy may print while it is imported or called: stdout belongs to the result alone.
@@ -131,7 +130,7 @@ def _select(
 ) -> Any:
     """Read, load, rank; bars are on stderr and only on a terminal."""
     from koffline.ope.initial_states import read_initial_states
-    from koffline.ope.selection.selecting import select_policies
+    from koffline.ope.ranking import select_policies
 
     transitions = open_for_reading(data, space, mapping, reading)
     initial = None if starts is None else read_initial_states(starts)

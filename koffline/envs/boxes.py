@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal, Protocol, runtime_checkable
+from typing import ClassVar, Literal
 
 import numpy as np
 from jaxtyping import Float, Shaped
 
-from koffline.envs.classic import MountainCar
-from koffline.envs.world import Actions, Flags, Observations, Outcome, States, World
+from koffline.envs.world import Actions, Flags, Observations, Outcome, States
 from koffline.errors import ConfigError, nearest_name
 
+Pair = tuple[float, float]
 MOVES = ((0.0, 0.05), (0.05, 0.0), (0.0, -0.05), (-0.05, 0.0))  # up, right, down, left
 PUDDLES = (((0.10, 0.75), (0.45, 0.75)), ((0.45, 0.40), (0.45, 0.80)))  # segments that puddles surround
 RADIUS = 0.1
@@ -21,16 +21,47 @@ FORCES = (-50.0, 0.0, 50.0)  # newtons
 POLE_MASS, CART_MASS, HALF_LENGTH, GRAVITY, STEP_SECONDS = 2.0, 8.0, 0.5, 9.8, 0.1
 FALL_ANGLE = math.pi / 2
 FASTEST = 4.0  # radians per second; the state stays in the box
-GYMNASIUM_IDS = {
-    "puddle_world": "koffline/PuddleWorld-v0",
-    "cart_pole": "koffline/NoisyPole-v0",
-    "mountain_car": "koffline/NoisyMountainCar-v0",
-}
-TIME_LIMITS = {"puddle_world": 300, "cart_pole": 500, "mountain_car": 300}  # steps
 
 
 @dataclass(frozen=True)
-class PuddleWorld:
+class BoxWorld:
+    """A world whose states (n, d) fill a box; observations are the states themselves, in native units.
+
+    low, high: its corners. grid: cells per axis of the grid on which the paper computes true values.
+    reward_scale: rewards are divided by it for training, so that values are of order one.
+    """
+
+    noise: float
+    low: ClassVar[Pair]
+    high: ClassVar[Pair]
+    grid: ClassVar[tuple[int, int]]
+    n_actions: ClassVar[int]
+    bounds: ClassVar[None] = None
+    reward_scale: ClassVar[float]
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.noise < math.inf:
+            raise ConfigError(f"noise is {self.noise}; give a number that is not negative")
+
+    def reset(self, n: int, generator: np.random.Generator) -> States:
+        """Draw n start states."""
+        raise NotImplementedError
+
+    def step(self, state: States, action: Actions, generator: np.random.Generator) -> Outcome:
+        """Advance every copy once."""
+        raise NotImplementedError
+
+    def is_terminal(self, state: States) -> Flags:
+        """Whether episodes end in these states."""
+        raise NotImplementedError
+
+    def observe(self, state: States) -> Observations:
+        """The state itself."""
+        return state.astype(np.float32)
+
+
+@dataclass(frozen=True)
+class PuddleWorld(BoxWorld):
     """Walk to the upper right corner of the unit square, around two puddles.
 
     State (x, y); ``noise`` is the standard deviation of each step, per axis. Reward −1 a step, and −400 per
@@ -38,23 +69,17 @@ class PuddleWorld:
     """
 
     noise: float = 0.01
-    low: tuple[float, float] = (0.0, 0.0)
-    high: tuple[float, float] = (1.0, 1.0)
-    grid: tuple[int, int] = (25, 25)
-    reward_scale: float = 20.0
-    n_actions: int = 4
-    bounds: None = None
-
-    def __post_init__(self) -> None:
-        _check_noise(self.noise)
+    low: ClassVar[Pair] = (0.0, 0.0)
+    high: ClassVar[Pair] = (1.0, 1.0)
+    grid: ClassVar[tuple[int, int]] = (25, 25)
+    n_actions: ClassVar[int] = 4
+    reward_scale: ClassVar[float] = 20.0
 
     def reset(self, n: int, generator: np.random.Generator) -> States:
         """Anywhere but in the goal, uniformly."""
         state = generator.uniform(size=(n, 2))
-        outside = self.is_terminal(state)
-        while outside.any():
+        while (outside := self.is_terminal(state)).any():
             state[outside] = generator.uniform(size=(int(outside.sum()), 2))
-            outside = self.is_terminal(state)
         return state
 
     def step(self, state: States, action: Actions, generator: np.random.Generator) -> Outcome:
@@ -62,10 +87,6 @@ class PuddleWorld:
         moved = state + np.asarray(MOVES)[action] + self.noise * generator.standard_normal(state.shape)
         following = np.clip(moved, 0.0, 1.0)
         return Outcome(following, -1.0 - 400.0 * puddle_depth(following), self.is_terminal(following))
-
-    def observe(self, state: States) -> Observations:
-        """The state itself."""
-        return state.astype(np.float32)
 
     def is_terminal(self, state: States) -> Flags:
         """Whether the goal is reached."""
@@ -84,7 +105,7 @@ def puddle_depth(state: Float[np.ndarray, "row 2"]) -> Float[np.ndarray, " row"]
 
 
 @dataclass(frozen=True)
-class NoisyPole:
+class NoisyPole(BoxWorld):
     """Balance a pole with three forces on its cart: the paper's "CartPole", two-dimensional.
 
     State (angle, angular velocity) in radians and seconds, angle 0 upright; falls at ± π/2. ``noise`` is the
@@ -95,19 +116,18 @@ class NoisyPole:
 
     noise: float = 10.0
     reward: Literal["fall", "balance"] = "fall"
-    low: tuple[float, float] = (-FALL_ANGLE, -FASTEST)
-    high: tuple[float, float] = (FALL_ANGLE, FASTEST)
-    grid: tuple[int, int] = (20, 25)
-    n_actions: int = 3
-    bounds: None = None
+    low: ClassVar[Pair] = (-FALL_ANGLE, -FASTEST)
+    high: ClassVar[Pair] = (FALL_ANGLE, FASTEST)
+    grid: ClassVar[tuple[int, int]] = (20, 25)
+    n_actions: ClassVar[int] = 3
 
     def __post_init__(self) -> None:
-        _check_noise(self.noise)
+        super().__post_init__()
         if self.reward not in ("fall", "balance"):
             raise ConfigError(f"reward is '{self.reward}'; use 'fall' or 'balance'")
 
     @property
-    def reward_scale(self) -> float:
+    def reward_scale(self) -> float:  # type: ignore[override]
         """1 for the fall; 20 where every step pays."""
         return 1.0 if self.reward == "fall" else 20.0
 
@@ -121,89 +141,56 @@ class NoisyPole:
         force = np.asarray(FORCES)[action]
         if self.noise:
             force = force + generator.uniform(-self.noise, self.noise, size=len(state))
+        share = 1.0 / (POLE_MASS + CART_MASS)
+        swing = share * POLE_MASS * HALF_LENGTH * velocity**2 * np.sin(2.0 * angle) / 2.0
+        drive = GRAVITY * np.sin(angle) - swing - share * np.cos(angle) * force
+        inertia = 4.0 * HALF_LENGTH / 3.0 - share * POLE_MASS * HALF_LENGTH * np.cos(angle) ** 2
         following_angle = angle + STEP_SECONDS * velocity
-        following_velocity = velocity + STEP_SECONDS * _acceleration(angle, velocity, force)
+        following_velocity = velocity + STEP_SECONDS * (drive / inertia)
         fallen = np.abs(following_angle) > FALL_ANGLE
         following = np.clip(np.stack([following_angle, following_velocity], axis=1), self.low, self.high)
         reward = np.where(fallen, -1.0, 0.0) if self.reward == "fall" else np.where(fallen, 0.0, 1.0)
         return Outcome(following, reward, fallen)
-
-    def observe(self, state: States) -> Observations:
-        """The state itself."""
-        return state.astype(np.float32)
 
     def is_terminal(self, state: States) -> Flags:
         """Whether the pole lies beyond ± π/2; no state of the box does."""
         return np.abs(state[:, 0]) > FALL_ANGLE
 
 
-def _acceleration(angle: np.ndarray, velocity: np.ndarray, force: np.ndarray) -> np.ndarray:
-    """Angular acceleration of the pole, rad/s²."""
-    share = 1.0 / (POLE_MASS + CART_MASS)
-    swing = share * POLE_MASS * HALF_LENGTH * velocity**2 * np.sin(2.0 * angle) / 2.0
-    drive = GRAVITY * np.sin(angle) - swing - share * np.cos(angle) * force
-    return drive / (4.0 * HALF_LENGTH / 3.0 - share * POLE_MASS * HALF_LENGTH * np.cos(angle) ** 2)
-
-
 @dataclass(frozen=True)
-class NoisyMountainCar:
+class NoisyMountainCar(BoxWorld):
     """Leave a valley by swinging in a weak car whose velocity is jolted at every step.
 
     State (position, velocity); push left (0), coast (1), push right (2); −1 a step until position ≥ 0.5.
-    ``noise`` is the standard deviation of a Gaussian added to the velocity each step.
+    ``noise`` is the standard deviation of a Gaussian added to the velocity each step. (Gymnasium's task)
     """
 
     noise: float = 0.001
-    low: tuple[float, float] = (-1.2, -0.07)
-    high: tuple[float, float] = (0.6, 0.07)
-    grid: tuple[int, int] = (30, 25)
-    reward_scale: float = 10.0
-    n_actions: int = 3
-    bounds: None = None
-
-    def __post_init__(self) -> None:
-        _check_noise(self.noise)
+    low: ClassVar[Pair] = (-1.2, -0.07)
+    high: ClassVar[Pair] = (0.6, 0.07)
+    grid: ClassVar[tuple[int, int]] = (30, 25)
+    n_actions: ClassVar[int] = 3
+    reward_scale: ClassVar[float] = 10.0
 
     def reset(self, n: int, generator: np.random.Generator) -> States:
         """At rest near the bottom of the valley."""
-        return MountainCar().reset(n, generator)
+        return np.stack([generator.uniform(-0.6, -0.4, size=n), np.zeros(n)], axis=1)
 
     def step(self, state: States, action: Actions, generator: np.random.Generator) -> Outcome:
         """One step; the left wall is inelastic, the right end is the goal whatever the speed."""
-        following, reward, _ = MountainCar(self.noise).step(state, action, generator)
-        return Outcome(following, reward, self.is_terminal(following))
-
-    def observe(self, state: States) -> Observations:
-        """The state itself."""
-        return state.astype(np.float32)
+        position, velocity = state.T
+        velocity = velocity + (action - 1) * 0.001 - 0.0025 * np.cos(3 * position)
+        if self.noise:
+            velocity = velocity + self.noise * generator.standard_normal(len(state))
+        velocity = np.clip(velocity, -0.07, 0.07)
+        position = np.clip(position + velocity, -1.2, 0.6)
+        velocity = np.where((position == -1.2) & (velocity < 0), 0.0, velocity)
+        following = np.stack([position, velocity], axis=1)
+        return Outcome(following, np.full(len(state), -1.0), self.is_terminal(following))
 
     def is_terminal(self, state: States) -> Flags:
         """Whether the car is out of the valley."""
         return state[:, 0] >= 0.5
-
-
-@runtime_checkable
-class BoxWorld(World, Protocol):
-    """A world whose states (n, d) fill a box; observations are the states themselves, in native units."""
-
-    @property
-    def low(self) -> tuple[float, ...]:
-        """Lower corner of the box, (d,)."""
-
-    @property
-    def high(self) -> tuple[float, ...]:
-        """Upper corner of the box, (d,)."""
-
-    @property
-    def grid(self) -> tuple[int, int]:
-        """Cells per axis of the grid on which the paper computes true values."""
-
-    @property
-    def reward_scale(self) -> float:
-        """Rewards are divided by it for training, so that values are of order one."""
-
-    def is_terminal(self, state: States) -> Flags:
-        """Whether episodes end in these states."""
 
 
 WORLDS: dict[str, type[BoxWorld]] = {
@@ -211,11 +198,13 @@ WORLDS: dict[str, type[BoxWorld]] = {
     "cart_pole": NoisyPole,
     "mountain_car": NoisyMountainCar,
 }
+GYMNASIUM_IDS = {name: f"koffline/{world.__name__}-v0" for name, world in WORLDS.items()}
+TIME_LIMITS = {"puddle_world": 300, "cart_pole": 500, "mountain_car": 300}  # steps
 
 
 def make_world(name: str) -> BoxWorld:
     """The world of a name or a Gymnasium id, with its default noise. Raises ConfigError."""
-    return WORLDS[world_name(name)]()
+    return WORLDS[world_name(name)]()  # type: ignore[call-arg]
 
 
 def world_name(name: str) -> str:
@@ -231,22 +220,15 @@ def uniform_states(world: BoxWorld, n: int, generator: np.random.Generator) -> F
     """n states uniform over the part of the box where episodes go on."""
     if n < 1:
         raise ConfigError(f"n is {n}; give a positive number of states")
-    parts: list[np.ndarray] = []
-    missing = n
-    while missing:
-        drawn = generator.uniform(world.low, world.high, size=(max(2 * missing, 16), len(world.low)))
-        kept = drawn[~world.is_terminal(drawn)][:missing]
-        parts.append(kept)
-        missing -= len(kept)
-    return np.concatenate(parts)
+    found = np.empty((0, len(world.low)))
+    while len(found) < n:
+        count = max(2 * (n - len(found)), 16)
+        drawn = generator.uniform(world.low, world.high, size=(count, len(world.low)))
+        found = np.concatenate([found, drawn[~world.is_terminal(drawn)]])[:n]
+    return found
 
 
 def to_unit_square(world: BoxWorld, states: Shaped[np.ndarray, "row d"]) -> Float[np.ndarray, "row d"]:
     """States in native units as points of [0, 1]^d."""
     low, high = np.asarray(world.low), np.asarray(world.high)
     return (np.asarray(states, dtype=np.float64) - low) / (high - low)
-
-
-def _check_noise(noise: float) -> None:
-    if not 0.0 <= noise < math.inf:
-        raise ConfigError(f"noise is {noise}; give a number that is not negative")

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from koffline.envs.world import Outcome
+from koffline.envs.world import Outcome, draw_categories
 from koffline.errors import ConfigError
 
 Probabilities = Float[np.ndarray, "state action"]
@@ -18,6 +18,9 @@ Numbers = Int[np.ndarray, " row"]
 Flags = Bool[np.ndarray, " row"]
 _SUM_TOLERANCE = 1e-9
 ActionValues = Float[np.ndarray, "state action"]
+TSITSIKLIS_FEATURES = ((1.0, 0.0, 0.0), (0.0, 1.0, 0.0), (0.0, 0.0, 1.0), (0.0, 0.0, 2.0), (0.0, 0.0, 0.0))
+TSITSIKLIS_WEIGHTS = (0.8, 1.0, 0.0)
+TSITSIKLIS_GAMMA = 1.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -162,15 +165,6 @@ class FiniteMDP:
         return moves, np.where(self.terminal, 0.0, gain)
 
 
-def draw_categories(
-    probabilities: Float[np.ndarray, "row category"], generator: np.random.Generator
-) -> Numbers:
-    """One category per row of (N, K) probabilities."""
-    cumulative = np.cumsum(probabilities, axis=1)
-    threshold = generator.random(len(cumulative))[:, None] * cumulative[:, -1:]
-    return np.sum(cumulative[:, :-1] <= threshold, axis=1).astype(np.int64)
-
-
 def _require_shape(name: str, table: np.ndarray, shape: tuple[int, ...]) -> None:
     if table.shape != shape:
         raise ConfigError(f"{name} has shape {table.shape}, expected {shape}; build it for the same S and A")
@@ -203,3 +197,21 @@ def value_iteration(mdp: FiniteMDP, gamma: float, tolerance: float = 1e-8) -> Ac
         rounding = 4.0 * np.finfo(np.float64).eps * np.abs(values).max()
         if gap * gamma <= max(tolerance * (1.0 - gamma), rounding):
             return action_values
+
+
+def tsitsiklis_van_roy() -> FiniteMDP:
+    """The modified example of Tsitsiklis and Van Roy: five states, a linear value, and TD diverges.
+
+    The arrows of the paper's figure are lost; this reconstruction satisfies everything its text says: states
+    s1 … s4 and a terminal one, in this order, γ = 1, values (w1, w2, w3, 2·w3, 0), exact at w* = (0.8, 1, 0).
+    Episodes start in any of the first four. (Feng et al. 2019, fig:toy_diverge)
+    """
+    transition = np.zeros((5, 1, 5))
+    transition[0, 0, [1, 2]] = (0.8, 0.2)
+    transition[1, 0, 4] = 1.0
+    transition[2, 0, 3] = 1.0
+    transition[3, 0, [3, 4]] = (0.95, 0.05)
+    transition[4, 0, 4] = 1.0
+    reward = np.zeros((5, 1))
+    reward[1] = 1.0
+    return FiniteMDP(transition, reward, np.arange(5) == 4, np.array([0.25, 0.25, 0.25, 0.25, 0.0]))

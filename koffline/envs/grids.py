@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from jaxtyping import Float, Int, Shaped
 
-from koffline.envs.boxes import BoxWorld
+from koffline.envs.boxes import BoxWorld, Pair
 from koffline.envs.finite import FiniteMDP
 from koffline.errors import ConfigError
 
 Points = Shaped[np.ndarray, "row 2"]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class GridProcess:
     """A finite process with one state per cell, row-major, and a last state in which every episode ends."""
 
-    mdp: FiniteMDP
-    low: tuple[float, float]
-    high: tuple[float, float]
+    low: Pair
+    high: Pair
     shape: tuple[int, int]
+    mdp: FiniteMDP = field(init=False)
 
     @property
     def centres(self) -> Float[np.ndarray, "cell 2"]:
@@ -39,12 +39,12 @@ class GridProcess:
 
     def cell_of(self, states: Points) -> Int[np.ndarray, " row"]:
         """The cell in which each state (N, 2) lies."""
-        index = np.clip(np.floor(self._places(states)).astype(np.int64), 0, np.asarray(self.shape) - 1)
-        return index[:, 0] * self.shape[1] + index[:, 1]
+        place = np.floor(places(states, self.low, self.high, self.shape)).astype(np.int64)
+        return np.ravel_multi_index(tuple(place.T), self.shape, mode="clip")
 
     def weights_of(self, states: Points) -> tuple[Int[np.ndarray, "row 4"], Float[np.ndarray, "row 4"]]:
         """The four cells around each state and their bilinear weights; constant beyond the outer centres."""
-        return bilinear_weights(self._places(states), self.shape)
+        return bilinear_weights(places(states, self.low, self.high, self.shape), self.shape)
 
     def values_at(
         self, values: Float[np.ndarray, " state"], states: Points, interpolate: bool = False
@@ -55,14 +55,8 @@ class GridProcess:
         cells, weights = self.weights_of(states)
         return (values[cells] * weights).sum(axis=1)
 
-    def _places(self, states: Points) -> Float[np.ndarray, "row 2"]:
-        """States in units of cells."""
-        return places(states, self.low, self.high, self.shape)
 
-
-def places(
-    states: Points, low: tuple[float, float], high: tuple[float, float], shape: tuple[int, int]
-) -> Float[np.ndarray, "row 2"]:
+def places(states: Points, low: Pair, high: Pair, shape: tuple[int, int]) -> Float[np.ndarray, "row 2"]:
     """States of the box as places in units of cells: cell i of an axis reaches from i to i + 1."""
     corner = np.asarray(low, dtype=np.float64)
     share = (np.asarray(states, dtype=np.float64) - corner) / (np.asarray(high) - corner)
@@ -78,13 +72,10 @@ def bilinear_weights(
     lower = np.minimum(np.floor(place).astype(np.int64), np.maximum(last - 1, 0))
     share = place - lower
     cells, weights = [], []
-    for first in (0, 1):
-        for second in (0, 1):
-            index = np.minimum(lower + np.array([first, second]), last)
-            cells.append(index[:, 0] * shape[1] + index[:, 1])
-            weights.append(
-                (share[:, 0] if first else 1.0 - share[:, 0]) * (share[:, 1] if second else 1.0 - share[:, 1])
-            )
+    for corner in np.ndindex(2, 2):
+        index = np.minimum(lower + corner, last)
+        cells.append(index[:, 0] * shape[1] + index[:, 1])
+        weights.append(np.where(corner, share, 1.0 - share).prod(axis=1))
     return np.stack(cells, axis=1), np.stack(weights, axis=1)
 
 
@@ -103,35 +94,30 @@ def discretise(
     values by less than a cell, and grids need fewer cells. Cells whose centre is terminal are terminal.
     Memory is 16 (n1·n2)² A bytes. Raises ConfigError.
     """
-    if min(shape) < 1 or samples < 1 or world.n_actions is None or len(world.low) != 2:
+    if min(shape) < 1 or samples < 1:
         raise ConfigError(
-            f"a grid of {shape} cells with {samples} samples of {type(world).__name__} cannot be made; "
-            "give positive numbers and a world with two dimensions and discrete actions"
+            f"a grid of {shape} cells with {samples} samples cannot be made; give positive numbers"
         )
     cells, actions = shape[0] * shape[1], world.n_actions
-    shell = FiniteMDP(np.ones((1, 1, 1)), np.zeros((1, 1)), np.array([False]), np.ones(1))
-    low, high = (float(world.low[0]), float(world.low[1])), (float(world.high[0]), float(world.high[1]))
-    empty = GridProcess(shell, low, high, shape)
-    centres = empty.centres
+    grid = GridProcess(world.low, world.high, shape)
+    centres = grid.centres
     transition = np.zeros((cells + 1, actions, cells + 1))
     reward = np.zeros((cells + 1, actions))
     from_cell = np.repeat(np.arange(cells), samples)
     for action in range(actions):
-        chosen = np.full(cells * samples, action)
         start = centres[from_cell]
         if aggregate:
-            start = start + empty.cell_size * generator.uniform(-0.5, 0.5, size=start.shape)
-        state, gain, ended = world.step(start, chosen, generator)
+            start = start + grid.cell_size * generator.uniform(-0.5, 0.5, size=start.shape)
+        state, gain, ended = world.step(start, np.full(cells * samples, action), generator)
         reward[:cells, action] = gain.reshape(cells, samples).mean(axis=1)
-        table = transition[:, action]
+        table, on = transition[:, action], ~ended
         np.add.at(table, (from_cell[ended], cells), 1.0 / samples)
-        on = ~ended
         if interpolate:
-            to, weights = empty.weights_of(state[on])
+            to, weights = grid.weights_of(state[on])
             np.add.at(table, (from_cell[on][:, None], to), weights / samples)
         else:
-            np.add.at(table, (from_cell[on], empty.cell_of(state[on])), 1.0 / samples)
+            np.add.at(table, (from_cell[on], grid.cell_of(state[on])), 1.0 / samples)
     transition[cells, :, cells] = 1.0
     terminal = np.append(world.is_terminal(centres), True)
-    initial = ~terminal / np.sum(~terminal)
-    return GridProcess(FiniteMDP(transition, reward, terminal, initial), low, high, shape)
+    grid.mdp = FiniteMDP(transition, reward, terminal, ~terminal / np.sum(~terminal))
+    return grid

@@ -30,10 +30,7 @@ class BoxWorldEnv(gymnasium.Env[np.ndarray, np.int64]):
     Options of ``reset``: {"state": (x, y)} starts there.
     """
 
-    metadata: ClassVar[dict[str, Any]] = {  # type: ignore[misc]  # as Gymnasium has it
-        "render_modes": ["rgb_array"],
-        "render_fps": 20,
-    }
+    metadata: ClassVar[dict[str, Any]] = {"render_modes": ["rgb_array"], "render_fps": 20}  # type: ignore[misc]
 
     def __init__(
         self, world: str, start: str = "reset", render_mode: str | None = None, **overrides: Any
@@ -43,30 +40,23 @@ class BoxWorldEnv(gymnasium.Env[np.ndarray, np.int64]):
         if render_mode not in (None, *self.metadata["render_modes"]):
             raise ConfigError(f"render_mode is '{render_mode}'; use 'rgb_array' or None")
         try:
-            self.world = replace(make_world(world), **overrides)  # type: ignore[type-var]
+            self.world = replace(make_world(world), **overrides)
         except TypeError as error:
             raise ConfigError(f"{world} has no such setting ({error}); see its class") from None
         self.render_mode, self._start = render_mode, start
         low, high = (np.asarray(corner, dtype=np.float32) for corner in (self.world.low, self.world.high))
         self.observation_space = gymnasium.spaces.Box(low, high, dtype=np.float32)
-        assert self.world.n_actions is not None
         self.action_space = gymnasium.spaces.Discrete(self.world.n_actions)
         self._state: np.ndarray | None = None
-        self._action: int | None = None
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[np.ndarray, dict[str, Any]]:
         """Start an episode; the same seed gives the same one."""
         super().reset(seed=seed)
+        draw = uniform_states if self._start == "uniform" else type(self.world).reset
         wanted = (options or {}).get("state")
-        if wanted is not None:
-            self._state = self._checked(wanted)
-        elif self._start == "uniform":
-            self._state = uniform_states(self.world, 1, self.np_random)
-        else:
-            self._state = self.world.reset(1, self.np_random)
-        self._action = None
+        self._state = draw(self.world, 1, self.np_random) if wanted is None else self._checked(wanted)
         return self._observation(), {}
 
     def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
@@ -76,14 +66,14 @@ class BoxWorldEnv(gymnasium.Env[np.ndarray, np.int64]):
         if not self.action_space.contains(action):
             raise ConfigError(f"action is {action!r}; give one of {self.action_space}")
         outcome = self.world.step(self._state, np.array([int(action)]), self.np_random)
-        self._state, self._action = outcome.state, int(action)
+        self._state = outcome.state
         return self._observation(), float(outcome.reward[0]), bool(outcome.terminated[0]), False, {}
 
     def render(self) -> np.ndarray | None:  # type: ignore[override]
         """The world as a picture, (height, width, 3) uint8; None without a render mode."""
         if self.render_mode is None or self._state is None:
             return None
-        return draw_world(self.world, self._state[0], self._action)
+        return draw_world(self.world, self._state[0])
 
     def _observation(self) -> np.ndarray:
         assert self._state is not None
@@ -105,16 +95,12 @@ class BoxWorldEnv(gymnasium.Env[np.ndarray, np.int64]):
 
 def register_envs() -> None:
     """Register every world, and MuJoCo with noise, once."""
-    if NOISY_MUJOCO not in registry:
-        gymnasium.register(NOISY_MUJOCO, entry_point=f"{__name__}:noisy_mujoco")
+    if NOISY_MUJOCO in registry:
+        return
+    gymnasium.register(NOISY_MUJOCO, entry_point=f"{__name__}:noisy_mujoco")
     for name, identifier in GYMNASIUM_IDS.items():
-        if identifier not in registry:
-            gymnasium.register(
-                identifier,
-                entry_point=f"{__name__}:BoxWorldEnv",
-                max_episode_steps=TIME_LIMITS[name],
-                kwargs={"world": name},
-            )
+        entry, limit = f"{__name__}:BoxWorldEnv", TIME_LIMITS[name]
+        gymnasium.register(identifier, entry, max_episode_steps=limit, kwargs={"world": name})
 
 
 class VelocityNoise(gymnasium.Wrapper[Any, Any, Any, Any]):

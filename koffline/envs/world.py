@@ -1,15 +1,18 @@
-"""What a vectorised world is: n copies of one task, advanced together.
+"""What a vectorised world is: n copies of one task, advanced together; and how a policy plays it.
 
 Every array has the copies on its first axis. Time limits are no part of a world: they belong to whoever
-writes a log (:mod:`koffline.envs.rollouts`).
+writes a log. A policy here is plain: with discrete actions a callable from observations to probabilities
+(N, n); with continuous ones an object with ``sample(observations, generator) -> (N, k)``.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol, runtime_checkable
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
-from jaxtyping import Bool, Float, Float32, Shaped
+from jaxtyping import Bool, Float, Float32, Int, Shaped
 
 States = Shaped[np.ndarray, "copy *state"]  # (n, d) float64; (n,) state numbers of a finite process
 Observations = Float32[np.ndarray, "copy *observation"]
@@ -46,3 +49,64 @@ class World(Protocol):
 
     def observe(self, state: States) -> Observations:
         """What the log records of the states."""
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """One step of every copy still running; ``index`` (n,) says which copies these are."""
+
+    index: Int[np.ndarray, " copy"]
+    observation: Observations
+    action: Actions
+    reward: Rewards
+    next_observation: Observations
+    terminated: Flags
+
+
+def draw_categories(
+    probabilities: Float[np.ndarray, "row category"], generator: np.random.Generator
+) -> Int[np.ndarray, " row"]:
+    """One category per row of (N, K) probabilities."""
+    cumulative = np.cumsum(probabilities, axis=1)
+    threshold = generator.random(len(cumulative))[:, None] * cumulative[:, -1:]
+    return np.sum(cumulative[:, :-1] <= threshold, axis=1).astype(np.int64)
+
+
+def draw_actions(policy: Any, observations: Observations, generator: np.random.Generator) -> Actions:
+    """Sample one action per observation: (N,) int64 from probabilities, else (N, k)."""
+    if hasattr(policy, "sample"):
+        return policy.sample(observations, generator)
+    return draw_categories(policy(observations), generator)
+
+
+def play(
+    world: World, policy: Any, state: States, limit: int, generator: np.random.Generator
+) -> Iterator[Step]:
+    """Yield step after step of every copy that still runs, for at most ``limit`` steps."""
+    index = np.arange(len(state))
+    observation = world.observe(state)
+    for _ in range(limit):
+        action = draw_actions(policy, observation, generator)
+        state, reward, terminated = world.step(state, action, generator)
+        next_observation = world.observe(state)
+        yield Step(index, observation, action, reward, next_observation, terminated)
+        running = ~terminated
+        if not running.any():
+            return
+        index, state, observation = index[running], state[running], next_observation[running]
+
+
+def discounted_returns(
+    world: World,
+    policy: Any,
+    start: States,
+    gamma: float,
+    generator: np.random.Generator,
+    repeats: int,
+    horizon: int,
+) -> Float[np.ndarray, "repeat start"]:
+    """Returns of ``repeats`` rollouts from each start state (n, d), cut after ``horizon`` steps."""
+    returns = np.zeros(repeats * len(start))
+    for t, step in enumerate(play(world, policy, np.tile(start, (repeats, 1)), horizon, generator)):
+        returns[step.index] += gamma**t * step.reward
+    return returns.reshape(repeats, len(start))

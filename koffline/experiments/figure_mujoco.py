@@ -1,63 +1,354 @@
-"""How figure-mujoco is shown: returns against environment steps, four critics, six environments; and tables.
+"""figure-mujoco: run what is missing, choose settings, and show Trust-PCL with four critics.
 
-First page: the mean action's returns; second: the sampled policy's; third: the paper's own grid and learner.
-(Feng et al. 2019, fig:mujoco_bench, fig:more_bench)
+A comparison is the difference of interquartile means over seeds, K-loss minus a rival, each at its best
+setting: it holds or does not where the 95 % bootstrap interval lies on one side of 0, else undecided; so is
+what fewer than five seeds say. First page: the mean action's returns against environment steps; second: the
+sampled policy's; third: the paper's own grid and learner.
+(Feng et al. 2019, Section 5.3, fig:mujoco_bench, fig:more_bench)
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
+from jaxtyping import Float, Int
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
-from koffline.experiments.mujoco import panel_of
-from koffline.experiments.mujoco_plan import BUDGETS, CRITICS, NOISE_LEVELS
-from koffline.experiments.results import Curves, Results, ReturnRow, SearchRow
-from koffline.experiments.statistics import band
-from koffline.experiments.style import (
-    COLOURS,
-    INK,
-    LABELS,
-    MARKERS,
-    SOFT,
-    house_style,
-    method_legend,
-    table_lines,
+from koffline.experiments import style
+from koffline.experiments.cells import Run
+from koffline.experiments.mujoco_cells import (
+    MujocoCell,
+    MujocoResult,
+    is_mujoco,
+    mujoco_jobs,
+    mujoco_path,
+    read_mujoco,
 )
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+from koffline.experiments.mujoco_plan import (
+    BUDGETS,
+    CRITICS,
+    NOISE_LEVELS,
+    SEARCHED,
+    SEARCHES,
+    Choices,
+    MujocoRequest,
+    Setting,
+    as_setting,
+    part_cells,
+    search_settings,
+)
+from koffline.experiments.results import (
+    FAILS,
+    HOLDS,
+    UNDECIDED,
+    Claim,
+    Curves,
+    Results,
+    ReturnRow,
+    SearchRow,
+)
+from koffline.experiments.statistics import Scores, band, difference, scores_of
+from koffline.online.config import OnlineConfig, resolved
+from koffline.spread import interquartile_mean, spread_of
 
 _COLUMNS = 4
 _TITLES = {"InvertedDoublePendulum": "Inv. Double Pendulum", "InvertedPendulum": "Inverted Pendulum"}
+_WHERE = "Section 5.3, fig:mujoco_bench"
+_GRIDS = {"final": "equal settings or grid for all", "paper": "the paper's grid and learner"}
+_RIVALS = tuple(critic for critic in CRITICS if critic != "kloss")
+_SHORT = {"window_length": "d", "learning_rate": "lr", "max_divergence": "ε"}
+_NOT_SETTINGS = {"environment", "environment_options", "critic", "steps", "reward_scale"}
+Finished = list[tuple[MujocoCell, MujocoResult]]
 
-_PARTS = {
-    "final": "Each critic at its best setting of the same grid",
-    "paper": "The paper's learner, each critic at its best setting of the paper's grid",
-    "noise": "Noise on the transitions",
-}
-_SEARCHES = {"search": "The same grid for all critics", "paper-search": "The paper's grid"}
-_SHOWN = 3  # settings of a critic in the table of a search
-_HEADER = (
-    "critic",
-    "setting",
-    "final return, IQM",
-    "best but one",
-    "sampled policy, IQM",
-    "best but one",
-    "area",
-    "area, sampled",
-    "median steps to threshold",
-    "diverged",
-)
-_BUDGET = ("environment", "steps of a run", "seeds", "steps of a run of the search")
-_NOTE = (
-    "IQM over all seeds and its 95 % bootstrap interval; “best but one”: mean without the worst seed, as the "
-    "paper reports. Final: mean of the last tenth of the evaluations; area: mean height of the learning "
-    "curve; sampled: the return of the sampled policy instead of the mean action's."
-)
+
+class Group(NamedTuple):
+    """What one curve of the figure shows: a critic on an environment, in a part, at a level of noise."""
+
+    part: str
+    environment: str
+    noise: float
+    critic: str
+
+    @property
+    def panel(self) -> str:
+        """Swimmer final, Swimmer paper, Swimmer noise 0.02: the first half of its name in the curves."""
+        return f"{self.environment} {self.part}" + (f" {self.noise:g}" if self.part == "noise" else "")
+
+
+@dataclass(frozen=True, eq=False)
+class Learned:
+    """All seeds of a group: curves (R, T) at ``steps`` (T,). diverged: runs that stood still."""
+
+    setting: str
+    steps: Int[np.ndarray, " time"]
+    returns: Float[np.ndarray, "run time"]
+    sampled: Float[np.ndarray, "run time"]
+    lengths: Float[np.ndarray, "run time"]
+    diverged: int
+
+    def scores(self, curve: str, threshold: float | None = None) -> Scores:
+        """Of one of the curves."""
+        return scores_of(self.steps, getattr(self, curve), threshold)
+
+
+Runs = Mapping[Group, Learned]
+
+
+def collect_mujoco(run: Run) -> tuple[dict[str, Any], Curves]:
+    """Searches first, then what uses their choices; then what is finished, whatever was asked for."""
+    request, folder = run.request or MujocoRequest(quick=run.scale.quick), run.cells_folder
+    for searches in (True, False):
+        choices, _ = choose_settings(_whole(request, folder, SEARCHED, {})[0])
+        parts = [part for part in request.parts if (part in SEARCHED) == searches]
+        asked = [(part, name) for part in parts for name in request.environments]
+        cells = [cell for part, name in asked for cell in part_cells(request, part, name, choices)]
+        run.work_off(mujoco_jobs(cells, folder))
+    return finished_parts(request, folder)
+
+
+def finished_parts(request: MujocoRequest, folder: Path) -> tuple[dict[str, Any], Curves]:
+    """Rows, claims and curves of everything that is finished, and the names of what is not."""
+    searched, missing = _whole(request, folder, SEARCHED, {})
+    choices, searches = choose_settings(searched)
+    finished, also_missing = _whole(request, folder, SEARCHES, choices)
+    learned = gather(finished)
+    budgets = {
+        name: {
+            "steps": request.steps_of(name),
+            "seeds": request.seeds(name),
+            "search_steps": request.search_steps(name),
+        }
+        for name in BUDGETS
+    }
+    extra = {**_costs([*finished, *searched]), "not_run": [*missing, *also_missing], "budgets": budgets}
+    parts = {
+        "rows": (),
+        "returns": tuple(rows_of_returns(learned)),
+        "searches": tuple(searches),
+        "claims": tuple(mujoco_claims(learned)),
+        "extra": extra,
+    }
+    names = {"return": "returns", "sampled_return": "sampled", "length": "lengths"}
+    curves = {
+        f"{group.panel}/{group.critic}": {
+            "steps": part.steps,
+            **{key: getattr(part, name).astype(np.float32) for key, name in names.items()},
+        }
+        for group, part in learned.items()
+    }
+    return parts, curves
+
+
+def _whole(
+    request: MujocoRequest, folder: Path, parts: Iterable[str], choices: Choices
+) -> tuple[Finished, list[str]]:
+    """The cells of the parts that are finished as a whole, also without any, and the names of the others."""
+    finished: Finished = []
+    missing = []
+    for part, environment in ((part, environment) for part in parts for environment in BUDGETS):
+        cells = part_cells(request, part, environment, choices)
+        if all(is_mujoco(cell, folder) for cell in cells):
+            finished += [(cell, read_mujoco(mujoco_path(cell, folder))) for cell in cells]
+        else:
+            missing.append(f"{part} of {environment}")
+    return finished, missing
+
+
+def gather(finished: Finished) -> dict[Group, Learned]:
+    """The runs of all cells, by what they show."""
+    found: dict[Group, list[tuple[MujocoResult, int]]] = {}
+    for cell, result in finished:
+        for place, critic in enumerate(result.critics):
+            group = Group(cell.part, cell.environment, cell.noise, critic)
+            found.setdefault(group, []).append((result, place))
+    return {group: _learned(runs) for group, runs in found.items()}
+
+
+def _learned(runs: Sequence[tuple[MujocoResult, int]]) -> Learned:
+    first, place = runs[0]
+    returns, sampled, lengths = (
+        np.stack([getattr(result, name)[row] for result, row in runs])
+        for name in ("returns", "sampled", "lengths")
+    )
+    for curve in sampled:  # NaN where no training episode had ended yet becomes the run's first number
+        good = np.flatnonzero(np.isfinite(curve))
+        curve[~np.isfinite(curve)] = curve[good[0]] if len(good) else 0.0
+    diverged = sum(int(result.diverged_at[row] >= 0) for result, row in runs)
+    return Learned(setting_words(first.configs[place]), first.steps, returns, sampled, lengths, diverged)
+
+
+def setting_words(config: Mapping[str, Any]) -> str:
+    """d 10, lr 0.003, ε 0.001, and whatever else is not the default."""
+    usual = resolved(OnlineConfig(environment="any"))
+    words = [f"{short} {config[name]:g}" for name, short in _SHORT.items()]
+    for name, value in config.items():
+        is_said = name in _SHORT or name in _NOT_SETTINGS or name.startswith("evaluation")
+        if not is_said and name in usual and value != usual[name]:
+            words.append(f"{name} {value:.3g}" if isinstance(value, float) else f"{name} {value}")
+    return ", ".join(words)
+
+
+def choose_settings(finished: Finished) -> tuple[dict[tuple[str, str, str], Setting], list[SearchRow]]:
+    """The best setting of each critic by the area under the greedy curve, and all of them ranked.
+
+    finished: whole searches only: a best of half a grid would be another's.
+    """
+    runs: dict[tuple[str, str, str], dict[Setting, list[tuple[MujocoResult, int]]]] = {}
+    for cell, result in finished:
+        for place, run in enumerate(cell.runs):
+            critic = run.config.critic
+            # What a run has of the names that its grid varies.
+            names = {name for setting in search_settings(cell.part, critic) for name, _ in setting}
+            setting = as_setting({name: getattr(run.config, name) for name in names})
+            by_setting = runs.setdefault((cell.environment, cell.part, critic), {})
+            by_setting.setdefault(setting, []).append((result, place))
+    choices, rows = {}, []
+    for key, by_setting in runs.items():
+        learned = {setting: _learned(part) for setting, part in by_setting.items()}
+        # Of equals the first.
+        ranking = sorted(learned, key=lambda s: -float(interquartile_mean(learned[s].scores("returns").area)))
+        choices[key] = ranking[0]
+        for rank, part in enumerate(learned[setting] for setting in ranking):
+            greedy, sampled = part.scores("returns"), part.scores("sampled")
+            area, final, drawn = (_round(part.mean()) for part in (greedy.area, greedy.final, sampled.final))
+            runs_of = (part.setting, len(part.returns), int(part.steps[-1]))
+            rows.append(SearchRow(*key, *runs_of, area, final, drawn, rank))
+    return choices, rows
+
+
+def _costs(finished: Finished) -> dict[str, Any]:
+    """Seconds, environment steps per second and core, and what the time went to."""
+    seconds = sum(result.seconds for _, result in finished)
+    steps = sum(int(result.steps[-1]) * len(result.seeds) for _, result in finished)
+    shares: dict[str, float] = {}
+    for _, result in finished:
+        for name, part in result.shares.items():
+            shares[name] = shares.get(name, 0.0) + part
+    total = max(sum(shares.values()), 1e-9)
+    return {
+        "training_seconds": seconds,
+        "environment_steps": steps,
+        "runs": sum(len(result.seeds) for _, result in finished),
+        "steps_per_second": steps / max(seconds, 1e-9),
+        "shares": {name: part / total for name, part in shares.items()},
+    }
+
+
+def rows_of_returns(learned: Runs) -> list[ReturnRow]:
+    """One row per group, in the order of the paper's panels."""
+    order, critics = list(BUDGETS), list(CRITICS)
+    groups = sorted(
+        learned, key=lambda g: (g.part, order.index(g.environment), g.noise, critics.index(g.critic))
+    )
+    return [_row(group, learned[group]) for group in groups]
+
+
+def _row(group: Group, part: Learned) -> ReturnRow:
+    greedy = part.scores("returns", BUDGETS[group.environment].threshold)
+    sampled = part.scores("sampled")
+    reached = float(np.sort(greedy.reached)[len(greedy.reached) // 2])  # ∞ where half never did
+    return ReturnRow(
+        **group._asdict(),
+        setting=part.setting,
+        seeds=len(part.returns),
+        steps=int(part.steps[-1]),
+        **_spread("final", greedy.final),
+        final_best=_without_the_worst(greedy.final),
+        **_spread("sampled", sampled.final),
+        sampled_best=_without_the_worst(sampled.final),
+        **_spread("area", greedy.area),
+        sampled_area=_round(float(interquartile_mean(sampled.area))),
+        length=_round(part.scores("lengths").final.mean()),
+        reached=reached if math.isfinite(reached) else None,
+        reached_seeds=int(np.isfinite(greedy.reached).sum()),
+        diverged=part.diverged,
+    )
+
+
+def _spread(name: str, values: np.ndarray) -> dict[str, Any]:
+    """The interquartile mean over runs and its interval; None for an end that a single run does not have."""
+    found = spread_of([values])
+    ends = {name: found.iqm, f"{name}_low": found.low, f"{name}_high": found.high}
+    return {key: _round(end) if math.isfinite(end) else None for key, end in ends.items()}
+
+
+def _without_the_worst(values: np.ndarray) -> float:
+    """Mean of all runs but the worst: the paper's best 5 of 6. (Feng et al. 2019, Training Details)"""
+    return _round(np.sort(values)[min(1, len(values) - 1) :].mean())
+
+
+def _round(value: float) -> float:
+    """Six digits: files stay small and the same everywhere."""
+    return float(f"{value:.6g}")
+
+
+def mujoco_claims(learned: Runs) -> Iterator[Claim]:
+    """Everything that the finished runs can say."""
+    for part, grid in _GRIDS.items():
+        found = [claim for environment in BUDGETS for claim in _against_rivals(learned, part, environment)]
+        if found:
+            yield _consistently(found, grid)
+            yield from found
+    # Double sampling biases the residual gradient where transitions are random, and not the K-loss.
+    for group in learned:
+        if (group.part, group.critic) == ("noise", "kloss"):
+            where = "Sections 2 and 3 (double sampling), inside Trust-PCL"
+            world = f"{group.environment}, noise {group.noise:g}"
+            for rival in _RIVALS:
+                better = (
+                    f"K-loss learns a better policy than {style.LABELS[rival]} where transitions are random"
+                )
+                yield from _compared(learned, group, rival, "final", better, where, world, "")
+
+
+def _against_rivals(learned: Runs, part: str, environment: str) -> Iterator[Claim]:
+    """Better policies (final return) with fewer data (area under the curve), rival by rival."""
+    group, grid = Group(part, environment, 0.0, "kloss"), f" ({_GRIDS[part]})"
+    for rival in _RIVALS:
+        label = style.LABELS[rival]
+        better, faster = (
+            f"K-loss learns a better policy than {label}",
+            f"K-loss learns with fewer data than {label}",
+        )
+        yield from _compared(learned, group, rival, "final", better, _WHERE, environment, grid)
+        yield from _compared(learned, group, rival, "area", faster, _WHERE, environment, grid)
+
+
+def _compared(
+    learned: Runs, group: Group, rival: str, score: str, sentence: str, where: str, world: str, grid: str
+) -> Iterator[Claim]:
+    """K-loss beside a rival by one score; nothing where one of them has not been run."""
+    ours, theirs = learned.get(group), learned.get(group._replace(critic=rival))
+    if ours is None or theirs is None:
+        return
+    greedy, sampled = (
+        difference(*(getattr(part.scores(curve), score) for part in (ours, theirs)))
+        for curve in ("returns", "sampled")
+    )
+    words = "final return" if score == "final" else "area under the curve"
+    measured = f"{words}, K-loss − {style.LABELS[rival]}, IQM of {len(ours.returns)} seeds{grid}"
+    reason = f"by the sampled policy: {sampled} ({sampled.verdict(0.0)})"
+    ends = (greedy.value, greedy.low, greedy.high)
+    yield Claim(sentence, where, world, measured, *ends, greedy.verdict(0.0), reason)
+
+
+def _consistently(found: Sequence[Claim], grid: str) -> Claim:
+    """One that goes the other way refutes "consistently"; one that is undecided leaves it open."""
+    holds, fails = (sum(claim.verdict == verdict for claim in found) for verdict in (HOLDS, FAILS))
+    environments = {claim.world for claim in found}
+    return Claim(
+        "K-loss consistently outperforms all the other methods, learning better policy with fewer data",
+        _WHERE, "MuJoCo",
+        f"comparisons of {len(found)} that hold ({len(environments)} environments, {grid})", float(holds),
+        None, None, FAILS if fails else HOLDS if holds == len(found) else UNDECIDED,
+        f"{fails} go the other way",
+    )  # fmt: skip
 
 
 def draw_mujoco(results: Results, curves: Curves) -> Figure:
@@ -78,40 +369,29 @@ def draw_mujoco_paper(results: Results, curves: Curves) -> Figure | None:
 
 
 def _draw(curves: Curves, part: str, curve: str, label: str) -> Figure:
-    from matplotlib.figure import Figure
-
-    panels = _panels(part)
-    lines = -(-len(panels) // _COLUMNS)
-    with house_style():
+    """Panels in the paper's order; the noise behind."""
+    groups = [Group(part, name, 0.0, "") for name in BUDGETS]
+    if part == "final":
+        groups += [
+            Group("noise", name, level, "") for name, levels in NOISE_LEVELS.items() for level in levels
+        ]
+    lines = -(-len(groups) // _COLUMNS)
+    with style.house_style():
         figure = Figure(figsize=(3.1 * _COLUMNS, 2.6 * lines + 0.5), layout="constrained")
-        grid = figure.subplots(lines, _COLUMNS, squeeze=False)
+        panels = figure.subplots(lines, _COLUMNS, squeeze=False).ravel()
         shown: set[str] = set()
-        for place, (axes, (panel, title, threshold)) in enumerate(
-            zip(grid.ravel(), panels.values(), strict=False)  # the last panels stay empty
-        ):
-            axes.set_title(f"({chr(ord('a') + place)}) {title}")
-            shown |= _draw_panel(axes, curves, panel, curve, threshold)
+        for place, (axes, group) in enumerate(zip(panels, groups, strict=False)):  # the last stay empty
+            noise = f", noise {group.noise:g}" if group.noise else ""
+            title = _TITLES.get(group.environment, group.environment)
+            axes.set_title(f"({chr(ord('a') + place)}) {title}{noise}")
+            threshold = BUDGETS[group.environment].threshold
+            shown |= _draw_panel(axes, curves, group.panel, curve, threshold)
             if place % _COLUMNS == 0:
                 axes.set_ylabel(label, fontsize=8)
-        for axes in grid.ravel()[len(panels) :]:
+        for axes in panels[len(groups) :]:
             axes.axis("off")
-        extra = {"solved": {"color": SOFT, "ls": (0, (1, 2)), "lw": 1.0}}
-        method_legend(figure, sorted(shown), extra)
+        style.method_legend(figure, sorted(shown), {"solved": {"color": style.SOFT, **style.DOTTED}})
         return figure
-
-
-def _panels(part: str) -> dict[str, tuple[str, str, float | None]]:
-    """Panel, title and threshold, in the paper's order; the noise behind."""
-    found = {
-        name: (panel_of(part, name), _TITLES.get(name, name), budget.threshold)
-        for name, budget in BUDGETS.items()
-    }
-    if part == "final":
-        for name, levels in NOISE_LEVELS.items():
-            for level in levels:
-                panel = panel_of("noise", name, level)
-                found[panel] = (panel, f"{_TITLES.get(name, name)}, noise {level:g}", BUDGETS[name].threshold)
-    return found
 
 
 def _draw_panel(axes: Axes, curves: Curves, panel: str, curve: str, threshold: float | None) -> set[str]:
@@ -119,115 +399,21 @@ def _draw_panel(axes: Axes, curves: Curves, panel: str, curve: str, threshold: f
     groups = {critic: curves[f"{panel}/{critic}"] for critic in CRITICS if f"{panel}/{critic}" in curves}
     axes.set_xlabel("thousand environment steps", fontsize=8)
     if not groups:
-        axes.text(0.5, 0.5, "not run", ha="center", va="center", color=SOFT, transform=axes.transAxes)
+        axes.text(0.5, 0.5, "not run", ha="center", va="center", color=style.SOFT, transform=axes.transAxes)
         axes.set_xticks([])
         axes.set_yticks([])
         return set()
     highest = -np.inf
     for critic, group in groups.items():
-        x, ours = group["steps"] / 1000.0, critic == "kloss"
+        x, look = group["steps"] / 1000.0, style.line_look(critic)
+        width, order = (1.8, 4) if critic == "kloss" else (1.1, 3)
         found = band(np.asarray(group[curve], dtype=np.float64))
         highest = max(highest, float(found.value.max()))
-        axes.fill_between(x, found.low, found.high, color=COLOURS[critic], alpha=0.15, lw=0)
-        axes.plot(
-            x, found.value, color=COLOURS[critic], marker=MARKERS[critic], ms=3,
-            markevery=max(1, len(x) // 6), lw=1.8 if ours else 1.1, zorder=4 if ours else 3,
-        )  # fmt: skip
+        axes.fill_between(x, found.low, found.high, color=look["color"], alpha=0.15, lw=0)
+        every = max(1, len(x) // 6)
+        axes.plot(x, found.value, **look, ms=3, markevery=every, lw=width, zorder=order)
     if threshold is not None and highest > 0.5 * threshold:  # far away it would flatten the curves
-        axes.axhline(threshold, color=SOFT, ls=(0, (1, 2)), lw=1.0, zorder=1)
+        axes.axhline(threshold, color=style.SOFT, **style.DOTTED, zorder=1)
     axes.set_xlim(left=0)
-    axes.tick_params(labelsize=8, colors=INK)
+    axes.tick_params(labelsize=8, colors=style.INK)
     return set(groups)
-
-
-def mujoco_sections(results: Results) -> Iterator[str]:
-    """Nothing where the results have no returns."""
-    if results.returns:
-        yield "\n\n".join(["## Returns", _NOTE, *_what_ran(results)])
-    for part, title in _PARTS.items():
-        rows = [row for row in results.returns if row.part == part]
-        for environment, noise in dict.fromkeys((row.environment, row.noise) for row in rows):
-            yield _environment(title, [r for r in rows if (r.environment, r.noise) == (environment, noise)])
-    for search, title in _SEARCHES.items():
-        rows_found = [row for row in results.searches if row.search == search]
-        if rows_found:
-            yield _search(title, rows_found)
-
-
-def _what_ran(results: Results) -> Iterator[str]:
-    extra: Any = results.extra
-    budgets = extra.get("budgets", {})
-    if budgets:
-        yield "\n".join(table_lines(_BUDGET, [_budget_cells(name, part) for name, part in budgets.items()]))
-    missing = extra.get("not_run", ())
-    yield f"Not run: {', '.join(missing)}." if missing else "Everything of the plan was run."
-    if extra.get("runs"):
-        yield f"{extra['runs']} runs, {extra['environment_steps'] / 1e6:.3g} million environment steps."
-
-
-def _budget_cells(name: str, budget: Mapping[str, int]) -> list[str]:
-    searched = f"{budget['search_steps']:,}" if budget["search_steps"] else "not searched"
-    return [name, f"{budget['steps']:,}", str(budget["seeds"]), searched]
-
-
-def _environment(title: str, rows: Sequence[ReturnRow]) -> str:
-    first = rows[0]
-    noise = f", noise {first.noise:g} per step on every velocity" if first.noise else ""
-    about = f"{title}; {first.steps:,} environment steps, {first.seeds} seeds."
-    lines = table_lines(_HEADER, [_cells(row) for row in rows])
-    return "\n".join([f"### {first.environment}{noise} ({first.part})", "", about, "", *lines])
-
-
-def _cells(row: ReturnRow) -> list[str]:
-    reached = "–" if row.reached is None else f"{row.reached:,.0f}"
-    return [
-        LABELS[row.critic],
-        row.setting,
-        _interval(row.final, row.final_low, row.final_high),
-        _number(row.final_best),
-        _interval(row.sampled, row.sampled_low, row.sampled_high),
-        _number(row.sampled_best),
-        _interval(row.area, row.area_low, row.area_high),
-        _number(row.sampled_area),
-        f"{reached} ({row.reached_seeds}/{row.seeds})",
-        f"{row.diverged}/{row.seeds}",
-    ]
-
-
-def _search(title: str, rows: Sequence[SearchRow]) -> str:
-    """The best settings of each critic; every one is in the JSON file."""
-    cells = []
-    for environment, critic in dict.fromkeys((row.environment, row.critic) for row in rows):
-        mine = sorted(
-            (row for row in rows if (row.environment, row.critic) == (environment, critic)),
-            key=lambda row: row.rank,
-        )
-        cells += [
-            [
-                environment,
-                LABELS[critic],
-                f"{row.rank + 1} of {len(mine)}",
-                row.setting,
-                _number(row.area),
-                _number(row.final),
-                _number(row.sampled),
-            ]
-            for row in mine[:_SHOWN]
-        ]
-    header = ("environment", "critic", "rank by area", "setting", "area", "final return", "final, sampled")
-    budget = "; ".join(
-        f"{environment}: {row.steps:,} steps, {row.seeds} seeds a setting"
-        for environment, row in {row.environment: row for row in rows}.items()
-    )
-    note = f"{budget}. The seeds of the search are not those of the comparison."
-    return "\n".join([f"## Search: {title}", "", note, "", *table_lines(header, cells)])
-
-
-def _interval(value: float, low: float | None, high: float | None) -> str:
-    ends = "" if low is None or high is None else f" [{_number(low)}, {_number(high)}]"
-    return _number(value) + ends
-
-
-def _number(value: float) -> str:
-    """Returns go from fractions to ten thousands: three digits at least, no exponents."""
-    return f"{value:.0f}" if abs(value) >= 100.0 else f"{value:.3g}"

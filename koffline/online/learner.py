@@ -32,7 +32,7 @@ from koffline.online.windows import (
     pack_steps,
     rows_at,
 )
-from koffline.stacked_adam import StackedAdam
+from koffline.steps import StackedAdam
 
 
 @dataclass(frozen=True, eq=False)

@@ -18,13 +18,13 @@ from typing import Any
 import numpy as np
 
 from koffline.data.transitions import Metadata, Transitions
-from koffline.envs.classic import CartPole, Pendulum
-from koffline.envs.embedded import EmbeddedMDP
-from koffline.envs.finite_worlds import graph_world, grid_world
-from koffline.envs.rollouts import as_transitions, log_episodes
 from koffline.policies import ContinuousPolicy, DiscretePolicy, Policy
 from scripts.bench import controllers as c
+from scripts.bench.classic import CartPole, Pendulum
+from scripts.bench.embedded import EmbeddedMDP
+from scripts.bench.finite_worlds import graph_world, grid_world
 from scripts.bench.held_out_worlds import PuddleWorld
+from scripts.bench.rollouts import as_transitions, log_episodes
 from scripts.bench.specs import Spec
 
 Array = np.ndarray

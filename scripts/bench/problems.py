@@ -17,12 +17,12 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # also found when run as a plain script
 
-from koffline.envs.classic import Acrobot, CartPole, MountainCar, Pendulum
-from koffline.envs.embedded import EmbeddedMDP
-from koffline.envs.finite_worlds import random_mdp
-from koffline.envs.linear_quadratic import LinearGaussian, LinearQuadratic
 from scripts.bench import controllers as c
+from scripts.bench.classic import Acrobot, CartPole, MountainCar, Pendulum
+from scripts.bench.embedded import EmbeddedMDP
+from scripts.bench.finite_worlds import random_mdp
 from scripts.bench.held_out_worlds import Inventory, Navigation, PuddleWorld, Queues, Repriced, Treatment
+from scripts.bench.linear_quadratic import LinearGaussian, LinearQuadratic
 from scripts.bench.specs import Problem, Spec
 from scripts.bench.worlds import Chain, NoisyGrid
 

@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 
 from koffline.data.transitions import Continuous, Discrete, Metadata, Transitions
-from koffline.envs.rollouts import MonteCarloValue, draw_actions, log_episodes, monte_carlo_value, play
+from koffline.envs.world import draw_actions, play
 from koffline.policies import ContinuousPolicy, DiscretePolicy, Policy
+from scripts.bench.rollouts import MonteCarloValue, log_episodes, monte_carlo_value
 
 
 @dataclass(frozen=True, eq=False)

@@ -30,11 +30,11 @@ import torch
 
 import koffline
 from koffline.data.disk.writer import ShardWriter
-from koffline.envs.linear_quadratic import LinearGaussian, LinearQuadratic
-from koffline.envs.rollouts import as_transitions, log_episodes
 from koffline.ope.stream_settings import StreamSettings
 from koffline.policies import ContinuousPolicy
 from koffline.store.run_record import versions
+from scripts.bench.linear_quadratic import LinearGaussian, LinearQuadratic
+from scripts.bench.rollouts import as_transitions, log_episodes
 
 GAMMA, TIME_LIMIT = 0.95, 25
 _ROWS_AT_ONCE = 500_000

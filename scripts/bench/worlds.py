@@ -1,4 +1,4 @@
-"""Worlds of the evaluation benchmark that no library ships: same interface as koffline.envs.classic."""
+"""Worlds of the evaluation benchmark that no library ships: same interface as scripts.bench.classic."""
 
 from __future__ import annotations
 

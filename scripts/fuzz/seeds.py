@@ -64,8 +64,7 @@ def dump_seeds() -> list[bytes]:
 
 def npz_seeds() -> list[bytes]:
     """Our archive, and a stored one."""
-    from koffline.data.flat import flat_arrays
-    from koffline.data.npz import write_npz
+    from koffline.data.flat import flat_arrays, write_npz
 
     def stored(path: Path) -> None:
         with path.open("wb") as file:

@@ -51,7 +51,7 @@ def fixed_kernel(name: str = "KLossDQN", **settings):
         ("gamma", 1.5, "discount factor"),
         ("n_critics", 0, "positive number"),
         ("learning_rate", -1.0, "not negative"),
-        ("temperature", -0.1, "not negative"),
+        ("temperature", -0.1, "positive number"),
     ],
 )
 def test_an_option_out_of_range_is_refused(option: str, value, says: str) -> None:
@@ -67,8 +67,8 @@ def test_an_option_out_of_range_is_refused(option: str, value, says: str) -> Non
         ("KLossDiscreteSAC", {"initial_temperature": -1.0}, "positive"),
         ("KLossTD3PlusBC", {"update_actor_interval": 0}, "positive"),
         ("KLossIQL", {"expectile": 1.0}, "inside"),
-        ("KLossCQL", {"conservative_weight": -1.0}, "not negative"),
-        ("KLossDiscreteCQL", {"alpha": -1.0}, "not negative"),
+        ("KLossCQL", {"conservative_weight": -1.0}, "positive"),
+        ("KLossDiscreteCQL", {"alpha": -1.0}, "positive"),
         ("TrustPCL", {"critic": "klos"}, "did you mean 'kloss'"),
         ("TrustPCL", {"path_length": 0}, "positive"),
         ("TrustPCL", {"entropy_coef": 0.0, "kl_coef": 0.0}, "both 0"),

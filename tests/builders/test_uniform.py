@@ -8,7 +8,7 @@ import pytest
 import koffline
 from koffline.builders.uniform import build_chain, build_uniform, learn_grid_policy
 from koffline.envs.boxes import GYMNASIUM_IDS, make_world
-from koffline.envs.finite_worlds import TSITSIKLIS_FEATURES
+from koffline.envs.finite import TSITSIKLIS_FEATURES
 from koffline.errors import ConfigError, PolicyError
 
 

@@ -162,7 +162,7 @@ class TestActions:
     def test_refusals(self, tmp_path):
         assert "10000 different actions" in refusal(_many_names(), tmp_path)
         text = walk(a_1=["x"] * 8, a_2=[1] * 8)
-        assert "2 action columns" in refusal(text, tmp_path, action="a_?")
+        assert "beside 1 other columns (action)" in refusal(text, tmp_path, action="a_?")
         assert "numbers" in refusal(walk(a=[datetime.date(2020, 1, 1)] * 8), tmp_path)
 
 
@@ -288,8 +288,8 @@ class TestFlagsAndProbabilities:
         log = read(walk(p=np.log(p)), tmp_path, behavior_log_probability="p")
         np.testing.assert_array_equal(log.behavior_log_probabilities, np.log(p)[kept])
         message = refusal(walk(p=[0.0] * 8), tmp_path, behavior_probability="p")
-        assert "8 rows are not above 0" in message
-        assert "(8 rows are above 1)" in refusal(walk(p=[2.0] * 8), tmp_path, behavior_probability="p")
+        assert "column p holds 0 (8 rows hold no probability of an action" in message
+        assert "holds 2 (8 rows hold no" in refusal(walk(p=[2.0] * 8), tmp_path, behavior_probability="p")
 
     def test_weights(self, tmp_path):
         log = read(walk(w=range(8)), tmp_path, weight="w")
@@ -372,7 +372,7 @@ class TestTypes:
         assert "1 and 2 numbers" in refusal(table, tmp_path, observations="x")
         table["y"] = [1.0] * 8
         assert "beside 1 other" in refusal(table, tmp_path, observations=["x", "y"])
-        assert "empty" in refusal(
+        assert "no number in a row" in refusal(
             walk(x_1=None, x_2=None, x=pa.array([[]] * 8, pa.list_(pa.float64()))), tmp_path, observations="x"
         )
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 
 from koffline.data.sources import open_transitions, write_transitions
-from koffline.data.table.writing import write_table
+from koffline.data.table.arrow_files import write_table
 from koffline.data.transitions import Continuous, Discrete, Metadata
 from koffline.errors import DataError
 from tests.data.logs import drawn_logs, small

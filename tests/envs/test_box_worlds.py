@@ -84,15 +84,6 @@ def test_mountain_car_against_the_reference(generator):
         assert (terminated[i], reward[i]) == (over, -1.0)
 
 
-def test_left_wall_takes_all_speed_and_the_right_end_none(generator):
-    state = np.array([[-1.19, -0.07], [0.58, 0.069], [0.49, 0.02]])
-    following, _, terminated = NoisyMountainCar(noise=0.0).step(state, np.array([0, 2, 2]), generator)
-    np.testing.assert_array_equal(following[0], [-1.2, 0.0])
-    assert following[1, 0] == 0.6
-    assert following[1, 1] > 0.06
-    np.testing.assert_array_equal(terminated, [False, True, True])
-
-
 def test_puddle_noise_is_normal_per_axis(generator):
     start = np.tile([[0.7, 0.3]], (4000, 1))
     following, _, _ = PuddleWorld(noise=0.02).step(start, np.full(4000, 1), generator)
@@ -133,33 +124,6 @@ def test_no_state_ever_leaves_the_box(name, generator):
         if name != "cart_pole":  # whose fallen states lie on the border of the box
             np.testing.assert_array_equal(terminated, world.is_terminal(state))
         state = np.where(terminated[:, None], world.reset(len(state), generator), state)
-
-
-@EACH
-def test_copies_do_not_touch_each_other(name, generator):
-    world = make_world(name)
-    world = type(world)(noise=0.0)
-    state = anywhere(world, 50, generator)
-    action = generator.integers(world.n_actions, size=50)
-    before = state.copy()
-    together = world.step(state, action, generator)
-    np.testing.assert_array_equal(state, before)
-    for i in range(50):
-        alone = world.step(state[i : i + 1], action[i : i + 1], generator)
-        for one, many in zip(alone, together, strict=True):
-            np.testing.assert_array_equal(one[0], many[i])
-
-
-@EACH
-def test_same_generator_same_steps(name):
-    world = make_world(name)
-    runs = []
-    for _ in range(2):
-        generator = np.random.default_rng(5)
-        state = uniform_states(world, 20, generator)
-        runs.append((state, *world.step(state, np.zeros(20, dtype=np.int64), generator)))
-    for one, other in zip(*runs, strict=True):
-        np.testing.assert_array_equal(one, other)
 
 
 @EACH

@@ -7,8 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from koffline.envs.linear_quadratic import LinearQuadratic
+from koffline.policies import DiscretePolicy
 from scripts.bench.problems import DEVELOPMENT, HELD_OUT
+from scripts.bench.rollouts import monte_carlo_value
+from tests.exact_problems import EXACT_PROBLEMS, FiniteCase
 
 ALL = {**DEVELOPMENT, **HELD_OUT}
 
@@ -22,13 +24,6 @@ def own_cache(tmp_path, monkeypatch):
 def small(name, **changes):
     """The named problem with few rollouts and an early end, for looking at its log."""
     return replace(ALL[name], n_starts=20, gamma=0.9, **changes)
-
-
-def test_held_out_problems_are_others():
-    assert len(DEVELOPMENT) >= 6
-    assert len(HELD_OUT) >= 6
-    assert not set(DEVELOPMENT) & set(HELD_OUT)
-    assert all(0.95 <= spec.gamma <= 0.99 for spec in ALL.values())
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -47,41 +42,6 @@ def test_log_is_consistent(name):
     assert np.isfinite(problem.truth_at_starts)
 
 
-@pytest.mark.parametrize("name", ALL)
-def test_policies_fit_the_actions(name):
-    problem = small(name)(n_rows=100)
-    for policy in (problem.target, problem.behavior):
-        if problem.n_actions is not None:
-            chances = policy(problem.observations)
-            assert chances.shape == (100, problem.n_actions)
-            assert np.all(chances >= 0)
-            np.testing.assert_allclose(chances.sum(axis=1), 1.0, atol=1e-12)
-            assert problem.actions.max() < problem.n_actions
-        else:
-            draws = policy.sample(problem.observations, np.random.default_rng(0))
-            assert draws.shape == policy.mean(problem.observations).shape == problem.actions.shape
-            for actions in (draws, problem.actions):
-                assert np.all(actions >= problem.low)
-                assert np.all(actions <= problem.high)
-            assert policy.deterministic == bool(np.array_equal(draws, policy.mean(problem.observations)))
-
-
-@pytest.mark.parametrize("name", ["cartpole", "navigation", "linear_quadratic"])
-def test_as_record_and_policy(name):
-    problem = small(name)(n_rows=60)
-    log, policy = problem.transitions(), problem.policy()
-    assert (len(log), log.n_episodes, log.metadata.gamma) == (60, problem.n_episodes, problem.gamma)
-    np.testing.assert_array_equal(log.actions, problem.actions)
-    if problem.n_actions is None:
-        assert (log.action_space.low, log.action_space.high) == (problem.low, problem.high)
-        assert not policy.deterministic
-        np.testing.assert_array_equal(policy.mean(log.observations), problem.target.mean(log.observations))
-    else:
-        assert log.action_space.n == problem.n_actions
-        expected = problem.target(log.observations)
-        np.testing.assert_allclose(policy.probabilities(log.observations), expected, atol=1e-12)
-
-
 def test_truth_is_kept_and_belongs_to_the_problem(own_cache):
     spec = small("chain")
     first = spec(seed=0, n_rows=100)
@@ -94,22 +54,8 @@ def test_truth_is_kept_and_belongs_to_the_problem(own_cache):
     assert other_policy.truth != first.truth
 
 
-def test_same_seed_same_log():
-    one, same, other = (small("pendulum")(seed=seed, n_rows=50) for seed in (3, 3, 4))
-    np.testing.assert_array_equal(one.actions, same.actions)
-    assert not np.array_equal(one.actions, other.actions)
-
-
-def test_truth_of_the_linear_system_is_the_closed_form():
-    spec = replace(HELD_OUT["linear_quadratic"], n_starts=1000)
-    assert isinstance(spec.world, LinearQuadratic)
-    truth = spec.truth()
-    exact = spec.world.policy_value(spec.target, spec.gamma)
-    assert truth.value == pytest.approx(exact, abs=4 * truth.standard_error)
-
-
 def test_truth_of_the_finite_process_is_the_linear_solve():
-    spec = replace(HELD_OUT["random_finite"], n_starts=1000)
+    spec = replace(HELD_OUT["random_finite"], n_starts=300)
     truth = spec.truth()
     priced, policy = spec.world, spec.target
     exact = priced.world.mdp.policy_value(policy.table, spec.gamma) + priced.offset / (1 - spec.gamma)
@@ -119,9 +65,50 @@ def test_truth_of_the_finite_process_is_the_linear_solve():
 @pytest.mark.parametrize("name", [name for name in ALL if name.endswith("_on")])
 def test_on_policy_returns_agree_with_the_truth(name):
     """Where the log is the target's own and most episodes end, its mean return is close to the value."""
-    problem = replace(ALL[name], n_starts=500)(n_rows=20_000)
+    problem = replace(ALL[name], n_starts=300)(n_rows=20_000)
     returns = np.bincount(problem.episode_ids, weights=problem.rewards * problem.gamma**problem.steps)
     error = np.hypot(returns.std(ddof=1) / np.sqrt(problem.n_episodes), problem.truth_se)
     assert problem.terminated.sum() > 0.9 * problem.n_episodes
     # four standard errors, and one per cent for the few cut by the time limit
     assert returns.mean() == pytest.approx(problem.truth, abs=4 * error + 0.01 * abs(problem.truth))
+
+
+@pytest.fixture(params=EXACT_PROBLEMS)
+def case(request):
+    return EXACT_PROBLEMS[request.param]
+
+
+def test_rollouts_of_the_policy_reach_the_value(case):
+    problem = case(seed=0, n_rows=100)
+    generator = np.random.default_rng(1)
+    if isinstance(case, FiniteCase) and case.time_limit is None:
+        start = case.world.log_tuples(case.behavior, 1000, generator).start_states
+    else:
+        start = case.world.reset(1000, generator)
+    policy = problem.policy
+    player = policy.probabilities if isinstance(policy, DiscretePolicy) else policy
+    value = monte_carlo_value(case.world, player, case.gamma, start, generator)
+    assert value.value == pytest.approx(problem.value, abs=4 * value.standard_error)  # four standard errors
+    assert value.standard_error < 0.2 * abs(problem.value)
+
+
+def test_log_is_as_declared(case):
+    problem = case(seed=0, n_rows=600)
+    log = problem.transitions
+    assert len(log) == 600
+    assert log.has_episodes == (case.time_limit is not None)
+    if case.time_limit is None:
+        assert not log.truncated.any()
+        assert len(log.initial_observations()) == 600
+    else:
+        # the log's own end may cut the last episode anywhere
+        assert np.all(np.asarray(log.steps)[:-1][log.truncated[:-1]] == case.time_limit - 1)
+    assert log.terminated.any() == (isinstance(case, FiniteCase) and case.world.mdp.terminal.any())
+
+
+def test_on_policy_logs_have_the_policys_actions():
+    problem = EXACT_PROBLEMS["chain_on"](seed=0, n_rows=4000)
+    assert problem.is_on_policy
+    chances = problem.policy.probabilities(problem.transitions.observations)
+    assert np.mean(problem.transitions.actions) == pytest.approx(chances[:, 1].mean(), abs=0.03)
+    assert not EXACT_PROBLEMS["chain_off"](seed=0, n_rows=100).is_on_policy

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 
 import koffline
-from koffline.envs.embedded import EmbeddedMDP
-from koffline.envs.finite_worlds import random_mdp
-from koffline.envs.rollouts import as_transitions, log_episodes
 from koffline.policies import DiscretePolicy
+from scripts.bench.embedded import EmbeddedMDP
+from scripts.bench.finite_worlds import random_mdp
+from scripts.bench.rollouts import as_transitions, log_episodes
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,3 +73,7 @@ def five_rows(**changes: object) -> koffline.Transitions:
 
 
 ONLY_ACTION = DiscretePolicy(1, lambda s: np.ones((len(s), 1)), name="only action")
+
+
+def simple_q(observations: np.ndarray, actions: np.ndarray) -> np.ndarray:
+    return np.sin(observations[:, 0]) + 0.3 * np.asarray(actions).reshape(len(observations), -1)[:, 0]

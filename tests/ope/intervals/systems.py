@@ -8,10 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from koffline.envs.embedded import EmbeddedMDP
 from koffline.kernels import FourierFeatures
 from koffline.ope.features import FeatureSystem, make_feature_system
 from koffline.ope.problem import EvaluationProblem, prepare_problem
+from scripts.bench.embedded import EmbeddedMDP
 from tests.exact_problems import _CASES, ExactProblem, FiniteCase
 
 _FINITE = {case.name: case for case in _CASES if isinstance(case, FiniteCase)}

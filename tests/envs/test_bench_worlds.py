@@ -1,0 +1,318 @@
+"""The benchmarks' worlds: Gymnasium's step for step, closed forms of the others, their logs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import gymnasium
+import numpy as np
+import pytest
+
+from koffline.envs.finite import FiniteMDP
+from koffline.envs.world import play
+from koffline.errors import ConfigError
+from scripts.bench.classic import Acrobot, CartPole, MountainCar, Pendulum
+from scripts.bench.embedded import EmbeddedMDP
+from scripts.bench.finite_worlds import graph, graph_world, grid, gridworld
+from scripts.bench.linear_quadratic import LinearGaussian, LinearQuadratic
+from scripts.bench.rollouts import log_episodes, monte_carlo_value
+
+CASES = [
+    ("CartPole-v1", CartPole()),
+    ("Acrobot-v1", Acrobot()),
+    ("MountainCar-v0", MountainCar()),
+    ("Pendulum-v1", Pendulum()),
+]
+
+
+def _spread(world, generator, n):
+    """States far from the start as well as near it, actions over the whole space."""
+    wide = {"CartPole": (2.0, 2.0, 0.2, 2.0), "Acrobot": (3.1, 3.1, 10.0, 20.0), "MountainCar": (0.6, 0.06)}
+    half = np.asarray(wide.get(type(world).__name__, (6.0, 7.5)))
+    state = generator.uniform(-half, half, size=(n, len(half)))
+    if isinstance(world, MountainCar):
+        state[:, 0] -= 0.3
+    if world.n_actions:
+        return state, generator.integers(world.n_actions, size=n)
+    return state, generator.uniform(-3.0, 3.0, size=(n, 1))  # beyond the bounds: both must clip
+
+
+@pytest.mark.parametrize(("name", "world"), CASES, ids=[name for name, _ in CASES])
+def test_equals_gymnasium_step_for_step(name, world):
+    generator = np.random.default_rng(0)
+    n, n_steps = 20, 40
+    states, _ = _spread(world, generator, n)
+    copies = [gymnasium.make(name).unwrapped for _ in range(n)]
+    for copy, state in zip(copies, states, strict=True):
+        copy.reset()
+        copy.state = state.copy()
+    running = np.ones(n, dtype=bool)
+    for _ in range(n_steps):
+        _, actions = _spread(world, generator, n)
+        following, rewards, terminated = world.step(states, actions, generator)
+        observed = world.observe(following)
+        for i in np.flatnonzero(running):
+            action = actions[i] if world.bounds else int(actions[i])
+            theirs = copies[i].step(action)
+            np.testing.assert_allclose(observed[i], theirs[0], rtol=2e-6, atol=2e-6)
+            assert rewards[i] == pytest.approx(float(theirs[1]), rel=1e-10, abs=1e-10)
+            assert bool(terminated[i]) == theirs[2]
+            np.testing.assert_allclose(following[i], copies[i].state, rtol=1e-9, atol=1e-9)
+        running &= ~terminated
+        states = following
+
+
+@pytest.mark.parametrize(
+    "world",
+    [CartPole(push_noise=5.0), MountainCar(noise=0.001), Pendulum(noise=0.1), Acrobot(torque_noise=0.5)],
+)
+def test_noise_changes_the_next_state_but_not_its_mean_much(world):
+    generator = np.random.default_rng(0)
+    state = np.tile(world.reset(1, generator), (2000, 1))
+    action = np.ones(2000, dtype=np.int64) if world.n_actions else np.zeros((2000, 1))
+    noisy, _, _ = world.step(state, action, generator)
+    quiet, _, _ = type(world)().step(state[:1], action[:1], generator)
+    spread = noisy.std(axis=0)
+    assert spread.max() > 0
+    # the mean of 2000 draws, five standard errors; a little more for the curvature of the dynamics
+    assert np.all(np.abs(noisy.mean(axis=0) - quiet[0]) <= 5 * spread / np.sqrt(2000) + 1e-3)
+
+
+def constant(mdp: FiniteMDP, chances: list[float]) -> np.ndarray:
+    return np.tile(chances, (mdp.n_states, 1))
+
+
+@pytest.mark.parametrize("length", [1, 4, 16])
+@pytest.mark.parametrize("slip", [0.0, 0.25])
+@pytest.mark.parametrize("first", [0.2, 0.5, 1.0])
+def test_the_graph_against_its_formula(length, slip, first):
+    gamma, table = 0.9, [first, 1.0 - first]
+    gain = 2.0 * (first * (1.0 - slip) + (1.0 - first) * slip) - 1.0
+    dense, sparse = graph(length, True, slip), graph(length, False, slip)
+    discounted = gain * (1.0 - gamma**length) / (1.0 - gamma)
+    assert dense.policy_value(constant(dense, table), gamma) == pytest.approx(discounted, abs=1e-12)
+    assert sparse.policy_value(constant(sparse, table), gamma) == pytest.approx(
+        gain * gamma ** (length - 1), abs=1e-12
+    )
+
+
+def test_a_policy_that_looks_at_the_side_of_the_graph():
+    # Start and upper nodes: action 0; lower nodes: action 1. Step 1: +0.5; after an upper node +0.5, after a
+    # lower one −0.5: step 2 pays 0.75 · 0.5 − 0.25 · 0.5 = 0.25.
+    mdp = graph(2)
+    table = np.array([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0], [0.5, 0.5], [0.5, 0.5]])
+    assert mdp.policy_value(table, 0.5) == pytest.approx(0.5 + 0.5 * 0.25)
+
+
+def test_episodes_of_the_graph_have_its_length():
+    world, generator = graph_world(5), np.random.default_rng(0)
+    sample = world.mdp.sample_episodes(7, constant(world.mdp, [0.5, 0.5]), 99, generator)
+    assert len(sample) == 35
+    assert sample.terminated.sum() == 7
+    assert not sample.truncated.any()
+    assert np.array_equal(world.coordinates[[0, 1, 2, 9, 10]], [[0, 0], [0.2, 1], [0.2, -1], [1, 1], [1, -1]])
+
+
+def test_steps_of_a_drawn_grid_by_hand():
+    mdp = gridworld(("s.", "hg"), slip=0.0)
+    assert np.array_equal(mdp.transition[0, :, :].argmax(axis=1), [0, 1, 2, 0])  # up, right, down, left
+    assert np.array_equal(mdp.reward[0, 0], [-0.1, -0.1, -1.0, 4.0])
+    assert np.array_equal(mdp.terminal, [False, False, False, True])
+    right_then_down = np.zeros((4, 4))
+    right_then_down[[0, 1, 2, 3], [1, 2, 0, 0]] = 1.0
+    assert mdp.policy_value(right_then_down, 0.5) == pytest.approx(-0.1 + 0.5 * 4.0)
+    slippery = gridworld(("s.", "hg"), slip=0.4)
+    assert np.allclose(slippery.transition[0, 1], [0.2, 0.7, 0.1, 0.0])
+
+
+@pytest.mark.parametrize("rows", [(), ("s.", "g"), ("s?", ".g"), ("..", ".g"), ("s.", "..")])
+def test_grids_that_cannot_be_are_refused(rows):
+    with pytest.raises(ConfigError, match="draw"):
+        gridworld(rows)
+
+
+def test_graphs_that_cannot_be_are_refused():
+    with pytest.raises(ConfigError, match="length is 0"):
+        graph(0)
+    with pytest.raises(ConfigError, match="give a probability"):
+        graph(2, slip=1.5)
+
+
+# state: (next state, probability, reward); 4 is the end
+
+
+def make(jitter=0.2):
+    mdp = grid(4, 3)
+    x, y = np.arange(12) % 4, np.arange(12) // 4
+    return EmbeddedMDP(mdp, np.stack([x, y], axis=1), jitter)
+
+
+def test_states_are_recognised_under_jitter():
+    world = make(0.49)
+    generator = np.random.default_rng(0)
+    state = world.reset(500, generator)
+    for _ in range(10):
+        action = generator.integers(4, size=500)
+        np.testing.assert_array_equal(world.states_of(world.observe(state)), state[:, 0])
+        state, _, _ = world.step(state, action, generator)
+
+
+def test_jitter_moves_observations_but_not_the_log():
+    table = np.full((12, 4), 0.25)
+    logs = [
+        log_episodes(w, w.policy(table), 400, 20, np.random.default_rng(1)) for w in (make(0.0), make(0.3))
+    ]
+    for name in ("actions", "rewards", "terminated", "truncated"):
+        np.testing.assert_array_equal(getattr(logs[0], name), getattr(logs[1], name))
+    assert np.all(logs[0].observations == np.round(logs[0].observations))
+    assert np.abs(logs[1].observations - np.round(logs[1].observations)).max() > 0.25
+    inside = ~(logs[1].terminated | logs[1].truncated)[:-1]
+    np.testing.assert_array_equal(logs[1].next_observations[:-1][inside], logs[1].observations[1:][inside])
+
+
+def test_monte_carlo_agrees_with_the_linear_solve():
+    world = make()
+    table = np.random.default_rng(2).dirichlet(np.ones(4), size=12)
+    start = world.reset(3000, np.random.default_rng(3))
+    value = monte_carlo_value(world, world.policy(table), 0.9, start, np.random.default_rng(4))
+    exact = world.mdp.policy_value(table, 0.9)
+    assert value.value == pytest.approx(exact, abs=4 * value.standard_error)
+    assert value.standard_error < 0.05 * abs(exact)
+
+
+def test_tuples_agree_with_the_tables():
+    world = make()
+    table = np.full((12, 4), 0.25)
+    log = world.log_tuples(table, 300, np.random.default_rng(0))
+    at, to = world.states_of(log.observations), world.states_of(log.next_observations)
+    assert np.all(world.mdp.transition[at, log.actions, to] > 0)
+    np.testing.assert_array_equal(log.rewards, world.mdp.reward[at, log.actions, to])
+    np.testing.assert_array_equal(log.terminated, world.mdp.terminal[to])
+
+
+SCALAR = LinearQuadratic(drift=((0.5,),), control=((1.0,),), action_cost=0.0, noise=0.0, start=2.0)
+PLANE = LinearQuadratic(
+    drift=((0.9, 0.2), (0.0, 0.8)), control=((0.0, 0.3), (0.5, 0.0)), noise=0.2, offset=1.5, start=0.7
+)
+POLICY = LinearGaussian(((-0.1, -0.4), (-0.5, 0.1)), deviation=0.3)
+
+
+def test_scalar_by_hand():
+    # x_t = 0.5^t x: cost Σ (0.9 · 0.25)^t x² = x² / 0.775; E x² = 4
+    idle = LinearGaussian(((0.0,),))
+    assert SCALAR.policy_value(idle, 0.9) == pytest.approx(-4 / 0.775)
+    np.testing.assert_allclose(
+        SCALAR.state_values(np.array([[1.0], [3.0]]), idle, 0.9), [-1 / 0.775, -9 / 0.775]
+    )
+
+
+def test_scalar_noise_by_hand():
+    # one step of noise variance v costs γ v P / (1 − γ) beyond the noiseless value; offset adds 1 / (1 − γ)
+    noisy = LinearQuadratic(
+        drift=((0.5,),), control=((2.0,),), action_cost=3.0, noise=0.1, start=2.0, offset=1.0
+    )
+    value = noisy.policy_value(LinearGaussian(((0.0,),), deviation=0.4), 0.9)
+    variance = 0.1**2 + (2 * 0.4) ** 2
+    expected = -4 / 0.775 - (0.9 * variance / 0.775 + 3.0 * 0.4**2) / 0.1 + 10.0
+    assert value == pytest.approx(expected)
+
+
+def test_monte_carlo_agrees_with_lyapunov():
+    start = PLANE.reset(3000, np.random.default_rng(1))
+    value = monte_carlo_value(PLANE, POLICY, 0.9, start, np.random.default_rng(2))
+    exact = PLANE.policy_value(POLICY, 0.9)
+    # the world's states reach the policy in float32; four standard errors
+    assert value.value == pytest.approx(exact, abs=4 * value.standard_error)
+    given = PLANE.state_values(start, POLICY, 0.9).mean()
+    assert value.value == pytest.approx(given, abs=4 * value.error_given_starts)
+    assert value.start_deviation == pytest.approx(PLANE.state_values(start, POLICY, 0.9).std(), rel=0.15)
+
+
+def test_infinite_cost_is_refused():
+    with pytest.raises(ConfigError, match="infinite"):
+        SCALAR.policy_value(LinearGaussian(((1.0,),)), 0.9)
+
+
+@dataclass(frozen=True)
+class Countdown:
+    """State (id, left): reward = left; ends when left reaches 0; action 1 skips one count."""
+
+    n_actions: int = 2
+    bounds: None = None
+
+    def reset(self, n, generator):
+        return np.stack([generator.random(n), generator.integers(2, 9, size=n).astype(float)], axis=1)
+
+    def step(self, state, action, generator):
+        left = np.maximum(state[:, 1] - 1 - action, 0)
+        return np.stack([state[:, 0], left], axis=1), state[:, 1].copy(), left == 0
+
+    def observe(self, state):
+        return state.astype(np.float32)
+
+
+def never(observations):
+    return np.tile([1.0, 0.0], (len(observations), 1))
+
+
+def sometimes(observations):
+    return np.tile([0.5, 0.5], (len(observations), 1))
+
+
+def test_log_rows_follow_each_other_within_an_episode():
+    log = log_episodes(Countdown(), sometimes, 500, 4, np.random.default_rng(0))
+    assert len(log) == 500
+    starts = np.flatnonzero(log.steps == 0)
+    np.testing.assert_array_equal(log.episode_ids[starts], np.arange(len(starts)))
+    same = log.episode_ids[1:] == log.episode_ids[:-1]
+    np.testing.assert_array_equal(log.observations[1:][same], log.next_observations[:-1][same])
+    np.testing.assert_array_equal(np.diff(log.steps)[same], 1)
+    ends = ~np.append(same, False)
+    np.testing.assert_array_equal(log.terminated | log.truncated, ends)
+    assert not np.any(log.terminated & log.truncated)
+    np.testing.assert_array_equal(log.terminated, log.next_observations[:, 1] == 0)
+    np.testing.assert_array_equal(log.observations[starts], log.start_states.astype(np.float32))
+
+
+def test_time_limit_truncates_and_does_not_terminate():
+    log = log_episodes(Countdown(), never, 400, 3, np.random.default_rng(2))
+    assert log.steps.max() == 2
+    full = log.truncated[:-1]
+    assert np.all(log.steps[:-1][full] == 2)
+    assert np.all(log.next_observations[:-1][full][:, 1] > 0)
+
+
+def test_log_is_a_function_of_the_seed():
+    one, same, other = (
+        log_episodes(CartPole(), sometimes, 200, 50, np.random.default_rng(s)) for s in (3, 3, 4)
+    )
+    np.testing.assert_array_equal(one.observations, same.observations)
+    assert not np.array_equal(one.observations, other.observations)
+
+
+def test_value_of_a_deterministic_countdown_is_exact():
+    start = np.array([[0.0, 3.0], [0.0, 1.0]])
+    value = monte_carlo_value(Countdown(), never, 0.5, start, np.random.default_rng(0))
+    # 3 + 2/2 + 1/4 = 4.25 and 1
+    assert value.value == pytest.approx((4.25 + 1.0) / 2)
+    assert value.error_given_starts == 0.0
+    assert value.start_deviation == pytest.approx(np.std([4.25, 1.0], ddof=1))
+    assert value.standard_error == pytest.approx(value.start_deviation / np.sqrt(2))
+
+
+def test_value_separates_noise_from_starts():
+    start = np.tile([[0.0, 6.0]], (4000, 1))
+    value = monte_carlo_value(Countdown(), sometimes, 0.9, start, np.random.default_rng(0), repeats=4)
+    # by hand: U(l) = l + 0.9 (U(l-1) + U(l-2)) / 2, U(l ≤ 0) = 0
+    exact = [0.0, 1.0]
+    for left in range(2, 7):
+        exact.append(left + 0.45 * (exact[-1] + exact[-2]))
+    assert value.value == pytest.approx(exact[6], abs=4 * value.error_given_starts)
+    assert value.error_given_starts == pytest.approx(value.standard_error, rel=0.1)
+    assert value.start_deviation < 0.1 * value.standard_error * np.sqrt(4000 * 4)
+
+
+def test_play_drops_what_has_ended():
+    state = np.array([[0.0, 1.0], [1.0, 3.0]])
+    steps = list(play(Countdown(), never, state, 10, np.random.default_rng(0)))
+    assert [list(step.index) for step in steps] == [[0, 1], [1], [1]]
