@@ -136,7 +136,7 @@ class OnlineLearner:
     def update(self, batch: Mapping[str, np.ndarray]) -> None:
         """One gradient step on columns (B, …) named as in Transitions, B the learner's batch size."""
         count = len(batch["rewards"])
-        floats = {name: np.asarray(column, dtype=np.float32) for name, column in batch.items()}
+        floats = {name: np.ascontiguousarray(values, np.float32) for name, values in batch.items()}
         actions = floats["actions"].reshape(count, -1)
         self._algo.update(
             TransitionMiniBatch(
