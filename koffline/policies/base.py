@@ -237,16 +237,19 @@ def _probabilities(raw: Any, rows: int, n: int, name: str) -> Actions:
     if n == 1:  # certain, whether that was said by its probability or by its index
         return np.ones((rows, 1))
     if array.ndim == 1:
-        if (row := _first((array != np.floor(array)) | (array < 0) | (array >= n))) is not None:
+        wrong = (array != np.floor(array)) | (array < 0) | (array >= n)
+        if wrong.any():
+            row = _first(wrong)
             raise PolicyError(
                 f"{name}: row {row} of the output is {array[row]:g}, not an action index in 0..{n - 1}; "
                 f"return whole numbers in that range or probabilities of shape ({rows}, {n})"
             )
         return np.eye(n)[array.astype(np.int64)]
-    sums, least = array.sum(axis=1), array.min(axis=1)
+    sums = array.sum(axis=1)
     is_off = np.abs(sums - 1.0) > SUM_TOLERANCE
-    if (row := _first(is_off | (least < -NEGATIVE_TOLERANCE))) is not None:
-        what = f"sums to {sums[row]:.6g}" if is_off[row] else f"contains {least[row]:.6g}"
+    if is_off.any() or array.min() < -NEGATIVE_TOLERANCE:
+        row = _first(is_off | (array < -NEGATIVE_TOLERANCE).any(axis=1))
+        what = f"sums to {sums[row]:.6g}" if is_off[row] else f"contains {array[row].min():.6g}"
         raise PolicyError(
             f"{name}: row {row} of the probabilities {what}; each row must be >= 0 and sum to 1: "
             "for logits return softmax(logits), for action values return their argmax"
@@ -271,12 +274,13 @@ def _log_densities(raw: Any, rows: int, name: str) -> Float[np.ndarray, " row"]:
 
 
 def _finite(array: np.ndarray, what: str, name: str) -> np.ndarray:
-    is_finite = np.isfinite(array) if array.ndim == 1 else np.isfinite(array).all(axis=1)
-    if (row := _first(~is_finite)) is not None:
+    is_finite = np.isfinite(array)
+    if not is_finite.all():
+        row = _first(~is_finite.reshape(len(array), -1).all(axis=1))
         what = f"row {row} of the {what} is not finite ({array[row]})"
         raise PolicyError(f"{name}: {what}; check the policy's weights and the range of the observations")
     return array
 
 
-def _first(wrong: np.ndarray) -> int | None:
-    return int(wrong.argmax()) if wrong.any() else None
+def _first(wrong: np.ndarray) -> int:
+    return int(wrong.argmax())
