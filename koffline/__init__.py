@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from koffline import errors, kernel_loss, kernels
-    from koffline.algos.loading import load
+    from koffline.algos.model_files import load
     from koffline.data.disk.log import LazyTransitions
     from koffline.data.disk.writer import ShardWriter
     from koffline.data.replay import ColumnarReplayBuffer
@@ -54,7 +54,7 @@ _HOME_OF = {
     "diagnose": "koffline.ope.diagnosis",
     "estimate_all": "koffline.ope.evaluation",
     "evaluate": "koffline.ope.evaluation",
-    "load": "koffline.algos.loading",
+    "load": "koffline.algos.model_files",
     "load_policy": "koffline.policy_specs",
     "open_transitions": "koffline.data.sources",
     "select_policies": "koffline.ope.ranking",

@@ -79,10 +79,8 @@ def as_policy(
     if _is_instance_of_loaded("torch.nn", "Module", policy):
         return callable_policy(ModuleFunction(policy), name, action_space, observation_shape)
     if not callable(policy):
-        raise PolicyError(
-            f"{name}: a {type(policy).__name__} is not a policy; give {ACCEPTED}, "
-            "or a function of a batch of observations"
-        )
+        what = f"a {type(policy).__name__} is not a policy"
+        raise PolicyError(f"{name}: {what}; give {ACCEPTED}, or a function of a batch of observations")
     return callable_policy(policy, name, action_space, observation_shape)
 
 
@@ -94,9 +92,9 @@ def _is_instance_of_loaded(module: str, name: str, value: Any) -> bool:
 
 def _load_epsilon(spec: str, action_space: ActionSpace, observation_shape: Sequence[int]) -> Policy:
     if spec.count(_EPSILON) > _MOST_LAYERS:
+        count = f"names {spec.count(_EPSILON)} layers of epsilon"
         raise PolicyError(
-            f"{spec[:40]}… names {spec.count(_EPSILON)} layers of epsilon; give at most {_MOST_LAYERS}, or "
-            "one of the whole probability"
+            f"{spec[:40]}… {count}; give at most {_MOST_LAYERS}, or one of the whole probability"
         )
     number, separator, base = spec[len(_EPSILON) :].partition(":")
     try:

@@ -123,9 +123,3 @@ def test_an_algorithm_in_memory_is_a_policy():
     np.testing.assert_array_equal(policy.mean(raw_observations()), algo.predict(raw_observations()))
     with pytest.raises(PolicyError, match="no networks yet; fit it"):
         as_policy(d3rlpy.algos.SACConfig().create(), BOX, SHAPE)
-
-
-def test_loading_leaves_the_global_generator_alone(dqn_file):
-    state = torch.random.get_rng_state()
-    load_policy(dqn_file, Discrete(3), SHAPE)
-    assert torch.equal(state, torch.random.get_rng_state())

@@ -14,8 +14,8 @@ import torch
 import koffline
 from koffline.data.transitions import Continuous, Discrete
 from koffline.errors import PolicyError
-from koffline.policy_specs import as_policy, load_policy
-from tests.d3_models import SHAPE, build, d3rlpy, saved
+from koffline.policy_specs import load_policy
+from tests.d3_models import SHAPE, build, saved
 
 
 @pytest.fixture(scope="module")
@@ -152,31 +152,9 @@ def test_a_model_that_is_no_policy_or_contradicts_itself_is_refused(dqn_file, tm
     assert all(word in str(caught.value) for word in [str(path), *words]), str(caught.value)
 
 
-def test_a_saved_fqe_is_refused(tmp_path):
-    """A real one: its file carries weights but no policy."""
-    fqe = d3rlpy.ope.DiscreteFQE(algo=build("DQN", 3), config=d3rlpy.ope.FQEConfig())
-    fqe.create_impl(SHAPE, 3)
-    with pytest.raises(PolicyError, match="FQE evaluator"):
-        load_policy(saved(fqe, tmp_path), Discrete(3), SHAPE)
-
-
-def test_a_scaler_without_ranges_is_refused():
-    algo = build("DQN", 3, observation_scaler=d3rlpy.preprocessing.StandardObservationScaler())
-    with pytest.raises(PolicyError, match="StandardObservationScaler holds no ranges; fit the model"):
-        as_policy(algo, Discrete(3), SHAPE)
-
-
 @pytest.mark.parametrize("content", [[1, 2], {"torch": b"", "config": 3, "version": ""}, {"weights": 1}])
 def test_another_pickle_is_refused(load, tmp_path, content):
     path = tmp_path / "model.d3"
     path.write_bytes(pickle.dumps(content))
     with pytest.raises(PolicyError, match="does not hold a d3rlpy model"):
         load(path)
-
-
-def test_random_policies_cannot_be_saved_by_d3rlpy(tmp_path):
-    """Pins the reason why there is no loader for them."""
-    algo = d3rlpy.algos.RandomPolicyConfig().create()
-    algo.create_impl(SHAPE, 2)
-    with pytest.raises(AssertionError):
-        algo.save(str(tmp_path / "model.d3"))

@@ -155,7 +155,7 @@ def test_functions_may_bring_their_own() -> None:
 
 @pytest.mark.parametrize(
     ("answer", "message"),
-    [(np.zeros((1, 2)), "shape"), (np.array([np.nan]), "not|nan"), (np.array([np.inf]), "inf")],
+    [(np.zeros((1, 2)), "shape"), (np.array([np.nan]), "nan"), (np.array([np.inf]), "inf")],
 )
 def test_wrong_densities_are_refused(answer: np.ndarray, message: str) -> None:
     policy = ContinuousPolicy(
@@ -163,11 +163,9 @@ def test_wrong_densities_are_refused(answer: np.ndarray, message: str) -> None:
     )
     with refused(PolicyError, message):
         policy.log_density(STATE, np.zeros((1, 1)))
-    with refused(PolicyError, "one action per observation"):
-        policy.log_density(STATE, np.zeros((2, 1)))
 
 
-SQUASHED, CUT, NONE = ("SAC", "CQL", "BEAR"), ("AWAC", "IQL", "CRR"), ("BCQ",)
+SQUASHED, CUT = ("SAC", "BEAR"), ("AWAC", "IQL", "CRR")
 
 
 @pytest.mark.parametrize("algorithm", SQUASHED + CUT)

@@ -52,12 +52,6 @@ def test_torchscript_probabilities_and_actions(tmp_path):
     np.testing.assert_allclose(continuous.mean(x), expected, atol=1e-6)
 
 
-def test_torchscript_logits_are_refused_with_the_remedy(tmp_path):
-    policy = load_policy(scripted(torch.nn.Linear(4, 3), tmp_path / "p"), Discrete(3), SHAPE)
-    with pytest.raises(PolicyError, match=r"softmax\(logits\)"):
-        policy.probabilities(observations())
-
-
 @pytest.mark.parametrize(
     ("space", "shape", "words"),
     [

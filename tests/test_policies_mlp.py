@@ -58,13 +58,6 @@ def test_hidden_tanh_and_argmax(tmp_path):
     np.testing.assert_array_equal(result, np.eye(3)[values.argmax(axis=1)])
 
 
-def test_a_table_is_one_layer_on_one_hot_observations(tmp_path):
-    table = np.array([[0.25, 0.75], [1.0, 0.0], [0.5, 0.5]])
-    save_mlp_policy(tmp_path / "p", [(np.log(np.maximum(table, 1e-300)), np.zeros(2))], "softmax")
-    result = load_policy(tmp_path / "p", Discrete(2), (3,)).probabilities(np.eye(3))
-    np.testing.assert_allclose(result, table, atol=1e-15)
-
-
 def test_large_logits_do_not_overflow(tmp_path):
     save_mlp_policy(tmp_path / "p", [(1e6 * np.ones((1, 1)) @ [[1.0, -1.0]], np.zeros(2))], "softmax")
     result = load_policy(tmp_path / "p", Discrete(2), (1,)).probabilities(np.array([[1.0], [-1.0]]))
@@ -101,25 +94,11 @@ def test_gaussian_draws_around_its_mean_and_stays_in_the_box(tmp_path):
     assert (wild <= BOX.high).all()
 
 
-def test_identity_is_the_last_layer(tmp_path):
-    net = layers(4, 2)
-    save_mlp_policy(tmp_path / "p", net, "identity")
-    result = load_policy(tmp_path / "p", Continuous(2), SHAPE).mean(observations())
-    np.testing.assert_allclose(result, observations() @ net[0][0] + net[0][1], atol=1e-14)
-
-
 def test_equal_content_gives_equal_bytes_and_nothing_is_left_behind(tmp_path):
     for name in ("a", "b"):
         save_mlp_policy(tmp_path / name, layers(4, 8, 3), "softmax", temperature=2)
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b"]
-
-
-def test_float32_weights_stay_small(tmp_path):
-    single = [(weight.astype(np.float32), bias.astype(np.float32)) for weight, bias in layers(4, 64, 64, 3)]
-    save_mlp_policy(tmp_path / "single", single, "argmax")
-    save_mlp_policy(tmp_path / "double", layers(4, 64, 64, 3), "argmax")
-    assert (tmp_path / "single").stat().st_size < 0.6 * (tmp_path / "double").stat().st_size
 
 
 @pytest.mark.parametrize(

@@ -15,14 +15,13 @@ from d3rlpy.models.torch import (
     build_gaussian_distribution,
     build_squashed_gaussian_distribution,
 )
-from d3rlpy.optimizers.optimizers import OptimizerFactory, make_optimizer_field
 from d3rlpy.torch_utility import TorchMiniBatch, hard_sync, soft_sync
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from koffline.algos.kernel_algo import KernelCriticAlgo
 from koffline.algos.kernel_critic import ActorModules, KernelImpl, Losses
-from koffline.algos.options import ActorCriticConfig, registered
+from koffline.algos.options import ActorCriticConfig, EntropyConfig, registered
 
 
 class KLossSACImpl(KernelImpl):
@@ -102,18 +101,14 @@ class KLossSACImpl(KernelImpl):
 
 
 @dataclasses.dataclass()
-class KLossSACConfig(ActorCriticConfig):
+class KLossSACConfig(EntropyConfig):
     """Config of KLossSAC; fields as in d3rlpy's SACConfig without the target network's `tau`.
 
-    temp_learning_rate 0 keeps the initial temperature.
     conservative_weight: weight of Q(s, a ~ π) − Q(s, a_logged). With the gradient through Q(s', a') a critic
     can make its equation true by believing in whatever the actor does where the log has no such action; this
     holds it back. 0 is plain SAC, right where actions are tried out (online).
     """
 
-    temp_learning_rate: float = 3e-4
-    temp_optim_factory: OptimizerFactory = make_optimizer_field()
-    initial_temperature: float = 1.0
     conservative_weight: float = 0.1
 
 
@@ -270,20 +265,20 @@ class KLossIQL(KernelCriticAlgo):
 
     impl_class = KLossIQLImpl
 
-    def make_modules(self, observation_shape: Sequence[int], action_size: int) -> KLossIQLModules:
+    def make_modules(self, shape: Sequence[int], size: int) -> KLossIQLModules:
         """Networks, optimisers and kernel."""
         where = {"device": self._device, "enable_ddp": self._enable_ddp}
         bounds = {"min_logstd": -5.0, "max_logstd": 2.0, "use_std_parameter": True}
-        actor = self.actor_parts(create_normal_policy, observation_shape, action_size, **bounds)
+        actor = self.actor_parts(create_normal_policy, shape, size, **bounds)
         encoder = self._config.value_encoder_factory
-        value_func = create_value_function(observation_shape, encoder, **where)
-        q_funcs, slow_q_funcs = (self.make_q_funcs(observation_shape, action_size) for _ in range(2))
+        value_func = create_value_function(shape, encoder, **where)
+        q_funcs, slow_q_funcs = (self.make_q_funcs(shape, size) for _ in range(2))
         hard_sync(slow_q_funcs, q_funcs)
         return KLossIQLModules(
             **actor,
             q_funcs=q_funcs,
             critic_optim=self.make_optimizer("critic_", q_funcs, value_func),
-            kernel=self.make_kernel(observation_shape, action_size),
+            kernel=self.make_kernel(shape, size),
             value_func=value_func,
             slow_q_funcs=slow_q_funcs,
         )

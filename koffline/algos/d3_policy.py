@@ -33,8 +33,7 @@ from d3rlpy.torch_utility import convert_to_torch, unwrap_ddp_model
 from torch import Tensor
 
 from koffline.algos.actor_critic import KLossIQLImpl, KLossSACImpl
-from koffline.algos.export import check_acts
-from koffline.algos.loading import algo_of
+from koffline.algos.model_files import algo_of, check_acts
 from koffline.algos.trust_pcl import LinearGaussianPolicy, TrustPCLImpl
 from koffline.data.transitions import Continuous, Discrete
 from koffline.policies.base import (

@@ -10,16 +10,13 @@ import torch
 import torch.nn.functional as F
 from d3rlpy.constants import ActionSpace
 from d3rlpy.models.builders import create_categorical_policy
-from d3rlpy.models.encoders import EncoderFactory, make_encoder_field
-from d3rlpy.models.q_functions import QFunctionFactory, make_q_func_field
-from d3rlpy.optimizers.optimizers import OptimizerFactory, make_optimizer_field
 from d3rlpy.torch_utility import TorchMiniBatch
 from jaxtyping import Float
 from torch import Tensor
 
 from koffline.algos.kernel_algo import KernelCriticAlgo
 from koffline.algos.kernel_critic import KernelImpl, Losses, taken
-from koffline.algos.options import ActorCriticConfig, KernelCriticConfig, registered
+from koffline.algos.options import CriticConfig, EntropyConfig, registered
 
 ENTROPY_SHARE = 0.98  # of the largest entropy possible, log n: the target of the temperature
 
@@ -70,7 +67,7 @@ class KLossDQNImpl(KernelImpl):
 
 
 @dataclasses.dataclass()
-class KLossDQNConfig(KernelCriticConfig):
+class KLossDQNConfig(CriticConfig):
     """Config of KLossDQN: discrete control without a target network.
 
     temperature: 0 is the maximum, Bellman's own equation; above, the soft (entropy-regularised) one with that
@@ -84,10 +81,6 @@ class KLossDQNConfig(KernelCriticConfig):
     batch_size: int = 256
     learning_rate: float = 3e-3
     diag_weight: Optional[float] = 0.1  # noqa: UP045
-    optim_factory: OptimizerFactory = make_optimizer_field()
-    encoder_factory: EncoderFactory = make_encoder_field()
-    q_func_factory: QFunctionFactory = make_q_func_field()
-    n_critics: int = 1
     temperature: float = 0.1
 
 
@@ -153,16 +146,10 @@ class KLossDiscreteSACImpl(KernelImpl):
 
 
 @dataclasses.dataclass()
-class KLossDiscreteSACConfig(ActorCriticConfig):
-    """Config of KLossDiscreteSAC; fields as in d3rlpy's DiscreteSACConfig without the target network's.
-
-    temp_learning_rate 0 keeps the initial temperature.
-    """
+class KLossDiscreteSACConfig(EntropyConfig):
+    """Config of KLossDiscreteSAC; fields as in d3rlpy's DiscreteSACConfig without the target network's."""
 
     diag_weight: Optional[float] = 0.1  # noqa: UP045
-    temp_learning_rate: float = 3e-4
-    temp_optim_factory: OptimizerFactory = make_optimizer_field()
-    initial_temperature: float = 1.0
 
 
 @registered("kloss_discrete_sac", KLossDiscreteSACConfig)

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from koffline.algos.loading import load
+from koffline.algos.model_files import load
 from koffline.data.replay_views import action_matrix
 from koffline.data.transitions import Continuous, Discrete, Transitions
 from koffline.envs.make import SpaceTranslator, make_env, playing
@@ -60,15 +60,11 @@ class EnvironmentEvaluator:
         self._envs = [make_env(identifier)]
         spaces = SpaceTranslator(identifier, self._envs[0].observation_space, self._envs[0].action_space)
         if spaces.observation_shape != log.observation_shape:
-            raise ConfigError(
-                f"{identifier} has observations of shape {spaces.observation_shape}, the log "
-                f"{log.observation_shape}; name the environment that the log is from"
-            )
+            shapes = f"observations of shape {spaces.observation_shape}, the log {log.observation_shape}"
+            raise ConfigError(f"{identifier} has {shapes}; name the environment that the log is from")
         if describe_actions(spaces.action_space) != describe_actions(log.action_space):
-            raise ConfigError(
-                f"{identifier} has actions {spaces.action_space}, the log {log.action_space}; name the log's "
-                "environment"
-            )
+            spaces_of_both = f"actions {spaces.action_space}, the log {log.action_space}"
+            raise ConfigError(f"{identifier} has {spaces_of_both}; name the log's environment")
         self._spaces = spaces
         self._envs += [make_env(identifier) for _ in range(episodes - 1)]
 

@@ -11,9 +11,6 @@ import torch
 from d3rlpy.algos.qlearning.base import QLearningAlgoBase
 from d3rlpy.base import LearnableConfig, register_learnable
 from d3rlpy.constants import ActionSpace
-from d3rlpy.models.encoders import EncoderFactory, make_encoder_field
-from d3rlpy.models.q_functions import QFunctionFactory, make_q_func_field
-from d3rlpy.optimizers.optimizers import OptimizerFactory, make_optimizer_field
 from d3rlpy.serializable_config import CONFIG_STORAGE
 from d3rlpy.torch_utility import TorchMiniBatch, convert_to_torch
 from dataclasses_json import config as json_options
@@ -22,7 +19,7 @@ from torch import Tensor, nn
 from koffline.algos.d3_policy import action_probabilities, acts_deterministically, scaled_observations
 from koffline.algos.kernel_algo import KernelCriticAlgo
 from koffline.algos.kernel_critic import KernelCriticModules, KernelImpl, Losses, taken
-from koffline.algos.options import KernelCriticConfig
+from koffline.algos.options import CriticConfig
 from koffline.errors import ConfigError
 
 _ENCODE, _DECODE = CONFIG_STORAGE[LearnableConfig].encoder, CONFIG_STORAGE[LearnableConfig].decoder
@@ -101,7 +98,7 @@ class KLossFQEImpl(KernelImpl):
 
 
 @dataclasses.dataclass()
-class KLossFQEConfig(KernelCriticConfig):
+class KLossFQEConfig(CriticConfig):
     """Config of KLossFQE and DiscreteKLossFQE; fields as in d3rlpy's FQEConfig without the target network's.
 
     policy: the config of the algorithm to evaluate; set by the constructor, saved with the evaluator.
@@ -109,11 +106,6 @@ class KLossFQEConfig(KernelCriticConfig):
 
     kind: ClassVar[str] = "kloss_fqe"
 
-    learning_rate: float = 1e-3
-    optim_factory: OptimizerFactory = make_optimizer_field()
-    encoder_factory: EncoderFactory = make_encoder_field()
-    q_func_factory: QFunctionFactory = make_q_func_field()
-    n_critics: int = 1
     policy: Optional[LearnableConfig] = dataclasses.field(  # noqa: UP045
         default=None,
         metadata=json_options(encoder=lambda x: x and _ENCODE(x), decoder=lambda x: x and _DECODE(x)),
@@ -161,17 +153,17 @@ class _FQE(KernelCriticAlgo):
         """The algorithm that is evaluated."""
         return self._algo
 
-    def inner_create_impl(self, observation_shape: Sequence[int], action_size: int) -> None:
+    def inner_create_impl(self, shape: Sequence[int], size: int) -> None:
         """Networks, optimiser, kernel, and the policy's networks where it has none. Raises ConfigError."""
         algo = self._algo
         if algo.impl is None:
-            algo.create_impl(observation_shape, action_size)
+            algo.create_impl(shape, size)
         if algo.impl is None:
             raise ConfigError(
                 f"{type(algo).__name__} has no networks to save with its evaluator; evaluate it with "
                 "koffline.evaluate(log, 'uniform', …)"
             )
-        own, log = (algo.observation_shape, algo.action_size), (observation_shape, action_size)
+        own, log = (algo.observation_shape, algo.action_size), (shape, size)
         if tuple(np.atleast_1d(own[0])) != tuple(log[0]) or own[1] != log[1]:
             raise ConfigError(
                 f"the policy is for observations {own[0]} and {own[1]} actions, the log has {log[0]} and "
@@ -205,7 +197,7 @@ class _FQE(KernelCriticAlgo):
 
     def save_policy(self, fname: str) -> None:
         """The policy that is evaluated."""
-        from koffline.algos.export import export_policy
+        from koffline.algos.model_files import export_policy
 
         export_policy(self._algo, fname)
 

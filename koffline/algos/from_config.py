@@ -17,7 +17,7 @@ from d3rlpy.serializable_config import CONFIG_STORAGE
 
 from koffline.algos.config_fields import build, fill_in
 from koffline.algos.fqe import DiscreteKLossFQE, KLossFQE
-from koffline.algos.loading import device_name, load
+from koffline.algos.model_files import device_name, load
 from koffline.algos.options import rule_of
 from koffline.algos.paths import PathReplayBuffer
 from koffline.algos.trust_pcl import TrustPCL
@@ -170,13 +170,11 @@ def make_buffer(algo: Any, log: Transitions, generator: np.random.Generator) -> 
 
 def check_single_rows(algo: Any, kind: str) -> None:
     """Raise ConfigError where the algorithm learns from more than single rows, which a log on disk gives."""
-    lacking = None
+    needed = "returns to the end of an episode" if algo.need_returns_to_go else ""
     if isinstance(algo, TrustPCL) and algo.config.path_length > 1:
-        lacking = "paths of several steps (algo.params.path_length is above 1)"
-    elif algo.need_returns_to_go:
-        lacking = "returns to the end of an episode"
-    if lacking is not None:
-        raise ConfigError(f"{kind} learns from {lacking}, this log stays on disk; load it (data.lazy: false)")
+        needed = "paths of several steps (algo.params.path_length is above 1)"
+    if needed:
+        raise ConfigError(f"{kind} learns from {needed}, this log stays on disk; load it (data.lazy: false)")
 
 
 def actions_out_of_reach(algo: Any, buffer: ColumnarReplayBuffer) -> bool:

@@ -84,15 +84,13 @@ class KernelCriticAlgo(QLearningAlgoBase[Any, Any]):
         """As d3rlpy's; raises ConfigError for the other kind of actions and for fewer steps than an epoch."""
         wanted, found = self.get_action_type(), dataset.dataset_info.action_space
         if wanted != found:
+            own, log = wanted.name.lower(), f"{found.name.lower()} actions"
             raise ConfigError(
-                f"{type(self).__name__} is for {wanted.name.lower()} actions, the log's are "
-                f"{found.name.lower()}; choose an algorithm for {found.name.lower()} actions"
+                f"{type(self).__name__} is for {own} actions; choose an algorithm for {log}, the log's"
             )
         if n_steps < n_steps_per_epoch:
-            raise ConfigError(
-                f"n_steps is {n_steps}, n_steps_per_epoch {n_steps_per_epoch}: not one epoch would be "
-                "trained; lower n_steps_per_epoch"
-            )
+            numbers = f"n_steps is {n_steps}, n_steps_per_epoch {n_steps_per_epoch}"
+            raise ConfigError(f"{numbers}: not one epoch would be trained; lower n_steps_per_epoch")
         self._kernel_rows = dataset.sample_transition_batch(_KERNEL_ROWS)
         yield from super().fitter(dataset, n_steps, n_steps_per_epoch, **options)
 
@@ -114,16 +112,16 @@ class KernelCriticAlgo(QLearningAlgoBase[Any, Any]):
 
     def save_policy(self, fname: str) -> None:
         """Save the greedy policy as TorchScript (.pt) or ONNX (.onnx), scalers included."""
-        from koffline.algos.export import export_policy
+        from koffline.algos.model_files import export_policy
 
         export_policy(self, fname)
 
-    def make_modules(self, observation_shape: Sequence[int], action_size: int) -> KernelCriticModules:
+    def make_modules(self, shape: Sequence[int], size: int) -> KernelCriticModules:
         """Networks, optimisers, kernel and, where there is an option for it, a temperature."""
         if self.create_policy is None:
-            return KernelCriticModules(**self.critic_parts(observation_shape, action_size, prefix=""))
-        parts = self.actor_parts(self.create_policy, observation_shape, action_size)
-        parts |= self.critic_parts(observation_shape, action_size)
+            return KernelCriticModules(**self.critic_parts(shape, size, prefix=""))
+        parts = self.actor_parts(self.create_policy, shape, size)
+        parts |= self.critic_parts(shape, size)
         config = self._config
         if not hasattr(config, "initial_temperature"):
             return ActorModules(**parts)
@@ -133,51 +131,37 @@ class KernelCriticAlgo(QLearningAlgoBase[Any, Any]):
         optim = self.make_optimizer("temp_", log_temp) if config.temp_learning_rate > 0.0 else None
         return EntropyModules(**parts, log_temp=log_temp, temp_optim=optim)
 
-    def inner_create_impl(self, observation_shape: Sequence[int], action_size: int) -> None:
+    def inner_create_impl(self, shape: Sequence[int], size: int) -> None:
         """The implementation over fresh networks."""
-        modules = self.make_modules(observation_shape, action_size)
-        self._impl = self.impl_class(self._config, observation_shape, action_size, modules, self._device)
+        modules = self.make_modules(shape, size)
+        self._impl = self.impl_class(self._config, shape, size, modules, self._device)
 
-    def critic_parts(
-        self, observation_shape: Sequence[int], action_size: int, prefix: str = "critic_"
-    ) -> dict[str, Any]:
+    def critic_parts(self, shape: Sequence[int], size: int, prefix: str = "critic_") -> dict[str, Any]:
         """Q networks, their optimiser and the kernel. prefix: of the options' names."""
-        q_funcs = self.make_q_funcs(observation_shape, action_size, prefix)
+        q_funcs = self.make_q_funcs(shape, size, prefix)
         return {
             "q_funcs": q_funcs,
             "critic_optim": self.make_optimizer(prefix, q_funcs),
-            "kernel": self.make_kernel(observation_shape, action_size),
+            "kernel": self.make_kernel(shape, size),
         }
 
-    def actor_parts(
-        self, create: Any, observation_shape: Sequence[int], action_size: int, **options: Any
-    ) -> dict[str, Any]:
+    def actor_parts(self, create: Any, shape: Sequence[int], size: int, **options: Any) -> dict[str, Any]:
         """A policy out of d3rlpy's function that creates it, and its optimiser."""
-        policy = self.make_policy(create, observation_shape, action_size, **options)
+        policy = self.make_policy(create, shape, size, **options)
         return {"policy": policy, "actor_optim": self.make_optimizer("actor_", policy)}
 
-    def make_q_funcs(
-        self, observation_shape: Sequence[int], action_size: int, prefix: str = "critic_"
-    ) -> nn.ModuleList:
+    def make_q_funcs(self, shape: Sequence[int], size: int, prefix: str = "critic_") -> nn.ModuleList:
         """Q(s, ·) or Q(s, a) of every critic."""
         config = self._config
         create = create_discrete_q_function if self.is_discrete else create_continuous_q_function
-        return create(
-            observation_shape,
-            action_size,
-            getattr(config, f"{prefix}encoder_factory"),
-            config.q_func_factory,
-            n_ensembles=config.n_critics,
-            device=self._device,
-            enable_ddp=self._enable_ddp,
-        )[0]
+        factories = getattr(config, f"{prefix}encoder_factory"), config.q_func_factory
+        where = {"device": self._device, "enable_ddp": self._enable_ddp}
+        return create(shape, size, *factories, n_ensembles=config.n_critics, **where)[0]
 
-    def make_policy(
-        self, create: Any, observation_shape: Sequence[int], action_size: int, **options: Any
-    ) -> Any:
+    def make_policy(self, create: Any, shape: Sequence[int], size: int, **options: Any) -> Any:
         """A policy on the algorithm's device."""
         where = {"device": self._device, "enable_ddp": self._enable_ddp}
-        return create(observation_shape, action_size, self._config.actor_encoder_factory, **where, **options)
+        return create(shape, size, self._config.actor_encoder_factory, **where, **options)
 
     def make_optimizer(self, prefix: str, *modules: nn.Module) -> OptimizerWrapper:
         """An optimiser by the options whose names begin so; it is saved with the model."""
@@ -185,10 +169,10 @@ class KernelCriticAlgo(QLearningAlgoBase[Any, Any]):
         rate = getattr(self._config, f"{prefix}learning_rate")
         return getattr(self._config, f"{prefix}optim_factory").create(named, lr=rate, compiled=self.compiled)
 
-    def make_kernel(self, observation_shape: Sequence[int], action_size: int) -> KernelBellmanLoss:
+    def make_kernel(self, shape: Sequence[int], size: int) -> KernelBellmanLoss:
         """The loss for these rows, on the algorithm's device."""
-        n_actions = action_size if self.is_discrete else 0
-        kernel = KernelBellmanLoss(self._config, int(observation_shape[0]), action_size, n_actions)
+        n_actions = size if self.is_discrete else 0
+        kernel = KernelBellmanLoss(self._config, int(shape[0]), size, n_actions)
         return kernel.to(self._device)
 
     def _fix_kernel(self, batch: TransitionMiniBatch) -> None:

@@ -82,6 +82,26 @@ class ActorCriticConfig(KernelCriticConfig):
     n_critics: int = 2
 
 
+@dataclasses.dataclass()
+class EntropyConfig(ActorCriticConfig):
+    """Options of an actor whose entropy has a temperature; temp_learning_rate 0 keeps the initial one."""
+
+    temp_learning_rate: float = 3e-4
+    temp_optim_factory: OptimizerFactory = make_optimizer_field()
+    initial_temperature: float = 1.0
+
+
+@dataclasses.dataclass()
+class CriticConfig(KernelCriticConfig):
+    """Options of a critic without an actor, named as d3rlpy's."""
+
+    learning_rate: float = 1e-3
+    optim_factory: OptimizerFactory = make_optimizer_field()
+    encoder_factory: EncoderFactory = make_encoder_field()
+    q_func_factory: QFunctionFactory = make_q_func_field()
+    n_critics: int = 1
+
+
 def registered(kind: str, config_class: type[KernelCriticConfig]) -> Callable[[_Algo], _Algo]:
     """A decorator of an algorithm: the config makes it, and files know the config by `kind`."""
 
@@ -118,7 +138,9 @@ _RULES = {
     "tau": Rule(lambda x: 0.0 < x <= 1.0, "give a number in (0, 1]"),
     "target_decay": Rule(lambda x: 0.0 <= x <= 1.0, "give a number in [0, 1]"),
     **dict.fromkeys(("initial_temperature", *_WHOLE[1:]), _POSITIVE),
-    **dict.fromkeys(("temperature", "alpha", "conservative_weight"), _NOT_NEGATIVE),
+    **dict.fromkeys(
+        ("temperature", "alpha", "conservative_weight"), Rule(lambda x: x >= 0, "give 0 or a positive number")
+    ),
 }
 # Where d3rlpy's own algorithms allow more than ours, or have options that ours have not.
 _OF_STOCK = {

@@ -39,7 +39,12 @@ TUPLES = 20_000
 
 
 def train_dqn(
-    log: Transitions, gamma: float, steps: int, seed: int, path: Path, progress: Callable[[int], object] = int
+    log: Transitions,
+    gamma: float,
+    steps: int,
+    seed: int,
+    path: Path,
+    progress: Callable[[int], Any] | None = None,
 ) -> None:
     """Fit d3rlpy's double DQN on a log with discrete actions and save it as a .d3 file.
 
@@ -67,7 +72,7 @@ def train_dqn(
             n_steps_per_epoch=steps,
             logger_adapter=NoopAdapterFactory(),
             show_progress=False,
-            callback=lambda _, __, step: progress(step),
+            callback=None if progress is None else lambda _, __, step: progress(step),
         )
     algo.save(str(path))
 
@@ -131,7 +136,7 @@ class OnlineLearner:
     def update(self, batch: Mapping[str, np.ndarray]) -> None:
         """One gradient step on columns (B, …) named as in Transitions, B the learner's batch size."""
         count = len(batch["rewards"])
-        floats = {name: np.asarray(column, dtype=np.float32) for name, column in batch.items()}
+        floats = {name: np.ascontiguousarray(values, np.float32) for name, values in batch.items()}
         actions = floats["actions"].reshape(count, -1)
         self._algo.update(
             TransitionMiniBatch(

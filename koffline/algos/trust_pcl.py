@@ -251,36 +251,36 @@ class TrustPCL(KernelCriticAlgo):
         self._grad_step += 1
         return loss
 
-    def make_modules(self, observation_shape: Sequence[int], action_size: int) -> TrustPCLModules:
+    def make_modules(self, shape: Sequence[int], size: int) -> TrustPCLModules:
         """Values, policy, their slow copies, optimisers and kernel."""
-        q_funcs, targ_q_funcs = (self._make_values(observation_shape) for _ in range(2))
-        policy, targ_policy = (self._make_policy(observation_shape, action_size) for _ in range(2))
+        q_funcs, targ_q_funcs = (self._make_values(shape) for _ in range(2))
+        policy, targ_policy = (self._make_policy(shape, size) for _ in range(2))
         hard_sync(targ_q_funcs, q_funcs)
         hard_sync(targ_policy, policy)
         return TrustPCLModules(
             q_funcs=q_funcs,
             critic_optim=self.make_optimizer("critic_", q_funcs),
-            kernel=self.make_kernel(observation_shape, action_size),
+            kernel=self.make_kernel(shape, size),
             policy=policy,
             actor_optim=self.make_optimizer("actor_", policy),
             targ_q_funcs=targ_q_funcs,
             targ_policy=targ_policy,
         )
 
-    def _make_values(self, observation_shape: Sequence[int]) -> nn.ModuleList:
+    def _make_values(self, shape: Sequence[int]) -> nn.ModuleList:
         config, where = self._config, (self._device, self._enable_ddp)
         return nn.ModuleList(
-            create_value_function(observation_shape, config.critic_encoder_factory, *where)
+            create_value_function(shape, config.critic_encoder_factory, *where)
             for _ in range(config.n_critics)
         )
 
-    def _make_policy(self, observation_shape: Sequence[int], action_size: int) -> Any:
+    def _make_policy(self, shape: Sequence[int], size: int) -> Any:
         if self.is_discrete:
-            return self.make_policy(create_categorical_policy, observation_shape, action_size)
+            return self.make_policy(create_categorical_policy, shape, size)
         if not self._config.squash:
-            return self.make_policy(create_linear_gaussian_policy, observation_shape, action_size)
+            return self.make_policy(create_linear_gaussian_policy, shape, size)
         bounds = {"min_logstd": -4.0, "max_logstd": 2.0, "use_std_parameter": True}
-        return self.make_policy(create_normal_policy, observation_shape, action_size, **bounds)
+        return self.make_policy(create_normal_policy, shape, size, **bounds)
 
 
 @registered("discrete_trust_pcl", DiscreteTrustPCLConfig)

@@ -211,5 +211,5 @@ def policy(
 
         with atomic_file(path, force) as temporary, progress_bar("training DQN", steps) as progress:
             log = build_uniform(name, "uniform", TUPLES, np.random.default_rng(seed), gamma)
-            train_dqn(log, gamma, steps, seed, temporary, progress or int)
+            train_dqn(log, gamma, steps, seed, temporary, progress)
     click.echo(f"{path}: a policy for {env}")

@@ -30,6 +30,10 @@ def _check_limits(
     return limits
 
 
+_SHOW_DEFAULTS = {"show_default": True}
+_LIMITS: dict[str, Any] = {"nargs": 2, "type": float, "metavar": "LOW HIGH", "callback": _check_limits}
+
+
 @click.command()
 @click.argument("path")
 def stats(path: str) -> None:
@@ -45,20 +49,14 @@ def stats(path: str) -> None:
     click.echo("\n".join(describe(read_metric(path))))
 
 
-@click.command()
+@click.command(context_settings=_SHOW_DEFAULTS)
 @click.argument("paths", metavar="PATH...", nargs=-1, required=True)
-@click.option(
-    "--window", type=_ONE_OR_MORE, default=1, show_default=True, help="Moving average over this many values."
-)
+@click.option("--window", type=_ONE_OR_MORE, default=1, help="Moving average over this many values.")
 @click.option("--show-steps", is_flag=True, help="Steps on the x-axis instead of epochs.")
 @click.option("--show-max", is_flag=True, help="A line at the largest value.")
 @click.option("--label", "labels", multiple=True, help="Label in the legend, one for each PATH.")
-@click.option(
-    "--xlim", nargs=2, type=float, metavar="LOW HIGH", callback=_check_limits, help="Limits of the x-axis."
-)
-@click.option(
-    "--ylim", nargs=2, type=float, metavar="LOW HIGH", callback=_check_limits, help="Limits of the y-axis."
-)
+@click.option("--xlim", **_LIMITS, help="Limits of the x-axis.")
+@click.option("--ylim", **_LIMITS, help="Limits of the y-axis.")
 @click.option("--title", help="Title of the plot.")
 @click.option("--ylabel", help="Label of the y-axis; default: the metric's name.")
 @click.option("--save", metavar="FILE", help="Save the plot (.png, .svg, .pdf …) instead of showing it.")
@@ -129,8 +127,7 @@ def export(model_path: str, output_path: str, force: bool) -> None:
       koffline export runs/a/model_1000.d3 policy.pt --force
     """
     claim(output_path, "OUTPUT_PATH", lambda path: check_target(path, force))
-    from koffline.algos.export import export_policy
-    from koffline.algos.loading import load
+    from koffline.algos.model_files import export_policy, load
 
     algo = load(model_path)
     export_policy(algo, output_path)
@@ -140,13 +137,11 @@ def export(model_path: str, output_path: str, force: bool) -> None:
 def _episode_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """What record and play share."""
     for option in (
-        click.option(
-            "--seed", type=click.IntRange(0), default=0, show_default=True, help="Episode i's is SEED + i."
-        ),
+        click.option("--seed", type=click.IntRange(0), default=0, help="Episode i's is SEED + i."),
         click.option("--max-steps", type=_ONE_OR_MORE, help="Cut episodes after this many steps."),
         click.option("--use-gymnasium", is_flag=True, hidden=True, help="As always; for d3rlpy's scripts."),
         click.option("--target-return", type=float, help="The return a Decision Transformer aims at."),
-        click.option("--n-episodes", type=_ONE_OR_MORE, default=3, show_default=True, help="Episodes."),
+        click.option("--n-episodes", type=_ONE_OR_MORE, default=3, help="Episodes."),
         click.option("--env-header", help="A line of Python that is run and makes the environment `env`."),
         click.option("--env-id", help="A Gymnasium id, or package:id to import its package first."),
     ):
@@ -154,18 +149,14 @@ def _episode_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
-@click.command()
+@click.command(context_settings=_SHOW_DEFAULTS)
 @click.argument("model_path")
 @_episode_options
-@click.option("--out", default="videos", show_default=True, metavar="DIR", help="Folder of the videos.")
+@click.option("--out", default="videos", metavar="DIR", help="Folder of the videos.")
 @click.option(
-    "--format",
-    "format_",
-    type=click.Choice(["gif", "mp4", "png"]),
-    default="gif",
-    show_default=True,
+    "--format", "format_", type=click.Choice(["gif", "mp4", "png"]), default="gif",
     help="mp4 needs imageio-ffmpeg; png is a folder of frames.",
-)
+)  # fmt: skip
 @click.option("--force", is_flag=True, help="Replace older videos of the same names.")
 def record(model_path: str, out: str, format_: str, force: bool, **options: Any) -> None:
     """Record episodes of a saved model as videos.
@@ -195,7 +186,7 @@ def record(model_path: str, out: str, format_: str, force: bool, **options: Any)
         _play_all(play, options)
 
 
-@click.command()
+@click.command(context_settings=_SHOW_DEFAULTS)
 @click.argument("model_path")
 @_episode_options
 @click.option("--no-render", is_flag=True, help="Play without pictures, for the score alone.")
@@ -218,7 +209,7 @@ def play(model_path: str, no_render: bool, **options: Any) -> None:
 @contextlib.contextmanager
 def _player(model_path: str, render_mode: str | None, options: dict[str, Any]) -> Iterator[tuple[Any, Any]]:
     """The model in the environment of the options; stdout belongs to the results alone."""
-    from koffline.algos.loading import load
+    from koffline.algos.model_files import load
     from koffline.runs.playing import Player, open_environment
 
     with contextlib.redirect_stdout(sys.stderr):

@@ -213,7 +213,7 @@ def film(config: OnlineConfig, models: Sequence[Path | None], steps: int) -> lis
 
     Raises ConfigError where the environment draws no pictures.
     """
-    from koffline.algos.loading import load
+    from koffline.algos.model_files import load
     from koffline.runs.playing import Player, video
 
     format_ = "gif" if importlib.util.find_spec("imageio_ffmpeg") is None else "mp4"

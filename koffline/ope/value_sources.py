@@ -107,7 +107,7 @@ class _Reader:
 
             found = detect(path)
             if found == "d3":
-                from koffline.algos.loading import load
+                from koffline.algos.model_files import load
 
                 return self._of_model(load(path), name, rows_of_run(path))
             if found == "torchscript":

@@ -40,7 +40,7 @@ class DiscretePolicy:
     """A distribution over n actions for each observation.
 
     function: observations (N, ...) -> probabilities (N, n), or action indices (N,) for a greedy policy.
-    observation_shape: shape of one observation, checked on each call; None accepts any.
+    observation_shape: shape of one observation; None accepts any.
     """
 
     n: int
@@ -71,7 +71,7 @@ class ContinuousPolicy:
 
     mean_function: observations (N, ...) -> actions (N, k).
     sample_function: (observations, generator) -> actions (N, k); None for a deterministic policy.
-    observation_shape: shape of one observation, checked on each call; None accepts any.
+    observation_shape: shape of one observation; None accepts any.
     density_function: (observations, actions) -> log density (N,) of what `sample_function` draws; None where
     it is unknown.
     cut_to: bounds (low, high) at which draws are cut off, so that probability collects there (see
@@ -120,13 +120,8 @@ class ContinuousPolicy:
         """Log density (N,) of given actions (N, k); −inf for impossible ones. Raises PolicyError."""
         if self.density_function is None or self.deterministic:
             raise PolicyError(f"{self.name}: {self.why_no_density}; use a method that only draws actions")
-        if actions.shape != (len(observations), self.k):
-            raise PolicyError(
-                f"{self.name}: actions have shape {actions.shape} for {len(observations)} observations and "
-                f"{self.k} action dimensions; pass one action per observation"
-            )
-        actions = actions.astype(np.float64)
-        return _in_chunks(self, self.density_function, _log_densities, (), observations, actions)
+        given = observations, actions.astype(np.float64)
+        return _in_chunks(self, self.density_function, _log_densities, (), *given)
 
 
 Policy = DiscretePolicy | ContinuousPolicy
@@ -151,10 +146,8 @@ def check_spaces(
     if own != log:
         raise PolicyError(f"{name}: the policy has {own}, the log {log}; give a policy trained for this log")
     if own_shape is not None and tuple(own_shape) != tuple(observation_shape):
-        raise PolicyError(
-            f"{name}: the policy takes observations of shape {tuple(own_shape)}, the log has "
-            f"{tuple(observation_shape)}; give a policy trained for this log"
-        )
+        shapes = f"observations of shape {tuple(own_shape)}, the log has {tuple(observation_shape)}"
+        raise PolicyError(f"{name}: the policy takes {shapes}; give a policy trained for this log")
 
 
 def check_output_shape(policy: Policy, observation_shape: Sequence[int]) -> Policy:
@@ -195,12 +188,6 @@ def _in_chunks(
     *more: Any,
 ) -> np.ndarray:
     """What the function gives for all rows, checked, (N, *columns); arrays among `more` are cut alike."""
-    shape = policy.observation_shape
-    if shape is not None and observations.shape[1:] != shape:
-        raise PolicyError(
-            f"{policy.name}: the policy takes observations of shape (N, {', '.join(map(str, shape))}), "
-            f"received {observations.shape}; pass one row per observation"
-        )
     result = np.empty((len(observations), *columns))
     for start in range(0, len(observations), policy.chunk_rows):
         rows = slice(start, start + policy.chunk_rows)
@@ -216,10 +203,8 @@ def _call(function: Callable[..., Any], name: str, observations: np.ndarray, *ar
     except KofflineError:
         raise
     except (Exception, SystemExit) as error:
-        raise PolicyError(
-            f"{name}: the policy failed on observations of shape {observations.shape} with "
-            f"{one_line(error)}; check that it accepts such a batch"
-        ) from error
+        what = f"the policy failed on observations of shape {observations.shape} with {one_line(error)}"
+        raise PolicyError(f"{name}: {what}; check that it accepts such a batch") from error
 
 
 def _numbers(raw: Any, name: str) -> np.ndarray:
@@ -252,16 +237,19 @@ def _probabilities(raw: Any, rows: int, n: int, name: str) -> Actions:
     if n == 1:  # certain, whether that was said by its probability or by its index
         return np.ones((rows, 1))
     if array.ndim == 1:
-        if (row := _first((array != np.floor(array)) | (array < 0) | (array >= n))) is not None:
+        wrong = (array != np.floor(array)) | (array < 0) | (array >= n)
+        if wrong.any():
+            row = _first(wrong)
             raise PolicyError(
                 f"{name}: row {row} of the output is {array[row]:g}, not an action index in 0..{n - 1}; "
                 f"return whole numbers in that range or probabilities of shape ({rows}, {n})"
             )
         return np.eye(n)[array.astype(np.int64)]
-    sums, least = array.sum(axis=1), array.min(axis=1)
+    sums = array.sum(axis=1)
     is_off = np.abs(sums - 1.0) > SUM_TOLERANCE
-    if (row := _first(is_off | (least < -NEGATIVE_TOLERANCE))) is not None:
-        what = f"sums to {sums[row]:.6g}" if is_off[row] else f"contains {least[row]:.6g}"
+    if is_off.any() or array.min() < -NEGATIVE_TOLERANCE:
+        row = _first(is_off | (array < -NEGATIVE_TOLERANCE).any(axis=1))
+        what = f"sums to {sums[row]:.6g}" if is_off[row] else f"contains {array[row].min():.6g}"
         raise PolicyError(
             f"{name}: row {row} of the probabilities {what}; each row must be >= 0 and sum to 1: "
             "for logits return softmax(logits), for action values return their argmax"
@@ -280,22 +268,19 @@ def _log_densities(raw: Any, rows: int, name: str) -> Float[np.ndarray, " row"]:
     array = _numbers(raw, name)
     is_wrong = array.shape not in ((rows,), (rows, 1)) or np.isnan(array) | (array == np.inf)
     if np.any(is_wrong):
-        raise PolicyError(
-            f"{name}: the log density has shape {array.shape} for {rows} rows, or is nan or +inf; return one "
-            "number per row, -inf for impossible actions"
-        )
+        what = f"the log density has shape {array.shape} for {rows} rows, or is nan or +inf"
+        raise PolicyError(f"{name}: {what}; return one number per row, -inf for impossible actions")
     return array.reshape(rows)
 
 
 def _finite(array: np.ndarray, what: str, name: str) -> np.ndarray:
-    is_finite = np.isfinite(array) if array.ndim == 1 else np.isfinite(array).all(axis=1)
-    if (row := _first(~is_finite)) is not None:
-        raise PolicyError(
-            f"{name}: row {row} of the {what} is not finite ({array[row]}); "
-            "check the policy's weights and the range of the observations"
-        )
+    is_finite = np.isfinite(array)
+    if not is_finite.all():
+        row = _first(~is_finite.reshape(len(array), -1).all(axis=1))
+        what = f"row {row} of the {what} is not finite ({array[row]})"
+        raise PolicyError(f"{name}: {what}; check the policy's weights and the range of the observations")
     return array
 
 
-def _first(wrong: np.ndarray) -> int | None:
-    return int(wrong.argmax()) if wrong.any() else None
+def _first(wrong: np.ndarray) -> int:
+    return int(wrong.argmax())

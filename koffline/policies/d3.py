@@ -64,10 +64,10 @@ def read_d3(path: Path) -> D3File:
     file = read_d3_model(path)
     if file.algorithm in _NO_POLICY:
         raise PolicyError(f"{file.name}: {_NO_POLICY[file.algorithm]} ({file.algorithm})")
-    if not all(isinstance(side, int) for side in file.observation_shape):
+    if not isinstance(file.observation_shape[0], int):
+        parts = f"observations of shape {list(file.observation_shape)}"
         raise PolicyError(
-            f"{file.name}: observations of shape {list(file.observation_shape)}; koffline evaluates policies "
-            "with one observation array: join the parts into one"
+            f"{file.name}: {parts}; policies take one observation array: join the parts into one"
         )
     return file
 
@@ -82,10 +82,8 @@ def read_d3_model(path: Path) -> D3File:
         found = f"a {type(content).__name__}"
         if is_dict:
             found += " with " + (", ".join(sorted(str(key)[:20] for key in content)[:5]) or "no keys")
-        raise PolicyError(
-            f"{name}: the pickle does not hold a d3rlpy model (torch, config, version) but {found}; "
-            f"{_SAVE_AGAIN}"
-        )
+        what = f"the pickle does not hold a d3rlpy model (torch, config, version) but {found}"
+        raise PolicyError(f"{name}: {what}; {_SAVE_AGAIN}")
     algorithm, shape, action_size = _read_config(content["config"], name)
     if not content["torch"].startswith(b"PK\x03\x04"):
         raise PolicyError(f"{name}: the weights are not in torch's zip layout; {_SAVE_AGAIN}")
@@ -112,10 +110,8 @@ def _loaded(load: Callable[[], Any], what: str) -> Any:
         asked = re.search(r"(?:GLOBAL|global:?) +([\w.]+)", str(error))
         wanted = str(error) if isinstance(error, WantsImport) else asked and asked.group(1)
         if wanted:
-            raise PolicyError(
-                f"{what} asks to import {wanted}, so loading it could run code; it was refused and nothing "
-                f"ran: {_SAVE_AGAIN}, which never needs that"
-            ) from None
+            refusal = "so loading it could run code; it was refused and nothing ran"
+            raise PolicyError(f"{what} asks to import {wanted}, {refusal}: {_SAVE_AGAIN}") from None
         raise PolicyError(f"{what} is truncated or corrupt ({one_line(error)}); {_SAVE_AGAIN}") from error
 
 

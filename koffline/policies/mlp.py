@@ -80,10 +80,10 @@ class Mlp:
         for layer, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
             fits = weight.ndim == 2 and weight.size > 0 and weight.shape[0] == width
             if not fits or bias.shape != (weight.shape[1],):
-                raise PolicyError(
-                    f"layer {layer} has W{layer} of shape {weight.shape} and b{layer} of shape {bias.shape}; "
-                    "give (in, out) and (out,), with `in` the layer before's `out`"
+                what = (
+                    f"layer {layer} has W{layer} of shape {weight.shape} and b{layer} of shape {bias.shape}"
                 )
+                raise PolicyError(f"{what}; give (in, out) and (out,), `in` the layer before's `out`")
             if not (np.isfinite(weight).all() and np.isfinite(bias).all()):
                 raise PolicyError(f"layer {layer} holds a value that is not finite; give finite weights")
             width = weight.shape[1]
@@ -163,10 +163,8 @@ def mlp_policy(mlp: Mlp, name: str, action_space: ActionSpace, observation_shape
     is_discrete = mlp.output in DISCRETE_OUTPUTS
     check_spaces(name, Discrete(size) if is_discrete else Continuous(size), None, action_space, shape)
     if math.prod(shape) != mlp.inputs:
-        raise PolicyError(
-            f"{name}: the policy takes {mlp.inputs} numbers per observation, the log has shape {shape}; "
-            "give a policy made for this log"
-        )
+        what = f"the policy takes {mlp.inputs} numbers per observation, the log has shape {shape}"
+        raise PolicyError(f"{name}: {what}; give a policy made for this log")
     if is_discrete:
         return DiscretePolicy(size, mlp.discrete, name, shape, rows)
     if mlp.output != "gaussian":

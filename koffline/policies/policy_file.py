@@ -29,6 +29,7 @@ from koffline.untrusted import arrays as untrusted
 
 FORMAT, GRID_FORMAT = "koffline-policy", "koffline-grid-policy"
 VERSION = 1
+_REMEDY = "write it with koffline.policies.save_mlp_policy"
 _GRID_KEYS = ("low", "high", "action_values", "temperature")
 _TEXT_KEYS = ("output", "activation")
 _KEYS = (
@@ -108,16 +109,11 @@ def load_policy_file(path: Path, action_space: ActionSpace, observation_shape: S
     try:
         arrays = untrusted.read_arrays(path)
     except Exception as error:  # a hostile or truncated archive may fail in any way
-        raise PolicyError(
-            f"{path}: the .npz cannot be read ({one_line(error)}); write it again with "
-            "koffline.policies.save_mlp_policy"
-        ) from error
+        raise PolicyError(f"{path}: the .npz cannot be read ({one_line(error)}); {_REMEDY}") from error
     kind = str(arrays.pop("format", None))
     if kind not in (FORMAT, GRID_FORMAT):
-        raise PolicyError(
-            f"{path}: the .npz is not a koffline policy (arrays: {', '.join(sorted(arrays)[:8])}); "
-            "write one with koffline.policies.save_mlp_policy"
-        )
+        found = f"the .npz is not a koffline policy (arrays: {', '.join(sorted(arrays)[:8])})"
+        raise PolicyError(f"{path}: {found}; {_REMEDY}")
     version = arrays.pop("version", None)
     if version is None or version.shape != () or version != VERSION:
         raise PolicyError(f"{path}: policy file version {version}; this koffline reads version {VERSION}")

@@ -78,11 +78,8 @@ def read_metric(path: str | Path) -> Metric:
     if rows and rows[-1] is None and not text.endswith("\n"):
         rows.pop()  # the run writes it at this moment, or was killed while it did
     if None in rows:
-        wrong = lines[rows.index(None)][:40]
-        raise DataError(
-            f"{path}: a line is not {len(names)} numbers ({wrong!r}); give a metric's CSV as d3rlpy "
-            "writes it (epoch,step,value)"
-        )
+        wrong = f"a line is not {len(names)} numbers ({lines[rows.index(None)][:40]!r})"
+        raise DataError(f"{path}: {wrong}; give a metric's CSV as d3rlpy writes it (epoch,step,value)")
     if not rows:
         raise DataError(f"{path} holds no rows yet; wait for the first epoch to end")
     columns = dict(zip(names, np.array(rows, dtype=np.float64).T, strict=True))

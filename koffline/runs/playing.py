@@ -75,15 +75,14 @@ class Player:
         ours = describe_actions(own), tuple(algo.observation_shape)
         theirs = describe_actions(self._spaces.action_space), self._spaces.observation_shape
         if ours != theirs:
-            raise PolicyError(
-                f"the {kind} has {ours[0]} for observations of shape {ours[1]}, the environment {theirs[0]} "
-                f"and {theirs[1]}; give the environment that it was trained for"
+            shapes = (
+                f"{ours[0]} for observations of shape {ours[1]}, the environment {theirs[0]} and {theirs[1]}"
             )
+            raise PolicyError(f"the {kind} has {shapes}; give the environment that it was trained for")
         if hasattr(algo, "as_stateful_wrapper"):
             if target_return is None:
                 raise ConfigError(
-                    f"a {kind} aims at a return; give it with --target-return, in the units of the "
-                    "environment's rewards"
+                    f"a {kind} aims at a return of the environment; give it with --target-return"
                 )
             self._memory = algo.as_stateful_wrapper(float(target_return))
 
@@ -116,11 +115,6 @@ class Player:
             action = np.asarray(self._algo.predict(observations))
         else:
             action = np.asarray(self._memory.predict(observations[0], reward))[None]
-        if not np.isfinite(action).all():
-            raise PolicyError(
-                f"the {type(self._algo).__name__} gives the action {action[0]}; its weights or the "
-                "observations are not finite, give an earlier model of the run"
-            )
         space = self._spaces.action_space
         if isinstance(space, Continuous):
             action = np.clip(action, space.low, space.high)
@@ -165,10 +159,8 @@ def as_picture(frame: Any) -> np.ndarray:
     if picture.ndim == 2:
         picture = np.repeat(picture[:, :, None], 3, axis=2)
     if isinstance(frame, list) or picture.dtype != np.uint8 or picture.ndim != 3 or picture.shape[2] < 3:
-        raise ConfigError(
-            f"the environment rendered a {type(frame).__name__} of {picture.dtype}, shape {picture.shape}, "
-            "no picture of uint8 (height, width, 3); make it with render_mode='rgb_array'"
-        )
+        what = f"a {type(frame).__name__} of {picture.dtype}, shape {picture.shape}, no picture of uint8"
+        raise ConfigError(f"the environment rendered {what}; make it with render_mode='rgb_array'")
     return np.ascontiguousarray(picture[:, :, :3])
 
 

@@ -78,7 +78,7 @@ def _policy(path: Path) -> None:
 
 
 def _model(path: Path) -> None:
-    from koffline.algos.loading import load
+    from koffline.algos.model_files import load
 
     load(path)
 

@@ -11,9 +11,8 @@ import onnxruntime
 import pytest
 import torch
 
-import koffline
-from koffline.algos.export import export_policy
 from koffline.algos.loggers import quiet
+from koffline.algos.model_files import export_policy
 from koffline.errors import ConfigError, DataError, PolicyError
 from tests.algos.makers import ALL, d3rlpy, fit, is_discrete, make, make_buffer, parameters, same, scalers
 from tests.algos.makers import observations as small_observations
@@ -112,15 +111,6 @@ def test_images_with_their_scaler(suffix: str, tmp_path: Path) -> None:
     export_policy(algo, tmp_path / f"policy{suffix}")
     images = np.random.default_rng(0).integers(0, 256, (7, 1, 44, 44)).astype(np.uint8)
     assert_acts_as_predict(tmp_path / f"policy{suffix}", algo, images)
-
-
-@pytest.mark.parametrize("suffix", FORMATS)
-def test_koffline_reads_what_it_exports(suffix: str, tmp_path: Path) -> None:
-    algo = build("TD3", 2, observation_scaler=standard_scaler(), action_scaler=action_scaler())
-    export_policy(algo, tmp_path / f"policy{suffix}")
-    policy = koffline.load_policy(tmp_path / f"policy{suffix}", BOX, SHAPE)
-    observations = raw_observations()
-    np.testing.assert_allclose(policy.mean(observations), algo.predict(observations), rtol=1e-5)
 
 
 @pytest.mark.parametrize("suffix", FORMATS)

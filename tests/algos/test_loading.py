@@ -14,8 +14,8 @@ import pytest
 import torch
 
 import koffline
-from koffline.algos.export import export_policy
 from koffline.algos.loggers import quiet
+from koffline.algos.model_files import export_policy
 from koffline.errors import ConfigError, PolicyError
 from koffline.policies.d3 import read_d3_model
 from tests.algos.makers import (

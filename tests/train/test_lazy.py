@@ -10,7 +10,7 @@ import koffline.train.run
 from koffline import ColumnarReplayBuffer
 from koffline.algos.evaluators import td_error
 from koffline.algos.from_config import fit_scalers, make_algorithm, resolve_params
-from koffline.algos.loading import load
+from koffline.algos.model_files import load
 from koffline.data.disk.batches import BlockSampler
 from koffline.data.disk.samples import Part, sample_units
 from koffline.data.disk.writer import ShardWriter

@@ -152,7 +152,7 @@ def test_learns_a_bandit(tmp_path):
 
 
 def koffline_load(path):
-    from koffline.algos.loading import load
+    from koffline.algos.model_files import load
 
     return load(path)
 

@@ -1,8 +1,15 @@
-"""Loading any .d3 model, d3rlpy's or ours, optimisers included; nothing in the file can run."""
+"""Any .d3 model, d3rlpy's or ours, loaded whole, and greedy policies exported for use without d3rlpy.
+
+Nothing in a loaded file can run. Exports are TorchScript (.pt) and ONNX (.onnx): d3rlpy 2.8.1's own export
+fails for ONNX with torch 2.13, exports a batch of exactly one row, and afterwards leaves all networks with
+gradients on, target networks too.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import importlib.util
 import io
 import logging
 import warnings
@@ -22,10 +29,13 @@ from koffline.errors import ConfigError, KofflineError, PolicyError
 from koffline.policies.base import one_line
 from koffline.policies.d3 import D3File, read_d3_model
 from koffline.policies.files import detect
+from koffline.store.files import atomic_file
 
 _LOG = logging.getLogger(__name__)
 # Target networks, and what an algorithm builds beside what it saves.
 _COPIES, _SLACK_NUMBERS, _SLACK_TENSORS = 8, 1_000_000, 500
+_OPSET = 17
+_EXAMPLE_ROWS = 2  # with one row, sizes that are the batch's are easily taken for constants
 
 
 def load(path: str | Path, device: str | int | bool = "cpu") -> Any:
@@ -47,9 +57,9 @@ def load(path: str | Path, device: str | int | bool = "cpu") -> Any:
         raise PolicyError(f"{path}: there is no such file; check the path")
     kind = detect(path)
     if kind != "d3":
+        what = f"this is a policy of kind {kind}, without critic or optimisers"
         raise PolicyError(
-            f"{path}: this is a policy of kind {kind}, without critic or optimisers; koffline.load_policy "
-            "reads it, a model is what algo.save(path) writes"
+            f"{path}: {what}; koffline.load_policy reads it, a model is what algo.save(path) writes"
         )
     device = device_name(device)
     file = read_d3_model(path)
@@ -91,10 +101,8 @@ def algo_of(file: D3File, device: str = "cpu", optimisers: bool = True) -> Any:
             _put_states(file.states, algo, optimisers)
     except Exception as error:  # a configuration of another version or a damaged one fails in any way
         reason = str(error) if isinstance(error, KofflineError) else one_line(error)
-        raise PolicyError(
-            f"{file.name}: {doing} ({reason}); the file was written by d3rlpy {file.version}: save it again "
-            "with the installed version"
-        ) from error
+        version = f"the file was written by d3rlpy {file.version}"
+        raise PolicyError(f"{file.name}: {doing} ({reason}); {version}: save it again") from error
     return algo
 
 
@@ -146,9 +154,9 @@ def _no_more_parameters_than(states: Any) -> Iterator[None]:
         if parameter is not None:
             made.append(parameter.numel())
         if len(made) > most_tensors or sum(made) > most:
+            asked = f"networks of more than {most} numbers in {most_tensors} arrays"
             raise PolicyError(
-                f"its configuration asks for networks of more than {most} numbers in {most_tensors} arrays, "
-                f"its weights are {sum(sizes)} in {len(sizes)}"
+                f"its configuration asks for {asked}, its weights are {sum(sizes)} in {len(sizes)}"
             )
 
     handle = nn.modules.module.register_module_parameter_registration_hook(count)
@@ -165,3 +173,93 @@ def _sizes(states: Any) -> Iterator[int]:
     elif isinstance(states, (dict, list, tuple)):
         for part in states.values() if isinstance(states, dict) else states:
             yield from _sizes(part)
+
+
+def export_policy(algo: Any, path: str | Path) -> None:
+    """Write what ``algo.predict`` does, scalers included, for any batch size; the file appears whole.
+
+    Observations go in as floats in the units of the log, a tensor (N, …), or one per part; actions come out,
+    (N,) int64 or (N, k) float32. Algorithms whose predict draws candidates (BCQ, BEAR, CRR) draw in the file
+    too. The algorithm is left as it was, and an existing file is replaced.
+    Raises PolicyError for an algorithm without networks or with another kind of policy, ConfigError for
+    another ending than .pt and .onnx and for a missing `onnx` package.
+    """
+    path = Path(path)
+    if path.suffix not in (".pt", ".onnx"):
+        raise ConfigError(f"{path}: the ending says the format; give .pt (TorchScript) or .onnx")
+    check_acts(algo, str(path))
+    if path.suffix == ".onnx" and importlib.util.find_spec("onnx") is None:
+        raise ConfigError(f"{path}: writing ONNX needs the package onnx; pip install 'koffline[onnx]'")
+    with atomic_file(path, force=True) as temporary, quiet(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's remarks on tracing, and on both formats' age
+        with torch.random.fork_rng(devices=[]), _batch_size_in_the_trace():
+            _write(_copy_on_cpu(algo), temporary, is_onnx=path.suffix == ".onnx")
+
+
+def check_acts(algo: Any, name: str) -> None:
+    """Raise PolicyError for an algorithm without networks, without ranges to scale by, or of another kind."""
+    kind = type(algo).__name__
+    if not hasattr(algo, "predict") or not hasattr(algo, "sample_action"):
+        raise PolicyError(
+            f"{name}: a {kind} does not act on one observation; give a Q-learning algorithm of d3rlpy"
+        )
+    if algo.impl is None:
+        raise PolicyError(f"{name}: the {kind} has no networks yet; fit it or load its weights first")
+    for scaler in (algo.observation_scaler, algo.action_scaler):
+        if scaler is not None and not scaler.built:
+            raise PolicyError(f"{name}: its {type(scaler).__name__} holds no ranges; fit the model first")
+
+
+def _copy_on_cpu(algo: Any) -> Any:
+    """So that the file runs anywhere, and the algorithm keeps its modes; a trace holds no gradients."""
+    copy = dataclasses.replace(algo.config, compile_graph=False).create("cpu")
+    copy.create_impl(algo.observation_shape, algo.action_size)
+    sources = algo.impl.modules.create_checkpointer("cpu").modules
+    for name, module in copy.impl.modules.get_torch_modules().items():
+        module.load_state_dict(sources[name].state_dict())
+        module.requires_grad_(False)
+    return copy
+
+
+def _write(algo: Any, path: Path, is_onnx: bool) -> None:
+    shape = algo.observation_shape
+    shapes = tuple(shape) if isinstance(shape[0], (tuple, list)) else (shape,)
+    examples = tuple(torch.rand(_EXAMPLE_ROWS, *sides) for sides in shapes)
+
+    def act(*observations: torch.Tensor) -> torch.Tensor:
+        seen: Any = [observation.float() for observation in observations]
+        seen = seen[0] if len(seen) == 1 else seen
+        if algo.observation_scaler is not None:
+            seen = algo.observation_scaler.transform(seen)
+        action = algo.impl.predict_best_action(seen)
+        return action if algo.action_scaler is None else algo.action_scaler.reverse_transform(action)
+
+    script = torch.jit.trace(act, examples, check_trace=False)
+    if not is_onnx:
+        script.save(str(path))
+        return
+    names = [f"input_{i}" for i in range(len(examples))]
+    torch.onnx.export(
+        script,
+        examples,
+        str(path),
+        input_names=names,
+        output_names=["output_0"],
+        dynamic_axes={name: {0: "batch"} for name in (*names, "output_0")},
+        opset_version=_OPSET,
+        dynamo=False,
+    )
+
+
+@contextlib.contextmanager
+def _batch_size_in_the_trace() -> Iterator[None]:
+    """Implicit quantile networks ask d3rlpy's get_batch_size, whose int() would be a constant of the file."""
+    from d3rlpy.models.torch.q_functions import iqn_q_function
+
+    replaced: Any = iqn_q_function
+    original = replaced.get_batch_size
+    replaced.get_batch_size = lambda x: (x if hasattr(x, "shape") else x[0]).shape[0]
+    try:
+        yield
+    finally:
+        replaced.get_batch_size = original
