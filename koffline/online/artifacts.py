@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 import torch
@@ -16,15 +14,13 @@ from koffline.data.transitions import ActionSpace, Continuous, Discrete
 from koffline.errors import DataError
 from koffline.online.config import OnlineConfig
 from koffline.online.lockstep import LockStep
-from koffline.online.networks import AgentArrays
+from koffline.online.networks import AgentArrays, Layers
 from koffline.store.files import atomic_file
 
 MODEL, REPLAY, MINARI = "model.d3", "replay.hdf5", "minari"
 _WIDEST = 1e6  # a box beyond this is no range to scale by, but stands for "unbounded"
 _SMALLEST_KL = 1e-8  # the model's config asks for some regularisation, also where training ended without
 _LOG = logging.getLogger(__name__)
-
-Layers = Sequence[tuple[np.ndarray, np.ndarray]]
 
 
 def save_model(stack: LockStep, place: int, config: OnlineConfig, folder: Path) -> None:
@@ -39,14 +35,12 @@ def save_replay(stack: LockStep, place: int, config: OnlineConfig, folder: Path,
     from koffline.data.sources import write_transitions
     from koffline.online.replay_log import replay_transitions
 
-    space = stack.agent(place).shape.action_space
+    gamma = config.gamma if 0.0 < config.gamma < 1.0 else None
     try:
-        log = replay_transitions(stack.replay, place, space).transitions
+        log = replay_transitions(stack.replay, place, stack.shape.action_space, gamma)
     except DataError as error:
         _LOG.warning("no log of the replay in %s: %s", folder, error)
         return
-    hint = config.gamma if 0.0 < config.gamma < 1.0 else None
-    log = dataclasses.replace(log, metadata=dataclasses.replace(log.metadata, gamma=hint))
     write_transitions(log, folder / REPLAY, force=True)
     if minari:
         write_transitions(log, folder / MINARI, "minari", force=True)
@@ -55,9 +49,7 @@ def save_replay(stack: LockStep, place: int, config: OnlineConfig, folder: Path,
 def is_finite(agent: AgentArrays) -> bool:
     """Whether all weights of policy and value are finite."""
     arrays = [part for layers in (agent.policy, agent.value) for layer in layers for part in layer]
-    if agent.log_std is not None:
-        arrays.append(agent.log_std)
-    return all(bool(np.isfinite(array).all()) for array in arrays)
+    return all(np.isfinite(array).all() for array in (*arrays, agent.log_std) if array is not None)
 
 
 def write_model(agent: AgentArrays, config: OnlineConfig, path: str | Path) -> None:
@@ -83,8 +75,8 @@ def trust_pcl_model(agent: AgentArrays, config: OnlineConfig) -> Any:
         algo = make_algorithm(kind, resolve_params(kind, _options(agent, config)))
         algo.create_impl((agent.shape.observation_dim,), agent.shape.outputs)
     modules = algo.impl.modules
-    _put_value(modules.q_funcs[0], agent.value)
-    _put_value(modules.targ_q_funcs[0], agent.target_value)
+    for function, value in ((modules.q_funcs[0], agent.value), (modules.targ_q_funcs[0], agent.target_value)):
+        _put_layers(function._encoder, function._fc, value)
     _put_policy(modules.policy, agent.policy, agent.log_std, space)
     _put_policy(modules.targ_policy, agent.target_policy, agent.target_log_std, space)
     return algo
@@ -92,61 +84,47 @@ def trust_pcl_model(agent: AgentArrays, config: OnlineConfig) -> Any:
 
 def _options(agent: AgentArrays, config: OnlineConfig) -> dict[str, Any]:
     """The options that continue the training on a log with what both modes share."""
-    encoder = {"type": "vector", "params": {"hidden_units": list(agent.shape.hidden), "activation": "tanh"}}
     adam = {"eps": config.adam_epsilon, "clip_grad_norm": config.max_grad_norm}
-    optimizer = {"type": "adam", "params": adam}
-    entropy_coef, kl_coef = float(agent.entropy_coef), float(agent.kl_coef)
+    both = {
+        "learning_rate": config.learning_rate,
+        "optim_factory": {"type": "adam", "params": adam},
+        "encoder_factory": {
+            "type": "vector",
+            "params": {"hidden_units": list(agent.shape.hidden), "activation": "tanh"},
+        },
+    }
+    entropy_coef, kl_coef, space = float(agent.entropy_coef), float(agent.kl_coef), agent.shape.action_space
+    mean, deviation = agent.observation_mean, agent.observation_std
+    is_standardised = (mean != 0.0).any() or (deviation != 1.0).any()
+    standard = {"mean": mean, "std": deviation, "eps": 0.0}
+    box = {"minimum": space.low, "maximum": space.high} if _is_scaled(space) else None
     reward_scale = {"type": "multiply", "params": {"multiplier": config.reward_scale}}
+    same = ("gamma", "diag_weight", "critic", "clip_adv", "target_decay")
     return {
+        **{name: getattr(config, name) for name in same},
+        **{f"{network}_{name}": value for network in ("actor", "critic") for name, value in both.items()},
         "batch_size": max(2, config.batch_size),
-        "gamma": config.gamma,
-        "observation_scaler": _observation_scaler(agent),
-        "action_scaler": _action_scaler(agent.shape.action_space),
+        "observation_scaler": {"type": "standard", "params": standard} if is_standardised else None,
+        "action_scaler": None if box is None else {"type": "min_max", "params": box},
         "reward_scaler": None if config.reward_scale == 1.0 else reward_scale,
         "kernel": "gaussian",
         "bandwidth": f"{config.bandwidth_scale!r} median",
-        "diag_weight": config.diag_weight,
         "action_kernel": "joint" if config.kernel_inputs == "state_action" else "none",
         "normalise": False,
         "initial_value": 0.0,  # the values are learned already
-        "actor_learning_rate": config.learning_rate,
-        "critic_learning_rate": config.learning_rate,
-        "actor_optim_factory": optimizer,
-        "critic_optim_factory": optimizer,
-        "actor_encoder_factory": encoder,
-        "critic_encoder_factory": encoder,
-        "critic": config.critic,
         "path_length": config.window_length,
         "entropy_coef": entropy_coef,
         "kl_coef": max(kl_coef, _SMALLEST_KL) if entropy_coef == 0.0 else kl_coef,
-        "clip_adv": config.clip_adv,
-        "target_decay": config.target_decay,
         "squash": False,
     }
 
 
-def _observation_scaler(agent: AgentArrays) -> dict[str, Any] | None:
-    """None where inputs were not standardised."""
-    mean, deviation = agent.observation_mean, agent.observation_std
-    if (mean == 0.0).all() and (deviation == 1.0).all():
-        return None
-    return {"type": "standard", "params": {"mean": mean, "std": deviation, "eps": 0.0}}
-
-
-def _action_scaler(space: ActionSpace) -> dict[str, Any] | None:
-    if isinstance(space, Discrete) or not _is_scaled(space):
-        return None
-    return {"type": "min_max", "params": {"minimum": space.low, "maximum": space.high}}
-
-
-def _is_scaled(space: Continuous) -> bool:
+def _is_scaled(space: ActionSpace) -> TypeGuard[Continuous]:
     """Whether the model's policy acts in [−1, 1] instead of in the environment's units."""
+    if isinstance(space, Discrete):
+        return False
     low, high = np.array(space.low), np.array(space.high)
     return bool((np.abs([low, high]) <= _WIDEST).all() and (high > low).all())
-
-
-def _put_value(function: Any, layers: Layers) -> None:
-    _put_layers(function._encoder, function._fc, layers)
 
 
 def _put_policy(policy: Any, layers: Layers, log_std: np.ndarray | None, space: ActionSpace) -> None:
@@ -161,8 +139,8 @@ def _put_policy(policy: Any, layers: Layers, log_std: np.ndarray | None, space: 
         low, high = -np.ones(space.k), np.ones(space.k)
     weight, bias = layers[-1]
     scaled = (np.asarray(weight) / half, (np.asarray(bias) - centre) / half)
-    _put_layers(policy._encoder, policy._mu, [*layers[:-1], scaled])
-    assert log_std is not None, "continuous actions have a deviation"
+    _put_layers(policy._encoder, policy._mu, (*layers[:-1], scaled))
+    assert log_std is not None
     _put(policy._logstd, np.reshape(log_std, (1, -1)) - np.log(half))
     _put(policy.low, low.reshape(1, -1))
     _put(policy.high, high.reshape(1, -1))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +37,7 @@ def make_result(cell: MujocoCell, level: Level, points: int = 21) -> MujocoResul
         critics=tuple(run.config.critic for run in cell.runs),
         seeds=tuple(run.seed for run in cell.runs),
         diverged_at=tuple(5000 if (run.config.critic, run.seed) == ("rg", 1) else -1 for run in cell.runs),
-        configs=tuple({**asdict(run.config), "hidden": [64, 64]} for run in cell.runs),
+        configs=tuple({**vars(run.config), "hidden": [64, 64]} for run in cell.runs),
         seconds=10.0,
         shares={"environment": 3.0, "learning": 6.0, "acting": 1.0, "evaluation": 0.0},
     )

@@ -111,7 +111,7 @@ def test_divergence_ends_badly_and_keeps_everything(config, tmp_path, monkeypatc
 
 
 def test_tensorboard_is_an_extra(config, tmp_path, monkeypatch):
-    monkeypatch.setattr("koffline.online.logs.find_spec", lambda name: None)
+    monkeypatch.setattr("koffline.online.group.find_spec", lambda name: None)
     done = call(config, "--out", tmp_path / "run", "--tensorboard")
     assert done.exit_code == 2
     assert "pip install 'koffline[tensorboard]'" in done.stderr
@@ -138,7 +138,7 @@ BOARDS: list[Board] = []
 def test_tensorboard(config, tmp_path, monkeypatch):
     BOARDS.clear()
     monkeypatch.setitem(sys.modules, "tensorboardX", types.SimpleNamespace(SummaryWriter=Board))
-    monkeypatch.setattr("koffline.online.logs.find_spec", lambda name: object())
+    monkeypatch.setattr("koffline.online.group.find_spec", lambda name: object())
     done = call(config, "--out", tmp_path / "run", "--seed-count", 2, "--tensorboard")
     assert done.exit_code == 0, done.output
     first = BOARDS[0]

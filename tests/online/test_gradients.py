@@ -133,7 +133,7 @@ def make_moving(critics, **changes):
     configs = [stacks.make_config(one, **changes) for one in settings]
     learner, moments = stacks.make_learner(agents, configs)
     paths = stacks.stack_paths(per_run)
-    batch = learner.minibatch(paths, [np.random.default_rng(0)] * len(critics), moments)
+    batch = learner.windows.sample(paths, [np.random.default_rng(0)] * len(critics), moments)
     coefficients = [np.full(len(critics), number) for number in (SETTINGS.entropy_coef, SETTINGS.kl_coef)]
     return learner, batch, coefficients, (agents, settings, per_run)
 

@@ -8,10 +8,10 @@ import pytest
 
 import koffline
 import koffline.online.run
+from koffline.checkpoints import checkpoints
 from koffline.data.sources import open_transitions
 from koffline.errors import ConfigError
 from koffline.jobs import JobFailure, JobsRun
-from koffline.online.checkpoint import checkpoints
 from koffline.online.config import load_config
 from koffline.online.lockstep import LockStep
 from koffline.online.run import train
