@@ -18,14 +18,33 @@ from koffline.untrusted.limits import Refused, read_text
 from koffline.untrusted.yaml_files import LARGEST_TEXT, DuplicateKeyError, parse_yaml
 
 
-class EvaluationSettings(BaseModel):
+class Section(BaseModel):
+    """A part of a config: frozen; a yes or no is no number, and 1e4, which YAML takes for text, is one."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _plain(cls, value: Any, info: ValidationInfo) -> Any:
+        kind = str(cls.model_fields[str(info.field_name)].annotation)
+        if isinstance(value, bool) and "bool" not in kind:
+            raise PydanticCustomError("no_yes_or_no", "a yes or no is no value here")
+        if isinstance(value, str) and "int" in kind:
+            with contextlib.suppress(ValueError):
+                return float(value)
+        return value
+
+    def resolved(self) -> dict[str, Any]:
+        """The same as plain values, every default filled in; reading them gives the section again."""
+        return self.model_dump(mode="json")
+
+
+class EvaluationSettings(Section):
     """Everything that decides an estimate, besides the log, the policy and the initial states.
 
     Unknown names are refused with the nearest valid one. Units: ``bandwidth`` is a multiple of the median
     distance between rows, ``learning_rate`` is Adam's, ``steps`` are gradient steps of every replica.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     gamma: float = Field(gt=0.0, lt=1.0, description="discount factor, inside (0, 1)")
     estimator: str = Field("kloss", description="estimator, kloss by default")
@@ -79,20 +98,6 @@ class EvaluationSettings(BaseModel):
     )
     device: str = Field("cpu", pattern=r"^(cpu|cuda(:\d+)?)$", description="device: cpu, cuda or cuda:N")
     threads: int = Field(1, ge=1, description="number of threads of this process")
-
-    @field_validator("*", mode="before")
-    @classmethod
-    def _plain_numbers(cls, value: Any) -> Any:
-        """No yes/no where a number belongs; 1e4, which YAML takes for text, is a number."""
-        if isinstance(value, bool):
-            raise PydanticCustomError("no_yes_or_no", "a yes or no is no value here")
-        if isinstance(value, str):
-            try:
-                number = float(value)
-            except ValueError:
-                return value
-            return int(number) if number.is_integer() else number
-        return value
 
 
 def make_settings(*layers: Mapping[str, Any]) -> EvaluationSettings:
@@ -161,27 +166,6 @@ def parse_assignments(assignments: Iterable[str]) -> dict[str, Any]:
         except (yaml.YAMLError, Refused, DuplicateKeyError):
             raise ConfigError(f"--set {key.strip()} received '{value}'; write a number or a word") from None
     return parsed
-
-
-class Section(BaseModel):
-    """A part of a config: frozen; a yes or no is no number, and 1e4, which YAML takes for text, is one."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-    @field_validator("*", mode="before")
-    @classmethod
-    def _plain(cls, value: Any, info: ValidationInfo) -> Any:
-        kind = str(cls.model_fields[str(info.field_name)].annotation)
-        if isinstance(value, bool) and "bool" not in kind:
-            raise PydanticCustomError("no_yes_or_no", "a yes or no is no value here")
-        if isinstance(value, str) and "int" in kind:
-            with contextlib.suppress(ValueError):
-                return float(value)
-        return value
-
-    def resolved(self) -> dict[str, Any]:
-        """The same as plain values, every default filled in; reading them gives the section again."""
-        return self.model_dump(mode="json")
 
 
 AnySection = TypeVar("AnySection", bound=Section)

@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 
 from koffline.checkpoints import Saved, cut_back, file_sizes, newest, save
-from koffline.errors import ConfigError
+from koffline.errors import ConfigError, DataError
 from koffline.fitting import threads
-from koffline.online.artifacts import is_finite, save_model, save_replay
+from koffline.online.artifacts import is_finite, replay_transitions, save_model, save_replay
 from koffline.online.config import OnlineConfig, OnlineRun
 from koffline.online.lockstep import LockStep
 from koffline.store.run_folders import write_text
@@ -82,8 +82,19 @@ def train_group(path: Path, task: GroupTask, on_step: Callable[[int], None] | No
             result = _Training(task, stack, logs).run(on_step or (lambda step: None))
         for place, seed in enumerate(task.seeds):
             if seed not in result.diverged:
-                save_replay(stack, place, task.config, seed_folder(task.out, seed), task.minari)
+                _save_replay(stack, place, task)
     write_text(path, json.dumps(vars(result), indent=2) + "\n")
+
+
+def _save_replay(stack: LockStep, place: int, task: GroupTask) -> None:
+    gamma, folder = task.config.gamma, seed_folder(task.out, task.seeds[place])
+    hint = gamma if 0.0 < gamma < 1.0 else None
+    try:
+        log = replay_transitions(stack.replay, place, stack.shape.action_space, hint)
+    except DataError as error:
+        _LOG.warning("no log of the replay in %s: %s", folder, error)
+    else:
+        save_replay(log, folder, task.minari)
 
 
 def read_result(path: Path) -> GroupResult:
@@ -176,7 +187,7 @@ class _Training:
             return
         # First: a run that ended between the two goes on, and saves them again.
         for place, seed in enumerate(task.seeds):
-            save_model(stack, place, task.config, seed_folder(task.out, seed))
+            save_model(stack.agent(place), task.config, seed_folder(task.out, seed))
         sizes = file_sizes(task.out, self._logs.files)
         saved = Saved(stack.steps, self._seconds, sizes, self._diverged, stack.state_dict())
         save(task.checkpoints, task.fingerprint, saved, task.config.keep_checkpoints)

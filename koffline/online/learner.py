@@ -17,10 +17,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from koffline.online import critics
 from koffline.online.config import OnlineConfig
-from koffline.online.critics import CriticGradients, gaussian_gram, kernel_gradients, squared_error_gradients
+from koffline.online.critics import CriticGradients, Minibatch, Rows, ValueEnds, WindowCutter
 from koffline.online.networks import AgentStack, Density, Shape, Streams
-from koffline.online.windows import Minibatch, Rows, ValueEnds, WindowCutter, rows_at
 from koffline.stacked_adam import StackedAdam
 
 
@@ -169,15 +169,15 @@ class Learner:
         diagnostics = {"off_diagonal_kernel": nothing, "median_distance": nothing.clone()}
         rows = self._rows_of.get("kloss")
         if rows is None:
-            return squared_error_gradients(*ends, self._through_end), diagnostics
+            return critics.squared_error_gradients(*ends, self._through_end), diagnostics
         own = [part[rows] for part in ends]
-        gram = gaussian_gram(self._kernel_inputs(batch, rows), own[2], self._bandwidth_scale[rows])
-        kernel = kernel_gradients(own[0], own[1], own[2], gram.matrix, self._diag_weight[rows])
+        gram = critics.gaussian_gram(self._kernel_inputs(batch, rows), own[2], self._bandwidth_scale[rows])
+        kernel = critics.kernel_gradients(own[0], own[1], own[2], gram.matrix, self._diag_weight[rows])
         diagnostics["off_diagonal_kernel"][rows] = gram.off_diagonal
         diagnostics["median_distance"][rows] = gram.median
         if len(kernel.loss) == len(residual):
             return kernel, diagnostics
-        whole = squared_error_gradients(*ends, self._through_end)
+        whole = critics.squared_error_gradients(*ends, self._through_end)
         whole.loss[rows], whole.start[rows], whole.end[rows] = kernel.loss, kernel.start, kernel.end
         return whole, diagnostics
 
@@ -185,12 +185,12 @@ class Learner:
         """[s, a] of each window's first step, (R, M, ·); actions as drawn, discrete ones as unit vectors."""
         starts = batch.starts.clamp(max=batch.rewards.shape[2] - 1)[rows]
         index = starts.unsqueeze(3)
-        states = rows_at(batch.inputs[rows], index)
+        states = critics.rows_at(batch.inputs[rows], index)
         if not bool(self._actions_in_kernel[rows].any()):
             return states.flatten(1, 2)
         shape = self.online.shape
         if shape.continuous:
-            actions = rows_at(batch.actions[rows], index)
+            actions = critics.rows_at(batch.actions[rows], index)
         else:
             chosen = batch.actions[rows].gather(2, starts)
             actions = torch.nn.functional.one_hot(chosen, shape.outputs).to(self._dtype)

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from koffline.data.paths import PathReplay
-from koffline.online.collector import Collector
+from koffline.online.collector import Collector, TrustRegion
 from koffline.online.config import OnlineRun, check_equal
 from koffline.online.environments import (
     Environments,
@@ -34,7 +34,6 @@ from koffline.online.environments import (
 )
 from koffline.online.learner import Learner
 from koffline.online.networks import Actor, AgentArrays, InputMoments, Shape, Streams
-from koffline.online.trust_region import TrustRegion
 
 _DECAY_ITERATIONS = 2500  # of the entropy coefficient (Feng et al. 2019, sec:exp_detail)
 
@@ -59,20 +58,11 @@ class LockStep:
         self.moments = InputMoments(
             len(runs), self.shape.observation_dim, [c.standardise for c in self._configs]
         )
-        self.replay = PathReplay(
-            len(runs),
-            common.capacity,
-            common.path_length,
-            self.shape.observation_dim,
-            self.shape.outputs if self.shape.continuous else None,
-            self._dtype,
-        )
+        sizes = self.shape.observation_dim, self.shape.outputs if self.shape.continuous else None
+        self.replay = PathReplay(len(runs), common.capacity, common.path_length, *sizes, self._dtype)
+        steps = common.steps_per_iteration // common.n_environments
         self._collector = Collector(
-            self._environments,
-            self.shape,
-            self._generators[1],
-            common.steps_per_iteration // common.n_environments,
-            common.path_length,
+            self._environments, self.shape, self._generators[1], steps, common.path_length
         )
         self.seconds = {**self._collector.seconds, "learning": 0.0, "evaluation": 0.0}  # of each part
         self._collector.seconds = self.seconds
@@ -221,7 +211,7 @@ class LockStep:
         if source is None:
             return 0
         from koffline.data.sources import open_transitions
-        from koffline.online.replay_log import fill_from_log
+        from koffline.online.artifacts import fill_from_log
 
         fill_from_log(self.replay, open_transitions(source), self.shape.action_space)
         held = self.replay.held(0)  # as every run's

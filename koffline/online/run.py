@@ -33,7 +33,6 @@ from koffline.online.summary import OnlineSummary, draw_curves, summarise, write
 from koffline.progress import progress_bar
 from koffline.store.run_folders import CONFIG, RECORD, open_run, read_record, warn_of_versions, write_record
 from koffline.store.run_record import describe_call, digest_of, now, versions
-from koffline.store.targets import LOCK
 
 DEFAULT_SEEDS = 6
 _KIND = "online"
@@ -193,13 +192,10 @@ def _forgotten_if_empty(folder: Path) -> Iterator[None]:
     try:
         yield
     except Exception:
-        known = {RECORD, CONFIG, f".{RECORD}{LOCK}", "checkpoints", "tensorboard"}
-        others = [path for path in folder.iterdir() if path.name not in known]
-        trained = list(folder.glob("checkpoints/*/*.pt"))
-        if not trained and all(path.is_dir() and not any(path.iterdir()) for path in others):
+        if not any(folder.glob("checkpoints/*/*.pt")) and not any(folder.glob("seed_*/*")):
             for path in (folder / RECORD, folder / CONFIG):
                 path.unlink(missing_ok=True)
-            for path in (*others, folder / "checkpoints", folder / "tensorboard"):
+            for path in (*folder.glob("seed_*"), folder / "checkpoints", folder / "tensorboard"):
                 shutil.rmtree(path, ignore_errors=True)
         raise
 

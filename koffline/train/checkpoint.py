@@ -59,8 +59,8 @@ def restore_state(folder: Path, fingerprint: str, algo: Any, draws: Any, first_e
         state = read_checkpoint(folder / NAME, fingerprint)
     except ConfigError as error:
         raise ConfigError(
-            f"{str(error).partition(';')[0]}: the run in {folder} cannot go on; its models and metrics stay as "
-            "they are, train again into another --out"
+            f"{str(error).partition(';')[0]}: the run in {folder} cannot go on; its models and metrics stay "
+            "as they are, train again into another --out"
         ) from None
     models = {path: _steps_of(path) for path in folder.glob("model_*.d3")}
     later = [path.name for path, steps in models.items() if state is None and steps > first_epoch]

@@ -60,6 +60,7 @@ def make_buffer(algo: Any, data: TrainData, settings: DataSettings, seed: int, k
     if isinstance(data.log, Transitions):
         generator = np.random.default_rng([seed, 1])
         return from_config.make_buffer(algo, data.rows, generator), generator
+    assert data.statistics is not None
     from_config.check_single_rows(algo, kind)
     part = _parts(settings)[0]
     pool = int(_POOL_SHARE * parse_memory(settings.memory or DEFAULT_MEMORY))

@@ -14,11 +14,10 @@ import pytest
 import koffline
 from koffline.data.hdf5 import write_hdf5
 from koffline.errors import ConfigError
-from koffline.online.artifacts import write_model
+from koffline.online.artifacts import LOGGED, replay_transitions, write_model
 from koffline.online.config import OnlineConfig, OnlineRun
 from koffline.online.environments import LocalEnvironments, WorkerEnvironments
 from koffline.online.lockstep import LockStep
-from koffline.online.replay_log import LOGGED, replay_transitions
 from tests.online.toys import NAME, STEPS
 
 KINDS = {"local": LocalEnvironments, "async": WorkerEnvironments}

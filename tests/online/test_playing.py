@@ -91,24 +91,6 @@ def test_played_actions_follow_the_policy():
             assert abs(stats.spearmanr(noise[1:], noise[:-1]).statistic) < 0.12  # 3.8 deviations
 
 
-def test_discrete_actions_follow_the_policy():
-    """Each action's count against the sum of its probabilities, in units of its deviation."""
-    runs = make_runs("CartPole-v1", learning_rate=0.0, standardise=False, capacity=None)
-    with playing(runs) as stack:
-        iterate(stack, 100)
-        for run in range(4):
-            held, agent = stack.replay.held(run), stack.agent(run)
-            inside = np.arange(10) < held.lengths[:, None]
-            logits = forward(agent.policy, held.observations[:, :-1][inside])
-            chances = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
-            surplus = (held.actions[inside] - chances[:, 1]).sum()
-            assert abs(surplus) < 3.5 * math.sqrt((chances[:, 0] * chances[:, 1]).sum())
-            order = np.argsort(chances[:, 1])
-            low, high = held.actions[inside][order[:300]].mean(), held.actions[inside][order[-300:]].mean()
-            expected = chances[order[-300:], 1].mean() - chances[order[:300], 1].mean()
-            assert high - low == pytest.approx(expected, abs=0.13)  # 3.2 deviations
-
-
 @pytest.mark.parametrize("discrete", [False, True], ids=["box", "discrete"])
 def test_acting_is_sampling_from_the_policy(discrete):
     """The numpy policies against ordinary modules: means or probabilities, and the law of what is drawn."""
