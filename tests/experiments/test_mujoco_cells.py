@@ -23,7 +23,7 @@ from tests.experiments.fake_mujoco import FakeLockStep, fake_return
 def make_cell(steps: int = 5_000, seeds: int = 2, interval: int = 1_000) -> MujocoCell:
     config = OnlineConfig(environment="InvertedPendulum-v5", steps=steps, evaluation_interval=interval)
     runs = [
-        OnlineRun(replace(config, critic=critic), seed) for seed in range(seeds) for critic in ("kloss", "rg")
+        OnlineRun(config.with_changes(critic=critic), seed) for seed in range(seeds) for critic in ("kloss", "rg")
     ]
     return MujocoCell("final", "InvertedPendulum", 0.0, tuple(runs))
 
@@ -98,15 +98,15 @@ def test_names_tell_cells_apart() -> None:
         replace(cell, part="paper"),
         replace(cell, noise=0.05),
         replace(cell, runs=cell.runs[::-1]),
-        replace(cell, runs=tuple(OnlineRun(replace(r.config, gamma=0.9), r.seed) for r in cell.runs)),
+        replace(cell, runs=tuple(OnlineRun(r.config.with_changes(gamma=0.9), r.seed) for r in cell.runs)),
         replace(
             cell,
-            runs=tuple(OnlineRun(replace(r.config, environment="Swimmer-v5"), r.seed) for r in cell.runs),
+            runs=tuple(OnlineRun(r.config.with_changes(environment="Swimmer-v5"), r.seed) for r in cell.runs),
         ),
     ]
     assert len({cell.name, *(other.name for other in others)}) == 8
     assert cell.name == make_cell().name
-    logged = tuple(OnlineRun(replace(r.config, keep_checkpoints=7), r.seed) for r in cell.runs)
+    logged = tuple(OnlineRun(r.config.with_changes(keep_checkpoints=7), r.seed) for r in cell.runs)
     assert replace(cell, runs=logged).name == cell.name
 
 
