@@ -114,7 +114,7 @@ class LocalEnvironments:
 
 
 class WorkerEnvironments:
-    """The same copies, each in a process of its own; the ends of their pipes lie in ``_pipes``."""
+    """The same copies, each in a process of its own, which ends with this one."""
 
     def __init__(self, name: str, options: Mapping[str, Any], n: int) -> None:
         with contextlib.closing(LocalEnvironments(name, options, 1)) as first:  # says what is wrong

@@ -31,7 +31,7 @@ class DataSettings(Section):
     """
 
     source: str = Field(min_length=1)
-    split: SplitSettings = Field(default_factory=SplitSettings)
+    split: SplitSettings = Field({}, validate_default=True)
     discrete: int | None = Field(None, ge=1)
     continuous: tuple[float, float] | None = None
     lazy: bool | None = None
@@ -118,9 +118,9 @@ class TrainConfig(Section):
 
     data: DataSettings
     algo: AlgoSettings
-    train: TrainSettings = Field(default_factory=TrainSettings)
+    train: TrainSettings = Field({}, validate_default=True)
     evaluators: dict[str, EvaluatorSettings] = Field(default_factory=dict)
-    logger: LoggerSettings = Field(default_factory=LoggerSettings)
+    logger: LoggerSettings = Field({}, validate_default=True)
 
     def files(self) -> list[str]:
         """The names of the log, the policy and the models that a run reads."""
