@@ -23,7 +23,9 @@ from tests.experiments.fake_mujoco import FakeLockStep, fake_return
 def make_cell(steps: int = 5_000, seeds: int = 2, interval: int = 1_000) -> MujocoCell:
     config = OnlineConfig(environment="InvertedPendulum-v5", steps=steps, evaluation_interval=interval)
     runs = [
-        OnlineRun(config.with_changes(critic=critic), seed) for seed in range(seeds) for critic in ("kloss", "rg")
+        OnlineRun(config.with_changes(critic=critic), seed)
+        for seed in range(seeds)
+        for critic in ("kloss", "rg")
     ]
     return MujocoCell("final", "InvertedPendulum", 0.0, tuple(runs))
 
