@@ -1,13 +1,22 @@
-"""Checkpoints of a run: written to a temporary name and renamed, read without running any code."""
+"""Checkpoints of a run: written to a temporary name and renamed, read without running any code.
+
+Of a long run the last few are kept, and a damaged one is never the end. Logs that grow beside them are cut
+back to what a checkpoint knew.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import io
+import logging
 import os
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -16,6 +25,10 @@ from koffline.errors import ConfigError
 from koffline.store.files import remove_abandoned, temporary_beside
 from koffline.untrusted.limits import Refused
 from koffline.untrusted.models import load_tensors
+
+_NAME = re.compile(r"step_(\d{9,})\.pt")
+_ARRAY, _TUPLE = "a numpy array", "a tuple"  # how these are marked in a file that holds no code
+_LOG = logging.getLogger(__name__)
 
 
 def write_checkpoint(path: Path, state: dict[str, Any]) -> None:
@@ -63,3 +76,114 @@ def fingerprint_of(table: Table, flat: Tensor, plan: ReplicaPlan, *settings: obj
         digest.update(repr((tuple(tensor.shape), tensor.dtype)).encode())
         digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
     return digest.hexdigest()
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A stack of runs at one moment.
+
+    steps: environment steps per run; seconds: of training so far; files: bytes of each log by its path in the
+    run's folder; diverged: the step at which a seed's networks stopped being finite; state: the stack's own.
+    """
+
+    steps: int
+    seconds: float
+    files: Mapping[str, int]
+    diverged: Mapping[int, int]
+    state: Mapping[str, Any]
+
+
+def save(folder: Path, fingerprint: str, saved: Saved, keep: int) -> None:
+    """Write a checkpoint and let go of all but the last ``keep``.
+
+    Raises ConfigError where the disk refuses; the ones before are as they were.
+    """
+    path = folder / f"step_{saved.steps:09d}.pt"
+    try:
+        write_checkpoint(path, {"fingerprint": fingerprint, **_packed(vars(saved))})
+        for old in checkpoints(folder)[:-keep]:
+            old.unlink()
+    except OSError as error:
+        before = [other.name for other in checkpoints(folder) if other != path]
+        raise ConfigError(
+            f"checkpoint {path} cannot be written ({error.strerror}); "
+            f"{before[-1] + ' before it is intact' if before else 'there is none before it'}: free the disk, "
+            "then --resume"
+        ) from error
+
+
+def checkpoints(folder: Path) -> list[Path]:
+    """The checkpoints of a stack, the oldest first."""
+    found = [(int(match[1]), path) for path in folder.glob("*") if (match := _NAME.fullmatch(path.name))]
+    return [path for _, path in sorted(found)]
+
+
+def newest(folder: Path, fingerprint: str) -> Saved | None:
+    """The last checkpoint that can be read; None where there is none at all.
+
+    A damaged one is named in a warning, and an older one used instead. Raises ConfigError, with everything
+    left as it is, for one of another run, and where none can be read.
+    """
+    found = checkpoints(folder)[::-1]
+    for path in found:
+        try:
+            state = read_checkpoint(path, fingerprint) or {}
+            return Saved(**{name: _unpacked(state[name]) for name in Saved.__dataclass_fields__})
+        except (ConfigError, KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+            if isinstance(error, ConfigError) and "belongs to" in str(error):
+                raise ConfigError(
+                    f"checkpoint {path} is of a run with other settings; resume it with its own config or "
+                    "choose another --out"
+                ) from None
+        _LOG.warning("checkpoint %s is damaged; going on from the one before, if there is one", path)
+    if found:
+        raise ConfigError(
+            f"checkpoint {found[0]} is damaged and no older one can be read; the run cannot go on, "
+            "its files stay as they are: train again into another --out"
+        )
+    return None
+
+
+def file_sizes(folder: Path, files: Iterable[Path]) -> dict[str, int]:
+    """Bytes of each log that is there, by its path in the run's folder."""
+    return {path.relative_to(folder).as_posix(): path.stat().st_size for path in files if path.exists()}
+
+
+def cut_back(folder: Path, files: Iterable[Path], sizes: Mapping[str, int]) -> None:
+    """Remove from logs what was written after a checkpoint. Raises ConfigError for one that lost rows."""
+    for path in files:
+        size, found = sizes.get(path.relative_to(folder).as_posix(), 0), 0
+        if path.exists():
+            found = path.stat().st_size
+        if found < size:
+            raise ConfigError(
+                f"{path} is shorter than its checkpoint says: it was edited; train again elsewhere"
+            )
+        if found > size:
+            os.truncate(path, size)
+        if found and not size:
+            path.unlink()
+
+
+def _packed(value: Any) -> Any:
+    """Arrays and tuples in a form that is read without running any code."""
+    if isinstance(value, np.ndarray):
+        raw = torch.from_numpy(np.ascontiguousarray(value).reshape(-1).view(np.uint8).copy())
+        return {_ARRAY: value.dtype.str, "shape": list(value.shape), "bytes": raw}
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, Mapping):
+        return {key: _packed(part) for key, part in value.items()}
+    if isinstance(value, tuple):
+        return {_TUPLE: [_packed(part) for part in value]}
+    return [_packed(part) for part in value] if isinstance(value, list) else value
+
+
+def _unpacked(value: Any) -> Any:
+    if isinstance(value, dict):
+        if _ARRAY in value:
+            return value["bytes"].numpy().view(np.dtype(value[_ARRAY])).copy().reshape(value["shape"])
+        if _TUPLE in value:
+            return tuple(_unpacked(part) for part in value[_TUPLE])
+        return {key: _unpacked(part) for key, part in value.items()}
+    return [_unpacked(part) for part in value] if isinstance(value, list) else value

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
+import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 
 from koffline.errors import ConfigError, nearest_name
@@ -15,14 +18,33 @@ from koffline.untrusted.limits import Refused
 from koffline.untrusted.yaml_files import DuplicateKeyError, parse_yaml, read_yaml_file
 
 
-class EvaluationSettings(BaseModel):
+class Section(BaseModel):
+    """A part of a config: frozen; a yes or no is no number, and 1e4, which YAML takes for text, is one."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _plain(cls, value: Any, info: ValidationInfo) -> Any:
+        kind = str(cls.model_fields[str(info.field_name)].annotation)
+        if isinstance(value, bool) and "bool" not in kind:
+            raise PydanticCustomError("no_yes_or_no", "a yes or no is no value here")
+        if isinstance(value, str) and "int" in kind:
+            with contextlib.suppress(ValueError):
+                return float(value)
+        return value
+
+    def resolved(self) -> dict[str, Any]:
+        """The same as plain values, every default filled in; reading them gives the section again."""
+        return self.model_dump(mode="json")
+
+
+class EvaluationSettings(Section):
     """Everything that decides an estimate, besides the log, the policy and the initial states.
 
     Unknown names are refused with the nearest valid one. Units: ``bandwidth`` is a multiple of the median
     distance between rows, ``learning_rate`` is Adam's, ``steps`` are gradient steps of every replica.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     gamma: float = Field(gt=0.0, lt=1.0, description="discount factor, inside (0, 1)")
     estimator: str = Field("kloss", description="estimator, kloss by default")
@@ -77,20 +99,6 @@ class EvaluationSettings(BaseModel):
     device: str = Field("cpu", pattern=r"^(cpu|cuda(:\d+)?)$", description="device: cpu, cuda or cuda:N")
     threads: int = Field(1, ge=1, description="number of threads of this process")
 
-    @field_validator("*", mode="before")
-    @classmethod
-    def _plain_numbers(cls, value: Any) -> Any:
-        """No yes/no where a number belongs; 1e4, which YAML takes for text, is a number."""
-        if isinstance(value, bool):
-            raise PydanticCustomError("no_yes_or_no", "a yes or no is no value here")
-        if isinstance(value, str):
-            try:
-                number = float(value)
-            except ValueError:
-                return value
-            return int(number) if number.is_integer() else number
-        return value
-
 
 def make_settings(*layers: Mapping[str, Any]) -> EvaluationSettings:
     """Later layers win over earlier ones, keys whose value is None say nothing.
@@ -135,3 +143,80 @@ def parse_assignments(assignments: Iterable[str]) -> dict[str, Any]:
         except (yaml.YAMLError, Refused, DuplicateKeyError):
             raise ConfigError(f"--set {key.strip()} received '{value}'; write a number or a word") from None
     return parsed
+
+
+AnySection = TypeVar("AnySection", bound=Section)
+
+
+def read_section(model: type[AnySection], given: Any, where: str = "") -> AnySection:
+    """Raises ConfigError in one line for an unknown (the nearest is named), missing or wrong value."""
+    try:
+        return model.model_validate(given)
+    except ValidationError as error:
+        raise describe_error(model, error, where) from None
+
+
+def describe_error(model: type[BaseModel], error: ValidationError, where: str = "") -> ConfigError:
+    """What is wrong first, unknown names before wrong values."""
+    unknown = [each for each in error.errors() if each["type"] == "extra_forbidden"]
+    first = (unknown or error.errors())[0]
+    *parents, last = map(str, first["loc"]) if first["loc"] else [where]
+    name = ".".join([*([where] if where and first["loc"] else []), *parents, last])
+    if unknown:
+        for parent in parents:
+            model = model.model_fields[parent].annotation  # type: ignore[assignment]
+        return ConfigError(f"{name} is unknown; {nearest_name(last, sorted(model.model_fields))}")
+    if first["type"] == "missing" or first["input"] is None:
+        return ConfigError(f"{name} is missing; give a value")
+    shown = str(first["input"]).lower() if isinstance(first["input"], bool) else repr(first["input"])
+    if first["type"] in ("model_type", "dict_type"):
+        return ConfigError(f"{name} is {shown}; write it as lines of 'key: value'")
+    return ConfigError(f"{name} is {shown}: {first['msg'][0].lower()}{first['msg'][1:]}")
+
+
+def read_layers(
+    source: str | Path | Mapping[str, Any], assignments: Mapping[str, Any], files: Iterable[str]
+) -> dict[str, Any]:
+    """A YAML file or a mapping with values laid over it by their dotted names.
+
+    files: dotted names of paths (``*`` for any): those in a file are relative to its folder, all others to
+    the current one.
+    """
+    if isinstance(source, Mapping):
+        content, folder = copy.deepcopy(dict(source)), Path.cwd()
+    else:
+        content, folder = read_yaml(source), Path(source).resolve().parent
+    places = [name.split(".") for name in files]
+    for names in places:
+        _make_absolute(content, names, folder)
+    for name, value in assignments.items():
+        _assign(content, name, value)
+    for names in places:
+        _make_absolute(content, names, Path.cwd())
+    return content
+
+
+def _assign(content: dict[str, Any], path: str, value: Any) -> None:
+    *parents, last = path.split(".")
+    place = content
+    for depth, name in enumerate(parents):
+        below = place.get(name)
+        if isinstance(below, str) and name != "source":
+            below = {"type": below}  # a factory named by its type alone
+        elif isinstance(below, list):
+            below = {str(each): {} for each in below}
+        if not isinstance(below, dict | None):
+            raise ConfigError(f"--set {path}: {'.'.join(parents[: depth + 1])} is {below!r}, it has no parts")
+        place[name] = {} if below is None else below
+        place = place[name]
+    place[last] = value
+
+
+def _make_absolute(content: Any, names: list[str], folder: Path) -> None:
+    first, *rest = names
+    for name in list(content) if isinstance(content, dict) and first == "*" else [first]:
+        value = content.get(name) if isinstance(content, dict) else None
+        if rest:
+            _make_absolute(value, rest, folder)
+        elif isinstance(value, str) and value and not value.startswith("minari:") and "://" not in value:
+            content[name] = str((folder / Path(os.path.expanduser(value))).resolve())

@@ -57,7 +57,7 @@ def online(
 ) -> None:
     """Check the config, train, print a table over the seeds and where everything is."""
     from koffline.online.config import load_config
-    from koffline.online.folder import CONFIG, RECORD
+    from koffline.store.run_folders import CONFIG, RECORD
 
     if config is None and resume is None:
         raise click.UsageError("give CONFIG, or --resume DIR")
@@ -95,7 +95,7 @@ def _print(result: OnlineResult) -> None:
     table = Table("seed", title=title, title_justify="left")
     for name in ("return", "sampled return", "length"):
         table.add_column(name, justify="right")
-    scores = (summary.final, summary.sampled, summary.length)
+    scores = summary.last
     for place, seed in enumerate(summary.seeds):
         ends = place == len(summary.seeds) - 1
         table.add_row(str(seed), *(_number(score.per_seed[place]) for score in scores), end_section=ends)

@@ -60,7 +60,8 @@ def train(
 
     settings = load_config(config, assignments, data)
     # After the settings: what is misspelt is said before torch is loaded.
-    from koffline.train.folder import RECORD
+    from koffline.cli.targets import claim
+    from koffline.store.run_folders import RECORD
     from koffline.train.run import train as run
 
     folder = claim(Path("runs") / Path(config).stem if out is None else out, adds=RECORD)

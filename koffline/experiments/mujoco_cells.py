@@ -20,11 +20,13 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Int
 
+from koffline.checkpoints import Saved, newest, save
+from koffline.data.table.mapping import resolved
+from koffline.experiments.cells import reading_result
 from koffline.experiments.results import reading_result
 from koffline.fitting import threads
 from koffline.jobs import Job
-from koffline.online.checkpoint import Saved, newest, save
-from koffline.online.config import OnlineConfig, OnlineRun, resolved
+from koffline.online.config import OnlineConfig, OnlineRun
 from koffline.store.files import atomic_file
 from koffline.untrusted.arrays import read_arrays
 

@@ -14,11 +14,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from koffline.config import parse_assignments
+from koffline.data.table.mapping import resolved
 from koffline.envs.gymnasium_worlds import NOISY_MUJOCO
 from koffline.errors import ConfigError
 from koffline.experiments import ENVIRONMENTS, PARTS
 from koffline.experiments.mujoco_cells import MujocoCell
-from koffline.online.config import OnlineConfig, OnlineRun, load_config, resolved
+from koffline.online.config import OnlineConfig, OnlineRun, load_config
 
 CRITICS = ("td0", "fvi", "rg", "kloss")
 SEARCHES = {"final": "search", "noise": "search", "paper": "paper-search"}

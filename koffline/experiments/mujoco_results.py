@@ -15,12 +15,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float, Int
 
+from koffline.data.table.mapping import resolved
 from koffline.experiments import mujoco_cells as stacks
 from koffline.experiments import mujoco_plan as plan
 from koffline.experiments.results import FAILS, HOLDS, UNDECIDED, Claim, Curves, ReturnRow, SearchRow
 from koffline.experiments.statistics import Scores, difference, scores_of
 from koffline.experiments.style import LABELS
-from koffline.online.config import OnlineConfig, resolved
+from koffline.online.config import OnlineConfig
 from koffline.spread import interquartile_mean, spread_of
 
 _WHERE = "Section 5.3, fig:mujoco_bench"

@@ -1,52 +1,39 @@
-"""What a stack leaves besides numbers: each seed's policy as a Trust-PCL model (.d3), its replay as a log."""
+"""A run's policy as a Trust-PCL model (.d3), its replay as a log, and a log as the replay's beginning."""
 
 from __future__ import annotations
 
-import dataclasses
 import logging
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from koffline.data.transitions import ActionSpace, Continuous, Discrete
+from koffline.data.paths import PathReplay, Paths
+from koffline.data.transitions import ActionSpace, Continuous, Discrete, Metadata, Transitions, order_rows
 from koffline.errors import DataError
 from koffline.online.config import OnlineConfig
-from koffline.online.lockstep import LockStep
-from koffline.online.networks import AgentArrays
+from koffline.online.networks import AgentArrays, Layers
 from koffline.store.files import atomic_file
 
 MODEL, REPLAY, MINARI = "model.d3", "replay.hdf5", "minari"
+LOGGED = -1  # the environment of paths that came from a log
 _WIDEST = 1e6  # a box beyond this is no range to scale by, but stands for "unbounded"
 _SMALLEST_KL = 1e-8  # the model's config asks for some regularisation, also where training ended without
 _LOG = logging.getLogger(__name__)
 
-Layers = Sequence[tuple[np.ndarray, np.ndarray]]
 
-
-def save_model(stack: LockStep, place: int, config: OnlineConfig, folder: Path) -> None:
-    """The policy of run number ``place`` as model.d3, over an older one, where it is finite."""
-    agent = stack.agent(place)
+def save_model(agent: AgentArrays, config: OnlineConfig, folder: Path) -> None:
+    """The policy of a run as model.d3, over an older one, where it is finite."""
     if is_finite(agent):
         write_model(agent, config, folder / MODEL)
 
 
-def save_replay(stack: LockStep, place: int, config: OnlineConfig, folder: Path, minari: bool) -> None:
-    """The replay of run number ``place`` as replay.hdf5 and, on request, as a Minari dataset in a folder."""
+def save_replay(log: Transitions, folder: Path, minari: bool) -> None:
+    """A replay as replay.hdf5 and, on request, as a Minari dataset in a folder."""
     from koffline.data.sources import write_transitions
-    from koffline.online.replay_log import replay_transitions
 
-    space = stack.agent(place).shape.action_space
-    try:
-        log = replay_transitions(stack.replay, place, space).transitions
-    except DataError as error:
-        _LOG.warning("no log of the replay in %s: %s", folder, error)
-        return
-    hint = config.gamma if 0.0 < config.gamma < 1.0 else None
-    log = dataclasses.replace(log, metadata=dataclasses.replace(log.metadata, gamma=hint))
     write_transitions(log, folder / REPLAY, force=True)
     if minari:
         write_transitions(log, folder / MINARI, "minari", force=True)
@@ -55,9 +42,7 @@ def save_replay(stack: LockStep, place: int, config: OnlineConfig, folder: Path,
 def is_finite(agent: AgentArrays) -> bool:
     """Whether all weights of policy and value are finite."""
     arrays = [part for layers in (agent.policy, agent.value) for layer in layers for part in layer]
-    if agent.log_std is not None:
-        arrays.append(agent.log_std)
-    return all(bool(np.isfinite(array).all()) for array in arrays)
+    return all(np.isfinite(array).all() for array in (*arrays, agent.log_std) if array is not None)
 
 
 def write_model(agent: AgentArrays, config: OnlineConfig, path: str | Path) -> None:
@@ -83,8 +68,8 @@ def trust_pcl_model(agent: AgentArrays, config: OnlineConfig) -> Any:
         algo = make_algorithm(kind, resolve_params(kind, _options(agent, config)))
         algo.create_impl((agent.shape.observation_dim,), agent.shape.outputs)
     modules = algo.impl.modules
-    _put_value(modules.q_funcs[0], agent.value)
-    _put_value(modules.targ_q_funcs[0], agent.target_value)
+    for function, value in ((modules.q_funcs[0], agent.value), (modules.targ_q_funcs[0], agent.target_value)):
+        _put_layers(function._encoder, function._fc, value)
     _put_policy(modules.policy, agent.policy, agent.log_std, space)
     _put_policy(modules.targ_policy, agent.target_policy, agent.target_log_std, space)
     return algo
@@ -92,61 +77,47 @@ def trust_pcl_model(agent: AgentArrays, config: OnlineConfig) -> Any:
 
 def _options(agent: AgentArrays, config: OnlineConfig) -> dict[str, Any]:
     """The options that continue the training on a log with what both modes share."""
-    encoder = {"type": "vector", "params": {"hidden_units": list(agent.shape.hidden), "activation": "tanh"}}
     adam = {"eps": config.adam_epsilon, "clip_grad_norm": config.max_grad_norm}
-    optimizer = {"type": "adam", "params": adam}
-    entropy_coef, kl_coef = float(agent.entropy_coef), float(agent.kl_coef)
+    both = {
+        "learning_rate": config.learning_rate,
+        "optim_factory": {"type": "adam", "params": adam},
+        "encoder_factory": {
+            "type": "vector",
+            "params": {"hidden_units": list(agent.shape.hidden), "activation": "tanh"},
+        },
+    }
+    entropy_coef, kl_coef, space = float(agent.entropy_coef), float(agent.kl_coef), agent.shape.action_space
+    mean, deviation = agent.observation_mean, agent.observation_std
+    is_standardised = (mean != 0.0).any() or (deviation != 1.0).any()
+    standard = {"mean": mean, "std": deviation, "eps": 0.0}
+    box = {"minimum": space.low, "maximum": space.high} if _is_scaled(space) else None
     reward_scale = {"type": "multiply", "params": {"multiplier": config.reward_scale}}
+    same = ("gamma", "diag_weight", "critic", "clip_adv", "target_decay")
     return {
+        **{name: getattr(config, name) for name in same},
+        **{f"{network}_{name}": value for network in ("actor", "critic") for name, value in both.items()},
         "batch_size": max(2, config.batch_size),
-        "gamma": config.gamma,
-        "observation_scaler": _observation_scaler(agent),
-        "action_scaler": _action_scaler(agent.shape.action_space),
+        "observation_scaler": {"type": "standard", "params": standard} if is_standardised else None,
+        "action_scaler": None if box is None else {"type": "min_max", "params": box},
         "reward_scaler": None if config.reward_scale == 1.0 else reward_scale,
         "kernel": "gaussian",
         "bandwidth": f"{config.bandwidth_scale!r} median",
-        "diag_weight": config.diag_weight,
         "action_kernel": "joint" if config.kernel_inputs == "state_action" else "none",
         "normalise": False,
         "initial_value": 0.0,  # the values are learned already
-        "actor_learning_rate": config.learning_rate,
-        "critic_learning_rate": config.learning_rate,
-        "actor_optim_factory": optimizer,
-        "critic_optim_factory": optimizer,
-        "actor_encoder_factory": encoder,
-        "critic_encoder_factory": encoder,
-        "critic": config.critic,
         "path_length": config.window_length,
         "entropy_coef": entropy_coef,
         "kl_coef": max(kl_coef, _SMALLEST_KL) if entropy_coef == 0.0 else kl_coef,
-        "clip_adv": config.clip_adv,
-        "target_decay": config.target_decay,
         "squash": False,
     }
 
 
-def _observation_scaler(agent: AgentArrays) -> dict[str, Any] | None:
-    """None where inputs were not standardised."""
-    mean, deviation = agent.observation_mean, agent.observation_std
-    if (mean == 0.0).all() and (deviation == 1.0).all():
-        return None
-    return {"type": "standard", "params": {"mean": mean, "std": deviation, "eps": 0.0}}
-
-
-def _action_scaler(space: ActionSpace) -> dict[str, Any] | None:
-    if isinstance(space, Discrete) or not _is_scaled(space):
-        return None
-    return {"type": "min_max", "params": {"minimum": space.low, "maximum": space.high}}
-
-
-def _is_scaled(space: Continuous) -> bool:
+def _is_scaled(space: ActionSpace) -> TypeGuard[Continuous]:
     """Whether the model's policy acts in [−1, 1] instead of in the environment's units."""
+    if isinstance(space, Discrete):
+        return False
     low, high = np.array(space.low), np.array(space.high)
     return bool((np.abs([low, high]) <= _WIDEST).all() and (high > low).all())
-
-
-def _put_value(function: Any, layers: Layers) -> None:
-    _put_layers(function._encoder, function._fc, layers)
 
 
 def _put_policy(policy: Any, layers: Layers, log_std: np.ndarray | None, space: ActionSpace) -> None:
@@ -161,8 +132,8 @@ def _put_policy(policy: Any, layers: Layers, log_std: np.ndarray | None, space: 
         low, high = -np.ones(space.k), np.ones(space.k)
     weight, bias = layers[-1]
     scaled = (np.asarray(weight) / half, (np.asarray(bias) - centre) / half)
-    _put_layers(policy._encoder, policy._mu, [*layers[:-1], scaled])
-    assert log_std is not None, "continuous actions have a deviation"
+    _put_layers(policy._encoder, policy._mu, (*layers[:-1], scaled))
+    assert log_std is not None
     _put(policy._logstd, np.reshape(log_std, (1, -1)) - np.log(half))
     _put(policy.low, low.reshape(1, -1))
     _put(policy.high, high.reshape(1, -1))
@@ -179,3 +150,106 @@ def _put_layers(encoder: nn.Module, last: nn.Linear, layers: Layers) -> None:
 @torch.no_grad()
 def _put(tensor: Tensor, values: np.ndarray) -> None:
     tensor.copy_(torch.as_tensor(np.ascontiguousarray(values), dtype=tensor.dtype))
+
+
+def replay_transitions(
+    replay: PathReplay, run: int, action_space: ActionSpace, gamma: float | None = None
+) -> Transitions:
+    """One run's replay, its sub-episodes put together to episodes in the order in which these began.
+
+    Continuous actions are those that the environment got: cut to the box. The last row of an episode that
+    still runs is truncated; episodes whose first steps were overwritten are left out, which a note says.
+    Raises DataError where no episode is held from its beginning.
+    """
+    paths = replay.held(run)
+    keys = np.stack((paths.environments, paths.episodes), axis=1)
+    _, first, label = np.unique(keys, axis=0, return_index=True, return_inverse=True)
+    episode = np.argsort(np.argsort(first))[label.reshape(-1)]  # 0, 1, … in the order first seen
+    begins = np.bincount(episode, weights=paths.first_steps == 0) > 0
+    if not begins.any():
+        raise DataError(
+            f"the replay of run {run} holds no episode from its beginning ({len(paths.lengths)} paths); "
+            "play longer, or give the replay a larger capacity"
+        )
+    step = np.arange(paths.rewards.shape[1])
+    inside = (step < paths.lengths[:, None]) & begins[episode][:, None]
+    ids = np.broadcast_to(episode[:, None], inside.shape)[inside]
+    steps = (paths.first_steps[:, None] + step)[inside]
+    order = order_rows(ids, steps)
+    changes = ids[order][1:] != ids[order][:-1]
+    terminated = (paths.terminated[:, None] & (step == paths.lengths[:, None] - 1))[inside][order]
+    actions = paths.actions[inside][order]
+    if isinstance(action_space, Continuous):
+        actions = np.clip(actions, action_space.low, action_space.high)
+    dropped = int((~begins).sum())
+    notes = (f"{dropped} episodes whose beginning was overwritten were left out",) if dropped else ()
+    return Transitions(
+        observations=paths.observations[:, :-1][inside][order],
+        actions=actions,
+        rewards=paths.rewards[inside][order],
+        next_observations=paths.observations[:, 1:][inside][order],
+        terminated=terminated,
+        truncated=np.append(changes, True) & ~terminated,
+        episode_ids=np.cumsum(np.append(False, changes)),
+        steps=steps[order],
+        action_space=action_space,
+        metadata=Metadata(notes=notes, gamma=gamma),
+    )
+
+
+def fill_from_log(replay: PathReplay, log: Transitions, action_space: ActionSpace) -> int:
+    """Put a log into every run's replay before its first step; how many paths a run was given.
+
+    Episodes are cut into paths, the newest of which stay where the capacity is smaller; rows without
+    episodes are paths of one step. Raises DataError for a log of other observations or actions.
+    """
+    width, wanted = int(np.prod(log.observation_shape)), replay.held(0).observations.shape[-1]
+    if width != wanted:
+        raise DataError(
+            f"the log's observations have {width} numbers, the environment's {wanted}; give a log of the "
+            "same environment"
+        )
+    if _kind(log.action_space) != _kind(action_space):
+        raise DataError(
+            f"the log's actions are {log.action_space}, the environment's {action_space}; give a log of the "
+            "same environment"
+        )
+    paths = _paths_of(log, replay.path_length)
+    n = len(paths.lengths)
+    if replay.capacity is not None and n > replay.capacity:
+        _LOG.warning("the log gives %d paths, the replay holds the last %d", n, replay.capacity)
+        paths = paths.flat_rows(np.arange(n - replay.capacity, n), leading=1)
+        n = replay.capacity
+    for run in range(replay.runs):
+        replay.append(np.full(n, run), paths)
+    return n
+
+
+def _kind(space: ActionSpace) -> tuple[type, int]:
+    return type(space), space.n if isinstance(space, Discrete) else space.k
+
+
+def _paths_of(log: Transitions, length: int) -> Paths:
+    """The log cut into paths of at most ``length`` steps, none across the end of an episode."""
+    n = len(log)
+    steps, episode = np.zeros(n, dtype=np.int64), np.arange(n)
+    if log.steps is not None:
+        steps, episode = log.steps, np.cumsum(log.steps == 0) - 1
+    starts = np.flatnonzero(steps % length == 0)
+    lengths = np.diff(np.append(starts, n))
+    last = starts + lengths - 1
+    rows = starts[:, None] + np.minimum(np.arange(length), lengths[:, None] - 1)  # filler repeats the last
+    flat = log.observations.reshape(n, -1)
+    observations = np.concatenate((flat[rows], log.next_observations.reshape(n, -1)[last][:, None]), axis=1)
+    observations[np.arange(len(starts)), lengths] = observations[:, -1]
+    return Paths(
+        observations=observations,
+        actions=log.actions[rows],
+        rewards=log.rewards[rows],
+        lengths=lengths,
+        terminated=log.terminated[last],
+        truncated=log.truncated[last] & ~log.terminated[last],
+        environments=np.full(len(starts), LOGGED),
+        episodes=episode[starts],
+        first_steps=steps[starts],
+    )

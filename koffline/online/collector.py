@@ -1,4 +1,8 @@
-"""Playing K runs in their environments: iterations of equal length, cut into sub-episodes."""
+"""Playing K runs in their environments: iterations of equal length, cut into sub-episodes; the trust region.
+
+The coefficient of divergence is the one that the last episodes' returns call for.
+(Nachum et al. 2018, as in the code the paper modified; Feng et al. 2019, sec:exp_detail)
+"""
 
 from __future__ import annotations
 
@@ -9,25 +13,39 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from jaxtyping import Float
 
 from koffline.data.paths import Paths
-from koffline.online.environments import Environments, clip_actions
+from koffline.online.config import OnlineConfig
+from koffline.online.environments import Environments, Outcome, clip_actions
 from koffline.online.networks import Shape
-from koffline.online.trust_region import WINDOW, Finished
 
 # (observations (K, E, d), noise (K, E, k) or (K, E)) -> actions as drawn
 Act = Callable[[np.ndarray, np.ndarray], np.ndarray]
 _FIRST_LENGTH = 64
+LARGEST = 1000.0
+_AT_ONCE = (5, 5, 4)  # 14 halvings, by looks at 31, 31 and 15 points
+FEWEST_EPISODES = 8
+BEFORE = 500.0  # up to so many episodes
+WINDOW = 20  # episodes looked at
+SMOOTHING = 0.99
+
+
+@dataclass(frozen=True)
+class Finished:
+    """An episode that ended in training: return in the environment's units, length in steps."""
+
+    total: float
+    length: int
 
 
 @dataclass(frozen=True, eq=False)
 class Collected:
-    """One iteration: paths with the run of each, and every observation acted on (K, n, d), valid (K, n)."""
+    """One iteration: paths with the run of each, and every observation acted on (K, n, d)."""
 
     runs: np.ndarray
     paths: Paths
     observations: np.ndarray
-    valid: np.ndarray
 
 
 class Collector:
@@ -45,24 +63,22 @@ class Collector:
         self._environments, self._shape = environments, shape
         self._generators, self._steps, self._path_length = generators, steps, path_length
         self._each = n // len(generators)
-        self._run_of = np.arange(n) // self._each
         self.recent: list[deque[Finished]] = [deque(maxlen=WINDOW) for _ in generators]
         self.since: list[list[Finished]] = [[] for _ in generators]  # since the last evaluation
         self.seconds = {"environment": 0.0, "acting": 0.0}
-        self._seeds = self._draw_seeds()
-        self._pending = self._draw_seeds()
+        self._seeds, self._pending = self._draw_seeds(), self._draw_seeds()
         self._observations = environments.reset(self._seeds)
-        self._totals = np.zeros(n)
-        self._lengths = np.zeros(n, dtype=np.int64)
-        self._episodes = np.zeros(n, dtype=np.int64)
-        self._taken = self._empty_actions(_FIRST_LENGTH)  # of the running episodes, (n, ·): to resume from
+        self._totals, self._lengths, self._episodes = np.zeros(n), np.zeros(n, int), np.zeros(n, int)
+        # Of the running episodes, (n, ·): to resume from.
+        size = (n, _FIRST_LENGTH, *([shape.outputs] if shape.continuous else []))
+        self._taken = np.zeros(size, dtype=float if shape.continuous else np.int64)
         self._changed = np.zeros(len(generators), dtype=bool)
 
     def collect(self, act: Act) -> Collected:
         """``steps`` steps of every copy."""
         n, d = self._observations.shape
-        track = _Track(n, self._steps, d, self._shape)
         noise = self._noise()
+        rows = []
         for step in range(self._steps):
             started = time.perf_counter()
             drawn = act(self._observations.reshape(-1, self._each, d), noise[:, step])
@@ -70,18 +86,12 @@ class Collector:
             executed = clip_actions(actions, self._shape.action_space)
             between = time.perf_counter()
             outcome = self._environments.step(executed, self._pending)
-            ended = time.perf_counter()
             self.seconds["acting"] += between - started
-            self.seconds["environment"] += ended - between
-            track.record(step, self._observations, actions, outcome, self._episodes, self._lengths)
-            self._remember(executed, outcome.valid)
-            self._totals += outcome.rewards * outcome.valid
-            self._lengths += outcome.valid
-            self._observations = outcome.observations
-            done = (outcome.terminated | outcome.truncated) & outcome.valid
-            if done.any():
-                self._finish(np.flatnonzero(done))
-        return track.cut(self._run_of, self._each, self._path_length)
+            self.seconds["environment"] += time.perf_counter() - between
+            episode = self._episodes.copy(), self._lengths.copy()
+            rows.append((self._observations, actions, *episode, *vars(outcome).values()))
+            self._take_in(executed, outcome)
+        return self._cut([np.stack(column, axis=1) for column in zip(*rows, strict=True)])
 
     def take_changed(self) -> np.ndarray:
         """Which runs (K,) finished an episode since the last call."""
@@ -90,13 +100,11 @@ class Collector:
 
     def state_dict(self) -> dict[str, Any]:
         """Running episodes as their seeds and actions; returns of finished ones."""
-        longest = int(self._lengths.max())
         return {
             "seeds": np.array(self._seeds),
             "pending": np.array(self._pending),
-            "taken": self._taken[:, :longest].copy(),
+            "taken": self._taken[:, : int(self._lengths.max())].copy(),
             "observations": self._observations.copy(),
-            "awaiting": self._environments.awaiting,
             "totals": self._totals.copy(),
             "lengths": self._lengths.copy(),
             "episodes": self._episodes.copy(),
@@ -106,139 +114,149 @@ class Collector:
 
     def load_state_dict(self, state: dict[str, Any]) -> bool:
         """Go on; running episodes are played again from their seeds. False where new ones had to begin."""
-        self._pending = [int(seed) for seed in state["pending"]]
+        self._seeds, self._pending = (list(map(int, state[name])) for name in ("seeds", "pending"))
         self.recent = [deque((Finished(*e) for e in run), maxlen=WINDOW) for run in state["recent"]]
         self.since = [[Finished(*e) for e in run] for run in state["since"]]
-        self._episodes[:] = state["episodes"]
-        exact = self._replay(state)
-        if not exact:
+        self._totals, self._lengths = state["totals"].copy(), state["lengths"].copy()
+        self._episodes = state["episodes"].copy()
+        n, longest, *rest = state["taken"].shape
+        self._taken = np.zeros((n, max(_FIRST_LENGTH, longest), *rest), dtype=self._taken.dtype)
+        self._taken[:, :longest] = state["taken"]
+        # Of older checkpoints: copies that a vector environment had not begun anew yet.
+        standing = ~state.get("awaiting", np.zeros(n, dtype=bool))
+        found = self._replay()
+        exact = found is not None and np.array_equal(found[standing], state["observations"][standing])
+        if found is None or not exact:
             self._episodes += 1
-            self._seeds = [int(seed) for seed in state["seeds"]]
-            self._observations = self._environments.reset(self._seeds)
+            found = self._environments.reset(self._seeds)
             self._totals[:], self._lengths[:] = 0.0, 0
+        self._observations = found
         return exact
 
-    def _replay(self, state: dict[str, Any]) -> bool:
-        """Whether the running episodes stand again where they stood."""
-        self._seeds = [int(seed) for seed in state["seeds"]]
-        lengths, taken, awaiting = state["lengths"], state["taken"], state["awaiting"]
-        self._taken = self._empty_actions(max(_FIRST_LENGTH, taken.shape[1]))
-        self._taken[:, : taken.shape[1]] = taken
-        stories = [actions[:length] for actions, length in zip(taken, lengths, strict=True)]
-        found = self._environments.restore(self._seeds, stories, awaiting)
-        if found is None or not np.array_equal(found[~awaiting], state["observations"][~awaiting]):
-            return False
-        self._observations = state["observations"].copy()
-        self._totals[:], self._lengths[:] = state["totals"], lengths
-        return True
+    def _replay(self) -> np.ndarray | None:
+        """The running episodes played again; None where one ends earlier this time."""
+        found = self._environments.reset(self._seeds)
+        for step in range(int(self._lengths.max())):
+            active = np.flatnonzero(self._lengths > step)
+            outcome = self._environments.step(self._taken[:, step], None, active.tolist())
+            found[active] = outcome.observations[active]
+            if (outcome.terminated | outcome.truncated).any():
+                return None
+        return found
 
     def _noise(self) -> np.ndarray:
         """(K, steps, E, k) normal, or (K, steps, E) uniform."""
+        size = (self._steps, self._each)
         if self._shape.continuous:
-            size = (self._steps, self._each, self._shape.outputs)
-            return np.stack([generator.standard_normal(size) for generator in self._generators])
-        return np.stack([generator.random((self._steps, self._each)) for generator in self._generators])
+            return np.stack([g.standard_normal((*size, self._shape.outputs)) for g in self._generators])
+        return np.stack([generator.random(size) for generator in self._generators])
 
     def _draw_seeds(self) -> list[int]:
         each = [generator.integers(2**31, size=self._each) for generator in self._generators]
         return [int(seed) for seed in np.concatenate(each)]
 
-    def _finish(self, copies: np.ndarray) -> None:
-        for copy in copies:
-            run = int(self._run_of[copy])
+    def _take_in(self, actions: np.ndarray, outcome: Outcome) -> None:
+        if self._lengths.max() >= self._taken.shape[1]:
+            self._taken = np.concatenate((self._taken, np.zeros_like(self._taken)), axis=1)
+        self._taken[np.arange(len(actions)), self._lengths] = actions
+        self._totals += outcome.rewards
+        self._lengths += 1
+        self._observations = outcome.observations
+        ended = np.flatnonzero(outcome.terminated | outcome.truncated)
+        for copy in ended:
+            run = int(copy // self._each)
             finished = Finished(float(self._totals[copy]), int(self._lengths[copy]))
             self.recent[run].append(finished)
             self.since[run].append(finished)
             self._seeds[copy] = self._pending[copy]
             self._pending[copy] = int(self._generators[run].integers(2**31))
             self._changed[run] = True
-        self._totals[copies] = 0.0
-        self._lengths[copies] = 0
-        self._episodes[copies] += 1
+        self._totals[ended], self._lengths[ended] = 0.0, 0
+        self._episodes[ended] += 1
 
-    def _empty_actions(self, length: int) -> np.ndarray:
-        n = self._environments.n
-        if self._shape.continuous:
-            return np.zeros((n, length, self._shape.outputs))
-        return np.zeros((n, length), dtype=np.int64)
-
-    def _remember(self, actions: np.ndarray, valid: np.ndarray) -> None:
-        if self._lengths.max() >= self._taken.shape[1]:
-            self._taken = np.concatenate((self._taken, np.zeros_like(self._taken)), axis=1)
-        self._taken[np.arange(len(valid)), self._lengths] = actions
-
-
-class _Track:
-    """What one iteration of n copies gave, (n, steps, …), and its cut into paths."""
-
-    def __init__(self, n: int, steps: int, d: int, shape: Shape) -> None:
-        self.observations, self.final = np.empty((n, steps, d)), np.empty((n, steps, d))
-        self.actions = np.empty((n, steps, shape.outputs)) if shape.continuous else np.empty((n, steps), int)
-        self.rewards = np.empty((n, steps))
-        self.terminated, self.truncated, self.valid = (np.zeros((n, steps), dtype=bool) for _ in range(3))
-        self.episodes, self.at = np.empty((n, steps), dtype=np.int64), np.empty((n, steps), dtype=np.int64)
-
-    def record(
-        self,
-        step: int,
-        observations: np.ndarray,
-        actions: np.ndarray,
-        outcome: Any,
-        episodes: np.ndarray,
-        at: np.ndarray,
-    ) -> None:
-        """One step of every copy."""
-        self.observations[:, step], self.final[:, step] = observations, outcome.final_observations
-        self.actions[:, step], self.rewards[:, step] = actions, outcome.rewards
-        self.terminated[:, step], self.truncated[:, step] = outcome.terminated, outcome.truncated
-        self.valid[:, step], self.episodes[:, step], self.at[:, step] = outcome.valid, episodes, at
-
-    def cut(self, run_of: np.ndarray, each: int, path_length: int) -> Collected:
-        """Paths end with their episode, with the iteration, or at ``path_length``."""
-        pieces = np.array(list(self._pieces(path_length)), dtype=np.int64).reshape(-1, 3)
-        copies, starts, stops = pieces.T
-        last = stops - 1
-        index = np.minimum(starts[:, None] + np.arange(path_length), last[:, None])  # (S, T)
-        observations = self.observations[copies[:, None], index]
-        lengths = stops - starts
-        final = self.final[copies, last]
-        observations = np.concatenate((observations, final[:, None]), axis=1)
-        filler = np.arange(path_length + 1) >= lengths[:, None]
-        observations = np.where(filler[..., None], final[:, None], observations)
-        paths = Paths(
-            observations=observations,
-            actions=self.actions[copies[:, None], index],
-            rewards=np.where(filler[:, :-1], 0.0, self.rewards[copies[:, None], index]),
-            lengths=lengths,
-            terminated=self.terminated[copies, last],
-            truncated=self.truncated[copies, last] & ~self.terminated[copies, last],
-            environments=copies % each,
-            episodes=self.episodes[copies, starts],
-            first_steps=self.at[copies, starts],
-        )
-        runs = len(self.observations) // each
-        d = self.observations.shape[2]
-        return Collected(
-            run_of[copies], paths, self.observations.reshape(runs, -1, d), self.valid.reshape(runs, -1)
-        )
-
-    def _pieces(self, path_length: int) -> Any:
-        """(copy, start, stop), copy by copy in time."""
-        n, steps = self.valid.shape
-        breaks = self.terminated | self.truncated | ~self.valid
-        plain: np.ndarray = np.zeros(n, dtype=bool)
-        if steps <= path_length:
-            plain = np.logical_not(breaks.any(axis=1))
-        for copy in range(n):
-            if plain[copy]:
-                yield copy, 0, steps
-                continue
+    def _cut(self, columns: list[np.ndarray]) -> Collected:
+        """Paths of columns (n, steps, …) end with their episode, the iteration, or at ``path_length``."""
+        observations, actions, episodes, steps, _, final, rewards, terminated, truncated = columns
+        n, length, d = observations.shape
+        pieces = []  # (copy, start, stop), copy by copy in time
+        for copy, is_break in enumerate(terminated | truncated):
             start = 0
-            for step in range(steps):
-                if not self.valid[copy, step]:
-                    if step > start:
-                        yield copy, start, step
-                    start = step + 1
-                elif breaks[copy, step] or step + 1 == steps or step + 1 - start == path_length:
-                    yield copy, start, step + 1
-                    start = step + 1
+            for end in (*(np.flatnonzero(is_break) + 1).tolist(), length):
+                while start < end:
+                    stop = min(start + self._path_length, end)
+                    pieces.append((copy, start, stop))
+                    start = stop
+        copies, starts, stops = np.array(pieces).T
+        last, lengths = stops - 1, stops - starts
+        index = np.minimum(starts[:, None] + np.arange(self._path_length), last[:, None])  # (S, T)
+        filler = np.arange(self._path_length + 1) >= lengths[:, None]
+        ends = final[copies, last][:, None]
+        states = np.concatenate((observations[copies[:, None], index], ends), axis=1)
+        paths = Paths(
+            observations=np.where(filler[..., None], ends, states),
+            actions=actions[copies[:, None], index],
+            rewards=np.where(filler[:, :-1], 0.0, rewards[copies[:, None], index]),
+            lengths=lengths,
+            terminated=terminated[copies, last],
+            truncated=truncated[copies, last] & ~terminated[copies, last],
+            environments=copies % self._each,
+            episodes=episodes[copies, starts],
+            first_steps=steps[copies, starts],
+        )
+        return Collected(copies // self._each, paths, observations.reshape(n // self._each, -1, d))
+
+
+def divergence(
+    returns: Float[np.ndarray, "*run episode"], coefficient: Float[np.ndarray, " *run"]
+) -> Float[np.ndarray, " *run"]:
+    """D(λ) = E_w[G/λ] − log mean exp(G/λ), w ∝ exp(G/λ): KL from uniform weights to w; falls with λ."""
+    scaled = returns / np.asarray(coefficient)[..., None]
+    shifted = scaled - scaled.max(axis=-1, keepdims=True)
+    weights = np.exp(shifted)
+    total = weights.sum(axis=-1)
+    mean = (weights * shifted).sum(axis=-1) / total
+    return np.asarray(mean - np.log(total / returns.shape[-1]))
+
+
+def solve_coefficients(
+    returns: Float[np.ndarray, "run episode"], allowed: Float[np.ndarray, " run"]
+) -> Float[np.ndarray, " run"]:
+    """λ in [0, 1000] with D(λ) = ``allowed`` for each run, by 14 halvings: exact to 0.03.
+
+    returns: of each run's last episodes; allowed: max_divergence times their mean length. Up to 8 episodes
+    say too little: 500.
+    """
+    if returns.shape[1] <= FEWEST_EPISODES:
+        return np.full(len(returns), BEFORE)
+    # D falls with λ, so that some halvings are one look at equidistant points.
+    low, width = np.zeros(len(returns)), LARGEST
+    for halvings in _AT_ONCE:
+        width /= 2.0**halvings
+        points = low[:, None] + width * np.arange(1, 2**halvings)
+        repeated = np.broadcast_to(returns[:, None], (*points.shape, returns.shape[1]))
+        low = low + width * np.count_nonzero(divergence(repeated, points) > allowed[:, None], axis=1)
+    return low + 0.5 * width
+
+
+class TrustRegion:
+    """Each run's coefficient of divergence, which moves slowly to what its last episodes call for."""
+
+    def __init__(self, configs: Sequence[OnlineConfig]) -> None:
+        self.kl_coef = np.array([c.kl_coef_initial for c in configs])
+        self.wanted = np.full(len(configs), BEFORE)
+        self._reward_scale = np.array([c.reward_scale for c in configs])
+        self._max_divergence = np.array([c.max_divergence for c in configs])
+        self._least = np.array([c.kl_coef_min for c in configs])
+
+    def update(self, recent: Sequence[Sequence[Finished]], changed: np.ndarray) -> None:
+        """One iteration. recent: each run's last episodes; changed: the runs (K,) that finished one in it."""
+        by_count: dict[int, list[int]] = {}
+        for run in np.flatnonzero(changed).tolist():
+            by_count.setdefault(len(recent[run]), []).append(run)
+        for runs in by_count.values():
+            episodes = [recent[run] for run in runs]
+            returns = np.array([[episode.total for episode in each] for each in episodes], dtype=float)
+            lengths = np.array([[episode.length for episode in each] for each in episodes], dtype=float)
+            allowed = self._max_divergence[runs] * lengths.mean(axis=1)
+            self.wanted[runs] = solve_coefficients(returns * self._reward_scale[runs][:, None], allowed)
+        self.kl_coef = np.maximum(SMOOTHING * self.kl_coef + (1.0 - SMOOTHING) * self.wanted, self._least)

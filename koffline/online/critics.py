@@ -1,16 +1,162 @@
-"""Four critics: the loss of each and its gradients in the values at both ends of a window, in closed form."""
+"""Windows of d steps on sampled paths, V at both ends of each, and four critics in closed form."""
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
+from koffline.data.paths import Paths
+from koffline.online.config import OnlineConfig
+from koffline.online.networks import AgentStack, InputMoments
+
+Rows = slice | Tensor
 _SMALLEST_BANDWIDTH = 1e-6
+
+
+@dataclass(frozen=True, eq=False)
+class Minibatch:
+    """B paths of K runs with W windows on each; a window that would start past its path's end is not valid.
+
+    inputs (K, B, T + 1, d) standardised; actions; rewards (K, B, T) scaled. starts, ends (K, B, W): steps;
+    valid (K, B, W). weights (K, B, W, T): γ^(t − start) within the window, else 0. discounts (K, B, W):
+    γ^length of what follows, 0 after a terminal step. rows (K, R): the steps b · T + t that some window
+    covers, filler where a run has fewer; covered (K, R): 1 for a step, 0 for filler, which repeats step 0.
+    """
+
+    inputs: Tensor
+    actions: Tensor
+    rewards: Tensor
+    starts: Tensor
+    ends: Tensor
+    valid: Tensor
+    weights: Tensor
+    discounts: Tensor
+    rows: Tensor
+    covered: Tensor
+
+
+class WindowCutter:
+    """Cuts windows of min(d, what is left of the path) steps, with the rules of each run.
+
+    legacy_timeouts: a time limit ends the value as a terminal state does. legacy_discount: what follows a
+    window that ends with its path is discounted by one γ too few. Both as in the code the paper modified.
+    """
+
+    def __init__(self, configs: Sequence[OnlineConfig], dtype: torch.dtype) -> None:
+        self._dtype, self._count, self._length = dtype, configs[0].windows_per_path, configs[0].path_length
+        gamma, self._window_length, self._legacy_timeouts, self._legacy_discount, scale = (
+            np.array([getattr(config, name) for config in configs])[:, None, None]
+            for name in ("gamma", "window_length", "legacy_timeouts", "legacy_discount", "reward_scale")
+        )
+        self._powers = gamma[:, 0] ** np.arange(self._length + 1)  # (K, T + 1)
+        self._reward_scale = self._tensor(scale)
+
+    def sample(
+        self, paths: Paths, generators: Sequence[np.random.Generator], moments: InputMoments
+    ) -> Minibatch:
+        """Windows drawn uniformly within each path, each run's from its own generator; or all."""
+        lengths = paths.lengths
+        if not self._count:
+            every = np.broadcast_to(np.arange(self._length), (*lengths.shape, self._length))
+            return self.cut(paths, every, moments)
+        uniform = np.stack([generator.random((lengths.shape[1], self._count)) for generator in generators])
+        return self.cut(paths, (uniform * lengths[..., None]).astype(np.int64), moments)
+
+    def cut(
+        self, paths: Paths, starts: Int[np.ndarray, "run path window"], moments: InputMoments
+    ) -> Minibatch:
+        """Windows from the given starts on sampled paths (K, B, …)."""
+        lengths = paths.lengths[..., None]  # (K, B, 1)
+        size = np.clip(np.minimum(self._window_length, lengths - starts), 0, None)
+        ends = starts + size
+        at_end = ends == lengths
+        offsets = np.arange(self._length) - starts[..., None]  # (K, B, W, T)
+        inside = (offsets >= 0) & (offsets < size[..., None])
+        run = np.arange(len(starts))[:, None, None]
+        weights = np.where(inside, self._powers[run[..., None], np.clip(offsets, 0, None)], 0.0)
+        final = paths.terminated[..., None] | (paths.truncated[..., None] & self._legacy_timeouts)
+        exponent = np.clip(size - (at_end & self._legacy_discount), 0, None)
+        valid = size > 0
+        discounts = np.where(at_end & final, 0.0, self._powers[run, exponent]) * valid
+        rows, covered = _pack_steps(weights)
+        mean, inverse = (self._tensor(part)[:, None, None] for part in (moments.mean, 1.0 / moments.std))
+        actions = torch.from_numpy(paths.actions)
+        return Minibatch(
+            inputs=(self._tensor(paths.observations) - mean) * inverse,
+            actions=actions if actions.dtype == torch.int64 else actions.to(self._dtype),
+            rewards=self._tensor(paths.rewards) * self._reward_scale,
+            starts=torch.from_numpy(np.array(starts)),
+            ends=torch.from_numpy(ends),
+            valid=self._tensor(valid),
+            weights=self._tensor(weights),
+            discounts=self._tensor(discounts),
+            rows=torch.from_numpy(rows),
+            covered=self._tensor(covered),
+        )
+
+    def _tensor(self, array: Any) -> Tensor:
+        return torch.from_numpy(np.ascontiguousarray(array)).to(self._dtype)
+
+
+def _pack_steps(weights: Float[np.ndarray, "run path window step"]) -> tuple[np.ndarray, np.ndarray]:
+    """Steps outside every window need no policy: with one window of ten a path, nearly half of all."""
+    inside = (weights != 0.0).any(axis=2).reshape(len(weights), -1)
+    run, step = np.nonzero(inside)
+    counts = np.bincount(run, minlength=len(inside))
+    place = np.arange(len(run)) - np.repeat(np.cumsum(counts) - counts, counts)
+    index = np.zeros((len(inside), int(counts.max(initial=1))), dtype=np.int64)
+    index[run, place] = step
+    return index, np.arange(index.shape[1]) < counts[:, None]
+
+
+class ValueEnds:
+    """V at both ends of every window, (K, M), and the way back: gradients in them to gradients in V's row.
+
+    slow: the runs whose V(end) is the slow copy's. V is evaluated at the ends alone where windows are few,
+    else at all T + 1 steps of a path.
+    """
+
+    def __init__(self, online: AgentStack, target: AgentStack, slow: Rows | None, batch: Minibatch) -> None:
+        runs, paths, length, width = batch.inputs.shape
+        count = batch.starts.shape[2]
+        if 2 * count < length:
+            inputs = rows_at(batch.inputs, torch.cat((batch.starts, batch.ends), dim=2).unsqueeze(3))
+            starts = torch.arange(count).expand(runs, paths, count)
+            ends, length = starts + count, 2 * count
+        else:
+            inputs = batch.inputs
+            starts, ends = (part.clamp(max=length - 1) for part in (batch.starts, batch.ends))
+        offset = (torch.arange(paths) * length)[None, :, None]
+        self._starts, self._ends = (starts + offset).flatten(1), (ends + offset).flatten(1)
+        inputs = inputs.reshape(runs, paths * length, width)
+        outputs, self._pull_value = online.value.forward_with_pullback(inputs)
+        values = outputs.squeeze(2)
+        self.start, self.end = values.gather(1, self._starts), values.gather(1, self._ends)
+        if slow is not None:
+            flat = target.flat[slow][:, online.shape.parts[2]]
+            held = target.value.with_flat(flat).forward(inputs[slow]).squeeze(2)
+            self.end[slow] = held.gather(1, self._ends[slow])
+        self.discount, self.valid = batch.discounts.flatten(1), batch.valid.flatten(1)
+        self._shape = values.shape
+
+    def pull(self, gradients: CriticGradients) -> Tensor:
+        """The gradient in V's parameters, (K, ·)."""
+        inside = gradients.start.new_zeros(self._shape)
+        inside.scatter_add_(1, self._starts, gradients.start)
+        inside.scatter_add_(1, self._ends, gradients.end)
+        return self._pull_value(inside.unsqueeze(2))
+
+
+def rows_at(steps: Tensor, index: Tensor) -> Tensor:
+    """Rows of (R, B, T, c) at steps (R, B, W, 1): (R, B, W, c)."""
+    return steps.gather(2, index.expand(*index.shape[:3], steps.shape[3]))
 
 
 @dataclass(frozen=True, eq=False)

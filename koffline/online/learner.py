@@ -17,21 +17,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from koffline.data.paths import Paths
+from koffline.online import critics
 from koffline.online.config import OnlineConfig
-from koffline.online.critics import CriticGradients, gaussian_gram, kernel_gradients, squared_error_gradients
-from koffline.online.networks import AgentStack, Density, InputMoments, Shape, Streams
-from koffline.online.windows import (
+from koffline.online.critics import (
+    CriticGradients,
     Minibatch,
     Rows,
     ValueEnds,
-    WindowRules,
-    all_starts,
-    cut_windows,
-    draw_starts,
-    pack_steps,
-    rows_at,
+    WindowCutter,
 )
+from koffline.online.networks import AgentStack, Density, Shape, Streams
 from koffline.steps import StackedAdam
 
 
@@ -53,31 +48,19 @@ class Learner:
     def __init__(self, configs: Sequence[OnlineConfig], online: AgentStack, target: AgentStack) -> None:
         self.online, self.target = online, target
         self._dtype = online.flat.dtype
-        self._windows_per_path = configs[0].windows_per_path
-        self._path_length = configs[0].path_length
-        self.rules = WindowRules(
-            gamma=np.array([c.gamma for c in configs]),
-            window_length=np.array([c.window_length for c in configs]),
-            legacy_timeouts=np.array([c.legacy_timeouts for c in configs]),
-            legacy_discount=np.array([c.legacy_discount for c in configs]),
-            path_length=self._path_length,
+        self.windows = WindowCutter(configs, self._dtype)
+        self._rates, self._decay, self._largest_norm, self._bandwidth_scale, epsilon = (
+            self._column([getattr(config, name) for config in configs])
+            for name in ("learning_rate", "target_decay", "max_grad_norm", "bandwidth_scale", "adam_epsilon")
         )
-        self._rates = self._column([c.learning_rate for c in configs])
-        self._decay = self._column([c.target_decay for c in configs])
-        clip = [c.clip_adv or np.inf for c in configs]
-        self._clip = self._column(clip)
-        self._largest_norm = self._column([c.max_grad_norm for c in configs])
-        self._reward_scale = self._column([c.reward_scale for c in configs])[..., None]
+        self._clip = self._column([c.clip_adv or np.inf for c in configs])
         self._diag_weight = self._column(
             [np.nan if c.diag_weight is None else c.diag_weight for c in configs]
         )
-        self._bandwidth_scale = self._column([c.bandwidth_scale for c in configs])
-        self._actions_in_kernel = self._column([c.kernel_inputs == "state_action" for c in configs])[
-            ..., None
-        ]
+        self._actions_in_kernel = self._column([c.kernel_inputs == "state_action" for c in configs])
         self._rows_of = _rows_by_critic([c.critic for c in configs])
         self._through_end = self._column([c.critic == "rg" for c in configs])
-        self._adam = StackedAdam(online.flat, epsilon=self._column([c.adam_epsilon for c in configs]))
+        self._adam = StackedAdam(online.flat, epsilon=epsilon)
         self._gradient = torch.empty_like(online.flat)  # fresh memory would cost more than the sum
         self.diverged = np.zeros(len(configs), dtype=bool)
 
@@ -86,9 +69,10 @@ class Learner:
         cls, configs: Sequence[OnlineConfig], shape: Shape, streams: Sequence[Streams], dtype: torch.dtype
     ) -> Learner:
         """Fresh networks; the slow copies begin as they do, or with ``legacy_targets`` on their own."""
-        seeds = [(s.policy_seed, s.value_seed) for s in streams]
-        other_seeds = [(s.other_policy_seed, s.other_value_seed) for s in streams]
-        online, other = (AgentStack.initialise(shape, each, dtype) for each in (seeds, other_seeds))
+        online, other = (
+            AgentStack.initialise(shape, [(s.seeds[first], s.seeds[first + 1]) for s in streams], dtype)
+            for first in (0, 2)
+        )
         apart = torch.tensor([[c.legacy_targets] for c in configs])
         return cls(configs, online, AgentStack(shape, torch.where(apart, other.flat, online.flat)))
 
@@ -117,36 +101,6 @@ class Learner:
         gradient.mul_((self._largest_norm / whole.clamp(min=1e-30)).clamp_(max=1.0).nan_to_num_(nan=1.0))
         self._adam.update(self.online.flat, gradient, self._rates)
         return {name: part.double().numpy() for name, part in {**step.diagnostics, **norms}.items()}
-
-    def minibatch(
-        self, paths: Paths, generators: Sequence[np.random.Generator], moments: InputMoments
-    ) -> Minibatch:
-        """Tensors of sampled paths (K, B, …), with windows drawn by each run's generator."""
-        count = self._windows_per_path
-        starts = (
-            draw_starts(generators, paths.lengths, count)
-            if count
-            else all_starts(paths.lengths, self._path_length)
-        )
-        return self.minibatch_of(paths, starts, moments)
-
-    def minibatch_of(self, paths: Paths, starts: np.ndarray, moments: InputMoments) -> Minibatch:
-        """The same with given starts (K, B, W)."""
-        windows = cut_windows(paths, starts, self.rules)
-        packed = pack_steps(windows)
-        mean, inverse = (self._tensor(part)[:, None, None] for part in (moments.mean, 1.0 / moments.std))
-        actions = torch.from_numpy(paths.actions)
-        return Minibatch(
-            inputs=(self._tensor(paths.observations) - mean) * inverse,
-            actions=actions if actions.dtype == torch.int64 else actions.to(self._dtype),
-            rewards=self._tensor(paths.rewards) * self._reward_scale,
-            windows=windows,
-            weights=self._tensor(windows.weights),
-            discounts=self._tensor(windows.discounts),
-            valid=self._tensor(windows.valid),
-            rows=torch.from_numpy(packed.index),
-            covered=self._tensor(packed.covered),
-        )
 
     def compute_step(self, batch: Minibatch, entropy_coef: Tensor, kl_coef: Tensor) -> Step:
         """Gradients of both networks in one row per run; nothing moves. Coefficients are (K, 1)."""
@@ -221,39 +175,36 @@ class Learner:
         diagnostics = {"off_diagonal_kernel": nothing, "median_distance": nothing.clone()}
         rows = self._rows_of.get("kloss")
         if rows is None:
-            return squared_error_gradients(*ends, self._through_end), diagnostics
+            return critics.squared_error_gradients(*ends, self._through_end), diagnostics
         own = [part[rows] for part in ends]
-        gram = gaussian_gram(self._kernel_inputs(batch, rows), own[2], self._bandwidth_scale[rows])
-        kernel = kernel_gradients(own[0], own[1], own[2], gram.matrix, self._diag_weight[rows])
+        gram = critics.gaussian_gram(self._kernel_inputs(batch, rows), own[2], self._bandwidth_scale[rows])
+        kernel = critics.kernel_gradients(own[0], own[1], own[2], gram.matrix, self._diag_weight[rows])
         diagnostics["off_diagonal_kernel"][rows] = gram.off_diagonal
         diagnostics["median_distance"][rows] = gram.median
         if len(kernel.loss) == len(residual):
             return kernel, diagnostics
-        whole = squared_error_gradients(*ends, self._through_end)
+        whole = critics.squared_error_gradients(*ends, self._through_end)
         whole.loss[rows], whole.start[rows], whole.end[rows] = kernel.loss, kernel.start, kernel.end
         return whole, diagnostics
 
     def _kernel_inputs(self, batch: Minibatch, rows: Rows) -> Tensor:
         """[s, a] of each window's first step, (R, M, ·); actions as drawn, discrete ones as unit vectors."""
-        starts = torch.from_numpy(np.minimum(batch.windows.starts, self._path_length - 1))[rows]
+        starts = batch.starts.clamp(max=batch.rewards.shape[2] - 1)[rows]
         index = starts.unsqueeze(3)
-        states = rows_at(batch.inputs[rows], index)
+        states = critics.rows_at(batch.inputs[rows], index)
         if not bool(self._actions_in_kernel[rows].any()):
             return states.flatten(1, 2)
         shape = self.online.shape
         if shape.continuous:
-            actions = rows_at(batch.actions[rows], index)
+            actions = critics.rows_at(batch.actions[rows], index)
         else:
             chosen = batch.actions[rows].gather(2, starts)
             actions = torch.nn.functional.one_hot(chosen, shape.outputs).to(self._dtype)
-        actions = actions * self._actions_in_kernel[rows].unsqueeze(3)
+        actions = actions * self._actions_in_kernel[rows][..., None, None]
         return torch.cat((states, actions), dim=3).flatten(1, 2)
 
     def _column(self, numbers: Any) -> Tensor:
         return torch.as_tensor(np.asarray(numbers, dtype=float), dtype=self._dtype).reshape(-1, 1)
-
-    def _tensor(self, array: np.ndarray) -> Tensor:
-        return torch.from_numpy(np.ascontiguousarray(array)).to(self._dtype)
 
 
 def _wide(index: Tensor, like: Tensor) -> Tensor:

@@ -22,20 +22,18 @@ import numpy as np
 import torch
 
 from koffline.data.paths import PathReplay
-from koffline.errors import ConfigError
-from koffline.online.collector import Collector
-from koffline.online.config import OnlineConfig, OnlineRun, check_equal
+from koffline.online.collector import Collector, TrustRegion
+from koffline.online.config import OnlineRun, check_equal
 from koffline.online.environments import (
     Environments,
     Evaluation,
     LocalEnvironments,
+    WorkerEnvironments,
     clip_actions,
     play_episodes,
 )
 from koffline.online.learner import Learner
 from koffline.online.networks import Actor, AgentArrays, InputMoments, Shape, Streams
-from koffline.online.trust_region import TrustRegion
-from koffline.online.vector_environments import make_vector_environments
 
 _DECAY_ITERATIONS = 2500  # of the entropy coefficient (Feng et al. 2019, sec:exp_detail)
 
@@ -43,61 +41,37 @@ _DECAY_ITERATIONS = 2500  # of the entropy coefficient (Feng et al. 2019, sec:ex
 class LockStep:
     """K runs side by side. Raises ConfigError where their settings cannot share a stack."""
 
-    def __init__(
-        self,
-        runs: Sequence[OnlineRun],
-        environments: Environments | None = None,
-        dtype: torch.dtype = torch.float32,
-    ) -> None:
+    def __init__(self, runs: Sequence[OnlineRun], dtype: torch.dtype = torch.float32) -> None:
         self.runs = tuple(runs)
         self._configs = [run.config for run in runs]
-        common = check_equal(self._configs)
+        self._common = common = check_equal(self._configs)
         self._dtype = np.float64 if dtype == torch.float64 else np.float32
-        copies = len(runs) * common.n_environments
-        self._environments = environments or _make_environments(common, copies)
-        if self._environments.n != copies:
-            raise ConfigError(
-                f"environments has {self._environments.n} copies; {len(runs)} runs of "
-                f"{common.n_environments} need {copies}"
-            )
+        kind = WorkerEnvironments if common.vectorization == "async" else LocalEnvironments
+        self._environments: Environments = kind(
+            common.environment, common.environment_options, len(runs) * common.n_environments
+        )
         self.shape = Shape(self._environments.observation_dim, self._environments.action_space, common.hidden)
         streams = [Streams.of(run.seed) for run in runs]
-        self._replay_generators = [s.replay for s in streams]
-        self._play_generators = [s.play for s in streams]
+        self._generators = [s.replay for s in streams], [s.play for s in streams]
         self.learner = Learner.initialise(self._configs, self.shape, streams, dtype)
         self._actor = Actor(self.learner.online)
         self.moments = InputMoments(
             len(runs), self.shape.observation_dim, [c.standardise for c in self._configs]
         )
-        self.replay = PathReplay(
-            len(runs),
-            common.capacity,
-            common.path_length,
-            self.shape.observation_dim,
-            self.shape.outputs if self.shape.continuous else None,
-            self._dtype,
-        )
+        sizes = self.shape.observation_dim, self.shape.outputs if self.shape.continuous else None
+        self.replay = PathReplay(len(runs), common.capacity, common.path_length, *sizes, self._dtype)
+        steps = common.steps_per_iteration // common.n_environments
         self._collector = Collector(
-            self._environments,
-            self.shape,
-            self._play_generators,
-            common.steps_per_iteration // common.n_environments,
-            common.path_length,
+            self._environments, self.shape, self._generators[1], steps, common.path_length
         )
+        self.seconds = {**self._collector.seconds, "learning": 0.0, "evaluation": 0.0}  # of each part
+        self._collector.seconds = self.seconds
         self._prefilled = self._fill(common.initial_log)
-        self.iterations = 0
-        self.steps = 0
+        self.iterations = self.steps = 0
         self._trust_region = TrustRegion(self._configs)
         self._sums: dict[str, np.ndarray] = {}
         self._summed = 0
-        self._learning_seconds = self._evaluation_seconds = 0.0
         self._evaluators: LocalEnvironments | None = None
-
-    @property
-    def seconds(self) -> dict[str, float]:
-        """Wall time spent on each part."""
-        parts = {"learning": self._learning_seconds, "evaluation": self._evaluation_seconds}
-        return {**self._collector.seconds, **parts}
 
     @property
     def diverged(self) -> np.ndarray:
@@ -112,14 +86,9 @@ class LockStep:
     @property
     def entropy_coef(self) -> np.ndarray:
         """(K,), decayed to this iteration."""
-        return np.array(
-            [
-                c.entropy_coef
-                * (1.0 if c.entropy_decay is None else c.entropy_decay)
-                ** (self.iterations / _DECAY_ITERATIONS)
-                for c in self._configs
-            ]
-        )
+        share = self.iterations / _DECAY_ITERATIONS
+        decays = [1.0 if c.entropy_decay is None else c.entropy_decay for c in self._configs]
+        return np.array([c.entropy_coef * d**share for c, d in zip(self._configs, decays, strict=True)])
 
     def iterate(self) -> None:
         """Collect ``steps_per_iteration`` steps per run, then take one gradient step."""
@@ -128,46 +97,42 @@ class LockStep:
         moved = time.perf_counter()
         collected = self._collector.collect(self._act)
         after = time.perf_counter()
-        self.moments.update(collected.observations, collected.valid)
+        self.moments.update(collected.observations)
         self.replay.append(collected.runs, collected.paths)
         self.iterations += 1
-        self.steps += self._configs[0].steps_per_iteration
+        self.steps += self._common.steps_per_iteration
         self._trust_region.update(self._collector.recent, self._collector.take_changed())
         if self._may_learn():
             self._learn()
-        self._learning_seconds += time.perf_counter() - after + moved - started
+        self.seconds["learning"] += time.perf_counter() - after + moved - started
 
     def evaluate(self) -> list[Evaluation]:
         """Full episodes of the mean action in separate environments with fixed seeds; one record per run."""
         started = time.perf_counter()
-        common = self._configs[0]
+        common, found = self._common, []
         if self._evaluators is None:
-            self._evaluators = LocalEnvironments(
-                common.environment, common.environment_options, len(self.runs)
-            )
+            named = common.environment, common.environment_options
+            self._evaluators = LocalEnvironments(*named, len(self.runs))
         played = [
             play_episodes(
                 self._evaluators, self.act, common.evaluation_seed + episode, common.evaluation_limit
             )
             for episode in range(common.evaluation_episodes)
         ]
-        returns, lengths = np.mean(played, axis=0)
-        found = []
+        returns, lengths = np.mean(played, axis=0).tolist()
         for run in range(len(self.runs)):
             finished = self._collector.since[run] or list(self._collector.recent[run])[-1:]
             sampled = float(np.mean([episode.total for episode in finished])) if finished else float("nan")
             self._collector.since[run] = []
-            found.append(Evaluation(self.steps, float(returns[run]), float(lengths[run]), sampled))
-        self._evaluation_seconds += time.perf_counter() - started
+            found.append(Evaluation(self.steps, returns[run], lengths[run], sampled))
+        self.seconds["evaluation"] += time.perf_counter() - started
         return found
 
     def take_metrics(self) -> list[dict[str, float]]:
         """Means of each run's diagnostics since the last call; empty where nothing was learned."""
-        names, count = list(self._sums), max(self._summed, 1)
-        runs = range(len(self.runs))
-        found = [{name: float(self._sums[name][run] / count) for name in names} for run in runs]
+        sums, count = self._sums, max(self._summed, 1)
         self._sums, self._summed = {}, 0
-        return found
+        return [{name: float(sums[name][run] / count) for name in sums} for run in range(len(self.runs))]
 
     def act(self, observations: np.ndarray) -> np.ndarray:
         """Mean or most probable actions (K, E, k) or (K, E), inside the box, for observations (K, E, d)."""
@@ -176,13 +141,10 @@ class LockStep:
 
     def agent(self, k: int) -> AgentArrays:
         """Run k's networks, copied."""
-        policy, deviations, value = self.learner.online.layers(k)
-        slow_policy, slow_deviations, slow_value = self.learner.target.layers(k)
-        return AgentArrays(
-            self.shape, policy, deviations, value, slow_policy, slow_deviations, slow_value,
-            self.moments.mean[k].copy(), self.moments.std[k].copy(),
-            float(self.kl_coef[k]), float(self.entropy_coef[k]),
-        )  # fmt: skip
+        networks = *self.learner.online.layers(k), *self.learner.target.layers(k)
+        inputs = self.moments.mean[k].copy(), self.moments.std[k].copy()
+        coefficients = float(self.kl_coef[k]), float(self.entropy_coef[k])
+        return AgentArrays(self.shape, *networks, *inputs, *coefficients)
 
     def state_dict(self) -> dict[str, Any]:
         """Everything the rest of the runs depends on."""
@@ -196,12 +158,11 @@ class LockStep:
             "replay": self.replay.state_dict(),
             "collector": self._collector.state_dict(),
             "generators": [
-                [generator.bit_generator.state for generator in kind]
-                for kind in (self._replay_generators, self._play_generators)
+                [generator.bit_generator.state for generator in kind] for kind in self._generators
             ],
             "sums": {name: part.copy() for name, part in self._sums.items()},
             "summed": self._summed,
-            "seconds": self.seconds,
+            "seconds": dict(self.seconds),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> bool:
@@ -214,14 +175,10 @@ class LockStep:
         self.replay.load_state_dict(state["replay"])
         self._sums = {name: part.copy() for name, part in state["sums"].items()}
         self._summed = state["summed"]
-        for kind, states in zip(
-            (self._replay_generators, self._play_generators), state["generators"], strict=True
-        ):
+        for kind, states in zip(self._generators, state["generators"], strict=True):
             for generator, saved in zip(kind, states, strict=True):
                 generator.bit_generator.state = saved
-        seconds = dict(state["seconds"])
-        self._learning_seconds, self._evaluation_seconds = seconds.pop("learning"), seconds.pop("evaluation")
-        self._collector.seconds.update(seconds)
+        self.seconds.update(state["seconds"])
         return self._collector.load_state_dict(state["collector"])
 
     def close(self) -> None:
@@ -235,21 +192,18 @@ class LockStep:
         return self._actor.sample(inputs, noise)
 
     def _may_learn(self) -> bool:
-        common = self._configs[0]
         # Every iteration gives each copy a path: counting those keeps runs in step whatever episodes do.
-        counted = self._prefilled + self.iterations * common.n_environments
-        needed = max(common.learning_starts, common.batch_size)
-        return counted >= needed and int(self.replay.sizes.min()) >= common.batch_size
+        counted = self._prefilled + self.iterations * self._common.n_environments
+        batch = self._common.batch_size
+        return counted >= max(self._common.learning_starts, batch) and int(self.replay.sizes.min()) >= batch
 
     def _learn(self) -> None:
-        common = self._configs[0]
-        paths = self.replay.sample(
-            self._replay_generators, common.batch_size, [c.recency for c in self._configs]
-        )
-        batch = self.learner.minibatch(paths, self._replay_generators, self.moments)
-        entropy_coef = self.entropy_coef
-        found = self.learner.update(batch, entropy_coef, self.kl_coef)
-        for name, part in {**found, "kl_coef": self.kl_coef, "entropy_coef": entropy_coef}.items():
+        generators, recency = self._generators[0], [c.recency for c in self._configs]
+        paths = self.replay.sample(generators, self._common.batch_size, recency)
+        batch = self.learner.windows.sample(paths, generators, self.moments)
+        coefficients = {"kl_coef": self.kl_coef, "entropy_coef": self.entropy_coef}
+        found = self.learner.update(batch, **coefficients)
+        for name, part in {**found, **coefficients}.items():
             self._sums[name] = self._sums.get(name, 0.0) + part
         self._summed += 1
 
@@ -257,21 +211,10 @@ class LockStep:
         if source is None:
             return 0
         from koffline.data.sources import open_transitions
-        from koffline.online.replay_log import fill_from_log
+        from koffline.online.artifacts import fill_from_log
 
         fill_from_log(self.replay, open_transitions(source), self.shape.action_space)
-        for run in range(len(self.runs)):
-            held = self.replay.held(run)
-            inside = np.arange(self.replay.path_length) < held.lengths[:, None]
-            rows = held.observations[:, :-1][inside]
-            alone = np.zeros((len(self.runs), len(rows)), dtype=bool)
-            alone[run] = True
-            self.moments.update(np.broadcast_to(rows, (len(self.runs), *rows.shape)), alone)
+        held = self.replay.held(0)  # as every run's
+        rows = held.observations[:, :-1][np.arange(self.replay.path_length) < held.lengths[:, None]]
+        self.moments.update(np.broadcast_to(rows, (len(self.runs), *rows.shape)))
         return int(self.replay.sizes.min())
-
-
-def _make_environments(config: OnlineConfig, copies: int) -> Environments:
-    named = config.environment, config.environment_options, copies
-    if config.vectorization == "local":
-        return LocalEnvironments(*named)
-    return make_vector_environments(*named, config.vectorization)

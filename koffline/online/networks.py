@@ -43,40 +43,36 @@ class Shape:
         return space.k if isinstance(space, Continuous) else space.n
 
     @property
-    def policy_sizes(self) -> tuple[int, ...]:
-        """Layer sizes of the policy's network."""
-        return (self.observation_dim, *self.hidden, self.outputs)
-
-    @property
-    def value_sizes(self) -> tuple[int, ...]:
-        """Layer sizes of V."""
-        return (self.observation_dim, *self.hidden, 1)
+    def sizes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Layer sizes of the policy's network and of V."""
+        below = self.observation_dim, *self.hidden
+        return (*below, self.outputs), (*below, 1)
 
     @property
     def parts(self) -> tuple[slice, slice, slice]:
         """Where the policy's network, its log deviations and V lie in a row of parameters."""
-        policy, value = (
-            sum((i + 1) * o for i, o in itertools.pairwise(sizes))
-            for sizes in (self.policy_sizes, self.value_sizes)
-        )
+        policy, value = (sum((i + 1) * o for i, o in itertools.pairwise(sizes)) for sizes in self.sizes)
         middle = policy + (self.outputs if self.continuous else 0)
         return slice(0, policy), slice(policy, middle), slice(middle, middle + value)
 
 
+Layers = tuple[tuple[np.ndarray, np.ndarray], ...]  # weights (in, out) and biases (out,)
+
+
 @dataclass(frozen=True, eq=False)
 class AgentArrays:
-    """One run's networks as plain arrays: weights (in, out) and biases (out,) by layer, tanh between.
+    """One run's networks as plain arrays by layer, tanh between.
 
     Inputs are (observation − mean) / std. log_std (k,), None for discrete actions. target_*: slow copies.
     """
 
     shape: Shape
-    policy: tuple[tuple[np.ndarray, np.ndarray], ...]
+    policy: Layers
     log_std: np.ndarray | None
-    value: tuple[tuple[np.ndarray, np.ndarray], ...]
-    target_policy: tuple[tuple[np.ndarray, np.ndarray], ...]
+    value: Layers
+    target_policy: Layers
     target_log_std: np.ndarray | None
-    target_value: tuple[tuple[np.ndarray, np.ndarray], ...]
+    target_value: Layers
     observation_mean: np.ndarray
     observation_std: np.ndarray
     kl_coef: float
@@ -85,22 +81,18 @@ class AgentArrays:
 
 @dataclass(frozen=True)
 class Streams:
-    """A run's seeds and generators, all from its one seed."""
+    """All of a run's randomness, from its one seed: policy, V and the slow copies' own; generators."""
 
-    policy_seed: int
-    value_seed: int
-    other_policy_seed: int
-    other_value_seed: int
+    seeds: tuple[int, int, int, int]
     replay: np.random.Generator
     play: np.random.Generator
 
     @classmethod
     def of(cls, seed: int) -> Streams:
-        """All of a run's randomness from its seed."""
+        """Of a run."""
         networks, replay, play = np.random.SeedSequence(seed).spawn(3)
-        first, second, third, fourth = (int(number) for number in networks.generate_state(4))
-        generators = np.random.default_rng(replay), np.random.default_rng(play)
-        return cls(first, second, third, fourth, *generators)
+        first, second, third, fourth = map(int, networks.generate_state(4))
+        return cls((first, second, third, fourth), np.random.default_rng(replay), np.random.default_rng(play))
 
 
 class AgentStack:
@@ -108,20 +100,22 @@ class AgentStack:
 
     def __init__(self, shape: Shape, flat: Tensor) -> None:
         self.shape, self.flat = shape, flat
-        policy, deviations, value = shape.parts
-        self.policy = StackedMLP(shape.policy_sizes, flat[:, policy], _ACTIVATION)
+        (policy_sizes, value_sizes), (policy, deviations, value) = shape.sizes, shape.parts
+        self.policy = StackedMLP(policy_sizes, flat[:, policy], _ACTIVATION)
         self.log_std = flat[:, deviations]  # (K, k), or (K, 0) of discrete actions
-        self.value = StackedMLP(shape.value_sizes, flat[:, value], _ACTIVATION)
+        self.value = StackedMLP(value_sizes, flat[:, value], _ACTIVATION)
 
     @classmethod
     def initialise(cls, shape: Shape, seeds: Sequence[tuple[int, int]], dtype: torch.dtype) -> AgentStack:
         """One run per pair of seeds (policy, value); log deviations 0."""
-        policy = StackedMLP.initialise(shape.policy_sizes, [s[0] for s in seeds], _ACTIVATION, dtype=dtype)
-        value = StackedMLP.initialise(shape.value_sizes, [s[1] for s in seeds], _ACTIVATION, dtype=dtype)
-        deviations = policy.flat.new_zeros(len(seeds), shape.outputs if shape.continuous else 0)
-        return cls(shape, torch.cat((policy.flat, deviations, value.flat), dim=1))
+        policy, value = (
+            StackedMLP.initialise(sizes, own, _ACTIVATION, dtype=dtype).flat
+            for sizes, own in zip(shape.sizes, zip(*seeds, strict=True), strict=True)
+        )
+        deviations = policy.new_zeros(len(seeds), shape.outputs if shape.continuous else 0)
+        return cls(shape, torch.cat((policy, deviations, value), dim=1))
 
-    def layers(self, run: int) -> tuple[Any, np.ndarray | None, Any]:
+    def layers(self, run: int) -> tuple[Layers, np.ndarray | None, Layers]:
         """Policy's layers, log deviations and V's layers of one run, copied."""
         policy, value = (
             tuple((w[run].numpy().copy(), b[run, 0].numpy().copy()) for w, b in net.layers(net.flat))
@@ -173,16 +167,14 @@ class InputMoments:
         self._on = np.asarray(standardise, dtype=bool)[:, None]
         self.mean, self.std = np.zeros((runs, dimension)), np.ones((runs, dimension))
 
-    def update(self, observations: np.ndarray, valid: np.ndarray) -> None:
-        """Take in observations (K, n, d) where valid (K, n)."""
-        weight = valid[..., None]
-        count = weight.sum(axis=1)
-        total = np.maximum(self._count + count, 1.0)
-        centred = (observations - self._mean[:, None]) * weight
+    def update(self, observations: np.ndarray) -> None:
+        """Take in observations (K, n, d)."""
+        count = observations.shape[1]
+        total = self._count + count
+        centred = observations - self._mean[:, None]
         shift = centred.sum(axis=1)
-        here = np.square(centred).sum(axis=1) - np.square(shift) / np.maximum(count, 1.0)
-        offset = shift / np.maximum(count, 1.0)
-        self._squares += here + np.square(offset) * self._count * count / total
+        here = np.square(centred).sum(axis=1) - np.square(shift) / count
+        self._squares += here + np.square(shift / count) * self._count * count / total
         self._mean += shift / total
         self._count += count
         self._set()
@@ -193,11 +185,12 @@ class InputMoments:
 
     def state_dict(self) -> dict[str, np.ndarray]:
         """Counts and sums."""
-        return {"count": self._count.copy(), "mean": self._mean.copy(), "squares": self._squares.copy()}
+        return {name: getattr(self, f"_{name}").copy() for name in ("count", "mean", "squares")}
 
     def load_state_dict(self, state: dict[str, np.ndarray]) -> None:
         """Go on from ``state_dict``."""
-        self._count[:], self._mean[:], self._squares[:] = state["count"], state["mean"], state["squares"]
+        for name, values in state.items():
+            getattr(self, f"_{name}")[:] = values
         self._set()
 
     def _set(self) -> None:

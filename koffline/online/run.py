@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import importlib.util
+import json
 import logging
 import shutil
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -16,28 +19,23 @@ from koffline.envs.make import make_env, playing
 from koffline.errors import ConfigError
 from koffline.jobs import Job, run_jobs
 from koffline.online.artifacts import MODEL, REPLAY
-from koffline.online.config import OnlineConfig, load_config
+from koffline.online.config import OnlineConfig, check_whole, load_config
 from koffline.online.environments import LocalEnvironments
-from koffline.online.folder import (
-    CONFIG,
-    CURVES,
-    RECORD,
-    Plan,
-    make_plan,
-    open_folder,
-    read_record,
+from koffline.online.group import (
+    GroupTask,
+    check_tensorboard,
+    is_result,
+    read_result,
     seed_folder,
-    stored_groups,
-    write_record,
+    train_group,
 )
-from koffline.online.group import GroupTask, is_result, read_result, train_group
-from koffline.online.logs import check_tensorboard
-from koffline.online.summary import OnlineSummary, clock_of, draw_curves, summarise, write_summary
+from koffline.online.summary import OnlineSummary, draw_curves, summarise, write_summary
 from koffline.progress import progress_bar
-from koffline.store.run_record import now, versions
-from koffline.store.targets import LOCK
+from koffline.store.run_folders import CONFIG, RECORD, open_run, read_record, warn_of_versions, write_record
+from koffline.store.run_record import describe_call, digest_of, now, versions
 
 DEFAULT_SEEDS = 6
+_KIND = "online"
 _SLOWEST = 30.0  # frames per second of an environment that does not say
 _LOG = logging.getLogger(__name__)
 
@@ -76,30 +74,56 @@ def train(
 
     Raises ConfigError in one line. A seed that diverges is marked in the summary, the others go on.
     """
-    plan, folder = _plan(config, out, resume, seed, seed_count, workers)
+    if config is None and resume is None:
+        raise ConfigError("no config; give one, or the folder of a run to go on with")
+    if resume is not None and not Path(resume).is_dir():
+        raise ConfigError(f"{resume} is no folder of a run; check the path, or begin without --resume")
+    if resume is not None and out is not None and Path(out) != Path(resume):
+        raise ConfigError(f"resume names {resume} and out {out}; a run goes on in its own folder: give one")
+    config = Path(str(resume)) / CONFIG if config is None else config
+    config = config if isinstance(config, OnlineConfig) else load_config(config)
+    folder = Path(default_folder(config) if (named := resume or out) is None else named)
+    groups = _share_out(seed or 0, DEFAULT_SEEDS if seed_count is None else seed_count, workers)
+    if resume is not None and (stored := read_record(folder, _KIND)) is not None:
+        try:
+            groups = [[int(each) for each in group] for group in stored["groups"]]
+        except (KeyError, TypeError, ValueError):
+            raise ConfigError(
+                f"{folder / RECORD} names no seeds; it is damaged: choose another folder"
+            ) from None
+        seeds = [each for group in groups for each in group]
+        if seed not in (None, seeds[0]) or seed_count not in (None, len(seeds)):
+            raise ConfigError(
+                f"{resume} has the seeds {', '.join(map(str, seeds))}, not those that were asked for; "
+                "leave them out, or begin another run"
+            )
     if tensorboard:
         check_tensorboard()
     if videos:
-        check_pictures(plan.config)
-    LocalEnvironments(plan.config.environment, plan.config.environment_options, 1).close()
-    with open_folder(folder, plan, versions(), resume is not None), _forgotten_if_empty(folder):
-        _warn_of_versions(folder)
+        _check_pictures(config)
+    LocalEnvironments(config.environment, config.environment_options, 1).close()
+    record = _new_record(config, groups)
+    with open_run(folder, record, _identity_of, resume is not None), _forgotten_if_empty(folder):
+        warn_of_versions(folder, record, _KIND)
         tasks = [
-            GroupTask(plan.config, seeds, folder, plan.fingerprint, tensorboard, save_minari)
-            for seeds in plan.groups
+            GroupTask(config, tuple(seeds), folder, _fingerprint_of(record), tensorboard, save_minari)
+            for seeds in groups
         ]
         _train_groups(tasks, workers, show_progress)
-        results = [read_result(task.result) for task in tasks]
-        summary = summarise(plan, folder, results)
+        summary, clock = summarise(tasks, [read_result(task.result) for task in tasks])
         write_summary(summary, folder)
-        draw_curves(summary, folder / CURVES)
-        record = read_record(folder) or {}
+        draw_curves(summary, folder / "learning_curve.png")
+        folders = [seed_folder(folder, each) for each in summary.seeds]
+        record = read_record(folder, _KIND) or {}
         if not record.get("finished"):
-            write_record(folder, {**record, "finished": now(), **clock_of(summary)})
-        result = _result(folder, summary)
+            write_record(folder, {**record, "finished": now(), **clock})
+        models, replays = (
+            tuple(path if path.exists() else None for path in paths)
+            for paths in zip(*((where / MODEL, where / REPLAY) for where in folders), strict=True)
+        )
         if videos:
-            film(plan.config, result.models, summary.steps)
-    return result
+            _film(config, models, summary.steps)
+    return OnlineResult(folder, summary.seeds, summary, models, replays)
 
 
 def default_folder(config: OnlineConfig) -> Path:
@@ -107,39 +131,40 @@ def default_folder(config: OnlineConfig) -> Path:
     return Path("runs") / f"{config.environment.replace('/', '-').replace(':', '-')}-{config.critic}"
 
 
-def _plan(
-    config: OnlineConfig | Mapping[str, Any] | str | Path | None,
-    out: str | Path | None,
-    resume: str | Path | None,
-    seed: int | None,
-    seed_count: int | None,
-    workers: int,
-) -> tuple[Plan, Path]:
-    """What is to be done where. A run that goes on keeps the seeds that it has. Raises ConfigError."""
-    if config is None and resume is None:
-        raise ConfigError("no config; give one, or the folder of a run to go on with")
-    if resume is not None and out is not None and Path(out) != Path(resume):
-        raise ConfigError(f"resume names {resume} and out {out}; a run goes on in its own folder: give one")
-    stored = None
-    if resume is not None:
-        if not Path(resume).is_dir():
-            raise ConfigError(f"{resume} is no folder of a run; check the path, or begin without --resume")
-        stored = stored_groups(Path(resume))
-        config = config if config is not None else Path(resume) / CONFIG
-    made = config if isinstance(config, OnlineConfig) else load_config(config)  # type: ignore[arg-type]
-    plan = make_plan(made, seed or 0, DEFAULT_SEEDS if seed_count is None else seed_count, workers)
-    if stored is not None:
-        kept = Plan(made, stored)
-        if (seed is not None and seed != kept.seeds[0]) or (
-            seed_count is not None and seed_count != len(kept.seeds)
-        ):
-            raise ConfigError(
-                f"{resume} has the seeds {', '.join(map(str, kept.seeds))}, not those that were asked for; "
-                "leave them out, or begin another run"
-            )
-        plan = kept
-    folder = resume if resume is not None else out
-    return plan, default_folder(made) if folder is None else Path(folder)
+def _share_out(seed: int, seed_count: int, workers: int) -> list[list[int]]:
+    """Seeds ``seed``, ``seed`` + 1, …, in as many stacks of about equal size as there are workers."""
+    for name, number, least in (("seed", seed, 0), ("seed_count", seed_count, 1), ("workers", workers, 1)):
+        check_whole(name, number, least)
+    count = min(workers, seed_count)
+    ends = [round(place * seed_count / count) for place in range(count + 1)]
+    return [list(range(seed + low, seed + high)) for low, high in pairwise(ends)]
+
+
+def _new_record(config: OnlineConfig, groups: Sequence[Sequence[int]]) -> dict[str, Any]:
+    """run.json as the run begins. groups: seeds by stack; initial_log: its digest, if it is a file."""
+    log = config.initial_log
+    return {
+        "format": 1,
+        "kind": _KIND,
+        "config": config.resolved(),
+        "groups": groups,
+        "initial_log": digest_of(Path(log)) if log is not None and Path(log).is_file() else log,
+        "versions": versions(),
+        "call": describe_call("online", [log]),
+        "started": now(),
+        "finished": None,
+    }
+
+
+def _identity_of(record: Mapping[str, Any]) -> dict[str, Any]:
+    """All settings, wherever the log lies that the replay starts from."""
+    own = {"the digest of the initial log": record.get("initial_log"), "seeds": record.get("groups")}
+    return {name: value for name, value in record["config"].items() if name != "initial_log"} | own
+
+
+def _fingerprint_of(record: Mapping[str, Any]) -> str:
+    identity = {**record["config"], "initial_log": record["initial_log"]}
+    return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
 
 
 def _train_groups(tasks: Sequence[GroupTask], workers: int, show_progress: bool) -> None:
@@ -161,37 +186,21 @@ def _train_groups(tasks: Sequence[GroupTask], workers: int, show_progress: bool)
         )
 
 
-def _result(folder: Path, summary: OnlineSummary) -> OnlineResult:
-    def found(name: str) -> tuple[Path | None, ...]:
-        paths = [seed_folder(folder, seed) / name for seed in summary.seeds]
-        return tuple(path if path.exists() else None for path in paths)
-
-    return OnlineResult(folder, summary.seeds, summary, found(MODEL), found(REPLAY))
-
-
-def _warn_of_versions(folder: Path) -> None:
-    if (read_record(folder) or {}).get("versions") != versions():
-        _LOG.warning("%s was begun with other versions; the numbers may differ in the last digits", folder)
-
-
 @contextlib.contextmanager
 def _forgotten_if_empty(folder: Path) -> Iterator[None]:
     """A run that failed before its first row or checkpoint leaves the folder to a mended config."""
     try:
         yield
     except Exception:
-        known = {RECORD, CONFIG, f".{RECORD}{LOCK}", "checkpoints", "tensorboard"}
-        others = [path for path in folder.iterdir() if path.name not in known]
-        trained = list(folder.glob("checkpoints/*/*.pt"))
-        if not trained and all(path.is_dir() and not any(path.iterdir()) for path in others):
+        if not any(folder.glob("checkpoints/*/*.pt")) and not any(folder.glob("seed_*/*")):
             for path in (folder / RECORD, folder / CONFIG):
                 path.unlink(missing_ok=True)
-            for path in (*others, folder / "checkpoints", folder / "tensorboard"):
+            for path in (*folder.glob("seed_*"), folder / "checkpoints", folder / "tensorboard"):
                 shutil.rmtree(path, ignore_errors=True)
         raise
 
 
-def check_pictures(config: OnlineConfig) -> None:
+def _check_pictures(config: OnlineConfig) -> None:
     """Raise ConfigError, before any training, where the environment draws no pictures."""
     from koffline.runs.playing import as_picture
 
@@ -208,8 +217,8 @@ def check_pictures(config: OnlineConfig) -> None:
         ) from error
 
 
-def film(config: OnlineConfig, models: Sequence[Path | None], steps: int) -> list[Path]:
-    """Write videos/step_<steps>.mp4 (GIF without imageio-ffmpeg) beside each model; their paths.
+def _film(config: OnlineConfig, models: Sequence[Path | None], steps: int) -> None:
+    """Write videos/step_<steps>.mp4 (GIF without imageio-ffmpeg) beside each model.
 
     Raises ConfigError where the environment draws no pictures.
     """
@@ -217,23 +226,15 @@ def film(config: OnlineConfig, models: Sequence[Path | None], steps: int) -> lis
     from koffline.runs.playing import Player, video
 
     format_ = "gif" if importlib.util.find_spec("imageio_ffmpeg") is None else "mp4"
-    made = []
-    for model in models:
-        if model is None:
-            continue
+    for model in filter(None, models):
+        target = model.parent / "videos" / f"step_{steps:09d}.{format_}"
+        target.parent.mkdir(exist_ok=True)
         with contextlib.closing(_open(config)) as env:
             player = Player(load(model), env, config.environment)
-            target = model.parent / "videos" / f"step_{steps:09d}.{format_}"
-            target.parent.mkdir(exist_ok=True)
             rate = float(env.metadata.get("render_fps") or _SLOWEST)
             with video(target, format_, rate, force=True) as add:
                 player.play(config.evaluation_seed, on_frame=add)
-        made.append(target)
-    return made
 
 
 def _open(config: OnlineConfig) -> Any:
     return make_env(config.environment, **{**config.environment_options, "render_mode": "rgb_array"})
-
-
-__all__ = ["DEFAULT_SEEDS", "OnlineResult", "default_folder", "train"]

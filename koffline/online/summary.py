@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,25 +12,15 @@ import numpy as np
 from jaxtyping import Float
 
 from koffline.errors import ConfigError
-from koffline.online.folder import SUMMARY, Plan, seed_folder
-from koffline.online.group import PARTS, GroupResult
-from koffline.online.logs import EVALUATION, EVALUATION_HEADER, read_rows
+from koffline.online.group import COLUMNS, EVALUATION, PARTS, GroupResult, GroupTask, seed_folder
 from koffline.spread import LEVEL, Spread, spread_of
 from koffline.store.files import atomic_file
+from koffline.store.run_folders import finite_json, write_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_COLOUR, _INK = "#0072B2", "#1f2933"  # Okabe and Ito's blue
-_STYLE: dict[Any, Any] = {
-    "font.size": 9,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "grid.color": "#e4e7eb",
-    "axes.axisbelow": True,
-}
-_COLUMNS = EVALUATION_HEADER.split(",")[1:]
+_COLOUR = "#0072B2"
 
 
 @dataclass(frozen=True)
@@ -42,131 +31,123 @@ class Score:
     spread: Spread
     best: float
 
-
-@dataclass(frozen=True)
-class Point:
-    """All seeds at one evaluation."""
-
-    step: int
-    mean_action: Score
-    sampled: Score
+    def as_json(self, best: str) -> dict[str, Any]:
+        """Without the seeds."""
+        return {"iqm": self.spread.iqm, "interval": [self.spread.low, self.spread.high], best: self.best}
 
 
 @dataclass(frozen=True)
 class OnlineSummary:
     """A finished run over its seeds.
 
-    steps: environment steps per seed. final: return of the mean action in the last evaluation; sampled:
-    return of the policy's own draws there; average: of ``final`` over all evaluations, the area under the
-    curve. diverged: seed to step. steps_per_second: of all seeds together; shares: of the seconds.
+    steps: environment steps per seed. points: the steps of the evaluations; curves: a score at each of them,
+    by the columns of evaluation.csv: the mean action's return and length, the return of the policy's own
+    draws. average: of the mean action's return, the area under the curve. diverged: seed to step.
+    steps_per_second: of all seeds together; shares: of the seconds.
     """
 
     environment: str
     critic: str
     seeds: tuple[int, ...]
     steps: int
-    final: Score
-    sampled: Score
-    length: Score
+    points: tuple[int, ...]
+    curves: Mapping[str, tuple[Score, ...]]
     average: Score
-    curve: tuple[Point, ...]
     diverged: Mapping[int, int]
     seconds: float
     steps_per_second: float
     shares: Mapping[str, float]
 
     @property
+    def last(self) -> tuple[Score, Score, Score]:
+        """Return, sampled return and length in the last evaluation."""
+        return self.curves["return"][-1], self.curves["sampled_return"][-1], self.curves["length"][-1]
+
+    @property
     def best_name(self) -> str:
-        """As the paper counts: best 5 of 6."""
-        return best_name(len(self.seeds))
+        """As the paper counts: best_5_of_6."""
+        return f"best_{max(1, len(self.seeds) - 1)}_of_{len(self.seeds)}"
 
 
-def best_name(count: int) -> str:
-    """best_5_of_6 for six seeds."""
-    return f"best_{max(1, count - 1)}_of_{count}"
+def summarise(
+    tasks: Sequence[GroupTask], results: Sequence[GroupResult]
+) -> tuple[OnlineSummary, dict[str, Any]]:
+    """The seeds' evaluations in numbers, and the clock's part of them, which differs from day to day.
 
-
-def summarise(plan: Plan, out: Path, results: Sequence[GroupResult]) -> OnlineSummary:
-    """Read the seeds' evaluations. Raises ConfigError where a seed has none, or others than its fellows."""
+    Raises ConfigError where a seed has no evaluations, or others than its fellows.
+    """
+    seeds = tuple(seed for task in tasks for seed in task.seeds)
     diverged = {seed: step for result in results for seed, step in result.diverged.items()}
-    steps, numbers = _read_curves(out, plan.seeds, diverged)
+    points, numbers = _read_curves(tasks[0].out, seeds, diverged)
     seconds = max(result.seconds for result in results)
-    taken = max(result.steps for result in results)
-    total = sum(len(seeds) * result.steps for seeds, result in zip(plan.groups, results, strict=True))
-    last = {name: _score(numbers[name][:, -1]) for name in _COLUMNS}
-    points = [
-        Point(
-            int(step),
-            _score(numbers["return"][:, place]),
-            _score(numbers["sampled_return"][:, place]),
-        )
-        for place, step in enumerate(steps)
-    ]
-    return OnlineSummary(
-        environment=plan.config.environment,
-        critic=plan.config.critic,
-        seeds=plan.seeds,
-        steps=taken,
-        final=last["return"],
-        sampled=last["sampled_return"],
-        length=last["length"],
+    taken = sum(len(task.seeds) * result.steps for task, result in zip(tasks, results, strict=True))
+    whole = max(sum(result.seconds for result in results), 1e-9)
+    shares = {name: sum(result.parts[name] for result in results) / whole for name in PARTS}
+    summary = OnlineSummary(
+        environment=tasks[0].config.environment,
+        critic=tasks[0].config.critic,
+        seeds=seeds,
+        steps=max(result.steps for result in results),
+        points=points,
+        curves={name: tuple(map(_score, part.T)) for name, part in numbers.items()},
         average=_score(numbers["return"].mean(axis=1)),
-        curve=tuple(points),
         diverged=diverged,
         seconds=seconds,
-        steps_per_second=total / max(seconds, 1e-9),
-        shares=_shares(results),
+        steps_per_second=taken / max(seconds, 1e-9),
+        shares={**shares, "other": max(0.0, 1.0 - sum(shares.values()))},  # files and Python
     )
+    rounded = {name: round(share, 4) for name, share in summary.shares.items()}
+    speed = round(summary.steps_per_second, 1)
+    return summary, {"seconds": round(seconds, 3), "steps_per_second": speed, "shares": rounded}
 
 
-def write_summary(summary: OnlineSummary, out: Path) -> Path:
-    """summary.json; what is not finite is null. The clock's part is for run.json: `clock_of`."""
+def write_summary(summary: OnlineSummary, out: Path) -> None:
+    """summary.json; what is not finite is null."""
     best = summary.best_name
+    final, sampled, length = summary.last
+
+    def with_seeds(score: Score) -> dict[str, Any]:
+        per_seed = dict(zip(map(str, summary.seeds), score.per_seed, strict=True))
+        return {**score.as_json(best), "per_seed": per_seed}
+
+    curves = zip(summary.points, summary.curves["return"], summary.curves["sampled_return"], strict=True)
     content = {
         "environment": summary.environment,
         "critic": summary.critic,
-        "seeds": list(summary.seeds),
+        "seeds": summary.seeds,
         "steps": summary.steps,
-        **_as_json(summary.final, best),
+        **final.as_json(best),
         "level": LEVEL,
-        "return": _with_seeds(summary.final, summary.seeds, best),
-        "sampled_return": _with_seeds(summary.sampled, summary.seeds, best),
-        "length": _with_seeds(summary.length, summary.seeds, best),
-        "average_return": _with_seeds(summary.average, summary.seeds, best),
-        "diverged": {str(seed): step for seed, step in summary.diverged.items()},
+        "return": with_seeds(final),
+        "sampled_return": with_seeds(sampled),
+        "length": with_seeds(length),
+        "average_return": with_seeds(summary.average),
+        "diverged": summary.diverged,
         "curve": [
-            {
-                "step": point.step,
-                "return": _as_json(point.mean_action, best),
-                "sampled_return": _as_json(point.sampled, best),
-            }
-            for point in summary.curve
+            {"step": step, "return": mean.as_json(best), "sampled_return": drawn.as_json(best)}
+            for step, mean, drawn in curves
         ],
     }
-    path = out / SUMMARY
-    with atomic_file(path, force=True) as temporary:
-        temporary.write_text(json.dumps(content, indent=2, allow_nan=False) + "\n", encoding="utf-8")
-    return path
-
-
-def clock_of(summary: OnlineSummary) -> dict[str, Any]:
-    """What differs from one day to the next: seconds, steps per second, and the parts' shares."""
-    return {
-        "seconds": round(summary.seconds, 3),
-        "steps_per_second": round(summary.steps_per_second, 1),
-        "shares": {name: round(share, 4) for name, share in summary.shares.items()},
-    }
+    write_text(out / "summary.json", finite_json(content))
 
 
 def _read_curves(
     out: Path, seeds: Sequence[int], diverged: Mapping[int, int]
-) -> tuple[list[float], dict[str, Float[np.ndarray, "seed point"]]]:
+) -> tuple[tuple[int, ...], dict[str, Float[np.ndarray, "seed point"]]]:
     """Steps, and each column for all seeds; a seed that diverged is infinitely bad from then on."""
-    rows = [read_rows(seed_folder(out, seed) / EVALUATION) for seed in seeds]
+    paths = [seed_folder(out, seed) / EVALUATION for seed in seeds]
+    rows = [
+        [
+            [float(cell) for cell in line.split(",")]
+            for line in path.read_text(encoding="utf-8").splitlines()[1:]
+        ]
+        if path.exists()
+        else []
+        for path in paths
+    ]
     steps = [row[0] for row in max(rows, key=len)] or [float(max(diverged.values(), default=0))]
-    filled = np.full((len(_COLUMNS), len(seeds), len(steps)), -math.inf)
-    for place, (seed, found) in enumerate(zip(seeds, rows, strict=True)):
-        path = seed_folder(out, seed) / EVALUATION
+    filled = np.full((len(COLUMNS), len(seeds), len(steps)), -math.inf)
+    for place, (seed, path, found) in enumerate(zip(seeds, paths, rows, strict=True)):
         if [row[0] for row in found] != steps[: len(found)] or any(len(row) != 4 for row in found):
             raise ConfigError(
                 f"{path} has other steps than its fellows; it was edited: train again elsewhere"
@@ -175,77 +156,42 @@ def _read_curves(
             raise ConfigError(f"{path} lacks evaluations; it was edited: train again elsewhere")
         if found:
             filled[:, place, : len(found)] = np.asarray(found)[:, 1:].T
-    return steps, dict(zip(_COLUMNS, filled, strict=True))
+    return tuple(map(int, steps)), dict(zip(COLUMNS, filled, strict=True))
 
 
 def _score(values: Float[np.ndarray, " seed"]) -> Score:
-    kept = np.sort(np.where(np.isnan(values), -math.inf, values))[-max(1, len(values) - 1) :]
     cleaned = np.where(np.isnan(values), -math.inf, values)
+    kept = np.sort(cleaned)[-max(1, len(values) - 1) :]
     return Score(tuple(map(float, cleaned)), spread_of([cleaned]), float(kept.mean()))
-
-
-def _shares(results: Sequence[GroupResult]) -> dict[str, float]:
-    """Of the seconds of all processes; the rest is files and Python."""
-    total = max(sum(result.seconds for result in results), 1e-9)
-    shares = {name: sum(result.parts[name] for result in results) / total for name in PARTS}
-    return {**shares, "other": max(0.0, 1.0 - sum(shares.values()))}
-
-
-def _as_json(score: Score, best: str) -> dict[str, Any]:
-    spread = score.spread
-    return {
-        "iqm": _finite(spread.iqm),
-        "interval": [_finite(spread.low), _finite(spread.high)],
-        best: _finite(score.best),
-    }
-
-
-def _with_seeds(score: Score, seeds: Sequence[int], best: str) -> dict[str, Any]:
-    per_seed = {str(seed): _finite(value) for seed, value in zip(seeds, score.per_seed, strict=True)}
-    return {**_as_json(score, best), "per_seed": per_seed}
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
 
 
 def draw_curves(summary: OnlineSummary, path: Path) -> None:
     """Write the picture as PNG; the same summary gives the same bytes."""
-    import matplotlib as mpl
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    with mpl.rc_context(_STYLE):
-        figure = Figure(figsize=(8.0, 3.2), layout="constrained")
-        FigureCanvasAgg(figure)
-        left, right = figure.subplots(1, 2, sharey=True)
-        steps = np.asarray([point.step for point in summary.curve], dtype=float)
-        _draw(left, steps, [point.mean_action for point in summary.curve], "mean action")
-        _draw(right, steps, [point.sampled for point in summary.curve], "sampled actions")
-        left.set_ylabel("return of an episode")
-        title = f"{summary.environment}, {summary.critic}: {len(summary.seeds)} seeds"
-        if len(summary.seeds) > 1:
-            title += f", interquartile mean and {LEVEL:.0%} interval"
-        if summary.diverged:
-            title += f"; {len(summary.diverged)} diverged"
-        figure.suptitle(title.replace("$", r"\$"), fontsize=9, x=0.01, ha="left", color=_INK)
-        with atomic_file(path, force=True) as temporary:
-            figure.savefig(temporary, format="png", dpi=160, metadata={"Software": None})
+    figure = Figure(figsize=(8.0, 3.2), layout="constrained")
+    left, right = figure.subplots(1, 2, sharey=True)
+    _draw(left, summary, "return", "mean action")
+    _draw(right, summary, "sampled_return", "sampled actions")
+    left.set_ylabel("return of an episode")
+    title = f"{summary.environment}, {summary.critic}: {len(summary.seeds)} seeds"
+    if len(summary.seeds) > 1:
+        title += f", interquartile mean and {LEVEL:.0%} interval"
+    if summary.diverged:
+        title += f"; {len(summary.diverged)} diverged"
+    figure.suptitle(title.replace("$", r"\$"), fontsize=9, x=0.01, ha="left")
+    with atomic_file(path, force=True) as temporary:
+        figure.savefig(temporary, format="png", dpi=160, metadata={"Software": None})
 
 
-def _draw(axes: Axes, steps: np.ndarray, scores: list[Score], title: str) -> None:
-    seeds = _or_nan(np.asarray([score.per_seed for score in scores]))
-    low, middle, high = (
-        _or_nan(np.asarray([getattr(score.spread, name) for score in scores]))
-        for name in ("low", "iqm", "high")
-    )
-    marker = "o" if len(steps) == 1 else ""
-    axes.plot(steps, seeds, color=_COLOUR, lw=0.7, alpha=0.35, marker=marker, ms=3)
-    axes.fill_between(steps, low, high, color=_COLOUR, alpha=0.18, lw=0)
-    axes.plot(steps, middle, color=_COLOUR, lw=1.8, marker=marker, ms=4)
-    axes.set_title(title, loc="left", fontsize=9, color=_INK)
-    axes.set_xlabel("environment steps per seed", color=_INK)
-
-
-def _or_nan(values: np.ndarray) -> np.ndarray:
-    return np.where(np.isfinite(values), values, np.nan)
+def _draw(axes: Axes, summary: OnlineSummary, curve: str, title: str) -> None:
+    scores = summary.curves[curve]
+    lines = np.array([[s.spread.low, s.spread.iqm, s.spread.high, *s.per_seed] for s in scores])
+    low, middle, high, *seeds = np.where(np.isfinite(lines), lines, np.nan).T
+    marker = "o" if len(scores) == 1 else ""
+    axes.plot(summary.points, np.transpose(seeds), color=_COLOUR, lw=0.7, alpha=0.35, marker=marker, ms=3)
+    axes.fill_between(summary.points, low, high, color=_COLOUR, alpha=0.18, lw=0)
+    axes.plot(summary.points, middle, color=_COLOUR, lw=1.8, marker=marker, ms=4)
+    axes.grid(color="#e4e7eb")
+    axes.set_title(title, loc="left", fontsize=9)
+    axes.set_xlabel("environment steps per seed")

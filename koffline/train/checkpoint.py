@@ -6,43 +6,17 @@ import io
 import json
 import random
 import sys
-from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
 
-from koffline.checkpoints import read_checkpoint, write_checkpoint
+from koffline.checkpoints import cut_back, file_sizes, read_checkpoint, write_checkpoint
 from koffline.errors import ConfigError
 
 NAME = "checkpoint.pt"
-
-
-class Draws(Protocol):
-    """What mini-batches are drawn by: its state is plain values."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Where the draws are."""
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from there."""
-
-
-@dataclass(frozen=True)
-class GeneratorDraws:
-    """Draws from a log in memory depend on a generator alone."""
-
-    generator: np.random.Generator
-
-    def state_dict(self) -> dict[str, Any]:
-        """Its state."""
-        return dict(self.generator.bit_generator.state)
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Put it back."""
-        self.generator.bit_generator.state = state
 
 
 @dataclass(frozen=True)
@@ -55,39 +29,51 @@ class Progress:
     metrics: dict[str, float] | None = None
 
 
-def save_state(folder: Path, fingerprint: str, progress: Progress, algo: Any, draws: Draws) -> None:
-    """Write the checkpoint; the one before stays until the new one is whole."""
+def save_state(folder: Path, fingerprint: str, progress: Progress, algo: Any, draws: Any) -> None:
+    """Write the checkpoint; the one before stays until the new one is whole.
+
+    draws: what mini-batches depend on, a generator or a buffer with a state of plain values.
+    """
     model = io.BytesIO()
     algo.impl.save_model(model)
     state = {
         "fingerprint": fingerprint,
-        "progress": json.dumps([progress.epochs, progress.steps, progress.seconds, progress.metrics]),
+        "progress": json.dumps(astuple(progress)),
         "model": torch.frombuffer(bytearray(model.getvalue()), dtype=torch.uint8),
         "grad_step": int(algo.grad_step),
         "with_gradient": [name for name, parameter in _parameters(algo) if parameter.grad is not None],
         "random": _random_state(draws),
-        "sizes": {path.name: path.stat().st_size for path in folder.glob("*.csv")},
+        "sizes": file_sizes(folder, folder.glob("*.csv")),
     }
     write_checkpoint(folder / NAME, state)
 
 
-def restore_state(folder: Path, fingerprint: str, algo: Any, draws: Draws, first_epoch: int) -> Progress:
+def restore_state(folder: Path, fingerprint: str, algo: Any, draws: Any, first_epoch: int) -> Progress:
     """Put the checkpoint's state into `algo` (with networks), draws and generators, and cut files back to it.
 
     Without a checkpoint nothing but files of an unfinished first epoch, of `first_epoch` steps, is removed.
     Raises ConfigError, with everything left as it is, for a checkpoint that is damaged, of another run, or
     gone while later models are there.
     """
-    state = _read(folder, fingerprint)
-    if state is None:
-        later = [path.name for path in folder.glob("model_*.d3") if _steps_of(path) > first_epoch]
-        if later:
-            raise ConfigError(
-                f"{folder / NAME} is gone, and with it the way to go on from {later[-1]}; nothing was "
-                "changed: train again into another --out"
-            )
+    try:
+        state = read_checkpoint(folder / NAME, fingerprint)
+    except ConfigError as error:
+        raise ConfigError(
+            f"{str(error).partition(';')[0]}: the run in {folder} cannot go on; its models and metrics stay "
+            "as they are, train again into another --out"
+        ) from None
+    models = {path: _steps_of(path) for path in folder.glob("model_*.d3")}
+    later = [path.name for path, steps in models.items() if state is None and steps > first_epoch]
+    if later:
+        raise ConfigError(
+            f"{folder / NAME} is gone, and with it the way to go on from {later[-1]}; nothing was "
+            "changed: train again into another --out"
+        )
     progress = Progress() if state is None else Progress(*json.loads(state["progress"]))
-    _cut_back(folder, {} if state is None else state["sizes"], progress.steps)
+    cut_back(folder, list(folder.glob("*.csv")), {} if state is None else state["sizes"])
+    half_written = (path for pattern in ("*.part", ".*.tmp") for path in folder.glob(pattern))
+    for path in (*half_written, *(path for path, steps in models.items() if steps > progress.steps)):
+        path.unlink()
     if state is None:
         return progress
     try:
@@ -123,18 +109,6 @@ def _share_names(algo: Any) -> None:
                 group.update(named)
 
 
-def _read(folder: Path, fingerprint: str) -> dict[str, Any] | None:
-    """The checkpoint, or None; one that cannot be used ends in a line that deletes nothing."""
-    try:
-        return read_checkpoint(folder / NAME, fingerprint)
-    except ConfigError as error:
-        reason = str(error).partition(";")[0]
-        raise ConfigError(
-            f"{reason}: the run in {folder} cannot go on; its models and metrics stay as they are, train "
-            "again into another --out"
-        ) from None
-
-
 def _steps_of(model: Path) -> int:
     """Steps in the name of model_*.d3, 0 where there are none."""
     number = model.stem.removeprefix("model_")
@@ -150,18 +124,19 @@ def _parameters(algo: Any) -> list[tuple[str, torch.nn.Parameter]]:
     ]
 
 
-def _random_state(draws: Draws) -> dict[str, Any]:
+def _random_state(draws: Any) -> dict[str, Any]:
     kind, keys, *rest = np.random.get_state()  # noqa: NPY002  (d3rlpy draws from it)
+    own = draws.bit_generator.state if isinstance(draws, np.random.Generator) else draws.state_dict()
     return {
         "torch": torch.get_rng_state(),
         "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else [],
         "numpy": json.dumps([kind, np.asarray(keys).tolist(), *rest]),
         "python": json.dumps(random.getstate()),
-        "buffer": json.dumps(draws.state_dict()),
+        "buffer": json.dumps(own),
     }
 
 
-def _set_random_state(state: dict[str, Any], draws: Draws) -> None:
+def _set_random_state(state: dict[str, Any], draws: Any) -> None:
     torch.set_rng_state(state["torch"])
     if state["cuda"] and len(state["cuda"]) == torch.cuda.device_count():
         torch.cuda.set_rng_state_all(state["cuda"])
@@ -169,23 +144,7 @@ def _set_random_state(state: dict[str, Any], draws: Draws) -> None:
     np.random.set_state((kind, np.asarray(keys, dtype=np.uint32), *rest))  # noqa: NPY002
     version, internal, gauss = json.loads(state["python"])
     random.setstate((version, tuple(internal), gauss))
-    draws.load_state_dict(json.loads(state["buffer"]))
-
-
-def _cut_back(folder: Path, sizes: dict[str, int], steps: int) -> None:
-    for path in folder.glob("*.csv"):
-        if path.name not in sizes:
-            path.unlink()
-        elif path.stat().st_size < sizes[path.name]:
-            raise ConfigError(
-                f"{path} is shorter than its checkpoint says: it was edited; start again elsewhere"
-            )
-        elif path.stat().st_size > sizes[path.name]:
-            with path.open("r+b") as file:
-                file.truncate(sizes[path.name])
-    for path in folder.glob("model_*.d3"):
-        if _steps_of(path) > steps:
-            path.unlink()
-    for pattern in ("*.part", ".*.tmp"):  # half-written files of a killed process
-        for path in folder.glob(pattern):
-            path.unlink()
+    if isinstance(draws, np.random.Generator):
+        draws.bit_generator.state = json.loads(state["buffer"])
+    else:
+        draws.load_state_dict(json.loads(state["buffer"]))

@@ -20,7 +20,6 @@ from koffline.data.statistics import LogStatistics, statistics_of
 from koffline.data.transitions import Transitions
 from koffline.errors import ConfigError
 from koffline.ope.stream_settings import DEFAULT_MEMORY, parse_memory
-from koffline.train.checkpoint import Draws, GeneratorDraws
 from koffline.train.config import DataSettings
 
 # Shares of the memory limit: the libraries take some hundred megabytes beside them.
@@ -50,22 +49,18 @@ def open_data(settings: DataSettings) -> TrainData:
     asked = Bounds(*settings.continuous) if settings.continuous is not None else None
     space = Discrete(settings.discrete) if settings.discrete else asked
     if _stays_on_disk(settings, space):
-        log = open_transitions(settings.source, space, lazy=True)
-        _check_lazy(log)
-        return _lazy_data(log, settings)
+        return _lazy_data(open_transitions(settings.source, space, lazy=True), settings)
     whole = open_transitions(settings.source, space)
     rows, held_out = split_log(whole, settings.split.held_out, settings.split.seed)
     return TrainData(whole, rows, held_out, len(rows), 0 if held_out is None else len(held_out))
 
 
-def make_buffer(
-    algo: Any, data: TrainData, settings: DataSettings, seed: int, kind: str
-) -> tuple[Any, Draws]:
+def make_buffer(algo: Any, data: TrainData, settings: DataSettings, seed: int, kind: str) -> tuple[Any, Any]:
     """The replay buffer of a run, and what its draws depend on. Raises ConfigError, DataError."""
     if isinstance(data.log, Transitions):
         generator = np.random.default_rng([seed, 1])
-        return from_config.make_buffer(algo, data.rows, generator), GeneratorDraws(generator)
-    assert data.statistics is not None, "open_data looks through a log on disk"
+        return from_config.make_buffer(algo, data.rows, generator), generator
+    assert data.statistics is not None
     from_config.check_single_rows(algo, kind)
     part = _parts(settings)[0]
     pool = int(_POOL_SHARE * parse_memory(settings.memory or DEFAULT_MEMORY))
@@ -81,19 +76,24 @@ def _stays_on_disk(settings: DataSettings, space: SpaceRequest | None) -> bool:
     if settings.source.startswith("minari:") or not is_shard_folder(settings.source):
         return False
     log = open_transitions(settings.source, space, lazy=True)
-    memory = settings.memory or DEFAULT_MEMORY
-    if len(log) * log.row_bytes <= parse_memory(memory):
-        return False
-    size = len(log) * log.row_bytes / 1e9
-    _LOG.warning(
-        "the log would take %.3g GB of memory, more than data.memory (%s): its rows stay on disk",
-        size,
-        memory,
-    )
-    return True
+    memory, size = settings.memory or DEFAULT_MEMORY, len(log) * log.row_bytes
+    is_large = size > parse_memory(memory)
+    if is_large:
+        _LOG.warning(
+            "the log would take %.3g GB of memory, more than data.memory (%s): its rows stay on disk",
+            size / 1e9,
+            memory,
+        )
+    return is_large
 
 
-def _check_lazy(log: LazyTransitions) -> None:
+def _parts(settings: DataSettings) -> tuple[Part | None, Part | None]:
+    """What is trained on, and what is held out."""
+    share, seed = settings.split.held_out, settings.split.seed
+    return (Part(share, seed, False), Part(share, seed, True)) if share else (None, None)
+
+
+def _lazy_data(log: LazyTransitions, settings: DataSettings) -> TrainData:
     if log.has_weights:
         raise ConfigError(
             "data.lazy: rows on disk are drawn equally often, but the log has weights; "
@@ -105,15 +105,6 @@ def _check_lazy(log: LazyTransitions) -> None:
             f"data.lazy: mini-batches visit the shards in random order, and {far} is not on this machine; "
             "copy the folder to its disk"
         )
-
-
-def _parts(settings: DataSettings) -> tuple[Part | None, Part | None]:
-    """What is trained on, and what is held out."""
-    share, seed = settings.split.held_out, settings.split.seed
-    return (Part(share, seed, False), Part(share, seed, True)) if share else (None, None)
-
-
-def _lazy_data(log: LazyTransitions, settings: DataSettings) -> TrainData:
     memory = parse_memory(settings.memory or DEFAULT_MEMORY)
     count = min(_SAMPLE_ROWS, max(1, int(_SAMPLE_SHARE * memory) // log.row_bytes))
     kept, out = _parts(settings)

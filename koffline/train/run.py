@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import importlib.metadata
+import json
 import logging
 import math
-import platform
 import re
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,15 +21,17 @@ from koffline.data.disk.log import LazyTransitions
 from koffline.data.transitions import Transitions
 from koffline.errors import ConfigError, KofflineError
 from koffline.fitting import threads
+from koffline.progress import progress_bar
 from koffline.store.files import atomic_file
-from koffline.store.run_record import describe_call, now
-from koffline.train.checkpoint import Draws, Progress, restore_state, save_state
+from koffline.store.run_folders import open_run, read_record, warn_of_versions, write_record
+from koffline.store.run_record import describe_call, now, versions
+from koffline.train.checkpoint import Progress, restore_state, save_state
 from koffline.train.config import EnvironmentSettings, TrainConfig
-from koffline.train.folder import open_folder, read_record, write_record
 
 if TYPE_CHECKING:
     from koffline.train.data import TrainData
 
+_PACKAGES = ("python", "koffline", "d3rlpy", "torch", "numpy", "gymnasium")
 _HUGE = 1e12  # of a weight; what it multiplies soon overflows
 _LOG = logging.getLogger(__name__)
 
@@ -52,11 +53,11 @@ class TrainResult:
 
 @dataclass(frozen=True, eq=False)
 class Parts:
-    """Everything a run is made of, checked against each other before anything is written."""
+    """Everything a run is made of, checked against each other; record: run.json as the run begins."""
 
     algo: Any
     buffer: Any
-    draws: Draws
+    draws: Any
     evaluators: dict[str, Any]
     record: dict[str, Any]
 
@@ -77,8 +78,8 @@ def train(
     folder begun. Global random generators are left as they were. Raises KofflineError in one line.
     """
     folder = Path(out)
-    with prepared(config, device) as parts, open_folder(folder, config, parts.record, resume) as fingerprint:
-        return _run(config, folder, fingerprint, parts, show_progress)
+    with prepared(config, device) as parts, open_run(folder, parts.record, identity_of, resume):
+        return _run(config, folder, parts, show_progress)
 
 
 @contextlib.contextmanager
@@ -139,11 +140,12 @@ def _make_evaluators(config: TrainConfig, rows: Transitions, held_out: Transitio
 
 
 def _record(config: TrainConfig, data: TrainData, device: str) -> dict[str, Any]:
-    packages = ("koffline", "d3rlpy", "torch", "numpy", "gymnasium")
     digests = {"data": data.log.sha256}  # of the rows, whatever their format
     if config.algo.policy is not None:
         digests["policy"] = hashlib.sha256(Path(config.algo.policy).read_bytes()).hexdigest()
     return {
+        "format": 1,
+        "config": config.resolved(),
         "data": {
             "source": config.data.source,
             "rows": len(data.log),
@@ -154,33 +156,39 @@ def _record(config: TrainConfig, data: TrainData, device: str) -> dict[str, Any]
         "digests": digests,
         "seed": config.train.seed,
         "device": device,
-        "versions": {
-            "python": platform.python_version(),
-            **{name: importlib.metadata.version(name) for name in packages},
-        },
-        "call": describe_call("train", files_of(config)),
+        "versions": {name: version for name, version in versions().items() if name in _PACKAGES},
+        "call": describe_call("train", config.files()),
         "started": now(),
+        "finished": None,
     }
 
 
-def files_of(config: TrainConfig) -> list[str]:
-    """Return the names of the log, the policy and the models that a config reads."""
-    bases = [getattr(settings, "base", None) for settings in config.evaluators.values()]
-    return [name for name in (config.data.source, config.algo.policy, *bases) if name is not None]
+def identity_of(record: Mapping[str, Any]) -> dict[str, Any]:
+    """What makes a run the same one, flat: all settings but where files lie and who is told, and digests."""
+    config = record["config"]
+    kept = {name: section for name, section in config.items() if name != "logger"}
+    kept["data"] = {name: value for name, value in config["data"].items() if name != "source"}
+    kept["algo"] = {name: value for name, value in config["algo"].items() if name != "policy"}
+    digests = {f"the digest of the {name}": digest for name, digest in record.get("digests", {}).items()}
+    return {**_flat(kept, ""), **digests}
 
 
-def _run(
-    config: TrainConfig, folder: Path, fingerprint: str, parts: Parts, show_progress: bool
-) -> TrainResult:
+def _flat(value: Any, path: str) -> dict[str, Any]:
+    if not isinstance(value, Mapping) or not value:
+        return {path: value}
+    parts = (_flat(part, f"{path}.{name}".lstrip(".")) for name, part in value.items())
+    return {name: part for flat in parts for name, part in flat.items()}
+
+
+def _run(config: TrainConfig, folder: Path, parts: Parts, show_progress: bool) -> TrainResult:
     from koffline.algos.loggers import make_logger
-    from koffline.progress import progress_bar
 
+    fingerprint = json.dumps(identity_of(parts.record), sort_keys=True)
     algo, total = parts.algo, config.train.n_steps
     record = read_record(folder) or {}
     if record.get("diverged"):
         raise DivergedError(record["diverged"])
-    if record.get("versions") != parts.record["versions"]:
-        _LOG.warning("%s was begun with other versions; the numbers may differ in the last digits", folder)
+    warn_of_versions(folder, parts.record)
     first_epoch = 0 if record.get("finished") else min(config.train.n_steps_per_epoch, total)
     progress = restore_state(folder, fingerprint, algo, parts.draws, first_epoch)
     logger = make_logger(folder, **config.logger.model_dump())
@@ -236,19 +244,17 @@ def _train_epoch(
             callback=lambda _, __, step: show(progress.steps + step),
         )
     numbers = {name: float(value) for name, value in metrics.items()}
-    bad = [
-        name for name, value in numbers.items() if not math.isfinite(value) and name not in parts.evaluators
-    ]
+    bad = [name for name in numbers if not math.isfinite(numbers[name]) and name not in parts.evaluators]
     if bad:
         _LOG.warning("%s is not finite after step %d", ", ".join(bad), progress.steps + steps)
-        if not _is_finite(parts.algo):
+        if not all(bool(p.isfinite().all()) for p in _parameters(parts.algo)):
             raise _diverged(progress.steps + steps)
-    return Progress(
-        progress.epochs + 1,
-        progress.steps + steps,
-        progress.seconds + time.perf_counter() - started,
-        numbers,
-    )
+    seconds = progress.seconds + time.perf_counter() - started
+    return Progress(progress.epochs + 1, progress.steps + steps, seconds, numbers)
+
+
+def _parameters(algo: Any) -> list[Any]:
+    return [p for module in algo.impl.modules.get_torch_modules().values() for p in module.parameters()]
 
 
 @contextlib.contextmanager
@@ -259,8 +265,7 @@ def _divergence(algo: Any, steps: int) -> Iterator[None]:
     except KofflineError:
         raise
     except (ValueError, RuntimeError) as error:
-        modules = algo.impl.modules.get_torch_modules().values()
-        bounded = all((p.abs() < _HUGE).all() for module in modules for p in module.parameters())
+        bounded = all((p.abs() < _HUGE).all() for p in _parameters(algo))
         if bounded and not re.search(r"\b(nan|inf)\b", str(error)):
             raise
         raise _diverged(steps) from error
@@ -271,11 +276,6 @@ def _diverged(steps: int) -> DivergedError:
         f"training diverged after step {steps}: the networks' values are not finite; lower the "
         "learning rates, clip gradients (…_optim_factory.params.clip_grad_norm) or scale the rewards"
     )
-
-
-def _is_finite(algo: Any) -> bool:
-    modules = algo.impl.modules.get_torch_modules().values()
-    return all(bool(p.isfinite().all()) for module in modules for p in module.parameters())
 
 
 def _save_model(algo: Any, path: Path) -> None:

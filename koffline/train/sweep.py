@@ -17,7 +17,6 @@ import tempfile
 import zipfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from itertools import chain
 from logging.handlers import BufferingHandler
 from pathlib import Path
 from typing import Any
@@ -26,12 +25,12 @@ from koffline.data.remote import is_url
 from koffline.errors import ConfigError, nearest_name
 from koffline.jobs import Job, JobError, LocalFile, Report, run_jobs
 from koffline.store.files import atomic_file
-from koffline.store.run_record import StartedRun, is_free, start_run
+from koffline.store.run_folders import CONFIG, RECORD, read_record, write_config, write_record
+from koffline.store.run_record import is_free, start_run
 from koffline.store.targets import locked
 from koffline.train.config import TrainConfig
 from koffline.train.data import open_data
-from koffline.train.folder import CONFIG, RECORD, identity_of, read_record, write_config, write_record
-from koffline.train.run import DivergedError, Parts, files_of, prepared, train
+from koffline.train.run import DivergedError, Parts, identity_of, prepared, train
 from koffline.train.sweep_plan import Setting, SweepPlan
 from koffline.train.sweep_summary import SweepSummary, summarise, write_summary
 from koffline.untrusted.limits import read_json
@@ -63,47 +62,38 @@ def run_sweep(plan: SweepPlan, settings: SweepSettings) -> SweepSummary:
     """
     started = start_run("sweep", inputs_of(plan))
     names = _name_runs(plan, settings.device)
-    with locked(settings.out / RECORD):
-        return _run_named(plan, names, settings, started)
+    out = settings.out
+    with locked(out / RECORD):
+        is_new = is_free(out, RECORD)
+        _take_folder(out, settings.force)
+        write_record(out, {**started.finish(), "finished": None})
+        try:
+            _unpack_runs(out / "runs")
+            runs = [_find_folders(out / "runs", named) for named in names]
+            jobs = [_make_job(folder, config, settings) for found in runs for folder, config in found.items()]
+            done = run_jobs(jobs, settings.workers, settings.ray, settings.progress, keep_going=True)
+        except ConfigError:  # before any job: no workers, no such cluster
+            if is_new:
+                shutil.rmtree(out)
+            raise
+        _unpack_runs(out / "runs")
+        (out / _ERRORS).unlink(missing_ok=True)
+        if done.failures:
+            parts = [f"{failure.name}: {failure.reason}\n\n{failure.trace}" for failure in done.failures]
+            (out / _ERRORS).write_text("\n".join(parts), encoding="utf-8")
+        records = [[_read_finished(folder) for folder in found] for found in runs]
+        if done.failures and not any(map(any, records)):
+            first = done.failures[0]
+            raise JobError(f"every run failed, {first.name} first: {first.reason}", first.trace)
+        summary = summarise(plan, records, done.failures)
+        write_summary(summary, out, settings.command)
+        write_record(out, started.finish(ran=done.ran, found=done.found, seconds=round(done.seconds, 3)))
+        return summary
 
 
 def inputs_of(plan: SweepPlan) -> list[str]:
     """The logs, policies and models that the settings name."""
-    return list(chain.from_iterable(files_of(each.config) for each in plan.settings))
-
-
-def _run_named(
-    plan: SweepPlan,
-    names: list[dict[str, TrainConfig]],
-    settings: SweepSettings,
-    started: StartedRun,
-) -> SweepSummary:
-    out, is_new = settings.out, is_free(settings.out, RECORD)
-    _take_folder(out, settings.force)
-    write_record(out, {**started.finish(), "finished": None})
-    try:
-        _unpack_runs(out / "runs")
-        runs = [_find_folders(out / "runs", named) for named in names]
-        jobs = [_make_job(folder, config, settings) for found in runs for folder, config in found.items()]
-        done = run_jobs(jobs, settings.workers, settings.ray, settings.progress, keep_going=True)
-    except ConfigError:  # before any job: no workers, no such cluster
-        if is_new:
-            shutil.rmtree(out)
-        raise
-    _unpack_runs(out / "runs")
-    (out / _ERRORS).unlink(missing_ok=True)
-    if done.failures:
-        parts = [f"{failure.name}: {failure.reason}\n\n{failure.trace}" for failure in done.failures]
-        (out / _ERRORS).write_text("\n".join(parts), encoding="utf-8")
-    records = [[_read_finished(folder) for folder in found] for found in runs]
-    if done.failures and not any(map(any, records)):
-        first = done.failures[0]
-        raise JobError(f"every run failed, {first.name} first: {first.reason}", first.trace)
-    summary = summarise(plan, records, done.failures)
-    write_summary(summary, out, settings.command)
-    counts = {"ran": done.ran, "found": done.found, "seconds": round(done.seconds, 3)}
-    write_record(out, started.finish(**counts))
-    return summary
+    return [name for setting in plan.settings for name in setting.config.files()]
 
 
 def train_run(record: Path, config: TrainConfig, device: str) -> None:
@@ -123,7 +113,7 @@ def train_packed(path: Path, config: TrainConfig, device: str, *copies: LocalFil
         record = Path(scratch) / RECORD
         train_run(record, TrainConfig(**_renamed(config.resolved(), here)), device)
         write_record(record.parent, _renamed(read_record(record.parent), there))
-        write_config(record.with_name(CONFIG), config)
+        write_config(record.with_name(CONFIG), config.resolved())
         with atomic_file(path, force=True) as temporary, zipfile.ZipFile(temporary, "w") as archive:
             # The record comes last out of the archive: a run that is unpacked in part is not finished.
             for file in sorted(record.parent.rglob("[!.]*"), key=lambda file: (file == record, file)):
@@ -156,7 +146,7 @@ def _name_runs(plan: SweepPlan, device: str) -> list[dict[str, TrainConfig]]:
 def _name_run(setting: Setting, seed: int, digests: Mapping[str, str]) -> tuple[str, TrainConfig]:
     train = setting.config.train.model_copy(update={"seed": seed})
     config = setting.config.model_copy(update={"train": train})
-    decides = json.dumps(identity_of(config.resolved(), digests), sort_keys=True)
+    decides = json.dumps(identity_of({"config": config.resolved(), "digests": digests}), sort_keys=True)
     words = "-".join([*(f"{name}={value}" for name, value in setting.values), f"seed{seed}"])
     readable = re.sub(r"[^A-Za-z0-9_.=+-]+", "_", words)[-80:].lstrip(".-_")
     return f"{readable}-{hashlib.sha256(decides.encode()).hexdigest()[:10]}", config
@@ -221,7 +211,7 @@ def _is_finished(record: Path) -> bool:
 
 
 def _local_files(config: TrainConfig) -> list[str]:
-    names = dict.fromkeys(files_of(config))
+    names = dict.fromkeys(config.files())
     return [name for name in names if not name.startswith("minari:") and not is_url(name)]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -16,8 +15,8 @@ from koffline.errors import ConfigError
 from koffline.jobs import JobFailure
 from koffline.spread import LEVEL, Spread, spread_of
 from koffline.store.files import atomic_file
+from koffline.store.run_folders import finite_json, write_config, write_text
 from koffline.train.config import TrainConfig
-from koffline.train.folder import write_config
 from koffline.train.sweep_plan import SweepPlan
 
 if TYPE_CHECKING:
@@ -142,7 +141,7 @@ def write_summary(summary: SweepSummary, folder: Path, command: str) -> None:
     for name in ("best.yaml", "summary.png"):  # of an earlier command, which may have had another grid
         (folder / name).unlink(missing_ok=True)
     if summary.best is not None and summary.best.config is not None:
-        write_config(folder / "best.yaml", summary.best.config)
+        write_config(folder / "best.yaml", summary.best.config.resolved())
     if len(summary.rows) > 1:
         _draw(summary, folder / "summary.png")
     content = {
@@ -157,20 +156,13 @@ def write_summary(summary: SweepSummary, folder: Path, command: str) -> None:
         "warnings": summary.warnings,
         "command": command,
     }
-    finite = json.loads(json.dumps(content), parse_constant=lambda infinite_or_nan: None)
-    for name, text in (("md", as_markdown(summary)), ("json", json.dumps(finite, indent=2) + "\n")):
-        with atomic_file(folder / f"summary.{name}", force=True) as temporary:
-            temporary.write_text(text, encoding="utf-8")
+    write_text(folder / "summary.md", as_markdown(summary))
+    write_text(folder / "summary.json", finite_json(content))
 
 
 def _as_plain(row: Row) -> dict[str, Any]:
-    counts = {
-        "mean": _mean(row.scores),
-        "scores": row.scores,
-        "diverged": row.diverged,
-        "missing": row.missing,
-    }
-    return {"values": dict(row.values), **asdict(row.spread), **counts}
+    counts = {"scores": row.scores, "diverged": row.diverged, "missing": row.missing}
+    return {"values": dict(row.values), **asdict(row.spread), "mean": _mean(row.scores), **counts}
 
 
 def print_summary(summary: SweepSummary) -> None:

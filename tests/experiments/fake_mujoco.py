@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from koffline.data.table.mapping import resolved
 from koffline.experiments.mujoco_cells import MujocoCell, MujocoResult, mujoco_path, save_mujoco
-from koffline.online.config import OnlineRun, resolved
+from koffline.online.config import OnlineRun
 
 Level = Callable[[OnlineRun], float]
 SPEEDS = {"kloss": 4.0, "td0": 3.0, "fvi": 2.0, "rg": 1.0}

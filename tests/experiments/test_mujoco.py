@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from koffline.data.table.mapping import resolved
 from koffline.errors import ConfigError
 from koffline.experiments import ENVIRONMENTS, PARTS, mujoco_cells
 from koffline.experiments.mujoco_cells import (
@@ -34,7 +35,7 @@ from koffline.experiments.mujoco_plan import (
 )
 from koffline.experiments.mujoco_results import choose_settings, finished_parts, setting_words
 from koffline.jobs import run_jobs
-from koffline.online.config import OnlineConfig, OnlineRun, resolved
+from koffline.online.config import OnlineConfig, OnlineRun
 from tests.experiments.fake_mujoco import FakeLockStep, by_critic, fake_return, make_result, write_cells
 
 WHOLE = MujocoRequest()

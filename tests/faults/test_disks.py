@@ -1,19 +1,16 @@
 """Full disks, places that cannot be written, read errors: one line, and nothing is lost or half-written."""
 
-import errno
 import subprocess
 import sys
 from pathlib import Path
 
 import h5py
-import numpy as np
 import pytest
 from click.testing import CliRunner
 
 from koffline.cli import cli
 from koffline.data.sources import open_transitions, write_transitions
-from koffline.errors import ConfigError, DataError, KofflineError
-from koffline.policies.policy_file import write_arrays
+from koffline.errors import ConfigError, DataError
 from koffline.report.folder import write_folder
 from tests.faults.places import can_mount, content, full_after
 from tests.train.small_runs import make_log
@@ -68,14 +65,6 @@ def test_a_full_disk_while_a_report_is_written_leaves_the_old_one(tmp_path):
     assert content(tmp_path) == before
 
 
-def test_a_full_disk_while_a_policy_is_written_leaves_the_old_one(tmp_path):
-    write_arrays(tmp_path / "p.npz", "a", 1, {"table": np.zeros(3)})
-    before = content(tmp_path)
-    with full_after(4096), pytest.raises(KofflineError, match="File too large"):
-        write_arrays(tmp_path / "p.npz", "a", 1, {"table": np.random.default_rng(0).normal(size=5000)})
-    assert content(tmp_path) == before
-
-
 def test_a_full_disk_while_training_keeps_the_epochs_that_had_ended(log):
     """And the run goes on from there, to the same bytes, once there is room again."""
     Path("c.yaml").write_text(
@@ -115,12 +104,6 @@ def test_a_place_that_cannot_be_written_is_said_before_any_work(log, monkeypatch
     assert content(log.parent) == before
 
 
-@pytest.mark.parametrize("target", ["/proc/koffline.hdf5", "log.hdf5/new.npz"])
-def test_a_target_that_cannot_be_written(log, target):
-    done = koffline("data", "convert", "log.hdf5", target)
-    assert (done.exit_code, done.stderr.count("\n")) == (2, 1), done.output
-
-
 @pytest.fixture
 def shards(log):
     assert koffline("data", "convert", "log.hdf5", "shards", "--shard-rows", "160").exit_code == 0
@@ -150,22 +133,6 @@ def test_a_damaged_shard_is_named(shards, damage):
     with pytest.raises(DataError, match=r"shard-00001\.hdf5") as caught:
         list(lazy.blocks(50))
     assert "\n" not in str(caught.value)
-
-
-def test_a_read_error_in_the_middle_of_a_shard_is_named(shards, monkeypatch):
-    """The disk fails after some blocks."""
-    read, calls = h5py.Dataset.__getitem__, []
-
-    def failing(self, *arguments, **options):
-        calls.append(self.file.filename)
-        if sum(str(shards[1]) in name for name in calls) > 12:
-            raise OSError(errno.EIO, "Input/output error")
-        return read(self, *arguments, **options)
-
-    monkeypatch.setattr(h5py.Dataset, "__getitem__", failing)
-    lazy = open_transitions("shards", lazy=True)
-    with pytest.raises(DataError, match=r"shard-00001\.hdf5.*Input/output error"):
-        list(lazy.blocks(20))
 
 
 @pytest.mark.slow

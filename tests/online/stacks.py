@@ -122,9 +122,9 @@ def compute(agents, settings, per_run, starts=None, filler=0.0, **others):
     learner, moments = make_learner(agents, configs)
     paths = stack_paths(per_run, filler)
     if starts is None:
-        batch = learner.minibatch(paths, [np.random.default_rng(0)] * len(agents), moments)
+        batch = learner.windows.sample(paths, [np.random.default_rng(0)] * len(agents), moments)
     else:
-        batch = learner.minibatch_of(paths, np.asarray(starts)[..., None], moments)
+        batch = learner.windows.cut(paths, np.asarray(starts)[..., None], moments)
     coefficients = [column([getattr(one, name) for one in settings]) for name in ("entropy_coef", "kl_coef")]
     return learner.compute_step(batch, *coefficients), batch
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -10,13 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 
 import koffline
 from koffline import Continuous, Discrete, load_policy
-from koffline.cli import cli
-from koffline.data.hdf5 import write_hdf5
-from koffline.errors import ConfigError, DataError
+from koffline.errors import DataError
 from koffline.online.artifacts import trust_pcl_model, write_model
 from koffline.online.config import OnlineConfig
 from koffline.online.networks import AgentArrays, Shape
@@ -184,16 +180,6 @@ def test_training_goes_on_from_the_model(name: str, tmp_path: Path) -> None:
     assert bias == pytest.approx(float(agent.value[-1][1][0]))
 
 
-def test_evaluate_takes_the_model(tmp_path: Path) -> None:
-    write_model(make_agent(Continuous(3, -1.0, 1.0)), CONFIG, tmp_path / "model.d3")
-    write_hdf5(make_log(discrete=False), tmp_path / "log.hdf5")
-    arguments = ["evaluate", str(tmp_path / "log.hdf5"), "--policy", str(tmp_path / "model.d3")]
-    options = ["--gamma", "0.9", "--json", "--set", "steps=20", "--set", "resampled_replicas=2"]
-    done = CliRunner().invoke(cli, [*arguments, *options])
-    assert done.exit_code == 0, done.output
-    assert np.isfinite(json.loads(done.stdout)["value"])
-
-
 def test_saving_replaces_a_model_and_leaves_nothing_else(tmp_path: Path) -> None:
     path = tmp_path / "model.d3"
     write_model(make_agent(BOX, seed=0), CONFIG, path)
@@ -203,26 +189,6 @@ def test_saving_replaces_a_model_and_leaves_nothing_else(tmp_path: Path) -> None
     np.testing.assert_allclose(koffline.load(path).predict(rows()), expected, rtol=1e-5, atol=2e-5)
     with pytest.raises(DataError, match="create it"):
         write_model(make_agent(BOX), CONFIG, tmp_path / "nowhere" / "model.d3")
-
-
-def test_a_full_disk_leaves_the_older_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "model.d3"
-    write_model(make_agent(BOX), CONFIG, path)
-    before = path.read_bytes()
-
-    def full(*_: Any) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("koffline.algos.kernel_algo.KernelCriticAlgo.save", full)
-    with pytest.raises(DataError, match="No space left on device"):
-        write_model(make_agent(BOX, seed=1), CONFIG, path)
-    assert path.read_bytes() == before
-    assert [entry.name for entry in tmp_path.iterdir()] == ["model.d3"]
-
-
-def test_squash_is_a_yes_or_no() -> None:
-    with pytest.raises(ConfigError, match="true or false"):
-        make("TrustPCL", squash="no")
 
 
 def test_an_unsquashed_policy_learns_on_a_log_too() -> None:

@@ -8,9 +8,8 @@ import pytest
 
 from koffline.errors import ConfigError
 from koffline.online.config import OnlineConfig
-from koffline.online.folder import Plan, make_plan
-from koffline.online.group import GroupResult
-from koffline.online.logs import EVALUATION_HEADER
+from koffline.online.group import GroupResult, GroupTask
+from koffline.online.run import _fingerprint_of, _new_record, _share_out
 from koffline.online.summary import draw_curves, summarise, write_summary
 from koffline.spread import spread_of
 
@@ -24,30 +23,35 @@ def write_curves(out, finals, points=3):
     for seed, final in enumerate(finals):
         folder = out / f"seed_{seed}"
         folder.mkdir(parents=True)
-        lines = [EVALUATION_HEADER]
+        lines = ["step,return,length,sampled_return"]
         for k in range(1, points + 1):
             lines.append(f"{100 * k},{final * k / points!r},{7.0},{final * k / points / 2!r}")
         (folder / "evaluation.csv").write_text("\n".join(lines) + "\n")
 
 
 def summary_of(out, finals=FINAL, diverged=None):
-    plan = make_plan(CONFIG, 0, len(finals), 1)
-    return summarise(plan, out, [GroupResult(300, 10.0, PARTS, diverged or {})])
+    task = GroupTask(CONFIG, tuple(range(len(finals))), out, "")
+    return summarise([task], [GroupResult(300, 10.0, PARTS, diverged or {})])[0]
+
+
+def written(summary, out):
+    write_summary(summary, out)
+    return json.loads((out / "summary.json").read_text())
 
 
 def test_six_seeds_by_hand(tmp_path):
     write_curves(tmp_path, FINAL)
     summary = summary_of(tmp_path)
     assert summary.best_name == "best_5_of_6"
-    assert summary.final.per_seed == FINAL
-    assert summary.final.spread.iqm == 35.0  # (20 + 30 + 40 + 50) / 4
-    assert summary.final.best == 40.0  # without 10
-    assert summary.sampled.spread.iqm == 17.5
-    assert summary.length.spread.iqm == 7.0
+    final, sampled, length = summary.last
+    assert final.per_seed == FINAL
+    assert final.spread.iqm == 35.0  # (20 + 30 + 40 + 50) / 4
+    assert final.best == 40.0  # without 10
+    assert (sampled.spread.iqm, length.spread.iqm) == (17.5, 7.0)
     assert summary.average.spread.iqm == pytest.approx(35.0 * 2 / 3)
-    assert summary.final.spread == spread_of([np.asarray(FINAL)])
-    assert [point.step for point in summary.curve] == [100, 200, 300]
-    assert summary.curve[0].mean_action.best == pytest.approx(40.0 / 3)
+    assert final.spread == spread_of([np.asarray(FINAL)])
+    assert summary.points == (100, 200, 300)
+    assert summary.curves["return"][0].best == pytest.approx(40.0 / 3)
     assert summary.steps_per_second == 180.0  # 6 seeds × 300 steps in 10 s
     assert summary.shares == pytest.approx(
         {"environment": 0.2, "acting": 0.1, "learning": 0.4, "evaluation": 0.1, "other": 0.2}
@@ -56,15 +60,15 @@ def test_six_seeds_by_hand(tmp_path):
 
 def test_several_processes(tmp_path):
     write_curves(tmp_path, FINAL)
-    plan = make_plan(CONFIG, 0, 6, 4)
-    assert plan.groups == ((0, 1), (2,), (3, 4), (5,)) or [len(group) for group in plan.groups].count(2) == 2
-    assert plan.seeds == tuple(range(6))
-    results = [GroupResult(300, 10.0 * (k + 1), PARTS, {}) for k in range(4)]
-    summary = summarise(plan, tmp_path, results)
-    assert summary.seconds == 40.0
-    assert summary.steps_per_second == 1800 / 40.0
+    groups = _share_out(0, 6, 4)
+    assert [seed for group in groups for seed in group] == list(range(6))
+    assert sorted(map(len, groups)) == [1, 1, 2, 2]
+    tasks = [GroupTask(CONFIG, tuple(seeds), tmp_path, "") for seeds in groups]
+    summary, clock = summarise(tasks, [GroupResult(300, 10.0 * (k + 1), PARTS, {}) for k in range(4)])
+    assert (summary.seconds, summary.steps_per_second) == (40.0, 1800 / 40.0)
     assert summary.shares["learning"] == pytest.approx(16.0 / 100.0)
-    assert make_plan(CONFIG, 3, 2, 9).groups == ((3,), (4,))
+    assert clock == {"seconds": 40.0, "steps_per_second": 45.0, "shares": pytest.approx(summary.shares)}
+    assert _share_out(3, 2, 9) == [[3], [4]]
 
 
 def test_a_diverged_seed_is_infinitely_bad(tmp_path):
@@ -74,11 +78,12 @@ def test_a_diverged_seed_is_infinitely_bad(tmp_path):
     with pytest.raises(ConfigError, match="lacks evaluations"):
         summary_of(tmp_path)
     summary = summary_of(tmp_path, diverged={1: 200})
-    assert summary.final.per_seed[1] == -math.inf
-    assert summary.final.spread.iqm == 25.0  # (10 + 20 + 30 + 40) / 4
-    assert summary.final.best == 30.0
-    assert summary.curve[0].mean_action.per_seed[1] == 20.0
-    content = json.loads(write_summary(summary, tmp_path).read_text())
+    final = summary.last[0]
+    assert final.per_seed[1] == -math.inf
+    assert final.spread.iqm == 25.0  # (10 + 20 + 30 + 40) / 4
+    assert final.best == 30.0
+    assert summary.curves["return"][0].per_seed[1] == 20.0
+    content = written(summary, tmp_path)
     assert (content["iqm"], content["best_5_of_6"], content["diverged"]) == (25.0, 30.0, {"1": 200})
     assert content["return"]["per_seed"]["1"] is None
     assert content["level"] == 0.95
@@ -89,7 +94,7 @@ def test_a_diverged_seed_is_infinitely_bad(tmp_path):
 def test_a_seed_alone_has_no_interval(tmp_path):
     write_curves(tmp_path, (5.0,), points=1)
     summary = summary_of(tmp_path, (5.0,))
-    content = json.loads(write_summary(summary, tmp_path).read_text())
+    content = written(summary, tmp_path)
     assert (content["iqm"], content["interval"], content["best_1_of_1"]) == (5.0, [None, None], 5.0)
     draw_curves(summary, tmp_path / "curve.png")
 
@@ -100,8 +105,9 @@ def test_a_return_that_is_not_known_yet(tmp_path):
     path = tmp_path / "seed_0" / "evaluation.csv"
     path.write_text(path.read_text().replace(f",{10.0 / 3 / 2!r}", ",nan"))
     summary = summary_of(tmp_path)
-    assert summary.curve[0].sampled.per_seed[0] == -math.inf
-    assert math.isfinite(summary.curve[0].sampled.best)
+    sampled = summary.curves["sampled_return"][0]
+    assert sampled.per_seed[0] == -math.inf
+    assert math.isfinite(sampled.best)
     draw_curves(summary, tmp_path / "curve.png")
 
 
@@ -114,12 +120,11 @@ def test_edited_logs(tmp_path):
 
 
 def test_the_fingerprint_is_of_what_decides_a_run(tmp_path):
-    log = tmp_path / "log.hdf5"
-    log.write_bytes(b"rows")
-    moved = tmp_path / "moved.hdf5"
-    moved.write_bytes(b"rows")
-    other = tmp_path / "other.hdf5"
-    other.write_bytes(b"other rows")
-    plans = [Plan(CONFIG.with_changes(initial_log=str(path)), ((0,),)) for path in (log, moved, other)]
-    assert plans[0].fingerprint == plans[1].fingerprint != plans[2].fingerprint
-    assert Plan(CONFIG.with_changes(gamma=0.9), ((0,),)).fingerprint != Plan(CONFIG, ((0,),)).fingerprint
+    def fingerprint(**changes):
+        return _fingerprint_of(_new_record(CONFIG.with_changes(**changes), [[0]]))
+
+    for name, rows in (("log", b"rows"), ("moved", b"rows"), ("other", b"other rows")):
+        (tmp_path / name).write_bytes(rows)
+    log, moved, other = (fingerprint(initial_log=str(tmp_path / name)) for name in ("log", "moved", "other"))
+    assert log == moved != other
+    assert fingerprint(gamma=0.9) != fingerprint()

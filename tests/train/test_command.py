@@ -51,16 +51,6 @@ def test_out_has_a_default(config, tmp_path, monkeypatch):
     assert "go on with it by --resume" in again.stderr
 
 
-def test_resume(config, tmp_path):
-    assert call(config, "--out", tmp_path / "run").exit_code == 0
-    again = call(config, "--out", tmp_path / "run", "--resume")
-    assert again.exit_code == 0
-    assert "25 steps" in again.stdout
-    other = call(config, "--out", tmp_path / "run", "--resume", "--set", "algo.params.gamma=0.5")
-    assert other.exit_code == 2
-    assert "algo.params.gamma is 0.99 there and 0.5 here" in other.stderr
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -94,9 +84,3 @@ def test_an_interrupt_says_how_to_go_on(config, tmp_path, monkeypatch):
     assert done.exit_code == 130
     assert "go on with --resume" in done.stderr
     assert call(config, "--out", tmp_path / "run", "--resume").exit_code == 0
-
-
-def test_help_has_examples():
-    done = call("--help")
-    assert done.exit_code == 0
-    assert "koffline train configs/cql.yaml --set algo.params.gamma=0.98" in done.stdout

@@ -18,8 +18,8 @@ from koffline.data.replay import LazyReplayBuffer, from_d3rlpy
 from koffline.data.sources import open_transitions
 from koffline.data.statistics import statistics_of
 from koffline.errors import ConfigError, DataError
+from koffline.store.run_folders import read_record
 from koffline.train.config import load_config
-from koffline.train.folder import read_record
 from koffline.train.run import train
 from tests.train.small_runs import make_config, make_log, metric_files, read_model, same
 

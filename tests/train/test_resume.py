@@ -1,5 +1,6 @@
 """A killed run that goes on equals one that was never killed, wherever it was hit."""
 
+import shutil
 import signal
 import subprocess
 import sys
@@ -9,10 +10,10 @@ import pytest
 
 import koffline.algos.loggers
 import koffline.train.checkpoint
-import koffline.train.folder
 import koffline.train.run
 from koffline.algos.from_config import algorithm_types
 from koffline.errors import ConfigError
+from koffline.store.run_folders import open_run
 from koffline.train.config import load_config
 from koffline.train.run import train
 from tests.interrupts import Hit, hit_at
@@ -35,7 +36,25 @@ def small(folder, kind="dqn"):
     return load_config(make_config(write_log(folder, is_discrete(kind)), kind), ["logger.gradients=false"])
 
 
-@pytest.mark.parametrize("also_after", [False, True])
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """Three epochs, never interrupted."""
+    folder = tmp_path_factory.mktemp("whole")
+    return train(small(folder), folder / "run").out
+
+
+@pytest.fixture
+def again(whole, tmp_path):
+    """The run, to be changed, and what it is trained by."""
+    shutil.copytree(whole, tmp_path / "run")
+    return tmp_path / "run", load_config(whole / "config.yaml")
+
+
+def content_of(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+@pytest.mark.parametrize("also_after", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_hit_at_every_write(also_after, tmp_path, monkeypatch):
     content = make_config(write_log(tmp_path), n_steps=5, n_steps_per_epoch=3)
     config = load_config({**content, "evaluators": ["td_error"]}, ["logger.gradients=false"])
@@ -53,31 +72,16 @@ def test_hit_at_every_write(also_after, tmp_path, monkeypatch):
     assert number > 15  # 2 × (5 metrics, a model, a checkpoint), config, params and two records
 
 
-KINDS = [
-    "sac",
-    "kloss_sac",
-    "discrete_cql",
-    "bcq",
-    "trust_pcl",
-    "discrete_trust_pcl",
-    "kloss_dqn",
-    "kloss_iql",
-]
+KINDS = ("kloss_sac", "bcq", "discrete_trust_pcl", "kloss_dqn")
+OTHERS = [kind for kind in algorithm_types() if kind not in (*KINDS, "fqe", "kloss_fqe")]
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [
-        *KINDS,
-        *(
-            pytest.param(kind, marks=pytest.mark.slow)
-            for kind in algorithm_types()
-            if kind not in (*KINDS, "fqe", "kloss_fqe")
-        ),
-    ],
-)
+@pytest.mark.parametrize("kind", [*KINDS, *(pytest.param(kind, marks=pytest.mark.slow) for kind in OTHERS)])
 def test_every_family_goes_on_to_the_bit(kind, tmp_path, monkeypatch):
-    config = small(tmp_path, kind)
+    check_killed_run(small(tmp_path, kind), tmp_path, monkeypatch)
+
+
+def check_killed_run(config, tmp_path, monkeypatch):
     whole = train(config, tmp_path / "whole").out
     save = koffline.train.run.save_state
 
@@ -102,15 +106,7 @@ def test_schedules_of_learning_rates_go_on(tmp_path, monkeypatch):
         "params": {"clip_grad_norm": 0.5, "lr_scheduler_factory": schedule},
     }
     content["algo"]["params"]["encoder_factory"]["params"]["dropout_rate"] = 0.3
-    config = load_config(content, ["logger.gradients=false"])
-    whole = train(config, tmp_path / "whole").out
-    with (
-        hit_at(monkeypatch, METRICS, 14, also_after=True),
-        pytest.raises(Hit),
-    ):
-        train(config, tmp_path / "hit")
-    train(config, tmp_path / "hit", resume=True)
-    check_equal(whole, tmp_path / "hit")
+    check_killed_run(load_config(content, ["logger.gradients=false"]), tmp_path, monkeypatch)
 
 
 KILLED = """
@@ -127,41 +123,31 @@ run.train(load_config(sys.argv[1]), sys.argv[2])
 """
 
 
+@pytest.mark.slow  # Hit stands for it everywhere else
 @pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="no kill -9 on this system")
-def test_kill_9(tmp_path):
-    whole = train(small(tmp_path), tmp_path / "whole").out
+def test_kill_9(whole, tmp_path):
     command = [sys.executable, "-c", KILLED, str(whole / "config.yaml"), str(tmp_path / "killed")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == -signal.SIGKILL, done.stderr
     assert (tmp_path / "killed" / "model_20.d3").exists()
-    config = load_config(whole / "config.yaml")
-    with pytest.raises(ConfigError, match="holds a run already; go on with it by --resume"):
-        train(config, tmp_path / "killed")
-    result = train(config, tmp_path / "killed", resume=True)
-    assert result.steps == 25
+    assert train(load_config(whole / "config.yaml"), tmp_path / "killed", resume=True).steps == 25
     check_equal(whole, tmp_path / "killed")
 
 
-def test_a_finished_run_is_reported_and_not_touched(tmp_path):
+def test_a_finished_run_is_reported_and_not_touched(again):
+    out, config = again
+    before = content_of(out)
+    assert train(config, out, resume=True).steps == 25
+    with pytest.raises(ConfigError, match="holds a run already; go on with it by --resume"):
+        train(config, out)
+    assert content_of(out) == before
+
+
+def test_resume_of_nothing_begins_and_the_log_may_have_moved(tmp_path):
     config = small(tmp_path)
-    first = train(config, tmp_path / "run")
-    before = {p.name: p.read_bytes() for p in first.out.iterdir()}
-    again = train(config, tmp_path / "run", resume=True)
-    assert again == first
-    assert {p.name: p.read_bytes() for p in first.out.iterdir()} == before
-
-
-def test_resume_of_nothing_begins(tmp_path):
-    assert train(small(tmp_path), tmp_path / "deep" / "run", resume=True).steps == 25
-    (tmp_path / "empty").mkdir()
-    assert train(small(tmp_path), tmp_path / "empty").steps == 25
-
-
-def test_the_log_may_have_moved(tmp_path):
-    content = make_config(write_log(tmp_path / "a"))
-    train(load_config(content), tmp_path / "run")
-    moved = load_config(content, data=write_log(tmp_path / "b"))
-    assert train(moved, tmp_path / "run", resume=True).steps == 25
+    assert train(config, tmp_path / "deep" / "run", resume=True).steps == 25
+    moved = load_config(config.resolved(), data=write_log(tmp_path / "b"))
+    assert train(moved, tmp_path / "deep" / "run", resume=True).steps == 25
 
 
 @pytest.mark.parametrize(
@@ -169,7 +155,7 @@ def test_the_log_may_have_moved(tmp_path):
     [
         (
             "algo.params.gamma=0.5",
-            r"another config: algo\.params\.gamma is 0\.99 there and 0\.5 here; resume it",
+            r"another config: algo\.params\.gamma is 0\.99 there and 0\.5 here;",
         ),
         (
             "algo.params.encoder_factory.params.hidden_units=[9]",
@@ -179,108 +165,79 @@ def test_the_log_may_have_moved(tmp_path):
         ("train.seed=9", r"train\.seed is 0 there and 9 here"),
         ("data.split.held_out=0.5", r"data\.split\.held_out is 0\.0 there and 0\.5 here"),
         ("evaluators.initial_value.type=initial_value", r"evaluators\.initial_value"),
+        ("data.source=other", "another config: the digest of the data"),
+        ("algo.type=kloss_dqn", r"algo\.type is dqn there and kloss_dqn here"),
     ],
 )
-def test_the_folder_of_another_config(assignment, message, tmp_path):
-    content = make_config(write_log(tmp_path))
-    train(load_config(content), tmp_path / "run")
-    before = {p.name: p.read_bytes() for p in (tmp_path / "run").iterdir()}
+def test_the_folder_of_another_run(assignment, message, whole, tmp_path):
+    content = load_config(whole / "config.yaml").resolved()
+    if assignment == "data.source=other":
+        assignment = f"data.source={write_log(tmp_path, seed=1)}"
+    if assignment.startswith("algo.type"):
+        content = make_config(content["data"]["source"], "kloss_dqn")
+    before = content_of(whole)
     with pytest.raises(ConfigError, match=message) as caught:
-        train(load_config(content, [assignment]), tmp_path / "run", resume=True)
+        train(load_config(content, [assignment]), whole, resume=True)
     assert "\n" not in str(caught.value)
-    assert {p.name: p.read_bytes() for p in (tmp_path / "run").iterdir()} == before
-
-
-def test_the_folder_of_another_log(tmp_path):
-    content = make_config(write_log(tmp_path / "a"))
-    train(load_config(content), tmp_path / "run")
-    other = load_config(content, data=write_log(tmp_path / "b", seed=1))
-    with pytest.raises(ConfigError, match="another config: the digest of the data"):
-        train(other, tmp_path / "run", resume=True)
+    assert content_of(whole) == before
 
 
 @pytest.mark.parametrize("resume", [False, True])
-def test_foreign_folders_and_files(resume, tmp_path):
-    config = small(tmp_path)
+def test_foreign_folders_and_files(resume, whole, tmp_path):
+    config = load_config(whole / "config.yaml")
     (tmp_path / "notes").mkdir()
     (tmp_path / "notes" / "diary.txt").write_text("dear diary")
     with pytest.raises(ConfigError, match="holds something that is not a training run"):
         train(config, tmp_path / "notes", resume=resume)
     assert [p.name for p in (tmp_path / "notes").iterdir()] == ["diary.txt"]
-    (tmp_path / "file").write_text("a file")
     with pytest.raises(ConfigError, match="is a file; name a folder"):
-        train(config, tmp_path / "file", resume=resume)
+        train(config, tmp_path / "notes" / "diary.txt", resume=resume)
 
 
-def test_damaged_files(tmp_path):
-    config = small(tmp_path)
-    folder = train(config, tmp_path / "run").out
-    checkpoint = (folder / "checkpoint.pt").read_bytes()
-    (folder / "checkpoint.pt").write_bytes(checkpoint[:100])
-    with pytest.raises(ConfigError, match=r"checkpoint\.pt cannot be read"):
-        train(config, folder, resume=True)
-    (folder / "checkpoint.pt").write_bytes(checkpoint)
-    (folder / "td_error.csv").write_text("")
-    with pytest.raises(ConfigError, match=r"td_error\.csv is shorter than its checkpoint says"):
-        train(config, folder, resume=True)
-    (folder / "run.json").write_text("{")
-    with pytest.raises(ConfigError, match=r"run\.json cannot be read"):
-        train(config, folder, resume=True)
-    (folder / "run.json").write_text("[]")
-    with pytest.raises(ConfigError, match=r"run\.json is not of a training run"):
-        train(config, folder, resume=True)
+@pytest.mark.parametrize(
+    ("name", "damaged", "message"),
+    [
+        ("checkpoint.pt", None, r"checkpoint\.pt is gone.*train again into another --out"),
+        ("checkpoint.pt", b"junk", r"checkpoint\.pt cannot be read.*train again into another --out"),
+        ("td_error.csv", b"", r"td_error\.csv is shorter than its checkpoint says"),
+        ("run.json", b"{", r"run\.json cannot be read"),
+        ("run.json", b"[]", r"run\.json is not of a training run"),
+    ],
+)
+def test_damaged_files_end_in_one_line_and_nothing_is_lost(name, damaged, message, again):
+    out, config = again
+    (out / name).unlink()
+    if damaged is not None:
+        (out / name).write_bytes(damaged)
+    before = content_of(out)
+    with pytest.raises(ConfigError, match=message) as caught:
+        train(config, out, resume=True)
+    assert "delete it" not in str(caught.value)
+    assert content_of(out) == before
 
 
 def test_one_process_at_a_time(tmp_path):
-    config = small(tmp_path)
-    record = {"digests": {"data": "x"}}
+    record = {"config": {"gamma": 1}}
     with (
-        koffline.train.folder.open_folder(tmp_path / "run", config, record, resume=False),
+        open_run(tmp_path / "run", record, dict, resume=False),
         pytest.raises(ConfigError, match="another process is writing to"),
-        koffline.train.folder.open_folder(tmp_path / "run", config, record, resume=True),
+        open_run(tmp_path / "run", record, dict, resume=True),
     ):
         pass
 
 
-def test_other_versions_are_noticed(tmp_path, caplog, monkeypatch):
-    config = small(tmp_path)
-    train(config, tmp_path / "run")
-    monkeypatch.setattr(koffline.train.run.platform, "python_version", lambda: "2.7")
-    train(config, tmp_path / "run", resume=True)
+def test_other_versions_are_noticed(again, caplog, monkeypatch):
+    monkeypatch.setattr(koffline.train.run, "versions", lambda: {"python": "2.7"})
+    train(again[1], again[0], resume=True)
     assert "begun with other versions" in caplog.text
 
 
-def test_generators_come_back(tmp_path):
+def test_generators_come_back():
     generator = np.random.default_rng(3)
-    draws = koffline.train.checkpoint.GeneratorDraws(generator)
-    state = koffline.train.checkpoint._random_state(draws)
+    state = koffline.train.checkpoint._random_state(generator)
     expected = (generator.integers(1 << 60), np.random.random())  # noqa: NPY002
-    koffline.train.checkpoint._set_random_state(state, draws)
+    koffline.train.checkpoint._set_random_state(state, generator)
     assert (generator.integers(1 << 60), np.random.random()) == expected  # noqa: NPY002
-
-
-@pytest.mark.parametrize("damage", ["gone", "cut", "junk"])
-def test_a_finished_run_outlives_its_checkpoint(damage, tmp_path):
-    """Without a checkpoint that can be read nothing is trained again, and nothing is lost."""
-    config, out = load_config(make_config(write_log(tmp_path))), tmp_path / "run"
-    train(config, out)
-    checkpoint = out / "checkpoint.pt"
-    if damage == "gone":
-        checkpoint.unlink()
-    else:
-        checkpoint.write_bytes(checkpoint.read_bytes()[:100] if damage == "cut" else b"junk")
-    before = {p.name: p.read_bytes() for p in out.iterdir()}
-    with pytest.raises(ConfigError, match="train again into another --out") as caught:
-        train(config, out, resume=True)
-    assert "delete it" not in str(caught.value)
-    assert {p.name: p.read_bytes() for p in out.iterdir()} == before
-
-
-def test_a_run_of_another_algorithm_says_so_first(tmp_path):
-    source, out = write_log(tmp_path), tmp_path / "run"
-    train(load_config(make_config(source)), out)
-    with pytest.raises(ConfigError, match=r"algo\.type is dqn there and kloss_dqn here"):
-        train(load_config(make_config(source, "kloss_dqn")), out, resume=True)
 
 
 def test_a_diverged_run_is_a_failure_that_its_record_keeps(tmp_path, monkeypatch):

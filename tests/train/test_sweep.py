@@ -12,7 +12,7 @@ import koffline.train.sweep
 from koffline.cli import cli
 from koffline.data.sources import write_transitions
 from koffline.errors import DataError
-from koffline.train.folder import write_record
+from koffline.store.run_folders import write_record
 from koffline.train.sweep import SweepSettings, run_sweep
 from koffline.train.sweep_plan import make_plan
 from tests.train.small_runs import make_log, write_log

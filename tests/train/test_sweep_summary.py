@@ -39,13 +39,6 @@ def order_of(summary):
     return [row.values[0][1] for row in summary.rows]
 
 
-def test_interquartile_mean_by_hand():
-    assert interquartile_mean(np.array([9.0, 1.0, 2.0, 3.0])) == 2.5
-    assert interquartile_mean(np.array([9.0, 1.0, 2.0, 3.0, -50.0])) == 2.0
-    assert interquartile_mean(np.array([4.0, 8.0])) == 6.0
-    assert interquartile_mean(np.array([[4.0], [8.0]])).tolist() == [4.0, 8.0]
-
-
 @pytest.mark.parametrize("count", range(1, 14))
 def test_interquartile_mean_is_scipys_trimmed_mean(count):
     scores = np.random.default_rng(count).normal(size=(3, count))

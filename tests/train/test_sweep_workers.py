@@ -33,6 +33,7 @@ def in_this_process(*options):
     assert done.exit_code == 0, done.stderr
 
 
+@pytest.mark.slow  # a killed run is proved in test_resume, what is left of a sweep in test_sweep
 @pytest.mark.skipif(os.name == "nt", reason="signals of POSIX")
 def test_a_killed_sweep_goes_on_and_is_the_same_to_the_bit(tmp_path: Path) -> None:
     config = write_config(tmp_path, **LONG)
