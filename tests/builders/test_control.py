@@ -15,9 +15,23 @@ from click.testing import CliRunner
 
 import koffline
 from koffline.builders import KINDS, POLICY_LEVELS
-from koffline.builders.control import ControlSettings, build_control, medium_and_expert, noisy, replay_log
-from koffline.builders.control_learning import Learned, LearningSettings, Snapshot, log_returns
-from koffline.builders.control_recipes import POLICIES, RECIPES, learning_settings, stem
+from koffline.builders.control import (
+    POLICIES,
+    ControlSettings,
+    build_control,
+    medium_and_expert,
+    noisy,
+    replay_log,
+    stem,
+)
+from koffline.builders.control_learning import (
+    RECIPES,
+    Learned,
+    LearningSettings,
+    Snapshot,
+    learning_settings,
+    log_returns,
+)
 from koffline.builders.rollouts import RolloutPlayer
 from koffline.cli import cli
 from koffline.data.transitions import Continuous, Discrete
@@ -211,12 +225,12 @@ def test_a_killed_learner_goes_on(run, tmp_path):
         "import os, signal, sys\n"
         "from koffline.builders import control_learning\n"
         "from koffline.cli import main\n"
-        "real = control_learning._Run._play_episode\n"
+        "real = control_learning._Run.play_episode\n"
         "def play(self):\n"
         "    real(self)\n"
-        "    if self._saved > 0:\n"
+        "    if self.saved > 0:\n"
         "        os.kill(os.getpid(), signal.SIGKILL)\n"
-        "control_learning._Run._play_episode = play\n"
+        "control_learning._Run.play_episode = play\n"
         "main()\n"
     )
     arguments = ("--env", "Pendulum-v1", "--kind", "replay", "--train-steps", "700", "--out", "a.hdf5")
