@@ -35,6 +35,7 @@ class BatchSource:
         self._continuations = table.next_inputs.flatten(0, 1) if table.draws > 1 else None
         parts = {name: column for name, column in table.columns() if name != "kernel_inputs"}
         parts["rewards"], parts["discounts"] = table.rewards[:, None], table.discounts[:, None]
+        parts["next_inputs"] = table.next_inputs.flatten(1)
         if self._continuations is not None:
             del parts["next_inputs"]
         self._wide = False

@@ -120,8 +120,10 @@ class PartsFolder:
 
     def _is_ours(self) -> bool:
         """Whether the folder holds what a build leaves and nothing else."""
-        ours = (_RUN, "part-", f".{_RUN}", ".part-")
-        return self.folder.is_dir() and all(path.name.startswith(ours) for path in self.folder.iterdir())
+        if not self.folder.is_dir():
+            return False
+        names = {path.name for path in self.folder.iterdir()} - {_RUN}
+        return all(name.startswith(("part-", f".{_RUN}", ".part-")) for name in names)
 
 
 def policy_digests(specs: Sequence[str]) -> list[str]:

@@ -60,8 +60,8 @@ def build_uniform(
     grid = fitting.function
     if isinstance(grid, GridPolicy) and not np.allclose([grid.low, grid.high], [world.low, world.high]):
         raise PolicyError(
-            f"{fitting.name}: its grid covers {grid.low} to {grid.high}, the states of {type(world).__name__} "
-            f"{world.low} to {world.high}; give a policy of this world"
+            f"{fitting.name}: its grid covers {grid.low} to {grid.high}, the states of "
+            f"{type(world).__name__} {world.low} to {world.high}; give a policy of this world"
         )
     drawn = draw_uniform_tuples(world, fitting, n, generator)
     observations = world.observe(drawn.states)
