@@ -13,9 +13,8 @@ from gymnasium.utils.env_checker import check_env
 from gymnasium.wrappers import RenderCollection
 
 from koffline.envs.boxes import GYMNASIUM_IDS, TIME_LIMITS, make_world
-from koffline.envs.gymnasium_worlds import NOISY_MUJOCO
+from koffline.envs.gymnasium_worlds import NOISY_MUJOCO, draw_world
 from koffline.envs.make import make_env
-from koffline.envs.pictures import draw_world
 from koffline.errors import ConfigError
 
 EACH = pytest.mark.parametrize("identifier", GYMNASIUM_IDS.values())
@@ -236,9 +235,7 @@ def test_a_seed_gives_the_same_noise_and_another_seed_another() -> None:
     first = play_noisy(env, 3)
     np.testing.assert_array_equal(first, play_noisy(env, 3))
     assert not np.array_equal(first[1], play_noisy(make_env(PENDULUM), 3)[1])
-    np.testing.assert_array_equal(
-        first[0], play_noisy(make_env(PENDULUM), 3)[0]
-    )
+    np.testing.assert_array_equal(first[0], play_noisy(make_env(PENDULUM), 3)[0])
     assert not np.array_equal(first[1] - first[0], play_noisy(env, 4)[1] - play_noisy(env, 4)[0])
 
 
