@@ -20,16 +20,13 @@ if TYPE_CHECKING:
     from koffline.data.sources import open_transitions
     from koffline.data.table.mapping import TableMapping
     from koffline.data.transitions import Continuous, Discrete, Transitions
-    from koffline.ope.bellman_test.front import bellman_test, witness_function
-    from koffline.ope.bellman_test.result import BellmanTest
+    from koffline.ope.bellman_test.front import BellmanTest, bellman_test, witness_function
     from koffline.ope.cross_fit import cross_fit
-    from koffline.ope.diagnose.diagnosing import diagnose
+    from koffline.ope.diagnosis import diagnose
     from koffline.ope.estimate import Estimate, Interval
-    from koffline.ope.estimators.all import estimate_all
     from koffline.ope.estimators.table import EstimateTable
-    from koffline.ope.evaluation import evaluate
-    from koffline.ope.selection.ranking import PolicyRanking
-    from koffline.ope.selection.selecting import select_policies
+    from koffline.ope.evaluation import estimate_all, evaluate
+    from koffline.ope.ranking import PolicyRanking, select_policies
     from koffline.ope.stream_settings import StreamSettings
     from koffline.policy_specs import load_policy
 
@@ -39,7 +36,7 @@ except PackageNotFoundError:  # used from a source tree that was never installed
     __version__ = "0.0.0+source"
 
 _HOME_OF = {
-    "BellmanTest": "koffline.ope.bellman_test.result",
+    "BellmanTest": "koffline.ope.bellman_test.front",
     "ColumnarReplayBuffer": "koffline.data.replay",
     "Continuous": "koffline.data.transitions",
     "Discrete": "koffline.data.transitions",
@@ -47,20 +44,20 @@ _HOME_OF = {
     "EstimateTable": "koffline.ope.estimators.table",
     "Interval": "koffline.ope.estimate",
     "LazyTransitions": "koffline.data.disk.log",
-    "PolicyRanking": "koffline.ope.selection.ranking",
+    "PolicyRanking": "koffline.ope.ranking",
     "ShardWriter": "koffline.data.disk.writer",
     "StreamSettings": "koffline.ope.stream_settings",
     "TableMapping": "koffline.data.table.mapping",
     "Transitions": "koffline.data.transitions",
     "bellman_test": "koffline.ope.bellman_test.front",
     "cross_fit": "koffline.ope.cross_fit",
-    "diagnose": "koffline.ope.diagnose.diagnosing",
-    "estimate_all": "koffline.ope.estimators.all",
+    "diagnose": "koffline.ope.diagnosis",
+    "estimate_all": "koffline.ope.evaluation",
     "evaluate": "koffline.ope.evaluation",
     "load": "koffline.algos.loading",
     "load_policy": "koffline.policy_specs",
     "open_transitions": "koffline.data.sources",
-    "select_policies": "koffline.ope.selection.selecting",
+    "select_policies": "koffline.ope.ranking",
     "witness_function": "koffline.ope.bellman_test.front",
 }
 _MODULES = {

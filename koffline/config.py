@@ -11,8 +11,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from pydantic_core import PydanticCustomError
 
 from koffline.errors import ConfigError, nearest_name
-from koffline.untrusted.limits import Refused, read_text
-from koffline.untrusted.yaml_files import LARGEST_TEXT, DuplicateKeyError, parse_yaml
+from koffline.untrusted.limits import Refused
+from koffline.untrusted.yaml_files import DuplicateKeyError, parse_yaml, read_yaml_file
 
 
 class EvaluationSettings(BaseModel):
@@ -119,31 +119,8 @@ def make_settings(*layers: Mapping[str, Any]) -> EvaluationSettings:
 
 def read_yaml(path: str | Path) -> dict[str, Any]:
     """The top-level mapping of a YAML file; ConfigError when it is missing, unreadable or no mapping."""
-    try:
-        text = read_text(Path(path), LARGEST_TEXT)
-    except Refused as error:
-        raise ConfigError(f"config file {path} is not read: {error}") from None
-    except OSError as error:
-        raise ConfigError(f"config file {path} cannot be read: {error.strerror}; check the path") from None
-    except UnicodeDecodeError:
-        raise ConfigError(f"config file {path} is not text; give a YAML file") from None
-    try:
-        content = parse_yaml(text)
-    except Refused as error:
-        raise ConfigError(f"config file {path} is not read: {error}") from None
-    except DuplicateKeyError as error:
-        raise ConfigError(f"config file {path} names '{error}' twice; keep one of them") from None
-    except yaml.YAMLError as error:
-        place = getattr(error, "problem_mark", None)
-        line = f" (line {place.line + 1})" if place else ""
-        raise ConfigError(
-            f"config file {path} is not valid YAML{line}; write lines of 'key: value'"
-        ) from None
-    if content is None:
-        return {}
-    if not isinstance(content, dict):
-        raise ConfigError(f"config file {path} holds a {type(content).__name__}; write lines of 'key: value'")
-    return {str(key): value for key, value in content.items()}
+    read = read_yaml_file(Path(path), f"config file {path}", ConfigError)
+    return {str(key): value for key, value in read.items()}
 
 
 def parse_assignments(assignments: Iterable[str]) -> dict[str, Any]:

@@ -10,24 +10,14 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
+from koffline.data.transitions import ActionSpace
 from koffline.errors import PolicyError
-from koffline.policies.base import (
-    ActionSpace,
-    ContinuousPolicy,
-    DiscretePolicy,
-    Policy,
-    check_fits,
-    check_output_shape,
-)
-from koffline.policies.builtin import epsilon_policy, uniform_policy
+from koffline.policies.base import ContinuousPolicy, DiscretePolicy, Policy, check_fits, check_output_shape
 from koffline.policies.d3 import read_d3
-from koffline.policies.detect import ACCEPTED, detect
-from koffline.policies.grid_policy import FORMAT as GRID_FORMAT
-from koffline.policies.grid_policy import grid_of_file, grid_policy
-from koffline.policies.mlp import mlp_policy
-from koffline.policies.onnx_policy import load_onnx
-from koffline.policies.policy_file import mlp_of_file, read_arrays
-from koffline.policies.python_policy import callable_policy, import_object
+from koffline.policies.distributions import epsilon_policy, uniform_policy
+from koffline.policies.files import ACCEPTED, detect, load_onnx, read_torchscript
+from koffline.policies.policy_file import load_policy_file
+from koffline.policies.python_policy import ModuleFunction, callable_policy, import_object
 
 _MODULE_SPEC = re.compile(r"[A-Za-z_]\w*(\.\w+)*:[A-Za-z_]\w*(\.\w+)*")
 _EPSILON = "epsilon:"
@@ -58,8 +48,7 @@ def load_policy(spec: str | Path, action_space: ActionSpace, observation_shape: 
         raise PolicyError(f"{spec}: this is a folder; a policy is {ACCEPTED}")
     if isinstance(spec, str) and _MODULE_SPEC.fullmatch(spec):
         return as_policy(import_object(spec), action_space, observation_shape, name=spec)
-    near = get_close_matches(str(spec), ["uniform"], 1)
-    hint = "did you mean 'uniform'? " if near else ""
+    hint = "did you mean 'uniform'? " if get_close_matches(str(spec), ["uniform"], 1) else ""
     raise PolicyError(f"{str(spec)!r}: there is no such file; {hint}a policy is {ACCEPTED}")
 
 
@@ -88,8 +77,6 @@ def as_policy(
 
         return policy_from_algo(policy, name, action_space, observation_shape)
     if _is_instance_of_loaded("torch.nn", "Module", policy):
-        from koffline.policies.torch_policy import ModuleFunction
-
         return callable_policy(ModuleFunction(policy), name, action_space, observation_shape)
     if not callable(policy):
         raise PolicyError(
@@ -125,22 +112,17 @@ def _load_epsilon(spec: str, action_space: ActionSpace, observation_shape: Seque
 
 def _load_file(path: Path, action_space: ActionSpace, observation_shape: Sequence[int]) -> Policy:
     kind = detect(path)
-    name = str(path)
     if kind == "d3":
         file = read_d3(path)
         from koffline.algos.d3_policy import policy_from_d3  # after the checks: d3rlpy takes seconds to load
 
         return policy_from_d3(file, action_space, observation_shape)
     if kind == "npz":
-        marker, arrays = read_arrays(path)
-        if marker == GRID_FORMAT:
-            return grid_policy(grid_of_file(path, arrays), name, action_space, observation_shape)
-        return mlp_policy(mlp_of_file(path, marker, arrays), name, action_space, observation_shape)
+        return load_policy_file(path, action_space, observation_shape)
+    function: Any
     if kind == "onnx":
         function = load_onnx(path, observation_shape)
     else:
-        from koffline.policies.torch_policy import ModuleFunction, read_torchscript
-
         function = ModuleFunction(read_torchscript(path))
-    policy = callable_policy(function, name, action_space, observation_shape)
+    policy = callable_policy(function, str(path), action_space, observation_shape)
     return check_output_shape(policy, observation_shape)

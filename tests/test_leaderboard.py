@@ -16,7 +16,7 @@ from scripts.bench.leaderboard_problems import BOARD, Greedy, Truncated
 from scripts.bench.leaderboard_report import render_page, write_page
 from scripts.bench.leaderboard_scores import score_methods
 from tests.ope.problems import discrete_log
-from tests.ope.selection.rankings import NAMES, ranking
+from tests.report.rankings import NAMES, ranking
 
 
 def answer(method, value=None, low=None, high=None, reason=None):

@@ -89,7 +89,7 @@ def test_code_in_the_weights_is_refused_and_does_not_run(load, dqn_file, tmp_pat
     torch.save({"q_funcs": _Shell(marker)}, buffer)
     assert _ran(marker, lambda: torch.load(io.BytesIO(buffer.getvalue()), weights_only=False))
     path = rewritten(dqn_file, tmp_path / "model.d3", torch=buffer.getvalue())
-    with pytest.raises(PolicyError, match=r"weights ask to import \w+\.system.*nothing ran"):
+    with pytest.raises(PolicyError, match=r"weights asks to import \w+\.system.*nothing ran"):
         load(path)
     assert not marker.exists()
 
@@ -114,7 +114,7 @@ def test_a_truncated_model_is_refused(load, dqn_file, tmp_path, keep):
 def test_truncated_weights_are_refused(load, dqn_file, tmp_path):
     weights = pickle.loads(dqn_file.read_bytes())["torch"]
     path = rewritten(dqn_file, tmp_path / "model.d3", torch=weights[: len(weights) // 2])
-    with pytest.raises(PolicyError, match="weights are truncated or corrupt"):
+    with pytest.raises(PolicyError, match="weights is truncated or corrupt"):
         load(path)
 
 
@@ -137,10 +137,10 @@ def edited_config(source: Path, target: Path, **changes) -> Path:
         ({"action_size": "many"}, ["action size 'many'", "save the model again"]),
         ({"params": {"encoder_factory": {"type": "nothing", "params": {}}}}, ["cannot rebuild", "KeyError"]),
         ({"params": {"n_critics": 2}}, ["weights do not fit", "save it again"]),
-        ({"params": {"n_critics": 10**9}}, ["asks for networks of more than", "save the model again"]),
+        ({"params": {"n_critics": 10**9}}, ["asks for networks of more than", "save it again"]),
         (
             {"params": {"encoder_factory": {"type": "vector", "params": {"hidden_units": [20_000, 20_000]}}}},
-            ["asks for networks of more than", "save the model again"],
+            ["asks for networks of more than", "save it again"],
         ),
     ],
 )

@@ -13,7 +13,7 @@ from scipy import stats
 from koffline.data.transitions import Continuous
 from koffline.errors import PolicyError
 from koffline.policies import ContinuousPolicy, save_mlp_policy
-from koffline.policies.densities import at_bounds, gaussian_log_density, squashed_gaussian_log_density
+from koffline.policies.distributions import at_bounds, gaussian_log_density, squashed_gaussian_log_density
 from koffline.policy_specs import as_policy, load_policy
 from tests import d3_models
 from tests.reference_importance import gaussian_density

@@ -94,12 +94,7 @@ class Program(torch.nn.Module):
 @pytest.mark.parametrize(
     ("way", "columns", "reason"),
     [
-        (
-            "multiplies",
-            5,
-            "ValueError: its first layer takes (N, 4), received (N, 5): mat1 and mat2 shapes cannot be "
-            "multiplied (2x5 and 4x3)",
-        ),
+        ("multiplies", 5, "RuntimeError: mat1 and mat2 shapes cannot be multiplied (2x5 and 4x3)"),
         ("reshapes", 4, "RuntimeError: shape '[7, 9]' is invalid for input of size 8"),
         ("raises", 4, "RuntimeError: last �[31mline"),
         ("other", 4, "RuntimeError: AssertionError: no such way"),
@@ -125,10 +120,7 @@ def onnx_file(path: Path, last: str, batch: object = "batch", element: int = Ten
     attributes = {"ArgMax": {"axis": 1, "keepdims": 0}, "Softmax": {"axis": 1}}.get(last, {})
     output = (TensorProto.INT64, [batch]) if last == "ArgMax" else (element, [batch, 3])
     graph = helper.make_graph(
-        [
-            helper.make_node("MatMul", ["x", "W"], ["h"]),
-            helper.make_node(last, ["h"], ["y"], **attributes),
-        ],
+        [helper.make_node("MatMul", ["x", "W"], ["h"]), helper.make_node(last, ["h"], ["y"], **attributes)],
         "policy",
         [helper.make_tensor_value_info("x", element, [batch, 4])],
         [helper.make_tensor_value_info("y", *output)],
@@ -226,7 +218,7 @@ def test_truncated_files_are_refused(all_kinds, tmp_path, kind, fraction):
         (b"hello, this is text", ["not a policy", "package.module:name"]),
         (b"\x89HDF\r\n\x1a\n" + bytes(100), ["HDF5", "a log and not a policy"]),
         (bytes(100), ["not a policy"]),
-        (b"\x08\x08\x12\x03abc", ["not a policy"]),
+        (b"\x08\x08\x12\x03abc", ["the ONNX file cannot be read"]),
         (b"\x80", ["not a policy"]),
         (b"PK\x03\x04", ["truncated or corrupt"]),
     ],

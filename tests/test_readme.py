@@ -12,6 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from koffline.cli import cli
+from koffline.ope import fitted, workspace
 from tests.experiments.shrunk import blank_figures, shrink_experiments
 
 ROOT = Path(__file__).parents[1]
@@ -55,6 +56,8 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for folder in ("datasets", "configs"):
         shutil.copytree(ROOT / folder, tmp_path / folder)
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(fitted, "ROUNDS", (80,))
+    monkeypatch.setattr(workspace, "_ALONE", 80)
     return tmp_path
 
 
@@ -93,7 +96,7 @@ def test_koffline_commands_run(command: str, elsewhere: Path, monkeypatch: pytes
     if "shards" in arguments or "runs/shards" in arguments:
         prepare_shards(arguments)
     if arguments[0] in ("train", "sweep"):
-        arguments += SHORT
+        arguments += [*SHORT, *(["--workers", "1"] if arguments[0] == "sweep" else [])]
     if arguments[0] in ("evaluate", "diagnose", "select"):
         arguments += QUICK
     if arguments[0] == "reproduce":
@@ -127,6 +130,7 @@ def test_other_commands_are_what_they_seem(command: str) -> None:
 @pytest.mark.parametrize("snippet", SNIPPETS, ids=range(len(SNIPPETS)))
 def test_snippets_run(snippet: str, elsewhere: Path, capsys: pytest.CaptureFixture[str]) -> None:
     quicker = snippet.replace("gamma=0.98, seed=0)", "gamma=0.98, seed=0, steps=400, resampled_replicas=4)")
+    quicker = quicker.replace('mountain_car.hdf5")', 'mountain_car.hdf5").select(range(500))')
     exec(compile(quicker, "README.md", "exec"), {"__name__": "readme"})
     printed = capsys.readouterr().out
     says = {"evaluate(": "bootstrap", "bellman_test(": "rejected", "solve(": "tensor(", "predict(": "[["}

@@ -11,6 +11,8 @@ import_d3rlpy()  # silently, before any module here imports it
 from koffline.algos.actor_critic import (  # noqa: E402
     KLossCQL,
     KLossCQLConfig,
+    KLossIQL,
+    KLossIQLConfig,
     KLossSAC,
     KLossSACConfig,
     KLossTD3PlusBC,
@@ -25,34 +27,11 @@ from koffline.algos.discrete import (  # noqa: E402
     KLossDQNConfig,
 )
 from koffline.algos.fqe import DiscreteKLossFQE, KLossFQE, KLossFQEConfig  # noqa: E402
-from koffline.algos.iql import KLossIQL, KLossIQLConfig  # noqa: E402
-from koffline.algos.trust_pcl import (  # noqa: E402
-    DiscreteTrustPCL,
-    DiscreteTrustPCLConfig,
-    TrustPCL,
-    TrustPCLConfig,
-)
+from koffline.algos.trust_pcl import DiscreteTrustPCL, DiscreteTrustPCLConfig, TrustPCL, TrustPCLConfig  # noqa: E402
 
 __all__ = [
-    "DiscreteKLossFQE",
-    "DiscreteTrustPCL",
-    "DiscreteTrustPCLConfig",
-    "KLossCQL",
-    "KLossCQLConfig",
-    "KLossDQN",
-    "KLossDQNConfig",
-    "KLossDiscreteCQL",
-    "KLossDiscreteCQLConfig",
-    "KLossDiscreteSAC",
-    "KLossDiscreteSACConfig",
-    "KLossFQE",
-    "KLossFQEConfig",
-    "KLossIQL",
-    "KLossIQLConfig",
-    "KLossSAC",
-    "KLossSACConfig",
-    "KLossTD3PlusBC",
-    "KLossTD3PlusBCConfig",
-    "TrustPCL",
-    "TrustPCLConfig",
-]
+    "DiscreteKLossFQE", "DiscreteTrustPCL", "DiscreteTrustPCLConfig", "KLossCQL", "KLossCQLConfig",
+    "KLossDQN", "KLossDQNConfig", "KLossDiscreteCQL", "KLossDiscreteCQLConfig", "KLossDiscreteSAC",
+    "KLossDiscreteSACConfig", "KLossFQE", "KLossFQEConfig", "KLossIQL", "KLossIQLConfig", "KLossSAC",
+    "KLossSACConfig", "KLossTD3PlusBC", "KLossTD3PlusBCConfig", "TrustPCL", "TrustPCLConfig",
+]  # fmt: skip

@@ -9,8 +9,8 @@ import dataclasses
 import functools
 import math
 import typing
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 from d3rlpy import serializable_config
@@ -20,26 +20,19 @@ from pydantic import TypeAdapter, ValidationError
 from koffline.errors import ConfigError, nearest_name
 
 _ACTIVATIONS = ("relu", "gelu", "tanh", "swish", "none", "geglu")
-_NOT_HERE = {"tuple": "logs have one array of observations; join the parts into one"}
+_NONE = {"type": "none", "params": {}}  # how d3rlpy writes a factory that is left out
 
 
-@dataclasses.dataclass(frozen=True)
-class Slot:
+class Slot(NamedTuple):
     """A field of a config: a plain value, numbers of an array, or a factory out of a registry.
 
-    default: dataclasses.MISSING where the field must be given.
+    default: a plain value, dataclasses.MISSING where the field must be given.
     """
 
-    name: str
     default: Any
     hint: Any
     registry: ConfigMetadata | None
     is_array: bool
-
-    @property
-    def may_be_none(self) -> bool:
-        """Whether the factory may be left out ("none")."""
-        return self.registry is not None and self.default is None
 
 
 @functools.cache
@@ -53,10 +46,11 @@ def slots_of(config_class: type) -> dict[str, Slot]:
         if field.default_factory is not dataclasses.MISSING:
             default = field.default_factory()
         encoder = field.metadata.get("dataclasses_json", {}).get("encoder")
-        registry = registries.get(id(encoder))
-        is_array = encoder is serializable_config._numpy_encoder
+        registry, is_array = registries.get(id(encoder)), encoder is serializable_config._numpy_encoder
+        if registry is not None:
+            default = encoder(default)
         if encoder is None or is_array or registry is not None:
-            slots[field.name] = Slot(field.name, default, hints[field.name], registry, is_array)
+            slots[field.name] = Slot(default, hints[field.name], registry, is_array)
     return slots
 
 
@@ -68,49 +62,34 @@ def fill_in(
     where: the path of the config in the user's file, for messages. Raises ConfigError for an unknown key or
     type at any depth (with the nearest valid one), a missing field and a value of the wrong kind.
     """
-    slots = slots_of(config_class)
+    slots, filled = slots_of(config_class), {}
     for key in given:
         if key not in slots:
             raise ConfigError(f"{where}.{key} is unknown; {nearest_name(str(key), slots)}")
-    return {
-        name: _filled(slot, given.get(name, _Default), f"{where}.{name}", base)
-        for name, slot in slots.items()
-    }
+    for name, slot in slots.items():
+        place, default = f"{where}.{name}", slot.default if base is None else base[name]
+        if slot.registry is not None:
+            filled[name] = _factory(slot.registry, given.get(name, {}), default, slot.default == _NONE, place)
+            continue
+        value = given.get(name, default)
+        if value is dataclasses.MISSING:
+            raise ConfigError(f"{place} is missing; it has no default, give a value")
+        filled[name] = _numbers(value, place) if slot.is_array else _checked(slot, value, name, place)
+    return filled
 
 
 def build(config_class: Any, values: Mapping[str, Any]) -> Any:
     """The config object of values that `fill_in` made. Raises ConfigError where d3rlpy refuses them."""
-    slots = slots_of(config_class)
     try:
-        return config_class(**{name: _built(slots[name], value) for name, value in values.items()})
+        return config_class.deserialize_from_dict(dict(values))
     except (AssertionError, TypeError, ValueError) as error:
         reason = " ".join(str(error).split()) or type(error).__name__
         raise ConfigError(f"{config_class.__name__} refuses its values: {reason}") from None
 
 
-class _Default:
-    """Stands for a value that was not given."""
-
-
-def _filled(slot: Slot, value: Any, where: str, base: Mapping[str, Any] | None) -> Any:
-    if slot.registry is not None:
-        return _filled_factory(slot, value, where, base)
-    if value is _Default:
-        if base is not None:
-            return base[slot.name]
-        if slot.default is dataclasses.MISSING:
-            raise ConfigError(f"{where} is missing; it has no default, give a value")
-        return _plain_default(slot, slot.default)
-    if slot.is_array:
-        return None if value is None else _numbers(value, where)
-    return _plain(_checked(slot, value, where))
-
-
-def _filled_factory(slot: Slot, value: Any, where: str, base: Mapping[str, Any] | None) -> dict[str, Any]:
-    assert slot.registry is not None
-    default = base[slot.name] if base is not None else _described(slot.default)
-    if value is _Default:
-        return default
+def _factory(
+    registry: ConfigMetadata, value: Any, default: dict[str, Any], may_be_none: bool, where: str
+) -> dict[str, Any]:
     if value is None or isinstance(value, str):
         value = {"type": value or "none"}
     if not isinstance(value, Mapping):
@@ -118,85 +97,55 @@ def _filled_factory(slot: Slot, value: Any, where: str, base: Mapping[str, Any] 
     for key in value:
         if key not in ("type", "params"):
             raise ConfigError(f"{where}.{key} is unknown; it has 'type' and 'params', options go into params")
-    kind = "none" if value.get("type", "") is None else value.get("type", default["type"])
-    params = value.get("params") or {}
+    kind, params = value.get("type", default["type"]), value.get("params") or {}
+    kind = "none" if kind is None else kind
     if not isinstance(params, Mapping):
         raise ConfigError(f"{where}.params is {params!r}; write it as lines of 'key: value'")
-    if kind == "none" and slot.may_be_none:
+    if kind == "none" and may_be_none:
         if params:
             raise ConfigError(f"{where}.params is given without a type; name the type as well")
         return {"type": "none", "params": {}}
-    chosen = _factory_class(slot, kind, where)
-    _refuse_options_of_another_type(slot, kind, params, where)
-    laid_over = default["params"] if kind == default["type"] else None
-    return {"type": kind, "params": fill_in(chosen, params, f"{where}.params", laid_over)}
-
-
-def _refuse_options_of_another_type(slot: Slot, kind: str, params: Mapping[str, Any], where: str) -> None:
-    assert slot.registry is not None
-    classes = slot.registry.config_list
+    if kind == "tuple":
+        raise ConfigError(f"{where}.type is 'tuple'; logs have one array of observations; join the parts")
+    known = {name: each for name, each in registry.config_list.items() if name != "tuple"}
+    if not isinstance(kind, str) or kind not in known:
+        names = [*known, "none"] if may_be_none else known
+        raise ConfigError(f"{where}.type is {kind!r}; {nearest_name(str(kind), names)}")
     for key in params:
-        owners = sorted(name for name, each in classes.items() if key in slots_of(each))
+        owners = sorted(name for name, each in registry.config_list.items() if key in slots_of(each))
         if owners and kind not in owners:
             raise ConfigError(
                 f"{where}.params.{key} is no option of the type '{kind}' but of {', '.join(owners)}; "
                 f"set {where}.type as well"
             )
+    laid_over = default["params"] if kind == default["type"] else None
+    return {"type": kind, "params": fill_in(known[kind], params, f"{where}.params", laid_over)}
 
 
-def _factory_class(slot: Slot, kind: Any, where: str) -> type:
-    assert slot.registry is not None
-    known = {name: each for name, each in slot.registry.config_list.items() if name not in _NOT_HERE}
-    if kind in _NOT_HERE:
-        raise ConfigError(f"{where}.type is '{kind}'; {_NOT_HERE[kind]}")
-    if not isinstance(kind, str) or kind not in known:
-        names = [*known, "none"] if slot.may_be_none else known
-        raise ConfigError(f"{where}.type is {kind!r}; {nearest_name(str(kind), names)}")
-    return known[kind]
-
-
-def _described(factory: Any) -> dict[str, Any]:
-    """A factory object as {type, params}."""
-    if factory is None:
-        return {"type": "none", "params": {}}
-    params = {}
-    for name, slot in slots_of(factory.__class__).items():
-        value = getattr(factory, name)
-        params[name] = _described(value) if slot.registry is not None else _plain_default(slot, value)
-    return {"type": factory.get_type(), "params": params}
-
-
-def _checked(slot: Slot, value: Any, where: str) -> Any:
-    """The value in the type that the field declares. Raises ConfigError."""
+def _checked(slot: Slot, value: Any, name: str, where: str) -> Any:
+    """The value, as YAML holds it, in the type that the field declares. Raises ConfigError."""
     if slot.hint is Any:
-        return _number_if_it_reads_as_one(value)
+        try:  # YAML takes 1e-3 for text
+            return float(value) if isinstance(value, str) else value
+        except ValueError:
+            return value
     if isinstance(value, bool) and "bool" not in str(slot.hint):
         raise ConfigError(f"{where} is {str(value).lower()}; a yes or no is no value here")
     try:
         checked = TypeAdapter(slot.hint).validate_python(value)
     except ValidationError as error:
         reason = error.errors()[0]["msg"]
-        reason = reason[0].lower() + reason[1:]
-        default = "" if slot.default is dataclasses.MISSING else f"; the default is {_plain(slot.default)}"
-        raise ConfigError(f"{where} is {value!r}: {reason}{default}") from None
+        raise ConfigError(f"{where} is {value!r}: {reason[0].lower()}{reason[1:]}") from None
     if isinstance(checked, float) and not math.isfinite(checked):
         raise ConfigError(f"{where} is {checked}; give a finite number")
-    if slot.name == "activation" and checked not in _ACTIVATIONS:
+    if name == "activation" and checked not in _ACTIVATIONS:
         raise ConfigError(f"{where} is {checked!r}; {nearest_name(checked, _ACTIVATIONS)}")
-    return checked
-
-
-def _number_if_it_reads_as_one(value: Any) -> Any:
-    """YAML takes 1e-3 for text."""
-    if isinstance(value, str):
-        try:
-            return float(value)
-        except ValueError:
-            return value
-    return value
+    return list(checked) if isinstance(checked, (list, tuple)) else checked
 
 
 def _numbers(value: Any, where: str) -> Any:
+    if value is None:
+        return None
     try:
         array = np.asarray(value, dtype=np.float64)
     except (TypeError, ValueError):
@@ -204,27 +153,3 @@ def _numbers(value: Any, where: str) -> Any:
     if not np.isfinite(array).all():
         raise ConfigError(f"{where} is {value!r}; give a list of numbers")
     return array.tolist()
-
-
-def _plain(value: Any) -> Any:
-    """As YAML and JSON hold it."""
-    if isinstance(value, np.ndarray):
-        return value.tolist()
-    if isinstance(value, Sequence) and not isinstance(value, str):
-        return [_plain(item) for item in value]
-    return value
-
-
-def _plain_default(slot: Slot, value: Any) -> Any:
-    """As if it were given: 0 for a float is 0.0, so that a resolved config resolves to itself."""
-    return float(value) if slot.hint is float and type(value) is int else _plain(value)
-
-
-def _built(slot: Slot, value: Any) -> Any:
-    if slot.registry is not None:
-        if value["type"] == "none" and slot.may_be_none:
-            return None
-        return build(slot.registry.config_list[value["type"]], value["params"])
-    if slot.is_array:
-        return None if value is None else np.asarray(value)
-    return value if slot.hint is Any else TypeAdapter(slot.hint).validate_python(value)

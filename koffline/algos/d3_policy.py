@@ -32,11 +32,10 @@ from d3rlpy.constants import ActionSpace as D3ActionSpace
 from d3rlpy.torch_utility import convert_to_torch, unwrap_ddp_model
 from torch import Tensor
 
-from koffline.algos.actor_critic import KLossSACImpl
+from koffline.algos.actor_critic import KLossIQLImpl, KLossSACImpl
 from koffline.algos.export import check_acts
-from koffline.algos.iql import KLossIQLImpl
-from koffline.algos.loading import create_algo, put_network_states
-from koffline.algos.trust_pcl_impl import LinearGaussianPolicy, TrustPCLImpl
+from koffline.algos.loading import algo_of
+from koffline.algos.trust_pcl import LinearGaussianPolicy, TrustPCLImpl
 from koffline.data.transitions import Continuous, Discrete
 from koffline.policies.base import (
     ActionSpace,
@@ -47,7 +46,7 @@ from koffline.policies.base import (
     chunk_rows_for,
 )
 from koffline.policies.d3 import D3File
-from koffline.policies.densities import gaussian_log_density, squashed_gaussian_log_density
+from koffline.policies.distributions import gaussian_log_density, squashed_gaussian_log_density
 
 Density = Callable[[np.ndarray, np.ndarray], np.ndarray]
 Box = tuple[np.ndarray, np.ndarray]
@@ -55,10 +54,7 @@ Box = tuple[np.ndarray, np.ndarray]
 
 def policy_from_d3(file: D3File, action_space: ActionSpace, observation_shape: Sequence[int]) -> Policy:
     """Rebuild the networks from the file's JSON and put its weights in. Raises PolicyError."""
-    with torch.random.fork_rng(devices=[]):
-        algo = create_algo(file)
-        put_network_states(file, algo)  # optimisers do not matter for acting
-    return policy_from_algo(algo, file.name, action_space, observation_shape)
+    return policy_from_algo(algo_of(file, optimisers=False), file.name, action_space, observation_shape)
 
 
 def policy_from_algo(
@@ -69,46 +65,35 @@ def policy_from_algo(
     is_discrete = algo.get_action_type() == D3ActionSpace.DISCRETE
     own_space = Discrete(algo.action_size) if is_discrete else Continuous(algo.action_size)
     check_spaces(name, own_space, algo.observation_shape, action_space, observation_shape)
-    shape = tuple(observation_shape)
-    repeats = int(getattr(algo.config, "n_action_samples", 1))
-    rows = chunk_rows_for(shape, max(1, repeats))
-    if isinstance(action_space, Discrete):
-        return DiscretePolicy(action_space.n, _discrete_function(algo), name, shape, rows)
-    if acts_deterministically(algo):
-        return ContinuousPolicy(action_space.k, algo.predict, None, name, shape, rows)
-
-    def mean(observations: np.ndarray) -> np.ndarray:
-        return _seeded(algo, 0, algo.predict, observations)
-
-    def sample(observations: np.ndarray, generator: np.random.Generator) -> np.ndarray:
-        return _seeded(algo, int(generator.integers(2**63)), algo.sample_action, observations)
-
-    density, cut_to = action_density(algo)
-    return ContinuousPolicy(action_space.k, mean, sample, name, shape, rows, density, cut_to)
-
-
-def _discrete_function(algo: Any) -> Callable[[np.ndarray], Any]:
-    if not isinstance(algo, DiscreteSAC) and not hasattr(algo.impl, "action_probabilities"):
-        return algo.predict
+    shape, device = tuple(observation_shape), torch.device(algo.impl.device)
+    rows = chunk_rows_for(shape, max(1, int(getattr(algo.config, "n_action_samples", 1))))
 
     def probabilities(observations: np.ndarray) -> Tensor:
         with torch.no_grad():
             return action_probabilities(algo, convert_to_torch(observations, algo.impl.device))
 
-    return probabilities
+    if isinstance(action_space, Discrete):
+        is_greedy = not isinstance(algo, DiscreteSAC) and not hasattr(algo.impl, "action_probabilities")
+        return DiscretePolicy(action_space.n, algo.predict if is_greedy else probabilities, name, shape, rows)
+    if acts_deterministically(algo):
+        return ContinuousPolicy(action_space.k, algo.predict, None, name, shape, rows)
 
+    def drawn(seed: int, method: Callable[[np.ndarray], np.ndarray], observations: np.ndarray) -> np.ndarray:
+        """Methods draw from torch's global generators, which are left as they were."""
+        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+            torch.default_generator.manual_seed(seed)
+            if device.type == "cuda":
+                torch.cuda.manual_seed(seed)
+            return method(observations)
 
-def _seeded(
-    algo: Any, seed: int, method: Callable[[np.ndarray], np.ndarray], observations: np.ndarray
-) -> np.ndarray:
-    """Call a method that draws from torch's global generators, seeded, and leave those as they were."""
-    device = torch.device(algo.impl.device)
-    devices = [device] if device.type == "cuda" else []
-    with torch.random.fork_rng(devices=devices):
-        torch.default_generator.manual_seed(seed)
-        if devices:
-            torch.cuda.manual_seed(seed)
-        return method(observations)
+    def mean(observations: np.ndarray) -> np.ndarray:
+        return drawn(0, algo.predict, observations)
+
+    def sample(observations: np.ndarray, generator: np.random.Generator) -> np.ndarray:
+        return drawn(int(generator.integers(2**63)), algo.sample_action, observations)
+
+    density, cut_to = action_density(algo)
+    return ContinuousPolicy(action_space.k, mean, sample, name, shape, rows, density, cut_to)
 
 
 def acts_deterministically(algo: Any) -> bool:
@@ -120,12 +105,10 @@ def acts_deterministically(algo: Any) -> bool:
 def action_probabilities(algo: Any, observations: Tensor) -> Tensor:
     """(N, n), observations in the units of the log: the policy's, or all on the greedy action."""
     scaled = scaled_observations(algo, observations)
-    if isinstance(algo, DiscreteSAC):
+    is_stock_sac = isinstance(algo, DiscreteSAC)
+    if is_stock_sac or hasattr(algo.impl, "action_probabilities"):
         algo.impl.modules.set_eval()
-        return algo.impl.policy(scaled).probs
-    if hasattr(algo.impl, "action_probabilities"):
-        algo.impl.modules.set_eval()
-        return algo.impl.action_probabilities(scaled)
+        return algo.impl.policy(scaled).probs if is_stock_sac else algo.impl.action_probabilities(scaled)
     greedy = algo.impl.predict_best_action(scaled).reshape(-1).long()
     return F.one_hot(greedy, algo.action_size).float()
 
@@ -142,61 +125,33 @@ def action_density(algo: Any) -> tuple[Density | None, Box | None]:
     AWAC, CRR, IQL, KLossIQL and TrustPCL draw from a Gaussian and cut it off; SAC, CQL, CalQL, BEAR and the
     kernel versions squash theirs. None, None for any other algorithm (BCQ picks among candidates).
     """
-    policy = getattr(algo.impl.modules, "policy", None)
-    if policy is None:
+    is_cut = isinstance(algo.impl, (AWACImpl, CRRImpl, IQLImpl, KLossIQLImpl, TrustPCLImpl))
+    if not is_cut and not isinstance(algo.impl, (SACImpl, KLossSACImpl)):
         return None, None
-    policy = unwrap_ddp_model(policy)
+    policy, size = unwrap_ddp_model(algo.impl.policy), algo.action_size
+    centre, half = np.zeros(size), np.ones(size)  # action = centre + half · (the networks' action)
+    if algo.action_scaler is not None:  # an affine one
+        ends = torch.stack([torch.zeros(size), torch.ones(size)]).to(algo.impl.device)
+        centre, end = _array(algo.action_scaler.reverse_transform(ends))
+        half = end - centre
+    low, high = -np.ones(size), np.ones(size)
     if isinstance(policy, LinearGaussianPolicy):
-        low, high = (side.detach().cpu().numpy().reshape(-1) for side in (policy.low, policy.high))
-        return _cut_gaussian(algo, policy, low.astype(np.float64), high.astype(np.float64))
-    if isinstance(algo.impl, (AWACImpl, CRRImpl, IQLImpl, KLossIQLImpl, TrustPCLImpl)):
-        ones = np.ones(algo.action_size)
-        return _cut_gaussian(algo, policy, -ones, ones)
-    if isinstance(algo.impl, (SACImpl, KLossSACImpl)):
-        return _squashed_gaussian(algo, policy), None
-    return None, None
-
-
-def _cut_gaussian(algo: Any, policy: Any, low: np.ndarray, high: np.ndarray) -> tuple[Density, Box]:
-    """Mean, deviation and bounds moved to the log's units, where the density is taken."""
-    centre, half = _action_units(algo)
+        low, high = _array(policy.low).reshape(-1), _array(policy.high).reshape(-1)
     box = (centre + half * low, centre + half * high)
 
     def log_density(observations: np.ndarray, actions: np.ndarray) -> np.ndarray:
-        output = _policy_output(algo, policy, observations)
-        mean, deviation = _array(output.squashed_mu), _array(output.logstd.exp())
-        return gaussian_log_density(actions, centre + half * mean, half * deviation, *box)
-
-    return log_density, box
-
-
-def _squashed_gaussian(algo: Any, policy: Any) -> Density:
-    centre, half = _action_units(algo)
-
-    def log_density(observations: np.ndarray, actions: np.ndarray) -> np.ndarray:
-        output = _policy_output(algo, policy, observations)
-        scaled = (actions - centre) / half
-        inside = squashed_gaussian_log_density(scaled, _array(output.mu), _array(output.logstd.exp()))
+        algo.impl.modules.set_eval()
+        with torch.no_grad():
+            output = policy(scaled_observations(algo, convert_to_torch(observations, algo.impl.device)))
+        deviation = _array(output.logstd.exp())
+        if is_cut:  # in the log's units, where the bounds are
+            mean = centre + half * _array(output.squashed_mu)
+            return gaussian_log_density(actions, mean, half * deviation, *box)
+        inside = squashed_gaussian_log_density((actions - centre) / half, _array(output.mu), deviation)
         return inside - float(np.log(half).sum())
 
-    return log_density
+    return log_density, box if is_cut else None
 
 
-def _policy_output(algo: Any, policy: Any, observations: np.ndarray) -> Any:
-    algo.impl.modules.set_eval()
-    with torch.no_grad():
-        return policy(scaled_observations(algo, convert_to_torch(observations, algo.impl.device)))
-
-
-def _action_units(algo: Any) -> tuple[np.ndarray, np.ndarray]:
-    """centre and half-width (k,): action = centre + half · (the networks' action); scalers are affine."""
-    size, scaler = algo.action_size, algo.action_scaler
-    if scaler is None:
-        return np.zeros(size), np.ones(size)
-    ends = torch.stack([torch.zeros(size), torch.ones(size)])
-    centre, end = _array(scaler.reverse_transform(ends.to(algo.impl.device)))
-    return centre, end - centre
-
-
-def _array(tensor: torch.Tensor) -> np.ndarray:
+def _array(tensor: Tensor) -> np.ndarray:
     return tensor.detach().cpu().numpy().astype(np.float64)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
 from typing import Optional
 
 import torch
@@ -19,7 +18,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from koffline.algos.kernel_algo import KernelCriticAlgo
-from koffline.algos.kernel_critic import EntropyModules, KernelCriticModules, KernelImpl, Losses, taken
+from koffline.algos.kernel_critic import KernelImpl, Losses, taken
 from koffline.algos.options import ActorCriticConfig, KernelCriticConfig, registered
 
 ENTROPY_SHARE = 0.98  # of the largest entropy possible, log n: the target of the temperature
@@ -106,10 +105,6 @@ class KLossDQN(KernelCriticAlgo):
     action_type = ActionSpace.DISCRETE
     impl_class = KLossDQNImpl
 
-    def make_modules(self, observation_shape: Sequence[int], action_size: int) -> KernelCriticModules:
-        """Networks, optimiser and kernel."""
-        return KernelCriticModules(**self.critic_parts(observation_shape, action_size, prefix=""))
-
 
 @registered("kloss_discrete_cql", KLossDiscreteCQLConfig)
 class KLossDiscreteCQL(KLossDQN):
@@ -176,11 +171,4 @@ class KLossDiscreteSAC(KernelCriticAlgo):
 
     action_type = ActionSpace.DISCRETE
     impl_class = KLossDiscreteSACImpl
-
-    def make_modules(self, observation_shape: Sequence[int], action_size: int) -> EntropyModules:
-        """Networks, optimisers, kernel and temperature."""
-        return EntropyModules(
-            **self.actor_parts(create_categorical_policy, observation_shape, action_size),
-            **self.critic_parts(observation_shape, action_size),
-            **self.temperature_parts(),
-        )
+    create_policy = staticmethod(create_categorical_policy)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import importlib.util
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +18,6 @@ import torch
 
 from koffline.algos.loggers import quiet
 from koffline.errors import ConfigError, PolicyError
-from koffline.policies.outputs import one_line
 from koffline.store.files import atomic_file
 
 _OPSET = 17
@@ -37,12 +37,12 @@ def export_policy(algo: Any, path: str | Path) -> None:
     if path.suffix not in (".pt", ".onnx"):
         raise ConfigError(f"{path}: the ending says the format; give .pt (TorchScript) or .onnx")
     check_acts(algo, str(path))
-    if path.suffix == ".onnx":
-        _require_onnx(path)
+    if path.suffix == ".onnx" and importlib.util.find_spec("onnx") is None:
+        raise ConfigError(f"{path}: writing ONNX needs the package onnx; pip install 'koffline[onnx]'")
     with atomic_file(path, force=True) as temporary, quiet(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch's remarks on tracing, and on both formats' age
-        with _on_cpu(algo) as traced:
-            _write(traced, temporary, is_onnx=path.suffix == ".onnx")
+        with torch.random.fork_rng(devices=[]), _batch_size_in_the_trace():
+            _write(_copy_on_cpu(algo), temporary, is_onnx=path.suffix == ".onnx")
 
 
 def check_acts(algo: Any, name: str) -> None:
@@ -59,45 +59,14 @@ def check_acts(algo: Any, name: str) -> None:
             raise PolicyError(f"{name}: its {type(scaler).__name__} holds no ranges; fit the model first")
 
 
-def _require_onnx(path: Path) -> None:
-    try:
-        import onnx  # noqa: F401
-    except ImportError as error:
-        raise ConfigError(
-            f"{path}: writing ONNX needs the package onnx ({one_line(error)}); pip install 'koffline[onnx]'"
-        ) from error
-
-
-@contextlib.contextmanager
-def _on_cpu(algo: Any) -> Iterator[Any]:
-    """The algorithm for the CPU, so that the file runs anywhere: itself, or a copy of one on a GPU.
-
-    Gradients are off inside; afterwards they and the training mode are as before.
-    """
-    with torch.random.fork_rng(devices=[]), torch.no_grad():
-        if algo.impl.device.startswith("cuda"):
-            algo = _copy_on_cpu(algo)
-        modules = list(algo.impl.modules.get_torch_modules().values())
-        wanted = [parameter for module in modules for parameter in module.parameters()]
-        gradients = [parameter.requires_grad for parameter in wanted]
-        training = [(part, part.training) for module in modules for part in module.modules()]
-        try:
-            for parameter in wanted:
-                parameter.requires_grad_(False)  # a trace holds constants, which have no gradients
-            yield algo
-        finally:
-            for parameter, has_gradient in zip(wanted, gradients, strict=True):
-                parameter.requires_grad_(has_gradient)
-            for part, was_training in training:
-                part.training = was_training
-
-
 def _copy_on_cpu(algo: Any) -> Any:
+    """So that the file runs anywhere, and the algorithm keeps its modes; a trace holds no gradients."""
     copy = dataclasses.replace(algo.config, compile_graph=False).create("cpu")
     copy.create_impl(algo.observation_shape, algo.action_size)
     sources = algo.impl.modules.create_checkpointer("cpu").modules
     for name, module in copy.impl.modules.get_torch_modules().items():
         module.load_state_dict(sources[name].state_dict())
+        module.requires_grad_(False)
     return copy
 
 
@@ -107,17 +76,14 @@ def _write(algo: Any, path: Path, is_onnx: bool) -> None:
     examples = tuple(torch.rand(_EXAMPLE_ROWS, *sides) for sides in shapes)
 
     def act(*observations: torch.Tensor) -> torch.Tensor:
-        floats = [observation.float() for observation in observations]
-        observation = floats[0] if len(floats) == 1 else floats
+        seen: Any = [observation.float() for observation in observations]
+        seen = seen[0] if len(seen) == 1 else seen
         if algo.observation_scaler is not None:
-            observation = algo.observation_scaler.transform(observation)
-        action = algo.impl.predict_best_action(observation)
-        if algo.action_scaler is not None:
-            action = algo.action_scaler.reverse_transform(action)
-        return action
+            seen = algo.observation_scaler.transform(seen)
+        action = algo.impl.predict_best_action(seen)
+        return action if algo.action_scaler is None else algo.action_scaler.reverse_transform(action)
 
-    with _batch_size_in_the_trace():
-        script = torch.jit.trace(act, examples, check_trace=False)
+    script = torch.jit.trace(act, examples, check_trace=False)
     if not is_onnx:
         script.save(str(path))
         return

@@ -25,13 +25,7 @@ from koffline.algos.kernel_critic import KernelCriticModules, KernelImpl, Losses
 from koffline.algos.options import KernelCriticConfig
 from koffline.errors import ConfigError
 
-
-def _encode(policy: Any) -> Any:
-    return None if policy is None else CONFIG_STORAGE[LearnableConfig].encoder(policy)
-
-
-def _decode(stored: Any) -> Any:
-    return None if stored is None else CONFIG_STORAGE[LearnableConfig].decoder(stored)
+_ENCODE, _DECODE = CONFIG_STORAGE[LearnableConfig].encoder, CONFIG_STORAGE[LearnableConfig].decoder
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,98 +35,69 @@ class KLossFQEModules(KernelCriticModules):
     target: nn.ModuleDict
 
 
-class TargetPolicy:
-    """The policy of an algorithm as an evaluator with scalers of its own needs it; without gradients."""
-
-    def __init__(self, algo: Any, device: str, observation_scaler: Any, action_scaler: Any) -> None:
-        self._algo = algo
-        self._device = device
-        self._observation_scaler = observation_scaler  # the evaluator's
-        self._action_scaler = action_scaler
-        self.is_discrete = algo.get_action_type() == ActionSpace.DISCRETE
-        self.is_deterministic = not self.is_discrete and acts_deterministically(algo)
-
-    @torch.no_grad()
-    def probabilities(self, observations: Tensor) -> Tensor:
-        """(N, n), observations in the units of the log."""
-        return action_probabilities(self._algo, observations.float())
-
-    @torch.no_grad()
-    def greedy(self, observations: Tensor) -> Tensor:
-        """Greedy actions in the units of the log."""
-        scaled = scaled_observations(self._algo, observations.float())
-        return self._unscaled_actions(self._algo.impl.predict_best_action(scaled))
-
-    @torch.no_grad()
-    def sample(self, observations: Tensor) -> Tensor:
-        """Actions in the units of the log, drawn where the policy is stochastic."""
-        if self.is_discrete:
-            return torch.distributions.Categorical(self.probabilities(observations)).sample()
-        if self.is_deterministic:
-            return self.greedy(observations)
-        scaled = scaled_observations(self._algo, observations.float())
-        return self._unscaled_actions(self._algo.impl.sample_action(scaled))
-
-    def unscaled(self, observations: Tensor) -> Tensor:
-        """Observations as the evaluator scales them, back in the units of the log."""
-        if self._observation_scaler is None:
-            return observations
-        return self._observation_scaler.reverse_transform(observations)
-
-    def scaled_actions(self, actions: Tensor) -> Tensor:
-        """Actions in the units of the log, as the evaluator scales them."""
-        return actions if self._action_scaler is None else self._action_scaler.transform(actions)
-
-    def _unscaled_actions(self, actions: Tensor) -> Tensor:
-        scaler = self._algo.action_scaler
-        return actions if scaler is None else scaler.reverse_transform(actions)
-
-
 class KLossFQEImpl(KernelImpl):
     """δ = r + discount · E Q(s', a') − Q(s, a), a' what the policy does at s'.
 
     The expectation is exact for discrete actions; for continuous ones it is a draw if the policy is
     stochastic, one of its own for every row, so that products of residuals of different rows stay unbiased.
+    algo: the policy, which scales in its own way.
     """
 
     is_captured = False
 
-    def __init__(self, policy: TargetPolicy, *common: Any) -> None:
+    def __init__(self, algo: Any, *common: Any) -> None:
         super().__init__(*common)
-        self._policy = policy
+        self._algo = algo
 
     def compute_critic_loss(self, batch: TorchMiniBatch) -> Losses:
         """Gradient through Q(s, a) and Q(s', ·).
 
         (Feng et al. 2019, equ:ourloss)
         """
-        next_observations = self._next_observations(batch)
-        if self._policy.is_discrete:
-            probabilities = self._policy.probabilities(next_observations)
+        raw = self._unscaled(batch.next_observations)
+        if batch.numpy_batch is not None:
+            logged = np.asarray(batch.numpy_batch.next_observations)
+            raw = convert_to_torch(logged, self._device).to(batch.next_observations)
+        if self._modules.kernel.n_actions:
+            probabilities = self.policy_probabilities(raw)
             values, next_values = self.values_of_both(batch)
             value = taken(values, batch.actions)
             next_value = (probabilities.to(next_values) * self.backed_up(next_values)).sum(dim=2)
         else:
-            drawn = self._policy.sample(next_observations)
-            next_actions = self._policy.scaled_actions(drawn).to(batch.actions)
+            next_actions = self._policy_actions(raw, is_drawn=True).to(batch.actions)
             value, next_value = self.values_of_both(batch, next_actions)
             next_value = self.backed_up(next_value)
         return self.kernel_losses(batch, self.residual(batch, value, next_value))
 
+    @torch.no_grad()
+    def policy_probabilities(self, observations: Tensor) -> Tensor:
+        """(N, n), observations in the units of the log."""
+        return action_probabilities(self._algo, observations.float())
+
     def inner_predict_best_action(self, x: Tensor) -> Tensor:
         """The target policy's greedy actions, for observations as the evaluator scales them."""
-        return self._policy.scaled_actions(self._policy.greedy(self._policy.unscaled(x)))
+        return self._policy_actions(self._unscaled(x), is_drawn=False)
 
     def inner_sample_action(self, x: Tensor) -> Tensor:
         """Actions drawn from the target policy, for observations as the evaluator scales them."""
-        return self._policy.scaled_actions(self._policy.sample(self._policy.unscaled(x)))
+        return self._policy_actions(self._unscaled(x), is_drawn=True)
 
-    def _next_observations(self, batch: TorchMiniBatch) -> Tensor:
-        """s' in the units of the log, which the target policy scales in its own way."""
-        if batch.numpy_batch is not None:
-            raw = np.asarray(batch.numpy_batch.next_observations)
-            return convert_to_torch(raw, self._device).to(batch.next_observations)
-        return self._policy.unscaled(batch.next_observations)
+    @torch.no_grad()
+    def _policy_actions(self, observations: Tensor, is_drawn: bool) -> Tensor:
+        """Actions as the evaluator scales them; observations in the units of the log."""
+        algo, own = self._algo, self._config.action_scaler
+        if is_drawn and self._modules.kernel.n_actions:
+            return torch.distributions.Categorical(self.policy_probabilities(observations)).sample()
+        draws = is_drawn and not acts_deterministically(algo)
+        act = algo.impl.sample_action if draws else algo.impl.predict_best_action
+        actions = act(scaled_observations(algo, observations.float()))
+        if algo.action_scaler is not None:
+            actions = algo.action_scaler.reverse_transform(actions)
+        return actions if own is None else own.transform(actions)
+
+    def _unscaled(self, observations: Tensor) -> Tensor:
+        scaler = self._config.observation_scaler
+        return observations if scaler is None else scaler.reverse_transform(observations)
 
 
 @dataclasses.dataclass()
@@ -150,7 +115,8 @@ class KLossFQEConfig(KernelCriticConfig):
     q_func_factory: QFunctionFactory = make_q_func_field()
     n_critics: int = 1
     policy: Optional[LearnableConfig] = dataclasses.field(  # noqa: UP045
-        default=None, metadata=json_options(encoder=_encode, decoder=_decode)
+        default=None,
+        metadata=json_options(encoder=lambda x: x and _ENCODE(x), decoder=lambda x: x and _DECODE(x)),
     )
 
     def create(self, device: Any = False, enable_ddp: bool = False) -> _FQE:
@@ -175,21 +141,17 @@ class _FQE(KernelCriticAlgo):
     def __init__(
         self, algo: Any, config: Any = None, device: Any = False, enable_ddp: bool = False, impl: Any = None
     ) -> None:
+        name, remedy = type(algo).__name__, ""
         if isinstance(algo, _FQE):
-            raise ConfigError(
-                f"{type(self).__name__} evaluates a policy, received a {type(algo).__name__}, which is an "
-                "evaluator itself; give the algorithm it evaluates, its `algo`"
-            )
-        if not isinstance(algo, QLearningAlgoBase):
-            raise ConfigError(
-                f"{type(self).__name__} evaluates a d3rlpy Q-learning algorithm, received a "
-                f"{type(algo).__name__}; give the algorithm itself, koffline.load(path) for a file"
-            )
-        if algo.get_action_type() != self.get_action_type():
-            raise ConfigError(
-                f"{type(algo).__name__} is for {algo.get_action_type().name.lower()} actions; use "
-                f"{'DiscreteKLossFQE' if algo.get_action_type() == ActionSpace.DISCRETE else 'KLossFQE'}"
-            )
+            remedy = "which is an evaluator itself; give the algorithm it evaluates, its `algo`"
+        elif not isinstance(algo, QLearningAlgoBase):
+            remedy = "no d3rlpy Q-learning algorithm; give one, koffline.load(path) for a file"
+        elif algo.get_action_type() != self.get_action_type():
+            kind = algo.get_action_type()
+            other = "DiscreteKLossFQE" if kind == ActionSpace.DISCRETE else "KLossFQE"
+            remedy = f"which is for {kind.name.lower()} actions; use {other}"
+        if remedy:
+            raise ConfigError(f"{type(self).__name__} evaluates a policy, received a {name}, {remedy}")
         config = dataclasses.replace(config or KLossFQEConfig(), policy=algo.config)
         self._algo = algo
         super().__init__(config, device, enable_ddp, impl)
@@ -201,26 +163,25 @@ class _FQE(KernelCriticAlgo):
 
     def inner_create_impl(self, observation_shape: Sequence[int], action_size: int) -> None:
         """Networks, optimiser, kernel, and the policy's networks where it has none. Raises ConfigError."""
-        if self._algo.impl is None:
-            self._algo.create_impl(observation_shape, action_size)
-        if self._algo.impl is None:
+        algo = self._algo
+        if algo.impl is None:
+            algo.create_impl(observation_shape, action_size)
+        if algo.impl is None:
             raise ConfigError(
-                f"{type(self._algo).__name__} has no networks to save with its evaluator; evaluate it with "
+                f"{type(algo).__name__} has no networks to save with its evaluator; evaluate it with "
                 "koffline.evaluate(log, 'uniform', …)"
             )
-        own_shape = tuple(np.atleast_1d(self._algo.observation_shape))
-        if own_shape != tuple(observation_shape) or self._algo.action_size != action_size:
+        own, log = (algo.observation_shape, algo.action_size), (observation_shape, action_size)
+        if tuple(np.atleast_1d(own[0])) != tuple(log[0]) or own[1] != log[1]:
             raise ConfigError(
-                f"the policy is for observations {own_shape} and {self._algo.action_size} actions, the log "
-                f"has {tuple(observation_shape)} and {action_size}; give the log that it was trained for"
+                f"the policy is for observations {own[0]} and {own[1]} actions, the log has {log[0]} and "
+                f"{log[1]}; give the log that it was trained for"
             )
         modules = KLossFQEModules(
-            **self.critic_parts(observation_shape, action_size, prefix=""),
-            target=nn.ModuleDict(self._algo.impl.modules.get_torch_modules()).to(self._device),
+            **self.critic_parts(*log, prefix=""),
+            target=nn.ModuleDict(algo.impl.modules.get_torch_modules()).to(self._device),
         )
-        policy = TargetPolicy(self._algo, self._device, self.observation_scaler, self.action_scaler)
-        common = (self._config, observation_shape, action_size, modules, self._device)
-        self._impl = KLossFQEImpl(policy, *common)
+        self._impl = KLossFQEImpl(algo, self._config, *log, modules, self._device)
 
     def predict(self, x: Any) -> Any:
         """The policy's greedy actions."""
@@ -232,16 +193,15 @@ class _FQE(KernelCriticAlgo):
 
     def predict_state_value(self, x: np.ndarray, draws: int = 16) -> np.ndarray:
         """(N,) expected action value under the policy; by `draws` draws where it must be."""
-        policy = TargetPolicy(self._algo, self._device, None, None)
         if self.is_discrete:
-            with torch.no_grad():
-                probabilities = policy.probabilities(convert_to_torch(x, self._device)).cpu().numpy()
+            assert self._impl is not None
+            observations = convert_to_torch(x, self._device)
+            probabilities = self._impl.policy_probabilities(observations).cpu().numpy()
             actions = range(probabilities.shape[1])
             values = [self.predict_value(x, np.full(len(x), action)) for action in actions]
             return (probabilities * np.stack(values, axis=1)).sum(axis=1)
-        count = 1 if policy.is_deterministic else draws
-        values = [self.predict_value(x, self._algo.sample_action(x)) for _ in range(count)]
-        return np.mean(values, axis=0)
+        count = 1 if acts_deterministically(self._algo) else draws
+        return np.mean([self.predict_value(x, self._algo.sample_action(x)) for _ in range(count)], axis=0)
 
     def save_policy(self, fname: str) -> None:
         """The policy that is evaluated."""

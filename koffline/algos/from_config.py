@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import copy
+import contextlib
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,43 +13,30 @@ from d3rlpy.algos.utility import build_scalers_with_transition_picker
 from d3rlpy.base import LearnableConfig
 from d3rlpy.constants import ActionSpace
 from d3rlpy.ope import FQE, DiscreteFQE
-from d3rlpy.preprocessing import (
-    MinMaxActionScaler,
-    MinMaxObservationScaler,
-    MinMaxRewardScaler,
-    ReturnBasedRewardScaler,
-    StandardObservationScaler,
-    StandardRewardScaler,
-)
 from d3rlpy.serializable_config import CONFIG_STORAGE
 
 from koffline.algos.config_fields import build, fill_in
 from koffline.algos.fqe import DiscreteKLossFQE, KLossFQE
 from koffline.algos.loading import device_name, load
-from koffline.algos.options import AT_LEAST_1, Rule, rule_of
+from koffline.algos.options import rule_of
 from koffline.algos.paths import PathReplayBuffer
 from koffline.algos.trust_pcl import TrustPCL
-from koffline.data.disk.replay import LazyReplayBuffer
-from koffline.data.replay import ColumnarReplayBuffer
+from koffline.data.replay import ColumnarReplayBuffer, LazyReplayBuffer
 from koffline.data.statistics import ColumnStatistics
 from koffline.data.transitions import Discrete, Transitions
 from koffline.errors import ConfigError, KofflineError, nearest_name
 
-_SEQUENCES = "it acts on histories; choose an algorithm whose policy is a function of the observation"
+_HISTORIES = "it acts on histories; choose an algorithm whose policy is a function of the observation"
+_NOTHING = "it has nothing to train"
 _NOT_TRAINED = {
-    "decision_transformer": _SEQUENCES,
-    "discrete_decision_transformer": _SEQUENCES,
-    "tacr": _SEQUENCES,
-    "random_policy": "it has nothing to train",
-    "discrete_random_policy": "it has nothing to train",
-}
-# Where d3rlpy's own algorithms allow more than ours, or have options that ours have not.
-_OF_STOCK = {
-    "batch_size": AT_LEAST_1,
-    "target_update_interval": AT_LEAST_1,
-    "tau": Rule(lambda x: 0.0 <= x <= 1.0, "give a rate in [0, 1]"),
+    **dict.fromkeys(("decision_transformer", "discrete_decision_transformer", "tacr"), _HISTORIES),
+    **dict.fromkeys(("random_policy", "discrete_random_policy"), _NOTHING),
 }
 EVALUATORS = ("fqe", "kloss_fqe")  # of a policy that is given
+_SUCH_AS = {
+    ActionSpace.DISCRETE: "discrete_cql or kloss_discrete_cql",
+    ActionSpace.CONTINUOUS: "cql, iql or kloss_sac",
+}
 _ROWS_CHECKED = 1000
 
 
@@ -81,11 +68,12 @@ def make_algorithm(
     Raises ConfigError.
     """
     device = device_name(device)
-    config = build(CONFIG_STORAGE[LearnableConfig].config_list[kind], copy.deepcopy(dict(params)))
+    config = build(CONFIG_STORAGE[LearnableConfig].config_list[kind], params)
     if kind not in EVALUATORS:
         if policy is not None:
             raise ConfigError(f"algo.policy is for {' and '.join(EVALUATORS)}, not for {kind}; leave it out")
-        return _created(lambda: config.create(device=device), kind)
+        with _making(kind):
+            return config.create(device=device)
     if policy is None:
         raise ConfigError(f"{kind} evaluates a policy and none is given; name its .d3 file as algo.policy")
     target = load(policy, device=device)
@@ -95,7 +83,8 @@ def make_algorithm(
     else:
         config = _with_scalers_of(target, config)
         made = DiscreteFQE if is_discrete else FQE
-    return _created(lambda: made(target, config, device=device), kind)
+    with _making(kind):
+        return made(target, config, device=device)
 
 
 def check_actions(algo: Any, log: Transitions, kind: str) -> None:
@@ -104,20 +93,18 @@ def check_actions(algo: Any, log: Transitions, kind: str) -> None:
     wanted = algo.get_action_type()
     if wanted in (found, ActionSpace.BOTH):
         return
-    other = _counterpart(kind)
-    example = f", such as {other}" if other else ""
     raise ConfigError(
         f"{kind} is for {wanted.name.lower()} actions, the log has {log.action_space}; "
-        f"choose an algorithm for {found.name.lower()} actions{example}"
+        f"choose an algorithm for {found.name.lower()} actions, such as {_SUCH_AS[found]}"
     )
 
 
 def build_networks(algo: Any, buffer: ColumnarReplayBuffer, kind: str) -> None:
     """Fit the scalers on the log, create the networks. Raises ConfigError where they do not fit it."""
-    log = buffer.transitions
-    size = buffer.dataset_info.action_size
-    _created(lambda: fit_scalers(algo, buffer), kind, log)
-    _created(lambda: algo.create_impl(log.observation_shape, size), kind, log)
+    shape = buffer.transitions.observation_shape
+    with _making(kind, f" for observations of shape {shape}"):
+        fit_scalers(algo, buffer)
+        algo.create_impl(shape, buffer.dataset_info.action_size)
 
 
 def fit_scalers(algo: Any, buffer: ColumnarReplayBuffer) -> None:
@@ -128,10 +115,10 @@ def fit_scalers(algo: Any, buffer: ColumnarReplayBuffer) -> None:
     """
     log = buffer.transitions
     columns = {"observation": log.observations, "action": log.actions, "reward": log.rewards}
+    lazy = buffer.statistics if isinstance(buffer, LazyReplayBuffer) else None
     for name, column in columns.items():
         scaler = getattr(algo, f"{name}_scaler")
         if scaler is not None and not scaler.built:
-            lazy = buffer.statistics if isinstance(buffer, LazyReplayBuffer) else None
             statistics = ColumnStatistics.of(column) if lazy is None else getattr(lazy, f"{name}s")
             _fit(scaler, statistics, log, None if lazy is None else lazy.returns)
     build_scalers_with_transition_picker(algo, buffer)  # scalers of other kinds
@@ -143,23 +130,18 @@ def _fit(
     scaler: Any, column: ColumnStatistics, log: Transitions, returns: tuple[float, float] | None
 ) -> None:
     """The kinds that are known here. returns: the extremes of a log on disk."""
-    kind = type(scaler)
-    if kind is StandardObservationScaler:
-        scaler.mean, scaler.std = column.mean, column.deviation
-    elif kind is StandardRewardScaler:
-        scaler.mean, scaler.std = float(column.mean), float(column.deviation)
-    elif kind in (MinMaxObservationScaler, MinMaxActionScaler):
-        scaler.minimum, scaler.maximum = column.minimum, column.maximum
-    elif kind is MinMaxRewardScaler:
-        scaler.minimum, scaler.maximum = float(column.minimum), float(column.maximum)
-    elif kind is ReturnBasedRewardScaler:
+    kind = scaler.get_type()
+    numbers = {"standard": ("mean", "std"), "min_max": ("minimum", "maximum")}.get(kind, ())
+    for name in numbers:
+        value = getattr(column, {"std": "deviation"}.get(name, name))
+        setattr(scaler, name, value if np.ndim(value) else float(value))
+    if kind == "return":
         if not log.has_episodes:
             raise ConfigError(
                 "algo.params.reward_scaler 'return' needs episodes, the log has none; choose another"
             )
         if returns is None:
-            found = log.returns()
-            returns = float(found.min()), float(found.max())
+            returns = float(log.returns().min()), float(log.returns().max())
         scaler.return_min, scaler.return_max = returns
 
 
@@ -202,36 +184,27 @@ def actions_out_of_reach(algo: Any, buffer: ColumnarReplayBuffer) -> bool:
     log = buffer.transitions
     if isinstance(log.action_space, Discrete) or algo.action_scaler is not None:
         return False
+    extremes = log.actions.min(), log.actions.max()
     if isinstance(buffer, LazyReplayBuffer):
-        found = buffer.statistics.actions
-        return bool(np.maximum(-found.minimum, found.maximum).max() > 1.0 + 1e-6)
-    return bool(np.abs(log.actions).max() > 1.0 + 1e-6)
+        extremes = buffer.statistics.actions.minimum, buffer.statistics.actions.maximum
+    return bool(np.abs(extremes).max() > 1.0 + 1e-6)
 
 
-def _created(make: Any, kind: str, log: Transitions | None = None) -> Any:
+@contextlib.contextmanager
+def _making(kind: str, purpose: str = "") -> Iterator[None]:
     """Errors of other people's constructors in one line."""
     try:
-        return make()
+        yield
     except KofflineError:
         raise
-    except (
-        AssertionError,
-        ImportError,
-        IndexError,
-        NotImplementedError,
-        RuntimeError,
-        StopIteration,
-        TypeError,
-        ValueError,
-    ) as error:
+    except Exception as error:
         reason = " ".join(str(error).split()) or "an encoder or a scaler is for other observations or actions"
-        shape = "" if log is None else f" for observations of shape {log.observation_shape}"
-        raise ConfigError(f"{kind} cannot be made{shape}: {reason}; check algo.params") from error
+        raise ConfigError(f"{kind} cannot be made{purpose}: {reason}; check algo.params") from error
 
 
 def _check_ranges(params: Mapping[str, Any], where: str) -> None:
     for name, value in params.items():
-        rule = _OF_STOCK.get(name) or rule_of(name)
+        rule = rule_of(name, is_stock=True)
         if isinstance(value, Mapping):
             _check_ranges(value.get("params") or {}, f"{where}.{name}.params")
         elif name == "hidden_units" and not (value and all(units >= 1 for units in value)):
@@ -249,24 +222,3 @@ def _with_scalers_of(target: Any, config: Any) -> Any:
                 f"algo.params.{name} is set, but fqe scales as its policy does; leave it out or use kloss_fqe"
             )
     return dataclasses.replace(config, **{name: getattr(target.config, name) for name in names})
-
-
-def _counterpart(kind: str) -> str | None:
-    pairs = {
-        "dqn": "sac",
-        "double_dqn": "td3",
-        "nfq": "ddpg",
-        "kloss_dqn": "kloss_sac",
-        "kloss_td3_plus_bc": "kloss_discrete_cql",
-        "kloss_iql": "kloss_discrete_cql",
-        "td3_plus_bc": "discrete_cql",
-        "iql": "discrete_cql",
-        "td3": "double_dqn",
-        "ddpg": "dqn",
-    }
-    known = algorithm_types()
-    inserted = kind.replace("kloss_", "kloss_discrete_") if kind.startswith("kloss_") else f"discrete_{kind}"
-    for other in (kind.replace("discrete_", ""), inserted, pairs.get(kind, "")):
-        if other != kind and other in known:
-            return other
-    return None

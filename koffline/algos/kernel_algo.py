@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,10 +18,10 @@ from d3rlpy.torch_utility import convert_to_torch
 from torch import nn
 
 from koffline.algos.kernel_bellman_loss import KernelBellmanLoss
-from koffline.algos.kernel_critic import KernelImpl
+from koffline.algos.kernel_critic import ActorModules, EntropyModules, KernelCriticModules, KernelImpl
 from koffline.algos.options import check_options
 from koffline.errors import ConfigError
-from koffline.store.files import remove_abandoned, temporary_beside
+from koffline.store.files import atomic_file
 
 _KERNEL_ROWS = 1024
 _LONGEST_HORIZON = 10_000.0  # steps; with gamma near 1 and no termination in the rows
@@ -37,15 +36,16 @@ class KernelCriticAlgo(QLearningAlgoBase[Any, Any]):
     process pairs the rows of its own mini-batch, and all use the first one's kernel.
     Raises ConfigError for options that make no sense.
 
-    A child says its action type, its implementation and what modules that has (`make_modules`).
+    A child says its action type, its implementation, d3rlpy's function that creates its actor where it has
+    one, and what other modules it has (`make_modules`).
     """
 
     action_type = ActionSpace.CONTINUOUS
     impl_class: type[KernelImpl]
+    create_policy: Any = None  # a static method
 
     def __init__(self, config: Any, device: Any = False, enable_ddp: bool = False, impl: Any = None) -> None:
         check_options(config, self.is_discrete)
-        self._steps_before_build = 0
         self._kernel_rows: TransitionMiniBatch | None = None
         super().__init__(config, device, enable_ddp, impl)
 
@@ -60,13 +60,12 @@ class KernelCriticAlgo(QLearningAlgoBase[Any, Any]):
 
     @property
     def _grad_step(self) -> int:
-        return self._steps_before_build if self._impl is None else self._impl.grad_step
+        return 0 if self._impl is None else int(self._impl.modules.kernel.step)
 
     @_grad_step.setter
     def _grad_step(self, value: int) -> None:
-        self._steps_before_build = value
-        if getattr(self, "_impl", None) is not None:
-            self._impl.grad_step = value
+        if self._impl is not None:
+            self._impl.modules.kernel.step.fill_(value)
 
     def create_impl(self, observation_shape: Any, action_size: int) -> None:
         """Build the networks. Raises ConfigError where the kernel would have no meaning."""
@@ -83,7 +82,12 @@ class KernelCriticAlgo(QLearningAlgoBase[Any, Any]):
         self, dataset: ReplayBufferBase, n_steps: int, n_steps_per_epoch: int = 10000, **options: Any
     ) -> Generator[tuple[int, dict[str, float]], None, None]:
         """As d3rlpy's; raises ConfigError for the other kind of actions and for fewer steps than an epoch."""
-        self._check_actions(dataset)
+        wanted, found = self.get_action_type(), dataset.dataset_info.action_space
+        if wanted != found:
+            raise ConfigError(
+                f"{type(self).__name__} is for {wanted.name.lower()} actions, the log's are "
+                f"{found.name.lower()}; choose an algorithm for {found.name.lower()} actions"
+            )
         if n_steps < n_steps_per_epoch:
             raise ConfigError(
                 f"n_steps is {n_steps}, n_steps_per_epoch {n_steps_per_epoch}: not one epoch would be "
@@ -99,20 +103,14 @@ class KernelCriticAlgo(QLearningAlgoBase[Any, Any]):
 
     def fix_kernel_before(self, batch: TransitionMiniBatch) -> None:
         """Fix the kernel from rows of the log, or from this mini-batch, unless that has been done."""
-        if self._impl is not None and not self._impl.kernel_is_fixed:
+        if self._impl is not None and not self._impl.modules.kernel.is_fixed():
             self._fix_kernel(batch if self._kernel_rows is None else self._kernel_rows)
             self._kernel_rows = None
 
     def save(self, fname: str) -> None:
         """Save everything; the file appears whole or not at all."""
-        path = Path(fname)
-        remove_abandoned(path)
-        temporary = temporary_beside(path)
-        try:
+        with atomic_file(Path(fname), force=True) as temporary:
             super().save(str(temporary))
-            os.replace(temporary, path)
-        finally:
-            temporary.unlink(missing_ok=True)
 
     def save_policy(self, fname: str) -> None:
         """Save the greedy policy as TorchScript (.pt) or ONNX (.onnx), scalers included."""
@@ -120,9 +118,20 @@ class KernelCriticAlgo(QLearningAlgoBase[Any, Any]):
 
         export_policy(self, fname)
 
-    def make_modules(self, observation_shape: Sequence[int], action_size: int) -> Any:
-        """Networks, optimisers and kernel: everything that is saved."""
-        raise NotImplementedError
+    def make_modules(self, observation_shape: Sequence[int], action_size: int) -> KernelCriticModules:
+        """Networks, optimisers, kernel and, where there is an option for it, a temperature."""
+        if self.create_policy is None:
+            return KernelCriticModules(**self.critic_parts(observation_shape, action_size, prefix=""))
+        parts = self.actor_parts(self.create_policy, observation_shape, action_size)
+        parts |= self.critic_parts(observation_shape, action_size)
+        config = self._config
+        if not hasattr(config, "initial_temperature"):
+            return ActorModules(**parts)
+        log_temp = create_parameter(
+            (1, 1), math.log(config.initial_temperature), self._device, self._enable_ddp
+        )
+        optim = self.make_optimizer("temp_", log_temp) if config.temp_learning_rate > 0.0 else None
+        return EntropyModules(**parts, log_temp=log_temp, temp_optim=optim)
 
     def inner_create_impl(self, observation_shape: Sequence[int], action_size: int) -> None:
         """The implementation over fresh networks."""
@@ -146,14 +155,6 @@ class KernelCriticAlgo(QLearningAlgoBase[Any, Any]):
         """A policy out of d3rlpy's function that creates it, and its optimiser."""
         policy = self.make_policy(create, observation_shape, action_size, **options)
         return {"policy": policy, "actor_optim": self.make_optimizer("actor_", policy)}
-
-    def temperature_parts(self) -> dict[str, Any]:
-        """The logarithm of a temperature, and its optimiser or None at learning rate 0."""
-        config = self._config
-        start = math.log(config.initial_temperature)
-        log_temp = create_parameter((1, 1), start, self._device, self._enable_ddp)
-        optim = self.make_optimizer("temp_", log_temp) if config.temp_learning_rate > 0.0 else None
-        return {"log_temp": log_temp, "temp_optim": optim}
 
     def make_q_funcs(
         self, observation_shape: Sequence[int], action_size: int, prefix: str = "critic_"
@@ -192,36 +193,25 @@ class KernelCriticAlgo(QLearningAlgoBase[Any, Any]):
 
     def _fix_kernel(self, batch: TransitionMiniBatch) -> None:
         assert self._impl is not None
-        observations = convert_to_torch(np.asarray(batch.observations), self._device)
-        actions = convert_to_torch(batch.actions, self._device)
+        kernel = self._impl.modules.kernel
         with torch.no_grad():
-            if self._config.observation_scaler is not None:
-                observations = self._config.observation_scaler.transform(observations)
-            if self._config.action_scaler is not None:
-                actions = self._config.action_scaler.transform(actions)
-            self._impl.fix_kernel(observations, actions, self._config.batch_size)
+            observations = self._scaled("observation", np.asarray(batch.observations))
+            kernel.fix(observations, self._scaled("action", batch.actions), self._config.batch_size)
             start = self._initial_value(batch)
             if self._enable_ddp:  # every process drew rows of its own; the first one's count
-                for tensor in (start, *self._impl.modules.kernel.buffers()):
+                for tensor in (start, *kernel.buffers()):
                     torch.distributed.broadcast(tensor, 0)
             self._impl.start_at(float(start))
+
+    def _scaled(self, name: str, array: Any) -> torch.Tensor:
+        tensor, scaler = convert_to_torch(array, self._device), getattr(self._config, f"{name}_scaler")
+        return tensor if scaler is None else scaler.transform(tensor)
 
     def _initial_value(self, batch: TransitionMiniBatch) -> torch.Tensor:
         """The constant that all values start from, as the critic sees rewards."""
         if self._config.initial_value != "mean":
             return torch.tensor(float(self._config.initial_value), device=self._device)
-        rewards = convert_to_torch(batch.rewards, self._device)
-        if self._config.reward_scaler is not None:
-            rewards = self._config.reward_scaler.transform(rewards)
         lost = 1.0 - float(np.mean(self._config.gamma**batch.intervals * (1.0 - batch.terminals)))
         if lost <= 0.0:  # nothing ends and nothing is discounted: no value is finite
             return torch.tensor(0.0, device=self._device)
-        return rewards.mean() / max(lost, 1.0 / _LONGEST_HORIZON)
-
-    def _check_actions(self, dataset: ReplayBufferBase) -> None:
-        wanted, found = self.get_action_type(), dataset.dataset_info.action_space
-        if wanted not in (found, ActionSpace.BOTH):
-            raise ConfigError(
-                f"{type(self).__name__} is for {wanted.name.lower()} actions, the log's are "
-                f"{found.name.lower()}; choose an algorithm for {found.name.lower()} actions"
-            )
+        return self._scaled("reward", batch.rewards).mean() / max(lost, 1.0 / _LONGEST_HORIZON)

@@ -36,19 +36,16 @@ class KernelBellmanLoss(nn.Module):
 
     def __init__(self, config: KernelCriticConfig, observation_size: int, action_size: int, n_actions: int):
         super().__init__()
+        self._config = config
         self._kernel = KERNELS[config.kernel]
-        self._uses_absolute_distance = config.kernel == "laplacian"
-        self._rule = config.bandwidth
-        self._diag_weight = config.diag_weight
-        self._action_kernel = config.action_kernel
-        self._standardise, self._normalise = config.standardise, config.normalise
+        self._diag_weight, self._action_kernel = config.diag_weight, config.action_kernel
         self.n_actions = n_actions
         columns = observation_size + (action_size if config.action_kernel == "joint" else 0)
         self.register_buffer("mean", torch.zeros(columns))
         self.register_buffer("inverse_scale", torch.ones(columns))
         self.register_buffer("bandwidth", torch.tensor(math.nan))  # NaN: not fixed yet
         self.register_buffer("factor", torch.tensor(1.0))
-        self.register_buffer("step", torch.tensor(0))  # the algorithm's gradient steps, set when it is saved
+        self.register_buffer("step", torch.tensor(0))  # the algorithm's gradient steps, which d3rlpy forgets
 
     def forward(
         self, residual: Float[Tensor, "critic row"], observations: Tensor, actions: Tensor
@@ -80,22 +77,26 @@ class KernelBellmanLoss(nn.Module):
         if len(rows) < 2 or not bool(torch.isfinite(rows).all()):
             raise DataError(f"the kernel needs at least two finite rows, received {len(rows)}; check the log")
         centre, deviation = rows.mean(dim=0), rows.std(dim=0)
-        if self._standardise:
-            deviation = torch.where(deviation > _SMALLEST, deviation, torch.ones_like(deviation))
-        else:
+        deviation = torch.where(deviation > _SMALLEST, deviation, torch.ones_like(deviation))
+        if not self._config.standardise:
             centre, deviation = torch.zeros_like(centre), torch.ones_like(deviation)
         scaled = (rows - centre) / deviation
-        bandwidth = self._bandwidth_of(scaled)
+        factor = median_factor(self._config.bandwidth)
+        if factor is None:
+            bandwidth = float(self._config.bandwidth)
+        else:
+            distances = torch.pdist(scaled, p=1.0 if self._config.kernel == "laplacian" else 2.0)
+            bandwidth = max(factor * float(distances.median()), _SMALLEST)
         gram = self._gram_of(scaled / bandwidth, actions[:_MOST_ROWS])
         off_diagonal = float((gram.sum() - gram.diagonal().sum()) / (len(gram) * (len(gram) - 1)))
         weight = 1.0 / batch_size if self._diag_weight is None else self._diag_weight
         mean_value = (1.0 - weight) * off_diagonal + weight
-        is_kernel_bounded = not isinstance(self._kernel, type(KERNELS["linear"]))
+        is_bounded = self._config.kernel != "linear"
         self.mean.copy_(centre)
         self.inverse_scale.copy_(1.0 / (deviation * bandwidth))
-        self.factor.fill_(1.0 / mean_value if self._normalise and is_kernel_bounded else 1.0)
+        self.factor.fill_(1.0 / mean_value if self._config.normalise and is_bounded else 1.0)
         self.bandwidth.fill_(bandwidth)
-        if is_kernel_bounded and off_diagonal < 1.0 / batch_size:
+        if is_bounded and off_diagonal < 1.0 / batch_size:
             _LOG.warning(
                 "the mean kernel value between rows is %.1e, below 1/batch_size: the loss is nearly that of "
                 "residual gradient; give a larger bandwidth than %.3g",
@@ -112,13 +113,6 @@ class KernelBellmanLoss(nn.Module):
             one_hot = F.one_hot(actions.reshape(-1).long(), self.n_actions)
             return torch.cat((rows, one_hot.to(rows)), dim=1)
         return torch.cat((rows, actions), dim=1)
-
-    def _bandwidth_of(self, scaled: Tensor) -> float:
-        factor = median_factor(self._rule)
-        if factor is None:
-            return float(self._rule)
-        distances = torch.pdist(scaled, p=1.0 if self._uses_absolute_distance else 2.0)
-        return max(factor * float(distances.median()), _SMALLEST)
 
     def _gram_of(self, scaled: Tensor, actions: Tensor) -> Tensor:
         gram = self._kernel.gram(scaled)

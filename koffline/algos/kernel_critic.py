@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, BinaryIO, Optional
+from typing import Any, Optional
 
 import torch
 from d3rlpy.algos.qlearning.base import QLearningAlgoImplBase
@@ -83,8 +83,6 @@ class KernelImpl(QLearningAlgoImplBase):
     ) -> None:
         super().__init__(observation_shape, action_size, modules, device)
         self._config = config
-        self.grad_step = 0
-        self.kernel_is_fixed = False
         self._critic_grad: Callable[[Any], Losses] = self.compute_critic_grad
         self._actor_grad: Callable[[Any], Losses] = self.compute_actor_grad
         if self.is_captured and config.compile_graph and "cuda" in device:
@@ -177,18 +175,10 @@ class KernelImpl(QLearningAlgoImplBase):
         """
         loss = self._modules.kernel(residual, batch.observations, batch.actions).sum()
         error = residual.detach().square().mean()
-        if conservative is None:
-            return {"critic_loss": loss, "bellman_error": error}
-        return {
-            "critic_loss": loss + conservative,
-            "bellman_error": error,
-            "conservative_loss": conservative.detach(),
-        }
-
-    def fix_kernel(self, observations: Tensor, actions: Tensor, batch_size: int) -> None:
-        """Set bandwidth and scales from (scaled) rows of the log."""
-        self._modules.kernel.fix(observations, actions, batch_size)
-        self.kernel_is_fixed = True
+        losses = {"critic_loss": loss, "bellman_error": error}
+        if conservative is not None:
+            losses |= {"critic_loss": loss + conservative, "conservative_loss": conservative.detach()}
+        return losses
 
     def start_at(self, value: float) -> None:
         """Add a constant to the outputs of all value functions and of their copies."""
@@ -202,17 +192,6 @@ class KernelImpl(QLearningAlgoImplBase):
         if self._modules.kernel.n_actions:
             return taken(self.q_values(x), action).mean(dim=0)
         return self.q_values(x, action).mean(dim=0)
-
-    def save_model(self, f: BinaryIO) -> None:
-        """With the count of gradient steps, which d3rlpy forgets."""
-        self._modules.kernel.step.fill_(self.grad_step)
-        super().save_model(f)
-
-    def load_model(self, f: BinaryIO) -> None:
-        """With the count of gradient steps."""
-        super().load_model(f)
-        self.grad_step = int(self._modules.kernel.step)
-        self.kernel_is_fixed = self._modules.kernel.is_fixed()
 
     @property
     def q_function(self) -> nn.ModuleList:

@@ -19,15 +19,13 @@ from torch import nn
 
 from koffline.algos.loggers import quiet
 from koffline.errors import ConfigError, KofflineError, PolicyError
+from koffline.policies.base import one_line
 from koffline.policies.d3 import D3File, read_d3_model
-from koffline.policies.detect import detect
-from koffline.policies.outputs import one_line
+from koffline.policies.files import detect
 
 _LOG = logging.getLogger(__name__)
 # Target networks, and what an algorithm builds beside what it saves.
-_COPIES = 8
-_SLACK_NUMBERS = 1_000_000
-_SLACK_TENSORS = 500
+_COPIES, _SLACK_NUMBERS, _SLACK_TENSORS = 8, 1_000_000, 500
 
 
 def load(path: str | Path, device: str | int | bool = "cpu") -> Any:
@@ -41,95 +39,6 @@ def load(path: str | Path, device: str | int | bool = "cpu") -> Any:
     ConfigError for a device that is not there.
     """
     path = Path(path)
-    _require_d3(path)
-    device = device_name(device)
-    file = read_d3_model(path)
-    _refuse_what_cannot_be_built(file)
-    installed = d3rlpy.__version__
-    if file.version != installed:
-        _LOG.warning("%s was written by d3rlpy %s, %s is installed", path, file.version, installed)
-    with quiet(), torch.random.fork_rng(devices=[]):
-        algo = create_algo(file, device)
-        _put_everything(file, algo)
-    modules = algo.impl.modules.get_torch_modules().values()
-    if not all(bool(p.isfinite().all()) for module in modules for p in module.parameters()):
-        _LOG.warning("%s holds weights that are not finite: its training diverged", path)
-    return algo
-
-
-def create_algo(file: D3File, device: str = "cpu") -> Any:
-    """The algorithm of the file's configuration with fresh networks. Raises PolicyError."""
-    known = CONFIG_STORAGE[LearnableConfig].config_list
-    if file.algorithm not in known:
-        near = get_close_matches(file.algorithm, known, 1)
-        raise PolicyError(
-            f"{file.name}: the algorithm '{file.algorithm}' is not one of {', '.join(sorted(known))}"
-            + (f" (the nearest is {near[0]})" if near else "")
-            + "; import the package that defines it and pass the loaded algorithm, or export TorchScript"
-        )
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # remarks of the JSON reader on optional fields
-            with _no_more_parameters_than(file.states):
-                return LearnableConfigWithShape.deserialize(file.config).create(device=device)
-    except Exception as error:  # a configuration of another version or a damaged one fails in any way
-        reason = str(error) if isinstance(error, KofflineError) else one_line(error)
-        raise PolicyError(
-            f"{file.name}: d3rlpy cannot rebuild the {file.algorithm} networks ({reason}); "
-            f"the file was written by d3rlpy {file.version}: save it again with the installed version"
-        ) from error
-
-
-def put_network_states(file: D3File, algo: Any) -> None:
-    """Give the networks, without optimisers, the weights that the file holds. Raises PolicyError."""
-    with _fitting_states(file):
-        for key, module in algo.impl.modules.get_torch_modules().items():
-            module.load_state_dict(file.states[key])
-
-
-def _put_everything(file: D3File, algo: Any) -> None:
-    """As the implementation itself loads it, which may restore more than its modules.
-
-    It is given states that have been read as data and written anew, never the file's own bytes.
-    """
-    content = io.BytesIO()
-    with _fitting_states(file):
-        torch.save(file.states, content)
-        content.seek(0)
-        algo.impl.load_model(content)
-
-
-@contextlib.contextmanager
-def _fitting_states(file: D3File) -> Iterator[None]:
-    try:
-        yield
-    except Exception as error:
-        raise PolicyError(
-            f"{file.name}: the weights do not fit the {file.algorithm} networks of the configuration "
-            f"({one_line(error)}); the file was written by d3rlpy {file.version}: save it again"
-        ) from error
-
-
-def device_name(device: str | int | bool) -> str:
-    """The device as d3rlpy writes it: "cpu" or "cuda:<number>". Raises ConfigError."""
-    if isinstance(device, bool):
-        device = "cuda:0" if device else "cpu"
-    try:
-        asked = torch.device(f"cuda:{device}" if isinstance(device, int) else device)
-    except (RuntimeError, TypeError):
-        raise ConfigError(f"device is {device!r}; give cpu, cuda or cuda:<number>") from None
-    if asked.type == "cpu":
-        return "cpu"
-    if asked.type != "cuda":
-        raise ConfigError(f"device is {device!r}, unknown to d3rlpy; give cpu, cuda or cuda:<number>")
-    index, there = asked.index or 0, torch.cuda.device_count()
-    if index >= there:
-        found = f"{there} CUDA devices were found" if there else "no CUDA device was found"
-        raise ConfigError(f"device is {device!r}, but {found}; give cpu")
-    return f"cuda:{index}"
-
-
-def _require_d3(path: Path) -> None:
     if path.is_dir():
         models = sorted(path.glob("*.d3"), key=lambda model: (len(model.name), model.name))
         hint = f"give one of its models, such as {models[-1].name}" if models else "it holds no .d3 model"
@@ -142,14 +51,84 @@ def _require_d3(path: Path) -> None:
             f"{path}: this is a policy of kind {kind}, without critic or optimisers; koffline.load_policy "
             "reads it, a model is what algo.save(path) writes"
         )
-
-
-def _refuse_what_cannot_be_built(file: D3File) -> None:
+    device = device_name(device)
+    file = read_d3_model(path)
     if file.algorithm == "fqe":
         raise PolicyError(
-            f"{file.name}: d3rlpy's FQE does not save the policy it evaluates, so that it cannot be rebuilt; "
+            f"{path}: d3rlpy's FQE does not save the policy it evaluates, so that it cannot be rebuilt; "
             "use koffline.algos.KLossFQE, which does, or FQE(algo, config) and its load_model"
         )
+    if file.version != d3rlpy.__version__:
+        _LOG.warning("%s was written by d3rlpy %s, %s is installed", path, file.version, d3rlpy.__version__)
+    with quiet():
+        algo = algo_of(file, device)
+    modules = algo.impl.modules.get_torch_modules().values()
+    if not all(bool(p.isfinite().all()) for module in modules for p in module.parameters()):
+        _LOG.warning("%s holds weights that are not finite: its training diverged", path)
+    return algo
+
+
+def algo_of(file: D3File, device: str = "cpu", optimisers: bool = True) -> Any:
+    """The algorithm of a file, with the states of its optimisers unless only acting counts.
+
+    Raises PolicyError for a configuration that cannot be built, and weights that do not fit it.
+    """
+    known = CONFIG_STORAGE[LearnableConfig].config_list
+    if file.algorithm not in known:
+        near = get_close_matches(file.algorithm, known, 1)
+        raise PolicyError(
+            f"{file.name}: the algorithm '{file.algorithm}' is not one of {', '.join(sorted(known))}"
+            + (f" (the nearest is {near[0]})" if near else "")
+            + "; import the package that defines it and pass the loaded algorithm, or export TorchScript"
+        )
+    doing = f"d3rlpy cannot rebuild the {file.algorithm} networks"
+    try:
+        with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # remarks of the JSON reader on optional fields
+            with _no_more_parameters_than(file.states):
+                algo = LearnableConfigWithShape.deserialize(file.config).create(device=device)
+            doing = f"the weights do not fit the {file.algorithm} networks of the configuration"
+            _put_states(file.states, algo, optimisers)
+    except Exception as error:  # a configuration of another version or a damaged one fails in any way
+        reason = str(error) if isinstance(error, KofflineError) else one_line(error)
+        raise PolicyError(
+            f"{file.name}: {doing} ({reason}); the file was written by d3rlpy {file.version}: save it again "
+            "with the installed version"
+        ) from error
+    return algo
+
+
+def _put_states(states: dict[str, Any], algo: Any, optimisers: bool) -> None:
+    """As the implementation itself loads its model, which may restore more than its modules.
+
+    It is given states that have been read as data and written anew, never the file's own bytes.
+    """
+    if optimisers:
+        content = io.BytesIO()
+        torch.save(states, content)
+        content.seek(0)
+        algo.impl.load_model(content)
+    else:
+        for key, module in algo.impl.modules.get_torch_modules().items():
+            module.load_state_dict(states[key])
+
+
+def device_name(device: str | int | bool) -> str:
+    """The device as d3rlpy writes it: "cpu" or "cuda:<number>". Raises ConfigError."""
+    if isinstance(device, bool):
+        device = "cuda:0" if device else "cpu"
+    try:
+        asked = torch.device(f"cuda:{device}" if isinstance(device, int) else device)
+    except (RuntimeError, TypeError):
+        asked = torch.device("meta")
+    if asked.type == "cpu":
+        return "cpu"
+    if asked.type != "cuda":
+        raise ConfigError(f"device is {device!r}, unknown to d3rlpy; give cpu, cuda or cuda:<number>")
+    index, there = asked.index or 0, torch.cuda.device_count()
+    if index >= there:
+        raise ConfigError(f"device is {device!r}, but {there or 'no'} CUDA devices were found; give cpu")
+    return f"cuda:{index}"
 
 
 @contextlib.contextmanager
@@ -159,7 +138,7 @@ def _no_more_parameters_than(states: Any) -> Iterator[None]:
     A configuration may claim layers of any width: the claim is refused while it is carried out, before the
     memory is filled with numbers.
     """
-    sizes = _sizes(states)
+    sizes = list(_sizes(states))
     most, most_tensors = _COPIES * sum(sizes) + _SLACK_NUMBERS, _COPIES * len(sizes) + _SLACK_TENSORS
     made: list[int] = []
 
@@ -169,7 +148,7 @@ def _no_more_parameters_than(states: Any) -> Iterator[None]:
         if len(made) > most_tensors or sum(made) > most:
             raise PolicyError(
                 f"its configuration asks for networks of more than {most} numbers in {most_tensors} arrays, "
-                f"its weights are {sum(sizes)} in {len(sizes)}; save the model again"
+                f"its weights are {sum(sizes)} in {len(sizes)}"
             )
 
     handle = nn.modules.module.register_module_parameter_registration_hook(count)
@@ -179,15 +158,10 @@ def _no_more_parameters_than(states: Any) -> Iterator[None]:
         handle.remove()
 
 
-def _sizes(states: Any) -> list[int]:
+def _sizes(states: Any) -> Iterator[int]:
     """How many numbers each tensor of a nested state holds."""
-    sizes, waiting = [], [states]
-    while waiting:
-        part = waiting.pop()
-        if isinstance(part, torch.Tensor):
-            sizes.append(part.numel())
-        elif isinstance(part, dict):
-            waiting += part.values()
-        elif isinstance(part, (list, tuple)):
-            waiting += part
-    return sizes
+    if isinstance(states, torch.Tensor):
+        yield states.numel()
+    elif isinstance(states, (dict, list, tuple)):
+        for part in states.values() if isinstance(states, dict) else states:
+            yield from _sizes(part)

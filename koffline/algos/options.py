@@ -22,8 +22,7 @@ KERNELS: dict[str, Kernel] = {
     "inverse_multiquadric": InverseMultiquadric(1.0),
     "linear": Linear(),
 }
-CRITICS = ("kloss", "fvi", "td0", "rg")
-_MEDIAN_RULE = re.compile(r"(?:(?P<factor>[0-9.]+(?:[eE][+-]?[0-9]+)?)\s*\*?\s*)?median")
+_MEDIAN_RULE = re.compile(r"(?:(?P<factor>[0-9]*\.?[0-9]+(?:[eE][+-]?[0-9]+)?)\s*\*?\s*)?median")
 _Algo = TypeVar("_Algo", bound=type)
 
 
@@ -98,9 +97,8 @@ _CHOICES = {
     "kernel": tuple(KERNELS),
     "action_kernel": ("joint", "indicator", "none"),
     "backup": ("own", "min", "mean"),
-    "critic": CRITICS,
+    "critic": ("kloss", "fvi", "td0", "rg"),
 }
-_YES_OR_NO = ("standardise", "normalise", "squash")
 _WHOLE = ("batch_size", "n_critics", "n_action_samples", "path_length", "update_actor_interval")
 
 
@@ -111,67 +109,68 @@ class Rule(NamedTuple):
     remedy: str
 
 
-AT_LEAST_1 = Rule(lambda x: x >= 1, "give a positive number")
-_AT_LEAST_0 = Rule(lambda x: x >= 0.0, "give 0 or a positive number")
+_POSITIVE = Rule(lambda x: x > 0, "give a positive number")
+_NOT_NEGATIVE = Rule(lambda x: x >= 0, "give a number that is not negative")
 _RULES = {
     "gamma": Rule(lambda x: 0.0 <= x <= 1.0, "give a discount factor in [0, 1]"),
     "batch_size": Rule(lambda x: x >= 2, "the kernel loss compares rows, give at least 2"),
-    "n_critics": AT_LEAST_1,
-    "n_action_samples": AT_LEAST_1,
-    "update_actor_interval": AT_LEAST_1,
-    "path_length": Rule(lambda x: x >= 1, "give a positive number of steps"),
-    "temperature": _AT_LEAST_0,
-    "alpha": _AT_LEAST_0,
-    "conservative_weight": _AT_LEAST_0,
-    "initial_temperature": Rule(lambda x: x > 0.0, "give a positive number"),
     "expectile": Rule(lambda x: 0.0 < x < 1.0, "give a number inside (0, 1)"),
     "tau": Rule(lambda x: 0.0 < x <= 1.0, "give a number in (0, 1]"),
     "target_decay": Rule(lambda x: 0.0 <= x <= 1.0, "give a number in [0, 1]"),
+    **dict.fromkeys(("initial_temperature", *_WHOLE[1:]), _POSITIVE),
+    **dict.fromkeys(("temperature", "alpha", "conservative_weight"), _NOT_NEGATIVE),
 }
-_NOT_NEGATIVE = Rule(lambda x: x >= 0.0, "give a number that is not negative")
+# Where d3rlpy's own algorithms allow more than ours, or have options that ours have not.
+_OF_STOCK = {
+    **dict.fromkeys(("batch_size", "target_update_interval"), _POSITIVE),
+    "tau": Rule(lambda x: 0.0 <= x <= 1.0, "give a rate in [0, 1]"),
+}
 
 
-def rule_of(name: str) -> Rule | None:
+def rule_of(name: str, is_stock: bool = False) -> Rule | None:
     """The rule for options of that name, whichever algorithm has them."""
     if name.endswith(("learning_rate", "_coef", "clip_adv")):
         return _NOT_NEGATIVE
-    return _RULES.get(name)
+    return (is_stock and _OF_STOCK.get(name)) or _RULES.get(name)
 
 
 def check_options(config: KernelCriticConfig, is_discrete: bool) -> None:
     """Raise ConfigError for the first option that is not one of its values."""
     for field in dataclasses.fields(config):
-        name, value = field.name, getattr(config, field.name)
+        name, value, rule = field.name, getattr(config, field.name), rule_of(field.name)
         if name in _CHOICES and value not in _CHOICES[name]:
             raise ConfigError(f"{name} is {value!r}; {nearest_name(str(value), _CHOICES[name])}")
-        if name in _YES_OR_NO and not isinstance(value, bool):
+        if field.type == "bool" and not isinstance(value, bool):
             raise ConfigError(f"{name} is {value!r}; give true or false")
-        rule = rule_of(name)
-        if rule is not None:
-            is_whole = name not in _WHOLE or isinstance(value, int)
-            if not (is_whole and _is_number(value) and rule.holds(value)):
-                raise ConfigError(f"{name} is {value!r}; {rule.remedy}")
-        if name == "q_func_factory" and value.get_type() != "mean":
-            raise ConfigError(
-                f"q_func_factory is '{value.get_type()}', a distribution of returns; the kernel loss needs "
-                "the mean: use MeanQFunctionFactory (type 'mean')"
-            )
+        is_number = _is_number(value) and (name not in _WHOLE or isinstance(value, int))
+        if rule is not None and not (is_number and rule.holds(value)):
+            raise ConfigError(f"{name} is {value!r}; {rule.remedy}")
     median_factor(config.bandwidth)
     start, weight = config.initial_value, config.diag_weight
-    if start != "mean" and not (_is_number(start) and math.isfinite(start)):
-        raise ConfigError(f"initial_value is {start!r}; give a number or 'mean'")
-    if weight is not None and not (_is_number(weight) and 0.0 <= weight <= 1.0):
-        raise ConfigError(f"diag_weight is {weight!r}; give a number in [0, 1], or null for 1/batch_size")
-    if config.action_kernel == "indicator" and not is_discrete:
-        raise ConfigError(
-            "action_kernel is 'indicator', which is for discrete actions; use 'joint' or 'none'"
-        )
-    if is_discrete and config.action_scaler is not None:
-        raise ConfigError("action_scaler is set, but the actions are discrete; leave it out")
-    if getattr(config, "entropy_coef", 0.0) + getattr(config, "kl_coef", 1.0) <= 0.0:
-        raise ConfigError(
-            "entropy_coef and kl_coef are both 0, which defines no policy; give one a positive value"
-        )
+    q_function = config.q_func_factory.get_type() if hasattr(config, "q_func_factory") else "mean"
+    coefficients = getattr(config, "entropy_coef", 1.0) + getattr(config, "kl_coef", 0.0)
+    wrong = {
+        f"q_func_factory is '{q_function}', a distribution of returns; the kernel loss needs the mean: use "
+        "MeanQFunctionFactory (type 'mean')": q_function != "mean",
+        f"initial_value is {start!r}; give a number or 'mean'": (
+            start != "mean" and not (_is_number(start) and math.isfinite(start))
+        ),
+        f"diag_weight is {weight!r}; give a number in [0, 1], or null for 1/batch_size": (
+            weight is not None and not (_is_number(weight) and 0.0 <= weight <= 1.0)
+        ),
+        "action_kernel is 'indicator', which is for discrete actions; use 'joint' or 'none'": (
+            config.action_kernel == "indicator" and not is_discrete
+        ),
+        "action_scaler is set, but the actions are discrete; leave it out": (
+            is_discrete and config.action_scaler is not None
+        ),
+        "entropy_coef and kl_coef are both 0, which defines no policy; give one a positive value": (
+            coefficients <= 0.0
+        ),
+    }
+    for reason, is_wrong in wrong.items():
+        if is_wrong:
+            raise ConfigError(reason)
 
 
 def median_factor(bandwidth: Any) -> float | None:
@@ -179,13 +178,9 @@ def median_factor(bandwidth: Any) -> float | None:
     if _is_number(bandwidth) and math.isfinite(bandwidth) and bandwidth > 0.0:
         return None
     rule = _MEDIAN_RULE.fullmatch(bandwidth.strip()) if isinstance(bandwidth, str) else None
-    if rule is not None:
-        try:
-            factor = float(rule["factor"] or 1.0)
-        except ValueError:
-            factor = 0.0
-        if factor > 0.0:
-            return factor
+    factor = float(rule["factor"] or 1.0) if rule else 0.0
+    if factor > 0.0:
+        return factor
     raise ConfigError(
         f"bandwidth is {bandwidth!r}; give a positive number or a multiple of the median distance, "
         "such as '0.5 median'"

@@ -6,11 +6,10 @@ import dataclasses
 from typing import Any
 
 import numpy as np
-import torch
 from d3rlpy.dataset import TransitionMiniBatch
-from d3rlpy.torch_utility import TorchMiniBatch, convert_to_torch
+from d3rlpy.torch_utility import convert_to_torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, arange
 
 from koffline.data.replay import ColumnarReplayBuffer
 from koffline.data.transitions import Transitions
@@ -29,21 +28,6 @@ class PathMiniBatch(TransitionMiniBatch):
     path_observations: np.ndarray
     path_actions: np.ndarray
     path_rewards: np.ndarray
-
-    @classmethod
-    def of_single_steps(cls, batch: TransitionMiniBatch) -> PathMiniBatch:
-        """The transitions of an ordinary mini-batch as paths of one step."""
-        if isinstance(batch, PathMiniBatch):
-            return batch
-        if np.any(batch.intervals != 1):
-            raise DataError("a path needs every step; give one-step transitions and set path_length")
-        fields = {f.name: getattr(batch, f.name) for f in dataclasses.fields(TransitionMiniBatch)}
-        return cls(
-            **fields,
-            path_observations=np.asarray(batch.observations)[:, None],
-            path_actions=np.asarray(batch.actions)[:, None],
-            path_rewards=np.asarray(batch.rewards),
-        )
 
 
 class PathReplayBuffer(ColumnarReplayBuffer):
@@ -74,19 +58,20 @@ class PathReplayBuffer(ColumnarReplayBuffer):
         last = rows + lengths - 1
         steps = np.minimum(rows[:, None] + np.arange(self._length), last[:, None])  # (B, L)
         actions, rewards = self._actions, log.rewards
-        return PathMiniBatch(
-            observations=_floats(log.observations[rows]),
-            actions=_floats(actions[rows]),
-            rewards=_floats(rewards[rows])[:, None],
-            next_observations=_floats(log.next_observations[last]),
-            next_actions=_floats(actions[np.minimum(last + 1, len(log) - 1)]),
-            terminals=_floats(log.terminated[last])[:, None],
-            intervals=_floats(lengths)[:, None],
-            transitions=[],
-            path_observations=_floats(log.observations[steps]),
-            path_actions=_floats(actions[steps]),
-            path_rewards=_floats(rewards[steps]),
-        )
+        columns = {
+            "observations": log.observations[rows],
+            "actions": actions[rows],
+            "rewards": rewards[rows][:, None],
+            "next_observations": log.next_observations[last],
+            "next_actions": actions[np.minimum(last + 1, len(log) - 1)],
+            "terminals": log.terminated[last][:, None],
+            "intervals": lengths[:, None],
+            "path_observations": log.observations[steps],
+            "path_actions": actions[steps],
+            "path_rewards": rewards[steps],
+        }
+        floats = {name: column.astype(np.float32, copy=False) for name, column in columns.items()}
+        return PathMiniBatch(**floats, transitions=[])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,48 +93,35 @@ class TorchPathBatch:
     mask: Float[Tensor, "row step"]
 
     @classmethod
-    def of(cls, batch: Any) -> TorchPathBatch:
-        """The batch itself, or an ordinary mini-batch as paths of one step."""
-        if isinstance(batch, cls):
-            return batch
-        assert isinstance(batch, TorchMiniBatch)
-        return cls(
-            observations=batch.observations,
-            actions=batch.actions,
-            next_observations=batch.next_observations,
-            terminals=batch.terminals,
-            intervals=batch.intervals,
-            path_observations=batch.observations,
-            path_actions=batch.actions,
-            path_rewards=batch.rewards,
-            mask=torch.ones_like(batch.rewards),
-        )
+    def of(cls, batch: TransitionMiniBatch, config: Any, device: str) -> TorchPathBatch:
+        """Tensors on the device, through the scalers of the algorithm's config; single steps are paths too.
 
-    @classmethod
-    def from_paths(cls, paths: PathMiniBatch, config: Any, device: str) -> TorchPathBatch:
-        """Tensors on the device, through the scalers of the algorithm's config."""
+        Raises DataError for a mini-batch of n-step transitions.
+        """
+        if isinstance(batch, PathMiniBatch):
+            states, actions, rewards = batch.path_observations, batch.path_actions, batch.path_rewards
+        elif np.any(batch.intervals != 1):
+            raise DataError("a path needs every step; give one-step transitions and set path_length")
+        else:
+            states, actions, rewards = (
+                np.asarray(batch.observations)[:, None],
+                batch.actions[:, None],
+                batch.rewards,
+            )
 
-        def scaled(array: Any, scaler: Any) -> Tensor:
-            tensor = convert_to_torch(array, device)
+        def scaled(array: Any, kind: str) -> Tensor:
+            tensor, scaler = convert_to_torch(array, device), getattr(config, f"{kind}_scaler")
             return tensor if scaler is None else scaler.transform(tensor)
 
-        length = paths.path_rewards.shape[1]
-        steps = torch.arange(length, device=device)
-        intervals = convert_to_torch(paths.intervals, device)
-        flat_observations = paths.path_observations.reshape(-1, *paths.path_observations.shape[2:])
-        flat_actions = paths.path_actions.reshape(-1, *paths.path_actions.shape[2:])
+        intervals = convert_to_torch(batch.intervals, device)
         return cls(
-            observations=scaled(paths.observations, config.observation_scaler),
-            actions=scaled(paths.actions, config.action_scaler),
-            next_observations=scaled(paths.next_observations, config.observation_scaler),
-            terminals=convert_to_torch(paths.terminals, device),
+            observations=scaled(batch.observations, "observation"),
+            actions=scaled(batch.actions, "action"),
+            next_observations=scaled(batch.next_observations, "observation"),
+            terminals=convert_to_torch(batch.terminals, device),
             intervals=intervals,
-            path_observations=scaled(flat_observations, config.observation_scaler),
-            path_actions=scaled(flat_actions, config.action_scaler),
-            path_rewards=scaled(paths.path_rewards, config.reward_scaler),
-            mask=(steps < intervals).float(),
+            path_observations=scaled(states.reshape(-1, *states.shape[2:]), "observation"),
+            path_actions=scaled(actions.reshape(-1, *actions.shape[2:]), "action"),
+            path_rewards=scaled(rewards, "reward"),
+            mask=(arange(rewards.shape[1], device=device) < intervals).float(),
         )
-
-
-def _floats(array: np.ndarray) -> np.ndarray:
-    return array.astype(np.float32, copy=False)

@@ -16,6 +16,7 @@ import d3rlpy
 import numpy as np
 import torch
 from d3rlpy.algos import DoubleDQNConfig, SACConfig
+from d3rlpy.base import LearnableConfig
 from d3rlpy.dataset import TransitionMiniBatch
 from d3rlpy.logging import NoopAdapterFactory
 from d3rlpy.models import VectorEncoderFactory
@@ -31,19 +32,14 @@ from koffline.data.replay import ColumnarReplayBuffer
 from koffline.data.transitions import ActionSpace, Discrete, Transitions
 from koffline.errors import ConfigError
 from koffline.fitting import threads
-from koffline.policies.builtin import finite_box
+from koffline.policies.distributions import finite_box
 from koffline.policies.mlp import Mlp
 
 TUPLES = 20_000
 
 
 def train_dqn(
-    log: Transitions,
-    gamma: float,
-    steps: int,
-    seed: int,
-    path: Path,
-    progress: Callable[[int], None] | None = None,
+    log: Transitions, gamma: float, steps: int, seed: int, path: Path, progress: Callable[[int], object] = int
 ) -> None:
     """Fit d3rlpy's double DQN on a log with discrete actions and save it as a .d3 file.
 
@@ -71,7 +67,7 @@ def train_dqn(
             n_steps_per_epoch=steps,
             logger_adapter=NoopAdapterFactory(),
             show_progress=False,
-            callback=None if progress is None else lambda _, __, step: progress(step),
+            callback=lambda _, __, step: progress(step),
         )
     algo.save(str(path))
 
@@ -101,35 +97,29 @@ class OnlineLearner:
             raise ConfigError(
                 f"observations have shape {observation_shape}; the learner takes vectors: wrap it"
             )
-        self._space = action_space
+        self._space, factor, rate = action_space, settings.reward_factor, settings.learning_rate
         encoder = VectorEncoderFactory(hidden_units=list(settings.hidden))
-        scaler = None if settings.reward_factor == 1.0 else MultiplyRewardScaler(settings.reward_factor)
         common: dict[str, Any] = {
             "gamma": settings.gamma,
             "batch_size": settings.batch_size,
-            "reward_scaler": scaler,
+            "reward_scaler": None if factor == 1.0 else MultiplyRewardScaler(factor),
         }
+        config: LearnableConfig
         if isinstance(action_space, Discrete):
-            self._algo: Any = DoubleDQNConfig(
-                learning_rate=settings.learning_rate,
-                encoder_factory=encoder,
-                target_update_interval=settings.target_interval,
-                **common,
-            ).create(device="cpu")
+            interval, size = settings.target_interval, action_space.n
+            config = DoubleDQNConfig(
+                learning_rate=rate, encoder_factory=encoder, target_update_interval=interval, **common
+            )
         else:
-            low, high = finite_box(action_space, "the learner")
-            self._box = low, high
-            self._algo = SACConfig(
-                actor_learning_rate=settings.learning_rate,
-                critic_learning_rate=settings.learning_rate,
-                temp_learning_rate=settings.learning_rate,
-                actor_encoder_factory=encoder,
-                critic_encoder_factory=encoder,
-                action_scaler=MinMaxActionScaler(minimum=low.tolist(), maximum=high.tolist()),
+            self._box, size = finite_box(action_space, "the learner"), action_space.k
+            config = SACConfig(
+                **dict.fromkeys((f"{part}_learning_rate" for part in ("actor", "critic", "temp")), rate),
+                **dict.fromkeys(("actor_encoder_factory", "critic_encoder_factory"), encoder),
+                action_scaler=MinMaxActionScaler(*(side.tolist() for side in self._box)),
                 **common,
-            ).create(device="cpu")
-        actions = action_space.n if isinstance(action_space, Discrete) else action_space.k
-        self._algo.create_impl(observation_shape, actions)
+            )
+        self._algo: Any = config.create(device="cpu")
+        self._algo.create_impl(observation_shape, size)
 
     def act(self, observations: np.ndarray) -> np.ndarray:
         """Actions (n,) or (n, k) while learning: best ones of DQN, draws of SAC."""
@@ -141,15 +131,16 @@ class OnlineLearner:
     def update(self, batch: Mapping[str, np.ndarray]) -> None:
         """One gradient step on columns (B, …) named as in Transitions, B the learner's batch size."""
         count = len(batch["rewards"])
-        actions = batch["actions"].reshape(count, -1)
+        floats = {name: np.asarray(column, dtype=np.float32) for name, column in batch.items()}
+        actions = floats["actions"].reshape(count, -1)
         self._algo.update(
             TransitionMiniBatch(
-                observations=batch["observations"].astype(np.float32),
-                actions=actions.astype(np.float32),
-                rewards=batch["rewards"].astype(np.float32).reshape(-1, 1),
-                next_observations=batch["next_observations"].astype(np.float32),
-                next_actions=actions.astype(np.float32),  # neither algorithm looks at them
-                terminals=batch["terminated"].astype(np.float32).reshape(-1, 1),
+                observations=floats["observations"],
+                actions=actions,
+                rewards=floats["rewards"].reshape(-1, 1),
+                next_observations=floats["next_observations"],
+                next_actions=actions,  # neither algorithm looks at them
+                terminals=floats["terminated"].reshape(-1, 1),
                 intervals=np.ones((count, 1), dtype=np.float32),
                 transitions=[],
             )
@@ -160,22 +151,16 @@ class OnlineLearner:
         if isinstance(self._space, Discrete):
             network = self._algo.impl.q_function[0]
             return Mlp(*_layers(network.encoder, network._fc), output="argmax")
-        network = self._algo.impl.policy
-        low, high = self._box
+        network, (low, high) = self._algo.impl.policy, self._box
         layers = _layers(network._encoder, network._mu)
         return Mlp(*layers, output="tanh", action_low=low, action_high=high)
 
     def state(self) -> bytes:
         """Networks, optimisers, count of updates and the state of torch's generator."""
-        content = io.BytesIO()
-        self._algo.impl.save_model(content)
-        parts = {
-            "model": content.getvalue(),
-            "grad_step": self._algo.grad_step,
-            "generator": torch.get_rng_state(),
-        }
-        whole = io.BytesIO()
-        torch.save(parts, whole)
+        model, whole = io.BytesIO(), io.BytesIO()
+        self._algo.impl.save_model(model)
+        steps, generator = self._algo.grad_step, torch.get_rng_state()
+        torch.save({"model": model.getvalue(), "grad_step": steps, "generator": generator}, whole)
         return whole.getvalue()
 
     def load_state(self, state: bytes) -> None:

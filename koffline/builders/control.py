@@ -35,7 +35,7 @@ from koffline.builders.rollouts import Columns, RolloutPlayer, RolloutSettings
 from koffline.data.transitions import ActionSpace, Discrete, Metadata, Transitions
 from koffline.errors import ConfigError
 from koffline.policies.base import ContinuousPolicy, DiscretePolicy, Policy
-from koffline.policies.builtin import epsilon_policy, finite_box
+from koffline.policies.distributions import epsilon_policy, finite_box
 from koffline.policies.mlp import Mlp
 from koffline.policy_specs import as_policy
 

@@ -175,7 +175,7 @@ class RolloutPlayer:
             **columns,
             action_space=self.action_space,
             behavior_log_probabilities=log_probabilities if isinstance(self.action_space, Discrete) else None,
-            metadata=metadata,
+            metadata=metadata or Metadata(),
         )
 
     def metadata(self, clipped: int) -> Metadata:

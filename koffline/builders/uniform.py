@@ -17,7 +17,7 @@ from koffline.envs.grids import discretise
 from koffline.envs.world import Actions, Outcome, States, draw_actions
 from koffline.errors import ConfigError, PolicyError
 from koffline.policies.base import DiscretePolicy
-from koffline.policies.grid_policy import GridPolicy
+from koffline.policies.policy_file import GridPolicy
 from koffline.policy_specs import as_policy
 
 CHAIN = "chain"

@@ -2,29 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import click
 
 from koffline.builders import KINDS
-from koffline.cli.build_target import BuildTarget, checked_seed, progress_bar, resumable
-from koffline.cli.options import worker_options
+from koffline.cli.build_target import FORCE, BuildTarget, progress_bar, resumable, target_options
+from koffline.cli.options import SEED, gamma_option, whole, worker_options
 from koffline.cli.targets import claim
 from koffline.errors import ConfigError
 from koffline.jobs.mapping import PassSettings
+from koffline.store.files import atomic_file, check_target
 
-_OUT = click.option(
-    "--out", required=True, metavar="TARGET", help="An .hdf5 or .npz file, or minari:<id>; see koffline data."
-)
-_FORMAT = click.option(
-    "--format", "format_", type=click.Choice(["hdf5", "minari", "npz"]), help="Format; else by TARGET's name."
-)
-_SHARDS = click.option(
-    "--shard-rows", type=int, metavar="N", help="TARGET is a folder of shards of at most N rows each."
-)
-_FORCE = click.option("--force", is_flag=True, help="Replace TARGET if it exists.")
-_SEED = click.option("--seed", type=int, default=0, show_default=True, help="Seed of everything random.")
-_MANIFEST = click.option(
-    "--manifest", metavar="FILE", help="Manifest to add the entry to; default: manifest.json beside a file."
-)
+_RESUME = click.option("--resume", is_flag=True, help="Continue a build that was cut.")
+Claim = Callable[[], BuildTarget]
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -34,25 +25,10 @@ def build() -> None:
 
 @build.command(no_args_is_help=True)
 @click.option("--env", required=True, help="koffline/PuddleWorld-v0, … or chain.")
-@click.option("--n", type=int, required=True, help="Number of independent tuples.")
+@whole("--n", required=True, help="Number of independent tuples.")
 @click.option("--policy", help="The policy that acts: a file or a name; the chain needs none.")
-@_SEED
-@_OUT
-@_FORMAT
-@_SHARDS
-@_FORCE
-@_MANIFEST
-def uniform(
-    env: str,
-    n: int,
-    policy: str | None,
-    seed: int,
-    out: str,
-    format_: str | None,
-    shard_rows: int | None,
-    force: bool,
-    manifest: str | None,
-) -> None:
+@target_options
+def uniform(env: str, n: int, policy: str | None, seed: int, claim_target: Claim) -> None:
     """Independent tuples: states uniform over the state space, actions of a policy, one step each.
 
     \b
@@ -65,10 +41,7 @@ def uniform(
 
     from koffline.builders.uniform import CHAIN, build_chain, build_uniform
 
-    if n < 1:
-        raise ConfigError(f"--n is {n}; give a positive number of tuples")
-    target = BuildTarget(out, format_, force, manifest, shard_rows)
-    generator = np.random.default_rng(checked_seed(seed))
+    target, generator = claim_target(), np.random.default_rng(seed)
     if env == CHAIN and policy is not None:
         raise ConfigError(f"--policy is {policy}, but the chain has no actions to choose; leave it out")
     if env == CHAIN:
@@ -77,7 +50,7 @@ def uniform(
         raise ConfigError(f"--policy is missing; {env} needs one: a file, or 'uniform'")
     else:
         log = build_uniform(env, policy, n, generator)
-    target.write(log, seed)
+    target.write(log)
 
 
 @build.command(no_args_is_help=True)
@@ -88,14 +61,9 @@ def uniform(
 @click.option("--time-limit", type=int, help="Steps until truncation; default: the environment's.")
 @click.option("--num-envs", type=int, help="Copies played side by side; rows do not depend on it.")
 @click.option("--gamma", type=float, help="Discount to note in the log as a hint.")
-@click.option("--resume", is_flag=True, help="Continue a build that was cut.")
+@_RESUME
 @worker_options
-@_SEED
-@_OUT
-@_FORMAT
-@_SHARDS
-@_FORCE
-@_MANIFEST
+@target_options
 def rollouts(
     env: str,
     policies: tuple[str, ...],
@@ -108,11 +76,7 @@ def rollouts(
     workers: int,
     ray: str | None,
     seed: int,
-    out: str,
-    format_: str | None,
-    shard_rows: int | None,
-    force: bool,
-    manifest: str | None,
+    claim_target: Claim,
 ) -> None:
     """Whole episodes of a policy or a mixture; time limits are truncations, log-probabilities are stored.
 
@@ -134,22 +98,23 @@ def rollouts(
     """
     from koffline.builders.resumable import PartsFolder, policy_digests
     from koffline.builders.rollouts import RolloutPlayer, RolloutSettings
+    from koffline.data.disk.opening import open_lazy
 
     shares = weights or (1.0,) * len(policies)
     settings = RolloutSettings(env, episodes, shares, time_limit, num_envs, seed, gamma)
-    target = BuildTarget(out, format_, force, manifest, shard_rows)
+    target = claim_target()
     with RolloutPlayer(settings, policies, PassSettings(workers, ray)) as player:
         parts = PartsFolder(target.parts, settings, policy_digests(policies))
-        with resumable(parts, resume, force):
+        with resumable(parts, resume, target.force):
             with progress_bar(f"playing {env}", episodes) as progress:
                 if target.is_shards:
                     parts.build_shards(player, target.shard_writer(), progress)
                 else:
                     log = parts.build(player, progress)
             if target.is_shards:
-                target.record_shards(seed)
+                target.record(open_lazy(target.path))
             else:
-                target.write(log, seed)
+                target.write(log)
 
 
 @build.command(no_args_is_help=True)
@@ -163,13 +128,8 @@ def rollouts(
 )
 @click.option("--noise", type=float, help="Share of uniform actions, or deviation in half action ranges.")
 @click.option("--train-steps", type=int, help="Learn the policies, or the replay, in so many steps.")
-@click.option("--resume", is_flag=True, help="Continue a build that was cut.")
-@_SEED
-@_OUT
-@_FORMAT
-@_SHARDS
-@_FORCE
-@_MANIFEST
+@_RESUME
+@target_options
 def control(
     env: str,
     kind: str,
@@ -179,11 +139,7 @@ def control(
     train_steps: int | None,
     resume: bool,
     seed: int,
-    out: str,
-    format_: str | None,
-    shard_rows: int | None,
-    force: bool,
-    manifest: str | None,
+    claim_target: Claim,
 ) -> None:
     """Logs to learn control from, of uniform actions and of policies learned by playing.
 
@@ -203,21 +159,21 @@ def control(
     from koffline.builders.resumable import PartsFolder
 
     settings = ControlSettings(env, kind, n, seed, noise, train_steps)
-    target = BuildTarget(out, format_, force, manifest, shard_rows)
+    target = claim_target()
     parts = PartsFolder(target.parts, settings, fingerprints(policies, settings))
-    with resumable(parts, resume, force):
-        target.write(build_control(settings, policies, parts, progress_bar), seed)
+    with resumable(parts, resume, target.force):
+        target.write(build_control(settings, policies, parts, progress_bar))
 
 
 @build.command(no_args_is_help=True)
 @click.option("--env", required=True, help="koffline/PuddleWorld-v0, …")
-@click.option("--gamma", type=float, default=0.98, show_default=True, help="Discount factor.")
+@gamma_option("Discount factor.", default=0.98, show_default=True)
 @click.option("--temperature", type=float, help="Of the softmax; default: the world's.")
 @click.option("--source", type=click.Choice(["grid", "dqn"]), default="grid", show_default=True)
-@click.option("--steps", type=int, default=10_000, show_default=True, help="Gradient steps of the DQN.")
-@_SEED
+@whole("--steps", default=10_000, show_default=True, help="Gradient steps of the DQN.")
+@SEED
 @click.option("--out", required=True, metavar="FILE", help="The policy file: .npz (grid) or .d3 (DQN).")
-@_FORCE
+@FORCE
 def policy(
     env: str,
     gamma: float,
@@ -238,13 +194,10 @@ def policy(
       koffline build policy --env koffline/PuddleWorld-v0 --out puddle.npz
       koffline build policy --env koffline/NoisyPole-v0 --source dqn --steps 20000 --out pole.d3
     """
-    from koffline.builders.uniform import learn_grid_policy
+    from koffline.builders.uniform import build_uniform, learn_grid_policy
     from koffline.envs.boxes import world_name
     from koffline.policies import save_grid_policy
-    from koffline.store.files import atomic_file, check_target
 
-    if not 0.0 < gamma < 1.0:
-        raise ConfigError(f"--gamma is {gamma}; give a discount between 0 and 1")
     name = world_name(env)
     path = claim(out, check=lambda path: check_target(path, force))
     if source == "grid":
@@ -255,12 +208,8 @@ def policy(
         import numpy as np
 
         from koffline.algos.stock_learners import TUPLES, train_dqn
-        from koffline.builders.uniform import build_uniform
 
-        if steps < 1:
-            raise ConfigError(f"--steps is {steps}; give a positive number")
         with atomic_file(path, force) as temporary, progress_bar("training DQN", steps) as progress:
-            generator = np.random.default_rng(checked_seed(seed))
-            log = build_uniform(name, "uniform", TUPLES, generator, gamma)
-            train_dqn(log, gamma, steps, seed, temporary, progress)
+            log = build_uniform(name, "uniform", TUPLES, np.random.default_rng(seed), gamma)
+            train_dqn(log, gamma, steps, seed, temporary, progress or int)
     click.echo(f"{path}: a policy for {env}")

@@ -9,20 +9,12 @@ from typing import Any
 
 import click
 
-from koffline.cli.options import (
-    action_space_options,
-    pass_options,
-    requested_space,
-    table_options,
-    worker_options,
-)
+from koffline.cli.options import Log, Option, log_options, pass_options, worker_options
 from koffline.cli.targets import claim
 from koffline.data.sources import FORMATS, SUFFIXES
-from koffline.data.spaces import SpaceRequest
 from koffline.errors import DataError
-from koffline.jobs.mapping import PassSettings
 
-_LAZY = click.option(
+_LAZY: Option = click.option(
     "--lazy",
     is_flag=True,
     help="Leave the rows on disk and read them by blocks; folders of shards always are.",
@@ -41,21 +33,9 @@ def data() -> None:
 
 
 @data.command()
-@click.argument("source")
-@action_space_options
-@table_options
-@_LAZY
-@pass_options
+@log_options("source", _LAZY, pass_options)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
-def info(
-    source: str,
-    discrete: int | None,
-    continuous: tuple[float, float] | None,
-    mapping: Any,
-    lazy: bool,
-    as_json: bool,
-    **passes: Any,
-) -> None:
+def info(log: Log, as_json: bool) -> None:
     """What is in a log: rows, episodes, spaces, returns, time limits, coverage of the actions.
 
     \b
@@ -66,44 +46,21 @@ def info(
       koffline data info log.parquet --observations 'x_*' --action a --reward r --episode id --time t
       koffline data info shards/ --workers 8
     """
-    from koffline.data.sources import open_transitions
     from koffline.data.summary import print_summary, summarise
 
-    space, settings = requested_space(discrete, continuous), PassSettings(**passes)
-    if _stays_on_disk(source, lazy, settings):
-        log = open_transitions(source, space, lazy=True, mapping=mapping)
-        found = summarise(log, settings, progress=True)
-    else:
-        found = summarise(open_transitions(source, space, mapping=mapping))
+    rows = log.open()
+    found = summarise(rows, log.passes, progress=True) if log.stays_on_disk else summarise(rows)
     for reason in found.left_out:
         click.echo(f"left out: {reason}", err=True)
     if as_json:
         click.echo(json.dumps(found.to_json(), default=str))
-        return
-    print_summary(found)
-
-
-def _stays_on_disk(source: str, lazy: bool, settings: PassSettings) -> bool:
-    """Whether a log is read by blocks: when asked, and where several shards or workers make it worth it."""
-    from koffline.data.disk.shards import is_shard_folder
-
-    return lazy or settings != PassSettings() or is_shard_folder(source)
+    else:
+        print_summary(found)
 
 
 @data.command()
-@click.argument("source")
-@action_space_options
-@table_options
-@_LAZY
-@worker_options
-def validate(
-    source: str,
-    discrete: int | None,
-    continuous: tuple[float, float] | None,
-    mapping: Any,
-    lazy: bool,
-    **passes: Any,
-) -> None:
+@log_options("source", _LAZY, worker_options)
+def validate(log: Log) -> None:
     """What is wrong with a log: all errors at once, then warnings. Exit code 2 on errors, else 0.
 
     \b
@@ -113,39 +70,34 @@ def validate(
       koffline data validate shards/ --ray auto
     """
     from koffline.data.findings import inspect_log
-    from koffline.data.sources import open_raw, open_transitions
+    from koffline.data.sources import open_raw
 
-    space, settings = requested_space(discrete, continuous), PassSettings(**passes)
-    if _stays_on_disk(source, lazy, settings):
-        log = open_transitions(source, space, lazy=True, mapping=mapping)
-        rows, metadata = len(log), log.metadata
-        findings = inspect_log(log, settings, progress=True)
+    if log.stays_on_disk:
+        rows = log.open()
+        count, metadata = len(rows), rows.metadata
+        findings = inspect_log(rows, log.passes, progress=True)
     else:
-        raw = open_raw(source, space, mapping)
-        rows, metadata = len(raw.columns["rewards"]), raw.metadata
+        raw = open_raw(log.source, log.space, log.mapping)
+        count, metadata = len(raw.columns["rewards"]), raw.metadata
         findings = inspect_log(raw)
-    for note in metadata.notes:
-        click.echo(f"note: {note}")
+    _say_notes(metadata)
     for finding in findings:
         click.echo(f"{finding.severity}: {finding.message}", err=finding.severity == "error")
-    errors = sum(finding.severity == "error" for finding in findings)
-    if errors:
+    if any(finding.severity == "error" for finding in findings):
         click.get_current_context().exit(2)
-    count = len(findings)
-    warnings = "no warnings" if not count else "1 warning" if count == 1 else f"{count} warnings"
-    click.echo(f"{source}: {rows} rows, no errors, {warnings}")
+    warnings = {0: "no warnings", 1: "1 warning"}.get(len(findings), f"{len(findings)} warnings")
+    click.echo(f"{log.source}: {count} rows, no errors, {warnings}")
+
+
+def _say_notes(metadata: Any) -> None:
+    for note in metadata.notes:
+        click.echo(f"note: {note}")
 
 
 @data.command()
-@click.argument("source")
+@log_options("source")
 @click.argument("target")
-@click.option(
-    "--format",
-    "format_",
-    type=click.Choice(FORMATS),
-    default=None,
-    help="Format; else told by TARGET's name.",
-)
+@click.option("--format", "format_", type=click.Choice(FORMATS), help="Format; else told by TARGET's name.")
 @click.option(
     "--shard-rows",
     type=int,
@@ -153,18 +105,7 @@ def validate(
     help="Write a folder of shards of at most N rows, for logs larger than memory.",
 )
 @click.option("--force", is_flag=True, help="Replace TARGET if it exists.")
-@action_space_options
-@table_options
-def convert(
-    source: str,
-    target: str,
-    format_: str | None,
-    shard_rows: int | None,
-    force: bool,
-    discrete: int | None,
-    continuous: tuple[float, float] | None,
-    mapping: Any,
-) -> None:
+def convert(log: Log, target: str, format_: str | None, shard_rows: int | None, force: bool) -> None:
     """Write a log in another format, whole or not at all.
 
     \b
@@ -175,43 +116,27 @@ def convert(
       koffline data convert large.hdf5 shards --shard-rows 1000000
       koffline data convert table.csv log.hdf5 --mapping columns.yaml
     """
-    from koffline.data.sources import open_transitions, write_transitions
+    from koffline.data.sources import convert_to_shards, write_transitions
     from koffline.store.files import MINARI, check_target
 
     is_path = not target.startswith(MINARI)  # folders of Minari's are made when written
-    check = partial(check_target, force=force) if is_path else None
-    claim(target, "TARGET", check)
-    if shard_rows is not None:
-        space = requested_space(discrete, continuous)
-        _convert_to_shards(source, target, format_, shard_rows, force, space, mapping)
-        return
-    log = open_transitions(source, requested_space(discrete, continuous), mapping=mapping)
-    written = write_transitions(log, target, format_, force)
-    for note in log.metadata.notes:
-        click.echo(f"note: {note}")
-    click.echo(f"{written.target} ({written.format}): {log}")
-
-
-def _convert_to_shards(
-    source: str,
-    target: str,
-    format_: str | None,
-    shard_rows: int,
-    force: bool,
-    space: SpaceRequest | None,
-    mapping: Any,
-) -> None:
-    from koffline.data.disk.conversion import convert_to_shards
-
-    if format_ is not None:
-        raise DataError(f"--format {format_} and --shard-rows were both given; shards are HDF5, choose one")
-    suffix = PurePath(target).suffix
-    if suffix.lower() in SUFFIXES:
-        raise DataError(
-            f"{target} ends in {suffix} like a file, and --shard-rows writes a folder; name a folder, or "
-            "leave --shard-rows out"
-        )
-    log = convert_to_shards(source, target, shard_rows, force, space, mapping)
-    for note in log.metadata.notes:
-        click.echo(f"note: {note}")
-    click.echo(f"{target} (shards): {log}")
+    claim(target, "TARGET", partial(check_target, force=force) if is_path else None)
+    if shard_rows is None:
+        rows = log.open(lazy=False)
+        written = write_transitions(rows, target, format_, force)
+        target, form = str(written.target), written.format
+    else:
+        if format_ is not None:
+            raise DataError(
+                f"--format {format_} and --shard-rows were both given; shards are HDF5, choose one"
+            )
+        suffix = PurePath(target).suffix
+        if suffix.lower() in SUFFIXES:
+            raise DataError(
+                f"{target} ends in {suffix} like a file, and --shard-rows writes a folder; name a folder, "
+                "or leave --shard-rows out"
+            )
+        rows = convert_to_shards(log.source, target, shard_rows, force, log.space, log.mapping)
+        form = "shards"
+    _say_notes(rows.metadata)
+    click.echo(f"{target} ({form}): {rows}")

@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import sys
-from pathlib import Path
 from typing import Any
 
 import click
 
 from koffline.cli.options import (
-    Reading,
-    action_space_options,
-    open_for_reading,
+    THREADS,
+    Log,
+    Result,
+    gamma_option,
+    log_options,
     reading_options,
-    requested_space,
     result_options,
-    table_options,
+    set_option,
+    whole,
 )
-from koffline.cli.results import begin, end
 from koffline.errors import ConfigError
-from koffline.store.run_record import shown_command
 
 _OWN = ("kloss", "fqe")
 _FOLDS = 2
@@ -46,10 +44,9 @@ Exit code 0 whether the test rejects or not; the verdict is 'rejects' in the JSO
 
 
 @click.command(help=_EXAMPLES, no_args_is_help=True)
-@click.argument("data")
 @click.option("--policy", required=True, help="The policy whose values MODEL should give.")
 @click.option("--model", required=True, help="The value function: a file, module:name, kloss or fqe.")
-@click.option("--gamma", type=float, help="Discount factor, inside (0, 1); default: the log's own hint.")
+@gamma_option()
 @click.option("--method", type=click.Choice(["wild", "spectral", "gamma"]), help="Of the test; default wild.")
 @click.option("--level", type=float, help="Chance of a false alarm; default 0.05.")
 @click.option("--window", type=int, metavar="D", help="Residuals over D steps within an episode; default 1.")
@@ -60,113 +57,98 @@ Exit code 0 whether the test rejects or not; the verdict is 'rejects' in the JSO
     metavar="X",
     help="Report power against values off by X times the rms return; default 0.1.",
 )
-@click.option("--regions", type=int, default=5, help="How many places of the largest error; default 5.")
+@whole("--regions", default=5, help="How many places of the largest error; default 5.")
 @click.option("--trained-on", metavar="LOG", help="The rows MODEL was fitted to, if it cannot say so.")
 @click.option("--allow-training-rows", is_flag=True, help="Test rows MODEL was fitted to all the same.")
-@click.option("--cross-fit", type=int, metavar="K", help="Folds for kloss and fqe; default 2.")
-@click.option("--seed", type=int, default=0, help="Seed of everything random; default 0.")
-@click.option(
-    "--set",
-    "assignments",
-    multiple=True,
-    metavar="KEY=VALUE",
-    help="One setting of kloss or fqe: steps=2000.",
-)
-@click.option("--threads", type=int, help="Threads of this process; default 1.")
+@whole("--cross-fit", 2, metavar="K", help="Folds for kloss and fqe; default 2.")
+@whole("--seed", 0, default=0, help="Seed of everything random; default 0.")
+@set_option("One setting of kloss or fqe: steps=2000.")
+@THREADS
 @result_options("diagnosis.json")
-@action_space_options
-@table_options
-@reading_options
-def diagnose(
-    data: str,
-    policy: str,
-    model: str,
-    out: str | None,
-    force: bool,
-    as_json: bool,
-    discrete: int | None,
-    continuous: tuple[float, float] | None,
-    mapping: Any,
-    reading: Reading,
-    **options: Any,
-) -> None:
+@log_options("data", reading_options)
+def diagnose(log: Log, policy: str, model: str, result: Result, **options: Any) -> None:
     """Check everything that can be checked before the long part, then diagnose and print."""
     settings = _checked(model, options)
-    from koffline.report.diagnosis_page import MARKER, write_diagnosis
-    from koffline.report.diagnosis_table import print_diagnosis
+    from koffline.report.diagnosis import MARKER, print_diagnosis, write_diagnosis
 
-    run = begin("diagnose", out, force, MARKER)
-    # A user's policy or model may print while it is imported or called: stdout belongs to the result alone.
-    with contextlib.redirect_stdout(sys.stderr):
-        space = requested_space(discrete, continuous)
-        diagnosis = _diagnose(data, policy, model, space, mapping, reading, settings, options)
-    end(
-        diagnosis,
-        run,
-        as_json,
-        lambda record: write_diagnosis(diagnosis, Path(str(out)), shown_command(), force, record),
-        lambda page: print_diagnosis(diagnosis, page),
-    )
+    def find() -> Any:
+        return _diagnose(log, policy, model, settings, **options)
+
+    result.present("diagnose", MARKER, find, write_diagnosis, print_diagnosis)
+
+
+def _checked(model: str, options: dict[str, Any]) -> dict[str, Any]:
+    """The settings of kloss or fqe, taken out; mistakes are reported before a large log is read."""
+    from koffline.config import make_settings, parse_assignments
+
+    level, assignments, folds = options["level"], options.pop("assignments"), options["cross_fit"]
+    if level is not None and not 0.0 < level <= _HIGHEST_LEVEL:
+        raise ConfigError(f"--level is {level:g}; a test's level is its chance of a false alarm, as in 0.05")
+    settings = parse_assignments(assignments)
+    if model in _OWN:
+        own = {name: options[name] for name in ("gamma", "seed", "threads") if options[name] is not None}
+        settings |= {**own, "estimator": model}
+        make_settings({"gamma": 0.5}, settings)
+    elif folds or assignments:
+        flag = "--cross-fit" if folds else "--set"
+        raise ConfigError(f"{flag} is for the models kloss and fqe, which are fitted here; leave it out")
+    return settings
 
 
 def _diagnose(
-    data: str,
+    log: Log,
     policy: str,
     model: str,
-    space: Any,
-    mapping: Any,
-    reading: Reading,
     settings: dict[str, Any],
-    options: dict[str, Any],
+    *,
+    gamma: float | None,
+    seed: int,
+    threads: int | None,
+    trained_on: str | None,
+    cross_fit: int | None,
+    on_policy: bool,
+    **options: Any,
 ) -> Any:
     """Read, load, fit where that is asked for, and look."""
+    from koffline import fitting
     from koffline.data.disk.samples import sample_units
     from koffline.data.sources import open_transitions
     from koffline.data.table.files import is_table_source
-    from koffline.fitting import threads
-    from koffline.ope.diagnose.diagnosing import diagnose as diagnose_value_function
+    from koffline.ope.diagnosis import diagnose as diagnose_value_function
     from koffline.policy_specs import load_policy
 
-    log = open_for_reading(data, space, mapping, reading)
-    sample = sample_units(log, _SAMPLE_ROWS, options["seed"], settings=reading.stream.passes)
-    transitions = sample.transitions
+    rows = log.open()
+    sample = sample_units(rows, _SAMPLE_ROWS, seed, settings=log.passes)
+    transitions, other = sample.transitions, None
     loaded = load_policy(policy, transitions.action_space, transitions.observation_shape)
-    trained_on = options["trained_on"]
-    other = mapping if trained_on is not None and is_table_source(trained_on) else None
-    given = ("method", "level", "window", "alternative")
-    tested = {name: options[name] for name in given if options[name] is not None}
-    with threads(options["threads"] or 1):
+    if trained_on is not None:
+        mapping = log.mapping if is_table_source(trained_on) else None
+        other = open_transitions(trained_on, log.space, mapping=mapping)
+    if on_policy:
+        options["on_policy"] = True
+    with fitting.threads(threads or 1):
+        function: Any = model
+        if model in _OWN:
+            function = _fitted(transitions, loaded, settings, cross_fit or _FOLDS)
+        given = {name: value for name, value in options.items() if value is not None}
         found = diagnose_value_function(
-            _fitted(model, transitions, loaded, settings, options) if model in _OWN else model,
-            transitions,
-            loaded,
-            options["gamma"],
-            seed=options["seed"],
-            trained_on=None if trained_on is None else open_transitions(trained_on, space, mapping=other),
-            allow_training_rows=options["allow_training_rows"],
-            regions=options["regions"],
-            **tested,
-            **({"on_policy": True} if options["on_policy"] else {}),
+            function, transitions, loaded, gamma, seed=seed, trained_on=other, **given
         )
     if sample.is_all:
         return found
-    note = f"The log has {len(log):,} rows; {len(transitions):,} of them were judged, whole episodes drawn."
+    note = f"The log has {len(rows):,} rows; {len(transitions):,} of them were judged, whole episodes drawn."
     return dataclasses.replace(found, warnings=(*found.warnings, note))
 
 
-def _fitted(
-    model: str, transitions: Any, policy: Any, settings: dict[str, Any], options: dict[str, Any]
-) -> Any:
+def _fitted(transitions: Any, policy: Any, settings: dict[str, Any], folds: int) -> Any:
     """koffline's own value functions, cross-fitted; a bar on stderr where that is a terminal."""
     from koffline.config import make_settings
     from koffline.ope.cross_fit import cross_fit
     from koffline.ope.fitted_function import fit_value_function
     from koffline.progress import progress_bar
 
-    base = {"gamma": transitions.metadata.gamma}
-    chosen = make_settings(base, settings, {"gamma": options["gamma"]}, {"estimator": model})
-    folds = options["cross_fit"] or _FOLDS
-    with progress_bar(f"fitting {model}", folds, sys.stderr.isatty()) as show:
+    chosen = make_settings({"gamma": transitions.metadata.gamma}, settings)
+    with progress_bar(f"fitting {chosen.estimator}", folds, sys.stderr.isatty()) as show:
         done = iter(range(1, folds + 1))
 
         def fit(part: Any) -> Any:
@@ -174,29 +156,4 @@ def _fitted(
             show(next(done))
             return function
 
-        return cross_fit(transitions, fit, folds, options["seed"])
-
-
-def _checked(model: str, options: dict[str, Any]) -> dict[str, Any]:
-    """The settings of kloss or fqe; mistakes are reported before a large log is read."""
-    from koffline.config import make_settings, parse_assignments
-
-    level, gamma = options["level"], options["gamma"]
-    if level is not None and not 0.0 < level <= _HIGHEST_LEVEL:
-        raise ConfigError(f"--level is {level:g}; a test's level is its chance of a false alarm, as in 0.05")
-    if gamma is not None and not 0.0 < gamma < 1.0:
-        raise ConfigError(f"--gamma is {gamma:.10g}; give a discount factor between 0 and 1")
-    for name in ("seed", "threads", "regions", "cross_fit"):
-        least = {"seed": 0, "cross_fit": 2}.get(name, 1)
-        if options[name] is not None and options[name] < least:
-            flag = name.replace("_", "-")
-            raise ConfigError(f"--{flag} is {options[name]}; give a whole number of at least {least}")
-    settings = parse_assignments(options["assignments"])
-    if model in _OWN:
-        given = {"seed": options["seed"], "threads": options["threads"]}
-        make_settings({"gamma": 0.5}, settings, {"estimator": model}, given)
-        return {**settings, **{key: value for key, value in given.items() if value is not None}}
-    for name, flag in (("cross_fit", "--cross-fit"), ("assignments", "--set")):
-        if options[name]:
-            raise ConfigError(f"{flag} is for the models kloss and fqe, which are fitted here; leave it out")
-    return {}
+        return cross_fit(transitions, fit, folds, chosen.seed)

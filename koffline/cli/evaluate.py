@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import click
 
 from koffline.cli.options import (
-    Reading,
-    action_space_options,
-    open_for_reading,
+    Log,
+    Result,
+    gamma_option,
+    log_options,
     reading_options,
-    requested_space,
     result_options,
     settings_options,
-    table_options,
+    training_bar,
+    whole,
 )
-from koffline.cli.results import begin, end
 from koffline.errors import ConfigError
-from koffline.store.run_record import shown_command
 
 _ALL = "all"  # every estimator
 _EXAMPLES = """What is POLICY worth from the initial states of DATA?
@@ -55,37 +52,28 @@ empirical-bernstein. What each promises is printed with it.
 
 
 @click.command(help=_EXAMPLES, no_args_is_help=True)
-@click.argument("data")
 @click.option("--policy", required=True, help="The policy to evaluate: a file or a name.")
-@click.option("--gamma", type=float, help="Discount factor, inside (0, 1); default: the log's own hint.")
+@gamma_option()
 @click.option("--estimator", metavar="NAME[,NAME…]|all", help="One or more estimators; default kloss.")
 @click.option("--interval", metavar="KIND", help="Kind of interval; default: the estimator's own.")
 @click.option("--level", type=float, help="Level of the interval; default 0.95.")
-@click.option("--seed", type=int, help="Seed of everything random; default 0.")
+@whole("--seed", 0, help="Seed of everything random; default 0.")
 @click.option(
     "--truth", metavar="NUMBER|FILE", help="The true value, or a JSON file with 'value', to show beside it."
 )
-@click.option("--sample-rows", type=int, help="Rows that networks are trained on, about; default 200,000.")
+@whole("--sample-rows", 2, help="Rows that networks are trained on, about; default 200,000.")
 @click.option("--device", help="cpu (default) or cuda.")
 @settings_options
 @result_options("estimate.json")
-@action_space_options
-@table_options
-@reading_options
+@log_options("data", reading_options)
 def evaluate(
-    data: str,
+    log: Log,
     policy: str,
     config: str | None,
     assignments: tuple[str, ...],
     initial_states: str | None,
     truth: str | None,
-    out: str | None,
-    force: bool,
-    as_json: bool,
-    discrete: int | None,
-    continuous: tuple[float, float] | None,
-    mapping: Any,
-    reading: Reading,
+    result: Result,
     **options: Any,
 ) -> None:
     """Check everything that can be checked before the long part, then evaluate and print."""
@@ -95,29 +83,22 @@ def evaluate(
     several = _requested_estimators(layers)
     true_value = None if truth is None else _read_truth(truth)
     marker, write, show = _report_of(several)
-    run = begin("evaluate", out, force, marker)
-    # A user's policy may print while it is imported or called: stdout belongs to the result alone.
-    with contextlib.redirect_stdout(sys.stderr):
-        space = requested_space(discrete, continuous)
-        found = _evaluate(data, policy, layers, initial_states, space, mapping, several, reading)
-    end(
-        found,
-        run,
-        as_json,
-        lambda record: write(found, Path(str(out)), true_value, shown_command(), force, record),
-        lambda page: show(found, true_value, page),
+    result.present(
+        "evaluate",
+        marker,
+        lambda: _evaluate(log, policy, layers, initial_states, several),
+        lambda found, out, *others: write(found, out, true_value, *others),
+        lambda found, page: show(found, true_value, page),
     )
 
 
 def _report_of(several: tuple[str, ...] | None) -> tuple[str, Callable[..., Path], Callable[..., None]]:
     """The file that marks a folder of such results, what writes one and what prints a table."""
+    from koffline.report import estimates
+
     if several is None:
-        from koffline.report import page, table
-
-        return page.MARKER, page.write_report, table.print_estimate
-    from koffline.report import estimators_page, estimators_table
-
-    return estimators_page.MARKER, estimators_page.write_estimates, estimators_table.print_estimates
+        return estimates.ESTIMATE, estimates.write_estimate, estimates.print_estimate
+    return estimates.ESTIMATES, estimates.write_estimates, estimates.print_estimates
 
 
 def _requested_estimators(layers: list[dict[str, Any]]) -> tuple[str, ...] | None:
@@ -149,41 +130,31 @@ def _names(text: str) -> tuple[str, ...]:
     if text == _ALL:
         return tuple(ESTIMATORS)
     names = tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
-    if not names:
-        raise ConfigError(f"estimator is '{text}'; give names separated by commas, or {_ALL}")
+    if not names or any(name.lower() == _ALL for name in names):
+        raise ConfigError(f"estimator is '{text}'; give names separated by commas, or '{_ALL}' by itself")
     for name in names:
-        if name.lower() == _ALL:
-            raise ConfigError(f"estimator is '{text}'; '{_ALL}' stands by itself: give names or {_ALL}")
         check_estimator(name)
     return names
 
 
 def _evaluate(
-    data: str,
-    policy: str,
-    layers: list[dict[str, Any]],
-    starts: str | None,
-    space: Any,
-    mapping: Any,
-    several: tuple[str, ...] | None,
-    reading: Reading,
+    log: Log, policy: str, layers: list[dict[str, Any]], starts: str | None, several: tuple[str, ...] | None
 ) -> Any:
-    """Read, load, fit; the progress bar is on stderr and only on a terminal."""
+    """Read, load, fit."""
     from koffline.config import make_settings
-    from koffline.ope.estimators.all import estimate_all
+    from koffline.ope.evaluation import estimate_all
     from koffline.ope.evaluation import evaluate as evaluate_policy
     from koffline.ope.initial_states import read_initial_states
     from koffline.policy_specs import load_policy
 
-    transitions = open_for_reading(data, space, mapping, reading)
-    settings = make_settings({"gamma": transitions.metadata.gamma}, *layers)
+    transitions = log.open()
     loaded = load_policy(policy, transitions.action_space, transitions.observation_shape)
     given: dict[str, Any] = {
-        "settings": settings,
+        "settings": make_settings({"gamma": transitions.metadata.gamma}, *layers),
         "initial_observations": None if starts is None else read_initial_states(starts),
-        "stream": reading.stream,
+        "stream": log.stream,
     }
-    with _progress_bar(f"evaluating {loaded.name}") as progress:
+    with training_bar(f"evaluating {loaded.name}") as progress:
         if several is None:
             return evaluate_policy(transitions, loaded, progress=progress, **given)
         return estimate_all(transitions, loaded, names=several, progress=progress, **given)
@@ -199,32 +170,3 @@ def _read_truth(text: str) -> float:
     if not math.isfinite(number):
         raise ConfigError(f"--truth received '{text}'; give a finite number")
     return number
-
-
-@contextlib.contextmanager
-def _progress_bar(title: str) -> Iterator[Any]:
-    """A rich bar that the training loop updates; None where stderr is not a terminal."""
-    if not sys.stderr.isatty():
-        yield None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TimeRemainingColumn(),
-        TextColumn("{task.fields[note]}"),
-    )
-    with Progress(*columns, console=Console(stderr=True, emoji=False), transient=True) as bar:
-        task = bar.add_task(title, total=None, note="")
-
-        class Bar:
-            def update(self, step: int, steps: int, loss: float) -> None:
-                note = "last layer" if step == steps else f"objective {loss:.3g}"
-                bar.update(task, completed=step, total=steps, note=note)
-
-            def pass_over(self, done: int, total: int) -> None:
-                bar.update(task, completed=done, total=total, note="reading shards")
-
-        yield Bar()

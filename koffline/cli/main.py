@@ -6,6 +6,7 @@ import contextlib
 import signal
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -17,7 +18,44 @@ from koffline.store.run_record import command_line
 
 
 class KofflineGroup(click.Group):
-    """A group whose sub-commands turn a KofflineError into one line on stderr and exit code 2."""
+    """Commands that are imported when they are asked for, their errors one line on stderr and exit code 2."""
+
+    # Its module in this package, and what the list of commands says of it: none is imported for that list.
+    lazy: ClassVar = {
+        "build": ("build", "Build datasets and target policies."),
+        "data": ("data", "Look into logs, check them, convert them."),
+        "diagnose": ("diagnose", "Is MODEL the value function of POLICY, as far as DATA can tell?"),
+        "evaluate": ("evaluate", "What is POLICY worth from the initial states of DATA?"),
+        "export": ("runs", "Export a model's greedy policy as TorchScript or ONNX."),
+        "online": ("online", "Train Trust-PCL in a Gymnasium environment, several seeds at once."),
+        "play": ("runs", "Play episodes of a saved model on the screen."),
+        "plot": ("runs", "Draw metrics of runs in one plot and print their statistics."),
+        "plot-all": ("runs", "Draw all metrics of a run in a grid and print its parameters."),
+        "record": ("runs", "Record episodes of a saved model as videos."),
+        "repeat": ("repeat", "Run again what made a folder of results, and compare every byte."),
+        "reproduce": ("reproduce", "Reproduce a figure of the paper, or the table of its claims."),
+        "select": ("select", "Which of several POLICIES is worth most?"),
+        "stats": ("runs", "Statistics of a metric of a run."),
+        "sweep": ("train", "Train CONFIG with every combination of --grid values and seeds."),
+        "train": ("train", "Train the algorithm of CONFIG over a log."),
+    }
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Names of all commands."""
+        return list(self.lazy)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The command, imported now."""
+        if cmd_name not in self.lazy:
+            return None
+        module = import_module(f"koffline.cli.{self.lazy[cmd_name][0]}")
+        command: click.Command = getattr(module, cmd_name.replace("-", "_"))
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The list of commands, none of them imported."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, about) for name, (_, about) in self.lazy.items()])
 
     def _run(self, args: Sequence[str] | None = None, *others: Any, **extra: Any) -> Any:
         """click's own, in the knowledge of the command line."""
@@ -41,9 +79,8 @@ class KofflineGroup(click.Group):
             error.show()
             raise SystemExit(2) from None
         except click.ClickException as error:
-            where = (
-                error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else "koffline"
-            )
+            context = getattr(error, "ctx", None)
+            where = context.command_path if context else "koffline"
             message = " ".join(error.format_message().split()).rstrip(".")
             raise _failed(f"{message}; see '{where} --help'") from None
         except click.Abort:
@@ -59,17 +96,16 @@ class KofflineGroup(click.Group):
             raise
         except KofflineError as error:
             message = " ".join(str(error).split())
-        except MemoryError as error:
+        except (MemoryError, RuntimeError) as error:  # torch has no MemoryError
             reason = " ".join(str(error).split()) or "out of memory"
+            if isinstance(error, RuntimeError):
+                if "allocate memory" not in reason and "out of memory" not in reason:
+                    raise
+                reason = "an array is too large for this machine"
             message = f"not enough memory ({reason}); ask for less at a time"
-        except RuntimeError as error:  # torch has no MemoryError
-            if "allocate memory" not in str(error) and "out of memory" not in str(error):
-                raise
-            message = "not enough memory (an array is too large for this machine); ask for less at a time"
         except OSError as error:
-            message = (
-                f"{error.filename or 'the system'}: {error.strerror or error}; check the path and the disk"
-            )
+            place = error.filename or "the system"
+            message = f"{place}: {error.strerror or error}; check the path and the disk"
         raise _failed(message)
 
 
@@ -79,50 +115,7 @@ def _failed(message: str) -> SystemExit:
     return SystemExit(2)
 
 
-class LazyGroup(KofflineGroup):
-    """Commands that live in other modules are imported when they are asked for."""
-
-    # Its module in this package, and what the list of commands says of it: none is imported for that list.
-    lazy: ClassVar = {
-        "build": ("build", "Build datasets and target policies."),
-        "data": ("data", "Look into logs, check them, convert them."),
-        "diagnose": ("diagnose", "Is MODEL the value function of POLICY, as far as DATA can tell?"),
-        "evaluate": ("evaluate", "What is POLICY worth from the initial states of DATA?"),
-        "export": ("runs", "Export a model's greedy policy as TorchScript or ONNX."),
-        "online": ("online", "Train Trust-PCL in a Gymnasium environment, several seeds at once."),
-        "play": ("runs", "Play episodes of a saved model on the screen."),
-        "plot": ("runs", "Draw metrics of runs in one plot and print their statistics."),
-        "plot-all": ("runs", "Draw all metrics of a run in a grid and print its parameters."),
-        "record": ("runs", "Record episodes of a saved model as videos."),
-        "repeat": ("repeat", "Run again what made a folder of results, and compare every byte."),
-        "reproduce": ("reproduce", "Reproduce a figure of the paper, or the table of its claims."),
-        "select": ("select", "Which of several POLICIES is worth most?"),
-        "stats": ("runs", "Statistics of a metric of a run."),
-        "sweep": ("sweep", "Train CONFIG with every combination of --grid values and seeds."),
-        "train": ("train", "Train the algorithm of CONFIG over a log."),
-    }
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        """Names of all commands."""
-        return sorted({*super().list_commands(ctx), *self.lazy})
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """The command, imported now."""
-        if cmd_name in self.lazy:
-            from importlib import import_module
-
-            module = import_module(f"koffline.cli.{self.lazy[cmd_name][0]}")
-            command: click.Command = getattr(module, cmd_name.replace("-", "_"))
-            return command
-        return super().get_command(ctx, cmd_name)
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """The list of commands, none of them imported."""
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, about) for name, (_, about) in sorted(self.lazy.items())])
-
-
-@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=KofflineGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="koffline")
 def cli() -> None:
     """What is a policy worth? Answers from logged transitions, with an interval.
@@ -142,14 +135,10 @@ def main() -> None:
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.append(here)
-    _hear_termination()
-    cli(prog_name="koffline")
-
-
-def _hear_termination() -> None:
-    """A scheduler's SIGTERM is a Ctrl-C: what is unfinished goes, what can go on later is said."""
+    # A scheduler's SIGTERM is a Ctrl-C: what is unfinished goes, what can go on later is said.
     with contextlib.suppress(ValueError):  # not the main thread
         signal.signal(signal.SIGTERM, _terminate)
+    cli(prog_name="koffline")
 
 
 def _terminate(number: int, frame: object) -> None:

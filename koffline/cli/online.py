@@ -6,9 +6,12 @@ import contextlib
 import math
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
+
+from koffline.cli.options import set_option
+from koffline.cli.targets import claim
 
 if TYPE_CHECKING:
     from koffline.online.run import OnlineResult
@@ -35,13 +38,7 @@ Examples:
 
 @click.command(help=_HELP, no_args_is_help=True)
 @click.argument("config", required=False)
-@click.option(
-    "--set",
-    "assignments",
-    multiple=True,
-    metavar="KEY=VALUE",
-    help="One setting, e.g. critic=fvi; wins over the file.",
-)
+@set_option("One setting, e.g. critic=fvi; wins over the file.")
 @click.option("--seed-count", type=int, help="How many seeds; default 6.")
 @click.option("--seed", type=int, help="The first one; default 0.")
 @click.option("--out", metavar="DIR", help="Folder of the run; default runs/ENVIRONMENT-CRITIC.")
@@ -54,13 +51,9 @@ def online(
     config: str | None,
     assignments: tuple[str, ...],
     seed_count: int | None,
-    seed: int | None,
     out: str | None,
     resume: str | None,
-    workers: int,
-    videos: bool,
-    tensorboard: bool,
-    save_minari: bool,
+    **options: Any,
 ) -> None:
     """Check the config, train, print a table over the seeds and where everything is."""
     from koffline.online.config import load_config
@@ -73,7 +66,6 @@ def online(
         raise click.UsageError(f"--resume {resume}: there is no such folder")
     settings = load_config(source, assignments)
     # After the settings: what is misspelt is said before torch is loaded.
-    from koffline.cli.targets import claim
     from koffline.online.run import default_folder, train
 
     option = "--out" if resume is None else "--resume"
@@ -82,18 +74,8 @@ def online(
     try:
         # Environments may print: stdout belongs to the result alone.
         with contextlib.redirect_stdout(sys.stderr):
-            result = train(
-                settings,
-                out,
-                seed_count,
-                seed=seed,
-                resume=resume,
-                workers=workers,
-                videos=videos,
-                tensorboard=tensorboard,
-                save_minari=save_minari,
-                show_progress=sys.stderr.isatty(),
-            )
+            show = sys.stderr.isatty()
+            result = train(settings, out, seed_count, resume=resume, show_progress=show, **options)
     except KeyboardInterrupt:
         hint = f"; go on with koffline online --resume {folder}" if (folder / CONFIG).exists() else ""
         click.echo(f"interrupted{hint}", err=True)

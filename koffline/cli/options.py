@@ -1,31 +1,71 @@
-"""Options that several commands share: columns of a table, actions, how a log is read, where work runs."""
+"""Options that several commands share: a log and how it is read, its results, settings, where work runs."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable, Mapping
+import shutil
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from pathlib import Path
+from typing import Any
 
 import click
 
+from koffline.cli.targets import claim
 from koffline.data.spaces import Bounds, Discrete, SpaceRequest
-from koffline.errors import DataError
+from koffline.errors import ConfigError, DataError
+from koffline.jobs.mapping import PassSettings
 from koffline.ope.stream_settings import DEFAULT_MEMORY, StreamSettings
+from koffline.store.run_record import shown_command, start_run
 
-if TYPE_CHECKING:
-    from koffline.data.disk.log import LazyTransitions
-    from koffline.data.transitions import Transitions
+Command = Callable[..., Any]
+Option = Callable[[Command], Command]
 
-Command = TypeVar("Command", bound=Callable[..., Any])
 
-_WORKERS = "Processes, one core each."
-_RAY = "Run on Ray: local, auto or an address."
-_SKIP = "Leave out shards that cannot be read, and name them."
-_LAZY = "Implies --lazy."  # a pass over shards is asked for
+def added(options: Sequence[Any]) -> Option:
+    """All of them as one decorator; the first stands first in the help."""
+    return lambda command: functools.reduce(lambda inner, option: option(inner), reversed(options), command)
 
-_MANY = "--observations", "--action", "--next-observations"
-_OPTIONS: tuple[tuple[str, str, str], ...] = (
+
+def whole(flag: str, least: int = 1, **more: Any) -> Option:
+    """An option for a whole number. It refuses with ConfigError what is less than ``least``."""
+
+    def check(context: click.Context, parameter: click.Parameter, value: int | None) -> int | None:
+        if value is not None and value < least:
+            raise ConfigError(f"{flag} is {value}; give a whole number of at least {least}")
+        return value
+
+    return click.option(flag, type=int, callback=check, **more)
+
+
+def _check_gamma(context: click.Context, parameter: click.Parameter, gamma: float | None) -> float | None:
+    if gamma is not None and not 0.0 < gamma < 1.0:
+        raise ConfigError(f"--gamma is {gamma:.10g}; give a discount factor between 0 and 1")
+    return gamma
+
+
+def gamma_option(
+    text: str = "Discount factor, inside (0, 1); default: the log's own hint.", **more: Any
+) -> Option:
+    """``--gamma``, between 0 and 1."""
+    return click.option("--gamma", type=float, callback=_check_gamma, help=text, **more)
+
+
+def set_option(text: str) -> Option:
+    """``--set KEY=VALUE``, the parameter ``assignments``."""
+    return click.option("--set", "assignments", multiple=True, metavar="KEY=VALUE", help=text)
+
+
+THREADS = whole("--threads", help="Threads of this process; default 1.")
+SEED = whole("--seed", 0, default=0, show_default=True, help="Seed of everything random.")
+_SETTINGS = (
+    ("--initial-states", "FILE", "Start states (.npy, .npz or a log), not the log's."),
+    ("--config", "FILE", "YAML file of settings (see --set); options here win over it."),
+)
+_PREFIX = "table_"
+_TABLE = (
     ("--observations", "COLUMNS", "Table: columns of the state; 'x_*' takes all that fit, repeatable."),
     ("--action", "COLUMN", "Table: column of the action; several make a vector."),
     ("--reward", "COLUMN", "Table: column of the reward."),
@@ -39,27 +79,112 @@ _OPTIONS: tuple[tuple[str, str, str], ...] = (
     ("--next-observations", "COLUMNS", "Table: columns of the next state, if it has them."),
     ("--action-names", "A,B,…", "Table: values of the action in the order of their numbers."),
     ("--impute", "[COLUMN=]METHOD", "Table: replace missing values by zero, mean, forward or a number."),
+    ("--mapping", "FILE", "Table: YAML file with these options; what is given here wins."),
 )
-_PREFIX = "table_"
+_SEVERAL = ("--observations", "--action", "--next-observations", "--impute")
+_LOW_HIGH = "Declare continuous actions within these bounds."
 
 
-def action_space_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add --discrete N and --continuous LOW HIGH; read them with ``requested_space``."""
-    command = click.option(
-        "--continuous",
-        nargs=2,
-        type=float,
-        default=None,
-        metavar="LOW HIGH",
-        help="Declare continuous actions within these bounds.",
-    )(command)
-    return click.option(
-        "--discrete", type=int, default=None, metavar="N", help="Declare the N discrete actions 0 … N − 1."
-    )(command)
+def _named(rows: Sequence[tuple[str, str, str]], prefix: str = "") -> list[Option]:
+    """Options for text, from flag, metavar and help."""
+    return [
+        click.option(
+            flag,
+            prefix + flag[2:].replace("-", "_"),
+            multiple=flag in _SEVERAL,
+            metavar=metavar,
+            help=text,
+        )
+        for flag, metavar, text in rows
+    ]
 
 
-def requested_space(discrete: int | None, continuous: tuple[float, float] | None) -> SpaceRequest | None:
-    """The space asked for on the command line, if any. Raises DataError for both at once."""
+settings_options = added([*_named(_SETTINGS), set_option("One setting, e.g. steps=2000."), THREADS])
+_LOG = (
+    click.option("--discrete", type=int, metavar="N", help="Declare the N discrete actions 0 … N − 1."),
+    click.option("--continuous", nargs=2, type=float, metavar="LOW HIGH", help=_LOW_HIGH),
+    *_named(_TABLE, _PREFIX),
+)
+_WORKERS, _RAY = "Processes, one core each.", "Run on Ray: local, auto or an address."
+
+
+def worker_options(command: Command, workers: str = _WORKERS, ray: str = _RAY) -> Command:
+    """``--workers N`` and ``--ray ADDRESS``: the parameters ``workers: int`` and ``ray: str | None``."""
+    command = click.option("--ray", metavar="ADDRESS", help=ray)(command)
+    return click.option("--workers", type=int, default=1, show_default=True, help=workers)(command)
+
+
+def pass_options(command: Command) -> Command:
+    """`worker_options`, and ``--skip-bad-shards``; each leaves the log on disk."""
+    text = "Leave out shards that cannot be read, and name them. Implies --lazy."
+    command = click.option("--skip-bad-shards", is_flag=True, help=text)(command)
+    return worker_options(command, f"{_WORKERS} More than one: implies --lazy.", f"{_RAY} Implies --lazy.")
+
+
+_MEMORY = ("--memory", "SIZE", f"What a process may hold; default {DEFAULT_MEMORY}. Implies --lazy.")
+_ON_DISK = click.option("--lazy", is_flag=True, help="Leave the log on disk; the result is the same.")
+reading_options = added([_ON_DISK, *_named([_MEMORY]), pass_options])
+
+
+@dataclass(frozen=True)
+class Log:
+    """A log as the command line names it, and how it is to be read. is_lazy: left on disk when asked."""
+
+    source: str
+    space: SpaceRequest | None
+    mapping: Any
+    is_lazy: bool
+    stream: StreamSettings
+
+    @property
+    def passes(self) -> PassSettings:
+        """Where passes over it run."""
+        return self.stream.passes
+
+    @property
+    def stays_on_disk(self) -> bool:
+        """Whether it is read by blocks: when asked, and where it lies in shards anyway."""
+        from koffline.data.disk.shards import is_shard_folder
+
+        return self.is_lazy or (self.mapping is None and is_shard_folder(self.source))
+
+    def open(self, lazy: Any = None) -> Any:
+        """The transitions, in memory or on disk. Raises DataError."""
+        from koffline.data.sources import open_transitions
+
+        lazy = self.stays_on_disk if lazy is None else lazy
+        return open_transitions(self.source, self.space, lazy=lazy, mapping=self.mapping)
+
+
+def log_options(argument: str, *reading: Option) -> Option:
+    """DATA or SOURCE, its actions, its columns and how it is read; the command gets ``log: Log``."""
+
+    def add(command: Command) -> Command:
+        @functools.wraps(command)
+        def run(*args: Any, **options: Any) -> Any:
+            table = {name: options.pop(name) for name in list(options) if name.startswith(_PREFIX)}
+            space = _requested_space(options.pop("discrete"), options.pop("continuous"))
+            names = ("memory", "workers", "ray", "skip_bad_shards")
+            given = {name: options.pop(name) for name in names if name in options}
+            given = {name: value for name, value in given.items() if value is not None}
+            usual = {"workers": 1, "skip_bad_shards": False}
+            is_lazy = options.pop("lazy", False) or bool(given.items() - usual.items())
+            result = options.get("result")
+            out = Path(result.out if isinstance(result, Result) and result.out else "")
+            partial = out.absolute().with_name(f".{out.name}.partial") if out.name else None
+            stream = StreamSettings(**given, partial=partial)
+            source, mapping = options.pop(argument), requested_mapping(table)
+            found = command(*args, log=Log(source, space, mapping, is_lazy, stream), **options)
+            if partial is not None:
+                shutil.rmtree(partial, ignore_errors=True)
+            return found
+
+        return click.argument(argument)(added([*_LOG, *reading])(run))
+
+    return add
+
+
+def _requested_space(discrete: int | None, continuous: tuple[float, float] | None) -> SpaceRequest | None:
     if discrete is not None and continuous is not None:
         raise DataError("--discrete and --continuous were both given; choose one")
     if discrete is not None:
@@ -67,149 +192,113 @@ def requested_space(discrete: int | None, continuous: tuple[float, float] | None
     return Bounds(*continuous) if continuous is not None else None
 
 
-def settings_options(command: Command) -> Command:
-    """``--initial-states``, ``--config``, ``--set`` (the parameter ``assignments``) and ``--threads``."""
-    for option in (
-        click.option("--threads", type=int, help="Threads of this process; default 1."),
-        click.option(
-            "--set", "assignments", multiple=True, metavar="KEY=VALUE", help="One setting, e.g. steps=2000."
-        ),
-        click.option(
-            "--config", metavar="FILE", help="YAML file of settings (see --set); options here win over it."
-        ),
-        click.option(
-            "--initial-states", metavar="FILE", help="Start states (.npy, .npz or a log), not the log's."
-        ),
-    ):
-        command = option(command)
-    return command
+def requested_mapping(given: Mapping[str, Any]) -> Any:
+    """The mapping of a file, what is given beside it winning; None for no option. Raises DataError."""
+    said = {name.removeprefix(_PREFIX): value for name, value in given.items() if value not in (None, ())}
+    if not said:
+        return None
+    from koffline.data.table.mapping import mapping_from_dict, read_mapping_file
+
+    file = said.pop("mapping", None)
+    settled = {} if file is None else dict(read_mapping_file(Path(file)))
+    if "action_names" in said:
+        said["action_names"] = [name.strip() for name in said["action_names"].split(",")]
+    if "impute" in said:
+        said["impute"] = dict(map(_imputation, said["impute"]))
+    probabilities = {"behavior_probability", "behavior_log_probability"}
+    for name in probabilities - said.keys() if probabilities & said.keys() else ():
+        settled.pop(name, None)
+    return mapping_from_dict({**settled, **said}, "the mapping" if file is None else f"mapping file {file}")
 
 
-def result_options(file: str) -> Callable[[Command], Command]:
-    """``--out``, ``--force`` and ``--json`` (the parameter ``as_json``). file: what is written into --out."""
+def _imputation(text: str) -> tuple[str, str]:
+    """Column and method of ``x_3=zero``; the empty column stands for all observations."""
+    column, equals, method = text.rpartition("=")
+    if equals and not (column and method):
+        raise DataError(f"--impute received '{text}'; write METHOD or COLUMN=METHOD")
+    return column, method
+
+
+@dataclass(frozen=True)
+class Result:
+    """Where what a command finds goes: into a folder, and as JSON or a table onto stdout."""
+
+    out: str | None
+    force: bool
+    as_json: bool
+
+    def present(
+        self,
+        kind: str,
+        marker: str,
+        find: Callable[[], Any],
+        write: Callable[..., Path],
+        show: Callable[[Any, Path | None], None],
+    ) -> None:
+        """Claim the folder (a ``marker`` makes it ours), find, write the report with its record, print."""
+        run = page = None
+        if self.out is not None:
+            from koffline.report.folder import check_output_directory
+
+            claim(self.out, check=lambda path: check_output_directory(path, self.force, marker))
+            run = start_run(kind)
+        # A user's policy may print while it is imported or called: stdout belongs to the result alone.
+        with contextlib.redirect_stdout(sys.stderr):
+            found = find()
+        if run is not None:
+            from koffline.ope.estimate import plain
+
+            seconds = round(found.seconds, 3)
+            record = run.finish(seed=found.seed, settings=plain(found.settings), seconds=seconds)
+            page = write(found, Path(str(self.out)), shown_command(), self.force, record)
+        if self.as_json:
+            click.echo(found.to_json())
+        else:
+            show(found, page)
+
+
+def result_options(file: str) -> Option:
+    """``--out``, ``--force``, ``--json``; the command gets ``result: Result``. file: what --out gets."""
 
     def add(command: Command) -> Command:
-        text = "Print one JSON object on stdout and nothing else there."
-        command = click.option("--json", "as_json", is_flag=True, help=text)(command)
-        command = click.option("--force", is_flag=True, help="Replace earlier results in --out.")(command)
-        about = f"Write {file}, plots and report.html there."
-        return click.option("--out", metavar="DIR", help=about)(command)
+        @functools.wraps(command)
+        def run(*args: Any, out: str | None, force: bool, as_json: bool, **options: Any) -> Any:
+            return command(*args, result=Result(out, force, as_json), **options)
+
+        json_text = "Print one JSON object on stdout and nothing else there."
+        return added([
+            click.option("--out", metavar="DIR", help=f"Write {file}, plots and report.html there."),
+            click.option("--force", is_flag=True, help="Replace earlier results in --out."),
+            click.option("--json", "as_json", is_flag=True, help=json_text),
+        ])(run)  # fmt: skip
 
     return add
 
 
-def table_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options of a table; the command gets ``mapping``: a TableMapping, or None for no option."""
+@contextlib.contextmanager
+def training_bar(title: str) -> Iterator[Any]:
+    """A bar on stderr that training loops update; None where that is no terminal."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-    @functools.wraps(command)
-    def run(*args: Any, **options: Any) -> Any:
-        given = {name: options.pop(name) for name in list(options) if name.startswith(_PREFIX)}
-        return command(*args, mapping=requested_mapping(given), **options)
+    columns = [
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[note]}"),
+    ]
+    with Progress(*columns, console=Console(stderr=True, emoji=False), transient=True) as bar:
+        task = bar.add_task(title, total=None, note="")
 
-    text = "Table: YAML file with these options; what is given here wins."
-    run = click.option("--mapping", _PREFIX + "mapping", metavar="FILE", help=text)(run)
-    for flag, metavar, text in reversed(_OPTIONS):
-        several = flag in (*_MANY, "--impute")
-        name = _PREFIX + flag[2:].replace("-", "_")
-        run = click.option(flag, name, multiple=several, metavar=metavar, help=text)(run)
-    return run
+        class Bar:
+            def update(self, step: int, steps: int, loss: float) -> None:
+                note = "last layer" if step == steps else f"objective {loss:.3g}"
+                bar.update(task, completed=step, total=steps, note=note)
 
+            def pass_over(self, done: int, total: int) -> None:
+                bar.update(task, completed=done, total=total, note="reading shards")
 
-def requested_mapping(given: Mapping[str, Any]) -> Any:
-    """The mapping of a file, what is given beside it winning. Raises DataError."""
-    said = {name.removeprefix(_PREFIX): value for name, value in given.items() if value not in (None, ())}
-    if not said:
-        return None
-    from pathlib import Path
-
-    from koffline.data.table.mapping import mapping_from_dict, read_mapping_file
-
-    file = said.pop("mapping", None)
-    settled = dict(read_mapping_file(Path(file))) if file is not None else {}
-    if "action_names" in said:
-        said["action_names"] = [name.strip() for name in said["action_names"].split(",")]
-    if "impute" in said:
-        said["impute"] = _imputations(said["impute"])
-    for one, other in (
-        ("behavior_probability", "behavior_log_probability"),
-        ("behavior_log_probability", "behavior_probability"),
-    ):
-        if one in said and other not in said:
-            settled.pop(other, None)
-    return mapping_from_dict({**settled, **said}, "the mapping" if file is None else f"mapping file {file}")
-
-
-def _imputations(texts: tuple[str, ...]) -> dict[str, str]:
-    """``("mean", "x_3=zero")`` as column to method; the empty column stands for all observations."""
-    pairs = {}
-    for text in texts:
-        column, equals, method = text.rpartition("=")
-        if equals and not (column and method):
-            raise DataError(f"--impute received '{text}'; write METHOD or COLUMN=METHOD")
-        pairs[column] = method
-    return pairs
-
-
-def worker_options(command: Command) -> Command:
-    """``--workers N`` and ``--ray ADDRESS``: the parameters ``workers: int`` and ``ray: str | None``."""
-    return _workers_and_ray(command, _WORKERS, _RAY)
-
-
-def pass_options(command: Command) -> Command:
-    """`worker_options`, and ``--skip-bad-shards``: the parameter ``skip_bad_shards: bool``.
-
-    For commands that leave the log on disk where one of them is given.
-    """
-    command = click.option("--skip-bad-shards", is_flag=True, help=f"{_SKIP} {_LAZY}")(command)
-    workers = f"{_WORKERS} More than one: {_LAZY[0].lower()}{_LAZY[1:]}"
-    return _workers_and_ray(command, workers, f"{_RAY} {_LAZY}")
-
-
-def _workers_and_ray(command: Command, workers: str, ray: str) -> Command:
-    command = click.option("--ray", metavar="ADDRESS", help=ray)(command)
-    return click.option("--workers", type=int, default=1, show_default=True, help=workers)(command)
-
-
-@dataclass(frozen=True)
-class Reading:
-    """How DATA is to be read. ``lazy``: left on disk as long as it is not needed; ``stream``: by what."""
-
-    lazy: bool
-    stream: StreamSettings
-
-
-def reading_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """``--lazy``, ``--memory`` and those of `pass_options`; the command gets ``reading``."""
-
-    @click.option("--lazy", is_flag=True, help="Leave the log on disk; the result is the same.")
-    @click.option(
-        "--memory", metavar="SIZE", help=f"What a process may hold; default {DEFAULT_MEMORY}. Implies --lazy."
-    )
-    @pass_options
-    @functools.wraps(command)
-    def run(
-        *args: Any,
-        lazy: bool,
-        memory: str | None,
-        workers: int,
-        ray: str | None,
-        skip_bad_shards: bool,
-        **options: Any,
-    ) -> Any:
-        stream = StreamSettings(memory or DEFAULT_MEMORY, workers, ray, skip_bad_shards)
-        asked = lazy or workers > 1 or skip_bad_shards or memory is not None or ray is not None
-        return command(*args, reading=Reading(asked, stream), **options)
-
-    return run
-
-
-def open_for_reading(
-    source: str, space: SpaceRequest | None, mapping: Any, reading: Reading
-) -> Transitions | LazyTransitions:
-    """The log, in memory or on disk: shards are left there, whatever was asked. Raises DataError."""
-    from koffline.data.disk.shards import is_shard_folder
-    from koffline.data.sources import open_transitions
-
-    if reading.lazy or (mapping is None and is_shard_folder(source)):
-        return open_transitions(source, space, lazy=True, mapping=mapping)
-    return open_transitions(source, space, mapping=mapping)
+        yield Bar()

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import math
+import os
+import statistics
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,8 +15,19 @@ import click
 
 from koffline.cli.targets import claim
 from koffline.errors import ConfigError, DataError
+from koffline.store.files import check_target
 from koffline.store.targets import check_name
 from koffline.untrusted.limits import read_json
+
+_ONE_OR_MORE = click.IntRange(1)
+
+
+def _check_limits(
+    context: click.Context, parameter: click.Parameter, limits: tuple[float, float] | None
+) -> tuple[float, float] | None:
+    if limits and not -math.inf < limits[0] < limits[1] < math.inf:
+        raise ConfigError(f"--{parameter.name} is {limits[0]:g} {limits[1]:g}; give the lower end first")
+    return limits
 
 
 @click.command()
@@ -26,19 +40,25 @@ def stats(path: str) -> None:
       koffline stats runs/a/critic_loss.csv
       koffline stats runs/a/environment.csv
     """
-    from koffline.runs.metrics import describe, read_metric
+    from koffline.runs.figures import describe, read_metric
 
     click.echo("\n".join(describe(read_metric(path))))
 
 
 @click.command()
 @click.argument("paths", metavar="PATH...", nargs=-1, required=True)
-@click.option("--window", default=1, show_default=True, help="Moving average over this many values.")
+@click.option(
+    "--window", type=_ONE_OR_MORE, default=1, show_default=True, help="Moving average over this many values."
+)
 @click.option("--show-steps", is_flag=True, help="Steps on the x-axis instead of epochs.")
 @click.option("--show-max", is_flag=True, help="A line at the largest value.")
 @click.option("--label", "labels", multiple=True, help="Label in the legend, one for each PATH.")
-@click.option("--xlim", nargs=2, type=float, metavar="LOW HIGH", help="Limits of the x-axis.")
-@click.option("--ylim", nargs=2, type=float, metavar="LOW HIGH", help="Limits of the y-axis.")
+@click.option(
+    "--xlim", nargs=2, type=float, metavar="LOW HIGH", callback=_check_limits, help="Limits of the x-axis."
+)
+@click.option(
+    "--ylim", nargs=2, type=float, metavar="LOW HIGH", callback=_check_limits, help="Limits of the y-axis."
+)
 @click.option("--title", help="Title of the plot.")
 @click.option("--ylabel", help="Label of the y-axis; default: the metric's name.")
 @click.option("--save", metavar="FILE", help="Save the plot (.png, .svg, .pdf …) instead of showing it.")
@@ -52,17 +72,18 @@ def plot(paths: tuple[str, ...], save: str | None, **options: Any) -> None:
       koffline plot runs/a/critic_loss.csv --window 10 --show-steps --save loss.svg
     """
     from koffline.cli.figures import check_where, save_or_show
-    from koffline.runs.figures import PlotOptions, draw_metrics, line_labels
-    from koffline.runs.metrics import describe, read_metric
+    from koffline.runs.figures import describe, draw_metrics, read_metric
 
-    settings = PlotOptions(**options)
-    line_labels(settings, [Path(path) for path in paths])
+    labels = options["labels"]
+    if labels and len(labels) != len(paths):
+        raise ConfigError(
+            f"there are {len(labels)} --label and {len(paths)} files; give one for each, or none"
+        )
     check_where(save, paths)
     metrics = [read_metric(path) for path in paths]
     for metric in metrics:
         click.echo("\n".join(describe(metric)) + "\n")
-    width = 7.0 if len(metrics) <= 6 else 9.5
-    _say(save_or_show(lambda figure: draw_metrics(figure, metrics, settings), (width, 4.2), save))
+    _say(save_or_show(lambda figure: draw_metrics(figure, metrics, **options), (7.0, 4.2), save))
 
 
 @click.command("plot-all")
@@ -78,8 +99,7 @@ def plot_all(path: str, title: str | None, save: str | None) -> None:
       koffline plot-all d3rlpy_logs/DQN_20240101000000 --title "DQN on CartPole"
     """
     from koffline.cli.figures import check_where, save_or_show
-    from koffline.runs.figures import draw_grid, grid_size
-    from koffline.runs.metrics import metric_files, read_metric
+    from koffline.runs.figures import draw_grid, grid_size, metric_files, read_metric
 
     files, metrics = metric_files(path), []
     check_where(save, [*files, Path(path) / "params.json"])
@@ -108,13 +128,11 @@ def export(model_path: str, output_path: str, force: bool) -> None:
       koffline export runs/a/model_1000.d3 policy.onnx
       koffline export runs/a/model_1000.d3 policy.pt --force
     """
-    from koffline.runs.playing import load_model
-    from koffline.store.files import check_target
-
     claim(output_path, "OUTPUT_PATH", lambda path: check_target(path, force))
-    algo = load_model(model_path)
     from koffline.algos.export import export_policy
+    from koffline.algos.loading import load
 
+    algo = load(model_path)
     export_policy(algo, output_path)
     click.echo(f"{output_path}: the policy of the {type(algo).__name__} in {model_path}")
 
@@ -122,11 +140,13 @@ def export(model_path: str, output_path: str, force: bool) -> None:
 def _episode_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """What record and play share."""
     for option in (
-        click.option("--seed", type=int, default=0, show_default=True, help="Episode i has seed SEED + i."),
-        click.option("--max-steps", type=click.IntRange(1), help="Cut episodes after this many steps."),
+        click.option(
+            "--seed", type=click.IntRange(0), default=0, show_default=True, help="Episode i's is SEED + i."
+        ),
+        click.option("--max-steps", type=_ONE_OR_MORE, help="Cut episodes after this many steps."),
         click.option("--use-gymnasium", is_flag=True, hidden=True, help="As always; for d3rlpy's scripts."),
         click.option("--target-return", type=float, help="The return a Decision Transformer aims at."),
-        click.option("--n-episodes", type=click.IntRange(1), default=3, show_default=True, help="Episodes."),
+        click.option("--n-episodes", type=_ONE_OR_MORE, default=3, show_default=True, help="Episodes."),
         click.option("--env-header", help="A line of Python that is run and makes the environment `env`."),
         click.option("--env-id", help="A Gymnasium id, or package:id to import its package first."),
     ):
@@ -156,19 +176,20 @@ def record(model_path: str, out: str, format_: str, force: bool, **options: Any)
       koffline record model.d3 --env-id Hopper-v5 --n-episodes 1 --out videos/hopper --format mp4
       koffline record model.d3 --env-header "env = gymnasium.make('CartPole-v1', render_mode='rgb_array')"
     """
-    from koffline.runs import videos
+    from koffline.runs.playing import mp4_writer, video, video_target
 
-    videos.check_format(format_)
+    if format_ == "mp4":
+        mp4_writer()  # raises ConfigError where its package is missing
     folder = check_name(out, is_whole=False)
-    targets = [videos.video_target(folder, i, format_) for i in range(options["n_episodes"])]
+    targets = [video_target(folder, i, format_) for i in range(options["n_episodes"])]
     for target in targets:
         claim(target)
-    videos.check_targets(targets, force)
+        check_target(target, force)
     with _player(model_path, "rgb_array", options) as (player, env):
         fps = float(env.metadata.get("render_fps") or 30.0)
 
         def play(index: int, seed: int) -> tuple[Any, str]:
-            with videos.video(targets[index], format_, fps, force) as add:
+            with video(targets[index], format_, fps, force) as add:
                 return player.play(seed, options["max_steps"], add), str(targets[index])
 
         _play_all(play, options)
@@ -197,10 +218,9 @@ def play(model_path: str, no_render: bool, **options: Any) -> None:
 @contextlib.contextmanager
 def _player(model_path: str, render_mode: str | None, options: dict[str, Any]) -> Iterator[tuple[Any, Any]]:
     """The model in the environment of the options; stdout belongs to the results alone."""
-    from koffline.runs.playing import Player, load_model, open_environment
+    from koffline.algos.loading import load
+    from koffline.runs.playing import Player, open_environment
 
-    if options["seed"] < 0:
-        raise ConfigError(f"--seed is {options['seed']}; give a number that is not negative")
     with contextlib.redirect_stdout(sys.stderr):
         env = open_environment(options["env_id"], options["env_header"], render_mode)
     try:
@@ -210,7 +230,7 @@ def _player(model_path: str, render_mode: str | None, options: dict[str, Any]) -
                 f"the environment's render_mode is {mode!r}; make it with render_mode='rgb_array'"
             )
         name = options["env_id"] or "the environment"
-        yield Player(load_model(model_path), env, name, options["target_return"]), env
+        yield Player(load(model_path), env, name, options["target_return"]), env
     finally:
         with contextlib.suppress(Exception):  # nothing is left to lose
             env.close()
@@ -226,12 +246,11 @@ def _play_all(play: Callable[[int, int], tuple[Any, str]], options: dict[str, An
         cut = ", cut by --max-steps" if episode.is_cut else ""
         where = f" -> {target}" if target else ""
         click.echo(f"episode {index}: return {episode.value:.6g}, {episode.steps} steps{cut}{where}")
-    mean = sum(values) / len(values)
     spread = ""
     if len(values) > 1:
-        variance = sum((value - mean) ** 2 for value in values) / (len(values) - 1)
-        spread = f" ± {(variance / len(values)) ** 0.5:.3g} (standard error of {len(values)} episodes)"
-    click.echo(f"Score: {mean:.6g}{spread}")
+        error = statistics.stdev(values) / len(values) ** 0.5
+        spread = f" ± {error:.3g} (standard error of {len(values)} episodes)"
+    click.echo(f"Score: {statistics.fmean(values):.6g}{spread}")
 
 
 def _print_parameters(path: Path) -> None:
@@ -252,8 +271,5 @@ def _say(path: Path | None) -> None:
 
 
 def _has_display() -> bool:
-    import os
-
-    if sys.platform in ("win32", "darwin") or os.environ.get("SDL_VIDEODRIVER") == "dummy":
-        return True
-    return bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
+    known = sys.platform in ("win32", "darwin") or os.environ.get("SDL_VIDEODRIVER") == "dummy"
+    return known or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))

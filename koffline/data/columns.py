@@ -30,9 +30,8 @@ def as_array(name: str, values: Any) -> np.ndarray:
         array = np.asarray(values)
     except (TypeError, ValueError, RuntimeError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise DataError(
-            f"{name} is not a rectangular array ({reason}); give one row per transition"
-        ) from None
+        said = f"{name} is not a rectangular array ({reason})"
+        raise DataError(f"{said}; give one row per transition") from None
     if array.dtype.kind not in "biuf":
         raise DataError(f"{name} has dtype {array.dtype}; give numbers, one row per transition")
     return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
@@ -45,73 +44,34 @@ def read_only(array: np.ndarray) -> np.ndarray:
     return view
 
 
-def check_vector(name: str, array: np.ndarray) -> None:
-    """Raise DataError unless the column has one number per row."""
-    if array.ndim != 1:
-        remedy = f"use {name}.reshape(-1)" if array.size == len(array) else "give one number per row"
-        raise DataError(f"{name} has shape {array.shape}, expected (N,); {remedy}")
-
-
-def check_finite(name: str, array: np.ndarray, first_row: int = 0) -> None:
-    """Raise DataError that names the first row holding NaN or an infinity.
-
-    Here and below, ``first_row`` is what the first of the given rows is called in errors.
-    """
-    if array.dtype.kind != "f":
-        return
-    for block in blocks(len(array)):
-        good = np.isfinite(array[block])
-        if not good.all():
-            place = np.argwhere(~good)[0]
-            value = array[block][tuple(place)]
-            where = "" if array.ndim == 1 else f" at {[int(i) for i in place[1:]]}"
-            row = first_row + block.start + int(place[0])
-            raise DataError(f"{name} holds {value} in row {row}{where}; drop or mend that row")
-
-
-def observation_column(name: str, values: Any, first_row: int = 0) -> np.ndarray:
-    """(N, ...) float32, float64 or uint8 with at least one number per row; others are cast exactly."""
-    array = as_array(name, values)
-    if array.ndim < 2:
-        raise DataError(f"{name} has shape {array.shape}, expected (N, …); use {name}.reshape(-1, 1)")
-    if len(array) and not array.size:
-        raise DataError(f"{name} has shape {array.shape}, no number in a row; give at least one feature")
-    array = as_float(array) if array.dtype != np.uint8 else array
-    check_finite(name, array, first_row)
-    return array
-
-
 def as_float(array: np.ndarray) -> np.ndarray:
     """float32 and float64 as they are; float16 and small whole numbers as float32, all else as float64."""
     if array.dtype in (np.float32, np.float64):
         return array
-    if array.dtype in (np.float16, np.bool_) or array.dtype.itemsize <= 2:
-        return array.astype(np.float32)
-    if array.dtype.kind in "iu" and array.size:
-        small = int(array.max()) <= _EXACT_IN_FLOAT32 and int(array.min()) >= -_EXACT_IN_FLOAT32
-        return array.astype(np.float32 if small else np.float64)
-    return array.astype(np.float64)
+    is_small = array.dtype in (np.float16, np.bool_) or array.dtype.itemsize <= 2
+    if not is_small and array.dtype.kind in "iu" and array.size:
+        is_small = int(array.max()) <= _EXACT_IN_FLOAT32 and int(array.min()) >= -_EXACT_IN_FLOAT32
+    return array.astype(np.float32 if is_small else np.float64)
 
 
-def number_column(name: str, values: Any, first_row: int = 0) -> np.ndarray:
-    """(N,) finite float32 or float64."""
+def _vector(name: str, values: Any) -> np.ndarray:
     array = as_array(name, values)
-    check_vector(name, array)
-    array = as_float(array)
-    check_finite(name, array, first_row)
+    if array.ndim != 1:
+        remedy = f"use {name}.reshape(-1)" if array.size == len(array) else "give one number per row"
+        raise DataError(f"{name} has shape {array.shape}, expected (N,); {remedy}")
     return array
 
 
-def integer_column(name: str, values: Any, first_row: int = 0) -> np.ndarray:
-    """(N,) int64; floats are accepted where they are whole numbers."""
-    array = as_array(name, values)
-    check_vector(name, array)
-    if array.dtype == np.int64:
-        return array
-    check_finite(name, array, first_row)
-    if array.dtype.kind == "f":
-        _refuse(name, array, np.trunc(array) != array, first_row, "; give whole numbers")
-    return array.astype(np.int64)
+def _check_finite(name: str, array: np.ndarray, first_row: int) -> np.ndarray:
+    """The array itself. Here and below, ``first_row`` is what the first of the given rows is called."""
+    for block in blocks(len(array)) if array.dtype.kind == "f" else ():
+        good = np.isfinite(array[block])
+        if not good.all():
+            place = np.argwhere(~good)[0]
+            value, row = array[block][tuple(place)], first_row + block.start + int(place[0])
+            where = "" if array.ndim == 1 else f" at {[int(i) for i in place[1:]]}"
+            raise DataError(f"{name} holds {value} in row {row}{where}; drop or mend that row")
+    return array
 
 
 def _refuse(name: str, array: np.ndarray, bad: np.ndarray, first_row: int, remedy: str) -> None:
@@ -121,36 +81,34 @@ def _refuse(name: str, array: np.ndarray, bad: np.ndarray, first_row: int, remed
         raise DataError(f"{name} holds {array[row]:g} in row {first_row + row}{remedy}")
 
 
-def flag_column(name: str, values: Any, first_row: int = 0) -> np.ndarray:
-    """(N,) bool; numbers are accepted where they are 0 or 1."""
+def integer_column(name: str, values: Any, first_row: int = 0) -> np.ndarray:
+    """(N,) int64; floats are accepted where they are whole numbers."""
+    array = _check_finite(name, _vector(name, values), first_row)
+    if array.dtype.kind == "f":
+        _refuse(name, array, np.trunc(array) != array, first_row, "; give whole numbers")
+    return array.astype(np.int64, copy=False)
+
+
+def _observations(name: str, values: Any, first_row: int) -> np.ndarray:
+    """(N, ...) float32, float64 or uint8 with at least one number per row; others are cast exactly."""
     array = as_array(name, values)
-    check_vector(name, array)
-    if array.dtype == np.bool_:
-        return array
-    _refuse(name, array, (array != 0) & (array != 1), first_row, "; give True or False")
-    return array.astype(np.bool_)
+    if array.ndim < 2:
+        raise DataError(f"{name} has shape {array.shape}, expected (N, …); use {name}.reshape(-1, 1)")
+    if len(array) and not array.size:
+        raise DataError(f"{name} has shape {array.shape}, no number in a row; give at least one feature")
+    return _check_finite(name, as_float(array) if array.dtype != np.uint8 else array, first_row)
 
 
-def action_column(values: Any, space: ActionSpace, first_row: int = 0) -> np.ndarray:
+def _actions(values: Any, space: ActionSpace, first_row: int) -> np.ndarray:
     """(N,) int64 within 0 … n − 1, or (N, k) float within the bounds."""
     if isinstance(space, Discrete):
-        return _discrete_actions(values, space, first_row)
-    return _continuous_actions(values, space, first_row)
-
-
-def _discrete_actions(values: Any, space: Discrete, first_row: int) -> np.ndarray:
-    actions = integer_column("actions", values, first_row)
-    if actions.size and (actions.min() < 0 or actions.max() >= space.n):
-        row = int(np.argmax((actions < 0) | (actions >= space.n)))
-        needed = f"Discrete({int(actions.max()) + 1})" if actions.min() >= 0 else "actions counted from 0"
-        raise DataError(
-            f"action {actions[row]} in row {first_row + row} is outside 0 … {space.n - 1}; "
-            f"declare {needed} or mend the row"
-        )
-    return actions
-
-
-def _continuous_actions(values: Any, space: Continuous, first_row: int) -> np.ndarray:
+        actions = integer_column("actions", values, first_row)
+        if actions.size and (actions.min() < 0 or actions.max() >= space.n):
+            row = int(np.argmax((actions < 0) | (actions >= space.n)))
+            needed = f"Discrete({int(actions.max()) + 1})" if actions.min() >= 0 else "actions counted from 0"
+            said = f"action {actions[row]} in row {first_row + row} is outside 0 … {space.n - 1}"
+            raise DataError(f"{said}; declare {needed} or mend the row")
+        return actions
     actions = as_array("actions", values)
     if actions.ndim != 2 or actions.shape[1] != space.k:
         remedy = f"give {space.k} numbers per row"
@@ -159,17 +117,15 @@ def _continuous_actions(values: Any, space: Continuous, first_row: int) -> np.nd
         elif actions.ndim == 1 and space.k == 1:
             remedy = "use actions.reshape(-1, 1)"
         raise DataError(f"actions has shape {actions.shape}, expected (N, {space.k}) for {space}; {remedy}")
-    actions = as_float(actions)
-    check_finite("actions", actions, first_row)
+    actions = _check_finite("actions", as_float(actions), first_row)
     low, high = tolerant_bounds(space)
     for block in blocks(len(actions)):
         outside = (actions[block] < low) | (actions[block] > high)
         if outside.any():
             row, i = (int(place) for place in np.argwhere(outside)[0])
-            raise DataError(
-                f"action {actions[block][row, i]:g} in row {first_row + block.start + row}, dimension {i}, "
-                f"is outside {space.low[i]:g} … {space.high[i]:g}; declare wider bounds or clip the actions"
-            )
+            said = f"action {actions[block][row, i]:g} in row {first_row + block.start + row}, dimension {i}"
+            bounds = f"{space.low[i]:g} … {space.high[i]:g}"
+            raise DataError(f"{said}, is outside {bounds}; declare wider bounds or clip the actions")
     return actions
 
 
@@ -180,22 +136,6 @@ def tolerant_bounds(space: Continuous) -> tuple[np.ndarray, np.ndarray]:
     return bounds[0] - slack[0], bounds[1] + slack[1]
 
 
-def log_probability_column(values: Any, space: ActionSpace, first_row: int = 0) -> np.ndarray:
-    """(N,) finite; at most 0 for discrete actions. Densities of continuous ones may exceed 1."""
-    array = number_column("behavior_log_probabilities", values, first_row)
-    if isinstance(space, Discrete):
-        remedy = ", a probability above 1; give natural logarithms of probabilities"
-        _refuse("behavior_log_probabilities", array, array > 1e-4, first_row, remedy)
-    return array
-
-
-def weight_column(values: Any, first_row: int = 0) -> np.ndarray:
-    """(N,) finite, at least 0; those of some rows of a log may all be 0."""
-    array = number_column("weights", values, first_row)
-    _refuse("weights", array, array < 0, first_row, "; give weights of at least 0")
-    return array
-
-
 def check_some_weight(weights: np.ndarray) -> None:
     """Raise DataError where no row of a whole log has a weight."""
     if not (weights > 0).any():
@@ -203,18 +143,27 @@ def check_some_weight(weights: np.ndarray) -> None:
 
 
 def row_columns(given: Mapping[str, Any], space: ActionSpace, first_row: int = 0) -> dict[str, np.ndarray]:
-    """Checked columns of some rows by the names of ``Transitions``, all but ``episode_ids`` and ``steps``."""
-    checked = {"actions": action_column(given["actions"], space, first_row)}
+    """Checked columns of some rows by the names of ``Transitions``, all but ``episode_ids`` and ``steps``.
+
+    Flags may come as 0 and 1. Densities of continuous actions may exceed 1; weights of some rows of a log may
+    all be 0.
+    """
+    checked = {"actions": _actions(given["actions"], space, first_row)}
     for name in ("observations", "next_observations"):
-        checked[name] = observation_column(name, given[name], first_row)
-    checked["rewards"] = number_column("rewards", given["rewards"], first_row)
+        checked[name] = _observations(name, given[name], first_row)
+    for name in ("rewards", "behavior_log_probabilities", "weights"):
+        if name in given:
+            checked[name] = _check_finite(name, as_float(_vector(name, given[name])), first_row)
     for name in ("terminated", "truncated"):
-        checked[name] = flag_column(name, given[name], first_row)
-    if "behavior_log_probabilities" in given:
-        probabilities = given["behavior_log_probabilities"]
-        checked["behavior_log_probabilities"] = log_probability_column(probabilities, space, first_row)
-    if "weights" in given:
-        checked["weights"] = weight_column(given["weights"], first_row)
+        array = _vector(name, given[name])
+        if array.dtype != np.bool_:
+            _refuse(name, array, (array != 0) & (array != 1), first_row, "; give True or False")
+        checked[name] = array.astype(np.bool_, copy=False)
+    if isinstance(space, Discrete) and (found := checked.get("behavior_log_probabilities")) is not None:
+        remedy = ", a probability above 1; give natural logarithms of probabilities"
+        _refuse("behavior_log_probabilities", found, found > 1e-4, first_row, remedy)
+    if (weights := checked.get("weights")) is not None:
+        _refuse("weights", weights, weights < 0, first_row, "; give weights of at least 0")
     return checked
 
 
@@ -224,9 +173,8 @@ def row_indices(rows: Any, size: int) -> np.ndarray:
     if chosen.dtype == np.bool_ and chosen.shape == (size,):
         chosen = np.flatnonzero(chosen)
     if chosen.ndim != 1 or not chosen.size or chosen.dtype.kind not in "iu":
-        raise DataError(
-            f"a selection of shape {chosen.shape} and dtype {chosen.dtype}; give at least one index"
-        )
+        said = f"a selection of shape {chosen.shape} and dtype {chosen.dtype}"
+        raise DataError(f"{said}; give at least one index")
     if chosen.min() < 0 or chosen.max() >= size:
         raise DataError(f"a selection reaches {chosen.min()} … {chosen.max()}, outside 0 … {size - 1}")
     return chosen

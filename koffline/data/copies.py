@@ -31,11 +31,12 @@ class RepeatedRows:
         self._hashes = np.zeros(0, dtype=np.uint64)  # different ones, in order
         self._counts = np.zeros(0, dtype=np.int64)
         self._waiting: list[np.ndarray] = []
-        self._waiting_rows = 0
 
     def add(self, block: RowBlock) -> None:
         """More rows."""
-        self._wait_for(hash_rows(block))
+        self._waiting.append(hash_rows(block))
+        if sum(map(len, self._waiting)) > max(_MERGED_AT_ONCE, len(self._hashes)):
+            self.settle()
 
     def merge(self, other: RepeatedRows) -> None:
         """Add the rows of another part of the log."""
@@ -48,7 +49,7 @@ class RepeatedRows:
         """Count what waits; afterwards the record is small enough to be sent elsewhere."""
         if self._waiting:
             hashes, counts = np.unique(np.concatenate(self._waiting), return_counts=True)
-            self._waiting, self._waiting_rows = [], 0
+            self._waiting = []
             self._join(hashes, counts)
 
     def count(self) -> int:
@@ -56,28 +57,16 @@ class RepeatedRows:
         self.settle()
         return int(self._counts.sum() - len(self._counts)) << self.level
 
-    def _wait_for(self, hashes: np.ndarray) -> None:
-        self._waiting.append(hashes[_kept(hashes, self.level)])
-        self._waiting_rows += len(self._waiting[-1])
-        if self._waiting_rows > max(_MERGED_AT_ONCE, len(self._hashes)):
-            self.settle()
-
     def _join(self, hashes: np.ndarray, counts: np.ndarray) -> None:
-        both = np.concatenate([self._hashes, hashes])
-        self._hashes, places = np.unique(both, return_inverse=True)
+        self._hashes, places = np.unique(np.concatenate([self._hashes, hashes]), return_inverse=True)
         weights = np.concatenate([self._counts, counts])
         self._counts = np.bincount(places.reshape(-1), weights=weights, minlength=0).astype(np.int64)
-        self._keep(_kept(self._hashes, self.level))
-        while self._limit is not None and len(self._hashes) > self._limit:
+        while True:
+            kept = self._hashes <= np.uint64(2**64 - 1 >> self.level)
+            self._hashes, self._counts = self._hashes[kept], self._counts[kept]
+            if self._limit is None or len(self._hashes) <= self._limit:
+                return
             self.level += 1
-            self._keep(_kept(self._hashes, self.level))
-
-    def _keep(self, kept: np.ndarray) -> None:
-        self._hashes, self._counts = self._hashes[kept], self._counts[kept]
-
-
-def _kept(hashes: np.ndarray, level: int) -> np.ndarray:
-    return hashes <= np.uint64(2**64 - 1 >> level)
 
 
 def hash_rows(block: RowBlock | Transitions, names: tuple[str, ...] = ROW_NUMBERS) -> np.ndarray:

@@ -10,25 +10,19 @@ d3rlpy does not look at.
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from koffline.data.columns import as_array
-from koffline.data.episodes import EpisodeArrays, join_episodes
-from koffline.data.hdf5 import DESCRIPTION, new_hdf5
-from koffline.data.raw import (
-    FileDescription,
-    RawLog,
-    cut_episodes,
-    describe_log,
-    read_description,
-    settle_actions,
-)
+from koffline.data.episodes import EpisodeArrays, cut_episodes, join_episodes
+from koffline.data.flat import DESCRIPTION
+from koffline.data.hdf5 import new_hdf5
+from koffline.data.raw import FileDescription, RawLog, describe_log, raw_log, read_description
 from koffline.data.spaces import SpaceRequest
-from koffline.data.transitions import Metadata, Transitions
+from koffline.data.transitions import Transitions
 from koffline.errors import DataError
 from koffline.store.files import atomic_file, reading
 from koffline.untrusted.hdf5 import CheckedFile, open_hdf5, write_text
@@ -44,34 +38,25 @@ _BESIDE_TERMINAL = "terminal_next_observations"
 def read_d3rlpy_dump(path: Path, action_space: SpaceRequest | None = None) -> RawLog:
     """Read a dump by d3rlpy 2 or by us. Raises DataError."""
     with reading(path, "d3rlpy dump"), open_hdf5(path) as file:
-        _check_layout(file, path)
-        episodes = _episodes(file, path)
+        version = " ".join(file.strings("version")) if "version" in file else ""
+        if version != _VERSION:
+            raise DataError(
+                f"{path} is a d3rlpy dump of version {version or 'unknown'}, known is {_VERSION}; "
+                "dump the buffer again with d3rlpy 2"
+            )
+        names = file.strings("columns")
+        if missing := [name for name in _COLUMNS if name not in names]:
+            raise DataError(
+                f"{path} lacks {', '.join(missing)}: found columns {', '.join(names)}; dump it again"
+            )
+        columns, notes = join_episodes(_episodes(file, path), str(path))
         described = read_description(file.text(DESCRIPTION))
-        kept = [name for name in (*_BESIDE_COLUMNS, _BESIDE_TERMINAL) if f"{_BESIDE}/{name}" in file]
-        found = file.arrays([f"{_BESIDE}/{name}" for name in kept])
-        beside = {name: found[f"{_BESIDE}/{name}"] for name in kept}
-        return _log(episodes, described, beside, path, action_space)
-
-
-def _log(
-    episodes: Sequence[EpisodeArrays],
-    described: FileDescription | None,
-    beside: Mapping[str, np.ndarray],
-    path: Path,
-    action_space: SpaceRequest | None,
-) -> RawLog:
-    columns, notes = join_episodes(episodes, str(path))
-    if described is not None:
-        _put_back(columns, beside, path)
-        notes = []
-        if not described.episodes:
-            del columns["episode_ids"]
-    declared = described.action_space if described else None
-    settled = settle_actions(columns["actions"], action_space, declared, str(path))
-    columns["actions"] = settled.actions
-    metadata = described.metadata if described else Metadata()
-    notes = [*metadata.notes, *notes, *settled.notes]
-    return RawLog(columns, settled.space, dataclasses.replace(metadata, source=str(path), notes=tuple(notes)))
+        if described is not None:
+            _put_back(columns, file, path)
+            notes = []
+            if not described.episodes:
+                del columns["episode_ids"]
+        return raw_log(columns, described or FileDescription(), action_space, str(path), notes)
 
 
 def write_d3rlpy_dump(log: Transitions, path: Path, force: bool = False) -> None:
@@ -81,7 +66,7 @@ def write_d3rlpy_dump(log: Transitions, path: Path, force: bool = False) -> None
         count = 0
         for i, steps in enumerate(d3rlpy_steps(log)):
             for name in _COLUMNS:
-                file[f"{name}_{i}"] = getattr(steps, name)
+                file[f"{name}_{i}"] = steps[name]
             count = i + 1
         file["num_episodes"] = count
         file["version"] = _VERSION
@@ -92,83 +77,68 @@ def write_d3rlpy_dump(log: Transitions, path: Path, force: bool = False) -> None
         write_text(file, DESCRIPTION, describe_log(log))
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class D3rlpySteps:
-    """The arrays of one d3rlpy Episode: observations (T, ...), actions (T, k), rewards (T, 1), one flag."""
+def d3rlpy_steps(log: Transitions) -> Iterator[dict[str, Any]]:
+    """Episodes as d3rlpy keeps them, one added step where an episode did not terminate.
 
-    observations: np.ndarray
-    actions: np.ndarray
-    rewards: np.ndarray
-    terminated: bool
-
-
-def d3rlpy_steps(log: Transitions) -> Iterator[D3rlpySteps]:
-    """Episodes as d3rlpy keeps them, one added step where an episode did not terminate."""
-    actions = log.actions.reshape(-1, 1) if log.actions.ndim == 1 else log.actions
-    rewards = log.rewards.reshape(-1, 1)
+    observations (T, ...), actions (T, k), rewards (T, 1), terminated: one flag.
+    """
     for rows in cut_episodes(log, "a d3rlpy dump"):
-        last = slice(rows.stop - 1, rows.stop)
-        if log.terminated[rows.stop - 1]:
-            yield D3rlpySteps(log.observations[rows], actions[rows], rewards[rows], True)
-        else:
-            yield D3rlpySteps(
-                np.concatenate([log.observations[rows], log.next_observations[last]]),
-                np.concatenate([actions[rows], actions[last]]),
-                np.concatenate([rewards[rows], np.zeros_like(rewards[last])]),
-                False,
-            )
+        yield steps_of(log, rows)
 
 
-def _put_back(columns: dict[str, np.ndarray], beside: Mapping[str, np.ndarray], path: Path) -> None:
+def steps_of(log: Transitions, rows: slice) -> dict[str, Any]:
+    """The arrays of one d3rlpy Episode."""
+    terminated = bool(log.terminated[rows.stop - 1])
+    last = slice(rows.stop, rows.stop) if terminated else slice(rows.stop - 1, rows.stop)
+    actions, rewards = action_matrix(log), log.rewards.reshape(-1, 1)
+    return {
+        "observations": np.concatenate([log.observations[rows], log.next_observations[last]]),
+        "actions": np.concatenate([actions[rows], actions[last]]),
+        "rewards": np.concatenate([rewards[rows], np.zeros_like(rewards[last])]),
+        "terminated": terminated,
+    }
+
+
+def action_matrix(log: Transitions) -> np.ndarray:
+    """(N, 1) indices or (N, k) vectors: d3rlpy keeps a feature axis for discrete actions too."""
+    return log.actions.reshape(len(log), -1)
+
+
+def _put_back(columns: dict[str, np.ndarray], file: CheckedFile, path: Path) -> None:
     """Restore what we kept beside the dump. Raises DataError where it does not fit the episodes."""
-    rows, terminal = len(columns["rewards"]), columns["terminated"]
-    fits = all(len(beside[name]) == rows for name in _BESIDE_COLUMNS if name in beside)
-    if not fits or len(beside.get(_BESIDE_TERMINAL, ())) != int(terminal.sum()):
+    names = [name for name in (*_BESIDE_COLUMNS, _BESIDE_TERMINAL) if f"{_BESIDE}/{name}" in file]
+    found = file.arrays([f"{_BESIDE}/{name}" for name in names])
+    beside = {name: found[f"{_BESIDE}/{name}"] for name in names}
+    terminal_next, terminal = beside.pop(_BESIDE_TERMINAL, np.zeros(0)), columns["terminated"]
+    if {len(column) for column in beside.values()} - {len(terminal)} or len(terminal_next) != terminal.sum():
         raise DataError(f"{path}: {_BESIDE} does not fit the episodes; convert the log again")
-    columns.update({name: beside[name] for name in _BESIDE_COLUMNS if name in beside})
-    columns["next_observations"][terminal] = beside[_BESIDE_TERMINAL]
-
-
-def _check_layout(file: CheckedFile, path: Path) -> None:
-    version = " ".join(file.strings("version")) if "version" in file else ""
-    if version != _VERSION:
-        raise DataError(
-            f"{path} is a d3rlpy dump of version {version or 'unknown'}, known is {_VERSION}; "
-            "dump the buffer again with d3rlpy 2"
-        )
-    names = file.strings("columns")
-    missing = [name for name in _COLUMNS if name not in names]
-    if missing:
-        raise DataError(f"{path} lacks {', '.join(missing)}: found columns {', '.join(names)}; dump it again")
+    columns.update(beside)
+    columns["next_observations"][terminal] = terminal_next
 
 
 def _episodes(file: CheckedFile, path: Path) -> list[EpisodeArrays]:
     count = int(file.arrays(["num_episodes"])["num_episodes"])
     if not 0 <= count <= len(file.datasets):
         raise DataError(f"{path} promises {count} episodes, which it does not hold; dump the buffer again")
-    names = {i: [f"{name}_{i}" for name in _COLUMNS] for i in range(count)}
-    if any(of[0] not in file and f"{of[0]}_0" in file for of in names.values()):
+    if any(f"observations_{i}" not in file and f"observations_{i}_0" in file for i in range(count)):
         raise DataError(f"{path} holds tuple observations; flatten them into one array before dumping")
-    read = file.arrays(
-        [name for of in names.values() for name in of], twice=frozenset(of[0] for of in names.values())
-    )
+    names = [f"{name}_{i}" for i in range(count) for name in _COLUMNS]
+    read = file.arrays(names, twice=frozenset(f"observations_{i}" for i in range(count)))
     return [_episode(read, i, path) for i in range(count)]
 
 
 def _episode(read: Mapping[str, np.ndarray], i: int, path: Path) -> EpisodeArrays:
-    arrays = {name: as_array(f"{name}_{i}", read[f"{name}_{i}"]) for name in _COLUMNS[:3]}
-    rewards = arrays["rewards"].reshape(len(arrays["rewards"]), -1)
-    if rewards.shape[1] != 1:
-        raise DataError(f"{path}: rewards of episode {i} have {rewards.shape[1]} numbers per step; give one")
-    ends = np.zeros(len(rewards), dtype=np.bool_)
-    ends[-1:] = True
-    terminated = bool(read[f"terminated_{i}"])
-    observations = arrays["observations"]
-    return EpisodeArrays(
-        observations.reshape(-1, 1) if observations.ndim == 1 else observations,
-        arrays["actions"],
-        rewards.reshape(-1),
-        ends & terminated,
-        ends & (not terminated),
-        {},
-    )
+    observations, actions, rewards = (as_array(f"{name}_{i}", read[f"{name}_{i}"]) for name in _COLUMNS[:3])
+    if rewards.size != len(rewards):
+        per_step = rewards.size // len(rewards)
+        raise DataError(f"{path}: rewards of episode {i} have {per_step} numbers per step; give one")
+    observations = observations.reshape(-1, 1) if observations.ndim == 1 else observations
+    return arrays_of(observations, actions, rewards.reshape(-1), bool(read[f"terminated_{i}"]))
+
+
+def arrays_of(
+    observations: np.ndarray, actions: np.ndarray, rewards: np.ndarray, terminated: bool
+) -> EpisodeArrays:
+    """An episode of which d3rlpy keeps one flag: it terminated, or it was cut."""
+    ends = np.arange(len(rewards)) == len(rewards) - 1
+    return EpisodeArrays(observations, actions, rewards, ends & terminated, ends & (not terminated), {})

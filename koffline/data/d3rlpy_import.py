@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import sys
 import warnings
-from collections.abc import Iterator
 from types import ModuleType
 
 
@@ -15,24 +14,13 @@ def import_d3rlpy() -> ModuleType:
         return sys.modules["d3rlpy"]
     import torch
 
+    with contextlib.suppress(ImportError):
+        from gym_notices.notices import notices
+
+        notices.clear()  # gym prints whatever this table holds for its version
     precision = torch.get_float32_matmul_precision()
-    with _without_gym_notice(), warnings.catch_warnings():
+    with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # deprecations inside gym are not the user's
         import d3rlpy
     torch.set_float32_matmul_precision(precision)
     return d3rlpy
-
-
-@contextlib.contextmanager
-def _without_gym_notice() -> Iterator[None]:
-    """On import gym prints whatever this table holds for its version."""
-    try:
-        from gym_notices.notices import notices
-    except ImportError:
-        notices = {}
-    kept = dict(notices)
-    notices.clear()
-    try:
-        yield
-    finally:
-        notices.update(kept)

@@ -1,15 +1,18 @@
-"""Where episodes begin and end among the rows of a log: checked, put in order, joined."""
+"""Where episodes begin and end among the rows of a log: checked, put in order, joined, cut up."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from koffline.data import columns
 from koffline.errors import DataError
+
+if TYPE_CHECKING:
+    from koffline.data.transitions import Transitions
 
 
 def order_rows(episode_ids: Any, steps: Any = None) -> np.ndarray:
@@ -32,7 +35,13 @@ def episode_columns(ids_given: Any, steps_given: Any) -> dict[str, np.ndarray]:
         assert steps is not None, "called with ids or steps"
         ids = np.cumsum(steps == 0) - 1
     starts = np.flatnonzero(np.append(True, ids[1:] != ids[:-1]))
-    _check_one_run_each(ids, starts)
+    _, first = np.unique(ids[starts], return_index=True)
+    if len(first) != len(starts):
+        again = int(np.setdiff1d(starts, starts[first])[0])
+        raise DataError(
+            f"row {again} returns to episode {ids[again]} after another episode; gather its rows with "
+            "koffline.data.transitions.order_rows, or give each episode its own id"
+        )
     counted = np.arange(len(ids)) - np.repeat(starts, np.diff(np.append(starts, len(ids))))
     if steps is not None and not np.array_equal(steps, counted):
         row = int(np.argmax(steps != counted))
@@ -65,16 +74,6 @@ def keeps_episodes(ids: np.ndarray, steps: np.ndarray) -> bool:
     return True
 
 
-def _check_one_run_each(ids: np.ndarray, starts: np.ndarray) -> None:
-    _, first = np.unique(ids[starts], return_index=True)
-    if len(first) != len(starts):
-        again = int(np.setdiff1d(starts, starts[first])[0])
-        raise DataError(
-            f"row {again} returns to episode {ids[again]} after another episode; gather its rows with "
-            "koffline.data.transitions.order_rows, or give each episode its own id"
-        )
-
-
 def last_rows(log: Mapping[str, np.ndarray]) -> np.ndarray:
     """(N,) whether a row is the last of its episode; without episodes all are."""
     if "episode_ids" in log:
@@ -85,22 +84,28 @@ def last_rows(log: Mapping[str, np.ndarray]) -> np.ndarray:
     return np.ones(len(log["rewards"]), dtype=np.bool_)
 
 
-def leave_out_unfollowed(log: dict[str, np.ndarray], lost: np.ndarray, source: str) -> list[str]:
-    """Drop the ``lost`` last rows; where one was truncated, the row above it becomes the truncated one."""
-    count = int(lost.sum())
-    if not count:
-        return []
+def leave_out_unfollowed(log: dict[str, np.ndarray], unfollowed: np.ndarray, source: str) -> list[str]:
+    """Settle the ``unfollowed`` rows (N,), last ones that hold no next observation; notes on what was done.
+
+    A terminal one keeps its own observation. Any other is dropped; where it was truncated, the row above it
+    becomes the truncated one.
+    """
+    ended = log["terminated"] == 1
+    lost, notes = unfollowed & ~ended, []
     if lost.all():
         raise DataError(f"{source}: no row has a next observation; export the log with next_observations")
-    moved = np.zeros(len(lost), dtype=np.bool_)
-    moved[:-1] = lost[1:] & (log["truncated"][1:] == 1) & ~last_rows(log)[:-1]
-    log["truncated"] = np.where(moved, True, log["truncated"] == 1)
-    for name in log:
-        log[name] = log[name][~lost]
-    return [
-        f"{columns.counted(count, 'row', 'was', 'were')} left out: the last step of an episode that did not "
-        "terminate has no next observation in this file"
-    ]
+    if lost.any():
+        moved = np.zeros(len(lost), dtype=np.bool_)
+        moved[:-1] = lost[1:] & (log["truncated"][1:] == 1) & ~last_rows(log)[:-1]
+        log["truncated"] = moved | (log["truncated"] == 1)
+        log.update({name: column[~lost] for name, column in log.items()})
+        notes.append(
+            f"{columns.counted(int(lost.sum()), 'row', 'was', 'were')} left out: the last step of an episode "
+            "that did not terminate has no next observation in this file"
+        )
+    if (unfollowed & ended).any():
+        notes.append("terminal rows hold their own observation as next observation (it has no influence)")
+    return notes
 
 
 @dataclass(frozen=True, eq=False)
@@ -127,55 +132,67 @@ def join_episodes(episodes: Sequence[EpisodeArrays], source: str) -> tuple[dict[
     episodes = [episode for episode in episodes if len(episode.rewards)]
     if not episodes:
         raise DataError(f"{source} has no steps; give a log with at least one transition")
-    _check_same_columns(episodes, source)
-    lengths = np.array([len(episode.rewards) for episode in episodes])
-    log = {
-        name: np.concatenate([getattr(episode, name) for episode in episodes])
-        for name in ("actions", "rewards", "terminated", "truncated")
-    }
-    log["observations"] = np.concatenate(
-        [episode.observations[: len(episode.rewards)] for episode in episodes]
-    )
-    log["next_observations"] = np.concatenate([_following(episode) for episode in episodes])
-    for name in episodes[0].extras:
-        log[name] = np.concatenate([episode.extras[name] for episode in episodes])
-    log["episode_ids"] = np.repeat(np.arange(len(episodes)), lengths)
-    unrecorded = np.array([len(episode.observations) == len(episode.rewards) for episode in episodes])
-    is_open = np.zeros(len(log["rewards"]), dtype=np.bool_)
-    is_open[np.cumsum(lengths) - 1] = unrecorded
-    ended = log["terminated"] == 1
-    notes = leave_out_unfollowed(log, is_open & ~ended, source)
-    if (is_open & ended).any():
-        notes.append("terminal rows hold their own observation as next observation (it has no influence)")
-    return log, notes
-
-
-def _following(episode: EpisodeArrays) -> np.ndarray:
-    steps = len(episode.rewards)
-    if len(episode.observations) > steps:
-        return episode.observations[1 : steps + 1]
-    return np.concatenate([episode.observations[1:], episode.observations[-1:]])
-
-
-def _check_same_columns(episodes: Sequence[EpisodeArrays], source: str) -> None:
-    first = episodes[0]
     for i, episode in enumerate(episodes):
-        steps = len(episode.rewards)
-        for name in ("actions", "terminated", "truncated"):
-            if len(getattr(episode, name)) != steps:
-                raise DataError(
-                    f"{source}: episode {i} has {len(getattr(episode, name))} rows of {name} and {steps} "
-                    "rewards; record the episode again"
-                )
-        if len(episode.observations) not in (steps, steps + 1):
+        _check_episode(i, episode, episodes[0], source)
+    lengths = np.array([len(episode.rewards) for episode in episodes])
+    parts = [
+        {
+            **{name: getattr(episode, name) for name in ("actions", "rewards", "terminated", "truncated")},
+            "observations": episode.observations[:steps],
+            "next_observations": np.concatenate([episode.observations[1:], episode.observations[-1:]])[
+                :steps
+            ],
+            **episode.extras,
+        }
+        for episode, steps in zip(episodes, lengths, strict=True)
+    ]
+    log = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    log["episode_ids"] = np.repeat(np.arange(len(episodes)), lengths)
+    unfollowed = np.zeros(len(log["rewards"]), dtype=np.bool_)
+    unfollowed[np.cumsum(lengths) - 1] = [len(e.observations) == len(e.rewards) for e in episodes]
+    return log, leave_out_unfollowed(log, unfollowed, source)
+
+
+def _check_episode(i: int, episode: EpisodeArrays, first: EpisodeArrays, source: str) -> None:
+    steps = len(episode.rewards)
+    for name in ("actions", "terminated", "truncated"):
+        if (rows := len(getattr(episode, name))) != steps:
             raise DataError(
-                f"{source}: episode {i} has {len(episode.observations)} observations for {steps} steps, "
-                f"expected {steps + 1}; record the episode again"
+                f"{source}: episode {i} has {rows} rows of {name} and {steps} rewards; record it again"
             )
-        for name in ("observations", "actions"):
-            shape, expected = getattr(episode, name).shape[1:], getattr(first, name).shape[1:]
-            if shape != expected:
-                raise DataError(
-                    f"{source}: {name} of episode {i} have shape {shape}, of episode 0 {expected}; "
-                    "keep one shape per log"
-                )
+    if len(episode.observations) not in (steps, steps + 1):
+        raise DataError(
+            f"{source}: episode {i} has {len(episode.observations)} observations for {steps} steps, expected "
+            f"{steps + 1}; record the episode again"
+        )
+    for name in ("observations", "actions"):
+        shape, expected = getattr(episode, name).shape[1:], getattr(first, name).shape[1:]
+        if shape != expected:
+            raise DataError(
+                f"{source}: {name} of episode {i} have shape {shape}, of episode 0 {expected}; keep one "
+                "shape per log"
+            )
+
+
+def cut_episodes(log: Transitions, target: str) -> Iterator[slice]:
+    """Row ranges of the episodes; each row by itself where there are none.
+
+    Raises DataError where a next observation inside an episode is not the observation of the row below: an
+    episodic file has no place for it.
+    """
+    if not log.has_episodes:
+        yield from (slice(row, row + 1) for row in range(len(log)))
+        return
+    is_last = last_rows(log.columns)
+    for block in columns.blocks(len(log) - 1):
+        below = log.observations[block.start + 1 : block.stop + 1]
+        differs = (log.next_observations[block] != below).reshape(len(below), -1).any(axis=1)
+        broken = differs & ~is_last[block]
+        if broken.any():
+            raise DataError(
+                f"{target} keeps one observation per step, but the next observation of row "
+                f"{block.start + int(np.argmax(broken))} is not the observation of the row below; write hdf5 "
+                "or npz"
+            )
+    for start, end in zip(log.episode_starts.tolist(), log.episode_ends.tolist(), strict=True):
+        yield slice(start, end + 1)

@@ -1,4 +1,4 @@
-"""Flat logs, one array per key: our own, D4RL's, and plain arrays with the same names.
+"""Flat logs, one array per key: our own, D4RL's, and plain arrays with the same names; NPZ archives of them.
 
 D4RL's convention: the last row of an episode is marked in ``terminals`` (the world ended) or ``timeouts``
 (recording stopped). Where ``next_observations`` is missing it is the observation of the row below, inside an
@@ -9,7 +9,6 @@ observation stands in for it.
 
 from __future__ import annotations
 
-import dataclasses
 import zipfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -21,15 +20,14 @@ import numpy as np
 from koffline.data import columns as checks
 from koffline.data.columns import counted
 from koffline.data.episodes import last_rows, leave_out_unfollowed, order_rows
-from koffline.data.raw import FileDescription, RawLog, settle_actions
+from koffline.data.raw import FileDescription, RawLog, describe_log, raw_log, read_description
 from koffline.data.spaces import SpaceRequest
-from koffline.data.transitions import Metadata, Transitions
+from koffline.data.transitions import Transitions
 from koffline.errors import DataError
-from koffline.store.files import reading
+from koffline.store.files import atomic_file, reading
+from koffline.untrusted.arrays import array_headers, array_names, map_arrays, read_arrays
 from koffline.untrusted.limits import check_regular
 
-# How a file tells where episodes begin: our shards number them; others have ids, steps or flags.
-EpisodeRule = Literal["numbered", "ids", "steps", "flags", "links", "none"]
 # Column of Transitions -> keys it may have in a file; we write the first (D4RL's, where it has one).
 D4RL_LOG_PROBABILITIES = "infos/action_log_probs"
 KEYS = {
@@ -44,10 +42,10 @@ KEYS = {
     "behavior_log_probabilities": ("behavior_log_probabilities", D4RL_LOG_PROBABILITIES),
     "weights": ("weights",),
 }
+KNOWN_KEYS = [key for keys in KEYS.values() for key in keys]
 _REQUIRED = ("observations", "actions", "rewards", "terminated")
-_VECTORS = tuple(name for name in KEYS if name not in ("observations", "next_observations", "actions"))
-
-
+# The attribute of a file, or the member of an archive, that holds what describe_log says.
+DESCRIPTION = "koffline"
 LAZY_REMEDY = "write shards with `koffline data convert SOURCE FOLDER --shard-rows N` and open those"
 
 
@@ -85,9 +83,31 @@ def file_kind(path: Path, name: str) -> Literal["HDF5", "NPZ"] | None:
     return "NPZ"
 
 
-def known_keys() -> list[str]:
-    """Every key that a flat file may use."""
-    return [key for keys in KEYS.values() for key in keys]
+def read_npz(path: Path, action_space: SpaceRequest | None = None) -> RawLog:
+    """Read an archive that we wrote, or any with the same keys; nothing is unpickled. Raises DataError."""
+    with reading(path, "NPZ"):
+        check_required(array_names(path), str(path))
+        headers = array_headers(path, KNOWN_KEYS)
+        equal_rows(headers, str(path))
+        found = read_arrays(path, [*headers, DESCRIPTION], counted_twice(headers))
+        return read_flat(found, _described(found), str(path), action_space)
+
+
+def sliced_npz(path: Path, name: str) -> SlicedFile:
+    """The arrays of an archive without compression, to be read by slices. Raises Refused."""
+    return SlicedFile(name, map_arrays(path, KNOWN_KEYS), _described(read_arrays(path, [DESCRIPTION])))
+
+
+def _described(found: dict[str, np.ndarray]) -> FileDescription | None:
+    text = found.pop(DESCRIPTION, None)
+    return read_description(None if text is None else str(text))
+
+
+def write_npz(log: Transitions, path: Path, force: bool = False) -> None:
+    """Write a compressed archive, whole or not at all. Raises DataError."""
+    members: dict[str, Any] = {**flat_arrays(log), DESCRIPTION: np.array(describe_log(log))}
+    with atomic_file(path, force) as temporary, temporary.open("wb") as file:
+        np.savez_compressed(file, **members)
 
 
 def flat_arrays(log: Transitions) -> dict[str, np.ndarray]:
@@ -114,7 +134,7 @@ def equal_rows(found: Mapping[str, Any], source: str) -> int:
 
     To be asked before any column is read: a hostile one may be as long as it likes.
     """
-    sizes = {key: found[key].shape[0] if found[key].shape else 0 for key in _used_keys(found).values()}
+    sizes = {key: (*found[key].shape, 0)[0] for key in used_keys(found).values()}
     rows = sizes["observations"]
     others = {size for key, size in sizes.items() if key != "observations"}
     hint = " (one per step and a last one: store next_observations instead)" if others == {rows - 1} else ""
@@ -134,11 +154,10 @@ def counted_twice(found: Iterable[str]) -> tuple[str, ...]:
     return () if "next_observations" in found else ("observations",)
 
 
-def _used_keys(found: Iterable[str]) -> dict[str, str]:
+def used_keys(found: Iterable[str]) -> dict[str, str]:
     """Which key of a file each column is taken from."""
     found = set(found)
-    used = {name: next((key for key in keys if key in found), None) for name, keys in KEYS.items()}
-    return {name: key for name, key in used.items() if key is not None}
+    return {name: next(filter(found.__contains__, keys)) for name, keys in KEYS.items() if found & set(keys)}
 
 
 def read_flat(
@@ -151,40 +170,29 @@ def read_flat(
 
     Raises DataError where the actions are of no space or no row has a next observation.
     """
-    log = _take_columns(found)
-    declared = described.action_space if described else None
-    settled = settle_actions(log["actions"], action_space, declared, source)
-    log["actions"] = settled.actions
-    notes = list(settled.notes)
+    log = {name: checks.as_array(key, found[key]) for name, key in used_keys(found).items()}
+    for name, column in log.items():
+        if name in ("observations", "next_observations"):
+            log[name] = column.reshape(-1, 1) if column.ndim == 1 else column
+        elif name != "actions" and column.shape[1:] == (1,):
+            log[name] = column.reshape(-1)
     log.setdefault("truncated", np.zeros(len(log["rewards"]), dtype=np.bool_))
-    notes += _settle_flags_and_extras(log, found)
+    for name in ("terminated", "truncated"):
+        if log[name].dtype != np.bool_ and np.isin(log[name], (0, 1)).all():
+            log[name] = log[name].astype(np.bool_)
+    raw = raw_log(log, described or FileDescription(), action_space, source)
+    notes = _settle_extra(log, found)
     if "episode_ids" in log:
         notes += _gather_episodes(log)
     elif described is None and "steps" not in log:
         notes += _find_episodes(log, has_timeouts="timeouts" in found or "truncated" in found)
     if "next_observations" not in log:
         notes += _derive_next_observations(log, source)
-    metadata = described.metadata if described else Metadata()
-    metadata = dataclasses.replace(metadata, source=source, notes=(*metadata.notes, *notes))
-    return RawLog(log, settled.space, metadata)
+    return RawLog(log, raw.action_space, raw.metadata.with_notes(*notes))
 
 
-def _take_columns(found: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    log = {name: checks.as_array(key, found[key]) for name, key in _used_keys(found).items()}
-    for name in _VECTORS:
-        if name in log and log[name].ndim == 2 and log[name].shape[1] == 1:
-            log[name] = log[name].reshape(-1)
-    for name in ("observations", "next_observations"):
-        if name in log and log[name].ndim == 1:
-            log[name] = log[name].reshape(-1, 1)
-    return log
-
-
-def _settle_flags_and_extras(log: dict[str, np.ndarray], found: Iterable[str]) -> list[str]:
-    """Flags as bool where they can be; D4RL's extra column only where it is usable."""
-    for name in ("terminated", "truncated"):
-        if log[name].dtype != np.bool_ and np.isin(log[name], (0, 1)).all():
-            log[name] = log[name].astype(np.bool_)
+def _settle_extra(log: dict[str, np.ndarray], found: Iterable[str]) -> list[str]:
+    """D4RL's extra column only where it is usable."""
     extra = log.get("behavior_log_probabilities")
     if extra is None or "behavior_log_probabilities" in found:
         return []
@@ -204,12 +212,10 @@ def note_on_extra(is_usable: bool) -> str:
 def _gather_episodes(log: dict[str, np.ndarray]) -> list[str]:
     """Interleaved episodes are put in order."""
     ids = checks.integer_column("episode_ids", log["episode_ids"])
-    starts = np.flatnonzero(np.append(True, ids[1:] != ids[:-1]))
-    if len(np.unique(ids)) == len(starts):
+    if len(np.unique(ids)) == 1 + np.count_nonzero(np.diff(ids)):
         return []
     order = order_rows(ids, log.get("steps"))
-    for name in log:
-        log[name] = log[name][order]
+    log.update({name: column[order] for name, column in log.items()})
     return ["the rows of interleaved episodes were put in order"]
 
 
@@ -237,7 +243,9 @@ def _find_episodes(log: dict[str, np.ndarray], has_timeouts: bool) -> list[str]:
     return list(notes)
 
 
-def rule_of_flags(truncated: int, inside: int, broken: int) -> tuple[EpisodeRule, tuple[str, ...]]:
+def rule_of_flags(
+    truncated: int, inside: int, broken: int
+) -> tuple[Literal["flags", "links", "none"], tuple[str, ...]]:
     """How episodes are told where only flags may tell, and notes.
 
     truncated: rows with that flag. inside: rows that end no episode by their flags. broken: those of them
@@ -275,13 +283,8 @@ def rows_are_linked(observations: np.ndarray, following: np.ndarray) -> np.ndarr
 
 def _derive_next_observations(log: dict[str, np.ndarray], source: str) -> list[str]:
     """Next observations from the rows below; rows that have none are left out."""
-    observations, terminated = log["observations"], log["terminated"] == 1
-    is_last = last_rows(log)
-    following = np.empty_like(observations)
-    following[:-1] = observations[1:]
+    observations, is_last = log["observations"], last_rows(log)
+    following = np.append(observations[1:], observations[-1:], axis=0)
     following[is_last] = observations[is_last]
     log["next_observations"] = following
-    notes = ["next observations were derived from the rows below"]
-    if (is_last & terminated).any():
-        notes.append("terminal rows hold their own observation as next observation (it has no influence)")
-    return notes + leave_out_unfollowed(log, is_last & ~terminated, source)
+    return ["next observations were derived from the rows below", *leave_out_unfollowed(log, is_last, source)]

@@ -14,16 +14,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from koffline.data.flat import (
+    DESCRIPTION,
+    KNOWN_KEYS,
     LAZY_REMEDY,
     SlicedFile,
     check_required,
     counted_twice,
     equal_rows,
     flat_arrays,
-    known_keys,
     read_flat,
 )
 from koffline.data.raw import RawLog, describe_log, read_description
@@ -33,22 +32,20 @@ from koffline.errors import DataError
 from koffline.store.files import atomic_file, reading
 from koffline.untrusted.hdf5 import CheckedFile, open_hdf5, write_text
 
-# The root attribute that holds what describe_log says; any tool may ignore it.
-DESCRIPTION = "koffline"
+_CHUNK_BYTES = 2**18  # of whole rows
 
 
 def read_hdf5(path: Path, action_space: SpaceRequest | None = None) -> RawLog:
     """Read a flat file: ours, D4RL's, or any with the same keys. Raises DataError."""
     with reading(path, "HDF5"), open_hdf5(path) as file:
         check_required(file.datasets, str(path))
-        keys = [key for key in known_keys() if key in file]
+        keys = [key for key in KNOWN_KEYS if key in file]
         equal_rows({key: file.dataset(key) for key in keys}, str(path))
         found = file.arrays(keys, counted_twice(keys))
         if "episode_terminals" in file and "terminals" in found and "timeouts" not in found:
             # d3rlpy 1 marks the last row of every episode; where it is not terminal, time ran out
-            found["timeouts"] = (file.arrays(["episode_terminals"])["episode_terminals"] == 1) & (
-                found["terminals"] != 1
-            )
+            ends = file.arrays(["episode_terminals"])["episode_terminals"] == 1
+            found["timeouts"] = ends & (found["terminals"] != 1)
         return read_flat(found, read_description(file.text(DESCRIPTION)), str(path), action_space)
 
 
@@ -56,9 +53,8 @@ def sliced_hdf5(file: CheckedFile, name: str) -> SlicedFile:
     """The arrays of an open flat file, to be read by slices. Raises DataError."""
     if is_d3rlpy_dump(file.raw) or "episode_0" in file.raw:
         raise DataError(f"{name} is kept episode by episode, which cannot be read lazily; {LAZY_REMEDY}")
-    arrays = file.slices([key for key in known_keys() if key in file])
-    described = read_description(file.text(DESCRIPTION))
-    return SlicedFile(name, arrays, described, "episode_terminals" in file)
+    arrays = file.slices([key for key in KNOWN_KEYS if key in file])
+    return SlicedFile(name, arrays, read_description(file.text(DESCRIPTION)), "episode_terminals" in file)
 
 
 def is_d3rlpy_dump(file: Any) -> bool:
@@ -71,7 +67,9 @@ def write_hdf5(log: Transitions, path: Path, force: bool = False, compress: bool
     filters = {"compression": "gzip", "compression_opts": 4, "shuffle": True} if compress else {}
     with atomic_file(path, force) as temporary, new_hdf5(temporary) as file:
         for key, array in flat_arrays(log).items():
-            file.create_dataset(key, data=array, chunks=_chunks(array), fletcher32=True, **filters)
+            rows = max(1, _CHUNK_BYTES // max(1, array[:1].nbytes))
+            chunks = (min(len(array), rows), *array.shape[1:])
+            file.create_dataset(key, data=array, chunks=chunks, fletcher32=True, **filters)
         write_text(file, DESCRIPTION, describe_log(log))
 
 
@@ -82,12 +80,6 @@ def disk_faults() -> Iterator[None]:
         yield
     except RuntimeError as error:
         raise OSError(errno.EIO, f"HDF5: {' '.join(str(error).split())}") from error
-
-
-def _chunks(array: np.ndarray) -> tuple[int, ...]:
-    """About a quarter of a megabyte of whole rows."""
-    row_bytes = max(1, array[:1].nbytes)
-    return (min(len(array), max(1, 2**18 // row_bytes)), *array.shape[1:])
 
 
 class KeptErrors(io.RawIOBase):

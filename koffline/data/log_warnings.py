@@ -25,16 +25,15 @@ class RowCount:
     count: int = 0
     first: int = -1
 
-    def add(self, rows: np.ndarray, start: int) -> None:
-        """Rows by their number within a block that begins at row ``start``; blocks come in order."""
-        if rows.size:
-            self.first = start + int(rows[0]) if not self.count else self.first
-            self.count += rows.size
+    def add(self, is_so: np.ndarray, start: int) -> None:
+        """Rows of a block that begins at row ``start``; blocks come in order."""
+        if is_so.any():
+            self.merge(RowCount(int(is_so.sum()), int(is_so.argmax())), start)
 
     def merge(self, other: RowCount, start: int) -> None:
         """Rows of the part of the log that begins at row ``start``, below all rows so far."""
         if other.count:
-            self.first = start + other.first if not self.count else self.first
+            self.first = self.first if self.count else start + other.first
             self.count += other.count
 
     def __str__(self) -> str:
@@ -46,8 +45,8 @@ class WarningTally:
 
     def __init__(self, space: ActionSpace, has_episodes: bool, most_hashes: int | None = None) -> None:
         self._space, self._has_episodes = space, has_episodes
-        self.rows = self._episodes = 0
-        self._unfinished, self._both, self._broken, self._shifted = (RowCount() for _ in range(4))
+        self._rows = self._episodes = 0
+        self._found = {name: RowCount() for name in ("unfinished", "both", "broken", "shifted")}
         self._weighted, self._any_weight = False, False  # whether rows have weights, and any above 0
         self._repeated = RepeatedRows(most_hashes)
         self._ranges: dict[str, tuple[np.ndarray, np.ndarray]] = {}
@@ -67,28 +66,42 @@ class WarningTally:
         if self._counts.size:
             self._counts += np.bincount(block.actions, minlength=len(self._counts))
         if block.steps is not None:
-            self._add_episodes(block, block.steps)
+            begins = block.steps == 0
+            self._episodes += int(begins.sum())
+            self._found["both"].add(block.terminated & block.truncated, self._rows)
+            if self._last is not None:
+                linked = _linked(self._last, block.observations[:1])
+                self._add_pairs(linked, begins[:1], self._last, self._rows - 1)
+            linked = rows_are_linked(block.observations, block.next_observations)
+            self._add_pairs(linked, begins[1:], block, self._rows)
             self._first = block.observations[:1] if self._first is None else self._first
             self._last = block.part(np.array([len(block) - 1]))  # copied: the block can be let go
-        self.rows += len(block)
+        self._rows += len(block)
+
+    def _add_pairs(self, linked: np.ndarray, ends: np.ndarray, above: RowBlock, start: int) -> None:
+        """Rows above others: whether those are their next steps, and where they begin another episode."""
+        terminated, truncated = above.terminated[: len(ends)], above.truncated[: len(ends)]
+        self._found["unfinished"].add(ends & ~(terminated | truncated), start)
+        self._found["broken"].add(~linked & ~ends, start)
+        self._found["shifted"].add(linked & ends & ~terminated, start)
 
     def end_shard(self) -> None:
         """The last row of a shard ends its episode; ready to be sent elsewhere."""
         if self._last is not None and not (self._last.terminated[0] or self._last.truncated[0]):
-            self._unfinished.add(np.zeros(1), self.rows - 1)
+            self._found["unfinished"].merge(RowCount(1, 0), self._rows - 1)
         self._repeated.settle()
 
     def merge(self, other: WarningTally) -> None:
         """Add the rows of a later shard; both have ended."""
         if self._last is not None and other._first is not None and not self._last.terminated[0]:
-            self._shifted.add(np.flatnonzero(_linked(self._last, other._first)), self.rows - 1)
-        for name in ("_unfinished", "_both", "_broken", "_shifted"):
-            getattr(self, name).merge(getattr(other, name), self.rows)
+            self._found["shifted"].add(_linked(self._last, other._first), self._rows - 1)
+        for name, count in other._found.items():
+            self._found[name].merge(count, self._rows)
         for name, (low, high) in other._ranges.items():
             self._widen(name, low, high)
         self._repeated.merge(other._repeated)
         self._counts += other._counts
-        self.rows += other.rows
+        self._rows += other._rows
         self._weighted |= other._weighted
         self._any_weight |= other._any_weight
         self._episodes += other._episodes
@@ -103,52 +116,22 @@ class WarningTally:
     def messages(self) -> Iterator[str]:
         """One sentence for each thing to look at."""
         yield from self._episode_messages()
-        repeated = self._repeated.count()
+        repeated, about = self._repeated.count(), "about " if self._repeated.level else ""
         if repeated:
-            about = "about " if self._repeated.level else ""
-            yield (
-                f"{about}{repeated} of {self.rows} rows repeat an earlier row exactly; "
-                "were episodes written twice?"
-            )
-        for name in _COLUMNS:
-            yield from self._constant_columns(name)
-        if isinstance(self._space, Discrete):
-            missing = np.flatnonzero(self._counts == 0)
-            if missing.size:
-                listed = ", ".join(map(str, missing[:_MOST_LISTED]))
-                listed += f", … ({missing.size} in all)" if missing.size > _MOST_LISTED else ""
-                yield f"actions {listed} never appear: nothing can be learnt of them"
-        elif not np.isfinite([*self._space.low, *self._space.high]).all():
+            rows = f"{about}{repeated} of {self._rows} rows"
+            yield f"{rows} repeat an earlier row exactly; were episodes written twice?"
+        for name, (low, high) in self._ranges.items() if self._rows > 1 else ():
+            constant = np.flatnonzero(low == high)
+            if constant.size and len(low) == 1:
+                yield f"{name} are all {low[0]:g}"
+            elif constant.size:
+                yield f"{name}: {constant.size} of {len(low)} columns are constant ({_listed(constant, 8)})"
+        missing = np.flatnonzero(self._counts == 0)
+        if missing.size:
+            yield f"actions {_listed(missing, _MOST_LISTED)} never appear: nothing can be learnt of them"
+        space = self._space
+        if not isinstance(space, Discrete) and not np.isfinite([*space.low, *space.high]).all():
             yield "action bounds are infinite; declare them (--continuous LOW HIGH) for uniform policies"
-
-    def _add_episodes(self, block: RowBlock, steps: np.ndarray) -> None:
-        begins = steps == 0
-        self._episodes += int(begins.sum())
-        self._both.add(np.flatnonzero(block.terminated & block.truncated), self.rows)
-        if self._last is not None:
-            self._add_pairs(
-                _linked(self._last, block.observations[:1]),
-                begins[:1],
-                self._last.terminated,
-                self._last.truncated,
-                self.rows - 1,
-            )
-        linked = rows_are_linked(block.observations, block.next_observations)
-        flags = block.terminated[:-1], block.truncated[:-1]
-        self._add_pairs(linked, begins[1:], *flags, self.rows)
-
-    def _add_pairs(
-        self,
-        linked: np.ndarray,
-        ends: np.ndarray,
-        terminated: np.ndarray,
-        truncated: np.ndarray,
-        start: int,
-    ) -> None:
-        """Rows above others: whether those are their next steps, and where they begin another episode."""
-        self._unfinished.add(np.flatnonzero(ends & ~(terminated | truncated)), start)
-        self._broken.add(np.flatnonzero(~linked & ~ends), start)
-        self._shifted.add(np.flatnonzero(linked & ends & ~terminated), start)
 
     def _episode_messages(self) -> Iterator[str]:
         if not self._has_episodes:
@@ -156,39 +139,28 @@ class WarningTally:
             return
         if self._episodes < _FEW_EPISODES:
             yield f"only {counted(self._episodes, 'episode')}: an interval from so few is rough, or none"
-        unfinished = self._unfinished
-        if unfinished.count:
-            yield (
-                f"{unfinished.count} episodes end without a flag, the first in row {unfinished.first}; "
-                "taken as cut"
-            )
-        if self._both.count:
-            yield f"{self._both} are terminated and truncated; taken as terminated"
-        if self._broken.count:
-            yield (
-                f"next observation is not the observation of the row below in {self._broken} inside episodes"
-            )
-        if self._shifted.count:
-            yield (
-                f"the next observation is the first one of the following episode in {self._shifted}; "
-                "is it one stream cut into pieces, or was it exported by shifting the observations by one?"
-            )
-
-    def _constant_columns(self, name: str) -> Iterator[str]:
-        low, high = self._ranges[name]
-        constant = np.flatnonzero(low == high)
-        if self.rows == 1 or not constant.size:
-            return
-        if len(low) == 1:
-            yield f"{name} are all {low[0]:g}"
-        else:
-            listed = ", ".join(str(i) for i in constant[:8]) + (", …" if constant.size > 8 else "")
-            yield f"{name}: {constant.size} of {len(low)} columns are constant ({listed})"
+        unfinished = self._found["unfinished"]
+        sentences = {
+            "unfinished": f"{unfinished.count} episodes end without a flag, the first in row "
+            f"{unfinished.first}; taken as cut",
+            "both": "{} are terminated and truncated; taken as terminated",
+            "broken": "next observation is not the observation of the row below in {} inside episodes",
+            "shifted": "the next observation is the first one of the following episode in {}; is it one "
+            "stream cut into pieces, or was it exported by shifting the observations by one?",
+        }
+        for name, sentence in sentences.items():
+            if self._found[name].count:
+                yield sentence.format(self._found[name])
 
     def _widen(self, name: str, low: np.ndarray, high: np.ndarray) -> None:
         if name in self._ranges:
             low, high = np.minimum(low, self._ranges[name][0]), np.maximum(high, self._ranges[name][1])
         self._ranges[name] = low, high
+
+
+def _listed(numbers: np.ndarray, most: int) -> str:
+    shown = ", ".join(map(str, numbers[:most]))
+    return f"{shown}, … ({numbers.size} in all)" if numbers.size > most else shown
 
 
 def _linked(above: RowBlock, below: np.ndarray) -> np.ndarray:

@@ -7,34 +7,25 @@ A dataset is a folder with ``data/metadata.json`` and the episodes beside it (``
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 import re
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from koffline.data.columns import as_array
-from koffline.data.episodes import EpisodeArrays, join_episodes
-from koffline.data.minari_spaces import (
-    StoredSpaces,
-    declared_space,
-    decoded,
-    flat_observations,
-    minari_action_space,
-    minari_observation_space,
-    plain_actions,
-    stored_spaces,
-    without_images,
-)
-from koffline.data.raw import RawLog, cut_episodes, describe_log, read_description, settle_actions
+from koffline.data.episodes import EpisodeArrays, cut_episodes, join_episodes
+from koffline.data.raw import FileDescription, RawLog, describe_log, raw_log, read_description
 from koffline.data.spaces import SpaceRequest
 from koffline.data.transitions import Metadata, Transitions
 from koffline.errors import DataError
 from koffline.store.files import atomic_folder, reading
 from koffline.untrusted.hdf5 import open_hdf5
 from koffline.untrusted.limits import Tally, check_column_files, check_inside, read_json
+
+if TYPE_CHECKING:
+    from koffline.data.minari_spaces import StoredSpaces
 
 _METADATA = "metadata.json"
 # Our key in metadata.json, and in the infos of episodes.
@@ -52,6 +43,8 @@ def data_folder(folder: Path) -> Path | None:
 
 def read_minari(folder: Path, source: str, action_space: SpaceRequest | None = None) -> RawLog:
     """Read a dataset from its folder. Raises DataError."""
+    from koffline.data.minari_spaces import declared_space, stored_spaces
+
     data = data_folder(folder)
     if data is None:
         raise DataError(f"{source} holds no Minari dataset (no {_METADATA}); give the folder of a dataset")
@@ -61,32 +54,16 @@ def read_minari(folder: Path, source: str, action_space: SpaceRequest | None = N
             raise DataError(f"{source} holds no Minari dataset ({_METADATA} names no data_format)")
         spaces = stored_spaces(described_by, data, source)
         storage = _storage(described_by, data, spaces, source)
-        pictures = Tally() if bool(described_by.get("jpeg_encoding", True)) else None
-        episodes = [
-            _episode(episode, spaces, source, pictures)
-            for episode in storage.get_episodes(range(_count(described_by)))
-        ]
-        return _log(episodes, described_by, spaces, source, action_space)
-
-
-def _log(
-    episodes: list[EpisodeArrays],
-    described_by: dict[str, Any],
-    spaces: StoredSpaces,
-    source: str,
-    action_space: SpaceRequest | None,
-) -> RawLog:
-    columns, notes = join_episodes(episodes, source)
-    ours = described_by.get(_DESCRIPTION)
-    described = read_description(ours if isinstance(ours, str) else None)
-    declared = described.action_space if described else declared_space(spaces)
-    settled = settle_actions(columns["actions"], action_space, declared, source)
-    columns["actions"] = settled.actions
-    if described is not None and not described.episodes:
-        del columns["episode_ids"]
-    metadata = described.metadata if described else _metadata_of(described_by)
-    notes = [*metadata.notes, *spaces.notes, *notes, *settled.notes]
-    return RawLog(columns, settled.space, dataclasses.replace(metadata, source=source, notes=tuple(notes)))
+        pictures = Tally() if _has_jpeg(described_by) else None
+        stored = storage.get_episodes(range(int(described_by.get("total_episodes", 0))))
+        columns, notes = join_episodes([_episode(e, spaces, source, pictures) for e in stored], source)
+        ours = described_by.get(_DESCRIPTION)
+        described = read_description(ours if isinstance(ours, str) else None)
+        if described is None:
+            described = FileDescription(declared_space(spaces), metadata=_metadata_of(described_by))
+        if not described.episodes:
+            del columns["episode_ids"]
+        return raw_log(columns, described, action_space, source, [*spaces.notes, *notes])
 
 
 def write_minari(log: Transitions, folder: Path, identifier: str, force: bool = False) -> None:
@@ -98,6 +75,13 @@ def write_minari(log: Transitions, folder: Path, identifier: str, force: bool = 
     from minari.data_collector import EpisodeBuffer
     from minari.dataset.minari_storage import MinariStorage
 
+    from koffline.data.minari_spaces import minari_action_space, minari_observation_space
+
+    # an id that Minari accepts: word characters and dashes, and a version at the end
+    proper = re.sub(r"[^-\w/]+", "-", identifier).strip("-/") or "log"
+    proper = proper if re.search(r"-v\d+$", proper) else f"{proper}-v0"
+    ours = {"dataset_id": proper, "minari_version": minari_version, _DESCRIPTION: describe_log(log)}
+    beside = {name: log.columns[name] for name in _INFO_COLUMNS if name in log.columns}
     with atomic_folder(folder, force, replaceable=lambda path: data_folder(path) is not None) as temporary:
         storage = MinariStorage.new(
             temporary.resolve() / "data",  # Minari joins a relative path with itself
@@ -105,13 +89,7 @@ def write_minari(log: Transitions, folder: Path, identifier: str, force: bool = 
             action_space=minari_action_space(log),
             jpeg_encoding=False,
         )
-        storage.update_metadata(
-            {
-                "dataset_id": _proper_id(identifier),
-                "minari_version": minari_version,
-                _DESCRIPTION: describe_log(log),
-            }
-        )
+        storage.update_metadata(ours)
         storage.update_episodes(
             EpisodeBuffer(
                 observations=np.concatenate(
@@ -121,21 +99,21 @@ def write_minari(log: Transitions, folder: Path, identifier: str, force: bool = 
                 rewards=log.rewards[rows],
                 terminations=log.terminated[rows],
                 truncations=log.truncated[rows],
-                infos={n: getattr(log, n)[rows] for n in _INFO_COLUMNS if getattr(log, n) is not None},
+                infos={name: column[rows] for name, column in beside.items()},
             )
             for rows in cut_episodes(log, "Minari")
         )
 
 
-def _proper_id(name: str) -> str:
-    """An id Minari accepts: word characters and dashes, and a version at the end."""
-    name = re.sub(r"[^-\w/]+", "-", name).strip("-/") or "log"
-    return name if re.search(r"-v\d+$", name) else f"{name}-v0"
+def _has_jpeg(described_by: dict[str, Any]) -> bool:
+    return bool(described_by.get("jpeg_encoding", True))
 
 
-def _storage(described_by: dict[str, Any], data: Path, spaces: Any, source: str) -> Any:
+def _storage(described_by: dict[str, Any], data: Path, spaces: StoredSpaces, source: str) -> Any:
     """Minari's own reader of the episodes, given the spaces so that it asks no environment for them."""
     from minari.dataset._storages import get_minari_storage
+
+    from koffline.data.minari_spaces import without_images
 
     try:
         storage = get_minari_storage(described_by["data_format"])
@@ -145,39 +123,36 @@ def _storage(described_by: dict[str, Any], data: Path, spaces: Any, source: str)
         ) from None
     except ImportError as error:
         raise DataError(f"{source}: {' '.join(str(error).split())}") from None
+    observation = spaces.observation
     if described_by["data_format"] == "hdf5":
         check_inside(data, data / "main_data.hdf5")
         with open_hdf5(data / "main_data.hdf5") as file:
             file.check_everything()
-        return storage(data, spaces.observation, spaces.action, jpeg_encoding=False)
-    check_column_files(data)
-    has_jpeg = bool(described_by.get("jpeg_encoding", True))
-    observation = without_images(spaces.observation) if has_jpeg else spaces.observation
+    else:
+        check_column_files(data)
+        observation = without_images(observation) if _has_jpeg(described_by) else observation
     return storage(data, observation, spaces.action, jpeg_encoding=False)
 
 
-def _count(described_by: dict[str, Any]) -> int:
-    return int(described_by.get("total_episodes", 0))
+def _episode(
+    episode: dict[str, Any], spaces: StoredSpaces, source: str, pictures: Tally | None
+) -> EpisodeArrays:
+    from koffline.data.minari_spaces import decoded, flat_observations, plain_actions
 
-
-def _episode(episode: dict[str, Any], spaces: Any, source: str, pictures: Tally | None) -> EpisodeArrays:
-    rewards = as_array("rewards", episode["rewards"]).reshape(-1)
-    infos = episode.get("infos") or {}
-    observations = episode["observations"]
+    rewards, terminated, truncated = (
+        as_array(name, episode[name]).reshape(-1) for name in ("rewards", "terminations", "truncations")
+    )
+    observations, infos = episode["observations"], episode.get("infos") or {}
     if pictures is not None:
         observations = decoded(observations, spaces.observation, pictures)
-    extras = {
-        name: as_array(name, infos[name])
-        for name in _INFO_COLUMNS
-        if name in infos and np.shape(infos[name]) == rewards.shape
-    }
+    shown = [name for name in _INFO_COLUMNS if name in infos and np.shape(infos[name]) == rewards.shape]
     return EpisodeArrays(
         flat_observations(observations, spaces.observation, source),
         plain_actions(as_array("actions", episode["actions"]), spaces.action),
         rewards,
-        as_array("terminations", episode["terminations"]).reshape(-1),
-        as_array("truncations", episode["truncations"]).reshape(-1),
-        extras,
+        terminated,
+        truncated,
+        {name: as_array(name, infos[name]) for name in shown},
     )
 
 

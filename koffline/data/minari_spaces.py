@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from gymnasium import spaces
 
 from koffline.data.columns import as_array
 from koffline.data.spaces import ActionSpace, Continuous, Discrete
@@ -26,6 +27,7 @@ from koffline.untrusted.limits import Refused, Tally, parse_json
 
 # Numbers in one observation or action: a thousand times a picture of Atari.
 _LARGEST_BOX = 2**24
+_JPEG = b"\xff\xd8\xff"
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,15 +46,17 @@ class StoredSpaces:
 def stored_spaces(described_by: dict[str, Any], data: Path, source: str) -> StoredSpaces:
     """The spaces in Minari's metadata; where it stores none, boxes in the shape of the first episode.
 
-    Raises DataError where neither can be had.
+    Raises DataError where neither can be had: no environment is asked for its spaces.
     """
-    observation = _stored_space(described_by, "observation_space", source)
-    action = _stored_space(described_by, "action_space", source)
-    declared = action is not None
-    if observation is None or action is None:
-        shapes = _first_episode(data, source)
-        observation = observation if observation is not None else shapes["observations"]
-        action = action if action is not None else shapes["actions"]
+    found = {name: _stored_space(described_by, f"{name}_space", source) for name in ("observation", "action")}
+    declared = found["action"] is not None
+    missing = [name for name, space in found.items() if space is None]
+    if missing and not (data / "main_data.hdf5").is_file():
+        raise DataError(f"{source} stores no spaces; create it again with Minari 0.5 or newer")
+    if missing:
+        with open_hdf5(data / "main_data.hdf5") as file:
+            found |= {name: _box_like(file.raw[f"episode_0/{name}s"], f"{name}s") for name in missing}
+    observation, action = found["observation"], found["action"]
     return StoredSpaces(observation, action, declared, _notes(observation, action))
 
 
@@ -79,25 +83,14 @@ def _check_box_sizes(described: Any) -> None:
             raise Refused(f"a box of shape {str(shape)[:60]}")
         if "dtype" in described and np.dtype(str(described["dtype"])).kind not in "biuf":
             raise Refused(f"dtype {str(described['dtype'])[:40]}")
-        _check_box_sizes(list(described.values()))
-    elif isinstance(described, list):
+        described = list(described.values())
+    if isinstance(described, list):
         for part in described:
-            if isinstance(part, (dict, list)):
-                _check_box_sizes(part)
-
-
-def _first_episode(data: Path, source: str) -> dict[str, Any]:
-    """Boxes in the shape of the recorded arrays: no environment is asked for its spaces."""
-    file_path = data / "main_data.hdf5"
-    if not file_path.is_file():
-        raise DataError(f"{source} stores no spaces; create it again with Minari 0.5 or newer")
-    with open_hdf5(file_path) as file:
-        return {name: _box_like(file.raw[f"episode_0/{name}"], name) for name in ("observations", "actions")}
+            _check_box_sizes(part)
 
 
 def _box_like(item: Any, name: str) -> Any:
     import h5py
-    from gymnasium import spaces
 
     if isinstance(item, h5py.Group):
         parts = {key: _box_like(item[key], f"{name}/{key}") for key in item}
@@ -105,20 +98,18 @@ def _box_like(item: Any, name: str) -> Any:
             return spaces.Tuple([parts[f"_index_{i}"] for i in range(len(parts))])
         return spaces.Dict(parts)
     check_dataset(item, name)
-    if item.dtype.kind == "f":
-        return spaces.Box(-np.inf, np.inf, item.shape[1:], item.dtype.type)
-    if item.dtype.kind not in "iu":
+    if item.dtype.kind not in "iuf":
         raise DataError(f"{name} have dtype {item.dtype}; record numbers")
-    limits = np.iinfo(item.dtype)
-    return spaces.Box(limits.min, limits.max, item.shape[1:], item.dtype.type)
+    low, high = -np.inf, np.inf
+    if item.dtype.kind != "f":
+        low, high = np.iinfo(item.dtype).min, np.iinfo(item.dtype).max
+    return spaces.Box(low, high, item.shape[1:], item.dtype.type)
 
 
 def _notes(observation: Any, action: Any) -> tuple[str, ...]:
-    from gymnasium import spaces
-
     notes = []
     if isinstance(observation, (spaces.Dict, spaces.Tuple)):
-        parts = ", ".join(f"{name} {box.shape}" for name, box in _leaves(observation, ""))
+        parts = ", ".join(f"{'/'.join(map(str, keys))} {box.shape}" for keys, box in _leaves(observation))
         notes.append(f"observations were flattened and joined in this order: {parts}")
     if isinstance(observation, spaces.Discrete):
         notes.append(
@@ -132,17 +123,18 @@ def _notes(observation: Any, action: Any) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def _leaves(space: Any, name: str) -> list[tuple[str, Any]]:
-    """The innermost spaces with their paths, in the order in which Gymnasium flattens them."""
-    from gymnasium import spaces
-
+def _parts(space: Any) -> list[tuple[Any, Any]] | None:
+    """The spaces that one is made of by their keys, in Gymnasium's order; None for an innermost one."""
     if isinstance(space, spaces.Dict):
-        parts = list(space.spaces.items())
-    elif isinstance(space, spaces.Tuple):
-        parts = [(str(i), part) for i, part in enumerate(space.spaces)]
-    else:
-        return [(name, space)]
-    return [leaf for key, part in parts for leaf in _leaves(part, f"{name}/{key}" if name else key)]
+        return list(space.spaces.items())
+    return list(enumerate(space.spaces)) if isinstance(space, spaces.Tuple) else None
+
+
+def _leaves(space: Any, above: tuple[Any, ...] = ()) -> list[tuple[tuple[Any, ...], Any]]:
+    """The innermost spaces with the keys that lead to them, in the order in which Gymnasium flattens them."""
+    if (parts := _parts(space)) is None:
+        return [(above, space)]
+    return [leaf for key, part in parts for leaf in _leaves(part, (*above, key))]
 
 
 def flat_observations(values: Any, space: Any, source: str) -> np.ndarray:
@@ -150,47 +142,41 @@ def flat_observations(values: Any, space: Any, source: str) -> np.ndarray:
 
     Raises DataError for anything else inside.
     """
-    from gymnasium import spaces
-
-    if not isinstance(space, (spaces.Dict, spaces.Tuple)):
+    if _parts(space) is None:
         if not isinstance(space, (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)):
             raise DataError(f"{source} has observations of {space}; store them as numbers in one array")
         array = as_array("observations", values)
         return array.reshape(-1, 1) if array.ndim == 1 else array
-    parts = []
-    for name, leaf in _leaves(space, ""):
+    joined = []
+    for keys, leaf in _leaves(space):
+        name = "/".join(map(str, keys))
         if not isinstance(leaf, (spaces.Box, spaces.MultiBinary)):
             raise DataError(
                 f"{source}: observation part {name} is {leaf}, which cannot be joined with numbers; "
                 "flatten the observations before recording (gymnasium.wrappers.FlattenObservation)"
             )
         part = values
-        for key in name.split("/"):
-            part = part[int(key)] if isinstance(part, (tuple, list)) else part[key]
+        for key in keys:
+            part = part[key]
         array = as_array(name, part)
-        parts.append(array.reshape(len(array), -1))
-    return np.concatenate(parts, axis=1)
+        joined.append(array.reshape(len(array), -1))
+    return np.concatenate(joined, axis=1)
 
 
 def declared_space(stored: StoredSpaces) -> ActionSpace | None:
     """Our declaration of the actions, if there is one. Raises DataError for kinds we have no policy for."""
-    from gymnasium import spaces
-
+    space = stored.action
     if not stored.action_is_declared:
         return None
-    space = stored.action
     if isinstance(space, spaces.Discrete):
         return Discrete(int(space.n))
     if isinstance(space, spaces.Box):
-        low, high = (np.asarray(side, dtype=np.float64).reshape(-1) for side in (space.low, space.high))
-        return Continuous(len(low), low, high)
+        return Continuous(space.low.size, space.low.ravel(), space.high.ravel())
     raise DataError(f"actions of {space} are not supported; record Discrete or Box actions")
 
 
 def plain_actions(actions: np.ndarray, space: Any) -> np.ndarray:
     """Discrete actions (T,) counted from 0, box actions (T, k), and (T,) integers as they are."""
-    from gymnasium import spaces
-
     if isinstance(space, spaces.Discrete):
         return actions.reshape(-1) - int(space.start)
     return actions.reshape(len(actions), math.prod(actions.shape[1:])) if actions.ndim > 2 else actions
@@ -198,31 +184,21 @@ def plain_actions(actions: np.ndarray, space: Any) -> np.ndarray:
 
 def minari_observation_space(log: Transitions) -> Any:
     """An unbounded box for numbers, 0 … 255 for bytes."""
-    from gymnasium import spaces
-
-    if log.observations.dtype == np.uint8:
-        return spaces.Box(0, 255, log.observation_shape, np.uint8)
-    return spaces.Box(-np.inf, np.inf, log.observation_shape, log.observations.dtype.type)
+    low, high = (0, 255) if log.observations.dtype == np.uint8 else (-np.inf, np.inf)
+    return spaces.Box(low, high, log.observation_shape, log.observations.dtype.type)
 
 
 def minari_action_space(log: Transitions) -> Any:
     """The declared space in Gymnasium's words."""
-    from gymnasium import spaces
-
     space = log.action_space
     if isinstance(space, Discrete):
         return spaces.Discrete(space.n)
     dtype = log.actions.dtype.type
-    low, high = np.asarray(space.low, dtype=dtype), np.asarray(space.high, dtype=dtype)
-    return spaces.Box(low, high, (space.k,), dtype)
-
-
-_JPEG = b"\xff\xd8\xff"
+    return spaces.Box(np.asarray(space.low, dtype), np.asarray(space.high, dtype), (space.k,), dtype)
 
 
 def without_images(space: Any) -> Any:
     """The space with text in the place of pictures: what Minari's Arrow reader hands over as it is."""
-    from gymnasium import spaces
     from minari.dataset.minari_storage import is_image_space
 
     if isinstance(space, spaces.Dict):
@@ -237,7 +213,6 @@ def decoded(values: Any, space: Any, tally: Tally) -> Any:
 
     Raises Refused for what is no JPEG.
     """
-    from gymnasium import spaces
     from minari.dataset.minari_storage import is_image_space
 
     if isinstance(space, spaces.Dict):

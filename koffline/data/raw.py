@@ -1,17 +1,17 @@
-"""What readers and writers share: unchecked columns, settled actions, descriptions, episodes cut up."""
+"""What readers and writers share: unchecked columns, settled actions, and what a file says of itself."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from koffline.data.columns import as_array, blocks
+from koffline.data.columns import as_array
 from koffline.data.spaces import LARGEST_SPACE, ActionSpace, Bounds, Continuous, Discrete, SpaceRequest
 from koffline.data.transitions import Metadata, Transitions
 from koffline.errors import DataError
@@ -68,8 +68,7 @@ def settle_actions(
     (N, 1) actions of a discrete space become (N,), (N,) actions of a one-dimensional continuous space (N, 1).
     """
     actions = as_array("actions", actions)
-    if isinstance(asked, Bounds):
-        asked = Continuous(_numbers_per_row(actions), asked.low, asked.high)
+    asked = bounded(asked, actions.shape[1:])
     notes: tuple[str, ...] = ()
     if asked is not None and declared not in (None, asked):
         notes = (f"action space {asked} as asked, the file declares {declared}",)
@@ -80,48 +79,44 @@ def settle_actions(
         notes = (
             f"the file declares no action space; assumed {space} from the actions ({remedy} declares it)",
         )
-    if isinstance(space, Discrete) and actions.ndim == 2 and actions.shape[1] == 1:
+    if isinstance(space, Discrete) and actions.shape[1:] == (1,):
         actions = actions.reshape(-1)
     if isinstance(space, Continuous) and actions.ndim == 1 and space.k == 1:
         actions = actions.reshape(-1, 1)
     return SettledActions(actions, space, notes)
 
 
-def _numbers_per_row(actions: np.ndarray) -> int:
-    return max(1, math.prod(actions.shape[1:]))
+def bounded(asked: SpaceRequest | None, shape: tuple[int, ...]) -> ActionSpace | None:
+    """The space asked for, of actions (N, *shape)."""
+    if not isinstance(asked, Bounds):
+        return asked
+    return Continuous(max(1, math.prod(shape)), asked.low, asked.high)
 
 
 def _assumed_space(actions: np.ndarray, source: str, different: int | None) -> ActionSpace:
     if actions.dtype.kind == "f":
-        return Continuous(_numbers_per_row(actions))
-    if actions.ndim == 1 or actions.shape[1:] == (1,):
-        if actions.size and actions.min() < 0:
+        return Continuous(max(1, math.prod(actions.shape[1:])))
+    nothing = "the file declares no action space; declare"
+    if actions.shape[1:] not in ((), (1,)):
+        raise DataError(
+            f"{source}: actions has shape {actions.shape} and dtype {actions.dtype}, and {nothing} one "
+            "(--continuous LOW HIGH)"
+        )
+    if actions.min(initial=0) < 0:
+        raise DataError(
+            f"{source}: actions are whole numbers from {actions.min()} up and {nothing} one "
+            "(--continuous LOW HIGH, or count discrete actions from 0)"
+        )
+    n = int(actions.max(initial=0)) + 1
+    if n > _MOST_ASSUMED:
+        different = len(np.unique(actions)) if different is None else different
+        if n > min(different * _SPARSE, LARGEST_SPACE):  # hardly the names of choices
+            choices = f"{n} choices (--discrete {n})" if n <= LARGEST_SPACE else "number choices 0, 1, 2, …"
             raise DataError(
-                f"{source}: actions are whole numbers from {actions.min()} up and the file declares no "
-                "action space; declare one (--continuous LOW HIGH, or count discrete actions from 0)"
+                f"{source}: actions are whole numbers up to {n - 1}, {different} different ones, and "
+                f"{nothing} quantities (--continuous LOW HIGH), or {choices}"
             )
-        n = int(actions.max()) + 1 if actions.size else 1
-        if n > _MOST_ASSUMED:
-            _check_choices(n, len(np.unique(actions)) if different is None else different, source)
-        return Discrete(n)
-    raise DataError(
-        f"{source}: actions has shape {actions.shape} and dtype {actions.dtype}, and the file declares "
-        "no action space; declare one (--continuous LOW HIGH)"
-    )
-
-
-def _check_choices(n: int, different: int, source: str) -> None:
-    """Raise DataError where so few of n numbers occur that they are hardly the names of choices."""
-    if n <= min(different * _SPARSE, LARGEST_SPACE):
-        return
-    remedy = "declare quantities (--continuous LOW HIGH), or "
-    remedy += (
-        f"{n} choices (--discrete {n})" if n <= LARGEST_SPACE else "number choices 0, 1, 2, … without gaps"
-    )
-    raise DataError(
-        f"{source}: actions are whole numbers up to {n - 1}, {different} different ones, and the "
-        f"file declares no action space; {remedy}"
-    )
+    return Discrete(n)
 
 
 def space_to_json(space: ActionSpace) -> dict[str, Any]:
@@ -177,11 +172,11 @@ def metadata_from_json(described: Mapping[str, Any]) -> Metadata:
 
 @dataclass(frozen=True)
 class FileDescription:
-    """What ``describe_log`` wrote, read back."""
+    """What a file says of itself: ``describe_log`` read back, or nothing (then without a space)."""
 
-    action_space: ActionSpace
-    episodes: bool
-    metadata: Metadata
+    action_space: ActionSpace | None = None
+    episodes: bool = True
+    metadata: Metadata = field(default_factory=Metadata)
 
 
 def read_description(text: str | bytes | None) -> FileDescription | None:
@@ -200,26 +195,15 @@ def read_description(text: str | bytes | None) -> FileDescription | None:
         raise DataError("the file's koffline description is damaged; write the file again") from None
 
 
-def cut_episodes(log: Transitions, target: str) -> Iterator[slice]:
-    """Row ranges of the episodes; each row by itself where there are none.
-
-    Raises DataError where a next observation inside an episode is not the observation of the row below: an
-    episodic file has no place for it.
-    """
-    if not log.has_episodes:
-        yield from (slice(row, row + 1) for row in range(len(log)))
-        return
-    is_last = np.zeros(len(log), dtype=np.bool_)
-    is_last[log.episode_ends] = True
-    for block in blocks(len(log) - 1):
-        below = log.observations[block.start + 1 : block.stop + 1]
-        differs = (log.next_observations[block] != below).reshape(len(below), -1).any(axis=1)
-        broken = differs & ~is_last[block]
-        if broken.any():
-            row = block.start + int(np.argmax(broken))
-            raise DataError(
-                f"{target} keeps one observation per step, but the next observation of row {row} is not the "
-                "observation of the row below; write hdf5 or npz"
-            )
-    for start, length in zip(log.episode_starts, log.episode_lengths, strict=True):
-        yield slice(int(start), int(start + length))
+def raw_log(
+    columns: dict[str, np.ndarray],
+    described: FileDescription,
+    asked: SpaceRequest | None,
+    source: str,
+    notes: Sequence[str] = (),
+) -> RawLog:
+    """What a reader has read, its actions settled; its notes come after those of the file."""
+    settled = settle_actions(columns["actions"], asked, described.action_space, source)
+    columns["actions"] = settled.actions
+    notes = (*described.metadata.notes, *notes, *settled.notes)
+    return RawLog(columns, settled.space, dataclasses.replace(described.metadata, source=source, notes=notes))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import glob
+import os
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -27,11 +29,6 @@ def joined(folder: str, name: str) -> str:
     return f"{folder.rstrip('/')}/{name}" if is_url(folder) else str(Path(folder) / name)
 
 
-def absolute(name: str) -> str:
-    """The same file by a name that holds in any working folder."""
-    return name if is_url(name) else str(Path(name).absolute())
-
-
 def local_path(name: str) -> Path | None:
     """The path of a file of this machine, also by a URL; None for a file elsewhere."""
     if name.startswith(("file://", "local://")):
@@ -42,41 +39,32 @@ def local_path(name: str) -> Path | None:
 def exists(name: str) -> bool:
     """Whether there is a file or a folder. Raises DataError where the storage cannot be asked."""
     if not is_url(name):
-        try:
-            return Path(name).exists()
-        except (OSError, ValueError):  # a name too long, or with a zero byte
-            return False
-    with storage_faults(name):
-        system, path = _opened(name)
+        return os.path.exists(name)
+    with storage(name) as (system, path):
         return bool(system.exists(path))
 
 
 def is_folder(name: str) -> bool:
     """Whether it is a folder."""
     if not is_url(name):
-        return Path(name).is_dir()
-    with storage_faults(name):
-        system, path = _opened(name)
+        return os.path.isdir(name)
+    with storage(name) as (system, path):
         return bool(system.isdir(path))
 
 
 def listed(pattern: str) -> list[str]:
     """Files that match a pattern with ``*``, in the order of their names."""
     if not is_url(pattern):
-        import glob
-
-        return sorted(name for name in glob.glob(pattern) if Path(name).is_file())
-    with storage_faults(pattern):
-        system, path = _opened(pattern)
+        return sorted(name for name in glob.glob(pattern) if os.path.isfile(name))
+    with storage(pattern) as (system, path):
         return sorted(system.unstrip_protocol(found) for found in system.glob(path))
 
 
 def size(name: str) -> int:
     """Bytes of a file. Raises DataError."""
-    if not is_url(name):
-        with storage_faults(name):
-            return Path(name).stat().st_size
     with storage_faults(name):
+        if not is_url(name):
+            return os.path.getsize(name)
         system, path = _opened(name)
         return int(system.size(path) or 0)
 
@@ -84,15 +72,15 @@ def size(name: str) -> int:
 def read_bytes(name: str, limit: int) -> bytes:
     """At most ``limit`` bytes from the beginning of a file. Raises DataError."""
     limit = min(limit, size(name))  # a reader takes the memory it was asked to fill
-    with storage_faults(name):
-        if not is_url(name):
+    with storage_faults(name), contextlib.ExitStack() as opened:
+        if is_url(name):
+            system, path = _opened(name)
+            file = opened.enter_context(system.open(path, "rb"))
+        else:
             check_regular(Path(name))
-            with open(name, "rb") as file:
-                return file.read(limit)
-        system, path = _opened(name)
-        with system.open(path, "rb") as file:
-            content: bytes = file.read(limit)
-            return content
+            file = opened.enter_context(open(name, "rb"))
+        content: bytes = file.read(limit)
+        return content
 
 
 @contextlib.contextmanager
@@ -103,10 +91,8 @@ def local_file(name: str) -> Iterator[Path]:
         return
     with temporary_folder() as folder:
         copy = folder / Path(name).name
-        with storage_faults(name):
-            system, place = _opened(name)
-            with system.open(place, "rb") as source, copy.open("wb") as target:
-                shutil.copyfileobj(source, target, _COPIED_AT_ONCE)
+        with storage(name) as (system, place), system.open(place, "rb") as source, copy.open("wb") as target:
+            shutil.copyfileobj(source, target, _COPIED_AT_ONCE)
         yield copy
 
 
@@ -125,8 +111,7 @@ def temporary_folder() -> Iterator[Path]:
 
 def upload(path: Path, name: str) -> None:
     """Copy a file of this machine to a URL. Raises DataError."""
-    with storage_faults(name, "written"):
-        system, target = _opened(name)
+    with storage(name, "written") as (system, target):
         system.makedirs(system._parent(target), exist_ok=True)
         with path.open("rb") as source, system.open(target, "wb") as file:
             shutil.copyfileobj(source, file, _COPIED_AT_ONCE)
@@ -134,9 +119,15 @@ def upload(path: Path, name: str) -> None:
 
 def remove(name: str) -> None:
     """Remove a file at a URL. Raises DataError."""
-    with storage_faults(name, "removed"):
-        system, path = _opened(name)
+    with storage(name, "removed") as (system, path):
         system.rm_file(path)
+
+
+@contextlib.contextmanager
+def storage(name: str, done: str = "read") -> Iterator[tuple[Any, str]]:
+    """The file system of a URL, and the path in it; its faults as DataErrors."""
+    with storage_faults(name, done):
+        yield _opened(name)
 
 
 @contextlib.contextmanager
@@ -156,7 +147,6 @@ def storage_faults(name: str, done: str = "read") -> Iterator[None]:
 
 
 def _opened(name: str) -> tuple[Any, str]:
-    """The file system of a URL, and the path in it."""
     import fsspec
 
     try:

@@ -7,51 +7,55 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NoReturn
 
 import numpy as np
 
-from koffline.data.d3rlpy_dump import d3rlpy_steps
+from koffline.data.d3rlpy_dump import action_matrix, arrays_of, d3rlpy_steps
 from koffline.data.d3rlpy_import import import_d3rlpy
-from koffline.data.episodes import EpisodeArrays, join_episodes
+from koffline.data.disk.batches import BlockSampler
+from koffline.data.episodes import join_episodes
 from koffline.data.replay_views import (
     WINDOW_ROWS,
     EpisodeView,
     LazySequence,
     RowWindow,
     WindowPicker,
-    action_matrix,
     dataset_info_of,
+    stock_episode,
     transition_at,
 )
 from koffline.data.spaces import Continuous, Discrete
+from koffline.data.statistics import LogStatistics
 from koffline.data.transitions import Metadata, Transitions
 from koffline.errors import DataError, KofflineError
 
-import_d3rlpy()
-
-from d3rlpy.constants import ActionSpace  # noqa: E402
-from d3rlpy.dataset import (  # noqa: E402
-    BasicTrajectorySlicer,
-    BasicTransitionPicker,
-    DatasetInfo,
-    Episode,
-    InfiniteBuffer,
-    PartialTrajectory,
-    ReplayBuffer,
-    ReplayBufferBase,
-    TrajectoryMiniBatch,
-    Transition,
-    TransitionMiniBatch,
-)
-from d3rlpy.dataset.io import dump as dump_episodes  # noqa: E402
+d3rlpy = import_d3rlpy()
+_dataset = d3rlpy.dataset
+_DRAWN = ("observations", "actions", "rewards", "next_observations", "next_actions", "terminated")
 
 
 class ReadOnlyBufferError(KofflineError, NotImplementedError):
     """Something was to be added to a buffer that shows a finished log."""
 
 
-class ColumnarReplayBuffer(ReplayBufferBase):
+def _refuse_growth(*_: Any) -> NoReturn:
+    """Raises ReadOnlyBufferError."""
+    raise ReadOnlyBufferError(
+        "a ColumnarReplayBuffer shows a finished log and cannot grow; for online training use "
+        "koffline.data.replay.to_d3rlpy(transitions)"
+    )
+
+
+def _refuse_whole(*_: Any) -> NoReturn:
+    """Raises DataError."""
+    raise DataError(
+        "trajectories, returns-to-go and dumps need whole episodes in memory, this log stays on disk; "
+        "load it (data.lazy=false)"
+    )
+
+
+class ColumnarReplayBuffer(_dataset.ReplayBufferBase):
     """A d3rlpy replay buffer that shows ``Transitions``; it copies nothing and cannot grow.
 
     Differences from d3rlpy's own buffer, all on purpose: every row can be drawn, also the last one of an
@@ -82,7 +86,7 @@ class ColumnarReplayBuffer(ReplayBufferBase):
         """Every row that mini-batches are drawn from."""
         return self._log
 
-    def sample_transition_batch(self, batch_size: int) -> TransitionMiniBatch:
+    def sample_transition_batch(self, batch_size: int) -> Any:
         """``batch_size`` rows drawn with replacement."""
         log, rows = self._log, self._draw(batch_size)
         actions = _gather(self._actions, rows)
@@ -91,7 +95,7 @@ class ColumnarReplayBuffer(ReplayBufferBase):
             next_actions = _gather(self._actions, rows + self._goes_on.take(rows))
         if len(self._ones) != batch_size:
             self._ones = np.ones((batch_size, 1), dtype=np.float32)
-        return TransitionMiniBatch(
+        return _dataset.TransitionMiniBatch(
             observations=_gather(log.observations, rows),
             actions=actions,
             rewards=_gather(log.rewards, rows).reshape(-1, 1),
@@ -102,19 +106,19 @@ class ColumnarReplayBuffer(ReplayBufferBase):
             transitions=LazySequence(batch_size, lambda i: self._transition_with_rewards_to_go(int(rows[i]))),
         )
 
-    def sample_transition(self) -> Transition:
+    def sample_transition(self) -> Any:
         """One row."""
         row = int(self._draw(1)[0])
         return transition_at(self._log, row, self._end_of_episode(row))
 
-    def sample_trajectory(self, length: int) -> PartialTrajectory:
+    def sample_trajectory(self, length: int) -> Any:
         """``length`` steps up to a row drawn at random, padded in front where the episode is shorter."""
         episode, step = self.locate(int(self._draw(1)[0]))
         return self.trajectory_slicer(episode, step, length)
 
-    def sample_trajectory_batch(self, batch_size: int, length: int) -> TrajectoryMiniBatch:
+    def sample_trajectory_batch(self, batch_size: int, length: int) -> Any:
         """``batch_size`` such trajectories."""
-        return TrajectoryMiniBatch.from_partial_trajectories(
+        return _dataset.TrajectoryMiniBatch.from_partial_trajectories(
             [self.sample_trajectory(length) for _ in range(batch_size)]
         )
 
@@ -137,7 +141,7 @@ class ColumnarReplayBuffer(ReplayBufferBase):
         )
 
     @cached_property
-    def dataset_info(self) -> DatasetInfo:
+    def dataset_info(self) -> Any:
         """Shapes, dtypes and the declared action space."""
         return dataset_info_of(self._log)
 
@@ -153,12 +157,12 @@ class ColumnarReplayBuffer(ReplayBufferBase):
     @cached_property
     def transition_picker(self) -> Any:
         """d3rlpy's own picker where there are episodes."""
-        return BasicTransitionPicker() if self._log.has_episodes else WindowPicker()
+        return _dataset.BasicTransitionPicker() if self._log.has_episodes else WindowPicker()
 
     @cached_property
     def trajectory_slicer(self) -> Any:
         """d3rlpy's own slicer."""
-        return BasicTrajectorySlicer()
+        return _dataset.BasicTrajectorySlicer()
 
     @property
     def buffer(self) -> Any:
@@ -167,29 +171,11 @@ class ColumnarReplayBuffer(ReplayBufferBase):
 
     def dump(self, f: BinaryIO) -> None:
         """Write a dump that ``ReplayBuffer.load`` reads."""
-        dump_episodes(_stock_episodes(self._log), f)
+        _dataset.io.dump(_stock_episodes(self._log), f)
 
-    def append(self, observation: Any, action: Any, reward: Any) -> None:
-        """Raises ReadOnlyBufferError."""
-        raise _read_only("append")
-
-    def append_episode(self, episode: Any) -> None:
-        """Raises ReadOnlyBufferError."""
-        raise _read_only("append_episode")
-
-    def clip_episode(self, terminated: bool) -> None:
-        """Raises ReadOnlyBufferError."""
-        raise _read_only("clip_episode")
-
-    @classmethod
-    def from_episode_generator(cls, *args: Any, **kwargs: Any) -> ReplayBuffer:
-        """d3rlpy's own buffer, as its interface says."""
-        return ReplayBuffer.from_episode_generator(*args, **kwargs)
-
-    @classmethod
-    def load(cls, *args: Any, **kwargs: Any) -> ReplayBuffer:
-        """d3rlpy's own buffer, as its interface says; for ours use ``open_transitions``."""
-        return ReplayBuffer.load(*args, **kwargs)
+    append = append_episode = clip_episode = _refuse_growth
+    # d3rlpy's own buffers, as its interface says; for ours use open_transitions
+    load, from_episode_generator = _dataset.ReplayBuffer.load, _dataset.ReplayBuffer.from_episode_generator
 
     def _draw(self, count: int) -> np.ndarray:
         if self._thresholds is None:
@@ -206,10 +192,47 @@ class ColumnarReplayBuffer(ReplayBufferBase):
     def _episode(self, start: int) -> EpisodeView:
         return EpisodeView(self._log, slice(start, self._end_of_episode(start)))
 
-    def _transition_with_rewards_to_go(self, row: int) -> Transition:
+    def _transition_with_rewards_to_go(self, row: int) -> Any:
         if not self._log.has_episodes:
             raise DataError("returns-to-go need episodes, this log has none; use another algorithm")
         return transition_at(self._log, row, self._end_of_episode(row))
+
+
+class LazyReplayBuffer(ColumnarReplayBuffer):
+    """A d3rlpy replay buffer over a log on disk; it cannot grow.
+
+    ``sample_transition_batch`` draws from all rows through a ``BlockSampler`` (with next actions): each row
+    once in an epoch, where a buffer in memory draws with replacement. ``episodes``, ``transitions`` and all
+    that evaluators read show ``sample``, episodes that fit the memory. Trajectories, returns-to-go and dumps
+    raise DataError: they would need all rows of an episode at once.
+    """
+
+    def __init__(self, sampler: BlockSampler, sample: Transitions, statistics: LogStatistics) -> None:
+        super().__init__(sample, seed=0)
+        self._sampler, self.statistics = sampler, statistics
+        # where the draws are, going on from there with the very same ones, and closing the files
+        self.state_dict, self.load_state_dict = sampler.state_dict, sampler.load_state_dict
+        self.close = sampler.close
+
+    def sample_transition_batch(self, batch_size: int) -> Any:
+        """``batch_size`` rows, none of which comes twice in an epoch."""
+        columns = self._sampler.draw(batch_size)
+        drawn = {name: columns[name].astype(np.float32, copy=False) for name in _DRAWN}
+        for name in ("actions", "next_actions", "rewards", "terminated"):
+            drawn[name] = drawn[name].reshape(batch_size, -1)
+        return _dataset.TransitionMiniBatch(
+            terminals=drawn.pop("terminated"),
+            **drawn,
+            intervals=np.ones((batch_size, 1), dtype=np.float32),
+            transitions=LazySequence(batch_size, _refuse_whole),
+        )
+
+    sample_trajectory = sample_trajectory_batch = whole_log = dump = _refuse_whole  # type: ignore[assignment]
+
+    @property
+    def transition_count(self) -> int:
+        """Number of rows that are drawn from."""
+        return self.statistics.rows
 
 
 class _RowBuffer(LazySequence):
@@ -219,58 +242,42 @@ class _RowBuffer(LazySequence):
         super().__init__(buffer.transition_count, buffer.locate)
         self.episodes, self.transition_count = buffer.episodes, buffer.transition_count
 
-    def append(self, episode: Any, index: int) -> None:
-        raise _read_only("append")
+    append = _refuse_growth
 
 
-def to_d3rlpy(transitions: Transitions) -> ReplayBuffer:
+def to_d3rlpy(transitions: Transitions) -> Any:
     """d3rlpy's own, growable buffer with every transition of the log.
 
     An episode that did not terminate gets one step more, with reward 0, that carries its last observation;
     rows without episodes become episodes of their own. Raises DataError where a next observation inside an
     episode is not the observation of the row below.
     """
-    info = dataset_info_of(transitions)
-    return ReplayBuffer(
-        InfiniteBuffer(),
-        episodes=_stock_episodes(transitions),
-        observation_signature=info.observation_signature,
-        action_signature=info.action_signature,
-        reward_signature=info.reward_signature,
-        action_space=info.action_space,
-        action_size=info.action_size,
-    )
+    info = vars(dataset_info_of(transitions))
+    return _dataset.ReplayBuffer(_dataset.InfiniteBuffer(), episodes=_stock_episodes(transitions), **info)
 
 
-def from_d3rlpy(buffer: ReplayBufferBase) -> Transitions:
+def from_d3rlpy(buffer: Any) -> Transitions:
     """The transitions of any d3rlpy buffer; the last step of an episode that was cut has none."""
     if isinstance(buffer, ColumnarReplayBuffer):
         return buffer.whole_log()
-    columns, notes = join_episodes([_episode_arrays(e) for e in buffer.episodes], "the replay buffer")
+    episodes = []
+    for episode in buffer.episodes:
+        if not isinstance(episode.observations, np.ndarray):
+            raise DataError("the replay buffer holds tuple observations; flatten them into one array")
+        stored = episode.serialize()  # of equal length, also where a view of ours shows one step more
+        rewards = np.asarray(stored["rewards"]).reshape(-1)
+        arrays = arrays_of(stored["observations"], stored["actions"], rewards, bool(episode.terminated))
+        episodes.append(arrays)
+    columns, notes = join_episodes(episodes, "the replay buffer")
     info = buffer.dataset_info
-    is_discrete = info.action_space == ActionSpace.DISCRETE
-    if is_discrete:
-        columns["actions"] = columns["actions"].reshape(-1)
-    space = Discrete(info.action_size) if is_discrete else Continuous(info.action_size)
+    space: Discrete | Continuous = Continuous(info.action_size)
+    if info.action_space == d3rlpy.ActionSpace.DISCRETE:
+        space, columns["actions"] = Discrete(info.action_size), columns["actions"].reshape(-1)
     return Transitions(**columns, action_space=space, metadata=Metadata(notes=tuple(notes)))
 
 
-def _episode_arrays(episode: Any) -> EpisodeArrays:
-    if not isinstance(episode.observations, np.ndarray):
-        raise DataError("the replay buffer holds tuple observations; flatten them into one array")
-    stored = episode.serialize()  # of equal length, also where a view of ours shows one step more
-    rewards, over = np.asarray(stored["rewards"]).reshape(-1), bool(episode.terminated)
-    ends = np.arange(len(rewards)) == len(rewards) - 1
-    return EpisodeArrays(
-        stored["observations"], stored["actions"], rewards, ends & over, ends & (not over), {}
-    )
-
-
-def _stock_episodes(log: Transitions) -> list[Episode]:
-    return [
-        Episode(s.observations, s.actions, s.rewards.astype(np.float32), s.terminated)
-        for s in d3rlpy_steps(log)
-    ]
+def _stock_episodes(log: Transitions) -> list[Any]:
+    return [stock_episode(steps) for steps in d3rlpy_steps(log)]
 
 
 def _gather(column: np.ndarray, rows: np.ndarray) -> np.ndarray:
@@ -283,10 +290,3 @@ def _gather(column: np.ndarray, rows: np.ndarray) -> np.ndarray:
 def _cumulative(weights: np.ndarray) -> np.ndarray:
     total = np.cumsum(weights, dtype=np.float64)
     return total / total[-1]
-
-
-def _read_only(method: str) -> ReadOnlyBufferError:
-    return ReadOnlyBufferError(
-        f"ColumnarReplayBuffer.{method}: the buffer shows a finished log and cannot grow; for online "
-        "training use koffline.data.replay.to_d3rlpy(transitions)"
-    )

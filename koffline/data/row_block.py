@@ -1,21 +1,23 @@
-"""Consecutive rows of one shard of a log on disk, checked like the rows of ``Transitions``."""
+"""Consecutive rows of one shard of a log, checked like the rows of ``Transitions``."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from koffline.data import columns as checks
 from koffline.data.spaces import ActionSpace
-from koffline.data.transitions import COLUMNS
+from koffline.data.transitions import ROW_COLUMNS, Transitions
 from koffline.errors import DataError
 
-# The columns of Transitions that a block has too; steps and units are derived.
-ROW_COLUMNS = tuple(name for name in COLUMNS if name not in ("episode_ids", "steps"))
+if TYPE_CHECKING:
+    from koffline.data.disk.log import LazyTransitions
+
+__all__ = ["ROW_COLUMNS", "RowBlock"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,6 +88,20 @@ def in_whole_units(blocks: Iterable[RowBlock]) -> Iterator[RowBlock]:
         yield join_blocks(waiting)
 
 
+def blocks_of(log: Transitions | LazyTransitions, shard: int = 0) -> Iterator[RowBlock]:
+    """The blocks of a shard; a log in memory is one shard, of which nothing is copied."""
+    if not isinstance(log, Transitions):
+        yield from log.shard_blocks(shard)
+        return
+    for rows in checks.blocks(len(log)):
+        columns: dict[str, Any] = {name: column[rows] for name, column in log.columns.items()}
+        columns.pop("episode_ids", None)
+        units = np.arange(rows.start, rows.stop)
+        if log.has_episodes:
+            units = np.searchsorted(log.episode_starts, units, side="right") - 1
+        yield RowBlock(0, rows.start, units=units, **{"steps": None, **columns})
+
+
 def checked_block(
     raw: Mapping[str, np.ndarray],
     steps: np.ndarray | None,
@@ -106,8 +122,7 @@ def _check_episodes(block: RowBlock) -> None:
     if steps is None:
         return
     begins = steps[1:] == 0
-    wrong = np.where(begins, 0, steps[:-1] + 1) != steps[1:]
-    wrong |= np.diff(block.units) != begins
+    wrong = (np.where(begins, 0, steps[:-1] + 1) != steps[1:]) | (np.diff(block.units) != begins)
     if wrong.any():
         row = int(np.argmax(wrong)) + 1
         raise DataError(

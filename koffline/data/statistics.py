@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from koffline.data import columns as checks
 from koffline.data.disk.samples import Part
-from koffline.data.row_block import ROW_COLUMNS, RowBlock
+from koffline.data.row_block import RowBlock, blocks_of
 from koffline.data.transitions import Transitions
 from koffline.errors import DataError
 
@@ -18,46 +17,41 @@ if TYPE_CHECKING:
     from koffline.data.disk.log import LazyTransitions
     from koffline.jobs.mapping import PassSettings
 
+__all__ = ["blocks_of"]
+
 # float64 is a whole number of 53 bits times 2^(e − 53), with e at least −1073; all are whole at this scale.
-_MANTISSA_BITS, _HALF_BITS, _SCALE_BITS = 53, 27, 1126
+_MANTISSA_BITS, _HALF_BITS, SCALE_BITS = 53, 27, 1126
 # So many halves of a mantissa add up exactly in float64, which bincount counts in.
 _MOST_ROWS = 2**25
 
 
-class ExactSums:
-    """Sums of k columns. ``float`` of one is what ``math.fsum`` gives for the same numbers."""
-
-    def __init__(self, columns: int) -> None:
-        self._totals = [0] * columns
-
-    def add(self, values: np.ndarray) -> None:
-        """Rows (B, k) of finite numbers."""
-        for start in range(0, len(values), _MOST_ROWS):
-            for i, column in enumerate(np.asarray(values[start : start + _MOST_ROWS], dtype=np.float64).T):
-                self._totals[i] += _scaled_sum(column)
-
-    def merge(self, other: ExactSums) -> None:
-        """Add the sums of other rows."""
-        self._totals = [a + b for a, b in zip(self._totals, other._totals, strict=True)]
-
-    def values(self) -> list[float]:
-        """(k) sums, rounded once. Raises OverflowError above the largest float."""
-        return [total / (1 << _SCALE_BITS) for total in self._totals]
-
-
-def _scaled_sum(column: np.ndarray) -> int:
-    """Σ x · 2^1126 as a whole number: mantissas are added up by exponent, in two halves."""
-    fractions, exponents = np.frexp(column)
-    mantissas = np.ldexp(fractions, _MANTISSA_BITS).astype(np.int64)
-    lowest = int(exponents.min(initial=0))
-    places = exponents - lowest
+def exact_sum(column: np.ndarray) -> int:
+    """Σ x · 2^1126 of finite numbers as a whole number: mantissas are added up by exponent, in two halves."""
     total = 0
-    for halves, shift in ((mantissas >> _HALF_BITS, _HALF_BITS), (mantissas & (2**_HALF_BITS - 1), 0)):
-        sums = np.bincount(places, weights=halves)
-        for place in np.flatnonzero(sums):
-            power = lowest + int(place) - _MANTISSA_BITS + _SCALE_BITS + shift
-            total += int(sums[place]) << power
+    for start in range(0, len(column), _MOST_ROWS):
+        part = np.asarray(column[start : start + _MOST_ROWS], dtype=np.float64)
+        fractions, exponents = np.frexp(part)
+        mantissas = np.ldexp(fractions, _MANTISSA_BITS).astype(np.int64)
+        lowest = int(exponents.min(initial=0))
+        halves = (mantissas >> _HALF_BITS, _HALF_BITS), (mantissas & (2**_HALF_BITS - 1), 0)
+        for half, shift in halves:
+            sums = np.bincount(exponents - lowest, weights=half)
+            for place in np.flatnonzero(sums):
+                power = lowest + int(place) - _MANTISSA_BITS + SCALE_BITS + shift
+                total += int(sums[place]) << power
     return total
+
+
+class Tally:
+    """Counts of some rows, to which those of others can be added."""
+
+    def merge(self, other: Any) -> None:
+        """Add other rows: numbers are summed, tallies merged."""
+        for name, value in vars(other).items():
+            if isinstance(value, Tally):
+                getattr(self, name).merge(value)
+            elif value is not None:
+                setattr(self, name, getattr(self, name) + value)
 
 
 @dataclass(frozen=True)
@@ -69,45 +63,40 @@ class Spread:
     max: float
 
 
-class Spreads:
+class Spreads(Tally):
     """Least, mean and greatest of k columns of numbers; the means are rounded once, at the end."""
 
     def __init__(self, columns: int) -> None:
         self.count = 0
         self.low, self.high = np.full(columns, np.inf), np.full(columns, -np.inf)
-        self._sums = ExactSums(columns)
+        self._sums = [0] * columns
 
     def add(self, values: np.ndarray) -> None:
         """Rows (B, k)."""
-        if not len(values):
-            return
-        self.count += len(values)
-        self.low = np.minimum(self.low, values.min(axis=0))
-        self.high = np.maximum(self.high, values.max(axis=0))
-        self._sums.add(values)
+        if len(values):
+            block = Spreads(0)
+            block.count, block.low, block.high = len(values), values.min(axis=0), values.max(axis=0)
+            block._sums = [exact_sum(column) for column in values.T]
+            self.merge(block)
 
-    def merge(self, other: Spreads) -> None:
+    def merge(self, other: Any) -> None:
         """Add other rows."""
         self.count += other.count
         self.low, self.high = np.minimum(self.low, other.low), np.maximum(self.high, other.high)
-        self._sums.merge(other._sums)
+        self._sums = [a + b for a, b in zip(self._sums, other._sums, strict=True)]
 
     def spreads(self) -> tuple[Spread, ...]:
-        """(k)."""
-        means = [total / self.count for total in self._sums.values()]
-        return tuple(
-            Spread(float(low), mean, float(high))
-            for low, mean, high in zip(self.low, means, self.high, strict=True)
-        )
+        """(k). Raises OverflowError for a sum above the largest float."""
+        means = [total / (1 << SCALE_BITS) / self.count for total in self._sums]
+        return tuple(map(Spread, self.low.tolist(), means, self.high.tolist()))
 
 
-class EpisodeTally:
+class EpisodeTally(Tally):
     """Episodes of one shard after another: returns, lengths, and how they end."""
 
     def __init__(self) -> None:
-        self.returns, self.lengths = Spreads(1), Spreads(1)
+        self.returns, self.lengths, self.cuts = Spreads(1), Spreads(1), Spreads(1)
         self.unfinished = 0
-        self.shortest_cut, self.longest_cut = np.inf, -np.inf
         # of the episode that goes on in the next block: return and length so far, flags of its last row
         self._open: tuple[float, int, bool, bool] | None = None
 
@@ -133,53 +122,25 @@ class EpisodeTally:
     def end_shard(self) -> None:
         """The open episode is over."""
         if self._open is not None:
-            total, length, terminated, truncated = self._open
-            flags = np.array([terminated]), np.array([truncated])
-            self._take(np.array([total]), np.array([length]), *flags)
+            self._take(*(np.array([value]) for value in self._open))
         self._open = None
-
-    def merge(self, other: EpisodeTally) -> None:
-        """Add other episodes."""
-        self.returns.merge(other.returns)
-        self.lengths.merge(other.lengths)
-        self.unfinished += other.unfinished
-        self.shortest_cut = min(self.shortest_cut, other.shortest_cut)
-        self.longest_cut = max(self.longest_cut, other.longest_cut)
 
     @property
     def time_limit(self) -> int | None:
         """The length that all cut episodes share and none exceeds."""
-        shared = self.shortest_cut == self.longest_cut == self.lengths.high[0]
-        return int(self.longest_cut) if shared else None
+        shared = self.cuts.low[0] == self.cuts.high[0] == self.lengths.high[0]
+        return int(self.cuts.high[0]) if shared else None
 
     def _take(
         self, returns: np.ndarray, lengths: np.ndarray, terminated: np.ndarray, truncated: np.ndarray
     ) -> None:
         self.returns.add(returns[:, None])
         self.lengths.add(lengths[:, None])
+        self.cuts.add(lengths[truncated & ~terminated, None])
         self.unfinished += int(np.sum(~(terminated | truncated)))
-        cut = lengths[truncated & ~terminated].astype(np.float64)
-        self.shortest_cut = float(cut.min(initial=self.shortest_cut))
-        self.longest_cut = float(cut.max(initial=self.longest_cut))
 
 
-def blocks_of(log: Transitions | LazyTransitions, shard: int = 0) -> Iterator[RowBlock]:
-    """The blocks of a shard; a log in memory is one shard, of which nothing is copied."""
-    if not isinstance(log, Transitions):
-        yield from log.shard_blocks(shard)
-        return
-    present = {name: getattr(log, name) for name in ROW_COLUMNS}
-    columns = {name: column for name, column in present.items() if column is not None}
-    for rows in checks.blocks(len(log)):
-        picked = {name: column[rows] for name, column in columns.items()}
-        steps = None if log.steps is None else log.steps[rows]
-        units = np.arange(rows.start, rows.stop)
-        if steps is not None:
-            units = np.searchsorted(log.episode_starts, units, side="right") - 1
-        yield RowBlock(0, rows.start, steps=steps, units=units, **picked)
-
-
-class ColumnStatistics:
+class ColumnStatistics(Tally):
     """Mean, standard deviation (of the population), least and greatest of the rows (B, ...) of a column.
 
     Means and deviations are of the numbers as float32, which is what d3rlpy sees.
@@ -215,7 +176,7 @@ class ColumnStatistics:
             block.minimum, block.maximum = values.min(axis=0), values.max(axis=0)
             self.merge(block)
 
-    def merge(self, other: ColumnStatistics) -> None:
+    def merge(self, other: Any) -> None:
         """Add other rows."""
         count = self.count + other.count
         if not other.count:
@@ -228,14 +189,14 @@ class ColumnStatistics:
         self.count = count
 
 
-class LogStatistics:
+class LogStatistics(Tally):
     """The statistics of a log's columns or of one part of it, shard after shard."""
 
     def __init__(self, log: LazyTransitions) -> None:
         self.observations = ColumnStatistics(log.columns["observations"].shape)
         self.actions = ColumnStatistics(log.columns["actions"].shape)
         self.rewards = ColumnStatistics(())
-        self._episodes = EpisodeTally()
+        self.episodes = EpisodeTally()
 
     @property
     def rows(self) -> int:
@@ -245,7 +206,7 @@ class LogStatistics:
     @property
     def returns(self) -> tuple[float, float] | None:
         """The least and the greatest of the episodes; None without episodes."""
-        returns = self._episodes.returns
+        returns = self.episodes.returns
         return (float(returns.low[0]), float(returns.high[0])) if returns.count else None
 
     def add(self, block: RowBlock) -> None:
@@ -253,16 +214,7 @@ class LogStatistics:
         for name in ("observations", "actions", "rewards"):
             getattr(self, name).add(getattr(block, name))
         if block.steps is not None and len(block):
-            self._episodes.add(block)
-
-    def end_shard(self) -> None:
-        """No episode goes on in the next shard."""
-        self._episodes.end_shard()
-
-    def merge(self, other: LogStatistics) -> None:
-        """Add the rows of other shards."""
-        for name in ("observations", "actions", "rewards", "_episodes"):
-            getattr(self, name).merge(getattr(other, name))
+            self.episodes.add(block)
 
 
 def statistics_of(
@@ -274,8 +226,8 @@ def statistics_of(
     """
     from koffline.jobs.mapping import PassSettings
 
-    names = [shard.name for shard in log.shards]
-    passes, total = settings or PassSettings(), LogStatistics(log)
+    names, total = shard_names(log), LogStatistics(log)
+    passes = settings or PassSettings()
     for mapped in passes.map(_of_shard, range(len(names)), (log, part), lambda shard: names[shard]):
         if mapped.failure is None:
             total.merge(mapped.value)
@@ -284,11 +236,16 @@ def statistics_of(
     return total
 
 
+def shard_names(log: Transitions | LazyTransitions) -> list[str]:
+    """What errors call the shards; a log in memory is one."""
+    return ["the log"] if isinstance(log, Transitions) else [shard.name for shard in log.shards]
+
+
 def _of_shard(shared: tuple[LazyTransitions, Part | None], shard: int) -> LogStatistics:
     """One shard, for ``PassSettings.map``."""
     log, part = shared
     found = LogStatistics(log)
     for block in log.shard_blocks(shard):
         found.add(block if part is None else block.part(part.holds(shard, block.units)))
-    found.end_shard()
+    found.episodes.end_shard()
     return found

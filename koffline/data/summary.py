@@ -11,7 +11,7 @@ import numpy as np
 from koffline.data.raw import space_to_json
 from koffline.data.row_block import RowBlock
 from koffline.data.spaces import ActionSpace, Continuous, Discrete
-from koffline.data.statistics import EpisodeTally, Spread, Spreads, blocks_of
+from koffline.data.statistics import EpisodeTally, Spread, Spreads, Tally, blocks_of, shard_names
 from koffline.data.transitions import Transitions
 from koffline.errors import DataError, printable
 
@@ -56,29 +56,23 @@ class LogSummary:
 
     def to_json(self) -> dict[str, Any]:
         """Plain values for JSON."""
-        values = {name: getattr(self, name) for name in self.__dataclass_fields__}
-        values["action_space"] = space_to_json(self.action_space)
-        for name in ("rewards", "returns", "lengths"):
-            values[name] = None if values[name] is None else asdict(values[name])
-        if self.action_ranges is not None:
-            values["action_ranges"] = [asdict(spread) for spread in self.action_ranges]
-        values["extra"] = dict(self.extra)
+        said = {"action_space": space_to_json(self.action_space), "extra": dict(self.extra)}
+        values = {**asdict(self), **said}
         if self.shards == 1 and not self.left_out:
             del values["shards"]
         del values["left_out"]
         return values
 
 
-class LogTally:
+class LogTally(Tally):
     """Everything that a summary says about rows."""
 
     def __init__(self, space: ActionSpace, has_episodes: bool) -> None:
         self.rows = self.terminated = self.truncated = 0
         self.rewards = Spreads(1)
         self.episodes = EpisodeTally() if has_episodes else None
-        discrete = isinstance(space, Discrete)
         self.action_counts = np.zeros(space.n, dtype=np.int64) if isinstance(space, Discrete) else None
-        self.actions = None if discrete else Spreads(space.k)  # type: ignore[union-attr]
+        self.actions = Spreads(space.k) if isinstance(space, Continuous) else None
 
     def add(self, block: RowBlock) -> None:
         """The next rows of a shard."""
@@ -93,24 +87,6 @@ class LogTally:
         if self.episodes is not None:
             self.episodes.add(block)
 
-    def end_shard(self) -> None:
-        """No episode goes on in the next shard."""
-        if self.episodes is not None:
-            self.episodes.end_shard()
-
-    def merge(self, other: LogTally) -> None:
-        """Add the rows of other shards."""
-        self.rows += other.rows
-        self.terminated += other.terminated
-        self.truncated += other.truncated
-        self.rewards.merge(other.rewards)
-        if self.action_counts is not None and other.action_counts is not None:
-            self.action_counts += other.action_counts
-        if self.actions is not None and other.actions is not None:
-            self.actions.merge(other.actions)
-        if self.episodes is not None and other.episodes is not None:
-            self.episodes.merge(other.episodes)
-
 
 def summarise(
     log: Transitions | LazyTransitions, settings: PassSettings | None = None, progress: bool = False
@@ -122,31 +98,15 @@ def summarise(
     """
     from koffline.jobs.mapping import PassSettings
 
-    names = ["the log"] if isinstance(log, Transitions) else [shard.name for shard in log.shards]
-    passes, tally, left_out = settings or PassSettings(), LogTally(log.action_space, log.has_episodes), []
-    for mapped in passes.map(tally_shard, range(len(names)), log, lambda shard: names[shard], progress):
+    names, tally, left_out = shard_names(log), LogTally(log.action_space, log.has_episodes), []
+    passes = settings or PassSettings()
+    for mapped in passes.map(_tally_shard, range(len(names)), log, lambda shard: names[shard], progress):
         if mapped.failure is None:
             tally.merge(mapped.value)
         else:
             left_out.append(mapped.failure.reason)
     if not tally.rows:
         raise DataError(f"no shard can be read; the first: {left_out[0]}")
-    return _summary(log, tally, len(names) - len(left_out), tuple(left_out))
-
-
-def tally_shard(log: Transitions | LazyTransitions, shard: int) -> LogTally:
-    """The tally of one shard, for ``PassSettings.map``. Raises DataError."""
-    tally = LogTally(log.action_space, log.has_episodes)
-    for block in blocks_of(log, shard):
-        tally.add(block)
-    tally.end_shard()
-    return tally
-
-
-def _summary(
-    log: Transitions | LazyTransitions, tally: LogTally, shards: int, left_out: tuple[str, ...]
-) -> LogSummary:
-    lazy_dtype = getattr(log, "observation_dtype", None)
     episodes, counts = tally.episodes, tally.action_counts
     return LogSummary(
         source=log.metadata.source,
@@ -154,7 +114,7 @@ def _summary(
         rows=tally.rows,
         episodes=0 if episodes is None else episodes.lengths.count,
         observation_shape=log.observation_shape,
-        observation_dtype=str(lazy_dtype or log.observations.dtype),  # type: ignore[union-attr]
+        observation_dtype=str(log.columns["observations"].dtype),
         action_space=log.action_space,
         rewards=tally.rewards.spreads()[0],
         returns=None if episodes is None else episodes.returns.spreads()[0],
@@ -163,22 +123,26 @@ def _summary(
         truncated=tally.truncated,
         unfinished=0 if episodes is None else episodes.unfinished,
         time_limit=None if episodes is None else episodes.time_limit,
-        action_counts=None if counts is None else tuple(int(count) for count in counts),
+        action_counts=None if counts is None else tuple(counts.tolist()),
         action_ranges=None if tally.actions is None else tally.actions.spreads(),
-        has_log_probabilities=_has(log, "log_probabilities", "behavior_log_probabilities"),
-        has_weights=_has(log, "weights", "weights"),
+        has_log_probabilities="behavior_log_probabilities" in log.columns,
+        has_weights="weights" in log.columns,
         gamma=log.metadata.gamma,
         extra=log.metadata.extra,
         notes=log.metadata.notes,
-        shards=shards,
-        left_out=left_out,
+        shards=len(names) - len(left_out),
+        left_out=tuple(left_out),
     )
 
 
-def _has(log: Transitions | LazyTransitions, what: str, column: str) -> bool:
-    if isinstance(log, Transitions):
-        return getattr(log, column) is not None
-    return bool(getattr(log, f"has_{what}"))
+def _tally_shard(log: Transitions | LazyTransitions, shard: int) -> LogTally:
+    """One shard, for ``PassSettings.map``; a log in memory is one."""
+    tally = LogTally(log.action_space, log.has_episodes)
+    for block in blocks_of(log, shard):
+        tally.add(block)
+    if tally.episodes is not None:
+        tally.episodes.end_shard()
+    return tally
 
 
 _MOST_LINES = 12
@@ -226,26 +190,19 @@ def _lines(summary: LogSummary) -> Iterator[tuple[str, str]]:
 
 
 def _coverage(summary: LogSummary) -> Iterator[tuple[str, str]]:
+    names = summary.extra.get("action_names")  # the values that a table had
+    names = [f" ({printable(str(name))})" for name in names] if isinstance(names, list) else []
     if summary.action_counts is not None:
-        total = len(summary.action_counts)
-        shown = enumerate(summary.action_counts[:_MOST_LINES])
-        counts = [(_action_name(summary, a), f"{c} rows ({c / summary.rows:.1%})") for a, c in shown]
+        lines = [
+            (f"action {i}{names[i] if i < len(names) else ''}", f"{count} rows ({count / summary.rows:.1%})")
+            for i, count in enumerate(summary.action_counts)
+        ]
     else:
-        assert summary.action_ranges is not None
-        assert isinstance(summary.action_space, Continuous)
-        counts = [(f"action[{i}]", _text(spread)) for i, spread in enumerate(summary.action_ranges)]
-        total = len(counts)
-    yield from counts[:_MOST_LINES]
-    if total > _MOST_LINES:
-        yield "…", f"{total - _MOST_LINES} more"
-
-
-def _action_name(summary: LogSummary, action: int) -> str:
-    """With the value that the table had, where the log remembers it."""
-    names = summary.extra.get("action_names")
-    if not isinstance(names, list) or action >= len(names):
-        return f"action {action}"
-    return f"action {action} ({printable(str(names[action]))})"
+        ranges = summary.action_ranges or ()
+        lines = [(f"action[{i}]", _text(spread)) for i, spread in enumerate(ranges)]
+    yield from lines[:_MOST_LINES]
+    if len(lines) > _MOST_LINES:
+        yield "…", f"{len(lines) - _MOST_LINES} more"
 
 
 def _text(spread: Spread) -> str:

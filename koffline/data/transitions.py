@@ -5,10 +5,10 @@ from __future__ import annotations
 import copy
 import dataclasses
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -44,66 +44,48 @@ class Metadata:
         return dataclasses.replace(self, notes=(*self.notes, *notes))
 
 
-# Whatever a caller may hand over: an array or anything numpy makes one of; the constructor checks it.
-ArrayLike = Any
+if TYPE_CHECKING:
+    _Array: TypeAlias = np.ndarray
+    _Space: TypeAlias = ActionSpace
+else:  # whatever a caller hands over: the constructor checks it
+    _Array = _Space = Any
 REQUIRED_COLUMNS = ("observations", "actions", "rewards", "next_observations", "terminated", "truncated")
-OPTIONAL_COLUMNS = ("episode_ids", "steps", "behavior_log_probabilities", "weights")
-COLUMNS = REQUIRED_COLUMNS + OPTIONAL_COLUMNS
+# The columns that blocks of rows have too; their ``episode_ids`` and ``steps`` are counted.
+ROW_COLUMNS = (*REQUIRED_COLUMNS, "behavior_log_probabilities", "weights")
+COLUMNS = (*REQUIRED_COLUMNS, "episode_ids", "steps", "behavior_log_probabilities", "weights")
 
 
-@dataclass(frozen=True, eq=False, repr=False, init=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Transitions:
     """N logged transitions (s, a, r, s') as read-only columns.
 
-    Arrays of a fitting dtype are adopted without a copy: do not write into them afterwards. A row may be
-    ``terminated`` (the world ended: no future value), ``truncated`` (recording stopped: the future goes on,
-    ``next_observations`` holds the state reached), both (terminated wins), or neither. With ``episode_ids``
-    the rows of an episode are contiguous and in time order, ``steps`` count them 0, 1, 2, … and only its
-    last row may be terminated or truncated; without ids every row stands alone. Given only ``steps``, an
-    episode begins wherever they are 0.
+    Arrays of a fitting dtype are adopted without a copy: do not write into them afterwards; whatever numpy
+    makes an array of is cast exactly. A row may be ``terminated`` (the world ended: no future value),
+    ``truncated`` (recording stopped: the future goes on, ``next_observations`` holds the state reached), both
+    (terminated wins), or neither. With ``episode_ids`` the rows of an episode are contiguous and in time
+    order, ``steps`` count them 0, 1, 2, … and only its last row may be terminated or truncated; without ids
+    every row stands alone. Given only ``steps``, an episode begins wherever they are 0.
 
     Shapes: observations and next_observations (N, ...) float32, float64 or uint8; actions (N,) int64 or
     (N, k) float; all else (N,). Raises DataError naming the column, the row and the remedy.
     """
 
-    observations: np.ndarray
-    actions: np.ndarray
-    rewards: np.ndarray
-    next_observations: np.ndarray
-    terminated: np.ndarray
-    truncated: np.ndarray
-    action_space: ActionSpace
-    episode_ids: np.ndarray | None
-    steps: np.ndarray | None
-    behavior_log_probabilities: np.ndarray | None
-    weights: np.ndarray | None
-    metadata: Metadata
+    observations: _Array
+    actions: _Array
+    rewards: _Array
+    next_observations: _Array
+    terminated: _Array
+    truncated: _Array
+    action_space: _Space
+    episode_ids: _Array | None = None
+    steps: _Array | None = None
+    behavior_log_probabilities: _Array | None = None
+    weights: _Array | None = None
+    metadata: Metadata = field(default_factory=Metadata)
 
-    def __init__(
-        self,
-        observations: ArrayLike,
-        actions: ArrayLike,
-        rewards: ArrayLike,
-        next_observations: ArrayLike,
-        terminated: ArrayLike,
-        truncated: ArrayLike,
-        action_space: Any,
-        episode_ids: ArrayLike | None = None,
-        steps: ArrayLike | None = None,
-        behavior_log_probabilities: ArrayLike | None = None,
-        weights: ArrayLike | None = None,
-        metadata: Metadata | None = None,
-    ) -> None:
-        needed = (observations, actions, rewards, next_observations, terminated, truncated)
-        optional = (episode_ids, steps, behavior_log_probabilities, weights)
-        given = dict(zip(REQUIRED_COLUMNS, needed, strict=True))
-        present = zip(OPTIONAL_COLUMNS, optional, strict=True)
-        given |= {name: values for name, values in present if values is not None}
-        checked = _checked_columns(given, action_space)
-        for name in COLUMNS:
-            object.__setattr__(self, name, columns.read_only(checked[name]) if name in checked else None)
-        object.__setattr__(self, "action_space", action_space)
-        object.__setattr__(self, "metadata", Metadata() if metadata is None else metadata)
+    def __post_init__(self) -> None:
+        kept = [name for name in COLUMNS if name in REQUIRED_COLUMNS or getattr(self, name) is not None]
+        self._set(_checked_columns({name: getattr(self, name) for name in kept}, self.action_space))
 
     def __len__(self) -> int:
         return len(self.rewards)
@@ -114,6 +96,11 @@ class Transitions:
         return f"Transitions({counted(len(self), 'row')}, {episodes}, {shape}, {self.action_space})"
 
     @property
+    def columns(self) -> dict[str, np.ndarray]:
+        """The columns this log has, by name."""
+        return {name: getattr(self, name) for name in COLUMNS if getattr(self, name) is not None}
+
+    @property
     def observation_shape(self) -> tuple[int, ...]:
         """Shape of one observation."""
         return tuple(self.observations.shape[1:])
@@ -121,7 +108,7 @@ class Transitions:
     @property
     def row_bytes(self) -> int:
         """Bytes of one row in memory."""
-        return sum(column.nbytes for column in self._columns().values()) // len(self)
+        return sum(column.nbytes for column in self.columns.values()) // len(self)
 
     @property
     def has_episodes(self) -> bool:
@@ -187,7 +174,7 @@ class Transitions:
         the selected rows stand alone, without episodes. Raises DataError for no rows or rows out of range.
         """
         chosen = columns.row_indices(rows, len(self))
-        picked = {name: array[chosen] for name, array in self._columns().items()}
+        picked = {name: array[chosen] for name, array in self.columns.items()}
         if self.episode_ids is not None and not keeps_episodes(picked["episode_ids"], picked["steps"]):
             picked["episode_ids"] = picked["steps"] = None
         return self._trusted(picked)
@@ -200,7 +187,7 @@ class Transitions:
         lengths, starts = self.episode_lengths[chosen], self.episode_starts[chosen]
         steps = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
         rows = np.repeat(starts, lengths) + steps
-        picked = {name: array[rows] for name, array in self._columns().items()}
+        picked = {name: array[rows] for name, array in self.columns.items()}
         picked["episode_ids"] = np.repeat(np.arange(len(chosen)), lengths)
         return self._trusted(picked)
 
@@ -211,7 +198,7 @@ class Transitions:
     def with_metadata(self, metadata: Metadata) -> Transitions:
         """The same rows with other metadata; nothing is copied or checked again."""
         changed = copy.copy(self)
-        object.__setattr__(changed, "metadata", metadata)
+        vars(changed)["metadata"] = metadata
         return changed
 
     @cached_property
@@ -221,43 +208,48 @@ class Transitions:
         Covers values (as float64, except uint8), shapes, flags and where episodes begin; not the names of
         episodes, the declared action space or the metadata.
         """
-        digest = hashlib.sha256()
-        hashed = self._columns()
-        hashed.pop("episode_ids", None)
-        for name in sorted(hashed):
-            array = hashed[name]
-            digest.update(f"{name}{array.shape}{array.dtype.kind};".encode())
-            for block in columns.blocks(len(array)):
-                part = array[block]
-                part = part.astype("<f8") if part.dtype.kind == "f" else part
-                digest.update(np.ascontiguousarray(part, dtype=part.dtype.newbyteorder("<")).data)
-        return digest.hexdigest()
-
-    def _columns(self) -> dict[str, np.ndarray]:
-        """The columns this log has, by name."""
-        return {name: getattr(self, name) for name in COLUMNS if getattr(self, name) is not None}
+        return digest_columns(
+            (name, array.shape, array.dtype, (array[block] for block in columns.blocks(len(array))))
+            for name, array in sorted(self.columns.items())
+            if name != "episode_ids"
+        )
 
     @classmethod
     def of_checked(cls, checked: Mapping[str, Any], space: ActionSpace) -> Transitions:
         """Whole episodes (or rows that stand alone) from columns that were checked when they were read."""
         steps = checked.get("steps")
         ids = None if steps is None else np.cumsum(steps == 0) - 1
-        made = object.__new__(cls)
-        object.__setattr__(made, "action_space", space)
-        object.__setattr__(made, "metadata", Metadata())
-        return made._trusted({**checked, "episode_ids": ids}, weighted=False)
+        return cls._of({**checked, "episode_ids": ids}, space, Metadata())
 
-    def _trusted(self, picked: Mapping[str, np.ndarray | None], weighted: bool = True) -> Transitions:
-        """Rows of a valid log are valid: no second check."""
-        selected = object.__new__(Transitions)
-        for name in COLUMNS:
-            column = picked.get(name)
-            object.__setattr__(selected, name, None if column is None else columns.read_only(column))
-        object.__setattr__(selected, "action_space", self.action_space)
-        object.__setattr__(selected, "metadata", self.metadata)
-        if weighted and selected.weights is not None:  # a selection may be left without any
+    def _trusted(self, picked: Mapping[str, np.ndarray | None]) -> Transitions:
+        """Rows of a valid log are valid, but may be left without any weight."""
+        selected = self._of(picked, self.action_space, self.metadata)
+        if selected.weights is not None:
             columns.check_some_weight(selected.weights)
         return selected
+
+    @classmethod
+    def _of(cls, checked: Mapping[str, Any], space: ActionSpace, metadata: Metadata) -> Transitions:
+        made = object.__new__(cls)
+        vars(made).update(action_space=space, metadata=metadata)
+        made._set(checked)
+        return made
+
+    def _set(self, checked: Mapping[str, np.ndarray | None]) -> None:
+        for name in COLUMNS:
+            column = checked.get(name)
+            vars(self)[name] = None if column is None else columns.read_only(column)
+
+
+def digest_columns(hashed: Iterable[tuple[str, tuple[int, ...], Any, Iterable[np.ndarray]]]) -> str:
+    """Hex digest of columns in the order given: name, shape and dtype of each, and its rows in parts."""
+    digest = hashlib.sha256()
+    for name, shape, dtype, parts in hashed:
+        kept = np.dtype("<f8") if dtype.kind == "f" else dtype.newbyteorder("<")
+        digest.update(f"{name}{shape}{dtype.kind};".encode())
+        for part in parts:
+            digest.update(np.ascontiguousarray(part, dtype=kept).data)
+    return digest.hexdigest()
 
 
 def _checked_columns(given: Mapping[str, Any], space: Any) -> dict[str, np.ndarray]:
@@ -266,34 +258,26 @@ def _checked_columns(given: Mapping[str, Any], space: Any) -> dict[str, np.ndarr
         raise DataError(
             f"action_space is {space!r}; declare koffline.Discrete(n) or koffline.Continuous(k, low, high)"
         )
-    _check_lengths({name: columns.as_array(name, values) for name, values in given.items()})
+    sizes = {name: columns.as_array(name, values).shape for name, values in given.items()}
+    for name, shape in sizes.items():
+        if not shape:
+            raise DataError(f"{name} is a single value, {given[name]}; give one row per transition")
+        if shape[0] != sizes["observations"][0]:
+            raise DataError(
+                f"{name} has {shape[0]} rows, observations {sizes['observations'][0]}; re-export the log "
+                "with equal lengths"
+            )
+    if not sizes["observations"][0]:
+        raise DataError("the log has no rows; give at least one transition")
     checked = columns.row_columns(given, space)
-    _check_observation_shapes(checked["observations"], checked["next_observations"])
+    if sizes["observations"] != sizes["next_observations"]:
+        raise DataError(
+            f"next_observations has shape {sizes['next_observations']}, observations "
+            f"{sizes['observations']}; re-export the log with equal shapes"
+        )
     if "weights" in checked:
         columns.check_some_weight(checked["weights"])
     if "episode_ids" in given or "steps" in given:
-        checked.update(episode_columns(given.get("episode_ids"), given.get("steps")))
+        checked |= episode_columns(given.get("episode_ids"), given.get("steps"))
         check_flags_end_episodes(checked)
     return checked
-
-
-def _check_lengths(given: Mapping[str, np.ndarray]) -> None:
-    for name, array in given.items():
-        if array.ndim == 0:
-            raise DataError(f"{name} is a single value, {array}; give one row per transition")
-    expected = len(given["observations"])
-    for name, array in given.items():
-        if len(array) != expected:
-            raise DataError(
-                f"{name} has {len(array)} rows, observations {expected}; re-export the log with equal lengths"
-            )
-    if expected == 0:
-        raise DataError("the log has no rows; give at least one transition")
-
-
-def _check_observation_shapes(observations: np.ndarray, next_observations: np.ndarray) -> None:
-    if observations.shape != next_observations.shape:
-        raise DataError(
-            f"next_observations has shape {next_observations.shape}, observations {observations.shape}; "
-            "re-export the log with equal shapes"
-        )

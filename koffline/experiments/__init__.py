@@ -8,3 +8,6 @@ DESCRIPTIONS = {
     "figure-mujoco": "Trust-PCL with four critics on six MuJoCo environments, searches and noise (hours)",
     "claims": "the paper's empirical sentences beside our measurements (runs all but figure-mujoco)",
 }
+ENVIRONMENTS = ("Swimmer", "InvertedDoublePendulum", "Ant", "InvertedPendulum", "Walker2d", "HalfCheetah")
+"""Of figure-mujoco, in the order of the paper's panels."""
+PARTS = ("search", "final", "noise", "paper-search", "paper")

@@ -7,48 +7,47 @@ run continue where it was.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import Float, Int, Shaped
+from torch import Tensor, nn
 
 from koffline.batches import ReplicaPlan
 from koffline.dual_objectives import DualObjective
-from koffline.errors import ConfigError
-from koffline.experiments.problem import Problem, ProblemSettings, build_problem
-from koffline.experiments.value_networks import NAMES, Metrics, held_out_kernel_loss, offset_networks
+from koffline.experiments.problem import (
+    GAMMA,
+    MEASURES,
+    Metrics,
+    Problem,
+    ProblemSettings,
+    build_problem,
+    held_out_kernel_loss,
+)
+from koffline.experiments.results import is_archive, reading_result
 from koffline.fitting import Checkpointing, FitSettings, Progress, fit
-from koffline.jobs import Job
+from koffline.jobs import Job, run_jobs
 from koffline.objectives import Objective
-from koffline.replicas import StackedMLP
+from koffline.replicas import StackedMLP, StackedModule
 from koffline.store.files import atomic_file
 from koffline.untrusted.arrays import read_arrays
 
 FORMAT = 2  # of the files; part of the digest
 LAST_RECORDS = 5  # averaged into the final number of a seed: a single record of a noisy curve is luck
-_FAR = 10.0
-
 EPOCHS = {"puddle_world": 2000, "cart_pole": 2000, "mountain_car": 3000}  # (Feng et al. 2019, sec:exp_eval)
-_QUICK_SHARE = 20  # of the epochs
-_QUICK_SEEDS = 3
 TRUTHS = {"paper": "mse_paper", "monte_carlo": "mse_monte_carlo"}
-_NUMBERS = ("paper_noise", "value_variance", "largest_return", "seconds")
-_COLUMNS = ("epochs", "learning_rates", "diverged_at", "held_out")
+_FAR = 10.0
+_QUICK_SHARE, _QUICK_SEEDS = 20, 3  # of the epochs
 
 
 @dataclass(frozen=True)
 class TrainingSettings:
-    """The paper's, but for the reward scale: rewards are divided by the world's times ``reward_factor``.
-
-    offset: the network gets a learned output offset b/(1−γ) of its own (slower: any torch module).
-    (Feng et al. 2019, sec:exp_eval)
-    """
+    """The paper's, but for the reward scale: rewards are divided by the world's times ``reward_factor``."""
 
     learning_rates: tuple[float, ...] = (0.003, 0.001, 0.0003)
     seeds: int = 10
@@ -57,11 +56,7 @@ class TrainingSettings:
     hidden: tuple[int, ...] = (80,)
     probe_every: int = 20  # epochs
     reward_factor: float = 1.0
-    offset: bool = False
-
-    def __post_init__(self) -> None:
-        if min(self.seeds, self.epochs, self.batch_size, self.probe_every) < 1 or not self.learning_rates:
-            raise ConfigError(f"{self} cannot be trained; give positive numbers and a learning rate")
+    offset: bool = False  # of the network's output, b/(1−γ), learned
 
 
 @dataclass(frozen=True)
@@ -71,20 +66,16 @@ class Scale:
     quick: bool = False
     seed: int = 0
 
-    def __post_init__(self) -> None:
-        if self.seed < 0:
-            raise ConfigError(f"seed is {self.seed}; give a number that is not negative")
-
     def problem(self, world: str) -> ProblemSettings:
         """The world's problem; fewer rollouts for the truth of a quick run."""
         return ProblemSettings(world, truth_repeats=20 if self.quick else 200, seed=self.seed)
 
     def training(self, world: str) -> TrainingSettings:
         """The paper's settings for the world."""
-        whole = TrainingSettings(epochs=EPOCHS[world])
-        if not self.quick:
-            return whole
-        return replace(whole, epochs=EPOCHS[world] // _QUICK_SHARE, seeds=_QUICK_SEEDS, probe_every=5)
+        if self.quick:
+            epochs = EPOCHS[world] // _QUICK_SHARE
+            return TrainingSettings(epochs=epochs, seeds=_QUICK_SEEDS, probe_every=5)
+        return TrainingSettings(epochs=EPOCHS[world])
 
 
 @dataclass(frozen=True)
@@ -99,8 +90,7 @@ class Cell:
     @property
     def name(self) -> str:
         """Short and unique: world, method and a digest of all settings."""
-        digest = hashlib.sha256(repr((FORMAT, self)).encode()).hexdigest()[:12]
-        return f"{self.problem.world}-{self.method}-{digest}"
+        return f"{self.problem.world}-{self.method}-{_digest(self)}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,11 +111,75 @@ class CellResult:
     largest_return: float  # largest |V| that the log's rewards allow: max |r| / (1 − γ)
     seconds: float
 
+    def final(self, curve: str) -> Float[np.ndarray, "rate seed"]:
+        """Mean of the last records of a curve, per learning rate and seed; NaN after a divergence."""
+        return self.curves[curve][-LAST_RECORDS:].mean(axis=0, dtype=np.float64)
+
+    def best_by_truth(self, truth: str) -> int:
+        """Index of the learning rate with the smallest mean error against a truth: the paper's rule.
+
+        Rates with a diverged seed lose against any other. (Feng et al. 2019, sec:exp_eval)
+        """
+        return _smallest(self.final(TRUTHS[truth]))
+
+    def best_without_truth(self) -> int:
+        """Index of the learning rate with the smallest kernel loss on tuples that were kept aside."""
+        return _smallest(self.held_out)
+
+    def best_errors(self) -> Float[np.ndarray, " seed"]:
+        """Errors against Monte Carlo at the best learning rate."""
+        return self.final(TRUTHS["monte_carlo"])[self.best_by_truth("monte_carlo")]
+
+    def diverged(self) -> Shaped[np.ndarray, "rate seed"]:
+        """Whether a number stopped being finite, or V grew to ten times any return that the rewards allow."""
+        largest = np.nan_to_num(self.curves["largest_value"], nan=0.0, posinf=np.inf).max(axis=0)
+        return (self.diverged_at >= 0) | (largest > _FAR * self.largest_return)
+
+
+Finished = Sequence[tuple[Cell, CellResult]]
+
+
+def _smallest(errors: Shaped[np.ndarray, "rate seed"]) -> int:
+    means = errors.mean(axis=1)
+    return int(np.where(np.isfinite(means), means, np.inf).argmin())
+
+
+@dataclass(frozen=True)
+class Run:
+    """One call of `koffline reproduce`. request: what of figure-mujoco; None is all."""
+
+    name: str
+    folder: Path
+    scale: Scale
+    workers: int = 1
+    ray: str | None = None
+    command: str = ""
+    force: bool = False
+    request: Any = None
+
+    @property
+    def cells_folder(self) -> Path:
+        """Where finished cells are kept for a resumed run and for other experiments."""
+        return self.folder / "cells"
+
+    def work_off(self, jobs: Sequence[Job]) -> None:
+        """Run the jobs whose files are not there."""
+        run_jobs(jobs, workers=self.workers, ray=self.ray)
+
+    def train(self, cells: Sequence[Cell]) -> Finished:
+        """Problems first, then the cells; both from their files where they are there."""
+        for jobs in cell_jobs(cells, self.cells_folder):
+            self.work_off(jobs)
+        return [(cell, read_cell(cell_path(cell, self.cells_folder))) for cell in cells]
+
+
+def _digest(settings: Cell | ProblemSettings) -> str:
+    return hashlib.sha256(repr((FORMAT, settings)).encode()).hexdigest()[:12]
+
 
 def problem_path(settings: ProblemSettings, folder: Path) -> Path:
     """Where the arrays of a problem are kept."""
-    digest = hashlib.sha256(repr((FORMAT, settings)).encode()).hexdigest()[:12]
-    return folder / f"problem-{settings.world}-{digest}.npz"
+    return folder / f"problem-{settings.world}-{_digest(settings)}.npz"
 
 
 def cell_path(cell: Cell, folder: Path) -> Path:
@@ -135,18 +189,13 @@ def cell_path(cell: Cell, folder: Path) -> Path:
 
 def cell_jobs(cells: Sequence[Cell], folder: Path) -> tuple[list[Job], list[Job]]:
     """Jobs that build the problems of the cells, and those that train the cells."""
-    settings = dict.fromkeys(cell.problem for cell in cells)
     problems = [
-        Job(f"truth of {s.world}", write_problem, (s,), problem_path(s, folder), _is_archive)
-        for s in settings
+        Job(f"truth of {s.world}", write_problem, (s,), problem_path(s, folder), is_archive)
+        for s in dict.fromkeys(cell.problem for cell in cells)
     ]
     training = [
         Job(
-            f"{cell.method} on {cell.problem.world}",
-            write_cell,
-            (cell,),
-            cell_path(cell, folder),
-            _is_archive,
+            f"{cell.method} on {cell.problem.world}", write_cell, (cell,), cell_path(cell, folder), is_archive
         )
         for cell in dict.fromkeys(cells)
     ]
@@ -162,18 +211,15 @@ def write_problem(path: Path, settings: ProblemSettings) -> None:
 
 def write_cell(path: Path, cell: Cell, progress: Progress | None = None) -> None:
     """Train all replicas of a cell and write the result; the problem's file is made where it is missing."""
-    store = problem_path(cell.problem, path.parent)
-    if not _is_archive(store):
+    store, checkpoint = problem_path(cell.problem, path.parent), path.with_suffix(".partial")
+    if not is_archive(store):
         write_problem(store, cell.problem)
     with reading_result(store):
         problem = Problem.load(store, cell.problem)
-    checkpoint = path.with_suffix(".partial")
-    result = _train(cell, problem, checkpoint, progress)
-    arrays = {f"curve.{name}": curve for name, curve in result.curves.items()}
-    arrays |= {name: np.asarray(part) for name, part in vars(result).items() if name != "curves"}
-    arrays["name"] = np.asarray(cell.name)
+    result = vars(_train(cell, problem, checkpoint, progress))
+    arrays = {f"curve.{name}": curve for name, curve in result.pop("curves").items()}
     with atomic_file(path, force=True) as temporary, temporary.open("wb") as file:
-        np.savez(file, **arrays)  # type: ignore[arg-type]
+        np.savez(file, **arrays, **result, name=np.asarray(cell.name))
     checkpoint.unlink(missing_ok=True)
 
 
@@ -181,9 +227,9 @@ def read_cell(path: Path) -> CellResult:
     """The result of a cell. Raises ConfigError for a file that is damaged."""
     with reading_result(path):
         arrays = read_arrays(path)
-        curves = {name[6:]: array for name, array in arrays.items() if name.startswith("curve.")}
-        parts: dict[str, Any] = {name: float(arrays[name]) for name in _NUMBERS}
-        parts |= {name: arrays[name] for name in _COLUMNS}
+        arrays.pop("name", None)
+        curves = {name[6:]: arrays.pop(name) for name in list(arrays) if name.startswith("curve.")}
+        parts: Any = {name: array if array.ndim else float(array) for name, array in arrays.items()}
         return CellResult(curves=curves, **parts)
 
 
@@ -192,102 +238,61 @@ def _train(cell: Cell, problem: Problem, checkpoint: Path, progress: Progress | 
     plan = ReplicaPlan.grid(range(settings.seeds), settings.learning_rates)
     table = problem.log.table(problem.world, scale)
     per_epoch = max(1, len(table) // settings.batch_size)
-    metrics = Metrics(problem, scale)
-    network: Any = (
-        offset_networks(settings.hidden, plan.batch_seeds)
-        if settings.offset
-        else StackedMLP.initialise((2, *settings.hidden, 1), plan.batch_seeds)
-    )
     every = settings.probe_every * per_epoch
-    steps = settings.epochs * per_epoch
+    network: Any = StackedMLP.initialise((2, *settings.hidden, 1), plan.batch_seeds)
     record = fit(
         table,
-        network,
+        _with_offsets(network) if settings.offset else network,
         cell.objective,
         plan,
-        FitSettings(steps=steps, batch_size=settings.batch_size, record_every=per_epoch),
-        probe=metrics,
+        FitSettings(settings.epochs * per_epoch, settings.batch_size, record_every=per_epoch),
+        probe=Metrics(problem, scale),
         probe_every=every,
         progress=progress,
         checkpoint=Checkpointing(checkpoint, every=max(every, 5000)),
     )
     grid = (settings.seeds, len(settings.learning_rates))
-    seen = torch.stack(record.probes).numpy().reshape(-1, *grid, len(NAMES)).transpose(0, 2, 1, 3)
-    curves = {name: seen[..., index].astype(np.float32) for index, name in enumerate(NAMES)}
-    curves["objective"] = _objective_curve(record.losses.numpy(), record.loss_steps, record.probe_steps, grid)
-    curves["objective"] *= np.float32(scale**2)
-    bound = float(np.abs(problem.log.rewards).max()) / (1.0 - 0.98)
+    seen = torch.stack(record.probes).numpy().reshape(-1, *grid, len(MEASURES)).transpose(3, 0, 2, 1)
+    curves = {name: curve.astype(np.float32) for name, curve in zip(MEASURES, seen, strict=True)}
+    ends = np.searchsorted(record.loss_steps, record.probe_steps, side="right")
+    means = [part.mean(axis=0) for part in np.split(record.losses.numpy(), ends)[:-1]]
+    objective = np.stack(means).reshape(-1, *grid).transpose(0, 2, 1).astype(np.float32)
     diverged = [-1 if step is None else step for step in record.diverged_at]
-    held_out = held_out_kernel_loss(problem, record.network, scale)
     return CellResult(
         epochs=np.asarray(record.probe_steps) // per_epoch,
         learning_rates=np.asarray(settings.learning_rates),
-        curves=curves,
+        curves={**curves, "objective": objective * np.float32(scale**2)},
         diverged_at=np.asarray(diverged).reshape(grid).T,
-        held_out=held_out.reshape(grid).T,
+        held_out=held_out_kernel_loss(problem, record.network, scale).reshape(grid).T,
         paper_noise=float(np.mean((problem.paper.values - problem.monte_carlo.values) ** 2)),
         value_variance=problem.monte_carlo.variance,
-        largest_return=bound,
+        largest_return=float(np.abs(problem.log.rewards).max()) / (1.0 - GAMMA),
         seconds=record.seconds,
     )
 
 
-def _objective_curve(
-    losses: np.ndarray, loss_steps: tuple[int, ...], probe_steps: tuple[int, ...], grid: tuple[int, int]
-) -> np.ndarray:
-    """Mean of the losses recorded since the last probe, (T, L, S)."""
-    ends = np.searchsorted(loss_steps, probe_steps, side="right")
-    starts = np.concatenate([[0], ends[:-1]])
-    means = [losses[start:end].mean(axis=0) for start, end in zip(starts, ends, strict=True)]
-    return np.stack(means).reshape(-1, *grid).transpose(0, 2, 1).astype(np.float32)
+class _OffsetNetwork(nn.Module):
+    """V(s) = net(s) + b / (1 − γ): the layers of a StackedMLP's replica, and b from zero on."""
+
+    def __init__(self, layers: Sequence[tuple[Tensor, Tensor]]) -> None:
+        super().__init__()
+        self.weights = nn.ParameterList([weight.clone() for weight, _ in layers])
+        self.biases = nn.ParameterList([bias.squeeze(0).clone() for _, bias in layers])
+        self.offset = nn.Parameter(torch.zeros(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(N, d) -> (N, 1)."""
+        *below, (top, bias) = list(zip(self.weights, self.biases, strict=True))
+        for weight, shift in below:
+            x = torch.relu(x @ weight + shift)
+        return x @ top + bias + self.offset / (1.0 - GAMMA)
 
 
-@contextlib.contextmanager
-def reading_result(path: Path) -> Iterator[None]:
-    """Whatever is wrong with a file of results is a ConfigError."""
-    try:
-        yield
-    except Exception as error:  # numpy and zipfile raise many kinds; all mean that the file is not ours
-        raise ConfigError(
-            f"{path} is damaged or of another version ({type(error).__name__}); delete it and run again"
-        ) from None
+def _with_offsets(start: StackedMLP) -> StackedModule:
+    """A gradient step then moves the mean of V as fast as its shape.
 
-
-def _is_archive(path: Path) -> bool:
-    """Whether a whole .npz of that name lies there; half a file or another's is computed again."""
-    try:
-        arrays = read_arrays(path, ("name",))
-    except Exception:  # numpy and zipfile raise many kinds; all mean that the file is not ours
-        return False
-    return "name" not in arrays or str(arrays["name"]) == path.stem
-
-
-def final_values(result: CellResult, curve: str) -> Float[np.ndarray, "rate seed"]:
-    """Mean of the last records of a curve, per learning rate and seed; NaN after a divergence."""
-    return result.curves[curve][-LAST_RECORDS:].mean(axis=0, dtype=np.float64)
-
-
-def best_rate_by_truth(result: CellResult, truth: str) -> int:
-    """Index of the learning rate with the smallest mean error against a truth: the paper's rule.
-
-    Rates with a diverged seed lose against any other. (Feng et al. 2019, sec:exp_eval)
+    Along that direction a residual changes by only (1 − γ).
     """
-    return _smallest(final_values(result, TRUTHS[truth]).mean(axis=1))
-
-
-def best_rate_without_truth(result: CellResult) -> int:
-    """Index of the learning rate with the smallest kernel loss on tuples that were kept aside."""
-    return _smallest(result.held_out.mean(axis=1))
-
-
-def diverged_seeds(result: CellResult) -> Shaped[np.ndarray, "rate seed"]:
-    """Whether a number stopped being finite, or V grew to ten times any return that the rewards allow."""
-    with np.errstate(invalid="ignore"):
-        beyond = np.nanmax(
-            np.where(np.isnan(result.curves["largest_value"]), 0.0, result.curves["largest_value"]), axis=0
-        )
-    return (result.diverged_at >= 0) | (beyond > _FAR * result.largest_return)
-
-
-def _smallest(means: Shaped[np.ndarray, " rate"]) -> int:
-    return int(np.where(np.isfinite(means), means, np.inf).argmin())
+    layers = start.layers(start.flat)
+    replicas = [[(weight[r], bias[r]) for weight, bias in layers] for r in range(start.replicas)]
+    return StackedModule([_OffsetNetwork(replica) for replica in replicas])

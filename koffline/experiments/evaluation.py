@@ -8,100 +8,90 @@ dashed line. (Feng et al. 2019, fig:pol_demo, fig:pol_bench)
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
+from koffline import objectives
 from koffline.dual_objectives import DualObjective, GradientTD2, SaddlePoint
-from koffline.experiments.cells import (
-    TRUTHS,
-    Cell,
-    CellResult,
-    Scale,
-    best_rate_by_truth,
-    best_rate_without_truth,
-    diverged_seeds,
-    final_values,
-)
+from koffline.experiments import style
+from koffline.experiments.cells import TRUTHS, Cell, CellResult, Finished, Run, Scale
 from koffline.experiments.results import Correlation, Curves, Results, Row
 from koffline.experiments.statistics import mean_over_seeds, spearman_over_seeds
-from koffline.experiments.style import (
-    COLOURS,
-    INK,
-    LOSSES,
-    METHODS,
-    SOFT,
-    WORLD_NAMES,
-    Band,
-    draw_curve,
-    house_style,
-    log_limits,
-    mark_beyond,
-    mark_divergences,
-    method_legend,
-    tidy_log_ticks,
-)
 from koffline.kernels import Gaussian
-from koffline.objectives import FittedIteration, KernelLoss, Objective, ResidualGradient, TemporalDifference
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-
-OBJECTIVES: dict[str, Objective | DualObjective] = {
-    "td0": TemporalDifference(),
-    "fvi": FittedIteration(),
-    "rg": ResidualGradient(),
+OBJECTIVES: dict[str, objectives.Objective | DualObjective] = {
+    "td0": objectives.TemporalDifference(),
+    "fvi": objectives.FittedIteration(),
+    "rg": objectives.ResidualGradient(),
     "gtd2": GradientTD2(),
     "sbeed": SaddlePoint(),
-    "kloss": KernelLoss(Gaussian(0.5)),  # (Feng et al. 2019, sec:exp_eval)
+    "kloss": objectives.KernelLoss(Gaussian(0.5)),  # (Feng et al. 2019, sec:exp_eval)
 }
 WORLDS = {"figure-puddle": ("puddle_world",), "figure-bench": ("cart_pole", "mountain_car")}
 MINIMISERS = {"kloss": "kloss", "l2": "rg"}  # of each loss: the method that minimises it
 LOSS_CURVES = {"kloss": "kernel_loss", "l2": "l2_loss"}
 ERRORS = {"mse": "mse_monte_carlo", "bellman_error": "bellman_error"}
-
-Finished = Sequence[tuple[Cell, CellResult]]
+_SLOW_FIRST = ("sbeed", "gtd2", "kloss", "rg", "td0", "fvi")
 # Errors of an unstable run may be a billion: the axes end at this many times the variance of V.
 _WIDEST = 30.0
 _MOST_POINTS = 1500
 _PAPER = (0, (4, 2))
 
 
+def collect_evaluation(run: Run) -> tuple[dict[str, Any], Curves]:
+    """Parts of the results and the curves."""
+    finished = run.train(evaluation_cells(WORLDS[run.name], run.scale))
+    return parts_of(finished), curves_of(finished)
+
+
 def evaluation_cells(worlds: Sequence[str], scale: Scale) -> list[Cell]:
     """One cell per world and method, the slow ones first."""
-    order = ("sbeed", "gtd2", "kloss", "rg", "td0", "fvi")
     return [
         Cell(scale.problem(world), method, OBJECTIVES[method], scale.training(world))
-        for method in order
+        for method in _SLOW_FIRST
         for world in worlds
     ]
+
+
+def parts_of(finished: Finished) -> dict[str, Any]:
+    """Rows, correlations; how far the paper's truth is from Monte Carlo, how long the cells trained."""
+    truths = {
+        cell.problem.world: {
+            "value_variance": result.value_variance,
+            "paper_against_monte_carlo_mse": result.paper_noise,
+        }
+        for cell, result in finished
+    }
+    return {
+        "rows": tuple(row for cell, result in finished for row in rows_of(cell, result)),
+        "correlations": tuple(correlations_of(finished)),
+        "extra": {"training_seconds": sum(result.seconds for _, result in finished), "truths": truths},
+    }
 
 
 def rows_of(
     cell: Cell, result: CellResult, group: str | None = None, variant: str | None = None
 ) -> Iterator[Row]:
     """One row per learning rate and truth."""
-    bellman = final_values(result, "bellman_error")
-    diverged = diverged_seeds(result)
-    without_truth = best_rate_without_truth(result)
+    bellman, diverged, blind = result.final("bellman_error"), result.diverged(), result.best_without_truth()
     for truth, curve in TRUTHS.items():
-        errors, by_truth = final_values(result, curve), best_rate_by_truth(result, truth)
+        errors, by_truth = result.final(curve), result.best_by_truth(truth)
         for index, rate in enumerate(result.learning_rates.tolist()):
-            error, residual = mean_over_seeds(errors[index]), mean_over_seeds(bellman[index])
             yield Row(
                 world=cell.problem.world,
                 method=cell.method,
                 learning_rate=rate,
                 seeds=cell.training.seeds,
                 truth=truth,
-                **error.named("mse"),
-                **residual.named("bellman_error"),
+                **mean_over_seeds(errors[index]).named("mse"),
+                **mean_over_seeds(bellman[index]).named("bellman_error"),
                 diverged=int(diverged[index].sum()),
                 diverged_at=tuple(None if step < 0 else step for step in result.diverged_at[index].tolist()),
                 best_by_truth=index == by_truth,
-                best_without_truth=index == without_truth,
+                best_without_truth=index == blind,
                 held_out_loss=float(result.held_out[index].mean()),
                 value_variance=result.value_variance,
                 epochs=cell.training.epochs,
@@ -110,7 +100,7 @@ def rows_of(
             )
 
 
-def curves_of(finished: Finished) -> dict[str, dict[str, np.ndarray]]:
+def curves_of(finished: Finished) -> Curves:
     """The group of every cell for `results.write_curves`."""
     return {
         f"{cell.problem.world}/{cell.method}": {
@@ -126,127 +116,112 @@ def curves_of(finished: Finished) -> dict[str, dict[str, np.ndarray]]:
     }
 
 
-def correlations_of(finished: Finished) -> list[Correlation]:
+def correlations_of(finished: Finished) -> Iterator[Correlation]:
     """Each loss with each error along training, all learning rates pooled."""
-    found = []
     for world in dict.fromkeys(cell.problem.world for cell, _ in finished):
-        by_method = {cell.method: result for cell, result in finished if cell.problem.world == world}
+        by_method = {cell.method: result.curves for cell, result in finished if cell.problem.world == world}
+
+        def points(methods: Sequence[str], curve: str, by_method: Any = by_method) -> np.ndarray:
+            """All records of all rates and runs, (points, seeds)."""
+            curves = [by_method[method][curve] for method in methods]
+            return np.concatenate([curve.reshape(-1, curve.shape[-1]) for curve in curves])
+
         for loss, trained in MINIMISERS.items():
             for networks, methods in (("own", (trained,)), ("both", tuple(MINIMISERS.values()))):
-                results = [by_method[method] for method in methods]
                 for error, error_curve in ERRORS.items():
-                    x, y = (_points(results, curve) for curve in (LOSS_CURVES[loss], error_curve))
-                    rank = spearman_over_seeds(x, y)
-                    points = int(np.isfinite(x * y).sum())
-                    numbers = (rank.value, rank.low, rank.high, points)
-                    found.append(Correlation(world, loss, error, networks, *numbers))
-    return found
-
-
-def _points(results: Sequence[CellResult], curve: str) -> np.ndarray:
-    """All records of all rates and runs, (points, seeds)."""
-    return np.concatenate([r.curves[curve].reshape(-1, r.curves[curve].shape[-1]) for r in results])
+                    x, y = points(methods, LOSS_CURVES[loss]), points(methods, error_curve)
+                    rank, count = spearman_over_seeds(x, y), int(np.isfinite(x * y).sum())
+                    yield Correlation(world, loss, error, networks, rank.value, rank.low, rank.high, count)
 
 
 def draw_puddle(results: Results, curves: Curves) -> Figure:
     """Panels a–d of the paper's figure on Puddle World."""
-    with house_style():
-        figure, (mse, bellman, with_mse, with_bellman) = _four_panels()
-        _draw_mse(mse, results, curves, "puddle_world")
-        _draw_bellman(bellman, results, curves, "puddle_world")
-        _draw_scatter(with_mse, results, curves, "puddle_world", "mse")
-        _draw_scatter(with_bellman, results, curves, "puddle_world", "bellman_error")
-        mse.set_title("(a) MSE")
-        bellman.set_title("(b) Bellman error")
-        with_mse.set_title("(c) L2 / K-loss vs MSE")
-        with_bellman.set_title("(d) L2 / K-loss vs Bellman error")
-        _legend(figure, results, curves)
+    with style.house_style():
+        figure, panels = _four_panels()
+        _draw_mse(panels[0], results, curves, "puddle_world")
+        _draw_bellman(panels[1], results, curves, "puddle_world")
+        _draw_scatter(panels[2], results, curves, "puddle_world", "mse")
+        _draw_scatter(panels[3], results, curves, "puddle_world", "bellman_error")
+        panels[0].set_title("(a) MSE")
+        panels[1].set_title("(b) Bellman error")
+        panels[2].set_title("(c) L2 / K-loss vs MSE")
+        panels[3].set_title("(d) L2 / K-loss vs Bellman error")
+        _legend(figure, curves)
         return figure
 
 
 def draw_bench(results: Results, curves: Curves) -> Figure:
     """Panels a–d of the paper's figure on CartPole and Mountain Car."""
-    with house_style():
+    with style.house_style():
         figure, panels = _four_panels()
-        for world, (mse, bellman), names in (
-            ("cart_pole", panels[:2], "ab"),
-            ("mountain_car", panels[2:], "cd"),
+        for world, (mse, bellman), letters in zip(
+            WORLDS["figure-bench"], panels.reshape(2, 2), ("ab", "cd"), strict=True
         ):
             _draw_mse(mse, results, curves, world)
             _draw_bellman(bellman, results, curves, world)
-            mse.set_title(f"({names[0]}) {WORLD_NAMES[world]} MSE")
-            bellman.set_title(f"({names[1]}) {WORLD_NAMES[world]} Bellman error")
-        _legend(figure, results, curves)
+            mse.set_title(f"({letters[0]}) {style.WORLD_NAMES[world]} MSE")
+            bellman.set_title(f"({letters[1]}) {style.WORLD_NAMES[world]} Bellman error")
+        _legend(figure, curves)
         return figure
 
 
-def best_rate(results: Results, curves: Curves, world: str, method: str, truth: str) -> int:
-    """Index of the learning rate that the results call the best by a truth."""
-    row = next(iter(results.select(world=world, method=method, truth=truth, best_by_truth=True)))
-    return int(np.argmin(np.abs(curves[f"{world}/{method}"]["learning_rates"] - row.learning_rate)))
-
-
 def _four_panels() -> tuple[Figure, np.ndarray]:
-    from matplotlib.figure import Figure
-
     figure = Figure(figsize=(15.0, 3.9), layout="constrained")
     return figure, figure.subplots(1, 4)
 
 
-def _methods(curves: Curves, world: str) -> list[str]:
-    return [method for method in METHODS if f"{world}/{method}" in curves]
+def _at_best(
+    results: Results, curves: Curves, world: str, curve: str, truth: str = "monte_carlo"
+) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """Epochs (T,) and the curve (T, S) of each method, at the learning rate that is best by a truth."""
+    found = {}
+    for method in style.METHODS:
+        if group := curves.get(f"{world}/{method}"):
+            row = results.select(world=world, method=method, truth=truth, best_by_truth=True)[0]
+            rate = np.argmin(np.abs(group["learning_rates"] - row.learning_rate))
+            found[method] = (group["epochs"], group[curve][:, rate])
+    return found
 
 
 def _draw_mse(axes: Axes, results: Results, curves: Curves, world: str) -> None:
     """Errors against both truths; the dotted level is the error of the best constant."""
     variances = [row.value_variance for row in results.select(world=world) if row.value_variance]
     most = _WIDEST * variances[0] if variances else np.inf
-    _draw_errors(axes, results, curves, world, "mse_monte_carlo", most)
-    for method in _methods(curves, world):
-        group = curves[f"{world}/{method}"]
-        values = group["mse_paper"][:, best_rate(results, curves, world, method, "paper")]
-        mean = Band.over_seeds(values).mean
-        whole = np.isfinite(values).all(axis=1) & (mean > 0.0)
-        shown = np.where(whole, mean, np.nan)
-        axes.plot(group["epochs"], shown, color=COLOURS[method], ls=_PAPER, lw=0.8, zorder=2)
+    _draw_errors(axes, _at_best(results, curves, world, "mse_monte_carlo"), most)
+    for method, (epochs, values) in _at_best(results, curves, world, "mse_paper", "paper").items():
+        mean = style.band_over_seeds(values).mean
+        shown = np.where(np.isfinite(values).all(axis=1) & (mean > 0.0), mean, np.nan)
+        axes.plot(epochs, shown, color=style.COLOURS[method], ls=_PAPER, lw=0.8, zorder=2)
         if np.isfinite(shown).any():
             low, high = axes.get_ylim()
             axes.set_ylim(min(low, 0.9 * float(np.nanmin(shown))), high)
-            tidy_log_ticks(axes.yaxis)
+            style.tidy_log_ticks(axes.yaxis)
     if variances:
-        axes.axhline(variances[0], color=INK, ls=(0, (1, 2)), lw=1.0, zorder=1)
+        axes.axhline(variances[0], color=style.INK, **style.DOTTED, zorder=1)
     axes.set_ylabel("$\\|V - V^\\pi\\|^2$ per state")
 
 
 def _draw_bellman(axes: Axes, results: Results, curves: Curves, world: str) -> None:
-    _draw_errors(axes, results, curves, world, "bellman_error", np.inf)
+    shown = _at_best(results, curves, world, "bellman_error")
+    starts = [style.band_over_seeds(values[:1]).mean for _, values in shown.values()]
+    _draw_errors(axes, shown, _WIDEST * float(np.nanmedian(starts)) if starts else np.inf)
     axes.set_ylabel("$\\|\\mathcal{B}V - V\\|^2$ per state")
 
 
-def _draw_errors(axes: Axes, results: Results, curves: Curves, world: str, name: str, most: float) -> None:
+def _draw_errors(axes: Axes, shown: dict[str, tuple[np.ndarray, np.ndarray]], most: float) -> None:
     """One curve per method at its best rate, the axis around them, crosses where seeds diverged."""
-    shown = {
-        method: (
-            curves[f"{world}/{method}"]["epochs"],
-            curves[f"{world}/{method}"][name][:, best_rate(results, curves, world, method, "monte_carlo")],
-        )
-        for method in _methods(curves, world)
-    }
-    means = [Band.over_seeds(values).mean for _, values in shown.values()]
-    if not np.isfinite(most) and means:
-        most = 30.0 * float(np.nanmedian(np.concatenate([mean[:1] for mean in means])))
     for method, (epochs, values) in shown.items():
-        draw_curve(axes, method, epochs, values, most)
-    log_limits(axes, means, most)
+        style.draw_curve(axes, method, epochs, values, most)
+    style.log_limits(axes, [style.band_over_seeds(values).mean for _, values in shown.values()], most)
     for method, (epochs, values) in shown.items():
-        mark_divergences(axes, method, epochs, values)
-        mark_beyond(axes, method, epochs, values)
+        style.mark_divergences(axes, method, epochs, values)
     axes.set_xlim(left=0)
     axes.set_xlabel("epoch")
 
 
 def _draw_scatter(axes: Axes, results: Results, curves: Curves, world: str, error: str) -> None:
     """Each loss of the networks that its own method passed through (all rates and seeds) and their error."""
+    ranks = {(c.world, c.loss, c.error, c.networks): c for c in results.correlations}
     for loss, method in MINIMISERS.items():
         group = curves.get(f"{world}/{method}")
         if group is None:
@@ -254,36 +229,32 @@ def _draw_scatter(axes: Axes, results: Results, curves: Curves, world: str, erro
         x, y = np.ravel(group[ERRORS[error]]), np.ravel(group[LOSS_CURVES[loss]])
         good = np.isfinite(x) & np.isfinite(y) & (x > 0.0) & (y > 0.0)
         step = max(1, int(good.sum()) // _MOST_POINTS)
-        wanted = (world, loss, error, "own")
-        found = [c for c in results.correlations if (c.world, c.loss, c.error, c.networks) == wanted]
-        rank = f", ρ = {found[0].spearman:.2f} [{found[0].low:.2f}, {found[0].high:.2f}]" if found else ""
+        found = ranks.get((world, loss, error, "own"))
+        rank = f", ρ = {found.spearman:.2f} [{found.low:.2f}, {found.high:.2f}]" if found else ""
         axes.plot(
-            x[good][::step], y[good][::step], ".", color=COLOURS[method], ms=3.5, alpha=0.45, mew=0,
-            label=LOSSES[loss] + rank, rasterized=True,
+            x[good][::step], y[good][::step], ".", color=style.COLOURS[method], ms=3.5, alpha=0.45, mew=0,
+            label=style.LOSSES[loss] + rank, rasterized=True,
         )  # fmt: skip
     axes.set_xscale("log")
     axes.set_yscale("log")
     axes.set_xlabel("MSE" if error == "mse" else "Bellman error")
     axes.set_ylabel("loss on all tuples")
-    legend = axes.legend(
-        loc="upper left", frameon=True, framealpha=0.85, edgecolor="none", fontsize=8, markerscale=3
-    )
-    for handle in legend.legend_handles:
+    look: Any = {"frameon": True, "framealpha": 0.85, "edgecolor": "none", "fontsize": 8, "markerscale": 3}
+    for handle in axes.legend(loc="upper left", **look).legend_handles:
         if handle is not None:
             handle.set_alpha(1.0)
     # Room for the legend above the points.
     low, high = axes.get_ylim()
     axes.set_ylim(low, high * (high / low) ** 0.22)
-    tidy_log_ticks(axes.xaxis)
-    tidy_log_ticks(axes.yaxis)
+    style.tidy_log_ticks(axes.xaxis)
+    style.tidy_log_ticks(axes.yaxis)
 
 
-def _legend(figure: Figure, results: Results, curves: Curves) -> None:
-    worlds = {group.partition("/")[0] for group in curves}
-    methods = [method for method in METHODS if any(f"{world}/{method}" in curves for world in worlds)]
+def _legend(figure: Figure, curves: Curves) -> None:
+    methods = [group.partition("/")[2] for group in curves]
     others = {
-        "truth of the paper's grid": {"color": SOFT, "ls": _PAPER, "lw": 1.0},
-        "best constant": {"color": INK, "ls": (0, (1, 2)), "lw": 1.0},
-        "seeds diverged": {"color": SOFT, "marker": "X", "ls": "", "ms": 7},
+        "truth of the paper's grid": {"color": style.SOFT, "ls": _PAPER, "lw": 1.0},
+        "best constant": {"color": style.INK, **style.DOTTED},
+        "seeds diverged": {"color": style.SOFT, "marker": "X", "ls": "", "ms": 7},
     }
-    method_legend(figure, methods, others)
+    style.method_legend(figure, methods, others)

@@ -1,31 +1,40 @@
-"""figure-toy: the chain, and the errors of six methods against iterations.
+"""figure-toy: gradient descent on the modified chain of Tsitsiklis and Van Roy, linear values.
 
-(Feng et al. 2019, fig:toy_diverge)
+2000 tuples, plain gradient descent from w = (1, 1, 1) with the gradient of all tuples, in float64; seeds are
+draws of the tuples. TD(0) and FVI diverge, RG settles where the noise of transitions biases it, the K-loss
+with the linear kernel reaches the LSTD solution, as do GTD2 and SBEED with linear second functions. Drawn are
+the chain and the errors of the six methods against iterations. (Feng et al. 2019, fig:toy_diverge)
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
+import torch
+from jaxtyping import Float, Shaped
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Circle, Rectangle
+from torch import Tensor
 
-from koffline.experiments.results import Curves, Results
-from koffline.experiments.style import (
-    INK,
-    METHODS,
-    SOFT,
-    Band,
-    draw_curve,
-    house_style,
-    log_limits,
-    mark_divergences,
-    method_legend,
-)
+from koffline import objectives
+from koffline.bellman import discount, state_value_residual
+from koffline.dual_objectives import GradientTD2, SaddlePoint
+from koffline.envs import finite as worlds
+from koffline.experiments import style
+from koffline.experiments.cells import Run
+from koffline.experiments.results import Curves, Results, Row
+from koffline.experiments.statistics import mean_over_seeds
+from koffline.kernel_loss import feature_v_statistic
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
+DIVERGED = 1e7  # descent stops where ‖w‖ passes it; the largest true value is 1
+_RECORDS = 240  # per curve, evenly spaced in the logarithm of the iteration
+_RADIUS = 0.3
+_WIDEST = 1e3  # the axes end here; what diverges leaves them
+_LSTD: dict[str, Any] = {"color": style.INK, "ls": (0, (4, 3)), "lw": 0.9}
 # Where the states are drawn and what their values are called.
 _STATES = {
     "s1": ((0.0, 1.0), "$w_1$"),
@@ -34,69 +43,236 @@ _STATES = {
     "s4": ((3.2, 0.25), "$2w_3$"),
     "end": ((3.2, 1.75), "0"),
 }
-_RADIUS = 0.3
-_WIDEST = 1e3  # the axes end here; what diverges leaves them
+Weights = Float[Tensor, "seed 3"]
+Columns = Float[Tensor, "seed row"]
+
+
+@dataclass(frozen=True)
+class ToySettings:
+    """Draws of the tuples (from seeds first_seed, first_seed + 1, …), their number, iterations, step size."""
+
+    seeds: int = 10
+    first_seed: int = 0
+    tuples: int = 2000
+    iterations: int = 2000
+    learning_rate: float = 0.5
+    copy_every: int = 10  # iterations between copies of FVI's target
+
+
+@dataclass(frozen=True, eq=False)
+class ToyLog:
+    """The tuples of every seed; a value is features · w, and a terminal state's features are zero."""
+
+    features: Float[Tensor, "seed row 3"]
+    next_features: Float[Tensor, "seed row 3"]
+    reward: Columns
+    discount: Columns
+
+    def residual(self, weights: Weights, next_weights: Weights) -> Columns:
+        """δ of every tuple; the next value may come from weights of its own."""
+        following = values(self.next_features, next_weights)
+        return state_value_residual(self.reward, self.discount, values(self.features, weights), following)
+
+    def weight_gradient(self, gradients: objectives.ValueGradients) -> Weights:
+        """From gradients in the two values to the gradient in the weights."""
+        through = _projected(gradients.value, self.features)
+        if gradients.next_value is not None:
+            through = through + _projected(gradients.next_value, self.next_features)
+        return through
+
+    def least_squares(self) -> Weights:
+        """The LSTD solution (XᵀZ)⁻¹Xᵀr, Z = X − discount·X'. (Feng et al. 2019, cor:same_as_td)"""
+        change = self.features - self.discount.unsqueeze(-1) * self.next_features
+        return torch.linalg.solve(self.features.mT @ change, _projected(self.reward, self.features))
+
+
+def values(features: Float[Tensor, "seed row 3"], weights: Weights) -> Columns:
+    """V of every row, (S, N)."""
+    return (weights.unsqueeze(-2) @ features.mT).squeeze(-2)  # (S, 1, 3) @ (S, 3, N)
+
+
+def _projected(columns: Columns, features: Float[Tensor, "seed row 3"]) -> Weights:
+    return (columns.unsqueeze(-2) @ features).squeeze(-2)  # (S, 1, N) @ (S, N, 3)
+
+
+@dataclass(frozen=True, eq=False)
+class LinearKernelLoss:
+    """`KernelLoss(Linear())` over fixed features in linear time: K = φφᵀ, hence K δ = φ (φᵀδ)."""
+
+    features: Float[Tensor, "seed row 3"]
+    next_from: objectives.NextFrom = field(default="network", init=False)
+
+    def compute_gradients(self, residual: Columns, discount: Columns) -> objectives.ValueGradients:
+        """The V-statistic per seed and its gradients ∓2 K δ / n² in the two values."""
+        weighted = values(self.features, _projected(residual, self.features)) / residual.shape[-1] ** 2
+        loss = feature_v_statistic(self.features, residual)
+        return objectives.ValueGradients(loss, -2.0 * weighted, 2.0 * weighted * discount)
+
+
+def collect_toy(run: Run) -> tuple[dict[str, Any], Curves]:
+    """The fields ``rows`` and ``extra`` of the results, and the curves; some seconds."""
+    settings = ToySettings(seeds=3 if run.scale.quick else 10, first_seed=run.scale.seed)
+    log = draw_log(settings)
+    descents = {method: descend(method, log, settings) for method in style.METHODS}
+    lstd = log.least_squares().numpy()
+    errors, squares = weight_errors(lstd), value_errors(lstd)
+    gaps = {
+        method: float(np.linalg.norm(found["weights"] - lstd, axis=1).max())
+        for method, found in descents.items()
+    }
+    extra = {
+        "exact_weights": list(worlds.TSITSIKLIS_WEIGHTS),
+        **mean_over_seeds(errors).named("lstd_weight_error"),
+        "lstd_mse": float(squares.mean()),
+        "largest_distance_from_lstd": gaps,  # w* itself is away from it by the error of sampling
+    }
+    curves = {f"chain/{method}": found for method, found in descents.items()}
+    curves["chain/lstd"] = {"weights": lstd, "weight_error": errors, "mse": squares}
+    rows = tuple(_row(method, found, settings) for method, found in descents.items())
+    return {"rows": rows, "extra": extra}, curves
+
+
+def _row(method: str, found: Mapping[str, np.ndarray], settings: ToySettings) -> Row:
+    """At the last iteration; the truth is exact."""
+    steps = tuple(int(step) if step >= 0 else None for step in found["diverged_at"])
+    return Row(
+        world="chain",
+        method=method,
+        learning_rate=settings.learning_rate,
+        seeds=settings.seeds,
+        truth="exact",
+        **mean_over_seeds(found["mse"][-1]).named("mse"),
+        bellman_error=None,
+        diverged=sum(step is not None for step in steps),
+        diverged_at=steps,
+        best_by_truth=True,  # there is one learning rate
+        epochs=settings.iterations,
+        **mean_over_seeds(found["weight_error"][-1]).named("weight_error"),
+    )
+
+
+def draw_log(settings: ToySettings) -> ToyLog:
+    """Tuples of the chain, states uniform over the non-terminal ones; one generator per seed."""
+    chain = worlds.tsitsiklis_van_roy()
+    policy = np.ones((chain.n_states, 1))
+    draws = [
+        chain.sample_transitions(settings.tuples, policy, np.random.default_rng(settings.first_seed + seed))
+        for seed in range(settings.seeds)
+    ]
+    features = torch.tensor(worlds.TSITSIKLIS_FEATURES, dtype=torch.float64)
+    ended = [torch.from_numpy(draw.terminated) for draw in draws]
+    return ToyLog(
+        # Columns lie one after the other in memory: products with (S, 1, N) are several times faster.
+        features=torch.stack([features[draw.states].T for draw in draws]).mT,
+        next_features=torch.stack([features[draw.next_states].T for draw in draws]).mT,
+        reward=torch.stack([torch.from_numpy(draw.rewards) for draw in draws]),
+        discount=torch.stack([discount(worlds.TSITSIKLIS_GAMMA, part) for part in ended]),
+    )
+
+
+def descend(method: str, log: ToyLog, settings: ToySettings) -> dict[str, np.ndarray]:
+    """Follow a method from (1, 1, 1): curves (T, S), NaN after a divergence (diverged_at: −1 for none)."""
+    objective: Any = {
+        "td0": objectives.TemporalDifference(),
+        "fvi": objectives.FittedIteration(objectives.CopyTarget(settings.copy_every)),
+        "rg": objectives.ResidualGradient(),
+        "gtd2": GradientTD2(),
+        "sbeed": SaddlePoint(hidden=()),
+        "kloss": LinearKernelLoss(log.features),
+    }[method]
+    weights = target = torch.ones(len(log.reward), 3, dtype=torch.float64)
+    second = torch.zeros_like(weights)  # the linear second function of GTD2 and SBEED
+    diverged_at = np.full(len(weights), -1)
+    spaced = np.geomspace(1, settings.iterations, min(_RECORDS, settings.iterations)).round().astype(np.int64)
+    iterations = np.unique(np.concatenate([[0], spaced]))
+    recorded = [weights.numpy()]
+    for iteration in range(1, settings.iterations + 1):
+        if isinstance(objective, GradientTD2 | SaddlePoint):
+            residual = log.residual(weights, weights)
+            # The steps of the second function that precede one of V; linear V has no Hessian term.
+            for _ in range(objective.ascent_steps if isinstance(objective, SaddlePoint) else 1):
+                slope = objective.compute_auxiliary_gradient(residual, values(log.features, second))
+                step = settings.learning_rate * objective.auxiliary_rate * _projected(slope, log.features)
+                second = second - step
+            correction = values(log.features, second)
+            gradients = objective.compute_gradients(residual, log.discount, correction)
+        else:
+            residual = log.residual(weights, target if objective.next_from == "target" else weights)
+            gradients = objective.compute_gradients(residual, log.discount)
+        weights = weights - settings.learning_rate * log.weight_gradient(gradients)
+        gone = weights.norm(dim=1) > DIVERGED
+        diverged_at[gone.numpy()] = iteration
+        weights[gone] = torch.nan
+        if iteration % settings.copy_every == 0:
+            target = weights
+        if iteration in iterations:
+            recorded.append(weights.numpy())
+    path = np.stack(recorded)
+    return {
+        "iterations": iterations,
+        "mse": value_errors(path),
+        "weight_error": weight_errors(path),
+        "diverged_at": diverged_at,
+        "weights": path[-1],
+    }
+
+
+def weight_errors(weights: Shaped[np.ndarray, "*time seed 3"]) -> Float[np.ndarray, "*time seed"]:
+    """‖w − w*‖."""
+    return np.linalg.norm(weights - np.asarray(worlds.TSITSIKLIS_WEIGHTS), axis=-1)
+
+
+def value_errors(weights: Shaped[np.ndarray, "*time seed 3"]) -> Float[np.ndarray, "*time seed"]:
+    """Mean of (V − V*)² over the four non-terminal states, which the tuples visit equally often."""
+    gaps = (weights - np.asarray(worlds.TSITSIKLIS_WEIGHTS)) @ np.asarray(worlds.TSITSIKLIS_FEATURES[:4]).T
+    return np.mean(gaps**2, axis=-1)
 
 
 def draw_toy(results: Results, curves: Curves) -> Figure:
     """Panels a–c."""
-    from matplotlib.figure import Figure
-
-    with house_style():
+    with style.house_style():
         figure = Figure(figsize=(11.5, 3.6), layout="constrained")
         chain, mse, weights = figure.subplots(1, 3, width_ratios=(0.95, 1.0, 1.0))
         _draw_chain(chain)
-        _draw_errors(mse, curves, "mse", "mean of $(V - V^*)^2$ over states")
-        _draw_errors(weights, curves, "weight_error", "$\\|w - w^*\\|$")
-        noise = results.extra.get("lstd_weight_error")
-        if noise:
-            weights.axhline(noise, color=INK, ls=(0, (4, 3)), lw=0.9, zorder=1)
-        square = results.extra.get("lstd_mse")
-        if square:
-            mse.axhline(square, color=INK, ls=(0, (4, 3)), lw=0.9, zorder=1)
-        for axes, title in zip(
-            (chain, mse, weights), ("(a) The chain", "(b) MSE", "(c) Weight error"), strict=True
+        chain.set_title("(a) The chain")
+        for axes, title, name, label, level in (
+            (mse, "(b) MSE", "mse", "mean of $(V - V^*)^2$ over states", "lstd_mse"),
+            (weights, "(c) Weight error", "weight_error", "$\\|w - w^*\\|$", "lstd_weight_error"),
         ):
+            _draw_errors(axes, curves, name, label)
             axes.set_title(title)
-        methods = [method for method in METHODS if f"chain/{method}" in curves]
-        method_legend(
-            figure,
-            methods,
-            {
-                "LSTD (sampling error)": {"color": INK, "ls": (0, (4, 3)), "lw": 0.9},
-                "$\\|w\\|$ passed $10^7$": {"color": SOFT, "marker": "X", "ls": "", "ms": 7},
-            },
+            if results.extra.get(level):
+                axes.axhline(results.extra[level], **_LSTD, zorder=1)
+        passed = {"color": style.SOFT, "marker": "X", "ls": "", "ms": 7}
+        others = {"LSTD (sampling error)": _LSTD, "$\\|w\\|$ passed $10^7$": passed}
+        style.method_legend(
+            figure, [method for method in style.METHODS if f"chain/{method}" in curves], others
         )
         return figure
 
 
 def _draw_errors(axes: Axes, curves: Curves, name: str, label: str) -> None:
     """Curves of the methods that are there, from the first iteration on."""
-    groups = {m: curves[f"chain/{m}"] for m in METHODS if f"chain/{m}" in curves}
+    groups = {m: curves[f"chain/{m}"] for m in style.METHODS if f"chain/{m}" in curves}
     for method, group in groups.items():
-        draw_curve(axes, method, group["iterations"][1:], group[name][1:], _WIDEST)
-    log_limits(axes, [Band.over_seeds(group[name][1:]).mean for group in groups.values()])
+        style.draw_curve(axes, method, group["iterations"][1:], group[name][1:], _WIDEST)
+    style.log_limits(axes, [style.band_over_seeds(group[name][1:]).mean for group in groups.values()])
     axes.set_xscale("log")
     axes.set_ylim(top=_WIDEST)
     for method, group in groups.items():
-        mark_divergences(axes, method, group["iterations"], group[name])
+        style.mark_divergences(axes, method, group["iterations"], group[name])
     axes.set_xlabel("iteration")
     axes.set_ylabel(label)
 
 
 def _draw_chain(axes: Axes) -> None:
     """States as circles with their values, the terminal one as a square, arrows with probabilities."""
-    from matplotlib.patches import Circle, Rectangle
-
     for name, ((x, y), value) in _STATES.items():
-        shape = (
-            Rectangle((x - _RADIUS, y - _RADIUS), 2 * _RADIUS, 2 * _RADIUS)
-            if name == "end"
-            else Circle((x, y), _RADIUS)
-        )
-        shape.set(facecolor="#f5f7fa", edgecolor=INK, lw=1.2, zorder=3)
+        corner, side = (x - _RADIUS, y - _RADIUS), 2 * _RADIUS
+        shape: Any = Rectangle(corner, side, side) if name == "end" else Circle((x, y), _RADIUS)
+        shape.set(facecolor="#f5f7fa", edgecolor=style.INK, lw=1.2, zorder=3)
         axes.add_patch(shape)
-        axes.text(x, y, value, ha="center", va="center", fontsize=11, color=INK, zorder=4)
+        axes.text(x, y, value, ha="center", va="center", fontsize=11, color=style.INK, zorder=4)
     _arrow(axes, "s1", "s2", "0.8", (-0.12, 0.16))
     _arrow(axes, "s1", "s3", "0.2", (-0.12, -0.16))
     _arrow(axes, "s2", "end", "reward 1", (0.0, 0.14))
@@ -105,11 +281,10 @@ def _draw_chain(axes: Axes) -> None:
     # The loop below s4: most of a circle, from its lower left to its lower right.
     angle = np.radians([*range(150, 351, 4), 390])
     x, y = _STATES["s4"][0]
-    _draw_path(axes, x + 0.2 * np.cos(angle), y - 0.4 + 0.2 * np.sin(angle))
-    axes.text(3.48, -0.3, "0.95", ha="left", va="center", color=INK)
+    style.draw_arrow(axes, x + 0.2 * np.cos(angle), y - 0.4 + 0.2 * np.sin(angle))
+    axes.text(3.48, -0.3, "0.95", ha="left", va="center", color=style.INK)
     axes.text(3.2, 2.22, "terminal", ha="center", va="center", color="#52606d", fontsize=8)
-    axes.set_xlim(-0.5, 4.1)
-    axes.set_ylim(-0.75, 2.6)
+    axes.set(xlim=(-0.5, 4.1), ylim=(-0.75, 2.6))
     axes.set_aspect("equal", anchor="NW")
     axes.axis("off")
 
@@ -119,16 +294,7 @@ def _arrow(axes: Axes, start: str, end: str, text: str, shift: tuple[float, floa
     (x0, y0), (x1, y1) = _STATES[start][0], _STATES[end][0]
     share = (_RADIUS + 0.04) / float(np.hypot(x1 - x0, y1 - y0))
     along = np.array([share, 1.0 - share])
-    _draw_path(axes, x0 + along * (x1 - x0), y0 + along * (y1 - y0))
-    axes.text((x0 + x1) / 2 + shift[0], (y0 + y1) / 2 + shift[1], text, ha="center", va="center", color=INK)
-
-
-def _draw_path(axes: Axes, x: np.ndarray, y: np.ndarray) -> None:
-    """A line with a head at its end. matplotlib's own arrows differ by some pixels from run to run."""
-    tip, before = np.array([x[-1], y[-1]]), np.array([x[-2], y[-2]])
-    ahead = (tip - before) / np.hypot(*(tip - before))
-    aside = np.array([-ahead[1], ahead[0]])
-    back = tip - 0.14 * ahead
-    axes.plot(np.append(x[:-1], back[0]), np.append(y[:-1], back[1]), color=INK, lw=1.1)
-    corners = np.stack([tip, back + 0.06 * aside, back - 0.06 * aside])
-    axes.fill(corners[:, 0], corners[:, 1], color=INK, lw=0)
+    style.draw_arrow(axes, x0 + along * (x1 - x0), y0 + along * (y1 - y0))
+    axes.text(
+        (x0 + x1) / 2 + shift[0], (y0 + y1) / 2 + shift[1], text, ha="center", va="center", color=style.INK
+    )

@@ -1,13 +1,11 @@
-"""A policy-evaluation problem of the paper with everything that its methods share: log, judges, true values.
-
-True values come from the paper's coarse grid, and from Monte Carlo with standard errors.
-"""
+"""The evaluation problems of the benchmark: log, held-out tuples, two truths; what is measured on them."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -17,20 +15,26 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from koffline.batches import Table
+from koffline.bellman import state_value_residual
 from koffline.builders.uniform import draw_uniform_tuples, learn_grid_policy
 from koffline.envs.boxes import BoxWorld, make_world, to_unit_square
 from koffline.envs.grids import discretise
 from koffline.envs.world import discounted_returns
-from koffline.errors import ConfigError
+from koffline.kernel_loss import u_statistic
+from koffline.kernels import Gaussian
+from koffline.replicas import StackedNetwork
 from koffline.untrusted.arrays import read_arrays
 
 GAMMA = 0.98  # (Feng et al. 2019, sec:exp_eval)
+MEASURES = ("mse_monte_carlo", "mse_paper", "bellman_error", "kernel_loss", "l2_loss", "largest_value")
 _BACKUP_STATES, _BACKUP_DRAWS = 500, 8
+_CHUNK = 250_000  # copies of the world played together
+_CUT = 1e-4  # returns are cut where gamma^t falls below
+_JUDGE = Gaussian(0.5)  # one kernel judges all methods and settings
+_LOSS_ROWS = 2000
 
 Column = Float[np.ndarray, " row"]
 Points = Float[np.ndarray, "row 2"]
-_CHUNK = 250_000  # copies of the world played together
-_CUT = 1e-4  # returns are cut where gamma^t falls below
 Probabilities = Callable[[np.ndarray], np.ndarray]  # observations (N, d) -> (N, A)
 
 
@@ -49,18 +53,10 @@ class ProblemSettings:
     truth_repeats: int = 200
     seed: int = 0
 
-    def __post_init__(self) -> None:
-        make_world(self.world)
-        if self.rows < 2 or self.held_out_rows < 2 or self.truth_repeats < 2:
-            raise ConfigError(f"{self} is too small; give at least two rows and repeats")
-
     def build_world(self) -> BoxWorld:
         """The world with its noise."""
-        changes: dict[str, Any] = dict(self.overrides)
-        if self.noise is not None:
-            changes["noise"] = self.noise
-        world = make_world(self.world)
-        return replace(world, **changes) if changes else world  # type: ignore[type-var]
+        noise = {} if self.noise is None else {"noise": self.noise}
+        return replace(make_world(self.world), **dict(self.overrides), **noise)
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,6 +93,24 @@ class Backups:
 
 
 @dataclass(frozen=True, eq=False)
+class StateValues:
+    """V^π at n states and the standard errors of the estimates (zero for a grid)."""
+
+    values: Float[np.ndarray, " row"]
+    standard_errors: Float[np.ndarray, " row"]
+
+    @property
+    def noise(self) -> float:
+        """Mean squared standard error: what the noise of the truth adds to a mean squared error."""
+        return float(np.mean(self.standard_errors**2))
+
+    @property
+    def variance(self) -> float:
+        """Variance of V^π over the states, without the noise: the error of the best constant."""
+        return float(self.values.var()) - self.noise
+
+
+@dataclass(frozen=True, eq=False)
 class Problem:
     """Built once from its settings by `build_problem`; the same settings give the same numbers."""
 
@@ -114,46 +128,43 @@ class Problem:
 
     def save(self, path: Path) -> None:
         """Write the arrays to an .npz (the caller makes it atomic)."""
-        arrays = {
-            f"{part.name}.{name}": column
-            for part in fields(self)
-            if part.name != "settings"
-            for name, column in vars(getattr(self, part.name)).items()
-        }
+        parts = {name: vars(getattr(self, name)) for name in _PARTS}
+        arrays = {f"{name}.{key}": column for name, part in parts.items() for key, column in part.items()}
         with path.open("wb") as file:
             np.savez(file, **arrays)
 
     @classmethod
     def load(cls, path: Path, settings: ProblemSettings) -> Problem:
         """Read what `save` wrote for these settings."""
-        parts: dict[str, dict[str, np.ndarray]] = {}
-        for name, array in read_arrays(path).items():
-            part, _, column = name.partition(".")
-            parts.setdefault(part, {})[column] = array
-        return cls(
-            settings,
-            log=Tuples(**parts["log"]),
-            held_out=Tuples(**parts["held_out"]),
-            backups=Backups(**parts["backups"]),
-            paper=StateValues(**parts["paper"]),
-            monte_carlo=StateValues(**parts["monte_carlo"]),
-        )
+        arrays = read_arrays(path)
+        columns = {
+            part: {
+                name.partition(".")[2]: array for name, array in arrays.items() if name.startswith(f"{part}.")
+            }
+            for part in _PARTS
+        }
+        return cls(settings, **{part: kind(**columns[part]) for part, kind in _PARTS.items()})
+
+
+_PARTS: dict[str, Any] = {
+    "log": Tuples, "held_out": Tuples, "backups": Backups, "paper": StateValues, "monte_carlo": StateValues
+}  # fmt: skip
+
+_policy_of = cache(learn_grid_policy)  # of a world's name
 
 
 def build_problem(settings: ProblemSettings) -> Problem:
     """Learn the target policy, draw the logs, find both truths; some seconds to a minute."""
-    world = settings.build_world()
-    policy = learn_grid_policy(settings.world)
+    world, policy = settings.build_world(), _policy_of(settings.world)
     streams = [np.random.default_rng(s) for s in np.random.SeedSequence(settings.seed).spawn(5)]
     log = draw_tuples(world, policy, settings.rows, streams[0])
-    held_out = draw_tuples(world, policy, settings.held_out_rows, streams[1])
     return Problem(
-        settings=settings,
-        log=log,
-        held_out=held_out,
-        backups=_draw_backups(world, policy, log.states[:_BACKUP_STATES], streams[2]),
-        paper=grid_values(world, policy, log.states, GAMMA, streams[3]),
-        monte_carlo=monte_carlo_values(world, policy, log.states, GAMMA, streams[4], settings.truth_repeats),
+        settings,
+        log,
+        draw_tuples(world, policy, settings.held_out_rows, streams[1]),
+        _draw_backups(world, policy, log.states[:_BACKUP_STATES], streams[2]),
+        grid_values(world, policy, log.states, GAMMA, streams[3]),
+        monte_carlo_values(world, policy, log.states, GAMMA, streams[4], settings.truth_repeats),
     )
 
 
@@ -178,29 +189,6 @@ def _draw_backups(
         outcome.state.reshape(*shape, 2),
         outcome.terminated.reshape(shape),
     )
-
-
-def to_tensor(array: np.ndarray, dtype: torch.dtype = torch.float32) -> Tensor:
-    """The array as a tensor."""
-    return torch.from_numpy(np.ascontiguousarray(array)).to(dtype)
-
-
-@dataclass(frozen=True, eq=False)
-class StateValues:
-    """V^π at n states and the standard errors of the estimates (zero for a grid)."""
-
-    values: Float[np.ndarray, " row"]
-    standard_errors: Float[np.ndarray, " row"]
-
-    @property
-    def noise(self) -> float:
-        """Mean squared standard error: what the noise of the truth adds to a mean squared error."""
-        return float(np.mean(self.standard_errors**2))
-
-    @property
-    def variance(self) -> float:
-        """Variance of V^π over the states, without the noise: the error of the best constant."""
-        return float(self.values.var()) - self.noise
 
 
 def grid_values(
@@ -245,3 +233,66 @@ def monte_carlo_values(
     means = sums / repeats
     spread = np.maximum(squares / repeats - means**2, 0.0) * repeats / (repeats - 1)
     return StateValues(means, np.sqrt(spread / repeats))
+
+
+class Metrics:
+    """Callable as a probe of `fitting.fit`: (step, network) -> (R, len(MEASURES)), in native reward units.
+
+    The errors against Monte Carlo are free of the noise of the truth (its mean squared standard error is
+    taken off); the squared Bellman error is unbiased and may be slightly negative.
+    """
+
+    def __init__(self, problem: Problem, reward_scale: float) -> None:
+        world, backups = problem.world, problem.backups
+        self._scale, self._noise = reward_scale, problem.monte_carlo.noise
+        self._table = problem.log.table(world, 1.0)
+        self._truths = [_tensor(truth.values) for truth in (problem.monte_carlo, problem.paper)]
+        self._gram = _JUDGE.gram(self._table.inputs[:_LOSS_ROWS])
+        self._states = _tensor(to_unit_square(world, backups.states))
+        self._following = _tensor(to_unit_square(world, backups.next_states.reshape(-1, 2)))
+        self._rewards, self._discounts = _tensor(backups.rewards), _tensor(GAMMA * ~backups.terminated)
+        self._weights = _tensor(backups.weights)
+
+    def __call__(self, step: int, network: StackedNetwork) -> Tensor:
+        """(R, len(MEASURES)); NaN for replicas that diverged."""
+        table, rows = self._table, slice(0, _LOSS_ROWS)
+        value, following = (
+            self._values(network, states) for states in (table.inputs, table.next_inputs[rows])
+        )
+        errors = [(value - truth).square().mean(dim=1) for truth in self._truths]
+        errors[0] = errors[0] - self._noise
+        rewards, discounts = (part[rows].expand_as(following) for part in (table.rewards, table.discounts))
+        residual = state_value_residual(rewards, discounts, value[:, rows], following)
+        kernel = ((residual @ self._gram) * residual).mean(dim=1) / residual.shape[1]
+        losses = (kernel, residual.square().mean(dim=1))
+        return torch.stack([*errors, self._bellman_error(network), *losses, value.abs().amax(dim=1)], dim=1)
+
+    def _values(self, network: StackedNetwork, states: Tensor) -> Float[Tensor, "replica row"]:
+        return network.forward(states).squeeze(-1) * self._scale
+
+    def _bellman_error(self, network: StackedNetwork) -> Float[Tensor, " replica"]:
+        """Mean over states of (B₁V − V)(B₂V − V), the two backups from independent draws."""
+        value = self._values(network, self._states)
+        following = self._values(network, self._following).unflatten(1, self._rewards.shape)  # (R, M, A, K)
+        first, second = (
+            (part.mean(dim=-1) * self._weights).sum(dim=-1) - value
+            for part in (self._rewards + self._discounts * following).chunk(2, dim=-1)
+        )
+        return (first * second).mean(dim=1)
+
+
+def _tensor(array: np.ndarray) -> Tensor:
+    return torch.from_numpy(np.ascontiguousarray(array)).float()
+
+
+@torch.no_grad()
+def held_out_kernel_loss(problem: Problem, network: StackedNetwork, reward_scale: float) -> np.ndarray:
+    """The kernel loss (U-statistic, bandwidth 0.5) of tuples that no method saw, (R,): needs no truth."""
+    table = problem.held_out.table(problem.world, 1.0)
+    value, following = (
+        network.forward(states).squeeze(-1).double() * reward_scale
+        for states in (table.inputs, table.next_inputs)
+    )
+    rewards, discounts = (part.double().expand_as(value) for part in (table.rewards, table.discounts))
+    residual = state_value_residual(rewards, discounts, value, following)
+    return u_statistic(residual, _JUDGE.gram(table.inputs.double())).numpy()

@@ -1,27 +1,30 @@
 """What an experiment leaves behind: final numbers as JSON, curves as HDF5; both whole or not at all.
 
-``NAME.json`` holds the rows (see `Row`), ``NAME.curves.h5`` one group per world and method.
+``NAME.json`` holds the records below, ``NAME.curves.h5`` one group per world and method.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from koffline.data.hdf5 import new_hdf5
 from koffline.errors import ConfigError
 from koffline.store.files import atomic_file
-from koffline.store.run_record import FILE as RUN
-from koffline.store.run_record import StartedRun
+from koffline.store.run_record import FILE, StartedRun
+from koffline.untrusted.arrays import read_arrays
 
 VERSION = 1
 HOLDS, FAILS, UNDECIDED = "holds", "does not hold", "undecided"
+Record = TypeVar("Record")
 
 
 @dataclass(frozen=True)
@@ -63,14 +66,14 @@ class Row:
         return (self.variant or "").removesuffix(f" {self.method}")
 
     @property
-    def shares(self) -> tuple[float | None, float | None, float | None]:
+    def shares(self) -> list[float | None]:
         """The error and the ends of its interval over the variance of V; None where they are not finite."""
-        value, low, high = (
-            None if error is None or not math.isfinite(error) or not self.value_variance
-            else error / self.value_variance
-            for error in (self.mse, self.mse_low, self.mse_high)
-        )  # fmt: skip
-        return value, low, high
+        return [
+            end / self.value_variance
+            if end is not None and math.isfinite(end) and self.value_variance
+            else None
+            for end in (self.mse, self.mse_low, self.mse_high)
+        ]
 
 
 @dataclass(frozen=True)
@@ -173,76 +176,41 @@ class Results:
 
     def select(self, **wanted: Any) -> list[Row]:
         """Rows whose fields equal the given ones."""
-        return [
-            row for row in self.rows if all(getattr(row, name) == value for name, value in wanted.items())
-        ]
+        return [row for row in self.rows if all(getattr(row, key) == part for key, part in wanted.items())]
 
 
 _RECORDS: dict[str, type] = {
-    "rows": Row,
-    "correlations": Correlation,
-    "claims": Claim,
-    "returns": ReturnRow,
-    "searches": SearchRow,
-}
+    "rows": Row, "correlations": Correlation, "claims": Claim, "returns": ReturnRow, "searches": SearchRow
+}  # fmt: skip
 _CLOCK = ("training_seconds", "steps_per_second", "shares")  # of `extra`; no two runs share them
 Curves = Mapping[str, Mapping[str, np.ndarray]]  # group ("puddle_world/kloss") -> dataset -> array
+
+
+def grouped(records: Iterable[Record], *names: str) -> dict[Any, list[Record]]:
+    """Records by the values of these fields, in the order in which they first appear."""
+    found: dict[Any, list[Record]] = {}
+    for record in records:
+        found.setdefault(attrgetter(*names)(record), []).append(record)
+    return found
 
 
 def write_results(results: Results, path: Path) -> None:
     """Write the JSON file; numbers that are not finite become null, seconds are for `write_clock`."""
     content = {"name": results.name, "version": VERSION, **asdict(results)}
     del content["seconds"]
-    content["extra"] = {key: value for key, value in content["extra"].items() if key not in _CLOCK}
-    with atomic_file(path, force=True) as temporary:
-        temporary.write_text(json.dumps(_plain(content), indent=1) + "\n", encoding="utf-8")
+    content["extra"] = {key: part for key, part in content["extra"].items() if key not in _CLOCK}
+    _write_json(content, path, indent=1)
 
 
 def write_clock(results: Results, run: StartedRun, folder: Path) -> None:
     """NAME.run.json: how to run this again, and what differs from one day to the next."""
-    clock = {
-        "seconds": results.seconds,
-        **{key: results.extra[key] for key in _CLOCK if key in results.extra},
-    }
-    with atomic_file(folder / f"{results.name}.{RUN}", force=True) as temporary:
-        temporary.write_text(json.dumps(_plain(run.finish(**clock)), indent=2) + "\n", encoding="utf-8")
+    clock = {key: results.extra[key] for key in _CLOCK if key in results.extra}
+    _write_json(run.finish(seconds=results.seconds, **clock), folder / f"{results.name}.{FILE}", indent=2)
 
 
-def read_results(path: Path) -> Results:
-    """Read what `write_results` wrote, with seconds where older files have them.
-
-    Raises ConfigError for another version or a damaged file.
-    """
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        version = content.pop("version", None)
-    except (OSError, ValueError, AttributeError, TypeError) as error:
-        raise ConfigError(
-            f"{path} is not a results file ({_reason(error)}); delete it and run again"
-        ) from None
-    if version != VERSION:
-        raise ConfigError(
-            f"{path} is of version {version}, this koffline reads {VERSION}; delete it and run again"
-        )
-    try:
-        content.setdefault("seconds", math.nan)
-        for name, kind in _RECORDS.items():
-            content[name] = tuple(_record(kind, item) for item in content.get(name, ()))
-        return Results(**content)
-    except (KeyError, TypeError) as error:
-        raise ConfigError(f"{path} is damaged ({_reason(error)}); delete it and run again") from None
-
-
-def write_curves(curves: Curves, path: Path) -> None:
-    """Write every group's arrays, compressed."""
-    with atomic_file(path, force=True) as temporary, new_hdf5(temporary) as file:
-        file.attrs["koffline_curves"] = VERSION
-        for name, datasets in curves.items():
-            group = file.create_group(name)
-            group.attrs["world"], _, group.attrs["method"] = name.partition("/")
-            for key, array in datasets.items():
-                options = {"compression": "gzip", "shuffle": True} if np.ndim(array) else {}
-                group.create_dataset(key, data=array, **options)
+def _write_json(content: Any, path: Path, indent: int) -> None:
+    with atomic_file(path, force=True) as temporary:
+        temporary.write_text(json.dumps(_plain(content), indent=indent) + "\n", encoding="utf-8")
 
 
 def _plain(value: Any) -> Any:
@@ -256,13 +224,55 @@ def _plain(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
+def read_results(path: Path) -> Results:
+    """Read what `write_results` wrote. Raises ConfigError for another version or a damaged file."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        version = content.pop("version", None)
+        if version == VERSION:
+            content.setdefault("seconds", math.nan)
+            for name, kind in _RECORDS.items():
+                content[name] = tuple(_record(kind, item) for item in content.get(name, ()))
+            return Results(**content)
+    except (OSError, ValueError, AttributeError, TypeError, KeyError) as error:
+        reason = " ".join(str(error).split())
+        raise ConfigError(f"{path} is no results file ({reason}); delete it and run again") from None
+    raise ConfigError(
+        f"{path} is of version {version}, this koffline reads {VERSION}; delete it and run again"
+    )
+
+
 def _record(kind: type, item: dict[str, Any]) -> Any:
-    names = {part.name for part in fields(kind)}
-    unknown = set(item) - names
-    if unknown:
-        raise TypeError(f"unknown fields {', '.join(sorted(unknown))}")
     return kind(**{name: tuple(part) if isinstance(part, list) else part for name, part in item.items()})
 
 
-def _reason(error: Exception) -> str:
-    return " ".join(str(error).split()) or type(error).__name__
+@contextlib.contextmanager
+def reading_result(path: Path) -> Iterator[None]:
+    """Whatever is wrong with a file of results is a ConfigError."""
+    try:
+        yield
+    except Exception as error:  # numpy and zipfile raise many kinds; all mean that the file is not ours
+        raise ConfigError(
+            f"{path} is damaged or of another version ({type(error).__name__}); delete it and run again"
+        ) from None
+
+
+def is_archive(path: Path) -> bool:
+    """Whether a whole .npz of that name lies there; half a file or another's is computed again."""
+    try:
+        arrays = read_arrays(path, ("name",))
+    except Exception:  # as in reading_result
+        return False
+    return "name" not in arrays or str(arrays["name"]) == path.stem
+
+
+def write_curves(curves: Curves, path: Path) -> None:
+    """Write every group's arrays, compressed."""
+    with atomic_file(path, force=True) as temporary, new_hdf5(temporary) as file:
+        file.attrs["koffline_curves"] = VERSION
+        for name, datasets in curves.items():
+            group = file.create_group(name)
+            group.attrs["world"], _, group.attrs["method"] = name.partition("/")
+            for key, array in datasets.items():
+                options = {"compression": "gzip", "shuffle": True} if np.ndim(array) else {}
+                group.create_dataset(key, data=array, **options)

@@ -4,9 +4,8 @@
 over the shards of a log.
 """
 
-from koffline.jobs.mapping import JobError, Mapped, PassSettings
+from koffline.jobs.mapping import JobError, JobStatus, Mapped, PassSettings, Report
 from koffline.jobs.running import Job, JobsRun, LocalFile, run_jobs
-from koffline.jobs.status import JobStatus, Report
 from koffline.jobs.workers import JobFailure
 
 __all__ = [

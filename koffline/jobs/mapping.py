@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sized
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -18,8 +18,50 @@ from typing import Any
 
 from koffline import errors
 from koffline.errors import ConfigError, KofflineError
-from koffline.jobs.status import JobStatus, Report, bar, silence
 from koffline.jobs.workers import JobFailure, Workers, failure_of, opened, pack, unpack
+
+
+@dataclass(frozen=True)
+class JobStatus:
+    """``done`` of ``total`` jobs, ``found`` of them finished by an earlier run; the names of what runs."""
+
+    done: int
+    found: int
+    total: int
+    running: tuple[str, ...]
+
+
+Report = Callable[[JobStatus], None]
+
+
+@contextmanager
+def bar() -> Iterator[Report]:
+    """A bar on stderr where it is a terminal, else a report that nobody hears."""
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    console = Console(stderr=True, emoji=False)
+    if not console.is_terminal:
+        yield lambda status: None
+        return
+    columns = (MofNCompleteColumn(), BarColumn(24), TimeElapsedColumn(), TextColumn("{task.description}"))
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("", total=None)
+
+        def report(status: JobStatus) -> None:
+            names = ", ".join(status.running[:3]) + (", …" if len(status.running) > 3 else "")
+            earlier = f" ({status.found} found finished)" if status.found else ""
+            text = escape(names + earlier)  # rich's markup has no hold on names
+            bar.update(task, completed=status.done, total=status.total, description=text)
+
+        yield report
+
+
+def heard_by(progress: bool | Report | None) -> AbstractContextManager[Report]:
+    """What hears the progress: a bar for True, a callable itself, else nobody."""
+    return bar() if progress is True else nullcontext(progress or (lambda status: None))
+
 
 Call = Callable[[Any, Any], Any]
 Name = Callable[[Any], str]
@@ -92,7 +134,7 @@ class PassSettings:
         if total == 0:
             return
         with ExitStack() as stack:
-            heard = (stack.enter_context(bar()) if progress is True else progress) or silence
+            heard = stack.enter_context(heard_by(progress))
             name = name or (lambda item: f"item {item}")
 
             def report(done: int, running: list[Any]) -> None:

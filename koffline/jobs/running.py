@@ -8,7 +8,6 @@ from __future__ import annotations
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from itertools import takewhile
 from pathlib import Path
@@ -16,8 +15,7 @@ from time import perf_counter
 from typing import Any
 
 from koffline.errors import ConfigError
-from koffline.jobs.mapping import JobError, Mapped, PassSettings
-from koffline.jobs.status import JobStatus, Report, bar, silence
+from koffline.jobs.mapping import JobError, JobStatus, Mapped, PassSettings, Report, heard_by
 from koffline.jobs.workers import JobFailure, failure_of
 from koffline.store.files import atomic_file
 
@@ -90,10 +88,9 @@ def run_jobs(
     found, total = len(jobs) - len(missing), len(jobs)
     failures: list[JobFailure] = []
     for job in missing:
-        _make_folder(job.path.parent)
+        job.path.parent.mkdir(parents=True, exist_ok=True)
     files = None if ray is None else _contents(missing)
-    with ExitStack() as stack:
-        report = (stack.enter_context(bar()) if progress is True else progress) or silence
+    with heard_by(progress) as report:
 
         def hear(status: JobStatus) -> None:
             report(JobStatus(found + status.done - len(failures), found, total, status.running))
@@ -164,10 +161,3 @@ def _error_of(failures: Sequence[JobFailure], done: int, total: int) -> JobError
         "mend the cause and run the same command again",
         first.trace,
     )
-
-
-def _make_folder(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"{folder} cannot be created ({error.strerror or error}); choose another") from None

@@ -193,7 +193,7 @@ def _forgotten_if_empty(folder: Path) -> Iterator[None]:
 
 def check_pictures(config: OnlineConfig) -> None:
     """Raise ConfigError, before any training, where the environment draws no pictures."""
-    from koffline.runs.videos import as_picture
+    from koffline.runs.playing import as_picture
 
     try:
         with warnings.catch_warnings(), contextlib.closing(_open(config)) as env:
@@ -213,8 +213,8 @@ def film(config: OnlineConfig, models: Sequence[Path | None], steps: int) -> lis
 
     Raises ConfigError where the environment draws no pictures.
     """
-    from koffline.runs.playing import Player, load_model
-    from koffline.runs.videos import video
+    from koffline.algos.loading import load
+    from koffline.runs.playing import Player, video
 
     format_ = "gif" if importlib.util.find_spec("imageio_ffmpeg") is None else "mp4"
     made = []
@@ -222,7 +222,7 @@ def film(config: OnlineConfig, models: Sequence[Path | None], steps: int) -> lis
         if model is None:
             continue
         with contextlib.closing(_open(config)) as env:
-            player = Player(load_model(str(model)), env, config.environment)
+            player = Player(load(model), env, config.environment)
             target = model.parent / "videos" / f"step_{steps:09d}.{format_}"
             target.parent.mkdir(exist_ok=True)
             rate = float(env.metadata.get("render_fps") or _SLOWEST)

@@ -11,7 +11,7 @@ from jaxtyping import Float, Int
 
 from koffline.data.transitions import ActionSpace, Transitions
 from koffline.errors import ConfigError, DataError
-from koffline.ope.provenance import Provenance, check_held_out, row_fingerprints
+from koffline.ope.provenance import Provenance, row_fingerprints
 from koffline.ope.value_functions import ValueFunction
 from koffline.ope.value_sources import as_value_function
 from koffline.policies import Policy
@@ -146,15 +146,3 @@ def read_value_function(
     if isinstance(q, CrossFitted):
         return q
     return as_value_function(q, action_space, observation_shape, **options)
-
-
-def check_rows_are_fresh(
-    q: ValueFunction | CrossFitted,
-    transitions: Transitions,
-    trained_on: Provenance | Transitions | None = None,
-    allow: bool = False,
-) -> tuple[str, ...]:
-    """`check_held_out` for either; what `cross_fit` made is fresh for its own rows by construction."""
-    if isinstance(q, CrossFitted):
-        return ()
-    return check_held_out(q, transitions, trained_on, allow)

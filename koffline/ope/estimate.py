@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from koffline.ope.as_json import as_json
-from koffline.ope.interval import Interval, finite_or_none, percent
+from koffline.ope.as_json import Record, plain
+from koffline.ope.interval import Interval, percent
 from koffline.ope.intervals.sensitivity import NormSensitivity
 from koffline.ope.value_functions import ValueFunction
 
-__all__ = ["Estimate", "Evidence", "Interval"]
+__all__ = ["Estimate", "Evidence", "Interval", "plain"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,8 +38,8 @@ class Evidence:
     replica_roles: tuple[str, ...]
 
 
-@dataclass(frozen=True, eq=False)
-class Estimate:
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Estimate(Record):
     """What a policy is worth: the expected discounted return from the log's initial states.
 
     ``value`` is J = E_{s0, a~π} Q(s0, a) in units of the discounted return, ``interval`` says how far it
@@ -55,40 +55,16 @@ class Estimate:
     n_episodes: int
     policy: str
     source: str | None
-    seed: int
-    seconds: float
-    data_sha256: str
     diagnostics: dict[str, Any] = field(default_factory=dict)
-    settings: dict[str, Any] = field(default_factory=dict)
-    versions: dict[str, str] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
-    evidence: Evidence | None = None
+    settings: dict[str, Any] = field(default_factory=dict)
+    seed: int
+    versions: dict[str, str] = field(default_factory=dict)
+    data_sha256: str
+    seconds: float
+    evidence: Evidence | None = field(default=None, repr=False)
     value_function: ValueFunction | None = field(default=None, repr=False)
     sensitivity: NormSensitivity | None = field(default=None, repr=False)
-
-    def as_dict(self) -> dict[str, Any]:
-        """The estimate as plain JSON types; the evidence stays behind."""
-        return {
-            "value": finite_or_none(self.value),
-            "interval": None if self.interval is None else self.interval.as_dict(),
-            "estimator": self.estimator,
-            "gamma": self.gamma,
-            "n_transitions": self.n_transitions,
-            "n_episodes": self.n_episodes,
-            "policy": self.policy,
-            "source": self.source,
-            "diagnostics": {key: plain(value) for key, value in self.diagnostics.items()},
-            "warnings": list(self.warnings),
-            "settings": {key: plain(value) for key, value in self.settings.items()},
-            "seed": self.seed,
-            "versions": dict(self.versions),
-            "data_sha256": self.data_sha256,
-            "seconds": round(self.seconds, 3),
-        }
-
-    def to_json(self, timing: bool = True) -> str:
-        """One JSON object, keys in reading order. timing: with the seconds that it took."""
-        return as_json(self.as_dict(), timing)
 
     def __str__(self) -> str:
         about = f"{self.estimator}, γ = {self.gamma:.10g}, {self.n_transitions} transitions"
@@ -99,18 +75,3 @@ class Estimate:
             f"{self.value:.4g}  [{interval.low:.4g}, {interval.high:.4g}] "
             f"({percent(interval.level)} {interval.kind}, {about})"
         )
-
-
-def plain(value: Any) -> Any:
-    """Numpy scalars, arrays and nested containers as JSON types."""
-    if isinstance(value, (np.bool_, bool)):
-        return bool(value)
-    if isinstance(value, (np.integer, int)):
-        return int(value)
-    if isinstance(value, (np.floating, float)):
-        return finite_or_none(float(value))
-    if isinstance(value, dict):
-        return {str(key): plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple, np.ndarray)):
-        return [plain(item) for item in value]
-    return value

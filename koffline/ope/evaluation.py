@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import dataclasses
+import time
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,19 +14,33 @@ import torch
 from koffline.config import EvaluationSettings, make_settings
 from koffline.data.disk.log import LazyTransitions
 from koffline.data.transitions import Transitions
-from koffline.errors import ConfigError, DataError
+from koffline.errors import ConfigError, DataError, KofflineError
 from koffline.fitting import Progress, threads
 from koffline.ope.diagnostics import common_diagnostics, common_warnings
+from koffline.ope.direct import make_evidence
 from koffline.ope.estimate import Estimate
-from koffline.ope.estimators.direct import make_evidence
-from koffline.ope.estimators.run import run_estimator, sensitivity_to_norm
+from koffline.ope.estimators.run import bounds_of, run_estimator, sensitivity_to_norm
+from koffline.ope.estimators.table import EstimateRow, EstimateTable
 from koffline.ope.fitted_function import fitted_value_function
-from koffline.ope.names import FITTED, check_interval
-from koffline.ope.point_estimate import Unavailable
+from koffline.ope.interval import Interval
+from koffline.ope.limits import NOTABLE
+from koffline.ope.names import (
+    DEFAULT,
+    ESTIMATORS,
+    FITTED,
+    KERNEL_CERTIFIED,
+    check_estimator,
+    check_interval,
+    kinds_for,
+)
+from koffline.ope.point_estimate import PointEstimate, Unavailable
 from koffline.ope.stream_settings import StreamSettings
 from koffline.ope.working_log import hold
 from koffline.ope.workspace import Workspace
+from koffline.policies import DiscretePolicy, Policy
 from koffline.policy_specs import as_policy
+
+_TOLD_APART_BY = 1000  # states
 
 
 def evaluate(
@@ -101,7 +117,17 @@ def open_workspace(
         _check_rows(log.sample.transitions)
         if initial_observations is not None:
             initial_observations = _checked_starts(log.sample.transitions, initial_observations)
+        if stream.partial is not None and not log.is_whole:
+            log = dataclasses.replace(log, answers=_answers(policy, log.sample.transitions.observations))
         yield Workspace(log, policy, settings, initial_observations, progress)
+
+
+def _answers(policy: Policy, observations: np.ndarray) -> bytes:
+    """Actions of a policy in some logged states, drawn with a seed, and their probabilities."""
+    some = observations[:_TOLD_APART_BY]
+    if isinstance(policy, DiscretePolicy):
+        return policy.name.encode() + policy.probabilities(some).tobytes()
+    return policy.name.encode() + policy.sample(some, np.random.default_rng(0)).tobytes()
 
 
 def merge_settings(
@@ -144,3 +170,93 @@ def _checked_starts(transitions: Transitions, given: Any) -> np.ndarray:
         raise DataError("initial states hold NaN or infinite numbers; remove those rows")
     dtype = transitions.observations.dtype
     return numbers.astype(dtype) if dtype.kind == "f" else starts
+
+
+def estimate_all(
+    transitions: Transitions | LazyTransitions,
+    policy: Any,
+    gamma: float | None = None,
+    *,
+    names: str | Sequence[str] | None = None,
+    bounds: bool = True,
+    level: float | None = None,
+    seed: int | None = None,
+    initial_observations: np.ndarray | None = None,
+    settings: EvaluationSettings | None = None,
+    stream: StreamSettings | None = None,
+    progress: Progress | None = None,
+    **options: Any,
+) -> EstimateTable:
+    """What each estimator says the policy is worth, with its interval, and bounds beside them.
+
+    names: one or more of ``koffline.ope.names.ESTIMATORS``; None: all. bounds: intervals of the
+    kernel kind too. All else as in `koffline.evaluate`; estimators share what they can, so all of them cost
+    little more than ``kloss`` alone. One that does not apply to this log (no episodes, no probabilities …)
+    is a row with its reason. Raises KofflineError for what concerns them all.
+    """
+    settings = merge_settings(
+        transitions, settings, {"gamma": gamma, "level": level, "seed": seed, **options}
+    )
+    if isinstance(names, str):
+        names = (names,)
+    wanted = list(names or ESTIMATORS)
+    for name in wanted:
+        check_estimator(name)
+    if settings.interval != DEFAULT:
+        wanted = [name for name in wanted if settings.interval in kinds_for(name)]
+    with open_workspace(transitions, policy, settings, initial_observations, stream, progress) as workspace:
+        rows = tuple(_row(name, ESTIMATORS[name], workspace) for name in wanted)
+        found = {row.name: row.estimate for row in rows if row.estimate is not None}
+        if not found:
+            raise KofflineError(f"no estimator applies to this log; {rows[0].name}: {rows[0].reason}")
+        bound_rows = bounds_of(workspace, found) if bounds else ()
+        sensitivity = sensitivity_to_norm(workspace, KERNEL_CERTIFIED) if bounds else None
+        diagnostics = common_diagnostics(workspace)
+        warnings = [*common_warnings(workspace, diagnostics), *_disagreement(rows, workspace)]
+    return EstimateTable(
+        rows=rows,
+        bounds=bound_rows,
+        level=settings.level,
+        diagnostics=diagnostics,
+        settings=settings.model_dump(exclude={"gamma", "estimator", "seed", "level"}),
+        warnings=tuple(warnings),
+        sensitivity=sensitivity,
+        **workspace.describe(),
+    )
+
+
+def _row(name: str, family: str, workspace: Workspace) -> EstimateRow:
+    """An estimator that fails on this log is a row with its reason."""
+    started = time.perf_counter()
+    try:
+        found: PointEstimate | Unavailable = run_estimator(workspace, name)
+    except (KofflineError, torch.linalg.LinAlgError) as error:
+        found = Unavailable(name, str(error))
+    seconds = time.perf_counter() - started
+    if isinstance(found, Unavailable):
+        return EstimateRow(name, family, None, found.reason, seconds)
+    return EstimateRow(name, family, found, None, seconds)
+
+
+def _disagreement(rows: Sequence[EstimateRow], workspace: Workspace) -> list[str]:
+    """A sentence on the two families whose intervals lie farthest apart, where they do not meet."""
+    least = NOTABLE * workspace.problem.reward_scale
+    worst, found = least, []
+    for one in rows:
+        for other in rows:
+            low, high = (row.estimate.interval if row.estimate else None for row in (one, other))
+            if one.family == other.family or low is None or high is None:
+                continue
+            gap = high.low - low.high
+            if gap > worst:
+                worst = gap
+                found = [
+                    f"Families disagree: {one.name} ({one.family}) says {_span(low)}, {other.name} "
+                    f"({other.family}) {_span(high)}; their assumptions cannot all hold on this log: look at "
+                    "coverage, effective sample sizes and `koffline diagnose` before trusting either."
+                ]
+    return found
+
+
+def _span(interval: Interval) -> str:
+    return f"[{interval.low:.4g}, {interval.high:.4g}]"

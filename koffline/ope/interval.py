@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import math
+import dataclasses
 from dataclasses import dataclass
-from typing import Any
 
 from koffline.errors import ConfigError
+from koffline.ope.as_json import Record, finite_or_none
+
+__all__ = ["CALIBRATED", "CERTIFIED", "Interval", "check_level", "finite_or_none", "percent"]
 
 CERTIFIED = "certified"
 CALIBRATED = "calibrated"
 
 
 @dataclass(frozen=True)
-class Interval:
+class Interval(Record):
     """An interval for the value and what stands behind it.
 
     ``kind`` says how it was made (``"bootstrap"``, ``"kernel-certified"`` …) and is never to be read without
@@ -29,17 +31,6 @@ class Interval:
     assumptions: str = ""
     norm_bound: float | None = None
 
-    def as_dict(self) -> dict[str, Any]:
-        """The interval as plain JSON types."""
-        return {
-            "low": finite_or_none(self.low),
-            "high": finite_or_none(self.high),
-            "level": self.level,
-            "kind": self.kind,
-            "assumptions": self.assumptions,
-            "norm_bound": None if self.norm_bound is None else finite_or_none(self.norm_bound),
-        }
-
     @property
     def width(self) -> float:
         """high − low."""
@@ -52,13 +43,8 @@ class Interval:
     def within(self, bounds: tuple[float, float]) -> Interval:
         """The part inside ``bounds`` that every value obeys; the nearest bound where nothing is inside."""
         low, high = bounds
-        return Interval(
-            min(max(self.low, low), high),
-            max(min(self.high, high), low),
-            self.level,
-            self.kind,
-            self.assumptions,
-            self.norm_bound,
+        return dataclasses.replace(
+            self, low=min(max(self.low, low), high), high=max(min(self.high, high), low)
         )
 
 
@@ -71,8 +57,3 @@ def check_level(level: float) -> None:
 def percent(share: float) -> str:
     """A level with the digits that it has: ``95%``, ``99.99%``."""
     return f"{100.0 * share:.10g}%"
-
-
-def finite_or_none(number: float) -> float | None:
-    """JSON has no NaN: what is not finite becomes None."""
-    return float(number) if math.isfinite(number) else None

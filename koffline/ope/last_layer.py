@@ -18,7 +18,7 @@ from torch import Tensor
 from koffline.batches import Table
 from koffline.ope.blocks import row_blocks
 from koffline.replicas import StackedMLP
-from koffline.solvers.last_layer import last_layer, last_layer_features, with_last_layer
+from koffline.solvers.linear import last_layer, last_layer_features, with_last_layer
 
 __all__ = [
     "LinearSystems",

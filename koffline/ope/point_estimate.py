@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from koffline.ope.as_json import Record
 from koffline.ope.interval import Interval
 
 
@@ -17,7 +18,7 @@ class Unavailable:
 
 
 @dataclass(frozen=True, eq=False)
-class PointEstimate:
+class PointEstimate(Record):
     """An estimate in units of the discounted return, with what is needed to judge it.
 
     ``standard_error`` is asymptotic, over the independent units of the log (episodes, or rows where there

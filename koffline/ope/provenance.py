@@ -29,7 +29,8 @@ _DEVIATIONS = 4.0
 _REPEATS = 0.5  # share of rows with a twin from which on equal rows tell nothing
 _FIRST, _SECOND = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 _STEP = np.uint64(0x9E3779B97F4A7C15)
-_BLOCK = 4096
+_RECORD = "run.json"
+_LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,13 +52,11 @@ class Provenance:
     def of(cls, transitions: Transitions, source: str | None = None) -> Provenance:
         """The provenance of something fitted to this log; rows of weight zero taught it nothing."""
         weights = transitions.weights
-        counted = np.ones(len(transitions), np.bool_) if weights is None else weights > 0.0
-        places = _place_fingerprints(transitions)
-        return cls(
-            row_fingerprints(transitions)[counted],
-            None if places is None else places[counted],
-            source or transitions.metadata.source,
-        )
+        counted = slice(None) if weights is None else weights > 0.0
+        rows = row_fingerprints(transitions)
+        places = _place_fingerprints(rows, transitions.steps)
+        source = source or transitions.metadata.source
+        return cls(rows[counted], None if places is None else places[counted], source)
 
 
 @dataclass(frozen=True)
@@ -83,17 +82,13 @@ class Overlap:
 
 def row_fingerprints(transitions: Transitions) -> UInt64[np.ndarray, " row"]:
     """(N,) one number per (s, a, r, s') rounded to float32; equal rows have equal numbers."""
-    result = np.zeros(len(transitions), dtype=np.uint64)
-    columns = (
-        transitions.observations,
-        transitions.actions,
-        transitions.rewards,
-        transitions.next_observations,
-    )
-    for start in range(0, len(transitions), _BLOCK):
-        rows = slice(start, start + _BLOCK)
-        for column in columns:
-            result[rows] = _mixed_in(result[rows], column[rows])
+    log, result = transitions, np.zeros(len(transitions), dtype=np.uint64)
+    for column in (log.observations, log.actions, log.rewards, log.next_observations):
+        with np.errstate(over="ignore"):
+            numbers = np.asarray(column, dtype=np.float32).reshape(len(log), -1)
+        bits = (numbers.T + np.float32(0.0)).view(np.uint32)  # −0 becomes 0
+        for index in range(len(bits)):
+            result = _scramble(result + _STEP + bits[index].astype(np.uint64))
     return result
 
 
@@ -103,19 +98,18 @@ def measure_overlap(trained_on: Provenance, transitions: Transitions) -> Overlap
     if len(tested) == 0 or len(trained_on) == 0:
         return Overlap(0.0, 0.0, 0.0)
     found = _compare(trained_on.rows, tested.rows)
-    if trained_on.places is not None and tested.places is not None and found.by_chance > 0.0:
-        by_place = _compare(trained_on.places, tested.places)
-        return by_place if not found.is_certain else found
-    return found
+    if trained_on.places is None or tested.places is None or found.by_chance == 0.0 or found.is_certain:
+        return found
+    return _compare(trained_on.places, tested.places)
 
 
-def check_held_out(
+def measure_freshness(
     value_function: Any,
     transitions: Transitions,
     trained_on: Provenance | Transitions | None = None,
     allow: bool = False,
-) -> tuple[str, ...]:
-    """Sentences about how fresh the tested rows are for this value function; none when they are.
+) -> tuple[bool | None, tuple[str, ...]]:
+    """Whether the rows were held out from training (None: unknown), and sentences about it.
 
     trained_on: the training rows where the value function (its ``trained_on``) does not know them; wins.
     Raises ConfigError when tested rows are among them, unless ``allow``.
@@ -123,7 +117,7 @@ def check_held_out(
     known = trained_on if trained_on is not None else value_function.trained_on
     name = value_function.name
     if known is None:
-        return (
+        return None, (
             f"It is not known which rows {name} was fitted to; if these are among them, "
             "the test says nothing.",
         )
@@ -137,28 +131,31 @@ def check_held_out(
                 "rows, fit by koffline.cross_fit (or test the models kloss and fqe of koffline diagnose), or "
                 "allow it with allow_training_rows=True (--allow-training-rows)"
             )
-        return (f"{share} of the rows were used to fit {name}: non-rejection on them says nothing.",)
+        return False, (f"{share} of the rows were used to fit {name}: non-rejection on them says nothing.",)
     if overlap.tells_nothing:
-        return (
+        return None, (
             f"Rows repeat themselves ({overlap.by_chance:.0%} have a twin): whether {name} was fitted to the "
             "tested ones cannot be seen; make sure that they are fresh.",
         )
     if overlap.seen > 0.0 and overlap.by_chance == 0.0:
         count = round(overlap.seen * len(transitions))
-        return (f"{count} of the rows equal rows that {name} was fitted to.",)
-    return ()
+        return True, (f"{count} of the rows equal rows that {name} was fitted to.",)
+    return True, ()
 
 
-def _place_fingerprints(transitions: Transitions) -> np.ndarray | None:
+def check_held_out(value_function: Any, transitions: Transitions, allow: bool = False) -> tuple[str, ...]:
+    """The sentences of `measure_freshness`; none where the rows are fresh."""
+    return measure_freshness(value_function, transitions, allow=allow)[1]
+
+
+def _place_fingerprints(rows: np.ndarray, steps: np.ndarray | None) -> np.ndarray | None:
     """(N,) of every row with up to 16 rows before it in its episode and its step; None without episodes."""
-    steps = transitions.steps
     if steps is None:
         return None
-    rows = row_fingerprints(transitions)
-    places = _scramble(rows ^ np.asarray(steps).astype(np.uint64))
+    steps = np.asarray(steps)
+    places = _scramble(rows ^ steps.astype(np.uint64))
     for back in range(1, _CONTEXT + 1):
-        inside = np.asarray(steps) >= back
-        earlier = np.where(inside, np.roll(rows, back), np.uint64(0))
+        earlier = np.where(steps >= back, np.roll(rows, back), np.uint64(0))
         places = _scramble(places * _FIRST + earlier + _STEP)
     return places
 
@@ -166,23 +163,12 @@ def _place_fingerprints(transitions: Transitions) -> np.ndarray | None:
 def _compare(trained: np.ndarray, tested: np.ndarray) -> Overlap:
     """Shares of tested fingerprints in training, and of training ones with a twin in training."""
     values, counts = np.unique(trained, return_counts=True)
-    at = np.minimum(np.searchsorted(values, tested), len(values) - 1)
-    seen = float(np.mean(values[at] == tested))
+    seen = float(np.isin(tested, values).mean())
     by_chance = float(counts[counts > 1].sum() / len(trained))
     fewer = 1.0 / min(len(trained), len(tested))  # where no twin was found there may still be a few
     share = min(max(by_chance, fewer), 1.0 - fewer) if fewer < 0.5 else 0.5
     margin = _DEVIATIONS * math.sqrt(share * (1.0 - share) * (1.0 / len(tested) + 2.0 / len(trained)))
     return Overlap(seen, by_chance, margin)
-
-
-def _mixed_in(state: np.ndarray, column: np.ndarray) -> np.ndarray:
-    """(B,) the state after every number of a block of rows, in order."""
-    with np.errstate(over="ignore"):
-        numbers = np.ascontiguousarray(column, dtype=np.float32).reshape(len(column), -1)
-    bits = (numbers + np.float32(0.0)).view(np.uint32)  # −0 becomes 0
-    for index in range(bits.shape[1]):
-        state = _scramble(state + _STEP + bits[:, index].astype(np.uint64))
-    return state
 
 
 def _scramble(state: np.ndarray) -> np.ndarray:
@@ -192,10 +178,6 @@ def _scramble(state: np.ndarray) -> np.ndarray:
     return state ^ (state >> np.uint64(31))
 
 
-_RECORD = "run.json"
-_LOG = logging.getLogger(__name__)
-
-
 def rows_of_run(model: Path) -> Provenance | None:
     """The training rows of a model file in a run folder, None where the folder or its log is not there.
 
@@ -203,26 +185,17 @@ def rows_of_run(model: Path) -> Provenance | None:
     """
     try:
         record = read_json(model.parent / _RECORD)
-        settings, digest = record["config"]["data"], record["digests"]["data"]
-        source, split = settings["source"], settings["split"]
-        held_out, seed = float(split["held_out"]), int(split["seed"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-    if "://" in str(source):
-        return None  # a record that came with a model must not make this machine call another one
-    try:
-        log = open_transitions(source, _declared(settings))
+        data, digest = record["config"]["data"], record["digests"]["data"]
+        source, continuous, discrete = data["source"], data.get("continuous"), data.get("discrete")
+        held_out, seed = float(data["split"]["held_out"]), int(data["split"]["seed"])
+        if "://" in str(source):
+            return None  # a record that came with a model must not make this machine call another one
+        space = Discrete(discrete) if discrete else None
+        log = open_transitions(source, space if continuous is None else Bounds(*continuous))
         if log.sha256 != digest:
             _LOG.warning("%s has changed since %s was trained on it", source, model)
             return None
         rows, _ = split_log(log, held_out, seed)
-    except (OSError, KofflineError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, KofflineError):
         return None
     return Provenance.of(rows, f"{source} (training part)" if held_out else source)
-
-
-def _declared(settings: dict[str, Any]) -> Discrete | Bounds | None:
-    """The action space as the run's config declares it."""
-    if settings.get("continuous") is not None:
-        return Bounds(*settings["continuous"])
-    return Discrete(settings["discrete"]) if settings.get("discrete") else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from pathlib import Path
 
 from koffline.errors import ConfigError
 from koffline.jobs.mapping import PassSettings
@@ -18,13 +19,15 @@ class StreamSettings:
     """Settings of passes over a log; they decide time and memory, not the estimate.
 
     memory: what a process may hold at most, in bytes or as in "2GB": blocks of rows are made to fit.
-    workers, ray, skip_bad_shards: as in `PassSettings`.
+    workers, ray, skip_bad_shards: as in `PassSettings`. partial: a folder where passes over shards save their
+    sums now and then; the same evaluation goes on from there after it was killed.
     """
 
     memory: int | str = DEFAULT_MEMORY
     workers: int = 1
     ray: str | None = None
     skip_bad_shards: bool = False
+    partial: str | Path | None = None
 
     def __post_init__(self) -> None:
         parse_memory(self.memory)  # whether it is enough depends on the log

@@ -13,14 +13,9 @@ from koffline.data.transitions import ActionSpace, Discrete
 from koffline.errors import ConfigError, DataError, KofflineError
 from koffline.ope.provenance import Provenance
 from koffline.policies import DiscretePolicy, Policy
-from koffline.policies.base import chunk_rows_for, describe_actions
-from koffline.policies.outputs import one_line
+from koffline.policies.base import chunk_rows_for, describe_actions, one_line
 
 ACTION, STATE = "action", "state"
-ACCEPTED = (
-    "a d3rlpy model or its .d3 file, a TorchScript file, 'package.module:name', a function "
-    "(observations, actions) -> (N,), or one of observations alone"
-)
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,10 +35,6 @@ class ValueFunction:
     trained_on: Provenance | None = field(default=None, repr=False)
     notes: tuple[str, ...] = ()
 
-    def __post_init__(self) -> None:
-        if self.kind not in (ACTION, STATE):
-            raise ConfigError(f"kind is {self.kind!r}; give '{ACTION}' for Q(s, a) or '{STATE}' for V(s)")
-
     def values(
         self, observations: Shaped[np.ndarray, "row *observation"], actions: np.ndarray | None = None
     ) -> Float[np.ndarray, " row"]:
@@ -54,14 +45,15 @@ class ValueFunction:
                 f"{self.name}: observations have shape {observations.shape}, the value function takes "
                 f"(N, {', '.join(map(str, self.observation_shape))}); pass one row per observation"
             )
-        given = self._checked_actions(actions, len(observations))
-        values = np.empty(len(observations))
+        columns = [observations]
+        if self.kind == ACTION:
+            columns.append(self._checked_actions(actions, len(observations)))
         size = chunk_rows_for(self.observation_shape)
-        for start in range(0, len(observations), size):
-            rows = slice(start, min(start + size, len(observations)))
-            part = (observations[rows],) if given is None else (observations[rows], given[rows])
-            values[rows] = _checked_values(self._call(*part), rows.stop - rows.start, start, self.name)
-        return values
+        parts = [
+            self._checked_values([column[start : start + size] for column in columns], start)
+            for start in range(0, len(observations), size)
+        ]
+        return np.concatenate(parts) if parts else np.zeros(0)
 
     def expected(
         self,
@@ -77,73 +69,59 @@ class ValueFunction:
         """
         if self.kind == STATE:
             return self.values(observations)
+        total = np.zeros(len(observations))
         if isinstance(policy, DiscretePolicy):
-            return self._expected_discrete(observations, policy)
+            probabilities = policy.probabilities(observations)
+            for action in range(policy.n):
+                rows = np.flatnonzero(probabilities[:, action])  # not asked for actions that are never taken
+                if len(rows):
+                    values = self.values(observations[rows], np.full(len(rows), action))
+                    total[rows] += probabilities[rows, action] * values
+            return total
         count = 1 if policy.deterministic else draws
         if count < 1:
             raise ConfigError(f"draws is {draws}; give at least 1 draw of the policy's action per row")
         generator = np.random.default_rng(0) if generator is None else generator
-        total = np.zeros(len(observations))
         for _ in range(count):
             total += self.values(observations, policy.sample(observations, generator))
         return total / count
 
-    def _expected_discrete(self, observations: np.ndarray, policy: DiscretePolicy) -> np.ndarray:
-        """Σ_a π(a|s) Q(s, a); actions that the policy never takes are not asked for."""
-        probabilities = policy.probabilities(observations)
-        total = np.zeros(len(observations))
-        for action in range(policy.n):
-            rows = np.flatnonzero(probabilities[:, action])
-            if len(rows):
-                values = self.values(observations[rows], np.full(len(rows), action))
-                total[rows] += probabilities[rows, action] * values
-        return total
-
-    def _checked_actions(self, actions: np.ndarray | None, rows: int) -> np.ndarray | None:
-        if self.kind == STATE:
-            return None
-        space = self.action_space
+    def _checked_actions(self, actions: np.ndarray | None, rows: int) -> np.ndarray:
+        space, dtype = self.action_space, np.int64 if isinstance(self.action_space, Discrete) else np.float64
         expected = (rows,) if isinstance(space, Discrete) else (rows, space.k)
-        found = None if actions is None else np.asarray(actions).shape
+        found = None if actions is None else np.shape(actions)
         if found != expected:
             raise DataError(
                 f"{self.name}: actions have shape {found}, {expected} is needed for {rows} observations and "
                 f"{describe_actions(space)}; pass one action per observation"
             )
-        return np.asarray(actions, dtype=np.int64 if isinstance(space, Discrete) else np.float64)
+        return np.asarray(actions, dtype=dtype)
 
-    def _call(self, *columns: np.ndarray) -> Any:
+    def _checked_values(self, columns: list[np.ndarray], first: int) -> np.ndarray:
+        """(N,) float64 from an array, tensor or list, (N, 1) allowed; DataError with shape or row."""
+        rows = len(columns[0])
         try:
-            return self.function(*columns)
+            raw = self.function(*columns)
+            raw = raw.detach().cpu() if hasattr(raw, "detach") else raw
+            array = np.asarray(raw, dtype=np.float64)
         except KofflineError:
             raise
         except (Exception, SystemExit) as error:
             shapes = " and actions ".join(str(column.shape) for column in columns)
             raise DataError(
                 f"{self.name}: the value function failed on observations {shapes} with {one_line(error)}; "
-                "check that it accepts such a batch"
+                "check that it accepts such a batch and returns numbers (N,)"
             ) from error
-
-
-def _checked_values(raw: Any, rows: int, first: int, name: str) -> np.ndarray:
-    """(N,) float64 from an array, tensor or list, (N, 1) allowed; DataError with shape or row."""
-    if hasattr(raw, "detach"):
-        raw = raw.detach().cpu().numpy()
-    try:
-        array = np.asarray(raw, dtype=np.float64)
-    except (TypeError, ValueError) as error:
-        raise DataError(f"{name}: the values are no numbers ({one_line(error)}); return (N,)") from error
-    if array.shape not in ((rows,), (rows, 1)):
-        raise DataError(
-            f"{name}: the values have shape {array.shape} for {rows} rows; "
-            f"return one value per row, ({rows},)"
-        )
-    array = array.reshape(rows)
-    finite = np.isfinite(array)
-    if not finite.all():
-        row = first + int(np.argmin(finite))
-        raise DataError(
-            f"{name}: the value of row {row} is {array[row - first]}; the model has diverged or the row is "
-            "outside what it accepts"
-        )
-    return array
+        if array.shape not in ((rows,), (rows, 1)):
+            raise DataError(
+                f"{self.name}: the values have shape {array.shape} for {rows} rows; "
+                f"return one value per row, ({rows},)"
+            )
+        array = array.reshape(rows)
+        if not np.isfinite(array).all():
+            row = int(np.argmin(np.isfinite(array)))
+            raise DataError(
+                f"{self.name}: the value of row {first + row} is {array[row]}; the model has diverged or the "
+                "row is outside what it accepts"
+            )
+        return array

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import os
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from koffline.data.transitions import ActionSpace, Continuous, Discrete
-from koffline.errors import ConfigError, DataError, KofflineError
-from koffline.ope.provenance import Provenance
-from koffline.ope.value_functions import ACCEPTED, ACTION, STATE, ValueFunction
-from koffline.policies.base import describe_actions
-from koffline.policies.outputs import one_line
+from koffline.errors import ConfigError, DataError
+from koffline.ope.provenance import Provenance, rows_of_run
+from koffline.ope.value_functions import ACTION, STATE, ValueFunction
+from koffline.policies.base import describe_actions, one_line
 
+_ACCEPTED = (
+    "a d3rlpy model or its .d3 file, a TorchScript file, 'package.module:name', a function "
+    "(observations, actions) -> (N,), or one of observations alone"
+)
 _ENTROPY = ("SAC", "DiscreteSAC", "KLossSAC", "KLossDiscreteSAC", "TrustPCL", "DiscreteTrustPCL")
 _CAUTIOUS = ("CQL", "CalQL", "DiscreteCQL", "KLossCQL", "KLossDiscreteCQL")
 
@@ -40,59 +45,53 @@ def as_value_function(
     kind: ``"action"`` or ``"state"`` where that cannot be seen. trained_on: wins over what q itself knows.
     Raises DataError, PolicyError (files) and ConfigError in one line.
     """
+    if kind not in (None, ACTION, STATE):
+        raise ConfigError(f"kind is {kind!r}; give '{ACTION}' for Q(s, a) or '{STATE}' for V(s)")
     shape = tuple(int(side) for side in observation_shape)
     made = _resolve(q, action_space, shape, kind, name)
-    _check_fits(made, action_space, shape, kind)
-    if trained_on is None:
-        return made
-    return ValueFunction(
-        made.name, made.kind, made.function, made.action_space, made.observation_shape, trained_on, made.notes
-    )
-
-
-def _check_fits(made: ValueFunction, space: ActionSpace, shape: tuple[int, ...], kind: str | None) -> None:
-    """DataError unless a value function is for the log's actions and observations."""
-    own, log = describe_actions(made.action_space), describe_actions(space)
-    if own != log:
+    given, log = (describe_actions(space) for space in (made.action_space, action_space))
+    if given != log:
         raise DataError(
-            f"{made.name}: the model is for {own}, the log has {log}; give a model of logs like this one"
+            f"{made.name}: the model is for {given}, the log has {log}; give a model of logs like this one"
         )
     if made.observation_shape != shape:
         raise DataError(
             f"{made.name}: the model takes observations of shape {made.observation_shape}, the log has "
             f"{shape}; give a model of logs like this one"
         )
-    if kind is not None and made.kind != kind:
-        raise ConfigError(
-            f"{made.name} is a value function of kind '{made.kind}', not '{kind}'; leave kind out"
-        )
+    if kind not in (None, made.kind):
+        raise ConfigError(f"{made.name} is a value function of kind '{made.kind}', not '{kind}'")
+    return made if trained_on is None else dataclasses.replace(made, trained_on=trained_on)
 
 
 def _resolve(
     q: Any, space: ActionSpace, shape: tuple[int, ...], kind: str | None, name: str | None
 ) -> ValueFunction:
     """The value function that q is, holds or names. Raises KofflineError."""
-    if isinstance(q, ValueFunction):
-        return q
     if isinstance(q, (str, Path)):
         return _named(q, space, shape, kind, name)
-    inner = getattr(q, "value_function", None)
+    inner = getattr(q, "value_function", q)
     if isinstance(inner, ValueFunction):
         return inner
     name = str(name or getattr(q, "__name__", type(q).__name__))
+    read = partial(_of_function, name=name, space=space, shape=shape, kind=kind)
     if isinstance(q, type):
-        raise DataError(f"{name} is a class; give an instance of it, or {ACCEPTED}")
+        raise DataError(f"{name} is a class; give an instance of it, or {_ACCEPTED}")
     if _is_a("d3rlpy.base", "LearnableBase", q):
         return _of_model(q, name, space)
     if _is_a("koffline.solvers.closed_form", "LinearValue", q):
         return _of_linear_value(q, name, space, shape, kind)
-    if _is_a("torch.nn", "Module", q):
-        from koffline.policies.torch_policy import ModuleFunction
+    if _is_a("torch.jit", "ScriptModule", q):
+        from koffline.policies.python_policy import ModuleFunction
 
-        return _of_function(ModuleFunction(q), name, space, shape, kind, _positions(q.forward))
+        return read(ModuleFunction(q), positions=len(q.forward.schema.arguments) - 1)
+    if _is_a("torch.nn", "Module", q):
+        from koffline.policies.python_policy import ModuleFunction
+
+        return read(ModuleFunction(q), positions=_positions(q.forward))
     if not callable(q):
-        raise DataError(f"a {type(q).__name__} is no value function; give {ACCEPTED}")
-    return _of_function(q, name, space, shape, kind, _positions(q))
+        raise DataError(f"a {type(q).__name__} is no value function; give {_ACCEPTED}")
+    return read(q, positions=_positions(q))
 
 
 def _is_a(module: str, attribute: str, value: Any) -> bool:
@@ -105,93 +104,78 @@ def _named(
     spec: str | Path, space: ActionSpace, shape: tuple[int, ...], kind: str | None, name: str | None
 ) -> ValueFunction:
     """A file, told by its content, or ``package.module:name``."""
-    path = Path(os.path.expanduser(spec))
+    path, name = Path(os.path.expanduser(spec)), str(name or spec)
     if path.is_dir() and str(spec):
         models = sorted(path.glob("*.d3"), key=lambda model: (len(model.name), model.name))
         hint = f"give one of its models, such as {models[-1]}" if models else "it holds no .d3 model"
         raise DataError(f"{spec} is a folder; {hint}")
     if path.is_file():
-        return _of_file(path, space, shape, kind, str(name or spec))
+        from koffline.policies.files import detect
+
+        found = detect(path)
+        if found == "d3":
+            from koffline.algos.loading import load
+
+            return _of_model(load(path), name, space, rows_of_run(path))
+        if found == "torchscript":
+            from koffline.policies.files import read_torchscript
+
+            return _resolve(read_torchscript(path), space, shape, kind, name)
+        raise DataError(f"{name}: a file of kind {found} holds a policy, no value function; give {_ACCEPTED}")
     if isinstance(spec, str) and ":" in spec and not spec.endswith(":"):
         from koffline.policies.python_policy import import_object
 
-        return _resolve(import_object(spec), space, shape, kind, str(name or spec))
-    raise DataError(f"{str(spec)!r}: there is no such file; a value function is {ACCEPTED}")
+        return _resolve(import_object(spec), space, shape, kind, name)
+    raise DataError(f"{str(spec)!r}: there is no such file; a value function is {_ACCEPTED}")
 
 
-def _of_file(
-    path: Path, space: ActionSpace, shape: tuple[int, ...], kind: str | None, name: str
+def _of_model(
+    algo: Any, name: str, space: ActionSpace, trained_on: Provenance | None = None
 ) -> ValueFunction:
-    from koffline.policies.detect import detect
-
-    found = detect(path)
-    if found == "d3":
-        from koffline.algos.loading import load
-        from koffline.ope.provenance import rows_of_run
-
-        return _of_model(load(path), name, space, rows_of_run(path))
-    if found == "torchscript":
-        from koffline.policies.torch_policy import ModuleFunction, read_torchscript
-
-        module = read_torchscript(path)
-        return _of_function(ModuleFunction(module), name, space, shape, kind, _script_positions(module))
-    raise DataError(f"{name}: a file of kind {found} holds a policy, no value function; give {ACCEPTED}")
-
-
-def _of_model(algo: Any, name: str, space: ActionSpace, trained_on: Any = None) -> ValueFunction:
     """A d3rlpy model: its scalers are applied, and rewards that it scaled are scaled back.
 
     `predict_value` of d3rlpy stays in the units of scaled rewards.
     """
+    algorithm = type(algo).__name__
     if not hasattr(algo, "predict_value"):
-        raise DataError(
-            f"{name}: {type(algo).__name__} has no action values; give a Q-learning algorithm or FQE"
-        )
+        raise DataError(f"{name}: {algorithm} has no action values; give a Q-learning algorithm or FQE")
     if algo.impl is None:
-        raise DataError(f"{name}: the {type(algo).__name__} has no networks yet; fit it or load its weights")
+        raise DataError(f"{name}: the {algorithm} has no networks yet; fit it or load its weights")
     size = int(algo.action_size)
     own: ActionSpace = Discrete(size) if algo.get_action_type().name == "DISCRETE" else Continuous(size)
     if isinstance(own, Continuous) and isinstance(space, Continuous) and own.k == space.k:
         own = space
-    slope, shift, note = _reward_units(algo)
+    slope, shift, notes = _reward_units(algo)
 
     def function(observations: np.ndarray, actions: np.ndarray) -> np.ndarray:
         return slope * np.asarray(algo.predict_value(observations, actions), dtype=np.float64) + shift
 
-    notes = tuple(remark for remark in (note, _about(type(algo).__name__, name)) if remark)
+    if algorithm in _ENTROPY:
+        notes += (f"{name} is a {algorithm}: its values hold a bonus for entropy beside the rewards.",)
+    if algorithm in _CAUTIOUS:
+        notes += (
+            f"{name} is a {algorithm}: its values are pushed down on purpose where the log has no actions.",
+        )
     shape = tuple(int(side) for side in np.atleast_1d(algo.observation_shape))
     return ValueFunction(name, ACTION, function, own, shape, trained_on, notes)
 
 
-def _about(algorithm: str, name: str) -> str | None:
-    if algorithm in _ENTROPY:
-        return f"{name} is a {algorithm}: its values hold a bonus for entropy beside the rewards."
-    if algorithm in _CAUTIOUS:
-        return f"{name} is a {algorithm}: its values are pushed down on purpose where the log has no actions."
-    return None
-
-
-def _reward_units(algo: Any) -> tuple[float, float, str | None]:
+def _reward_units(algo: Any) -> tuple[float, float, tuple[str, ...]]:
     """Slope and shift that bring values of scaled rewards back to the log's units, and a caution."""
     scaler = algo.config.reward_scaler
     if scaler is None:
-        return 1.0, 0.0, None
+        return 1.0, 0.0, ()
     kind = type(scaler).__name__
     zero, one = scaler.reverse_transform_numpy(np.array([0.0, 1.0]))
-    shift = float(zero) / (1.0 - float(algo.config.gamma))
+    notes: tuple[str, ...] = ()
     if kind == "ClipRewardScaler":
-        return (
-            float(one - zero),
-            shift,
-            "The model was fitted to clipped rewards: its values are those of them.",
+        notes = ("The model was fitted to clipped rewards: its values are those of them.",)
+    elif zero != 0.0:
+        notes = (
+            f"The model subtracted {float(zero):.4g} from every reward ({kind}): its values are right only "
+            "where episodes go on for ever.",
         )
-    if zero == 0.0:
-        return float(one - zero), 0.0, None
-    note = (
-        f"The model subtracted {float(zero):.4g} from every reward ({kind}): its values are right only where "
-        "episodes go on for ever."
-    )
-    return float(one - zero), shift, note
+    return float(one - zero), float(zero) / (1.0 - float(algo.config.gamma)), notes
 
 
 def _of_linear_value(
@@ -205,21 +189,17 @@ def _of_linear_value(
     def flat(observations: np.ndarray) -> np.ndarray:
         return np.asarray(observations, dtype=np.float64).reshape(len(observations), -1)
 
-    if value.outputs is not None:
-        if not isinstance(space, Discrete) or value.outputs != space.n:
-            raise DataError(
-                f"{name}: the linear value has {value.outputs} outputs, one per action; the log has {space}"
-            )
-        eye = np.eye(space.n)
-        return ValueFunction(name, ACTION, lambda s, a: value.values(flat(s), eye[a]).numpy(), space, shape)
-    if kind == ACTION:
-        return ValueFunction(
-            name,
-            ACTION,
-            lambda s, a: value.values(np.concatenate([flat(s), a], axis=1)).numpy(),
-            space,
-            shape,
+    def of_action(observations: np.ndarray, actions: np.ndarray) -> np.ndarray:
+        if value.outputs is None:
+            return value.values(np.concatenate([flat(observations), actions], axis=1)).numpy()
+        return value.values(flat(observations), np.eye(value.outputs)[actions]).numpy()
+
+    if value.outputs is not None and (not isinstance(space, Discrete) or value.outputs != space.n):
+        raise DataError(
+            f"{name}: the linear value has {value.outputs} outputs, one per action; the log has {space}"
         )
+    if value.outputs is not None or kind == ACTION:
+        return ValueFunction(name, ACTION, of_action, space, shape)
     return ValueFunction(name, STATE, lambda s: value.values(flat(s)).numpy(), space, shape)
 
 
@@ -232,45 +212,30 @@ def _of_function(
     positions: int | None,
 ) -> ValueFunction:
     """A function of (observations, actions), or of observations: V(s), or a table Q(s, ·) (N, n)."""
-    if positions != 1 and (kind is None or kind == ACTION):
-        return ValueFunction(name, ACTION, function, space, shape)
-    if kind == STATE:
-        return ValueFunction(name, STATE, function, space, shape)
-    width = _probe(function, name, shape)
-    if width is None:
-        if kind == ACTION:
-            raise ConfigError(f"{name} gives one value per observation: it is V(s); use kind='{STATE}'")
-        return ValueFunction(name, STATE, function, space, shape)
-    if not isinstance(space, Discrete) or width != space.n:
-        raise DataError(f"{name}: the values of 2 observations have shape (2, {width}), the log has {space}")
-    return ValueFunction(name, ACTION, _taken(function), space, shape)
-
-
-def _taken(function: Callable[..., Any]) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
-    """Q(s, a) from a function that gives Q(s, ·)."""
-
-    def values(observations: np.ndarray, actions: np.ndarray) -> np.ndarray:
-        table = function(observations)
-        table = np.asarray(table.detach().cpu() if hasattr(table, "detach") else table, dtype=np.float64)
-        return np.take_along_axis(table, actions[:, None], axis=1)[:, 0]
-
-    return values
-
-
-def _probe(function: Callable[..., Any], name: str, shape: tuple[int, ...]) -> int | None:
-    """Number of values per observation, None for a single one; asked with two rows of zeros."""
+    if kind == STATE or positions != 1:
+        return ValueFunction(name, kind or ACTION, function, space, shape)
     try:
         found = np.shape(function(np.zeros((2, *shape), np.float32)))
-    except KofflineError:
-        raise
     except (Exception, SystemExit) as error:
         raise DataError(
             f"{name}: the value function failed on observations of shape {(2, *shape)} with "
             f"{one_line(error)}; give (observations, actions) -> (N,) or a function of observations"
         ) from error
-    if len(found) == 2 and found[0] == 2 and found[1] > 1:
-        return int(found[1])
-    return None
+    if len(found) < 2 or found[1] == 1:
+        if kind == ACTION:
+            raise ConfigError(f"{name} gives one value per observation: it is V(s); use kind='{STATE}'")
+        return ValueFunction(name, STATE, function, space, shape)
+    if not isinstance(space, Discrete) or found != (2, space.n):
+        raise DataError(
+            f"{name}: the values of 2 observations have shape {tuple(found)}, the log has {space}"
+        )
+
+    def taken(observations: np.ndarray, actions: np.ndarray) -> np.ndarray:
+        table = function(observations)
+        table = np.asarray(table.detach().cpu() if hasattr(table, "detach") else table, dtype=np.float64)
+        return np.take_along_axis(table, actions[:, None], axis=1)[:, 0]
+
+    return ValueFunction(name, ACTION, taken, space, shape)
 
 
 def _positions(function: Callable[..., Any]) -> int | None:
@@ -279,13 +244,7 @@ def _positions(function: Callable[..., Any]) -> int | None:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):  # some callables in C have no signature
         return None
-    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    if any(p.kind is inspect.Parameter.VAR_POSITIONAL for p in parameters):
+    if any(p.kind is p.VAR_POSITIONAL for p in parameters):
         return None
-    needed = [p for p in parameters if p.kind in kinds and p.default is inspect.Parameter.empty]
-    return len(needed) or sum(p.kind in kinds for p in parameters)
-
-
-def _script_positions(module: Any) -> int:
-    """Arguments of a TorchScript module's forward, itself left out."""
-    return len(module.forward.schema.arguments) - 1
+    by_position = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    return sum(p.default is p.empty for p in by_position) or len(by_position)

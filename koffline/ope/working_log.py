@@ -8,9 +8,13 @@ over all of them, part by part, in memory or from disk, here or by workers.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator
+import functools
+import operator
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
@@ -24,14 +28,15 @@ from koffline.data.row_block import ROW_COLUMNS, in_whole_units
 from koffline.data.transitions import Transitions
 from koffline.errors import ConfigError, DataError, KofflineError
 from koffline.fitting import Progress, threads
-from koffline.jobs.mapping import Mapped
-from koffline.jobs.status import JobStatus
+from koffline.jobs.mapping import JobStatus
+from koffline.ope.partial_sums import SavedPass
 from koffline.ope.problem import EvaluationProblem, prepare_problem
 from koffline.ope.stream_settings import StreamSettings
 from koffline.policies import ContinuousPolicy, DiscretePolicy
 
 _LIBRARIES = 600_000_000  # bytes of a process before it holds rows
 _SHARE = 0.25  # of the other memory for the rows of a part; what is made of them has the rest
+SECONDS_BETWEEN_SAVES = 20.0  # of a pass over shards
 _DRAWS = 31  # of actions, a stream of their own
 _LEAST_ROWS, _MOST_ROWS = 1024, 1 << 16
 # Records of sums that travel in a pass with workers: each may have 200 MB.
@@ -76,7 +81,8 @@ class Columns:
 class WorkingLog:
     """A log of which some rows are in memory: all of them (``is_whole``), or units drawn by hashes.
 
-    ``skipped``: why shards were left out, as keys; it grows while the log is read.
+    ``skipped``: why shards were left out, as keys; it grows while the log is read. ``answers``: what tells
+    the policy from others, for passes that go on where a killed run was.
     """
 
     log: Transitions | LazyTransitions
@@ -84,6 +90,7 @@ class WorkingLog:
     stream: StreamSettings
     progress: Progress | None = None
     skipped: dict[str, None] = dataclasses.field(default_factory=dict)
+    answers: bytes = b""
 
     @property
     def is_whole(self) -> bool:
@@ -117,27 +124,43 @@ class WorkingLog:
             return summarise(self.held)
         rows = self.part_rows(row_bytes)
         if isinstance(self.log, Transitions):
-            return _added(summarise(part) for part in _parts_in_memory(self.log, rows))
-        plan = _Pass(self.log, summarise, rows, torch.get_num_threads())
-        names = [shard.name for shard in self.log.shards]
-        items = _items(self.log, one_by_one=self.stream.skip_bad_shards)
+            sums = (summarise(part) for part in _parts_in_memory(self.log, rows))
+            return _there_are_rows(functools.reduce(operator.add, sums))
+        return self._fold_shards(self.log, _Pass(self.log, summarise, rows, torch.get_num_threads()))
+
+    def _fold_shards(self, log: LazyTransitions, plan: _Pass) -> Any:
+        """Go on from what an earlier run has saved of the same pass, and save what this one adds up."""
+        names = [shard.name for shard in log.shards]
+        items = _items(log, one_by_one=self.stream.skip_bad_shards)
+        saved = self._saved(log, plan, items)
+        before, total, skipped = (0, None, ()) if saved is None else saved.read()
+        self.skipped.update(dict.fromkeys(skipped))
         mapped = self.stream.passes.map(
             _sum_of_shards,
-            items,
+            items[before:],
             plan,
             name=lambda item: " … ".join(dict.fromkeys((names[item[0]], names[item[-1]]))),
             progress=None if self.progress is None else self._report,
         )
-        return _added(self._values(mapped))
-
-    def _values(self, mapped: Iterable[Mapped]) -> Iterator[Any]:
-        for one in mapped:
+        last = time.monotonic()
+        for done, one in enumerate(mapped, start=before + 1):
             if one.failure is not None:
                 self.skipped[one.failure.reason] = None
             elif isinstance(one.value, KofflineError):  # of the policy, say: no fault of the shard
                 raise one.value
             elif one.value is not None:
-                yield one.value
+                total = one.value if total is None else total + one.value
+            if saved is not None and time.monotonic() - last >= SECONDS_BETWEEN_SAVES:
+                saved.write(done, total, self.skipped)
+                last = time.monotonic()
+        return _there_are_rows(total)
+
+    def _saved(self, log: LazyTransitions, plan: _Pass, items: list[Any]) -> SavedPass | None:
+        """Where this pass is saved: under everything that decides its sums."""
+        if self.stream.partial is None:
+            return None
+        rows = f"{log.sha256} {[shard.name for shard in log.shards]} {items} {plan.rows}"
+        return SavedPass.of(Path(self.stream.partial), rows, self.answers, plan.summarise)
 
     def part_rows(self, row_bytes: int) -> int:
         """Rows of a part: what fits a share of the memory. Raises ConfigError where that is too little."""
@@ -243,14 +266,11 @@ def _parts_in_memory(log: Transitions, rows: int) -> Iterator[LogPart]:
     stretch = (ends - 1) // rows  # in which a unit ends
     for units in np.split(np.arange(len(ends)), np.flatnonzero(np.diff(stretch)) + 1):
         first = 0 if units[0] == 0 else int(ends[units[0] - 1])
-        columns = {name: column[first : ends[units[-1]]] for name, column in log._columns().items()}
+        columns = {name: column[first : ends[units[-1]]] for name, column in log.columns.items()}
         yield LogPart(Transitions.of_checked(columns, log.action_space), units)
 
 
-def _added(found: Iterator[Any]) -> Any:
-    total = None
-    for one in found:
-        total = one if total is None else total + one
+def _there_are_rows(total: Any) -> Any:
     if total is None:
         raise DataError("the log has no rows that can be read")
     return total

@@ -28,9 +28,8 @@ from koffline.ope.importance.ratios import ESTIMATED
 from koffline.ope.learning import fit_features, make_table, network_features
 from koffline.ope.limits import Limits, value_bounds
 from koffline.ope.log_facts import LogFacts, log_facts
-from koffline.ope.out_of_bag import out_of_bag_values
 from koffline.ope.problem import EvaluationProblem, prepare_problem
-from koffline.ope.residuals import ResidualSummary, summarise_residuals
+from koffline.ope.residuals import ResidualSummary, out_of_bag_values, summarise_residuals
 from koffline.ope.row_values import RowValues
 from koffline.ope.working_log import ProblemOfPart, S, WorkingLog
 from koffline.policies import ContinuousPolicy, DiscretePolicy
@@ -278,7 +277,7 @@ class Workspace:
             "policy": self.policy.name,
             "source": log.metadata.source,
             "seed": self.settings.seed,
-            "seconds": time.perf_counter() - self._started,
+            "seconds": round(time.perf_counter() - self._started, 3),
             "data_sha256": "" if self.log.skipped else log.sha256,
             "versions": versions(),
         }

@@ -1,8 +1,7 @@
 """Policies: what is evaluated, with checked outputs; `koffline.policy_specs` finds what a user names."""
 
 from koffline.policies.base import ContinuousPolicy, DiscretePolicy, Policy
-from koffline.policies.grid_policy import GridPolicy, save_grid_policy
-from koffline.policies.policy_file import save_mlp_policy
+from koffline.policies.policy_file import GridPolicy, save_grid_policy, save_mlp_policy
 
 __all__ = [
     "ContinuousPolicy",

@@ -1,9 +1,14 @@
-"""The two kinds of policy that everything above works with: functions called in chunks, outputs checked."""
+"""The two kinds of policy that everything above works with: functions called in chunks, outputs checked.
+
+Discrete functions return probabilities (N, n) or greedy action indices (N,) or (N, 1); continuous ones return
+actions (N, k), or (N,) when k = 1. NumPy arrays, torch tensors and nested lists are accepted.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+import sys
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,18 +17,16 @@ from jaxtyping import Float, Int, Shaped
 
 from koffline.data.transitions import ActionSpace, Continuous, Discrete
 from koffline.errors import KofflineError, PolicyError
-from koffline.policies.outputs import (
-    continuous_actions,
-    continuous_output,
-    discrete_output,
-    discrete_probabilities,
-    log_densities,
-    one_line,
-)
 
 CHUNK_ROWS = 4096
 # Wide observations (images) go in smaller chunks: about 64 MB of float32 at a time.
 CHUNK_NUMBERS = 1 << 24
+SUM_TOLERANCE = 1e-4
+# A probability computed as 1 - sum of the others in float32 may come out this far below zero.
+NEGATIVE_TOLERANCE = 1e-6
+_TORCHSCRIPT = "Traceback of TorchScript"
+Observations = Shaped[np.ndarray, "row *observation"]
+Actions = Float[np.ndarray, "row action"]  # of k numbers, or the probabilities of n actions
 
 
 def chunk_rows_for(observation_shape: Sequence[int], repeats: int = 1) -> int:
@@ -46,27 +49,16 @@ class DiscretePolicy:
     observation_shape: tuple[int, ...] | None = None
     chunk_rows: int = CHUNK_ROWS
 
-    def probabilities(
-        self, observations: Shaped[np.ndarray, "row *observation"]
-    ) -> Float[np.ndarray, "row action"]:
+    def probabilities(self, observations: Observations) -> Actions:
         """Action probabilities (N, n), float64, rows sum to one. Raises PolicyError."""
-        _check_observations(self, observations)
-        result = np.empty((len(observations), self.n))
-        for rows in _chunks(len(observations), self.chunk_rows):
-            raw = _call(self.function, self.name, observations[rows])
-            result[rows] = discrete_probabilities(raw, rows.stop - rows.start, self.n, self.name)
-        return result
+        return _in_chunks(self, self.function, _probabilities, (self.n,), observations)
 
-    def sample(
-        self, observations: Shaped[np.ndarray, "row *observation"], generator: np.random.Generator
-    ) -> Int[np.ndarray, " row"]:
+    def sample(self, observations: Observations, generator: np.random.Generator) -> Int[np.ndarray, " row"]:
         """One action index per observation, drawn from `probabilities`. Raises PolicyError."""
         return pick_actions(self.probabilities(observations), generator.random(len(observations)))
 
 
-def pick_actions(
-    probabilities: Float[np.ndarray, "row action"], numbers: Float[np.ndarray, " row"]
-) -> Int[np.ndarray, " row"]:
+def pick_actions(probabilities: Actions, numbers: Float[np.ndarray, " row"]) -> Int[np.ndarray, " row"]:
     """Action indices (N,) by inverting the cumulated probabilities (N, n) at numbers (N,) in [0, 1)."""
     cumulative = probabilities.cumsum(axis=1)
     cumulative /= cumulative[:, -1:]  # exactly one at the end: an action of probability 0 is never drawn
@@ -83,7 +75,7 @@ class ContinuousPolicy:
     density_function: (observations, actions) -> log density (N,) of what `sample_function` draws; None where
     it is unknown.
     cut_to: bounds (low, high) at which draws are cut off, so that probability collects there (see
-    `koffline.policies.densities`); None where there are none.
+    `koffline.policies.distributions`); None where there are none.
     """
 
     k: int
@@ -100,17 +92,15 @@ class ContinuousPolicy:
         """True when `sample` returns the mean action."""
         return self.sample_function is None
 
-    def mean(self, observations: Shaped[np.ndarray, "row *observation"]) -> Float[np.ndarray, "row action"]:
+    def mean(self, observations: Observations) -> Actions:
         """Mean (for a deterministic policy: the) actions (N, k), float64. Raises PolicyError."""
-        return self._actions(self.mean_function, observations)
+        return _in_chunks(self, self.mean_function, checked_actions, (self.k,), observations)
 
-    def sample(
-        self, observations: Shaped[np.ndarray, "row *observation"], generator: np.random.Generator
-    ) -> Float[np.ndarray, "row action"]:
+    def sample(self, observations: Observations, generator: np.random.Generator) -> Actions:
         """One draw (N, k), float64, per observation; the same generator state gives the same draws."""
         if self.sample_function is None:
             return self.mean(observations)
-        return self._actions(self.sample_function, observations, generator)
+        return _in_chunks(self, self.sample_function, checked_actions, (self.k,), observations, generator)
 
     @property
     def has_density(self) -> bool:
@@ -126,33 +116,17 @@ class ContinuousPolicy:
             return "the density of its actions is unknown (a function may have an attribute log_density)"
         return ""
 
-    def log_density(
-        self, observations: Shaped[np.ndarray, "row *observation"], actions: Float[np.ndarray, "row action"]
-    ) -> Float[np.ndarray, " row"]:
+    def log_density(self, observations: Observations, actions: Actions) -> Float[np.ndarray, " row"]:
         """Log density (N,) of given actions (N, k); −inf for impossible ones. Raises PolicyError."""
         if self.density_function is None or self.deterministic:
             raise PolicyError(f"{self.name}: {self.why_no_density}; use a method that only draws actions")
-        _check_observations(self, observations)
         if actions.shape != (len(observations), self.k):
             raise PolicyError(
                 f"{self.name}: actions have shape {actions.shape} for {len(observations)} observations and "
                 f"{self.k} action dimensions; pass one action per observation"
             )
-        result = np.empty(len(observations))
-        for rows in _chunks(len(observations), self.chunk_rows):
-            raw = _call(
-                self.density_function, self.name, observations[rows], actions[rows].astype(np.float64)
-            )
-            result[rows] = log_densities(raw, rows.stop - rows.start, self.name)
-        return result
-
-    def _actions(self, function: Callable[..., Any], observations: np.ndarray, *arguments: Any) -> np.ndarray:
-        _check_observations(self, observations)
-        result = np.empty((len(observations), self.k))
-        for rows in _chunks(len(observations), self.chunk_rows):
-            raw = _call(function, self.name, observations[rows], *arguments)
-            result[rows] = continuous_actions(raw, rows.stop - rows.start, self.k, self.name)
-        return result
+        actions = actions.astype(np.float64)
+        return _in_chunks(self, self.density_function, _log_densities, (), observations, actions)
 
 
 Policy = DiscretePolicy | ContinuousPolicy
@@ -188,11 +162,10 @@ def check_output_shape(policy: Policy, observation_shape: Sequence[int]) -> Poli
 
     The values are not checked: zeros need not be a valid observation. Raises PolicyError; returns the policy.
     """
-    zeros = np.zeros((2, *observation_shape), np.float32)
-    if isinstance(policy, DiscretePolicy):
-        discrete_output(_call(policy.function, policy.name, zeros), 2, policy.n, policy.name)
-    else:
-        continuous_output(_call(policy.mean_function, policy.name, zeros), 2, policy.k, policy.name)
+    is_discrete = isinstance(policy, DiscretePolicy)
+    function = policy.function if isinstance(policy, DiscretePolicy) else policy.mean_function
+    raw = _call(function, policy.name, np.zeros((2, *observation_shape), np.float32))
+    _output(raw, 2, policy.n if isinstance(policy, DiscretePolicy) else policy.k, policy.name, is_discrete)
     return policy
 
 
@@ -203,18 +176,38 @@ def describe_actions(space: ActionSpace) -> str:
     return f"{space.k} continuous action dimensions"
 
 
-def _chunks(rows: int, size: int) -> Iterator[slice]:
-    for start in range(0, rows, size):
-        yield slice(start, min(start + size, rows))
+def one_line(error: BaseException) -> str:
+    """Type and first part of an exception's message in one line; of a TorchScript program its cause alone."""
+    text, kind = str(error).strip(), type(error).__name__
+    if _TORCHSCRIPT in text:
+        text, kind = text.splitlines()[-1], "RuntimeError"  # torch has a type of its own
+        text = text.removeprefix("builtins.").removeprefix("RuntimeError: ")
+    message = " ".join(text.split())
+    return f"{kind}: {message[:240]}" if message else kind
 
 
-def _check_observations(policy: Policy, observations: np.ndarray) -> None:
+def _in_chunks(
+    policy: Policy,
+    function: Callable[..., Any],
+    check: Callable[..., np.ndarray],
+    columns: tuple[int, ...],
+    observations: np.ndarray,
+    *more: Any,
+) -> np.ndarray:
+    """What the function gives for all rows, checked, (N, *columns); arrays among `more` are cut alike."""
     shape = policy.observation_shape
     if shape is not None and observations.shape[1:] != shape:
         raise PolicyError(
             f"{policy.name}: the policy takes observations of shape (N, {', '.join(map(str, shape))}), "
             f"received {observations.shape}; pass one row per observation"
         )
+    result = np.empty((len(observations), *columns))
+    for start in range(0, len(observations), policy.chunk_rows):
+        rows = slice(start, start + policy.chunk_rows)
+        given = [value[rows] if isinstance(value, np.ndarray) else value for value in (observations, *more)]
+        raw = _call(function, policy.name, *given)
+        result[rows] = check(raw, len(given[0]), *columns, policy.name)
+    return result
 
 
 def _call(function: Callable[..., Any], name: str, observations: np.ndarray, *arguments: Any) -> Any:
@@ -227,3 +220,82 @@ def _call(function: Callable[..., Any], name: str, observations: np.ndarray, *ar
             f"{name}: the policy failed on observations of shape {observations.shape} with "
             f"{one_line(error)}; check that it accepts such a batch"
         ) from error
+
+
+def _numbers(raw: Any, name: str) -> np.ndarray:
+    if "torch" in sys.modules and isinstance(raw, sys.modules["torch"].Tensor):
+        raw = raw.detach().cpu()
+    try:
+        return np.asarray(raw, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise PolicyError(
+            f"{name}: the output is no array of numbers ({one_line(error)}); return a row per observation"
+        ) from error
+
+
+def _output(raw: Any, rows: int, size: int, name: str, is_discrete: bool) -> np.ndarray:
+    """(N, size) probabilities or actions, or (N,) action indices; values unchecked."""
+    array = _numbers(raw, name)
+    if array.shape == (rows, size) and (size > 1 or not is_discrete):
+        return array
+    if array.shape in ((rows,), (rows, 1)) and (size == 1 or is_discrete):
+        return array.reshape((rows,) if is_discrete else (rows, 1))
+    wanted = f"{size} action dimensions; return actions of shape ({rows}, {size})"
+    if is_discrete:
+        wanted = f"{size} actions; return probabilities of shape ({rows}, {size}) or action indices ({rows},)"
+    raise PolicyError(f"{name}: the output has shape {array.shape} for {rows} observations and {wanted}")
+
+
+def _probabilities(raw: Any, rows: int, n: int, name: str) -> Actions:
+    """(N, n); rows are renormalised where they sum to 1 within 1e-4, indices become one-hot."""
+    array = _finite(_output(raw, rows, n, name, is_discrete=True), "probabilities", name)
+    if n == 1:  # certain, whether that was said by its probability or by its index
+        return np.ones((rows, 1))
+    if array.ndim == 1:
+        if (row := _first((array != np.floor(array)) | (array < 0) | (array >= n))) is not None:
+            raise PolicyError(
+                f"{name}: row {row} of the output is {array[row]:g}, not an action index in 0..{n - 1}; "
+                f"return whole numbers in that range or probabilities of shape ({rows}, {n})"
+            )
+        return np.eye(n)[array.astype(np.int64)]
+    sums, least = array.sum(axis=1), array.min(axis=1)
+    is_off = np.abs(sums - 1.0) > SUM_TOLERANCE
+    if (row := _first(is_off | (least < -NEGATIVE_TOLERANCE))) is not None:
+        what = f"sums to {sums[row]:.6g}" if is_off[row] else f"contains {least[row]:.6g}"
+        raise PolicyError(
+            f"{name}: row {row} of the probabilities {what}; each row must be >= 0 and sum to 1: "
+            "for logits return softmax(logits), for action values return their argmax"
+        )
+    array = np.clip(array, 0.0, None)
+    return array / array.sum(axis=1, keepdims=True)
+
+
+def checked_actions(raw: Any, rows: int, k: int, name: str) -> Actions:
+    """Actions (N, k). Raises PolicyError for another shape or values that are not finite."""
+    return _finite(_output(raw, rows, k, name, is_discrete=False), "actions", name)
+
+
+def _log_densities(raw: Any, rows: int, name: str) -> Float[np.ndarray, " row"]:
+    """(N,); −inf is allowed."""
+    array = _numbers(raw, name)
+    is_wrong = array.shape not in ((rows,), (rows, 1)) or np.isnan(array) | (array == np.inf)
+    if np.any(is_wrong):
+        raise PolicyError(
+            f"{name}: the log density has shape {array.shape} for {rows} rows, or is nan or +inf; return one "
+            "number per row, -inf for impossible actions"
+        )
+    return array.reshape(rows)
+
+
+def _finite(array: np.ndarray, what: str, name: str) -> np.ndarray:
+    is_finite = np.isfinite(array) if array.ndim == 1 else np.isfinite(array).all(axis=1)
+    if (row := _first(~is_finite)) is not None:
+        raise PolicyError(
+            f"{name}: row {row} of the {what} is not finite ({array[row]}); "
+            "check the policy's weights and the range of the observations"
+        )
+    return array
+
+
+def _first(wrong: np.ndarray) -> int | None:
+    return int(wrong.argmax()) if wrong.any() else None

@@ -11,19 +11,31 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from koffline.errors import PolicyError
-from koffline.policies.outputs import one_line
+from koffline.policies.base import one_line
 from koffline.untrusted.limits import Refused, check_memory, check_regular
 from koffline.untrusted.models import WantsImport, load_plain, load_tensors
 
 _SAVE_AGAIN = "save the model again with d3rlpy's algo.save(path)"
-_SEQUENCE_MODELS = ("decision_transformer", "discrete_decision_transformer", "tacr")
-
-
+_A_HISTORY = (
+    "this acts on a history and a target return, not on one observation; give a policy that is a function of "
+    "the observation, for instance a Q-learning algorithm"
+)
+_NO_RULE = "this has nothing to load; give --policy uniform"
+_NO_POLICY = {
+    "fqe": "this is a saved FQE evaluator, which does not contain its policy; save the algorithm it "
+    "evaluates with algo.save(path) and give that file",
+    "decision_transformer": _A_HISTORY,
+    "discrete_decision_transformer": _A_HISTORY,
+    "tacr": _A_HISTORY,
+    "random_policy": _NO_RULE,
+    "discrete_random_policy": _NO_RULE,
+}
 Shape = tuple[int, ...]
 
 
@@ -50,7 +62,8 @@ def read_d3(path: Path) -> D3File:
     Raises PolicyError for a file with code in it, a corrupt one, and a model without a policy.
     """
     file = read_d3_model(path)
-    _refuse_what_is_no_policy(file.algorithm, file.name)
+    if file.algorithm in _NO_POLICY:
+        raise PolicyError(f"{file.name}: {_NO_POLICY[file.algorithm]} ({file.algorithm})")
     if not all(isinstance(side, int) for side in file.observation_shape):
         raise PolicyError(
             f"{file.name}: observations of shape {list(file.observation_shape)}; koffline evaluates policies "
@@ -62,47 +75,48 @@ def read_d3(path: Path) -> D3File:
 def read_d3_model(path: Path) -> D3File:
     """Read any model's file as data: algorithms, evaluators, sequence models. Raises PolicyError."""
     name = str(path)
-    try:
-        check_regular(path)
-        check_memory(path.stat().st_size)
-        content = _read_pickle(path.read_bytes(), name)
-    except (Refused, OSError) as error:
-        raise PolicyError(f"{name} is not read: {one_line(error)}; {_SAVE_AGAIN}") from None
-    if not (
-        isinstance(content, dict)
-        and isinstance(content.get("torch"), bytes)
-        and isinstance(content.get("config"), str)
-        and isinstance(content.get("version"), str)
-    ):
+    content = _loaded(lambda: _read_plain(path), f"{name}: its pickle")
+    kinds = {"torch": bytes, "config": str, "version": str}
+    is_dict = isinstance(content, dict)
+    if not (is_dict and all(isinstance(content.get(key), kind) for key, kind in kinds.items())):
+        found = f"a {type(content).__name__}"
+        if is_dict:
+            found += " with " + (", ".join(sorted(str(key)[:20] for key in content)[:5]) or "no keys")
         raise PolicyError(
-            f"{name}: the pickle does not hold a d3rlpy model (torch, config, version) but "
-            f"{_describe(content)}; {_SAVE_AGAIN}"
+            f"{name}: the pickle does not hold a d3rlpy model (torch, config, version) but {found}; "
+            f"{_SAVE_AGAIN}"
         )
     algorithm, shape, action_size = _read_config(content["config"], name)
-    states = _read_weights(content["torch"], name)
+    if not content["torch"].startswith(b"PK\x03\x04"):
+        raise PolicyError(f"{name}: the weights are not in torch's zip layout; {_SAVE_AGAIN}")
+    states = _loaded(lambda: load_tensors(content["torch"]), f"{name}: the archive of its weights")
+    if not (isinstance(states, dict) and all(isinstance(key, str) for key in states)):
+        raise PolicyError(
+            f"{name}: the weights are a {type(states).__name__}, not named modules; {_SAVE_AGAIN}"
+        )
     return D3File(name, algorithm, shape, action_size, content["config"], content["version"], states)
 
 
-def _read_pickle(content: bytes, name: str) -> Any:
+def _read_plain(path: Path) -> Any:
+    check_regular(path)
+    check_memory(path.stat().st_size)
+    return load_plain(path.read_bytes())
+
+
+def _loaded(load: Callable[[], Any], what: str) -> Any:
     try:
-        return load_plain(content)
-    except WantsImport as error:
-        raise PolicyError(
-            f"{name}: the file asks to import {error}, so loading it could run code; "
-            f"it was refused and nothing ran: {_SAVE_AGAIN}, which never needs that"
-        ) from None
-    except Refused as error:
-        raise PolicyError(f"{name} is not read: {error}") from None
+        return load()
+    except (Refused, OSError) as error:
+        raise PolicyError(f"{what} is not read: {error}; {_SAVE_AGAIN}") from None
     except Exception as error:  # a hostile or truncated pickle may fail in any way
-        raise PolicyError(
-            f"{name}: the file is truncated or corrupt ({one_line(error)}); {_SAVE_AGAIN}"
-        ) from error
-
-
-def _describe(content: Any) -> str:
-    if isinstance(content, dict):
-        return "a dict with " + (", ".join(sorted(str(key)[:20] for key in content)[:5]) or "no keys")
-    return f"a {type(content).__name__}"
+        asked = re.search(r"(?:GLOBAL|global:?) +([\w.]+)", str(error))
+        wanted = str(error) if isinstance(error, WantsImport) else asked and asked.group(1)
+        if wanted:
+            raise PolicyError(
+                f"{what} asks to import {wanted}, so loading it could run code; it was refused and nothing "
+                f"ran: {_SAVE_AGAIN}, which never needs that"
+            ) from None
+        raise PolicyError(f"{what} is truncated or corrupt ({one_line(error)}); {_SAVE_AGAIN}") from error
 
 
 def _read_config(text: str, name: str) -> tuple[str, Shape | tuple[Shape, ...], int]:
@@ -124,42 +138,3 @@ def _read_config(text: str, name: str) -> tuple[str, Shape | tuple[Shape, ...], 
 
 def _is_shape(shape: Any) -> bool:
     return isinstance(shape, list) and all(isinstance(side, int) and side > 0 for side in shape)
-
-
-def _refuse_what_is_no_policy(algorithm: str, name: str) -> None:
-    if algorithm == "fqe":
-        raise PolicyError(
-            f"{name}: this is a saved FQE evaluator, which does not contain its policy; "
-            "save the algorithm it evaluates with algo.save(path) and give that file"
-        )
-    if algorithm in _SEQUENCE_MODELS:
-        raise PolicyError(
-            f"{name}: {algorithm} acts on a history and a target return, not on one observation; "
-            "give a policy that is a function of the observation, for instance a Q-learning algorithm"
-        )
-    if algorithm.endswith("random_policy"):
-        raise PolicyError(f"{name}: {algorithm} has nothing to load; give --policy uniform")
-
-
-def _read_weights(content: bytes, name: str) -> dict[str, Any]:
-    if not content.startswith(b"PK\x03\x04"):
-        raise PolicyError(f"{name}: the weights are not in torch's zip layout; {_SAVE_AGAIN}")
-    try:
-        states = load_tensors(content)
-    except Refused as error:
-        raise PolicyError(f"{name}: its weights are not read: {error}") from None
-    except Exception as error:
-        wanted = re.search(r"(?:GLOBAL|global:?) +([\w.]+)", str(error))
-        if wanted:
-            raise PolicyError(
-                f"{name}: the weights ask to import {wanted.group(1)}, so loading them could run code; "
-                f"it was refused and nothing ran: {_SAVE_AGAIN}"
-            ) from error
-        raise PolicyError(
-            f"{name}: the weights are truncated or corrupt ({one_line(error)}); {_SAVE_AGAIN}"
-        ) from error
-    if not (isinstance(states, dict) and all(isinstance(key, str) for key in states)):
-        raise PolicyError(
-            f"{name}: the weights are a {type(states).__name__}, not named modules; {_SAVE_AGAIN}"
-        )
-    return states

@@ -5,26 +5,24 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-from jaxtyping import Float, Shaped
 
-from koffline.data.transitions import Continuous, Discrete
+from koffline.data.transitions import ActionSpace, Continuous, Discrete
 from koffline.errors import PolicyError
 from koffline.policies.base import (
-    ActionSpace,
+    Actions,
     ContinuousPolicy,
     DiscretePolicy,
+    Observations,
     Policy,
     check_spaces,
     chunk_rows_for,
-)
-from koffline.policies.densities import gaussian_log_density
+)  # fmt: skip
+from koffline.policies.distributions import gaussian_log_density
 
 DISCRETE_OUTPUTS = ("softmax", "argmax")
-CONTINUOUS_OUTPUTS = ("tanh", "identity", "gaussian")
-ACTIVATIONS = ("relu", "tanh")
+_CHOICES = {"output": (*DISCRETE_OUTPUTS, "tanh", "identity", "gaussian"), "activation": ("relu", "tanh")}
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,21 +50,18 @@ class Mlp:
     action_high: np.ndarray | None = None
 
     def __post_init__(self) -> None:
-        _check_choice("output", self.output, DISCRETE_OUTPUTS + CONTINUOUS_OUTPUTS)
-        _check_choice("activation", self.activation, ACTIVATIONS)
-        _check_layers(self.weights, self.biases)
+        for what, choices in _CHOICES.items():
+            if getattr(self, what) not in choices:
+                raise PolicyError(f"{what} is {getattr(self, what)!r}; give one of {', '.join(choices)}")
+        self._check_layers()
         if not (math.isfinite(self.temperature) and self.temperature > 0):
             raise PolicyError(f"temperature is {self.temperature}; give a positive number")
-        _check_vector("observation_mean", self.observation_mean, self.inputs)
-        _check_vector("observation_std", self.observation_std, self.inputs, positive=True)
-        _check_vector("std", self.std, self.outputs, positive=True)
         if (self.std is not None) != (self.output == "gaussian"):
             raise PolicyError(
                 f'std with output "{self.output}"; give it with output "gaussian", and only there'
             )
-        self._check_box()
-
-    def _check_box(self) -> None:
+        for what in ("observation_mean", "observation_std", "std", "action_low", "action_high"):
+            self._check_vector(what, self.inputs if what.startswith("observation") else self.outputs)
         low, high = self.action_low, self.action_high
         if low is None and high is None:
             return
@@ -75,12 +70,33 @@ class Mlp:
                 f'action_low and action_high with output "{self.output}"; '
                 'give both, with output "tanh" or "gaussian", or neither'
             )
-        _check_vector("action_low", low, self.outputs)
-        _check_vector("action_high", high, self.outputs)
         if not (low < high).all():
             raise PolicyError(
                 f"action_low is {low}, action_high {high}; give lower bounds below upper bounds"
             )
+
+    def _check_layers(self) -> None:
+        width = len(self.weights[0]) if self.weights[0].ndim else 0
+        for layer, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
+            fits = weight.ndim == 2 and weight.size > 0 and weight.shape[0] == width
+            if not fits or bias.shape != (weight.shape[1],):
+                raise PolicyError(
+                    f"layer {layer} has W{layer} of shape {weight.shape} and b{layer} of shape {bias.shape}; "
+                    "give (in, out) and (out,), with `in` the layer before's `out`"
+                )
+            if not (np.isfinite(weight).all() and np.isfinite(bias).all()):
+                raise PolicyError(f"layer {layer} holds a value that is not finite; give finite weights")
+            width = weight.shape[1]
+
+    def _check_vector(self, what: str, size: int) -> None:
+        value = getattr(self, what)
+        if value is None:
+            return
+        if value.shape not in ((), (size,)):
+            raise PolicyError(f"{what} has shape {value.shape}; give a scalar or shape ({size},)")
+        if not np.isfinite(value).all() or (what.endswith("std") and not (value > 0).all()):
+            kind = "positive, finite" if what.endswith("std") else "finite"
+            raise PolicyError(f"{what} is {value}; give {kind} numbers")
 
     @property
     def inputs(self) -> int:
@@ -92,10 +108,8 @@ class Mlp:
         """Actions, or action dimensions."""
         return int(self.weights[-1].shape[1])
 
-    def last_layer(
-        self, observations: Shaped[np.ndarray, "row *observation"]
-    ) -> Float[np.ndarray, "row out"]:
-        """Values of the last layer, float64."""
+    def last_layer(self, observations: Observations) -> Actions:
+        """Values (N, out) of the last layer, float64."""
         x = observations.reshape(len(observations), self.inputs).astype(np.float64)
         if self.observation_mean is not None:
             x = x - self.observation_mean
@@ -119,12 +133,12 @@ class Mlp:
     def mean(self, observations: np.ndarray) -> np.ndarray:
         """Mean actions (N, k)."""
         values = self.last_layer(observations)
-        if self.output == "tanh":
-            values = np.tanh(values)
-            if self.action_low is None or self.action_high is None:
-                return values
-            return self.action_low + (values + 1.0) / 2.0 * (self.action_high - self.action_low)
-        return self._clipped(values)
+        if self.output != "tanh":
+            return self._clipped(values)
+        values = np.tanh(values)
+        if self.action_low is None or self.action_high is None:
+            return values
+        return self.action_low + (values + 1.0) / 2.0 * (self.action_high - self.action_low)
 
     def sample(self, observations: np.ndarray, generator: np.random.Generator) -> np.ndarray:
         """Draws (N, k) of the "gaussian" output; the noise is added before clipping."""
@@ -139,64 +153,25 @@ class Mlp:
             actions, self.last_layer(observations), self.std, self.action_low, self.action_high
         )
 
-    @property
-    def cut_to(self) -> tuple[np.ndarray, np.ndarray] | None:
-        """The bounds at which draws are cut off, (k,) each."""
-        if self.output != "gaussian" or self.action_low is None or self.action_high is None:
-            return None
-        low, high = (np.broadcast_to(side, self.outputs) for side in (self.action_low, self.action_high))
-        return low, high
-
     def _clipped(self, actions: np.ndarray) -> np.ndarray:
         return actions if self.action_low is None else np.clip(actions, self.action_low, self.action_high)
 
 
 def mlp_policy(mlp: Mlp, name: str, action_space: ActionSpace, observation_shape: Sequence[int]) -> Policy:
     """The network as a policy on a log's spaces; PolicyError when its sizes or its output do not fit."""
+    shape, rows, size = tuple(observation_shape), chunk_rows_for(observation_shape), mlp.outputs
     is_discrete = mlp.output in DISCRETE_OUTPUTS
-    own_space = Discrete(mlp.outputs) if is_discrete else Continuous(mlp.outputs)
-    check_spaces(name, own_space, None, action_space, observation_shape)
-    shape = tuple(observation_shape)
+    check_spaces(name, Discrete(size) if is_discrete else Continuous(size), None, action_space, shape)
     if math.prod(shape) != mlp.inputs:
         raise PolicyError(
             f"{name}: the policy takes {mlp.inputs} numbers per observation, the log has shape {shape}; "
             "give a policy made for this log"
         )
-    rows = chunk_rows_for(shape)
     if is_discrete:
-        return DiscretePolicy(mlp.outputs, mlp.discrete, name, shape, rows)
+        return DiscretePolicy(size, mlp.discrete, name, shape, rows)
     if mlp.output != "gaussian":
-        return ContinuousPolicy(mlp.outputs, mlp.mean, None, name, shape, rows)
-    return ContinuousPolicy(mlp.outputs, mlp.mean, mlp.sample, name, shape, rows, mlp.log_density, mlp.cut_to)
-
-
-def _check_choice(what: str, value: Any, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        raise PolicyError(f"{what} is {value!r}; give one of {', '.join(choices)}")
-
-
-def _check_layers(weights: Sequence[np.ndarray], biases: Sequence[np.ndarray]) -> None:
-    if not weights or len(weights) != len(biases):
-        raise PolicyError(
-            f"{len(weights)} weights and {len(biases)} biases; give W0, b0, W1, b1, ... in pairs"
-        )
-    width = weights[0].shape[0] if weights[0].ndim == 2 else 0
-    for layer, (weight, bias) in enumerate(zip(weights, biases, strict=True)):
-        fits = weight.ndim == 2 and weight.size > 0 and weight.shape[0] == width
-        if not fits or bias.shape != (weight.shape[1],):
-            raise PolicyError(
-                f"layer {layer} has W{layer} of shape {weight.shape} and b{layer} of shape {bias.shape}; "
-                "give (in, out) and (out,), with `in` the layer before's `out`"
-            )
-        if not (np.isfinite(weight).all() and np.isfinite(bias).all()):
-            raise PolicyError(f"layer {layer} holds a value that is not finite; give finite weights")
-        width = weight.shape[1]
-
-
-def _check_vector(what: str, value: np.ndarray | None, size: int, positive: bool = False) -> None:
-    if value is None:
-        return
-    if value.shape not in ((), (size,)):
-        raise PolicyError(f"{what} has shape {value.shape}; give a scalar or shape ({size},)")
-    if not np.isfinite(value).all() or (positive and not (value > 0).all()):
-        raise PolicyError(f"{what} is {value}; give {'positive, ' if positive else ''}finite numbers")
+        return ContinuousPolicy(size, mlp.mean, None, name, shape, rows)
+    box = None
+    if mlp.action_low is not None and mlp.action_high is not None:
+        box = np.broadcast_to(mlp.action_low, size), np.broadcast_to(mlp.action_high, size)
+    return ContinuousPolicy(size, mlp.mean, mlp.sample, name, shape, rows, mlp.log_density, box)

@@ -2,7 +2,8 @@
 
 A network's arrays: `format` = "koffline-policy", `version` = 1, W0 (in, out), b0 (out,), W1, b1, ...,
 `output`, and optionally `activation`, `temperature`, `observation_mean`, `observation_std`, `std` (or
-`log_std`), `action_low`, `action_high`; their meaning is that of `Mlp`. Those of a grid are in `grid_policy`.
+`log_std`), `action_low`, `action_high`; their meaning is that of `Mlp`. A grid's: `format` =
+"koffline-grid-policy", `version` = 1, `low` (2,), `high` (2,), `action_values` (n1, n2, A), `temperature`.
 """
 
 from __future__ import annotations
@@ -10,94 +11,78 @@ from __future__ import annotations
 import io
 import zipfile
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from jaxtyping import Float, Shaped
 from numpy.typing import ArrayLike
 
+from koffline.data.transitions import ActionSpace, Discrete
+from koffline.envs.grids import bilinear_weights, places
 from koffline.errors import DataError, PolicyError, nearest_name
-from koffline.policies.mlp import Mlp
-from koffline.policies.outputs import one_line
+from koffline.policies.base import DiscretePolicy, Policy, check_spaces, one_line
+from koffline.policies.mlp import Mlp, mlp_policy
 from koffline.store.files import atomic_file
 from koffline.untrusted import arrays as untrusted
 
-FORMAT = "koffline-policy"
+FORMAT, GRID_FORMAT = "koffline-policy", "koffline-grid-policy"
 VERSION = 1
+_GRID_KEYS = ("low", "high", "action_values", "temperature")
 _TEXT_KEYS = ("output", "activation")
-_NUMBER_KEYS = (
-    "temperature",
-    "observation_mean",
-    "observation_std",
-    "std",
-    "log_std",
-    "action_low",
-    "action_high",
-)
+_KEYS = (
+    *_TEXT_KEYS, "temperature", "observation_mean", "observation_std", "std", "log_std",
+    "action_low", "action_high",
+)  # fmt: skip
 
 
-def read_arrays(path: Path) -> tuple[str, dict[str, np.ndarray]]:
-    """The `format` of a file and its other arrays. Raises PolicyError where it cannot be read."""
-    try:
-        arrays = untrusted.read_arrays(path)
-    except Exception as error:  # a hostile or truncated archive may fail in any way
-        raise PolicyError(
-            f"{path}: the .npz cannot be read ({one_line(error)}); write it again with "
-            "koffline.policies.save_mlp_policy"
-        ) from error
-    return str(arrays.pop("format", None)), arrays
+@dataclass(frozen=True, eq=False)
+class GridPolicy:
+    """π(a|s) ∝ exp(Q(s, a) / temperature), Q bilinear between cell centres and constant beyond them.
+
+    low, high: the box in native units. action_values: (n1, n2, A). Raises PolicyError.
+    """
+
+    low: tuple[float, float]
+    high: tuple[float, float]
+    action_values: np.ndarray  # (n1, n2, A)
+    temperature: float = 1.0
+
+    def __post_init__(self) -> None:
+        values = np.asarray(self.action_values, dtype=np.float64)
+        if values.ndim != 3 or min(values.shape) < 1 or not np.isfinite(values).all():
+            raise PolicyError(f"action_values has shape {values.shape}; give finite numbers (n1, n2, A)")
+        low, high = np.asarray(self.low, np.float64), np.asarray(self.high, np.float64)
+        fit = low.shape == high.shape == (2,) and np.isfinite([low, high]).all() and (low < high).all()
+        if not fit:
+            raise PolicyError(f"low is {self.low}, high {self.high}; give two corners, low below high")
+        if np.shape(self.temperature) or not 0.0 < self.temperature < float("inf"):
+            raise PolicyError(f"temperature is {self.temperature}; give a positive number")
+        object.__setattr__(self, "action_values", values)
+
+    @property
+    def n(self) -> int:
+        """Number of actions."""
+        return self.action_values.shape[-1]
+
+    def __call__(self, observations: Shaped[np.ndarray, "row 2"]) -> Float[np.ndarray, "row action"]:
+        """Probabilities (N, A) of observations (N, 2) in native units."""
+        shape = self.action_values.shape[0], self.action_values.shape[1]
+        cells, weights = bilinear_weights(places(observations, self.low, self.high, shape), shape)
+        corners = self.action_values.reshape(-1, self.n)[cells]  # (N, 4, A)
+        scaled = np.einsum("nc,nca->na", weights, corners) / self.temperature
+        raised = np.exp(scaled - scaled.max(axis=1, keepdims=True))
+        return raised / raised.sum(axis=1, keepdims=True)
 
 
-def check_version(path: Path, arrays: dict[str, np.ndarray], version: int) -> None:
-    """Take `version` out of the arrays. Raises PolicyError unless it is the given one."""
-    found = arrays.pop("version", None)
-    if found is None or found.shape != () or found != version:
-        raise PolicyError(f"{path}: policy file version {found}; this koffline reads version {version}")
-
-
-def write_arrays(path: Path, kind: str, version: int, arrays: Mapping[str, Any]) -> None:
-    """Write a file, whole or not at all; the same arrays give the same bytes. Raises PolicyError."""
-    stored = {key: stored_array(value) for key, value in arrays.items()}
-    marked = {"format": np.array(kind), "version": np.array(version, np.int64), **stored}
-    try:
-        with atomic_file(path, force=True) as temporary:
-            temporary.write_bytes(_npz_bytes(marked))
-    except DataError as error:
-        raise PolicyError(str(error)) from None
-
-
-def stored_array(value: Any) -> np.ndarray:
-    """The array as written: text, float32, or float64 for every other kind of number."""
-    try:
-        array = np.asarray(value)
-    except ValueError as error:
-        raise PolicyError(f"a policy setting is ragged ({one_line(error)}); give one array") from error
-    if array.dtype.kind in "iuf" and array.dtype != np.float32:
-        array = array.astype(np.float64)
-    if array.dtype.kind not in "Uf":
-        raise PolicyError(f"a policy setting has dtype {array.dtype}; give numbers or text")
-    return np.ascontiguousarray(array).reshape(array.shape).astype(array.dtype.newbyteorder("<"), copy=False)
-
-
-def _npz_bytes(arrays: Mapping[str, np.ndarray]) -> bytes:
-    """An .npz with fixed time stamps and no compression, so that its bytes depend on the content alone."""
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:
-        for key, array in arrays.items():
-            entry = zipfile.ZipInfo(f"{key}.npy", date_time=(1980, 1, 1, 0, 0, 0))
-            entry.create_system = 3
-            entry.external_attr = 0o644 << 16
-            content = io.BytesIO()
-            np.lib.format.write_array(content, array, version=(1, 0), allow_pickle=False)
-            archive.writestr(entry, content.getvalue())
-    return buffer.getvalue()
+def save_grid_policy(path: str | Path, policy: GridPolicy) -> None:
+    """Write a policy file; the same policy gives the same bytes, and the file appears whole or not at all."""
+    write_arrays(Path(path), GRID_FORMAT, VERSION, {key: getattr(policy, key) for key in _GRID_KEYS})
 
 
 def save_mlp_policy(
-    path: str | Path,
-    layers: Sequence[tuple[ArrayLike, ArrayLike]],
-    output: str,
-    **settings: Any,
+    path: str | Path, layers: Sequence[tuple[ArrayLike, ArrayLike]], output: str, **settings: Any
 ) -> None:
     """Write a policy file; the same content gives the same bytes, and the file appears whole or not at all.
 
@@ -108,10 +93,9 @@ def save_mlp_policy(
     """
     columns: dict[str, Any] = {}
     for layer, (weight, bias) in enumerate(layers):
-        columns[f"W{layer}"], columns[f"b{layer}"] = weight, bias
-    columns["output"] = output
-    columns.update({key: value for key, value in settings.items() if value is not None})
-    arrays = {key: stored_array(value) for key, value in columns.items()}
+        columns |= {f"W{layer}": weight, f"b{layer}": bias}
+    columns |= {"output": output, **{key: value for key, value in settings.items() if value is not None}}
+    arrays = {key: _stored(value) for key, value in columns.items()}
     try:
         mlp_from_arrays(arrays)  # a file that could not be read back is never written
     except PolicyError as error:
@@ -119,55 +103,101 @@ def save_mlp_policy(
     write_arrays(Path(path), FORMAT, VERSION, arrays)
 
 
-def mlp_of_file(path: Path, marker: str, arrays: dict[str, np.ndarray]) -> Mlp:
-    """The network in what a file holds. Raises PolicyError naming the file for anything that is not valid."""
-    if marker != FORMAT:
-        keys = ", ".join(sorted(arrays)[:8])
+def load_policy_file(path: Path, action_space: ActionSpace, observation_shape: Sequence[int]) -> Policy:
+    """The network or grid in a file as a policy for a log with these spaces. Raises PolicyError."""
+    try:
+        arrays = untrusted.read_arrays(path)
+    except Exception as error:  # a hostile or truncated archive may fail in any way
         raise PolicyError(
-            f"{path}: the .npz is not a koffline policy (arrays: {keys}); "
+            f"{path}: the .npz cannot be read ({one_line(error)}); write it again with "
+            "koffline.policies.save_mlp_policy"
+        ) from error
+    kind = str(arrays.pop("format", None))
+    if kind not in (FORMAT, GRID_FORMAT):
+        raise PolicyError(
+            f"{path}: the .npz is not a koffline policy (arrays: {', '.join(sorted(arrays)[:8])}); "
             "write one with koffline.policies.save_mlp_policy"
         )
-    check_version(path, arrays, VERSION)
+    version = arrays.pop("version", None)
+    if version is None or version.shape != () or version != VERSION:
+        raise PolicyError(f"{path}: policy file version {version}; this koffline reads version {VERSION}")
     try:
-        return mlp_from_arrays(arrays)
+        made = mlp_from_arrays(arrays) if kind == FORMAT else _grid_from_arrays(arrays)
     except PolicyError as error:
         raise PolicyError(f"{path}: {error}") from error
+    if isinstance(made, Mlp):
+        return mlp_policy(made, str(path), action_space, observation_shape)
+    check_spaces(str(path), Discrete(made.n), (2,), action_space, observation_shape)
+    return DiscretePolicy(made.n, made, str(path), (2,))
+
+
+def write_arrays(path: Path, kind: str, version: int, arrays: Mapping[str, Any]) -> None:
+    """Write a file, whole or not at all; the same arrays give the same bytes. Raises PolicyError."""
+    stored = {"format": np.array(kind), "version": np.array(version, np.int64)}
+    stored |= {key: _stored(value) for key, value in arrays.items()}
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:
+        for key, array in stored.items():  # fixed time stamps: the bytes depend on the content alone
+            entry = zipfile.ZipInfo(f"{key}.npy", date_time=(1980, 1, 1, 0, 0, 0))
+            entry.create_system = 3
+            entry.external_attr = 0o644 << 16
+            content = io.BytesIO()
+            np.lib.format.write_array(content, array, version=(1, 0), allow_pickle=False)
+            archive.writestr(entry, content.getvalue())
+    try:
+        with atomic_file(path, force=True) as temporary:
+            temporary.write_bytes(buffer.getvalue())
+    except DataError as error:
+        raise PolicyError(str(error)) from None
 
 
 def mlp_from_arrays(arrays: Mapping[str, np.ndarray]) -> Mlp:
     """The network in a policy file's arrays. Raises PolicyError for missing, unknown or wrong ones."""
-    depth = 0
-    while f"W{depth}" in arrays or f"b{depth}" in arrays:
-        depth += 1
-    layer_keys = [f"{kind}{layer}" for layer in range(depth) for kind in "Wb"]
-    _check_keys(arrays, layer_keys)
-    settings: dict[str, Any] = {key: str(arrays[key]) for key in _TEXT_KEYS if key in arrays}
-    settings |= {key: _numbers(key, arrays[key]) for key in _NUMBER_KEYS if key in arrays}
-    if "log_std" in settings:
-        settings["std"] = np.exp(settings.pop("log_std"))
-    if "temperature" in settings:
-        if settings["temperature"].shape != ():
-            raise PolicyError(f"temperature has shape {settings['temperature'].shape}; give one number")
-        settings["temperature"] = float(settings["temperature"])
-    weights = tuple(_numbers(f"W{layer}", arrays[f"W{layer}"]) for layer in range(depth))
-    biases = tuple(_numbers(f"b{layer}", arrays[f"b{layer}"]) for layer in range(depth))
-    return Mlp(weights, biases, **settings)
-
-
-def _check_keys(arrays: Mapping[str, np.ndarray], layer_keys: list[str]) -> None:
-    for key in ["W0", "b0", "output", *layer_keys]:
+    depth = max(1, sum(key.startswith("W") for key in arrays))
+    layers = {kind: [f"{kind}{layer}" for layer in range(depth)] for kind in "Wb"}
+    for key in (*layers["W"], *layers["b"], "output"):
         if key not in arrays:
             raise PolicyError(f"{key} is missing; give W0, b0, W1, b1, ... and output")
+    for key in arrays:
+        if key not in (*_KEYS, *layers["W"], *layers["b"]):
+            remedy = nearest_name(key, ["W0", "b0", *_KEYS])
+            raise PolicyError(f"{key} is not a setting of a policy file; {remedy}")
     if "std" in arrays and "log_std" in arrays:
         raise PolicyError("std and log_std are both given; give one of them")
-    known = [*_TEXT_KEYS, *_NUMBER_KEYS]
-    for key in arrays:
-        if key not in known and key not in layer_keys:
-            remedy = nearest_name(key, ["W0", "b0", *known])
-            raise PolicyError(f"{key} is not a setting of a policy file; {remedy}")
+    values: dict[str, Any] = {key: _numbers(key, arrays[key]) for key in arrays if key not in _TEXT_KEYS}
+    values |= {key: str(arrays[key]) for key in _TEXT_KEYS if key in arrays}
+    weights, biases = (tuple(values.pop(key) for key in names) for names in layers.values())
+    if "log_std" in values:
+        values["std"] = np.exp(values.pop("log_std"))
+    if "temperature" in values:
+        if values["temperature"].shape != ():
+            raise PolicyError(f"temperature has shape {values['temperature'].shape}; give one number")
+        values["temperature"] = float(values["temperature"])
+    return Mlp(weights, biases, **values)
+
+
+def _grid_from_arrays(arrays: Mapping[str, np.ndarray]) -> GridPolicy:
+    if set(arrays) != set(_GRID_KEYS):
+        raise PolicyError(f"the arrays are {', '.join(sorted(arrays))}; {', '.join(_GRID_KEYS)} are needed")
+    numbers = {key: _numbers(key, array) for key, array in arrays.items()}
+    low, high = (tuple(numbers[side].reshape(-1).tolist()) for side in ("low", "high"))
+    return GridPolicy(low, high, numbers["action_values"], numbers["temperature"].tolist())
 
 
 def _numbers(key: str, array: np.ndarray) -> np.ndarray:
     if array.dtype.kind not in "iuf":
         raise PolicyError(f"{key} has dtype {array.dtype}; give numbers")
     return array.astype(np.float64)
+
+
+def _stored(value: Any) -> np.ndarray:
+    """The array as written: text, float32, or float64 for every other kind of number."""
+    try:
+        array = np.asarray(value)
+    except ValueError as error:
+        raise PolicyError(f"a policy setting is ragged ({one_line(error)}); give one array") from error
+    if array.dtype.kind in "iuf" and array.dtype != np.float32:
+        array = array.astype(np.float64)
+    if array.dtype.kind not in "Uf":
+        raise PolicyError(f"a policy setting has dtype {array.dtype}; give numbers or text")
+    return np.ascontiguousarray(array).reshape(array.shape).astype(array.dtype.newbyteorder("<"), copy=False)

@@ -1,4 +1,4 @@
-"""Policies in Python: any callable, and `package.module:name`, whose loading runs the user's code."""
+"""Policies in Python: any callable, a torch module, and `package.module:name`, which runs the user's code."""
 
 from __future__ import annotations
 
@@ -14,10 +14,16 @@ from typing import Any
 
 import numpy as np
 
-from koffline.data.transitions import Discrete
+from koffline.data.transitions import ActionSpace, Discrete
 from koffline.errors import PolicyError
-from koffline.policies.base import ActionSpace, ContinuousPolicy, DiscretePolicy, Policy, chunk_rows_for
-from koffline.policies.outputs import continuous_actions, one_line
+from koffline.policies.base import (
+    ContinuousPolicy,
+    DiscretePolicy,
+    Policy,
+    checked_actions,
+    chunk_rows_for,
+    one_line,
+)
 from koffline.untrusted.code import check_code_allowed
 
 _MEAN_DRAWS = 64
@@ -60,12 +66,10 @@ def import_object(spec: str) -> Any:
         raise PolicyError(f"{spec}: importing {module_name} failed ({one_line(error)}); {remedy}") from error
     for part in attribute.split("."):
         if not hasattr(target, part):
-            public = [
-                name for name in dir(target) if callable(getattr(target, name, None)) and name[0] != "_"
-            ]
-            raise PolicyError(
-                f"{spec}: {module_name} has no '{part}'; it has {', '.join(public[:8]) or 'nothing callable'}"
-            )
+            names = [name for name in dir(target) if name[0] != "_"]
+            public = [name for name in names if callable(getattr(target, name, None))]
+            found = ", ".join(public[:8]) or "nothing callable"
+            raise PolicyError(f"{spec}: {module_name} has no '{part}'; it has {found}")
         target = getattr(target, part)
     return target
 
@@ -97,7 +101,11 @@ def callable_policy(
     rows = chunk_rows_for(shape)
     if isinstance(action_space, Discrete):
         return DiscretePolicy(action_space.n, function, name, shape, rows)
-    if not _takes_generator(function):
+    try:
+        takes_generator = "generator" in inspect.signature(function).parameters
+    except (TypeError, ValueError):  # some callables in C have no signature
+        takes_generator = False
+    if not takes_generator:
         return ContinuousPolicy(action_space.k, function, None, name, shape, rows)
 
     def sample(observations: np.ndarray, generator: np.random.Generator) -> Any:
@@ -107,15 +115,38 @@ def callable_policy(
         generator = np.random.default_rng(0)
         total = np.zeros((len(observations), action_space.k))
         for _ in range(_MEAN_DRAWS):
-            total += continuous_actions(sample(observations, generator), len(total), action_space.k, name)
+            total += checked_actions(sample(observations, generator), len(total), action_space.k, name)
         return total / _MEAN_DRAWS
 
     density = getattr(function, "log_density", None)
     return ContinuousPolicy(action_space.k, mean, sample, name, shape, rows, density)
 
 
-def _takes_generator(function: Callable[..., Any]) -> bool:
-    try:
-        return "generator" in inspect.signature(function).parameters
-    except (TypeError, ValueError):  # some callables in C have no signature
-        return False
+class ModuleFunction:
+    """Calls a torch module without gradients, in evaluation mode, on its own device, in its own float type.
+
+    Columns of whole numbers (int64: discrete actions) stay such.
+    """
+
+    def __init__(self, module: Any) -> None:
+        import torch
+
+        sample = next(module.parameters(), None)
+        self._module = module
+        self._dtype = sample.dtype if sample is not None and sample.is_floating_point() else torch.float32
+        self._device = torch.device("cpu") if sample is None else sample.device
+
+    def __call__(self, *columns: np.ndarray) -> Any:
+        """What the module gives for columns of rows."""
+        import torch
+
+        # Copies: the log's arrays are read-only, and the module might write into its input.
+        types = [torch.int64 if column.dtype == np.int64 else self._dtype for column in columns]
+        batch = [torch.tensor(c, dtype=t, device=self._device) for c, t in zip(columns, types, strict=True)]
+        was_training = self._module.training
+        self._module.eval()
+        try:
+            with torch.no_grad():
+                return self._module(*batch)
+        finally:
+            self._module.train(was_training)

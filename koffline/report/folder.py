@@ -19,32 +19,27 @@ def check_output_directory(out: Path, force: bool, marker: str) -> None:
     marker: the file without which a folder is not ours to replace, even with ``force``.
     """
     remove_abandoned(out)
-    if out.exists() and not out.is_dir():
-        raise ConfigError(f"--out {out} is a file; name a directory")
     occupied = out.is_dir() and any(out.iterdir())
-    if occupied and not force:
-        raise ConfigError(f"--out {out} is not empty; name another directory or add --force to replace it")
-    if occupied and not (out / marker).is_file():
-        raise ConfigError(
-            f"--out {out} holds no {marker}, so --force will not replace it; name another directory"
-        )
     parent = next(folder for folder in [out.absolute(), *out.absolute().parents] if folder.exists())
-    if not parent.is_dir():
-        raise ConfigError(f"--out {out}: {parent} is a file; name a directory")
-    _probe(out, parent)
-
-
-def _probe(out: Path, parent: Path) -> None:
-    """Make a directory in ``parent`` and remove it: permissions alone do not tell (as in /proc)."""
-    try:
-        probe = temporary_beside(parent / out.name)
-        probe.mkdir()
-        probe.rmdir()
-    except OSError as error:
-        reason = error.strerror or str(error)
-        raise ConfigError(
-            f"--out {out}: {parent} is not writable ({reason}); name a directory that is"
-        ) from None
+    refusal = None
+    if out.exists() and not out.is_dir():
+        refusal = " is a file; name a directory"
+    elif occupied and not force:
+        refusal = " is not empty; name another directory or add --force to replace it"
+    elif occupied and not (out / marker).is_file():
+        refusal = f" holds no {marker}, so --force will not replace it; name another directory"
+    elif not parent.is_dir():
+        refusal = f": {parent} is a file; name a directory"
+    else:
+        try:  # permissions alone do not tell (as in /proc)
+            probe = temporary_beside(parent / out.name)
+            probe.mkdir()
+            probe.rmdir()
+        except OSError as error:
+            reason = error.strerror or str(error)
+            refusal = f": {parent} is not writable ({reason}); name a directory that is"
+    if refusal is not None:
+        raise ConfigError(f"--out {out}{refusal}")
 
 
 def write_folder(

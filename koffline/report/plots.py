@@ -1,26 +1,19 @@
-"""Figures of an estimate. Each function draws one picture and returns the figure; nothing is shown."""
+"""Figures of results: the house style, and what several of them show. Each function returns a figure."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-
-from koffline.ope.estimate import Estimate, Evidence
-from koffline.ope.interval import CALIBRATED, CERTIFIED
-from koffline.report.words import promise
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+    from koffline.ope.estimate import Evidence
+
 INK, ACCENT, SOFT, WARM = "#1f2933", "#1769aa", "#9fb3c8", "#c2410c"
-# Colour, dashes and opacity of an interval by what it promises.
-LINES: dict[str, tuple[str, str | tuple[float, tuple[float, float]], float]] = {
-    CALIBRATED: (ACCENT, "-", 0.4),
-    CERTIFIED: (WARM, (0.0, (3.0, 1.2)), 0.75),
-}
 STYLE: dict[Any, Any] = {
     "axes.spines.top": False,
     "axes.spines.right": False,
@@ -47,122 +40,73 @@ def make_figure(draw: Callable[[Axes], None], width: float = 6.0, height: float 
         return figure
 
 
-def plot_estimate(estimate: Estimate, truth: float | None = None) -> Figure:
-    """The estimate with its interval beside the log's own return, the replicas, and the truth when known."""
-    behaviour = estimate.diagnostics.get("behavior_return")
-    replicas = estimate.evidence.replica_values if estimate.evidence is not None else np.empty(0)
-    roles = estimate.evidence.replica_roles if estimate.evidence is not None else ()
+def list_rows(axes: Axes, labels: Sequence[str], **font: Any) -> None:
+    """One labelled row per entry, the first on top."""
+    axes.set_yticks(range(len(labels)), labels, **font)
+    axes.set_ylim(len(labels) - 0.4, -0.6)
+    axes.grid(visible=False, axis="y")
+
+
+def plot_histogram(
+    numbers: np.ndarray, mark: float, about_mark: str, xlabel: str, ylabel: str, **options: Any
+) -> Figure:
+    """A histogram with one dashed line. options: of matplotlib's ``hist``."""
 
     def draw(axes: Axes) -> None:
-        if estimate.interval is not None:
-            color, dashes, alpha = LINES[promise(estimate.interval.kind)]
-            ends = estimate.interval.low, estimate.interval.high
-            axes.hlines(1.0, *ends, color=color, lw=5, ls=dashes, alpha=alpha)
-        axes.plot(estimate.value, 1.0, "o", color=ACCENT, ms=9, label="this policy")
-        names = [f"policy\n({estimate.estimator})"]
-        resampled = np.array([role == "resampled" for role in roles], dtype=bool)
-        if resampled.any():
-            axes.plot(replicas[resampled], np.full(resampled.sum(), 0.78), "|", color=ACCENT, ms=9)
-        if behaviour is not None:
-            spread = 1.96 * (estimate.diagnostics.get("behavior_return_se") or 0.0)
-            axes.hlines(0.0, behaviour - spread, behaviour + spread, color=SOFT, lw=5, alpha=0.6)
-            axes.plot(behaviour, 0.0, "s", color="#627d98", ms=8)
-            names.append("the log's own\nreturn")
-        if truth is not None:
-            axes.axvline(truth, color=WARM, lw=1.6, ls="--")
-            axes.annotate(f" truth {truth:.4g}", (truth, 1.32), color=WARM, va="center")
-        axes.set_yticks([1.0, 0.0][: len(names)], names)
-        axes.set_ylim(-0.5, 1.5)
-        axes.set_xlabel(f"expected discounted return (γ = {estimate.gamma:.10g})")
-        axes.grid(visible=False, axis="y")
-
-    return make_figure(draw, width=7.0, height=2.4)
-
-
-def plot_objective(evidence: Evidence) -> Figure:
-    """The training objective of every replica against gradient steps."""
-
-    def draw(axes: Axes) -> None:
-        _curves(axes, evidence, evidence.objective)
-        if np.nanmin(evidence.objective) > 0.0:
-            axes.set_yscale("log")
-        axes.set_ylabel("mini-batch objective")
-
-    return make_figure(draw)
-
-
-def plot_values(evidence: Evidence, value: float, truth: float | None = None) -> Figure:
-    """The estimate that each replica would give against gradient steps, and the final one."""
-
-    def draw(axes: Axes) -> None:
-        _curves(axes, evidence, evidence.values)
-        axes.axhline(value, color=ACCENT, lw=1.2, ls=":", label="final estimate")
-        if truth is not None:
-            axes.axhline(truth, color=WARM, lw=1.2, ls="--", label="truth")
-        axes.set_ylabel("estimate of the value")
+        axes.hist(numbers, color=ACCENT, alpha=0.8, **options)
+        axes.axvline(mark, color=WARM, lw=1.2, ls="--", label=about_mark)
+        axes.set_xlabel(xlabel, fontsize=9 if len(xlabel) > 50 else 10)
+        axes.set_ylabel(ylabel)
         axes.legend(frameon=False)
 
     return make_figure(draw)
 
 
-def plot_residuals(evidence: Evidence) -> Figure:
-    """Histogram of the Bellman residuals over the log's rows, in units of the reward."""
-
-    def draw(axes: Axes) -> None:
-        low, high = np.quantile(evidence.residuals, [0.002, 0.998])
-        if not high > low:
-            low, high = low - 0.5, high + 0.5
-        axes.hist(np.clip(evidence.residuals, low, high), bins=60, color=ACCENT, alpha=0.8)
-        axes.axvline(0.0, color=INK, lw=0.8)
-        axes.axvline(float(evidence.residuals.mean()), color=WARM, lw=1.2, ls="--", label="mean")
-        axes.set_xlabel("Bellman residual of a row (reward units)")
-        axes.set_ylabel("rows")
-        axes.legend(frameon=False)
-
-    return make_figure(draw)
+def plot_residuals(residuals: np.ndarray) -> Figure:
+    """Histogram of the Bellman residuals of rows, in units of the reward."""
+    low, high = np.quantile(residuals, [0.002, 0.998])
+    if not high > low:
+        low, high = low - 0.5, high + 0.5
+    mean, label = float(residuals.mean()), "Bellman residual of a row (reward units)"
+    return plot_histogram(np.clip(residuals, low, high), mean, "mean", label, "rows", bins=60)
 
 
-def plot_initial_values(evidence: Evidence, value: float) -> Figure:
-    """Histogram of V over the initial states; their mean is the estimate."""
-
-    def draw(axes: Axes) -> None:
-        axes.hist(evidence.initial_values, bins=40, color=ACCENT, alpha=0.8)
-        axes.axvline(value, color=WARM, lw=1.2, ls="--", label="mean = the estimate")
-        axes.set_xlabel("V(s) of an initial state")
-        axes.set_ylabel("initial states")
-        axes.legend(frameon=False)
-
-    return make_figure(draw)
-
-
-def plot_coverage(evidence: Evidence) -> Figure:
+def plot_coverage(ratios: np.ndarray, weights: np.ndarray, label: str) -> Figure:
     """How far the policy's actions are from logged ones, relative to the log's own spacing."""
+    return plot_histogram(
+        np.minimum(ratios, 5.0),
+        1.0,
+        "95 % of the log's own rows are left of this",
+        f"{label} (5 = 5 or more)",
+        "sampled state-actions",
+        bins=[0.1 * edge for edge in range(51)],
+        weights=weights,
+    )
+
+
+def plot_curves(
+    evidence: Evidence, curves: np.ndarray, ylabel: str, levels: Sequence[tuple[str, float, str]] = ()
+) -> Figure:
+    """A line per replica against gradient steps, those of the whole log in front.
+
+    levels: label, height and colour of lines across; without any, positive curves are drawn on a log scale.
+    """
 
     def draw(axes: Axes) -> None:
-        support = np.minimum(evidence.action_support, 5.0)
-        axes.hist(
-            support,
-            bins=[0.1 * edge for edge in range(51)],
-            weights=evidence.support_weights,
-            color=ACCENT,
-            alpha=0.8,
-        )
-        axes.axvline(1.0, color=WARM, lw=1.2, ls="--", label="95 % of the log's own rows are left of this")
-        axes.set_xlabel(evidence.support_label + " (5 = 5 or more)")
-        axes.set_ylabel("sampled state-actions")
-        axes.legend(frameon=False)
+        for line, role in zip(curves, evidence.replica_roles, strict=True):
+            front = role == "full"
+            color, width = (ACCENT, 1.5) if front else (SOFT, 0.8)
+            axes.plot(evidence.steps, line, color=color, lw=width, zorder=2 + front)
+        axes.plot([], [], color=ACCENT, lw=1.5, label="trained on the whole log")
+        if "resampled" in evidence.replica_roles:
+            axes.plot([], [], color=SOFT, lw=0.8, label="trained on resampled episodes")
+        for label, level, color in levels:
+            axes.axhline(level, color=color, lw=1.2, ls="--", label=label)
+        axes.set_xlabel("gradient steps")
+        axes.set_ylabel(ylabel)
+        if levels:
+            axes.legend(frameon=False)
+        elif np.nanmin(curves) > 0.0:
+            axes.set_yscale("log")
 
     return make_figure(draw)
-
-
-def _curves(axes: Axes, evidence: Evidence, curves: np.ndarray) -> None:
-    """Thin lines, one per replica: those of the whole log in front."""
-    for line, role in zip(curves, evidence.replica_roles, strict=True):
-        front = role == "full"
-        axes.plot(
-            evidence.steps, line, color=ACCENT if front else SOFT, lw=1.5 if front else 0.8, zorder=2 + front
-        )
-    axes.plot([], [], color=ACCENT, lw=1.5, label="trained on the whole log")
-    if "resampled" in evidence.replica_roles:
-        axes.plot([], [], color=SOFT, lw=0.8, label="trained on resampled episodes")
-    axes.set_xlabel("gradient steps")

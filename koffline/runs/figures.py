@@ -1,17 +1,18 @@
-"""Pictures of metrics: several runs in one pair of axes, or all metrics of a run in a grid."""
+"""Metrics of a run as d3rlpy writes them, one CSV each: read, described in words, and drawn."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import textwrap
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from jaxtyping import Float
 
-from koffline.errors import ConfigError
-from koffline.runs.metrics import Metric, moving_average
+from koffline.errors import DataError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -21,8 +22,6 @@ INK = "#1f2933"
 # Okabe and Ito's palette, safe for colour-blind readers; further lines repeat it in other strokes.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#4d4d4d")
 _STROKES = ("-", "--", ":", "-.")
-_TITLE_WIDTH = 32  # letters
-_LEGEND_INSIDE = 6  # lines; a longer legend stands beside the axes
 STYLE: dict[Any, Any] = {
     "axes.spines.top": False,
     "axes.spines.right": False,
@@ -39,71 +38,144 @@ STYLE: dict[Any, Any] = {
 }
 
 
-@dataclass(frozen=True)
-class PlotOptions:
-    """d3rlpy's options of plot. labels: one per metric, or none; limits: (low, high)."""
+@dataclass(frozen=True, eq=False)
+class Metric:
+    """One metric over a run: columns by name (epoch, step, value …), rows in the order of the file.
 
-    window: int = 1
-    show_steps: bool = False
-    show_max: bool = False
-    labels: tuple[str, ...] = ()
-    xlim: tuple[float, float] | None = None
-    ylim: tuple[float, float] | None = None
-    title: str | None = None
-    ylabel: str | None = None
+    Values may be NaN or infinite. shown: the column to draw, "mean" where there is a range (gradients).
+    """
 
-    def __post_init__(self) -> None:
-        if self.window < 1:
-            raise ConfigError(f"--window is {self.window}; give 1 (no smoothing) or more")
-        for name, limits in (("xlim", self.xlim), ("ylim", self.ylim)):
-            if limits and not (math.isfinite(limits[0]) and limits[0] < limits[1] < math.inf):
-                raise ConfigError(f"--{name} is {limits[0]:g} {limits[1]:g}; give the lower end first")
+    path: Path
+    columns: Mapping[str, Float[np.ndarray, " row"]]
+    shown: str = "value"
+
+    @property
+    def values(self) -> Float[np.ndarray, " row"]:
+        """The column to draw."""
+        return self.columns[self.shown]
+
+    @property
+    def finite(self) -> Float[np.ndarray, " finite"]:
+        """The values that are numbers."""
+        return self.values[np.isfinite(self.values)]
 
 
-def draw_metrics(figure: Figure, metrics: Sequence[Metric], options: PlotOptions) -> None:
-    """One line per metric. Raises ConfigError for another number of labels."""
-    labels = line_labels(options, [metric.path for metric in metrics])
+def read_metric(path: str | Path) -> Metric:
+    """Read a metric's CSV; a last line that is still being written is left out. Raises DataError."""
+    path = Path(path)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is no text"
+        raise DataError(
+            f"{path} cannot be read ({reason}); give a metric's CSV, such as loss.csv of a run"
+        ) from None
+    lines = [line for line in text.splitlines() if line.strip()]
+    names = ["epoch", "step", "value"]  # d3rlpy gives a header to gradients only
+    if lines and lines[0].startswith("epoch,step,"):
+        names = lines.pop(0).split(",")
+    rows = [_numbers(line, len(names)) for line in lines]
+    if rows and rows[-1] is None and not text.endswith("\n"):
+        rows.pop()  # the run writes it at this moment, or was killed while it did
+    if None in rows:
+        wrong = lines[rows.index(None)][:40]
+        raise DataError(
+            f"{path}: a line is not {len(names)} numbers ({wrong!r}); give a metric's CSV as d3rlpy "
+            "writes it (epoch,step,value)"
+        )
+    if not rows:
+        raise DataError(f"{path} holds no rows yet; wait for the first epoch to end")
+    columns = dict(zip(names, np.array(rows, dtype=np.float64).T, strict=True))
+    return Metric(path, columns, "mean" if "mean" in names else names[2])
+
+
+def _numbers(line: str, count: int) -> list[float] | None:
+    try:
+        cells = [float(cell) for cell in line.split(",")]
+    except ValueError:
+        return None
+    return cells if len(cells) == count else None
+
+
+def metric_files(folder: str | Path) -> list[Path]:
+    """The CSV files of a run by name, gradients last. Raises DataError where there are none."""
+    found = sorted(Path(folder).glob("*.csv"), key=lambda path: (path.stem.endswith("_grad"), path.name))
+    if not found:
+        raise DataError(f"{folder} is no folder with metrics (*.csv); give the folder of a run")
+    return found
+
+
+def describe(metric: Metric) -> list[str]:
+    """The lines of ``koffline stats``: d3rlpy's, and the last value, the mean, and what is not finite."""
+    finite, count = metric.finite, len(metric.values)
+    lines = [f"FILE NAME  : {metric.path}", f"EPOCH      : {metric.columns['epoch'][-1]:.15g}"]
+    lines += [f"TOTAL STEPS: {metric.columns['step'][-1]:.15g}", f"LAST VALUE : {metric.values[-1]:.10g}"]
+    for label, compute in (("MAX", np.max), ("MIN", np.min), ("MEAN", np.mean), ("STD", np.std)):
+        lines.append(f"{label + ' VALUE':<11}: {compute(finite) if len(finite) else math.nan:.10g}")
+    if len(finite) < count:
+        lines.append(f"NOT FINITE : {count - len(finite)} of {count} values, left out above")
+    return lines
+
+
+def moving_average(values: Float[np.ndarray, " row"], window: int) -> Float[np.ndarray, " row"]:
+    """(N,) mean of each value and the window − 1 before it, fewer at the start.
+
+    Values that are not finite are left out of the means of others, and are NaN themselves.
+    """
+    means = np.full(len(values), np.nan)
+    for row in np.flatnonzero(np.isfinite(values)):
+        recent = values[max(0, row - window + 1) : row + 1]
+        means[row] = recent[np.isfinite(recent)].mean()
+    return means
+
+
+def draw_metrics(
+    figure: Figure,
+    metrics: Sequence[Metric],
+    window: int = 1,
+    show_steps: bool = False,
+    show_max: bool = False,
+    labels: Sequence[str] = (),
+    xlim: tuple[float, float] | None = None,
+    ylim: tuple[float, float] | None = None,
+    title: str | None = None,
+    ylabel: str | None = None,
+) -> None:
+    """One line per metric, with d3rlpy's options of plot. labels: one per metric, or none."""
     axes = figure.add_subplot()
-    for index, (metric, label) in enumerate(zip(metrics, labels, strict=True)):
-        look = {
-            "color": _COLOURS[index % len(_COLOURS)],
-            "ls": _STROKES[index // len(_COLOURS) % len(_STROKES)],
-        }
-        _draw_line(axes, metric, options, label, look)
-    finite = [value for metric in metrics for value in metric.finite]
-    if options.show_max and finite:
-        axes.axhline(max(finite), color=INK, ls="--", lw=1.0)
-    if not finite:
-        _say_nothing_finite(axes)
-    names = {metric.name for metric in metrics}
-    axes.set_xlabel("steps" if options.show_steps else "epochs")
-    axes.set_ylabel(options.ylabel or (names.pop() if len(names) == 1 else "value"))
-    axes.set_title(options.title or "", loc="left")
-    _finish(axes, options)
-    if len(metrics) > _LEGEND_INSIDE:
-        figure.legend(loc="outside right upper")
-    else:
-        axes.legend()
+    for index, metric in enumerate(metrics):
+        row, column = divmod(index, len(_COLOURS))
+        look: dict[str, Any] = {"color": _COLOURS[column], "ls": _STROKES[row % len(_STROKES)]}
+        label = labels[index] if labels else "/".join(metric.path.parts[-2:])
+        x = metric.columns["step" if show_steps else "epoch"]
+        axes.plot(x, moving_average(metric.values, window), marker=".", ms=4, lw=1.6, label=label, **look)
+    finite = np.concatenate([metric.finite for metric in metrics])
+    if show_max and len(finite):
+        axes.axhline(finite.max(), color=INK, ls="--", lw=1.0)
+    names = {metric.path.stem for metric in metrics}
+    axes.set_xlabel("steps" if show_steps else "epochs")
+    axes.set_ylabel(ylabel or (names.pop() if len(names) == 1 else "value"))
+    axes.set_title(title or "", loc="left")
+    _count_whole(axes)
+    axes.set(**{name: limits for name, limits in (("xlim", xlim), ("ylim", ylim)) if limits})
+    axes.legend()
 
 
 def draw_grid(figure: Figure, metrics: Sequence[Metric], title: str | None = None) -> None:
     """A panel for each metric."""
     columns = math.ceil(math.sqrt(len(metrics)))
-    rows = math.ceil(len(metrics) / columns)
-    panels = figure.subplots(rows, columns, squeeze=False)
+    panels = figure.subplots(math.ceil(len(metrics) / columns), columns, squeeze=False)
     for axes, metric in zip(panels.flat, metrics, strict=False):
-        _draw_line(axes, metric, PlotOptions(), None, {"color": _COLOURS[0]})
-        if metric.low is not None and metric.high is not None:
-            axes.fill_between(metric.epochs, metric.low, metric.high, color=_COLOURS[0], alpha=0.15, lw=0)
-        if not len(metric.finite):
-            _say_nothing_finite(axes)
-        axes.set_title(_wrapped(metric.name), loc="left")
+        held = metric.columns
+        axes.plot(held["epoch"], metric.values, ".-", ms=4, lw=1.6, color=_COLOURS[0])
+        if "min" in held and "max" in held:
+            axes.fill_between(held["epoch"], held["min"], held["max"], color=_COLOURS[0], alpha=0.15, lw=0)
+        axes.set_title(textwrap.fill(metric.path.stem, 32), loc="left")
         axes.set_xlabel("epochs")
-        _finish(axes, PlotOptions())
+        _count_whole(axes)
     for axes in panels.flat[len(metrics) :]:
         axes.remove()
-    if title:
-        figure.suptitle(title)
+    figure.suptitle(title or "")
 
 
 def grid_size(count: int) -> tuple[float, float]:
@@ -112,71 +184,7 @@ def grid_size(count: int) -> tuple[float, float]:
     return max(5.0, 3.4 * columns), max(3.4, 2.5 * math.ceil(count / columns))
 
 
-def line_labels(options: PlotOptions, paths: Sequence[Path]) -> tuple[str, ...]:
-    """The labels asked for, or names of the files. Raises ConfigError for another number than of files."""
-    if options.labels and len(options.labels) != len(paths):
-        raise ConfigError(
-            f"there are {len(options.labels)} --label and {len(paths)} files; give one for each, or none"
-        )
-    return options.labels or short_names(paths)
-
-
-def short_names(paths: Sequence[Path]) -> tuple[str, ...]:
-    """The last parts of each path, two or as many as tell the paths apart."""
-    deepest = max(len(path.parts) for path in paths)
-    for length in range(2, deepest + 1):
-        names = tuple("/".join(path.parts[-length:]) for path in paths)
-        if len(set(names)) == len(set(paths)):
-            return names
-    return tuple(str(path) for path in paths)
-
-
-def _draw_line(
-    axes: Axes, metric: Metric, options: PlotOptions, label: str | None, look: dict[str, Any]
-) -> None:
-    x = metric.steps if options.show_steps else metric.epochs
-    if label is not None and not len(metric.finite):
-        label = f"{label} (no finite value)"
-    y = moving_average(metric.values, options.window)
-    axes.plot(x, y, label=label, lw=1.6, **look)
-    # Rows without a finite value belong to the run too: the x-axis shows how far it went.
-    axes.update_datalim(np.column_stack([x, np.zeros(len(x))]), updatey=False)
-    alone = _without_neighbours(np.isfinite(y))  # a line through them would not be seen
-    axes.plot(x[alone], y[alone], "o", ms=4, color=look["color"])
-
-
-def _without_neighbours(there: np.ndarray) -> np.ndarray:
-    padded = np.concatenate([[False], there, [False]])
-    return there & ~padded[:-2] & ~padded[2:]
-
-
-def _say_nothing_finite(axes: Axes) -> None:
-    axes.annotate(
-        "no finite value", (0.5, 0.5), xycoords="axes fraction", ha="center", va="center", color=INK
-    )
-    axes.set_yticks([])
-
-
-def _finish(axes: Axes, options: PlotOptions) -> None:
+def _count_whole(axes: Axes) -> None:
     from matplotlib.ticker import MaxNLocator
 
-    low, high = axes.dataLim.intervalx
-    if low == high:
-        axes.set_xlim(low - 0.5, high + 0.5)  # one epoch: its own number is the only tick
-    else:
-        axes.set_xlim(low - 0.03 * (high - low), high + 0.03 * (high - low))
     axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True, min_n_ticks=1))
-    if options.xlim:
-        axes.set_xlim(*options.xlim)
-    if options.ylim:
-        axes.set_ylim(*options.ylim)
-
-
-def _wrapped(name: str) -> str:
-    """A long name (gradients are named by their whole path) on several lines, broken behind its dots."""
-    lines = [""]
-    for part in name.replace(".", ".\0").split("\0"):
-        if lines[-1] and len(lines[-1]) + len(part) > _TITLE_WIDTH:
-            lines.append("")
-        lines[-1] += part
-    return "\n".join(lines)

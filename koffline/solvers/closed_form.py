@@ -17,8 +17,14 @@ from koffline.batches import Table
 from koffline.errors import ConfigError, DataError
 from koffline.kernels import Kernel
 from koffline.solvers.features import FeatureMap, UnitBox
-from koffline.solvers.forms import KernelMap, accumulate_forms, normalised_weights
-from koffline.solvers.linear import LinearResidual, as_double, combine_features
+from koffline.solvers.linear import (
+    KernelMap,
+    LinearResidual,
+    accumulate_forms,
+    as_double,
+    combine_features,
+    normalised_weights,
+)  # fmt: skip
 from koffline.solvers.quadratic import RidgePath, check_ridge, mean_curvature
 
 _BLOCK = 4096
@@ -61,13 +67,13 @@ class LinearValue:
             )
         rows = rows if self.scale is None else self.scale(rows)
         reads = None if readout is None else as_double(readout, self.weights.device)
-        parts = [rows.new_zeros(0)]
+        found = rows.new_zeros(len(rows))
         for start in range(0, len(rows), _BLOCK):
             block = slice(start, start + _BLOCK)
             features = self.features(rows[block]).double()
             read = None if reads is None else reads[block]
-            parts.append(combine_features(features, 1, read, self.constant) @ self.weights)
-        return torch.cat(parts)
+            found[block] = combine_features(features, 1, read, self.constant) @ self.weights
+        return found
 
 
 def solve_kernel_loss(
@@ -77,12 +83,10 @@ def solve_kernel_loss(
     *,
     diag_weight: float | None = None,
     ridge: float = 0.0,
-    toward: Float[Tensor, " parameter"] | None = None,
     constant: bool = True,
     row_weights: Float[Tensor, " row"] | None = None,
-    block_size: int = 1024,
 ) -> LinearValue:
-    """argmin_θ (1 − w) · U + w · mean(k_ii δ²) + λ‖θ − toward‖², w = diag_weight; None: the V-statistic.
+    """argmin_θ (1 − w) · U + w · mean(k_ii δ²) + λ‖θ‖², w = diag_weight; None: the V-statistic.
 
     kernel: exact, O(n² p) time in bounded memory, or a feature map ψ of it with m columns, O(n m p).
     ridge: λ relative to the mean curvature of the loss; the constant feature is not penalised.
@@ -90,25 +94,23 @@ def solve_kernel_loss(
     (Feng et al. 2019, equ:vstat)
     """
     check_ridge(ridge)
-    residual = LinearResidual(table, features, constant)
-    loss = accumulate_forms(residual, kernel, row_weights, block_size).loss(diag_weight)
-    solution = RidgePath(loss, residual.free, _checked_toward(toward, residual)).solve(ridge)
+    residual = LinearResidual(table, features, constant, normalised_weights(row_weights, len(table)))
+    loss = accumulate_forms(residual, kernel).loss(diag_weight)
+    solution = RidgePath(loss, residual.free).solve(ridge)
     if not bool(torch.isfinite(solution.weights).all()):
         raise ConfigError(
             f"the kernel loss with diag_weight {diag_weight} and ridge {ridge} has no minimum on these rows; "
             f"raise the ridge or use diag_weight {1.0 / len(table):.3g} (1/n) or more"
         )
-    return LinearValue(
-        features=features,
-        weights=solution.weights,
-        constant=constant,
-        outputs=None if table.readout is None else residual.outputs,
-        loss=float(loss.at(solution.weights)),
-        degrees_of_freedom=float(solution.degrees_of_freedom),
-        condition=float(solution.condition),
-        rows=len(table),
-        ridge=ridge,
-        kernel=kernel,
+    freedom, least = solution.degrees_of_freedom, loss.at(solution.weights)
+    return _value(
+        residual,
+        solution.weights,
+        ridge,
+        kernel,
+        loss=least,
+        degrees_of_freedom=freedom,
+        condition=solution.condition,
     )
 
 
@@ -118,71 +120,37 @@ def solve_lstd(
     features: FeatureMap,
     *,
     ridge: float = 0.0,
-    toward: Float[Tensor, " parameter"] | None = None,
     constant: bool = True,
     row_weights: Float[Tensor, " row"] | None = None,
 ) -> LinearValue:
-    """LSTD: θ with φᵀ(r − Zθ)/n = λ(θ − toward), the minimiser of the kernel loss with the kernel φᵀφ.
+    """LSTD: θ with φᵀ(r − Zθ)/n = λθ, the minimiser of the kernel loss with the kernel φᵀφ.
 
     ridge: λ relative to the mean of |diag(φᵀZ/n)|. Its `loss` is that V-statistic, ‖φᵀδ‖²/n²; its
     `condition` that of the system with features and constant in one unit.
     (Feng et al. 2019, cor:same_as_td)
     """
     check_ridge(ridge)
-    residual = LinearResidual(table, features, constant)
-    moments = temporal_moments(residual, row_weights)  # [A, b]
-    matrix, vector = moments[:, :-1], moments[:, -1]
-    start = _checked_toward(toward, residual)
-    start = torch.zeros_like(vector) if start is None else start.to(vector)
-    added = ridge * mean_curvature(matrix.diagonal(), residual.free)
+    residual = LinearResidual(table, features, constant, normalised_weights(row_weights, len(table)))
+    moments = residual.temporal() / len(residual)  # [A, b]
+    matrix, vector, free = moments[:, :-1], moments[:, -1], residual.free
+    added = ridge * mean_curvature(matrix.diagonal(), free)
     # Features and constant in one unit first: what is small beside the other must not pass for zero.
-    unit = _units(matrix.diagonal().abs(), residual.free)
-    ridged = (matrix + torch.diag(added * (~residual.free))) / torch.outer(unit, unit)
-    # The solution of least length: redundant features (several tilings) make the matrix singular.
-    inverse = torch.linalg.pinv(ridged) / torch.outer(unit, unit)
-    step = inverse @ (vector - matrix @ start)
-    spread = torch.linalg.svdvals(ridged)
-    return LinearValue(
-        features=features,
-        weights=start + step,
-        constant=constant,
-        outputs=None if table.readout is None else residual.outputs,
-        loss=float((vector - matrix @ (start + step)).square().sum()),
-        degrees_of_freedom=float((inverse @ matrix).trace()),
-        condition=float(spread[0] / spread[-1]),
-        rows=len(table),
-        ridge=ridge,
-    )
-
-
-def temporal_moments(
-    residual: LinearResidual, row_weights: Float[Tensor, " row"] | None = None
-) -> Float[Tensor, "parameter column"]:
-    """φᵀ[Z, r]/n, (p, p + 1), in blocks."""
-    weights = normalised_weights(row_weights, len(residual))
-    total: Tensor | None = None
-    for rows in residual.blocks():
-        now = residual.now(rows)
-        if weights is not None:
-            now = now * weights[rows, None]
-        part = now.mT @ residual.augmented(rows)
-        total = part if total is None else total.add_(part)
-    assert total is not None  # a table has rows
-    return total / len(residual)
-
-
-def _units(diagonal: Tensor, free: Tensor) -> Tensor:
-    """Square root of the largest entry among the free parameters and among the others, (p,); never zero."""
-    unit = torch.ones_like(diagonal)
+    unit = torch.ones_like(vector)
     for group in (free, ~free):
-        if bool((diagonal[group] > 0.0).any()):
-            unit[group] = diagonal[group].max().sqrt()
-    return unit
+        largest = matrix.diagonal().abs()[group].max() if bool(group.any()) else unit[0]
+        unit[group] = largest.sqrt() if float(largest) > 0.0 else 1.0
+    ridged = (matrix + torch.diag(added * (~free))) / torch.outer(unit, unit)
+    # The solution of least length: redundant features make the matrix singular.
+    inverse = torch.linalg.pinv(ridged) / torch.outer(unit, unit)
+    theta, spread = inverse @ vector, torch.linalg.svdvals(ridged)
+    loss, freedom = (vector - matrix @ theta).square().sum(), (inverse @ matrix).trace()
+    condition = spread[0] / spread[-1]
+    return _value(residual, theta, ridge, loss=loss, degrees_of_freedom=freedom, condition=condition)
 
 
-def _checked_toward(toward: Tensor | None, residual: LinearResidual) -> Tensor | None:
-    if toward is not None and toward.shape != (residual.parameters,):
-        raise ConfigError(
-            f"toward has shape {tuple(toward.shape)}; give one weight per parameter, ({residual.parameters},)"
-        )
-    return toward
+def _value(
+    residual: LinearResidual, weights: Tensor, ridge: float, kernel: Any = None, **numbers: Tensor
+) -> LinearValue:
+    found: dict[str, Any] = {name: float(number) for name, number in numbers.items()}
+    found.update(constant=residual.constant, outputs=residual.outputs, rows=len(residual))
+    return LinearValue(residual.features, weights, ridge=ridge, kernel=kernel, **found)

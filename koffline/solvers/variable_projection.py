@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,43 +20,20 @@ from torch import Tensor
 
 from koffline.batches import BatchSchedule, ReplicaPlan, Table
 from koffline.errors import ConfigError
-from koffline.fitting import Progress, threads
-from koffline.kernel_loss import check_diag_weight
+from koffline.fitting import threads
 from koffline.replicas import StackedMLP
 from koffline.solvers.closed_form import LinearValue, solve_kernel_loss
 from koffline.solvers.features import UnitBox
-from koffline.solvers.forms import KernelMap, ResidualForms
-from koffline.solvers.last_layer import last_layer_features, with_last_layer
-from koffline.solvers.linear import as_double, free_parameters
-from koffline.solvers.quadratic import RidgePath, check_ridge
+from koffline.solvers.linear import (
+    KernelMap,
+    as_double,
+    free_parameters,
+    kernel_inputs,
+    last_layer_features,
+    with_last_layer,
+)
+from koffline.solvers.quadratic import ResidualForms, RidgePath
 from koffline.steps import StackedAdam
-
-_MOST_NUMBERS = 1 << 25
-
-
-@dataclass(frozen=True)
-class ProjectionSettings:
-    """steps: gradient steps of the hidden layers. batch_size: rows whose loss a step solves and descends;
-    many more than the last layer has weights, or each step fits its own noise. ridge, diag_weight: as in
-    `solve_kernel_loss`. The learning rates are the plan's and fall to zero by a cosine.
-    """
-
-    steps: int = 500
-    batch_size: int = 1000
-    ridge: float = 1e-4
-    diag_weight: float | None = None
-    record_every: int = 10
-    threads: int = 1
-
-    def __post_init__(self) -> None:
-        for name in ("steps", "record_every", "threads"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} is {getattr(self, name)}; give a positive whole number")
-        if self.batch_size < 2:
-            raise ConfigError(f"batch_size is {self.batch_size}; give at least 2 rows")
-        check_ridge(self.ridge)
-        if self.diag_weight is not None:
-            check_diag_weight(self.diag_weight)
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,7 +58,7 @@ class ProjectedNetworks:
         """Values (R, M) float64 of rows (M, d); readout (M, n) for Q functions."""
         rows = as_double(inputs, self.network.flat.device)
         rows = rows if self.scale is None else self.scale(rows)
-        blank = torch.full((len(rows),), math.nan, dtype=torch.float64, device=rows.device)
+        blank = rows.new_full((len(rows),), math.nan)
         return torch.stack([blank if one is None else one.values(rows, readout) for one in self.solutions])
 
 
@@ -108,8 +86,7 @@ def reduced_loss(
         own = columns.mT @ (columns * psi.square().sum(dim=1, keepdim=True))
     count = float(len(table))
     loss = ResidualForms(total, own, own, count, count).loss(diag_weight)
-    parameters = difference.shape[-1]
-    free = free_parameters(parameters, network.sizes[-1]).to(psi.device)
+    free = free_parameters(difference.shape[-1], network.sizes[-1]).to(psi.device)
     theta = RidgePath(loss.detach(), free).solve(ridge).weights
     penalty = ridge * loss.ridge_scale(free) * theta[:, ~free].square().sum(dim=-1)
     return loss.at(theta) + penalty, theta
@@ -120,129 +97,93 @@ def fit_variable_projection(
     network: StackedMLP,
     kernel: KernelMap,
     plan: ReplicaPlan,
-    settings: ProjectionSettings | None = None,
     *,
-    progress: Progress | None = None,
+    steps: int = 500,
+    batch_size: int = 1000,
+    ridge: float = 1e-4,
+    diag_weight: float | None = None,
+    record_every: int = 10,
 ) -> ProjectedNetworks:
     """Train copies of `network`'s replicas; all arithmetic in float64.
 
     kernel: a feature map ψ of the kernel (`random_fourier_features`). Row sets of the plan decide the rows of
-    a replica, for the final solve too. Raises ConfigError when plan and network do not fit.
+    a replica, for the final solve too. steps: gradient steps of the hidden layers, at the plan's learning
+    rates, which fall to zero by a cosine. batch_size: rows whose loss a step solves and descends; many more
+    than the last layer has weights, or each step fits its own noise. ridge, diag_weight: as in
+    `solve_kernel_loss`. Raises ConfigError when plan and network do not fit.
     """
-    settings = settings or ProjectionSettings()
     if network.replicas != len(plan):
         raise ConfigError(f"network has {network.replicas} replicas, the plan {len(plan)}; make them equal")
-    started = time.perf_counter()
-    with threads(settings.threads):
-        run = _Projection(table.to(table.inputs.device, torch.float64), network, kernel, plan, settings)
-        for step in range(settings.steps):
-            run.update(step)
-            if progress is not None and (step + 1) % settings.record_every == 0:
-                progress.update(step + 1, settings.steps, run.last_loss())
-        return run.finish(started)
+    started, table = time.perf_counter(), table.to(table.inputs.device, torch.float64)
+    # The last layer is solved: a fixed scale or offset of the outputs has nothing left to do.
+    network = StackedMLP(network.sizes, network.flat.detach().double().clone(), network.activation)
+    flat = network.flat
+    rates = flat.new_tensor(plan.learning_rates)[:, None]
+    adam, unit = StackedAdam(flat), torch.ones_like(rates)
+    diverged_at: list[int | None] = [None] * len(plan)
+    losses = flat.new_zeros(steps, len(plan))
+    with threads(1):
+        batches = _batches(table, kernel, plan, batch_size)
+        for step in range(steps):
+            gradient = torch.zeros_like(flat)
+            for replicas, part, psi in next(batches):
+                leaf = flat[replicas].clone().requires_grad_()
+                moving = StackedMLP(network.sizes, leaf, network.activation)
+                loss, _ = reduced_loss(moving, part, psi, ridge, diag_weight)
+                (gradient[replicas],) = torch.autograd.grad(loss.sum(), leaf)
+                losses[step, replicas] = loss.detach()
+            if step == 0:  # losses of the first step: Adam's ε knows no units
+                unit = losses[0].abs().clamp_min(torch.finfo(losses.dtype).tiny)[:, None]
+            adam.update(flat, gradient / unit, rates * (0.5 * (1.0 + math.cos(math.pi * step / steps))))
+            for replica in torch.nonzero(~torch.isfinite(losses[step])).flatten().tolist():
+                diverged_at[replica] = step if diverged_at[replica] is None else diverged_at[replica]
+                flat[replica] = math.nan
+        solutions = [
+            _solve(network.select([replica]), _rows_of(table, plan, replica), kernel, ridge, diag_weight)
+            for replica in range(len(plan))
+        ]
+    blank = flat.new_full(((network.sizes[-2] + 1) * network.sizes[-1],), math.nan)
+    theta = torch.stack([blank if one is None else one.weights for one in solutions])
+    return ProjectedNetworks(
+        network=with_last_layer(network, theta),
+        solutions=tuple(solutions),
+        losses=torch.stack([part.mean(dim=0) for part in losses.split(record_every)]).cpu(),
+        loss_steps=tuple(min(start + record_every, steps) for start in range(0, steps, record_every)),
+        diverged_at=tuple(diverged_at),
+        seconds=time.perf_counter() - started,
+    )
 
 
-class _Projection:
-    """The state of one fit."""
+def _batches(
+    table: Table, kernel: KernelMap, plan: ReplicaPlan, batch_size: int
+) -> Iterator[list[tuple[Tensor, Table, Tensor]]]:
+    """For each step the replicas of each group of mini-batches, their rows and ψ."""
+    batch_size, step = min(batch_size, len(table)), 0
+    if batch_size == len(table) and not plan.row_sets:
+        whole = [(torch.arange(len(plan)), table, kernel(kernel_inputs(table)))]
+        while True:
+            yield whole
+    schedule = BatchSchedule(plan, len(table), batch_size, device=table.inputs.device)
+    groups = torch.tensor(plan.group_of)
+    while True:
+        parts = [table.select(rows) for rows in schedule.rows(step)]
+        yield [
+            (torch.nonzero(groups == group).flatten(), part, kernel(kernel_inputs(part)))
+            for group, part in enumerate(parts)
+        ]
+        step += 1
 
-    def __init__(
-        self,
-        table: Table,
-        network: StackedMLP,
-        kernel: KernelMap,
-        plan: ReplicaPlan,
-        settings: ProjectionSettings,
-    ) -> None:
-        self._table, self._kernel, self._plan, self._settings = table, kernel, plan, settings
-        # The last layer is solved: a fixed scale or offset of the outputs has nothing left to do.
-        self._network = StackedMLP(network.sizes, network.flat.detach().double().clone(), network.activation)
-        device = table.inputs.device
-        self._batch_size = min(settings.batch_size, len(table))
-        self._schedule = BatchSchedule(plan, len(table), self._batch_size, device=device)
-        flat = self._network.flat
-        self._adam = StackedAdam(flat)
-        self._unit = flat.new_ones(len(flat), 1)  # losses of the first step: Adam's ε knows no units
-        self._rates = torch.tensor(plan.learning_rates, dtype=flat.dtype, device=device)[:, None]
-        self._group_of = torch.tensor(plan.group_of)
-        self._whole = self._batch_size == len(table) and not plan.row_sets
-        self._psi = self._features(table) if self._whole else None
-        self._diverged_at: list[int | None] = [None] * len(plan)
-        self._recent: list[Tensor] = []
-        self._losses: list[Tensor] = []
-        self._loss_steps: list[int] = []
 
-    def update(self, step: int) -> None:
-        """One step of Adam on the hidden layers of every replica."""
-        flat = self._network.flat
-        gradient, losses = torch.zeros_like(flat), flat.new_full((len(flat),), math.nan)
-        for replicas, part, psi in self._batches(step):
-            leaf = flat[replicas].clone().requires_grad_()
-            network = StackedMLP(self._network.sizes, leaf, self._network.activation)
-            loss, _ = reduced_loss(network, part, psi, self._settings.ridge, self._settings.diag_weight)
-            (gradient[replicas],) = torch.autograd.grad(loss.sum(), leaf)
-            losses[replicas] = loss.detach()
-        if step == 0:
-            self._unit = losses.abs().clamp_min(torch.finfo(losses.dtype).tiny)[:, None]
-        gradient /= self._unit
-        factor = 0.5 * (1.0 + math.cos(math.pi * step / self._settings.steps))
-        self._adam.update(flat, gradient, self._rates * factor)
-        self._record(step, losses)
+def _rows_of(table: Table, plan: ReplicaPlan, replica: int) -> Table:
+    return table.select(plan.row_sets[plan.row_set_of[replica]]) if plan.row_sets else table
 
-    def last_loss(self) -> float:
-        """Median over replicas of the last record."""
-        return float(self._losses[-1].nanmedian()) if self._losses else math.nan
 
-    def finish(self, started: float) -> ProjectedNetworks:
-        """Solve the last layers on all rows."""
-        solutions = [self._solve(replica) for replica in range(len(self._plan))]
-        width = (self._network.sizes[-2] + 1) * self._network.sizes[-1]
-        blank = self._network.flat.new_full((width,), math.nan)
-        theta = torch.stack([blank if one is None else one.weights for one in solutions])
-        return ProjectedNetworks(
-            network=with_last_layer(self._network, theta),
-            solutions=tuple(solutions),
-            losses=torch.stack(self._losses),
-            loss_steps=tuple(self._loss_steps),
-            diverged_at=tuple(self._diverged_at),
-            seconds=time.perf_counter() - started,
-        )
-
-    def _batches(self, step: int) -> list[tuple[Tensor, Table, Tensor]]:
-        """Replicas of each group of mini-batches, their rows and ψ."""
-        if self._psi is not None:
-            return [(torch.arange(len(self._plan)), self._table, self._psi)]
-        batches = []
-        for group, rows in enumerate(self._schedule.rows(step)):
-            part = self._table.select(rows)
-            batches.append((torch.nonzero(self._group_of == group).flatten(), part, self._features(part)))
-        return batches
-
-    def _features(self, part: Table) -> Tensor:
-        inputs = part.inputs if part.kernel_inputs is None else part.kernel_inputs
-        return self._kernel(inputs)
-
-    def _record(self, step: int, losses: Tensor) -> None:
-        for replica in torch.nonzero(~torch.isfinite(losses)).flatten().tolist():
-            if self._diverged_at[replica] is None:
-                self._diverged_at[replica] = step
-            self._network.flat[replica] = math.nan
-        self._recent.append(losses)
-        if (step + 1) % self._settings.record_every == 0 or step + 1 == self._settings.steps:
-            self._losses.append(torch.stack(self._recent).mean(dim=0).cpu())
-            self._loss_steps.append(step + 1)
-            self._recent = []
-
-    def _solve(self, replica: int) -> LinearValue | None:
-        if not bool(torch.isfinite(self._network.flat[replica]).all()):
-            return None
-        network = self._network.select([replica])
-        table = self._table
-        if self._plan.row_sets:
-            table = table.select(self._plan.row_sets[self._plan.row_set_of[replica]])
-        return solve_kernel_loss(
-            table,
-            lambda x: network.features(x)[0],
-            self._kernel,
-            ridge=self._settings.ridge,
-            diag_weight=self._settings.diag_weight,
-        )
+def _solve(
+    network: StackedMLP, table: Table, kernel: KernelMap, ridge: float, diag_weight: float | None
+) -> LinearValue | None:
+    """The last layer of one network on all of its rows; None where it diverged."""
+    if not bool(torch.isfinite(network.flat).all()):
+        return None
+    return solve_kernel_loss(
+        table, lambda x: network.features(x)[0], kernel, ridge=ridge, diag_weight=diag_weight
+    )

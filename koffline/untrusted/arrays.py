@@ -9,7 +9,7 @@ import zipfile
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Literal
 
 import numpy as np
 
@@ -20,19 +20,20 @@ _METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 _ENCRYPTED = 0x1
 
 
-def array_names(path: Path) -> list[str]:
-    """Names of everything in an .npz, as numpy gives them. Raises Refused."""
-    with _opened(path) as archive:
-        return [entry.filename.removesuffix(".npy") for entry in archive.infolist()]
-
-
 @dataclass(frozen=True)
 class Header:
     """What an array declares before any of it is read."""
 
     shape: tuple[int, ...]
     dtype: np.dtype
-    is_fortran: bool = False
+    order: Literal["C", "F"]
+    size: int  # of the header itself, in bytes
+
+
+def array_names(path: Path) -> list[str]:
+    """Names of everything in an .npz, as numpy gives them. Raises Refused."""
+    with _opened(path) as archive:
+        return [entry.filename.removesuffix(".npy") for entry in archive.infolist()]
 
 
 def array_headers(path: Path, wanted: Collection[str]) -> dict[str, Header]:
@@ -50,13 +51,12 @@ def read_arrays(
     """
     with _opened(path) as archive:
         members = _members(archive, wanted)
-        headers = _headers(archive, members)
-        needed = {name: kept_bytes(header.shape, header.dtype) for name, header in headers.items()}
+        needed = {name: kept_bytes(h.shape, h.dtype) for name, h in _headers(archive, members).items()}
         check_memory(sum(needed.values()) + sum(needed[name] for name in twice))
         found = {}
         for name, entry in members.items():
             with archive.open(entry) as file:
-                found[name] = _read(file, name, entry.file_size)
+                found[name] = _read(file)
         return found
 
 
@@ -70,31 +70,28 @@ def map_arrays(path: Path, wanted: Collection[str]) -> dict[str, np.ndarray]:
             file.seek(entry.header_offset)
             local = file.read(30)
             file.seek(int.from_bytes(local[26:28], "little") + int.from_bytes(local[28:30], "little"), 1)
-            found[name] = _mapped(path, file, name, entry.file_size)
+            start = file.tell()
+            header = _header(file, name, entry.file_size)
+            if header.dtype.kind not in "biuf":
+                raise Refused(f"{name} has dtype {str(header.dtype)[:80]}; give numbers, one row each")
+            if start + entry.file_size > path.stat().st_size:
+                raise Refused(f"{name} reaches beyond the end of the file; copy it again")
+            if 0 in header.shape:
+                found[name] = np.empty(header.shape, header.dtype)
+            else:
+                place = start + header.size
+                found[name] = np.memmap(path, header.dtype, "r", place, header.shape, header.order)
         return found
-
-
-def _mapped(path: Path, file: IO[bytes], name: str, size: int) -> np.ndarray:
-    """The array whose .npy of ``size`` bytes begins where the open file stands."""
-    header = _header(file, name, size)
-    if header.dtype.kind not in "biuf":
-        raise Refused(f"{name} has dtype {str(header.dtype)[:80]}; give numbers, one row per transition")
-    if file.tell() + _declared(header) > path.stat().st_size:
-        raise Refused(f"{name} reaches beyond the end of the file; copy it again")
-    if not _declared(header):
-        return np.empty(header.shape, header.dtype)
-    return np.memmap(path, header.dtype, "r", file.tell(), header.shape, "F" if header.is_fortran else "C")
 
 
 def read_array(path: Path) -> np.ndarray:
     """The array of an .npy file. Raises Refused for anything that is not plain numbers or text."""
     check_regular(path)
-    size = path.stat().st_size
     with path.open("rb") as file:
-        header = _header(file, "the array", size)
+        header = _header(file, "the array", path.stat().st_size)
         check_memory(kept_bytes(header.shape, header.dtype))
         file.seek(0)
-        return _read(file, "the array", size)
+        return _read(file)
 
 
 def _opened(path: Path) -> zipfile.ZipFile:
@@ -110,7 +107,10 @@ def _members(archive: zipfile.ZipFile, wanted: Collection[str] | None) -> dict[s
         raise Refused("two of its arrays have the same name; write it again")
     chosen = {name: entry for name, entry in members.items() if wanted is None or name in wanted}
     for name, entry in chosen.items():
-        _check_entry(name, entry)
+        if entry.flag_bits & _ENCRYPTED:
+            raise Refused(f"{name} is encrypted; write it again without a password")
+        if entry.compress_type not in _METHODS:
+            raise Refused(f"{name} is compressed in a way NumPy never uses; write it with savez_compressed")
     return chosen
 
 
@@ -122,46 +122,18 @@ def _headers(archive: zipfile.ZipFile, members: Mapping[str, zipfile.ZipInfo]) -
     return found
 
 
-def _check_entry(name: str, entry: zipfile.ZipInfo) -> None:
-    if entry.flag_bits & _ENCRYPTED:
-        raise Refused(f"{name} is encrypted; write it again without a password")
-    if entry.compress_type not in _METHODS:
-        raise Refused(f"{name} is compressed in a way NumPy never uses; write it with numpy.savez_compressed")
-
-
-def _read(file: IO[bytes], name: str, size: int) -> np.ndarray:
-    """One .npy of ``size`` bytes. Raises Refused where it ends early."""
-    header = _header(file, name, size)
-    content = bytearray(_declared(header))
-    _fill(file, content, name)
-    flat = np.frombuffer(content, dtype=header.dtype) if content else np.empty(0, header.dtype)
-    return flat.reshape(header.shape[::-1]).transpose() if header.is_fortran else flat.reshape(header.shape)
-
-
-def _declared(header: Header) -> int:
-    return math.prod(header.shape) * header.dtype.itemsize
-
-
 def _header(file: IO[bytes], name: str, size: int) -> Header:
     """The header of an .npy of ``size`` bytes that begins here: its array takes just the rest of them.
 
     Raises Refused, whatever the header does to its parser.
     """
-    start = file.tell()
-    magic = file.read(8)
-    if magic[:6] != b"\x93NUMPY" or magic[6:] not in (b"\1\0", b"\2\0", b"\3\0"):
-        raise Refused(f"{name} is no NumPy array; write it again")
-    width = 2 if magic[6] == 1 else 4
-    length = int.from_bytes(file.read(width), "little")
-    if length > min(_LONGEST_HEADER, size):
-        raise Refused(f"{name} has a header of {length} bytes; write it again")
-    head = io.BytesIO(length.to_bytes(width, "little") + file.read(length))
-    numpy = np.lib.format
+    head, numpy = io.BytesIO(file.read(min(size, _LONGEST_HEADER))), np.lib.format
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # numpy remarks on headers written by Python 2
-            read = numpy.read_array_header_1_0 if width == 2 else numpy.read_array_header_2_0
-            shape, fortran, dtype = read(head)
+            short, long = numpy.read_array_header_1_0, numpy.read_array_header_2_0
+            read = {(1, 0): short, (2, 0): long, (3, 0): long}[numpy.read_magic(head)]
+            shape, is_fortran, dtype = read(head, max_header_size=_LONGEST_HEADER)
     except Exception as error:  # the header is a Python literal: a hostile one fails in any way
         reason = " ".join(str(error).split())[:120] or type(error).__name__
         raise Refused(f"{name} has no readable header ({reason}); write it again") from None
@@ -169,16 +141,16 @@ def _header(file: IO[bytes], name: str, size: int) -> Header:
         raise Refused(f"{name} has shape {str(shape)[:80]}; write it again")
     if dtype.kind not in "biufcSU" or dtype.itemsize == 0 or dtype.subdtype is not None:
         raise Refused(f"{name} has dtype {str(dtype)[:80]}, which koffline never loads; give numbers")
-    header, held = Header(shape, dtype, fortran), size - (file.tell() - start)
-    if _declared(header) != held:
-        raise Refused(f"{name} declares {_declared(header)} bytes and holds {held}; write it again")
-    return header
+    declared, held = math.prod(shape) * dtype.itemsize, size - head.tell()
+    if declared != held:
+        raise Refused(f"{name} declares {declared} bytes and holds {held}; write it again")
+    return Header(shape, dtype, "F" if is_fortran else "C", head.tell())
 
 
-def _fill(file: IO[bytes], content: bytearray, name: str) -> None:
-    view, done = memoryview(content), 0
-    while done < len(view):
-        part = file.readinto(view[done : done + 2**24])  # type: ignore[attr-defined]
-        if not part:
-            raise Refused(f"{name} ends after {done} of {len(view)} bytes; copy it again")
-        done += part
+def _read(file: IO[bytes]) -> np.ndarray:
+    """The array of an .npy whose header was looked at."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        read = np.lib.format.read_array
+        array: np.ndarray = read(file, allow_pickle=False, max_header_size=_LONGEST_HEADER)
+        return array

@@ -3,30 +3,27 @@
 An HDF5 file may name other files in three ways: external links, external raw storage and virtual datasets.
 All three are refused before anything is followed. What is to be read is added up before memory is taken, and
 links are walked one by one, so that loops and endless depth end.
+
+Texts of any length live in global heaps, whose objects the HDF5 library follows by their sizes; it never ends
+at a free one of size zero, and no signal reaches Python meanwhile. So heaps are walked here first: they begin
+with a signature, by which all of a file are found.
 """
 
 from __future__ import annotations
 
 import contextlib
 import math
+import mmap
+import struct
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from koffline.untrusted.hdf5_datasets import check_checksums, check_filters, check_heaps, dtype_of, held_kind
-from koffline.untrusted.limits import (
-    EXPANSION,
-    TEXT_BYTES,
-    Refused,
-    Tally,
-    check_regular,
-    kept_bytes,
-    memory_allowance,
-    shown_bytes,
-)
+from koffline.errors import printable
+from koffline.untrusted import limits
+from koffline.untrusted.limits import Refused, shown_bytes
 
 _DEEPEST = 32
 # A filtered chunk is unpacked whole, and a row is read whole, however few numbers of it are wanted.
@@ -44,10 +41,9 @@ class CheckedFile:
     """
 
     def __init__(self, raw: Any, path: Path) -> None:
-        self.raw = raw
-        self.datasets = _walk(raw)
-        self._path, self._heaps_are_checked = path, False
-        self._tally = Tally()
+        self.raw, self._path = raw, path
+        self.datasets = tuple(_walk(raw))
+        self._tally, self._heaps_are_checked = limits.Tally(), False
         self._known = frozenset(self.datasets)
 
     def __contains__(self, name: str) -> bool:
@@ -65,19 +61,15 @@ class CheckedFile:
         Raises Refused. What memory could hold may be compressed without end; of more, the file must tell.
         """
         found = {name: self.raw[name] for name in names}
-        facts = {name: check_dataset(found[name], name) for name in names}
-        for name, fact in facts.items():
-            if fact.piece > min(LARGEST_PIECE, memory_allowance()):
-                raise Refused(
-                    f"{name} can only be read {shown_bytes(fact.piece)} at a time; write it again with "
-                    f"chunks of at most {shown_bytes(LARGEST_PIECE)} (h5repack -l)"
-                )
+        for name, array in found.items():
+            _, piece = check_dataset(array, name)
+            if piece > min(LARGEST_PIECE, limits.memory_allowance()):
+                remedy = f"write it again with chunks of at most {shown_bytes(LARGEST_PIECE)} (h5repack -l)"
+                raise Refused(f"{name} can only be read {shown_bytes(piece)} at a time; {remedy}")
         size, declared = self._path.stat().st_size, sum(array.nbytes for array in found.values())
-        if declared > max(memory_allowance(), size * EXPANSION):
-            raise Refused(
-                f"it declares {shown_bytes(declared)} and has {shown_bytes(size)}; it is damaged or made to "
-                "be read without end: export it again"
-            )
+        if declared > max(limits.memory_allowance(), size * limits.EXPANSION):
+            remedy = "it is damaged or made to be read without end: export it again"
+            raise Refused(f"it declares {shown_bytes(declared)} and has {shown_bytes(size)}; {remedy}")
         return found
 
     def arrays(self, names: Sequence[str], twice: Collection[str] = ()) -> dict[str, np.ndarray]:
@@ -85,7 +77,7 @@ class CheckedFile:
 
         twice: those of the names that count twice, as more columns will be made of them.
         """
-        needed = {name: check_dataset(self.raw[name], name).needed for name in names}
+        needed = {name: max(check_dataset(self.raw[name], name)) for name in names}
         self._tally.add(sum(needed.values()) + sum(needed[name] for name in twice))
         return {name: np.asarray(self.raw[name][()]) for name in names}
 
@@ -94,14 +86,13 @@ class CheckedFile:
         import h5py
 
         found = self.raw[name]
-        facts = _facts(found, name)
+        needed = max(_sizes(found, name))
         count = math.prod(found.shape or ())
         if h5py.check_string_dtype(found.dtype) is None or found.shape is None or count > most:
             raise Refused(f"{name} holds {found.dtype} of shape {found.shape}, not words; write it again")
         self._check_heaps(found.dtype)
-        self._tally.add(facts.needed)
-        values = found[()] if found.shape == () else found[()].reshape(-1).tolist()
-        return [_word(value) for value in ([values] if found.shape == () else values)]
+        self._tally.add(needed)
+        return [_word(value) for value in np.asarray(found[()], dtype=object).reshape(-1)]
 
     def text(self, attribute: str) -> str | None:
         """The text of a root attribute; None where there is none. Raises Refused for anything else."""
@@ -111,27 +102,31 @@ class CheckedFile:
             return None
         found = self.raw.attrs.get_id(attribute)
         self._check_heaps(found.dtype)
-        if found.shape != () or h5py.check_string_dtype(found.dtype) is None:
-            raise Refused(f"its attribute '{attribute}' is no text; write the file again")
-        if found.dtype.itemsize > TEXT_BYTES:
-            raise Refused(f"its attribute '{attribute}' is too long; write the file again")
+        is_text = found.shape == () and h5py.check_string_dtype(found.dtype) is not None
+        if not is_text or found.dtype.itemsize > limits.TEXT_BYTES:
+            raise Refused(f"its attribute '{attribute}' is no text, or too long; write the file again")
         return _word(self.raw.attrs[attribute])
 
     def check_everything(self) -> None:
-        """Count every array as if it were read: for readers that open the file by themselves."""
+        """Count every array as if it were read: for readers that open the file by themselves.
+
+        Texts and pictures of any length are read for it: their number says nothing about their size.
+        """
         import h5py
 
         for name in self.datasets:
             found = self.raw[name]
-            facts = _facts(found, name)
-            if found.shape is None:
+            self._tally.add(max(_sizes(found, name)) * (2 if "/observations" in name else 1))
+            if found.shape is None or found.dtype.kind != "O":
                 continue
-            self._tally.add(facts.needed * (2 if "/observations" in name else 1))
-            if found.dtype.kind == "O":
-                if not (h5py.check_string_dtype(found.dtype) or h5py.check_vlen_dtype(found.dtype)):
-                    raise Refused(f"{name} holds {held_kind(found)}; export numbers")
-                self._check_heaps(found.dtype)
-                self._count_pieces(found, name)
+            if not (h5py.check_string_dtype(found.dtype) or h5py.check_vlen_dtype(found.dtype)):
+                raise Refused(f"{name} holds {found.dtype}; export numbers")
+            if math.prod(found.shape[1:]) != 1:
+                raise Refused(f"{name} holds texts in shape {found.shape}; export numbers")
+            self._check_heaps(found.dtype)
+            for start in range(0, found.size, _PIECES_AT_ONCE):
+                some = found[start : start + _PIECES_AT_ONCE].reshape(-1) if found.shape else [found[()]]
+                self._tally.add(sum(getattr(part, "nbytes", None) or len(part) for part in some))
 
     def _check_heaps(self, dtype: np.dtype) -> None:
         """Before the first values of any length are read."""
@@ -141,24 +136,13 @@ class CheckedFile:
             check_heaps(self._path)
             self._heaps_are_checked = True
 
-    def _count_pieces(self, found: Any, name: str) -> None:
-        """Texts and pictures of any length: their number says nothing about their size, so they are read."""
-        flat = found.shape == () or math.prod(found.shape[1:]) == 1
-        rows = 1 if found.shape == () else len(found) if flat else 0
-        if not flat:
-            raise Refused(f"{name} holds texts in shape {found.shape}; export numbers")
-        for start in range(0, rows, _PIECES_AT_ONCE):
-            some = [found[()]] if found.shape == () else found[start : start + _PIECES_AT_ONCE].reshape(-1)
-            size = sum(getattr(piece, "nbytes", None) or len(piece) for piece in some)
-            self._tally.add(size)
-
 
 @contextlib.contextmanager
 def open_hdf5(path: Path) -> Iterator[CheckedFile]:
     """Open a file for reading. Raises Refused for links that leave it; OSError where it is none."""
     import h5py
 
-    check_regular(path)
+    limits.check_regular(path)
     with h5py.File(path, "r", rdcc_nbytes=_CACHED_BYTES) as file:
         yield CheckedFile(file, path)
 
@@ -168,83 +152,67 @@ def write_text(file: Any, name: str, text: str) -> None:
     file.attrs[name] = np.bytes_(text.encode("utf-8"))
 
 
-@dataclass(frozen=True)
-class Facts:
-    """kept: bytes of an array as a column. piece: the least of it, in bytes, that can be read."""
+def check_dataset(found: Any, name: str) -> tuple[int, int]:
+    """Bytes of an array as a column, and of the least of it that can be read.
 
-    kept: int
-    piece: int
-
-    @property
-    def needed(self) -> int:
-        """Bytes that reading all of it takes."""
-        return max(self.kept, self.piece)
-
-
-def check_dataset(found: Any, name: str) -> Facts:
-    """Raise Refused unless ``found`` is an array of numbers kept inside its file."""
+    Raises Refused unless ``found`` is an array of numbers kept inside its file.
+    """
     import h5py
 
     if not isinstance(found, h5py.Dataset):
         raise Refused(f"{name} is no array; export it again")
-    facts = _facts(found, name)
+    sizes = _sizes(found, name)
     if found.shape is None or found.dtype.kind not in "biuf" or found.dtype.subdtype is not None:
-        raise Refused(f"{name} holds {held_kind(found)}; give numbers, one row per transition")
-    return facts
+        held = "texts" if h5py.check_string_dtype(found.dtype) else f"values of type {found.dtype}"
+        held = held if found.shape is not None else "nothing (a null dataspace)"
+        raise Refused(f"{name} holds {held}; give numbers, one row per transition")
+    return sizes
 
 
 def _word(value: Any) -> str:
     text = value.decode("utf-8") if isinstance(value, bytes) else str(value)
-    if len(text) > TEXT_BYTES:
+    if len(text) > limits.TEXT_BYTES:
         raise Refused("a text in it is too long; write the file again")
     return text
 
 
-def _walk(file: Any) -> tuple[str, ...]:
+def _walk(file: Any) -> Iterator[str]:
     """Paths of all arrays; every group once. Raises Refused at a link that leaves the file."""
-    import h5py
+    from h5py import h5g, h5l, h5o
 
-    found: list[str] = []
-    seen = {_address(file.id)}
+    top = h5o.get_info(file.id)
+    seen = {(top.fileno, top.addr)}
     waiting: list[tuple[str, Any]] = [("", file.id)]
     while waiting:
         prefix, group = waiting.pop()
-        for name, kind in _links(group):
+        links: list[tuple[bytes, int]] = []
+        group.links.iterate(lambda name, info, found=links: found.append((name, info.type)), info=True)
+        for name, kind in links:
             path = f"{prefix}{name.decode('utf-8', 'replace')}"
-            if kind == h5py.h5l.TYPE_SOFT:
+            if kind == h5l.TYPE_SOFT:
                 continue  # leads to a place in this file, by a path without external links, or nowhere
-            if kind != h5py.h5l.TYPE_HARD:
+            if kind != h5l.TYPE_HARD:
                 raise Refused(f"{path} is a link to another file, {_LEAVES_THE_FILE}")
-            info = h5py.h5o.get_info(group, name)
-            if info.type == h5py.h5o.TYPE_DATASET:
-                found.append(path)
-            elif info.type == h5py.h5o.TYPE_GROUP and (info.fileno, info.addr) not in seen:
+            info = h5o.get_info(group, name)
+            if info.type == h5o.TYPE_DATASET:
+                yield path
+            elif info.type == h5o.TYPE_GROUP and (info.fileno, info.addr) not in seen:
                 seen.add((info.fileno, info.addr))
                 if path.count("/") >= _DEEPEST:
                     raise Refused(f"its groups are nested more than {_DEEPEST} deep; export it again")
-                waiting.append((f"{path}/", h5py.h5g.open(group, name)))
-    return tuple(found)
+                waiting.append((f"{path}/", h5g.open(group, name)))
 
 
-def _links(group: Any) -> list[tuple[bytes, int]]:
-    """Names and kinds of a group's own links."""
-    links: list[tuple[bytes, int]] = []
-    group.links.iterate(lambda name, info: links.append((name, info.type)), info=True)
-    return links
+def _sizes(found: Any, name: str) -> tuple[int, int]:
+    """The same of any array. Raises Refused where its values are elsewhere or cannot be read."""
+    from h5py import h5d, h5z
 
-
-def _address(group: Any) -> tuple[Any, Any]:
-    import h5py
-
-    info = h5py.h5o.get_info(group)
-    return info.fileno, info.addr
-
-
-def _facts(found: Any, name: str) -> Facts:
-    """Sizes of an array whose numbers are in this file. Raises Refused for any other."""
-    from h5py import h5d
-
-    plan, dtype = found.id.get_create_plist(), dtype_of(found, name)
+    try:
+        dtype: np.dtype = found.dtype
+    except (TypeError, ValueError, NotImplementedError):
+        size, remedy = found.id.get_type().get_size(), "give numbers, one row per transition"
+        raise Refused(f"{name} holds values of {size} bytes that NumPy has no type for; {remedy}") from None
+    plan = found.id.get_create_plist()
     layout = plan.get_layout()
     if layout == h5d.VIRTUAL:
         raise Refused(f"{name} is a virtual dataset, a view of other files, {_LEAVES_THE_FILE}")
@@ -252,8 +220,44 @@ def _facts(found: Any, name: str) -> Facts:
         raise Refused(f"{name} keeps its numbers in another file, {_LEAVES_THE_FILE}")
     shape = found.shape or ()
     piece = math.prod(shape[1:]) * dtype.itemsize
-    if layout == h5d.CHUNKED and plan.get_nfilters():
-        check_filters(plan, name)
-        check_checksums(found, plan, name)
+    filters = [plan.get_filter(i) for i in range(plan.get_nfilters())] if layout == h5d.CHUNKED else []
+    for code, _, _, said in filters:
+        if not h5z.filter_avail(code):
+            known = printable(said.decode("utf-8", "replace"))[:40] or "of no name"
+            said = f"{name} uses HDF5 filter {code} ({known}), which this HDF5 library lacks"
+            raise Refused(f"{said}; rewrite it with gzip (h5repack -f GZIP=4)")
+        if code == h5z.FILTER_FLETCHER32:  # HDF5 itself would crash on a chunk shorter than its checksum
+            short: list[int] = []
+            found.id.chunk_iter(lambda chunk, at=short: at.append(chunk.size) if chunk.size < 4 else None)
+            if short:
+                raise Refused(f"{name} has a chunk of {short[0]} bytes with a checksum of 4; it is damaged")
         piece = max(piece, math.prod(plan.get_chunk()) * dtype.itemsize)
-    return Facts(kept_bytes(shape, dtype), piece)
+    return limits.kept_bytes(shape, dtype) if found.shape is not None else 0, piece
+
+
+_HEADER = struct.Struct("<4sB3sQ")  # signature, version, reserved, bytes of the heap
+_OBJECT = struct.Struct("<HHIQ")  # index (0: free space), references, reserved, bytes
+_SMALLEST = 4096
+
+
+def check_heaps(path: Path) -> None:
+    """Raise Refused where a heap of the file would lead its reader astray."""
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        start = content.find(b"GCOL")
+        while 0 <= start <= len(content) - _HEADER.size:
+            _, version, reserved, length = _HEADER.unpack_from(content, start)
+            # else four bytes of data that look like a signature: the library refuses it as well
+            if version == 1 and length >= _SMALLEST and (not any(reserved) or length <= len(content)):
+                _check_heap(content, start + _HEADER.size, start + length)
+            start = content.find(b"GCOL", start + 1)
+
+
+def _check_heap(content: mmap.mmap, place: int, end: int) -> None:
+    if end > len(content):
+        raise Refused("a heap of texts in it is longer than the file; copy it again")
+    while place + _OBJECT.size <= end:
+        index, _, _, held = _OBJECT.unpack_from(content, place)
+        step = held if index == 0 else _OBJECT.size + -(-held // 8) * 8
+        if step < _OBJECT.size or place + step > end:
+            raise Refused("a heap of texts in it is damaged; copy or export it again")
+        place += step

@@ -102,7 +102,7 @@ def check_regular(path: Path) -> None:
         raise Refused("it is no regular file (a pipe, device or folder); copy its content into a file")
 
 
-def read_text(path: Path, most: int = TEXT_BYTES) -> str:
+def read_text(path: Path, most: int) -> str:
     """The text of a file of at most ``most`` bytes. Raises Refused, OSError and UnicodeDecodeError."""
     return read_bytes(path, most).decode("utf-8")
 
@@ -117,9 +117,9 @@ def read_bytes(path: Path, most: int) -> bytes:
     return content
 
 
-def read_json(path: Path, most: int = TEXT_BYTES) -> Any:
+def read_json(path: Path) -> Any:
     """The value in a JSON file. Raises Refused, also for what is no JSON, and OSError."""
-    return parse_json(read_bytes(path, most))
+    return parse_json(read_bytes(path, TEXT_BYTES))
 
 
 def parse_json(text: str | bytes) -> Any:
@@ -143,14 +143,19 @@ def shown_bytes(count: int) -> str:
 
 def check_column_files(folder: Path) -> None:
     """Look at every Arrow and Parquet file below a folder before any of it is read. Raises Refused."""
-    files = [path for path in sorted(folder.rglob("*")) if not path.is_dir()]
+    import pyarrow.parquet as parquet
+
     tally = Tally()
-    for path in files:
+    for path in sorted(path for path in folder.rglob("*") if not path.is_dir()):
         check_inside(folder, path)
-        with path.open("rb") as file:
-            is_parquet = file.read(4) == b"PAR1"
+        with path.open("rb") as content:
+            is_parquet = content.read(4) == b"PAR1"
         if is_parquet:
-            _count_parquet(path, tally)
+            with parquet.ParquetFile(path) as file:
+                found = file.metadata
+                declared = sum(found.row_group(i).total_byte_size for i in range(found.num_row_groups))
+                # run lengths make a value of any number of rows: what they become in memory counts
+                tally.add(max(declared, 8 * found.num_rows * found.num_columns))
 
 
 def check_inside(folder: Path, path: Path) -> None:
@@ -158,14 +163,3 @@ def check_inside(folder: Path, path: Path) -> None:
     if not path.resolve().is_relative_to(folder.resolve()):
         raise Refused(f"{path.name} leads out of the folder; copy the file into it")
     check_regular(path)
-
-
-def _count_parquet(path: Path, tally: Tally) -> None:
-    import pyarrow.parquet as parquet
-
-    with parquet.ParquetFile(path) as file:
-        found = file.metadata
-        declared = sum(found.row_group(i).total_byte_size for i in range(found.num_row_groups))
-        # run lengths make a value of any number of rows: what they become in memory counts
-        declared = max(declared, 8 * found.num_rows * found.num_columns)
-        tally.add(declared)

@@ -1,8 +1,8 @@
 """Models from strangers: pickles, files of torch.save and ONNX, looked through before anything is loaded.
 
 Refusing every import keeps code out, but a pickle of a few bytes can still ask for a table of a billion
-entries, or nest tuples so that hashing one takes years. So its instructions are counted and followed on an
-abstract stack that knows only kinds and sizes.
+entries, or nest tuples so that hashing one takes years. So its instructions are counted and followed on a
+stack that knows only how many parts each value has.
 
 torch.load(weights_only=True) imports nothing but what rebuilds tensors. Before it sees an archive, the
 archive is written anew in memory, so that both read the same entries: stored without compression, each once,
@@ -20,14 +20,14 @@ import pickletools
 import warnings
 import zipfile
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, NoReturn
+from typing import Any, NoReturn
 
 from koffline.untrusted.limits import Refused, check_memory, check_regular
 
 # A tuple with more parts than this, parts of parts included, is no shape, key or storage record.
 _LARGEST_TUPLE = 10_000
+_PUT, _GET = ("PUT", "BINPUT", "LONG_BINPUT", "MEMOIZE"), ("GET", "BINGET", "LONG_BINGET")
 _PLAIN = frozenset(
     """PROTO FRAME STOP MARK POP POP_MARK NONE NEWTRUE NEWFALSE BININT BININT1 BININT2 LONG1 INT LONG BINFLOAT
     UNICODE BINUNICODE SHORT_BINUNICODE BINUNICODE8 BINBYTES SHORT_BINBYTES BINBYTES8
@@ -35,29 +35,13 @@ _PLAIN = frozenset(
     PUT BINPUT LONG_BINPUT MEMOIZE GET BINGET LONG_BINGET""".split()  # noqa: SIM905
 )
 # What rebuilding tensors takes on top; which names may be imported is decided by torch's own list.
-_TORCH = _PLAIN | {
-    "GLOBAL",
-    "STACK_GLOBAL",
-    "REDUCE",
-    "BUILD",
-    "BINPERSID",
-    "EMPTY_SET",
-    "ADDITEMS",
-    "NEWOBJ",
-}
+_TORCH = _PLAIN | set("GLOBAL STACK_GLOBAL REDUCE BUILD BINPERSID EMPTY_SET ADDITEMS NEWOBJ".split())  # noqa: SIM905
+_MOST_OPCODES = 5_000_000
+_ENCRYPTED = 0x1
 
 
 class WantsImport(Exception):
     """A pickle that asks for something to be imported, and what."""
-
-
-@dataclass(frozen=True)
-class _Item:
-    """A value on the abstract stack: how many parts it has, and its text if it is one."""
-
-    parts: int = 1
-    text: str | None = None
-    is_mark: bool = False
 
 
 def load_plain(content: bytes, most_opcodes: int = 10_000) -> Any:
@@ -76,78 +60,47 @@ class _PlainUnpickler(pickle.Unpickler):
 
 
 def scan(content: bytes, most_opcodes: int, allowed: Collection[str] = _PLAIN) -> None:
-    """Follow a pickle without carrying it out. Raises WantsImport and Refused; ValueError where broken."""
-    stack: list[_Item] = []
-    memo: dict[int, _Item] = {}
-    for count, (opcode, value, _) in enumerate(pickletools.genops(io.BytesIO(content))):
+    """Follow a pickle without carrying it out. Raises WantsImport and Refused; anything where broken."""
+    stack: list[int | None] = []  # parts of each value, None for a mark
+    memo: dict[Any, int | None] = {}
+    texts: list[str] = []
+    for count, (opcode, value, _) in enumerate(pickletools.genops(content)):
         if count >= most_opcodes:
             raise Refused(f"it has more than {most_opcodes} instructions; save it again")
+        if opcode.name not in allowed and opcode.name in ("GLOBAL", "INST", "STACK_GLOBAL"):
+            raise WantsImport(".".join(texts[-2:] if value is None else str(value).split(" ", 1)))
         if opcode.name not in allowed:
-            _explain(opcode.name, value, stack)
-        if opcode.name in ("PUT", "BINPUT", "LONG_BINPUT", "MEMOIZE"):
-            place = len(memo) if opcode.name == "MEMOIZE" else int(str(value))
-            if place > count or not stack:
+            raise Refused(f"it holds an instruction that models never need ({opcode.name}); save it again")
+        texts += [value] if isinstance(value, str) else []
+        if opcode.name in _PUT:
+            place = len(memo) if value is None else int(str(value))
+            if place > count:
                 raise Refused("it asks for a table far larger than itself; save it again")
             memo[place] = stack[-1]
-        elif opcode.name in ("GET", "BINGET", "LONG_BINGET"):
-            if int(str(value)) not in memo:
-                raise ValueError(f"there is no value {value} to take up again")
+        elif opcode.name in _GET:
             stack.append(memo[int(str(value))])
+        elif opcode.name == "MARK":
+            stack.append(None)
         else:
-            _follow(opcode, value, stack)
+            _follow(opcode, stack)
 
 
-def _explain(name: str, value: Any, stack: list[_Item]) -> NoReturn:
-    if name in ("GLOBAL", "INST"):
-        raise WantsImport(".".join(str(value).split(" ", 1)))
-    if name == "STACK_GLOBAL":
-        raise WantsImport(".".join(item.text or "?" for item in stack[-2:]))
-    raise Refused(f"it holds an instruction that models never need ({name}); save it again")
-
-
-def _follow(opcode: Any, value: Any, stack: list[_Item]) -> None:
+def _follow(opcode: Any, stack: list[int | None]) -> None:
     """The effect on the stack that Python's own table of opcodes states."""
-    if opcode.name == "MARK":
-        stack.append(_Item(is_mark=True))
-        return
-    taken = _take(opcode, stack)
-    for kind in opcode.stack_after:
-        if kind is pickletools.pytuple:
-            parts = 1 + sum(item.parts for item in taken)
-            if parts > _LARGEST_TUPLE:
-                raise Refused("it nests tuples without end; save it again")
-            stack.append(_Item(parts))
-        else:
-            # a list or dict cannot be a key, and what holds it fails at once when it is hashed
-            stack.append(_Item(1, value if isinstance(value, str) else None))
-
-
-def _take(opcode: Any, stack: list[_Item]) -> list[_Item]:
-    """Take from the stack what an opcode takes: a fixed number, or everything down to the last mark."""
-    before = opcode.stack_before
-    if pickletools.stackslice in before or pickletools.markobject in before:
-        taken: list[_Item] = []
-        while stack and not stack[-1].is_mark:
-            taken.append(stack.pop())
-        if not stack:
-            raise ValueError(f"{opcode.name} has no mark to go back to")
-        stack.pop()
-        below = before.index(pickletools.markobject)
-        taken += _pop(below, opcode, stack)
-        return taken
-    return _pop(len(before), opcode, stack)
-
-
-def _pop(count: int, opcode: Any, stack: list[_Item]) -> list[_Item]:
-    if len(stack) < count or any(item.is_mark for item in stack[len(stack) - count :]):
+    taken: list[Any] = []
+    fixed = len(opcode.stack_before)
+    if pickletools.markobject in opcode.stack_before:  # everything down to the last mark, and what is below
+        fixed = opcode.stack_before.index(pickletools.markobject)
+        while (item := stack.pop()) is not None:
+            taken.append(item)
+    taken += [stack.pop() for _ in range(fixed)]
+    if None in taken:
         raise ValueError(f"{opcode.name} finds too little on the stack")
-    taken = stack[len(stack) - count :]
-    del stack[len(stack) - count :]
-    return taken
-
-
-_ENCRYPTED = 0x1
-_MOST_OPCODES = 5_000_000
+    # a list or dict cannot be a key, and what holds it fails at once when it is hashed
+    parts = 1 + sum(taken) if pickletools.pytuple in opcode.stack_after else 1
+    if parts > _LARGEST_TUPLE:
+        raise Refused("it nests tuples without end; save it again")
+    stack += [parts] * len(opcode.stack_after)
 
 
 def load_tensors(source: Path | bytes) -> Any:
@@ -159,18 +112,12 @@ def load_tensors(source: Path | bytes) -> Any:
 
     if isinstance(source, Path):
         check_regular(source)
-        with source.open("rb") as file:
-            content = _rewritten(file, source.stat().st_size)
-    else:
-        content = _rewritten(io.BytesIO(source), len(source))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch's remarks on its own formats are not the user's
-        return torch.load(content, map_location="cpu", weights_only=True)
-
-
-def _rewritten(file: BinaryIO, size: int) -> io.BytesIO:
+    size = len(source) if isinstance(source, bytes) else source.stat().st_size
     written = io.BytesIO()
-    with zipfile.ZipFile(file) as archive, zipfile.ZipFile(written, "w", zipfile.ZIP_STORED) as target:
+    with (
+        zipfile.ZipFile(io.BytesIO(source) if isinstance(source, bytes) else source) as archive,
+        zipfile.ZipFile(written, "w", zipfile.ZIP_STORED) as target,
+    ):
         entries = archive.infolist()
         if len({entry.filename for entry in entries}) != len(entries):
             raise Refused("two entries of the archive have the same name; save it again")
@@ -185,12 +132,13 @@ def _rewritten(file: BinaryIO, size: int) -> io.BytesIO:
                 scan(content, _MOST_OPCODES, _TORCH)
             target.writestr(zipfile.ZipInfo(entry.filename), content)
     written.seek(0)
-    return written
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's remarks on its own formats are not the user's
+        return torch.load(written, map_location="cpu", weights_only=True)
 
 
 _DEEPEST = 64
 _MOST_FIELDS = 5_000_000
-_BYTES = 2
 # Where messages that can hold a tensor are (onnx.proto): message -> field number -> message in it.
 _HOLDERS: Mapping[str, Mapping[int, str]] = {
     "model": {7: "graph", 20: "training", 25: "function"},
@@ -203,6 +151,8 @@ _HOLDERS: Mapping[str, Mapping[int, str]] = {
     "tensor": {},
 }
 _EXTERNAL_DATA, _DATA_LOCATION = 13, 14  # of a tensor
+_SIZES = {1: 8, 5: 4}  # of the wire types that state none
+_NO_MODEL = "it is no ONNX model, truncated or damaged; export it again"
 
 
 def check_onnx(content: bytes) -> None:
@@ -211,51 +161,37 @@ def check_onnx(content: bytes) -> None:
     count = 0
     while waiting:
         message, part, depth = waiting.pop()
-        for number, kind, value in _fields(part):
+        for number, value in _fields(part):
             count += 1
             if count > _MOST_FIELDS or depth > _DEEPEST:
                 raise Refused("it is nested or cut up beyond any model; export it again")
             external = number == _EXTERNAL_DATA or (number == _DATA_LOCATION and value not in (0, b""))
             if message == "tensor" and external:
-                raise Refused(
-                    "it keeps numbers in another file, which koffline never follows; export one file "
-                    "(onnx.save with save_as_external_data=False)"
-                )
-            if kind == _BYTES and number in _HOLDERS[message]:
-                assert isinstance(value, memoryview)
+                remedy = "export one file (onnx.save with save_as_external_data=False)"
+                raise Refused(f"it keeps numbers in another file, which koffline never follows; {remedy}")
+            if isinstance(value, memoryview) and number in _HOLDERS[message]:
                 waiting.append((_HOLDERS[message][number], value, depth + 1))
 
 
-def _fields(part: memoryview) -> Iterator[tuple[int, int, int | memoryview]]:
-    """Number, wire type and value of each field of a message. Raises Refused where it is no message."""
+def _fields(part: memoryview) -> Iterator[tuple[int, int | memoryview]]:
+    """Number and value of each field of a message. Raises Refused where it is no message."""
     place = 0
     while place < len(part):
         tag, place = _varint(part, place)
-        number, kind = tag >> 3, tag & 7
-        if kind == 0:
-            value, place = _varint(part, place)
-            yield number, kind, value
-            continue
-        if kind == _BYTES:
-            size, place = _varint(part, place)
-        elif kind in (1, 5):
-            size = 8 if kind == 1 else 4
-        else:
-            raise Refused("it is no ONNX model, or damaged; export it again")
-        if size > len(part) - place:
-            raise Refused("it is truncated; export it again")
-        yield number, kind, part[place : place + size]
-        place += size
+        kind = tag & 7
+        if kind not in (0, 1, 2, 5):
+            raise Refused(_NO_MODEL)
+        size, place = (_SIZES[kind], place) if kind in _SIZES else _varint(part, place)
+        if kind and size > len(part) - place:
+            raise Refused(_NO_MODEL)
+        yield tag >> 3, part[place : place + size] if kind else size
+        place += size if kind else 0
 
 
 def _varint(part: memoryview, place: int) -> tuple[int, int]:
     value = 0
-    for shift in range(0, 70, 7):
-        if place >= len(part):
-            raise Refused("it is truncated; export it again")
-        byte = part[place]
-        place += 1
-        value |= (byte & 0x7F) << shift
+    for i, byte in enumerate(part[place : place + 10]):
+        value |= (byte & 0x7F) << 7 * i
         if byte < 0x80:
-            return value, place
-    raise Refused("it is no ONNX model, or damaged; export it again")
+            return value, place + i + 1
+    raise Refused(_NO_MODEL)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import yaml
 
-from koffline.untrusted.limits import Refused
+from koffline.errors import KofflineError
+from koffline.untrusted.limits import Refused, read_text
 
 LARGEST_TEXT = 2**20
 _DEEPEST = 50
@@ -19,6 +21,28 @@ class DuplicateKeyError(ValueError):
     """A key that occurs twice in one mapping."""
 
 
+def read_yaml_file(path: Path, name: str, kind: type[KofflineError]) -> dict[Any, Any]:
+    """The mapping at the top of a file, which errors (of this kind) call ``name``."""
+    remedy = "write lines of 'key: value'"
+    try:
+        found = parse_yaml(read_text(path, LARGEST_TEXT).removeprefix("\ufeff"))
+    except OSError as error:
+        raise kind(f"{name} cannot be read: {error.strerror}; check the path") from None
+    except UnicodeDecodeError:
+        raise kind(f"{name} is not text in UTF-8; {remedy}") from None
+    except DuplicateKeyError as error:
+        raise kind(f"{name} names '{error}' twice; keep one of them") from None
+    except Refused as error:
+        raise kind(f"{name} is not read: {error}") from None
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f" (line {mark.line + 1})" if mark else ""
+        raise kind(f"{name} is not valid YAML{line}; {remedy}") from None
+    if found is None or isinstance(found, dict):
+        return found or {}
+    raise kind(f"{name} holds a {type(found).__name__}; {remedy}")
+
+
 def parse_yaml(text: str) -> Any:
     """The value of a text.
 
@@ -27,7 +51,11 @@ def parse_yaml(text: str) -> Any:
     """
     if len(text) > LARGEST_TEXT:
         raise Refused(f"it is longer than {LARGEST_TEXT} characters; settings are short")
-    _check_depth(text)
+    depth = 0
+    for event in yaml.parse(text, Loader=yaml.SafeLoader):
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > _DEEPEST:
+            raise Refused(f"it is nested more than {_DEEPEST} deep; settings are flat")
     loader = _Loader(text)
     try:
         node = loader.get_single_node()
@@ -45,33 +73,18 @@ def parse_yaml(text: str) -> Any:
         loader.dispose()
 
 
-def _check_depth(text: str) -> None:
-    depth = 0
-    for event in yaml.parse(text, Loader=yaml.SafeLoader):
-        if isinstance(event, yaml.CollectionStartEvent):
-            depth += 1
-        elif isinstance(event, yaml.CollectionEndEvent):
-            depth -= 1
-        if depth > _DEEPEST:
-            raise Refused(f"it is nested more than {_DEEPEST} deep; settings are flat")
-
-
-def _size(node: yaml.Node, known: dict[int, int | None]) -> int:
+def _size(node: yaml.Node, known: dict[int, int]) -> int:
     """Nodes of a value when every alias is written out. Raises Refused for one that contains itself."""
     if isinstance(node, yaml.ScalarNode):
         return 1
-    if id(node) in known:
-        size = known[id(node)]
-        if size is None:
-            raise Refused("a value in it contains itself; write the values out")
-        return size
-    known[id(node)] = None
-    parts: list[yaml.Node] = []
-    for part in node.value:
-        parts += part if isinstance(part, tuple) else [part]
-    size = 1 + sum(_size(part, known) for part in parts)
-    known[id(node)] = size
-    return size
+    if id(node) not in known:
+        known[id(node)] = 0  # until it is known
+        pairs = isinstance(node, yaml.MappingNode)
+        parts = [part for pair in node.value for part in pair] if pairs else node.value
+        known[id(node)] = 1 + sum(_size(part, known) for part in parts)
+    elif not known[id(node)]:
+        raise Refused("a value in it contains itself; write the values out")
+    return known[id(node)]
 
 
 class _Loader(yaml.SafeLoader):
@@ -98,9 +111,8 @@ class _Loader(yaml.SafeLoader):
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         """The mapping; raises DuplicateKeyError."""
-        keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
         seen = set()
-        for key in keys:
+        for key in (key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
             if key in seen:
                 raise DuplicateKeyError(key)
             seen.add(key)

@@ -30,12 +30,12 @@ import numpy as np
 import torch
 
 import koffline
-from koffline.ope.bellman_test.case import make_case
+from koffline.ope.bellman_test.case import make_case, make_space
 from koffline.ope.bellman_test.forms import Moments, SignDraws, random_signs
 from koffline.ope.bellman_test.front import make_form
-from koffline.ope.bellman_test.kernel_space import fit_kernel_space
-from koffline.ope.bellman_test.laws import GammaLaw, WildLaw, make_law, weighted_chi_square_tail
-from koffline.ope.bellman_test.settings import GAMMA, METHODS, SPECTRAL, WILD, BellmanSettings
+from koffline.ope.bellman_test.laws import NullLaw, make_law, weighted_chi_square_tail
+from koffline.ope.bellman_test.settings import GAMMA, METHODS, SPECTRAL, WILD, make_settings
+from koffline.ope.problem import prepare_problem
 from koffline.ope.value_sources import as_value_function
 from koffline.policies import DiscretePolicy
 from scripts.bench.coverage import clopper_pearson
@@ -168,14 +168,16 @@ def repeat(cell: Cell, seed: int) -> dict[str, float]:
         q = as_value_function(
             lambda s, a: table[draw.states_of(s), a], log.action_space, log.observation_shape, kind="action"
         )
-    settings = BellmanSettings(
+    settings = make_settings(
+        gamma=DISCOUNT,
+        seed=seed,
         draws=DRAWS,
         window=cell.window,
         multipliers=cell.multipliers,
         on_policy=True if cell.window > 1 or cell.state_function else None,
         features=None if cell.n <= 3000 else FEATURES_FOR_MANY,
     )
-    case = make_case(q, log, draw.policy, DISCOUNT, settings, seed)
+    case = make_case(q, log, draw.policy, settings)
     form, _ = make_form(case)
     found: dict[str, float] = {}
     for method in cell.methods:
@@ -183,11 +185,10 @@ def repeat(cell: Cell, seed: int) -> dict[str, float]:
             eigenvalues, constant = form.eigenvalues()
             found[method] = weighted_chi_square_tail(eigenvalues, form.statistic - constant)
             continue
-        law = make_law(form, dataclasses.replace(settings, method=method), np.random.default_rng(seed))
+        law = make_law(form, settings.model_copy(update={"method": method}), np.random.default_rng(seed))
         found[method] = law.p_value(form.statistic)
-        if isinstance(law, (WildLaw, GammaLaw)):
-            hopeless = method == WILD and case.smallest_p_value > LEVEL
-            found[f"power {method}"] = 0.0 if hopeless else law.power(0.3 * draw.scale)
+        hopeless = method == WILD and 2.0 ** (1 - case.signs) > LEVEL
+        found[f"power {method}"] = 0.0 if hopeless else law.power(0.3 * draw.scale)
     return found
 
 
@@ -240,7 +241,8 @@ def repeat_by_pairs(data: str, n: int, seed: int, window: int = 1) -> dict[str, 
     later = (draw.table * draw.q).sum(axis=1)[following]
     residuals = log.rewards + DISCOUNT * later - draw.q[states, log.actions]
     pairs, first, numbers = np.unique(states * ACTIONS + log.actions, return_index=True, return_inverse=True)
-    space = fit_kernel_space(log, np.ones(n), True, BellmanSettings())
+    problem = prepare_problem(log, draw.policy, DISCOUNT, 1, np.random.default_rng(seed))
+    space, _ = make_space(problem, 2, True, make_settings(gamma=DISCOUNT))
     gram = space.kernel.gram(space.place(log.observations[first], log.actions[first])).numpy()
     visits = np.eye(len(pairs))[numbers]
     traces = visits.copy()
@@ -254,8 +256,8 @@ def repeat_by_pairs(data: str, n: int, seed: int, window: int = 1) -> dict[str, 
     moments = Moments(float(own.sum()) / n, variance, 0.0, 0.0)
     drawn = random_signs((DRAWS, n), np.random.default_rng(seed)) @ scores  # (B, pairs)
     statistics = np.einsum("bp,pq,bq->b", drawn, gram, drawn, optimize=True) / n
-    wild = WildLaw(SignDraws(statistics, np.zeros(DRAWS), moments), 0.0)
-    return {WILD: wild.p_value(statistic), GAMMA: GammaLaw(moments, 0.0).p_value(statistic)}
+    wild = NullLaw(0.0, moments, SignDraws(statistics, np.zeros(DRAWS), moments))
+    return {WILD: wild.p_value(statistic), GAMMA: NullLaw(0.0, moments).p_value(statistic)}
 
 
 def study_by_pairs(

@@ -119,7 +119,7 @@ def time_sides(log: LazyTransitions, pool_rows: int, rounds: int) -> dict[str, f
 def mixing(log: LazyTransitions, pool_rows: int, block_rows: int | None, batches: int) -> dict[str, Any]:
     """Variance of means of the sorted column, over that of uniform draws: of batches, and of 16 in a row."""
     sampler = BlockSampler(log, 1, pool_rows=pool_rows, block_rows=block_rows)
-    means = np.array([sampler.draw(BATCH).rewards.mean() for _ in range(batches)])
+    means = np.array([sampler.draw(BATCH)["rewards"].mean() for _ in range(batches)])
     sampler.close()
     uniform = 1 / 12 / BATCH
     longer = means[: batches // 16 * 16].reshape(-1, 16).mean(axis=1)

@@ -33,11 +33,9 @@ import koffline.ope.features as feature_module
 from koffline.kernels import median_bandwidth
 from koffline.ope.features import FeatureSystem, make_feature_system
 from koffline.ope.intervals.calibrated import calibrated_interval
-from koffline.ope.intervals.dual import dual_interval
-from koffline.ope.intervals.feature_interval import feature_interval
-from koffline.ope.intervals.pivot import pivot_interval
-from koffline.ope.intervals.result import IntervalResult
-from koffline.ope.intervals.settings import KernelIntervalSettings
+from koffline.ope.intervals.kernel_sets import dual_interval, feature_interval
+from koffline.ope.intervals.resampling import pivot_interval
+from koffline.ope.intervals.settings import IntervalResult, KernelIntervalSettings
 from koffline.ope.names import (
     BOOTSTRAP_PIVOT,
     DUAL,

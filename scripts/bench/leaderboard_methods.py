@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from koffline.data.transitions import Discrete, Transitions
-from koffline.ope.estimators.all import estimate_all
+from koffline.ope.evaluation import estimate_all
 from koffline.policies import DiscretePolicy, Policy
 from scripts.bench import leaderboard_d3rlpy, leaderboard_scope_rl
 

@@ -20,8 +20,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # also found when run as a plain script
 
-from koffline.ope.selection.ranking import PolicyRanking
-from koffline.ope.selection.selecting import select_policies
+from koffline.ope.ranking import PolicyRanking, select_policies
 from scripts.bench.leaderboard_problems import BOARD, BoardProblem
 
 PROBLEMS = ("graph short", "grid")

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from koffline.ope.comparisons import relative_regret_at_k, spearman
 from koffline.ope.names import ESTIMATORS
-from koffline.ope.selection.metrics import relative_regret_at_k, spearman
 
 FEWEST_RANKED = 3  # policies that a method must have answered about to be asked for a ranking
 

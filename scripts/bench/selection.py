@@ -35,11 +35,15 @@ from koffline.envs.boxes import WORLDS, BoxWorld, make_world
 from koffline.experiments.problem import GAMMA, StateValues, Tuples, draw_tuples, monte_carlo_values
 from koffline.kernels import Gaussian, InverseMultiquadric, median_bandwidth
 from koffline.solvers import CandidateGrid, LinearValue, solve, solve_lstd
-from koffline.solvers.forms import accumulate_forms
-from koffline.solvers.held_out import make_folds, predict_held_out
-from koffline.solvers.linear import LinearResidual
+from koffline.solvers.linear import LinearResidual, accumulate_forms
 from koffline.solvers.quadratic import RidgePath
-from koffline.solvers.selection import default_grid, held_out_loss, lstd_tournament
+from koffline.solvers.selection import (
+    default_grid,
+    held_out_loss,
+    lstd_tournament,
+    make_folds,
+    predict_held_out,
+)
 
 
 def candidate_values(table: Table, grid: CandidateGrid) -> Tensor:

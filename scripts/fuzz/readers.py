@@ -70,7 +70,7 @@ def _table(path: Path) -> None:
 def _policy(path: Path) -> None:
     import numpy as np
 
-    from koffline.policies.detect import detect
+    from koffline.policies.files import detect
     from koffline.policy_specs import load_policy
 
     if detect(path) != "torchscript":  # a program: no promise is made (SECURITY.md)

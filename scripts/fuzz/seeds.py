@@ -64,8 +64,7 @@ def dump_seeds() -> list[bytes]:
 
 def npz_seeds() -> list[bytes]:
     """Our archive, and a stored one."""
-    from koffline.data.flat import flat_arrays
-    from koffline.data.npz import write_npz
+    from koffline.data.flat import flat_arrays, write_npz
 
     def stored(path: Path) -> None:
         with path.open("wb") as file:
@@ -142,8 +141,7 @@ def checkpoint_seeds() -> list[bytes]:
 
 def policy_seeds() -> list[bytes]:
     """Both kinds of our own policy files."""
-    from koffline.policies.grid_policy import GridPolicy, save_grid_policy
-    from koffline.policies.policy_file import save_mlp_policy
+    from koffline.policies.policy_file import GridPolicy, save_grid_policy, save_mlp_policy
 
     grid = GridPolicy((0.0, 0.0), (1.0, 1.0), np.zeros((2, 2, 2)))
     return [

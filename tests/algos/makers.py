@@ -103,6 +103,11 @@ def parameters(algo: Any) -> dict[str, torch.Tensor]:
     return {f"{key}.{name}": value.clone() for key, state in states.items() for name, value in state.items()}
 
 
+def optimiser_states(algo: Any) -> dict[str, Any]:
+    parts = algo.impl.modules.create_checkpointer("cpu").modules
+    return {key: part.state_dict() for key, part in parts.items() if hasattr(part, "optim")}
+
+
 def same(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> bool:
     return left.keys() == right.keys() and all(
         torch.equal(torch.nan_to_num(left[k].double()), torch.nan_to_num(right[k].double())) for k in left

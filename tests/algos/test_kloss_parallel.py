@@ -22,8 +22,8 @@ from koffline.kernel_loss import kernel_loss, u_statistic, v_statistic
 from koffline.kernels import Gaussian
 from tests.algos.makers import ALL, COLUMNS, d3rlpy, make, make_buffer, parameters, same, seeded
 
-WORLD = 2
-ROWS = 16
+WORLD, ROWS = 2, 16
+TRAINED = ("KLossDQN", "KLossSAC")
 
 
 def rank_rows(batch: Any, rank: int) -> Any:
@@ -49,26 +49,47 @@ def gradients(algo: Any) -> list[Tensor]:
     return [parameter.grad.clone() for parameter in algo.impl.q_function.parameters()]
 
 
-def _leave_gradients(rank: int, port: int, name: str, folder: str) -> None:
+def _work(rank: int, port: int, folder: str) -> None:
+    """In each process: gradients of its rows, and whole models after a few steps on draws of its own."""
     torch.set_num_threads(1)
     address = f"tcp://127.0.0.1:{port}"
     torch.distributed.init_process_group("gloo", init_method=address, rank=rank, world_size=WORLD)
     try:
-        algo, batch = built(name, ddp=True)
+        algo, batch = built("KLossDQN", ddp=True)
         algo.impl.compute_critic_grad(rank_rows(batch, rank))
-        torch.save(gradients(algo), Path(folder) / f"{rank}.pt")
+        torch.save(gradients(algo), Path(folder) / f"gradients_{rank}.pt")
+        for name in TRAINED:
+            algo = make(name).config.create(device="cpu:0", enable_ddp=True)
+            torch.manual_seed(0)
+            algo.create_impl((COLUMNS,), 3)
+            own = make_buffer(name, seed=rank + 1)  # other rows in every process, also to fix the kernel
+            torch.manual_seed(rank)
+            for _ in range(3):
+                algo.update(own.sample_transition_batch(ROWS))
+            algo.save(str(Path(folder) / f"{name}_{rank}.d3"))
+            torch.save(parameters(algo), Path(folder) / f"{name}_{rank}.pt")
     finally:
         torch.distributed.destroy_process_group()
 
 
-@pytest.mark.parametrize("name", ["KLossDQN"])
-def test_ranks_step_on_the_mean_of_their_own_losses(name: str, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the processes have left behind."""
+    folder = tmp_path_factory.mktemp("ranks")
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    processes.spawn(_leave_gradients, (port, name, str(tmp_path)), nprocs=WORLD)
-    first, second = (torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(WORLD))
-    algo, batch = built(name, ddp=False)
+    processes.spawn(_work, (port, str(folder)), nprocs=WORLD)
+    return folder
+
+
+def of_ranks(folder: Path, name: str) -> list[Any]:
+    return [torch.load(folder / f"{name}_{rank}.pt", weights_only=True) for rank in range(WORLD)]
+
+
+def test_ranks_step_on_the_mean_of_their_own_losses(ranks: Path) -> None:
+    first, second = of_ranks(ranks, "gradients")
+    algo, batch = built("KLossDQN", ddp=False)
     losses = [algo.impl.compute_critic_loss(rank_rows(batch, rank))["critic_loss"] for rank in range(WORLD)]
     parameters = list(algo.impl.q_function.parameters())
     by_hand = torch.autograd.grad(sum(losses) / WORLD, parameters)
@@ -78,6 +99,14 @@ def test_ranks_step_on_the_mean_of_their_own_losses(name: str, tmp_path: Path) -
         torch.testing.assert_close(one, hand, rtol=1e-5, atol=1e-6)
     # Pairs across ranks are missing: it is not the gradient of the whole batch.
     assert max(float((one - all_).abs().max()) for one, all_ in zip(first, whole, strict=True)) > 1e-3
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_processes_stay_together(name: str, ranks: Path) -> None:
+    first, second = of_ranks(ranks, name)
+    assert same(first, second)
+    loaded = d3rlpy.load_learnable(str(ranks / f"{name}_0.d3"))
+    assert same(parameters(loaded), {key.replace("module.", ""): value for key, value in first.items()})
 
 
 @pytest.fixture
@@ -147,39 +176,6 @@ def test_fewer_pairs_cost_variance_where_pairs_are_all_there_is(
     np.testing.assert_allclose(ratio, (6 - 1) / (per_rank - 1), rtol=1e-12)
 
 
-def _train(rank: int, port: int, name: str, folder: str) -> None:
-    torch.set_num_threads(1)
-    torch.distributed.init_process_group(
-        "gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=WORLD
-    )
-    try:
-        small = make(name)
-        algo = small.config.create(device="cpu:0", enable_ddp=True)
-        torch.manual_seed(0)
-        algo.create_impl((4,), 3)
-        own = make_buffer(name, seed=rank + 1)  # other rows in every process, also to fix the kernel
-        torch.manual_seed(rank)
-        for _ in range(3):
-            algo.update(own.sample_transition_batch(16))
-        algo.save(str(Path(folder) / f"model_{rank}.d3"))
-        torch.save(parameters(algo), Path(folder) / f"{rank}.pt")
-    finally:
-        torch.distributed.destroy_process_group()
-
-
-@pytest.mark.parametrize("name", ["KLossDQN", "KLossSAC"])
-def test_processes_stay_together(name: str, tmp_path: Path) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    processes.spawn(_train, (port, name, str(tmp_path)), nprocs=WORLD)
-    first, second = (torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(WORLD))
-    assert same(first, second)
-    loaded = d3rlpy.load_learnable(str(tmp_path / "model_0.d3"))
-    ours = {key.replace("module.", ""): value for key, value in first.items()}
-    assert same(parameters(loaded), ours)
-
-
 TRACE = """
 import warnings, torch
 from tests.algos.makers import is_discrete, make, make_buffer
@@ -199,6 +195,7 @@ print("one graph")
 """
 
 
+@pytest.mark.slow
 def test_the_loss_traces_as_one_graph() -> None:
     """In a process of its own, without the checks of shapes that tests turn on."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}

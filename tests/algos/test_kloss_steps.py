@@ -124,7 +124,6 @@ def row_values(values: torch.Tensor, batch) -> torch.Tensor:
 def update(algo, batch, critic_only: bool = True):
     algo.impl.modules.kernel.bandwidth.fill_(0.8)
     algo.impl.modules.kernel.inverse_scale.fill_(1.0 / 0.8)
-    algo.impl.kernel_is_fixed = True
     torch.manual_seed(9)
     return algo.impl.update_critic(batch) if critic_only else algo.impl.inner_update(batch, 0)
 

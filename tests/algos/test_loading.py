@@ -20,34 +20,27 @@ from koffline.errors import ConfigError, PolicyError
 from koffline.policies.d3 import read_d3_model
 from tests.algos.makers import (
     ACTIONS,
-    ALL,
     COLUMNS,
     d3rlpy,
     fit,
-    is_discrete,
     make,
     make_buffer,
+    optimiser_states,
     parameters,
     same,
     scalers,
-    with_small_networks,
 )
 from tests.d3_models import build
 
-STOCK = ("DQN", "DiscreteCQL", "DiscreteSAC", "SAC", "TD3PlusBC", "IQL", "CQL", "BCQ")
+STOCK = ("DQN", "DiscreteSAC", "SAC", "IQL", "BCQ")
 
 
 def stock(name: str):
-    algo = build(name, ACTIONS, batch_size=8, **scalers(discrete=name in STOCK[:3]))
-    log = make_buffer("KLossDQN" if name in STOCK[:3] else "KLossSAC")
+    algo = build(name, ACTIONS, batch_size=8, **scalers(discrete=name in STOCK[:2]))
+    log = make_buffer("KLossDQN" if name in STOCK[:2] else "KLossSAC")
     with quiet():
         fit(algo, log)
     return algo, log
-
-
-def optimiser_states(algo) -> dict[str, object]:
-    parts = algo.impl.modules.create_checkpointer("cpu").modules
-    return {key: part.state_dict() for key, part in parts.items() if hasattr(part, "optim")}
 
 
 def changed(source: Path, target: Path, **changes) -> Path:
@@ -66,20 +59,6 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("model") / "dqn.d3"
     build("DQN", 3).save(str(path))
     return path
-
-
-@pytest.mark.parametrize("name", ALL)
-def test_ours_come_back_whole(name: str, tmp_path: Path) -> None:
-    algo = make(name, **scalers(is_discrete(name)))
-    with quiet():
-        fit(algo, make_buffer(name))
-    algo.save(str(tmp_path / "model.d3"))
-    loaded = koffline.load(tmp_path / "model.d3")
-    assert type(loaded) is type(algo)
-    assert json.loads(loaded.config.serialize()) == json.loads(algo.config.serialize())
-    assert same(parameters(loaded), parameters(algo))
-    assert loaded.grad_step == algo.grad_step == 4
-    torch.testing.assert_close(optimiser_states(loaded), optimiser_states(algo), rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("name", STOCK)
@@ -207,17 +186,6 @@ def test_loading_is_silent_in_a_fresh_process(model: Path) -> None:
     code = f"import koffline, sys; assert 'torch' not in sys.modules; koffline.load({str(model)!r})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert (done.stdout, done.stderr) == ("", "")
-
-
-def test_encoders_are_those_of_the_file(tmp_path: Path) -> None:
-    """Nested factories come from the file, not from the defaults."""
-    algo = with_small_networks(
-        d3rlpy.algos.DQNConfig, q_func_factory=d3rlpy.models.QRQFunctionFactory(n_quantiles=5)
-    )
-    algo = algo.create()
-    algo.create_impl((COLUMNS,), ACTIONS)
-    algo.save(str(tmp_path / "model.d3"))
-    assert koffline.load(tmp_path / "model.d3").config.q_func_factory.n_quantiles == 5
 
 
 def test_quiet_may_be_nested_and_ends_once(capsys: pytest.CaptureFixture[str]) -> None:

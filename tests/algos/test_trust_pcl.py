@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from koffline.algos.options import CRITICS
-from koffline.algos.paths import PathMiniBatch, PathReplayBuffer, TorchPathBatch
+from koffline.algos.options import _CHOICES
+from koffline.algos.paths import PathReplayBuffer, TorchPathBatch
 from koffline.data.replay import ColumnarReplayBuffer, from_d3rlpy, to_d3rlpy
 from koffline.errors import DataError
 from tests.algos.makers import ACTIONS, COLUMNS, d3rlpy, fit, make, make_log
@@ -67,7 +67,7 @@ def test_an_n_step_mini_batch_is_no_path() -> None:
     batch = ColumnarReplayBuffer(make_log(False), seed=0).sample_transition_batch(4)
     n_step = type(batch)(**{**vars(batch), "intervals": np.full((4, 1), 3.0, np.float32)})
     with pytest.raises(DataError, match="one-step transitions"):
-        PathMiniBatch.of_single_steps(n_step)
+        make("TrustPCL", build=True).update(n_step)
 
 
 def make_paths(discrete: bool, seed: int = 0) -> TorchPathBatch:
@@ -138,7 +138,7 @@ def log_density(policy, state: torch.Tensor, action: torch.Tensor, discrete: boo
     )
 
 
-@pytest.mark.parametrize("critic", CRITICS)
+@pytest.mark.parametrize("critic", _CHOICES["critic"])
 @pytest.mark.parametrize("name", ["TrustPCL", "DiscreteTrustPCL"])
 def test_one_step_by_hand(name: str, critic: str) -> None:
     discrete = name.startswith("Discrete")
@@ -234,7 +234,7 @@ def test_scalers_reach_every_step_of_a_path() -> None:
     )
     fit(algo, ColumnarReplayBuffer(log, seed=0), steps=1)
     batch = PathReplayBuffer(log, 4, seed=0).sample_transition_batch(6)
-    paths = TorchPathBatch.from_paths(batch, algo.config, "cpu:0")
+    paths = TorchPathBatch.of(batch, algo.config, "cpu:0")
     mean, deviation = log.observations.mean(0), log.observations.std(0)
     np.testing.assert_allclose(
         paths.path_observations.view(6, 4, COLUMNS).numpy(),

@@ -48,6 +48,10 @@ class MemoryShards:
         raise AttributeError(name)
 
     @property
+    def columns(self):
+        return self.logs[0].columns
+
+    @property
     def row_bytes(self) -> int:
         return sum(column.nbytes // len(self.logs[0]) for column in columns_of(self.logs[0]).values())
 

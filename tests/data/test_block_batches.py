@@ -5,8 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from koffline.data.disk.batches import BlockSampler, ShardReader
-from koffline.data.disk.block_order import BlockOrder
+from koffline.data.disk.batches import BlockOrder, BlockSampler, ShardReader
 from koffline.data.disk.samples import Part
 from koffline.errors import ConfigError, DataError
 from tests.data.shards_in_memory import MemoryShards, numbered_shards
@@ -28,7 +27,7 @@ def sampler(shards):
 
 def drawn(sampler, count: int, batch: int = 16) -> np.ndarray:
     """Numbers of the rows of ``count`` rows drawn by batches."""
-    found = [sampler.draw(min(batch, count - done)).rewards for done in range(0, count, batch)]
+    found = [sampler.draw(min(batch, count - done))["rewards"] for done in range(0, count, batch)]
     return np.concatenate(found).astype(int)
 
 
@@ -65,27 +64,26 @@ class TestRows:
         first = np.cumsum([0, *(shard.rows for shard in shards.shards)])
         for _ in range(20):
             batch = sampler.draw(32)
-            rows = batch.rewards.astype(int)
-            assert len(batch) == 32
+            rows = batch["rewards"].astype(int)
             for name in ("observations", "actions", "next_observations", "terminated", "truncated"):
-                np.testing.assert_array_equal(getattr(batch, name), getattr(whole, name)[rows])
-            np.testing.assert_array_equal(first[batch.shards] + batch.rows, rows)
+                np.testing.assert_array_equal(batch[name], getattr(whole, name)[rows])
+            np.testing.assert_array_equal(first[batch["shards"]] + batch["rows"], rows)
 
     def test_next_actions_are_those_of_the_next_step(self, sampler, shards):
         whole = shards.load()
         last = np.append(whole.steps[1:] == 0, True)
         for _ in range(30):
             batch = sampler.draw(32)
-            rows = batch.rewards.astype(int)
+            rows = batch["rewards"].astype(int)
             expected = whole.actions[np.where(last[rows], rows, rows + 1)]
-            np.testing.assert_array_equal(batch.next_actions, expected)
+            np.testing.assert_array_equal(batch["next_actions"], expected)
 
     def test_optional_columns(self):
         shards = numbered_shards(weights=lambda r: r + 1.0, behavior_log_probabilities=lambda r: -r)
         batch = BlockSampler(shards, 0, **SIZES).draw(10)
-        np.testing.assert_array_equal(batch.weights, batch.rewards + 1.0)
-        np.testing.assert_array_equal(batch.behavior_log_probabilities, -batch.rewards)
-        assert batch.next_actions is None
+        np.testing.assert_array_equal(batch["weights"], batch["rewards"] + 1.0)
+        np.testing.assert_array_equal(batch["behavior_log_probabilities"], -batch["rewards"])
+        assert "next_actions" not in batch
 
     @pytest.mark.parametrize("pool", [SIZES, {"pool_rows": 10}, {"memory": 5000}, {"pool_rows": 10_000}])
     @pytest.mark.parametrize("batch", [1, 16, 100])
@@ -125,7 +123,7 @@ class TestMixing:
         one = numbered_shards((20,), 12).logs[0]
         rows = one.select(np.arange(length) % len(one)).replace(rewards=np.arange(length, dtype=np.float64))
         sampler = BlockSampler(MemoryShards([rows]), 0, pool_rows=8192, block_rows=64)
-        means = np.array([sampler.draw(batch).rewards.mean() for _ in range(800)])
+        means = np.array([sampler.draw(batch)["rewards"].mean() for _ in range(800)])
         uniform = (length**2 / 12) / batch
         # the variance of 800 means is known to 2·√(2 / 800) = 10 %; drawing without replacement may lower it
         assert 0.8 < means.var() / uniform < 1.1

@@ -46,7 +46,7 @@ def folder(tmp_path):
 
 
 class TestWarnings:
-    @settings(max_examples=40)
+    @settings(max_examples=25, deadline=None)
     @given(drawn_logs(), st.integers(0, 2))
     def test_blocks_do_not_matter(self, drawn, copies):
         shards = Cut([drawn.log().with_metadata(drawn.log().metadata)] * (copies + 1))
@@ -82,6 +82,12 @@ class TestWarnings:
         found = messages(inspect_log(shards))
         assert found == of_whole(shards.load())
         assert any("71 rows" in message for message in found)
+
+    def test_many_actions_are_named_in_part(self):
+        shards = numbered_shards(action_space=Discrete(2**20))
+        assert any(
+            f"21, 22, … ({2**20 - 3} in all) never appear" in said for said in messages(inspect_log(shards))
+        )
 
     def test_unbounded_actions(self):
         shards = numbered_shards(discrete=False, action_space=Continuous(2))

@@ -10,14 +10,13 @@ import sys
 import numpy as np
 import pytest
 
-from koffline.data.disk.conversion import convert_to_shards
 from koffline.data.hdf5 import KeptErrors, new_hdf5
-from koffline.data.sources import open_transitions, write_transitions
+from koffline.data.sources import convert_to_shards, open_transitions, write_transitions
 from tests.data.logs import assert_same_rows, roll_out
 
 SCRIPT = """
 import resource, signal, sys
-from koffline.data.disk.conversion import convert_to_shards
+from koffline.data.sources import convert_to_shards
 from koffline.data.sources import open_transitions, write_transitions
 from koffline.errors import DataError
 

@@ -4,7 +4,7 @@ import h5py
 import numpy as np
 import pytest
 
-from koffline.data.disk.flat_files import OpenShard
+from koffline.data.disk.files import OpenShard
 from koffline.data.sources import open_transitions, write_transitions
 from koffline.data.spaces import Bounds
 from koffline.data.transitions import Continuous, Discrete
@@ -107,8 +107,7 @@ def assert_same_log(lazy, expected):
 
 @pytest.mark.parametrize("timeouts", [False, True])
 def test_episodes_are_counted_from_any_row(tmp_path, monkeypatch, timeouts):
-    monkeypatch.setattr("koffline.data.disk.flat_files._EVERY", 5)
-    monkeypatch.setattr("koffline.data.disk.flat_files.BLOCK_BYTES", 40)
+    monkeypatch.setattr("koffline.data.disk.files.BLOCK_BYTES", 40)
     path = write_arrays(tmp_path / "log.hdf5", many_ends(timeouts=timeouts))
     expected, lazy = open_transitions(path), open_transitions(path, lazy=True)
     assert lazy.n_episodes == expected.n_episodes == 21
@@ -174,11 +173,14 @@ class TestManyFiles:
     @pytest.mark.parametrize(
         ("other", "message"),
         [
-            (roll_out(discrete=False).transitions(), r"b.hdf5 has actions Continuous.* declare one space"),
-            (roll_out(shape=(4,)).transitions(), r"b.hdf5 has next_observations float32 \(4,\), .*\(3,\)"),
-            (roll_out(dtype=np.float64).transitions(), r"b.hdf5 has next_observations float64"),
+            (
+                roll_out(discrete=False).transitions(),
+                r"b.hdf5 has action space Continuous.* declare one space",
+            ),
+            (roll_out(shape=(4,)).transitions(), r"b.hdf5 has observations float32 \(4,\), .*\(3,\)"),
+            (roll_out(dtype=np.float64).transitions(), r"b.hdf5 has observations float64"),
             (roll_out().transitions(weights=np.ones(15)), r"b.hdf5 has weights float64 \(\), .*a.hdf5 none"),
-            (roll_out().transitions(episode_ids=None, steps=None), "one has episodes, the other has none"),
+            (roll_out().transitions(episode_ids=None, steps=None), "has episodes none, .* some"),
         ],
     )
     def test_the_file_that_differs_is_named(self, tmp_path, other, message):
@@ -191,7 +193,7 @@ class TestManyFiles:
         for name, top in (("a", 2), ("b", 4)):
             actions = np.arange(ROWS) % (top + 1)
             write_arrays(tmp_path / f"{name}.hdf5", d4rl(actions=actions))
-        with pytest.raises(DataError, match=r"b.hdf5 has actions Discrete\(5\)"):
+        with pytest.raises(DataError, match=r"b.hdf5 has action space Discrete\(5\)"):
             open_transitions(tmp_path, lazy=True)
         assert open_transitions(tmp_path, Discrete(6), lazy=True).action_space == Discrete(6)
 

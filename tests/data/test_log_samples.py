@@ -101,14 +101,6 @@ def test_every_row_is_as_likely_and_pairs_are_too():
     assert neighbours == pytest.approx(expected, rel=0.02)  # 5 standard errors of 600 × 445 pairs
 
 
-def test_a_few_rows_of_a_large_shard_are_read_in_parts():
-    one = numbered_shards((40,), 12).logs[0]
-    big = MemoryShards([one.select(np.arange(200_000) % len(one))])
-    assert len(sample_units(big, 8, seed=0).transitions) == 8
-    assert big.rows_read < 8 * 4097
-    assert big.rows_read < 0.2 * len(big)
-
-
 def test_parts_divide_the_log(shards, whole):
     parts = [Part(0.3, 5, held_out) for held_out in (False, True)]
     kept, out = (sample_units(shards, 10**6, 0, part) for part in parts)

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from koffline.data.npz import write_npz
+from koffline.data.flat import write_npz
 from koffline.data.sources import open_transitions
 from koffline.data.transitions import Discrete
 from koffline.errors import DataError

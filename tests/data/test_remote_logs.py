@@ -9,9 +9,8 @@ import fsspec
 import pytest
 
 from koffline.data import remote
-from koffline.data.disk.conversion import convert_to_shards
 from koffline.data.disk.writer import ShardWriter
-from koffline.data.sources import open_transitions, write_transitions
+from koffline.data.sources import convert_to_shards, open_transitions, write_transitions
 from koffline.errors import DataError
 from tests.data.logs import assert_same_rows, roll_out
 

@@ -13,12 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from koffline.data.disk import writer as shard_writer
-from koffline.data.disk.conversion import convert_to_shards
 from koffline.data.disk.log import LazyTransitions
 from koffline.data.disk.shards import MOST_SHARDS
 from koffline.data.disk.writer import ShardWriter
 from koffline.data.row_block import in_whole_units
-from koffline.data.sources import open_raw, open_transitions, write_transitions
+from koffline.data.sources import convert_to_shards, open_raw, open_transitions, write_transitions
 from koffline.data.spaces import Bounds
 from koffline.data.transitions import Continuous, Discrete, Metadata
 from koffline.errors import DataError
@@ -363,11 +362,11 @@ class TestWriting:
     def test_a_full_disk_is_one_line_and_leaves_nothing(self, tmp_path, log, monkeypatch):
         written = []
 
-        def fill_up(self, columns, episodes):
+        def fill_up(self, columns):
             written.append(len(columns["rewards"]))
             if len(written) == 3:
                 raise RuntimeError("Can't write data (no space left on device)")
-            append(self, columns, episodes)
+            append(self, columns)
 
         append = shard_writer._OpenFile.append
         monkeypatch.setattr(shard_writer._OpenFile, "append", fill_up)
@@ -401,12 +400,12 @@ class TestWriting:
 
     def test_rows_of_another_kind_are_refused(self, tmp_path, log):
         others = {
-            r"actions Discrete\(4\) after rows with Discrete\(3\)": log.replace(action_space=Discrete(4)),
-            r"observations float64 \(3,\) after rows with float32": log.replace(
+            r"action space Discrete\(4\), the first one Discrete\(3\)": log.replace(action_space=Discrete(4)),
+            r"observations float64 \(3,\), the first one float32": log.replace(
                 observations=log.observations.astype(float),
                 next_observations=log.next_observations.astype(float),
             ),
-            "weights float64 .* after rows with none": log.replace(weights=np.ones(len(log))),
+            "weights float64 .*, the first one none": log.replace(weights=np.ones(len(log))),
             "episode_ids none": log.replace(episode_ids=None, steps=None),
         }
         for message, other in others.items():
@@ -463,7 +462,7 @@ class TestConverting:
         write_transitions(log, tmp_path / "log.hdf5")
         size = sum(array.nbytes for array in (log.observations, log.next_observations))
         del log
-        monkeypatch.setattr("koffline.data.disk.flat_files.BLOCK_BYTES", size // 20)
+        monkeypatch.setattr("koffline.data.disk.files.BLOCK_BYTES", size // 20)
         monkeypatch.setattr("koffline.data.disk.log.BLOCK_BYTES", size // 20)
         convert_to_shards(tmp_path / "log.hdf5", tmp_path / "first", 200)  # imports are not counted
         tracemalloc.start()

@@ -9,9 +9,9 @@ from koffline.data.findings import inspect_log
 from koffline.data.raw import RawLog
 from koffline.data.sources import open_raw, open_transitions
 from koffline.data.spaces import Continuous, Discrete
-from koffline.data.summary import Spread, summarise
+from koffline.data.summary import Spread, print_summary, summarise
 from koffline.data.transitions import Metadata
-from tests.data.logs import roll_out
+from tests.data.logs import roll_out, small
 
 ENDS = ("truncated", "terminated") * 6
 LENGTHS = (5, 3) * 6
@@ -75,6 +75,14 @@ class TestSummary:
         assert values["sha256"] == log.sha256
         assert values["action_space"]["type"] == ("discrete" if discrete else "continuous")
         assert values["rewards"]["max"] == log.rewards.max()
+
+    def test_a_summary_shows_a_few_actions_and_their_names(self, capsys):
+        names = {"action_names": ["left", "right"]}
+        print_summary(summarise(small(action_space=Discrete(2**20), metadata=Metadata(extra=names))))
+        out = capsys.readouterr().out
+        assert "action 1 (right)" in out
+        assert "action 12 " not in out
+        assert f"{2**20 - 12} more" in out
 
 
 class TestErrors:

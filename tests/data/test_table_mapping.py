@@ -7,8 +7,7 @@ import pickle
 import pytest
 
 import koffline
-from koffline.data.table.mapping import TableMapping, as_mapping
-from koffline.data.table.roles import natural_key, own_mapping, resolve_roles, unmapped
+from koffline.data.table.mapping import TableMapping, as_mapping, natural_key, own_mapping, resolved, unmapped
 from koffline.errors import DataError
 
 LEAST = {"observations": "x_*", "action": "a", "reward": "r"}
@@ -16,141 +15,124 @@ NAMES = ("x_10", "x_2", "r", "a", "x_1", "obs[0]", "obs[1]", "t", "next_x_1", "n
 
 
 def roles(names=NAMES, **changes):
-    return resolve_roles(names, TableMapping(**{**LEAST, **changes}), "log.csv")
+    return resolved(TableMapping(**{**LEAST, **changes}), names, "log.csv")
 
 
-def refusal(call, *arguments, **keywords):
-    with pytest.raises(DataError) as caught:
-        call(*arguments, **keywords)
+@pytest.mark.parametrize(
+    ("names", "observations", "found"),
+    [
+        (NAMES, "x_*", ("x_1", "x_2", "x_10")),
+        (NAMES, ["x_2", "x_*", "t"], ("x_2", "x_1", "x_10", "t")),
+        (NAMES, "t, x_?", ("t", "x_1", "x_2")),
+        (NAMES, "obs[*]", ("obs[0]", "obs[1]")),
+        (("x*", "x1", "a", "r"), "x*", ("x*",)),
+        (("x,y", "x", "y", "a", "r"), "x,y", ("x,y",)),
+    ],
+)
+def test_patterns(names, observations, found):
+    """In natural order, each column once; a name is a name first."""
+    assert roles(names, observations=observations).observations == found
+
+
+def test_a_pattern_takes_no_column_with_another_role():
+    names = [name for name in NAMES if "obs" not in name]
+    found = roles(names, observations="*", episode="t", next_observations="next_*", impute={"x_1": 1, "": 0})
+    assert found.observations == ("x_1", "x_2", "x_10")
+    assert found.next_observations == ("next_x_1", "next_x_2", "next_x_10")
+    assert dict(found.impute)["x_1"] == 1
+    assert dict(found.impute)["next_x_10"] == 0
+    assert sorted(["b", "a10b", "a2b", "a", "2", "10"], key=natural_key) == [
+        "2",
+        "10",
+        "a",
+        "a2b",
+        "a10b",
+        "b",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"reward": None}, "lacks reward"),
+        ({"observations": []}, "lacks observations"),
+        ({"reward": 3}, "reward is 3; give one column name"),
+        ({"reward": ""}, "reward is ''"),
+        ({"action": [1]}, r"action is \[1\]; give a column name or a list of them"),
+        ({"observations": {"a": 1}}, "observations is"),
+        ({"behavior_probability": "p", "behavior_log_probability": "q"}, "keep one"),
+        ({"gamma": 1.0}, "between 0 and 1"),
+        ({"gamma": "high"}, "between 0 and 1"),
+        ({"impute": "median"}, "give zero, mean, forward or a number"),
+        ({"impute": {"x_1": "inf"}}, "impute is {'x_1': 'inf'}"),
+        ({"impute": True}, "impute is True"),
+        ({"impute": [1, 2]}, "impute is"),
+        ({"action_names": "left"}, "give a list"),
+        ({"action_names": ["a", "a"]}, "each once"),
+        ({"action_names": [1.5]}, "give a list"),
+        ({"rewards": "r"}, "unknown key 'rewards'; did you mean 'reward'?"),
+        ({"observations": "y_*"}, r"no column fits observations 'y_\*'"),
+        ({"reward": "rr"}, r"no column 'rr' \(reward\); did you mean 'r'"),
+        (
+            {"observations": ["x_1"], "next_observations": "next_*"},
+            "3 columns are next_observations, 1 observ",
+        ),
+    ],
+)
+def test_mistakes(changes, words):
+    with pytest.raises(DataError, match=words) as caught:
+        roles(**changes)
     assert "\n" not in str(caught.value)
-    return str(caught.value)
 
 
-class TestPatterns:
-    def test_natural_order(self):
-        assert roles().observations == ("x_1", "x_2", "x_10")
-        assert sorted(["b", "a10b", "a2b", "a", "2", "10"], key=natural_key) == [
-            "2",
-            "10",
-            "a",
-            "a2b",
-            "a10b",
-            "b",
-        ]
-
-    def test_several_patterns_in_their_order_each_column_once(self):
-        assert roles(observations=["x_2", "x_*", "t"]).observations == ("x_2", "x_1", "x_10", "t")
-        assert roles(observations="t, x_?").observations == ("t", "x_1", "x_2")
-
-    def test_a_pattern_takes_no_column_with_another_role(self):
-        names = [name for name in NAMES if "obs" not in name]
-        found = roles(names, observations="*", episode="t", next_observations="next_*")
-        assert found.observations == ("x_1", "x_2", "x_10")
-        assert found.next_observations == ("next_x_1", "next_x_2", "next_x_10")
-
-    def test_brackets_are_letters(self):
-        assert roles(observations="obs[*]").observations == ("obs[0]", "obs[1]")
-
-    def test_a_name_with_a_star_or_a_comma_is_a_name_first(self):
-        assert roles(("x*", "x1", "a", "r"), observations="x*").observations == ("x*",)
-        assert roles(("x,y", "x", "y", "a", "r"), observations="x,y").observations == ("x,y",)
-
-
-class TestMistakes:
-    def test_nearest_name(self):
-        assert "no column 'rewrd' (reward); did you mean 'reward'?" in refusal(
-            roles, ("x_1", "a", "reward"), reward="rewrd"
-        )
-        assert "no column fits observations 'y_*'" in refusal(roles, observations="y_*")
-
-    def test_header_twice_or_missing(self):
-        assert "more than one column named a" in refusal(roles, ("a", "a", "x_1", "r"))
-        assert "no columns" in refusal(roles, ())
-
-    def test_unequal_next_observations(self):
-        message = refusal(roles, observations=["x_1"], next_observations="next_*")
-        assert "3 columns are next_observations, 1 observations" in message
-
-    @pytest.mark.parametrize(
-        ("changes", "words"),
-        [
-            ({"reward": None}, "lacks reward"),
-            ({"observations": []}, "lacks observations"),
-            ({"reward": 3}, "reward is 3"),
-            ({"reward": ""}, "reward is ''"),
-            ({"action": [1]}, r"action is \[1\]"),
-            ({"observations": {"a": 1}}, "observations is"),
-            ({"behavior_probability": "p", "behavior_log_probability": "q"}, "keep one"),
-            ({"gamma": 1.0}, "between 0 and 1"),
-            ({"gamma": "high"}, "between 0 and 1"),
-            ({"impute": "median"}, "choose zero, mean, forward or a number"),
-            ({"impute": {"x_1": "inf"}}, "for x_1"),
-            ({"impute": True}, "impute is True"),
-            ({"impute": [1, 2]}, "impute is"),
-            ({"action_names": "left"}, "give a list"),
-            ({"action_names": ["a", "a"]}, "twice"),
-            ({"action_names": [1.5]}, "give a list"),
-        ],
-    )
-    def test_records_that_contradict_themselves(self, changes, words):
+def test_headers():
+    for names, words in ((("a", "a", "x_1", "r"), "more than one column named a"), ((), "no columns")):
         with pytest.raises(DataError, match=words):
-            TableMapping(**{**LEAST, **changes})
-
-    def test_unknown_keys(self):
-        assert "unknown key 'rewards'; did you mean 'reward'?" in refusal(
-            as_mapping, {**LEAST, "rewards": "r"}
-        )
-
-    def test_a_table_without_mapping_shows_its_columns_and_a_command(self):
-        message = str(unmapped(["s0", "s1", "user_id", "step", "action", "reward", "done"], "log.csv", "CSV"))
-        assert "columns s0, s1, user_id" in message
-        assert "--observations 's*' --action action --reward reward --episode user_id --time step" in message
-        assert "--terminal done" in message
-        many = str(unmapped([f"c{i}" for i in range(100)], "log.csv", "CSV"))
-        assert "(100 in all)" in many
+            roles(names)
 
 
-class TestFiles:
-    def write(self, tmp_path, text):
-        path = tmp_path / "columns.yaml"
-        path.write_bytes(text if isinstance(text, bytes) else text.encode())
-        return path
+def test_a_table_without_mapping_shows_its_columns_and_a_command():
+    message = str(unmapped(["s0", "s1", "user_id", "step", "action", "reward", "done"], "log.csv", "CSV"))
+    assert "columns s0, s1, user_id" in message
+    assert "--observations 's*' --action action --reward reward --episode user_id --time step" in message
+    assert "--terminal done" in message
+    assert "(100 in all)" in str(unmapped([f"c{i}" for i in range(100)], "log.csv", "CSV"))
 
-    def test_the_same_as_keywords(self, tmp_path):
-        text = (
-            "observations: [x_*]\naction: a\nreward: r\nimpute: {x_1: mean, x_2: 0.5}\naction_names: [l, r]\n"
-        )
-        mapping = as_mapping(self.write(tmp_path, text))
-        assert mapping == TableMapping(
-            ["x_*"], "a", "r", impute={"x_1": "mean", "x_2": 0.5}, action_names=["l", "r"]
-        )
-        assert as_mapping(mapping) is mapping
-        assert as_mapping(mapping.to_dict()) == mapping
-        assert pickle.loads(pickle.dumps(mapping)) == mapping
-        assert koffline.TableMapping is TableMapping
 
-    @pytest.mark.parametrize(
-        ("text", "words"),
-        [
-            ("", "holds no keys"),
-            ("- a\n", "holds no keys"),
-            ("reward: r\nreward: q\n", "twice"),
-            ("reward: [\n", "not valid YAML"),
-            ("reward: !!python/object/apply:os.getcwd []\n", "YAML|not read"),
-            (b"\xff\xfe\x00", "UTF-8"),
-            ("a: " + "[" * 500 + "]" * 500, "nested"),
-            ("a: &a [x, x]\nb: &b [*a, *a]\nc: [*b, *b]\n", "unknown key"),
-            ("1: r\n", "unknown key '1'"),
-            ("x" * 2**21, "longer|YAML"),
-        ],
+def test_a_file_is_the_same_as_keywords(tmp_path):
+    path = tmp_path / "columns.yaml"
+    path.write_text(
+        "observations: [x_*]\naction: a\nreward: r\nimpute: {x_1: mean, x_2: 0.5}\naction_names: [l, r]\n"
     )
-    def test_files_that_are_none(self, tmp_path, text, words):
-        with pytest.raises(DataError, match=words):
-            as_mapping(self.write(tmp_path, text))
+    mapping = as_mapping(path)
+    impute = {"x_1": "mean", "x_2": 0.5}
+    assert mapping == TableMapping(["x_*"], "a", "r", impute=impute, action_names=["l", "r"])
+    assert as_mapping(mapping) is mapping
+    assert pickle.loads(pickle.dumps(mapping)) == mapping
+    assert koffline.TableMapping is TableMapping
 
-    def test_no_file(self, tmp_path):
-        assert "cannot be read" in refusal(as_mapping, tmp_path / "none.yaml")
-        assert "cannot be read" in refusal(as_mapping, tmp_path)
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (b"", "lacks observations, action, reward"),
+        (b"- a\n", "holds a list"),
+        (b"reward: r\nreward: q\n", "twice"),
+        (b"reward: [\n", "not valid YAML"),
+        (b"\xff\xfe\x00", "UTF-8"),
+        (b"a: &a [x, x]\nb: &b [*a, *a]\nc: [*b, *b]\n", "unknown key"),
+        (b"1: r\n", "unknown key '1'"),
+        (b"x" * 2**21, "larger than"),
+        (None, "cannot be read"),
+    ],
+)
+def test_files_that_are_none(tmp_path, text, words):
+    """What else YAML may hold: tests/fuzz/test_text_attacks.py."""
+    path = tmp_path / "columns.yaml"
+    if text is not None:
+        path.write_bytes(text)
+    with pytest.raises(DataError, match=words):
+        as_mapping(path)
 
 
 def test_our_own_names_need_no_mapping():

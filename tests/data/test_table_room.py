@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 import sys
 
@@ -33,16 +32,18 @@ def peak():
     return int(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM")))
 
 open_transitions(sys.argv[1], mapping=MAPPING)
-before = peak()
-try:
-    if sys.argv[3] == "at once":
-        open_transitions(sys.argv[2], mapping=MAPPING)
-    else:
-        rows = sum(len(piece) for piece in TableStream(sys.argv[2], MAPPING))
-        print(f"{rows} rows")
-except DataError as error:
-    print(error)
-print((peak() - before) * 1024)
+for path in sys.argv[2:]:
+    for in_pieces in (False, True):
+        with open("/proc/self/clear_refs", "w") as file:
+            file.write("5")  # the peak begins anew
+        before = peak()
+        try:
+            pieces = TableStream(path, MAPPING) if in_pieces else [open_transitions(path, mapping=MAPPING)]
+            print(sum(map(len, pieces)), "rows")
+        except DataError as error:
+            print(error)
+        pieces = None
+        print((peak() - before) * 1024)
 """
 
 
@@ -130,27 +131,31 @@ CASES = {
     one_batch: (f"parts of it take 40.1 MB {AT_ONCE}",) * 2,
     long_ids: (f"its rows need {{}} {WHOLE}", f"its rows need {{}} {LONG}"),
     one_long_list: (f"parts of it take 60 MB {AT_ONCE}",) * 2,
-    a_list_in_every_row: ("column x_1 is Unknown, needed are numbers {}",) * 2,
+    a_list_in_every_row: ("column x_1 is Unknown, needed are numbers (observations){}",) * 2,
     a_dictionary: (f"parts of it take 60 MB {AT_ONCE}",) * 2,
 }
 
 
-@pytest.mark.parametrize("way", ["at once", "in pieces"])
-@pytest.mark.parametrize("build", CASES, ids=lambda build: build.__name__)
-def test_reading_stays_within_the_stated_figure(tmp_path, build, way):
-    small, bomb = write(walk(), tmp_path / "small.csv"), build(tmp_path / "log")
-    assert bomb.stat().st_size < ALLOWED / 4
+def test_reading_stays_within_the_stated_figure(tmp_path):
+    small, bombs = (
+        write(walk(), tmp_path / "small.csv"),
+        [build(tmp_path / build.__name__) for build in CASES],
+    )
     done = subprocess.run(
-        [sys.executable, "-c", READ, str(small), str(bomb), way],
+        [sys.executable, "-c", READ, str(small), *map(str, bombs)],
         env={**os.environ, "KOFFLINE_MAX_BYTES": str(ALLOWED)},
         capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
     assert done.stderr == ""
-    said, peak = done.stdout.splitlines()
-    expected, _, ending = CASES[build][way == "in pieces"].partition("{}")
-    assert said.removeprefix(f"{bomb} is not read: ").removeprefix(f"{bomb}: ").startswith(expected)
-    assert said.endswith(ending)
-    assert int(peak) < ALLOWED + (BESIDE_TEXT if build is text else BESIDE)
+    lines = iter(done.stdout.splitlines())
+    for (build, ways), bomb in zip(CASES.items(), bombs, strict=True):
+        assert bomb.stat().st_size < ALLOWED / 4
+        for way in ways:
+            said, peak = next(lines), int(next(lines))
+            expected, _, ending = way.partition("{}")
+            assert said.removeprefix(f"{bomb} is not read: ").removeprefix(f"{bomb}: ").startswith(expected)
+            assert said.endswith(ending)
+            assert peak < ALLOWED + (BESIDE_TEXT if build is text else BESIDE), build.__name__
 
 
 def test_the_default_is_a_quarter_of_what_a_process_may_use(monkeypatch):
@@ -171,36 +176,9 @@ def test_allowing_more_is_a_remedy(tmp_path, monkeypatch):
 
 
 def test_numbers_count_as_they_are_in_the_log(tmp_path, monkeypatch):
-    """A thousand flags are 125 bytes of a row in the file (0.9 MB of memory in all), and 4000 in a log."""
-    flags = {f"x_{i}": pa.repeat(pa.scalar(True), 1000) for i in range(1000)}
-    path = write(zeros(1000, **flags), tmp_path / "log.arrow")
-    monkeypatch.setenv("KOFFLINE_MAX_BYTES", "20000000")
-    with pytest.raises(DataError, match=r"its rows need 2.* MB of memory to be read, allowed are 20 MB"):
+    """A hundred flags are 13 bytes of a row in the file (13 kB of memory in all), and 400 in a log."""
+    flags = {f"x_{i}": pa.repeat(pa.scalar(True), 1000) for i in range(100)}
+    path = packed(zeros(1000, **flags), tmp_path / "log.arrow")
+    monkeypatch.setenv("KOFFLINE_MAX_BYTES", "2000000")
+    with pytest.raises(DataError, match=r"its rows need 2.* MB of memory to be read, allowed are 2 MB"):
         open_transitions(path, mapping=MAPPING)
-
-
-def test_columns_of_unequal_length(tmp_path):
-    """The count of values of column r is changed from 1000 to 1001 where the Parquet file describes it."""
-    path = parquet(zeros(1000), tmp_path / "log.parquet")
-    content = bytearray(path.read_bytes())
-    counted = content.index(b"\xd0\x0f", content.index(b"\x18\x01r", len(content) // 2))
-    content[counted] += 2
-    path.write_bytes(content)
-    with pytest.raises(DataError) as caught:
-        open_transitions(path, mapping=MAPPING)
-    said = "column r has 1001 values in 1000 rows; it is damaged: export it again"
-    assert str(caught.value) == f"{path} is not read: {said}"
-
-
-def test_an_arrow_file_that_ends_before_its_end(tmp_path):
-    """The mark of the end of a stream is written over the second of its record batches."""
-    path = write(walk(), tmp_path / "log.arrow")
-    content = bytearray(path.read_bytes())
-    place = [found.start() for found in re.finditer(b"\xff\xff\xff\xff", content)][2]
-    content[place : place + 8] = b"\xff\xff\xff\xff\0\0\0\0"
-    path.write_bytes(content)
-    with pytest.raises(DataError) as caught:
-        open_transitions(path, mapping=MAPPING)
-    assert str(caught.value) == (
-        f"{path} is not read: it has 1 of 3 parts that its end lists; copy or export it again"
-    )

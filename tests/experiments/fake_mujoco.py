@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from koffline.experiments.mujoco_cells import MujocoCell, MujocoResult, mujoco_path, save_mujoco
-from koffline.experiments.results import Curves
-from koffline.online.config import OnlineRun
+from koffline.online.config import OnlineRun, resolved
 
 Level = Callable[[OnlineRun], float]
 SPEEDS = {"kloss": 4.0, "td0": 3.0, "fvi": 2.0, "rg": 1.0}
@@ -34,10 +33,10 @@ def make_result(cell: MujocoCell, level: Level, points: int = 21) -> MujocoResul
         lengths=np.abs(returns),
         sampled=sampled,
         metrics={"loss": np.zeros_like(returns)},
-        critics=tuple(run.config.critic for run in cell.runs),
-        seeds=tuple(run.seed for run in cell.runs),
-        diverged_at=tuple(5000 if (run.config.critic, run.seed) == ("rg", 1) else -1 for run in cell.runs),
-        configs=tuple({**asdict(run.config), "hidden": [64, 64]} for run in cell.runs),
+        critics=[run.config.critic for run in cell.runs],
+        seeds=np.array([run.seed for run in cell.runs]),
+        diverged_at=np.array([5000 if (r.config.critic, r.seed) == ("rg", 1) else -1 for r in cell.runs]),
+        configs=[resolved(run.config) for run in cell.runs],
         seconds=10.0,
         shares={"environment": 3.0, "learning": 6.0, "acting": 1.0, "evaluation": 0.0},
     )
@@ -50,21 +49,6 @@ def write_cells(cells: list[MujocoCell], folder: Path, level: Level) -> None:
 
 def by_critic(**levels: float) -> Level:
     return lambda run: levels[run.config.critic]
-
-
-def make_return_curves() -> Curves:
-    """Two panels of the figure."""
-    generator = np.random.default_rng(0)
-    steps = np.arange(0, 200_001, 10_000)
-    return {
-        f"{panel}/{critic}": {
-            "steps": steps,
-            "return": np.cumsum(generator.uniform(0.0, 90.0, (6, len(steps))), axis=1),
-            "sampled_return": np.cumsum(generator.uniform(0.0, 50.0, (6, len(steps))), axis=1),
-        }
-        for panel in ("InvertedPendulum final", "Ant paper")
-        for critic in SPEEDS
-    }
 
 
 LEVELS = {"td0": 60.0, "fvi": 50.0, "rg": 40.0, "kloss": 90.0}

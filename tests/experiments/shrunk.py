@@ -5,13 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from koffline.experiments import ablation, solver_study, toy
+from koffline.experiments import ablation, evaluation, figure_toy, solver_study
 from koffline.experiments.cells import Scale, TrainingSettings
 from koffline.experiments.problem import ProblemSettings
 
 TINY = TrainingSettings(
     learning_rates=(0.003, 0.001, 0.0003), seeds=2, epochs=4, batch_size=50, hidden=(4,), probe_every=1
 )
+WORLD = ("puddle_world",)
 KEPT = ("U", "mixture 0.5", "L_KV", "V of 50 rows")
 
 
@@ -26,18 +27,20 @@ def blank_figures(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def shrink_experiments(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two seeds, four epochs, a hundred rows, one group of the ablation."""
+    """Two seeds, four epochs, a hundred rows, one world, one group of the ablation."""
+    monkeypatch.setattr(evaluation, "WORLDS", dict.fromkeys(evaluation.WORLDS, WORLD))
+    monkeypatch.setattr(ablation, "WORLDS", WORLD)
     monkeypatch.setattr(
         Scale, "problem", lambda self, world: ProblemSettings(world, None, (), 120, 40, 2, self.seed)
     )
     monkeypatch.setattr(Scale, "training", lambda self, world: TINY)
-    small = replace(toy.ToySettings(), seeds=2, tuples=300, iterations=60)
-    monkeypatch.setattr(toy, "ToySettings", lambda **changes: replace(small, **changes))
+    small = replace(figure_toy.ToySettings(), seeds=2, tuples=300, iterations=60)
+    monkeypatch.setattr(figure_toy, "ToySettings", lambda **changes: replace(small, **changes))
     whole = ablation.ablation_variants
     monkeypatch.setattr(
         ablation,
         "ablation_variants",
         lambda scale: [v for v in whole(scale) if v.group == "statistic" and v.name in KEPT],
     )
-    studies = solver_study.study_settings
-    monkeypatch.setattr(solver_study, "study_settings", lambda scale: studies(scale)[:1])
+    problems = solver_study.study_problems
+    monkeypatch.setattr(solver_study, "study_problems", lambda scale: problems(scale)[:1])

@@ -2,30 +2,40 @@
 
 import json
 import shutil
+from collections.abc import Callable
+from pathlib import Path
 
 import h5py
+import numpy as np
 import pytest
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 
 from koffline.cli import cli
-from koffline.experiments import ablation, reproduce
-from koffline.experiments.cells import EPOCHS, Scale
+from koffline.experiments import ablation
+from koffline.experiments.cells import EPOCHS, Run, Scale
+from koffline.experiments.claims import stored_mujoco_claims
+from koffline.experiments.mujoco_plan import NOISE_LEVELS
 from koffline.experiments.results import read_results
+from tests.experiments.fake_mujoco import FakeLockStep
 from tests.experiments.shrunk import blank_figures, shrink_experiments
+
+NOISE = NOISE_LEVELS["InvertedPendulum"]
+Call = Callable[..., Result]
 
 
 @pytest.fixture(autouse=True)
-def tiny(monkeypatch):
+def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
     shrink_experiments(monkeypatch)
     blank_figures(monkeypatch)
 
 
 @pytest.fixture(scope="module")
-def puddle(tmp_path_factory):
+def puddle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of `figure-puddle`, its cells trained by two workers."""
     folder = tmp_path_factory.mktemp("puddle")
     with pytest.MonkeyPatch.context() as monkeypatch:
         shrink_experiments(monkeypatch)
+        blank_figures(monkeypatch)
         words = ["reproduce", "figure-puddle", "--workers", "2", "--out", str(folder)]
         done = CliRunner().invoke(cli, words, prog_name="koffline")
     assert done.exit_code == 0, done.output
@@ -33,15 +43,15 @@ def puddle(tmp_path_factory):
 
 
 @pytest.fixture
-def run(tmp_path):
-    def call(*arguments):
-        where = () if "--out" in arguments else ("--out", str(tmp_path))
-        return CliRunner().invoke(cli, ["reproduce", *arguments, *where], prog_name="koffline")
+def run(tmp_path: Path) -> Call:
+    def call(*arguments: str) -> Result:
+        command = ["reproduce", *arguments, "--out", str(tmp_path)]
+        return CliRunner().invoke(cli, command, prog_name="koffline")
 
     return call
 
 
-def test_a_figure_leaves_everything_it_promises(puddle):
+def test_a_figure_leaves_everything_it_promises(puddle: Path) -> None:
     for suffix in ("json", "png", "svg", "md", "curves.h5"):
         assert (puddle / f"figure-puddle.{suffix}").stat().st_size > 500
     content = json.loads((puddle / "figure-puddle.json").read_text())
@@ -54,9 +64,8 @@ def test_a_figure_leaves_everything_it_promises(puddle):
     assert {row["method"] for row in rows} == {"td0", "fvi", "rg", "gtd2", "sbeed", "kloss"}
     assert {row["truth"] for row in rows} == {"paper", "monte_carlo"}
     for row in rows:
-        assert row["world"] == "puddle_world"
+        assert (row["world"], row["seeds"]) == ("puddle_world", 2)
         assert row["mse_low"] <= row["mse"] <= row["mse_high"]
-        assert row["seeds"] == 2
     for flag in ("best_by_truth", "best_without_truth"):
         chosen = [(row["method"], row["truth"]) for row in rows if row[flag]]
         assert len(chosen) == len(set(chosen)) == 12
@@ -64,57 +73,86 @@ def test_a_figure_leaves_everything_it_promises(puddle):
         assert file["puddle_world/kloss/mse_monte_carlo"].shape == (4, 3, 2)
 
 
-def test_a_second_run_finds_the_cells_and_says_the_same(run, puddle, tmp_path, monkeypatch):
+def test_cells_are_shared_found_again_and_missed_in_one_line(
+    run: Call, puddle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     shutil.copytree(puddle, tmp_path, dirs_exist_ok=True)
     first = read_results(tmp_path / "figure-puddle.json")
+    assert run("claims").exit_code == 0
+    found = read_results(tmp_path / "claims.json").claims
+    assert {claim.verdict for claim in found} <= {"holds", "does not hold", "undecided"}
+    assert len({claim.sentence for claim in found}) >= 10
     monkeypatch.setattr("koffline.experiments.cells._train", lambda *arguments: 1 / 0)
     assert run("figure-puddle").exit_code == 0
     assert read_results(tmp_path / "figure-puddle.json").rows == first.rows
-    broken = next((tmp_path / "cells").glob("puddle_world-rg-*.npz"))
-    broken.unlink()
+    assert run("ablation").exit_code == 0
+    next((tmp_path / "cells").glob("puddle_world-rg-*.npz")).unlink()
     failed = run("figure-puddle")
     assert failed.exit_code == 2
     assert "rg on puddle_world" in failed.stderr
     assert failed.stderr.count("\n") == 1
 
 
-def test_claims_share_cells_and_carry_verdicts(run, tmp_path, monkeypatch):
-    done = run("claims")
-    assert done.exit_code == 0, done.output
-    found = read_results(tmp_path / "claims.json").claims
-    assert {claim.verdict for claim in found} <= {"holds", "does not hold", "undecided"}
-    assert len({claim.sentence for claim in found}) >= 10
-    assert any("Trust-PCL" in claim.sentence and claim.verdict == "undecided" for claim in found)
-    monkeypatch.setattr("koffline.experiments.cells._train", lambda *arguments: 1 / 0)
-    assert run("ablation").exit_code == 0  # its cells are there
-
-
-def test_toy_leaves_files_of_others_and_of_another_scale_alone(run, tmp_path):
+def test_files_of_others_and_of_another_scale_are_left_alone(run: Call, tmp_path: Path) -> None:
     (tmp_path / "figure-toy.md").write_text("precious")
     refused = run("figure-toy")
     assert refused.exit_code == 2
     assert "figure-toy.md exists already" in refused.stderr
     assert (tmp_path / "figure-toy.md").read_text() == "precious"
-    done = run("figure-toy", "--force")
-    assert done.exit_code == 0, done.output
+    assert run("figure-toy", "--force").exit_code == 0
     before = (tmp_path / "figure-toy.json").read_bytes()
-    rows = json.loads(before)["rows"]
-    assert {row["world"] for row in rows} == {"chain"}
-    assert all("weight_error" in row for row in rows)
+    assert {row["world"] for row in json.loads(before)["rows"]} == {"chain"}
     refused = run("figure-toy", "--quick")
     assert refused.exit_code == 2
-    assert refused.stderr.startswith("error: ")
     assert "--force" in refused.stderr
     assert (tmp_path / "figure-toy.json").read_bytes() == before
     assert run("figure-toy", "--quick", "--force").exit_code == 0
+    (tmp_path / "figure-toy.json").write_text("{}")
+    damaged = run("figure-toy")
+    assert (damaged.exit_code, damaged.stderr.count("\n")) == (2, 1)
+    assert (tmp_path / "figure-toy.json").read_text() == "{}"
 
 
-def test_an_interrupt_says_where_to_go_on(run, tmp_path, monkeypatch):
-    def interrupted(*arguments, **options):
-        raise KeyboardInterrupt
+def test_mujoco_leaves_everything_it_promises(
+    run: Call, tmp_path: Path, fake_stack: type[FakeLockStep]
+) -> None:
+    assert run("figure-mujoco", "--quick").exit_code == 0
+    for suffix in (".json", ".png", ".svg", ".md", ".curves.h5", "-sampled.png", "-paper.png"):
+        assert (tmp_path / f"figure-mujoco{suffix}").stat().st_size > 500
+    content = json.loads((tmp_path / "figure-mujoco.json").read_text())
+    assert content["extra"]["not_run"] == []
+    assert len(content["returns"]) == 4 * (6 + 6 + len(NOISE))  # six environments twice, and noise
+    assert {row["search"] for row in content["searches"]} == {"search", "paper-search"}
+    with h5py.File(tmp_path / "figure-mujoco.curves.h5") as file:
+        assert file["Ant final/kloss/return"].shape == (2, 4)
+    made = fake_stack.made
+    assert run("figure-mujoco", "--quick").exit_code == 0
+    assert fake_stack.made == made
+    assert json.loads((tmp_path / "figure-mujoco.json").read_text())["returns"] == content["returns"]
 
-    monkeypatch.setattr(reproduce, "run_jobs", interrupted)
-    done = run("figure-puddle")
+
+def test_mujoco_with_chosen_settings_and_its_claims(
+    run: Call, tmp_path: Path, fake_stack: type[FakeLockStep]
+) -> None:
+    (claim,) = stored_mujoco_claims(Run("claims", tmp_path, Scale()))
+    assert (claim.verdict, "figure-mujoco" in claim.measured) == ("undecided", True)
+    some = ("--only", "Swimmer", "--part", "final", "--steps", "4000", "--seed-count", "3")
+    assert run("figure-mujoco", *some, "--set", "learning_rate=0.002").exit_code == 0
+    results = read_results(tmp_path / "figure-mujoco.json")
+    shown = {(row.environment, row.part, row.steps, row.seeds) for row in results.returns}
+    assert shown == {("Swimmer", "final", 4000, 3)}
+    assert all("lr 0.002" in row.setting for row in results.returns)
+    assert fake_stack.made == 1
+    assert "final of Ant" in results.extra["not_run"]
+    assert stored_mujoco_claims(Run("claims", tmp_path, Scale())) == results.claims
+    assert run("figure-mujoco", "--only", "Ant", "--part", "final", "--steps", "2000").exit_code == 0
+    # What was run with other settings than the plan's is not mixed with it.
+    assert {row.environment for row in read_results(tmp_path / "figure-mujoco.json").returns} == {"Ant"}
+
+
+def test_an_interrupt_says_where_to_go_on(run: Call, tmp_path: Path, fake_stack: type[FakeLockStep]) -> None:
+    fake_stack.stop_at = 500
+    done = run("figure-mujoco", "--only", "Swimmer", "--part", "final", "--steps", "1000")
     assert done.exit_code == 130
     assert done.stderr == f"interrupted; what is finished is in {tmp_path}/cells: the same command goes on\n"
 
@@ -123,30 +161,43 @@ def test_an_interrupt_says_where_to_go_on(run, tmp_path, monkeypatch):
     ("arguments", "message"),
     [
         (("figure-9",), "'NAME': 'figure-9' is not one of 'figure-toy'"),
-        (("figure-puddle", "--workers", "0"), "workers is 0"),
-        (("figure-puddle", "--seed", "-1"), "seed is -1"),
+        (("figure-puddle", "--workers", "0"), "workers"),
+        (("figure-puddle", "--seed", "-1"), "'--seed': -1 is not in the range"),
+        (("figure-mujoco", "--only", "Humanoid"), "'Humanoid' is not one of 'Swimmer'"),
+        (("figure-mujoco", "--part", "all"), "'all' is not one of 'search'"),
+        (("figure-mujoco", "--set", "critic=rg"), "critic is the plan's"),
+        (("figure-mujoco", "--set", "learning_rate=x"), "learning_rate"),
+        (("figure-mujoco", "--steps", "-1"), "'--steps': -1 is not in the range"),
+        (("figure-toy", "--only", "Ant"), "only figure-mujoco has"),
     ],
 )
-def test_bad_requests_are_one_line(run, tmp_path, arguments, message):
+def test_bad_requests_are_one_line(run: Call, arguments: tuple[str, ...], message: str) -> None:
     done = run(*arguments)
-    assert done.exit_code == 2
-    assert done.stderr.count("\n") == 1
+    assert (done.exit_code, done.stderr.count("\n"), done.stdout) == (2, 1, "")
     assert message in done.stderr
-    assert done.stdout == ""
 
 
-@pytest.mark.parametrize("content", ["", "{}", '{"version": 99}', "[1]", '{"version": 1, "rows": 3}'])
-def test_a_results_file_that_is_not_ours_is_left_alone(run, tmp_path, content):
-    path = tmp_path / "figure-toy.json"
-    path.write_text(content)
-    done = run("figure-toy")
-    assert done.exit_code == 2
-    assert "figure-toy.json" in done.stderr
-    assert done.stderr.count("\n") == 1
-    assert path.read_text() == content
+def test_mujoco_with_the_real_learner(run: Call, tmp_path: Path) -> None:
+    """A few hundred steps of the pendulum, with noise and without: what is measured has the right form."""
+    pytest.importorskip("mujoco")
+    some = ("--only", "InvertedPendulum", "--steps", "200", "--seed-count", "2", "--part", "final")
+    small = ("hidden=[8]", "learning_starts=16", "batch_size=16", "evaluation_interval=100")
+    words = [word for change in small for word in ("--set", change)]
+    done = run("figure-mujoco", *some, "--part", "noise", *words)
+    assert done.exit_code == 0, done.output
+    rows = read_results(tmp_path / "figure-mujoco.json").returns
+    assert {row.noise for row in rows} == {0.0, *NOISE}
+    assert len(rows) == 4 * (1 + len(NOISE))
+    assert all(1.0 <= row.final <= 1000.0 for row in rows)
+    assert all(row.length == pytest.approx(row.final, abs=1.5) for row in rows)  # a point per step upright
+    with h5py.File(tmp_path / "figure-mujoco.curves.h5") as file:
+        np.testing.assert_array_equal(file["InvertedPendulum final/kloss/steps"], [0, 100, 200])
+        names = (f"InvertedPendulum {part}/kloss/return" for part in ("final", f"noise {NOISE[0]:g}"))
+        clean, noisy = (file[name][:, 0] for name in names)
+    assert not np.array_equal(clean, noisy)  # the same policies before anything was learned
 
 
-def test_the_scales_are_those_of_the_paper(monkeypatch):
+def test_the_scales_are_those_of_the_paper(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     assert EPOCHS == {"puddle_world": 2000, "cart_pole": 2000, "mountain_car": 3000}
     full, quick = Scale(), Scale(quick=True)
@@ -159,4 +210,4 @@ def test_the_scales_are_those_of_the_paper(monkeypatch):
     bandwidths = {v.name for v in variants if v.group == "bandwidth"}
     assert bandwidths == {"0.05", "0.1", "0.25", "0.5", "1.0", "median"}
     assert len({v.cell.name for v in variants}) == len({v.cell for v in variants})
-    assert list(reproduce.DESCRIPTIONS) == list(reproduce.EXPERIMENTS)
+    assert variants[0].cell.name == "puddle_world-kloss-9123bf8fa4e9"  # cells lie in folders of users

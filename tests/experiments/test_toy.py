@@ -1,39 +1,30 @@
 import math
-from pathlib import Path
 
-import h5py
 import numpy as np
 import pytest
 import torch
 
 from koffline.bellman import state_value_residual
 from koffline.envs.finite import TSITSIKLIS_FEATURES, TSITSIKLIS_WEIGHTS
-from koffline.errors import ConfigError
-from koffline.experiments import toy
-from koffline.experiments.cells import Scale
-from koffline.experiments.results import read_results, write_curves, write_results
-from koffline.experiments.toy import (
-    METHODS,
+from koffline.experiments.figure_toy import (
     LinearKernelLoss,
-    ToyRun,
     ToySettings,
     descend,
     draw_log,
-    run_methods,
-    run_toy,
     value_errors,
     weight_errors,
 )
 from koffline.kernels import Linear
 from koffline.objectives import KernelLoss
-from tests.experiments.fakes import make_results
 
+METHODS = ("td0", "fvi", "rg", "gtd2", "sbeed", "kloss")
 SETTINGS = ToySettings(seeds=3, iterations=800, copy_every=5)
 
 
 @pytest.fixture(scope="module")
-def run() -> ToyRun:
-    return run_methods(SETTINGS)
+def run() -> dict[str, dict[str, np.ndarray]]:
+    log = draw_log(SETTINGS)
+    return {method: descend(method, log, SETTINGS) for method in METHODS}
 
 
 def test_the_log_is_the_chains() -> None:
@@ -96,69 +87,41 @@ def test_a_step_follows_the_gradient(method: str) -> None:
     loss = residual @ gram @ residual / 30**2 if method == "kloss" else residual.square().mean()
     (gradient,) = torch.autograd.grad(loss, weights)
     expected = weights.detach() - 0.3 * gradient
-    assert descend(method, log, settings).weights[0] == pytest.approx(expected.numpy(), rel=1e-12)
+    assert descend(method, log, settings)["weights"][0] == pytest.approx(expected.numpy(), rel=1e-12)
 
 
 def test_fvi_with_a_copy_at_every_step_is_td0() -> None:
     settings = ToySettings(seeds=2, tuples=200, iterations=20, copy_every=1)
     log = draw_log(settings)
-    assert np.array_equal(descend("fvi", log, settings).weights, descend("td0", log, settings).weights)
+    assert np.array_equal(*(descend(method, log, settings)["weights"] for method in ("fvi", "td0")))
 
 
-def test_td0_and_fvi_diverge_and_say_when(run: ToyRun) -> None:
-    for descent in run.descents[:2]:
-        assert np.all(descent.diverged_at > 0)
-        for seed, step in enumerate(descent.diverged_at):
-            after = descent.iterations >= step
-            assert np.all(np.isnan(descent.mse[after, seed]))
-            assert np.all(np.isfinite(descent.weight_error[~after, seed]))
-            assert descent.weight_error[~after, seed][-1] > 1e6
+def test_td0_and_fvi_diverge_and_say_when(run: dict[str, dict[str, np.ndarray]]) -> None:
+    for descent in (run["td0"], run["fvi"]):
+        assert np.all(descent["diverged_at"] > 0)
+        for seed, step in enumerate(descent["diverged_at"]):
+            after = descent["iterations"] >= step
+            assert np.all(np.isnan(descent["mse"][after, seed]))
+            assert np.all(np.isfinite(descent["weight_error"][~after, seed]))
+            assert descent["weight_error"][~after, seed][-1] > 1e6
 
 
 @pytest.mark.parametrize("method", ["gtd2", "sbeed", "kloss"])
-def test_three_methods_reach_lstd(run: ToyRun, method: str) -> None:
+def test_three_methods_reach_lstd(run: dict[str, dict[str, np.ndarray]], method: str) -> None:
     """GTD2 is the slowest: 1e-4 after some 600 iterations."""
-    assert run.descents[METHODS.index(method)].weights == pytest.approx(run.least_squares, abs=1e-4)
+    lstd = draw_log(SETTINGS).least_squares().numpy()
+    assert run[method]["weights"] == pytest.approx(lstd, abs=1e-4)
 
 
-def test_rg_settles_at_its_own_minimum(run: ToyRun) -> None:
+def test_rg_settles_at_its_own_minimum(run: dict[str, dict[str, np.ndarray]]) -> None:
     log = draw_log(SETTINGS)
     change = log.features - log.discount.unsqueeze(-1) * log.next_features
     solution = torch.linalg.lstsq(change, log.reward.unsqueeze(-1)).solution.squeeze(-1)
-    rg = run.descents[METHODS.index("rg")]
-    assert rg.weights == pytest.approx(solution.numpy(), abs=1e-9)
+    assert run["rg"]["weights"] == pytest.approx(solution.numpy(), abs=1e-9)
     # The minimum over infinitely many tuples is 0.179 away from w*; LSTD's is w* itself.
-    assert np.all(rg.weight_error[-1] > 3 * weight_errors(run.least_squares))
-
-
-def test_results_and_curves_are_written_and_read(
-    run: ToyRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[ToySettings] = []
-    monkeypatch.setattr(toy, "run_methods", lambda settings: asked.append(settings) or run)
-    parts, curves = run_toy(Scale(quick=True, seed=4))
-    assert asked == [ToySettings(seeds=3, first_seed=4)]
-    write_results(make_results("figure-toy", **parts), tmp_path / "toy.json")
-    write_curves(curves, tmp_path / "toy.h5")
-    rows = {row.method: row for row in read_results(tmp_path / "toy.json").rows}
-    assert tuple(rows) == METHODS
-    assert (rows["td0"].diverged, rows["td0"].weight_error) == (3, None)
-    assert rows["kloss"].diverged_at == (None, None, None)
-    assert rows["kloss"].weight_error == pytest.approx(parts["extra"]["lstd_weight_error"], rel=1e-6)
-    assert rows["rg"].mse_low < rows["rg"].mse < rows["rg"].mse_high
-    with h5py.File(tmp_path / "toy.h5") as kept:
-        assert kept["chain/kloss/mse"].shape == (len(kept["chain/kloss/iterations"]), 3)
-        assert kept["chain/kloss/mse"][0] == pytest.approx(value_errors(np.ones((3, 3))))
-        assert kept["chain/lstd/weights"].shape == (3, 3)
+    assert np.all(run["rg"]["weight_error"][-1] > 3 * weight_errors(log.least_squares().numpy()))
 
 
 def test_the_seed_of_a_run_moves_the_draws() -> None:
     first, second = (draw_log(ToySettings(seeds=2, first_seed=seed, tuples=50)) for seed in (0, 1))
     assert torch.equal(first.features[1], second.features[0])
-
-
-def test_bad_settings() -> None:
-    with pytest.raises(ConfigError, match="cannot be run; give positive numbers"):
-        ToySettings(seeds=0)
-    with pytest.raises(ConfigError, match="cannot be run; give positive numbers"):
-        ToySettings(learning_rate=0.0)

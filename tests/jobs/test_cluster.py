@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,11 +16,9 @@ from koffline.data.disk.writer import ShardWriter
 from koffline.data.findings import inspect_log
 from koffline.data.summary import summarise
 from koffline.errors import DataError
-from koffline.jobs import Job, run_jobs
 from koffline.jobs.mapping import PassSettings
 from koffline.ope.stream_settings import StreamSettings
 from tests.data.logs import roll_out
-from tests.jobs import job_functions
 from tests.jobs import pass_functions as functions
 from tests.jobs.cluster import two_nodes
 
@@ -59,33 +56,10 @@ def test_both_nodes_work(settings: PassSettings) -> None:
     assert len({node for node, _ in found}) == 2
 
 
-def test_sums_are_those_of_this_process(settings: PassSettings) -> None:
-    rows = np.random.default_rng(0).normal(size=(999, 7))
-    here = sum(mapped.value for mapped in PassSettings().map(functions.sums, range(5), rows))
-    there = sum(mapped.value for mapped in settings.map(functions.sums, range(5), rows))
-    np.testing.assert_array_equal(here, there)
-
-
-def test_large_values_may_be_written_to(settings: PassSettings) -> None:
-    total = np.zeros(2**18)
-    for mapped in settings.map(functions.ones, range(3), 2**18):
-        mapped.value[...] += 1.0
-        total += mapped.value
-    assert float(total.sum()) == 6 * 2**18
-
-
 def test_an_item_whose_worker_was_killed_goes_to_another(settings: PassSettings, tmp_path: Path) -> None:
     deaths = functions.Deaths(tmp_path, times=2)
     assert [mapped.value for mapped in settings.map(functions.die, range(5), deaths)] == [0, 1, 2, 3, 4]
     assert len(list(tmp_path.iterdir())) == 2
-
-
-def test_refused_items_are_named_or_skipped(address: str, settings: PassSettings) -> None:
-    with pytest.raises(DataError, match=re.escape("item 2: the shard is damaged; copy it again")):
-        list(settings.map(functions.refuse_third, range(4), "data"))
-    skipping = PassSettings(ray=address, skip_bad_shards=True)
-    mapped = list(skipping.map(functions.refuse_third, range(4), "data"))
-    assert [one.value for one in mapped] == [0, 1, None, 3]
 
 
 def test_passes_over_shards_are_those_of_this_process(settings: PassSettings, shards: Path) -> None:
@@ -131,12 +105,6 @@ def test_rollouts_are_those_of_this_process(address: str) -> None:
     assert build_rollouts(settings, ["uniform"], ray=address).sha256 == (
         build_rollouts(settings, ["uniform"]).sha256
     )
-
-
-def test_jobs_run_there_too(address: str, tmp_path: Path) -> None:
-    jobs = [Job(f"job{i}", job_functions.write, (str(i),), tmp_path / f"{i}.txt") for i in range(3)]
-    assert run_jobs(jobs, ray=address).ran == 3
-    assert [job.path.read_text() for job in jobs] == ["0", "1", "2"]
 
 
 @pytest.mark.slow

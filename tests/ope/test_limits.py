@@ -9,7 +9,7 @@ import pytest
 import koffline
 from koffline.data.copies import without_copies
 from koffline.data.transitions import Continuous, Discrete, Transitions
-from koffline.ope.estimators.all import estimate_all
+from koffline.ope.evaluation import estimate_all
 from koffline.ope.interval import Interval
 from koffline.ope.limits import Limits, contradiction, value_bounds
 from koffline.policies import ContinuousPolicy, DiscretePolicy

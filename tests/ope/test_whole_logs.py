@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import pathlib
+import pickle
 
 import numpy as np
 import pytest
@@ -14,13 +16,13 @@ from koffline.data.disk.writer import ShardWriter
 from koffline.data.transitions import Transitions
 from koffline.errors import ConfigError, DataError, KofflineError
 from koffline.kernels import FourierFeatures
+from koffline.ope import working_log
 from koffline.ope.ensemble import Resampling
-from koffline.ope.estimators.all import estimate_all
-from koffline.ope.evaluation import open_workspace
+from koffline.ope.evaluation import estimate_all, open_workspace
 from koffline.ope.fitted import SystemsOfPart
 from koffline.ope.log_facts import LogFacts, log_facts
 from koffline.ope.problem import prepare_problem
-from koffline.ope.selection.selecting import select_policies
+from koffline.ope.ranking import select_policies
 from koffline.ope.stream_settings import StreamSettings
 from koffline.ope.working_log import Columns, ProblemOfPart, hold
 from koffline.policies import ContinuousPolicy, DiscretePolicy
@@ -349,3 +351,71 @@ def test_freedom_is_that_of_all_episodes(stored) -> None:
     ) as workspace:
         assert workspace.problem.effective_units < 6.0
         assert workspace.fitted.units == pytest.approx(workspace.facts.weights.effective_count)
+
+
+class TestAKilledPass:
+    """An evaluation that is killed goes on from the sums of its passes, to the bit."""
+
+    @staticmethod
+    def run(shards, folder, monkeypatch, kill_after=None, policy=TILTED) -> tuple[str, int]:
+        """The estimate as JSON and the shards read; the read after ``kill_after`` ends it as Ctrl-C does."""
+        read = 0
+        sum_of = working_log._sum_of_shards
+
+        def counting(plan, item):
+            nonlocal read
+            if read == kill_after:
+                raise KeyboardInterrupt
+            read += 1
+            return sum_of(plan, item)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(working_log, "_sum_of_shards", counting)
+            patched.setattr(working_log, "SECONDS_BETWEEN_SAVES", 0.0)
+            patched.setattr(working_log, "_ROWS_TOGETHER", 90)
+            stream = StreamSettings(partial=folder)
+            found = koffline.evaluate(
+                shards, policy, 0.9, estimator="dr", seed=4, sample_rows=150, stream=stream, **QUICK
+            )
+        return found.to_json(timing=False), read
+
+    def test_goes_on(self, stored, tmp_path, monkeypatch) -> None:
+        _, shards = stored["discrete"]
+        expected, whole = self.run(shards, None, monkeypatch)
+        with pytest.raises(KeyboardInterrupt):
+            self.run(shards, tmp_path / "sums", monkeypatch, kill_after=whole - 2)
+        found, rest = self.run(shards, tmp_path / "sums", monkeypatch)
+        assert found == expected
+        assert rest == 2
+
+    def test_another_policy_or_log_starts_anew(self, stored, tmp_path, monkeypatch) -> None:
+        """The policy's code may have changed, its name not: what it answers counts."""
+        _, shards = stored["discrete"]
+        other = DiscretePolicy(3, lambda s: np.tile([0.5, 0.3, 0.2], (len(s), 1)), name="tilted")
+        expected, _ = self.run(shards, None, monkeypatch, policy=other)
+        self.run(shards, tmp_path / "sums", monkeypatch)
+        assert self.run(shards, tmp_path / "sums", monkeypatch, policy=other)[0] == expected
+        relabelled = dataclasses.replace(
+            shards, metadata=dataclasses.replace(shards.metadata, sha256="0" * 64)
+        )
+        (_, first), (_, second) = (
+            self.run(log, tmp_path / "more", monkeypatch) for log in (shards, relabelled)
+        )
+        assert first == second
+
+    def test_a_file_of_sums_can_run_nothing(self, stored, tmp_path, monkeypatch) -> None:
+        """Whatever lies there is a pass from the beginning."""
+        _, shards = stored["discrete"]
+        expected, whole = self.run(shards, tmp_path / "sums", monkeypatch)
+        for path in (tmp_path / "sums").iterdir():
+            path.write_bytes(pickle.dumps((1, _Evil(tmp_path / "proof"), ())))
+        assert self.run(shards, tmp_path / "sums", monkeypatch) == (expected, whole)
+        assert not (tmp_path / "proof").exists()
+
+
+class _Evil:
+    def __init__(self, path) -> None:
+        self.path = path
+
+    def __reduce__(self):
+        return pathlib.Path.touch, (self.path,)

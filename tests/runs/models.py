@@ -1,4 +1,4 @@
-"""Small models for Puddle World, which draws itself without further packages, and run folders."""
+"""Small models for Puddle World, which draws itself without further packages, and the command line."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from typing import Any
 
 from click.testing import CliRunner, Result
 
-from koffline.algos.loggers import quiet
 from koffline.cli import cli
-from tests.algos.makers import d3rlpy, fit, make, make_buffer, seeded, with_small_networks
+from tests.algos.makers import d3rlpy, seeded, with_small_networks
 
 WORLD = "koffline/PuddleWorld-v0"
 
@@ -34,18 +33,3 @@ def puddle_model(path: Path) -> Any:
         algo.create_impl((2,), 4)
     algo.save(str(path))
     return algo
-
-
-def train_run(folder: Path) -> Path:
-    """A run of d3rlpy's own logger: parameters, metrics, gradients, models."""
-    with quiet():
-        fit(
-            make("KLossDQN"),
-            make_buffer("KLossDQN"),
-            steps=4,
-            n_steps_per_epoch=2,
-            logger_adapter=d3rlpy.logging.FileAdapterFactory(str(folder)),
-            experiment_name="run",
-            with_timestamp=False,
-        )
-    return folder / "run"

@@ -12,10 +12,9 @@ from koffline.algos.evaluators import td_error
 from koffline.algos.from_config import fit_scalers, make_algorithm, resolve_params
 from koffline.algos.loading import load
 from koffline.data.disk.batches import BlockSampler
-from koffline.data.disk.replay import LazyReplayBuffer
 from koffline.data.disk.samples import Part, sample_units
 from koffline.data.disk.writer import ShardWriter
-from koffline.data.replay import from_d3rlpy
+from koffline.data.replay import LazyReplayBuffer, from_d3rlpy
 from koffline.data.sources import open_transitions
 from koffline.data.statistics import statistics_of
 from koffline.errors import ConfigError, DataError

@@ -10,15 +10,15 @@ from __future__ import annotations
 
 import contextlib
 from collections import OrderedDict, deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from koffline.data.disk.block_order import BlockOrder, Fragment
-from koffline.data.disk.log import naming
+from koffline.data.disk.files import OpenShard, naming
 from koffline.data.disk.samples import Part
 from koffline.data.row_block import ROW_COLUMNS, RowBlock
 from koffline.errors import ConfigError
@@ -32,29 +32,76 @@ _WANTED_SLOTS, _LEAST_SLOTS = 256, 64
 _DEFAULT_POOL = 2**29
 # Blocks that are read ahead of the draws.
 _AHEAD = 2
+_ORDER, _ROWS = 1, 2  # streams of random numbers of one seed
 
 
-@dataclass(frozen=True, eq=False)
-class RowBatch:
-    """B rows of a log, in the dtypes of its ``RowBlock``; shards and rows (B,) say where they are from.
+@dataclass(frozen=True)
+class Fragment:
+    """A block of a shard, rows ``start`` … ``stop`` − 1; of its rows in random order those in a range.
 
-    next_actions (B, ...), where asked for: of the row below in the same episode, else the row's own.
+    The range is from the fraction ``lower`` of their number to ``upper``. seeds: of the random order.
     """
 
-    observations: np.ndarray
-    actions: np.ndarray
-    rewards: np.ndarray
-    next_observations: np.ndarray
-    terminated: np.ndarray
-    truncated: np.ndarray
-    shards: np.ndarray
-    rows: np.ndarray
-    next_actions: np.ndarray | None = None
-    behavior_log_probabilities: np.ndarray | None = None
-    weights: np.ndarray | None = None
+    shard: int
+    start: int
+    stop: int
+    lower: float
+    upper: float
+    seeds: tuple[int, ...]
 
-    def __len__(self) -> int:
-        return len(self.rewards)
+    def rows(self, mask: np.ndarray | None = None) -> np.ndarray:
+        """Places within the block in random order, of those that the mask (B,) keeps."""
+        count = self.stop - self.start
+        order = np.random.default_rng(self.seeds).permutation(count)
+        if mask is not None:
+            order = order[mask[order]]
+        return order[int(self.lower * len(order)) : int(self.upper * len(order))]
+
+
+class BlockOrder:
+    """Fragments by epoch and position, a function of the seed and of how the log is cut into shards.
+
+    Each epoch visits all blocks in an order of its own. In the first one the ``slots`` blocks that come first
+    are cut in two, at equal steps between nothing and all, and the second parts come later: slots that are
+    filled with the first parts run empty one after the other and not all at once.
+    """
+
+    def __init__(self, shard_rows: Sequence[int], block_rows: int, slots: int, seed: int) -> None:
+        self._rows = np.asarray(shard_rows, dtype=np.int64)
+        self._block_rows, self._seed = block_rows, seed
+        self._first = np.concatenate([[0], np.cumsum(-(-self._rows // block_rows))])
+        self.blocks = int(self._first[-1])
+        self.slots = min(slots, self.blocks)
+        self._epoch = lru_cache(maxsize=3)(self._make_epoch)
+
+    def length(self, epoch: int) -> int:
+        """Number of fragments."""
+        return self.blocks + (self.slots - 1 if epoch == 0 else 0)
+
+    def fragment(self, epoch: int, position: int) -> Fragment:
+        """The fragment at a place of an epoch."""
+        blocks, bounds = self._epoch(epoch)
+        block = int(blocks[position])
+        shard = int(np.searchsorted(self._first, block, side="right")) - 1
+        start = (block - int(self._first[shard])) * self._block_rows
+        stop = min(start + self._block_rows, int(self._rows[shard]))
+        lower, upper = (float(bound) for bound in bounds[position])
+        return Fragment(shard, start, stop, lower, upper, (self._seed, _ROWS, epoch, block))
+
+    def _make_epoch(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
+        """(L,) blocks and (L, 2) bounds of the ranges of their rows."""
+        generator = np.random.default_rng((self._seed, _ORDER, epoch))
+        blocks = generator.permutation(self.blocks)
+        bounds = np.tile([0.0, 1.0], (len(blocks), 1))
+        if epoch == 0:
+            cuts = np.arange(1, self.slots) / self.slots
+            bounds[: self.slots - 1, 1] = cuts
+            rest = np.concatenate([blocks[self.slots :], blocks[: self.slots - 1]])
+            rest_bounds = np.concatenate([bounds[self.slots :], np.stack([cuts, np.ones_like(cuts)], axis=1)])
+            later = generator.permutation(len(rest))
+            blocks = np.concatenate([blocks[: self.slots], rest[later]])
+            bounds = np.concatenate([bounds[: self.slots], rest_bounds[later]])
+        return blocks, bounds
 
 
 class BlockSampler:
@@ -83,7 +130,8 @@ class BlockSampler:
         sizes = [shard.rows for shard in log.shards]
         block = min(block_rows or _block_rows(rows), max(sizes), rows)
         self._order = BlockOrder(sizes, block, max(1, rows // block), seed)
-        self._block_rows, self._slots = block, self._order.slots
+        self.block_rows, self._slots = block, self._order.slots
+        self.pool_rows = self._slots * block
         self._generator = np.random.default_rng((seed, 0))
         self._identity = [len(log), block, self._slots, seed, None if part is None else repr(part)]
         self._columns: dict[str, np.ndarray] = {}
@@ -97,24 +145,18 @@ class BlockSampler:
         self._next = (0, 0)  # what is read next: epoch and position
         self._filled = False
 
-    @property
-    def pool_rows(self) -> int:
-        """Rows that the pool has room for."""
-        return self._slots * self._block_rows
+    def draw(self, count: int) -> dict[str, np.ndarray]:
+        """``count`` rows: their columns by name. Raises DataError where a shard cannot be read.
 
-    @property
-    def block_rows(self) -> int:
-        """Rows of a block."""
-        return self._block_rows
-
-    def draw(self, count: int) -> RowBatch:
-        """``count`` rows. Raises DataError where a shard cannot be read."""
+        ``shards`` and ``rows`` (B,) say where they are from; ``next_actions`` (B, ...), where asked for, are
+        those of the row below in the same episode, else the row's own.
+        """
         self._fill()
         pieces: list[dict[str, np.ndarray]] = []
         waiting: list[np.ndarray] = []
         while count:
             slots = self._turns[self._turn : self._turn + count]
-            waiting.append(slots * self._block_rows + self._cursors[slots])
+            waiting.append(slots * self.block_rows + self._cursors[slots])
             self._cursors[slots] += 1
             count -= len(slots)
             self._turn += len(slots)
@@ -122,13 +164,13 @@ class BlockSampler:
                 self._turns, self._turn = self._generator.permutation(self._slots), 0
             empty = slots[self._cursors[slots] == self._lengths[slots]]
             if empty.size or not count:
-                pieces.append(self._gather(waiting))  # before what they point at is replaced
-                waiting = []
+                rows, waiting = np.concatenate(waiting), []  # before what they point at is replaced
+                pieces.append({name: column.take(rows, axis=0) for name, column in self._columns.items()})
             for slot in empty:
                 self._refill(int(slot))
         if len(pieces) == 1:
-            return RowBatch(**pieces[0])
-        return RowBatch(**{name: np.concatenate([p[name] for p in pieces]) for name in pieces[0]})
+            return pieces[0]
+        return {name: np.concatenate([piece[name] for piece in pieces]) for name in pieces[0]}
 
     def state_dict(self) -> dict[str, Any]:
         """Plain numbers from which ``load_state_dict`` goes on with the very same batches."""
@@ -204,26 +246,24 @@ class BlockSampler:
         below = int(self._next_actions and fragment.stop < self._log.shards[fragment.shard].rows)
         block = self._reader.read_rows(fragment.shard, fragment.start, fragment.stop + below)
         mask = None if self._part is None else self._part.holds(fragment.shard, block.units[:count])
-        rows = fragment.rows(mask)
-        present = {name: getattr(block, name) for name in ROW_COLUMNS}
-        columns = {name: column.take(rows, axis=0) for name, column in present.items() if column is not None}
+        rows, held = fragment.rows(mask), block.arrays()
+        columns = {name: held[name].take(rows, axis=0) for name in ROW_COLUMNS if name in held}
         if self._next_actions:
-            columns["next_actions"] = block.actions.take(rows + _goes_on(block)[rows], axis=0)
+            goes_on = np.zeros(len(block), dtype=np.bool_)  # whether the row below is the next step
+            if block.steps is not None:
+                goes_on[:-1] = block.steps[1:] > 0
+            columns["next_actions"] = block.actions.take(rows + goes_on[rows], axis=0)
         columns["shards"] = np.full(len(rows), fragment.shard)
         columns["rows"] = rows + fragment.start
         return columns
 
     def _put(self, slot: int, epoch: int, position: int, columns: Mapping[str, np.ndarray]) -> None:
-        start, count = slot * self._block_rows, len(columns["rows"])
+        start, count = slot * self.block_rows, len(columns["rows"])
         for name, values in columns.items():
             if name not in self._columns:
                 self._columns[name] = np.empty((self.pool_rows, *values.shape[1:]), dtype=values.dtype)
             self._columns[name][start : start + count] = values
         self._held[slot], self._lengths[slot], self._cursors[slot] = (epoch, position), count, 0
-
-    def _gather(self, waiting: list[np.ndarray]) -> dict[str, np.ndarray]:
-        rows = waiting[0] if len(waiting) == 1 else np.concatenate(waiting)
-        return {name: column.take(rows, axis=0) for name, column in self._columns.items()}
 
 
 def _block_rows(pool_rows: int) -> int:
@@ -232,44 +272,33 @@ def _block_rows(pool_rows: int) -> int:
     return max(1, min(wanted, pool_rows // _LEAST_SLOTS))
 
 
-def _goes_on(block: RowBlock) -> np.ndarray:
-    """(B,) whether the row below is in the block and the next step of the same episode."""
-    if block.steps is None:
-        return np.zeros(len(block), dtype=np.bool_)
-    return np.append(block.steps[1:] > 0, False)
-
-
-# Opening a file takes milliseconds, a read from an open one a fraction of that.
-_MOST_OPEN = 32
-
-
 class ShardReader:
-    """``read_rows`` of a log, from at most ``most_open`` open files; for one thread at a time."""
+    """``read_rows`` of a log, from at most ``most_open`` open files; for one thread at a time.
 
-    def __init__(self, log: LazyTransitions, most_open: int = _MOST_OPEN) -> None:
+    Opening a file takes milliseconds, a read from an open one a fraction of that.
+    """
+
+    def __init__(self, log: LazyTransitions, most_open: int = 32) -> None:
         self._log, self._most_open = log, most_open
-        self._open: OrderedDict[int, tuple[Any, contextlib.ExitStack]] = OrderedDict()
+        self._open: OrderedDict[int, tuple[OpenShard, contextlib.ExitStack]] = OrderedDict()
 
     def read_rows(self, shard: int, start: int, stop: int) -> RowBlock:
         """Rows start … stop − 1 of one shard. Raises DataError naming the shard."""
-        opened = self._opened(shard)
+        if shard not in self._open:
+            if len(self._open) >= self._most_open:
+                self._close_one()
+            with contextlib.ExitStack() as stack:
+                opened = stack.enter_context(self._log.open_shard(shard))
+                self._open[shard] = opened, stack.pop_all()
+        self._open.move_to_end(shard)
         with naming(self._log.shards[shard].name):
-            return self._log.block_of(opened, shard, start, stop)
+            return self._log.block_of(self._open[shard][0], shard, start, stop)
 
     def close(self) -> None:
         """Close the files."""
         while self._open:
-            _, (_, stack) = self._open.popitem()
-            stack.close()
+            self._close_one()
 
-    def _opened(self, shard: int) -> Any:
-        if shard in self._open:
-            self._open.move_to_end(shard)
-            return self._open[shard][0]
-        if len(self._open) >= self._most_open:
-            _, (_, oldest) = self._open.popitem(last=False)
-            oldest.close()
-        with contextlib.ExitStack() as stack:
-            opened = stack.enter_context(self._log.open_shard(shard))
-            self._open[shard] = opened, stack.pop_all()
-        return opened
+    def _close_one(self) -> None:
+        _, (_, stack) = self._open.popitem(last=False)
+        stack.close()

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import hashlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from koffline.data import remote
-from koffline.data.disk.flat_files import BLOCK_BYTES, Column, FlatShard, OpenShard, block_rows
-from koffline.data.disk.shards import ShardInfo
+from koffline.data.disk.files import BLOCK_BYTES, Column, OpenShard, ShardInfo
+from koffline.data.raw import bounded
 from koffline.data.row_block import RowBlock, check_joined, checked_block
-from koffline.data.spaces import ActionSpace
-from koffline.data.transitions import Metadata, Transitions
+from koffline.data.spaces import ActionSpace, SpaceRequest
+from koffline.data.transitions import Metadata, Transitions, digest_columns
 from koffline.data.unit_hash import unit_hash
 from koffline.errors import DataError
 from koffline.store.files import reading
@@ -25,28 +25,31 @@ from koffline.untrusted.limits import check_memory
 
 __all__ = ["LazyTransitions", "RowBlock", "ShardInfo", "unit_hash"]
 
+# What a log has whether or not its files have it.
+_DERIVED = {"steps": Column("steps", "int64"), "truncated": Column("truncated", "bool")}
+
 
 @dataclass(frozen=True, eq=False, repr=False)
 class LazyTransitions:
     """A log that stays on disk: N rows in shards, each checked like ``Transitions`` when it is read.
 
-    Holds names and metadata only, so it is small, can be pickled and sent to other processes and machines
-    that see the same files. An episode never crosses shards.
+    Holds names, metadata and where episodes begin, so it is small, can be pickled and sent to other processes
+    and machines that see the same files. An episode never crosses shards.
     """
 
     shards: tuple[ShardInfo, ...]
     action_space: ActionSpace
     has_episodes: bool
     metadata: Metadata
-    files: tuple[FlatShard, ...]
 
     def __len__(self) -> int:
         return sum(shard.rows for shard in self.shards)
 
     def __getstate__(self) -> dict[str, Any]:
         """Whoever receives it may work in another folder: paths are sent whole."""
-        shards = tuple(dataclasses.replace(shard, name=remote.absolute(shard.name)) for shard in self.shards)
-        return {**vars(self), "shards": shards}
+        names = [s.name if remote.is_url(s.name) else str(Path(s.name).absolute()) for s in self.shards]
+        named = zip(self.shards, names, strict=True)
+        return {**vars(self), "shards": tuple(dataclasses.replace(s, name=name) for s, name in named)}
 
     def __repr__(self) -> str:
         episodes = f"{self.n_episodes} episodes" if self.has_episodes else "no episodes"
@@ -59,7 +62,7 @@ class LazyTransitions:
     @property
     def columns(self) -> Mapping[str, Column]:
         """Dtype and row shape of each column that the log has."""
-        return self.files[0].columns
+        return self.shards[0].columns
 
     @property
     def observation_shape(self) -> tuple[int, ...]:
@@ -124,28 +127,35 @@ class LazyTransitions:
         with self.open_shard(shard) as opened:
             return self.block_of(opened, shard, start, stop)
 
+    def open_shard(self, shard: int) -> contextlib.AbstractContextManager[OpenShard]:
+        """One shard open for several reads. Raises DataError naming it, also for errors inside the block."""
+        return self.shards[shard].open()
+
+    def block_of(self, opened: OpenShard, shard: int, start: int, stop: int) -> RowBlock:
+        """Checked rows start … stop − 1 of an open shard. Raises DataError."""
+        steps, units = opened.places(start, stop)
+        block = checked_block(opened.columns(start, stop), steps, units, self.action_space, shard, start)
+        info = self.shards[shard]
+        if steps is not None and start == 0 and (steps[0] != 0 or units[0] != 0):
+            raise DataError("row 0 is no first step of an episode; write the shard again")
+        if steps is not None and stop == info.rows and units[-1] != info.episodes - 1:
+            raise DataError(
+                f"there are {units[-1] + 1} episodes, {info.episodes} were promised; write the shard again"
+            )
+        return block
+
     def load(self) -> Transitions:
         """The whole log in memory; episodes are numbered 0, 1, 2, … . Raises DataError."""
-        kept = sum(column.row_bytes for column in self.columns.values()) + 16
+        kept = {**self.columns, **self._derived()}
+        kept.pop("episode_ids", None)
         with reading(self.metadata.source or self.shards[0].name, "data"):
-            check_memory(len(self) * kept)
-        held = {
-            name: np.empty((len(self), *column.shape), column.dtype) for name, column in self.columns.items()
-        }
-        held.setdefault("truncated", np.empty(len(self), dtype=np.bool_))
-        if self.has_episodes:
-            held["steps"] = np.empty(len(self), dtype=np.int64)
-            held["episode_ids"] = np.empty(len(self), dtype=np.int64)
-        row = episode = 0
-        for shard, info in enumerate(self.shards):
-            for block in self.shard_blocks(shard):
-                rows = slice(row, row + len(block))
-                for name in held:
-                    held[name][rows] = (
-                        block.units + episode if name == "episode_ids" else getattr(block, name)
-                    )
-                row += len(block)
-            episode += info.episodes
+            check_memory(len(self) * (sum(column.row_bytes for column in kept.values()) + 8))
+        held = {name: np.empty((len(self), *column.shape), column.dtype) for name, column in kept.items()}
+        row = 0
+        for block in self.blocks():
+            for name, column in held.items():
+                column[row : row + len(block)] = getattr(block, name)
+            row += len(block)
         return Transitions(**held, action_space=self.action_space, metadata=self.metadata)
 
     @cached_property
@@ -158,65 +168,32 @@ class LazyTransitions:
 
     def compute_sha256(self) -> str:
         """The digest from the rows themselves, whatever the manifest says."""
-        digest = hashlib.sha256()
-        names = {*self.columns, "truncated"} - {"episode_ids", "steps"}
-        for name in sorted(names | ({"steps"} if self.has_episodes else set())):
-            column = self.columns.get(name, Column(name, "int64" if name == "steps" else "bool"))
-            dtype = np.dtype("<f8") if np.dtype(column.dtype).kind == "f" else np.dtype(column.dtype)
-            shape = (len(self), *column.shape)
-            digest.update(f"{name}{shape}{dtype.kind};".encode())
-            for part in self._column_parts(name):
-                digest.update(np.ascontiguousarray(part, dtype=dtype.newbyteorder("<")).data)
-        return digest.hexdigest()
+        hashed = {**self.columns, **self._derived()}
+        hashed.pop("episode_ids", None)
+        return digest_columns(
+            (name, (len(self), *column.shape), np.dtype(column.dtype), self._parts(name, column))
+            for name, column in sorted(hashed.items())
+        )
 
-    def _column_parts(self, name: str) -> Iterator[np.ndarray]:
-        size = block_rows(self.columns.get(name, self.columns["rewards"]))
+    def declared_anew(self, asked: SpaceRequest | None) -> LazyTransitions:
+        """The same log with the space asked for, which its rows are checked against when they are read."""
+        space = bounded(asked, self.columns["actions"].shape)
+        if space is None or space == self.action_space:
+            return self
+        note = f"action space {space} as asked, the log declares {self.action_space}"
+        return dataclasses.replace(self, action_space=space, metadata=self.metadata.with_notes(note))
+
+    def _derived(self) -> dict[str, Column]:
+        return {name: column for name, column in _DERIVED.items() if name != "steps" or self.has_episodes}
+
+    def _parts(self, name: str, column: Column) -> Iterator[np.ndarray]:
         for shard, info in enumerate(self.shards):
             with self.open_shard(shard) as opened:
-                for start in range(0, info.rows, size):
-                    stop = min(start + size, info.rows)
+                for start in range(0, info.rows, column.block_rows):
+                    stop = min(start + column.block_rows, info.rows)
                     if name == "steps":
-                        steps, _ = opened.places(start, stop)
-                        assert steps is not None, "asked only of a log with episodes"
-                        yield steps
+                        yield np.asarray(opened.places(start, stop)[0])
                     elif name == "truncated":
                         yield opened.truncated(start, stop)
                     else:
                         yield opened.column(name, start, stop)
-
-    @contextlib.contextmanager
-    def open_shard(self, shard: int) -> Iterator[OpenShard]:
-        """One shard open for several reads. Raises DataError naming it, also for errors inside the block."""
-        name = self.shards[shard].name
-        with naming(name), remote.local_file(name) as path, self.files[shard].open(path, name) as opened:
-            yield opened
-
-    def block_of(self, opened: OpenShard, shard: int, start: int, stop: int) -> RowBlock:
-        """Checked rows start … stop − 1 of an open shard. Raises DataError."""
-        steps, units = opened.places(start, stop)
-        block = checked_block(opened.columns(start, stop), steps, units, self.action_space, shard, start)
-        self._check_ends(block)
-        return block
-
-    def _check_ends(self, block: RowBlock) -> None:
-        """A shard begins with the first step of its first episode and counts as many as were promised."""
-        if block.steps is None:
-            return
-        info = self.shards[block.shard]
-        if block.start == 0 and (block.steps[0] != 0 or block.units[0] != 0):
-            raise DataError("row 0 is no first step of an episode; write the shard again")
-        if block.start + len(block) == info.rows and block.units[-1] != info.episodes - 1:
-            raise DataError(
-                f"there are {block.units[-1] + 1} episodes, {info.episodes} were promised; "
-                "write the shard again"
-            )
-
-
-@contextlib.contextmanager
-def naming(shard: str) -> Iterator[None]:
-    """Put the shard's name before what is wrong with it."""
-    try:
-        yield
-    except DataError as error:
-        message = str(error)
-        raise DataError(message if message.startswith(shard) else f"{shard}: {message}") from None

@@ -6,15 +6,12 @@ seed and the unit's number in the log alone. A smaller sample with the same seed
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 from jaxtyping import Int
 
-from koffline.data.remote import is_url
-from koffline.data.row_block import ROW_COLUMNS, RowBlock
 from koffline.data.transitions import Transitions
 from koffline.data.unit_hash import unit_hash
 from koffline.errors import ConfigError, DataError
@@ -26,9 +23,6 @@ if TYPE_CHECKING:
 # Units are drawn by numbers of their own, independent of those that divide or resample them elsewhere.
 _UNITS, _HELD_OUT = 0x65706973, 0x68656C64
 _HASHED_AT_ONCE = 2**20
-# Unwanted rows between two wanted ones that are read rather than skipped.
-_GAP = 4096
-_SPAN_ROWS = 2**16
 
 
 @dataclass(frozen=True)
@@ -136,20 +130,15 @@ def _read(
 
     ends = np.cumsum(sizes)
     shard_of = np.searchsorted(ends, units, side="right")
-    items = [
-        (int(shard), units[shard_of == shard] - int(ends[shard] - sizes[shard]))
-        for shard in np.unique(shard_of)
-    ]
-    mapped = (settings or PassSettings()).map(
-        _units_of_shard, items, log, lambda item: log.shards[item[0]].name
-    )
-    pieces, kept, skipped = [], [], []
+    items = [(int(i), units[shard_of == i] - int(ends[i] - sizes[i])) for i in np.unique(shard_of)]
+    passes, pieces, kept, skipped = settings or PassSettings(), [], [], []
+    mapped = passes.map(_units_of_shard, items, log, lambda item: log.shards[item[0]].name)
     for (shard, _), result in zip(items, mapped, strict=True):
-        if result.failure is not None:
+        if result.failure is None:
+            pieces.append(result.value)
+            kept.append(units[shard_of == shard])
+        else:
             skipped.append(result.failure.reason)
-            continue
-        pieces.append(result.value)
-        kept.append(units[shard_of == shard])
     if not pieces:
         raise DataError(f"no shard with episodes of the sample can be read: {skipped[0]}")
     joined = {name: np.concatenate([piece[name] for piece in pieces]) for name in pieces[0]}
@@ -160,25 +149,11 @@ def _read(
 def _units_of_shard(log: LazyTransitions, item: tuple[int, np.ndarray]) -> dict[str, np.ndarray]:
     """All rows of the given units of a shard, which are in order."""
     shard, units = item
-    names = (*ROW_COLUMNS, "steps")
-    pieces: list[dict[str, np.ndarray]] = []
-    for block in log.shard_blocks(shard) if log.has_episodes else _blocks_with(log, shard, units):
+    pieces = []
+    for block in log.shard_blocks(shard):
         places = np.minimum(np.searchsorted(units, block.units), len(units) - 1)
-        rows = np.flatnonzero(units[places] == block.units)
-        present = {name: getattr(block, name) for name in names}
-        pieces.append({name: column[rows] for name, column in present.items() if column is not None})
-    return {name: np.concatenate([piece[name] for piece in pieces]) for name in pieces[0]}
-
-
-def _blocks_with(log: LazyTransitions, shard: int, rows: np.ndarray) -> Iterator[RowBlock]:
-    """Blocks that hold the given rows: the whole shard, or spans of it where that reads less."""
-    info = log.shards[shard]
-    if is_url(info.name) or len(rows) * _GAP >= info.rows:
-        yield from log.shard_blocks(shard)
-        return
-    for near in np.split(rows, np.flatnonzero(np.diff(rows) > _GAP) + 1):
-        for start in range(int(near[0]), int(near[-1]) + 1, _SPAN_ROWS):
-            yield log.read_rows(shard, start, min(start + _SPAN_ROWS, int(near[-1]) + 1))
+        pieces.append(block.part(units[places] == block.units).arrays())
+    return {name: np.concatenate([piece[name] for piece in pieces]) for name in pieces[0] if name != "units"}
 
 
 def split_log(log: Transitions, held_out: float, seed: int) -> tuple[Transitions, Transitions | None]:

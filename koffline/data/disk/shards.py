@@ -7,10 +7,10 @@ one of this machine, or of a storage at a URL.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import re
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 
 from koffline.data import remote
-from koffline.data.disk.flat_files import Column
+from koffline.data.disk.files import Column, ShardInfo
+from koffline.data.disk.log import LazyTransitions
 from koffline.data.raw import metadata_from_json, metadata_to_json, space_from_json, space_to_json
-from koffline.data.spaces import ActionSpace
-from koffline.data.transitions import Metadata
+from koffline.data.transitions import REQUIRED_COLUMNS
 from koffline.errors import DataError
 from koffline.store.files import atomic_folder
 from koffline.untrusted.limits import TEXT_BYTES, shown_bytes
@@ -34,32 +34,6 @@ SHARD_NAME = re.compile(r"shard-\d{5,}\.hdf5")
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
 
-@dataclass(frozen=True)
-class ShardInfo:
-    """One file of a log.
-
-    name: path or URL as given; rows and episodes (0 where there are none) in it; bytes and sha256 of the file
-    where they are known.
-    """
-
-    name: str
-    rows: int
-    episodes: int
-    bytes: int | None = None
-    sha256: str | None = None
-
-
-@dataclass(frozen=True, eq=False)
-class Manifest:
-    """What ``manifest.json`` says. Shards are named by their files; columns by ``Transitions``' names."""
-
-    action_space: ActionSpace
-    columns: Mapping[str, Column]
-    has_episodes: bool
-    metadata: Metadata
-    shards: tuple[ShardInfo, ...]
-
-
 def is_shard_folder(folder: str) -> bool:
     """Whether a folder, or the folder at a URL, holds a manifest of ours."""
     try:
@@ -69,36 +43,36 @@ def is_shard_folder(folder: str) -> bool:
     return FORMAT.encode() in head
 
 
-def write_manifest(folder: Path, manifest: Manifest) -> None:
-    """Write ``manifest.json`` into a folder that nobody reads yet."""
+def write_manifest(folder: Path, log: LazyTransitions) -> None:
+    """Write ``manifest.json`` into a folder that nobody reads yet; its shards are named by their paths."""
     described = {
         "format": FORMAT,
         "version": VERSION,
-        "rows": sum(shard.rows for shard in manifest.shards),
-        "action_space": space_to_json(manifest.action_space),
+        "rows": len(log),
+        "action_space": space_to_json(log.action_space),
         "columns": {
             name: {"key": column.key, "dtype": column.dtype, "shape": list(column.shape)}
-            for name, column in manifest.columns.items()
+            for name, column in log.columns.items()
         },
-        "episodes": manifest.has_episodes,
-        **metadata_to_json(manifest.metadata),
+        "episodes": log.has_episodes,
+        **metadata_to_json(log.metadata),
         "shards": [
             {
-                "file": shard.name,
+                "file": Path(shard.name).name,
                 "rows": shard.rows,
                 "episodes": shard.episodes,
                 "bytes": shard.bytes,
                 "sha256": shard.sha256,
             }
-            for shard in manifest.shards
+            for shard in log.shards
         ],
     }
     text = json.dumps(described, indent=1, default=str) + "\n"
     (folder / MANIFEST).write_text(text, encoding="utf-8")
 
 
-def read_manifest(folder: str) -> Manifest:
-    """The manifest of a folder; shards are named by their full paths. Raises DataError."""
+def read_manifest(folder: str) -> LazyTransitions:
+    """The log in a folder, told by its manifest alone. Raises DataError."""
     name = remote.joined(folder, MANIFEST)
     if _is_link(name):
         raise DataError(f"{name} is a link, which is not followed; copy the folder with the files themselves")
@@ -118,41 +92,31 @@ def read_manifest(folder: str) -> Manifest:
             raise DataError(
                 f"{name} has version {described['version']!r}, known is {VERSION}; update koffline"
             )
-        promised = described["rows"]
-        manifest = _manifest(described, folder)
+        promised, log = described["rows"], _log(described, folder)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise DataError(
-            f"{name} is damaged ({type(error).__name__}: {reason}); copy or write it again"
-        ) from None
-    _check_shards(manifest.shards, promised, name)
-    return manifest
-
-
-def _check_shards(shards: Sequence[ShardInfo], promised: Any, name: str) -> None:
-    """Raise DataError unless the shards are different ones and have as many rows as the manifest says."""
-    if not shards:
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        raise DataError(f"{name} is damaged ({reason}); copy or write it again") from None
+    if not log.shards:
         raise DataError(f"{name} lists no shards; write the folder again")
-    twice = [file for file, count in Counter(shard.name for shard in shards).items() if count > 1]
-    if twice:
+    files = sorted(shard.name for shard in log.shards)
+    if twice := [file for file, following in itertools.pairwise(files) if file == following]:
         raise DataError(f"{name} lists {twice[0]} more than once; write the folder again")
-    rows = sum(shard.rows for shard in shards)
-    if rows != promised:
+    if len(log) != promised:
         raise DataError(
-            f"{name} promises {str(promised)[:40]} rows, its shards have {rows}; write the folder again"
+            f"{name} promises {str(promised)[:40]} rows, its shards have {len(log)}; write the folder again"
         )
+    return log
 
 
-def _manifest(described: Mapping[str, Any], folder: str) -> Manifest:
-    metadata = replace(metadata_from_json(described), source=folder)
-    shards = tuple(_shard(entry, folder) for entry in described["shards"])
+def _log(described: Mapping[str, Any], folder: str) -> LazyTransitions:
     columns = {str(name): _column(entry) for name, entry in described["columns"].items()}
-    required = {"observations", "actions", "rewards", "next_observations", "terminated", "truncated"}
     has_episodes = bool(described["episodes"])
-    missing = required | ({"steps", "episode_ids"} if has_episodes else set()) - columns.keys()
-    if missing := missing - columns.keys():
+    required = {*REQUIRED_COLUMNS, *(("steps", "episode_ids") if has_episodes else ())}
+    if missing := required - columns.keys():
         raise DataError(f"{folder}: the manifest lacks columns {', '.join(sorted(missing))}; write it again")
-    return Manifest(space_from_json(described["action_space"]), columns, has_episodes, metadata, shards)
+    shards = tuple(_shard(entry, folder, columns) for entry in described["shards"])
+    metadata = replace(metadata_from_json(described), source=folder)
+    return LazyTransitions(shards, space_from_json(described["action_space"]), has_episodes, metadata)
 
 
 def _column(entry: Mapping[str, Any]) -> Column:
@@ -163,7 +127,7 @@ def _column(entry: Mapping[str, Any]) -> Column:
     return Column(str(entry["key"]), dtype.name, shape)
 
 
-def _shard(entry: Mapping[str, Any], folder: str) -> ShardInfo:
+def _shard(entry: Mapping[str, Any], folder: str, columns: Mapping[str, Column]) -> ShardInfo:
     """A shard lies in the folder itself. Raises DataError for a name that leads elsewhere."""
     file = str(entry["file"])
     name = remote.joined(folder, file)
@@ -176,7 +140,7 @@ def _shard(entry: Mapping[str, Any], folder: str) -> ShardInfo:
     if rows < 1 or not 0 <= episodes <= rows:
         raise ValueError(f"{file} has {rows} rows and {episodes} episodes")
     size = entry.get("bytes")
-    return ShardInfo(name, rows, episodes, None if size is None else int(size), entry.get("sha256"))
+    return ShardInfo(name, rows, episodes, None if size is None else int(size), entry.get("sha256"), columns)
 
 
 def _is_link(name: str) -> bool:
@@ -214,7 +178,7 @@ def unfinished_shards(target: str, force: bool) -> Iterator[UnfinishedShards]:
         with atomic_folder(Path(target), force, lambda path: is_shard_folder(str(path))) as folder:
             yield UnfinishedShards(folder)
         return
-    _check_storage(target, force)
+    _clear_storage(target, force)
     with remote.temporary_folder() as folder:
         unfinished = UnfinishedShards(folder, target)
         try:
@@ -226,13 +190,11 @@ def unfinished_shards(target: str, force: bool) -> Iterator[UnfinishedShards]:
             raise
 
 
-def _check_storage(target: str, force: bool) -> None:
-    if not remote.exists(target):
-        return
+def _clear_storage(target: str, force: bool) -> None:
+    held = remote.listed(remote.joined(target, "*")) if remote.exists(target) else []
     ours = is_shard_folder(target)
     if ours and not force:
         raise DataError(f"{target} exists already; choose another name or overwrite it with force (--force)")
-    held = remote.listed(remote.joined(target, "*"))
     if held and not ours:
         raise DataError(f"{target} holds something else and will not be replaced; choose another name")
     # Without its manifest the old folder is none: no reader takes new shards for old ones.

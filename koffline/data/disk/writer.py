@@ -6,24 +6,16 @@ import contextlib
 import dataclasses
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
 import numpy as np
 
-from koffline.data.disk.flat_files import Column
-from koffline.data.disk.shards import (
-    MANIFEST,
-    MOST_SHARDS,
-    Manifest,
-    ShardInfo,
-    unfinished_shards,
-    write_manifest,
-)
-from koffline.data.flat import KEYS
-from koffline.data.hdf5 import DESCRIPTION, KeptErrors, disk_faults
+from koffline.data.disk.files import Column, ShardInfo, check_alike
+from koffline.data.disk.log import LazyTransitions
+from koffline.data.disk.shards import MANIFEST, MOST_SHARDS, unfinished_shards, write_manifest
+from koffline.data.flat import DESCRIPTION, KEYS
+from koffline.data.hdf5 import KeptErrors, disk_faults
 from koffline.data.raw import describe_columns
 from koffline.data.row_block import RowBlock
 from koffline.data.spaces import ActionSpace
@@ -52,7 +44,8 @@ class ShardWriter:
         self.metadata: Metadata | None = None
         self._force = force
         self._stack = contextlib.ExitStack()
-        self._kind: _Kind | None = None
+        self._space: ActionSpace | None = None
+        self._columns: dict[str, Column] = {}
         self._open: _OpenFile | None = None
         self._shards: list[ShardInfo] = []
 
@@ -66,10 +59,9 @@ class ShardWriter:
         # The folder's context must see a failure of the last steps too: then nothing takes the final name.
         with self._stack:
             try:
-                if error is None:
-                    self._finish()
-                else:
+                if error is not None:
                     raise error
+                self._finish()
             finally:
                 if self._open is not None:
                     self._open.close()
@@ -94,15 +86,19 @@ class ShardWriter:
         self._append(columns, action_space, Metadata())
 
     def _append(self, columns: Mapping[str, np.ndarray], space: ActionSpace, metadata: Metadata) -> None:
-        if self._kind is None:
-            self._kind = _Kind(space, _columns_of(columns))
+        kinds = {
+            name: Column(KEYS[name][0], array.dtype.name, tuple(array.shape[1:]))
+            for name, array in columns.items()
+        }
+        if self._space is None:
+            self._space, self._columns = space, kinds
             self.metadata = metadata if self.metadata is None else self.metadata
-        self._kind.check(_Kind(space, _columns_of(columns)), self.target)
+        here, before = {"action space": space, **kinds}, {"action space": self._space, **self._columns}
+        check_alike(f"{self.target}: the log that is appended", here, "the first one", before)
         rows = len(columns["rewards"])
+        ends = np.arange(1, rows + 1)
         if "steps" in columns:
             ends = np.append(np.flatnonzero(columns["steps"][1:] == 0) + 1, rows)
-        else:
-            ends = np.arange(1, rows + 1)
         done = row = 0
         while row < rows:
             room = self.shard_rows - (self._open.rows if self._open else 0)
@@ -112,75 +108,47 @@ class ShardWriter:
                 continue
             fitting = max(fitting, done + 1)  # an episode may be longer than a shard
             stop = int(ends[fitting - 1])
-            self._write({name: array[row:stop] for name, array in columns.items()}, fitting - done)
+            self._write({name: array[row:stop] for name, array in columns.items()})
             done, row = fitting, stop
 
-    def _write(self, columns: dict[str, np.ndarray], units: int) -> None:
-        assert self._kind is not None
+    def _write(self, columns: dict[str, np.ndarray]) -> None:
         with disk_faults():
             if self._open is None:
                 if len(self._shards) == MOST_SHARDS:
                     raise DataError(
                         f"{self.target} would have more than {MOST_SHARDS} shards; put more rows into each"
                     )
-                name = f"shard-{len(self._shards):05d}.hdf5"
-                self._open = _OpenFile(self._target.folder / name, self._kind.columns, self.shard_rows)
-            if "steps" in columns:
-                columns["episode_ids"] = self._open.episodes + np.cumsum(columns["steps"] == 0) - 1
-            self._open.append(columns, units if "steps" in columns else 0)
+                path = self._target.folder / f"shard-{len(self._shards):05d}.hdf5"
+                self._open = _OpenFile(path, self._columns, self.shard_rows)
+            self._open.append(columns)
 
     def _close_shard(self) -> None:
         assert self._open is not None
         with disk_faults():
             file, self._open = self._open, None
-            self._shards.append(file.finish(describe_columns(*self._described())))
-        self._target.done(self._shards[-1].name)
+            log = self._log()
+            said = describe_columns(log.action_space, log.has_episodes, log.metadata)
+            self._shards.append(file.finish(said))
+        self._target.done(file.path.name)
 
-    def _described(self) -> tuple[ActionSpace, bool, Metadata]:
-        """What each shard says: its own digest is not known before it is read, the folder's is another."""
-        assert self._kind is not None
+    def _log(self) -> LazyTransitions:
+        """What was written so far. Shards do not know their digest, and that of the folder is another."""
+        assert self._space is not None
         assert self.metadata is not None
         said = dataclasses.replace(self.metadata, sha256=None)
-        return self._kind.space, self._kind.has_episodes, said
+        return LazyTransitions(tuple(self._shards), self._space, "steps" in self._columns, said)
 
     def _finish(self) -> None:
+        if self._space is None:
+            raise DataError(f"{self.target}: no rows were given; append at least one")
         if self._open is not None:
             self._close_shard()
-        if self._kind is None:
-            raise DataError(f"{self.target}: no rows were given; append at least one")
-        space, has_episodes, metadata = self._described()
-        manifest = Manifest(space, self._kind.columns, has_episodes, metadata, tuple(self._shards))
+        log = self._log()
         if self._target.storage is None:  # of a storage it would be read back once for every column
-            digest = _digest(self._target.folder, manifest)
-            manifest = dataclasses.replace(manifest, metadata=dataclasses.replace(metadata, sha256=digest))
-        write_manifest(self._target.folder, manifest)
+            metadata = dataclasses.replace(log.metadata, sha256=log.compute_sha256())
+            log = dataclasses.replace(log, metadata=metadata)
+        write_manifest(self._target.folder, log)
         self._target.done(MANIFEST)
-
-
-@dataclass(frozen=True)
-class _Kind:
-    """What all rows of a folder have in common."""
-
-    space: ActionSpace
-    columns: Mapping[str, Column]
-
-    @property
-    def has_episodes(self) -> bool:
-        return "steps" in self.columns
-
-    def check(self, other: _Kind, target: str) -> None:
-        """Raise DataError, naming the column, unless rows of another kind are of this one."""
-        if other.space != self.space:
-            raise DataError(
-                f"{target}: rows with actions {other.space} after rows with {self.space}; declare one space"
-            )
-        for name in sorted({*other.columns, *self.columns}):
-            here, before = other.columns.get(name), self.columns.get(name)
-            if here != before:
-                found = ["none" if c is None else f"{c.dtype} {c.shape}" for c in (here, before)]
-                raise DataError(
-                    f"{target}: rows with {name} {found[0]} after rows with {found[1]}; give them alike"
-                )
 
 
 class _OpenFile:
@@ -189,15 +157,14 @@ class _OpenFile:
     def __init__(self, path: Path, columns: Mapping[str, Column], most_rows: int) -> None:
         import h5py
 
-        self.path, self.rows, self.episodes = path, 0, 0
+        self.path, self.rows, self._episodes, self._columns = path, 0, 0, columns
         self._output = KeptErrors(path)
         self._file = h5py.File(self._output, "w", libver="v108")
-        self._arrays: dict[str, Any] = {}
         # the same rows for all columns: a block at random reads no more of one than of another
         widest = max(column.row_bytes for column in columns.values())
         chunk = max(1, min(most_rows, _CHUNK_BYTES // widest))
-        for name, column in columns.items():
-            self._arrays[name] = self._file.create_dataset(
+        self._arrays = {
+            name: self._file.create_dataset(
                 column.key,
                 shape=(0, *column.shape),
                 maxshape=(None, *column.shape),
@@ -206,40 +173,30 @@ class _OpenFile:
                 fletcher32=True,
                 track_times=False,
             )
+            for name, column in columns.items()
+        }
 
-    def append(self, columns: dict[str, np.ndarray], episodes: int) -> None:
-        """More rows."""
+    def append(self, columns: dict[str, np.ndarray]) -> None:
+        """More rows, whole episodes, which are counted anew."""
         stop = self.rows + len(columns["rewards"])
+        if "steps" in columns:
+            columns["episode_ids"] = self._episodes - 1 + np.cumsum(columns["steps"] == 0)
+            self._episodes = int(columns["episode_ids"][-1]) + 1
         for name, array in self._arrays.items():
             array.resize(stop, axis=0)
             array[self.rows : stop] = columns[name]
             self._output.check()
-        self.rows, self.episodes = stop, self.episodes + episodes
+        self.rows = stop
 
     def finish(self, description: str) -> ShardInfo:
         """Close the file; what a manifest says of it."""
         write_text(self._file, DESCRIPTION, description)
         self.close()
         self._output.check()
-        size = self.path.stat().st_size
-        return ShardInfo(self.path.name, self.rows, self.episodes, size, digest_of(self.path))
+        size, digest = self.path.stat().st_size, digest_of(self.path)
+        return ShardInfo(str(self.path), self.rows, self._episodes, size, digest, self._columns)
 
     def close(self) -> None:
         """Close the file, whatever became of it."""
         self._file.close()
         self._output.close()
-
-
-def _columns_of(columns: Mapping[str, np.ndarray]) -> dict[str, Column]:
-    return {
-        name: Column(KEYS[name][0], array.dtype.name, tuple(array.shape[1:]))
-        for name, array in columns.items()
-    }
-
-
-def _digest(folder: Path, manifest: Manifest) -> str:
-    """The digest of all rows, from the finished shards."""
-    from koffline.data.disk.opening import lazy_of_manifest
-
-    shards = tuple(dataclasses.replace(s, name=str(folder / s.name)) for s in manifest.shards)
-    return lazy_of_manifest(dataclasses.replace(manifest, shards=shards)).compute_sha256()

@@ -1,4 +1,4 @@
-"""Rows of one Parquet or Arrow file as frames, and what the file says of its columns before they are read.
+"""Parquet and Arrow files: rows as frames, and what a file says of its columns before; a log as a table.
 
 pyarrow reads them: polars ends the process on a damaged page or message (it allocates the length that is
 declared there), decodes a row group at a time, and tells no sizes before it reads.
@@ -12,11 +12,18 @@ import struct
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import polars as pl
 
+from koffline.data.flat import flat_arrays
+from koffline.data.raw import describe_log
 from koffline.data.table.files import PARQUET, STREAM, TableFile, faults, open_bytes
+from koffline.data.transitions import Transitions
+from koffline.errors import DataError
+from koffline.store.files import atomic_file
 from koffline.untrusted.limits import Refused
 
 _MAGIC_BYTES = 8  # before the stream in an Arrow file
@@ -25,33 +32,30 @@ _HEADER, _DICTIONARY, _BUFFERS, _COMPRESSION = 2, 1, 2, 3
 
 
 @contextlib.contextmanager
-def arrow_reader(file: TableFile) -> Iterator[_ParquetReader | _ArrowReader]:
+def arrow_reader(file: TableFile) -> Iterator[ParquetReader | ArrowReader]:
     """The schema and rows of a Parquet file, Arrow file or Arrow stream."""
     import pyarrow as pa
     import pyarrow.parquet
 
     with faults(file.name, file.kind), open_bytes(file.name) as source:
         if file.kind == PARQUET:
-            # Texts as dictionaries: what repeats in the file does not multiply before it is looked at.
-            with pyarrow.parquet.ParquetFile(source, pre_buffer=False) as opened:
-                schema, metadata = opened.schema_arrow, opened.metadata  # made anew whenever asked for
-                texts = [each.name for each in schema if polars_type(each.type) in (pl.String, pl.Binary)]
-                if not texts:
-                    yield _ParquetReader(opened, schema, schema)
-                    return
-            source.seek(0)
-            options = {"metadata": metadata, "pre_buffer": False, "read_dictionary": texts}
-            with pyarrow.parquet.ParquetFile(source, **options) as opened:
-                yield _ParquetReader(opened, opened.schema_arrow, schema)
+            opened = pyarrow.parquet.ParquetFile(source, pre_buffer=False)
+            schema = opened.schema_arrow  # made anew whenever asked for
+            texts = [each.name for each in schema if polars_type(each.type) in (pl.String, pl.Binary)]
+            if texts:  # as dictionaries: what repeats in the file does not multiply before it is looked at
+                options = {"metadata": opened.metadata, "pre_buffer": False, "read_dictionary": texts}
+                source.seek(0)
+                opened = pyarrow.parquet.ParquetFile(source, **options)
+            yield ParquetReader(opened, schema)
             return
-        head = source.read(4)
+        start = source.read(4)
         source.seek(0)
-        if head == STREAM:
-            with pa.ipc.open_stream(source) as opened:
-                yield _ArrowReader(source, 0, opened.schema, None)
-            return
-        with pa.ipc.open_file(source) as opened:
-            yield _ArrowReader(source, _MAGIC_BYTES, opened.schema, opened.num_record_batches)
+        if start == STREAM:
+            with pa.ipc.open_stream(source) as found:
+                yield ArrowReader(source, 0, found.schema, None)
+        else:
+            with pa.ipc.open_file(source) as found:
+                yield ArrowReader(source, _MAGIC_BYTES, found.schema, found.num_record_batches)
 
 
 @cache
@@ -94,33 +98,30 @@ def width_of(kind: Any) -> int:
 
 
 @dataclass(frozen=True)
-class _ParquetReader:
-    """``schema`` has texts as dictionaries, ``stored`` as the file has them."""
+class ParquetReader:
+    """An open Parquet file; ``schema`` is as the file has it."""
 
     opened: Any
     schema: Any
-    stored: Any
 
     def batches(self, columns: list[str], rows: int) -> Iterator[Any]:
+        """The columns in record batches of at most ``rows`` rows."""
         yield from self.opened.iter_batches(rows, columns=columns, use_threads=False)
 
     def declared(self, columns: Iterable[str], itemsize: int) -> tuple[int, int]:
         """Bytes of the columns in memory, and of the largest lists that a row group may have in one row."""
         metadata = self.opened.metadata
         kinds = {name: polars_type(self.schema.field(name).type) for name in columns}
+        paths = [metadata.schema.column(i).path for i in range(metadata.num_columns)]
+        leaves = {i: path for i, path in enumerate(paths) if path in kinds}
         lists = {f"{name}.": name for name, kind in kinds.items() if kind.is_nested()}
-        leaves = {}
-        for i in range(metadata.num_columns):
-            path = metadata.schema.column(i).path
-            name = path if path in kinds else next((lists[n] for n in lists if path.startswith(n)), None)
-            if name is not None:
-                leaves[name] = i
+        leaves |= {i: lists[top] for top in lists for i, path in enumerate(paths) if path.startswith(top)}
         total = at_once = 0
         for number in range(metadata.num_row_groups):
             # Arrow ends the process where `group.column` meets damaged statistics, and raises here.
-            next(self.opened.iter_batches(1, [number], list(leaves), use_threads=False), None)
+            next(self.opened.iter_batches(1, [number], list(kinds), use_threads=False), None)
             group, nested = metadata.row_group(number), 0
-            for name, i in leaves.items():
+            for i, name in leaves.items():
                 chunk, kind = group.column(i), kinds[name]
                 size = chunk.num_values * max(itemsize, width_of(getattr(kind, "inner", kind)))
                 if kind.is_nested():
@@ -134,7 +135,7 @@ class _ParquetReader:
 
 
 @dataclass(frozen=True)
-class _ArrowReader:
+class ArrowReader:
     """``source`` has a stream from byte ``start`` on; a file's end says how many batches there are."""
 
     source: Any
@@ -142,54 +143,45 @@ class _ArrowReader:
     schema: Any
     count: int | None
 
-    @property
-    def stored(self) -> Any:
-        return self.schema
-
     def declared(self, columns: Iterable[str], itemsize: int) -> tuple[int, int]:
+        """Nothing of the columns; bytes of the largest record batch and all dictionaries.
+
+        Arrow allocates what a compressed buffer declares in its first eight bytes, and offers no way to ask
+        for it: the few fields of its messages (flatbuffers) that matter are looked up here.
+        """
+        import pyarrow as pa
+
+        dictionaries = largest = 0
         self.source.seek(self.start)
-        return 0, _bytes_at_once(self.source)
+        try:
+            for message in pa.ipc.MessageReader.open_stream(self.source):
+                if message.type == "dictionary":
+                    dictionaries += _unpacked(message)
+                elif message.type != "schema":
+                    largest = max(largest, _unpacked(message))
+        except (struct.error, TypeError):
+            raise Refused("a message of it is damaged; copy or export it again") from None
+        return 0, dictionaries + largest
 
     def batches(self, columns: list[str], rows: int) -> Iterator[Any]:
+        """The columns in record batches of at most ``rows`` rows."""
         import pyarrow as pa
 
         self.source.seek(self.start)
         indices = sorted(self.schema.get_field_index(name) for name in columns)
-        options = pa.ipc.IpcReadOptions(included_fields=indices, use_threads=False)
         found = 0
+        options = pa.ipc.IpcReadOptions(included_fields=indices, use_threads=False)
         with pa.ipc.open_stream(self.source, options=options) as opened:
             for whole in opened:
                 found += 1
                 for start in range(0, whole.num_rows, rows):
                     yield whole.select(columns).slice(start, rows)
-        if self.count is not None and found != self.count:
+        if self.count not in (None, found):
             raise Refused(f"it has {found} of {self.count} parts that its end lists; copy or export it again")
 
 
-def _bytes_at_once(source: Any) -> int:
-    """Bytes of the largest record batch and all dictionaries of the stream that begins here.
-
-    Arrow allocates what a compressed buffer declares in its first eight bytes, and offers no way to ask for
-    it: the few fields of its messages (flatbuffers) that matter are looked up here. Raises Refused.
-    """
-    import pyarrow as pa
-
-    dictionaries = largest = 0
-    for message in pa.ipc.MessageReader.open_stream(source):
-        if message.type == "schema":
-            continue
-        try:
-            declared = _declared(message)
-        except (struct.error, TypeError):
-            raise Refused("a message of it is damaged; copy or export it again") from None
-        if message.type == "dictionary":
-            dictionaries += declared
-        else:
-            largest = max(largest, declared)
-    return dictionaries + largest
-
-
-def _declared(message: Any) -> int:
+def _unpacked(message: Any) -> int:
+    """Bytes that the buffers of a message take in memory."""
     content, body = memoryview(message.metadata), message.body
     batch = _follow(content, _field(content, _follow(content, 0), _HEADER))
     if message.type == "dictionary":
@@ -197,13 +189,10 @@ def _declared(message: Any) -> int:
     if _field(content, batch, _COMPRESSION) is None:
         return len(body)
     buffers = _follow(content, _field(content, batch, _BUFFERS))
-    total = 0
-    for i in range(struct.unpack_from("<I", content, buffers)[0]):
-        offset, length = struct.unpack_from("<qq", content, buffers + 4 + 16 * i)
-        if length:
-            # -1 says that this buffer is not compressed
-            total += max(length, struct.unpack_from("<q", body, offset)[0])
-    return total
+    count = struct.unpack_from("<I", content, buffers)[0]
+    places = (struct.unpack_from("<qq", content, buffers + 4 + 16 * i) for i in range(count))
+    # -1 says that a buffer is not compressed
+    return sum(max(size, *struct.unpack_from("<q", body, offset)) for offset, size in places if size)
 
 
 def _follow(content: memoryview, place: Any) -> int:
@@ -218,3 +207,49 @@ def _field(content: memoryview, table: int, index: int) -> int | None:
         return None
     offset = struct.unpack_from("<H", content, described + 4 + 2 * index)[0]
     return table + offset if offset else None
+
+
+# Beside the description of the log: the shape of an observation that is stored as one list of numbers.
+SHAPE_KEY = "koffline_observation_shape"
+# Longer vectors, and pictures, are stored as lists: a table of 28,224 columns serves nobody.
+_MOST_COLUMNS = 1000
+_GROUP_ROWS = 65_536
+
+
+def write_table(log: Transitions, path: Path, format: str, force: bool = False) -> None:
+    """Write ``parquet``, ``arrow`` or ``csv``, whole or not at all. Raises DataError.
+
+    Columns are observations_0 …, actions (or actions_0 …), rewards, next_observations_0 …, terminals,
+    timeouts, episode_ids, steps and what else the log has. CSV holds the rows alone: numbers are written so
+    that they read back exactly, but action space and metadata are lost.
+    """
+    import pyarrow as pa
+    import pyarrow.csv
+    import pyarrow.parquet
+
+    shape, columns, metadata = log.observation_shape, {}, {"koffline": describe_log(log)}
+    as_lists = len(shape) != 1 or shape[0] > _MOST_COLUMNS
+    if as_lists:
+        metadata[SHAPE_KEY] = ",".join(map(str, shape))
+        if format == "csv":
+            raise DataError(f"observations of shape {shape} do not fit into CSV; write parquet instead")
+    for key, array in flat_arrays(log).items():
+        if format == "csv" and array.dtype.kind == "f":
+            # a float32 is written to CSV as the shortest text of its own, which is another number as float64
+            array = array.astype(np.float64)
+        if array.ndim == 1:
+            columns[key] = pa.array(array)
+        elif key != "actions" and as_lists:
+            flat = np.ascontiguousarray(array).reshape(-1)
+            columns[key] = pa.FixedSizeListArray.from_arrays(pa.array(flat), array[0].size)
+        else:
+            columns.update({f"{key}_{i}": pa.array(array[:, i]) for i in range(array.shape[1])})
+    table = pa.table(columns).replace_schema_metadata(metadata)
+    with atomic_file(path, force) as temporary:
+        if format == "parquet":
+            pyarrow.parquet.write_table(table, temporary, row_group_size=_GROUP_ROWS, compression="zstd")
+        elif format == "arrow":
+            with pa.ipc.new_file(str(temporary), table.schema) as file:
+                file.write_table(table, max_chunksize=_GROUP_ROWS)
+        else:
+            pyarrow.csv.write_csv(table, temporary)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections import Counter
+from dataclasses import dataclass, field
 
 import numpy as np
 import polars as pl
@@ -10,245 +11,270 @@ import polars as pl
 from koffline.data.columns import counted
 from koffline.data.raw import RawLog, settle_actions
 from koffline.data.spaces import Discrete
-from koffline.data.table.notes import TableCounts
-from koffline.data.table.prepared import PreparedTable
-from koffline.data.table.survey import number_dtype
+from koffline.data.table.mapping import column_fault
+from koffline.data.table.rows import number_dtype
+from koffline.data.table.survey import Table, action_dtype
 from koffline.data.table.times import shown_time
 from koffline.errors import DataError
 
 _ROUNDING = 1e-4  # by so much probabilities may exceed 1
 _TRUE, _FALSE = ("true", "t", "yes", "y", "1", "1.0"), ("false", "f", "no", "n", "0", "0.0")
+# More different time differences than this are no regular clock.
+_MOST_GAPS = 1000
+# A clock is regular where so many of its differences are one and the same.
+_REGULAR = 0.9
 
 
-def assemble(frame: pl.DataFrame, prepared: PreparedTable, counts: TableCounts) -> RawLog | None:
+@dataclass
+class TableCounts:
+    """What was done to the rows, summed over all pieces of a table."""
+
+    episodes: int = 0
+    left_out: int = 0
+    reordered: bool = False
+    cut: int = 0
+    derived: bool = False
+    imputed: Counter[tuple[str, str]] = field(default_factory=Counter)
+    differences: Counter[int] = field(default_factory=Counter)  # of times, until there are too many
+
+    def sentences(self) -> tuple[str, ...]:
+        """Notes for people, in the order in which things were done."""
+        notes = [
+            f"{counted(count, 'missing value')} in {column} {_were(count)} replaced ({how})"
+            for (column, how), count in sorted(self.imputed.items())
+        ]
+        if self.reordered:
+            notes.append("the rows of each episode were put together and in time order")
+        if 0 < len(self.differences) <= _MOST_GAPS:
+            total = self.differences.total()
+            usual, count = max(self.differences.items(), key=lambda item: (item[1], -item[0]))
+            longer = sum(n for difference, n in self.differences.items() if difference > usual)
+            if longer and count >= _REGULAR * total:
+                notes.append(
+                    f"{longer} of {counted(total, 'step')} within episodes span more time than the usual "
+                    "one: where rows are missing, a next observation is the one after the gap"
+                )
+        if self.derived:
+            lost = (
+                f"; {counted(self.left_out, 'row', 'was', 'were')} left out: the last step of an episode "
+                "that did not terminate has no next observation in this table"
+            )
+            lost = lost if self.left_out else ""
+            notes.append(f"next observations were taken from the rows that follow in time{lost}")
+        if self.cut:
+            ending = counted(self.cut, "episode", "that ends", "that end")
+            notes.append(f"{ending} without a flag {_were(self.cut)} marked as truncated")
+        return tuple(notes)
+
+
+def _were(count: int) -> str:
+    return "was" if count == 1 else "were"
+
+
+@dataclass(frozen=True, eq=False)
+class _Rows:
+    """Rows in order (None: as they are), the number of each one's episode, ids where those are numbers."""
+
+    frame: pl.DataFrame
+    order: pl.Series | None
+    episodes: np.ndarray
+    ids: np.ndarray | None = None
+
+    def column(self, name: str) -> pl.Series:
+        return _sorted(self.frame[name], self.order)
+
+
+def _sorted(column: pl.Series, order: pl.Series | None) -> pl.Series:
+    return column if order is None else column.rechunk().gather(order)
+
+
+def assemble(frame: pl.DataFrame, table: Table, counts: TableCounts) -> RawLog | None:
     """Aligned columns of a piece that holds whole episodes; None where no row is left.
 
     Episodes are in order of first appearance, rows in time order. Raises DataError.
     """
-    return _Assembly(frame, prepared, counts).log()
+    roles = table.roles
+    named = {"terminated": roles.terminal, "truncated": roles.truncated}
+    flags = {flag: read_flags(frame, name, table.source) for flag, name in named.items()}
+    rows = _ordered(frame, table, flags["terminated"] | flags["truncated"], counts)
+    log = {flag: _sorted(column, rows.order).to_numpy() for flag, column in flags.items()}
+    last = np.append(rows.episodes[1:] != rows.episodes[:-1], True)
+    log["observations"] = _observations(roles.observations, rows, table, counts)
+    log["actions"] = _actions(rows, table)
+    log["rewards"] = _single(roles.reward or "", rows, table, counts)
+    if roles.weight is not None:
+        log["weights"] = _single(roles.weight, rows, table, counts)
+    if roles.behavior is not None:
+        found = _single(roles.behavior, rows, table, counts)
+        log["behavior_log_probabilities"] = _log_probabilities(found, table)
+    if not roles.stands_alone:
+        for flag, name in named.items():
+            inside = log[flag] & ~last
+            if inside.any():
+                which = counted(int(inside.sum()), "row")
+                episodes = counted(len(np.unique(rows.episodes[inside])), "episode")
+                said = f"is set in {which} whose episode goes on afterwards ({episodes})"
+                remedy = "drop what follows, or give it another episode id"
+                raise column_fault(table.source, name, f"{said}; {remedy}")
+        log["episode_ids"] = rows.ids if rows.ids is not None else counts.episodes + rows.episodes
+        counts.episodes += int(rows.episodes[-1]) + 1
+    if not roles.next_observations:
+        log = _with_next(log, last, roles.truncated is not None, counts)
+    else:
+        log["next_observations"] = _observations(roles.next_observations, rows, table, counts)
+        if roles.truncated is None and not roles.stands_alone:
+            log["truncated"] = last & ~log["terminated"]
+            counts.cut += int(log["truncated"].sum())
+    return RawLog(log, table.action_space, table.metadata) if len(log["rewards"]) else None
 
 
-class _Assembly:
-    """Columns of one piece: rows in order (None: as they are), episode numbers (N,) of ordered rows."""
+def _with_next(
+    log: dict[str, np.ndarray], last: np.ndarray, has_truncated: bool, counts: TableCounts
+) -> dict[str, np.ndarray]:
+    """Next observations from the rows below; last rows of open episodes are left out.
 
-    def __init__(self, frame: pl.DataFrame, prepared: PreparedTable, counts: TableCounts) -> None:
-        self._frame, self._prepared, self._counts = frame, prepared, counts
-        self._roles, self._rows = prepared.roles, frame.height
-        self._order: pl.Series | None = None
-        self._ids: np.ndarray | None = None
-        flags = {"terminated": self._roles.terminal, "truncated": self._roles.truncated}
-        found = {flag: read_flags(frame, name, prepared.source) for flag, name in flags.items()}
-        self._episodes = self._order_rows(found)
-        self._log = {flag: self._sorted(column).to_numpy() for flag, column in found.items()}
-        self._last = np.append(self._episodes[1:] != self._episodes[:-1], True)
+    After a termination the next observation has no influence: the row's own stands in for it.
+    """
+    lost = last & ~log["terminated"]
+    cut = lost & log["truncated"] if has_truncated else lost
+    moved = np.append(cut[1:] & ~last[:-1], False)
+    counts.cut += 0 if has_truncated else int(moved.sum())
+    counts.derived, counts.left_out = True, counts.left_out + int(lost.sum())
+    log["truncated"] = log["truncated"] | moved
+    kept = np.flatnonzero(~lost)
+    following = log["observations"][kept + ~last[kept]]
+    return {**{name: column[kept] for name, column in log.items()}, "next_observations": following}
 
-    def log(self) -> RawLog | None:
-        roles, log, counts = self._roles, self._log, self._counts
-        log["observations"] = self._observations(roles.observations)
-        log["actions"] = self._actions()
-        log["rewards"] = self._single(roles.reward)
-        if roles.weight is not None:
-            log["weights"] = self._single(roles.weight)
-        if roles.behavior is not None:
-            log["behavior_log_probabilities"] = self._log_probabilities(roles.behavior)
-        if not roles.stands_alone:
-            self._check_flags()
-            log["episode_ids"] = self._ids if self._ids is not None else counts.episodes + self._episodes
-            counts.episodes += int(self._episodes[-1]) + 1
-        if roles.next_observations:
-            log["next_observations"] = self._observations(roles.next_observations)
-            if roles.truncated is None and not roles.stands_alone:
-                log["truncated"] = self._last & ~log["terminated"]
-                counts.cut += int(log["truncated"].sum())
-        else:
-            self._derive_next()
-        if not len(log["rewards"]):
-            return None
-        return RawLog(log, self._prepared.action_space, self._prepared.metadata)
 
-    def _sorted(self, column: pl.Series) -> pl.Series:
-        return column if self._order is None else column.rechunk().gather(self._order)
+def _ordered(frame: pl.DataFrame, table: Table, ends: pl.Series, counts: TableCounts) -> _Rows:
+    """Rows by episode, in order of first appearance, and time."""
+    roles = table.roles
+    row = pl.int_range(frame.height, dtype=pl.Int64, eager=True)
+    if roles.stands_alone:
+        return _Rows(frame, None, row.to_numpy())
+    keys = pl.DataFrame({"first": row, "time": row if roles.time is None else frame[roles.time]})
+    if roles.episode is None:
+        keys = keys.with_columns(first=pl.lit(0))
+    else:
+        keys = keys.with_columns(id=frame[roles.episode])
+        keys = keys.select(pl.col("first").first().over("id"), "time")
+    same, later = pl.col("first").diff() == 0, pl.col("time") >= pl.col("time").shift()
+    order = None
+    if not keys.select(((pl.col("first").diff() > 0) | (same & later)).all()).item():
+        order = keys.select(pl.arg_sort_by("first", "time", maintain_order=True)).to_series()
+        keys, counts.reordered = keys[order], True
+    if roles.time is not None:
+        _check_times(keys, _Rows(frame, order, row.to_numpy()), table, counts)
+    if roles.episode is None:
+        return _Rows(frame, order, np.append(0, np.cumsum(_sorted(ends, order).to_numpy())[:-1]))
+    ids, kind = None, frame[roles.episode].dtype
+    if kind.is_integer() and kind != pl.UInt64:
+        ids = _sorted(frame[roles.episode], order).cast(pl.Int64).to_numpy()
+    return _Rows(frame, order, keys["first"].rle_id().cast(pl.Int64).to_numpy(), ids)
 
-    def _order_rows(self, flags: dict[str, pl.Series]) -> np.ndarray:
-        """Find the order; the number of each row's episode, in order of first appearance."""
-        roles, frame = self._roles, self._frame
-        if roles.stands_alone:
-            return np.arange(self._rows)
-        keys = pl.select(row=pl.int_range(self._rows))
+
+def _check_times(keys: pl.DataFrame, rows: _Rows, table: Table, counts: TableCounts) -> None:
+    """Count differences of times; raise DataError for two rows of an episode at one time."""
+    roles, time = table.roles, keys["time"]
+    inside = (keys["first"].diff() == 0).fill_null(False)
+    same = inside & (time == time.shift()).fill_null(False)
+    if same.any():
+        place = int(same.arg_max() or 0)
+        where = f"{roles.time} {shown_time(time[place], time.dtype)}"
+        remedy = "name the episode column (--episode)"
         if roles.episode is not None:
-            keys = keys.with_columns(frame[roles.episode].alias("id"))
-            keys = keys.select("row", first=pl.col("row").first().over("id"))
-        else:
-            keys = keys.with_columns(first=pl.lit(0))
-        if roles.time is not None:
-            keys = keys.with_columns(frame[roles.time].alias("row"))
-        keys = keys.select("first", time="row")
-        same, later = pl.col("first").diff() == 0, pl.col("time") >= pl.col("time").shift()
-        if not keys.select(((pl.col("first").diff() > 0) | (same & later)).all()).item():
-            self._order = keys.select(pl.arg_sort_by("first", "time", maintain_order=True)).to_series()
-            keys = keys[self._order]
-            self._counts.reordered = True
-        if roles.time is not None:
-            self._check_times(keys)
-        if roles.episode is None:
-            ends = self._sorted(flags["terminated"] | flags["truncated"]).to_numpy()
-            return np.append(0, np.cumsum(ends)[:-1])
-        if frame[roles.episode].dtype.is_integer() and frame[roles.episode].dtype != pl.UInt64:
-            self._ids = self._sorted(frame[roles.episode]).cast(pl.Int64).to_numpy()
-        return keys["first"].rle_id().cast(pl.Int64).to_numpy()
+            where = f"episode {rows.column(roles.episode)[place]!r}, {where}"
+            remedy = "drop the doubles, or name a finer time column"
+        said = f"{counted(int(same.sum()), 'row', 'has', 'have')} the time of another row of their episode"
+        raise DataError(f"{table.source}: {said} (first: {where}); {remedy}")
+    whole = time.to_physical()
+    if whole.dtype.is_integer() and len(counts.differences) <= _MOST_GAPS:
+        found = whole.diff().filter(inside).value_counts(name="n").head(2 * _MOST_GAPS)
+        counts.differences.update(dict(found.iter_rows()))
 
-    def _check_times(self, keys: pl.DataFrame) -> None:
-        """Raise DataError for two rows of an episode at one time."""
-        roles, prepared = self._roles, self._prepared
-        inside = keys["first"].diff() == 0
-        same = (inside & (keys["time"] == keys["time"].shift())).fill_null(False)
-        if same.any():
-            place = int(same.arg_max() or 0)
-            row = place if self._order is None else int(self._order[place])
-            where = f"{roles.time} {shown_time(keys['time'][place], keys['time'].dtype)}"
-            remedy = "name the episode column (--episode)"
-            if roles.episode is not None:
-                where = f"episode {self._frame[roles.episode][row]!r}, {where}"
-                remedy = "drop the doubles, or name a finer time column"
-            raise DataError(
-                f"{prepared.source}: {counted(int(same.sum()), 'row', 'has', 'have')} the time of another "
-                f"row of their episode (first: {where}); {remedy}"
-            )
-        whole = keys["time"].to_physical()
-        if whole.dtype.is_integer():
-            self._counts.add_differences(whole.diff().filter(inside.fill_null(False)))
 
-    def _observations(self, columns: tuple[str, ...]) -> np.ndarray:
-        """(N, d) in row order, or in the shape of an observation that koffline wrote as lists."""
-        dtype, shape = self._prepared.observation_dtype, self._prepared.observation_shape
-        if columns[0] in self._prepared.survey.widths:
-            found = self._lists(columns[0], dtype)
-        else:
-            found = np.empty((self._rows, len(columns)), dtype=dtype)
-            for i, name in enumerate(columns):
-                found[:, i] = self._imputed(self._sorted(self._frame[name]))
-        if shape is None:
-            return found
-        if int(np.prod(shape)) != found.shape[1]:
-            raise DataError(
-                f"{self._prepared.source}: the koffline description is damaged; write the file again"
-            )
-        return found.reshape(len(found), *shape)
-
-    def _lists(self, name: str, dtype: np.dtype) -> np.ndarray:
-        width, column = self._prepared.survey.widths[name], self._sorted(self._frame[name])
+def _observations(columns: tuple[str, ...], rows: _Rows, table: Table, counts: TableCounts) -> np.ndarray:
+    """(N, d) in row order, or in the shape of an observation that koffline wrote as lists."""
+    n_rows, width, shape = rows.frame.height, table.widths.get(columns[0]), table.observation_shape
+    if width is None:
+        found = np.empty((n_rows, len(columns)), dtype=table.observation_dtype)
+        for i, name in enumerate(columns):
+            found[:, i] = _imputed(rows.column(name), rows, table, counts)
+    else:
+        column = rows.column(columns[0])
         if column.null_count():  # a constant is asked for
             nothing = pl.Series([[None] * width], dtype=pl.List(column.dtype.inner))  # type: ignore[attr-defined]
             column = (
-                column.cast(nothing.dtype).to_frame().select(pl.col(name).fill_null(nothing.first()))[name]
+                column.cast(nothing.dtype)
+                .to_frame("it")
+                .select(pl.col("it").fill_null(nothing.first()))["it"]
             )
-        found = self._imputed(column.explode(empty_as_null=False))
-        return np.asarray(found, dtype=dtype).reshape(self._rows, width)
+            column = column.alias(columns[0])
+        numbers = _imputed(column.explode(empty_as_null=False), rows, table, counts)
+        found = np.asarray(numbers, dtype=table.observation_dtype).reshape(n_rows, width)
+    if shape is not None and int(np.prod(shape)) != found.shape[1]:
+        raise DataError(f"{table.source}: the koffline description is damaged; write the file again")
+    return found if shape is None else found.reshape(n_rows, *shape)
 
-    def _single(self, name: str) -> np.ndarray:
-        column = self._sorted(self._frame[name])
-        dtype = number_dtype([column.dtype])
-        return np.asarray(self._imputed(column), dtype=np.float32 if dtype == np.uint8 else dtype)
 
-    def _imputed(self, column: pl.Series) -> np.ndarray:
-        """The column (rows in order) with missing values replaced as asked for. Raises DataError."""
-        name, prepared = column.name, self._prepared
-        if column.dtype.is_decimal() or column.dtype == pl.Boolean:
-            column = column.cast(pl.Float64)
-        how = prepared.roles.impute.get(name)
-        if how is None or not prepared.survey.missing.get(name):
-            return column.to_numpy()
-        column = (
-            column.cast(pl.Float64).fill_nan(None) if not column.dtype.is_float() else column.fill_nan(None)
-        )
-        count = column.null_count()
-        if how == "forward":
-            said = "the last value before"
-            filled = pl.DataFrame({"it": column, "e": self._episodes}).select(
-                pl.col("it").forward_fill().over("e")
-            )
-            column = filled.to_series()
-            if column.null_count():
-                raise DataError(
-                    f"{prepared.source}: column {name} has {counted(column.null_count(), 'missing value')} "
-                    f"with no earlier value in the episode; impute a number or the mean ({name}=mean)"
-                )
-        else:
-            value = prepared.survey.means[name] if how == "mean" else 0.0 if how == "zero" else float(how)
-            said, column = f"{'mean ' * (how == 'mean')}{value:.6g}", column.fill_null(value)
-        if count:
-            self._counts.imputed[name, said] += count
+def _single(name: str, rows: _Rows, table: Table, counts: TableCounts) -> np.ndarray:
+    column = rows.column(name)
+    return np.asarray(_imputed(column, rows, table, counts), dtype=number_dtype([column.dtype]))
+
+
+def _imputed(column: pl.Series, rows: _Rows, table: Table, counts: TableCounts) -> np.ndarray:
+    """The column (rows in order) with missing values replaced as asked for. Raises DataError."""
+    name, how = column.name, table.impute.get(column.name)
+    if column.dtype.is_decimal() or column.dtype == pl.Boolean:
+        column = column.cast(pl.Float64)
+    if how is None or not table.missing[name]:
         return column.to_numpy()
+    column = (column if column.dtype.is_float() else column.cast(pl.Float64)).fill_nan(None)
+    count = column.null_count()
+    if how == "forward":
+        said = "the last value before"
+        pairs = pl.DataFrame({"it": column, "episode": rows.episodes})
+        column = pairs.select(pl.col("it").forward_fill().over("episode")).to_series()
+        if column.null_count():
+            said = f"has {counted(column.null_count(), 'missing value')} with no earlier value in the episode"
+            raise column_fault(table.source, name, f"{said}; impute a number or the mean ({name}=mean)")
+    else:
+        value = table.means[name] if how == "mean" else 0.0 if how == "zero" else float(how)
+        said, column = f"{'mean ' * (how == 'mean')}{value:.6g}", column.fill_null(value)
+    counts.imputed.update({(name, said): count} if count else {})
+    return column.to_numpy()
 
-    def _actions(self) -> np.ndarray:
-        prepared, columns = self._prepared, self._roles.action
-        first = self._frame[columns[0]]
-        if prepared.categories:
-            known = pl.Series(prepared.categories, dtype=first.dtype)
-            found = first.replace_strict(
-                known, range(len(known)), default=None, return_dtype=pl.Int64
-            ).to_numpy()
-        elif columns[0] in prepared.survey.widths:
-            width = prepared.survey.widths[columns[0]]
-            found = first.explode(empty_as_null=False).to_numpy().reshape(self._rows, width)
-        elif len(columns) == 1:
-            found = (first.cast(pl.Float64) if first.dtype.is_decimal() else first).to_numpy()
-        else:
-            found = self._frame.select(pl.col(columns).cast(pl.Float64)).to_numpy(order="c")
-        found = found if prepared.categories else found.astype(prepared.action_dtype, copy=False)
-        settled = settle_actions(found, prepared.action_space, None).actions
-        return settled if self._order is None else settled[self._order.to_numpy()]
 
-    def _log_probabilities(self, name: str) -> np.ndarray:
-        found, is_log = self._single(name), self._roles.behavior_is_log
-        remedy = "give the probability of the action that was taken, or --behavior-log-probability"
-        if not is_log:
-            self._refuse_rows(~(found > 0), "not above 0", remedy, name, found)
-        if isinstance(self._prepared.action_space, Discrete):
-            if is_log:
-                remedy = "give natural logarithms of probabilities, or --behavior-probability"
-            most = int(not is_log)
-            self._refuse_rows(found > most + _ROUNDING, f"above {most}", remedy, name, found)
-        return found if is_log else np.log(found)
+def _actions(rows: _Rows, table: Table) -> np.ndarray:
+    names, frame = table.roles.action, rows.frame
+    column = frame[names[0]]
+    if table.categories:
+        known = pl.Series(table.categories, dtype=column.dtype)
+        column = column.replace_strict(known, range(len(known)), default=None, return_dtype=pl.Int64)
+        found = column.to_numpy()
+    elif len(names) > 1:
+        found = frame.select(pl.col(names).cast(pl.Float64)).to_numpy(order="c")
+    else:
+        is_list = names[0] in table.widths
+        column = column.explode(empty_as_null=False) if is_list else column
+        column = column.cast(pl.Float64) if column.dtype.is_decimal() else column
+        found = column.to_numpy().reshape((frame.height, -1) if is_list else -1)
+    found = found if table.categories else found.astype(action_dtype(table), copy=False)
+    settled = settle_actions(found, table.action_space, None).actions
+    return settled if rows.order is None else settled[rows.order.to_numpy()]
 
-    def _refuse_rows(self, wrong: np.ndarray, how: str, remedy: str, name: str, column: Any) -> None:
-        if wrong.any():
-            raise DataError(
-                f"{self._prepared.source}: column {name} holds {column[wrong][0]:g} "
-                f"({counted(int(wrong.sum()), 'row', 'is', 'are')} {how}); {remedy}"
-            )
 
-    def _check_flags(self) -> None:
-        """Raise DataError where an episode goes on after its end."""
-        for flag, column in {"terminated": self._roles.terminal, "truncated": self._roles.truncated}.items():
-            inside = self._log[flag] & ~self._last
-            if inside.any():
-                episodes = counted(len(np.unique(self._episodes[inside])), "episode")
-                raise DataError(
-                    f"{self._prepared.source}: column {column} is set in {counted(int(inside.sum()), 'row')} "
-                    f"whose episode goes on afterwards ({episodes}); drop what follows, or give it another "
-                    "episode id"
-                )
-
-    def _derive_next(self) -> None:
-        """Next observations from the rows below; last rows of open episodes are left out.
-
-        After a termination the next observation has no influence: the row's own stands in for it.
-        """
-        log, last, counts = self._log, self._last, self._counts
-        lost = last & ~log["terminated"]
-        cut = lost if self._roles.truncated is None else lost & log["truncated"]
-        moved = np.append(cut[1:] & ~last[:-1], False)
-        if self._roles.truncated is None:
-            counts.cut += int(moved.sum())
-        log["truncated"] = log["truncated"] | moved
-        counts.derived = True
-        counts.left_out += int(lost.sum())
-        kept = np.flatnonzero(~lost)
-        following = log["observations"][kept + ~last[kept]]
-        for name in log:
-            log[name] = log[name][kept]
-        log["next_observations"] = following
+def _log_probabilities(found: np.ndarray, table: Table) -> np.ndarray:
+    is_log, is_discrete = table.roles.behavior_probability is None, isinstance(table.action_space, Discrete)
+    above = found > (0 if is_log else 1) + _ROUNDING if is_discrete else np.zeros(len(found), bool)
+    wrong = above if is_log else above | ~(found > 0)
+    if wrong.any():
+        rows = counted(int(wrong.sum()), "row", "holds", "hold")
+        what = f"{'logarithm of a ' * is_log}probability of an action that was taken"
+        remedy = "give --behavior-probability, or natural logarithms with --behavior-log-probability"
+        said = f"holds {found[wrong][0]:g} ({rows} no {what}); {remedy}"
+        raise column_fault(table.source, table.roles.behavior, said)
+    return found if is_log else np.log(found)
 
 
 def read_flags(frame: pl.DataFrame, name: str | None, source: str) -> pl.Series:
@@ -267,8 +293,6 @@ def read_flags(frame: pl.DataFrame, name: str | None, source: str) -> pl.Series:
     wrong = ~(yes | no)
     if wrong.any():
         count = counted(int(wrong.sum()), "row", "is", "are")
-        raise DataError(
-            f"{source}: column {name} holds {column[int(wrong.arg_max() or 0)]!r} ({count} neither yes nor "
-            "no); give true and false, or 1 and 0"
-        )
+        said = f"holds {column[int(wrong.arg_max() or 0)]!r} ({count} neither yes nor no)"
+        raise column_fault(source, name, f"{said}; give true and false, or 1 and 0")
     return yes

@@ -1,8 +1,10 @@
-"""The files of a table: which there are, of which kind, and what goes wrong while they are read."""
+"""The files of a table: which there are, of which kind, and what goes wrong while they are read; CSV text."""
 
 from __future__ import annotations
 
+import bz2
 import contextlib
+import csv
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -13,27 +15,21 @@ from urllib.parse import unquote
 import polars as pl
 
 from koffline.data import remote
-from koffline.data.table.roles import natural_key
+from koffline.data.table.mapping import natural_key
 from koffline.errors import DataError
-from koffline.store.files import reading
-from koffline.untrusted.limits import Refused
+from koffline.store.files import MINARI, reading
+from koffline.untrusted.limits import EXPANSION, Refused, memory_allowance, shown_bytes
 
 PARQUET, ARROW, CSV = "Parquet", "Arrow", "CSV"
 _SUFFIXES = {
-    ".parquet": PARQUET,
-    ".pq": PARQUET,
-    ".arrow": ARROW,
-    ".feather": ARROW,
-    ".arrows": ARROW,
-    ".ipc": ARROW,
-    ".csv": CSV,
-    ".tsv": CSV,
+    **dict.fromkeys((".parquet", ".pq"), PARQUET),
+    **dict.fromkeys((".arrow", ".feather", ".arrows", ".ipc"), ARROW),
+    **{f"{name}{packed}": CSV for name in (".csv", ".tsv") for packed in ("", ".gz", ".bz2", ".zst")},
 }
-_COMPRESSED = (".gz", ".bz2", ".zst")
-_MOST_FILES = 1_000_000
 # Arrow's streams begin with the mark of a message; its files, and Feather version 2, with their own name.
 STREAM = b"\xff\xff\xff\xff"
-_HDF5 = b"\x89HDF"
+_CONTENTS = {b"PAR1": PARQUET, b"ARROW1": ARROW, STREAM: ARROW}
+_OTHERS = (b"\x89HDF", b"PK", b"\x80")  # HDF5, NPZ and pickles, whatever their name says
 
 
 @dataclass(frozen=True)
@@ -52,14 +48,14 @@ def is_table_source(name: str) -> bool:
     """
     from koffline.data.disk.shards import is_shard_folder
     from koffline.data.minari import data_folder
-    from koffline.store.files import MINARI
 
     if name.startswith(MINARI):
         return False
     if not remote.exists(name):
-        return any(mark in name for mark in "*?") and any(map(_looks_like_table, remote.listed(name)[:1]))
+        return _is_pattern(name) and any(map(is_table_source, remote.listed(name)[:1]))
     if not remote.is_folder(name):
-        return _looks_like_table(name)
+        head = remote.read_bytes(name, 16)
+        return not head.startswith(_OTHERS) and bool(_kind_of(head, name) or _kind_said(name))
     if is_shard_folder(name) or (not remote.is_url(name) and data_folder(Path(name)) is not None):
         return False
     return bool(_files_below(name))
@@ -71,24 +67,26 @@ def find_tables(name: str, is_table: bool) -> tuple[TableFile, ...]:
     With ``is_table`` a text file is CSV whatever its name. Raises DataError where there is none, for one that
     is damaged, or for files of different kinds.
     """
-    root = ""
-    if any(mark in name for mark in "*?") and not remote.exists(name):
+    is_folder = remote.is_folder(name)
+    if _is_pattern(name) and not remote.exists(name):
         names = remote.listed(name)
-    elif remote.is_folder(name):
-        names, root = _files_below(name), name
     else:
-        names = [name]
-    files = [_table_file(each, root, alone=names == [name]) for each in names]
-    found = tuple(file for file in files if file is not None)
+        names = _files_below(name) if is_folder else [name]
+    found = [file for each in names if (file := _table_file(each, name, is_folder))]
     if not found:
         return (_as_csv(name, is_table),)
-    kinds = sorted({file.kind for file in found})
-    if len(kinds) > 1:
-        raise DataError(f"{name} holds {' and '.join(kinds)} files; keep one kind in a folder")
-    keys = {tuple(file.constants) for file in found}
-    if len(keys) > 1:
-        raise DataError(f"{name}: folders name different keys ({keys}); partition all files alike")
-    return found
+    for what, facts in (
+        ("kinds", {file.kind for file in found}),
+        ("keys", {(*file.constants,) for file in found}),
+    ):
+        if len(facts) > 1:
+            shown = " and ".join(sorted(map(str, facts)))
+            raise DataError(f"{name} holds files of different {what} ({shown}); keep one in a folder")
+    return tuple(found)
+
+
+def _is_pattern(name: str) -> bool:
+    return "*" in name or "?" in name
 
 
 def _as_csv(name: str, is_table: bool) -> TableFile:
@@ -96,109 +94,159 @@ def _as_csv(name: str, is_table: bool) -> TableFile:
         raise DataError(f"{name} is no table that koffline knows; give Parquet, Arrow or CSV")
     if not remote.exists(name):
         raise DataError(f"{name} does not exist; check the path")
-    head = b"" if remote.is_folder(name) else remote.read_bytes(name, 4096)
-    if not head or head.startswith((_HDF5, b"PK", b"\x80")):
-        raise DataError(
-            f"{name} is no table (Parquet, Arrow or CSV), and a mapping is for tables; leave it out"
-        )
+    if remote.is_folder(name) or (remote.read_bytes(name, 16) or _OTHERS[0]).startswith(_OTHERS):
+        raise DataError(f"{name} is no table that koffline knows, and a mapping is for tables; leave it out")
     return TableFile(name, CSV)
 
 
-def _looks_like_table(name: str) -> bool:
-    head = remote.read_bytes(name, 16)
-    if head.startswith((_HDF5, b"PK")):  # koffline's own, whatever the name says
-        return False
-    return _kind_by_content(head, name) is not None or _kind_by_name(name) is not None
-
-
-def _table_file(name: str, root: str, alone: bool) -> TableFile | None:
+def _table_file(name: str, root: str, is_inside: bool) -> TableFile | None:
     """A file by its first bytes and its name; None for what is no table. Raises DataError for damage."""
-    head, by_name = remote.read_bytes(name, 16), _kind_by_name(name)
-    kind = _kind_by_content(head, name) or (CSV if by_name == CSV else None)
-    if kind is None and by_name is not None:
-        state = "empty (0 bytes)" if not head else f"no {by_name} table, whatever its name says"
-        if alone and head:
-            state = f"a truncated or corrupt {by_name} table (damaged header)"
+    head, said = remote.read_bytes(name, 16), _kind_said(name)
+    kind = _kind_of(head, name) or (CSV if said == CSV else None)
+    if kind is None and said is not None:
+        state = f"a truncated or corrupt {said} table (damaged header)" if head else "empty (0 bytes)"
         raise DataError(f"{name} is {state}; copy or export it again")
-    inside = name[len(root) :].split("/")[:-1] if root else []
-    pairs = [part.partition("=") for part in inside if "=" in part]
-    constants = {unquote(key): unquote(value) for key, _, value in pairs if key}
+    folders = name[len(root) :].split("/")[:-1] if is_inside else []
+    pairs = [part.partition("=") for part in folders if "=" in part]
+    constants = {unquote(key): unquote(value) for key, _, value in pairs}
     return None if kind is None else TableFile(name, kind, constants)
 
 
-def _kind_by_content(head: bytes, name: str) -> str | None:
-    if head.startswith(b"PAR1"):
-        return PARQUET
+def _kind_of(head: bytes, name: str) -> str | None:
     if head.startswith(b"FEA1"):
         raise DataError(f"{name} is a Feather file of version 1; write it as version 2 or Parquet")
-    return ARROW if head.startswith((b"ARROW1", STREAM)) else None
+    return next((kind for mark, kind in _CONTENTS.items() if head.startswith(mark)), None)
 
 
-def _kind_by_name(name: str) -> str | None:
-    path = Path(name.lower())
-    if path.suffix in _COMPRESSED:
-        return CSV if _SUFFIXES.get(path.with_suffix("").suffix) == CSV else None
-    return _SUFFIXES.get(path.suffix)
+def _kind_said(name: str) -> str | None:
+    suffixes = Path(name.lower()).suffixes
+    return _SUFFIXES.get("".join(suffixes[-2:])) or _SUFFIXES.get("".join(suffixes[-1:]))
 
 
 def _files_below(folder: str) -> list[str]:
     """Files with a table's suffix, in natural order; names that begin with _ or . are others' notes."""
-    chosen: list[str] = []
-    for count, name in enumerate(_all_below(folder)):
-        if count >= _MOST_FILES:
-            raise DataError(f"{folder} holds more than {_MOST_FILES} files; give a smaller folder")
-        if not name.rpartition("/")[2].startswith(("_", ".")) and _kind_by_name(name):
+    if not remote.is_url(folder):
+        below = [os.path.join(place, each) for place, _, inside in os.walk(folder) for each in inside]
+    else:
+        import fsspec
+
+        with remote.storage_faults(folder):
+            system, path = fsspec.core.url_to_fs(folder)
+            below = [system.unstrip_protocol(found) for found in system.find(path)]
+    chosen = []
+    for name in below:
+        parts = name[len(folder) :].strip("/").split("/")
+        if _kind_said(name) and not any(part.startswith(("_", ".")) for part in parts):
             chosen.append(name)
     return sorted(chosen, key=natural_key)
-
-
-def _all_below(folder: str) -> Iterator[str]:
-    if not remote.is_url(folder):
-        for place, folders, inside in os.walk(folder):
-            folders[:] = [each for each in folders if not each.startswith((".", "_"))]
-            yield from (os.path.join(place, each) for each in inside)
-        return
-    import fsspec
-
-    with remote.storage_faults(folder):
-        system, path = fsspec.core.url_to_fs(folder)
-        yield from [system.unstrip_protocol(found) for found in system.find(path)]
 
 
 @contextlib.contextmanager
 def faults(name: str, kind: str) -> Iterator[None]:
     """Turn the errors of polars, pyarrow and the storage into one DataError; our own pass as they are."""
-    try:
-        with remote.storage_faults(name) if remote.is_url(name) else reading(name, kind):
-            try:
-                yield
-            except Refused as error:
-                raise DataError(f"{name} is not read: {error}") from None
-            except (pl.exceptions.PanicException, pl.exceptions.PolarsError, ValueError) as error:
-                if isinstance(error, UnicodeDecodeError) or "utf-8" in str(error).lower().replace(
-                    "utf8", "utf-8"
-                ):
-                    raise DataError(f"{name} is not UTF-8 text; save it as UTF-8 (or as Parquet)") from None
-                text = " ".join(str(error).partition("You might want")[0].split())[:300]
-                text = f"{name} is a truncated or corrupt {kind} file ({text}); copy or export it again"
-                raise DataError(text) from None
-            except (TypeError, IndexError, OverflowError) as error:
-                raise ValueError(str(error)) from None
-    except MemoryError as error:
-        reason = " ".join(str(error).split())[:200] or "too large"
-        raise DataError(
-            f"{name} does not fit into memory ({reason}); check the file, or read a part"
-        ) from None
+    with remote.storage_faults(name) if remote.is_url(name) else reading(name, kind):
+        try:
+            yield
+        except Refused as error:
+            raise DataError(f"{name} is not read: {error}") from None
+        except (pl.exceptions.PanicException, pl.exceptions.PolarsError, ValueError) as error:
+            reason = " ".join(str(error).partition("You might want")[0].split())[:300]
+            if "utf" in reason.lower():
+                raise DataError(f"{name} is not UTF-8 text; save it as UTF-8 (or as Parquet)") from None
+            reason = f"{name} is a truncated or corrupt {kind} file ({reason}); copy or export it again"
+            raise DataError(reason) from None
 
 
 @contextlib.contextmanager
 def open_bytes(name: str) -> Iterator[Any]:
-    """A file-like object to read from, local or remote."""
+    """A file to read from, local or remote.
+
+    A local one is Arrow's own: its threads then hold no Python object when the process ends, which would
+    abort it.
+    """
     if remote.is_url(name):
         import fsspec
 
-        with fsspec.open(name, "rb") as file:
-            yield file
-        return
-    with open(name, "rb") as file:
+        source = fsspec.open(name, "rb")
+    else:
+        import pyarrow as pa
+
+        source = pa.OSFile(name)
+    with source as file:
         yield file
+
+
+_DELIMITERS = ",;\t|"
+_MOST_HEADER = 2**22
+_CODECS = {b"\x1f\x8b": "gzip", b"BZh": "bz2", b"\x28\xb5\x2f\xfd": "zstd"}
+_MISSING = ["", "#N/A", "#N/A N/A", "#NA", "-NaN", "-nan", "N/A", "NA", "NULL", "NaN", "n/a", "nan", "null"]
+
+
+def csv_frames(name: str, columns: dict[str, Any], rows: int) -> Iterator[pl.DataFrame]:
+    """The columns in frames of at most ``rows`` rows: numbers where all are, as asked for, else texts.
+
+    With numbers all columns are read, so that rows of more fields than the header has are found.
+    """
+    names, delimiter, end = csv_header(name)
+    done = 0
+    with _local_text(name) as path:
+        for types in (columns, {}):
+            scan = pl.scan_csv(
+                path, glob=False, separator=delimiter, eol_char=end, infer_schema=False,
+                schema_overrides=types, null_values=_MISSING, raise_if_empty=False,
+            )  # fmt: skip
+            if pl.Float64 not in columns.values():
+                scan = scan.select(list(columns))
+            try:
+                for whole in scan.slice(done).collect_batches(chunk_size=rows, engine="streaming"):
+                    done += whole.height
+                    if whole.to_series(0).null_count():  # polars takes empty lines for rows
+                        whole = whole.filter(~pl.all_horizontal(pl.all().is_null()))
+                    yield from whole.select(list(columns)).iter_slices(rows)
+                return
+            except pl.exceptions.ComputeError as error:
+                if "more fields" in str(error):
+                    found = f"{name} has a row of more fields than the {len(names)} of its header"
+                    raise DataError(f"{found}; check its separators and quotes") from None
+                if not types or "could not parse" not in str(error):
+                    raise
+
+
+def csv_header(name: str) -> tuple[list[str], str, str]:
+    """Column names, the separator and the end of a line. Raises DataError for what is no UTF-8 text."""
+    import pyarrow as pa
+
+    with open_bytes(name) as file:
+        mark = file.read(4)
+        file.seek(0)
+        codec = next((codec for start, codec in _CODECS.items() if mark.startswith(start)), None)
+        head = (pa.CompressedInputStream(file, codec) if codec else file).read(_MOST_HEADER)
+    if not head.strip():
+        raise DataError(f"{name} is empty; copy or export it again")
+    line = head.partition(b"\n")[0].partition(b"\r")[0]
+    if len(line) == _MOST_HEADER:
+        raise DataError(f"{name} has no line ends in its first {_MOST_HEADER} bytes; check that it is CSV")
+    if b"\0" in line:
+        raise DataError(f"{name} holds zero bytes, as UTF-16 text does; save it as UTF-8 (or as Parquet)")
+    text = line.decode("utf-8-sig")
+    delimiter = max(_DELIMITERS, key=text.count)
+    end = "\r" if b"\r" in head and b"\n" not in head else "\n"
+    return next(csv.reader([text], delimiter=delimiter), []), delimiter, end
+
+
+@contextlib.contextmanager
+def _local_text(name: str) -> Iterator[Path]:
+    """A path that polars reads: a copy of what lies elsewhere, or is compressed in a way it does not know."""
+    with remote.local_file(name) as path:
+        if remote.read_bytes(str(path), 3) != b"BZh":
+            yield path
+            return
+        most = max(memory_allowance(), path.stat().st_size * EXPANSION)
+        with remote.temporary_folder() as folder, bz2.open(path) as source:
+            copy = folder / "text"
+            with copy.open("wb") as target:
+                while target.tell() <= most and (part := source.read(_MOST_HEADER)):
+                    target.write(part)
+                if target.tell() > most:
+                    raise Refused(f"its text takes more than {shown_bytes(most)}; export it again")
+            yield copy

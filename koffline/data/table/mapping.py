@@ -1,43 +1,66 @@
-"""Which column of a table is what: one frozen record, from keywords, a dict or a YAML file."""
+"""Which column of a table is what: one record, from keywords, a dict or a YAML file, and what it finds."""
 
 from __future__ import annotations
 
-import dataclasses
-import math
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
-import yaml
+import pydantic
 
+from koffline.data.flat import KEYS
 from koffline.errors import DataError, nearest_name
-from koffline.untrusted.limits import Refused
-from koffline.untrusted.yaml_files import LARGEST_TEXT, DuplicateKeyError, parse_yaml
+from koffline.untrusted.yaml_files import read_yaml_file
 
-# How missing values may be replaced, on request; a number is a constant.
-METHODS = ("zero", "mean", "forward")
-_NAMES = (
-    "reward",
-    "episode",
-    "time",
-    "terminal",
-    "truncated",
-    "behavior_probability",
-    "behavior_log_probability",
-    "weight",
-)
-_MANY = ("observations", "action", "next_observations")
+_MOST_LISTED = 20
+# Of the columns that koffline writes.
+_OWN_ROLES = """observations action reward next_observations terminal truncated episode time
+    behavior_log_probability weight""".split()  # noqa: SIM905
+# Names by which an example command is filled in; the first match in the table's order counts.
+_GUESSES = {
+    "action": r"(action|act|a|treatment|arm|dose)$",
+    "reward": r"(reward|rew|r|cost|score)$",
+    "episode": r"(episode|episode_?id|ep|trajectory|traj|id|user|user_?id|patient|patient_?id|session)$",
+    "time": r"(t|time|step|timestep|timestamp|date|index|n)$",
+    "terminal": r"(terminal|terminated|done|end)$",
+}
 
 
-# Whatever a file or a caller hands over; the constructor checks it and keeps a str, or a tuple of them.
-ColumnName = Any
-ColumnNames = Any
+def _different(names: tuple[Any, ...]) -> tuple[Any, ...]:
+    if len(set(map(str, names))) != len(names):
+        raise ValueError("a value twice")
+    return names
 
 
-@dataclass(frozen=True)
-class TableMapping:
+def _by_column(given: Any) -> Any:
+    """Pairs of a column, or None for all observations, and a method."""
+    if isinstance(given, (str, int, float)):
+        return ((None, given),)
+    if isinstance(given, Mapping):
+        return tuple((str(column) if column else None, method) for column, method in given.items())
+    return given
+
+
+def _no_flag(value: Any) -> Any:
+    if isinstance(value, bool):
+        raise ValueError("a yes or no is no number")
+    return value
+
+
+_Name = Annotated[str, pydantic.Field(min_length=1)]
+_Names = Annotated[
+    tuple[_Name, ...], pydantic.BeforeValidator(lambda it: (it,) if isinstance(it, str) else it)
+]
+_Number = Annotated[float, pydantic.Field(allow_inf_nan=False), pydantic.BeforeValidator(_no_flag)]
+_Imputed = tuple[str | None, Literal["zero", "mean", "forward"] | _Number]
+_MANY: Any = pydantic.Field((), description="a column name or a list of them")
+_ONE: Any = pydantic.Field(None, description="one column name")
+
+
+class TableMapping(pydantic.BaseModel):
     """Columns of a table by their part in a transition; the keys of a YAML mapping file are the same.
 
     ``observations``, ``action`` and ``next_observations`` take one name or several, with ``*`` and ``?`` for
@@ -48,50 +71,67 @@ class TableMapping:
     the log's discount hint. Raises DataError where the record contradicts itself.
     """
 
-    observations: ColumnNames = ()
-    action: ColumnNames = ()
-    reward: ColumnName = None
-    episode: ColumnName = None
-    time: ColumnName = None
-    terminal: ColumnName = None
-    truncated: ColumnName = None
-    behavior_probability: ColumnName = None
-    behavior_log_probability: ColumnName = None
-    weight: ColumnName = None
-    next_observations: ColumnNames = ()
-    action_names: Any = ()
-    impute: Any = ()
-    gamma: Any = None
+    model_config = pydantic.ConfigDict(frozen=True, extra="forbid")
 
-    def __post_init__(self) -> None:
-        for name in _MANY:
-            object.__setattr__(self, name, _names(name, getattr(self, name)))
-        for name in _NAMES:
-            value = getattr(self, name)
-            if value is not None and (not isinstance(value, str) or not value):
-                raise DataError(f"the mapping's {name} is {value!r}; give one column name")
-        object.__setattr__(self, "action_names", _action_names(self.action_names))
-        object.__setattr__(self, "impute", _imputations(self.impute))
+    observations: _Names = _MANY
+    action: _Names = _MANY
+    reward: _Name | None = _ONE
+    episode: _Name | None = _ONE
+    time: _Name | None = _ONE
+    terminal: _Name | None = _ONE
+    truncated: _Name | None = _ONE
+    behavior_probability: _Name | None = _ONE
+    behavior_log_probability: _Name | None = _ONE
+    weight: _Name | None = _ONE
+    next_observations: _Names = _MANY
+    action_names: Annotated[
+        tuple[pydantic.StrictStr | pydantic.StrictBool | pydantic.StrictInt, ...],
+        pydantic.AfterValidator(_different),
+    ] = pydantic.Field((), description="a list of the column's values, each once")
+    impute: Annotated[tuple[_Imputed, ...], pydantic.BeforeValidator(_by_column)] = pydantic.Field(
+        (), description="zero, mean, forward or a number, for all observations or by column"
+    )
+    gamma: float | None = pydantic.Field(None, gt=0.0, lt=1.0, description="a discount between 0 and 1")
+
+    def __init__(self, *values: Any, **given: Any) -> None:
+        given |= dict(zip(type(self).model_fields, values, strict=False))
+        try:
+            super().__init__(**given)
+        except pydantic.ValidationError as error:
+            name = str(error.errors()[0]["loc"][0])
+            known = type(self).model_fields
+            if name not in known:
+                raise DataError(f"unknown key '{name}'; {nearest_name(name, known)}") from None
+            wanted = f"give {known[name].description}"
+            raise DataError(f"the mapping's {name} is {given[name]!r}; {wanted}") from None
         missing = [name for name in ("observations", "action", "reward") if not getattr(self, name)]
         if missing:
-            raise DataError(
-                f"the mapping lacks {', '.join(missing)}; name the columns of a table, as in --observations "
-                "'x_*' --action a --reward r --episode id --time t"
-            )
+            example = "--observations 'x_*' --action a --reward r --episode id --time t"
+            raise DataError(f"the mapping lacks {', '.join(missing)}; name columns, as in {example}")
         if self.behavior_probability and self.behavior_log_probability:
-            raise DataError(
-                "the mapping names behavior_probability and behavior_log_probability; keep one of them"
-            )
-        gamma = self.gamma
-        if gamma is not None and not (isinstance(gamma, (int, float)) and 0.0 < gamma < 1.0):
-            raise DataError(f"the mapping's gamma is {gamma!r}; give a discount between 0 and 1")
+            raise DataError("the mapping names behavior_probability and its logarithm; keep one of them")
 
-    def to_dict(self) -> dict[str, Any]:
-        """What was given, as plain values; ``as_mapping`` reads it."""
-        found = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
-        found["impute"] = {"" if column is None else column: method for column, method in self.impute}
-        plain = {name: list(value) if isinstance(value, tuple) else value for name, value in found.items()}
-        return {name: value for name, value in plain.items() if value not in (None, [], {})}
+    @property
+    def behavior(self) -> str | None:
+        """The column of the behaviour's probabilities, or of their logarithms."""
+        return self.behavior_probability or self.behavior_log_probability
+
+    @property
+    def numbers(self) -> tuple[str, ...]:
+        """Columns that must hold numbers."""
+        named = (*self.observations, *self.next_observations, self.reward, self.behavior, self.weight)
+        return tuple(dict.fromkeys(filter(None, named)))
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Every column that is read, each once."""
+        named = (*self.numbers, *self.action, self.episode, self.time, self.terminal, self.truncated)
+        return tuple(dict.fromkeys(filter(None, named)))
+
+    @property
+    def stands_alone(self) -> bool:
+        """Whether every row is a transition by itself."""
+        return bool(self.next_observations) and self.episode is None and self.time is None
 
 
 # What open_transitions takes as a mapping.
@@ -108,74 +148,122 @@ def as_mapping(given: MappingRequest) -> TableMapping:
 
 
 def mapping_from_dict(given: Mapping[Any, Any], source: str) -> TableMapping:
-    """The record from plain values. Raises DataError for an unknown key, with the nearest known one."""
-    known = [field.name for field in dataclasses.fields(TableMapping)]
+    """The record from plain values. Raises DataError, for an unknown key with the nearest known one."""
+    known = TableMapping.model_fields
     for key in given:
         if key not in known:
             raise DataError(f"{source} has the unknown key '{key}'; {nearest_name(str(key), known)}")
     return TableMapping(**{name: value for name, value in given.items() if value is not None})
 
 
-def _names(role: str, value: Any) -> tuple[str, ...]:
-    names = (value,) if isinstance(value, str) else value
-    if not isinstance(names, (tuple, list)) or not all(isinstance(name, str) and name for name in names):
-        raise DataError(f"the mapping's {role} is {value!r}; give a column name or a list of them")
-    return tuple(names)
-
-
-def _action_names(value: Any) -> tuple[Any, ...]:
-    if not isinstance(value, (tuple, list)) or not all(isinstance(name, (str, int)) for name in value):
-        raise DataError(f"the mapping's action_names is {value!r}; give a list of the column's values")
-    if len(set(map(str, value))) != len(value):
-        raise DataError("the mapping's action_names holds a value twice; list each once")
-    return tuple(value)
-
-
-def _imputations(value: Any) -> tuple[tuple[str | None, str | float], ...]:
-    if isinstance(value, (str, int, float)) and not isinstance(value, bool):
-        pairs: list[Any] = [(None, value)]
-    elif isinstance(value, Mapping):
-        pairs = list(value.items())
-    elif isinstance(value, (tuple, list)) and all(
-        isinstance(p, (tuple, list)) and len(p) == 2 for p in value
-    ):
-        pairs = list(value)
-    else:
-        raise DataError(f"the mapping's impute is {value!r}; give a method, or columns with a method each")
-    return tuple((str(column) if column else None, _method(column, method)) for column, method in pairs)
-
-
-def _method(column: Any, value: Any) -> str | float:
-    if value in METHODS:
-        return str(value)
-    try:
-        number = float(value)
-    except (TypeError, ValueError):
-        number = math.nan
-    if isinstance(value, bool) or not math.isfinite(number):
-        where = f" for {column}" if column else ""
-        raise DataError(f"impute is {value!r}{where}; choose {', '.join(METHODS)} or a number")
-    return number
-
-
 def read_mapping_file(path: Path) -> dict[Any, Any]:
     """The top-level mapping of a YAML file; plain values only. Raises DataError in one line."""
-    name = f"mapping file {path}"
-    try:
-        with path.open("rb") as file:
-            found = parse_yaml(file.read(LARGEST_TEXT + 4).decode("utf-8-sig"))
-    except OSError as error:
-        raise DataError(f"{name} cannot be read: {error.strerror}; check the path") from None
-    except UnicodeDecodeError:
-        raise DataError(f"{name} is no UTF-8 text; write lines of 'key: value'") from None
-    except DuplicateKeyError as error:
-        raise DataError(f"{name} names '{error}' twice; keep one of them") from None
-    except Refused as error:
-        raise DataError(f"{name} is not read: {error}") from None
-    except (yaml.YAMLError, RecursionError) as error:
-        mark = getattr(error, "problem_mark", None)
-        line = f" (line {mark.line + 1})" if mark else ""
-        raise DataError(f"{name} is not valid YAML{line}; write lines of 'key: value'") from None
-    if not isinstance(found, dict):
-        raise DataError(f"{name} holds no keys; write lines such as 'reward: r'")
-    return found
+    return read_yaml_file(path, f"mapping file {path}", DataError)
+
+
+def resolved(mapping: TableMapping, names: Sequence[str], source: str) -> TableMapping:
+    """The mapping with columns for its patterns, and with a method for each column that is imputed.
+
+    Raises DataError with the nearest name for a column that is not there.
+    """
+    check_unique(names, source)
+    present, taken = set(names), set()
+    for role in ("reward", "episode", "time", "terminal", "truncated", "weight", "behavior"):
+        name = getattr(mapping, role)
+        if name is not None and name not in present:
+            raise _unknown(name, role, names, source)
+        taken.add(name)
+    found: dict[str, Any] = {}
+    for role in ("action", "next_observations", "observations"):
+        found[role] = _fitting(names, getattr(mapping, role), role, taken, source)
+        taken |= set(found[role])
+    observations, following = found["observations"], found["next_observations"]
+    if following and len(following) != len(observations):
+        both = f"{len(following)} columns are next_observations, {len(observations)} observations"
+        raise DataError(f"{source}: {both}; name the same columns in the same order")
+    allowed, methods = {*observations, *following, mapping.reward, mapping.weight}, {}
+    for pattern, method in sorted(mapping.impute, key=lambda pair: pair[0] is not None):
+        chosen = (*observations, *following)
+        if pattern is not None:
+            chosen = _fitting(names, [pattern], "impute", set(), source)
+        if pattern in present and pattern not in allowed:
+            able = "only observations, reward and weight can be imputed"
+            raise DataError(f"{source}: impute names {pattern}, but {able}; drop the rows without it")
+        methods.update({name: method for name in chosen if name in allowed})
+    return mapping.model_copy(update={**found, "impute": tuple(methods.items())})
+
+
+def _fitting(
+    names: Sequence[str], patterns: Iterable[str], role: str, taken: set[Any], source: str
+) -> tuple[str, ...]:
+    """Columns of exactly these names, else those the wildcards fit that have no other role."""
+    found: dict[str, None] = {}
+    present = set(names)
+    for pattern in patterns:
+        parts = [pattern] if pattern in present else filter(None, map(str.strip, pattern.split(",")))
+        for part in parts:
+            fitting = [part]
+            if part not in present:
+                if "*" not in part and "?" not in part:
+                    raise _unknown(part, role, names, source)
+                expression = re.compile(re.escape(part).replace(r"\*", ".*").replace(r"\?", "."), re.S)
+                fitting = sorted(
+                    (n for n in names if n not in taken and expression.fullmatch(n)), key=natural_key
+                )
+            if not fitting:
+                raise DataError(f"{source}: no column fits {role} '{part}'; the table has {_listed(names)}")
+            found |= dict.fromkeys(fitting)
+    return tuple(found)
+
+
+def own_mapping(names: Iterable[str]) -> TableMapping | None:
+    """The mapping of a table that koffline wrote, told by its column names; None for any other."""
+    present = set(names)
+    found: dict[str, Any] = {}
+    for role, (key, *_) in zip(_OWN_ROLES, KEYS.values(), strict=True):
+        found |= {role: key} if key in present else {role: f"{key}_*"} if f"{key}_0" in present else {}
+    return TableMapping(**found) if {"observations", "action", "reward", "terminal"} <= set(found) else None
+
+
+def unmapped(names: Sequence[str], source: str, kind: str) -> DataError:
+    """The error for a table without a mapping: its columns, and a command with the likely ones filled in."""
+    found = {role: next((n for n in names if re.match(p, n, re.I)), None) for role, p in _GUESSES.items()}
+    free = [name for name in names if name not in found.values()]
+    stems = Counter(match.group(1) for name in free if (match := re.match(r"(.*?[_.\[]?)\d+\]?$", name)))
+    stem = max(stems, key=stems.__getitem__, default="") or "x_"
+    example = f"--observations '{stem}*'"
+    for role, name in found.items():
+        if name or role != "terminal":
+            example += f" --{role} {name or role.upper()}"
+    return DataError(
+        f"{source} is a {kind} table with columns {_listed(names)}; say what they are, e.g. {example} "
+        "(or --mapping FILE.yaml; in Python mapping=)"
+    )
+
+
+def natural_key(name: str) -> list[Any]:
+    """Sorts x_2 before x_10."""
+    return [(0, int(p), "") if p.isdecimal() else (1, 0, p) for p in re.split(r"(\d+)", name)]
+
+
+def check_unique(names: Sequence[str], source: str) -> None:
+    """Raise DataError for a table without columns, or with two of one name."""
+    if not names:
+        raise DataError(f"{source} has no columns; export the table again with a header")
+    twice = [name for name, count in Counter(names).items() if count > 1]
+    if twice:
+        raise DataError(f"{source} has more than one column named {_listed(twice)}; rename them")
+
+
+def column_fault(source: str, column: str | None, words: str) -> DataError:
+    """The error for a column of a table."""
+    return DataError(f"{source}: column {column} {words}")
+
+
+def _unknown(name: str, role: str, names: Sequence[str], source: str) -> DataError:
+    return DataError(f"{source} has no column '{name}' ({role}); {nearest_name(name, names)}")
+
+
+def _listed(names: Sequence[str]) -> str:
+    shown = ", ".join(str(name) for name in names[:_MOST_LISTED])
+    return shown + (f", … ({len(names)} in all)" if len(names) > _MOST_LISTED else "")

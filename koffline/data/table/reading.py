@@ -18,9 +18,8 @@ from koffline.data.spaces import ActionSpace, SpaceRequest
 from koffline.data.table.episodes import TableCounts, assemble, read_flags
 from koffline.data.table.files import faults
 from koffline.data.table.mapping import MappingRequest
-from koffline.data.table.prepared import PreparedTable, prepare_table
 from koffline.data.table.rows import Room
-from koffline.data.table.survey import hashed
+from koffline.data.table.survey import Table, hashed, prepare_table
 from koffline.data.transitions import Metadata, Transitions
 from koffline.errors import DataError
 
@@ -41,13 +40,12 @@ def read_table(
     ``metadata.notes`` say what was derived, left out or replaced; ``metadata.extra["action_names"]`` are the
     values of a categorical action in the order of their numbers.
     """
-    prepared = prepare_table(source, mapping, action_space, in_memory=True)
-    counts = TableCounts()
-    assert prepared.rows.held is not None, "asked for"
-    with faults(prepared.source, prepared.kind):
-        found = assemble(prepared.rows.held, prepared, counts)
+    table, counts = prepare_table(source, mapping, action_space, in_memory=True), TableCounts()
+    assert table.rows.held is not None, "asked for"
+    with faults(table.source, table.kind):
+        found = assemble(table.rows.held, table, counts)
     if found is None:
-        raise DataError(_NO_ROWS.format(prepared.source))
+        raise DataError(_NO_ROWS.format(table.source))
     return replace(found, metadata=found.metadata.with_notes(*counts.sentences()))
 
 
@@ -72,147 +70,129 @@ class TableStream:
     ) -> None:
         if piece_rows is not None and piece_rows < 1:
             raise DataError(f"pieces of {piece_rows} rows were asked for; give at least 1")
-        self._prepared = prepare_table(source, mapping, action_space, in_memory=False)
-        self._piece_rows, self._scratch = piece_rows or self._prepared.rows.batch_rows, scratch
+        self._table = prepare_table(source, mapping, action_space, in_memory=False)
+        self._piece_rows, self._scratch = piece_rows or self._table.rows.batch_rows, scratch
         self._counts = TableCounts()
 
     def __len__(self) -> int:
         """Rows of the table; the last rows of open episodes among them give no transition."""
-        return self._prepared.survey.rows
+        return self._table.n_rows
 
     @property
     def action_space(self) -> ActionSpace:
         """Asked for, declared, or found in the first pass."""
-        return self._prepared.action_space
+        return self._table.action_space
 
     @property
     def contiguous(self) -> bool:
         """Whether the rows of every episode lie together."""
-        runs = self._prepared.survey.runs
+        runs = self._table.runs
         return runs is None or runs["id"].n_unique() == runs.height
 
     @property
     def metadata(self) -> Metadata:
         """As ``read_table``'s, with what has been counted until now."""
-        return self._prepared.metadata.with_notes(*self._counts.sentences())
+        return self._table.metadata.with_notes(*self._counts.sentences())
 
     def __iter__(self) -> Iterator[Transitions]:
         """Pieces in order. Raises DataError."""
-        prepared, self._counts = self._prepared, TableCounts()
+        table = self._table
+        self._counts = TableCounts(reordered=not self.contiguous)
         if self.contiguous:
-            frames = _contiguous_pieces(prepared, self._piece_rows)
+            frames = _contiguous_pieces(table, self._piece_rows)
         else:
-            frames = _gathered_pieces(prepared, self._piece_rows, self._scratch)
-            self._counts.reordered = True
+            frames = _gathered_pieces(table, self._piece_rows, self._scratch)
         any_row = False
-        with faults(prepared.source, prepared.kind):
+        with faults(table.source, table.kind):
             for frame in frames:
-                found = assemble(frame, prepared, self._counts)
+                found = assemble(frame, table, self._counts)
                 if found is not None:
                     any_row = True
                     yield found.transitions()
         if not any_row:
-            raise DataError(_NO_ROWS.format(prepared.source))
+            raise DataError(_NO_ROWS.format(table.source))
 
 
-def _contiguous_pieces(prepared: PreparedTable, piece_rows: int) -> Iterator[pl.DataFrame]:
+def _contiguous_pieces(table: Table, piece_rows: int) -> Iterator[pl.DataFrame]:
     """Consecutive rows, at least ``piece_rows`` where there are as many, cut where an episode begins."""
-    waiting = pl.DataFrame(schema=prepared.rows.schema)
-    cut, room = 0, Room(prepared.rows.itemsize, _SPLIT)
-    for frame in prepared.rows.frames(again=True):
+    waiting = pl.DataFrame(schema=table.rows.schema)
+    cut, room = 0, Room(table.rows.itemsize, _SPLIT)
+    for frame in table.rows.frames(again=True):
         above = max(waiting.height - 1, 0)
         room.take(frame)
         waiting = waiting.vstack(frame)
-        _check_sorted(waiting[above:], prepared)
-        starts = _starts(waiting[above:], prepared)
+        starts = _starts(waiting[above:], table)
         cut = above + int(starts[-1]) if len(starts) else cut
         if waiting.height >= piece_rows and cut:
             yield waiting[:cut]
             waiting, cut = waiting[cut:], 0
-            room = Room(prepared.rows.itemsize, _SPLIT)
+            room = Room(table.rows.itemsize, _SPLIT)
             room.take(waiting)
     if waiting.height:
         yield waiting
 
 
-def _starts(frame: pl.DataFrame, prepared: PreparedTable) -> np.ndarray:
-    """Rows below the first at which an episode begins."""
-    roles = prepared.roles
+def _starts(frame: pl.DataFrame, table: Table) -> np.ndarray:
+    """Rows below the first at which an episode begins.
+
+    Raises DataError without an episode column where rows are not in order: nothing else tells which belong
+    together.
+    """
+    roles = table.roles
     if roles.stands_alone:
         return np.asarray([frame.height])
     if roles.episode is not None:
         column = frame[roles.episode]
         return np.flatnonzero((column != column.shift()).fill_null(False).to_numpy())
-    ends = [read_flags(frame, name, prepared.source) for name in (roles.terminal, roles.truncated)]
+    if roles.time is not None and (frame[roles.time] <= frame[roles.time].shift()).any():
+        said = "times do not rise from row to row and no episode column is named"
+        raise DataError(f"{table.source}: {said}; name it (--episode), or sort the table")
+    ends = [read_flags(frame, name, table.source) for name in (roles.terminal, roles.truncated)]
     return np.flatnonzero((ends[0] | ends[1]).to_numpy()[:-1]) + 1
 
 
-def _check_sorted(frame: pl.DataFrame, prepared: PreparedTable) -> None:
-    """Without an episode column nothing tells which rows belong together but their order in time."""
-    roles = prepared.roles
-    if roles.time is None or roles.episode is not None:
-        return
-    if (frame[roles.time] <= frame[roles.time].shift()).any():
-        raise DataError(
-            f"{prepared.source}: times do not rise from row to row and no episode column is named; name it "
-            "(--episode), or sort the table"
-        )
-
-
-def _gathered_pieces(
-    prepared: PreparedTable, piece_rows: int, scratch: str | Path | None
-) -> Iterator[pl.DataFrame]:
+def _gathered_pieces(table: Table, piece_rows: int, scratch: str | Path | None) -> Iterator[pl.DataFrame]:
     """Rows gathered by episode, in order of first appearance, through files that are removed afterwards.
 
     A part holds as many whole episodes as fit into ``piece_rows`` (at least one). Raises DataError where the
     scratch folder cannot be written.
     """
-    runs = prepared.survey.runs
-    assert runs is not None, "called after a census"
-    limit = max(piece_rows, -(-prepared.survey.rows // _MOST_PARTS))
+    import pyarrow as pa
+
+    assert table.runs is not None, "called after a census"
+    limit = max(piece_rows, -(-table.n_rows // _MOST_PARTS))
     # the part in which the episode's last row falls: parts of at most `limit` rows, except for long episodes
     part = ((pl.col("rows").cum_sum() - 1) // limit).rle_id()
-    parts = runs.group_by("id", maintain_order=True).agg(pl.col("rows").sum()).select("id", part=part)
+    parts = table.runs.group_by("id", maintain_order=True).agg(pl.col("rows").sum()).select("id", part=part)
     try:
         with tempfile.TemporaryDirectory(prefix="koffline-", dir=scratch) as folder:
             paths = [Path(folder) / f"{i}.arrows" for i in range(int(parts["part"][-1]) + 1)]
-            _distribute(prepared, parts, paths)
+            _distribute(table, parts, paths)
             for path in paths:
-                yield _read_part(path, prepared)
+                Room(table.rows.itemsize, _SPLIT).check(path.stat().st_size)
+                with pa.ipc.open_stream(str(path)) as opened:
+                    yield pl.DataFrame(opened.read_all()).cast(pl.Schema(table.rows.schema))
                 path.unlink()
     except OSError as error:
-        raise DataError(
-            f"{prepared.source} cannot be sorted into temporary files ({error.strerror or error}); check the "
-            "disk, or set TMPDIR to a folder with room"
-        ) from None
+        said = f"{table.source} cannot be sorted into temporary files ({error.strerror or error})"
+        raise DataError(f"{said}; check the disk, or set TMPDIR to a folder with room") from None
 
 
-def _distribute(prepared: PreparedTable, parts: pl.DataFrame, paths: list[Path]) -> None:
+def _distribute(table: Table, parts: pl.DataFrame, paths: list[Path]) -> None:
     """Append each row to its part's file; rows keep their order within a part."""
     import pyarrow as pa
 
-    assert prepared.roles.episode is not None, "without an episode column rows are not gathered"
-    schema = _to_arrow(pl.DataFrame(schema=prepared.rows.schema)).schema
+    def to_arrow(frame: pl.DataFrame) -> Any:
+        return frame.to_arrow(compat_level=pl.CompatLevel.oldest())
+
+    schema = to_arrow(pl.DataFrame(schema=table.rows.schema)).schema
     with contextlib.ExitStack() as stack:
         writers = [stack.enter_context(pa.ipc.new_stream(str(path), schema)) for path in paths]
-        for frame in prepared.rows.frames(again=True):
-            ids = frame.select(id=hashed(prepared.roles.episode))
+        for frame in table.rows.frames(again=True):
+            ids = frame.select(hashed(table.roles.episode or ""))
             part = ids.join(parts, on="id", how="left", maintain_order="left")["part"]
             order = part.to_frame().select(pl.arg_sort_by("part", maintain_order=True)).to_series()
-            gathered = _to_arrow(frame[order]).combine_chunks()
-            start = 0
+            gathered, start = to_arrow(frame[order]).combine_chunks(), 0
             for count, number in part.sort().rle().struct.unnest().iter_rows():
                 writers[number].write_table(gathered.slice(start, count))
                 start += count
-
-
-def _to_arrow(frame: pl.DataFrame) -> Any:
-    return frame.cast({pl.Int128: pl.Decimal(38, 0)}).to_arrow(compat_level=pl.CompatLevel.oldest())
-
-
-def _read_part(path: Path, prepared: PreparedTable) -> pl.DataFrame:
-    import pyarrow as pa
-
-    Room(prepared.rows.itemsize, _SPLIT).declare(path.stat().st_size, 0)
-    with pa.ipc.open_stream(str(path)) as opened:
-        return pl.DataFrame(opened.read_all()).cast(pl.Schema(prepared.rows.schema))

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import Any
 
+import numpy as np
 import polars as pl
 
 from koffline.data import remote
 from koffline.data.table.arrow_files import arrow_reader, frame_of, polars_type, width_of
-from koffline.data.table.csv_files import csv_frames, header
-from koffline.data.table.files import CSV, TableFile, faults
-from koffline.data.table.roles import Roles, check_unique
+from koffline.data.table.files import CSV, TableFile, csv_frames, csv_header, faults
+from koffline.data.table.mapping import TableMapping, check_unique, column_fault
 from koffline.data.table.times import TextKind
 from koffline.errors import DataError
 from koffline.untrusted.limits import EXPANSION, Refused, memory_allowance, shown_bytes
@@ -22,49 +22,35 @@ from koffline.untrusted.limits import EXPANSION, Refused, memory_allowance, show
 COPIES = 6
 # Every column costs its own reading, some tenths of a millisecond: more than this are rows by mistake.
 _MOST_COLUMNS = 2**17
-IN_PIECES = "convert it in pieces (`koffline data convert … --shard-rows N`)"
 # Rows looked at in one go, fewer where they are wide; means are sums over such frames, however read.
 BATCH_ROWS = 65_536
 _BATCH_BYTES = 2**26
 _PROBED_ROWS = 256
-_NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
+_NARROW = (pl.Boolean, pl.Float16, pl.Float32, pl.Int8, pl.UInt8, pl.Int16, pl.UInt16)
 
 
-@dataclass(frozen=True)
-class Layout:
-    """Columns of a file with their types, those that are dictionaries, and what koffline wrote beside them.
+def stored_columns(file: TableFile) -> tuple[dict[str, Any], frozenset[str], dict[bytes, bytes]]:
+    """Types of a file's columns, those that are dictionaries, and what is written beside them.
 
-    In CSV all are texts.
+    In CSV all are texts. Raises DataError.
     """
-
-    types: dict[str, Any]
-    categories: frozenset[str]
-    description: dict[str, str]
-
-
-def layout(file: TableFile) -> Layout:
-    """What a file says of its columns. Raises DataError."""
-    description: dict[str, str] = {}
+    categories: frozenset[str] = frozenset()
+    described: dict[bytes, bytes] = {}
     if file.kind == CSV:
         with faults(file.name, CSV):
-            fields = [(name, pl.String()) for name in header(file.name)[0]]
-        categories: frozenset[str] = frozenset()
+            fields = [(name, pl.String()) for name in csv_header(file.name)[0]]
     else:
         import pyarrow as pa
 
         with arrow_reader(file) as opened:
             fields = [(each.name, polars_type(each.type)) for each in opened.schema]
-            categories = frozenset(f.name for f in opened.stored if pa.types.is_dictionary(f.type))
-            for key, value in (opened.schema.metadata or {}).items():
-                if key.startswith(b"koffline"):
-                    description[key.decode("ascii", "replace")] = value.decode("utf-8")
+            categories = frozenset(f.name for f in opened.schema if pa.types.is_dictionary(f.type))
+            described = opened.schema.metadata or {}
     if len(fields) > _MOST_COLUMNS:
-        raise DataError(
-            f"{file.name} has {len(fields)} columns, more than {_MOST_COLUMNS}; store observations as one "
-            "column of lists, or export fewer columns"
-        )
+        found = f"{file.name} has {len(fields)} columns, more than {_MOST_COLUMNS}"
+        raise DataError(f"{found}; store observations as one column of lists, or export fewer columns")
     check_unique([name for name, _ in fields], file.name)
-    return Layout(dict(fields), categories, description)
+    return dict(fields), categories, described
 
 
 @dataclass
@@ -76,33 +62,27 @@ class Room:
     """
 
     itemsize: int
-    remedy: str | None
+    remedy: str | None = None
     taken: int = 0
     allowed: int = field(default_factory=memory_allowance)
 
-    def declare(self, total: int, at_once: int) -> None:
-        """Check a file before its rows are read: bytes of its columns, and of parts decoded in one go.
-
-        Raises Refused.
-        """
+    def check(self, total: int, at_once: int = 0) -> None:
+        """Raise Refused where so many bytes of columns, or of parts decoded in one go, do not fit."""
         if at_once > self.allowed:
-            self._refuse(f"parts of it take {shown_bytes(at_once)} at once", "write it in smaller row groups")
-        if self.remedy is not None:
-            self._check(self.taken + total)
+            what = f"parts of it take {shown_bytes(at_once)} at once"
+            remedy = "write it in smaller row groups"
+        elif total * COPIES > self.allowed:
+            what = f"its rows need {shown_bytes(total * COPIES)} of memory to be read"
+            remedy = self.remedy or "write shorter rows"
+        else:
+            return
+        allowed = f"allowed are {shown_bytes(self.allowed)}"
+        raise Refused(f"{what}, {allowed}; {remedy}, or allow more bytes (KOFFLINE_MAX_BYTES)")
 
     def take(self, frame: pl.DataFrame) -> None:
         """Count the rows of a frame. Raises Refused where they do not fit."""
-        self.taken = frame_bytes(frame, self.itemsize) + (self.taken if self.remedy is not None else 0)
-        self._check(self.taken)
-
-    def _check(self, held: int) -> None:
-        if held * COPIES > self.allowed:
-            needed = shown_bytes(held * COPIES)
-            self._refuse(f"its rows need {needed} of memory to be read", self.remedy or "write shorter rows")
-
-    def _refuse(self, what: str, remedy: str) -> None:
-        limit = shown_bytes(self.allowed)
-        raise Refused(f"{what}, allowed are {limit}; {remedy}, or allow more bytes (KOFFLINE_MAX_BYTES)")
+        self.taken = frame_bytes(frame, self.itemsize) + (self.taken if self.remedy else 0)
+        self.check(self.taken)
 
 
 def frame_bytes(frame: pl.DataFrame, itemsize: int = 1) -> int:
@@ -110,15 +90,12 @@ def frame_bytes(frame: pl.DataFrame, itemsize: int = 1) -> int:
     total = 0
     for column in frame:
         kind: Any = column.dtype
-        inner, items = kind, len(column)
-        if isinstance(kind, (pl.List, pl.Array)):
-            inner = kind.inner
-            items = int(column.list.len().sum()) if isinstance(kind, pl.List) else items * kind.size
-        total += items * max(itemsize, width_of(inner))
-        if kind == pl.String:
-            total += int(column.str.len_bytes().sum())
-        if kind == pl.Binary:
-            total += int(column.bin.size().sum())
+        items = len(column)
+        if kind.is_nested():
+            items = int(column.list.len().sum()) if kind == pl.List else items * getattr(kind, "size", 1)
+        total += items * max(itemsize, width_of(getattr(kind, "inner", kind)))
+        if kind in (pl.String, pl.Binary):
+            total += int((column.str.len_bytes() if kind == pl.String else column.bin.size()).sum())
     return total
 
 
@@ -132,8 +109,8 @@ class TableRows:
 
     files: tuple[TableFile, ...]
     types: Mapping[str, Any]
-    texts: Mapping[str, TextKind]
     itemsize: int
+    texts: Mapping[str, TextKind] = field(default_factory=dict)
     batch_rows: int = _PROBED_ROWS
     held: pl.DataFrame | None = None
 
@@ -148,146 +125,126 @@ class TableRows:
         if self.held is not None:
             yield from self.held.select(chosen).iter_slices(self.batch_rows)
             return
-        total, room = 0, Room(self.itemsize, None)
+        size = sum(remote.size(file.name) for file in self.files)
+        total, room = 0, Room(self.itemsize)
         for frame in self.stored(chosen, None if again else room):
             room.take(frame)
             total += frame_bytes(frame)
-            if total > max(memory_allowance(), self._bytes * EXPANSION):
-                raise Refused(
-                    f"its rows take more than {shown_bytes(total)}, the file {shown_bytes(self._bytes)}; it "
-                    "is damaged or made to fill disks: export it again"
-                )
-            yield self.typed(frame)
+            if total > max(room.allowed, size * EXPANSION):
+                found = f"its rows take more than {shown_bytes(total)}, the file {shown_bytes(size)}"
+                raise Refused(f"{found}; it is damaged or made to fill disks: export it again")
+            yield self._typed(frame)
 
     def stored(self, columns: Sequence[str], room: Room | None) -> Iterator[pl.DataFrame]:
-        """The columns as the files have them, texts unread, in the first file's types."""
+        """The columns as the files have them, texts unread, in the first file's types.
+
+        Without ``room`` a file's size in memory is known.
+        """
         wanted = {name: self.types[name] for name in columns}
         for file in self.files:
-            read = {name: kind for name, kind in wanted.items() if name not in file.constants}
-            above = 0
+            read, above = {name: kind for name, kind in wanted.items() if name not in file.constants}, 0
             for frame in _frames(file, read, self.batch_rows, room):
                 if frame.height:
                     yield _fitted(frame, file, wanted, above)
                 above += frame.height
 
-    def typed(self, frame: pl.DataFrame) -> pl.DataFrame:
-        """The frame with its texts as what they mean."""
+    def with_texts(self, names: Sequence[str], time: str | None, source: str) -> TableRows:
+        """Columns of text as the narrowest that all their texts can be. Raises DataError naming the row."""
+        texts = {name: TextKind(name, name == time) for name in names}
+        for frame in self.frames(names) if names else ():
+            for name, text in texts.items():
+                text.look(frame[name], source)
+        found = replace(self, texts=texts)
+        return found if self.held is None else replace(found, held=found._typed(self.held))
+
+    def _typed(self, frame: pl.DataFrame) -> pl.DataFrame:
         return frame.with_columns(self.texts[n].read(frame[n]) for n in frame.columns if n in self.texts)
 
-    @cached_property
-    def _bytes(self) -> int:
-        return sum(remote.size(file.name) for file in self.files)
 
+def open_rows(files: tuple[TableFile, ...], types: Mapping[str, Any], itemsize: int, hold: bool) -> TableRows:
+    """The rows of some files, in frames of about 64 MB, or as is allowed, going by the first rows.
 
-def column_types(files: Sequence[TableFile], stored: Mapping[str, Any], roles: Roles) -> dict[str, Any]:
-    """Types of the columns that the roles name; what comes as text is numbers where roles ask for them."""
-    numbers = set(roles.numbers)
-    untyped = set(stored if files[0].kind == CSV else ()) | set(files[0].constants)
-    return {
-        name: stored.get(name) if name not in untyped else pl.Float64() if name in numbers else pl.String()
-        for name in roles.columns
-    }
-
-
-def open_rows(files: tuple[TableFile, ...], types: Mapping[str, Any], itemsize: int) -> TableRows:
-    """The rows of some files, in frames of about 64 MB, or as is allowed, going by the first rows."""
-    rows = TableRows(files, types, {}, itemsize)
-    probe = next(rows.stored(list(types), Room(itemsize, None)), None)
+    hold: all of them in memory. Raises Refused where they do not fit.
+    """
+    rows = TableRows(files, types, itemsize)
+    probe = next(rows.stored(list(types), Room(itemsize)), None)
     row_bytes = 1 if probe is None else max(1, frame_bytes(probe) // probe.height)
     # a piece of whole episodes is more than one frame
     most = min(_BATCH_BYTES, memory_allowance() // (4 * COPIES))
-    return replace(rows, batch_rows=max(1, min(BATCH_ROWS, most // row_bytes)))
-
-
-def hold(rows: TableRows) -> TableRows:
-    """The same with all rows in memory. Raises Refused where they do not fit."""
-    room, frames = Room(rows.itemsize, IN_PIECES), [pl.DataFrame(schema=dict(rows.types))]
-    for frame in rows.stored(list(rows.types), room):
+    rows = replace(rows, batch_rows=max(1, min(BATCH_ROWS, most // row_bytes)))
+    if not hold:
+        return rows
+    room, frames = Room(itemsize, IN_PIECES), [pl.DataFrame(schema=dict(types))]
+    for frame in rows.stored(list(types), room):
         room.take(frame)
         frames.append(frame)
     return replace(rows, held=pl.concat(frames, rechunk=False))
 
 
-def narrowed(rows: TableRows, names: Sequence[str], time: str | None, source: str) -> TableRows:
-    """Columns of text as the narrowest that all their texts can be. Raises DataError naming the row."""
-    texts = {name: TextKind(name, name == time) for name in names}
-    for frame in rows.frames(names) if names else ():
-        for name, text in texts.items():
-            text.look(frame[name], source)
-    found = replace(rows, texts=texts)
-    return found if found.held is None else replace(found, held=found.typed(found.held))
+IN_PIECES = "convert it in pieces (`koffline data convert … --shard-rows N`)"
 
 
 def _frames(file: TableFile, columns: dict[str, Any], rows: int, room: Room | None) -> Iterator[pl.DataFrame]:
-    """The columns in frames of at most ``rows`` rows. Raises DataError.
-
-    ``columns`` have the types that are wanted: CSV is read so where that is possible, else as texts. Without
-    ``room`` the file's size in memory is known.
-    """
-    if file.kind == CSV:
-        with faults(file.name, CSV):
-            _check_columns(file.name, columns, header(file.name)[0])
+    """The columns of a file: texts of CSV as these types where that is possible. Raises DataError."""
+    with faults(file.name, file.kind), contextlib.ExitStack() as stack:
+        opened = None if file.kind == CSV else stack.enter_context(arrow_reader(file))
+        present = set(opened.schema.names if opened else csv_header(file.name)[0])
+        missing = next((name for name in columns if name not in present), None)
+        if missing is not None:
+            raise DataError(f"{file.name} lacks column {missing}, which the first file has; mend it")
+        if opened is None:
             yield from csv_frames(file.name, columns, rows)
-        return
-    with arrow_reader(file) as opened:
-        _check_columns(file.name, columns, opened.schema.names)
+            return
         if room is not None:
-            room.declare(*opened.declared(columns, room.itemsize))
+            total, at_once = opened.declared(columns, room.itemsize)
+            room.check(room.taken + total if room.remedy else 0, at_once)
         yield from map(frame_of, opened.batches(list(columns), rows))
-
-
-def _check_columns(name: str, columns: Mapping[str, Any], present: Sequence[str]) -> None:
-    there = set(present)
-    missing = next((column for column in columns if column not in there), None)
-    if missing is not None:
-        raise DataError(f"{name} lacks column {missing}, which the first file has; mend or remove the file")
 
 
 def _fitted(frame: pl.DataFrame, file: TableFile, types: Mapping[str, Any], above: int) -> pl.DataFrame:
     """The frame with all columns in order and in the first file's types. Raises DataError."""
     if dict(frame.schema) == types:
         return frame
-    columns = []
-    for name, wanted in types.items():
-        if name in file.constants:
-            value = None if file.constants[name] == _NO_VALUE else file.constants[name]
-            column = pl.Series(name, [value], pl.String).new_from_index(0, frame.height)
-        else:
-            column = frame[name]
-        if (
-            column.dtype == pl.String
-            and wanted == pl.Float64
-            and (file.kind == CSV or name in file.constants)
-        ):
-            column = _numbers(column, file, above)
-        elif column.dtype != wanted:
-            column = _widened(column, wanted, file)
-        columns.append(column)
-    return pl.DataFrame(columns)
+    frame = frame.with_columns(pl.lit(text).alias(name) for name, text in file.constants.items())
+    return pl.DataFrame([_converted(frame[name], wanted, file, above) for name, wanted in types.items()])
 
 
-def _numbers(column: pl.Series, file: TableFile, above: int) -> pl.Series:
-    found = column.cast(pl.Float64, strict=False)
-    if found.null_count() > column.null_count():  # there may be spaces around them
-        found = column.str.strip_chars().cast(pl.Float64, strict=False)
-    if found.null_count() > column.null_count():
-        row = (found.is_null() & column.is_not_null()).arg_max() or 0
-        raise DataError(
-            f"{file.name}: column {column.name} in row {above + row + 1} is not all numbers "
-            f"({column[row][:60]!r}); mend it or leave it out"
-        )
-    return found
-
-
-def _widened(column: pl.Series, wanted: Any, file: TableFile) -> pl.Series:
-    """The column in a type that holds all its values. Raises DataError where the first file's does not."""
-    try:
-        empty = [pl.DataFrame(schema={"": kind}) for kind in (column.dtype, wanted)]
+def _converted(column: pl.Series, wanted: Any, file: TableFile, above: int) -> pl.Series:
+    name, untyped = column.name, file.kind == CSV or column.name in file.constants
+    if column.dtype == pl.String and wanted == pl.Float64 and untyped:
+        found = column.str.strip_chars().cast(wanted, strict=False)
+        wrong = found.is_null() & column.is_not_null()
+        if not wrong.any():
+            return found
+        row = wrong.arg_max() or 0
+        where = f"in row {above + row + 1} is not all numbers ({column[row][:60]!r})"
+        raise column_fault(file.name, name, f"{where}; mend it or leave it out")
+    with contextlib.suppress(pl.exceptions.PolarsError):  # a type that holds all values of both
+        empty = [pl.DataFrame(schema={name: kind}) for kind in (column.dtype, wanted)]
         if pl.concat(empty, how="vertical_relaxed").dtypes[0] == wanted:
             return column.cast(wanted)
-    except pl.exceptions.PolarsError:
-        pass
-    raise DataError(
-        f"{file.name}: column {column.name} is {column.dtype}, in the first file {wanted}; write all files "
-        "with one type"
-    )
+    both = f"is {column.dtype}, in the first file {wanted}"
+    raise column_fault(file.name, name, f"{both}; write all files with one type")
+
+
+def column_types(
+    files: Sequence[TableFile], stored: Mapping[str, Any], roles: TableMapping
+) -> dict[str, Any]:
+    """Types of the columns that are named; what comes as text is numbers where these are asked for."""
+    numbers, untyped = set(roles.numbers), set(files[0].constants)
+    untyped |= set(stored if files[0].kind == CSV else ())
+    return {
+        name: stored.get(name) if name not in untyped else pl.Float64() if name in numbers else pl.String()
+        for name in roles.columns
+    }
+
+
+def number_dtype(kinds: Sequence[Any], bytes_stay: bool = False) -> np.dtype:
+    """The dtype in which columns of these types stand side by side; by type alone, never by value.
+
+    uint8 may stay where all are; float16, float32 and integers of at most 16 bits are float32; else float64.
+    """
+    bases = [getattr(kind, "inner", kind) for kind in kinds]
+    if bytes_stay and all(base == pl.UInt8 for base in bases):
+        return np.dtype(np.uint8)
+    return np.dtype(np.float32 if all(base in _NARROW for base in bases) else np.float64)

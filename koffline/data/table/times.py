@@ -12,19 +12,20 @@ from koffline.errors import DataError
 
 # 2024-01-31, 2024-01-31T12, 12:00:00.5, with Z or an offset behind a clock.
 _ISO = (
-    r"^(?:(\d{4}-\d{2}-\d{2})(?:[T ]|$))?"
-    r"(?:(\d{2})(?::(\d{2})(?::(\d{2})(?:\.(\d{1,9}))?)?)?)?(?:(Z|[+-]\d{2})(?::?(\d{2}))?)?$"
+    r"^(?:(?<date>\d{4}-\d{2}-\d{2})(?:[T ]|$))?"
+    r"(?:(?<hour>\d{2})(?::(?<minute>\d{2})(?::(?<second>\d{2})(?:\.(?<fraction>\d{1,9}))?)?)?)?"
+    r"(?:(?<zone>Z|[+-]\d{2})(?::?(?<zone_minute>\d{2}))?)?$"
 )
-_PARTS = ("date", "hour", "minute", "second", "fraction", "zone", "zone_minute")
-_NUMBER, _DATE, _LOCAL, _EXACT, _DAY, _EXACT_DAY = range(1, 7)
-_WORDS = {
-    _NUMBER: "a number",
-    _DATE: "a time without a UTC offset",
-    _LOCAL: "a time without a UTC offset",
-    _EXACT: "a time with a UTC offset",
-    _DAY: "a time of day without a UTC offset",
-    _EXACT_DAY: "a time of day with a UTC offset",
+_KINDS = {
+    1: "a number",
+    2: "a time without a UTC offset",  # a date alone
+    3: "a time without a UTC offset",
+    4: "a time with a UTC offset",
+    5: "a time of day without a UTC offset",
+    6: "a time of day with a UTC offset",
 }
+_NUMBER, _DATE, _LOCAL, _EXACT, _DAY, _EXACT_DAY = _KINDS
+INSTANT = pl.Decimal(38, 0)  # nanoseconds since 1970 in UTC, or since midnight
 _MOST_SHOWN = 60
 
 
@@ -41,13 +42,16 @@ class TextKind:
 
     def look(self, column: pl.Series, source: str) -> None:
         """Take the next rows into account. Raises DataError naming the first row unlike those above."""
-        there = len(column) - column.null_count()
-        if self.whole:
-            self.whole = column.cast(pl.Int64, strict=False).count() == there
-        if self.numbers and not self.whole:
-            self.numbers = column.cast(pl.Float64, strict=False).count() == there
+        there = column.count()
+        self.whole = self.whole and column.cast(pl.Int64, strict=False).count() == there
+        self.numbers = self.whole or (self.numbers and column.cast(pl.Float64, strict=False).count() == there)
         if self.as_time:
-            self._compare(column, source)
+            kinds = pl.Series([_NUMBER]) if self.whole else _kinds(column)
+            for kind in kinds.drop_nulls().unique(maintain_order=True):
+                unlike = self.kind not in (0, kind) and {self.kind, kind} != {_DATE, _LOCAL}
+                if kind == 0 or unlike:
+                    self._refuse(column, int((kinds == kind).arg_max() or 0), kind, source)
+                self.kind = max(self.kind, kind)
         self.rows += len(column)
 
     @property
@@ -57,81 +61,66 @@ class TextKind:
 
     @property
     def dtype(self) -> Any:
-        """Whole numbers and numbers where all are; instants are whole nanoseconds in UTC; else texts."""
+        """Whole numbers and numbers where all are; instants; else texts."""
         if self.numbers and self.kind in (0, _NUMBER):
             return pl.Int64() if self.whole else pl.Float64()
-        return pl.Int128() if self.as_time else pl.String()
+        return INSTANT if self.as_time else pl.String()
 
     def read(self, column: pl.Series) -> pl.Series:
         """The column as ``dtype``."""
-        return _instants(column).alias(self.name) if self.dtype == pl.Int128 else column.cast(self.dtype)
-
-    def _compare(self, column: pl.Series, source: str) -> None:
-        kinds = pl.Series([_NUMBER]) if self.whole else _kinds(column)
-        for kind in kinds.drop_nulls().unique(maintain_order=True):
-            unlike = self.kind not in (0, kind) and {self.kind, kind} != {_DATE, _LOCAL}
-            if kind == 0 or unlike:
-                self._refuse(column, int((kinds == kind).arg_max() or 0), kind, source)
-            self.kind = max(self.kind, kind)
+        return _instants(column).alias(self.name) if self.dtype == INSTANT else column.cast(self.dtype)
 
     def _refuse(self, column: pl.Series, place: int, kind: int, source: str) -> None:
         text = repr(column[place])
         text = text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}…"
-        where = f"{source}: column {self.name} holds {text} in row {self.rows + place + 1}"
-        if not kind:
-            raise DataError(
-                f"{where}, neither a number nor a time that is read; write it as in 2024-01-31T12:00:00+01:00"
-            )
-        raise DataError(
-            f"{where}, {_WORDS[kind]}, below rows with {_WORDS[self.kind]}; write all times in one way"
-        )
+        said = "neither a number nor a time that is read; write it as in 2024-01-31T12:00:00+01:00"
+        if kind:
+            said = f"{_KINDS[kind]}, below rows with {_KINDS[self.kind]}; write all times in one way"
+        raise DataError(f"{source}: column {self.name} holds {text} in row {self.rows + place + 1}, {said}")
 
 
-def shown_time(value: object, dtype: Any) -> str:
+def shown_time(value: Any, dtype: Any) -> str:
     """A time of a table for messages; instants read from texts are nanoseconds."""
-    if dtype == pl.Int128 and isinstance(value, int):
-        return f"{np.datetime64(value // 1000, 'us')}{value % 1000:03}Z".replace("T", " ")
-    return str(value)
+    if dtype != INSTANT:
+        return str(value)
+    return f"{np.datetime64(int(value) // 1000, 'us')}{int(value) % 1000:03}Z".replace("T", " ")
 
 
 def _kinds(column: pl.Series) -> pl.Series:
     """The kind of each text, 0 where it is none; null stays null."""
-    frame = _parts(column)
     clock = pl.all_horizontal(
         pl.col("hour").cast(pl.Int8) < 24,
         pl.col("minute", "second", "zone_minute").cast(pl.Int8).fill_null(0) < 60,
     )
     date = pl.col("date").str.to_date("%Y-%m-%d", strict=False).is_not_null()
-    length, zone = pl.col("text").str.len_bytes(), pl.col("zone").is_not_null()
+    zone = pl.col("zone").is_not_null()
     day = clock & pl.col("date").is_null() & pl.col("minute").is_not_null()
-    number = pl.col("text").cast(pl.Float64, strict=False).is_finite()
     kind = (
         pl.when(pl.col("text").is_null()).then(None)
-        .when(number).then(_NUMBER)
-        .when(date & (length == 10)).then(_DATE)
-        .when(date & clock & zone).then(_EXACT)
-        .when(date & clock).then(_LOCAL)
-        .when(day & zone).then(_EXACT_DAY)
-        .when(day).then(_DAY)
+        .when(pl.col("text").cast(pl.Float64, strict=False).is_finite()).then(_NUMBER)
+        .when(date & (pl.col("text").str.len_bytes() == 10)).then(_DATE)
+        .when(date & clock).then(pl.when(zone).then(_EXACT).otherwise(_LOCAL))
+        .when(day).then(pl.when(zone).then(_EXACT_DAY).otherwise(_DAY))
         .otherwise(0)
     )  # fmt: skip
-    return frame.select(kind.alias("kind").cast(pl.Int8)).to_series()
+    return _parts(column).select(kind.alias("kind").cast(pl.Int8)).to_series()
 
 
 def _instants(column: pl.Series) -> pl.Series:
     """Nanoseconds since 1970 in UTC; times of day as what has passed since midnight."""
-    number = {name: pl.col(name).cast(pl.Int128).fill_null(0) for name in ("hour", "minute", "second")}
-    seconds = (number["hour"] * 60 + number["minute"]) * 60 + number["second"]
+    hour, minute, second, zone_minute = (
+        pl.col(name).cast(pl.Int128).fill_null(0) for name in ("hour", "minute", "second", "zone_minute")
+    )
     days = pl.col("date").str.to_date("%Y-%m-%d", strict=False).cast(pl.Int32).cast(pl.Int128).fill_null(0)
-    hours = pl.col("zone").str.replace("Z", "0", literal=True)
-    sign = pl.when(hours.str.starts_with("-")).then(-1).otherwise(1)
-    offset = hours.cast(pl.Int128) * 60 + sign * pl.col("zone_minute").cast(pl.Int128).fill_null(0)
-    whole = days * 86_400 + seconds - offset.fill_null(0) * 60
+    zone = pl.col("zone").str.replace("Z", "0", literal=True).fill_null("0")
+    sign = pl.when(zone.str.starts_with("-")).then(-1).otherwise(1)
+    offset = zone.cast(pl.Int128) * 60 + sign * zone_minute
+    seconds = days * 86_400 + (hour * 60 + minute - offset) * 60 + second
     nanoseconds = pl.col("fraction").str.pad_end(9, "0").cast(pl.Int128).fill_null(0)
-    return _parts(column).select(whole * 1_000_000_000 + nanoseconds).to_series()
+    instant = pl.when(pl.col("text").is_not_null()).then(seconds * 1_000_000_000 + nanoseconds)
+    return _parts(column).select(instant.cast(INSTANT)).to_series()
 
 
 def _parts(column: pl.Series) -> pl.DataFrame:
     """The text and its parts by name."""
-    groups = column.str.extract_groups(_ISO).struct.rename_fields(list(_PARTS)).struct.unnest()
-    return groups.with_columns(column.alias("text"))
+    return column.str.extract_groups(_ISO).struct.unnest().with_columns(column.alias("text"))

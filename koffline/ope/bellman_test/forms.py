@@ -1,4 +1,4 @@
-"""T = ‖Σ_g f_g‖²: the statistic as a quadratic form of G scores, here from products of scores.
+"""T = ‖Σ_g f_g‖²: the statistic as a quadratic form of G scores, in products of scores or in features.
 
 f_g is score g in the kernel's space, divided by √n. Random signs ε turn T into T* = ‖Σ_g ε_g f_g‖². An
 alternative of c units adds c·s_g to score g, and whoever then tests makes the null anew from shifted
@@ -8,41 +8,39 @@ only what an alternative adds to products of different scores counts for the pow
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from functools import cached_property
+from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
+import torch
 from jaxtyping import Float
 from scipy import sparse
 from torch import Tensor
 
-from koffline.kernels import Kernel
+from koffline.kernels import FourierFeatures, Kernel
+
+_BLOCK = 8192
 
 
-@dataclass(frozen=True, eq=False)
-class Moments:
+class Moments(NamedTuple):
     """Of T* under random signs: mean Σ m_gg and variance 2 Σ_{g≠h} m_gh², with m_gh = f_gᵀf_h.
 
     With an alternative c: T exceeds the mean of the null made anew by c²·``quadratic`` on average, with a
-    variance of 4c²·``linear`` more; the variance of that null is ``variance`` + c²·growth[0] + c⁴·growth[1].
+    variance of 4c²·``linear`` more; the variance of that null is ``variance`` + c²·growth_2 + c⁴·growth_4.
     """
 
     mean: float
     variance: float
     linear: float
     quadratic: float
-    growth: tuple[float, float] = (0.0, 0.0)
-
-    def spread(self, shift: float) -> float:
-        """Standard deviation of the null made anew, in those of the first one."""
-        if self.variance <= 0.0:
-            return 1.0
-        added = shift**2 * self.growth[0] + shift**4 * self.growth[1]
-        return float(np.sqrt(1.0 + added / self.variance))
+    growth_2: float = 0.0
+    growth_4: float = 0.0
 
 
-@dataclass(frozen=True, eq=False)
-class SignDraws:
+class SignDraws(NamedTuple):
     """B draws: T* (B,), and what an alternative c adds to T − mean: 2c·linear (B,) + c²·quadratic.
 
     ``moments``: as far as the form knows them without more work.
@@ -51,28 +49,6 @@ class SignDraws:
     statistics: np.ndarray
     linear: np.ndarray
     moments: Moments
-
-
-@runtime_checkable
-class QuadraticForm(Protocol):
-    """What the laws of `koffline.ope.bellman_test.laws` need."""
-
-    @property
-    def statistic(self) -> float:
-        """T."""
-        ...
-
-    def draw(self, draws: int, generator: np.random.Generator) -> SignDraws:
-        """T* for B draws of random signs."""
-        ...
-
-    def moments(self) -> Moments:
-        """Of T*."""
-        ...
-
-    def eigenvalues(self) -> tuple[np.ndarray, float]:
-        """λ and a constant: T* is about Σ λ_i χ²_i + constant."""
-        ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,11 +77,12 @@ class GramForm:
             variance=2.0 * _off_diagonal_squares(self.products),
             linear=float(self._linear @ self._linear),
             quadratic=float(self.shifted.sum() - np.trace(self.shifted)),
-            growth=(4.0 * _off_diagonal_squares(self.crossed), 2.0 * _off_diagonal_squares(self.shifted)),
+            growth_2=4.0 * _off_diagonal_squares(self.crossed),
+            growth_4=2.0 * _off_diagonal_squares(self.shifted),
         )
 
     def eigenvalues(self) -> tuple[np.ndarray, float]:
-        """Of M without its diagonal: with the constant Σ m_gg the first three moments are those of T*."""
+        """λ of M without its diagonal: with the constant Σ m_gg the first three moments are those of T*."""
         centred = self.products.copy()
         np.fill_diagonal(centred, 0.0)
         return np.linalg.eigvalsh(centred), float(np.trace(self.products))
@@ -117,6 +94,96 @@ class GramForm:
 
 
 @dataclass(frozen=True, eq=False)
+class FeatureForm:
+    """Scores in m features, computed block by block: O(G m) memory is never needed.
+
+    ``scores``, ``shift_scores (G, N)`` sparse of one pattern, ``inputs (N, k)``; ``rows``: n. That the spread
+    of the null grows with an alternative is left out: with thousands of scores those of interest are small
+    against the noise.
+    """
+
+    scores: sparse.csr_matrix
+    shift_scores: sparse.csr_matrix
+    inputs: Float[Tensor, "row k"]
+    features: FourierFeatures
+    rows: int
+
+    @property
+    def statistic(self) -> float:
+        """T = ‖Σ_g f_g‖²."""
+        return float(np.square(self._totals[0]).sum())
+
+    def draw(self, draws: int, generator: np.random.Generator) -> SignDraws:
+        """T* = ‖Σ_g ε_g f_g‖² for B draws; O(G m B) time, one pass over the rows."""
+        projected = torch.zeros(draws, self._totals.shape[1], dtype=torch.float64)
+        own = torch.zeros(draws, dtype=torch.float64)
+        mean = shift_own = 0.0
+        for block, shifts in self._blocks():
+            signs = torch.as_tensor(random_signs((len(block), draws), generator))
+            projected.addmm_(signs.mT, block)  # (B, g) @ (g, m)
+            own += signs.mT @ (block * shifts).sum(dim=1)
+            mean += float(block.square().sum())
+            shift_own += float(shifts.square().sum())
+        found, shift = projected.numpy(), self._totals[1]
+        statistics, linear = np.square(found).sum(axis=1), found @ shift - own.numpy()
+        variance, noise = float(statistics.var()), float(np.square(linear).mean())
+        return SignDraws(statistics, linear, Moments(mean, variance, noise, float(shift @ shift) - shift_own))
+
+    def moments(self) -> Moments:
+        """Exact for random signs and the kernel of the features, but for the growth of the spread."""
+        covariance, fourth, linear, shift_own = self._sums
+        shift = self._totals[1]
+        variance = 2.0 * max(float(np.square(covariance).sum()) - fourth, 0.0)
+        return Moments(float(np.trace(covariance)), variance, linear, float(shift @ shift) - shift_own)
+
+    def eigenvalues(self) -> tuple[np.ndarray, float]:
+        """Of Σ_g f_g f_gᵀ: the law of normal multipliers, which has 2 Σ m_gg² more variance."""
+        return np.linalg.eigvalsh(self._sums[0]), 0.0
+
+    def condensed(self) -> GramForm:
+        """The same form as products of few scores: O(G² m), and nothing is left out."""
+        scores, shifts = (torch.cat(parts).numpy() for parts in zip(*self._blocks(), strict=True))
+        return GramForm(scores @ scores.T, shifts @ scores.T, shifts @ shifts.T)
+
+    @cached_property
+    def _totals(self) -> np.ndarray:
+        """(2, m): Σ_g f_g and Σ_g s_g."""
+        coefficients = torch.as_tensor(np.vstack([self.scores.sum(axis=0), self.shift_scores.sum(axis=0)]))
+        total = torch.zeros(2, 2 * self.features.frequencies.shape[1], dtype=torch.float64)
+        for start in range(0, len(self.inputs), _BLOCK):
+            part = slice(start, start + _BLOCK)
+            total += coefficients[:, part] @ self.features(self.inputs[part])
+        return total.numpy() / np.sqrt(self.rows)
+
+    @cached_property
+    def _sums(self) -> tuple[np.ndarray, float, float, float]:
+        """Σ f_g f_gᵀ (m, m), Σ ‖f_g‖⁴, Σ (f_gᵀ Σ_{h≠g} s_h)² and Σ ‖s_g‖²."""
+        size = self._totals.shape[1]
+        total, shift = torch.zeros(size, size, dtype=torch.float64), torch.as_tensor(self._totals[1])
+        fourth = linear = shift_own = 0.0
+        for block, shifts in self._blocks():
+            total.addmm_(block.mT, block)
+            fourth += float(block.square().sum(dim=1).square().sum())
+            linear += float((block @ shift - (block * shifts).sum(dim=1)).square().sum())
+            shift_own += float(shifts.square().sum())
+        return total.numpy(), fourth, linear, shift_own
+
+    def _blocks(self) -> Iterator[tuple[Float[Tensor, "score feature"], Float[Tensor, "score feature"]]]:
+        """Pairs of f_g and s_g in order, some thousand at a time."""
+        ends = self.scores.indptr
+        edges = np.searchsorted(ends, np.arange(0, ends[-1] + _BLOCK, _BLOCK))
+        for start, stop in pairwise(np.unique(np.append(edges, self.scores.shape[0]))):
+            parts = self.scores[start:stop], self.shift_scores[start:stop]
+            reached = np.concatenate([part.indices for part in parts])
+            if len(reached) == 0:
+                continue
+            first, last = int(reached.min()), int(reached.max()) + 1
+            columns = self.features(self.inputs[first:last]).numpy() / np.sqrt(self.rows)
+            scores, shifts = (torch.as_tensor(np.asarray(part[:, first:last] @ columns)) for part in parts)
+            yield scores, shifts
+
+
+@dataclass(frozen=True, eq=False)
 class SumForm:
     """T = Σ_k T_k of separate value functions on separate rows, whose residuals are never multiplied.
 
@@ -124,7 +191,7 @@ class SumForm:
     models fitted to it, the others' with the opposite sign.
     """
 
-    parts: tuple[QuadraticForm, ...]
+    parts: tuple[GramForm | FeatureForm, ...]
 
     @property
     def statistic(self) -> float:
@@ -133,21 +200,20 @@ class SumForm:
 
     def draw(self, draws: int, generator: np.random.Generator) -> SignDraws:
         """Independent signs for every part."""
-        drawn = [part.draw(draws, generator) for part in self.parts]
-        return SignDraws(
-            np.sum([one.statistics for one in drawn], axis=0),
-            np.sum([one.linear for one in drawn], axis=0),
-            _sum_of([one.moments for one in drawn]),
-        )
+        statistics, linear, moments = zip(*(part.draw(draws, generator) for part in self.parts), strict=True)
+        return SignDraws(np.sum(statistics, axis=0), np.sum(linear, axis=0), _sum_of(moments))
 
     def moments(self) -> Moments:
         """All of them add up."""
-        return _sum_of([part.moments() for part in self.parts])
+        return _sum_of(part.moments() for part in self.parts)
 
     def eigenvalues(self) -> tuple[np.ndarray, float]:
         """Of all parts together."""
         values, constants = zip(*(part.eigenvalues() for part in self.parts), strict=True)
         return np.concatenate(values), float(sum(constants))
+
+
+QuadraticForm = GramForm | FeatureForm | SumForm
 
 
 def gram_form(
@@ -160,11 +226,8 @@ def gram_form(
     """The form with the exact Gram matrix of ``inputs``; scores (G, N), O(N²). rows: n."""
     gram = kernel.gram(inputs).numpy()
     against, shift_against = np.asarray(scores @ gram), np.asarray(shift_scores @ gram)  # (G, N)
-    return GramForm(
-        np.asarray(scores @ against.T).T / rows,
-        np.asarray(scores @ shift_against.T).T / rows,
-        np.asarray(shift_scores @ shift_against.T).T / rows,
-    )
+    pairs = ((scores, against), (scores, shift_against), (shift_scores, shift_against))
+    return GramForm(*(np.asarray(left @ right.T).T / rows for left, right in pairs))
 
 
 def random_signs(shape: tuple[int, int], generator: np.random.Generator) -> np.ndarray:
@@ -179,12 +242,6 @@ def _off_diagonal_squares(matrix: np.ndarray) -> float:
     return max(float(np.square(matrix).sum() - np.square(np.diagonal(matrix)).sum()), 0.0)
 
 
-def _sum_of(found: list[Moments]) -> Moments:
+def _sum_of(found) -> Moments:  # type: ignore[no-untyped-def]
     """Moments of a sum of independent parts."""
-    return Moments(
-        mean=sum(one.mean for one in found),
-        variance=sum(one.variance for one in found),
-        linear=sum(one.linear for one in found),
-        quadratic=sum(one.quadratic for one in found),
-        growth=(sum(one.growth[0] for one in found), sum(one.growth[1] for one in found)),
-    )
+    return Moments(*map(sum, zip(*found, strict=True)))

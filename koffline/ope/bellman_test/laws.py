@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Float
@@ -13,105 +12,74 @@ from koffline.ope.bellman_test.forms import Moments, QuadraticForm, SignDraws
 from koffline.ope.bellman_test.settings import SPECTRAL, WILD, BellmanSettings
 
 _NEGLIGIBLE = 1e-10  # of the largest weight: such terms act as their mean
-_TERMS = 256
-_MOST_TERMS = 40_000
+_TERMS, _MOST_TERMS = 256, 40_000
 _TOLERANCE = 1e-9
 _SMALLEST = 1e-6
-
-DETECTABLE_POWER = 0.8
+_ROUNDING = 1.0 - 1e-12
 _LARGEST_SHIFT = 2.0**40
 _NO_SPREAD = 1e-16  # of the squared mean: T* varies by rounding alone
 
-
-@runtime_checkable
-class NullLaw(Protocol):
-    """What T looks like under H0, and with an alternative of c units added."""
-
-    @property
-    def critical(self) -> float:
-        """Rejection is for a larger T."""
-        ...
-
-    def p_value(self, statistic: float) -> float:
-        """How often a T at least as large occurs under H0."""
-        ...
-
-    def power(self, shift: float) -> float:
-        """How often H0 is rejected with c = shift."""
-        ...
+DETECTABLE_POWER = 0.8
 
 
 @dataclass(frozen=True, eq=False)
-class WildLaw:
-    """Random signs for the residuals; p = (1 + #{T* ≥ T})/(B + 1) is never zero."""
+class NullLaw:
+    """What T looks like under H0, and with an alternative of c units added. Rejection: beyond ``critical``.
 
-    draws: SignDraws
-    critical: float  # p ≤ level: T beyond it
+    With ``draws``: random signs for the residuals. With ``spectrum`` (λ, constant): Σ λ_i χ²_i + constant, λ
+    the eigenvalues of the products of scores. With neither: the Gamma distribution with T*'s two moments.
+    """
+
+    critical: float
+    moments: Moments
+    draws: SignDraws | None = None
+    spectrum: tuple[np.ndarray, float] | None = None
 
     def p_value(self, statistic: float) -> float:
-        """Counts draws at least as large, rounding aside."""
-        as_large = self.draws.statistics >= statistic * (1.0 - 1e-12)
-        return (1.0 + float(as_large.sum())) / (len(as_large) + 1.0)
+        """How often a T at least as large occurs under H0.
+
+        Of draws (1 + #{T* ≥ T})/(B + 1), never zero; else an upper tail, 1 where T* does not vary.
+        """
+        if self.draws is not None:
+            as_large = self.draws.statistics >= statistic * _ROUNDING
+            return (1.0 + float(as_large.sum())) / (len(as_large) + 1.0)
+        if self.spectrum is None or not _varies(self.moments.mean, self.moments.variance):
+            return _gamma_tail(self.moments.mean, self.moments.variance, statistic)
+        eigenvalues, constant = self.spectrum
+        return weighted_chi_square_tail(eigenvalues, statistic - constant)
 
     def power(self, shift: float) -> float:
-        """Share of the draws that the alternative lifts above the critical value of the null made anew."""
-        moments = self.draws.moments
-        if _gamma_parameters(moments.mean, moments.variance) is None:
+        """How often H0 is rejected with c = shift, tested against the null made anew.
+
+        Of draws the share that the alternative lifts above its critical value; else a Gamma distribution with
+        the alternative's two moments.
+        """
+        mean, variance, linear, quadratic, growth_2, growth_4 = self.moments
+        if not _varies(mean, variance):
             return 0.0
-        lifted = self.draws.statistics + 2.0 * shift * self.draws.linear + shift**2 * moments.quadratic
-        return float(np.mean(lifted > _renewed(moments, shift, self.critical)))
-
-
-@dataclass(frozen=True, eq=False)
-class GammaLaw:
-    """The Gamma distribution with the mean and variance of T*."""
-
-    moments: Moments
-    critical: float
-
-    def p_value(self, statistic: float) -> float:
-        """Upper tail; 1 where T* does not vary."""
-        return _gamma_tail(self.moments.mean, self.moments.variance, statistic)
-
-    def power(self, shift: float) -> float:
-        """With the alternative's mean and variance, again as a Gamma distribution."""
-        return _gamma_power(self.moments, shift, self.critical)
-
-
-@dataclass(frozen=True, eq=False)
-class SpectralLaw:
-    """Σ λ_i χ²_i + constant with the eigenvalues of the products of scores."""
-
-    eigenvalues: np.ndarray
-    constant: float
-    moments: Moments
-    critical: float
-
-    def p_value(self, statistic: float) -> float:
-        """Upper tail, by inversion of the characteristic function; 1 where T* does not vary."""
-        if _gamma_parameters(self.moments.mean, self.moments.variance) is None:
-            return float(self.moments.mean >= statistic * (1.0 - 1e-12))
-        return weighted_chi_square_tail(self.eigenvalues, statistic - self.constant)
-
-    def power(self, shift: float) -> float:
-        """The critical value is exact, the law above it a Gamma distribution with the right two moments."""
-        return _gamma_power(self.moments, shift, self.critical)
+        spread = math.sqrt(1.0 + (shift**2 * growth_2 + shift**4 * growth_4) / variance)
+        renewed = mean + (self.critical - mean) * spread  # less what the alternative adds to the null's mean
+        if self.draws is not None:
+            lifted = self.draws.statistics + 2.0 * shift * self.draws.linear + shift**2 * quadratic
+            return float(np.mean(lifted > renewed))
+        return _gamma_tail(mean + shift**2 * quadratic, variance + 4.0 * shift**2 * linear, renewed)
 
 
 def make_law(form: QuadraticForm, settings: BellmanSettings, generator: np.random.Generator) -> NullLaw:
     """The law that ``settings.method`` names."""
     if settings.method == WILD:
         draws = form.draw(settings.draws, generator)
-        allowed = math.floor(
-            settings.level * (settings.draws + 1) + 1e-9
-        )  # fewer draws than this are as large
-        return WildLaw(draws, float(np.sort(draws.statistics)[::-1][allowed - 1]))
+        allowed = math.floor(settings.level * (settings.draws + 1) + 1e-9)  # fewer draws are as large
+        return NullLaw(float(np.sort(draws.statistics)[-allowed]), draws.moments, draws)
     moments = form.moments()
     if settings.method == SPECTRAL:
         eigenvalues, constant = form.eigenvalues()
         critical = _spectral_critical(eigenvalues, settings.level) + constant
-        return SpectralLaw(eigenvalues, constant, moments, critical)
-    return GammaLaw(moments, _gamma_critical(moments, settings.level))
+        return NullLaw(critical, moments, spectrum=(eigenvalues, constant))
+    critical = moments.mean
+    if _varies(moments.mean, moments.variance):
+        critical = float(_gamma(moments.mean, moments.variance).isf(settings.level))
+    return NullLaw(critical, moments)
 
 
 def detectable_shift(law: NullLaw, start: float) -> float | None:
@@ -123,10 +91,7 @@ def detectable_shift(law: NullLaw, start: float) -> float | None:
             return None
     for _ in range(30):
         middle = 0.5 * (low + high)
-        if law.power(middle) < DETECTABLE_POWER:
-            low = middle
-        else:
-            high = middle
+        low, high = (middle, high) if law.power(middle) < DETECTABLE_POWER else (low, middle)
     return high
 
 
@@ -134,54 +99,35 @@ def _spectral_critical(eigenvalues: np.ndarray, level: float) -> float:
     """The 1 − level quantile of Σ λ_i χ²_i."""
     from scipy import optimize
 
+    def excess(threshold: float) -> float:
+        return weighted_chi_square_tail(eigenvalues, threshold) - level
+
     mean = float(eigenvalues.sum())
     deviation = math.sqrt(2.0 * float(np.square(eigenvalues).sum()))
     if deviation == 0.0:
         return mean
     low, high = mean - 10.0 * deviation, mean + deviation
-    while weighted_chi_square_tail(eigenvalues, high) > level:
+    while excess(high) > 0.0:
         low, high = high, high + 2.0 * deviation
-    return float(
-        optimize.brentq(lambda q: weighted_chi_square_tail(eigenvalues, q) - level, low, high, rtol=1e-4)
-    )
+    return float(optimize.brentq(excess, low, high, rtol=1e-4))
 
 
-def _gamma_parameters(mean: float, variance: float) -> tuple[float, float] | None:
-    """Shape and scale; None where there is no spread."""
-    if not (mean > 0.0 and variance > _NO_SPREAD * mean**2):
-        return None
-    return mean**2 / variance, variance / mean
+def _varies(mean: float, variance: float) -> bool:
+    return mean > 0.0 and variance > _NO_SPREAD * mean**2
+
+
+def _gamma(mean: float, variance: float):  # type: ignore[no-untyped-def]
+    """The Gamma distribution with two moments."""
+    from scipy import stats
+
+    return stats.gamma(mean**2 / variance, scale=variance / mean)
 
 
 def _gamma_tail(mean: float, variance: float, threshold: float) -> float:
     """P(X ≥ threshold) for a Gamma variable with two moments, which may have no spread."""
-    from scipy import stats
-
-    found = _gamma_parameters(mean, variance)
-    if found is None:
-        return float(mean >= threshold * (1.0 - 1e-12))
-    return float(stats.gamma.sf(threshold, found[0], scale=found[1]))
-
-
-def _gamma_critical(moments: Moments, level: float) -> float:
-    from scipy import stats
-
-    found = _gamma_parameters(moments.mean, moments.variance)
-    return moments.mean if found is None else float(stats.gamma.isf(level, found[0], scale=found[1]))
-
-
-def _gamma_power(moments: Moments, shift: float, critical: float) -> float:
-    """P(T + alternative > critical) with two moments; none without any spread."""
-    if _gamma_parameters(moments.mean, moments.variance) is None:
-        return 0.0
-    mean = moments.mean + shift**2 * moments.quadratic
-    variance = moments.variance + 4.0 * shift**2 * moments.linear
-    return _gamma_tail(mean, variance, _renewed(moments, shift, critical))
-
-
-def _renewed(moments: Moments, shift: float, critical: float) -> float:
-    """The critical value with an alternative, less what that adds to the mean of the null."""
-    return moments.mean + (critical - moments.mean) * moments.spread(shift)
+    if not _varies(mean, variance):
+        return float(mean >= threshold * _ROUNDING)
+    return float(_gamma(mean, variance).sf(threshold))
 
 
 def weighted_chi_square_tail(weights: Float[np.ndarray, " term"], threshold: float) -> float:
@@ -198,17 +144,14 @@ def weighted_chi_square_tail(weights: Float[np.ndarray, " term"], threshold: flo
     small = np.abs(weights) < _NEGLIGIBLE * largest
     scaled, point = weights[~small] / largest, (threshold - float(weights[small].sum())) / largest
     deviation = math.sqrt(2.0 * float(np.square(scaled).sum()))
-    reach = abs(point - float(scaled.sum())) + 8.0 * deviation + 25.0
-    step = 2.0 * math.pi / (2.0 * reach)
-    total, first = 0.0, 0
-    while first < _MOST_TERMS:
-        at = (np.arange(first, first + _TERMS) + 0.5) * step
-        turns = 2.0 * scaled[None] * at[:, None]  # characteristic function Π (1 − 2iλu)^(−1/2)
-        angle = 0.5 * np.arctan(turns).sum(axis=1) - at * point
+    step = math.pi / (abs(point - float(scaled.sum())) + 8.0 * deviation + 25.0)
+    total = 0.0
+    for first in range(0, _MOST_TERMS, _TERMS):
+        numbers = np.arange(first, first + _TERMS) + 0.5
+        turns = 2.0 * scaled[None] * (numbers * step)[:, None]  # characteristic function Π (1 − 2iλu)^(−1/2)
+        angle = 0.5 * np.arctan(turns).sum(axis=1) - numbers * step * point
         size = np.exp(-0.25 * np.log1p(turns**2).sum(axis=1))
-        terms = np.sin(angle) * size / (np.arange(first, first + _TERMS) + 0.5)
-        total += float(terms.sum())
-        first += _TERMS
-        if float(size[-1]) < _TOLERANCE * first:  # the terms that follow alternate and fall
+        total += float((np.sin(angle) * size / numbers).sum())
+        if float(size[-1]) < _TOLERANCE * (first + _TERMS):  # the terms that follow alternate and fall
             break
     return min(max(0.5 + total / math.pi, _SMALLEST), 1.0)

@@ -13,35 +13,28 @@ from scipy import sparse
 
 from koffline.data.transitions import Transitions
 from koffline.errors import ConfigError, DataError
-from koffline.ope.bellman_test.settings import STEP, BellmanSettings
+from koffline.ope.bellman_test.settings import BellmanSettings
 from koffline.policies import DiscretePolicy, Policy
 
-_BLOCK_WINDOWS = (
-    8  # a block of as many windows: one pair of neighbours in sixteen is dependent across its ends
-)
-
-
-def needs_ratios(window: int, is_state_function: bool) -> bool:
-    """Whether the residual follows logged actions: the first of V(s), those after the first of a window."""
-    return window > 1 or is_state_function
+_BLOCK_WINDOWS = 8  # length of a block: one pair of neighbours in sixteen is dependent across its ends
 
 
 def action_ratios(
     transitions: Transitions, policy: Policy, settings: BellmanSettings, is_state_function: bool
-) -> tuple[np.ndarray, str]:
+) -> tuple[np.ndarray, tuple[str, ...]]:
     """ρ = π(a|s)/b(a|s) (N,) of logged actions and a sentence about them; ones where none are needed.
 
     Raises ConfigError where they are needed and unknown, DataError where b is zero.
     """
     ones = np.ones(len(transitions))
-    if not needs_ratios(settings.window, is_state_function):
-        return ones, ""
+    if settings.window == 1 and not is_state_function:
+        return ones, ()
     what = "V(s)" if is_state_function else f"a window of {settings.window} steps"
     if settings.on_policy:
-        return (
-            ones,
-            f"{what}: right only if the log's actions are the policy's own (on_policy=True, --on-policy)",
+        sentence = (
+            f"{what}: right only if the log's actions are the policy's own (on_policy=True, --on-policy)"
         )
+        return ones, (sentence,)
     behavior = transitions.behavior_log_probabilities
     if behavior is None:
         raise ConfigError(
@@ -57,16 +50,16 @@ def action_ratios(
             f"the behaviour probability of row {row} is exp({behavior[row]:.3g}) although its action was "
             "taken; correct the log or remove the row"
         )
-    return ratios, f"{what}: reweighted by importance ratios of the log's actions, at most {ratios.max():.3g}"
+    sentence = f"{what}: reweighted by importance ratios of the log's actions, at most {ratios.max():.3g}"
+    return ratios, (sentence,)
 
 
 def _log_probabilities(transitions: Transitions, policy: Policy) -> np.ndarray:
     """log π(a|s) (N,) of the logged actions."""
     if isinstance(policy, DiscretePolicy):
         rows = np.arange(len(transitions))
-        chances = policy.probabilities(transitions.observations)[rows, np.asarray(transitions.actions)]
         with np.errstate(divide="ignore"):
-            return np.log(chances)
+            return np.log(policy.probabilities(transitions.observations)[rows, transitions.actions])
     if not policy.has_density:
         raise ConfigError(
             f"{policy.name}: importance ratios are unknown, {policy.why_no_density}; give on_policy=True "
@@ -84,7 +77,7 @@ def window_matrix(
 ) -> sparse.csr_matrix:
     """A (N, N) with A[t + j, t] = c_tj: the d-step residuals are Aᵀδ. Raises DataError without episodes."""
     rows = np.arange(len(transitions))
-    factor = ratios.copy() if is_state_function else np.ones(len(rows))
+    factor = ratios if is_state_function else np.ones(len(rows))
     if window == 1:
         return sparse.csr_matrix(sparse.diags(factor))
     if not transitions.has_episodes:
@@ -104,29 +97,27 @@ def window_matrix(
 
 
 def score_matrix(
-    transitions: Transitions,
     windows: sparse.csr_matrix,
     residuals: Float[np.ndarray, " row"],
     weights: Float[np.ndarray, " row"],
-    settings: BellmanSettings,
+    blocks: Int[np.ndarray, " row"] | None,
 ) -> sparse.csr_matrix:
     """S (G, N): row g is what gets the g-th random sign; its columns sum to weight · d-step residual.
 
-    Blocks are runs of consecutive windows of one episode. With ``"step"`` row s is δ_s times its trace
-    Σ_j c_{s−j, j} ψ(x_{s−j}), known before δ_s is drawn: a martingale difference, whatever the overlap.
+    blocks: of consecutive windows of one episode (see `block_numbers`). None: a sign per step; row s is δ_s
+    times its trace Σ_j c_{s−j, j} ψ(x_{s−j}), known before δ_s is drawn: a martingale difference, whatever
+    the overlap.
     """
     scaled = windows @ sparse.diags(weights)
-    if settings.window == 1 or settings.multipliers == STEP:
+    if blocks is None:
         return sparse.csr_matrix(sparse.diags(residuals) @ scaled)
-    group = block_numbers(transitions, settings)
-    totals = np.asarray(scaled.T @ residuals)
-    rows = np.arange(len(group))
-    return sparse.csr_matrix((totals, (group, rows)), shape=(int(group[-1]) + 1, len(rows)))
+    totals, rows = np.asarray(scaled.T @ residuals), np.arange(len(blocks))
+    return sparse.csr_matrix((totals, (blocks, rows)), shape=(int(blocks[-1]) + 1, len(rows)))
 
 
-def block_numbers(transitions: Transitions, settings: BellmanSettings) -> Int[np.ndarray, " row"]:
+def block_numbers(transitions: Transitions, window: int) -> Int[np.ndarray, " row"]:
     """Number of the block of each row (N,), 0, 1, …: the row itself for windows of one step."""
-    if settings.window == 1 or transitions.steps is None:
+    if window == 1 or transitions.steps is None:
         return np.arange(len(transitions))
-    length = settings.block_length or _BLOCK_WINDOWS * settings.window
-    return np.cumsum(np.asarray(transitions.steps) % length == 0) - 1  # every episode begins with step 0
+    starts_block = np.asarray(transitions.steps) % (_BLOCK_WINDOWS * window) == 0
+    return np.cumsum(starts_block) - 1  # every episode begins with step 0

@@ -1,137 +1,199 @@
 """The closed forms as estimates: value, standard error over episodes, interval, effective sample size.
 
-    estimate = mql(make_feature_system(problem, gamma=0.95))
+    estimate = CLOSED_FORMS["mql"](make_feature_system(problem, gamma=0.95))
 
 All of them are float64 and deterministic; each value is linear in the rewards.
+
+The doubly robust combination takes any value function with marginalised weights. With ω = d^π/μ,
+d^π = Σ_t γ^t P^π(x_t = ·) unnormalised and μ the (weighted) distribution of logged rows,
+E_μ[ω (f(x) − discount · E f(x'))] = E f(x0) for every f. Hence
+
+    J = E q(x0) + n⁻¹ Σ w ω (r + discount · E q(x') − q(x))
+
+has the bias E_μ[(ω̂ − ω)(B^π q − q)]: none when either q = Q^π or ω̂ is the true ratio. The scale of ω is that
+of the sum of visits, 1/(1 − γ) per row where nothing ends: no factor 1 − γ stands anywhere. Terminal rows
+count with discount 0; rows cut by a time limit are rows like any other, since their next state is known.
+(Kallus & Uehara 2020, Double Reinforcement Learning)
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
 
-from koffline.ope.closed_form.doubly_robust import CrossFit, DoublyRobustOfPart, ValuesOfPart, cross_fit
-from koffline.ope.closed_form.dualdice import fit_dualdice
-from koffline.ope.closed_form.fit import LinearFit
-from koffline.ope.closed_form.minimax import fit_lstdq, fit_mql, fit_mwl
-from koffline.ope.closed_form.sandwich import Spread, spread_of
-from koffline.ope.closed_form.weights import RowSums
+from koffline.ope.closed_form.fits import (
+    CURVATURE_POWER,
+    FOLDS,
+    LinearFit,
+    candidate_ridges,
+    choose_ridge,
+    fit_dualdice,
+    fit_lstdq,
+    fit_mql,
+    fit_mwl,
+    kernel_path,
+    usual_ridge,
+    weights_of_rows,
+)
+from koffline.ope.closed_form.moments import folded_moments, folds_of_units
+from koffline.ope.closed_form.sums import RowSums, Spread, warnings_of_weights
 from koffline.ope.features import FeatureSystem
 from koffline.ope.point_estimate import PointEstimate
 from koffline.ope.row_values import RowValues
 
 _LEVEL = 0.95
+_SEEN = (
+    "the value function has seen the rows that correct it: the correction and its standard error are too "
+    "small; cross-fit it"
+)
+ValuesOfPart = Callable[[FeatureSystem], RowValues]
+WeightsOfPart = Callable[[FeatureSystem], np.ndarray]
 
 
-def mql(system: FeatureSystem, *, level: float = _LEVEL, **options: Any) -> PointEstimate:
-    """Minimax Q-learning, the exact minimiser of the kernel loss over Q = φᵀθ; options of `fit_mql`."""
-    return estimate_of_fit("mql", system, fit_mql(system, **options), level)
-
-
-def lstdq(system: FeatureSystem, *, level: float = _LEVEL, **options: Any) -> PointEstimate:
-    """LSTD-Q, the same with critics linear in the features; options of `fit_lstdq`."""
-    return estimate_of_fit("lstdq", system, fit_lstdq(system, **options), level)
-
-
-def dualdice(system: FeatureSystem, *, level: float = _LEVEL, **options: Any) -> PointEstimate:
-    """DualDICE in closed form; options of `fit_dualdice`."""
-    return estimate_of_fit("dualdice", system, fit_dualdice(system, **options), level)
-
-
-def mwl(
-    system: FeatureSystem,
-    *,
-    level: float = _LEVEL,
-    normalised: bool = True,
-    ridge: float | None = None,
-    seed: int = 0,
-) -> PointEstimate:
-    """Minimax weight learning: Σ w ω r / n, ω scaled to the right mass if `normalised`; see `fit_mwl`.
-
-    Constants among the features give ω the right mass already: only without them does scaling change it.
-    seed: nothing is drawn here; taken so that all estimators are called alike.
-    """
-    fit = fit_mwl(system, ridge)
-    if normalised:
-        sums = system.fold(FitOfPart(fit))
-        if sums.mass > 0.0:
-            fit = dataclasses.replace(fit, scale=sums.weight / sums.mass)
-    return estimate_of_fit("mwl", system, fit, level)
-
-
-def drl(
-    system: FeatureSystem,
-    values: RowValues | ValuesOfPart | None = None,
-    weights: Float[np.ndarray, " row"] | None = None,
-    *,
-    level: float = _LEVEL,
-    folds: int = 5,
-    seed: int = 0,
-) -> PointEstimate:
-    """The doubly robust combination; what is not given is cross-fitted in closed form over episodes.
-
-    values: Q of the rows, such as that of networks that did not see them, or what gives it for the rows of a
-    part of the log. weights: ω (N,), see `doubly_robust`. Raises DataError.
-    """
-    fitted: CrossFit | None = None
-    if values is None or weights is None:
-        fitted = cross_fit(system, folds=folds, seed=seed)
-        values = fitted.values if values is None else values
-    known = (lambda part: values) if isinstance(values, RowValues) else values
-    assert known is not None
-    if weights is not None:
-        of_part = DoublyRobustOfPart(known, lambda part: weights)
-    else:
-        assert fitted is not None
-        of_part = DoublyRobustOfPart(known, fitted.weights)
-    sums = system.fold(of_part)
-    if system.log is not None and system.fixed_starts:  # given start states belong to no part
-        own = of_part(system)
-        sums = dataclasses.replace(sums, start=own.start, start_weight=own.start_weight)
-    unseen = sums.unseen / sums.rows.rows
-    diagnostics = {
-        "direct_value": sums.direct,
-        "correction": sums.value - sums.direct,
-        "unseen": unseen,
-    }
-    if fitted is not None:
-        diagnostics.update(value_ridge=fitted.value_ridge, weight_ridge=fitted.weight_ridge)
-    warnings: tuple[str, ...] = ()
-    if unseen < 0.5:
-        warnings = (
-            "the value function has seen the rows that correct it: the correction and its standard error are "
-            "too small; cross-fit it",
-        )
-    return _estimate("drl", system, sums.value, sums.rows, spread_of(sums.rows), level, diagnostics, warnings)
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class FitOfPart:
+def fit_sums(fit: LinearFit, system: FeatureSystem) -> RowSums:
     """What a fit leaves of a part of the log: terms ω δ, and Q of start states."""
-
-    fit: LinearFit
-
-    def __call__(self, system: FeatureSystem) -> RowSums:
-        """Sums over its rows."""
-        omega, residuals = self.fit.weights(system).numpy(), system.residuals(self.fit.theta).numpy()
-        return RowSums.of(system, omega, omega * residuals, (system.starts @ self.fit.theta).numpy())
+    omega, residuals = fit.weights(system).numpy(), system.residuals(fit.theta).numpy()
+    return RowSums.of(system, omega, omega * residuals, (system.starts @ fit.theta).numpy())
 
 
-def estimate_of_fit(name: str, system: FeatureSystem, fit: LinearFit, level: float) -> PointEstimate:
-    """What a fit says: Σ w ω r / n, its standard error from ω δ of the rows and Q of the start states."""
-    sums = system.fold(FitOfPart(fit))
+def estimate_of_fit(
+    name: str,
+    fitted: Callable[..., LinearFit],
+    system: FeatureSystem,
+    *,
+    level: float = _LEVEL,
+    **options: Any,
+) -> PointEstimate:
+    """Σ w ω r / n of a fit, its standard error from ω δ of the rows and Q of the start states.
+
+    ω of `fit_mwl` is scaled to the right mass: constants among the features give it already, only without
+    them does scaling change it. options: of the fit.
+    """
+    fit = fitted(system, **options)
+    sums = system.fold(partial(fit_sums, fit))
+    if name == "mwl" and sums.mass > 0.0:
+        fit = dataclasses.replace(fit, scale=sums.weight / sums.mass)
+        sums = system.fold(partial(fit_sums, fit))
     noise = 0.0 if system.start_noise is None else float((system.start_noise @ fit.theta).square().sum())
     diagnostics = {
         "ridge": fit.ridge,
         "degrees_of_freedom": fit.degrees_of_freedom,
         "parameters": system.parameters,
     }
-    spread = spread_of(sums, fit.degrees_of_freedom, noise)
+    spread = sums.spread(fit.degrees_of_freedom, noise)
     return _estimate(name, system, sums.rewarded / sums.weight, sums, spread, level, diagnostics)
+
+
+@dataclass(frozen=True, eq=False)
+class CrossFit:
+    """Fits of K folds, each for the rows of the one it has not seen: θ (K, p) and α (K, m) of the weights.
+
+    Start states of the log are valued without their episode, given ones by the mean over the fits.
+    """
+
+    thetas: Float[Tensor, "fold parameter"]
+    alphas: Float[Tensor, "fold critic"]
+    value_ridge: float
+    weight_ridge: float
+    seed: int
+
+    def fold_of(self, system: FeatureSystem) -> Int[np.ndarray, " row"]:
+        """The fold of each row of a system."""
+        return folds_of_units(system, len(self.thetas), self.seed)
+
+    def values(self, system: FeatureSystem) -> RowValues:
+        """Q of the rows of a system, by the fit that has not seen them."""
+        theta = self.thetas[torch.as_tensor(self.fold_of(system))]  # (N, p)
+        now, later = ((columns * theta).sum(dim=1) for columns in (system.now, system.later))
+        if system.fixed_starts:
+            starts = system.starts @ self.thetas.mean(dim=0)
+        else:
+            starts = (system.starts * theta[system.unit_starts.tolist()]).sum(dim=1)
+        return RowValues(now.numpy(), later.numpy(), starts.numpy(), unseen=1.0)
+
+    def weights(self, system: FeatureSystem) -> Float[np.ndarray, " row"]:
+        """ω (N,) of the rows of a system."""
+        omega, fold_of = np.zeros(len(system)), self.fold_of(system)
+        for fold in np.unique(fold_of):
+            rows, alpha = np.flatnonzero(fold_of == fold), self.alphas[fold]
+            found = weights_of_rows(system.kernel_inputs[torch.as_tensor(rows)], system.instruments, alpha)
+            omega[rows] = found.numpy()
+        return omega
+
+
+@torch.no_grad()
+def cross_fit(system: FeatureSystem, folds: int = FOLDS, seed: int = 0) -> CrossFit:
+    """Kernel-loss values and dual weights of every fold from the rows of the others.
+
+    Ridges are the same for all folds: that of the values has the least kernel loss on held-out episodes (one
+    number that has seen every row), that of the weights is the usual one.
+    """
+    moments, weight_ridge = folded_moments(system, folds, seed), usual_ridge(system.log_rows, CURVATURE_POWER)
+    ridges = candidate_ridges(system.log_rows, CURVATURE_POWER)
+    _, value_ridge = choose_ridge(system, kernel_path, ridges, moments)
+    paths = [kernel_path(system, rest) for _, rest in moments.folds()]
+    return CrossFit(
+        thetas=torch.stack([path.theta(value_ridge) for path in paths]),
+        alphas=torch.stack([path.solve(weight_ridge)[1] for path in paths]),
+        value_ridge=value_ridge,
+        weight_ridge=weight_ridge,
+        seed=seed,
+    )
+
+
+def doubly_robust_sums(values: ValuesOfPart, weights: WeightsOfPart, system: FeatureSystem) -> RowSums:
+    """The sums of a part of a log, with q and ω of its rows and terms ω (r + discount · E q(x') − q(x))."""
+    q, omega = values(system), weights(system)
+    residuals = system.rewards.numpy() + system.discounts.numpy() * q.later - q.now
+    return RowSums.of(system, omega, omega * residuals, q.starts, q.unseen)
+
+
+def doubly_robust_value(sums: RowSums) -> float:
+    """J: E q(x0) and the mean of the terms."""
+    return sums.start_value / sums.start_weight + float(sums.by_unit["term"].sum()) / sums.weight
+
+
+def drl(
+    system: FeatureSystem,
+    values: RowValues | ValuesOfPart | None = None,
+    *,
+    level: float = _LEVEL,
+    folds: int = FOLDS,
+    seed: int = 0,
+) -> PointEstimate:
+    """The doubly robust combination; weights, and values that are not given, are cross-fitted over episodes.
+
+    values: Q of the rows, such as that of networks that did not see them, or what gives it for the rows of a
+    part of the log.
+    """
+    fitted = cross_fit(system, folds, seed)
+    known: Any = (lambda part: values) if isinstance(values, RowValues) else values or fitted.values
+    sums = system.fold(partial(doubly_robust_sums, known, fitted.weights))
+    if system.log is not None and system.fixed_starts:  # given start states belong to no part
+        own = doubly_robust_sums(known, fitted.weights, system)
+        sums = dataclasses.replace(sums, start_value=own.start_value, start_weight=own.start_weight)
+    value, direct, unseen = (
+        doubly_robust_value(sums),
+        sums.start_value / sums.start_weight,
+        sums.unseen / sums.rows,
+    )
+    diagnostics = {
+        "direct_value": direct,
+        "correction": value - direct,
+        "unseen": unseen,
+        "value_ridge": fitted.value_ridge,
+        "weight_ridge": fitted.weight_ridge,
+    }
+    warnings = (_SEEN,) if unseen < 0.5 else ()
+    return _estimate("drl", system, value, sums, sums.spread(), level, diagnostics, warnings)
 
 
 def _estimate(
@@ -158,16 +220,14 @@ def _estimate(
         value=value,
         standard_error=spread.standard_error,
         interval=spread.interval(value, level),
-        effective_sample_size=described.effective_units,
-        warnings=(*warnings, *described.warnings(units)),
-        diagnostics={**diagnostics, **described.as_dict()},
+        effective_sample_size=described["effective_units"],
+        warnings=(*warnings, *warnings_of_weights(described, units)),
+        diagnostics={**diagnostics, **described},
     )
 
 
+FITS = {"mql": fit_mql, "lstdq": fit_lstdq, "mwl": fit_mwl, "dualdice": fit_dualdice}
 CLOSED_FORMS: dict[str, Callable[..., PointEstimate]] = {
-    "mql": mql,
-    "lstdq": lstdq,
-    "mwl": mwl,
-    "dualdice": dualdice,
+    **{name: partial(estimate_of_fit, name, fit) for name, fit in FITS.items()},
     "drl": drl,
 }

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from koffline.data.transitions import Discrete, Transitions
 from koffline.errors import DataError
-from koffline.policies.densities import at_bounds
+from koffline.policies.distributions import at_bounds
 
 _FREQUENCIES = 40
 _PENALTIES = (math.inf, 1.0, 1e-1, 1e-2, 1e-3, 1e-4)  # infinite: the observation is ignored
@@ -66,8 +66,8 @@ def estimate_behavior(
 ) -> Behavior:
     """Cross-fitted log probabilities of the logged actions, densities of continuous ones.
 
-    ``cut_to``: bounds at which actions count as cut off (see `koffline.policies.densities`), as those of the
-    policy they are to be compared with. Raises DataError for logs without episodes and for images.
+    ``cut_to``: bounds at which actions count as cut off (see `koffline.policies.distributions`), as those of
+    the policy they are to be compared with. Raises DataError for logs without episodes and for images.
     """
     if not transitions.has_episodes:
         raise DataError("estimating behavior probabilities needs episodes to hold out; add episode_ids")

@@ -7,11 +7,9 @@ from typing import Any
 from koffline.errors import ConfigError
 from koffline.ope.features import FeatureSystem
 from koffline.ope.intervals.calibrated import calibrated_interval
-from koffline.ope.intervals.dual import dual_interval
-from koffline.ope.intervals.feature_interval import feature_interval
-from koffline.ope.intervals.pivot import pivot_interval
-from koffline.ope.intervals.result import IntervalResult
-from koffline.ope.intervals.settings import KernelIntervalSettings, enough_draws
+from koffline.ope.intervals.kernel_sets import dual_interval, feature_interval
+from koffline.ope.intervals.resampling import pivot_interval
+from koffline.ope.intervals.settings import IntervalResult, KernelIntervalSettings, enough_draws
 from koffline.ope.names import BOOTSTRAP_PIVOT, DUAL, KERNEL_CALIBRATED, SYSTEM_KINDS
 
 __all__ = ["IntervalResult", "KernelIntervalSettings", "make_interval"]
@@ -29,10 +27,5 @@ def make_interval(kind: str, system: FeatureSystem, **options: Any) -> IntervalR
     settings = KernelIntervalSettings(**{"draws": draws, **options})
     if kind not in SYSTEM_KINDS:
         raise ConfigError(f"interval is '{kind}'; give one of {', '.join(SYSTEM_KINDS)}")
-    if kind == KERNEL_CALIBRATED:
-        return calibrated_interval(system, settings)
-    if kind == BOOTSTRAP_PIVOT:
-        return pivot_interval(system, settings)
-    if kind == DUAL:
-        return dual_interval(system, settings)
-    return feature_interval(system, kind, settings)
+    made = {KERNEL_CALIBRATED: calibrated_interval, BOOTSTRAP_PIVOT: pivot_interval, DUAL: dual_interval}
+    return made[kind](system, settings) if kind in made else feature_interval(system, kind, settings)

@@ -1,8 +1,15 @@
-"""Calibrated intervals: the wild bootstrap of the fitted value, or of the kernel loss itself."""
+"""Calibrated intervals: the wild bootstrap of the fitted value, or of the kernel loss itself.
+
+What they resample is the fitted value as a weighted sum of residuals: θ̂ = argmin V̂(θ) + τ‖θ − θ0‖² (constants
+are not ridged) gives η̂ = cᵀθ̂ with η̂ − η = n⁻¹ Σ w_i ω(x_i) δ_i + (c − E c)ᵀθ at the true θ, up to the ridge,
+where ω = Ψ B(BᵀB + τD)⁻¹c: the marginalised weights that are dual to the kernel loss.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -11,24 +18,147 @@ from torch import Tensor
 
 from koffline.ope.features import FeatureSystem
 from koffline.ope.interval import Interval
-from koffline.ope.intervals.profile import Profile, make_profile
-from koffline.ope.intervals.result import IntervalResult
-from koffline.ope.intervals.settings import KernelIntervalSettings
+from koffline.ope.intervals.settings import (
+    IntervalResult,
+    KernelIntervalSettings,
+    describe_misspecified,
+    describe_starts,
+    fewest_draws,
+)
+from koffline.ope.intervals.value_range import best_constant
 from koffline.ope.names import KERNEL_CALIBRATED
 
-_BLOCK = 4096
+RIDGE = 1e-6  # of the fit, relative to the mean curvature: its bias is far below the noise
+_PATH_RIDGE = 1e-8  # of the path through other values, relative to the mean of its own form
+_BLOCK, _SIGNS_BLOCK = 8192, 4096
+_MOST_LEVERAGE = 0.9
 _NORMAL_FROM = 200.0  # influences that count: from here the bootstrap is its normal limit to 0.1 %
 _ALARM_DRAWS = 199  # enough for an alarm
 _FEW = 30.0
 _FEW_STARTS = 10
 _SIGNED = 1000  # the largest influences get signs of their own, the sum of the rest is normal
 _STREAM = 6063  # of random numbers: not that of a log simulated from the same seed
-
 _ASSUMPTIONS = (
     "Asymptotic: a wild bootstrap test of each value over rows and {starts}; "
     "Q^π in the class, residuals without memory (any log of single steps), reward and next state as the "
     "environment draws them. It does not know what the class cannot express."
 )
+
+
+@dataclass(frozen=True, eq=False)
+class Profile:
+    """η̂, its influences, and how they change along a path of parameters whose value is η̂ + t.
+
+    ``influences``: a with η̂ − η ≈ Σa, (N,) from residuals scaled for leverage (HC2) and then from centred
+    values of start states (where these are given: of the actions drawn there). ``slopes``: da/dt.
+    ``residuals (N,)``: scaled δ̂. ``loss``: V̂(θ̂).
+    """
+
+    value: float
+    theta: Float[Tensor, " parameter"]
+    residuals: Float[Tensor, " row"]
+    influences: Float[Tensor, " influence"]
+    slopes: Float[Tensor, " influence"]
+    leverage: Float[Tensor, " row"]
+    loss: float
+
+    @property
+    def starts(self) -> Float[Tensor, " drawn"]:
+        """Influences of start states."""
+        return self.influences[len(self.residuals) :]
+
+    @property
+    def standard_error(self) -> float:
+        """sqrt Σa²: residuals are martingale differences, so no covariances enter."""
+        return float(self.influences.square().sum().sqrt())
+
+
+@torch.no_grad()
+def make_profile(system: FeatureSystem, ridge: float = RIDGE) -> Profile:
+    """The fit and its influences. ridge: relative to the mean curvature of the parameters that it pulls."""
+    matrix, vector = system.projected[:, :-1], system.projected[:, -1]
+    curvature, start = matrix.mT @ matrix, system.start_mean
+    theta = ridged_fit(system, ridge)
+    dual = matrix @ solve_ridged(curvature, start, system.free, ridge)  # α with ω = Ψα, (m,)
+    inverse = solve_ridged(curvature, matrix.mT, system.free, ridge)  # (p, m)
+    # ω(x_i) = ψ_iᵀα, and the share of its own reward in a row's fit, w_i z_iᵀM⁻¹Bᵀψ_i/n; both (N,)
+    parts = [
+        (psi @ dual, ((psi @ inverse.mT) * system.difference[rows]).sum(dim=1))
+        for rows, psi in instruments(system)
+    ]
+    weights, own = (torch.cat(columns) for columns in zip(*parts, strict=True))
+    leverage = own * system.row_weights / len(system)
+    scale = (1.0 - leverage.clamp(max=_MOST_LEVERAGE)).rsqrt()
+    residuals, share = system.residuals(theta) * scale, weights * system.row_weights / len(system)
+    row_design, start_design = (share * scale)[:, None] * system.difference, _start_design(system)
+    path = _quietest_path(row_design, start_design, start)
+    return Profile(
+        value=system.value(theta),
+        theta=theta,
+        residuals=residuals,
+        influences=torch.cat([share * residuals, start_design @ theta]),
+        slopes=torch.cat([-row_design @ path, start_design @ path]),
+        leverage=leverage,
+        loss=float((vector - matrix @ theta).square().sum()),
+    )
+
+
+def instruments(system: FeatureSystem, size: int = _BLOCK) -> Iterator[tuple[slice, Tensor]]:
+    """Blocks of rows and their ψ (B, m)."""
+    for begin in range(0, len(system), size):
+        rows = slice(begin, begin + size)
+        yield rows, system.instruments(system.kernel_inputs[rows])
+
+
+def ridged_fit(system: FeatureSystem, ridge: float) -> Float[Tensor, " parameter"]:
+    """θ̂, pulled toward the best constant."""
+    matrix, vector, centre = system.projected[:, :-1], system.projected[:, -1], best_constant(system)
+    pull = matrix.mT @ (vector - matrix @ centre)
+    return centre + solve_ridged(matrix.mT @ matrix, pull, system.free, ridge)
+
+
+def solve_ridged(
+    curvature: Float[Tensor, "parameter parameter"], target: Tensor, free: Tensor, ridge: float
+) -> Tensor:
+    """(curvature + τD)⁻¹ target with τ relative to the mean curvature of what is pulled; free ones are not.
+
+    Free parameters keep a floor of 1e-12, so that the system has an answer where they are not identified.
+    """
+    return torch.linalg.solve(curvature + torch.diag(ridge_sizes(curvature, free, ridge)), target)
+
+
+def ridge_sizes(
+    curvature: Float[Tensor, "parameter parameter"], free: Tensor, ridge: float
+) -> Float[Tensor, " parameter"]:
+    """The diagonal of τD, (p,)."""
+    diagonal = curvature.diagonal()
+    pulled = diagonal[~free].mean() if bool((~free).any()) else diagonal.mean()
+    return torch.where(free, 1e-12 * diagonal.mean(), ridge * pulled).clamp(min=1e-300)
+
+
+def _start_design(system: FeatureSystem) -> Float[Tensor, "drawn parameter"]:
+    """Weighted deviations of the start states' features from their mean; where the states are given, of the
+    actions drawn there."""
+    if system.fixed_starts:
+        return torch.zeros_like(system.starts) if system.start_noise is None else system.start_noise
+    share = system.start_weights / system.start_weights.sum()
+    return share[:, None] * (system.starts - system.start_mean)
+
+
+def _quietest_path(
+    row_design: Float[Tensor, "row parameter"],
+    start_design: Float[Tensor, "drawn parameter"],
+    start: Float[Tensor, " parameter"],
+) -> Float[Tensor, " parameter"]:
+    """The d with cᵀd = 1 along which the influences change least, S⁻¹c/(cᵀS⁻¹c) for their form S.
+
+    Any path through parameters of other values would do; one that shakes badly known parameters makes the
+    test of far values powerless, and the interval without end.
+    """
+    form = row_design.mT @ row_design + start_design.mT @ start_design
+    size = torch.full_like(start, _PATH_RIDGE * float(form.diagonal().mean())).clamp(min=1e-300)
+    path = torch.linalg.solve(form + torch.diag(size), start)
+    return path / (start @ path)
 
 
 def calibrated_interval(
@@ -44,15 +174,10 @@ def calibrated_interval(
     profile = make_profile(system)
     quantile, counted = studentised_quantile(profile.influences, settings)
     below, above = invert_test(profile.influences, profile.slopes, quantile)
-    low, high = settings.values_within(system)
-    starts = "given start states as they are" if system.fixed_starts else "start states"
-    interval = Interval(
-        profile.value + below,
-        profile.value + above,
-        settings.level,
-        KERNEL_CALIBRATED,
-        _ASSUMPTIONS.format(starts=starts),
-    ).within((low, high))
+    bounds = settings.values_within(system)
+    text = _ASSUMPTIONS.format(starts=describe_starts(system.fixed_starts, "start states"))
+    low, high = profile.value + below, profile.value + above
+    interval = Interval(low, high, settings.level, KERNEL_CALIBRATED, text).within(bounds)
     warnings = []
     if counted < _FEW:
         warnings.append(
@@ -64,12 +189,14 @@ def calibrated_interval(
         warnings.append(
             f"{few} start states are too few to tell how start states vary; give initial_observations"
         )
-    if interval.low == low and interval.high == high:
+    if (interval.low, interval.high) == bounds:
         warnings.append("the log says too little: the interval is all that rewards and γ allow")
-    misspecified = False
-    threshold = wild_threshold(system, profile, settings.for_alarm(_ALARM_DRAWS)) if check_class else None
-    if threshold is not None and profile.loss > threshold:
-        misspecified = True
+    threshold = None
+    if check_class:
+        draws = max(fewest_draws(settings.level), min(settings.draws, _ALARM_DRAWS))
+        threshold = wild_threshold(system, profile, draws, settings.seed, settings.level)
+    misspecified = threshold is not None and profile.loss > threshold
+    if threshold is not None and misspecified:
         warnings.append(describe_misspecified(profile.loss, threshold))
     return IntervalResult(
         kind=KERNEL_CALIBRATED,
@@ -98,12 +225,9 @@ def studentised_quantile(
     from scipy import stats
 
     squares = influences.square()
-    total = float(squares.sum())
-    if total == 0.0:
-        return float(stats.norm.ppf(0.5 + settings.level / 2.0)), 0.0
-    share = squares / total
-    counted = 1.0 / float(share.square().sum())
-    if counted >= _NORMAL_FROM:
+    share = squares / squares.sum()
+    counted = 0.0 if float(squares.sum()) == 0.0 else 1.0 / float(share.square().sum())
+    if counted == 0.0 or counted >= _NORMAL_FROM:
         return float(stats.norm.ppf(0.5 + settings.level / 2.0)), counted
     generator = np.random.default_rng([settings.seed, _STREAM])
     ordered = torch.sqrt(share).sort(descending=True).values
@@ -127,29 +251,14 @@ def invert_test(
 
 
 @torch.no_grad()
-def wild_threshold(
-    system: FeatureSystem, profile: Profile, settings: KernelIntervalSettings, level: float | None = None
-) -> float:
+def wild_threshold(system: FeatureSystem, profile: Profile, draws: int, seed: int, level: float) -> float:
     """λ: the level's quantile of V̂ of residuals with random signs, ‖n⁻¹ Σ ±w_i ψ_i δ̂_i‖²."""
-    generator = np.random.default_rng([settings.seed, _STREAM])
+    generator = np.random.default_rng([seed, _STREAM])
     scaled = profile.residuals * system.row_weights / len(system)
-    totals: Tensor | None = None
-    for begin in range(0, len(system), _BLOCK):
-        rows = slice(begin, begin + _BLOCK)
-        psi = system.instruments(system.kernel_inputs[rows])
-        signs = _signs(settings.draws, len(psi), generator)
-        part = (signs * scaled[rows]) @ psi  # (draws, B) @ (B, m)
-        totals = part if totals is None else totals.add_(part)
-    assert totals is not None  # a system has rows
-    return _upper_quantile(totals.square().sum(dim=1), settings.level if level is None else level)
-
-
-def describe_misspecified(loss: float, threshold: float) -> str:
-    """The alarm as a sentence."""
-    return (
-        f"the class cannot explain the log: its smallest kernel loss {loss:.3g} exceeds {threshold:.3g}, "
-        "what the true values would leave by chance; use richer features or a larger norm_bound"
-    )
+    totals = scaled.new_zeros(draws, 2 * system.instruments.frequencies.shape[1])
+    for rows, psi in instruments(system, _SIGNS_BLOCK):
+        totals += (_signs(draws, len(psi), generator) * scaled[rows]) @ psi  # (draws, B) @ (B, m)
+    return _upper_quantile(totals.square().sum(dim=1), level)
 
 
 def _signs(draws: int, count: int, generator: np.random.Generator) -> Float[Tensor, "draw row"]:

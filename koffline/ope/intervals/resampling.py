@@ -15,10 +15,22 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from koffline.ope.features import FeatureSystem
+from koffline.ope.interval import Interval
+from koffline.ope.intervals.calibrated import RIDGE, instruments, ridge_sizes, ridged_fit
+from koffline.ope.intervals.settings import IntervalResult, KernelIntervalSettings, describe_starts
+from koffline.ope.names import BOOTSTRAP_PIVOT
+
 ONE_UNIT = "the log has one episode: a bootstrap has nothing to choose from; log more episodes"
+MATRIX = {True: "its matrix too", False: "its matrix held: the first order"}
 _STREAM = 6061
 _MOST_PRODUCTS = 3e10  # of the sums of one bootstrap: some seconds of a core
 _MOST_NUMBERS = 5e7  # in the matrices of all draws: 400 MB
+_FEW_UNITS = 30
+_ASSUMPTIONS = (
+    "Asymptotic: {units} resampled, the estimate solved again for each ({matrix}; features and instruments "
+    "as they are), errors turned around; {starts}. It does not know what the class cannot express."
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,6 +58,11 @@ class Units:
     row_weights: Float[Tensor, " row"]
     fixed_starts: bool
 
+    @property
+    def name(self) -> str:
+        """What they are."""
+        return "episodes" if len(self.firsts) < len(self.row_weights) else "rows"
+
     @cached_property
     def present(self) -> Int[np.ndarray, " unit"]:
         """Units with weight."""
@@ -54,8 +71,7 @@ class Units:
     def draw_counts(self, draws: int, seed: int) -> Int[np.ndarray, "draw unit"]:
         """How often each unit occurs in each resampled log; units without weight are not drawn."""
         # A stream of its own: a log simulated from the same seed would be correlated with its resampling.
-        generator = np.random.default_rng([seed, _STREAM])
-        present = self.present
+        generator, present = np.random.default_rng([seed, _STREAM]), self.present
         counts = np.empty((draws, len(self.firsts)), dtype=np.int64)
         for draw in counts:
             chosen = present[generator.integers(len(present), size=len(present))]
@@ -66,9 +82,6 @@ class Units:
         """Sums over the rows of each unit, (U, …)."""
         return np.add.reduceat(values, self.firsts, axis=0)
 
-    def __len__(self) -> int:
-        return len(self.firsts)
-
 
 def resample_values(
     equation: LinearEquation, units: Units, counts: Int[np.ndarray, "draw unit"]
@@ -76,46 +89,27 @@ def resample_values(
     """cᵀθ of every resampled log, and whether the matrices were resampled too.
 
     Where that would take too long or too much memory the matrix of the whole log stands in (the first order).
-    Start states are resampled with their units unless they are given.
+    Start states are resampled with their units unless they are given; draws without any are NaN.
     """
-    size = equation.theta.numel()
-    exact = len(units) * size**2 * len(counts) <= _MOST_PRODUCTS and size**2 * len(counts) <= _MOST_NUMBERS
+    size = equation.theta.numel() ** 2 * len(counts)
+    exact = len(units.firsts) * size <= _MOST_PRODUCTS and size <= _MOST_NUMBERS
     weights = counts @ units.sum_rows(units.row_weights.numpy())  # Σw per draw
     share = torch.as_tensor(counts / weights[:, None])  # of each unit's sums in a mean over the draw's rows
     gap = (equation.instruments * equation.residuals[:, None]).numpy()
     pull = share @ torch.as_tensor(units.sum_rows(gap)) - torch.as_tensor(gap.sum(axis=0) / len(gap))
-    if exact:
-        steps = torch.linalg.solve(_matrices(equation, units, share), pull)
+    if exact:  # n⁻¹ΣwΩzᵀ of every draw, one column of z at a time
+        products = (equation.instruments * column[:, None] for column in equation.difference.T)
+        columns = [share @ torch.as_tensor(units.sum_rows(product.numpy())) for product in products]
+        steps = torch.linalg.solve(torch.stack(columns, dim=-1) + torch.diag(equation.ridge), pull)
     else:
         whole = equation.instruments.mT @ equation.difference / len(gap) + torch.diag(equation.ridge)
         steps = torch.linalg.solve(whole, pull.mT).mT
-    return _start_means(equation, units, counts, equation.theta + steps), exact
-
-
-def _matrices(
-    equation: LinearEquation, units: Units, share: Float[Tensor, "draw unit"]
-) -> Float[Tensor, "draw parameter parameter"]:
-    """n⁻¹ΣwΩzᵀ + τD of every draw, one column of z at a time."""
-    columns = []
-    for column in range(equation.theta.numel()):
-        products = equation.instruments * equation.difference[:, column, None]
-        columns.append(share @ torch.as_tensor(units.sum_rows(products.numpy())))
-    return torch.stack(columns, dim=-1) + torch.diag(equation.ridge)
-
-
-def _start_means(
-    equation: LinearEquation,
-    units: Units,
-    counts: Int[np.ndarray, "draw unit"],
-    thetas: Float[Tensor, "draw parameter"],
-) -> Float[np.ndarray, " draw"]:
-    """cᵀθ per draw; draws that hold no start state with weight are NaN."""
+    thetas, start_weights = equation.theta + steps, equation.start_weights
     if units.fixed_starts:
-        mean = equation.start_weights @ equation.starts / equation.start_weights.sum()
-        return (thetas @ mean).numpy()
-    weights = torch.as_tensor(counts, dtype=torch.float64) * equation.start_weights
-    means = (weights @ equation.starts) / weights.sum(dim=1, keepdim=True)
-    return (means * thetas).sum(dim=1).numpy()
+        return (thetas @ (start_weights @ equation.starts / start_weights.sum())).numpy(), exact
+    drawn = torch.as_tensor(counts, dtype=torch.float64) * start_weights
+    means = (drawn @ equation.starts) / drawn.sum(dim=1, keepdim=True)
+    return (means * thetas).sum(dim=1).numpy(), exact
 
 
 def pivotal_interval(value: float, draws: Float[np.ndarray, " draw"], level: float) -> tuple[float, float]:
@@ -131,3 +125,49 @@ def pivotal_interval(value: float, draws: Float[np.ndarray, " draw"], level: flo
 def usable(draws: Float[np.ndarray, " draw"]) -> bool:
     """Whether enough draws are numbers for a quantile to mean something."""
     return bool(np.isfinite(draws).sum() >= max(2, math.ceil(0.9 * len(draws))))
+
+
+@torch.no_grad()
+def pivot_interval(system: FeatureSystem, settings: KernelIntervalSettings) -> IntervalResult:
+    """[2η̂ − q_high, 2η̂ − q_low] of the kernel-loss minimiser over resampled episodes (rows without episodes).
+
+    (Hao et al. 2021)
+    """
+    units = Units(system.unit_starts, system.row_weights, system.fixed_starts)
+    count = len(units.present)
+    if count < 2:
+        return IntervalResult(BOOTSTRAP_PIVOT, None, warnings=(ONE_UNIT,))
+    equation = kernel_equation(system)
+    values, exact = resample_values(equation, units, units.draw_counts(settings.draws, settings.seed))
+    value, warnings = system.value(equation.theta), []
+    if count < _FEW_UNITS:
+        warnings.append(f"the bootstrap has {count} {units.name} to draw from; its interval is too narrow")
+    if not usable(values):
+        warnings.append("too many resampled logs have no answer; there is no bootstrap interval")
+        return IntervalResult(BOOTSTRAP_PIVOT, None, value=value, warnings=tuple(warnings))
+    starts = describe_starts(system.fixed_starts, "start states resampled with them")
+    text = _ASSUMPTIONS.format(units=units.name, matrix=MATRIX[exact], starts=starts)
+    low, high = pivotal_interval(value, values, settings.level)
+    interval = Interval(low, high, settings.level, BOOTSTRAP_PIVOT, text)
+    return IntervalResult(
+        BOOTSTRAP_PIVOT,
+        interval.within(settings.values_within(system)),
+        value=value,
+        warnings=tuple(warnings),
+        details={"draws": len(values), "spread": float(values.std(ddof=1)), "units": count},
+    )
+
+
+def kernel_equation(system: FeatureSystem) -> LinearEquation:
+    """Bᵀ(v − Bθ) = τD(θ − θ0), with Ω_i = w_i Bᵀψ_i held as instruments."""
+    matrix, theta = system.projected[:, :-1], ridged_fit(system, RIDGE)
+    omega = torch.cat([psi @ matrix for _, psi in instruments(system)])
+    return LinearEquation(
+        instruments=omega * system.row_weights[:, None],
+        difference=system.difference,
+        residuals=system.residuals(theta),
+        starts=system.starts,
+        start_weights=system.start_weights,
+        ridge=ridge_sizes(matrix.mT @ matrix, system.free, RIDGE),
+        theta=theta,
+    )

@@ -10,10 +10,9 @@ from jaxtyping import Float
 from koffline.errors import ConfigError
 from koffline.ope.features import FeatureSystem
 from koffline.ope.interval import finite_or_none
-from koffline.ope.intervals.feature_interval import loss_threshold, norm_bound, start_margin
-from koffline.ope.intervals.profile import make_profile
+from koffline.ope.intervals.calibrated import make_profile
+from koffline.ope.intervals.kernel_sets import KernelSet
 from koffline.ope.intervals.settings import KernelIntervalSettings
-from koffline.ope.intervals.value_range import feasible_set
 from koffline.ope.names import KERNEL_CERTIFIED, KERNEL_CERTIFIED_IID, KERNEL_SIMULTANEOUS
 
 _KINDS = (KERNEL_CERTIFIED, KERNEL_CERTIFIED_IID, KERNEL_SIMULTANEOUS)
@@ -47,18 +46,11 @@ class NormSensitivity:
 
     def as_dict(self) -> dict[str, object]:
         """Plain JSON types."""
-        return {
-            "kind": self.kind,
-            "level": self.level,
-            "norms": [float(norm) for norm in self.norms],
-            "lows": [finite_or_none(low) for low in self.lows],
-            "highs": [finite_or_none(high) for high in self.highs],
-            "chosen": self.chosen,
-            "fitted": self.fitted,
-            "value": self.value,
-            "bounds": list(self.bounds),
-            "least_norm": self.least_norm,
+        plain = {
+            name: [finite_or_none(number) for number in value] if isinstance(value, np.ndarray) else value
+            for name, value in vars(self).items()
         }
+        return {**plain, "bounds": list(self.bounds), "least_norm": self.least_norm}
 
 
 def norm_sensitivity(
@@ -74,27 +66,18 @@ def norm_sensitivity(
     settings = settings or KernelIntervalSettings()
     if kind not in _KINDS:
         raise ConfigError(f"sensitivity to the norm is for {', '.join(_KINDS)}; received '{kind}'")
-    feasible = feasible_set(system)
-    chosen, fitted = norm_bound(feasible, settings)
+    known = KernelSet.of(system, kind, settings)
+    fitted = known.fitted_norm
     tried = tuple(factor * (fitted or 1.0) for factor in _FACTORS) if norms is None else tuple(sorted(norms))
     if not tried or not all(replace(settings, norm_bound=norm).norm_bound for norm in tried):
         raise ConfigError("norms is empty; give at least one positive number")
-    threshold = loss_threshold(system, kind, settings)
-    margin = start_margin(system, kind, settings)
-    bounds = settings.values_within(system)
     ends = np.full((len(tried), 2), np.nan)
     for position, norm in enumerate(tried):
-        found = feasible.value_range(threshold, norm)
+        found = known.feasible.value_range(known.threshold, norm)
         if found is not None:
-            ends[position] = np.clip((found.low - margin, found.high + margin), *bounds)
+            ends[position] = np.clip((found.low - known.margin, found.high + known.margin), *known.bounds)
+    value = make_profile(system).value
+    lows, highs = ends.T
     return NormSensitivity(
-        kind=kind,
-        level=settings.level,
-        norms=np.array(tried),
-        lows=ends[:, 0],
-        highs=ends[:, 1],
-        chosen=chosen,
-        fitted=fitted,
-        value=make_profile(system).value,
-        bounds=bounds,
+        kind, settings.level, np.array(tried), lows, highs, known.norm_bound, fitted, value, known.bounds
     )

@@ -1,20 +1,18 @@
-"""What an interval on a feature system assumes and how it is computed, checked once."""
+"""What an interval on a feature system assumes and how it is computed, checked once; and what it returns."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
+from typing import Any
 
 from koffline.errors import ConfigError
 from koffline.ope.features import FeatureSystem
-from koffline.ope.interval import check_level
-from koffline.ope.intervals.concentration import target_range
+from koffline.ope.interval import Interval, check_level, finite_or_none
 from koffline.ope.limits import value_bounds
 
 DRAWS = 999
 _MOST_DRAWS = 200_000
-NORM_FACTOR = 2.0  # the default ρ is this multiple of the fitted norm
-NORM_RIDGE = 1e-4  # the ridge of the fit behind it, relative to the mean curvature
 
 
 @dataclass(frozen=True)
@@ -47,10 +45,6 @@ class KernelIntervalSettings:
                 f"draws is {self.draws}, too few for level {self.level:g}; give {fewest} or more"
             )
 
-    def for_alarm(self, draws: int) -> KernelIntervalSettings:
-        """The same with fewer draws, where the level allows it."""
-        return replace(self, draws=max(fewest_draws(self.level), min(self.draws, draws)))
-
     @property
     def delta(self) -> float:
         """The probability of a miss that the level allows."""
@@ -80,19 +74,6 @@ class KernelIntervalSettings:
             )
         return self.reward_bounds
 
-    def residual_length(self, system: FeatureSystem) -> float:
-        """R: the length of the range of r + discount · V(s')."""
-        rewards = self.rewards_within(system)
-        may_end = bool((system.discounts == 0.0).any())
-        return target_range(rewards, self.values_within(system), system.gamma, may_end)
-
-    def describe_bounds(self, system: FeatureSystem) -> str:
-        """Where the bounds of rewards and values come from, for people."""
-        low, high = self.values_within(system)
-        source = "given" if self.value_bounds is not None else "what these and γ imply"
-        rewards = "given bounds" if self.reward_bounds is not None else "those seen in the log"
-        return f"rewards within {rewards}, values within [{low:.4g}, {high:.4g}] ({source})"
-
 
 def fewest_draws(level: float) -> int:
     """So many draws that both tails of the level hold one."""
@@ -108,3 +89,52 @@ def enough_draws(level: float) -> int:
             f"level up to {1.0 - 2.0 / _MOST_DRAWS:g}"
         )
     return max(DRAWS, fewest_draws(level))
+
+
+@dataclass(frozen=True, eq=False)
+class IntervalResult:
+    """An interval and the evidence around it; ``interval`` is None where the class cannot explain the log.
+
+    ``value``: the fitted value of the same class (None where the kind has none). ``threshold``: λ, what the
+    kernel loss of the true values may be; ``least_loss``: the smallest kernel loss in the class. A class is
+    ``misspecified`` when the second exceeds the first: an alarm about the class, not an error of the log.
+    """
+
+    kind: str
+    interval: Interval | None
+    value: float | None = None
+    threshold: float | None = None
+    least_loss: float | None = None
+    norm_bound: float | None = None
+    fitted_norm: float | None = None
+    misspecified: bool = False
+    warnings: tuple[str, ...] = ()
+    details: dict[str, Any] = field(default_factory=dict)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain JSON types."""
+        return {
+            **_finite(vars(self)),
+            "interval": None if self.interval is None else self.interval.as_dict(),
+            "warnings": list(self.warnings),
+            "details": _finite(self.details),
+        }
+
+
+def _finite(numbers: dict[str, Any]) -> dict[str, Any]:
+    return {
+        name: finite_or_none(value) if isinstance(value, float) else value for name, value in numbers.items()
+    }
+
+
+def describe_misspecified(loss: float, threshold: float) -> str:
+    """The alarm as a sentence."""
+    return (
+        f"the class cannot explain the log: its smallest kernel loss {loss:.3g} exceeds {threshold:.3g}, "
+        "what the true values would leave by chance; use richer features or a larger norm_bound"
+    )
+
+
+def describe_starts(fixed: bool, sampled: str) -> str:
+    """What is assumed of start states, for people; ``sampled``: where they are the log's own."""
+    return "given start states as they are" if fixed else sampled

@@ -1,4 +1,4 @@
-"""`koffline.bellman_test` from outside: what it takes, what it says, what it refuses."""
+"""`koffline.bellman_test` from outside: by hand, over windows, what it says, what it refuses."""
 
 import json
 
@@ -6,63 +6,132 @@ import numpy as np
 import pytest
 
 import koffline
+from koffline.data.transitions import Metadata
 from koffline.errors import ConfigError, DataError, KofflineError, PolicyError
 from koffline.kernels import Linear
+from koffline.ope.bellman_test import front
+from koffline.ope.bellman_test.settings import METHODS, make_settings
+from koffline.ope.bellman_test.windows import action_ratios, block_numbers, window_matrix
 from koffline.ope.cross_fit import cross_fit
-from tests.ope.bellman_test.problems import ONLY_ACTION, five_rows, known_problem
+from tests import reference_bellman as reference
+from tests.ope.bellman_test.problems import ONLY_ACTION, five_rows, known_problem, simple_q
 from tests.ope.problems import NOISY, SOFT, continuous_log, discrete_log
 from tests.refusals import refused
 
 
-def simple_q(observations, actions):
-    return np.sin(observations[:, 0]) + 0.3 * np.asarray(actions).reshape(len(observations), -1)[:, 0]
+def test_by_hand() -> None:
+    """Two rows one median apart with bandwidth 1: k = e⁻¹, δ = (2, −1): T = (4 + 1 − 4/e)/2."""
+    log = koffline.Transitions(
+        observations=np.array([[0.0], [1.0]]),
+        actions=np.zeros(2, dtype=np.int64),
+        rewards=np.array([2.0, -1.0]),
+        next_observations=np.array([[5.0], [5.0]]),
+        terminated=np.array([True, True]),
+        truncated=np.zeros(2, bool),
+        action_space=koffline.Discrete(1),
+    )
+    result = koffline.bellman_test(lambda s, a: 0.0 * s[:, 0], log, ONLY_ACTION, 0.9, bandwidth=1.0)
+    assert result.statistic == pytest.approx((5.0 - 4.0 / np.e) / 2.0, abs=1e-12)
+    assert result.kernel_loss == pytest.approx(-2.0 / np.e, abs=1e-12)  # one pair: k δ₁ δ₂
 
 
-def test_result_is_plain_json_and_says_what_it_means() -> None:
-    result = koffline.bellman_test(simple_q, discrete_log(), SOFT, 0.9, seed=3)
-    plain = json.loads(json.dumps(result.as_dict(), allow_nan=False))
-    for name in ("statistic", "p_value", "method", "power", "alternative", "level", "n", "held_out"):
-        assert name in plain
+def test_residuals_of_one_and_two_steps_by_hand() -> None:
+    """Q = state number: δ = r + 0.9·s' − s, no future after a terminal row; then δ_t + 0.9 δ_{t+1}."""
+    result = koffline.bellman_test(
+        lambda s, a: s[:, 0], five_rows(), ONLY_ACTION, 0.9, window=2, on_policy=True
+    )
+    np.testing.assert_allclose(result.rows.residuals, [1.9, -0.2, 0.9, 3.2, 0.0], atol=1e-12)
+    np.testing.assert_allclose(result.rows.values, [0.0, 1.0, 2.0, 0.0, 3.0])
+    np.testing.assert_allclose(result.rows.window_residuals, [1.72, 0.61, 0.9, 3.2, 0.0], atol=1e-12)
+    assert any("on_policy=True" in sentence for sentence in result.warnings)
+
+
+@pytest.mark.parametrize("of_state", [False, True])
+@pytest.mark.parametrize("window", [1, 3, 7])
+def test_windows_are_the_recursion(window: int, of_state: bool) -> None:
+    log, generator = discrete_log(24, 6), np.random.default_rng(1)
+    values, later, ratios = generator.normal(size=24), generator.normal(size=24), generator.uniform(0, 2, 24)
+    discounts = 0.9 * (1.0 - log.terminated)
+    residuals = log.rewards + discounts * later - values
+    found = window_matrix(log, discounts, ratios, window, of_state).T @ residuals
+    for row in range(24):
+        expected = reference.window_residual(
+            log.rewards, discounts, values, later, log.episode_ids, ratios, row, window, of_state
+        )
+        assert found[row] == pytest.approx(expected, abs=1e-12)
+
+
+def test_plain_sum_of_rewards_has_the_same_mean() -> None:
+    """Σ γ^j r + γ^d V − Q minus ours is Σ γ^j (Q − V) of later steps: mean zero on-policy."""
+    known = known_problem(3, 2000, "episodes")
+    options = {"window": 3, "on_policy": True, "method": "gamma"}
+    result = koffline.bellman_test(
+        lambda s, a: known.q(s, a) + 1.0, known.transitions, known.policy, 0.9, **options
+    )
+    full = result.rows.window_residuals[np.asarray(known.transitions.steps) < 48]
+    assert full.mean() == pytest.approx(0.9**3 - 1.0, abs=5 * full.std() / np.sqrt(len(full)))
+
+
+def test_blocks_stay_in_episodes_and_ratios_are_policy_over_behavior() -> None:
+    numbers = block_numbers(discrete_log(80, 20), 2)
+    np.testing.assert_array_equal(numbers[:40], [0] * 16 + [1] * 4 + [2] * 16 + [3] * 4)
+    log = discrete_log(12, 3, behavior_log_probabilities=np.full(12, np.log(1 / 3)))
+    ratios, said = action_ratios(log, SOFT, make_settings(gamma=0.9, window=2), False)
+    expected = SOFT.probabilities(log.observations)[np.arange(12), log.actions] * 3.0
+    np.testing.assert_allclose(ratios, expected)
+    assert "importance ratios" in said[0]
+    plain, nothing = action_ratios(log, SOFT, make_settings(gamma=0.9), False)
+    assert (plain == 1.0).all()
+    assert nothing == ()
+
+
+def test_state_function_of_off_policy_log_is_reweighted() -> None:
+    """V^π on another policy's log: rejected if taken for on-policy, not with ratios."""
+    known = known_problem(5, 1500, behavior=True)
+    with_ratios, without = (
+        koffline.bellman_test(known.v, known.transitions, known.policy, 0.9, method="gamma", on_policy=given)
+        for given in (None, True)
+    )
+    assert with_ratios.kind == "state"
+    assert with_ratios.p_value > 0.05
+    assert without.p_value < 1e-3
+
+
+def test_result_is_plain_json_says_what_it_means_and_repeats() -> None:
+    first, again, other = (
+        koffline.bellman_test(simple_q, continuous_log(), NOISY, 0.9, seed=seed) for seed in (1, 1, 2)
+    )
+    plain = json.loads(json.dumps(first.as_dict(), allow_nan=False))
+    assert {"statistic", "p_value", "method", "power", "alternative", "level", "held_out"} <= set(plain)
     assert plain["rejects"] == (plain["p_value"] <= 0.05)
-    assert plain["n"] == 60
-    assert plain["held_out"] is None
+    assert (plain["n"], plain["held_out"]) == (50, None)
     assert any("not known which rows" in sentence for sentence in plain["warnings"])
-    assert str(result).startswith(("rejected", "not rejected"))
+    assert str(first).startswith(("rejected", "not rejected"))
+    assert (first.statistic, first.p_value, first.power) == (again.statistic, again.p_value, again.power)
+    assert first.statistic != other.statistic  # other draws of the policy's actions
 
 
 def test_non_rejection_is_no_proof() -> None:
     known = known_problem(0, 150)
     result = koffline.bellman_test(known.q, known.transitions, known.policy, 0.9)
     assert not result.rejects
-    assert "no proof" in str(result)
-    assert "nothing is said of states without rows" in str(result)
-    assert f"{result.detectable:.3g}" in str(result)
     assert result.alternative == pytest.approx(0.1 * result.return_scale)
+    for text in ("no proof", "nothing is said of states without rows", f"{result.detectable:.3g}"):
+        assert text in str(result)
 
 
-def test_same_seed_same_result() -> None:
-    first, again, other = (
-        koffline.bellman_test(simple_q, continuous_log(), NOISY, 0.9, seed=seed) for seed in (1, 1, 2)
-    )
-    assert (first.statistic, first.p_value, first.power) == (again.statistic, again.p_value, again.power)
-    assert first.statistic != other.statistic  # other draws of the policy's actions
-
-
-@pytest.mark.parametrize("method", ["wild", "spectral", "gamma"])
-@pytest.mark.parametrize("kind", ["discrete", "continuous"])
-def test_every_method_on_every_log(method: str, kind: str) -> None:
-    log, policy = (discrete_log(), SOFT) if kind == "discrete" else (continuous_log(), NOISY)
-    for features in (0, 64):
-        result = koffline.bellman_test(
-            lambda s, a: 30.0 + simple_q(s, a), log, policy, 0.9, method=method, features=features
-        )
-        assert result.method == method
-        assert result.features == features
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("features", [0, 64])
+def test_every_method_on_every_log(method: str, features: int) -> None:
+    for log, policy in ((discrete_log(), SOFT), (continuous_log(), NOISY)):
+        options = {"method": method, "features": features}
+        result = koffline.bellman_test(lambda s, a: 30.0 + simple_q(s, a), log, policy, 0.9, **options)
+        assert (result.method, result.features) == (method, features)
         assert result.rejects  # an error of 30 everywhere leaves −3 in every residual
 
 
 def test_gamma_hint_and_callable_alternative() -> None:
-    log = discrete_log().with_metadata(koffline.data.transitions.Metadata(gamma=0.8))
+    log = discrete_log().with_metadata(Metadata(gamma=0.8))
     hinted = koffline.bellman_test(simple_q, log, SOFT)
     assert hinted.gamma == 0.8
     constant = koffline.bellman_test(simple_q, log, SOFT, alternative=lambda s, a: np.full(len(s), 0.4))
@@ -72,192 +141,149 @@ def test_gamma_hint_and_callable_alternative() -> None:
 
 
 def test_training_rows_are_refused_unless_allowed() -> None:
-    log = discrete_log()
+    log, first, second = discrete_log(), *(discrete_log().select(np.arange(a, a + 30)) for a in (0, 30))
     with pytest.raises(ConfigError, match="allow_training_rows=True"):
         koffline.bellman_test(simple_q, log, SOFT, 0.9, trained_on=log)
     forced = koffline.bellman_test(simple_q, log, SOFT, 0.9, trained_on=log, allow_training_rows=True)
     assert forced.held_out is False
     assert any("says nothing" in sentence for sentence in forced.warnings)
-    fresh = koffline.bellman_test(
-        simple_q, log.select(np.arange(30)), SOFT, 0.9, trained_on=log.select(np.arange(30, 60))
-    )
-    assert fresh.held_out is True
+    assert koffline.bellman_test(simple_q, first, SOFT, 0.9, trained_on=second).held_out is True
 
 
 def test_cross_fitted_values_and_values_of_rows() -> None:
     log = discrete_log()
-    crossed = cross_fit(log, lambda part: simple_q, folds=2)
-    result = koffline.bellman_test(crossed, log, SOFT, 0.9)
-    assert result.held_out is True
-    assert result.n == 60
+    result = koffline.bellman_test(cross_fit(log, lambda part: simple_q, folds=2), log, SOFT, 0.9)
+    assert (result.held_out, result.n) == (True, 60)
 
     class Values:
-        now = np.zeros(60)
-        later = np.ones(60)
-        unseen = 1.0
+        now, later, unseen, notes = np.zeros(60), np.ones(60), 1.0, ()
 
     rows = koffline.bellman_test(Values(), log, SOFT, 0.9)
-    assert rows.rows is not None
     np.testing.assert_allclose(rows.rows.residuals, log.rewards + 0.9 * (1.0 - log.terminated), atol=1e-12)
     assert rows.held_out is True
     with pytest.raises(DataError, match="the log 30 rows"):
         koffline.bellman_test(Values(), log.select(np.arange(30)), SOFT, 0.9)
 
 
-def test_zero_residuals_are_said() -> None:
-    log = five_rows(rewards=np.zeros(5))
-    for method in ("wild", "spectral", "gamma"):
-        result = koffline.bellman_test(lambda s, a: 0.0 * s[:, 0], log, ONLY_ACTION, 0.9, method=method)
-        assert result.statistic == 0.0
-        assert result.p_value == 1.0
-        assert any("exactly zero" in sentence for sentence in result.warnings)
-
-
-def constant_reward_log(dtype: type, reward: float = 0.1) -> koffline.Transitions:
-    """60 rows of one reward that never end."""
-    log = discrete_log()
-    return log.replace(
-        rewards=np.full(60, reward, dtype=dtype), terminated=np.zeros(60, bool), truncated=np.zeros(60, bool)
-    )
-
-
-@pytest.mark.parametrize("method", ["wild", "spectral", "gamma"])
-@pytest.mark.parametrize("gamma", [0.9, 0.97])
+@pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_rounding_is_no_error(method: str, gamma: float, dtype: type) -> None:
+def test_rounding_is_no_error(method: str, dtype: type) -> None:
     """Exact values leave residuals of 1e-16 or, in float32, 1e-7; an error of a thousandth is found."""
-    log = constant_reward_log(dtype)
+    never = np.zeros(60, bool)
+    log = discrete_log().replace(rewards=np.full(60, 0.1, dtype=dtype), terminated=never, truncated=never)
 
     def exact(states, actions):
-        return np.full(len(states), 0.1 / (1.0 - gamma), dtype=dtype)
+        return np.full(len(states), 0.1 / (1.0 - 0.97), dtype=dtype)
 
-    result = koffline.bellman_test(exact, log, SOFT, gamma, method=method)
-    assert not result.rejects
-    assert result.statistic == 0.0
+    result = koffline.bellman_test(exact, log, SOFT, 0.97, method=method)
+    assert (result.rejects, result.statistic, result.p_value) == (False, 0.0, 1.0)
     assert any("there is nothing to test" in sentence for sentence in result.warnings)
     off = koffline.bellman_test(
-        lambda s, a: (exact(s, a) * 1.001).astype(dtype), log, SOFT, gamma, method=method
+        lambda s, a: (exact(s, a) * 1.001).astype(dtype), log, SOFT, 0.97, method=method
     )
     assert off.rejects
 
 
-def test_too_few_signs_concern_the_wild_test_alone() -> None:
+@pytest.mark.parametrize("method", METHODS)
+def test_too_few_signs_concern_the_wild_test_alone(method: str) -> None:
     """Four residuals: a p-value below the level and the sentence that there is none do not meet."""
-    log = discrete_log(10, 10)
-    rewards = np.where(np.arange(10) < 4, 1.0, 0.0)
-    log = log.replace(episode_ids=None, steps=None, truncated=np.zeros(10, bool))
-    log = log.replace(rewards=rewards, terminated=np.ones(10, bool))
-    found = {
-        method: koffline.bellman_test(lambda s, a: np.zeros(len(s)), log, SOFT, 0.9, method=method)
-        for method in ("wild", "spectral", "gamma")
-    }
-    assert found["wild"].units == 4
-    assert not found["wild"].rejects
-    assert any("nothing can be rejected" in sentence for sentence in found["wild"].warnings)
-    for method in ("spectral", "gamma"):
-        assert not any("nothing can be rejected" in sentence for sentence in found[method].warnings)
-        assert any("only roughly kept" in sentence for sentence in found[method].warnings)
+    log = discrete_log(10, 10).replace(episode_ids=None, steps=None, truncated=np.zeros(10, bool))
+    log = log.replace(rewards=(np.arange(10) < 4).astype(float), terminated=np.ones(10, bool))
+    found = koffline.bellman_test(lambda s, a: np.zeros(len(s)), log, SOFT, 0.9, method=method)
+    assert found.units == 4
+    said = " ".join(found.warnings)
+    assert ("nothing can be rejected" in said) == (method == "wild")
+    assert ("only roughly kept" in said) == (method != "wild")
+    if method == "wild":
+        assert (found.rejects, found.power, found.detectable) == (False, 0.0, None)
 
 
-def test_too_few_rows_are_said() -> None:
-    result = koffline.bellman_test(lambda s, a: s[:, 0], five_rows(), ONLY_ACTION, 0.9)
-    assert any("too few for level 0.05" in sentence for sentence in result.warnings)
-    assert (result.power, result.detectable) == (0.0, None)
-    log = discrete_log(20, 10)
-    assert any("only roughly" in w for w in koffline.bellman_test(simple_q, log, SOFT, 0.9).warnings)
-    blocks = koffline.bellman_test(simple_q, log, SOFT, 0.9, window=2, on_policy=True, multipliers="block")
-    assert any("2 blocks of windows" in sentence for sentence in blocks.warnings)
-
-
-def test_a_kernel_that_sees_nothing_is_said() -> None:
-    result = koffline.bellman_test(simple_q, discrete_log(), SOFT, 0.9, bandwidth=0.005)
-    assert any("almost alone" in sentence for sentence in result.warnings)
-    assert result.power == 0.0
-    assert result.detectable is None
-    assert "no error of this kind can be found" in str(result)
-    long = koffline.bellman_test(simple_q, discrete_log(), SOFT, 0.9, window=11, on_policy=True)
-    assert any("longest episode has 10 steps" in sentence for sentence in long.warnings)
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"window": 2, "on_policy": True, "multipliers": "block"}, "6 blocks of windows"),
+        ({"bandwidth": 0.005}, "almost alone"),
+        ({"window": 11, "on_policy": True}, "longest episode has 10 steps"),
+    ],
+)
+def test_doubts_are_said(options: dict, sentence: str) -> None:
+    result = koffline.bellman_test(simple_q, discrete_log(), SOFT, 0.9, **options)
+    assert any(sentence in warning for warning in result.warnings)
+    if sentence == "almost alone":
+        assert (result.power, result.detectable) == (0.0, None)
+        assert "no error of this kind can be found" in str(result)
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"method": "bayes"}, "give one of wild, spectral, gamma"),
+        ({"method": "bayes"}, "method is 'bayes'; input should be 'wild', 'spectral' or 'gamma'"),
         ({"metod": "wild"}, "did you mean 'method'"),
-        ({"level": 1.5}, "level is 1.5"),
+        ({"level": 1.5}, "level is 1.5; input should be less than 1"),
+        ({"level": "x"}, "level is 'x'"),
+        ({"level": 1e-5}, r"or a higher level \(--level\)"),
         ({"draws": 9}, "give draws=19 or more"),
-        ({"draws": 0}, "whole number of at least 1"),
+        ({"draws": 0}, "greater than or equal to 1"),
         ({"window": 0}, "window is 0"),
         ({"bandwidth": -1.0}, "bandwidth is -1.0"),
-        ({"features": 3}, "even number"),
+        ({"bandwidth": "x"}, "bandwidth is 'x'"),
+        ({"features": 3}, "features is 3; input should be a multiple of 2"),
+        ({"features": 1.5}, "features is 1.5"),
         ({"alternative": 0.0}, "alternative is 0.0"),
-        ({"multipliers": "rows"}, "give one of step, block"),
+        ({"alternative": "x"}, "alternative is 'x'"),
+        ({"multipliers": "rows"}, "should be 'step' or 'block'"),
         ({"kernel": Linear(), "features": 10}, "no random Fourier features"),
         ({"gamma": 1.0}, "gamma is 1.0"),
+        ({"gamma": "x"}, "gamma is 'x'"),
         ({"gamma": None}, "gamma is missing"),
         ({"seed": -1}, "seed is -1"),
-        ({"level": 1e-5}, r"or a higher level \(--level\)"),
-    ],
-)
-def test_bad_options_are_one_line(options: dict, message: str) -> None:
-    gamma = options.pop("gamma", 0.9)
-    with pytest.raises(ConfigError, match=message) as caught:
-        koffline.bellman_test(simple_q, discrete_log(), SOFT, gamma, **options)
-    assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"gamma": "x"}, "gamma is 'x'"),
         ({"seed": 1.5}, "seed is 1.5"),
-        ({"level": "x"}, "level is 'x'"),
-        ({"bandwidth": "x"}, "bandwidth is 'x'"),
-        ({"alternative": "x"}, "alternative is 'x'"),
-        ({"features": 1.5}, "features is 1.5"),
+        ({"features": 0}, "features=0 asks for the Gram matrix of 60 rows"),
+        ({"window": 3}, r"no behaviour probabilities; give on_policy=True"),
     ],
 )
-def test_wrong_types_are_one_line(options: dict, message: str) -> None:
+def test_bad_options_are_one_line(options: dict, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(front, "_MOST_EXACT_ROWS", 50)
     with refused(ConfigError, message):
         koffline.bellman_test(simple_q, discrete_log(), SOFT, **{"gamma": 0.9, **options})
 
 
 @pytest.mark.parametrize(
-    ("q", "message"),
+    ("q", "log", "policy", "kind", "message"),
     [
-        (lambda s, a: np.zeros((len(s), 3)), "shape"),
-        (lambda s, a: np.full(len(s), np.nan), "nan"),
-        (lambda s, a: np.full(len(s), 1e200), "units"),
-        (lambda s, a: np.full(len(s), 1e60), "units"),
-        (lambda s, a: 1 / 0, "division by zero"),
+        (lambda s, a: np.full(len(s), 1e200), discrete_log(), SOFT, DataError, "units"),
+        (simple_q, discrete_log().replace(rewards=np.full(60, 1e98)), SOFT, DataError, "rescale rewards"),
+        (simple_q, discrete_log().select([3]), SOFT, DataError, "fewer than 2 rows"),
+        (simple_q, discrete_log(), ONLY_ACTION, PolicyError, "action"),
+        (lambda s: s[:, 0], discrete_log(), SOFT, ConfigError, "no behaviour probabilities"),
+        (
+            lambda s: s[:, 0],
+            discrete_log(12, 3, behavior_log_probabilities=np.where(np.arange(12) == 4, -1000.0, 0.0)),
+            SOFT,
+            DataError,
+            r"row 4 is exp\(-1e\+03\) although its action was taken",
+        ),
+        (
+            lambda s: s[:, 0],
+            continuous_log().replace(behavior_log_probabilities=np.zeros(50)),
+            NOISY,
+            ConfigError,
+            "density",
+        ),
     ],
 )
-def test_bad_values_are_one_line(q, message: str) -> None:
-    with pytest.raises(KofflineError, match=message) as caught:
-        koffline.bellman_test(q, discrete_log(), SOFT, 0.9)
+def test_bad_values_logs_and_policies_are_one_line(
+    q, log, policy, kind: type[KofflineError], message
+) -> None:
+    with pytest.raises(kind, match=message) as caught:
+        koffline.bellman_test(q, log, policy, 0.9)
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("method", ["wild", "spectral", "gamma"])
-def test_huge_rewards(method: str) -> None:
+def test_windows_need_episodes_and_huge_rewards_stay_finite() -> None:
+    with pytest.raises(DataError, match="no episodes"):
+        koffline.bellman_test(lambda s, a: s[:, 0], continuous_log(), NOISY, 0.9, window=2, on_policy=True)
     log = discrete_log()
-    scaled = log.replace(rewards=log.rewards * 1e48)
-    assert np.isfinite(koffline.bellman_test(simple_q, scaled, SOFT, 0.9, method=method).p_value)
-    with pytest.raises(DataError, match="rescale rewards and values"):
-        koffline.bellman_test(simple_q, log.replace(rewards=log.rewards * 1e98), SOFT, 0.9, method=method)
-
-
-def test_policy_must_fit() -> None:
-    with pytest.raises(PolicyError):
-        koffline.bellman_test(simple_q, discrete_log(), ONLY_ACTION, 0.9)
-
-
-def test_one_row_is_too_few() -> None:
-    with pytest.raises(DataError, match="fewer than 2 rows"):
-        koffline.bellman_test(simple_q, discrete_log(60).select([3]), SOFT, 0.9)
-
-
-def test_gram_matrix_of_many_rows_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("koffline.ope.bellman_test.front.MOST_EXACT_ROWS", 50)
-    with pytest.raises(ConfigError, match="features=0 asks for the Gram matrix of 60 rows"):
-        koffline.bellman_test(simple_q, discrete_log(), SOFT, 0.9, features=0)
+    for method in METHODS:
+        scaled = log.replace(rewards=log.rewards * 1e48)
+        assert np.isfinite(koffline.bellman_test(simple_q, scaled, SOFT, 0.9, method=method).p_value)

@@ -9,8 +9,11 @@ import torch
 
 from koffline.data.transitions import Discrete, Transitions
 from koffline.envs.finite import FiniteMDP
+from koffline.ope.closed_form.estimates import doubly_robust_sums
+from koffline.ope.closed_form.sums import RowSums
 from koffline.ope.features import FeatureSystem, make_feature_system
 from koffline.ope.problem import prepare_problem
+from koffline.ope.row_values import RowValues
 from koffline.policies import DiscretePolicy
 from koffline.solvers.features import FeatureMap, RandomFourierFeatures
 from scripts.bench.finite_worlds import random_mdp
@@ -45,6 +48,18 @@ def plain(system: FeatureSystem) -> dict:
         "start_weights": system.start_weights.numpy(),
         "constants": system.constants,
     }
+
+
+def combined(system: FeatureSystem, values: RowValues, omega: np.ndarray) -> RowSums:
+    """The doubly robust sums of given values and weights."""
+    return doubly_robust_sums(lambda part: values, lambda part: omega, system)
+
+
+def described(system: FeatureSystem, omega: np.ndarray) -> dict[str, float]:
+    """What weights are worth."""
+    nothing = np.zeros(len(system))
+    sums = RowSums.of(system, omega, nothing, np.zeros(len(system.start_weights)))
+    return sums.diagnostics(system.start_mean.numpy())
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,16 +134,9 @@ def one_hot_problem(rows: int = 400, ending: float = 0.1, seed: int = 0) -> OneH
         seed=3,
     )
     return OneHotProblem(
-        system,
-        mdp,
-        target,
-        sample.states,
-        sample.actions,
-        sample.next_states,
-        starts,
-        sample.terminated,
+        system, mdp, target, sample.states, sample.actions, sample.next_states, starts, sample.terminated,
         sample.rewards,
-    )
+    )  # fmt: skip
 
 
 def _one_hot_of(inputs: np.ndarray, states: np.ndarray) -> FeatureMap:

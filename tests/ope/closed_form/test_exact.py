@@ -5,14 +5,14 @@ import dataclasses
 import numpy as np
 import pytest
 
-from koffline.ope.closed_form.doubly_robust import doubly_robust_value
-from koffline.ope.closed_form.dualdice import fit_dualdice
-from koffline.ope.closed_form.estimates import CLOSED_FORMS, drl, lstdq, mql, mwl
-from koffline.ope.closed_form.minimax import fit_lstdq, fit_mql, fit_mwl
-from koffline.ope.closed_form.weights import describe_weights
+from koffline.ope.closed_form.estimates import CLOSED_FORMS, doubly_robust_value
+from koffline.ope.closed_form.fits import fit_dualdice, fit_lstdq, fit_mql, fit_mwl
+from koffline.ope.features import make_feature_system
+from koffline.ope.problem import prepare_problem
 from koffline.ope.row_values import RowValues
 from tests import reference_closed_form as reference
-from tests.ope.closed_form.systems import GAMMA, one_hot_problem, plain, small_system
+from tests.exact_problems import EXACT_PROBLEMS
+from tests.ope.closed_form.systems import GAMMA, combined, described, one_hot_problem, plain, small_system
 
 ENDING = pytest.mark.parametrize("ending", [0.0, 0.1])
 
@@ -36,11 +36,11 @@ def test_one_hot_weights_are_the_ratio_of_visits_of_the_empirical_process(ending
     problem = one_hot_problem(ending=ending)
     system = problem.system
     weights = fit_lstdq(system, 0.0).weights(system).numpy()
-    described = describe_weights(system, weights)
-    assert described.mass == pytest.approx(1.0, rel=1e-9)
-    assert described.imbalance < 1e-9
-    assert described.negative_share < 1e-9
-    assert 0.0 < described.effective_rows <= len(system)
+    found = described(system, weights)
+    assert found["mass"] == pytest.approx(1.0, rel=1e-9)
+    assert found["imbalance"] < 1e-9
+    assert found["negative_share"] < 1e-9
+    assert 0.0 < found["effective_rows"] <= len(system)
 
 
 @ENDING
@@ -59,21 +59,8 @@ def test_the_doubly_robust_value_is_exact_with_the_true_q_and_any_weights_but_fo
     rows = discounts > 0.0
     values = RowValues(np.where(rows, q[pair], problem.rewards), later, truth[problem.start_states], 1.0)
     omega = np.random.default_rng(0).normal(size=len(system))
-    value, _ = doubly_robust_value(system, values, omega)
-    assert value == pytest.approx(truth[problem.start_states].mean(), rel=1e-12)
-
-
-@ENDING
-def test_the_doubly_robust_value_with_the_true_ratio_does_not_depend_on_q(ending):
-    """Summed over the exact distribution of (x, x') instead of a sample: J for every q."""
-    problem = one_hot_problem(ending=ending)
-    mdp, target, generator = problem.mdp, problem.target, np.random.default_rng(1)
-    visits = mdp.discounted_occupancy(target, GAMMA) / (1.0 - GAMMA)
-    q = np.where(mdp.terminal[:, None], 0.0, generator.normal(size=visits.shape))
-    v = (target * q).sum(axis=1)
-    residual = np.einsum("sat,sat->sa", mdp.transition, mdp.reward + GAMMA * v) - q
-    assert mdp.initial @ v + (visits * residual).sum() == pytest.approx(
-        mdp.policy_value(target, GAMMA), rel=1e-12
+    assert doubly_robust_value(combined(system, values, omega)) == pytest.approx(
+        truth[problem.start_states].mean(), rel=1e-12
     )
 
 
@@ -84,9 +71,8 @@ def test_true_weights_are_balanced_and_fitted_ones_come_near():
     np.add.at(counts, (problem.states, problem.actions), 1.0)
     assert counts[inner].min() > 0
     true = problem.true_weights(counts / len(problem.states))
-    described = describe_weights(problem.system, true)
     # start states and next states are sampled: 50 given starts decide, (1/50)^½ = 0.14
-    assert described.imbalance < 0.3
+    assert described(problem.system, true)["imbalance"] < 0.3
     fitted = fit_mwl(problem.system).weights(problem.system).numpy()
     assert np.corrcoef(true, fitted)[0, 1] > 0.95
 
@@ -99,7 +85,7 @@ def test_with_balanced_weights_the_doubly_robust_value_is_that_of_the_weights_fo
     values = RowValues(
         system.now.numpy() @ theta, system.later.numpy() @ theta, system.starts.numpy() @ theta, 1.0
     )
-    value, _ = doubly_robust_value(system, values, fit.weights(system).numpy())
+    value = doubly_robust_value(combined(system, values, fit.weights(system).numpy()))
     assert value == pytest.approx(system.value(fit.theta), rel=1e-8)
 
 
@@ -136,21 +122,48 @@ def test_values_follow_a_change_of_units():
     """Rewards times −3 give values times −3, standard errors times 3."""
     system = small_system("discrete")
     other = dataclasses.replace(system, rewards=-3.0 * system.rewards, value_bounds=(-1e9, 1e9))
-    for estimator in (mql, lstdq, mwl, drl):
+    for estimator in CLOSED_FORMS.values():
         first, second = estimator(system), estimator(other)
         assert second.value == pytest.approx(-3.0 * first.value, rel=1e-9)
         assert second.standard_error == pytest.approx(3.0 * first.standard_error, rel=1e-9)
 
 
-def test_normalised_weights_have_the_right_mass_where_no_constant_sees_to_it():
+def test_weights_are_scaled_to_the_right_mass_where_no_constant_sees_to_it():
     system = one_hot_problem().system
-    plain_fit = fit_mwl(system, 0.1)
-    mass = describe_weights(system, plain_fit.weights(system).numpy()).mass
+    fit = fit_mwl(system, 0.1)
+    mass = described(system, fit.weights(system).numpy())["mass"]
     assert abs(mass - 1.0) > 0.01
-    normalised, raw = mwl(system, ridge=0.1), mwl(system, ridge=0.1, normalised=False)
-    assert normalised.value == pytest.approx(raw.value / mass, rel=1e-10)
-    assert normalised.diagnostics["mass"] == pytest.approx(1.0)
+    found = CLOSED_FORMS["mwl"](system, ridge=0.1)
+    raw = reference.weighted_reward(fit.weights(system).numpy(), plain(system))
+    assert found.value == pytest.approx(raw / mass, rel=1e-10)
+    assert found.diagnostics["mass"] == pytest.approx(1.0)
     with_constant = small_system("discrete")
-    assert describe_weights(
-        with_constant, fit_mwl(with_constant, 1.0).weights(with_constant).numpy()
-    ).mass == pytest.approx(1.0, rel=1e-8)
+    weights = fit_mwl(with_constant, 1.0).weights(with_constant).numpy()
+    assert described(with_constant, weights)["mass"] == pytest.approx(1.0, rel=1e-8)
+
+
+def errors(name, seed, rows):
+    """Error of every estimator against the value at the log's starts: relative, and in standard errors."""
+    problem = EXACT_PROBLEMS[name](seed, rows)
+    generator = np.random.default_rng(seed)
+    prepared = prepare_problem(problem.transitions, problem.policy, problem.gamma, 8, generator)
+    system = make_feature_system(prepared, gamma=problem.gamma, instruments=300, seed=seed)
+    found = {key: estimator(system) for key, estimator in CLOSED_FORMS.items()}
+    off = {key: abs(estimate.value - problem.value_at_starts) for key, estimate in found.items()}
+    return {
+        key: (off[key] / abs(problem.value_at_starts), off[key] / found[key].standard_error) for key in found
+    }
+
+
+def test_two_thousand_rows_are_enough_for_a_tenth():
+    """In random features that know nothing of the problem: about 3 % in median over seeds; seed fixed."""
+    assert max(relative for relative, _ in errors("chain_off", 1, 2000).values()) < 0.1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", list(EXACT_PROBLEMS))
+def test_errors_are_what_the_standard_errors_say(name):
+    """In the median of five logs: what is more than two standard errors is what the features miss."""
+    found = [errors(name, seed, 2000) for seed in range(5)]
+    for key in CLOSED_FORMS:
+        assert np.median([log[key][1] for log in found]) < 2.5, key

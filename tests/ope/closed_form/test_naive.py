@@ -6,16 +6,20 @@ import numpy as np
 import pytest
 import torch
 
-from koffline.ope.closed_form.doubly_robust import doubly_robust_value
-from koffline.ope.closed_form.dualdice import fit_dualdice
-from koffline.ope.closed_form.fitting import kernel_path
-from koffline.ope.closed_form.minimax import fit_lstdq, fit_mql, fit_mwl
+from koffline.ope.closed_form.estimates import doubly_robust_value
+from koffline.ope.closed_form.fits import (
+    fit_dualdice,
+    fit_lstdq,
+    fit_mql,
+    fit_mwl,
+    held_out_losses,
+    kernel_path,
+)
 from koffline.ope.closed_form.moments import folded_moments, folds_of_units, whole_moments
-from koffline.ope.closed_form.ridges import held_out_losses
-from koffline.ope.closed_form.sandwich import sandwich
+from koffline.ope.closed_form.sums import RowSums
 from koffline.ope.row_values import RowValues
 from tests import reference_closed_form as reference
-from tests.ope.closed_form.systems import plain, small_system
+from tests.ope.closed_form.systems import combined, plain, small_system
 
 KINDS = pytest.mark.parametrize("kind", ["discrete", "continuous"])
 RIDGE = 1e-3
@@ -69,35 +73,17 @@ def test_dualdice_is_a_regression_within_a_regression(system):
     agree(fit_dualdice(system, RIDGE, 0.1, critics=16), theta, omega, system)
 
 
-def test_dualdice_weights_solve_the_saddle_point(system):
-    """Gradients of the ridged saddle objective in both players vanish; the free parameters have no ridge."""
-    columns, critics = plain(system), instruments(system, system.instruments.frequencies[:, :8])
-    fit = fit_dualdice(system, RIDGE, 0.1, critics=16)
-    matrix, _ = reference.moments(critics, columns)
-    second = reference.second_moment(critics, columns)
-    inner = second + 0.1 * np.trace(second) / len(second) * np.eye(len(second))
-    alpha = np.linalg.lstsq(np.array(critics), fit.weights(system).numpy(), rcond=None)[0]
-    pull = matrix.T @ alpha - reference.start_mean(columns)  # of ν: what the ridge λu must balance
-    constants = columns["constants"]
-    assert np.abs(pull[-constants:]).max() < 1e-9
-    curvature = matrix.T @ np.linalg.solve(inner, matrix)
-    unit = reference.ridge_matrix(curvature, RIDGE, constants)
-    u = np.linalg.solve(curvature + unit, reference.start_mean(columns))
-    np.testing.assert_allclose(pull, -unit @ u, atol=1e-9)
-    np.testing.assert_allclose(inner @ alpha, matrix @ u, atol=1e-9)
-
-
 def test_the_doubly_robust_value_is_its_sum(system):
     generator, columns = np.random.default_rng(1), plain(system)
     n, starts = len(system), len(columns["start_weights"])
     values = RowValues(generator.normal(size=n), generator.normal(size=n), generator.normal(size=starts), 1.0)
     omega = generator.gamma(2.0, size=n)
-    value, spread = doubly_robust_value(system, values, omega)
+    sums = combined(system, values, omega)
     expected = reference.doubly_robust(omega, columns, values.now, values.later, values.starts)
-    assert value == pytest.approx(expected, rel=1e-12)
+    assert doubly_robust_value(sums) == pytest.approx(expected, rel=1e-12)
     terms = omega * (columns["rewards"] + columns["discounts"] * values.later - values.now)
     error = reference.standard_error(columns, system.unit_starts, terms, values.starts, 0.0, False)
-    assert spread.standard_error == pytest.approx(error, rel=1e-12)
+    assert sums.spread().standard_error == pytest.approx(error, rel=1e-12)
 
 
 @KINDS
@@ -105,7 +91,7 @@ def test_held_out_losses_are_sums_over_pairs_of_rows_of_one_fold(kind):
     system = small_system(kind, weighted=True)
     columns, critics = plain(system), instruments(system)
     fold_of = folds_of_units(system, 3, 0)
-    losses = held_out_losses(folded_moments(system, 3, 0), kernel_path(system), (1e-2, 1.0))
+    losses = held_out_losses(system, folded_moments(system, 3, 0), kernel_path, (1e-2, 1.0))
 
     def solve(rows, ridge):
         return reference.minimax([critics[i] for i in rows], reference.select(columns, rows), ridge)[0]
@@ -127,7 +113,8 @@ def test_standard_errors_are_those_of_sums_over_units(kind):
         expected = reference.standard_error(
             plain(system), system.unit_starts, terms, values, 7.5, system.fixed_starts
         )
-        assert sandwich(system, terms, values, 7.5).standard_error == pytest.approx(expected, rel=1e-12)
+        spread = RowSums.of(system, np.zeros(len(system)), terms, values).spread(7.5)
+        assert spread.standard_error == pytest.approx(expected, rel=1e-12)
 
 
 def test_folds_keep_episodes_together_and_a_single_episode_is_cut_into_stretches():

@@ -12,11 +12,12 @@ import pytest
 
 import koffline
 from koffline.data.d3rlpy_import import import_d3rlpy
-from koffline.ope.closed_form.doubly_robust import doubly_robust_value
+from koffline.ope.closed_form.estimates import doubly_robust_value
 from koffline.ope.features import make_feature_system
 from koffline.ope.problem import prepare_problem
 from koffline.ope.row_values import RowValues
 from koffline.policies import DiscretePolicy
+from tests.ope.closed_form.systems import combined
 
 EPISODES, LENGTH, ACTIONS, GAMMA = 12, 6, 3, 0.9
 
@@ -67,7 +68,7 @@ def ours(columns, q):
     system = make_feature_system(problem, gamma=GAMMA, instruments=2)
     v = (columns["target"] * q).sum(axis=1)
     values = RowValues(q[np.arange(n), actions], np.roll(v, -1), v[step == 0], 1.0)
-    return doubly_robust_value(system, values, LENGTH * GAMMA**step * columns["omega"])[0]
+    return doubly_robust_value(combined(system, values, LENGTH * GAMMA**step * columns["omega"]))
 
 
 def theirs(estimator, columns, q):
@@ -94,11 +95,3 @@ def test_doubly_robust_with_marginal_weights(scope, columns):
 def test_marginal_importance_sampling(scope, columns):
     zero = np.zeros_like(columns["q"])
     assert ours(columns, zero) == pytest.approx(theirs(scope.StateActionMarginalIS, columns, zero), abs=1e-8)
-
-
-def test_direct_method(scope, columns):
-    """Weights of zero leave E q(x0)."""
-    silent = {**columns, "omega": np.zeros(len(columns["step"]))}
-    assert ours(silent, columns["q"]) == pytest.approx(
-        theirs(scope.DirectMethod, columns, columns["q"]), abs=1e-8
-    )

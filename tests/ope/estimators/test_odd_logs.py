@@ -5,7 +5,7 @@ import pytest
 
 import koffline
 from koffline.errors import ConfigError
-from koffline.ope.estimators.all import estimate_all
+from koffline.ope.evaluation import estimate_all
 from koffline.ope.names import ESTIMATORS
 from tests.ope.problems import QUICK, SOFT, discrete_log
 

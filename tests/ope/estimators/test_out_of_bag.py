@@ -8,7 +8,7 @@ import torch
 
 from koffline.config import EvaluationSettings
 from koffline.ope.evaluation import open_workspace
-from koffline.ope.out_of_bag import out_of_bag_values
+from koffline.ope.residuals import out_of_bag_values
 from koffline.ope.workspace import Workspace
 from tests.ope.problems import SOFT, discrete_log, plain_q
 

@@ -9,7 +9,7 @@ import torch
 from koffline.data.transitions import ActionSpace, Continuous, Discrete, Transitions
 from koffline.errors import DataError
 from koffline.ope.importance.behavior import _gaussian_log_likelihood, estimate_behavior
-from koffline.policies.densities import gaussian_log_density
+from koffline.policies.distributions import gaussian_log_density
 
 ROWS, LENGTH = 1200, 6
 

@@ -9,7 +9,7 @@ from koffline.data.transitions import Continuous
 from koffline.errors import ConfigError, DataError, PolicyError
 from koffline.ope.importance.ratios import action_log_probabilities, importance_ratios
 from koffline.policies import ContinuousPolicy, DiscretePolicy
-from koffline.policies.densities import gaussian_log_density
+from koffline.policies.distributions import gaussian_log_density
 from tests.ope.importance.cases import enumerated
 from tests.ope.importance.test_behavior import discrete_case, gaussian_case, log_of
 from tests.refusals import refused

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from koffline.ope.intervals.concentration import (
+from koffline.ope.intervals.kernel_sets import (
     independent_threshold,
     martingale_threshold,
     start_deviation,

@@ -3,9 +3,8 @@
 import pytest
 
 from koffline.ope.intervals.calibrated import calibrated_interval
-from koffline.ope.intervals.dual import dual_interval
-from koffline.ope.intervals.feature_interval import feature_interval
-from koffline.ope.intervals.pivot import pivot_interval
+from koffline.ope.intervals.kernel_sets import dual_interval, feature_interval
+from koffline.ope.intervals.resampling import pivot_interval
 from koffline.ope.intervals.settings import KernelIntervalSettings
 from tests.ope.intervals.systems import finite_system, true_parameters
 

@@ -40,7 +40,7 @@ def chain() -> FittedValues:
 @pytest.mark.parametrize("head", ["kloss", "lstd"])
 def test_the_head_solves_its_equation(chain: FittedValues, head: str) -> None:
     """Without the ridge's pull the mean of Ωδ̂ would be zero; it is τ(θ̂ − θ_trained)."""
-    from koffline.solvers.last_layer import last_layer
+    from koffline.solvers.linear import last_layer
 
     equation = network_equation(chain, 1, head)
     gap = (equation.instruments * equation.residuals[:, None]).mean(dim=0)

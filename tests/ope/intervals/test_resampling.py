@@ -9,9 +9,14 @@ import torch
 import koffline.ope.intervals.resampling as resampling
 from koffline.errors import ConfigError
 from koffline.ope.intervals import make_interval
-from koffline.ope.intervals.pivot import kernel_equation, pivot_interval
-from koffline.ope.intervals.profile import make_profile
-from koffline.ope.intervals.resampling import Units, pivotal_interval, resample_values
+from koffline.ope.intervals.calibrated import make_profile
+from koffline.ope.intervals.resampling import (
+    Units,
+    kernel_equation,
+    pivot_interval,
+    pivotal_interval,
+    resample_values,
+)
 from koffline.ope.intervals.settings import KernelIntervalSettings
 from koffline.ope.intervals.value_range import best_constant
 from koffline.ope.names import CERTIFIED_SYSTEM_KINDS, KERNEL_CALIBRATED, SYSTEM_KINDS

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from koffline.errors import ConfigError
-from koffline.ope.intervals.feature_interval import feature_interval
+from koffline.ope.intervals.kernel_sets import feature_interval
 from koffline.ope.intervals.sensitivity import norm_sensitivity
 from koffline.ope.intervals.settings import KernelIntervalSettings
 from koffline.ope.names import KERNEL_CALIBRATED, KERNEL_SIMULTANEOUS

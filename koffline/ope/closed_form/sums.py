@@ -1,0 +1,188 @@
+"""What rows with marginalised weights leave of a log: sums, their spread, what the weights are worth."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from jaxtyping import Float
+
+from koffline.errors import DataError
+from koffline.ope.features import FeatureSystem
+from koffline.ope.interval import Interval, check_level
+from koffline.ope.working_log import Columns
+
+SANDWICH = "sandwich"
+_FEW_UNITS = 10.0
+_MASS_OFF, _UNBALANCED, _NEGATIVE = 0.1, 0.25, 0.2
+_ASSUMPTIONS = (
+    "Student t over {units}, each independent of the others: it covers the sampling of "
+    "{units}{starts}, not what the features cannot express nor the pull of the ridge."
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Spread:
+    """How an estimate varies over the units of a log.
+
+    ``influence (U,)``: what each unit moves the value by, times U. ``standard_error``: None for one unit or
+    where every degree of freedom was spent on the fit.
+    """
+
+    influence: Float[np.ndarray, " unit"]
+    standard_error: float | None
+    by_episode: bool
+    with_starts: bool
+
+    def interval(self, value: float, level: float) -> Interval | None:
+        """value ± t · standard error."""
+        from scipy import stats
+
+        check_level(level)
+        if self.standard_error is None:
+            return None
+        half = float(stats.t.ppf(0.5 + level / 2.0, df=len(self.influence) - 1)) * self.standard_error
+        assumptions = _ASSUMPTIONS.format(
+            units="episodes" if self.by_episode else "rows",
+            starts=" and their start states" if self.with_starts else "",
+        )
+        return Interval(value - half, value + half, level, SANDWICH, assumptions)
+
+
+@dataclass(frozen=True, eq=False)
+class RowSums:
+    """What rows with weights ω and terms t (such as ω δ) leave of a log; two of them add up.
+
+    ``units``: by unit Σ w as ``weight``, Σ w t as ``term``, Σ w ω as ``used``; where start states are the
+    log's own, their weight and value as ``start_weight`` and ``start``. ``start_value``, ``start_weight``:
+    Σ w q(x0) and Σ w over start states. ``counted``: rows with weight. ``unseen``: rows that a model valued
+    which had not seen their episode. ``rewarded``: Σ w ω r. ``squares``, ``size``, ``negative``, ``largest``:
+    of u = w ω, Σu², Σ|u|, Σ|u| where negative, max|u|. ``mass``: Σ u (1 − discount). ``gap``: Σ u Z, (p,).
+    """
+
+    units: Columns
+    start_value: float
+    start_weight: float
+    rows: int
+    counted: int
+    unseen: float
+    rewarded: float
+    squares: float
+    size: float
+    negative: float
+    largest: float
+    mass: float
+    gap: Float[np.ndarray, " parameter"]
+
+    @classmethod
+    def of(
+        cls,
+        system: FeatureSystem,
+        weights: Float[np.ndarray, " row"],
+        terms: Float[np.ndarray, " row"],
+        start_values: Float[np.ndarray, " start"],
+        unseen: float = 0.0,
+    ) -> RowSums:
+        """Of a system's rows with ω (N,), t (N,) and values of start states (E,); unseen: a share of rows."""
+        own, starts = system.row_weights.numpy(), system.start_weights.numpy()
+        used = own * weights
+        by_row = {"weight": own, "term": own * terms, "used": used}
+        units = {name: np.add.reduceat(rows, system.unit_starts) for name, rows in by_row.items()}
+        if not system.fixed_starts:
+            units |= {"start_weight": starts, "start": start_values}
+        return cls(
+            units=Columns((units,)),
+            start_value=float(starts @ start_values),
+            start_weight=float(starts.sum()),
+            rows=len(system),
+            counted=int(np.count_nonzero(own)),
+            unseen=unseen * len(system),
+            rewarded=float(used @ system.rewards.numpy()),
+            squares=float(np.square(used).sum()),
+            size=float(np.abs(used).sum()),
+            negative=float(np.abs(used[used < 0.0]).sum()),
+            largest=float(np.abs(used).max()),
+            mass=float(used @ (1.0 - system.discounts.numpy())),
+            gap=system.difference.numpy().T @ used,
+        )
+
+    def __add__(self, other: RowSums) -> RowSums:
+        added = {name: column + getattr(other, name) for name, column in vars(self).items() if name in _ADDED}
+        return RowSums(**added, largest=max(self.largest, other.largest))
+
+    @cached_property
+    def by_unit(self) -> dict[str, np.ndarray]:
+        """The arrays of ``units``, (U,) each."""
+        return self.units.joined()
+
+    @property
+    def weight(self) -> float:
+        """Σ w."""
+        return float(self.by_unit["weight"].sum())
+
+    def spread(self, degrees_of_freedom: float = 0.0, drawing_variance: float = 0.0) -> Spread:
+        """Spread of E q(x0) + Σ w t / Σ w; sums over units are independent.
+
+        degrees_of_freedom: parameters that the same rows decided; the variance is raised by n/(n − d). Start
+        states that were given are taken as they are; those of the log are sampled with their units.
+        drawing_variance: what actions drawn at given start states add.
+        """
+        units = self.by_unit
+        mean = float(units["term"].sum() / self.weight)
+        parts = (units["term"] - mean * units["weight"]) / self.weight
+        with_starts = "start" in units
+        if with_starts:
+            share = units["start_weight"] / units["start_weight"].sum()
+            parts = parts + share * (units["start"] - float(share @ units["start"]))
+        present = units["weight"] > 0.0
+        count, rows = int(present.sum()), self.counted
+        influence = parts[present] * count
+        error, left = None, rows - degrees_of_freedom
+        if count > 1 and left > 1e-9 * rows:  # not by rounding alone
+            variance = float(influence.var(ddof=1)) / count * rows / left
+            error = math.sqrt(variance + drawing_variance)
+        return Spread(influence, error, len(units["weight"]) < self.rows, with_starts)
+
+    def diagnostics(self, start_mean: Float[np.ndarray, " parameter"]) -> dict[str, float]:
+        """ω against what the density ratio d^π/μ would be, d^π = Σ_t γ^t P(x_t = ·).
+
+        ``effective_rows`` and ``effective_units``: (Σu)²/Σu² of u = w ω, by row and summed over units.
+        ``mass``: mean of w ω (1 − discount), 1 for the true ratio, terminal rows included. ``imbalance``:
+        length of n⁻¹ Σ w ω Z − c relative to c, 0 for the true ratio but for sampling. ``negative_share`` and
+        ``largest_share``: of Σ|w ω|; a true ratio is nowhere negative.
+        Raises DataError when ω is zero everywhere or not finite.
+        """
+        if not 0.0 < self.size < math.inf:
+            raise DataError(
+                "weights are all zero or not finite: the policy takes no logged action; use a log that "
+                "covers the policy"
+            )
+        used, gap = self.by_unit["used"], self.gap / self.weight - start_mean
+        return {
+            "effective_rows": float(used.sum()) ** 2 / self.squares,
+            "effective_units": float(used.sum()) ** 2 / max(float(np.square(used).sum()), 1e-300),
+            "mass": self.mass / self.weight,
+            "imbalance": float(np.linalg.norm(gap) / max(np.linalg.norm(start_mean), np.finfo(float).tiny)),
+            "negative_share": self.negative / self.size,
+            "largest_share": self.largest / self.size,
+        }
+
+
+_ADDED = frozenset(RowSums.__dataclass_fields__) - {"largest"}
+
+
+def warnings_of_weights(found: dict[str, float], units: int) -> tuple[str, ...]:
+    """Sentences for what should worry a reader of `RowSums.diagnostics`."""
+    few = found["effective_units"] < min(_FEW_UNITS, 0.5 * units)
+    sentences = {
+        f"the weights make {units} units count as {found['effective_units']:.1f}: a few of them decide": few,
+        f"the weights carry {found['mass']:.2f} of the policy's visits where 1 is right: the log misses "
+        "states that the policy sees, or the features are too coarse": abs(found["mass"] - 1.0) > _MASS_OFF,
+        f"the weighted log misses the start states' features by {found['imbalance']:.0%}: it does not cover "
+        "the policy": found["imbalance"] > _UNBALANCED,
+        f"{found['negative_share']:.0%} of the weights are negative, which no density ratio is: too many "
+        "features for these rows": found["negative_share"] > _NEGATIVE,
+    }
+    return tuple(sentence for sentence, worries in sentences.items() if worries)

@@ -1,0 +1,226 @@
+"""Which policies differ, from estimates of one log; and how good a choice is when true values are known.
+
+Networks are compared in pairs: every replica (a network retrained on resampled episodes) has a partner of the
+same episodes, the same initial parameters and the same mini-batches for every other policy. What the draw of
+the log does to both cancels in their difference, so a difference can be plain although the intervals overlap.
+Estimators without replicas are compared by their intervals: the standard error of a difference is at most the
+sum of the two, whatever the estimates have in common, which is safe and weak.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+
+from koffline.errors import DataError
+from koffline.ope.interval import Interval
+
+Values = Float[np.ndarray, " policy"]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """``better`` is estimated above ``worse`` by ``difference`` ≥ 0, in units of the return.
+
+    ``low``, ``high``: interval of this difference alone. ``p_value``: two-sided, of no difference;
+    ``adjusted_p_value``: after Holm's correction for all pairs; ``significant`` judges that one.
+    """
+
+    better: str
+    worse: str
+    difference: float
+    low: float
+    high: float
+    p_value: float
+    adjusted_p_value: float
+    significant: bool
+
+
+def compare_replicas(
+    names: Sequence[str], values: Float[np.ndarray, "policy replica"], full: int, level: float = 0.95
+) -> tuple[Comparison, ...]:
+    """All pairs, the largest difference first. Raises DataError when replicas are too few for a pair.
+
+    values: NaN where a replica diverged. The first ``full`` replicas were trained on the whole log, and their
+    mean is the estimate. A pair's standard error is the spread of the resampled replicas' differences,
+    widened for the networks whose mean is the estimate as in ``koffline.evaluate``; Student's t.
+    """
+    from scipy import stats
+
+    def compare(i: int, j: int) -> tuple[float, float, float]:
+        gaps = values[i] - values[j]
+        trained, resampled = (part[np.isfinite(part)] for part in (gaps[:full], gaps[full:]))
+        if len(trained) == 0 or len(resampled) < 2:
+            raise DataError(
+                f"{names[i]} and {names[j]} have {len(resampled)} networks in common that did not diverge; "
+                "lower learning_rate or leave one of them out"
+            )
+        difference, freedom = float(trained.mean()), len(resampled) - 1
+        error = float(resampled.std(ddof=1)) * math.sqrt(1.0 + 1.0 / len(trained))
+        half = float(stats.t.ppf(0.5 + level / 2.0, df=freedom)) * error
+        return difference, half, float(2.0 * stats.t.sf(_ratio(difference, error), df=freedom))
+
+    return _compare_all(names, compare, level)
+
+
+def compare_intervals(
+    names: Sequence[str], values: Sequence[float], intervals: Sequence[Interval], level: float = 0.95
+) -> tuple[Comparison, ...]:
+    """All pairs, the largest difference first, as if estimates erred in opposite directions (normal law)."""
+    from scipy import stats
+
+    quantile = float(stats.norm.ppf(0.5 + level / 2.0))
+
+    def compare(i: int, j: int) -> tuple[float, float, float]:
+        difference = values[i] - values[j]
+        higher, lower = (i, j) if difference >= 0.0 else (j, i)
+        # The sides that face each other: the far ones may have been cut at bounds of every value.
+        half = max(values[higher] - intervals[higher].low, intervals[higher].width / 2.0)
+        half += max(intervals[lower].high - values[lower], intervals[lower].width / 2.0)
+        return difference, half, float(2.0 * stats.norm.sf(_ratio(difference, half) * quantile))
+
+    return _compare_all(names, compare, level)
+
+
+def _ratio(difference: float, error: float) -> float:
+    """|difference| / error; 0 / 0 is no evidence, anything else over 0 is all there can be."""
+    if error > 0.0:
+        return abs(difference) / error
+    return math.inf if difference else 0.0
+
+
+def _compare_all(
+    names: Sequence[str], compare: Callable[[int, int], tuple[float, float, float]], level: float
+) -> tuple[Comparison, ...]:
+    """Comparisons from difference, half width and p-value of each pair, after Holm's correction."""
+    pairs = list(combinations(range(len(names)), 2))
+    found = [compare(i, j) for i, j in pairs]
+    adjusted = holm(np.array([p_value for *_, p_value in found]))
+    compared = []
+    for (i, j), (difference, half, p_value), corrected in zip(pairs, found, adjusted, strict=True):
+        better, worse = (names[i], names[j]) if difference >= 0.0 else (names[j], names[i])
+        gap, final = abs(difference), float(corrected)
+        significant = final <= 1.0 - level
+        compared.append(Comparison(better, worse, gap, gap - half, gap + half, p_value, final, significant))
+    return tuple(sorted(compared, key=lambda comparison: -comparison.difference))
+
+
+def holm(p_values: Float[np.ndarray, " test"]) -> Float[np.ndarray, " test"]:
+    """Holm's step-down correction: rejecting what stays ≤ α errs anywhere with probability ≤ α. (1979)"""
+    count = len(p_values)
+    order = np.argsort(p_values, kind="stable")
+    stepped = np.maximum.accumulate(p_values[order] * (count - np.arange(count)))
+    adjusted = np.empty(count)
+    adjusted[order] = np.minimum(stepped, 1.0)
+    return adjusted
+
+
+@dataclass(frozen=True)
+class TypeErrors:
+    """Accepting a policy when its interval lies above ``threshold``: how often that decision is wrong.
+
+    ``false_accepts`` (type I): share of the policies that are truly not above, yet accepted.
+    ``false_rejects`` (type II): share of those truly above, yet not accepted. None without such policies.
+    """
+
+    threshold: float
+    false_accepts: float | None
+    false_rejects: float | None
+
+
+@dataclass(frozen=True)
+class SelectionMetrics:
+    """One ranking judged by the truth; None where a number is not defined (all estimates equal, say).
+
+    ``regret_at_k`` begins at k = 1, in units of the return; ``relative_regret_at_1`` is its share of the
+    range of true values: 0 best, 1 worst choice. ``coverage``: share of intervals that hold the truth.
+    """
+
+    regret_at_k: tuple[float, ...]
+    relative_regret_at_1: float | None
+    spearman: float | None
+    kendall: float | None
+    mean_absolute_error: float
+    mean_relative_error: float | None
+    coverage: float | None
+    type_errors: TypeErrors | None
+
+
+def score_selection(
+    estimates: Sequence[float] | Values,
+    truths: Sequence[float] | Values,
+    intervals: Sequence[tuple[float, float]] | None = None,
+    threshold: float | None = None,
+    most: int = 5,
+) -> SelectionMetrics:
+    """All metrics of one ranking; larger values are better. most: the largest k of regret@k.
+
+    Raises DataError unless there is one finite estimate and one finite truth per policy.
+    """
+    values, true = np.asarray(estimates, dtype=np.float64), np.asarray(truths, dtype=np.float64)
+    if values.ndim != 1 or values.shape != true.shape or len(values) == 0:
+        raise DataError(
+            f"estimates have shape {values.shape}, truths {true.shape}; give one of each per policy"
+        )
+    if not np.isfinite([values, true]).all():
+        raise DataError("estimates or truths hold NaN or infinite numbers; leave those policies out")
+    held = errors = None
+    if intervals is not None:
+        low, high = np.asarray(intervals, dtype=np.float64).reshape(len(values), 2).T
+        held = float(np.mean((low <= true) & (true <= high)))
+        if threshold is not None:
+            accepted, above = low > threshold, true > threshold
+            errors = TypeErrors(threshold, _share(accepted[~above]), _share(~accepted[above]))
+    return SelectionMetrics(
+        regret_at_k=tuple(regret_at_k(values, true, k + 1) for k in range(min(most, len(values)))),
+        relative_regret_at_1=relative_regret_at_k(values, true, 1),
+        spearman=spearman(values, true),
+        kendall=kendall(values, true),
+        mean_absolute_error=float(np.mean(np.abs(values - true))),
+        mean_relative_error=None if not true.all() else float(np.mean(np.abs(values - true) / np.abs(true))),
+        coverage=held,
+        type_errors=errors,
+    )
+
+
+def regret_at_k(estimates: Values, truths: Values, k: int) -> float:
+    """max truth − max truth among the k policies of largest estimate; ties go to the earlier policy.
+
+    (Fu et al. 2021, Benchmarks for deep off-policy evaluation)
+    """
+    chosen = np.argsort(-np.asarray(estimates), kind="stable")[:k]
+    return float(np.max(truths) - np.asarray(truths)[chosen].max())
+
+
+def relative_regret_at_k(estimates: Values, truths: Values, k: int) -> float | None:
+    """regret@k / (best truth − worst truth), in [0, 1]; None when all policies are worth the same."""
+    reach = float(np.ptp(np.asarray(truths, dtype=np.float64)))
+    return regret_at_k(estimates, truths, k) / reach if reach > 0.0 else None
+
+
+def spearman(estimates: Values, truths: Values) -> float | None:
+    """Correlation of the ranks (mean ranks for ties); None when one column is constant or K < 2."""
+    from scipy import stats
+
+    return _correlation(stats.spearmanr, estimates, truths)
+
+
+def kendall(estimates: Values, truths: Values) -> float | None:
+    """Kendall's τ_b: (concordant − discordant pairs) over pairs without ties; None as in `spearman`."""
+    from scipy import stats
+
+    return _correlation(stats.kendalltau, estimates, truths)
+
+
+def _correlation(measure: Callable[..., Any], estimates: Values, truths: Values) -> float | None:
+    return float(measure(estimates, truths)[0]) if np.ptp(estimates) > 0.0 and np.ptp(truths) > 0.0 else None
+
+
+def _share(flags: np.ndarray) -> float | None:
+    return float(flags.mean()) if len(flags) else None

@@ -1,1 +1,0 @@
-"""Is a value function right, and if not, where? ``koffline diagnose``."""

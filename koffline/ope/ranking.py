@@ -1,0 +1,319 @@
+"""``select_policies``: from a log and several policies to a ranking, reading top to bottom."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from koffline.data.disk.log import LazyTransitions
+from koffline.data.transitions import Transitions
+from koffline.errors import ConfigError, KofflineError
+from koffline.fitting import Progress
+from koffline.ope.as_json import as_json
+from koffline.ope.comparisons import (
+    Comparison,
+    SelectionMetrics,
+    compare_intervals,
+    compare_replicas,
+    score_selection,
+)
+from koffline.ope.estimate import Estimate, plain
+from koffline.ope.evaluation import evaluate
+from koffline.ope.interval import Interval
+from koffline.policies import ContinuousPolicy
+from koffline.policies.base import Policy
+from koffline.policy_specs import as_policy
+
+_DRAWS = 0x647261  # keeps the policies' own draws apart from those of episodes and seeds
+_PAIRED = (
+    "Differences: Student t over networks retrained on the same resampled {units} with the same seeds for "
+    "every policy; p-values corrected for all pairs (Holm)."
+)
+_UNPAIRED = (
+    "Differences: judged by the intervals, as if any two estimates erred in opposite directions (safe, "
+    "weak); p-values corrected for all pairs (Holm)."
+)
+_NONE = "Differences: not judged, an estimate has no interval."
+_CHOSEN = (
+    " None of this knows about a bias that the estimator has for one policy and not for another. The first "
+    "policy was chosen for its estimate, which therefore leans high: confirm it on rows that took no part in "
+    "the choice."
+)
+Truths = Sequence[float] | np.ndarray | Mapping[str, float]
+
+
+@dataclass(frozen=True, eq=False)
+class RankedPolicy:
+    """One policy's place. ``maybe_best``: no other policy is significantly better. ``interval`` is None where
+    the estimator has none.
+
+    ``above_threshold``: whether the interval lies above (True) or below (False) the threshold that was
+    given; None when it holds it or none was given.
+    """
+
+    rank: int
+    name: str
+    value: float
+    interval: Interval | None
+    truth: float | None = None
+    maybe_best: bool = True
+    above_threshold: bool | None = None
+    warnings: tuple[str, ...] = ()
+    estimate: Estimate | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain JSON types."""
+        found = {name: plain(value) for name, value in vars(self).items() if name != "estimate"}
+        return {**found, "interval": None if self.interval is None else self.interval.as_dict()}
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class PolicyRanking:
+    """Policies from the best estimate down, which of them differ, and how good the choice is if known.
+
+    ``unranked`` names policies that could not be evaluated, with the reason. ``assumptions`` say what stands
+    behind the comparisons.
+    """
+
+    policies: tuple[RankedPolicy, ...]
+    comparisons: tuple[Comparison, ...]
+    metrics: SelectionMetrics | None = None
+    threshold: float | None = None
+    unranked: tuple[tuple[str, str], ...] = ()
+    estimator: str
+    gamma: float
+    level: float
+    assumptions: str
+    n_transitions: int
+    n_episodes: int
+    source: str | None
+    warnings: tuple[str, ...] = ()
+    settings: dict[str, Any] = dataclasses.field(default_factory=dict)
+    seed: int
+    versions: dict[str, str] = dataclasses.field(default_factory=dict)
+    data_sha256: str
+    seconds: float
+
+    @property
+    def best(self) -> RankedPolicy:
+        """The policy with the largest estimate."""
+        return self.policies[0]
+
+    @property
+    def candidates(self) -> tuple[RankedPolicy, ...]:
+        """The policies that may be the best: none is significantly better."""
+        return tuple(policy for policy in self.policies if policy.maybe_best)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The ranking as plain JSON types."""
+        return {
+            **{name: plain(value) for name, value in vars(self).items()},
+            "policies": [policy.as_dict() for policy in self.policies],
+            "comparisons": [asdict(comparison) for comparison in self.comparisons],
+            "metrics": None if self.metrics is None else plain(asdict(self.metrics)),
+            "unranked": [{"name": name, "reason": reason} for name, reason in self.unranked],
+            "seconds": round(self.seconds, 3),
+        }
+
+    def to_json(self, timing: bool = True) -> str:
+        """One JSON object, keys in reading order. timing: with the seconds that it took."""
+        return as_json(self.as_dict(), timing)
+
+    def __str__(self) -> str:
+        lines = []
+        for policy in self.policies:
+            interval = policy.interval
+            ends = "" if interval is None else f"  [{interval.low:.4g}, {interval.high:.4g}]"
+            note = "" if policy.maybe_best else "   significantly worse than another"
+            lines.append(f"{policy.rank}. {policy.name}  {policy.value:.4g}{ends}{note}")
+        return "\n".join(lines)
+
+
+def select_policies(
+    transitions: Transitions | LazyTransitions,
+    policies: Sequence[Any] | Mapping[str, Any],
+    gamma: float | None = None,
+    *,
+    truths: Truths | None = None,
+    threshold: float | None = None,
+    top_k: int = 5,
+    seed: int = 0,
+    progress: Callable[[str], Progress | None] | None = None,
+    **options: Any,
+) -> PolicyRanking:
+    """Rank policies by what they are worth, with intervals, and say which differ significantly.
+
+    policies: as ``koffline.evaluate`` takes them, two or more; a mapping gives them names. truths: true
+    values in the same order (or by name), for regret@k (k ≤ top_k), rank correlations and errors.
+    threshold: a value that a policy should exceed. progress: a policy's name to the object that hears of its
+    gradient steps. Further options are those of ``koffline.evaluate``.
+    Raises KofflineError (DataError, PolicyError, ConfigError) in one line; a policy that cannot be
+    evaluated (diverged networks, an estimator that does not apply) is left out and named, if two remain.
+    """
+    started = time.perf_counter()
+    named = _named_policies(policies, transitions)
+    true = _truths_by_name(truths, list(named))
+    if top_k < 1:
+        raise ConfigError(f"top_k is {top_k}; give a whole number from 1 on")
+    if threshold is not None and not math.isfinite(threshold):
+        raise ConfigError(f"threshold is {threshold}; give a finite number")
+    estimates: dict[str, Estimate] = {}
+    failed: dict[str, str] = {}
+    for name, policy in named.items():
+        own = _same_draws(policy, seed)
+        watch = None if progress is None else progress(name)
+        try:
+            estimates[name] = evaluate(transitions, own, gamma, seed=seed, progress=watch, **options)
+        except ConfigError:
+            raise
+        except KofflineError as error:
+            failed[name] = str(error)
+            if not estimates and len(failed) == len(named) and len(set(failed.values())) == 1:
+                raise  # a matter of the log
+    if len(estimates) < 2:
+        reasons = "; ".join(f"{name}: {reason}" for name, reason in failed.items())
+        raise KofflineError(f"fewer than two policies could be evaluated ({reasons})")
+    names = sorted(estimates, key=lambda name: -estimates[name].value)
+    first = estimates[names[0]]
+    level = first.settings["level"]
+    comparisons, assumptions = _compare(names, estimates, level)
+    beaten = {comparison.worse for comparison in comparisons if comparison.significant}
+    ranked = tuple(
+        RankedPolicy(
+            rank=rank,
+            name=name,
+            value=estimates[name].value,
+            interval=estimates[name].interval,
+            truth=None if true is None else true[name],
+            maybe_best=name not in beaten,
+            above_threshold=_lies_above(estimates[name].interval, threshold),
+            warnings=estimates[name].warnings,
+            estimate=estimates[name],
+        )
+        for rank, name in enumerate(names, start=1)
+    )
+    return PolicyRanking(
+        policies=ranked,
+        comparisons=comparisons,
+        metrics=None if true is None else _metrics(ranked, true, threshold, top_k),
+        threshold=threshold,
+        unranked=tuple(failed.items()),
+        estimator=first.estimator,
+        gamma=first.gamma,
+        level=level,
+        assumptions=assumptions + _CHOSEN,
+        n_transitions=first.n_transitions,
+        n_episodes=first.n_episodes,
+        source=first.source,
+        warnings=_warnings(ranked, failed),
+        settings=first.as_dict()["settings"],
+        seed=first.seed,
+        versions=first.versions,
+        data_sha256=first.data_sha256,
+        seconds=time.perf_counter() - started,
+    )
+
+
+def _lies_above(interval: Interval | None, threshold: float | None) -> bool | None:
+    if threshold is None or interval is None or interval.holds(threshold):
+        return None
+    return interval.low > threshold
+
+
+def _metrics(
+    ranked: tuple[RankedPolicy, ...], truths: dict[str, float], threshold: float | None, top_k: int
+) -> SelectionMetrics:
+    """The ranking against the truths of its policies."""
+    bounds = [(policy.interval.low, policy.interval.high) for policy in ranked if policy.interval is not None]
+    return score_selection(
+        [policy.value for policy in ranked],
+        [truths[policy.name] for policy in ranked],
+        bounds if len(bounds) == len(ranked) else None,
+        threshold,
+        top_k,
+    )
+
+
+def _compare(
+    names: list[str], estimates: dict[str, Estimate], level: float
+) -> tuple[tuple[Comparison, ...], str]:
+    """By paired replicas, else by intervals, else not at all; and the sentence that says which."""
+    found = [estimates[name] for name in names]
+    intervals = [estimate.interval for estimate in found if estimate.interval is not None]
+    if len(intervals) < len(found):
+        return (), _NONE
+    evidence = [estimate.evidence for estimate in found if estimate.evidence is not None]
+    if len(evidence) == len(found):
+        values = np.stack([each.replica_values for each in evidence])  # (K, R), NaN where one diverged
+        full = evidence[0].replica_roles.count("full")
+        units = "episodes" if found[0].n_episodes else "rows"
+        return compare_replicas(names, values, full, level), _PAIRED.format(units=units)
+    return compare_intervals(names, [e.value for e in found], intervals, level), _UNPAIRED
+
+
+def _warnings(ranked: tuple[RankedPolicy, ...], failed: dict[str, str]) -> tuple[str, ...]:
+    """What all policies share is said once; the rest with the policy's name."""
+    shared = [text for text in ranked[0].warnings if all(text in policy.warnings for policy in ranked[1:])]
+    own = [f"{p.name}: {text}" for p in ranked for text in p.warnings if text not in shared]
+    return (*(f"{name} is not ranked: {reason}" for name, reason in failed.items()), *shared, *own)
+
+
+def _named_policies(
+    policies: Sequence[Any] | Mapping[str, Any], log: Transitions | LazyTransitions
+) -> dict[str, Policy]:
+    """Every policy under a name of its own, checked against the log before anything is fitted."""
+    if isinstance(policies, (str, bytes)) or not isinstance(policies, Iterable):
+        raise ConfigError(f"policies is {policies!r}; give a list of two or more policies")
+    given = policies.values() if isinstance(policies, Mapping) else policies
+    loaded = [as_policy(policy, log.action_space, log.observation_shape) for policy in given]
+    if len(loaded) < 2:
+        raise ConfigError(f"{len(loaded)} policy was given; a ranking needs two or more")
+    if isinstance(policies, Mapping):
+        return dict(zip(map(str, policies), loaded, strict=True))
+    named: dict[str, Policy] = {}
+    for policy in loaded:
+        count = sum(other.name == policy.name for other in named.values())
+        named[policy.name if not count else f"{policy.name} ({count + 1})"] = policy
+    return named
+
+
+def _truths_by_name(truths: Truths | None, names: list[str]) -> dict[str, float] | None:
+    """Finite numbers, one for each policy; ConfigError otherwise."""
+    if truths is None:
+        return None
+    if not isinstance(truths, Mapping):
+        if len(truths) != len(names):
+            raise ConfigError(
+                f"{len(truths)} truths for {len(names)} policies; give one for each, in the same order"
+            )
+        truths = dict(zip(names, truths, strict=True))
+    unknown = sorted(set(map(str, truths)) ^ set(names))
+    if unknown:
+        raise ConfigError(
+            f"truths and policies differ in {', '.join(unknown)}; give one truth for each of "
+            f"{', '.join(names)}"
+        )
+    found = {name: float(truths[name]) for name in names}
+    if not np.isfinite(list(found.values())).all():
+        raise ConfigError("truths hold NaN or infinite numbers; give finite ones")
+    return found
+
+
+def _same_draws(policy: Policy, seed: int) -> Policy:
+    """The policy with a stream of its own for its actions.
+
+    Otherwise a stochastic policy would take draws from the stream that resamples episodes, and two policies
+    would no longer be compared on the same ones.
+    """
+    if not isinstance(policy, ContinuousPolicy) or policy.sample_function is None:
+        return policy
+    own, sample = np.random.default_rng((_DRAWS, seed)), policy.sample_function
+    return dataclasses.replace(
+        policy, sample_function=lambda observations, generator: sample(observations, own)
+    )

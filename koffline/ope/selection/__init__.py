@@ -1,1 +1,0 @@
-"""Which of several policies is best: ranking with intervals, paired differences, quality of the choice."""

@@ -1,0 +1,214 @@
+"""A ranking in a terminal and as a folder with a page: places, differences of pairs, estimates and truths."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from koffline.ope.comparisons import SelectionMetrics
+from koffline.ope.interval import percent
+from koffline.ope.ranking import PolicyRanking, RankedPolicy
+from koffline.report.page import write_page
+from koffline.report.plots import ACCENT, INK, SOFT, WARM, list_rows, make_figure
+from koffline.report.table import make_console, make_table, number, print_end
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+MARKER = "ranking.json"
+_LONGEST_NAME = 36
+_MOST_IN_MATRIX = 15
+
+
+def write_ranking(
+    ranking: PolicyRanking, out: Path, command: str, force: bool = False, run: Mapping[str, Any] | None = None
+) -> Path:
+    """The folder of a ranking, see `write_page`."""
+
+    def draw() -> dict[str, Figure]:
+        figures = {"ranking": plot_ranking(ranking)}
+        if ranking.comparisons:
+            figures["differences"] = plot_differences(ranking)
+        if ranking.metrics is not None:
+            figures["truths"] = plot_truths(ranking)
+        return figures
+
+    context = {
+        "command": command,
+        "columns": _columns(ranking),
+        "rows": [_row(policy, ranking) for policy in ranking.policies],
+        "sentences": describe_differences(ranking),
+        "quality": None if ranking.metrics is None else describe_metrics(ranking.metrics),
+    }
+    return write_page(MARKER, ranking, draw, out, force, run, **context)
+
+
+def print_ranking(ranking: PolicyRanking, page: Path | None = None) -> None:
+    """Places, intervals and what differs; the quality of the choice when truths are known; warnings."""
+    console = make_console()
+    table = make_table(f"What the policies are worth (γ = {ranking.gamma:.10g})")
+    for title, text in _columns(ranking):
+        table.add_column(title, justify="left" if text else "right", overflow="fold")
+    for policy in ranking.policies:
+        table.add_row(*_row(policy, ranking))
+    console.print(table)
+    quality = [] if ranking.metrics is None else [describe_metrics(ranking.metrics)]
+    for line in [*describe_differences(ranking), *quality]:
+        console.print(line, soft_wrap=True)
+    print_end(console, ranking.warnings, None)
+    console.print(ranking.assumptions, soft_wrap=True, style="dim")
+    print_end(console, (), page)
+
+
+def describe_differences(ranking: PolicyRanking) -> list[str]:
+    """Two sentences: who may be the best, and how many pairs differ."""
+    if not ranking.comparisons:
+        return ["Which policies differ was not judged."]
+    names = [policy.name for policy in ranking.candidates]
+    who = f"only {names[0]}" if len(names) == 1 else f"{len(names)} policies: {', '.join(names)}"
+    significant = sum(comparison.significant for comparison in ranking.comparisons)
+    risk = percent(1.0 - ranking.level)
+    return [
+        f"May be the best (nothing is significantly better): {who}.",
+        f"{significant} of {len(ranking.comparisons)} pairs differ significantly (any error: {risk}).",
+    ]
+
+
+def describe_metrics(metrics: SelectionMetrics) -> str:
+    """The quality of the choice in one line."""
+    regrets = ", ".join(f"@{k} {number(regret)}" for k, regret in enumerate(metrics.regret_at_k, start=1))
+    parts = [
+        f"regret {regrets}",
+        f"relative regret@1 {number(metrics.relative_regret_at_1)}",
+        f"Spearman {number(metrics.spearman)}",
+        f"Kendall {number(metrics.kendall)}",
+        f"mean relative error {number(metrics.mean_relative_error)}",
+        f"intervals that hold the truth {number(metrics.coverage)}",
+    ]
+    if metrics.type_errors is not None:
+        errors = metrics.type_errors
+        parts.append(
+            f"false accepts {number(errors.false_accepts)}, false rejects {number(errors.false_rejects)} "
+            f"at {number(errors.threshold)}"
+        )
+    return "Against the truth: " + "; ".join(parts) + "."
+
+
+def _columns(ranking: PolicyRanking) -> list[tuple[str, bool]]:
+    """Titles, and whether the column holds words."""
+    best = ranking.best.interval
+    interval = "interval" if best is None else f"{percent(ranking.level)} {best.kind} interval"
+    truth = [] if ranking.metrics is None else [("truth", False)]
+    above = [] if ranking.threshold is None else [(f"above {number(ranking.threshold)}", True)]
+    return [
+        ("", False),
+        ("policy", True),
+        ("value", False),
+        (interval, True),
+        *truth,
+        *above,
+        ("may be best", True),
+    ]
+
+
+def _row(policy: RankedPolicy, ranking: PolicyRanking) -> list[str]:
+    interval = policy.interval
+    ends = "–" if interval is None else f"{number(interval.low)} … {number(interval.high)}"
+    cells = [str(policy.rank), policy.name, number(policy.value), ends]
+    if ranking.metrics is not None:
+        cells.append(number(policy.truth))
+    if ranking.threshold is not None:
+        cells.append({True: "yes", False: "no", None: "unclear"}[policy.above_threshold])
+    return [*cells, "yes" if policy.maybe_best else "no"]
+
+
+def plot_ranking(ranking: PolicyRanking) -> Figure:
+    """One line per policy, the best on top; those significantly worse than another are pale."""
+    policies, threshold = ranking.policies, ranking.threshold
+
+    def draw(axes: Axes) -> None:
+        for place, policy in enumerate(policies):
+            color = ACCENT if policy.maybe_best else SOFT
+            axes.hlines(place, *_ends(policy), color=color, lw=5, alpha=0.4)
+            axes.plot(policy.value, place, "o", color=color, ms=8)
+        truths = [np.nan if policy.truth is None else policy.truth for policy in policies]
+        if np.isfinite(truths).any():
+            axes.plot(truths, range(len(truths)), "D", color=WARM, ms=5, label="truth", zorder=3)
+        if threshold is not None:
+            axes.axvline(threshold, color=INK, lw=1.0, ls=":", label="threshold")
+        if axes.get_legend_handles_labels()[1]:
+            axes.legend(frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+        list_rows(axes, [_label(policy) for policy in policies])
+        axes.set_xlabel(f"expected discounted return (γ = {ranking.gamma:.10g})")
+
+    return make_figure(draw, width=7.6, height=1.4 + 0.42 * len(policies))
+
+
+def plot_differences(ranking: PolicyRanking) -> Figure:
+    """Row minus column for the best policies; filled cells are significant after Holm's correction."""
+    policies = ranking.policies[:_MOST_IN_MATRIX]
+    place = {policy.name: number for number, policy in enumerate(policies)}
+
+    def draw(axes: Axes) -> None:
+        from matplotlib.patches import Rectangle
+
+        for comparison in ranking.comparisons:
+            if comparison.better not in place or comparison.worse not in place:
+                continue
+            row, column = place[comparison.better], place[comparison.worse]
+            if comparison.significant:
+                axes.add_patch(Rectangle((column - 0.5, row - 0.5), 1, 1, color=ACCENT, alpha=0.22, lw=0))
+            weight = "bold" if comparison.significant else "normal"
+            style: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": 8.5, "color": INK}
+            axes.text(column, row, f"{comparison.difference:+.3g}", weight=weight, **style)
+        axes.set_xticks(range(len(policies)), [str(policy.rank) for policy in policies])
+        axes.set_yticks(range(len(policies)), [_label(policy) for policy in policies])
+        axes.set_xlim(-0.5, len(policies) - 0.5)
+        axes.set_ylim(len(policies) - 0.5, -0.5)
+        axes.grid(visible=False)
+        axes.set_xlabel("worth less")
+        axes.set_ylabel("worth more")
+
+    return make_figure(draw, width=3.4 + 0.65 * len(policies), height=1.4 + 0.42 * len(policies))
+
+
+def plot_truths(ranking: PolicyRanking) -> Figure:
+    """Estimates with intervals against the true values; on the line they are equal."""
+    known = [policy for policy in ranking.policies if policy.truth is not None]
+
+    def draw(axes: Axes) -> None:
+        truths = np.array([policy.truth for policy in known], dtype=np.float64)
+        ends = np.array([_ends(policy) for policy in known])
+        axes.vlines(truths, ends[:, 0], ends[:, 1], color=ACCENT, lw=4, alpha=0.35)
+        axes.plot(truths, [policy.value for policy in known], "o", color=ACCENT, ms=7)
+        reach = [min(truths.min(), ends.min()), max(truths.max(), ends.max())]
+        axes.plot(reach, reach, color=WARM, lw=1.2, ls="--", label="estimate = truth")
+        axes.set_xlabel("true value")
+        axes.set_ylabel("estimate")
+        axes.legend(frameon=False)
+
+    return make_figure(draw)
+
+
+def short_name(name: str) -> str:
+    """Without folders, and without the middle of what is still long."""
+    bare = re.sub(r"[^:]*/", "", name) or name
+    if len(bare) <= _LONGEST_NAME:
+        return bare
+    half = _LONGEST_NAME // 2
+    return f"{bare[: half - 1]}…{bare[-half:]}"
+
+
+def _ends(policy: RankedPolicy) -> tuple[float, float]:
+    """The interval; the value alone where there is none."""
+    interval = policy.interval
+    return (policy.value, policy.value) if interval is None else (interval.low, interval.high)
+
+
+def _label(policy: RankedPolicy) -> str:
+    return f"{short_name(policy.name)}  {policy.rank}"

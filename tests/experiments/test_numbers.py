@@ -1,0 +1,157 @@
+"""Numbers over seeds: by hand, and how often their intervals cover; and the files that hold them."""
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+
+from koffline.errors import ConfigError
+from koffline.experiments.results import read_results, write_curves, write_results
+from koffline.experiments.statistics import (
+    band,
+    difference,
+    mean_over_seeds,
+    ratio_of_means,
+    scores_of,
+    spearman_over_seeds,
+)
+from tests.experiments.committed import FOLDER, committed
+
+
+def test_intervals_are_students() -> None:
+    values = np.array([1.0, 2.0, 4.0, 5.0])
+    found = mean_over_seeds(values)
+    half = 3.182446 * np.sqrt(np.sum((values - 3.0) ** 2) / 3) / 2  # t quantile of three degrees of freedom
+    assert (found.value, found.low, found.high) == pytest.approx((3.0, 3.0 - half, 3.0 + half), rel=1e-4)
+    assert np.isnan(mean_over_seeds(np.array([1.0, np.nan])).value)
+    assert mean_over_seeds(np.array([1.0])).high == np.inf
+
+
+@pytest.mark.parametrize("seeds", [3, 10])
+def test_the_interval_of_a_ratio_covers_with_few_seeds(seeds: int) -> None:
+    """Lognormal errors with ratio 1; nominal 95 %."""
+    generator = np.random.default_rng(0)
+    draws = (ratio_of_means(*np.exp(0.5 * generator.standard_normal((2, seeds)))) for _ in range(400))
+    covered = sum(found.low <= 1.0 <= found.high for found in draws)
+    assert 360 <= covered <= 394  # 380 expected; four standard deviations below, skewed errors cost some
+
+
+def test_ratio_and_its_ends() -> None:
+    assert ratio_of_means(np.array([2.0, 4.0]), np.array([1.0, 2.0])).value == pytest.approx(2.0)
+    assert ratio_of_means(np.array([1.0, np.nan]), np.ones(2)).value == np.inf
+    assert ratio_of_means(np.ones(2), np.array([1.0, np.inf])).value == 0.0
+
+
+def test_rank_correlation_against_ranks_by_hand() -> None:
+    x = np.array([[1.0, 5.0], [2.0, 4.0], [3.0, 6.0]])
+    y = x**3
+    assert spearman_over_seeds(x, -y).value == pytest.approx(-1.0)
+    y[0, 0] = np.nan  # a diverged network is left out
+    assert spearman_over_seeds(x, y).value == pytest.approx(1.0)
+    a, b = np.random.default_rng(0).standard_normal((2, 50, 10))
+    found = spearman_over_seeds(a, b)
+    ranks = [np.argsort(np.argsort(part.ravel())) for part in (a, b)]
+    assert found.value == pytest.approx(np.corrcoef(*ranks)[0, 1])
+    assert found.low < 0.0 < found.high
+
+
+def test_scores_by_hand() -> None:
+    steps = np.array([0, 100, 300])
+    curves = np.array([[0.0, 10.0, 20.0], [0.0, 0.0, 5.0]])
+    scores = scores_of(steps, curves, threshold=10.0)
+    np.testing.assert_allclose(scores.final, [20.0, 5.0])
+    np.testing.assert_allclose(scores.area, [(5 * 100 + 15 * 200) / 300, (2.5 * 200) / 300])
+    np.testing.assert_array_equal(scores.reached, [100.0, math.inf])
+    tenth = scores_of(np.arange(40) * 10, np.arange(40.0)[None])
+    np.testing.assert_allclose(tenth.final, [np.mean([36, 37, 38, 39])])
+    assert np.isinf(tenth.reached).all()
+    np.testing.assert_allclose(scores_of(np.array([0]), np.array([[3.0], [4.0]])).area, [3.0, 4.0])
+
+
+def test_a_difference_has_its_sign_and_turns_with_its_sides() -> None:
+    generator = np.random.default_rng(0)
+    low, high = generator.normal(0, 1, 6), generator.normal(10, 1, 6)
+    found, turned = difference(high, low), difference(low, high)
+    assert 5.0 < found.low < found.value < found.high < 15.0
+    assert turned.value == pytest.approx(-found.value)
+    assert turned.high < 0.0
+    assert difference(high[:4], low).low == -math.inf  # four seeds say nothing
+
+
+@pytest.mark.parametrize("spreads", [(1.0, 1.0), (1.0, 4.0)])
+def test_the_interval_of_a_difference_covers(
+    spreads: tuple[float, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Six seeds a side, no true difference: at most a tenth of the intervals may miss zero."""
+    monkeypatch.setattr("koffline.experiments.statistics._DRAWS", 1000)
+    generator = np.random.default_rng(1)
+    draws = (difference(*(generator.normal(0.0, spread, 6) for spread in spreads)) for _ in range(300))
+    missed = sum(not found.low <= 0.0 <= found.high for found in draws)
+    assert missed <= 30  # 5 % are 15; three standard deviations above are 26
+
+
+def test_a_band_holds_its_middle_and_is_wide_where_runs_differ() -> None:
+    curves = np.stack([np.array([1.0, run]) for run in range(8)])
+    found = band(curves)
+    np.testing.assert_allclose(found.value, [1.0, 3.5])
+    assert found.low[0] == found.high[0] == 1.0
+    assert 0.0 <= found.low[1] < 3.5 < found.high[1] <= 7.0
+    assert np.isnan(band(curves[:1]).low).all()
+
+
+@pytest.mark.parametrize("name", ["claims", "figure-mujoco"])
+def test_results_come_back_as_they_were(name: str, tmp_path: Path) -> None:
+    results = committed(name)[0]
+    write_results(results, tmp_path / "a.json")
+    again = read_results(tmp_path / "a.json")
+    assert math.isnan(again.seconds)  # the clock has its own file
+    clockless = {key: part for key, part in results.extra.items() if key in again.extra}
+    assert replace(again, seconds=0.0) == replace(results, seconds=0.0, extra=clockless)
+
+
+def test_the_file_is_plain_json_with_a_version(tmp_path: Path) -> None:
+    extra = {"array number": np.float64(2.0), "infinite": float("inf"), "missing": float("nan")}
+    write_results(replace(committed("figure-toy")[0], extra=extra), tmp_path / "a.json")
+    content = json.loads((tmp_path / "a.json").read_text(), parse_constant=pytest.fail)
+    assert (content["name"], content["version"]) == ("figure-toy", 1)
+    assert content["extra"] == {"array number": 2.0, "infinite": None, "missing": None}
+    assert content["rows"][0]["world"] == "chain"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda text: text[: len(text) // 2], "is no results file"),
+        (lambda text: "[1, 2]", "is no results file"),
+        (lambda text: text.replace('"version": 1', '"version": 2', 1), "is of version 2"),
+        (lambda text: "{}", "is of version None, this koffline reads 1"),
+        (lambda text: text.replace('"rows"', '"lines"', 1), "is no results file"),
+        (lambda text: text.replace('"method"', '"way"', 1), "is no results file .*'method'"),
+    ],
+)
+def test_a_file_that_is_not_ours_is_one_clear_line(
+    change: Callable[[str], str], message: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "a.json"
+    path.write_text(change((FOLDER / "figure-toy.json").read_text()))
+    with pytest.raises(ConfigError, match=f"{message}.*; delete it and run again$") as caught:
+        read_results(path)
+    assert "\n" not in str(caught.value)
+
+
+def test_curves_are_groups_of_an_hdf5_file(tmp_path: Path) -> None:
+    group = {"epochs": np.arange(3), "mse": np.ones((3, 2), np.float32), "value": np.asarray(2.0)}
+    write_curves({"puddle_world/kloss": group}, tmp_path / "a.h5")
+    with h5py.File(tmp_path / "a.h5") as file:
+        assert file.attrs["koffline_curves"] == 1
+        found = file["puddle_world/kloss"]
+        assert (found.attrs["world"], found.attrs["method"]) == ("puddle_world", "kloss")
+        assert set(found) == set(group)
+        for name, array in group.items():
+            assert found[name].dtype == array.dtype
+            np.testing.assert_array_equal(found[name][()], array)

@@ -1,0 +1,303 @@
+"""T against loops over pairs and in features, weights, and the three laws with their power."""
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+import koffline
+from koffline.kernels import Gaussian, Laplacian, Linear, random_fourier_features
+from koffline.ope.bellman_test import forms
+from koffline.ope.bellman_test.case import make_case
+from koffline.ope.bellman_test.forms import FeatureForm, GramForm, Moments, SignDraws, SumForm, gram_form
+from koffline.ope.bellman_test.laws import NullLaw, detectable_shift, make_law, weighted_chi_square_tail
+from koffline.ope.bellman_test.settings import METHODS, make_settings
+from koffline.ope.problem import prepare_problem
+from koffline.ope.value_sources import as_value_function
+from tests import reference_bellman as reference
+from tests.ope.bellman_test.problems import known_problem, simple_q
+from tests.ope.problems import NOISY, SOFT, continuous_log, discrete_log
+
+
+def case_of(log, policy, **options):
+    function = as_value_function(simple_q, log.action_space, log.observation_shape)
+    return make_case(function, log, policy, make_settings(gamma=0.9, **options))
+
+
+def exact_form(case, kernel=None):
+    return gram_form(case.scores, case.shift_scores, case.inputs, kernel or case.space.kernel, case.n)
+
+
+def random_scores(units: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """f and s (G, 6): zero-mean noise and a shift in one direction."""
+    generator = np.random.default_rng(seed)
+    scores = generator.normal(size=(units, 6)) * np.array([3.0, 2.0, 1.0, 0.5, 0.3, 0.1]) / np.sqrt(units)
+    shifts = (generator.normal(size=6) + 0.3 * generator.normal(size=(units, 6))) / units
+    return scores, shifts
+
+
+def random_form(units: int, seed: int = 0) -> GramForm:
+    scores, shifts = random_scores(units, seed)
+    return GramForm(scores @ scores.T, shifts @ scores.T, shifts @ shifts.T)
+
+
+def law_of(form, method: str = "wild", seed: int = 0, **options) -> NullLaw:
+    return make_law(form, make_settings(gamma=0.9, method=method, **options), np.random.default_rng(seed))
+
+
+def test_statistic_is_the_double_loop_and_a_permutation_changes_nothing() -> None:
+    weights = np.random.default_rng(0).integers(0, 3, size=60).astype(float)
+    log = discrete_log(weights=weights)
+    case = case_of(log, SOFT)
+    expected = reference.statistic(case.residuals, case.inputs.numpy(), case.space.bandwidth, case.weights)
+    assert exact_form(case).statistic == pytest.approx(expected, rel=1e-10)
+    known = known_problem(1, 80)
+    order = np.random.default_rng(0).permutation(80)
+    first, second = (
+        koffline.bellman_test(known.q, rows, known.policy, 0.9, method="spectral")
+        for rows in (known.transitions, known.transitions.select(order))
+    )
+    for name in ("statistic", "p_value", "detectable"):
+        assert getattr(first, name) == pytest.approx(getattr(second, name), rel=1e-6), name
+
+
+@pytest.mark.parametrize("log_and_policy", [(discrete_log(), SOFT), (continuous_log(), NOISY)])
+def test_kernel_places_are_those_of_every_other_estimator(log_and_policy) -> None:
+    log, policy = log_and_policy
+    case = case_of(log, policy)
+    problem = prepare_problem(log, policy, 0.9, 1, np.random.default_rng(0))
+    placed = case.space.place(log.observations, log.actions)
+    np.testing.assert_allclose(placed.numpy(), problem.kernel_inputs, atol=1e-12)
+    np.testing.assert_allclose(case.inputs.numpy(), problem.kernel_inputs, atol=1e-12)
+
+
+@pytest.mark.parametrize("multipliers", ["step", "block"])
+def test_products_of_scores_and_draws_are_loops(multipliers: str) -> None:
+    case = case_of(discrete_log(20, 5), SOFT, window=3, on_policy=True, multipliers=multipliers)
+    form = exact_form(case)
+    scores, shifts = case.scores.toarray(), case.shift_scores.toarray()
+    both = reference.products(np.vstack([shifts, scores]), case.inputs.numpy(), case.space.bandwidth, case.n)
+    count = len(shifts)
+    np.testing.assert_allclose(form.products, both[count:, count:], atol=1e-12)
+    np.testing.assert_allclose(form.shifted, both[:count, :count], atol=1e-12)
+    np.testing.assert_allclose(form.crossed, both[:count, count:], atol=1e-12)
+    assert case.signs == (20 if multipliers == "step" else 4)  # an episode is shorter than a block
+    drawn = form.draw(7, np.random.default_rng(5))
+    signs = forms.random_signs((7, count), np.random.default_rng(5))
+    assert set(np.unique(signs)) == {-1.0, 1.0}
+    for draw in range(7):
+        expected = signs[draw] @ both[count:, count:] @ signs[draw]
+        assert drawn.statistics[draw] == pytest.approx(expected, rel=1e-10)
+    # T is that of the window's residuals, whoever shares a sign.
+    whole = reference.statistic(case.window_residuals, case.inputs.numpy(), case.space.bandwidth)
+    assert form.statistic == pytest.approx(whole, rel=1e-10)
+
+
+@pytest.mark.parametrize(
+    ("multipliers", "kernel"), [("step", Gaussian(1.3)), ("block", Gaussian(1.3)), ("step", Laplacian(2.0))]
+)
+def test_features_and_gram_are_one_form(multipliers: str, kernel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the Gram matrix of the features themselves everything agrees to rounding, whatever the blocks."""
+    case = case_of(discrete_log(), SOFT, window=2, on_policy=True, multipliers=multipliers, kernel=kernel)
+    generator = torch.Generator().manual_seed(0)
+    features = random_fourier_features(kernel, case.inputs.shape[1], 64, generator)
+    exact = gram_form(case.scores, case.shift_scores, features(case.inputs), Linear(), case.n)
+    left, others = exact.moments(), exact.crossed - np.diag(np.diagonal(exact.crossed))
+    spectrum = np.linalg.eigvalsh(exact.products)[-5:]
+    for block in (8192, 7):
+        monkeypatch.setattr(forms, "_BLOCK", block)
+        found = FeatureForm(case.scores, case.shift_scores, case.inputs, features, case.n)
+        assert found.statistic == pytest.approx(exact.statistic, rel=1e-10)
+        assert found.moments()[:4] == pytest.approx(left[:4], rel=1e-9)
+        np.testing.assert_allclose(found.eigenvalues()[0][-5:], spectrum, atol=1e-10 * spectrum[-1])
+        few = found.condensed()
+        for name in ("products", "crossed", "shifted"):
+            np.testing.assert_allclose(getattr(few, name), getattr(exact, name), atol=1e-12)
+    monkeypatch.setattr(forms, "_BLOCK", 8192)
+    drawn = found.draw(3, np.random.default_rng(1))
+    signs = forms.random_signs((len(exact.products), 3), np.random.default_rng(1)).T
+    for draw in range(3):
+        assert drawn.statistics[draw] == pytest.approx(signs[draw] @ exact.products @ signs[draw], rel=1e-9)
+        assert drawn.linear[draw] == pytest.approx(signs[draw] @ others.sum(axis=0), rel=1e-8)
+    assert drawn.moments.mean == pytest.approx(left.mean, rel=1e-9)
+    assert drawn.moments.quadratic == pytest.approx(left.quadratic, rel=1e-9)
+
+
+def test_features_approach_the_kernel() -> None:
+    known = known_problem(0, 200)
+    exact, many = (
+        koffline.bellman_test(known.q, known.transitions, known.policy, 0.9, features=count, method="gamma")
+        for count in (0, 4000)
+    )
+    assert many.statistic == pytest.approx(exact.statistic, rel=0.05)
+    assert many.p_value == pytest.approx(exact.p_value, abs=0.05)  # m^(−1/2) = 0.011
+
+
+@pytest.mark.parametrize(("method", "features"), [("wild", 0), ("spectral", 64), ("gamma", 64)])
+def test_rows_of_weight_zero_are_not_there(method: str, features: int) -> None:
+    """Half of the rows switched off is the log without them: T, U, witness, power and places."""
+    known = known_problem(4, 120)
+    weights = np.where(np.arange(120) % 2 == 0, 1.0 + np.arange(120) % 3, 0.0)
+    some = known.transitions.replace(weights=weights)
+    off, gone = (
+        koffline.bellman_test(
+            lambda s, a: known.q(s, a) + (s[:, 0] > 0.0),
+            log,
+            known.policy,
+            0.9,
+            method=method,
+            features=features,
+        )
+        for log in (some, some.select(np.flatnonzero(weights)))
+    )
+    for name in (
+        "n", "units", "statistic", "p_value", "kernel_loss", "rms_residual", "power", "detectable"
+    ):  # fmt: skip
+        assert getattr(off, name) == pytest.approx(getattr(gone, name), rel=1e-6), name
+    places = known.transitions.observations[:7], known.transitions.actions[:7]
+    np.testing.assert_allclose(off.witness(*places), gone.witness(*places), rtol=1e-9)
+    for left, right in zip(off.witness.top_regions(3), gone.witness.top_regions(3), strict=True):
+        assert (left.size, left.action) == (right.size, right.action)
+        assert (left.z_score, left.threshold) == pytest.approx((right.z_score, right.threshold), rel=1e-9)
+
+
+def test_weighted_sizes_by_loops() -> None:
+    """T = ‖Σ wψδ‖²/n with Σ w = n; U = Σ_{i≠j} wδkδw / Σ_{i≠j} w w; f* = Σ wδk / Σ w."""
+    weights = np.tile([0.0, 1.0, 3.0], 20)
+    log = discrete_log(weights=weights)
+    result = koffline.bellman_test(simple_q, log, SOFT, 0.9, features=0)
+    gram = result.rows.space.kernel.gram(result.rows.inputs).numpy()
+    both = weights * result.rows.residuals
+    whole, own = both @ gram @ both, both**2 @ np.diagonal(gram)
+    assert result.statistic == pytest.approx(40 * whole / weights.sum() ** 2, rel=1e-9)
+    pairs = weights.sum() ** 2 - np.square(weights).sum()
+    assert result.kernel_loss == pytest.approx((whole - own) / pairs, rel=1e-9)
+    found = result.witness(log.observations, log.actions).witness
+    np.testing.assert_allclose(found, gram @ both / weights.sum(), atol=1e-12)
+
+
+def test_units_scale_with_rewards() -> None:
+    """Rewards and values times 1e6: T times 1e12, p and power alike."""
+    known = known_problem(2, 100)
+    big = known.transitions.replace(rewards=known.transitions.rewards * 1e6)
+    one = koffline.bellman_test(known.q, known.transitions, known.policy, 0.9)
+    other = koffline.bellman_test(lambda s, a: 1e6 * known.q(s, a), big, known.policy, 0.9)
+    assert other.statistic == pytest.approx(1e12 * one.statistic, rel=1e-9)
+    assert (other.p_value, other.power) == (one.p_value, one.power)
+    assert other.detectable == pytest.approx(1e6 * one.detectable, rel=1e-6)
+
+
+def test_moments_are_those_of_all_signs() -> None:
+    """T − mean of the null made anew, and that null's variance, over all 2⁸ residuals ε_g f_g + c s_g.
+
+    κ_r of Σ λ χ² + constant is 2^(r−1) (r−1)! Σ λ^r.
+    """
+    form, (scores, shifts), c = random_form(8), random_scores(8, 0), 0.7
+    signs = np.array(list(itertools.product((-1.0, 1.0), repeat=8)))
+    drawn = np.square(signs @ scores).sum(axis=1)
+    lifted = signs[:, :, None] * scores + c * shifts  # (B, G, 6)
+    excess = np.square(lifted.sum(axis=1)).sum(axis=1) - np.square(lifted).sum(axis=(1, 2))
+    products = np.einsum("bgm,bhm->bgh", lifted, lifted)
+    spread = 2.0 * (np.square(products).sum(axis=(1, 2)) - np.square(np.einsum("bgg->bg", products)).sum(1))
+    found = form.moments()
+    assert (found.mean, found.variance) == pytest.approx((drawn.mean(), drawn.var()), rel=1e-12)
+    assert c**2 * found.quadratic == pytest.approx(excess.mean(), rel=1e-10)
+    assert found.variance + 4 * c**2 * found.linear == pytest.approx(excess.var(), rel=1e-10)
+    grown = found.variance + c**2 * found.growth_2 + c**4 * found.growth_4
+    assert grown == pytest.approx(spread.mean(), rel=1e-10)
+    eigenvalues, constant = form.eigenvalues()
+    centred = drawn - drawn.mean()
+    assert eigenvalues.sum() + constant == pytest.approx(drawn.mean(), rel=1e-12)
+    assert 2.0 * np.square(eigenvalues).sum() == pytest.approx(np.mean(centred**2), rel=1e-10)
+    assert 8.0 * (eigenvalues**3).sum() == pytest.approx(np.mean(centred**3), rel=1e-9)
+
+
+def test_parts_add_up() -> None:
+    first, second = random_form(9, 1), random_form(7, 2)
+    both = SumForm((first, second))
+    blocks = []
+    for name in ("products", "crossed", "shifted"):
+        left, right = getattr(first, name), getattr(second, name)
+        blocks.append(np.block([[left, np.zeros((9, 7))], [np.zeros((7, 9)), right]]))
+    joint = GramForm(*blocks)
+    assert both.statistic == pytest.approx(joint.statistic, rel=1e-12)
+    assert both.moments() == pytest.approx(joint.moments(), rel=1e-12)
+    np.testing.assert_allclose(np.sort(both.eigenvalues()[0]), np.sort(joint.eigenvalues()[0]), atol=1e-12)
+
+
+def test_wild_p_value_by_hand_and_its_critical_value() -> None:
+    draws = SignDraws(np.array([1.0, 2.0, 3.0, 4.0]), np.zeros(4), Moments(2.5, 1.25, 0.0, 0.0))
+    by_hand = NullLaw(3.0, draws.moments, draws)
+    assert [by_hand.p_value(one) for one in (3.0, 5.0, 0.5)] == pytest.approx([3 / 5, 1 / 5, 1.0])
+    law = law_of(random_form(40), draws=199, level=0.1)
+    assert law.p_value(law.critical * 1.0001) <= 0.1 < law.p_value(law.critical * 0.9999)
+    assert law.power(0.0) == np.mean([law.p_value(one) <= 0.1 for one in law.draws.statistics])
+
+
+def test_stated_power_is_that_of_testing_anew() -> None:
+    """200 shifted sets of residuals, each tested with signs of its own."""
+    (scores, shifts), generator = random_scores(60, 3), np.random.default_rng(4)
+    options = make_settings(gamma=0.9, draws=99)
+    stated = make_law(random_form(60, 3), make_settings(gamma=0.9), np.random.default_rng(0)).power(1.5)
+    rejected = 0
+    for _ in range(200):
+        lifted = generator.choice([-1.0, 1.0], size=(60, 1)) * scores + 1.5 * shifts
+        form = GramForm(lifted @ lifted.T, np.zeros((60, 60)), np.zeros((60, 60)))
+        rejected += make_law(form, options, generator).p_value(form.statistic) <= 0.05
+    assert 0.1 < stated < 0.3
+    assert rejected / 200 == pytest.approx(stated, abs=0.11)  # 4 · √(0.16 · 0.84/200)
+
+
+@pytest.mark.parametrize("df", [1, 2, 7, 300])
+def test_equal_weights_are_a_chi_square(df: int) -> None:
+    for chance in (0.9, 0.3, 0.05, 1e-3):
+        found = weighted_chi_square_tail(np.full(df, 2.5), 2.5 * stats.chi2.isf(chance, df))
+        assert found == pytest.approx(chance, abs=1e-4 if df == 1 else 1e-6)
+
+
+def test_weights_of_both_signs_and_far_tails() -> None:
+    """χ² − χ² with one degree each has density K₀(|x|/2)/(2π): symmetric, and a tail by quadrature."""
+    from scipy import integrate, special
+
+    tail = integrate.quad(lambda x: special.k0(x / 2.0) / (2.0 * np.pi), 1.5, 80.0)[0]
+    for threshold, expected in ((1.5, tail), (0.0, 0.5), (-1.5, 1.0 - tail)):
+        found = weighted_chi_square_tail(np.array([1.0, -1.0]), threshold)
+        assert found == pytest.approx(expected, abs=1e-6)
+    assert weighted_chi_square_tail(np.ones(3), 500.0) == 1e-6
+    assert weighted_chi_square_tail(np.zeros(3), 0.0) == 0.0
+    assert weighted_chi_square_tail(np.zeros(3), -1.0) == 1.0
+
+
+def test_the_three_laws_agree() -> None:
+    laws = {method: law_of(random_form(300, 2), method, 1, draws=4000) for method in METHODS}
+    for quantile in (0.5, 0.9, 0.95):
+        at = float(np.quantile(laws["wild"].draws.statistics, quantile))
+        # The wild bootstrap's own error: 4 · √(0.25/4000) = 0.03; the Gamma law is an approximation.
+        assert laws["spectral"].p_value(at) == pytest.approx(1.0 - quantile, abs=0.03)
+        assert laws["gamma"].p_value(at) == pytest.approx(1.0 - quantile, abs=0.08)
+    for method in ("spectral", "gamma"):
+        assert laws[method].power(1.0) == pytest.approx(laws["wild"].power(1.0), abs=0.1)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_power_grows_from_the_level_to_one(method: str) -> None:
+    law = law_of(random_form(200), method)
+    power = [law.power(shift) for shift in (0.0, 0.5, 1.0, 2.0, 4.0, 50.0)]
+    assert power[0] == pytest.approx(0.05, abs=0.02)
+    assert all(low <= high + 1e-12 for low, high in itertools.pairwise(power))
+    assert power[-1] == pytest.approx(1.0, abs=1e-6)
+    shift = detectable_shift(law, 0.1)
+    assert law.power(shift) >= 0.8 > law.power(0.99 * shift)
+    silent = GramForm(random_form(50).products, np.zeros((50, 50)), np.zeros((50, 50)))
+    assert detectable_shift(law_of(silent, method), 1.0) is None
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_no_spread_is_no_rejection(method: str) -> None:
+    """One unit: T* = T whatever the sign."""
+    one = GramForm(np.array([[4.0]]), np.array([[1.0]]), np.array([[1.0]]))
+    law = law_of(one, method)
+    assert law.p_value(one.statistic) > 0.05
+    assert law.power(3.0) == 0.0

@@ -1,0 +1,143 @@
+"""Differences of pairs, Holm's correction and the metrics of a choice, against hand-worked cases."""
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from koffline.errors import DataError
+from koffline.ope.comparisons import (
+    compare_intervals,
+    compare_replicas,
+    holm,
+    kendall,
+    regret_at_k,
+    relative_regret_at_k,
+    score_selection,
+    spearman,
+)
+from koffline.ope.interval import Interval
+
+TRUTHS = np.array([10.0, 7.0, 4.0, 2.0])
+ESTIMATES = np.array([5.0, 8.0, 6.0, 1.0])  # ranks the policies 1, 2, 0, 3
+
+
+def test_one_pair_by_hand() -> None:
+    # Full replicas: mean difference (2 + 4) / 2 = 3. Resampled differences 1, 3, 5: deviation 2.
+    values = np.array([[3.0, 5.0, 2.0, 2.0, 9.0], [1.0, 1.0, 1.0, -1.0, 4.0]])
+    (found,) = compare_replicas(("a", "b"), values, 2, level=0.9)
+    error = 2.0 * math.sqrt(1.0 + 1.0 / 2.0)
+    assert (found.better, found.worse, found.difference) == ("a", "b", 3.0)
+    assert found.p_value == pytest.approx(2.0 * stats.t.sf(3.0 / error, df=2))
+    assert found.high - 3.0 == pytest.approx(stats.t.ppf(0.95, df=2) * error)
+    assert found.low == pytest.approx(6.0 - found.high)
+    assert found.adjusted_p_value == found.p_value
+    assert not found.significant
+
+
+def test_what_all_replicas_share_cancels_and_equal_policies_do_not_differ() -> None:
+    generator = np.random.default_rng(1)
+    shared = 100.0 * generator.normal(size=8)
+    values = np.array([[1.0], [0.0]]) + shared + 0.01 * generator.normal(size=(2, 8))
+    (found,) = compare_replicas(("a", "b"), values, 2)
+    assert found.significant
+    assert found.difference == pytest.approx(1.0, abs=0.05)
+    same = np.tile(np.arange(6.0), (2, 1))
+    (found,) = compare_replicas(("a", "b"), same, 2)
+    assert (found.difference, found.p_value, found.significant) == (0.0, 1.0, False)
+    (sure,) = compare_replicas(("a", "b"), same + np.array([[1.0], [0.0]]), 2)
+    assert (sure.p_value, sure.significant) == (0.0, True)
+
+
+def test_the_order_of_policies_does_not_matter() -> None:
+    values = np.random.default_rng(2).normal(size=(3, 9))
+    names = ("a", "b", "c")
+    forward, backward = compare_replicas(names, values, 3), compare_replicas(names[::-1], values[::-1], 3)
+    for one, other in zip(forward, backward, strict=True):
+        assert dataclasses.asdict(one) == pytest.approx(dataclasses.asdict(other))
+    gaps = [comparison.difference for comparison in forward]
+    assert gaps == sorted(gaps, reverse=True)
+
+
+def test_a_diverged_replica_counts_for_neither() -> None:
+    values = np.array([[3.0, 2.0, 4.0, np.nan, 6.0], [1.0, 1.0, 1.0, 1.0, np.nan]])
+    assert compare_replicas(("a", "b"), values, 1) == compare_replicas(("a", "b"), values[:, :3], 1)
+    with pytest.raises(DataError, match="1 networks in common"):
+        compare_replicas(("a", "b"), values[:, [0, 1, 3]], 1)
+
+
+def test_intervals_alone_by_hand() -> None:
+    # Standard errors 1 and 2: a difference of 6 is twice their sum.
+    z = stats.norm.ppf(0.975)
+    intervals = [Interval(5.0 - z, 5.0 + z, 0.95, "x"), Interval(-1.0 - 2 * z, -1.0 + 2 * z, 0.95, "x")]
+    (found,) = compare_intervals("ab", [5.0, -1.0], intervals)
+    assert found.p_value == pytest.approx(2.0 * stats.norm.sf(2.0))
+    assert found.high - found.low == pytest.approx(6.0 * z)
+    assert found.significant
+    (same,) = compare_intervals("ab", [1.0, 1.0], [Interval(1.0, 1.0, 0.95, "x")] * 2)
+    assert same.p_value == 1.0
+
+
+def test_holm_by_hand() -> None:
+    # Sorted 0.01, 0.02, 0.03, 0.6 times 4, 3, 2, 1 = 0.04, 0.06, 0.06, 0.6; steps never go down.
+    assert holm(np.array([0.6, 0.01, 0.03, 0.02])) == pytest.approx([0.6, 0.04, 0.06, 0.06])
+    assert holm(np.array([0.9, 0.8])) == pytest.approx([1.0, 1.0])
+
+
+def test_family_wise_errors_keep_to_their_level() -> None:
+    # Four equal policies, Gaussian replicas: in 200 draws any significant pair at 5 % is wrong; the rate
+    # of draws with one may exceed 5 % by chance up to 0.05 + 4 * sqrt(0.05 * 0.95 / 200) = 0.112.
+    generator = np.random.default_rng(3)
+    wrong = 0
+    for _ in range(200):
+        estimate = generator.normal(size=(4, 1))  # the error of the log, of which the replicas know the size
+        values = np.hstack([estimate, estimate + generator.normal(size=(4, 12))])
+        wrong += any(comparison.significant for comparison in compare_replicas("abcd", values, 1))
+    assert wrong / 200 <= 0.112
+
+
+def test_regret_by_hand() -> None:
+    for k, regret in enumerate((3.0, 3.0, 0.0, 0.0), start=1):
+        assert regret_at_k(ESTIMATES, TRUTHS, k) == regret
+        assert relative_regret_at_k(ESTIMATES, TRUTHS, k) == regret / 8.0
+    for truths, regret in (([0.0, 5.0], 5.0), ([5.0, 0.0], 0.0)):  # ties go to the earlier policy
+        assert regret_at_k(np.array([1.0, 1.0]), np.array(truths), 1) == regret
+
+
+def test_rank_correlations_by_hand_and_under_monotone_maps() -> None:
+    # Ranks of the estimates 2, 4, 3, 1; of the truths 4, 3, 2, 1: squared differences 4 + 1 + 1 + 0 = 6.
+    assert spearman(ESTIMATES, TRUTHS) == pytest.approx(1.0 - 6.0 * 6.0 / (4 * 15))
+    # Of 6 pairs (0, 1) and (0, 2) are discordant.
+    assert kendall(ESTIMATES, TRUTHS) == pytest.approx((4 - 2) / 6)
+    # One tie among the estimates: τ_b = (5 − 0) / sqrt(5 · 6).
+    assert kendall(np.array([3.0, 2.0, 2.0, 1.0]), TRUTHS) == pytest.approx(5.0 / np.sqrt(30.0))
+    for metric in (spearman, kendall):
+        expected = metric(ESTIMATES, TRUTHS)
+        assert metric(np.exp(ESTIMATES), 3.0 * TRUTHS - 100.0) == pytest.approx(expected)
+        assert metric(-ESTIMATES, TRUTHS) == pytest.approx(-expected)
+
+
+def test_all_metrics_at_once() -> None:
+    intervals = [(4.0, 10.0), (6.0, 9.0), (5.0, 7.0), (0.0, 2.0)]
+    found = score_selection(ESTIMATES, TRUTHS, intervals, threshold=5.5, most=3)
+    assert found.regret_at_k == (3.0, 3.0, 0.0)
+    assert found.relative_regret_at_1 == 3.0 / 8.0
+    assert found.mean_absolute_error == (5 + 1 + 2 + 1) / 4
+    assert found.mean_relative_error == pytest.approx((0.5 + 1 / 7 + 0.5 + 0.5) / 4)
+    assert found.coverage == 0.75
+    assert (found.type_errors.false_accepts, found.type_errors.false_rejects) == (0.0, 0.5)
+    at = score_selection(ESTIMATES, TRUTHS, [(3.0, 9.0)] * 4, threshold=2.0).type_errors
+    assert (at.false_accepts, at.false_rejects) == (1.0, 0.0)  # as much as the threshold is not more
+    assert score_selection(ESTIMATES, TRUTHS, intervals, threshold=0.0).type_errors.false_accepts is None
+    assert score_selection(ESTIMATES, TRUTHS).coverage is None
+
+
+def test_no_number_where_none_is_defined_and_no_column_that_is_none() -> None:
+    flat = score_selection(np.ones(4), np.ones(4))
+    assert (flat.spearman, flat.kendall, flat.relative_regret_at_1) == (None, None, None)
+    assert score_selection(ESTIMATES, TRUTHS * [1.0, 1.0, 1.0, 0.0]).mean_relative_error is None
+    for estimates, message in (([1.0], "one of each per policy"), ([1.0, math.nan], "NaN")):
+        with pytest.raises(DataError, match=message):
+            score_selection(estimates, [1.0, 2.0])

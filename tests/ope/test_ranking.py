@@ -1,0 +1,144 @@
+"""Ranking policies of small logs: order, pairing, names, truths, and every kind of bad input."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+
+import koffline
+from koffline.errors import ConfigError, DataError, KofflineError, PolicyError
+from koffline.ope import ranking
+from koffline.ope.ranking import select_policies
+from koffline.policies import ContinuousPolicy, DiscretePolicy
+from tests.exact_problems import EXACT_PROBLEMS
+from tests.ope.problems import NOISY, QUICK, SOFT, continuous_log, discrete_log
+
+TRUTHS = (-0.4, 0.2, 0.7)
+
+
+@pytest.fixture(scope="module")
+def walk():
+    """A chain whose right end pays: policies that go right more often are worth more."""
+    log = EXACT_PROBLEMS["chain_off"](seed=0, n_rows=600).transitions
+    policies = {
+        f"right {chance:g}": lambda s, p=chance: np.tile([1 - p, p], (len(s), 1))
+        for chance in (0.1, 0.5, 0.9)
+    }
+    options = {"steps": 100, "full_replicas": 1, "resampled_replicas": 4}
+    found = select_policies(log, policies, 0.95, truths=TRUTHS, threshold=0.1, seed=5, **options)
+    alone = koffline.evaluate(log, policies["right 0.5"], 0.95, seed=5, **options)
+    return found, alone
+
+
+def test_the_better_policy_comes_first_and_differs(walk) -> None:
+    found, _ = walk
+    assert [policy.name for policy in found.policies] == ["right 0.9", "right 0.5", "right 0.1"]
+    assert [policy.rank for policy in found.policies] == [1, 2, 3]
+    assert found.best.maybe_best
+    assert not found.policies[-1].maybe_best
+    assert found.candidates[0] is found.best
+    assert found.metrics.regret_at_k == (0.0, 0.0, 0.0)
+    assert (found.metrics.spearman, found.metrics.kendall) == (1.0, 1.0)
+    assert (found.best.above_threshold, found.policies[-1].above_threshold) == (True, False)
+    record = json.loads(found.to_json())
+    assert record["policies"][0]["truth"] == 0.7
+    assert len(record["comparisons"]) == 3
+    assert str(found).splitlines()[0].startswith("1. right 0.9")
+
+
+def test_a_policy_is_ranked_by_what_evaluate_says(walk) -> None:
+    found, alone = walk
+    ranked = next(policy for policy in found.policies if policy.name == "right 0.5")
+    assert (ranked.value, ranked.interval) == (alone.value, alone.interval)
+
+
+def test_equal_policies_share_episodes_and_seeds() -> None:
+    found = select_policies(discrete_log(), {"one": SOFT, "two": SOFT}, 0.9, **QUICK)
+    assert (found.comparisons[0].difference, found.comparisons[0].p_value) == (0.0, 1.0)
+    assert len(found.candidates) == 2
+
+
+def test_stochastic_policies_do_not_take_draws_from_the_resampling(monkeypatch) -> None:
+    still, real, seen = ContinuousPolicy(1, NOISY.mean_function, name="still"), ranking.evaluate, []
+
+    def spy(*arguments, **options):
+        seen.append(real(*arguments, **options))
+        return seen[-1]
+
+    monkeypatch.setattr(ranking, "evaluate", spy)
+    copy = ContinuousPolicy(1, NOISY.mean_function, lambda s, generator: NOISY.mean(s), "copy")
+    select_policies(continuous_log(), [still, copy, NOISY], 0.9, action_draws=2, **QUICK)
+    # `copy` draws nothing, yet has a sampler: the same actions, so the same replicas if episodes are shared.
+    first, second, third = (estimate.evidence.replica_values for estimate in seen)
+    assert np.allclose(first, second, rtol=1e-4)
+    assert not np.allclose(first, third, rtol=1e-4)
+
+
+def test_a_policy_that_cannot_be_evaluated_is_named(monkeypatch) -> None:
+    def evaluate(log, policy, gamma, **options):
+        if policy.name == "wild":
+            raise KofflineError("3 of 3 networks diverged")
+        return koffline.evaluate(log, policy, gamma, **{**options, **QUICK})
+
+    monkeypatch.setattr(ranking, "evaluate", evaluate)
+    named = {
+        name: DiscretePolicy(3, lambda s, a=action: np.tile(np.eye(3)[a], (len(s), 1)), name)
+        for action, name in enumerate(("a", "wild", "b"))
+    }
+    found = select_policies(discrete_log(), named, 0.9, truths={"a": 1.0, "b": 0.0, "wild": 9.0})
+    assert {policy.name for policy in found.policies} == {"a", "b"}
+    assert found.unranked == (("wild", "3 of 3 networks diverged"),)
+    assert "wild is not ranked: 3 of 3 networks diverged" in found.warnings
+    with pytest.raises(KofflineError, match=r"fewer than two policies could be evaluated \(wild: 3 of 3"):
+        select_policies(discrete_log(), {"a": named["a"], "wild": named["wild"]}, 0.9)
+
+
+@pytest.mark.parametrize("keeps_interval", [True, False])
+def test_estimators_without_replicas_are_compared_by_intervals(monkeypatch, keeps_interval) -> None:
+    def evaluate(log, policy, gamma, **options):
+        estimate = koffline.evaluate(log, policy, gamma, **options)
+        interval = estimate.interval if keeps_interval else None
+        return dataclasses.replace(estimate, evidence=None, interval=interval)
+
+    monkeypatch.setattr(ranking, "evaluate", evaluate)
+    truths = {"truths": [0.0, 1.0], "threshold": 0.0}
+    found = select_policies(discrete_log(), ["uniform", SOFT], 0.9, seed=7, **truths, **QUICK)
+    if keeps_interval:
+        (pair,) = found.comparisons
+        widths = [policy.interval.width for policy in found.policies]
+        assert pair.high - pair.low == pytest.approx(sum(widths))
+        assert "by the intervals" in found.assumptions
+    else:
+        assert found.comparisons == ()
+        assert (found.best.above_threshold, found.metrics.coverage) == (None, None)
+        assert "not judged" in found.assumptions
+        assert len(str(found).splitlines()) == 2
+
+
+def test_policies_without_names_of_their_own_are_numbered() -> None:
+    found = select_policies(discrete_log(), ["uniform", "uniform", SOFT], 0.9, **QUICK)
+    assert {policy.name for policy in found.policies} == {"uniform", "uniform (2)", "policy"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "kind", "message"),
+    [
+        ({"policies": ["uniform"]}, ConfigError, "1 policy was given"),
+        ({"policies": "uniform"}, ConfigError, "give a list of two or more"),
+        ({"policies": ["uniform", "missing.d3"]}, PolicyError, "no such file"),
+        ({"truths": [1.0]}, ConfigError, "1 truths for 2 policies"),
+        ({"truths": [1.0, float("nan")]}, ConfigError, "finite"),
+        ({"truths": {"uniform": 1.0}}, ConfigError, "policies differ in epsilon:0.5:uniform"),
+        ({"top_k": 0}, ConfigError, "top_k is 0"),
+        ({"threshold": float("nan")}, ConfigError, "threshold is nan"),
+        ({"gamma": 1.5}, ConfigError, "gamma"),
+        ({"nonsense": 1}, ConfigError, "unknown option 'nonsense'"),
+        ({"transitions": discrete_log(weights=np.eye(60)[0])}, DataError, "^weights leave fewer than 2 rows"),
+    ],
+)
+def test_bad_input_is_refused_in_one_line(changes, kind, message) -> None:
+    base = {"transitions": discrete_log(), "policies": ["uniform", "epsilon:0.5:uniform"], "gamma": 0.9}
+    with pytest.raises(kind, match=message) as caught:
+        select_policies(**{**base, **QUICK, **changes})
+    assert "\n" not in str(caught.value)

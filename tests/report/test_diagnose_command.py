@@ -1,0 +1,116 @@
+"""``koffline diagnose`` as a stranger uses it."""
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+import koffline
+from koffline.cli import cli
+from koffline.data.sources import write_transitions
+from tests.ope.problems import discrete_log
+from tests.refusals import assert_refused
+
+MODEL = "print('hello')\ndef q(s, a):\n    return s[:, 0] + a\n\ndef v(s):\n    return s[:, 0]\n"
+BASE = ("--policy", "uniform", "--model", "values_here:q", "--gamma", "0.9")
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(cli, ["diagnose", *arguments], prog_name="koffline")
+
+
+@pytest.fixture
+def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.chdir(tmp_path)
+    Path("values_here.py").write_text(MODEL)
+    write_transitions(discrete_log(), "log.npz", None, False)
+    return "log.npz"
+
+
+def test_table_and_report(log) -> None:
+    done = run(log, *BASE, "--out", "why")
+    assert done.exit_code == 0, done.output
+    for part in (
+        "rejected", "power", "kernel loss", "coverage", "report: why/report.html", "not known which"
+    ):  # fmt: skip
+        assert part in done.output
+    assert {path.name for path in Path("why").iterdir()} == {
+        "plots", "diagnosis.json", "report.html", "run.json"
+    }  # fmt: skip
+    assert {path.stem for path in Path("why/plots").iterdir()} == {
+        "map", "regions", "by_value", "by_step", "residuals", "coverage"
+    }  # fmt: skip
+    assert Path("why/report.html").read_text(encoding="utf-8").count("<svg") == 6
+    assert_refused(run(log, *BASE, "--out", "why"), "--force")
+
+
+def test_own_estimators_are_cross_fitted(log) -> None:
+    quick = ("--set", "steps=40", "--set", "full_replicas=1", "--json", "--gamma", "0.9")
+    done = run(log, "--policy", "uniform", "--model", "fqe", "--cross-fit", "3", *quick)
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.stdout)
+    assert found["model"] == "fqe (cross-fitted, 3 folds)"
+    assert found["test"]["held_out"] is True
+    assert found["shown"]
+
+
+def test_state_functions_need_to_know_who_acted(log) -> None:
+    arguments = (log, "--policy", "uniform", "--model", "values_here:v", "--gamma", "0.9")
+    assert_refused(run(*arguments), "--on-policy")
+    assert run(*arguments, "--on-policy", "--method", "gamma", "--window", "2").exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--level", "0.95"), "chance of a false alarm"),
+        (("--gamma", "1.5"), "between 0 and 1"),
+        (("--regions", "0"), "--regions is 0"),
+        (("--cross-fit", "2"), "--cross-fit is for the models kloss and fqe"),
+        (("--set", "steps=5"), "--set is for the models kloss and fqe"),
+        (("--model", "values_here:nothing"), "has no 'nothing'"),
+        (("--model", "missing.d3"), "no such file"),
+        (("--model", "kloss", "--set", "stepps=5"), "unknown option 'stepps'"),
+        (("--model", "kloss", "--cross-fit", "50"), "fewer than 50 folds"),
+        (("--trained-on", "log.npz"), "was fitted to 100% of these rows"),
+        (("--method", "magic"), "magic"),
+        (("--seed", "-1"), "--seed is -1"),
+        (("--window", "0"), "window is 0"),
+    ],
+)
+def test_bad_input_is_one_line(log, arguments, message) -> None:
+    assert_refused(run(log, *BASE, *arguments), message)
+
+
+def test_training_rows_can_be_allowed(log) -> None:
+    """And what a model prints stays out of the result."""
+    done = run(log, *BASE, "--trained-on", log, "--allow-training-rows", "--json")
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout)["test"]["held_out"] is False
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["diagnose", "--policy", "uniform", "--model", "values_here:q", "--gamma", "0.9"],
+        ["select", "--policies", "uniform", "epsilon:0.5:uniform", "--gamma", "0.9", "--set", "steps=20"],
+    ],
+    ids=lambda command: command[0],
+)
+def test_shards_say_what_their_file_says(command, log) -> None:
+    write_transitions(discrete_log(120), "log.hdf5")
+    with koffline.ShardWriter("shards", shard_rows=30) as writer:
+        writer.append(discrete_log(120))
+    found = []
+    for data in (["log.hdf5"], ["shards"], ["log.hdf5", "--lazy"]):
+        done = CliRunner().invoke(cli, [command[0], *data, *command[1:], "--json"], prog_name="koffline")
+        assert done.exit_code == 0, done.output
+        found.append(_untimed(json.loads(done.stdout)))
+    assert found[0] == found[1] == found[2]
+
+
+def _untimed(record):
+    if not isinstance(record, dict):
+        return [_untimed(entry) for entry in record] if isinstance(record, list) else record
+    return {key: _untimed(entry) for key, entry in record.items() if key not in ("seconds", "source")}

@@ -1,0 +1,143 @@
+"""A ranking on a page, in a terminal and from the command line."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from koffline.cli import cli
+from koffline.cli.select import read_truths
+from koffline.data.sources import write_transitions
+from koffline.errors import ConfigError
+from koffline.report.ranking import describe_differences, print_ranking, short_name, write_ranking
+from tests.ope.problems import discrete_log
+from tests.refusals import assert_refused
+from tests.report.rankings import ranking
+
+QUICK = ["--set", "steps=40", "--set", "full_replicas=1", "--set", "resampled_replicas=2", "--gamma", "0.9"]
+TWO = ["--policies", "uniform", "epsilon:0.5:uniform"]
+
+
+@pytest.fixture(scope="module")
+def log(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = str(tmp_path_factory.mktemp("log") / "log.npz")
+    write_transitions(discrete_log(), path, None, False)
+    return path
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> str:
+    out = tmp_path_factory.mktemp("page") / "out"
+    return write_ranking(ranking(), out, "koffline select <x>").read_text(encoding="utf-8")
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(cli, ["select", *arguments], prog_name="koffline")
+
+
+def test_json_is_one_object_with_every_policy_and_pair(log) -> None:
+    done = run(log, *TWO, "--truths", "-1.5", "2", "--threshold", "0", "--json", *QUICK)
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.stdout)
+    assert {policy["name"] for policy in found["policies"]} == {"uniform", "epsilon:0.5:uniform"}
+    assert {policy["truth"] for policy in found["policies"]} == {-1.5, 2.0}
+    assert len(found["comparisons"]) == 1
+    assert len(found["metrics"]["regret_at_k"]) == 2
+
+
+def test_table_and_report(log, tmp_path) -> None:
+    out = tmp_path / "choice"
+    done = run(log, *TWO, "--out", str(out), *QUICK)
+    assert done.exit_code == 0, done.output
+    assert "May be the best" in done.output
+    assert "Against the truth" not in done.output
+    assert {path.name for path in out.iterdir()} == {"plots", "ranking.json", "report.html", "run.json"}
+    assert_refused(run(log, *TWO, "--out", str(out), *QUICK), "is not empty")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--policies", "uniform"], "--policies names 1 policy"),
+        (["--policies", "uniform", "uniform"], "names 'uniform' twice"),
+        ([*TWO, "--truths", "1"], "--truths gives 1 values for 2 policies"),
+        ([*TWO, "--truths", "1", "x"], "no finite number"),
+        ([*TWO, "--top-k", "0"], "--top-k is 0"),
+        ([*TWO, "--set", "step=3"], "did you mean 'steps'"),
+        (["--policies", "uniform", "nothing.d3"], "there is no such file"),
+        ([], "Missing option '--policies'"),
+        (["--policies", "--json"], "Missing option '--policies'"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(log, arguments, message) -> None:
+    assert_refused(run(log, "--gamma", "0.9", *arguments), message)
+
+
+def test_truths_from_files(tmp_path: Path) -> None:
+    def written(content: object) -> str:
+        path = tmp_path / f"{len(list(tmp_path.iterdir()))}.json"
+        path.write_text(content if isinstance(content, str) else json.dumps(content))
+        return str(path)
+
+    table = written({"b": 2.0, "a": {"value": 1.0}, "other": 3.0})
+    assert read_truths((table,), ("a", "b")) == {"a": 1.0, "b": 2.0}
+    assert read_truths((written([1, 2]),), ("a", "b")) == {"a": 1.0, "b": 2.0}
+    assert read_truths((written({"value": 5.0}), "7"), ("a", "b")) == {"a": 5.0, "b": 7.0}
+    for path, message in ((table, "no value for 'c'"), (written("[1, "), "not valid JSON")):
+        with pytest.raises(ConfigError, match=message):
+            read_truths((path,), ("a", "c"))
+
+
+def test_the_page_says_everything_and_loads_nothing(page) -> None:
+    for text in (
+        "2 policies: runs/a/model.d3, runs/b/model.d3", "koffline select &lt;x&gt;",
+        "Only &lt;few&gt; episodes.",
+        "95% bootstrap interval", "<th>above 2.5</th>", "<td>unclear</td>", "regret @1 0.6, @2 0, @3 0",
+    ):  # fmt: skip
+        assert text in page
+    assert page.count("<svg") == 3
+    addresses = [word for word in page.split() if "http" in word]
+    known = ("www.w3.org", "purl.org", "creativecommons.org", "matplotlib.org")
+    assert all(any(name in word for name in known) for word in addresses)
+
+
+def test_numbers_stay_whole_and_names_may_break(page) -> None:
+    rules = page[page.index("<style>") : page.index("</style>")].replace("\n", " ").split("}")
+    by_selector = {rule.split("{")[0].strip(): rule for rule in rules if "{" in rule}
+    assert "anywhere" not in by_selector["th, td"]
+    assert "white-space: nowrap" in by_selector[".many td"]
+    assert '<td class="name">runs/a/model.d3</td>' in page
+    assert '<td class="name">4.9</td>' not in page
+    assert page.count('<div class="scroll">') == page.count("</table></div>") == 2
+
+
+def test_without_truths_or_intervals_and_at_another_level(tmp_path, capsys) -> None:
+    bare = [dataclasses.replace(policy, interval=None) for policy in ranking(with_truths=False).policies]
+    found = dataclasses.replace(ranking(with_truths=False), policies=tuple(bare), comparisons=())
+    page = write_ranking(found, tmp_path / "out", "").read_text(encoding="utf-8")
+    print_ranking(found)
+    said = "Which policies differ was not judged."
+    assert said in page
+    assert said in capsys.readouterr().out
+    assert page.count("<svg") == 1
+    assert "Against the truth" not in page
+    risk = describe_differences(dataclasses.replace(ranking(), level=0.9999))[1]
+    assert risk.endswith("(any error: 0.01%).")
+
+
+def test_the_table_keeps_brackets_and_names(capsys) -> None:
+    print_ranking(ranking())
+    printed = capsys.readouterr().out
+    for text in (
+        "Compared on [the same] episodes.", "regret @1 0.6, @2 0, @3 0",
+        "false accepts 0, false rejects 0 at 2.5", "2 of 3 pairs differ significantly",
+    ):  # fmt: skip
+        assert text in printed
+
+
+def test_names_are_shortened_where_they_do_not_differ() -> None:
+    assert short_name("epsilon:0.1:some/folder/policy.npz") == "epsilon:0.1:policy.npz"
+    assert short_name("package.module:name") == "package.module:name"
+    assert len(short_name("x" * 80)) == 36
