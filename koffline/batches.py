@@ -171,6 +171,7 @@ class BatchSchedule:
             raise ConfigError(f"a row set points outside the table's {rows} rows; index from 0")
         self._lengths = [max(1, len(chosen) // batch_size) for chosen in self._sets]
         self.steps_per_epoch = max(1, rows // batch_size)
+        self._uniform = len(set(self._lengths)) == 1
         self._epochs = [-1] * len(self._seeds)
         self._rows = torch.zeros(len(self._seeds), max(self._lengths) * batch_size, dtype=torch.int64)
         self._rows_there = self._rows
@@ -178,16 +179,23 @@ class BatchSchedule:
 
     def rows(self, step: int) -> Tensor:
         """Row numbers (G, B) of the mini-batches of `step`."""
+        size, length = self._batch_size, self._lengths[0]
+        if not self._uniform or self._epochs[0] != step // length:
+            self._refill(step)
+        if self._uniform:
+            start = step % length * size
+            return self._rows_there[:, start : start + size]
+        starts = torch.tensor([step % length * size for length in self._lengths])
+        index = (starts[:, None] + torch.arange(size)).to(self._device)
+        return self._rows_there.gather(1, index)
+
+    def _refill(self, step: int) -> None:
+        """Draw the epochs that `step` begins."""
         stale = [g for g, length in enumerate(self._lengths) if self._epochs[g] != step // length]
         for group in stale:
             self._draw_epoch(group, step // self._lengths[group])
         if stale:
             self._rows_there = self._rows.to(self._device, copy=True)  # rows handed out stay as they are
-        starts = [step % length * self._batch_size for length in self._lengths]
-        if len(set(starts)) == 1:
-            return self._rows_there[:, starts[0] : starts[0] + self._batch_size]
-        index = torch.tensor(starts)[:, None] + torch.arange(self._batch_size)
-        return self._rows_there.gather(1, index.to(self._device))
 
     def draws(self, step: int, draws: int) -> Tensor:
         """Which of `draws` continuations each row of the mini-batches uses, (G, B)."""

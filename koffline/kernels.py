@@ -15,6 +15,9 @@ from torch import Generator, Tensor
 
 from koffline.errors import ConfigError, DataError
 
+Rows = Float[Tensor, "*batch n d"]
+OtherRows = Float[Tensor, "*batch m d"]
+Gram = Float[Tensor, "*batch n m"]
 _SMALLEST_BANDWIDTH = 1e-6
 _LOG2_E = 1.0 / math.log(2.0)
 
@@ -49,7 +52,7 @@ class _Scaled:
         if not (math.isfinite(self.bandwidth) and self.bandwidth > 0.0):
             raise ConfigError(f"bandwidth is {self.bandwidth}; give a positive number")
 
-    def diagonal(self, x: Float[Tensor, "*batch n d"]) -> Float[Tensor, "*batch n"]:
+    def diagonal(self, x: Rows) -> Float[Tensor, "*batch n"]:
         """Ones."""
         return torch.ones_like(x[..., 0])
 
@@ -83,9 +86,7 @@ class Gaussian(_Scaled):
     (Feng et al. 2019, sec:exp_eval)
     """
 
-    def gram(
-        self, x: Float[Tensor, "*batch n d"], y: Float[Tensor, "*batch m d"] | None = None
-    ) -> Float[Tensor, "*batch n m"]:
+    def gram(self, x: Rows, y: OtherRows | None = None) -> Gram:
         """All pairs; one product of augmented columns, then a power of two, much faster than exp."""
         return self._exponent(x, y).exp2_()
 
@@ -99,9 +100,7 @@ class Gaussian(_Scaled):
 class Laplacian(_Scaled):
     """k(x, y) = exp(−‖x − y‖₁ / bandwidth), with the sum of absolute differences."""
 
-    def gram(
-        self, x: Float[Tensor, "*batch n d"], y: Float[Tensor, "*batch m d"] | None = None
-    ) -> Float[Tensor, "*batch n m"]:
+    def gram(self, x: Rows, y: OtherRows | None = None) -> Gram:
         """All pairs."""
         return torch.cdist(x, x if y is None else y, p=1.0).mul(-1.0 / self.bandwidth).exp_()
 
@@ -115,9 +114,7 @@ class Laplacian(_Scaled):
 class InverseMultiquadric(_Scaled):
     """k(x, y) = (1 + ‖x − y‖² / bandwidth²)^(−1/2); its tails are heavier than the Gaussian's."""
 
-    def gram(
-        self, x: Float[Tensor, "*batch n d"], y: Float[Tensor, "*batch m d"] | None = None
-    ) -> Float[Tensor, "*batch n m"]:
+    def gram(self, x: Rows, y: OtherRows | None = None) -> Gram:
         """All pairs."""
         return torch.rsqrt(1.0 - self._exponent(x, y) / _LOG2_E)
 
@@ -138,13 +135,11 @@ class Linear:
     (Feng et al. 2019, cor:same_as_td)
     """
 
-    def gram(
-        self, x: Float[Tensor, "*batch n d"], y: Float[Tensor, "*batch m d"] | None = None
-    ) -> Float[Tensor, "*batch n m"]:
+    def gram(self, x: Rows, y: OtherRows | None = None) -> Gram:
         """All pairs."""
         return x @ (x if y is None else y).mT
 
-    def diagonal(self, x: Float[Tensor, "*batch n d"]) -> Float[Tensor, "*batch n"]:
+    def diagonal(self, x: Rows) -> Float[Tensor, "*batch n"]:
         """Squared lengths."""
         return x.square().sum(dim=-1)
 
@@ -158,7 +153,7 @@ class FourierFeatures:
 
     frequencies: Tensor  # (d, count / 2)
 
-    def __call__(self, x: Float[Tensor, "*batch n d"]) -> Float[Tensor, "*batch n m"]:
+    def __call__(self, x: Rows) -> Float[Tensor, "*batch n m"]:
         """Features ψ(x)."""
         phases = x @ self.frequencies.to(x)
         return torch.cat((phases.cos(), phases.sin()), dim=-1) / math.sqrt(self.frequencies.shape[1])

@@ -22,6 +22,7 @@ from koffline.kernel_loss import check_diag_weight
 from koffline.kernels import Kernel, Laplacian, median_bandwidth
 
 Rows = Float[Tensor, "replica row"]
+Own = Float[Tensor, "*replica row"]  # of each replica, or one for all
 NextFrom = Literal["network", "network_detached", "target"]
 
 
@@ -70,9 +71,7 @@ class Objective(Protocol):
         """Which network values the next row, and whether gradients reach it."""
         ...
 
-    def compute_gradients(
-        self, residual: Rows, discount: Float[Tensor, "*replica row"], gram: Tensor | None = None
-    ) -> ValueGradients:
+    def compute_gradients(self, residual: Rows, discount: Own, gram: Tensor | None = None) -> ValueGradients:
         """Loss and gradients in closed form; gram (N, N) or (G, N, N)."""
         ...
 
@@ -93,9 +92,7 @@ class KernelLoss:
         if self.diag_weight is not None:
             check_diag_weight(self.diag_weight)
 
-    def compute_gradients(
-        self, residual: Rows, discount: Float[Tensor, "*replica row"], gram: Tensor | None = None
-    ) -> ValueGradients:
+    def compute_gradients(self, residual: Rows, discount: Own, gram: Tensor | None = None) -> ValueGradients:
         """One product K δ serves the loss and its gradient 2 K δ / n².
 
         gram is (N, N), or (G, N, N) where replicas g·R/G … (g+1)·R/G − 1 share the g-th.
@@ -120,9 +117,7 @@ class KernelLoss:
 class _SquaredError:
     """mean δ²; a subclass says through which values its gradient 2δ/n flows."""
 
-    def compute_gradients(
-        self, residual: Rows, discount: Float[Tensor, "*replica row"], gram: Tensor | None = None
-    ) -> ValueGradients:
+    def compute_gradients(self, residual: Rows, discount: Own, gram: Tensor | None = None) -> ValueGradients:
         """−2δ/n through the value, and discount · 2δ/n through the next one where it is not held still."""
         rows = residual.shape[-1]
         slope = residual * (2.0 / rows)

@@ -2,7 +2,7 @@
 
     python scripts/build_control.py [--env Pendulum-v1] [--n 10000] [--out datasets] [--no-learn]
 
-Learns by the recipe of koffline.builders.control_recipes and writes OUT/policies/<name>_medium.npz and
+Learns by the recipe of koffline.builders.control_learning and writes OUT/policies/<name>_medium.npz and
 _expert.npz, with entries in policies.json: steps, undiscounted returns of 100 episodes, sha256.
 Then OUT/control/<name>_<kind>.hdf5 and their manifest, by the commands that it names (run them in OUT).
 Learning, and hence a replay, is the same with the same versions on the same machine only. A learner that was
@@ -23,9 +23,8 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # also found when run as a plain script
 
 from koffline.builders import POLICY_LEVELS
-from koffline.builders.control import medium_and_expert, random_return
-from koffline.builders.control_learning import learn, policy_arrays, policy_returns
-from koffline.builders.control_recipes import RECIPES, stem
+from koffline.builders.control import medium_and_expert, random_return, stem
+from koffline.builders.control_learning import RECIPES, learn, policy_arrays, policy_returns
 from koffline.errors import KofflineError
 from koffline.policies.policy_file import FORMAT, VERSION, write_arrays
 from scripts.build_uniform import DATASETS, build

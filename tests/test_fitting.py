@@ -198,6 +198,14 @@ def test_bounds_stop_a_divergent_regression():
     assert abs(bounded) < 6.0
 
 
+def test_a_single_continuation_is_a_next_row():
+    table = make_table("state")
+    drawn = replace(table, next_inputs=table.next_inputs[:, None])
+    plan, network = PLANS["shared"], network_of("state", range(4))
+    flats = [fit(each, network, OBJECTIVES["kloss"], plan, STEPS).network.flat for each in (table, drawn)]
+    assert torch.equal(*flats)
+
+
 def test_row_sets_train_on_their_rows_only():
     table, few = make_table("state"), torch.arange(40) < 10
     changed = torch.where(few, table.rewards, table.rewards + 100.0)

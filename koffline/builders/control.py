@@ -17,16 +17,18 @@ from typing import Any
 
 import numpy as np
 
+import koffline
 from koffline.builders import KINDS, POLICY_LEVELS
 from koffline.builders.control_learning import (
+    RECIPES,
     Learned,
     LearningSettings,
     Snapshot,
     learn,
+    learning_settings,
     network_policy,
     policy_returns,
 )
-from koffline.builders.control_recipes import RECIPES, bundled_policy, learning_settings
 from koffline.builders.copies import closed_copies
 from koffline.builders.resumable import PartsFolder, policy_digests
 from koffline.builders.rollouts import Columns, RolloutPlayer, RolloutSettings
@@ -37,6 +39,7 @@ from koffline.policies.distributions import epsilon_policy, finite_box
 from koffline.policies.mlp import Mlp
 from koffline.policy_specs import as_policy
 
+POLICIES = Path(koffline.__file__).resolve().parents[1] / "datasets" / "policies"
 ROWS = 10_000
 NOISE = {"medium": 0.2, "expert": 0.05}
 EPSILON = {"medium": 0.1, "expert": 0.05}
@@ -44,13 +47,6 @@ LEARNER_FILE = "part-learner.npz"
 _RANDOM_EPISODES, _RANDOM_SEED = 50, 20190534
 
 Bar = Callable[[str, int], AbstractContextManager[Callable[[int], None] | None]]
-
-
-def policy_levels(kind: str) -> tuple[str, ...]:
-    """Which learned policies a kind is played by. Raises ConfigError for an unknown kind."""
-    if kind not in POLICY_LEVELS:
-        raise ConfigError(f"there is no kind '{kind}'; give one of {', '.join(KINDS)}")
-    return POLICY_LEVELS[kind]
 
 
 @dataclass(frozen=True)
@@ -69,17 +65,21 @@ class ControlSettings:
     train_steps: int | None = None
 
     def __post_init__(self) -> None:
-        policy_levels(self.kind)
-        for name in ("n", "train_steps"):
+        if self.kind not in POLICY_LEVELS:
+            raise ConfigError(f"there is no kind '{self.kind}'; give one of {', '.join(KINDS)}")
+        for name, least in (("n", 1), ("train_steps", 1), ("seed", 0)):
             number = getattr(self, name)
-            if number is not None and number < 1:
-                raise ConfigError(f"{name} is {number}; give a positive whole number")
-        if self.seed < 0:
-            raise ConfigError(f"seed is {self.seed}; give a number that is not negative")
-        if self.noise is not None and not policy_levels(self.kind):
+            if number is not None and number < least:
+                raise ConfigError(f"{name} is {number}; give a whole number from {least} on")
+        if self.noise is not None and not self.levels:
             raise ConfigError(f"noise is {self.noise}, but a {self.kind} log has no policy to add it to")
         if self.train_steps is not None and self.kind == "random":
             raise ConfigError(f"train_steps is {self.train_steps}, but random actions need no learner")
+
+    @property
+    def levels(self) -> tuple[str, ...]:
+        """Which learned policies the kind is played by."""
+        return POLICY_LEVELS[self.kind]
 
 
 def build_control(
@@ -94,40 +94,62 @@ def build_control(
     parts: an opened folder in which a build that was cut goes on; ``bar`` makes a progress bar.
     Raises ConfigError, and PolicyError for a policy that does not fit.
     """
-    levels = policy_levels(settings.kind)
-    if closed_copies(settings.env).time_limit is None:
+    env, levels, anew = settings.env, settings.levels, settings.train_steps is not None
+    if closed_copies(env).time_limit is None:
         raise ConfigError(
-            f"{settings.env} has no time limit, so that a learned policy may play on forever; register it "
-            "with max_episode_steps"
+            f"{env} has no time limit, so that a learned policy may play on forever; register it with "
+            "max_episode_steps"
         )
-    if len(policies) not in (0, len(levels)) or (policies and settings.train_steps is not None):
+    if len(policies) not in (0, len(levels)) or (policies and anew):
         raise ConfigError(
             f"{len(policies)} policies were given for kind {settings.kind}, which has {len(levels)}; "
             "give as many without train_steps, or none"
         )
+
+    def learned(learning: LearningSettings) -> Learned:
+        with bar(f"learning in {env}", learning.steps) as progress:
+            return learn(learning, progress, None if parts is None else parts.folder / LEARNER_FILE)
+
     if settings.kind == "replay":
-        learning = learning_settings(settings.env, settings.seed, settings.train_steps)
+        learning = learning_settings(env, settings.seed, settings.train_steps)
         learning = dataclasses.replace(learning, evaluate_every=learning.steps)  # nobody asks how good it is
-        return _described(replay_log(_learned(learning, parts, bar), learning, settings.n), "replay", {})
-    if not policies and settings.train_steps is not None:
-        learning = learning_settings(settings.env, settings.seed, settings.train_steps)
-        found = medium_and_expert(_learned(learning, parts, bar), random_return(settings.env))
+        return _described(replay_log(learned(learning), learning, settings.n), "replay", {})
+    if anew:
+        found = medium_and_expert(
+            learned(learning_settings(env, settings.seed, settings.train_steps)), random_return(env)
+        )
         policies = [found[level].policy for level in levels]
         names = [f"learned in {found[level].step} steps" for level in levels]
     else:
-        policies = policies or [str(bundled_policy(settings.env, level)) for level in levels]
+        policies = policies or [str(bundled_policy(env, level)) for level in levels]
         names = [_short(policy) for policy in policies]
-    playing, noises = actors(settings.env, policies, levels, settings.noise)
+    playing, noises = actors(env, policies, levels, settings.noise)
     log = _play(settings, playing, parts, bar)
-    who = {"policies": names, "noise": noises} if names else {"policies": ["uniform"]}
-    return _described(log, settings.kind, who)
+    return _described(
+        log, settings.kind, {"policies": names, "noise": noises} if names else {"policies": ["uniform"]}
+    )
+
+
+def stem(env: str) -> str:
+    """The name of an environment in file names: Pendulum-v1 is pendulum."""
+    return env.split("/")[-1].rsplit("-v", 1)[0].lower()
+
+
+def bundled_policy(env: str, level: str) -> Path:
+    """The file of a policy learned for an environment. Raises ConfigError where there is none."""
+    path = POLICIES / f"{stem(env)}_{level}.npz"
+    if not path.is_file():
+        raise ConfigError(
+            f"there is no {level} policy of {env} ({path} is missing); give one with --policy, or learn it "
+            "with --train-steps"
+        )
+    return path
 
 
 def fingerprints(policies: Sequence[Any], settings: ControlSettings) -> list[str]:
     """What tells the policies of a build apart, for its folder of parts."""
-    levels = policy_levels(settings.kind)
     if not policies and settings.train_steps is None:
-        policies = [str(bundled_policy(settings.env, level)) for level in levels]
+        policies = [str(bundled_policy(settings.env, level)) for level in settings.levels]
     return policy_digests([str(policy) for policy in policies])
 
 
@@ -197,11 +219,6 @@ def replay_log(learned: Learned, settings: LearningSettings, n: int | None) -> T
     extra = {"task": copies.name, **limit, "learner_steps": settings.steps}
     metadata = Metadata(gamma=settings.gamma, extra=extra, notes=copies.notes)
     return Transitions(**_ended(columns), action_space=copies.action_space, metadata=metadata)
-
-
-def _learned(settings: LearningSettings, parts: PartsFolder | None, bar: Bar) -> Learned:
-    with bar(f"learning in {settings.env}", settings.steps) as progress:
-        return learn(settings, progress, None if parts is None else parts.folder / LEARNER_FILE)
 
 
 def _play(

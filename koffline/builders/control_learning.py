@@ -1,8 +1,9 @@
-"""Learning by playing: the rows that a learner saw and the policies that it was on its way."""
+"""Learning by playing: recipes, the rows that a learner saw and the policies that it was on its way."""
 
 from __future__ import annotations
 
 import ast
+import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -52,12 +53,66 @@ class LearningSettings:
     keep_every: int = 500
 
     def __post_init__(self) -> None:
-        if min(self.steps, self.update_every, self.evaluate_every, self.episodes, self.keep_every) < 1:
-            raise ConfigError(f"{self} cannot be learned; give positive numbers")
-        if self.batch_size < 1:
-            raise ConfigError(f"batch_size is {self.batch_size}; give a positive number")
+        for name in ("steps", "batch_size", "update_every", "evaluate_every", "episodes", "keep_every"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} is {getattr(self, name)}; give a positive number")
         if self.seed < 0:
             raise ConfigError(f"seed is {self.seed}; give a number that is not negative")
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A learner that succeeds, and the step at which it was medium with seed 0 where its policies were made.
+
+    medium_noise: of the medium policy, where the usual noise would make much less of it.
+    """
+
+    learning: LearningSettings
+    medium_step: int
+    medium_noise: float | None = None
+
+
+_LEARNERS = (
+    Recipe(
+        LearningSettings(
+            "CartPole-v1", 12_000, hidden=(128, 128), target_interval=128, reward_factor=0.1, update_every=2,
+            exploration=0.04, exploration_steps=10_000, evaluate_every=500,
+        ),
+        5500,
+    ),
+    Recipe(
+        LearningSettings(
+            "Pendulum-v1", 15_000, batch_size=256, reward_factor=0.1, update_every=2, evaluate_every=500
+        ),
+        5500,
+    ),
+    Recipe(LearningSettings("InvertedPendulum-v5", 6000, reward_factor=0.1, evaluate_every=25), 5175, 0.05),
+    Recipe(
+        LearningSettings(
+            "HalfCheetah-v5", 50_000, hidden=(128, 128), reward_factor=0.1, random_steps=2000,
+            evaluate_every=2500, episodes=5, keep_every=2000,
+        ),
+        20_000,
+        0.1,
+    ),
+)  # fmt: skip
+RECIPES = {recipe.learning.env: recipe for recipe in _LEARNERS}
+
+
+def learning_settings(env: str, seed: int, steps: int | None = None) -> LearningSettings:
+    """The recipe of an environment with a seed; without ``steps`` up to where its learner is medium.
+
+    Raises ConfigError for an environment without a recipe and without steps.
+    """
+    if env in RECIPES:
+        recipe = RECIPES[env]
+        return dataclasses.replace(recipe.learning, seed=seed, steps=steps or recipe.medium_step)
+    if steps is None:
+        raise ConfigError(
+            f"{env} has no recipe that says how long to learn ({', '.join(RECIPES)} have); give --train-steps"
+        )
+    every = max(1, min(1000, steps // 10))
+    return LearningSettings(env, steps, seed, evaluate_every=every)
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,73 +154,67 @@ def learn(
     copies = make_copies(settings.env, None)
     try:
         with randomness(settings.seed):
-            return _Run(settings, copies, checkpoint).play(progress)
+            run = _Run(settings, copies)
+            if checkpoint is not None and checkpoint.is_file():
+                run.load(checkpoint)
+            while run.step < settings.steps:
+                run.play_episode()
+                if progress is not None:
+                    progress(run.step)
+                if checkpoint is not None and run.step - run.saved >= settings.keep_every:
+                    run.save(checkpoint)
+            return Learned(run.columns, run.snapshots)
     finally:
         copies.close()
 
 
 class _Run:
-    def __init__(self, settings: LearningSettings, copies: Copies, checkpoint: Path | None) -> None:
-        self._settings, self._copies, self._checkpoint = settings, copies, checkpoint
+    def __init__(self, settings: LearningSettings, copies: Copies) -> None:
+        self._settings, self._copies = settings, copies
         self._generator = np.random.default_rng(settings.seed)
-        numbers = {name: getattr(settings, name) for name in LearnerSettings.__dataclass_fields__}
-        self._learner = OnlineLearner(
-            copies.action_space, copies.observation_shape, LearnerSettings(**numbers)
-        )
-        self._columns = _empty_columns(settings.steps, copies)
-        self._step, self._episode, self._saved = 0, 0, 0
-        self._snapshots: list[Snapshot] = []
+        space, shape, steps = copies.action_space, copies.observation_shape, settings.steps
+        own = {name: getattr(settings, name) for name in LearnerSettings.__dataclass_fields__}
+        self._learner = OnlineLearner(space, shape, LearnerSettings(**own))
+        width, kind = ((), np.int64) if isinstance(space, Discrete) else ((space.k,), copies.action_dtype)
+        self.columns: Columns = {
+            "observations": np.zeros((steps, *shape), np.float32),
+            "actions": np.zeros((steps, *width), kind),
+            "rewards": np.zeros(steps),
+            "next_observations": np.zeros((steps, *shape), np.float32),
+            **{name: np.zeros(steps, bool) for name in ("terminated", "truncated")},
+            **{name: np.zeros(steps, np.int64) for name in ("episode_ids", "steps")},
+        }
+        self.step = self.saved = self._episode = 0
+        self.snapshots: list[Snapshot] = []
 
-    def play(self, progress: Callable[[int], None] | None) -> Learned:
-        if self._checkpoint is not None and self._checkpoint.is_file():
-            self._load(self._checkpoint)
-        while self._step < self._settings.steps:
-            self._play_episode()
-            if progress is not None:
-                progress(self._step)
-            if self._checkpoint is not None and self._step - self._saved >= self._settings.keep_every:
-                self._save(self._checkpoint)
-        return Learned(self._columns, self._snapshots)
-
-    def _play_episode(self) -> None:
-        seed = environment_seed(self._settings.seed, self._episode)
+    def play_episode(self) -> None:
+        settings = self._settings
+        seed = environment_seed(settings.seed, self._episode)
         observations, length, over = self._copies.reset([seed]), 0, False
-        while not over and self._step < self._settings.steps:
+        while not over and self.step < settings.steps:
             actions = self._actions(observations)
             step = self._copies.step([0], actions)
             over = bool(step.terminated[0] | step.truncated[0])
-            row: dict[str, Any] = {
-                "observations": observations,
-                "actions": actions,
-                "rewards": step.rewards,
-                "next_observations": step.observations,
-                "terminated": step.terminated,
-                "truncated": step.truncated,
-                "episode_ids": self._episode,
-                "steps": length,
-            }
-            for name, column in self._columns.items():
-                column[self._step] = row[name] if np.isscalar(row[name]) else row[name][0]
+            row = (observations, actions, step.rewards, step.observations, step.terminated, step.truncated)
+            for name, values in zip(_ROW_KEYS, row, strict=True):
+                self.columns[name][self.step] = values[0]
+            self.columns["episode_ids"][self.step], self.columns["steps"][self.step] = self._episode, length
             observations, length = step.observations, length + 1
-            self._step += 1
-            self._learn()
+            self.step += 1
+            if self.step > settings.random_steps and self.step % settings.update_every == 0:
+                drawn = self._generator.integers(self.step, size=settings.batch_size)
+                self._learner.update({name: self.columns[name][drawn] for name in _ROW_KEYS})
+            if self.step % settings.evaluate_every == 0 or self.step == settings.steps:
+                policy = self._learner.policy()
+                returns = policy_returns(settings.env, policy, settings.episodes, _EVALUATION_SEED)
+                self.snapshots.append(Snapshot(self.step, policy, float(np.mean(returns))))
         self._episode += 1
-
-    def _learn(self) -> None:
-        settings = self._settings
-        if self._step > settings.random_steps and self._step % settings.update_every == 0:
-            drawn = self._generator.integers(self._step, size=settings.batch_size)
-            self._learner.update({name: self._columns[name][drawn] for name in _ROW_KEYS})
-        if self._step % settings.evaluate_every == 0 or self._step == settings.steps:
-            policy = self._learner.policy()
-            value = float(np.mean(policy_returns(settings.env, policy, settings.episodes, _EVALUATION_SEED)))
-            self._snapshots.append(Snapshot(self._step, policy, value))
 
     def _actions(self, observations: np.ndarray) -> np.ndarray:
         settings, space = self._settings, self._copies.action_space
-        explores = self._step < settings.random_steps
+        explores = self.step < settings.random_steps
         if isinstance(space, Discrete):
-            share = max(settings.exploration, 1.0 - self._step / max(1, settings.exploration_steps))
+            share = max(settings.exploration, 1.0 - self.step / max(1, settings.exploration_steps))
             if explores or self._generator.random() < share:
                 return self._generator.integers(space.n, size=1)
             return self._learner.act(observations)
@@ -174,27 +223,25 @@ class _Run:
             return drawn.astype(self._copies.action_dtype)
         return self._learner.act(observations).astype(self._copies.action_dtype)
 
-    def _save(self, path: Path) -> None:
+    def save(self, path: Path) -> None:
         """Between two episodes, as the state of an environment cannot be kept."""
+        returns = [(snapshot.step, snapshot.mean_return) for snapshot in self.snapshots]
         arrays: dict[str, Any] = {
-            f"row.{name}": column[: self._step] for name, column in self._columns.items()
-        }
-        returns = [(snapshot.step, snapshot.mean_return) for snapshot in self._snapshots]
-        arrays |= {
+            **{f"row.{name}": column[: self.step] for name, column in self.columns.items()},
             "learner": np.frombuffer(self._learner.state(), dtype=np.uint8),
             "generator": np.asarray(repr(self._generator.bit_generator.state)),
             "settings": np.asarray(repr(self._settings)),
             "episode": np.asarray(self._episode),
             "returns": np.asarray(returns, dtype=float).reshape(-1, 2),
         }
-        for number, snapshot in enumerate(self._snapshots):
+        for number, snapshot in enumerate(self.snapshots):
             for key, value in policy_arrays(snapshot.policy).items():
                 arrays[f"snapshot.{number}.{key}"] = value
         with atomic_file(path, force=True) as temporary, temporary.open("wb") as file:
             np.savez(file, **arrays)
-        self._saved = self._step
+        self.saved = self.step
 
-    def _load(self, path: Path) -> None:
+    def load(self, path: Path) -> None:
         try:
             arrays = read_arrays(path)
             fits = str(arrays["settings"]) == repr(self._settings)
@@ -205,17 +252,16 @@ class _Run:
                 f"{path} is damaged or of a learner with other settings; repeat its command, or start anew "
                 "with --force"
             )
-        self._step = self._saved = len(arrays["row.rewards"])
-        for name, column in self._columns.items():
-            column[: self._step] = arrays[f"row.{name}"]
+        self.step = self.saved = len(arrays["row.rewards"])
+        for name, column in self.columns.items():
+            column[: self.step] = arrays[f"row.{name}"]
         self._episode = int(arrays["episode"])
         self._learner.load_state(arrays["learner"].tobytes())
         self._generator.bit_generator.state = ast.literal_eval(str(arrays["generator"]))
-        self._snapshots = []
         for number, (step, mean_return) in enumerate(arrays["returns"]):
             start = f"snapshot.{number}."
             own = {key[len(start) :]: value for key, value in arrays.items() if key.startswith(start)}
-            self._snapshots.append(Snapshot(int(step), mlp_from_arrays(own), float(mean_return)))
+            self.snapshots.append(Snapshot(int(step), mlp_from_arrays(own), float(mean_return)))
 
 
 def policy_arrays(policy: Mlp) -> dict[str, np.ndarray]:
@@ -245,22 +291,3 @@ def network_policy(env: str, policy: Mlp) -> Any:
 def log_returns(log: Transitions) -> np.ndarray:
     """Undiscounted return of every episode, (E,)."""
     return np.add.reduceat(log.rewards, log.episode_starts)
-
-
-def _empty_columns(steps: int, copies: Copies) -> Columns:
-    space, shape = copies.action_space, copies.observation_shape
-    actions = (
-        np.zeros(steps, dtype=np.int64)
-        if isinstance(space, Discrete)
-        else np.zeros((steps, space.k), copies.action_dtype)
-    )
-    return {
-        "observations": np.zeros((steps, *shape), dtype=np.float32),
-        "actions": actions,
-        "rewards": np.zeros(steps),
-        "next_observations": np.zeros((steps, *shape), dtype=np.float32),
-        "terminated": np.zeros(steps, dtype=bool),
-        "truncated": np.zeros(steps, dtype=bool),
-        "episode_ids": np.zeros(steps, dtype=np.int64),
-        "steps": np.zeros(steps, dtype=np.int64),
-    }

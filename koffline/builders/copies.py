@@ -7,13 +7,13 @@ belong to no episode; here a copy that ended just rests, and the last observatio
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple
 
 import numpy as np
 
 import koffline.envs  # noqa: F401  (makes our worlds known to Gymnasium)
 from koffline.data.transitions import ActionSpace, Discrete
-from koffline.envs.boxes import GYMNASIUM_IDS, TIME_LIMITS, WORLDS, BoxWorld, make_world, world_name
+from koffline.envs.boxes import GYMNASIUM_IDS, TIME_LIMITS, WORLDS, make_world, world_name
 from koffline.envs.make import SpaceTranslator, make_env, playing
 
 BLOCK = 64  # numbers drawn from each stream at once
@@ -38,130 +38,13 @@ class CopiesStep(NamedTuple):
     truncated: np.ndarray
 
 
-@runtime_checkable
-class Copies(Protocol):
-    """See the module's docstring. Nothing is reset by itself.
+class Copies:
+    """Copies of any Gymnasium environment, made when they are first needed; nothing is reset by itself.
 
     ``name`` is the full Gymnasium id, ``action_dtype`` the precision in which actions are received,
     ``time_limit`` the steps after which episodes are cut (None: the environment says when),
     ``usual_number`` how many copies are a good choice, ``notes`` what was changed about observations.
     """
-
-    name: str
-    action_space: ActionSpace
-    action_dtype: np.dtype[Any]
-    observation_shape: tuple[int, ...]
-    time_limit: int | None
-    usual_number: int
-    notes: tuple[str, ...]
-
-    def reset(self, seeds: Sequence[int]) -> np.ndarray:
-        """Start one copy per seed; observations (n, …)."""
-        ...
-
-    def step(self, running: Sequence[int], actions: np.ndarray) -> CopiesStep:
-        """One step of the copies that still run; actions (n,) or (n, k) of the action space."""
-        ...
-
-    def close(self) -> None:
-        """Let go of everything."""
-        ...
-
-
-def make_copies(identifier: str, time_limit: int | None) -> Copies:
-    """Copies of an environment; ours, by id or name, are played as one array. Raises ConfigError."""
-    if identifier in WORLDS or identifier in GYMNASIUM_IDS.values():
-        name = world_name(identifier)
-        return WorldCopies(GYMNASIUM_IDS[name], make_world(name), time_limit or TIME_LIMITS[name])
-    return GymnasiumCopies(identifier, time_limit)
-
-
-def closed_copies(identifier: str) -> Copies:
-    """Copies that are not to be played: what an environment's spaces, time limit and notes are."""
-    copies = make_copies(identifier, None)
-    copies.close()
-    return copies
-
-
-class WorldCopies:
-    """Copies of one of our worlds, stepped together; rows are those of the Gymnasium environment."""
-
-    usual_number = 256
-    notes: tuple[str, ...] = ()
-
-    def __init__(self, identifier: str, world: BoxWorld, time_limit: int) -> None:
-        assert world.n_actions is not None
-        self.name, self._world = identifier, world
-        self.time_limit: int | None = time_limit
-        self.action_space: ActionSpace = Discrete(world.n_actions)
-        self.action_dtype: np.dtype[Any] = np.dtype(np.int64)
-        self.observation_shape: tuple[int, ...] = (len(world.low),)
-
-    def reset(self, seeds: Sequence[int]) -> np.ndarray:
-        """Start one copy per seed."""
-        generators = [np.random.default_rng(seed) for seed in seeds]
-        self._states = np.concatenate([self._world.reset(1, generator) for generator in generators])
-        self._generators = RowGenerators(generators)
-        self._steps = 0
-        return self._world.observe(self._states)
-
-    def step(self, running: Sequence[int], actions: np.ndarray) -> CopiesStep:
-        """One step of the copies that still run."""
-        assert self.time_limit is not None
-        self._steps += 1
-        outcome = self._world.step(self._states[running], actions, self._generators.next_step(running))
-        self._states[running] = outcome.state
-        cut = ~outcome.terminated & (self._steps >= self.time_limit)
-        return CopiesStep(self._world.observe(outcome.state), outcome.reward, outcome.terminated, cut)
-
-    def close(self) -> None:
-        """Nothing is held."""
-
-
-class RowGenerators(np.random.Generator):
-    """A generator of which row i comes from the i-th of several: worlds step as one array, rows stay apart.
-
-    It serves worlds that make one draw a step, always the same one: ``uniform`` with scalar bounds or
-    ``standard_normal``, with one row per copy. Streams are read in blocks, which gives the same numbers.
-    """
-
-    def __init__(self, generators: Sequence[np.random.Generator]) -> None:
-        super().__init__(np.random.PCG64(0))  # never drawn from
-        self._generators, self._step = generators, -1
-        self._kind: tuple[Any, ...] | None = None
-        self._drawn = False
-
-    def next_step(self, rows: Sequence[int]) -> RowGenerators:
-        """Ready for the next step of these copies."""
-        self._rows, self._step, self._drawn = rows, self._step + 1, False
-        return self
-
-    def uniform(self, low: Any = 0.0, high: Any = 1.0, size: Any = None) -> Any:
-        """As numpy's, rows apart."""
-        return self._draw("uniform", (low, high), size)
-
-    def standard_normal(self, size: Any = None, dtype: Any = np.float64, out: Any = None) -> Any:
-        """As numpy's, rows apart."""
-        return self._draw("standard_normal", (), size)
-
-    def _draw(self, method: str, arguments: tuple[Any, ...], size: Any) -> np.ndarray:
-        rows, *shape = (size,) if isinstance(size, int) else size
-        kind = (method, arguments, tuple(shape))
-        assert rows == len(self._rows)
-        # a second or another draw would not be the stream's next number
-        assert not self._drawn
-        assert self._kind in (None, kind)
-        self._drawn, self._kind = True, kind
-        place = self._step % BLOCK
-        if place == 0:
-            draws = [getattr(generator, method) for generator in self._generators]
-            self._block = np.stack([draw(*arguments, (BLOCK, *shape)) for draw in draws])
-        block: np.ndarray = self._block[self._rows, place]
-        return block
-
-
-class GymnasiumCopies:
-    """Copies of any Gymnasium environment, made when they are first needed."""
 
     usual_number = 16
 
@@ -172,21 +55,20 @@ class GymnasiumCopies:
         self._envs = [first]
         self.name = identifier if first.spec is None else first.spec.id
         self.time_limit = time_limit if first.spec is None else first.spec.max_episode_steps
-        self._spaces = SpaceTranslator(self.name, first.observation_space, first.action_space)
-        self.action_space, self.action_dtype = self._spaces.action_space, self._spaces.action_dtype
-        self.observation_shape, self.notes = self._spaces.observation_shape, self._spaces.notes
+        self._spaces = spaces = SpaceTranslator(self.name, first.observation_space, first.action_space)
+        self.action_space, self.action_dtype = spaces.action_space, spaces.action_dtype
+        self.observation_shape, self.notes = spaces.observation_shape, spaces.notes
 
     def reset(self, seeds: Sequence[int]) -> np.ndarray:
-        """Start one copy per seed."""
+        """Start one copy per seed; observations (n, …)."""
         while len(self._envs) < len(seeds):  # the first copy was checked by Gymnasium, the others are like it
             self._envs.append(make_env(self._identifier, disable_env_checker=True, **self._options))
         with playing(self.name, "reset"):
-            pairs = zip(self._envs, seeds, strict=False)
-            first = [env.reset(seed=seed)[0] for env, seed in pairs]
+            first = [env.reset(seed=seed)[0] for env, seed in zip(self._envs, seeds, strict=False)]
             return self._spaces.observations(first)
 
     def step(self, running: Sequence[int], actions: np.ndarray) -> CopiesStep:
-        """One step of the copies that still run."""
+        """One step of the copies that still run; actions (n,) or (n, k) of the action space."""
         native = self._spaces.native_actions(actions)
         with playing(self.name, "step"):
             steps = [self._envs[copy].step(action) for copy, action in zip(running, native, strict=True)]
@@ -200,3 +82,75 @@ class GymnasiumCopies:
         """Close every environment."""
         for env in self._envs:
             env.close()
+
+
+class WorldCopies(Copies):
+    """Copies of one of our worlds, stepped together; rows are those of the Gymnasium environment."""
+
+    usual_number = 256
+
+    def __init__(self, name: str, time_limit: int | None) -> None:
+        self._world, self._envs = make_world(name), []
+        self.name, self.notes = GYMNASIUM_IDS[name], ()
+        self.time_limit = time_limit or TIME_LIMITS[name]
+        self.action_space: ActionSpace = Discrete(self._world.n_actions)
+        self.action_dtype = np.dtype(np.int64)
+        self.observation_shape = (len(self._world.low),)
+
+    def reset(self, seeds: Sequence[int]) -> np.ndarray:
+        """Start one copy per seed."""
+        generators = [np.random.default_rng(seed) for seed in seeds]
+        self._states = np.concatenate([self._world.reset(1, generator) for generator in generators])
+        self._generators, self._steps = _RowGenerators(generators), 0
+        return self._world.observe(self._states)
+
+    def step(self, running: Sequence[int], actions: np.ndarray) -> CopiesStep:
+        """One step of the copies that still run."""
+        assert self.time_limit is not None
+        self._generators.rows, self._generators.step = running, self._steps
+        self._steps += 1
+        state, reward, terminated = self._world.step(self._states[running], actions, self._generators)
+        self._states[running] = state
+        cut = ~terminated & (self._steps >= self.time_limit)
+        return CopiesStep(self._world.observe(state), reward, terminated, cut)
+
+
+class _RowGenerators(np.random.Generator):
+    """A generator of which row i comes from the i-th of several: worlds step as one array, rows stay apart.
+
+    It serves worlds that make one draw a step, always the same one: ``uniform`` with scalar bounds or
+    ``standard_normal``, with one row per copy. Streams are read in blocks, which gives the same numbers.
+    """
+
+    def __init__(self, generators: Sequence[np.random.Generator]) -> None:
+        super().__init__(np.random.PCG64(0))  # never drawn from
+        self._generators = generators
+        self.rows: Sequence[int] = ()
+        self.step = 0
+
+    def uniform(self, low: Any = 0.0, high: Any = 1.0, size: Any = None) -> Any:
+        return self._draw("uniform", (low, high), size)
+
+    def standard_normal(self, size: Any = None, dtype: Any = np.float64, out: Any = None) -> Any:
+        return self._draw("standard_normal", (), size)
+
+    def _draw(self, method: str, arguments: tuple[Any, ...], size: Any) -> np.ndarray:
+        _, *shape = (size,) if isinstance(size, int) else size
+        if self.step % BLOCK == 0:
+            draws = [getattr(generator, method) for generator in self._generators]
+            self._block = np.stack([draw(*arguments, (BLOCK, *shape)) for draw in draws])
+        return self._block[self.rows, self.step % BLOCK]
+
+
+def make_copies(identifier: str, time_limit: int | None) -> Copies:
+    """Copies of an environment; ours, by id or name, are played as one array. Raises ConfigError."""
+    if identifier in WORLDS or identifier in GYMNASIUM_IDS.values():
+        return WorldCopies(world_name(identifier), time_limit)
+    return Copies(identifier, time_limit)
+
+
+def closed_copies(identifier: str) -> Copies:
+    """Copies that are not to be played: what an environment's spaces, time limit and notes are."""
+    copies = make_copies(identifier, None)
+    copies.close()
+    return copies

@@ -31,56 +31,41 @@ class PartsFolder:
         decides = (versions().get("koffline"), settings, list(policies))
         self._fingerprint = hashlib.sha256(repr(decides).encode()).hexdigest()
 
+    @property
+    def kept(self) -> int:
+        """How many batches are on the disk."""
+        return len(list(self.folder.glob("part-*.npz")))
+
     def open(self, resume: bool, force: bool) -> None:
         """Make the folder, or take the one that is there. Raises DataError."""
-        if os.path.lexists(self.folder) and not self._ours:
-            raise DataError(f"{self.folder} is no unfinished build; move it or name another --out")
-        is_bare = not self.kept and not (self.folder / _RUN).exists()  # killed when it had just begun
-        if self.folder.exists() and (is_bare or (force and not resume)):
-            shutil.rmtree(self.folder)
-        if self.folder.exists():
-            if not resume:
-                raise DataError(
-                    f"{self.folder} holds an unfinished build; continue it with --resume or start anew "
-                    "with --force"
-                )
-            self._check()
-        else:
-            self.folder.mkdir(parents=True)
-            with atomic_file(self.folder / _RUN, force=True) as temporary:
+        folder, record = self.folder, self.folder / _RUN
+        if os.path.lexists(folder) and not self._is_ours():
+            raise DataError(f"{folder} is no unfinished build; move it or name another --out")
+        is_bare = not self.kept and not record.exists()  # killed when it had just begun
+        if folder.exists() and (is_bare or (force and not resume)):
+            shutil.rmtree(folder)
+        if not folder.exists():
+            folder.mkdir(parents=True)
+            with atomic_file(record, force=True) as temporary:
                 temporary.write_text(json.dumps({"fingerprint": self._fingerprint}) + "\n", encoding="utf-8")
+            return
+        if not resume:
+            raise DataError(
+                f"{folder} holds an unfinished build; continue it with --resume or start anew with --force"
+            )
+        try:
+            found = json.loads(record.read_text(encoding="utf-8"))["fingerprint"]
+        except (OSError, ValueError, KeyError, TypeError):
+            found = None
+        if found != self._fingerprint:
+            raise DataError(
+                f"{folder} belongs to a build with other settings or policies; repeat its command with "
+                "--resume, or start anew with --force"
+            )
 
     def build(self, player: RolloutPlayer, progress: Callable[[int], None] | None = None) -> Transitions:
         """All batches as one log, as `batches` gives them."""
         return player.join(list(self.batches(player, progress)))
-
-    def batches(
-        self, player: RolloutPlayer, progress: Callable[[int], None] | None = None
-    ) -> Iterator[Columns]:
-        """Every batch in order, from the disk, or played and kept; at no time is more than one held here.
-
-        What fails before any batch is done leaves nothing.
-        """
-        try:
-            missing = (number for number in range(player.batches) if self._read(number) is None)
-            played = player.play(missing)
-            for number in range(player.batches):
-                columns = self._read(number)
-                if columns is None:
-                    columns = next(played)
-                    arrays: dict[str, Any] = dict(columns)
-                    with (
-                        atomic_file(self._path(number), force=True) as temporary,
-                        temporary.open("wb") as file,
-                    ):
-                        np.savez(file, **arrays)
-                yield columns
-                if progress is not None:
-                    progress(player.episodes_until(number))
-        except BaseException:
-            if not self.kept:
-                self.remove()
-            raise
 
     def build_shards(
         self, player: RolloutPlayer, writer: ShardWriter, progress: Callable[[int], None] | None = None
@@ -93,6 +78,36 @@ class PartsFolder:
                 writer.append(player.record(part))
             writer.metadata = player.metadata(clipped)
 
+    def batches(
+        self, player: RolloutPlayer, progress: Callable[[int], None] | None = None
+    ) -> Iterator[Columns]:
+        """Every batch in order, from the disk, or played and kept; at no time is more than one held here.
+
+        What fails before any batch is done leaves nothing.
+        """
+        try:
+            played = player.play(n for n in range(player.batches) if self._read(n) is None)
+            for number in range(player.batches):
+                columns = self._read(number)
+                if columns is None:
+                    columns = next(played)
+                    path = self._path(number)
+                    with atomic_file(path, force=True) as temporary, temporary.open("wb") as file:
+                        np.savez(file, **columns)  # type: ignore[arg-type]
+                yield columns
+                if progress is not None:
+                    progress(player.episodes_until(number))
+        except BaseException:
+            if not self.kept:
+                self.remove()
+            raise
+
+    def remove(self) -> None:
+        """The output is there: the parts go, the record last, so that a build killed here can be resumed."""
+        for path in self.folder.glob("*part-*"):
+            path.unlink(missing_ok=True)
+        shutil.rmtree(self.folder, ignore_errors=True)
+
     def _path(self, number: int) -> Path:
         return self.folder / f"part-{number:06d}.npz"
 
@@ -103,35 +118,12 @@ class PartsFolder:
         except Exception:  # numpy and zipfile raise many kinds
             return None
 
-    @property
-    def _ours(self) -> bool:
+    def _is_ours(self) -> bool:
         """Whether the folder holds what a build leaves and nothing else."""
         if not self.folder.is_dir():
             return False
-        names = [path.name for path in self.folder.iterdir()]
-        return all(name == _RUN or name.startswith(("part-", f".{_RUN}", ".part-")) for name in names)
-
-    @property
-    def kept(self) -> int:
-        """How many batches are on the disk."""
-        return len(list(self.folder.glob("part-*.npz")))
-
-    def remove(self) -> None:
-        """The output is there: the parts go, the record last, so that a build killed here can be resumed."""
-        for path in self.folder.glob("*part-*"):
-            path.unlink(missing_ok=True)
-        shutil.rmtree(self.folder, ignore_errors=True)
-
-    def _check(self) -> None:
-        try:
-            found = json.loads((self.folder / _RUN).read_text(encoding="utf-8"))["fingerprint"]
-        except (OSError, ValueError, KeyError, TypeError):
-            found = None
-        if found != self._fingerprint:
-            raise DataError(
-                f"{self.folder} belongs to a build with other settings or policies; repeat its command with "
-                "--resume, or start anew with --force"
-            )
+        names = {path.name for path in self.folder.iterdir()} - {_RUN}
+        return all(name.startswith(("part-", f".{_RUN}", ".part-")) for name in names)
 
 
 def policy_digests(specs: Sequence[str]) -> list[str]:

@@ -19,16 +19,15 @@ from typing import Any
 
 import numpy as np
 
-from koffline.builders.actors import Actor
-from koffline.builders.copies import environment_seed, make_copies
+from koffline.builders.copies import BLOCK, environment_seed, make_copies
 from koffline.data.transitions import Discrete, Metadata, Transitions
 from koffline.errors import ConfigError
 from koffline.jobs.mapping import PassSettings
-from koffline.policies.base import Policy
+from koffline.policies.base import DiscretePolicy, Policy, pick_actions
 from koffline.policy_specs import as_policy
+from koffline.store.run_record import within_epsilon
 
 Columns = dict[str, np.ndarray]
-_EPSILON = "epsilon:"
 
 
 @dataclass(frozen=True)
@@ -49,14 +48,10 @@ class RolloutSettings:
     gamma: float | None = None
 
     def __post_init__(self) -> None:
-        for name in ("episodes", "num_envs"):
+        for name, least in (("episodes", 1), ("num_envs", 1), ("time_limit", 1), ("seed", 0)):
             number = getattr(self, name)
-            if number is not None and number < 1:
-                raise ConfigError(f"{name} is {number}; give a positive whole number")
-        if self.time_limit is not None and self.time_limit < 1:
-            raise ConfigError(f"time_limit is {self.time_limit}; give a positive number of steps")
-        if self.seed < 0:
-            raise ConfigError(f"seed is {self.seed}; give a number that is not negative")
+            if number is not None and number < least:
+                raise ConfigError(f"{name} is {number}; give a whole number from {least} on")
         if self.gamma is not None and not 0.0 < self.gamma < 1.0:
             raise ConfigError(f"gamma is {self.gamma}; give a discount between 0 and 1")
         good = all(math.isfinite(weight) and weight >= 0.0 for weight in self.weights)
@@ -138,15 +133,15 @@ class RolloutPlayer:
 
     def play_batch(self, number: int) -> Columns:
         """The episodes of a batch, sorted by episode and step; their numbers are the build's own."""
-        seed = self._settings.seed
         episodes = np.arange(number * self._batch_size, self.episodes_until(number))
-        actor = Actor(self.policies, self._settings.weights, seed, episodes.tolist(), self._copies)
-        observations = self._copies.reset([environment_seed(seed, episode) for episode in episodes.tolist()])
-        running = np.arange(len(episodes))
+        actor = _Actor(self.policies, self._settings, episodes.tolist(), self.action_space)
+        seeds = [environment_seed(self._settings.seed, episode) for episode in episodes.tolist()]
+        observations, running = self._copies.reset(seeds), np.arange(len(episodes))
         parts: list[Columns] = []
         while len(running):
             acted = actor.act(len(parts), running, observations)
-            step = self._copies.step(running.tolist(), acted.actions)
+            acted["actions"] = acted["actions"].astype(self._copies.action_dtype, copy=False)
+            step = self._copies.step(running.tolist(), acted["actions"])
             parts.append(
                 {
                     "observations": observations,
@@ -156,12 +151,12 @@ class RolloutPlayer:
                     "truncated": step.truncated,
                     "episode_ids": episodes[running],
                     "steps": np.full(len(running), len(parts)),
-                    **acted._asdict(),
+                    **acted,
                 }
             )
             on = ~(step.terminated | step.truncated)
             running, observations = running[on], step.observations[on]
-        columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+        columns = _joined(parts)
         order = np.lexsort((columns["steps"], columns["episode_ids"]))
         columns = {name: column[order] for name, column in columns.items()}
         _check_numbers(self._copies.name, columns)
@@ -169,7 +164,7 @@ class RolloutPlayer:
 
     def join(self, parts: Sequence[Columns]) -> Transitions:
         """All batches as one record."""
-        columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+        columns = _joined(parts)
         return self.record(columns, self.metadata(int(columns["clipped"].sum())))
 
     def record(self, part: Columns, metadata: Metadata | None = None) -> Transitions:
@@ -190,6 +185,57 @@ class RolloutPlayer:
             notes = (*notes, f"{clipped} actions were outside the action space; they are stored as clipped")
         limit = {} if self._copies.time_limit is None else {"time_limit": self._copies.time_limit}
         return Metadata(gamma=self._settings.gamma, extra={"task": self._copies.name, **limit}, notes=notes)
+
+
+class _Actor:
+    """The policies of a batch of episodes: one per episode, drawn by weight.
+
+    Each episode has a stream of its own: one number chooses its policy, then come those of its actions.
+    """
+
+    def __init__(
+        self, policies: Sequence[Policy], settings: RolloutSettings, episodes: Sequence[int], space: Any
+    ) -> None:
+        keys = [np.random.SeedSequence(settings.seed, spawn_key=(episode, 1)) for episode in episodes]
+        self._policies, self._space = policies, space
+        self._generators = [np.random.default_rng(key) for key in keys]
+        ends = np.cumsum(settings.weights) / sum(settings.weights)
+        drawn = np.array([generator.random() for generator in self._generators])
+        # The last end may be rounded below one; a policy of weight zero ends where the one before it does.
+        last = np.flatnonzero(settings.weights)[-1]
+        self._chosen = np.minimum(np.searchsorted(ends, drawn, side="right"), last)
+
+    def act(self, step: int, running: np.ndarray, observations: np.ndarray) -> Columns:
+        """Actions of all running copies, each by its own policy; log-probabilities of discrete ones.
+
+        A stochastic policy with continuous actions is called for each row, as each episode has its own
+        generator; a deterministic one once for all copies.
+        """
+        count, is_discrete = len(running), isinstance(self._space, Discrete)
+        actions = np.zeros(count, dtype=np.int64) if is_discrete else np.zeros((count, self._space.k))
+        log_probabilities = np.zeros(count)
+        if is_discrete and step % BLOCK == 0:
+            self._numbers = np.stack([generator.random(BLOCK) for generator in self._generators])
+        for index in np.unique(self._chosen[running]):
+            mine, policy = self._chosen[running] == index, self._policies[index]
+            seen = observations[mine]
+            if isinstance(policy, DiscretePolicy):
+                table = policy.probabilities(seen)
+                actions[mine] = pick_actions(table, self._numbers[running[mine], step % BLOCK])
+                log_probabilities[mine] = np.log(table[np.arange(len(table)), actions[mine]])
+            elif policy.deterministic:
+                actions[mine] = policy.mean(seen)
+            else:
+                rows = zip(running[mine], seen, strict=True)
+                drawn = [policy.sample(row[None], self._generators[copy]) for copy, row in rows]
+                actions[mine] = np.concatenate(drawn)
+        inside = actions if is_discrete else np.clip(actions, self._space.low, self._space.high)
+        clipped = (inside != actions).reshape(count, -1).any(axis=1)
+        return {"actions": inside, "log_probabilities": log_probabilities, "clipped": clipped}
+
+
+def _joined(parts: Sequence[Columns]) -> Columns:
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
 def _check_numbers(name: str, columns: Columns) -> None:
@@ -236,11 +282,9 @@ def _packed(policy: Any) -> Any:
     """A name of a file, also behind "epsilon:…:", with the file's content; anything else as it is."""
     if not isinstance(policy, str | Path):
         return policy
-    prefix, name = "", str(policy)
-    while name.startswith(_EPSILON) and name.count(":") > 1:
-        _, number, name_left = name.split(":", 2)
-        prefix, name = f"{prefix}{_EPSILON}{number}:", name_left
+    name = within_epsilon(str(policy))
     path = Path(os.path.expanduser(name))
+    prefix = str(policy).removesuffix(name)
     return PolicyFile(prefix, path.name, path.read_bytes()) if path.is_file() else policy
 
 
@@ -248,7 +292,6 @@ def _unpacked(policy: Any, stack: contextlib.ExitStack) -> Any:
     """The policy for a player; a file lies in a folder of its own until the stack is left."""
     if not isinstance(policy, PolicyFile):
         return policy
-    folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="koffline-"))
-    path = Path(folder) / policy.name
+    path = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="koffline-"))) / policy.name
     path.write_bytes(policy.content)
     return f"{policy.prefix}{path}"

@@ -5,9 +5,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -29,8 +28,7 @@ TEMPERATURES = {"puddle_world": 0.3, "cart_pole": 0.003, "mountain_car": 0.1}
 _SEED = 20190533
 
 
-@dataclass(frozen=True, eq=False)
-class UniformTuples:
+class UniformTuples(NamedTuple):
     """n tuples as the world sees them: states (n, d) in double precision."""
 
     states: States
@@ -56,11 +54,15 @@ def build_uniform(
     Raises ConfigError, and PolicyError for a policy that does not fit.
     """
     world = _world_of(world) if isinstance(world, str) else world
-    assert world.n_actions is not None
     space = Discrete(world.n_actions)
     fitting = as_policy(policy, space, (len(world.low),))
     assert isinstance(fitting, DiscretePolicy)
-    _check_box(fitting, world)
+    grid = fitting.function
+    if isinstance(grid, GridPolicy) and not np.allclose([grid.low, grid.high], [world.low, world.high]):
+        raise PolicyError(
+            f"{fitting.name}: its grid covers {grid.low} to {grid.high}, the states of "
+            f"{type(world).__name__} {world.low} to {world.high}; give a policy of this world"
+        )
     drawn = draw_uniform_tuples(world, fitting, n, generator)
     observations = world.observe(drawn.states)
     taken = fitting.probabilities(observations)[np.arange(n), drawn.actions]
@@ -75,16 +77,6 @@ def build_uniform(
         behavior_log_probabilities=np.log(taken),
         metadata=Metadata(gamma=gamma, extra={"task": type(world).__name__, "states": "uniform"}),
     )
-
-
-def _check_box(policy: DiscretePolicy, world: BoxWorld) -> None:
-    """A grid policy knows the box it was made for."""
-    grid = policy.function
-    if isinstance(grid, GridPolicy) and not np.allclose([grid.low, grid.high], [world.low, world.high]):
-        raise PolicyError(
-            f"{policy.name}: its grid covers {grid.low} to {grid.high}, the states of {type(world).__name__} "
-            f"{world.low} to {world.high}; give a policy of this world"
-        )
 
 
 def build_chain(n: int, generator: np.random.Generator) -> Transitions:
@@ -102,7 +94,7 @@ def build_chain(n: int, generator: np.random.Generator) -> Transitions:
         rewards=sample.rewards,
         next_observations=features[sample.next_states],
         terminated=sample.terminated,
-        truncated=sample.truncated,
+        truncated=np.zeros(n, dtype=bool),
         action_space=Discrete(1),
         behavior_log_probabilities=np.zeros(n),
         metadata=Metadata(extra={"task": "Tsitsiklis-Van Roy chain", "states": "uniform"}),

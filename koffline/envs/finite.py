@@ -25,19 +25,13 @@ TSITSIKLIS_GAMMA = 1.0
 
 @dataclass(frozen=True, eq=False)
 class FiniteSample:
-    """Logged steps as state numbers. ``episode_ids`` and ``steps`` are None for independent tuples."""
+    """Independent tuples as state numbers."""
 
     states: Numbers
     actions: Numbers
     rewards: Float[np.ndarray, " row"]
     next_states: Numbers
     terminated: Flags
-    truncated: Flags
-    episode_ids: Numbers | None = None
-    steps: Numbers | None = None
-
-    def __len__(self) -> int:
-        return len(self.states)
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,18 +47,18 @@ class FiniteMDP:
     initial: np.ndarray  # (S,), zero on terminal states
 
     def __post_init__(self) -> None:
-        transition = np.asarray(self.transition, dtype=np.float64)
+        transition, reward, initial = (
+            np.asarray(table, dtype=np.float64) for table in (self.transition, self.reward, self.initial)
+        )
         if transition.ndim != 3 or transition.shape[0] != transition.shape[2]:
             raise ConfigError(
                 f"transition must have shape (S, A, S), received {transition.shape}; reshape it"
             )
-        reward = np.asarray(self.reward, dtype=np.float64)
         if reward.shape == transition.shape[:2]:
             reward = np.repeat(reward[:, :, None], transition.shape[2], axis=2)
-        _require_shape("reward", reward, transition.shape)
         terminal = np.asarray(self.terminal, dtype=bool)
+        _require_shape("reward", reward, transition.shape)
         _require_shape("terminal", terminal, transition.shape[:1])
-        initial = np.asarray(self.initial, dtype=np.float64)
         _require_shape("initial", initial, transition.shape[:1])
         _require_probabilities("transition[s, a]", transition[~terminal])
         _require_probabilities("initial", initial)
@@ -72,9 +66,7 @@ class FiniteMDP:
             raise ConfigError(
                 "initial gives weight to a terminal state; start episodes in non-terminal states"
             )
-        for name, table in (("transition", transition), ("reward", reward), ("terminal", terminal)):
-            object.__setattr__(self, name, table)
-        object.__setattr__(self, "initial", initial)
+        vars(self).update(transition=transition, reward=reward, terminal=terminal, initial=initial)
 
     @property
     def n_states(self) -> int:
@@ -128,27 +120,7 @@ class FiniteMDP:
         at = draw_categories(np.broadcast_to(states, (n, self.n_states)), generator)
         actions = draw_categories(self._table(policy)[at], generator)
         following, rewards, terminated = self.step(at, actions, generator)
-        return FiniteSample(at, actions, rewards, following, terminated, np.zeros(n, dtype=bool))
-
-    def sample_episodes(
-        self, n_episodes: int, policy: Probabilities, time_limit: int, generator: np.random.Generator
-    ) -> FiniteSample:
-        """Draw whole episodes, cut (not ended) after ``time_limit`` steps; rows by episode and step."""
-        table = self._table(policy)
-        index = np.arange(n_episodes)
-        state = draw_categories(np.broadcast_to(self.initial, (n_episodes, self.n_states)), generator)
-        columns: list[tuple[np.ndarray, ...]] = []
-        for t in range(time_limit):
-            action = draw_categories(table[state], generator)
-            following, reward, terminated = self.step(state, action, generator)
-            cut = ~terminated & (t == time_limit - 1)
-            columns.append((state, action, reward, following, terminated, cut, index, np.full(len(index), t)))
-            index, state = index[~terminated], following[~terminated]
-            if not len(index):
-                break
-        joined = [np.concatenate(parts) for parts in zip(*columns, strict=True)]
-        order = np.lexsort((joined[7], joined[6]))
-        return FiniteSample(*(column[order] for column in joined))
+        return FiniteSample(at, actions, rewards, following, terminated)
 
     def _table(self, policy: Probabilities) -> Probabilities:
         policy = np.asarray(policy, dtype=np.float64)

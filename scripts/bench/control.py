@@ -33,8 +33,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # also found when run as a plain script
 
 import koffline
-from koffline.builders.control_learning import policy_returns
-from koffline.builders.control_recipes import bundled_policy
+from koffline.builders.control import bundled_policy, policy_returns
 from koffline.data.transitions import Discrete, Transitions
 from koffline.errors import ConfigError, KofflineError
 from koffline.jobs import Job, run_jobs

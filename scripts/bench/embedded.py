@@ -91,7 +91,7 @@ class EmbeddedMDP:
             rewards=sample.rewards,
             next_observations=self.observe(self._place(sample.next_states, generator)),
             terminated=sample.terminated,
-            truncated=sample.truncated,
+            truncated=np.zeros(n, dtype=bool),
             episode_ids=np.arange(n),
             steps=np.zeros(n, dtype=np.int64),
             start_states=start,

@@ -5,9 +5,12 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 
-from koffline.envs.finite import FiniteMDP
+from koffline.envs.finite import FiniteMDP, Probabilities
+from koffline.envs.world import draw_categories
 from koffline.errors import ConfigError
 from scripts.bench.embedded import EmbeddedMDP
 
@@ -155,3 +158,24 @@ def _grid_moves(width: int, height: int, up: int, slip: float) -> np.ndarray:
             to = min(max(x + dx, 0), width - 1) + width * min(max(y + dy, 0), height - 1)
             moves[state, action, to] = 1.0
     return (1.0 - slip) * moves + slip * moves.mean(axis=1, keepdims=True)
+
+
+def sample_episodes(
+    mdp: FiniteMDP, n_episodes: int, policy: Probabilities, time_limit: int, generator: np.random.Generator
+) -> SimpleNamespace:
+    """Columns of whole episodes, cut (not ended) after ``time_limit`` steps; rows by episode and step."""
+    index = np.arange(n_episodes)
+    state = draw_categories(np.broadcast_to(mdp.initial, (n_episodes, mdp.n_states)), generator)
+    parts = []
+    for t in range(time_limit):
+        action = draw_categories(policy[state], generator)
+        following, reward, terminated = mdp.step(state, action, generator)
+        part = {"states": state, "actions": action, "rewards": reward, "next_states": following}
+        part |= {"terminated": terminated, "truncated": ~terminated & (t == time_limit - 1)}
+        parts.append(part | {"episode_ids": index, "steps": np.full(len(index), t)})
+        index, state = index[~terminated], following[~terminated]
+        if not len(index):
+            break
+    columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    order = np.lexsort((columns["steps"], columns["episode_ids"]))
+    return SimpleNamespace(**{name: column[order] for name, column in columns.items()})

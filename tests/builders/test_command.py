@@ -40,7 +40,7 @@ def test_uniform_writes_a_log_and_its_entry(run, tmp_path):
     assert set(entries["a.hdf5"]["files"]) == {"a.hdf5"}
 
 
-def test_rollouts_can_be_evaluated_and_converted_formats_agree(run, tmp_path, monkeypatch):
+def test_formats_agree(run, tmp_path, monkeypatch):
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "minari"))
     for target in ("log.hdf5", "log.npz", "minari:pole/mixed-v0"):
         done = run(*ROLLOUTS, "--out", target)
@@ -49,24 +49,7 @@ def test_rollouts_can_be_evaluated_and_converted_formats_agree(run, tmp_path, mo
     assert len({log.sha256 for log in logs[:2]}) == 1
     np.testing.assert_array_equal(logs[0].observations, logs[2].observations)
     np.testing.assert_array_equal(logs[0].truncated, logs[2].truncated)
-    estimate = koffline.evaluate(
-        logs[0], "uniform", gamma=0.9, steps=40, full_replicas=1, resampled_replicas=2
-    )
-    assert np.isfinite(estimate.value)
     assert not list(tmp_path.glob("*.parts"))
-
-
-def test_rollouts_have_the_same_bytes_and_only_the_datasets_are_there(run, tmp_path):
-    for name in ("a.hdf5", "b.hdf5"):
-        assert run(*ROLLOUTS, "--num-envs", "2", "--out", name).exit_code == 0
-    assert (tmp_path / "a.hdf5").read_bytes() == (tmp_path / "b.hdf5").read_bytes()
-    assert run(*ROLLOUTS, "--out", "folder", "--format", "minari").exit_code == 0
-    assert koffline.open_transitions("folder").sha256 == koffline.open_transitions("a.hdf5").sha256
-    assert run(*ROLLOUTS, "--seed", "1", "--out", "a.hdf5", "--force").exit_code == 0
-    assert (tmp_path / "a.hdf5").read_bytes() != (tmp_path / "b.hdf5").read_bytes()
-    entries = json.loads((tmp_path / "manifest.json").read_text())
-    assert [entry["seed"] for entry in entries.values()] == [1, 0, 0]
-    assert {path.name for path in tmp_path.iterdir()} == {"a.hdf5", "b.hdf5", "folder", "manifest.json"}
 
 
 @pytest.mark.parametrize("build", [UNIFORM, (*ROLLOUTS, "--num-envs", "2")])
@@ -106,26 +89,6 @@ def test_a_cut_build_of_shards_goes_on(run, tmp_path, monkeypatch):
     assert not list(tmp_path.glob("*.parts"))
 
 
-def test_a_mixture_is_given_by_pairs(run, tmp_path):
-    mixture = ("--policy", "epsilon:0.2:uniform", "--weight", "1", "--weight", "0")
-    done = run(*ROLLOUTS, *mixture, "--out", "a.hdf5")
-    assert done.exit_code == 0, done.output
-    assert run(*ROLLOUTS, "--out", "b.hdf5").exit_code == 0
-    logs = [koffline.open_transitions(tmp_path / name) for name in ("a.hdf5", "b.hdf5")]
-    assert logs[0].sha256 == logs[1].sha256
-
-
-def test_interrupted_before_anything_is_done(run, tmp_path, monkeypatch):
-    def interrupted(self, number):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(RolloutPlayer, "play_batch", interrupted)
-    done = run(*ROLLOUTS, "--out", "x.hdf5")
-    assert done.exit_code == 130
-    assert done.stderr.strip() == "interrupted; nothing was written"
-    assert not list(tmp_path.iterdir())
-
-
 def test_the_bar_is_for_terminals(monkeypatch):
     with progress_bar("playing", 3) as progress:
         assert progress is None
@@ -139,28 +102,6 @@ def test_the_bar_is_for_terminals(monkeypatch):
     with progress_bar("playing", 3) as progress:
         progress(2)
     assert "playing" in screen.getvalue()
-
-
-def test_policies_are_files_that_a_build_takes(run, tmp_path):
-    assert run("policy", "--env", "koffline/NoisyPole-v0", "--out", "a.npz").exit_code == 0
-    assert run("policy", "--env", "cart_pole", "--out", "b.npz").exit_code == 0
-    assert (tmp_path / "a.npz").read_bytes() == (tmp_path / "b.npz").read_bytes()
-    done = run(
-        "uniform", "--env", "koffline/NoisyPole-v0", "--n", "9", "--policy", "a.npz", "--out", "c.hdf5"
-    )
-    assert done.exit_code == 0, done.output
-
-
-@pytest.mark.filterwarnings("ignore")  # d3rlpy's own, while it trains
-def test_a_dqn_is_a_policy_too(run, tmp_path):
-    world = ("--env", "koffline/NoisyPole-v0")
-    done = run("policy", *world, "--source", "dqn", "--steps", "5", "--out", "p.d3")
-    assert done.exit_code == 0, done.output
-    assert done.output == "p.d3: a policy for koffline/NoisyPole-v0\n"
-    done = run(
-        "rollouts", *world, "--policy", "p.d3", "--episodes", "2", "--time-limit", "3", "--out", "r.hdf5"
-    )
-    assert done.exit_code == 0, done.output
 
 
 BAD = {
@@ -259,8 +200,3 @@ def test_a_grid_policy_of_another_world_is_refused(run):
     done = run("uniform", "--env", "mountain_car", "--n", "5", "--policy", "pole.npz", "--out", "x.hdf5")
     assert done.exit_code == 2
     assert "give a policy of this world" in done.stderr
-
-
-def test_help_has_examples(run):
-    for command in ("uniform", "rollouts", "policy"):
-        assert "Examples:" in run(command, "--help").output

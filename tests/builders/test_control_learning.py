@@ -20,11 +20,11 @@ from koffline.errors import ConfigError, DataError, PolicyError
 from koffline.policies.mlp import Mlp
 from koffline.policies.policy_file import mlp_from_arrays
 
-SMALL = {"hidden": (8,), "batch_size": 16, "random_steps": 40, "evaluate_every": 60, "episodes": 2}
+SMALL = {"hidden": (8,), "batch_size": 16, "random_steps": 40, "evaluate_every": 100, "episodes": 2}
 SMALL["keep_every"] = 60
 SETTINGS = {
-    "CartPole-v1": LearningSettings("CartPole-v1", 300, exploration_steps=150, target_interval=20, **SMALL),
-    "Pendulum-v1": LearningSettings("Pendulum-v1", 450, update_every=5, **SMALL),
+    "CartPole-v1": LearningSettings("CartPole-v1", 160, exploration_steps=80, target_interval=20, **SMALL),
+    "Pendulum-v1": LearningSettings("Pendulum-v1", 401, update_every=20, **SMALL),
 }
 
 

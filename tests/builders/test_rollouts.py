@@ -75,27 +75,13 @@ def test_continuous_actions_are_sampled_by_each_episode_clipped_and_counted():
     assert log.truncated.sum() == 4
 
 
-def test_deterministic_actions_within_the_space_need_no_note():
-    log = build_rollouts(RolloutSettings("Pendulum-v1", 1, time_limit=6), [lambda seen: 1.5 * seen[:, :1]])
-    np.testing.assert_allclose(log.actions, 1.5 * log.observations[:, :1], rtol=1e-6)
-    assert log.metadata.notes == ()
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_mujoco():
-    pytest.importorskip("mujoco")
-    log = build_rollouts(RolloutSettings("InvertedPendulum-v5", 3, time_limit=10, num_envs=2), ["uniform"])
-    choose = lambda index, observation, stream: (stream.uniform(-3, 3, 1).astype(np.float32), 0.0)  # noqa: E731
-    assert_same_rows(log, play_all("InvertedPendulum-v5", choose, (1.0,), 0, 3, time_limit=10))
-
-
 def test_rows_depend_neither_on_the_copies_nor_on_the_number_of_episodes():
     for env in ("CartPole-v1", "koffline/PuddleWorld-v0"):
         logs = [
             build_rollouts(RolloutSettings(env, n, time_limit=70, num_envs=k), ["uniform"])
-            for n, k in ((5, 2), (5, 16), (9, 4))
+            for n, k in ((3, 2), (3, 16), (5, 4))
         ]
-        assert logs[0].sha256 == logs[1].sha256 == logs[2].select(logs[2].episode_ids < 5).sha256
+        assert logs[0].sha256 == logs[1].sha256 == logs[2].select(logs[2].episode_ids < 3).sha256
 
 
 def test_weights_are_the_shares_of_episodes():
@@ -113,25 +99,6 @@ def test_weights_are_the_shares_of_episodes():
         else:
             np.testing.assert_allclose(chances[rows], np.where(log.actions[rows] == 1, 0.75, 0.25), rtol=1e-6)
     assert 45 <= lefts <= 105  # 75 expected, four standard deviations
-
-
-def test_time_limits_cut_and_do_not_end():
-    log = build_rollouts(RolloutSettings("koffline/PuddleWorld-v0", 40, time_limit=9), ["uniform"])
-    assert log.n_episodes == 40
-    for rows in rows_of(log):
-        np.testing.assert_array_equal(log.observations[rows][1:], log.next_observations[rows][:-1])
-        assert not (log.terminated[rows][:-1] | log.truncated[rows][:-1]).any()
-        ended = log.terminated[rows][-1]
-        assert log.truncated[rows][-1] == (not ended)
-        assert rows.stop - rows.start <= 9
-        assert ended or rows.stop - rows.start == 9
-
-
-def test_the_same_seed_gives_the_same_rows_and_another_another():
-    def digest(seed):
-        return build_rollouts(RolloutSettings("cart_pole", 9, seed=seed), ["uniform"]).sha256
-
-    assert digest(0) == digest(0) != digest(1)
 
 
 def test_progress_hears_of_every_batch():
@@ -160,13 +127,6 @@ def test_other_observations_are_flattened_and_boxes_of_actions_reshaped():
     np.testing.assert_array_equal(log.rewards, log.actions[:, 1])
     assert (log.action_space.k, log.action_space.low) == (4, (-1.0,) * 4)
     assert "one-hot" in log.metadata.notes[0]
-
-
-def test_states_of_a_discrete_space_are_one_hot():
-    log = build_rollouts(RolloutSettings("FrozenLake-v1", 2, time_limit=5), ["uniform"])
-    assert log.observations.shape[1:] == (16,)
-    np.testing.assert_array_equal(log.observations.sum(axis=1), 1.0)
-    assert (log.observations[log.steps == 0].argmax(axis=1) == 0).all()
 
 
 def test_single_numbers_are_columns_and_a_limit_ends_what_is_endless():
@@ -206,12 +166,6 @@ def test_bad_requests_are_one_line(settings, policies, message):
     with pytest.raises(ConfigError, match=message) as caught:
         build_rollouts(settings(), policies)
     assert "\n" not in str(caught.value)
-
-
-def test_a_policy_that_does_not_fit_is_named():
-    three = lambda observations: np.full((len(observations), 3), 1 / 3)  # noqa: E731
-    with pytest.raises(PolicyError):
-        build_rollouts(RolloutSettings("CartPole-v1", 1), [three])
 
 
 def test_every_copy_is_closed(monkeypatch):

@@ -4,9 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 
-from koffline import open_transitions
 from koffline.builders.resumable import PartsFolder
 from koffline.builders.rollouts import (
     PolicyFile,
@@ -17,8 +15,7 @@ from koffline.builders.rollouts import (
     play_batch,
 )
 from koffline.builders.uniform import learn_grid_policy
-from koffline.cli import cli
-from koffline.errors import ConfigError, PolicyError
+from koffline.errors import PolicyError
 from koffline.jobs.mapping import PassSettings
 from koffline.policies import save_grid_policy
 
@@ -79,22 +76,3 @@ def test_policy_files_travel_with_their_content(tmp_path: Path) -> None:
     work = RolloutWork(settings, (PolicyFile("", "policy.npz", b"nothing"), "uniform"))
     with pytest.raises(PolicyError, match=r"policy\.npz"):
         play_batch(work, 0)
-
-
-def test_the_command(tmp_path: Path) -> None:
-    command = (
-        "build rollouts --env CartPole-v1 --policy uniform --episodes 5 --num-envs 2 --time-limit 9 --out"
-    )
-    for name, extra in (("here", ""), ("two", "--workers 2")):
-        ended = CliRunner().invoke(cli, [*command.split(), str(tmp_path / f"{name}.npz"), *extra.split()])
-        assert ended.exit_code == 0, ended.output
-    logs = [open_transitions(tmp_path / f"{name}.npz") for name in ("here", "two")]
-    assert logs[0].sha256 == logs[1].sha256
-    ended = CliRunner().invoke(cli, [*command.split(), str(tmp_path / "none.npz"), "--workers", "0"])
-    assert (ended.exit_code, "workers is 0; give a positive number" in ended.output) == (2, True)
-    assert not list(tmp_path.glob("none*"))
-
-
-def test_errors_are_those_of_a_player() -> None:
-    with pytest.raises(ConfigError, match="there is no environment 'CatPole-v1'"):
-        build_rollouts(RolloutSettings("CatPole-v1", 3), ["uniform"], workers=2)

@@ -13,7 +13,7 @@ from koffline.envs.world import play
 from koffline.errors import ConfigError
 from scripts.bench.classic import Acrobot, CartPole, MountainCar, Pendulum
 from scripts.bench.embedded import EmbeddedMDP
-from scripts.bench.finite_worlds import graph, graph_world, grid, gridworld
+from scripts.bench.finite_worlds import graph, graph_world, grid, gridworld, sample_episodes
 from scripts.bench.linear_quadratic import LinearGaussian, LinearQuadratic
 from scripts.bench.rollouts import log_episodes, monte_carlo_value
 
@@ -106,8 +106,8 @@ def test_a_policy_that_looks_at_the_side_of_the_graph():
 
 def test_episodes_of_the_graph_have_its_length():
     world, generator = graph_world(5), np.random.default_rng(0)
-    sample = world.mdp.sample_episodes(7, constant(world.mdp, [0.5, 0.5]), 99, generator)
-    assert len(sample) == 35
+    sample = sample_episodes(world.mdp, 7, constant(world.mdp, [0.5, 0.5]), 99, generator)
+    assert len(sample.rewards) == 35
     assert sample.terminated.sum() == 7
     assert not sample.truncated.any()
     assert np.array_equal(world.coordinates[[0, 1, 2, 9, 10]], [[0, 0], [0.2, 1], [0.2, -1], [1, 1], [1, -1]])

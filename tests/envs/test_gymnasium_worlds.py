@@ -13,9 +13,8 @@ from gymnasium.utils.env_checker import check_env
 from gymnasium.wrappers import RenderCollection
 
 from koffline.envs.boxes import GYMNASIUM_IDS, TIME_LIMITS, make_world
-from koffline.envs.gymnasium_worlds import NOISY_MUJOCO
+from koffline.envs.gymnasium_worlds import NOISY_MUJOCO, draw_world
 from koffline.envs.make import make_env
-from koffline.envs.pictures import draw_world
 from koffline.errors import ConfigError
 
 EACH = pytest.mark.parametrize("identifier", GYMNASIUM_IDS.values())

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from koffline.envs.boxes import make_world, to_unit_square
+from koffline.envs.boxes import BoxWorld, make_world, to_unit_square
 from koffline.envs.world import Outcome
 from koffline.experiments.problem import (
     GAMMA,
@@ -25,15 +25,12 @@ SMALL = ProblemSettings("mountain_car", rows=60, held_out_rows=40, truth_repeats
 
 
 @dataclass(frozen=True)
-class Corridor:
+class Corridor(BoxWorld):
     """Cells 0 … 4 along the first axis; action 1 moves right with probability 0.8; the last cell ends."""
 
-    low: tuple[float, float] = (0.0, 0.0)
-    high: tuple[float, float] = (5.0, 1.0)
-    grid: tuple[int, int] = (5, 1)
-    reward_scale: float = 1.0
-    n_actions: int = 2
-    bounds: None = None
+    noise: float = 0.0
+    low, high, grid = (0.0, 0.0), (5.0, 1.0), (5, 1)
+    reward_scale, n_actions = 1.0, 2
 
     def reset(self, n, generator):
         return np.full((n, 2), 0.5)
@@ -42,9 +39,6 @@ class Corridor:
         moved = (generator.random(len(state)) < 0.8) & (action == 1)
         following = state + np.stack([moved, np.zeros(len(state))], axis=1)
         return Outcome(following, -1.0 - state[:, 0] // 1, self.is_terminal(following))
-
-    def observe(self, state):
-        return state.astype(np.float32)
 
     def is_terminal(self, state):
         return state[:, 0] >= 4.0

@@ -15,6 +15,7 @@ from koffline.ope.importance.statistics import make_statistic
 from koffline.ope.names import CERTIFIED_EPISODE_KINDS
 from koffline.ope.row_values import RowValues
 from koffline.policies import DiscretePolicy
+from scripts.bench.finite_worlds import sample_episodes
 from tests.ope.importance.cases import Enumerated, enumerated
 
 LOGS, EPISODES, GAMMA = 300, 200, 0.9
@@ -24,7 +25,7 @@ BEHAVIOR = np.array([[0.5, 0.5], [0.3, 0.7], [0.5, 0.5]])
 def draw(world: Enumerated, seed: int) -> tuple[Transitions, RowValues]:
     """A log of whole episodes and a model that is 30 % too small."""
     mdp = world.mdp
-    sample = mdp.sample_episodes(EPISODES, BEHAVIOR, 500, np.random.default_rng(seed))
+    sample = sample_episodes(mdp, EPISODES, BEHAVIOR, 500, np.random.default_rng(seed))
     eye = np.eye(3)
     log = Transitions(
         observations=eye[sample.states],
