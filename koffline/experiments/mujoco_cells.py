@@ -21,9 +21,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from koffline.checkpoints import Saved, newest, save
-from koffline.data.table.mapping import resolved
 from koffline.experiments.cells import reading_result
-from koffline.experiments.results import reading_result
 from koffline.fitting import threads
 from koffline.jobs import Job
 from koffline.online.config import OnlineConfig, OnlineRun
@@ -93,7 +91,7 @@ class MujocoResult:
 
 
 def _learned_by(config: OnlineConfig) -> dict[str, Any]:
-    return {name: value for name, value in resolved(config).items() if name not in _NOT_LEARNING}
+    return {name: value for name, value in config.resolved().items() if name not in _NOT_LEARNING}
 
 
 @cache

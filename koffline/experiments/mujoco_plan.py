@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from koffline.config import parse_assignments
-from koffline.data.table.mapping import resolved
 from koffline.envs.gymnasium_worlds import NOISY_MUJOCO
 from koffline.errors import ConfigError
 from koffline.experiments import ENVIRONMENTS, PARTS
@@ -215,7 +214,7 @@ def _stacks(
     """Runs of equal shape together, in chunks of nearly equal size."""
     shapes: dict[str, list[OnlineRun]] = {}
     for run in runs:
-        shape = {key: part for key, part in resolved(run.config).items() if key not in _STACKED}
+        shape = {key: part for key, part in run.config.resolved().items() if key not in _STACKED}
         shapes.setdefault(repr(shape), []).append(run)
     for group in shapes.values():
         size = math.ceil(len(group) / math.ceil(len(group) / most))

@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float, Int
 
-from koffline.data.table.mapping import resolved
 from koffline.experiments import mujoco_cells as stacks
 from koffline.experiments import mujoco_plan as plan
 from koffline.experiments.results import FAILS, HOLDS, UNDECIDED, Claim, Curves, ReturnRow, SearchRow
@@ -139,7 +138,7 @@ def _learned(runs: Sequence[tuple[stacks.MujocoResult, int]]) -> Learned:
 
 def setting_words(config: Mapping[str, Any]) -> str:
     """d 10, lr 0.003, ε 0.001, and whatever else is not the default."""
-    usual = resolved(OnlineConfig(environment="any"))
+    usual = OnlineConfig(environment="any").resolved()
     words = [f"{short} {config[name]:g}" for name, short in _SHORT.items()]
     for name, value in config.items():
         is_said = name in _SHORT or name in _NOT_SETTINGS or name.startswith("evaluation")

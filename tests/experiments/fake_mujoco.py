@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from koffline.data.table.mapping import resolved
 from koffline.experiments.mujoco_cells import MujocoCell, MujocoResult, mujoco_path, save_mujoco
 from koffline.online.config import OnlineRun
 
@@ -37,7 +36,7 @@ def make_result(cell: MujocoCell, level: Level, points: int = 21) -> MujocoResul
         critics=[run.config.critic for run in cell.runs],
         seeds=np.array([run.seed for run in cell.runs]),
         diverged_at=np.array([5000 if (r.config.critic, r.seed) == ("rg", 1) else -1 for r in cell.runs]),
-        configs=[resolved(run.config) for run in cell.runs],
+        configs=[run.config.resolved() for run in cell.runs],
         seconds=10.0,
         shares={"environment": 3.0, "learning": 6.0, "acting": 1.0, "evaluation": 0.0},
     )

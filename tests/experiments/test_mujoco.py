@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from koffline.data.table.mapping import resolved
 from koffline.errors import ConfigError
 from koffline.experiments import ENVIRONMENTS, PARTS, mujoco_cells
 from koffline.experiments.mujoco_cells import (
@@ -43,7 +42,7 @@ PENDULUM = "InvertedPendulum"
 NOISE = NOISE_LEVELS[PENDULUM]
 LEVELS = by_critic(kloss=1000.0, td0=880.0, fvi=800.0, rg=1000.0)
 COUNT = len(search_settings("search", "kloss"))
-USUAL = setting_words(resolved(OnlineConfig(environment="any")))  # what stands there for the defaults
+USUAL = setting_words(OnlineConfig(environment="any").resolved())  # what stands there for the defaults
 
 
 def test_the_panels_have_budgets_and_every_critic_as_many_settings_as_the_others() -> None:
@@ -312,6 +311,6 @@ def test_the_search_chooses_by_area_and_finals_follow(tmp_path: Path) -> None:
 
 def test_setting_words_name_what_is_unusual() -> None:
     changes = {"bandwidth_scale": 0.01, "standardise": False, "reward_scale": 3.0, "steps": 7}
-    words = setting_words(resolved(OnlineConfig(environment="Swimmer-v5", **changes)))
+    words = setting_words(OnlineConfig(environment="Swimmer-v5", **changes).resolved())
     assert words == f"{USUAL}, bandwidth_scale 0.01, standardise False"
     assert USUAL.startswith("d ")
