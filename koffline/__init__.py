@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     from koffline.ope.bellman_test.front import BellmanTest, bellman_test, witness_function
     from koffline.ope.cross_fit import cross_fit
     from koffline.ope.diagnosis import diagnose
-    from koffline.ope.estimate import Estimate, Interval
-    from koffline.ope.estimators.table import EstimateTable
+    from koffline.ope.estimate import Estimate, EstimateTable, Interval
     from koffline.ope.evaluation import estimate_all, evaluate
     from koffline.ope.ranking import PolicyRanking, select_policies
     from koffline.ope.stream_settings import StreamSettings
@@ -41,7 +40,7 @@ _HOME_OF = {
     "Continuous": "koffline.data.transitions",
     "Discrete": "koffline.data.transitions",
     "Estimate": "koffline.ope.estimate",
-    "EstimateTable": "koffline.ope.estimators.table",
+    "EstimateTable": "koffline.ope.estimate",
     "Interval": "koffline.ope.estimate",
     "LazyTransitions": "koffline.data.disk.log",
     "PolicyRanking": "koffline.ope.ranking",

@@ -19,7 +19,7 @@ import numpy as np
 from jaxtyping import Float
 
 from koffline.errors import DataError
-from koffline.ope.interval import Interval
+from koffline.ope.results import Interval
 
 Values = Float[np.ndarray, " policy"]
 

@@ -12,7 +12,6 @@ import numpy as np
 from koffline.data.copies import without_copies
 from koffline.data.transitions import Discrete, Transitions
 from koffline.errors import ConfigError
-from koffline.ope.as_json import as_json
 from koffline.ope.bellman_test.front import BellmanTest, bellman_test
 from koffline.ope.bellman_test.witness import Region, Witness, WitnessMap
 from koffline.ope.coverage import Coverage, measure_coverage
@@ -21,6 +20,7 @@ from koffline.ope.estimate import plain
 from koffline.ope.findings import Profile, collect_findings, collect_warnings, make_profile
 from koffline.ope.problem import prepare_problem
 from koffline.ope.provenance import Provenance
+from koffline.ope.results import as_json
 from koffline.ope.value_functions import ACTION
 from koffline.policy_specs import as_policy
 from koffline.store.run_record import versions

@@ -1,21 +1,31 @@
-"""Estimators that fit a value function: trained networks by head."""
+"""Estimators that fit a value function: trained networks by head, and their mean as a function of (s, a)."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
+from koffline.config import EvaluationSettings
+from koffline.data.transitions import Transitions
+from koffline.errors import KofflineError
+from koffline.fitting import Progress, threads
 from koffline.kernels import Gaussian
+from koffline.ope.ensemble import draw_ensemble
 from koffline.ope.estimate import Evidence, plain
-from koffline.ope.fitted import FittedValues
-from koffline.ope.interval import Interval
+from koffline.ope.fitted import FittedValues, fit_value_functions
 from koffline.ope.learning import start_values
 from koffline.ope.limits import NOTABLE
-from koffline.ope.point_estimate import PointEstimate
+from koffline.ope.problem import EvaluationProblem, prepare_problem
+from koffline.ope.provenance import Provenance
+from koffline.ope.results import Interval, PointEstimate
+from koffline.ope.value_functions import ACTION, ValueFunction
 from koffline.ope.workspace import Workspace
+from koffline.policies import Policy
+from koffline.replicas import StackedMLP
 
 _GRAM_ROWS = 1000
 _LARGE_RESIDUAL = 3.0  # times the rms return; a value function that is zero everywhere stays below one
@@ -139,3 +149,60 @@ def make_evidence(workspace: Workspace) -> Evidence:
         replica_values=fitted.replica_values[fitted.head],
         replica_roles=fitted.ensemble.roles,
     )
+
+
+HEADS = ("kloss", "fqe", "lstd")
+
+
+@dataclass(frozen=True, eq=False)
+class NetworkValues:
+    """Mean of Q(s, a) over a stack of networks, within the bounds of any discounted return of its log."""
+
+    network: StackedMLP
+    problem: EvaluationProblem  # only its units: the rows are left out
+
+    @torch.no_grad()
+    def __call__(self, observations: np.ndarray, actions: np.ndarray) -> np.ndarray:
+        """(M,) in units of the return."""
+        flat = self.network.flat
+        inputs = torch.as_tensor(self.problem.standardise(observations, actions))
+        outputs = self.network.forward(inputs.to(flat)).mean(dim=0).cpu().double().numpy()  # (M, n)
+        if self.problem.n_actions is None:
+            values = outputs[:, 0]
+        else:
+            values = np.take_along_axis(outputs, np.asarray(actions)[:, None], axis=1)[:, 0]
+        return np.clip(values, *self.problem.value_bounds) * self.problem.reward_scale
+
+
+def fitted_value_function(
+    fitted: FittedValues, transitions: Transitions, head: str | None = None
+) -> ValueFunction:
+    """The mean network of a head (the chosen one when None), fitted to ``transitions``."""
+    name = head or fitted.head
+    kept = np.flatnonzero(fitted.alive[: fitted.ensemble.full]).tolist()
+    if not kept:
+        raise KofflineError(f"{fitted.describe_diverged()}; lower learning_rate or look for outliers")
+    network = fitted.heads[name].select(kept)
+    return ValueFunction(
+        name=name,
+        kind=ACTION,
+        function=NetworkValues(network, fitted.problem.without_rows()),
+        action_space=transitions.action_space,
+        observation_shape=transitions.observation_shape,
+        trained_on=Provenance.of(transitions),
+    )
+
+
+def fit_value_function(
+    transitions: Transitions,
+    policy: Policy,
+    settings: EvaluationSettings,
+    progress: Progress | None = None,
+) -> ValueFunction:
+    """Q^π by the estimator of the settings, kloss or fqe, from the whole log; no replicas are resampled."""
+    with torch.no_grad(), threads(settings.threads):
+        generator = np.random.default_rng(settings.seed)
+        problem = prepare_problem(transitions, policy, settings.gamma, settings.action_draws, generator)
+        ensemble = draw_ensemble(problem, settings.full_replicas, 0, settings.seed)
+        fitted = fit_value_functions(problem, ensemble, settings, progress)
+        return fitted_value_function(fitted, transitions)

@@ -17,12 +17,9 @@ from koffline.data.transitions import Transitions
 from koffline.errors import ConfigError, DataError, KofflineError
 from koffline.fitting import Progress, threads
 from koffline.ope.diagnostics import common_diagnostics, common_warnings
-from koffline.ope.direct import make_evidence
-from koffline.ope.estimate import Estimate
-from koffline.ope.estimators.run import bounds_of, run_estimator, sensitivity_to_norm
-from koffline.ope.estimators.table import EstimateRow, EstimateTable
-from koffline.ope.fitted_function import fitted_value_function
-from koffline.ope.interval import Interval
+from koffline.ope.direct import fitted_value_function, make_evidence
+from koffline.ope.estimate import Estimate, EstimateRow, EstimateTable
+from koffline.ope.estimators import bounds_of, run_estimator, sensitivity_to_norm
 from koffline.ope.limits import NOTABLE
 from koffline.ope.names import (
     DEFAULT,
@@ -33,7 +30,7 @@ from koffline.ope.names import (
     check_interval,
     kinds_for,
 )
-from koffline.ope.point_estimate import PointEstimate, Unavailable
+from koffline.ope.results import Interval, PointEstimate, Unavailable
 from koffline.ope.stream_settings import StreamSettings
 from koffline.ope.working_log import hold
 from koffline.ope.workspace import Workspace

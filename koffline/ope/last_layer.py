@@ -16,7 +16,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from koffline.batches import Table
-from koffline.ope.blocks import row_blocks
+from koffline.ope.learning import row_blocks
 from koffline.replicas import StackedMLP
 from koffline.solvers.linear import last_layer, last_layer_features, with_last_layer
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,11 +16,26 @@ from koffline.batches import ReplicaPlan, Table
 from koffline.config import EvaluationSettings
 from koffline.fitting import FitRecord, FitSettings, Progress, fit
 from koffline.objectives import fitted_q
-from koffline.ope.blocks import row_blocks
 from koffline.ope.ensemble import Ensemble
 from koffline.ope.problem import EvaluationProblem
 from koffline.replicas import StackedMLP
 from koffline.solvers.features import FeatureMap
+
+_MOST_ROWS = 4096
+_MOST_NUMBERS = 1 << 23  # in one array of a block: 64 MB in float64
+
+
+def row_blocks(network: StackedMLP, rows: int, draws: int = 1) -> Iterator[slice]:
+    """Slices that cover ``rows``, narrow enough for hidden layers and last-layer features of all replicas.
+
+    ``draws``: how many inputs each row has.
+    """
+    *widths, outputs = network.sizes
+    per_row = network.replicas * max(draws * max(widths), (widths[-1] + 1) * outputs)
+    size = max(1, min(_MOST_ROWS, _MOST_NUMBERS // per_row))
+    for start in range(0, rows, size):
+        yield slice(start, min(start + size, rows))
+
 
 _PROBES = 40
 _FINENESS = 16  # how many rows of a mini-batch sample stand for one row of mean weight

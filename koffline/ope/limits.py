@@ -8,8 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from koffline.ope.interval import Interval
-from koffline.ope.point_estimate import PointEstimate
+from koffline.ope.results import Interval, PointEstimate
 
 NOTABLE = 0.02  # of the rms return: smaller gaps between estimates are not worth a sentence
 _FEWEST_UNITS = 1.9  # two, of which one may weigh somewhat less

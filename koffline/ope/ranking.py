@@ -15,7 +15,6 @@ from koffline.data.disk.log import LazyTransitions
 from koffline.data.transitions import Transitions
 from koffline.errors import ConfigError, KofflineError
 from koffline.fitting import Progress
-from koffline.ope.as_json import as_json
 from koffline.ope.comparisons import (
     Comparison,
     SelectionMetrics,
@@ -25,7 +24,7 @@ from koffline.ope.comparisons import (
 )
 from koffline.ope.estimate import Estimate, plain
 from koffline.ope.evaluation import evaluate
-from koffline.ope.interval import Interval
+from koffline.ope.results import Interval, as_json
 from koffline.policies import ContinuousPolicy
 from koffline.policies.base import Policy
 from koffline.policy_specs import as_policy

@@ -30,7 +30,7 @@ from koffline.ope.limits import Limits, value_bounds
 from koffline.ope.log_facts import LogFacts, log_facts
 from koffline.ope.problem import EvaluationProblem, prepare_problem
 from koffline.ope.residuals import ResidualSummary, out_of_bag_values, summarise_residuals
-from koffline.ope.row_values import RowValues
+from koffline.ope.value_functions import RowValues
 from koffline.ope.working_log import ProblemOfPart, S, WorkingLog
 from koffline.policies import ContinuousPolicy, DiscretePolicy
 from koffline.solvers.features import FeatureMap

@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from koffline.ope.estimate import Estimate
-from koffline.ope.estimators.table import EstimateTable
-from koffline.ope.interval import percent
+from koffline.ope.estimate import Estimate, EstimateTable
+from koffline.ope.results import percent
 from koffline.report import plots, table
 from koffline.report.interval_plots import plot_estimate, plot_forest, plot_norm_sensitivity
 from koffline.report.page import write_page

@@ -6,10 +6,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from koffline.ope.estimate import Estimate
-from koffline.ope.estimators.table import EstimateTable
-from koffline.ope.interval import CALIBRATED, CERTIFIED, Interval, percent
+from koffline.ope.estimate import Estimate, EstimateTable
 from koffline.ope.intervals.sensitivity import NormSensitivity
+from koffline.ope.results import CALIBRATED, CERTIFIED, Interval, percent
 from koffline.report.plots import ACCENT, INK, RETURN, SOFT, WARM, list_rows, make_figure
 from koffline.report.table import promise
 

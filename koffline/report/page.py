@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from koffline.ope.interval import percent
+from koffline.ope.results import percent
 from koffline.report.folder import write_folder
 from koffline.report.table import count_of, describe_lines, describe_log, number, promise
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from koffline.ope.comparisons import SelectionMetrics
-from koffline.ope.interval import percent
 from koffline.ope.ranking import PolicyRanking, RankedPolicy
+from koffline.ope.results import percent
 from koffline.report.page import write_page
 from koffline.report.plots import ACCENT, INK, RETURN, SOFT, WARM, list_rows, make_figure
 from koffline.report.table import make_console, make_table, number, print_end

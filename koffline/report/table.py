@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from koffline.ope.interval import CALIBRATED, CERTIFIED, Interval, percent
 from koffline.ope.names import CERTIFIED_KINDS
+from koffline.ope.results import CALIBRATED, CERTIFIED, Interval, percent
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # also found when 
 import koffline
 from koffline.config import parse_assignments
 from koffline.ope.evaluation import estimate_all
-from koffline.ope.interval import Interval
+from koffline.ope.results import Interval
 from scripts.bench.coverage import clopper_pearson
 from tests.exact_problems import EXACT_PROBLEMS
 

@@ -18,7 +18,7 @@ from koffline.ope.comparisons import (
     score_selection,
     spearman,
 )
-from koffline.ope.interval import Interval
+from koffline.ope.results import Interval
 
 TRUTHS = np.array([10.0, 7.0, 4.0, 2.0])
 ESTIMATES = np.array([5.0, 8.0, 6.0, 1.0])  # ranks the policies 1, 2, 0, 3

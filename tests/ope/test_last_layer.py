@@ -65,7 +65,7 @@ def test_minimiser_solves_the_ridged_least_squares_problem(kind, ridge, monkeypa
     instruments = random_fourier_features(
         Gaussian(1.5), table.kernel_inputs.shape[1], 400, torch.Generator().manual_seed(1)
     )
-    monkeypatch.setattr("koffline.ope.blocks._MOST_ROWS", 17)  # several blocks, the last one ragged
+    monkeypatch.setattr("koffline.ope.learning._MOST_ROWS", 17)  # several blocks, the last one ragged
     systems = accumulate_systems(network, table, instruments, weights)
     solved = last_layer(minimise_kernel_loss(network, systems, ridge)).numpy()
     psi = instruments(table.kernel_inputs).numpy()

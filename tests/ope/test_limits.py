@@ -10,8 +10,8 @@ import koffline
 from koffline.data.copies import without_copies
 from koffline.data.transitions import Continuous, Discrete, Transitions
 from koffline.ope.evaluation import estimate_all
-from koffline.ope.interval import Interval
 from koffline.ope.limits import Limits, contradiction, value_bounds
+from koffline.ope.results import Interval
 from koffline.policies import ContinuousPolicy, DiscretePolicy
 from tests.exact_problems import _ANYWHERE, _FORWARD, FiniteCase, _rooms
 

@@ -51,7 +51,7 @@ def test_start_values_are_expectations_within_bounds(kind):
 
 
 def test_held_out_loss_is_the_u_statistic_of_unseen_rows(monkeypatch):
-    monkeypatch.setattr("koffline.ope.blocks._MOST_ROWS", 13)
+    monkeypatch.setattr("koffline.ope.learning._MOST_ROWS", 13)
     problem = prepared("discrete")
     network, table = stack(problem, replicas=3)
     ensemble = draw_ensemble(problem, 1, 2, seed=5)

@@ -8,7 +8,7 @@ import torch
 
 import koffline
 from koffline.errors import ConfigError, DataError, PolicyError
-from koffline.ope.fitted_function import NetworkValues, fit_value_function
+from koffline.ope.direct import NetworkValues, fit_value_function
 from koffline.ope.value_functions import ACTION, STATE
 from koffline.ope.value_sources import as_value_function
 from tests.ope.problems import NOISY, SOFT, continuous_log, discrete_log

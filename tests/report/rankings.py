@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from koffline.ope.comparisons import compare_replicas, score_selection
-from koffline.ope.interval import Interval
 from koffline.ope.ranking import PolicyRanking, RankedPolicy
+from koffline.ope.results import Interval
 
 NAMES = ("runs/a/model.d3", "runs/b/model.d3", "epsilon:0.1:runs/a/model.d3")
 

@@ -5,9 +5,8 @@ from pathlib import Path
 import pytest
 
 from koffline.errors import ConfigError
-from koffline.ope.estimators.table import BoundRow, EstimateRow, EstimateTable
-from koffline.ope.interval import Interval, percent
-from koffline.ope.point_estimate import PointEstimate
+from koffline.ope.estimate import BoundRow, EstimateRow, EstimateTable
+from koffline.ope.results import Interval, PointEstimate, percent
 from koffline.report.estimates import collected_reasons, collected_warnings, print_estimates, write_estimates
 from koffline.report.folder import check_output_directory
 from koffline.report.interval_plots import plot_forest

@@ -33,8 +33,8 @@ from koffline.ope.closed_form import fits
 from koffline.ope.closed_form.moments import folded_moments, folds_of_units
 from koffline.ope.closed_form.sums import RowSums, Spread, warnings_of_weights
 from koffline.ope.features import FeatureSystem
-from koffline.ope.point_estimate import PointEstimate
-from koffline.ope.row_values import RowValues
+from koffline.ope.results import PointEstimate
+from koffline.ope.value_functions import RowValues
 
 _LEVEL = 0.95
 _SEEN = (

@@ -11,7 +11,7 @@ from jaxtyping import Float
 
 from koffline.errors import DataError
 from koffline.ope.features import FeatureSystem
-from koffline.ope.interval import Interval, check_level
+from koffline.ope.results import Interval, check_level
 from koffline.ope.working_log import Columns
 
 SANDWICH = "sandwich"

@@ -9,7 +9,6 @@ import numpy as np
 from koffline.ope.importance import episode_intervals as intervals
 from koffline.ope.importance.problem import EpisodeProblem
 from koffline.ope.importance.statistics import StepwiseMean, magic, make_statistic, standard_error
-from koffline.ope.interval import Interval
 from koffline.ope.names import (
     CERTIFIABLE,
     CERTIFIED_EPISODE_KINDS,
@@ -19,8 +18,8 @@ from koffline.ope.names import (
     WHOLE_WEIGHT,
     WITH_MODEL,
 )
-from koffline.ope.point_estimate import PointEstimate, Unavailable
-from koffline.ope.row_values import RowValues
+from koffline.ope.results import Interval, PointEstimate, Unavailable
+from koffline.ope.value_functions import RowValues
 
 BOOTSTRAP_DRAWS = 1000
 _FEW_EPISODES = 10.0

@@ -12,8 +12,8 @@ from scipy import special, stats
 from koffline.errors import ConfigError
 from koffline.ope.importance.problem import EpisodeWeights
 from koffline.ope.importance.statistics import Counts, EpisodeStatistic, standard_error
-from koffline.ope.interval import Interval
 from koffline.ope.names import EPISODES_BOOTSTRAP, EPISODES_T, HOEFFDING
+from koffline.ope.results import Interval
 
 _T_ASSUMPTIONS = (
     "{n} independent episodes, jackknife standard error, Student t with {freedom:.3g} degrees of freedom: "

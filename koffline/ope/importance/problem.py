@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float, Int
 from koffline.data.transitions import Transitions
 from koffline.errors import DataError
 from koffline.ope.importance.ratios import AUTO, Ratios, action_log_probabilities, importance_ratios
-from koffline.ope.row_values import RowValues
+from koffline.ope.value_functions import RowValues
 from koffline.ope.working_log import Columns, LogPart, WorkingLog
 from koffline.policies import ContinuousPolicy, DiscretePolicy
 

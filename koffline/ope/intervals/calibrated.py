@@ -17,7 +17,6 @@ from jaxtyping import Float
 from torch import Tensor
 
 from koffline.ope.features import FeatureSystem
-from koffline.ope.interval import Interval
 from koffline.ope.intervals.settings import (
     IntervalResult,
     KernelIntervalSettings,
@@ -27,6 +26,7 @@ from koffline.ope.intervals.settings import (
 )
 from koffline.ope.intervals.value_range import best_constant
 from koffline.ope.names import KERNEL_CALIBRATED
+from koffline.ope.results import Interval
 
 RIDGE = 1e-6  # of the fit, relative to the mean curvature: its bias is far below the noise
 _PATH_RIDGE = 1e-8  # of the path through other values, relative to the mean of its own form

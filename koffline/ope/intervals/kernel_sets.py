@@ -17,7 +17,6 @@ from jaxtyping import Float
 from torch import Tensor
 
 from koffline.ope.features import FeatureSystem
-from koffline.ope.interval import Interval
 from koffline.ope.intervals.calibrated import make_profile, wild_threshold
 from koffline.ope.intervals.settings import (
     IntervalResult,
@@ -27,6 +26,7 @@ from koffline.ope.intervals.settings import (
 )
 from koffline.ope.intervals.value_range import DualProblem, Feasible, feasible_set
 from koffline.ope.names import DUAL, KERNEL_CERTIFIED, KERNEL_CERTIFIED_IID, KERNEL_SIMULTANEOUS
+from koffline.ope.results import Interval
 
 DUAL_STEPS = 500
 NORM_FACTOR = 2.0  # the default ρ is this multiple of the fitted norm

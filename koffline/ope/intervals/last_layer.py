@@ -8,9 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from koffline.errors import KofflineError
-from koffline.ope.blocks import row_blocks
 from koffline.ope.fitted import LSTD_RIDGE, FittedValues
-from koffline.ope.interval import Interval
 from koffline.ope.intervals.resampling import (
     MATRIX,
     ONE_UNIT,
@@ -22,7 +20,9 @@ from koffline.ope.intervals.resampling import (
 )
 from koffline.ope.intervals.settings import describe_starts, enough_draws
 from koffline.ope.last_layer import accumulate_systems
+from koffline.ope.learning import row_blocks
 from koffline.ope.names import BOOTSTRAP_PIVOT
+from koffline.ope.results import Interval
 from koffline.replicas import StackedMLP
 from koffline.solvers.linear import kernel_inputs, last_layer, last_layer_features
 

@@ -16,10 +16,10 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from koffline.ope.features import FeatureSystem
-from koffline.ope.interval import Interval
 from koffline.ope.intervals.calibrated import RIDGE, instruments, ridge_sizes, ridged_fit
 from koffline.ope.intervals.settings import IntervalResult, KernelIntervalSettings, describe_starts
 from koffline.ope.names import BOOTSTRAP_PIVOT
+from koffline.ope.results import Interval
 
 ONE_UNIT = "the log has one episode: a bootstrap has nothing to choose from; log more episodes"
 MATRIX = {True: "its matrix too", False: "its matrix held: the first order"}

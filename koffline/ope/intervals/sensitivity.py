@@ -9,11 +9,11 @@ from jaxtyping import Float
 
 from koffline.errors import ConfigError
 from koffline.ope.features import FeatureSystem
-from koffline.ope.interval import finite_or_none
 from koffline.ope.intervals.calibrated import make_profile
 from koffline.ope.intervals.kernel_sets import KernelSet
 from koffline.ope.intervals.settings import KernelIntervalSettings
 from koffline.ope.names import KERNEL_CERTIFIED, KERNEL_CERTIFIED_IID, KERNEL_SIMULTANEOUS
+from koffline.ope.results import finite_or_none
 
 _KINDS = (KERNEL_CERTIFIED, KERNEL_CERTIFIED_IID, KERNEL_SIMULTANEOUS)
 _FACTORS = tuple(float(factor) for factor in np.logspace(-1.0, 1.5, 51))

@@ -8,8 +8,8 @@ from typing import Any
 
 from koffline.errors import ConfigError
 from koffline.ope.features import FeatureSystem
-from koffline.ope.interval import Interval, check_level, finite_or_none
 from koffline.ope.limits import value_bounds
+from koffline.ope.results import Interval, check_level, finite_or_none
 
 DRAWS = 999
 _MOST_DRAWS = 200_000

@@ -13,7 +13,7 @@ from koffline.ope.closed_form.estimates import doubly_robust_sums
 from koffline.ope.closed_form.sums import RowSums
 from koffline.ope.features import FeatureSystem, make_feature_system
 from koffline.ope.problem import prepare_problem
-from koffline.ope.row_values import RowValues
+from koffline.ope.value_functions import RowValues
 from koffline.policies import DiscretePolicy
 from koffline.solvers.features import FeatureMap, RandomFourierFeatures
 from scripts.bench.finite_worlds import random_mdp

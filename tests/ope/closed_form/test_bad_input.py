@@ -12,7 +12,7 @@ from koffline.ope.closed_form.estimates import CLOSED_FORMS, drl
 from koffline.ope.closed_form.sums import warnings_of_weights
 from koffline.ope.features import make_feature_system
 from koffline.ope.problem import prepare_problem
-from koffline.ope.row_values import RowValues
+from koffline.ope.value_functions import RowValues
 from koffline.solvers.features import RandomFourierFeatures
 from tests.ope.closed_form.systems import GAMMA, described, small_system
 from tests.ope.problems import NOISY, SOFT, continuous_log, discrete_log

@@ -9,7 +9,7 @@ from koffline.ope.closed_form.estimates import CLOSED_FORMS, doubly_robust_value
 from koffline.ope.closed_form.fits import fit_dualdice, fit_lstdq, fit_mql, fit_mwl
 from koffline.ope.features import make_feature_system
 from koffline.ope.problem import prepare_problem
-from koffline.ope.row_values import RowValues
+from koffline.ope.value_functions import RowValues
 from tests import reference_closed_form as reference
 from tests.exact_problems import EXACT_PROBLEMS
 from tests.ope.closed_form.systems import GAMMA, combined, described, one_hot_problem, plain, small_system

@@ -17,7 +17,7 @@ from koffline.ope.closed_form.fits import (
 )
 from koffline.ope.closed_form.moments import folded_moments, folds_of_units, whole_moments
 from koffline.ope.closed_form.sums import RowSums
-from koffline.ope.row_values import RowValues
+from koffline.ope.value_functions import RowValues
 from tests import reference_closed_form as reference
 from tests.ope.closed_form.systems import combined, plain, small_system
 

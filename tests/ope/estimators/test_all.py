@@ -7,7 +7,7 @@ import pytest
 
 import koffline
 from koffline.errors import ConfigError, DataError, KofflineError
-from koffline.ope.estimators.table import EstimateTable
+from koffline.ope.estimate import EstimateTable
 from koffline.ope.evaluation import estimate_all
 from koffline.ope.importance.behavior import estimate_behavior
 from koffline.ope.names import CERTIFIED_KINDS, ESTIMATORS, FITTED, KINDS, check_interval, kinds_for

@@ -15,8 +15,8 @@ from koffline.ope.importance.episode_estimates import estimate_one
 from koffline.ope.importance.problem import EpisodeWeights, make_weights, prepare_episodes
 from koffline.ope.importance.statistics import EpisodeStatistic, make_statistic
 from koffline.ope.names import OVER_EPISODES
-from koffline.ope.point_estimate import PointEstimate, Unavailable
-from koffline.ope.row_values import RowValues
+from koffline.ope.results import PointEstimate, Unavailable
+from koffline.ope.value_functions import RowValues
 from koffline.policies import DiscretePolicy
 
 

@@ -13,7 +13,7 @@ from koffline.ope.importance.episode_intervals import certified_interval, studen
 from koffline.ope.importance.problem import prepare_episodes
 from koffline.ope.importance.statistics import make_statistic
 from koffline.ope.names import CERTIFIED_EPISODE_KINDS
-from koffline.ope.row_values import RowValues
+from koffline.ope.value_functions import RowValues
 from koffline.policies import DiscretePolicy
 from scripts.bench.finite_worlds import sample_episodes
 from tests.ope.importance.cases import Enumerated, enumerated

@@ -20,9 +20,8 @@ from koffline.ope.names import (
     WITH_MODEL,
     WITHOUT_MODEL,
 )
-from koffline.ope.point_estimate import PointEstimate, Unavailable
-from koffline.ope.row_values import RowValues
-from koffline.ope.value_functions import ValueFunction
+from koffline.ope.results import PointEstimate, Unavailable
+from koffline.ope.value_functions import RowValues, ValueFunction
 from koffline.ope.value_sources import as_value_function
 from koffline.policies import ContinuousPolicy, DiscretePolicy
 from tests.exact_problems import EXACT_PROBLEMS

@@ -13,9 +13,8 @@ from koffline.errors import KofflineError
 from koffline.ope.closed_form.estimates import CLOSED_FORMS
 from koffline.ope.closed_form.estimates import drl as doubly_robust_closed_form
 from koffline.ope.direct import estimate_by_networks, replica_interval
-from koffline.ope.estimators.table import BoundRow
+from koffline.ope.estimate import BoundRow
 from koffline.ope.importance.episode_estimates import estimate_one
-from koffline.ope.interval import Interval
 from koffline.ope.intervals import IntervalResult, make_interval
 from koffline.ope.intervals.last_layer import last_layer_bootstrap
 from koffline.ope.intervals.sensitivity import NormSensitivity, norm_sensitivity
@@ -38,8 +37,8 @@ from koffline.ope.names import (
     WITH_MODEL,
     check_interval,
 )
-from koffline.ope.point_estimate import PointEstimate, Unavailable
 from koffline.ope.residuals import OutOfBag
+from koffline.ope.results import Interval, PointEstimate, Unavailable
 from koffline.ope.workspace import Workspace
 
 _OTHER_STARTS = (

@@ -1,1 +1,0 @@
-"""The estimators by name, and all of them at once."""
