@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from koffline.data import columns
 from koffline.errors import DataError
-
-if TYPE_CHECKING:
-    from koffline.data.transitions import Transitions
 
 
 def order_rows(episode_ids: Any, steps: Any = None) -> np.ndarray:
@@ -172,27 +169,3 @@ def _check_episode(i: int, episode: EpisodeArrays, first: EpisodeArrays, source:
                 f"{source}: {name} of episode {i} have shape {shape}, of episode 0 {expected}; keep one "
                 "shape per log"
             )
-
-
-def cut_episodes(log: Transitions, target: str) -> Iterator[slice]:
-    """Row ranges of the episodes; each row by itself where there are none.
-
-    Raises DataError where a next observation inside an episode is not the observation of the row below: an
-    episodic file has no place for it.
-    """
-    if not log.has_episodes:
-        yield from (slice(row, row + 1) for row in range(len(log)))
-        return
-    is_last = last_rows(log.columns)
-    for block in columns.blocks(len(log) - 1):
-        below = log.observations[block.start + 1 : block.stop + 1]
-        differs = (log.next_observations[block] != below).reshape(len(below), -1).any(axis=1)
-        broken = differs & ~is_last[block]
-        if broken.any():
-            raise DataError(
-                f"{target} keeps one observation per step, but the next observation of row "
-                f"{block.start + int(np.argmax(broken))} is not the observation of the row below; write hdf5 "
-                "or npz"
-            )
-    for start, end in zip(log.episode_starts.tolist(), log.episode_ends.tolist(), strict=True):
-        yield slice(start, end + 1)

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from koffline.data.columns import as_array
-from koffline.data.episodes import EpisodeArrays, cut_episodes, join_episodes
-from koffline.data.raw import FileDescription, RawLog, describe_log, raw_log, read_description
+from koffline.data.episodes import EpisodeArrays, join_episodes
+from koffline.data.raw import FileDescription, RawLog, cut_episodes, describe_log, raw_log, read_description
 from koffline.data.spaces import SpaceRequest
 from koffline.data.transitions import Metadata, Transitions
 from koffline.errors import DataError

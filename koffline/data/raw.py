@@ -5,13 +5,15 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
+from koffline.data import columns as checks
 from koffline.data.columns import as_array
+from koffline.data.episodes import last_rows
 from koffline.data.spaces import LARGEST_SPACE, ActionSpace, Bounds, Continuous, Discrete, SpaceRequest
 from koffline.data.transitions import Metadata, Transitions
 from koffline.errors import DataError
@@ -207,3 +209,27 @@ def raw_log(
     columns["actions"] = settled.actions
     notes = (*described.metadata.notes, *notes, *settled.notes)
     return RawLog(columns, settled.space, dataclasses.replace(described.metadata, source=source, notes=notes))
+
+
+def cut_episodes(log: Transitions, target: str) -> Iterator[slice]:
+    """Row ranges of the episodes; each row by itself where there are none.
+
+    Raises DataError where a next observation inside an episode is not the observation of the row below: an
+    episodic file has no place for it.
+    """
+    if not log.has_episodes:
+        yield from (slice(row, row + 1) for row in range(len(log)))
+        return
+    is_last = last_rows(log.columns)
+    for block in checks.blocks(len(log) - 1):
+        below = log.observations[block.start + 1 : block.stop + 1]
+        differs = (log.next_observations[block] != below).reshape(len(below), -1).any(axis=1)
+        broken = differs & ~is_last[block]
+        if broken.any():
+            raise DataError(
+                f"{target} keeps one observation per step, but the next observation of row "
+                f"{block.start + int(np.argmax(broken))} is not the observation of the row below; write hdf5 "
+                "or npz"
+            )
+    for start, end in zip(log.episode_starts.tolist(), log.episode_ends.tolist(), strict=True):
+        yield slice(start, end + 1)

@@ -5,17 +5,14 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from koffline.data import columns as checks
 from koffline.data.spaces import ActionSpace
-from koffline.data.transitions import ROW_COLUMNS, Transitions
+from koffline.data.transitions import ROW_COLUMNS
 from koffline.errors import DataError
-
-if TYPE_CHECKING:
-    from koffline.data.disk.log import LazyTransitions
 
 __all__ = ["ROW_COLUMNS", "RowBlock"]
 
@@ -86,20 +83,6 @@ def in_whole_units(blocks: Iterable[RowBlock]) -> Iterator[RowBlock]:
         waiting = [block.part(slice(cut, None))]
     if waiting:
         yield join_blocks(waiting)
-
-
-def blocks_of(log: Transitions | LazyTransitions, shard: int = 0) -> Iterator[RowBlock]:
-    """The blocks of a shard; a log in memory is one shard, of which nothing is copied."""
-    if not isinstance(log, Transitions):
-        yield from log.shard_blocks(shard)
-        return
-    for rows in checks.blocks(len(log)):
-        columns: dict[str, Any] = {name: column[rows] for name, column in log.columns.items()}
-        columns.pop("episode_ids", None)
-        units = np.arange(rows.start, rows.stop)
-        if log.has_episodes:
-            units = np.searchsorted(log.episode_starts, units, side="right") - 1
-        yield RowBlock(0, rows.start, units=units, **{"steps": None, **columns})
 
 
 def checked_block(

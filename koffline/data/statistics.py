@@ -9,7 +9,7 @@ import numpy as np
 
 from koffline.data import columns as checks
 from koffline.data.disk.samples import Part
-from koffline.data.row_block import RowBlock, blocks_of
+from koffline.data.row_block import RowBlock
 from koffline.data.transitions import Transitions
 from koffline.errors import DataError
 
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from koffline.data.disk.log import LazyTransitions
     from koffline.jobs.mapping import PassSettings
 
-__all__ = ["blocks_of"]
 
 # float64 is a whole number of 53 bits times 2^(e − 53), with e at least −1073; all are whole at this scale.
 _MANTISSA_BITS, _HALF_BITS, SCALE_BITS = 53, 27, 1126
@@ -249,3 +248,17 @@ def _of_shard(shared: tuple[LazyTransitions, Part | None], shard: int) -> LogSta
         found.add(block if part is None else block.part(part.holds(shard, block.units)))
     found.episodes.end_shard()
     return found
+
+
+def blocks_of(log: Transitions | LazyTransitions, shard: int = 0) -> Iterator[RowBlock]:
+    """The blocks of a shard; a log in memory is one shard, of which nothing is copied."""
+    if not isinstance(log, Transitions):
+        yield from log.shard_blocks(shard)
+        return
+    for rows in checks.blocks(len(log)):
+        columns: dict[str, Any] = {name: column[rows] for name, column in log.columns.items()}
+        columns.pop("episode_ids", None)
+        units = np.arange(rows.start, rows.stop)
+        if log.has_episodes:
+            units = np.searchsorted(log.episode_starts, units, side="right") - 1
+        yield RowBlock(0, rows.start, units=units, **{"steps": None, **columns})
