@@ -119,7 +119,7 @@ def one_hot_problem(rows: int = 400, ending: float = 0.1, seed: int = 0) -> OneH
         rewards=sample.rewards,
         next_observations=states[sample.next_states],
         terminated=sample.terminated,
-        truncated=sample.truncated,
+        truncated=np.zeros_like(sample.terminated),
         action_space=Discrete(2),
     )
     policy = DiscretePolicy(2, lambda rows_: target[rows_.argmax(axis=1)], name="target")
