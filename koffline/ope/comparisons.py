@@ -19,13 +19,13 @@ import numpy as np
 from jaxtyping import Float
 
 from koffline.errors import DataError
-from koffline.ope.results import Interval
+from koffline.ope.results import Interval, Record
 
 Values = Float[np.ndarray, " policy"]
 
 
 @dataclass(frozen=True)
-class Comparison:
+class Comparison(Record):
     """``better`` is estimated above ``worse`` by ``difference`` ≥ 0, in units of the return.
 
     ``low``, ``high``: interval of this difference alone. ``p_value``: two-sided, of no difference;
@@ -122,7 +122,7 @@ def holm(p_values: Float[np.ndarray, " test"]) -> Float[np.ndarray, " test"]:
 
 
 @dataclass(frozen=True)
-class TypeErrors:
+class TypeErrors(Record):
     """Accepting a policy when its interval lies above ``threshold``: how often that decision is wrong.
 
     ``false_accepts`` (type I): share of the policies that are truly not above, yet accepted.
@@ -135,7 +135,7 @@ class TypeErrors:
 
 
 @dataclass(frozen=True)
-class SelectionMetrics:
+class SelectionMetrics(Record):
     """One ranking judged by the truth; None where a number is not defined (all estimates equal, say).
 
     ``regret_at_k`` begins at k = 1, in units of the return; ``relative_regret_at_1`` is its share of the

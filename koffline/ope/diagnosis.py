@@ -20,7 +20,7 @@ from koffline.ope.estimate import plain
 from koffline.ope.findings import Profile, collect_findings, collect_warnings, make_profile
 from koffline.ope.problem import prepare_problem
 from koffline.ope.provenance import Provenance
-from koffline.ope.results import as_json
+from koffline.ope.results import Record
 from koffline.ope.value_functions import ACTION
 from koffline.policy_specs import as_policy
 from koffline.store.run_record import versions
@@ -35,7 +35,7 @@ _SHOWN = (
 
 
 @dataclass(frozen=True, eq=False)
-class Diagnosis:
+class Diagnosis(Record):
     """Is this value function Q^π where the log has rows, and where is it not?
 
     ``value``: E_{s0, a~π} Q, what the value function says the policy is worth. ``regions``: where residuals
@@ -81,13 +81,8 @@ class Diagnosis:
             "regions": [{k: v for k, v in vars(region).items() if k != "rows"} for region in self.regions],
             "residual_by_value": vars(self.by_value),
             "residual_by_step": None if self.by_step is None else vars(self.by_step),
-            "seconds": round(self.seconds, 3),
         }
         return {name: plain(value) for name, value in found.items()}
-
-    def to_json(self, timing: bool = True) -> str:
-        """One JSON object, keys in reading order. timing: with the seconds that it took."""
-        return as_json(self.as_dict(), timing)
 
     def __str__(self) -> str:
         return "\n".join([*self.findings, *(f"warning: {sentence}" for sentence in self.warnings)])
@@ -159,7 +154,7 @@ def diagnose(
         source=transitions.metadata.source,
         data_sha256=transitions.sha256,
         seed=seed,
-        seconds=time.perf_counter() - started,
+        seconds=round(time.perf_counter() - started, 3),
         settings=_named({**options, "regions": regions, "allow_training_rows": allow_training_rows}),
         versions=versions(),
     )

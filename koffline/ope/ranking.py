@@ -6,7 +6,7 @@ import dataclasses
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -22,9 +22,9 @@ from koffline.ope.comparisons import (
     compare_replicas,
     score_selection,
 )
-from koffline.ope.estimate import Estimate, plain
+from koffline.ope.estimate import Estimate
 from koffline.ope.evaluation import evaluate
-from koffline.ope.results import Interval, as_json
+from koffline.ope.results import Interval, Record
 from koffline.policies import ContinuousPolicy
 from koffline.policies.base import Policy
 from koffline.policy_specs import as_policy
@@ -48,7 +48,7 @@ Truths = Sequence[float] | np.ndarray | Mapping[str, float]
 
 
 @dataclass(frozen=True, eq=False)
-class RankedPolicy:
+class RankedPolicy(Record):
     """One policy's place. ``maybe_best``: no other policy is significantly better. ``interval`` is None where
     the estimator has none.
 
@@ -65,14 +65,9 @@ class RankedPolicy:
     above_threshold: bool | None = None
     warnings: tuple[str, ...] = ()
 
-    def as_dict(self) -> dict[str, Any]:
-        """Plain JSON types."""
-        found = {name: plain(value) for name, value in vars(self).items()}
-        return {**found, "interval": None if self.interval is None else self.interval.as_dict()}
-
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class PolicyRanking:
+class PolicyRanking(Record):
     """Policies from the best estimate down, which of them differ, and how good the choice is if known.
 
     ``unranked`` names policies that could not be evaluated, with the reason. ``assumptions`` say what stands
@@ -110,18 +105,9 @@ class PolicyRanking:
 
     def as_dict(self) -> dict[str, Any]:
         """The ranking as plain JSON types."""
-        return {
-            **{name: plain(value) for name, value in vars(self).items()},
-            "policies": [policy.as_dict() for policy in self.policies],
-            "comparisons": [asdict(comparison) for comparison in self.comparisons],
-            "metrics": None if self.metrics is None else plain(asdict(self.metrics)),
-            "unranked": [{"name": name, "reason": reason} for name, reason in self.unranked],
-            "seconds": round(self.seconds, 3),
+        return super().as_dict() | {
+            "unranked": [{"name": name, "reason": why} for name, why in self.unranked]
         }
-
-    def to_json(self, timing: bool = True) -> str:
-        """One JSON object, keys in reading order. timing: with the seconds that it took."""
-        return as_json(self.as_dict(), timing)
 
     def __str__(self) -> str:
         lines = []
@@ -219,7 +205,7 @@ def select_policies(
         seed=first.seed,
         versions=first.versions,
         data_sha256=first.data_sha256,
-        seconds=time.perf_counter() - started,
+        seconds=round(time.perf_counter() - started, 3),
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float
@@ -13,14 +14,14 @@ from koffline.ope.intervals.calibrated import make_profile
 from koffline.ope.intervals.kernel_sets import KernelSet
 from koffline.ope.intervals.settings import KernelIntervalSettings
 from koffline.ope.names import KERNEL_CERTIFIED, KERNEL_CERTIFIED_IID, KERNEL_SIMULTANEOUS
-from koffline.ope.results import finite_or_none
+from koffline.ope.results import Record
 
 _KINDS = (KERNEL_CERTIFIED, KERNEL_CERTIFIED_IID, KERNEL_SIMULTANEOUS)
 _FACTORS = tuple(float(factor) for factor in np.logspace(-1.0, 1.5, 51))
 
 
 @dataclass(frozen=True, eq=False)
-class NormSensitivity:
+class NormSensitivity(Record):
     """Ends of one kind of interval for growing ρ.
 
     ``norms (K,)``: ρ. ``lows``, ``highs (K,)``: NaN where ρ is too small for any θ to explain the log.
@@ -44,13 +45,9 @@ class NormSensitivity:
         feasible = self.norms[np.isfinite(self.lows)]
         return float(feasible[0]) if len(feasible) else None
 
-    def as_dict(self) -> dict[str, object]:
+    def as_dict(self) -> dict[str, Any]:
         """Plain JSON types."""
-        plain = {
-            name: [finite_or_none(number) for number in value] if isinstance(value, np.ndarray) else value
-            for name, value in vars(self).items()
-        }
-        return {**plain, "bounds": list(self.bounds), "least_norm": self.least_norm}
+        return super().as_dict() | {"least_norm": self.least_norm}
 
 
 def norm_sensitivity(

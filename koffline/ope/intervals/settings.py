@@ -9,7 +9,7 @@ from typing import Any
 from koffline.errors import ConfigError
 from koffline.ope.features import FeatureSystem
 from koffline.ope.limits import value_bounds
-from koffline.ope.results import Interval, check_level, finite_or_none
+from koffline.ope.results import Interval, Record, check_level
 
 DRAWS = 999
 _MOST_DRAWS = 200_000
@@ -92,7 +92,7 @@ def enough_draws(level: float) -> int:
 
 
 @dataclass(frozen=True, eq=False)
-class IntervalResult:
+class IntervalResult(Record):
     """An interval and the evidence around it; ``interval`` is None where the class cannot explain the log.
 
     ``value``: the fitted value of the same class (None where the kind has none). ``threshold``: λ, what the
@@ -110,21 +110,6 @@ class IntervalResult:
     misspecified: bool = False
     warnings: tuple[str, ...] = ()
     details: dict[str, Any] = field(default_factory=dict)
-
-    def as_dict(self) -> dict[str, Any]:
-        """Plain JSON types."""
-        return {
-            **_finite(vars(self)),
-            "interval": None if self.interval is None else self.interval.as_dict(),
-            "warnings": list(self.warnings),
-            "details": _finite(self.details),
-        }
-
-
-def _finite(numbers: dict[str, Any]) -> dict[str, Any]:
-    return {
-        name: finite_or_none(value) if isinstance(value, float) else value for name, value in numbers.items()
-    }
 
 
 def describe_misspecified(loss: float, threshold: float) -> str:
