@@ -18,7 +18,6 @@ from koffline.cli.options import (
     reading_options,
     result_options,
     settings_options,
-    training_bar,
     whole,
 )
 from koffline.errors import ConfigError
@@ -146,6 +145,7 @@ def _evaluate(
     from koffline.ope.evaluation import evaluate as evaluate_policy
     from koffline.ope.initial_states import read_initial_states
     from koffline.policy_specs import load_policy
+    from koffline.progress import training_bar
 
     transitions = log.open()
     loaded = load_policy(policy, transitions.action_space, transitions.observation_shape)

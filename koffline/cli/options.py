@@ -6,7 +6,7 @@ import contextlib
 import functools
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -273,32 +273,3 @@ def result_options(file: str) -> Option:
         ])(run)  # fmt: skip
 
     return add
-
-
-@contextlib.contextmanager
-def training_bar(title: str) -> Iterator[Any]:
-    """A bar on stderr that training loops update; None where that is no terminal."""
-    if not sys.stderr.isatty():
-        yield None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = [
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TimeRemainingColumn(),
-        TextColumn("{task.fields[note]}"),
-    ]
-    with Progress(*columns, console=Console(stderr=True, emoji=False), transient=True) as bar:
-        task = bar.add_task(title, total=None, note="")
-
-        class Bar:
-            def update(self, step: int, steps: int, loss: float) -> None:
-                note = "last layer" if step == steps else f"objective {loss:.3g}"
-                bar.update(task, completed=step, total=steps, note=note)
-
-            def pass_over(self, done: int, total: int) -> None:
-                bar.update(task, completed=done, total=total, note="reading shards")
-
-        yield Bar()

@@ -16,7 +16,6 @@ from koffline.cli.options import (
     reading_options,
     result_options,
     settings_options,
-    training_bar,
     whole,
 )
 from koffline.errors import ConfigError
@@ -100,6 +99,7 @@ def select(
     def find() -> Any:
         from koffline.ope.initial_states import read_initial_states
         from koffline.ope.ranking import select_policies
+        from koffline.progress import training_bar
 
         transitions = log.open()
         with training_bar(f"evaluating {len(specs)} policies") as bar:

@@ -1,7 +1,4 @@
-"""figure-mujoco: from finished cells to settings chosen, rows, curves, claims, and what was not run.
-
-A claim holds or does not where the 95 % bootstrap interval of a difference lies on one side of 0.
-"""
+"""figure-mujoco: from finished cells to settings chosen, rows, curves, claims (by 95 % bootstrap intervals)."""
 
 from __future__ import annotations
 
