@@ -1,4 +1,4 @@
-"""figure-mujoco: from finished cells to settings chosen, rows, curves, claims (by 95 % bootstrap intervals)."""
+"""figure-mujoco: from finished cells to settings chosen, rows, curves, claims (by 95 % intervals)."""
 
 from __future__ import annotations
 
