@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from scipy import stats
 
-import koffline
 from koffline.errors import DataError
 from koffline.ope.ensemble import draw_ensemble, poisson_counts
 from koffline.ope.problem import prepare_problem
@@ -71,18 +70,6 @@ def test_continuous_policies_are_drawn_beside_the_states() -> None:
     np.testing.assert_array_equal(same.next_inputs, problem.next_inputs)
 
 
-def test_constant_columns_and_far_states() -> None:
-    states = np.zeros((60, 2))
-    states[:, 1] = np.arange(60)
-    following = states.copy()
-    following[5, 1] = 1e9
-    problem = prepare_problem(
-        discrete_log(observations=states, next_observations=following), SOFT, 0.9, 1, np.random.default_rng(0)
-    )
-    assert np.all(problem.inputs[:, 0] == 0.0)
-    assert problem.next_inputs.max() == 10.0
-
-
 def test_resampling_counts_whole_episodes_and_their_starts() -> None:
     problem = prepared("discrete")
     ensemble = draw_ensemble(problem, 1, 3, seed=1)
@@ -110,28 +97,6 @@ def test_poisson_counts_have_the_law_of_their_name() -> None:
     first, second = poisson_counts(3, 0, np.arange(20_000)), poisson_counts(3, 1, np.arange(20_000))
     assert abs(np.corrcoef(first, second)[0, 1]) < 5.0 / math.sqrt(20_000)
     np.testing.assert_array_equal(poisson_counts(3, 0, np.arange(7, 90)), first[7:90])
-
-
-def test_images_are_refused_with_the_remedy() -> None:
-    n = 4
-    pixels = np.zeros((n, 3, 64, 64), np.uint8)
-    log = koffline.Transitions(
-        observations=pixels,
-        actions=np.zeros(n, np.int64),
-        rewards=np.ones(n),
-        next_observations=pixels,
-        terminated=np.zeros(n, bool),
-        truncated=np.zeros(n, bool),
-        action_space=koffline.Discrete(2),
-    )
-    with pytest.raises(DataError, match="embed"):
-        koffline.evaluate(log, "uniform", 0.9)
-
-
-def test_weights_are_scaled_to_mean_one() -> None:
-    log = discrete_log(weights=np.linspace(0.0, 3.0, 60))
-    problem = prepare_problem(log, SOFT, 0.9, 1, np.random.default_rng(0))
-    assert problem.row_weights.mean() == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize("name", ["observations", "rewards", "next_observations"])

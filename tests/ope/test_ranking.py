@@ -47,12 +47,6 @@ def test_the_better_policy_comes_first_and_differs(walk) -> None:
     assert str(found).splitlines()[0].startswith("1. right 0.9")
 
 
-def test_a_policy_is_ranked_by_what_evaluate_says(walk) -> None:
-    found, alone = walk
-    ranked = next(policy for policy in found.policies if policy.name == "right 0.5")
-    assert (ranked.value, ranked.interval) == (alone.value, alone.interval)
-
-
 def test_equal_policies_share_episodes_and_seeds() -> None:
     found = select_policies(discrete_log(), {"one": SOFT, "two": SOFT}, 0.9, **QUICK)
     assert (found.comparisons[0].difference, found.comparisons[0].p_value) == (0.0, 1.0)
@@ -114,11 +108,6 @@ def test_estimators_without_replicas_are_compared_by_intervals(monkeypatch, keep
         assert (found.best.above_threshold, found.metrics.coverage) == (None, None)
         assert "not judged" in found.assumptions
         assert len(str(found).splitlines()) == 2
-
-
-def test_policies_without_names_of_their_own_are_numbered() -> None:
-    found = select_policies(discrete_log(), ["uniform", "uniform", SOFT], 0.9, **QUICK)
-    assert {policy.name for policy in found.policies} == {"uniform", "uniform (2)", "policy"}
 
 
 @pytest.mark.parametrize(

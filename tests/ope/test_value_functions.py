@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import koffline
-from koffline.errors import ConfigError, DataError, PolicyError
+from koffline.errors import DataError
 from koffline.ope.direct import NetworkValues, fit_value_function
 from koffline.ope.value_functions import ACTION, STATE
 from koffline.ope.value_sources import as_value_function
@@ -100,15 +100,6 @@ def test_models_of_d3rlpy_keep_their_scalers_and_undo_that_of_rewards(tmp_path) 
     assert "subtracted 2" in shifted.notes[0]
 
 
-def test_continuous_models_say_when_their_values_are_not_plain() -> None:
-    from tests import d3_models
-
-    made = as_value_function(d3_models.build("SAC", 2), d3_models.BOX, (4,))
-    raw = d3_models.raw_observations(5)
-    assert made.values(raw, np.zeros((5, 2))).shape == (5,)
-    assert "bonus for entropy" in made.notes[0]
-
-
 @pytest.mark.parametrize(
     ("given", "message"),
     [
@@ -128,28 +119,6 @@ def test_what_is_no_value_function_is_one_line(given, message) -> None:
     with pytest.raises(DataError, match=message) as caught:
         as_value_function(given, THREE, (2,)).values(STATES, ACTIONS)
     assert "\n" not in str(caught.value)
-
-
-def test_wrong_logs_and_files_are_refused(tmp_path) -> None:
-    from tests import d3_models
-
-    algo = d3_models.build("DQN", 4)
-    with pytest.raises(DataError, match="4 discrete actions, the log has 3"):
-        as_value_function(algo, THREE, (4,))
-    with pytest.raises(DataError, match=r"shape \(4,\), the log has observations of shape \(2,\)"):
-        as_value_function(algo, koffline.Discrete(4), (2,))
-    (tmp_path / "x.d3").write_bytes(b"")
-    with pytest.raises(PolicyError, match="empty"):
-        as_value_function(tmp_path / "x.d3", THREE, (2,))
-    with pytest.raises(DataError, match=r"BC has no action values|failed"):
-        as_value_function(d3_models.build("DiscreteBC", 3), THREE, (4,)).values(np.zeros((2, 4)), np.zeros(2))
-    with pytest.raises(ConfigError, match="kind is 'both'"):
-        as_value_function(q, THREE, (2,), kind="both")
-    made = as_value_function(q, THREE, (2,))
-    with pytest.raises(DataError, match=r"actions have shape \(7, 1\)"):
-        made.values(STATES, ACTIONS[:, None])
-    with pytest.raises(DataError, match="pass one row per observation"):
-        made.values(STATES[:, :1], ACTIONS)
 
 
 def test_linear_values_of_the_solvers() -> None:

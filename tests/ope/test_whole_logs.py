@@ -20,11 +20,9 @@ from koffline.ope import working_log
 from koffline.ope.ensemble import Resampling
 from koffline.ope.evaluation import estimate_all, open_workspace
 from koffline.ope.fitted import SystemsOfPart
-from koffline.ope.log_facts import LogFacts, log_facts
 from koffline.ope.problem import prepare_problem
-from koffline.ope.ranking import select_policies
 from koffline.ope.stream_settings import StreamSettings
-from koffline.ope.working_log import Columns, ProblemOfPart, hold
+from koffline.ope.working_log import ProblemOfPart, hold
 from koffline.policies import ContinuousPolicy, DiscretePolicy
 from tests.ope.problems import NOISY, stack
 
@@ -119,16 +117,6 @@ def agree(found: dict, expected: dict) -> None:
             np.testing.assert_allclose(found[name], value, rtol=1e-10, err_msg=name)
 
 
-def test_a_ranking_from_disk_is_that_from_memory(stored) -> None:
-    found = [
-        select_policies(log, {"a": TILTED, "b": "uniform"}, 0.9, sample_rows=150, **QUICK)
-        for log in stored["discrete"]
-    ]
-    assert [policy.name for policy in found[0].policies] == [policy.name for policy in found[1].policies]
-    for one, other in zip(found[0].comparisons, found[1].comparisons, strict=True):
-        np.testing.assert_allclose((one.low, one.high), (other.low, other.high), rtol=1e-9)
-
-
 def test_records_of_a_sampled_log_count_all_rows(stored) -> None:
     memory, shards = stored["discrete"]
     found = koffline.evaluate(shards, TILTED, 0.9, sample_rows=150, **QUICK)
@@ -171,36 +159,6 @@ def test_sums_over_parts_are_those_over_all_rows(stored, kind, monkeypatch) -> N
         torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-9)
 
 
-def test_a_resampled_sum_weighs_units_by_their_counts(stored) -> None:
-    """By hand: episode after episode, as often as its Poisson number says."""
-    memory, shards = stored["discrete"]
-    log = hold(shards, 150, seed=0)
-    resampling = Resampling(5, 1, (0, 1))
-    counts = resampling.counts(np.arange(memory.n_episodes))
-    assert counts[0].tolist() == [1] * memory.n_episodes
-    returns = memory.returns(1.0)
-
-    def summed(part):
-        return Columns(({"found": resampling.counts(part.units) @ part.transitions.returns(1.0)[:, None]},))
-
-    found = np.sum([part["found"] for part in log.fold(summed).parts], axis=0)[:, 0]
-    np.testing.assert_allclose(found, counts @ returns, rtol=1e-12)
-
-
-def test_facts_add_up(stored) -> None:
-    memory, shards = stored["discrete"]
-    one = log_facts(hold(memory, 10**6, 0).held, 0.9)
-    other = hold(shards, 150, 0).fold(lambda part: log_facts(part, 0.9))
-    for field in dataclasses.fields(LogFacts):
-        first, second = getattr(one, field.name), getattr(other, field.name)
-        if field.name in ("returns", "weights"):
-            assert dataclasses.astuple(first) == pytest.approx(dataclasses.astuple(second), rel=1e-12)
-        else:
-            assert first == second
-    weights = np.asarray(memory.weights)[memory.episode_starts]
-    assert one.weights.effective_count == pytest.approx(weights.sum() ** 2 / np.square(weights).sum())
-
-
 def test_shards_that_cannot_be_read(stored, tmp_path) -> None:
     """Refused with their name; left out on request, in the sample and in the passes, and said."""
     memory, _ = stored["discrete"]
@@ -224,17 +182,6 @@ def test_memory_that_is_too_small_is_refused_with_what_is_enough(stored) -> None
         koffline.evaluate(
             shards, TILTED, 0.9, sample_rows=150, stream=StreamSettings(memory="600MB"), **QUICK
         )
-
-
-def test_values_may_be_as_large_as_rewards_outside_the_sample_allow(stored) -> None:
-    memory, _ = stored["discrete"]
-    held = hold(memory, 150, seed=0).sample.units
-    rewards = np.where(np.isin(memory.episode_ids, held), 0.0, 7.0)
-    settings = make_settings({"gamma": 0.9, "sample_rows": 150})
-    with open_workspace(memory.replace(rewards=rewards), TILTED, settings) as workspace:
-        low, high = workspace.problem.value_bounds
-        scale = workspace.problem.reward_scale
-    assert (low * scale, high * scale) == pytest.approx((0.0, 70.0))
 
 
 def test_a_drawing_policy_and_given_starts(stored) -> None:
@@ -342,15 +289,6 @@ def test_few_long_episodes_are_cut_into_folds(episodes) -> None:
         options = {"bounds": False, "sample_rows": 60, "feature_source": "random", **QUICK}
         found = estimate_all(log, DRIFT, 0.9, names=("mql", "lstdq", "dualdice"), seed=seed, **options)
         assert all(row.estimate is not None for row in found.rows)
-
-
-def test_freedom_is_that_of_all_episodes(stored) -> None:
-    memory, _ = stored["discrete"]
-    with open_workspace(
-        memory, TILTED, make_settings({"gamma": 0.9, "sample_rows": 20, **QUICK})
-    ) as workspace:
-        assert workspace.problem.effective_units < 6.0
-        assert workspace.fitted.units == pytest.approx(workspace.facts.weights.effective_count)
 
 
 class TestAKilledPass:

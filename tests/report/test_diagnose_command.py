@@ -55,12 +55,6 @@ def test_own_estimators_are_cross_fitted(log) -> None:
     assert found["shown"]
 
 
-def test_state_functions_need_to_know_who_acted(log) -> None:
-    arguments = (log, "--policy", "uniform", "--model", "values_here:v", "--gamma", "0.9")
-    assert_refused(run(*arguments), "--on-policy")
-    assert run(*arguments, "--on-policy", "--method", "gamma", "--window", "2").exit_code == 0
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -1,6 +1,5 @@
 """A ranking on a page, in a terminal and from the command line."""
 
-import dataclasses
 import json
 from pathlib import Path
 
@@ -11,7 +10,7 @@ from koffline.cli import cli
 from koffline.cli.select import read_truths
 from koffline.data.sources import write_transitions
 from koffline.errors import ConfigError
-from koffline.report.ranking import describe_differences, print_ranking, short_name, write_ranking
+from koffline.report.ranking import write_ranking
 from tests.ope.problems import discrete_log
 from tests.refusals import assert_refused
 from tests.report.rankings import ranking
@@ -101,43 +100,3 @@ def test_the_page_says_everything_and_loads_nothing(page) -> None:
     addresses = [word for word in page.split() if "http" in word]
     known = ("www.w3.org", "purl.org", "creativecommons.org", "matplotlib.org")
     assert all(any(name in word for name in known) for word in addresses)
-
-
-def test_numbers_stay_whole_and_names_may_break(page) -> None:
-    rules = page[page.index("<style>") : page.index("</style>")].replace("\n", " ").split("}")
-    by_selector = {rule.split("{")[0].strip(): rule for rule in rules if "{" in rule}
-    assert "anywhere" not in by_selector["th, td"]
-    assert "white-space: nowrap" in by_selector[".many td"]
-    assert '<td class="name">runs/a/model.d3</td>' in page
-    assert '<td class="name">4.9</td>' not in page
-    assert page.count('<div class="scroll">') == page.count("</table></div>") == 2
-
-
-def test_without_truths_or_intervals_and_at_another_level(tmp_path, capsys) -> None:
-    bare = [dataclasses.replace(policy, interval=None) for policy in ranking(with_truths=False).policies]
-    found = dataclasses.replace(ranking(with_truths=False), policies=tuple(bare), comparisons=())
-    page = write_ranking(found, tmp_path / "out", "").read_text(encoding="utf-8")
-    print_ranking(found)
-    said = "Which policies differ was not judged."
-    assert said in page
-    assert said in capsys.readouterr().out
-    assert page.count("<svg") == 1
-    assert "Against the truth" not in page
-    risk = describe_differences(dataclasses.replace(ranking(), level=0.9999))[1]
-    assert risk.endswith("(any error: 0.01%).")
-
-
-def test_the_table_keeps_brackets_and_names(capsys) -> None:
-    print_ranking(ranking())
-    printed = capsys.readouterr().out
-    for text in (
-        "Compared on [the same] episodes.", "regret @1 0.6, @2 0, @3 0",
-        "false accepts 0, false rejects 0 at 2.5", "2 of 3 pairs differ significantly",
-    ):  # fmt: skip
-        assert text in printed
-
-
-def test_names_are_shortened_where_they_do_not_differ() -> None:
-    assert short_name("epsilon:0.1:some/folder/policy.npz") == "epsilon:0.1:policy.npz"
-    assert short_name("package.module:name") == "package.module:name"
-    assert len(short_name("x" * 80)) == 36

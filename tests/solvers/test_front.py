@@ -79,21 +79,6 @@ def test_what_is_not_given_is_chosen():
     assert np.corrcoef(values, rewards)[0, 1] > 0.8
 
 
-def test_episodes_are_left_out_together(monkeypatch):
-    seen = []
-    original = solvers.front.select
-
-    def watch(table, grid, generator, **more):
-        seen.append(more["groups"])
-        return original(table, grid, generator, **more)
-
-    monkeypatch.setattr(solvers.front, "select", watch)
-    solve(make_log(), gamma=0.9, feature_count=10, folds=2, rule="held-out-loss")
-    solve(make_log(episode_ids=None, steps=None), gamma=0.9, feature_count=10, folds=2)
-    assert torch.equal(seen[0], torch.arange(80) // 8)
-    assert seen[1] is None
-
-
 def test_weights_of_the_log_count():
     counts = np.random.default_rng(1).integers(1, 4, size=80)
     plain = make_log(episode_ids=None, steps=None)
@@ -108,17 +93,6 @@ def test_weights_of_the_log_count():
     )
     with pytest.raises(ConfigError, match="takes no row weights; resample the log"):
         solve(weighted, "variable-projection", gamma=0.9, **QUICK)
-
-
-def test_tables_and_own_features():
-    table = make_table("discrete")
-    value = solve(table, features=torch.cos, bandwidth=1.0, ridge=1e-3)
-    expected = solve_kernel_loss(table, torch.cos, Gaussian(1.0), ridge=1e-3)
-    assert torch.equal(value.weights, expected.weights)
-    assert value.scale is None
-    value = solve(make_table("state"), kernel_features=20, **GIVEN)
-    assert not isinstance(value.kernel, Gaussian)
-    assert value.kernel(torch.zeros(1, 3, dtype=torch.float64)).shape == (1, 20)
 
 
 def test_networks_take_unscaled_states():

@@ -77,18 +77,6 @@ def test_size_with_drawn_actions(action_draws: int) -> None:
 
 
 @pytest.mark.slow
-def test_power_that_is_stated_is_true() -> None:
-    """A constant error of the detectable size is found 80 % of the time: 80 of 100 ± 14 (3.5 deviations)."""
-    found = 0
-    for seed in range(100):
-        known = known_problem(seed, 400)
-        said = bellman_test(known.q, known.transitions, known.policy, 0.9, method="gamma")
-        wrong = lambda s, a, k=known, c=said.detectable: k.q(s, a) + c  # noqa: E731
-        found += bellman_test(wrong, known.transitions, known.policy, 0.9, method="gamma").rejects
-    assert 66 <= found <= 94
-
-
-@pytest.mark.slow
 def test_training_rows_tell_nothing() -> None:
     """Certainty equivalence (one-hot LSTD-Q) is never rejected on its own rows, often on fresh ones."""
     own = fresh = 0

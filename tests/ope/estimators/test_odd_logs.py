@@ -39,18 +39,6 @@ def test_a_network_that_diverges_leaves_the_others() -> None:
     assert "diverged" in str(table["kloss"].reason)
 
 
-def test_importance_sampling_trains_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    import koffline.ope.workspace as workspace
-
-    def refuse(*arguments: object, **options: object) -> None:
-        raise AssertionError("trained")
-
-    monkeypatch.setattr(workspace, "fit_value_functions", refuse)
-    monkeypatch.setattr(workspace, "fit_features", refuse)
-    table = estimate_all(discrete_log(), SOFT, 0.9, names=("is", "wpdis"), **TINY)
-    assert [row.reason for row in table.rows] == [None, None]
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [

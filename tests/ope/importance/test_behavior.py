@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import torch
 
 from koffline.data.transitions import ActionSpace, Continuous, Discrete, Transitions
-from koffline.errors import DataError, PolicyError
-from koffline.ope.importance.behavior import _gaussian_log_likelihood, estimate_behavior
-from koffline.ope.importance.ratios import action_log_probabilities, importance_ratios
+from koffline.errors import DataError
+from koffline.ope.importance.behavior import estimate_behavior
+from koffline.ope.importance.ratios import importance_ratios
 from koffline.policies import ContinuousPolicy, DiscretePolicy
 from koffline.policies.distributions import gaussian_log_density
 from tests.ope.importance.cases import enumerated
@@ -75,23 +74,6 @@ def test_densities_are_near_the_truth(bound: float) -> None:
     assert "conditional Gaussian" in found.warnings[0]
 
 
-def test_likelihood_of_both_libraries_is_one() -> None:
-    log, _ = gaussian_case(bound=120.0)
-    actions = np.asarray(log.actions)[:50]
-    box = np.full(2, -120.0), np.full(2, 120.0)
-    parameters = np.random.default_rng(0).normal(size=(1, 4)) * np.array([[30.0, 30.0, 0.3, 0.3]])
-    mean, deviation = parameters[:, :2], np.exp(parameters[:, 2:])
-    place = (actions >= 120.0).astype(float) - (actions <= -120.0)
-    assert place.any()
-    ours = _gaussian_log_likelihood(
-        torch.from_numpy(parameters),
-        torch.ones((50, 1), dtype=torch.float64),
-        torch.from_numpy(np.stack([actions, place], axis=2)),
-        *map(torch.from_numpy, box),
-    )
-    np.testing.assert_allclose(ours.numpy(), gaussian_log_density(actions, mean, deviation, *box), rtol=1e-10)
-
-
 def test_no_episode_sees_itself() -> None:
     """Change the actions of one episode: its own model was fitted without it, so only other folds move."""
     log, _ = discrete_case(4)
@@ -102,14 +84,6 @@ def test_no_episode_sees_itself() -> None:
     by_episode = moved.reshape(-1, LENGTH).any(axis=1)
     share = by_episode[1:].mean()
     assert 0.3 < share < 0.7  # about half of the episodes share no fold with it
-
-
-def test_a_single_episode_is_fitted_on_itself_and_that_is_said() -> None:
-    log, _ = discrete_case(6)
-    single = log.select_episodes([0])
-    found = estimate_behavior(single)
-    assert np.isfinite(found.log_probabilities).all()
-    assert "on its only episode" in found.warnings[0]
 
 
 def test_images_and_lone_rows_are_refused() -> None:
@@ -144,19 +118,6 @@ def test_logged_probabilities_win_unless_estimates_are_asked_for() -> None:
     np.testing.assert_allclose(found.logs[taken], -truth[taken])
 
 
-def test_stand_ins_for_zero_and_wrong_probabilities_are_pointed_out() -> None:
-    log, truth = discrete_case()
-    policy = DiscretePolicy(3, lambda observations: np.full((len(observations), 3), 1 / 3))
-    assert importance_ratios(log.replace(behavior_log_probabilities=truth), policy).warnings == ()
-    tiny = truth.copy()
-    tiny[7] = np.log(1e-10)
-    found = importance_ratios(log.replace(behavior_log_probabilities=tiny), policy).warnings
-    assert "1 logged actions have a behavior probability below 2e-08 (row 7: 1e-10)" in found[0]
-    wrong = np.full(len(log), np.log(0.9))
-    found = importance_ratios(log.replace(behavior_log_probabilities=wrong), policy).warnings
-    assert "average 0.3704 over rows" in found[0]
-
-
 def gaussian_policy(bound: float | None = None) -> ContinuousPolicy:
     """Narrower than the behavior of `gaussian_case` and a little to its side: bounded ratios."""
     box = None if bound is None else (np.full(2, -bound), np.full(2, bound))
@@ -187,10 +148,3 @@ def test_continuous_ratios_average_one(bound: float | None) -> None:
     if bound is not None:
         found = importance_ratios(log, gaussian_policy())
         assert any("where the policy's draws do not collect" in text for text in found.warnings)
-
-
-def test_policies_without_density_are_refused() -> None:
-    log = log_of(np.zeros((6, 1)), np.zeros((6, 1)), Continuous(1))
-    policy = ContinuousPolicy(1, lambda observations: observations[:, :1], name="mean")
-    with pytest.raises(PolicyError, match="mean: it is deterministic"):
-        action_log_probabilities(log, policy)

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import math
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from koffline.data.transitions import Transitions
-from koffline.errors import DataError
 from koffline.ope.names import (
-    CERTIFIED_EPISODE_KINDS,
-    EPISODE_KINDS,
     EPISODES_T,
     HOEFFDING,
     OVER_EPISODES,
@@ -21,9 +16,9 @@ from koffline.ope.names import (
     WITHOUT_MODEL,
 )
 from koffline.ope.results import PointEstimate, Unavailable
-from koffline.ope.value_functions import RowValues, ValueFunction
+from koffline.ope.value_functions import ValueFunction
 from koffline.ope.value_sources import as_value_function
-from koffline.policies import ContinuousPolicy, DiscretePolicy
+from koffline.policies import DiscretePolicy
 from tests.exact_problems import EXACT_PROBLEMS
 from tests.ope.importance.cases import enumerated, episode_estimates, random_case, values_of
 
@@ -79,37 +74,6 @@ def test_true_values_shrink_the_error_and_mend_the_cut() -> None:
     assert plain.value < problem.value - 2.0 * plain.standard_error
     assert any("Recording stopped before episodes ended" in text for text in plain.warnings)
     assert not any("Recording stopped" in text for text in dr.warnings)
-
-
-def test_results_are_reproducible_and_json() -> None:
-    problem, q = chain(n_rows=300)
-    runs = [
-        episode_estimates(problem.transitions, problem.policy, problem.gamma, q=q, draws=FEW, seed=3)
-        for _ in range(2)
-    ]
-    for name in OVER_EPISODES:
-        first, second = (run[name] for run in runs)
-        assert isinstance(first, PointEstimate)
-        assert isinstance(second, PointEstimate)
-        assert (first.value, first.interval) == (second.value, second.interval)
-        assert json.dumps(first.diagnostics, allow_nan=False) == json.dumps(second.diagnostics)
-
-
-@pytest.mark.parametrize("kind", EPISODE_KINDS)
-def test_kinds_of_intervals_are_as_labelled(kind: str) -> None:
-    problem, q = chain(n_rows=600)
-    found = episode_estimates(
-        problem.transitions, problem.policy, problem.gamma, q=q, draws=FEW, interval=kind, level=0.9
-    )
-    for name, estimate in found.items():
-        assert isinstance(estimate, PointEstimate)
-        if kind in CERTIFIED_EPISODE_KINDS and name not in ("is", "pdis"):
-            assert estimate.interval is None
-            assert any("needs bounded means of episodes" in text for text in estimate.warnings)
-        else:
-            assert estimate.interval is not None
-            assert (estimate.interval.kind, estimate.interval.level) == (kind, 0.9)
-            assert estimate.interval.assumptions
 
 
 def test_estimated_behavior_is_said_and_not_certified() -> None:
@@ -191,34 +155,6 @@ def test_a_policy_that_takes_no_logged_action_has_no_estimate() -> None:
     assert all_unavailable(found, "takes none of the logged actions: every episode's weight is zero after")
 
 
-def test_weights_that_die_on_the_way_are_pointed_out() -> None:
-    problem, _ = chain(n_rows=200)
-    log, policy = never(problem, 2)
-    model = as_value_function(lambda o, a: np.zeros(len(o)), log.action_space, log.observation_shape)
-    found = episode_estimates(log, policy, 0.9, q=model, draws=FEW)
-    for name in ("is", "wis"):
-        assert isinstance(found[name], Unavailable)
-        assert "after 2 steps" in found[name].reason
-    assert any("from step 2 on: rewards from there are left out" in text for text in found["pdis"].warnings)
-    assert any("the model stands alone" in text for text in found["wdr"].warnings)
-    for name in ("pdis", "wpdis", *WITH_MODEL):
-        assert math.isfinite(found[name].value)
-
-
-def test_one_episode_has_a_value_and_a_warning() -> None:
-    problem, q = chain(n_rows=200)
-    log = problem.transitions.select_episodes([0])
-    found = episode_estimates(log, problem.policy, problem.gamma, q=q, draws=FEW)
-    assert isinstance(found["magic"], Unavailable)
-    for name in ("is", "wpdis", "dr", "wdr"):
-        estimate = found[name]
-        assert isinstance(estimate, PointEstimate)
-        assert math.isfinite(estimate.value)
-        assert estimate.standard_error is None
-        assert estimate.interval is None
-        assert any("single episode" in text for text in estimate.warnings)
-
-
 def overflowing() -> tuple[Transitions, DiscretePolicy]:
     """Ratios of e^40 in episodes of 30 steps: e^1200."""
     case = random_case(1, n_episodes=4)
@@ -248,33 +184,3 @@ def test_weights_beyond_numbers_are_refused_or_normalised() -> None:
     capped = episode_estimates(log, policy, 0.9, names=["is"], clip=100.0, draws=FEW)["is"]
     assert isinstance(capped, PointEstimate)
     assert any("capped at 100" in text for text in capped.warnings)
-
-
-def test_draws_of_continuous_actions() -> None:
-    """The true policy of a linear system, its density given: doubly robust with zeros equals per decision."""
-    problem = EXACT_PROBLEMS["linear_on"](0, 400)
-    policy = problem.policy
-
-    def log_density(observations: np.ndarray, actions: np.ndarray) -> np.ndarray:
-        gap = (actions - policy.mean(observations)) / 0.6
-        return -0.5 * np.square(gap[:, 0]) - math.log(0.6 * math.sqrt(2.0 * math.pi))
-
-    known = ContinuousPolicy(
-        1, policy.mean_function, policy.sample_function, "linear", density_function=log_density
-    )
-    log = problem.transitions
-    log = log.replace(behavior_log_probabilities=log_density(log.observations, np.asarray(log.actions)))
-    zero = as_value_function(lambda o, a: np.zeros(len(o)), log.action_space, log.observation_shape)
-    found = episode_estimates(log, known, 0.9, q=zero, draws=FEW)
-    mean = float(np.mean(log.returns(0.9)))
-    for name in ("is", "pdis", "dr", "wdr"):
-        assert found[name].value == pytest.approx(mean)
-
-
-def test_models_of_another_log_are_refused() -> None:
-    problem, _ = chain(n_rows=100)
-    short = RowValues(np.zeros(3), np.zeros(3), np.zeros(1))
-    with pytest.raises(DataError, match="ask the model at the log's own rows"):
-        episode_estimates(problem.transitions, problem.policy, problem.gamma, q=short, draws=FEW)
-    with pytest.raises(DataError, match="not finite"):
-        RowValues(np.array([np.nan]), np.zeros(1), np.zeros(1))

@@ -11,7 +11,7 @@ from koffline.ope.intervals.kernel_sets import feature_interval, martingale_thre
 from koffline.ope.intervals.settings import KernelIntervalSettings
 from koffline.ope.intervals.value_range import feasible_set
 from koffline.ope.names import KERNEL_CERTIFIED, KERNEL_CERTIFIED_IID, KERNEL_SIMULTANEOUS
-from tests.ope.intervals.systems import finite_system, small_system
+from tests.ope.intervals.systems import finite_system
 
 _KINDS = (KERNEL_CERTIFIED, KERNEL_CERTIFIED_IID, KERNEL_SIMULTANEOUS)
 
@@ -42,16 +42,6 @@ def test_parts_add_up() -> None:
     assert result.interval.low == pytest.approx(max(found.low - margin, -0.5))
     assert result.interval.high == pytest.approx(min(found.high + margin, 1.0))
     assert "given" in result.interval.assumptions
-
-
-def test_given_start_states_cost_nothing_and_vacuous_intervals_say_so() -> None:
-    system = small_system(fixed_starts=True)
-    result = feature_interval(system)
-    assert result.details["start_margin"] == 0.0
-    assert "given start states" in result.interval.assumptions
-    vacuous = feature_interval(small_system())
-    assert (vacuous.interval.low, vacuous.interval.high) == (-30.0, 30.0)
-    assert "too small" in vacuous.warnings[0]
 
 
 def test_a_class_that_cannot_explain_the_log_is_an_alarm() -> None:

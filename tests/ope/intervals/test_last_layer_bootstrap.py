@@ -1,11 +1,9 @@
 """The bootstrap of fitted networks' last layers: the equation they solve, and the interval."""
 
-import numpy as np
 import pytest
 import torch
 
 from koffline.config import make_settings
-from koffline.errors import ConfigError, KofflineError
 from koffline.ope.ensemble import draw_ensemble
 from koffline.ope.fitted import FittedValues, fit_value_functions
 from koffline.ope.intervals.last_layer import last_layer_bootstrap, network_equation
@@ -63,20 +61,3 @@ def test_interval_around_the_estimate(chain: FittedValues, head: str) -> None:
     assert last_layer_bootstrap(chain, draws=200, seed=1, head=head) == interval
     wide = last_layer_bootstrap(chain, draws=200, seed=1, head=head, level=0.99)
     assert wide.width > interval.width
-
-
-def test_continuous_actions_without_episodes() -> None:
-    fitted = _fit("linear_tuples", full=1)
-    interval = last_layer_bootstrap(fitted, draws=100)
-    assert interval.low < float(fitted.replica_values["kloss"][0]) < interval.high
-    assert "rows resampled" in interval.assumptions
-
-
-def test_diverged_networks_and_bad_levels(chain: FittedValues) -> None:
-    with pytest.raises(ConfigError, match="level is 0"):
-        last_layer_bootstrap(chain, level=0.0)
-    values = {head: np.full_like(found, np.nan) for head, found in chain.replica_values.items()}
-    broken = _fit("chain_off", rows=100)
-    broken.__dict__["replica_values"] = values
-    with pytest.raises(KofflineError, match="networks diverged"):
-        last_layer_bootstrap(broken)
