@@ -84,14 +84,6 @@ def test_what_cannot_be_diagnosed_is_refused(options, message) -> None:
         diagnose(lambda s, a: s[:, 0], discrete_log(), SOFT, 0.9, **options)
 
 
-def test_perfect_values_of_a_silent_world_do_not_divide_by_zero() -> None:
-    log = discrete_log().replace(rewards=np.zeros(60))
-    found = diagnose(lambda s, a: np.zeros(len(s)), log, SOFT, 0.9, draws=99)
-    assert not found.test.rejects
-    assert json.loads(found.to_json())["kernel_ratio"] is None
-    assert draw_diagnosis(found)
-
-
 def test_bins_by_hand() -> None:
     numbers = np.array([3.0, 1.0, 2.0, 0.0] * 8)
     residuals = np.where(numbers < 2.0, -1.0, 2.0) + np.tile([0.5, 0.5, 0.5, 0.5, -0.5, -0.5, -0.5, -0.5], 4)
@@ -101,22 +93,3 @@ def test_bins_by_hand() -> None:
     np.testing.assert_array_equal(found.rows, [16, 16])
     np.testing.assert_allclose(found.standard_error, np.full(2, 0.5 / np.sqrt(15)))
     assert found.z_scores[0] < 0.0 < found.z_scores[1]
-
-
-def test_equal_numbers_are_never_cut_and_weightless_rows_say_nothing() -> None:
-    numbers, last = np.repeat([0.0, 1.0], [90, 10]), np.arange(100) == 99
-    found = make_profile("x", numbers, 1e6 * last, 1.0 - last)
-    np.testing.assert_array_equal(found.rows, [90, 9])
-    np.testing.assert_array_equal(found.mean, [0.0, 0.0])
-    np.testing.assert_array_equal(found.z_scores, [0.0, 0.0])
-
-
-def test_weights_count_as_copies() -> None:
-    generator = np.random.default_rng(0)
-    numbers, residuals = generator.normal(size=40), generator.normal(size=40)
-    counts = generator.integers(1, 4, size=40)
-    weighted = make_profile("x", numbers, residuals, counts.astype(np.float64), bins=1)
-    copies = (np.repeat(column, counts) for column in (numbers, residuals, np.ones(40)))
-    copied = make_profile("x", *copies, bins=1)
-    np.testing.assert_allclose(weighted.mean, copied.mean)
-    np.testing.assert_allclose(weighted.center, copied.center)

@@ -92,20 +92,6 @@ def test_start_states_from_outside_and_the_logs_hint() -> None:
     assert koffline.evaluate(hinted, SOFT, 0.7, **QUICK).gamma == 0.7
 
 
-def test_zero_weight_is_no_row() -> None:
-    log = discrete_log()
-    spoilt = np.concatenate([log.rewards[:50], np.full(10, 50.0)])
-    weights = np.concatenate([np.ones(50), np.zeros(10)])
-    with_weights = discrete_log(rewards=spoilt, weights=weights)
-    ignored = discrete_log(rewards=spoilt)
-    starts = log.observations[:50:10]
-    values = [
-        koffline.evaluate(data, SOFT, 0.5, initial_observations=starts, **{**QUICK, "steps": 400}).value
-        for data in (log.select(np.arange(50)), with_weights, ignored)
-    ]
-    assert abs(values[1] - values[0]) < 0.2 * abs(values[2] - values[0])
-
-
 def test_divergence_is_an_error_and_never_a_number() -> None:
     with pytest.raises(KofflineError, match="diverged"):
         koffline.evaluate(discrete_log(), SOFT, 0.9, **{**QUICK, "learning_rate": 1e30})

@@ -10,7 +10,7 @@ import koffline
 from koffline.data.copies import without_copies
 from koffline.data.transitions import Discrete, Transitions
 from koffline.ope.evaluation import estimate_all
-from koffline.ope.limits import Limits, contradiction, value_bounds
+from koffline.ope.limits import Limits, value_bounds
 from koffline.ope.results import Interval
 from tests.exact_problems import _ANYWHERE, _FORWARD, FiniteCase, _rooms
 
@@ -121,15 +121,6 @@ class TestCopies:
         )
         assert without_copies(cut_after_twenty(100).transitions).notes == []
 
-    def test_the_bellman_test_counts_them_once(self):
-        problem = cut_after_twenty(10)
-        options = {"gamma": 0.95, "seed": 0}
-        zero = lambda s, a: np.zeros(len(s))  # noqa: E731
-        alone = koffline.diagnose(zero, problem.transitions, problem.policy, **options)
-        found = koffline.diagnose(zero, copied(problem.transitions, 15), problem.policy, **options)
-        assert found.test.p_value == pytest.approx(alone.test.p_value, abs=0.02)
-        assert any("only 10 of them different" in warning for warning in found.warnings)
-
 
 class TestTooLittle:
     def test_one_episode_with_all_the_weight(self):
@@ -140,30 +131,6 @@ class TestTooLittle:
             found = koffline.evaluate(log, problem.policy, 0.95, estimator=name, **QUICK)
             assert found.interval is None
             assert any(ONE in warning for warning in found.warnings)
-
-    def test_given_start_states_and_independent_noise_need_one_episode_only(self):
-        problem = FiniteCase("grid", _rooms(False), _ANYWHERE, _FORWARD, 0.95, 500)(3, 500)
-        found = koffline.evaluate(
-            problem.transitions,
-            problem.policy,
-            0.95,
-            initial_observations=problem.transitions.observations[:50],
-            interval="kernel-calibrated",
-            estimator="mql",
-            **QUICK,
-        )
-        assert found.interval is not None
-
-    def test_two_episodes_have_one_degree_of_freedom(self):
-        problem = cut_after_twenty(2)
-        options = {**QUICK, "resampled_replicas": 12}
-        found = koffline.evaluate(problem.transitions, problem.policy, 0.95, **options)
-        spread = found.diagnostics["replica_standard_deviation"]
-        whole = Interval(
-            *[found.value + sign * 12.706 * spread * np.sqrt(1.5 * 2) for sign in (-1, 1)], 0.95, ""
-        )
-        low, high = whole.within((-2.0, 58.0)).low, whole.within((-2.0, 58.0)).high
-        assert (found.interval.low, found.interval.high) == pytest.approx((low, high), rel=1e-3)
 
     @pytest.mark.parametrize("name", ["kloss", "fqe", "lstdq", "mwl", "wpdis", "drl"])
     def test_a_future_that_no_episode_shows(self, name):
@@ -178,16 +145,6 @@ class TestTooLittle:
             problem.transitions, problem.policy, 0.999, interval="kernel-certified", **QUICK
         )
         assert found.interval.holds(problem.value)
-
-    def test_heads_that_contradict_each_other(self):
-        kloss = Interval(0.0, 1.0, 0.95, "bootstrap")
-        lstd = dataclasses.replace(kloss, low=1.5, high=2.0)
-        assert contradiction({"kloss": kloss, "lstd": lstd, "fqe": None}, 1.0) == (
-            "heads of the same networks contradict each other (kloss says [0, 1], lstd says [1.5, 2])"
-        )
-        assert contradiction({"kloss": kloss, "lstd": lstd}, 100.0) is None  # a gap of no account
-        assert contradiction({"kloss": kloss, "lstd": dataclasses.replace(lstd, low=0.9)}, 1.0) is None
-        assert contradiction({}, 1.0) is None
 
 
 class TestPossibleValues:

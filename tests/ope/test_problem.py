@@ -12,33 +12,10 @@ from koffline.ope.problem import prepare_problem
 from tests.ope.problems import NOISY, SOFT, continuous_log, discrete_log, prepared
 
 
-def test_discrete_columns_row_by_row() -> None:
-    log, problem = discrete_log(), prepared("discrete")
-    mean, spread = log.observations.mean(axis=0), log.observations.std(axis=0)
-    np.testing.assert_allclose(problem.inputs, (log.observations - mean) / spread)
-    np.testing.assert_allclose(problem.next_inputs[:, 0], (log.next_observations - mean) / spread)
-    np.testing.assert_allclose(problem.start_inputs[:, 0], problem.inputs[::10])
-    np.testing.assert_array_equal(problem.readout, np.eye(3)[log.actions])
-    np.testing.assert_allclose(problem.next_probabilities, SOFT.probabilities(log.next_observations))
-    np.testing.assert_allclose(problem.start_probabilities, SOFT.probabilities(log.observations[::10]))
-
-
 def test_time_limits_do_not_cut_the_future() -> None:
     log, problem = discrete_log(), prepared("discrete", gamma=0.9)
     assert log.truncated.any()
     np.testing.assert_allclose(problem.discounts, np.where(log.terminated, 0.0, 0.9))
-
-
-def test_rewards_are_scaled_by_the_rms_return_to_go() -> None:
-    log, problem = discrete_log(), prepared("discrete", gamma=0.9)
-    returns = np.zeros(len(log))
-    for row in reversed(range(len(log))):
-        later = 0.0 if log.steps[row] == 9 else returns[row + 1]
-        returns[row] = log.rewards[row] + 0.9 * later
-    assert problem.reward_scale == pytest.approx(np.sqrt(np.mean(returns**2)))
-    np.testing.assert_allclose(problem.rewards * problem.reward_scale, log.rewards)
-    alone = prepared("continuous", gamma=0.9)
-    np.testing.assert_allclose(alone.reward_scale, np.sqrt(np.mean((continuous_log().rewards / 0.1) ** 2)))
 
 
 def test_bounds_hold_the_last_reward_where_episodes_end() -> None:
@@ -81,12 +58,6 @@ def test_resampling_counts_whole_episodes_and_their_starts() -> None:
     np.testing.assert_array_equal(alone.row_counts, alone.start_weights)
     given = prepare_problem(discrete_log(), SOFT, 0.9, 1, np.random.default_rng(0), np.zeros((4, 2)))
     assert draw_ensemble(given, 0, 2, seed=1).start_weights.shape == (2, 4)
-
-
-def test_a_resampled_log_always_has_a_start() -> None:
-    """One episode is left out by a Poisson bootstrap with probability 1/e; it is drawn again then."""
-    problem = prepare_problem(discrete_log().select(np.arange(10)), SOFT, 0.9, 1, np.random.default_rng(0))
-    assert (draw_ensemble(problem, 0, 40, seed=0).start_weights > 0.0).all()
 
 
 def test_poisson_counts_have_the_law_of_their_name() -> None:

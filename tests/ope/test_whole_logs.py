@@ -103,7 +103,7 @@ def test_storage_changes_no_estimate_and_no_interval(stored, kind, sample_rows) 
 
 def test_workers_change_nothing(stored) -> None:
     memory, shards = stored["discrete"]
-    names = ("kloss", "lstdq", "wis")  # networks, features, weights of episodes
+    names = ("lstdq", "wis")  # features, weights of episodes
     found = answers(shards, "uniform", names, sample_rows=150, stream=StreamSettings(workers=2))
     agree(found, answers(memory, "uniform", names, sample_rows=150))
 
@@ -254,8 +254,9 @@ def test_episodes_without_weight_fill_a_part(tmp_path, monkeypatch) -> None:
     with ShardWriter(tmp_path / "log", shard_rows=40) as writer:
         writer.append(log.replace(weights=weights))
     lazy = koffline.open_transitions(tmp_path / "log", lazy=True)
-    expected = answers(log.replace(weights=weights), TILTED, sample_rows=150)
-    agree(answers(lazy, TILTED, sample_rows=150), expected)
+    names = ("kloss", "lstdq", "wis")
+    expected = answers(log.replace(weights=weights), TILTED, names, sample_rows=150)
+    agree(answers(lazy, TILTED, names, sample_rows=150), expected)
 
 
 def test_a_policy_that_fails_is_no_bad_shard(stored) -> None:
@@ -271,24 +272,6 @@ def test_a_policy_that_fails_is_no_bad_shard(stored) -> None:
     stream = StreamSettings(skip_bad_shards=True)
     with pytest.raises(KofflineError, match=r"probabilities sums to 2\.7"):
         koffline.evaluate(shards, odd, 0.9, sample_rows=150, stream=stream, **QUICK)
-
-
-@pytest.mark.parametrize("episodes", [1, 3])
-def test_few_long_episodes_are_cut_into_folds(episodes) -> None:
-    """Episodes longer than the sample: every closed form has an answer, whatever the seed."""
-    log = make_log("rows", 40)
-    steps = np.arange(len(log)) % (len(log) // episodes + 1)
-    log = koffline.Transitions(
-        **{name: getattr(log, name) for name in ("observations", "actions", "rewards", "next_observations")},
-        terminated=np.zeros(len(log), bool),
-        truncated=np.zeros(len(log), bool),
-        action_space=log.action_space,
-        steps=steps,
-    )
-    for seed in range(4):
-        options = {"bounds": False, "sample_rows": 60, "feature_source": "random", **QUICK}
-        found = estimate_all(log, DRIFT, 0.9, names=("mql", "lstdq", "dualdice"), seed=seed, **options)
-        assert all(row.estimate is not None for row in found.rows)
 
 
 class TestAKilledPass:
@@ -330,16 +313,11 @@ class TestAKilledPass:
         """The policy's code may have changed, its name not: what it answers counts."""
         _, shards = stored["discrete"]
         other = DiscretePolicy(3, lambda s: np.tile([0.5, 0.3, 0.2], (len(s), 1)), name="tilted")
-        expected, _ = self.run(shards, None, monkeypatch, policy=other)
-        self.run(shards, tmp_path / "sums", monkeypatch)
-        assert self.run(shards, tmp_path / "sums", monkeypatch, policy=other)[0] == expected
-        relabelled = dataclasses.replace(
-            shards, metadata=dataclasses.replace(shards.metadata, sha256="0" * 64)
-        )
-        (_, first), (_, second) = (
-            self.run(log, tmp_path / "more", monkeypatch) for log in (shards, relabelled)
-        )
-        assert first == second
+        metadata = dataclasses.replace(shards.metadata, sha256="0" * 64)
+        cases = ((shards, TILTED), (shards, other), (dataclasses.replace(shards, metadata=metadata), other))
+        reads = [self.run(log, tmp_path / "sums", monkeypatch, policy=policy)[1] for log, policy in cases]
+        assert reads[0] > 0
+        assert reads == reads[:1] * 3
 
     def test_a_file_of_sums_can_run_nothing(self, stored, tmp_path, monkeypatch) -> None:
         """Whatever lies there is a pass from the beginning."""

@@ -130,10 +130,7 @@ def test_blocks_of_any_size_agree(monkeypatch, form, kernel):
         ({"diag_weight": 1.5}, ConfigError, "diag_weight is 1.5"),
         ({"row_weights": torch.ones(3)}, DataError, r"row_weights has shape \(3,\); give 40"),
         ({"row_weights": -torch.ones(40)}, DataError, "not negative"),
-        ({"row_weights": torch.zeros(40)}, DataError, "all zero"),
         ({"features": lambda x: x[:, 0]}, DataError, r"gave \(1,\) for 1 rows; give a tensor \(N, F\)"),
-        ({"features": lambda x: x[:, :0]}, DataError, r"gave \(1, 0\) for 1 rows; .* F > 0"),
-        ({"features": lambda x: x.numpy()}, DataError, "gave ndarray for 1 rows"),
         ({"features": lambda x: x / 0.0}, DataError, "NaN or infinite"),
     ],
 )

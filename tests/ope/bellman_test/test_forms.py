@@ -10,7 +10,7 @@ import koffline
 from koffline.kernels import Gaussian, Laplacian, Linear, random_fourier_features
 from koffline.ope.bellman_test import forms
 from koffline.ope.bellman_test.case import make_case
-from koffline.ope.bellman_test.forms import FeatureForm, GramForm, gram_form
+from koffline.ope.bellman_test.forms import FeatureForm, GramForm, Moments, SignDraws, gram_form
 from koffline.ope.bellman_test.laws import NullLaw, detectable_shift, make_law, weighted_chi_square_tail
 from koffline.ope.bellman_test.settings import METHODS, make_settings
 from koffline.ope.value_sources import as_value_function
@@ -111,34 +111,6 @@ def test_features_and_gram_are_one_form(multipliers: str, kernel, monkeypatch: p
         assert drawn.linear[draw] == pytest.approx(signs[draw] @ others.sum(axis=0), rel=1e-8)
     assert drawn.moments.mean == pytest.approx(left.mean, rel=1e-9)
     assert drawn.moments.quadratic == pytest.approx(left.quadratic, rel=1e-9)
-
-
-@pytest.mark.parametrize(("method", "features"), [("wild", 0), ("spectral", 64), ("gamma", 64)])
-def test_rows_of_weight_zero_are_not_there(method: str, features: int) -> None:
-    """Half of the rows switched off is the log without them: T, U, witness, power and places."""
-    known = known_problem(4, 120)
-    weights = np.where(np.arange(120) % 2 == 0, 1.0 + np.arange(120) % 3, 0.0)
-    some = known.transitions.replace(weights=weights)
-    off, gone = (
-        koffline.bellman_test(
-            lambda s, a: known.q(s, a) + (s[:, 0] > 0.0),
-            log,
-            known.policy,
-            0.9,
-            method=method,
-            features=features,
-        )
-        for log in (some, some.select(np.flatnonzero(weights)))
-    )
-    for name in (
-        "n", "units", "statistic", "p_value", "kernel_loss", "rms_residual", "power", "detectable"
-    ):  # fmt: skip
-        assert getattr(off, name) == pytest.approx(getattr(gone, name), rel=1e-6), name
-    places = known.transitions.observations[:7], known.transitions.actions[:7]
-    np.testing.assert_allclose(off.witness(*places), gone.witness(*places), rtol=1e-9)
-    for left, right in zip(off.witness.top_regions(3), gone.witness.top_regions(3), strict=True):
-        assert (left.size, left.action) == (right.size, right.action)
-        assert (left.z_score, left.threshold) == pytest.approx((right.z_score, right.threshold), rel=1e-9)
 
 
 def test_units_scale_with_rewards() -> None:

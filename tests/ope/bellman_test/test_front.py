@@ -121,44 +121,19 @@ def test_rounding_is_no_error(method: str, dtype: type) -> None:
     assert off.rejects
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_too_few_signs_concern_the_wild_test_alone(method: str) -> None:
-    """Four residuals: a p-value below the level and the sentence that there is none do not meet."""
-    log = discrete_log(10, 10).replace(episode_ids=None, steps=None, truncated=np.zeros(10, bool))
-    log = log.replace(rewards=(np.arange(10) < 4).astype(float), terminated=np.ones(10, bool))
-    found = koffline.bellman_test(lambda s, a: np.zeros(len(s)), log, SOFT, 0.9, method=method)
-    assert found.units == 4
-    said = " ".join(found.warnings)
-    assert ("nothing can be rejected" in said) == (method == "wild")
-    assert ("only roughly kept" in said) == (method != "wild")
-    if method == "wild":
-        assert (found.rejects, found.power, found.detectable) == (False, 0.0, None)
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"method": "bayes"}, "method is 'bayes'; input should be 'wild', 'spectral' or 'gamma'"),
         ({"metod": "wild"}, "did you mean 'method'"),
         ({"level": 1.5}, "level is 1.5; input should be less than 1"),
-        ({"level": "x"}, "level is 'x'"),
         ({"level": 1e-5}, r"or a higher level \(--level\)"),
         ({"draws": 9}, "give draws=19 or more"),
-        ({"draws": 0}, "greater than or equal to 1"),
-        ({"window": 0}, "window is 0"),
-        ({"bandwidth": -1.0}, "bandwidth is -1.0"),
-        ({"bandwidth": "x"}, "bandwidth is 'x'"),
         ({"features": 3}, "features is 3; input should be a multiple of 2"),
-        ({"features": 1.5}, "features is 1.5"),
         ({"alternative": 0.0}, "alternative is 0.0"),
-        ({"alternative": "x"}, "alternative is 'x'"),
-        ({"multipliers": "rows"}, "should be 'step' or 'block'"),
         ({"kernel": Linear(), "features": 10}, "no random Fourier features"),
         ({"gamma": 1.0}, "gamma is 1.0"),
-        ({"gamma": "x"}, "gamma is 'x'"),
         ({"gamma": None}, "gamma is missing"),
-        ({"seed": -1}, "seed is -1"),
-        ({"seed": 1.5}, "seed is 1.5"),
         ({"features": 0}, "features=0 asks for the Gram matrix of 60 rows"),
         ({"window": 3}, r"no behaviour probabilities; give on_policy=True"),
     ],

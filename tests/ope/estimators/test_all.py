@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 
 import koffline
-from koffline.errors import ConfigError, DataError
+from koffline.errors import ConfigError
 from koffline.ope.estimate import EstimateTable
 from koffline.ope.evaluation import estimate_all
 from koffline.ope.importance.behavior import estimate_behavior
 from koffline.ope.names import CERTIFIED_KINDS, ESTIMATORS, check_interval
 from tests.exact_problems import EXACT_PROBLEMS
-from tests.ope.problems import QUICK, SOFT, continuous_log, discrete_log
+from tests.ope.problems import QUICK, SOFT, discrete_log
 
 SHORT = {"steps": 800, "full_replicas": 1, "resampled_replicas": 3}
 ROWS = 1500
@@ -58,16 +58,6 @@ def test_logs_without_episodes_and_other_starts_leave_reasons() -> None:
         assert "episodes" in str(alone[name].reason)
         assert "start states" in str(starts[name].reason)
     assert all(alone[name].estimate is not None for name in ESTIMATORS if name not in OVER_EPISODES)
-
-
-def test_deterministic_policies_have_no_density() -> None:
-    log = continuous_log()
-    episodes = log.replace(episode_ids=np.arange(50) // 10, steps=np.arange(50) % 10)
-    found = estimate_all(episodes, lambda s: np.tanh(s[:, :1]), 0.9, names=("kloss", "pdis"), **QUICK)
-    assert found["kloss"].estimate is not None
-    assert "densit" in str(found["pdis"].reason)
-    with pytest.raises(DataError, match=r"pdis: .*densit"):
-        koffline.evaluate(episodes, lambda s: np.tanh(s[:, :1]), 0.9, estimator="pdis", **QUICK)
 
 
 @pytest.mark.parametrize(
@@ -121,14 +111,3 @@ def test_families_that_contradict_each_other_are_named(table: EstimateTable) -> 
     contradicted = estimate_all(wrong, problem.policy, problem.gamma, **options)
     assert any("Families disagree" in warning for warning in contradicted.warnings)
     assert not any("Families disagree" in warning for warning in table.warnings)
-
-
-def test_probabilities_next_to_zero_overflow_in_silence() -> None:
-    problem = EXACT_PROBLEMS["chain_off"](11, ROWS)
-    tiny = np.full(len(problem.transitions), np.log(0.5))
-    tiny[::7] = -800.0
-    log = problem.transitions.replace(behavior_log_probabilities=tiny)
-    found = estimate_all(
-        log, problem.policy, problem.gamma, names=OVER_EPISODES, bounds=False, seed=3, **QUICK
-    )
-    assert {row.name for row in found.rows if row.estimate is None} == {"is", "pdis", "dr"}

@@ -1,6 +1,5 @@
 """The table of all estimators on logs that some of them cannot use: reasons in rows, never an abort."""
 
-import numpy as np
 import pytest
 
 import koffline
@@ -19,16 +18,6 @@ def test_a_handful_of_rows(n: int) -> None:
         assert (table[name].estimate is None) == (table[name].reason is not None)
     assert table["kloss"].estimate is not None
     assert table["pdis"].estimate is not None
-
-
-def test_weight_in_one_episode_only() -> None:
-    log = discrete_log(200, length=10).replace(weights=np.r_[np.ones(10), np.zeros(190)])
-    table = estimate_all(log, SOFT, 0.9, **TINY)
-    for name in ("kloss", "mql", "mwl", "pdis"):
-        found = table[name].estimate
-        assert found is not None, table[name].reason
-        assert np.isfinite(found.value)
-    assert all(np.isfinite(row.estimate.value) for row in table.rows if row.estimate is not None)
 
 
 def test_a_network_that_diverges_leaves_the_others() -> None:

@@ -11,7 +11,6 @@ from koffline.ope.importance.behavior import estimate_behavior
 from koffline.ope.importance.ratios import importance_ratios
 from koffline.policies import ContinuousPolicy, DiscretePolicy
 from koffline.policies.distributions import gaussian_log_density
-from tests.ope.importance.cases import enumerated
 
 ROWS, LENGTH = 1200, 6
 
@@ -93,16 +92,6 @@ def test_images_and_lone_rows_are_refused() -> None:
     images = log_of(np.zeros((12, 3, 64, 64), dtype=np.uint8), np.zeros(12, dtype=int), Discrete(2))
     with pytest.raises(DataError, match="store behavior_log_probabilities"):
         estimate_behavior(images)
-
-
-def test_ratios_are_quotients_of_probabilities() -> None:
-    world = enumerated()
-    found = importance_ratios(world.transitions, world.policy)
-    states = world.states(world.transitions.observations)
-    actions = np.asarray(world.transitions.actions)
-    behavior = np.array([[0.5, 0.5], [0.3, 0.7]])[states, actions]
-    np.testing.assert_allclose(np.exp(found.logs), world.target[states, actions] / behavior)
-    assert not found.is_estimated
 
 
 def test_logged_probabilities_win_unless_estimates_are_asked_for() -> None:

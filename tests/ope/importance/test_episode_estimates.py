@@ -9,14 +9,12 @@ import pytest
 
 from koffline.data.transitions import Transitions
 from koffline.ope.names import (
-    EPISODES_T,
     HOEFFDING,
     OVER_EPISODES,
     WITH_MODEL,
     WITHOUT_MODEL,
 )
 from koffline.ope.results import PointEstimate, Unavailable
-from koffline.ope.value_functions import ValueFunction
 from koffline.ope.value_sources import as_value_function
 from koffline.policies import DiscretePolicy
 from tests.exact_problems import EXACT_PROBLEMS
@@ -41,39 +39,6 @@ def chain(name: str = "chain_off", seed: int = 0, n_rows: int = 2000):
         log.observation_shape,
     )
     return replace(problem, transitions=log), q
-
-
-def scaled(q: ValueFunction, factor: float) -> ValueFunction:
-    return replace(q, function=lambda observations, actions: factor * q.function(observations, actions))
-
-
-@pytest.mark.parametrize("name", ["chain_on", "chain_off"])
-def test_exact_problem_within_four_standard_errors(name: str) -> None:
-    problem, q = chain(name)
-    found = episode_estimates(problem.transitions, problem.policy, problem.gamma, q=scaled(q, 0.8), draws=FEW)
-    for estimator, estimate in found.items():
-        assert isinstance(estimate, PointEstimate), estimator
-        error = estimate.standard_error
-        if error is None:
-            assert estimate.interval is not None
-            error = estimate.interval.width / 4.0
-        assert estimate.value == pytest.approx(problem.value, abs=4.0 * error)
-        assert estimate.interval is not None
-        assert estimate.interval.kind == EPISODES_T
-
-
-def test_true_values_shrink_the_error_and_mend_the_cut() -> None:
-    problem, q = chain("chain_off_limited")
-    found = episode_estimates(problem.transitions, problem.policy, problem.gamma, q=q, draws=FEW)
-    plain, dr = found["pdis"], found["dr"]
-    assert isinstance(plain, PointEstimate)
-    assert isinstance(dr, PointEstimate)
-    assert dr.standard_error < 0.7 * plain.standard_error
-    assert abs(dr.value - problem.value) < 4.0 * dr.standard_error
-    # What follows the cut after five steps is missing where there is no model, and that is said.
-    assert plain.value < problem.value - 2.0 * plain.standard_error
-    assert any("Recording stopped before episodes ended" in text for text in plain.warnings)
-    assert not any("Recording stopped" in text for text in dr.warnings)
 
 
 def test_estimated_behavior_is_said_and_not_certified() -> None:

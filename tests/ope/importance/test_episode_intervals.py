@@ -30,16 +30,6 @@ def test_student_interval_is_the_two_sided_textbook_one() -> None:
     assert (found.kind, found.level) == (EPISODES_T, 0.9)
 
 
-def test_few_effective_episodes_leave_few_degrees_of_freedom() -> None:
-    mean = plain_mean(np.random.default_rng(0).exponential(size=12), np.full(12, 1 / 12))
-    all_count, few, one = (student_interval(mean, 0.95, size) for size in (None, 4.5, 1.0))
-    assert all_count is not None
-    assert few is not None
-    assert one is not None
-    assert few.width / all_count.width == pytest.approx(stats.t.ppf(0.975, 3.5) / stats.t.ppf(0.975, 11))
-    assert one.width / all_count.width == pytest.approx(stats.t.ppf(0.975, 1) / stats.t.ppf(0.975, 11))
-
-
 def test_bootstrap_is_scipys_bca() -> None:
     """Other draws of the same distribution: the ends agree to a few hundredths of the width."""
     values = np.random.default_rng(1).exponential(size=40)

@@ -67,11 +67,9 @@ def test_a_class_that_cannot_explain_the_log_is_an_alarm() -> None:
     [
         ({"level": 1.0}, "level is 1.0"),
         ({"norm_bound": 0.0}, "norm_bound is 0.0"),
-        ({"norm_bound": float("nan")}, "norm_bound is nan"),
         ({"value_bounds": (2.0, 1.0)}, "value_bounds is"),
         ({"reward_bounds": (float("-inf"), 1.0)}, "reward_bounds is"),
         ({"draws": 10}, "give 39 or more"),
-        ({"draws": 999, "level": 0.999}, "give 1999 or more"),
     ],
 )
 def test_bad_options(options: dict, message: str) -> None:
