@@ -9,7 +9,6 @@ from koffline.ope.last_layer import (
     accumulate_systems,
     last_layer,
     minimise_kernel_loss,
-    solve_temporal_difference,
 )
 from tests.ope.problems import prepared, stack
 
@@ -71,35 +70,3 @@ def test_minimiser_solves_the_ridged_least_squares_problem(kind, ridge, monkeypa
         assert loss <= best * (1.0 + 1e-4) + 1e-14
         if ridge > 1e-6:  # well conditioned: the minimiser itself agrees
             np.testing.assert_allclose(solved[replica], expected, atol=2e-5)
-
-
-def test_with_its_own_features_as_instruments_it_is_lstd():
-    problem = prepared("discrete")
-    network, table = stack(problem, replicas=1)
-    now, difference = plain_system(problem, network, 0)
-    features = torch.as_tensor(now)
-    systems = accumulate_systems(
-        network, table, lambda rows: features, torch.ones(1, problem.n_rows, dtype=torch.float64)
-    )
-    expected = np.linalg.lstsq(now.T @ difference, now.T @ problem.rewards, rcond=None)[0]
-    for solve, ridge in ((minimise_kernel_loss, 1e-13), (solve_temporal_difference, 1e-9)):
-        solved = last_layer(solve(network, systems, ridge))[0].numpy()
-        # dead units leave θ undetermined: compare what it predicts
-        np.testing.assert_allclose(now @ solved, now @ expected, atol=5e-3)
-
-
-def test_a_row_of_weight_two_is_a_row_twice_and_of_weight_zero_no_row():
-    problem = prepared("discrete")
-    network, table = stack(problem, replicas=1)
-    instruments = random_fourier_features(
-        Gaussian(1.0), table.kernel_inputs.shape[1], 50, torch.Generator().manual_seed(1)
-    )
-    weights = torch.ones(1, 60, dtype=torch.float64)
-    weights[0, :5], weights[0, 5:9] = 2.0, 0.0
-    rows = torch.cat([torch.arange(5), torch.arange(5), torch.arange(9, 60)])
-    weighted = accumulate_systems(network, table, instruments, weights)
-    repeated = accumulate_systems(
-        network, table.select(rows), instruments, torch.ones(1, len(rows), dtype=torch.float64)
-    )
-    for name in ("kernel_matrix", "kernel_vector", "temporal_matrix", "temporal_vector"):
-        torch.testing.assert_close(getattr(weighted, name), getattr(repeated, name))

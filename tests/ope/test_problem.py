@@ -1,4 +1,4 @@
-"""Preparation: standardising, scaling, bounds, the policy's actions, and resampling."""
+"""Preparation: bounds, the policy's actions, and resampling."""
 
 import math
 

@@ -146,3 +146,17 @@ def test_an_evaluation_gives_its_value_function() -> None:
     assert without.value_function is None
     with pytest.raises(DataError, match="Estimate is no value function"):
         as_value_function(without, THREE, (2,))
+
+
+@pytest.mark.parametrize(
+    ("actions", "shape", "message"),
+    [
+        (3, (4,), "4 discrete actions, the log has 3"),
+        (4, (2,), r"shape \(4,\), the log has observations of shape \(2,\)"),
+    ],
+)
+def test_models_of_another_log_are_refused(actions, shape, message) -> None:
+    from tests import d3_models
+
+    with pytest.raises(DataError, match=message):
+        as_value_function(d3_models.build("DQN", 4), koffline.Discrete(actions), shape)

@@ -140,16 +140,6 @@ def test_bad_arguments(changes, error, message):
         solve_kernel_loss(make_table("state"), **arguments)
 
 
-def test_fourier_features_approach_their_kernel_and_follow_their_seed():
-    x = torch.rand(20, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    psi, distance = RandomFourierFeatures(0.4, 20_000)(x), x.numpy()[:, None] - x.numpy()[None]
-    # The error of an average of 10,000 cosines has standard deviation below 0.01.
-    np.testing.assert_allclose(psi @ psi.T, np.exp(-((distance**2).sum(-1)) / 0.4**2), atol=0.05)
-    same, other = RandomFourierFeatures(0.3, 8, 1), RandomFourierFeatures(0.3, 8, 2)
-    assert torch.equal(same(x), RandomFourierFeatures(0.3, 8, 1)(x))
-    assert not torch.equal(same(x), other(x))
-
-
 def test_an_unbounded_loss_and_bad_maps_are_refused():
     """Twelve features for twelve rows: without the diagonal the quadratic form has negative curvature."""
     table, features = make_table("state", rows=12), RandomFourierFeatures(0.5, 12)

@@ -10,7 +10,7 @@ from koffline.ope.bellman_test import front
 from koffline.ope.bellman_test.settings import METHODS, make_settings
 from koffline.ope.bellman_test.windows import action_ratios, block_numbers, window_matrix
 from tests import reference_bellman as reference
-from tests.ope.bellman_test.problems import ONLY_ACTION, five_rows, known_problem, simple_q
+from tests.ope.bellman_test.problems import ONLY_ACTION, known_problem, simple_q
 from tests.ope.problems import NOISY, SOFT, continuous_log, discrete_log
 from tests.refusals import refused
 
@@ -29,17 +29,6 @@ def test_by_hand() -> None:
     result = koffline.bellman_test(lambda s, a: 0.0 * s[:, 0], log, ONLY_ACTION, 0.9, bandwidth=1.0)
     assert result.statistic == pytest.approx((5.0 - 4.0 / np.e) / 2.0, abs=1e-12)
     assert result.kernel_loss == pytest.approx(-2.0 / np.e, abs=1e-12)  # one pair: k δ₁ δ₂
-
-
-def test_residuals_of_one_and_two_steps_by_hand() -> None:
-    """Q = state number: δ = r + 0.9·s' − s, no future after a terminal row; then δ_t + 0.9 δ_{t+1}."""
-    result = koffline.bellman_test(
-        lambda s, a: s[:, 0], five_rows(), ONLY_ACTION, 0.9, window=2, on_policy=True
-    )
-    np.testing.assert_allclose(result.rows.residuals, [1.9, -0.2, 0.9, 3.2, 0.0], atol=1e-12)
-    np.testing.assert_allclose(result.rows.values, [0.0, 1.0, 2.0, 0.0, 3.0])
-    np.testing.assert_allclose(result.rows.window_residuals, [1.72, 0.61, 0.9, 3.2, 0.0], atol=1e-12)
-    assert any("on_policy=True" in sentence for sentence in result.warnings)
 
 
 @pytest.mark.parametrize("of_state", [False, True])

@@ -1,4 +1,4 @@
-"""All estimators in one table: each answers or says why not, and shares what it can."""
+"""All estimators in one table: each answers or says why not."""
 
 import numpy as np
 import pytest

@@ -9,7 +9,7 @@ from koffline.data.transitions import ActionSpace, Continuous, Discrete, Transit
 from koffline.errors import DataError
 from koffline.ope.importance.behavior import estimate_behavior
 from koffline.ope.importance.ratios import importance_ratios
-from koffline.policies import ContinuousPolicy, DiscretePolicy
+from koffline.policies import DiscretePolicy
 from koffline.policies.distributions import gaussian_log_density
 
 ROWS, LENGTH = 1200, 6
@@ -105,35 +105,3 @@ def test_logged_probabilities_win_unless_estimates_are_asked_for() -> None:
     found, taken = importance_ratios(logged, first), np.asarray(log.actions) == 0
     assert (found.logs[~taken] == -np.inf).all()  # impossible actions
     np.testing.assert_allclose(found.logs[taken], -truth[taken])
-
-
-def gaussian_policy(bound: float | None = None) -> ContinuousPolicy:
-    """Narrower than the behavior of `gaussian_case` and a little to its side: bounded ratios."""
-    box = None if bound is None else (np.full(2, -bound), np.full(2, bound))
-
-    def mean(states: np.ndarray) -> np.ndarray:
-        return 100.0 * np.concatenate([np.sin(states), 0.5 * states], axis=1) + 5.0
-
-    def log_density(states: np.ndarray, actions: np.ndarray) -> np.ndarray:
-        deviation = np.exp(0.3 * states) * np.array([[20.0, 35.0]])
-        return gaussian_log_density(actions, mean(states), deviation, *(box or (None, None)))
-
-    def draw(states: np.ndarray, generator: np.random.Generator) -> np.ndarray:
-        return mean(states)
-
-    return ContinuousPolicy(2, mean, draw, "gaussian", density_function=log_density, cut_to=box)
-
-
-@pytest.mark.parametrize("bound", [None, 120.0], ids=["free", "cut off"])
-def test_continuous_ratios_average_one(bound: float | None) -> None:
-    """E_β[π/β] = 1 whatever β and π are, masses at the bounds included."""
-    log, truth = gaussian_case(bound=np.inf if bound is None else bound)
-    logged = importance_ratios(log.replace(behavior_log_probabilities=truth), gaussian_policy(bound))
-    ratios = np.exp(logged.logs)
-    assert ratios.mean() == pytest.approx(1.0, abs=4.0 * ratios.std() / np.sqrt(len(log)))
-    estimated = importance_ratios(log, gaussian_policy(bound))
-    assert np.median(np.abs(estimated.logs - logged.logs)) < 0.2
-    assert any("lie on the bounds" in text for text in logged.warnings) == (bound is not None)
-    if bound is not None:
-        found = importance_ratios(log, gaussian_policy())
-        assert any("where the policy's draws do not collect" in text for text in found.warnings)

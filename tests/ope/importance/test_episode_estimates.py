@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from koffline.data.transitions import Transitions
+from koffline.data.transitions import Discrete, Transitions
 from koffline.ope.names import (
     HOEFFDING,
     OVER_EPISODES,
@@ -18,21 +18,17 @@ from koffline.ope.results import PointEstimate, Unavailable
 from koffline.ope.value_sources import as_value_function
 from koffline.policies import DiscretePolicy
 from tests.exact_problems import EXACT_PROBLEMS
-from tests.ope.importance.cases import enumerated, episode_estimates, random_case, values_of
+from tests.ope.importance.cases import enumerated, episode_estimates, values_of
 
 FEW = 30  # bootstrap draws
 
 
-def chain(name: str = "chain_off", seed: int = 0, n_rows: int = 2000):
+def chain(n_rows: int):
     """An exact problem with the probabilities of its behavior, and its true action values as a function."""
-    problem = EXACT_PROBLEMS[name](seed, n_rows)
-    log = problem.transitions
-    world = problem.policy.function.world
-    table = problem.policy.function.table
-    chance = {"chain_on": table, "chain_off": np.full((7, 2), 0.5), "chain_off_limited": np.full((7, 2), 0.5)}
-    taken = chance[name][world.states_of(log.observations), np.asarray(log.actions)]
-    log = log.replace(behavior_log_probabilities=np.log(taken))
-    values = world.mdp.action_values(table, problem.gamma)
+    problem = EXACT_PROBLEMS["chain_off"](0, n_rows)
+    log, world = problem.transitions, problem.policy.function.world
+    log = log.replace(behavior_log_probabilities=np.full(n_rows, np.log(0.5)))
+    values = world.mdp.action_values(problem.policy.function.table, problem.gamma)
     q = as_value_function(
         lambda observations, actions: values[world.states_of(observations), actions],
         log.action_space,
@@ -98,31 +94,16 @@ def test_what_does_not_apply_has_a_reason(name: str, options: dict, reason: str)
     )
 
 
-def never(problem, step: int):
-    """A policy that takes none of the actions logged from a step on; observations carry the step."""
-    log = problem.transitions
-    seen = np.column_stack([np.asarray(log.steps), np.asarray(log.actions)]).astype(float)
-    marked = log.replace(observations=seen, next_observations=seen)
-
-    def probabilities(observations: np.ndarray) -> np.ndarray:
-        logged = observations[:, 1].astype(int)
-        other = np.eye(2)[1 - logged]
-        return np.where(observations[:, :1] >= step, other, 0.5)
-
-    return marked, DiscretePolicy(2, probabilities, "never")
-
-
 def test_a_policy_that_takes_no_logged_action_has_no_estimate() -> None:
-    problem, _ = chain(n_rows=200)
-    log, policy = never(problem, 0)
-    model = as_value_function(lambda o, a: np.zeros(len(o)), log.action_space, log.observation_shape)
-    found = episode_estimates(log, policy, 0.9, q=model, draws=FEW)
+    problem, q = chain(n_rows=200)
+    log = problem.transitions.replace(actions=np.zeros(200, dtype=int))
+    policy = DiscretePolicy(2, lambda o: np.tile([0.0, 1.0], (len(o), 1)), "never")
+    found = episode_estimates(log, policy, 0.9, q=q, draws=FEW)
     assert all_unavailable(found, "takes none of the logged actions: every episode's weight is zero after")
 
 
-def overflowing() -> tuple[Transitions, DiscretePolicy]:
+def test_weights_beyond_numbers_are_refused_or_normalised() -> None:
     """Ratios of e^40 in episodes of 30 steps: e^1200."""
-    case = random_case(1, n_episodes=4)
     n = 120
     log = Transitions(
         observations=np.zeros((n, 1)),
@@ -131,15 +112,11 @@ def overflowing() -> tuple[Transitions, DiscretePolicy]:
         next_observations=np.zeros((n, 1)),
         terminated=np.arange(n) % 30 == 29,
         truncated=np.zeros(n, dtype=bool),
-        action_space=case.transitions.action_space,
+        action_space=Discrete(3),
         episode_ids=np.arange(n) // 30,
         behavior_log_probabilities=np.full(n, -40.0),
     )
-    return log, DiscretePolicy(3, lambda o: np.tile([1.0, 0.0, 0.0], (len(o), 1)), "always")
-
-
-def test_weights_beyond_numbers_are_refused_or_normalised() -> None:
-    log, policy = overflowing()
+    policy = DiscretePolicy(3, lambda o: np.tile([1.0, 0.0, 0.0], (len(o), 1)), "always")
     found = episode_estimates(log, policy, 0.9, names=WITHOUT_MODEL, draws=FEW)
     for name in ("is", "pdis"):
         assert isinstance(found[name], Unavailable)
@@ -147,5 +124,4 @@ def test_weights_beyond_numbers_are_refused_or_normalised() -> None:
     for name in ("wis", "wpdis"):
         assert found[name].value == pytest.approx((1.0 - 0.9**30) / 0.1)
     capped = episode_estimates(log, policy, 0.9, names=["is"], clip=100.0, draws=FEW)["is"]
-    assert isinstance(capped, PointEstimate)
     assert any("capped at 100" in text for text in capped.warnings)

@@ -1,4 +1,4 @@
-"""The study of coverage: runs, goes on where it broke off, and its page says what its file says."""
+"""The study of coverage: its page says what its file says."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Dependence on the assumed norm, and the figures."""
+"""Dependence on the assumed norm."""
 
 import json
 
