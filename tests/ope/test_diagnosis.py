@@ -5,12 +5,10 @@ import json
 import numpy as np
 import pytest
 
-from koffline.errors import ConfigError
 from koffline.ope.diagnosis import diagnose
 from koffline.ope.findings import make_profile
 from koffline.report.diagnosis import draw_diagnosis
 from tests.exact_problems import _CASES, FiniteCase
-from tests.ope.problems import SOFT, discrete_log
 
 CASE = next(case for case in _CASES if case.name == "grid_off_limited")
 assert isinstance(CASE, FiniteCase)
@@ -70,18 +68,6 @@ def test_exact_values_are_left_alone_and_worth_what_they_are(problem, of_exact) 
     assert text["residual_by_step"]["mean"] == of_exact.by_step.mean.tolist()
     assert "rows" not in text["regions"][0]
     assert "not rejected" in str(of_exact)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"trained_on": discrete_log()}, r"allow_training_rows=True \(--allow-training-rows\)"),
-        ({"regions": 0}, "regions is 0"),
-    ],
-)
-def test_what_cannot_be_diagnosed_is_refused(options, message) -> None:
-    with pytest.raises(ConfigError, match=message):
-        diagnose(lambda s, a: s[:, 0], discrete_log(), SOFT, 0.9, **options)
 
 
 def test_bins_by_hand() -> None:

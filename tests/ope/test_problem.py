@@ -1,4 +1,4 @@
-"""Preparation: bounds, the policy's actions, and resampling."""
+"""Preparation: bounds, and resampling."""
 
 import math
 
@@ -9,7 +9,7 @@ from scipy import stats
 from koffline.errors import DataError
 from koffline.ope.ensemble import draw_ensemble, poisson_counts
 from koffline.ope.problem import prepare_problem
-from tests.ope.problems import NOISY, SOFT, continuous_log, discrete_log, prepared
+from tests.ope.problems import SOFT, discrete_log, prepared
 
 
 def test_time_limits_do_not_cut_the_future() -> None:
@@ -29,22 +29,6 @@ def test_bounds_hold_the_last_reward_where_episodes_end() -> None:
         (positive.rewards[positive.terminated].min(), 20.0)
     )
     assert np.multiply(goes_on.value_bounds, goes_on.reward_scale) == pytest.approx((10.0, 20.0))
-
-
-def test_continuous_policies_are_drawn_beside_the_states() -> None:
-    problem, log = prepared("continuous"), continuous_log()
-    assert problem.inputs.shape == (50, 3)
-    assert problem.next_inputs.shape == (50, 3, 3)
-    assert problem.start_inputs.shape == (50, 328, 3)  # 16,384 draws over all start states, rounded up
-    for draw in range(3):  # the states repeat, the actions do not
-        np.testing.assert_array_equal(problem.next_inputs[:, draw, :2], problem.next_inputs[:, 0, :2])
-    assert not np.array_equal(problem.next_inputs[:, 0, 2], problem.next_inputs[:, 1, 2])
-    mean, spread = log.actions.mean(), log.actions.std()
-    drawn = problem.next_inputs[:, :, 2] * spread + mean
-    distance = np.abs(drawn - np.tanh(log.next_observations[:, :1])).mean()
-    assert distance == pytest.approx(0.16, abs=0.05)  # 0.2·√(2/π) of the policy's noise
-    same = prepare_problem(log, NOISY, 0.9, 3, np.random.default_rng(0))
-    np.testing.assert_array_equal(same.next_inputs, problem.next_inputs)
 
 
 def test_resampling_counts_whole_episodes_and_their_starts() -> None:
