@@ -49,15 +49,6 @@ def minimax(critics, system, ridge, metric=None):
     return theta, np.array([critic @ alpha for critic in critics])
 
 
-def weights_by_balance(critics, system, ridge):
-    """ω = criticsᵀα with α = argmin ‖Bᵀα − c‖² + λ‖α‖²: all parameters penalised alike in the dual."""
-    matrix, _ = moments(critics, system)
-    curvature = matrix.T @ matrix
-    added = ridge * sum(abs(curvature[j, j]) for j in range(len(curvature))) / len(curvature)
-    alpha = np.linalg.solve(matrix @ matrix.T + added * np.eye(len(matrix)), matrix @ start_mean(system))
-    return np.array([critic @ alpha for critic in critics])
-
-
 def second_moment(critics, system):
     total = sum(w * np.outer(critic, critic) for w, critic in zip(system["weights"], critics, strict=True))
     return total / system["weights"].sum()

@@ -36,18 +36,6 @@ def test_an_action_that_was_never_taken_is_not_covered() -> None:
     assert coverage_of(log, [0.5, 0.0, 0.5]) == pytest.approx(0.475, abs=0.03)
 
 
-def test_states_far_from_the_log_are_not_covered() -> None:
-    log = walk(np.random.default_rng(8).integers(3, size=600))
-    far = log.replace(next_observations=log.next_observations + 3.0)
-    assert coverage_of(far, [1.0, 0.0, 0.0]) == 0.0
-
-
-def test_low_coverage_is_a_warning() -> None:
-    log = walk(np.random.default_rng(8).integers(2, size=600))
-    estimate = koffline.evaluate(log, lambda s: np.tile([0.0, 0.0, 1.0], (len(s), 1)), 0.9, **QUICK)
-    assert any("extrapolation" in warning for warning in estimate.warnings)
-
-
 def test_effective_sample_size_by_hand() -> None:
     log = walk(np.random.default_rng(8).integers(2, size=100))
     log = log.replace(behavior_log_probabilities=np.full(100, np.log(0.5)))

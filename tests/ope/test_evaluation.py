@@ -78,12 +78,6 @@ def test_terminals_only_is_a_bandit() -> None:
     assert estimate.value == pytest.approx(0.5 * 1.0 + 0.25 * 2.0 + 0.25 * 6.0, rel=0.02)  # γ does not matter
 
 
-def test_constant_rewards_without_an_end_are_worth_their_geometric_sum() -> None:
-    log = discrete_log(rewards=np.full(60, 3.0), terminated=np.zeros(60, bool))
-    estimate = koffline.evaluate(log, SOFT, 0.95, **QUICK)
-    assert estimate.value == pytest.approx(3.0 / 0.05, rel=1e-9)  # the bounds leave one value
-
-
 def test_start_states_from_outside_and_the_logs_hint() -> None:
     log = discrete_log()
     given = koffline.evaluate(log, SOFT, 0.9, initial_observations=log.observations[:7], **QUICK)
@@ -96,38 +90,6 @@ def test_start_states_from_outside_and_the_logs_hint() -> None:
     hinted = log.with_metadata(type(log.metadata)(gamma=0.8))
     assert koffline.evaluate(hinted, SOFT, **QUICK).gamma == 0.8
     assert koffline.evaluate(hinted, SOFT, 0.7, **QUICK).gamma == 0.7
-
-
-@pytest.mark.parametrize("rows", [2, 10])
-def test_tiny_logs_give_a_finite_number_and_no_interval(rows: int) -> None:
-    estimate = koffline.evaluate(discrete_log().select(np.arange(rows)), SOFT, 0.9, **QUICK)
-    assert np.isfinite(estimate.value)
-    assert any("No interval: " in warning for warning in estimate.warnings)
-    assert '"value"' in estimate.to_json()
-
-
-def test_one_row_is_refused() -> None:
-    with pytest.raises(DataError, match="1 row"):
-        koffline.evaluate(discrete_log().select([0]), SOFT, 0.9)
-
-
-def test_all_zero_rewards_are_worth_nothing() -> None:
-    estimate = koffline.evaluate(discrete_log(rewards=np.zeros(60)), SOFT, 0.9, **QUICK)
-    assert (estimate.value, estimate.interval.low, estimate.interval.high) == (0.0, 0.0, 0.0)
-
-
-def test_zero_weight_is_no_row() -> None:
-    log = discrete_log()
-    spoilt = np.concatenate([log.rewards[:50], np.full(10, 50.0)])
-    weights = np.concatenate([np.ones(50), np.zeros(10)])
-    with_weights = discrete_log(rewards=spoilt, weights=weights)
-    ignored = discrete_log(rewards=spoilt)
-    starts = log.observations[:50:10]
-    values = [
-        koffline.evaluate(data, SOFT, 0.5, initial_observations=starts, **{**QUICK, "steps": 400}).value
-        for data in (log.select(np.arange(50)), with_weights, ignored)
-    ]
-    assert abs(values[1] - values[0]) < 0.2 * abs(values[2] - values[0])
 
 
 def test_divergence_is_an_error_and_never_a_number() -> None:

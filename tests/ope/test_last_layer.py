@@ -8,13 +8,9 @@ from koffline.kernels import Gaussian, random_fourier_features
 from koffline.ope.last_layer import (
     accumulate_systems,
     last_layer,
-    last_layer_features,
     minimise_kernel_loss,
-    solve_temporal_difference,
-    with_last_layer,
 )
-from koffline.ope.residuals import compute_residuals
-from tests.ope.problems import plain_q, prepared, stack
+from tests.ope.problems import prepared, stack
 
 KINDS = ("discrete", "continuous")
 
@@ -42,18 +38,6 @@ def plain_system(problem, network, replica):
     now = plain_features(network, replica, problem.inputs, problem.readout)
     later = plain_features(network, replica, problem.next_inputs, problem.next_probabilities)
     return now, now - problem.discounts[:, None] * later
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_features_times_layer_are_the_outputs(kind):
-    problem = prepared(kind)
-    network, table = stack(problem)
-    features = last_layer_features(network, table.inputs, table.readout)
-    values = (features * last_layer(network).unsqueeze(1)).sum(dim=-1)
-    for replica in range(2):
-        outputs = plain_q(network, replica, problem.inputs)
-        expected = outputs[:, 0] if problem.readout is None else (outputs * problem.readout).sum(axis=1)
-        np.testing.assert_allclose(values[replica].numpy(), expected, atol=1e-6)  # the table was float32 once
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -86,61 +70,3 @@ def test_minimiser_solves_the_ridged_least_squares_problem(kind, ridge, monkeypa
         assert loss <= best * (1.0 + 1e-4) + 1e-14
         if ridge > 1e-6:  # well conditioned: the minimiser itself agrees
             np.testing.assert_allclose(solved[replica], expected, atol=2e-5)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_solution_has_a_smaller_kernel_loss_than_any_neighbour(kind):
-    problem = prepared(kind)
-    network, table = stack(problem, replicas=1)
-    instruments = random_fourier_features(
-        Gaussian(1.0), table.kernel_inputs.shape[1], 200, torch.Generator().manual_seed(1)
-    )
-    systems = accumulate_systems(
-        network, table, instruments, torch.ones(1, problem.n_rows, dtype=torch.float64)
-    )
-    solved = minimise_kernel_loss(network, systems, 1e-10)
-    psi = instruments(table.kernel_inputs)
-
-    def loss(candidate):
-        residual = compute_residuals(candidate, table, slice(None))[0]
-        return float((psi.T @ residual).square().sum()) / problem.n_rows**2
-
-    best = loss(solved)
-    generator = torch.Generator().manual_seed(2)
-    theta = last_layer(solved)
-    for _ in range(10):
-        moved = theta + 0.01 * torch.randn(theta.shape, generator=generator, dtype=torch.float64)
-        assert loss(with_last_layer(solved, moved)) > best
-    assert best < loss(network)
-
-
-def test_with_its_own_features_as_instruments_it_is_lstd():
-    problem = prepared("discrete")
-    network, table = stack(problem, replicas=1)
-    now, difference = plain_system(problem, network, 0)
-    features = torch.as_tensor(now)
-    systems = accumulate_systems(
-        network, table, lambda rows: features, torch.ones(1, problem.n_rows, dtype=torch.float64)
-    )
-    expected = np.linalg.lstsq(now.T @ difference, now.T @ problem.rewards, rcond=None)[0]
-    for solve, ridge in ((minimise_kernel_loss, 1e-13), (solve_temporal_difference, 1e-9)):
-        solved = last_layer(solve(network, systems, ridge))[0].numpy()
-        # dead units leave θ undetermined: compare what it predicts
-        np.testing.assert_allclose(now @ solved, now @ expected, atol=5e-3)
-
-
-def test_a_row_of_weight_two_is_a_row_twice_and_of_weight_zero_no_row():
-    problem = prepared("discrete")
-    network, table = stack(problem, replicas=1)
-    instruments = random_fourier_features(
-        Gaussian(1.0), table.kernel_inputs.shape[1], 50, torch.Generator().manual_seed(1)
-    )
-    weights = torch.ones(1, 60, dtype=torch.float64)
-    weights[0, :5], weights[0, 5:9] = 2.0, 0.0
-    rows = torch.cat([torch.arange(5), torch.arange(5), torch.arange(9, 60)])
-    weighted = accumulate_systems(network, table, instruments, weights)
-    repeated = accumulate_systems(
-        network, table.select(rows), instruments, torch.ones(1, len(rows), dtype=torch.float64)
-    )
-    for name in ("kernel_matrix", "kernel_vector", "temporal_matrix", "temporal_vector"):
-        torch.testing.assert_close(getattr(weighted, name), getattr(repeated, name))

@@ -1,4 +1,4 @@
-"""Preparation: standardising, scaling, bounds, the policy's actions, and resampling."""
+"""Preparation: bounds, and resampling."""
 
 import math
 
@@ -6,40 +6,16 @@ import numpy as np
 import pytest
 from scipy import stats
 
-import koffline
 from koffline.errors import DataError
 from koffline.ope.ensemble import draw_ensemble, poisson_counts
 from koffline.ope.problem import prepare_problem
-from tests.ope.problems import NOISY, SOFT, continuous_log, discrete_log, prepared
-
-
-def test_discrete_columns_row_by_row() -> None:
-    log, problem = discrete_log(), prepared("discrete")
-    mean, spread = log.observations.mean(axis=0), log.observations.std(axis=0)
-    np.testing.assert_allclose(problem.inputs, (log.observations - mean) / spread)
-    np.testing.assert_allclose(problem.next_inputs[:, 0], (log.next_observations - mean) / spread)
-    np.testing.assert_allclose(problem.start_inputs[:, 0], problem.inputs[::10])
-    np.testing.assert_array_equal(problem.readout, np.eye(3)[log.actions])
-    np.testing.assert_allclose(problem.next_probabilities, SOFT.probabilities(log.next_observations))
-    np.testing.assert_allclose(problem.start_probabilities, SOFT.probabilities(log.observations[::10]))
+from tests.ope.problems import SOFT, discrete_log, prepared
 
 
 def test_time_limits_do_not_cut_the_future() -> None:
     log, problem = discrete_log(), prepared("discrete", gamma=0.9)
     assert log.truncated.any()
     np.testing.assert_allclose(problem.discounts, np.where(log.terminated, 0.0, 0.9))
-
-
-def test_rewards_are_scaled_by_the_rms_return_to_go() -> None:
-    log, problem = discrete_log(), prepared("discrete", gamma=0.9)
-    returns = np.zeros(len(log))
-    for row in reversed(range(len(log))):
-        later = 0.0 if log.steps[row] == 9 else returns[row + 1]
-        returns[row] = log.rewards[row] + 0.9 * later
-    assert problem.reward_scale == pytest.approx(np.sqrt(np.mean(returns**2)))
-    np.testing.assert_allclose(problem.rewards * problem.reward_scale, log.rewards)
-    alone = prepared("continuous", gamma=0.9)
-    np.testing.assert_allclose(alone.reward_scale, np.sqrt(np.mean((continuous_log().rewards / 0.1) ** 2)))
 
 
 def test_bounds_hold_the_last_reward_where_episodes_end() -> None:
@@ -55,34 +31,6 @@ def test_bounds_hold_the_last_reward_where_episodes_end() -> None:
     assert np.multiply(goes_on.value_bounds, goes_on.reward_scale) == pytest.approx((10.0, 20.0))
 
 
-def test_continuous_policies_are_drawn_beside_the_states() -> None:
-    problem, log = prepared("continuous"), continuous_log()
-    assert problem.inputs.shape == (50, 3)
-    assert problem.next_inputs.shape == (50, 3, 3)
-    assert problem.start_inputs.shape == (50, 328, 3)  # 16,384 draws over all start states, rounded up
-    for draw in range(3):  # the states repeat, the actions do not
-        np.testing.assert_array_equal(problem.next_inputs[:, draw, :2], problem.next_inputs[:, 0, :2])
-    assert not np.array_equal(problem.next_inputs[:, 0, 2], problem.next_inputs[:, 1, 2])
-    mean, spread = log.actions.mean(), log.actions.std()
-    drawn = problem.next_inputs[:, :, 2] * spread + mean
-    distance = np.abs(drawn - np.tanh(log.next_observations[:, :1])).mean()
-    assert distance == pytest.approx(0.16, abs=0.05)  # 0.2·√(2/π) of the policy's noise
-    same = prepare_problem(log, NOISY, 0.9, 3, np.random.default_rng(0))
-    np.testing.assert_array_equal(same.next_inputs, problem.next_inputs)
-
-
-def test_constant_columns_and_far_states() -> None:
-    states = np.zeros((60, 2))
-    states[:, 1] = np.arange(60)
-    following = states.copy()
-    following[5, 1] = 1e9
-    problem = prepare_problem(
-        discrete_log(observations=states, next_observations=following), SOFT, 0.9, 1, np.random.default_rng(0)
-    )
-    assert np.all(problem.inputs[:, 0] == 0.0)
-    assert problem.next_inputs.max() == 10.0
-
-
 def test_resampling_counts_whole_episodes_and_their_starts() -> None:
     problem = prepared("discrete")
     ensemble = draw_ensemble(problem, 1, 3, seed=1)
@@ -96,12 +44,6 @@ def test_resampling_counts_whole_episodes_and_their_starts() -> None:
     assert draw_ensemble(given, 0, 2, seed=1).start_weights.shape == (2, 4)
 
 
-def test_a_resampled_log_always_has_a_start() -> None:
-    """One episode is left out by a Poisson bootstrap with probability 1/e; it is drawn again then."""
-    problem = prepare_problem(discrete_log().select(np.arange(10)), SOFT, 0.9, 1, np.random.default_rng(0))
-    assert (draw_ensemble(problem, 0, 40, seed=0).start_weights > 0.0).all()
-
-
 def test_poisson_counts_have_the_law_of_their_name() -> None:
     counts = np.concatenate([poisson_counts(3, stream, np.arange(20_000)) for stream in range(5)])
     expected = stats.poisson.pmf(np.arange(5), 1.0)
@@ -110,28 +52,6 @@ def test_poisson_counts_have_the_law_of_their_name() -> None:
     first, second = poisson_counts(3, 0, np.arange(20_000)), poisson_counts(3, 1, np.arange(20_000))
     assert abs(np.corrcoef(first, second)[0, 1]) < 5.0 / math.sqrt(20_000)
     np.testing.assert_array_equal(poisson_counts(3, 0, np.arange(7, 90)), first[7:90])
-
-
-def test_images_are_refused_with_the_remedy() -> None:
-    n = 4
-    pixels = np.zeros((n, 3, 64, 64), np.uint8)
-    log = koffline.Transitions(
-        observations=pixels,
-        actions=np.zeros(n, np.int64),
-        rewards=np.ones(n),
-        next_observations=pixels,
-        terminated=np.zeros(n, bool),
-        truncated=np.zeros(n, bool),
-        action_space=koffline.Discrete(2),
-    )
-    with pytest.raises(DataError, match="embed"):
-        koffline.evaluate(log, "uniform", 0.9)
-
-
-def test_weights_are_scaled_to_mean_one() -> None:
-    log = discrete_log(weights=np.linspace(0.0, 3.0, 60))
-    problem = prepare_problem(log, SOFT, 0.9, 1, np.random.default_rng(0))
-    assert problem.row_weights.mean() == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize("name", ["observations", "rewards", "next_observations"])

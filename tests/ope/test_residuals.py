@@ -27,15 +27,6 @@ def plain_residuals(problem, network, replica):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_residuals_row_by_row(kind):
-    problem = prepared(kind)
-    network, table = stack(problem)
-    found = compute_residuals(network, table, slice(None)).numpy()
-    for replica in range(2):
-        np.testing.assert_allclose(found[replica], plain_residuals(problem, network, replica), atol=1e-6)
-
-
-@pytest.mark.parametrize("kind", KINDS)
 def test_start_values_are_expectations_within_bounds(kind):
     problem = prepared(kind)
     network, _ = stack(problem)
@@ -77,3 +68,12 @@ def test_held_out_loss_is_the_u_statistic_of_unseen_rows(monkeypatch):
     assert summary.mean == pytest.approx(own.mean(), abs=1e-5)
     assert summary.rms == pytest.approx(np.sqrt(np.mean(own**2)), rel=1e-5)
     np.testing.assert_allclose(summary.sample, own, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_residuals_row_by_row(kind):
+    problem = prepared(kind)
+    network, table = stack(problem)
+    found = compute_residuals(network, table, slice(None)).numpy()
+    for replica in range(2):
+        np.testing.assert_allclose(found[replica], plain_residuals(problem, network, replica), atol=1e-6)

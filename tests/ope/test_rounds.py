@@ -36,8 +36,3 @@ def test_one_round_is_so_many_steps_and_two_go_on_from_it() -> None:
     assert (one.value, one.interval.low) == (same.value, same.interval.low)
     both = evaluated(agreement=1e-9)
     np.testing.assert_array_equal(both.evidence.values[:, : len(one.evidence.steps)], one.evidence.values)
-
-
-def test_a_hundredth_of_the_returns_is_no_difference(monkeypatch) -> None:
-    monkeypatch.setattr(fitted, "_LEAST", 1e9)
-    assert evaluated(agreement=1e-9).diagnostics["training_steps"] == 20

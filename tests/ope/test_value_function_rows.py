@@ -13,12 +13,10 @@ from koffline.ope.cross_fit import assign_folds, cross_fit, next_row_values, row
 from koffline.ope.provenance import (
     Provenance,
     check_held_out,
-    measure_freshness,
     measure_overlap,
     row_fingerprints,
 )
 from koffline.ope.value_sources import as_value_function
-from tests.exact_problems import EXACT_PROBLEMS
 from tests.ope.problems import SOFT, discrete_log
 
 LOG = discrete_log()
@@ -74,19 +72,6 @@ def test_training_rows_are_refused_after_any_selection() -> None:
     assert check_held_out(fitted_to(half), LOG.select(np.arange(30, 60))) == ()
 
 
-def test_the_rows_given_win_and_unknown_rows_are_said() -> None:
-    assert "not known which rows q" in check_held_out(fitted_to(None), LOG)[0]
-    with pytest.raises(ConfigError, match="fitted to"):
-        measure_freshness(fitted_to(None), LOG, LOG)
-    assert measure_freshness(fitted_to(LOG), LOG, LOG.replace(rewards=LOG.rewards + 1.0)) == (True, ())
-
-
-def test_rows_of_weight_zero_taught_nothing() -> None:
-    weights = np.r_[np.ones(30), np.zeros(30)]
-    seen = Provenance.of(LOG.replace(weights=weights))
-    assert not measure_overlap(seen, LOG.select(np.arange(30, 60))).is_certain
-
-
 def test_worlds_that_repeat_themselves_do_not_raise_false_alarms() -> None:
     trained, fresh = finite_world(0, 400), finite_world(1, 400)
     assert not measure_overlap(Provenance.of(trained), fresh).is_certain
@@ -95,15 +80,6 @@ def test_worlds_that_repeat_themselves_do_not_raise_false_alarms() -> None:
     alone = few.replace(episode_ids=None, steps=None, truncated=np.zeros(400, bool))
     assert measure_overlap(Provenance.of(alone), alone).tells_nothing
     assert "Rows repeat themselves" in check_held_out(fitted_to(alone), alone)[0]
-
-
-@pytest.mark.parametrize("name", ["chain_on", "grid_tuples", "linear_tuples"])
-def test_fresh_rows_of_the_same_problem_are_fresh(name) -> None:
-    trained = EXACT_PROBLEMS[name](0, 300).transitions
-    fresh = EXACT_PROBLEMS[name](1, 300).transitions
-    overlap = measure_overlap(Provenance.of(trained), fresh)
-    assert overlap.seen == 0.0
-    assert not overlap.is_certain
 
 
 def test_a_run_folder_says_what_its_model_was_trained_on(tmp_path) -> None:

@@ -20,11 +20,9 @@ from koffline.ope import working_log
 from koffline.ope.ensemble import Resampling
 from koffline.ope.evaluation import estimate_all, open_workspace
 from koffline.ope.fitted import SystemsOfPart
-from koffline.ope.log_facts import LogFacts, log_facts
 from koffline.ope.problem import prepare_problem
-from koffline.ope.ranking import select_policies
 from koffline.ope.stream_settings import StreamSettings
-from koffline.ope.working_log import Columns, ProblemOfPart, hold
+from koffline.ope.working_log import ProblemOfPart, hold
 from koffline.policies import ContinuousPolicy, DiscretePolicy
 from tests.ope.problems import NOISY, stack
 
@@ -105,7 +103,7 @@ def test_storage_changes_no_estimate_and_no_interval(stored, kind, sample_rows) 
 
 def test_workers_change_nothing(stored) -> None:
     memory, shards = stored["discrete"]
-    names = ("kloss", "lstdq", "wis")  # networks, features, weights of episodes
+    names = ("lstdq", "wis")  # features, weights of episodes
     found = answers(shards, "uniform", names, sample_rows=150, stream=StreamSettings(workers=2))
     agree(found, answers(memory, "uniform", names, sample_rows=150))
 
@@ -117,16 +115,6 @@ def agree(found: dict, expected: dict) -> None:
             assert found[name] == value
         else:
             np.testing.assert_allclose(found[name], value, rtol=1e-10, err_msg=name)
-
-
-def test_a_ranking_from_disk_is_that_from_memory(stored) -> None:
-    found = [
-        select_policies(log, {"a": TILTED, "b": "uniform"}, 0.9, sample_rows=150, **QUICK)
-        for log in stored["discrete"]
-    ]
-    assert [policy.name for policy in found[0].policies] == [policy.name for policy in found[1].policies]
-    for one, other in zip(found[0].comparisons, found[1].comparisons, strict=True):
-        np.testing.assert_allclose((one.low, one.high), (other.low, other.high), rtol=1e-9)
 
 
 def test_records_of_a_sampled_log_count_all_rows(stored) -> None:
@@ -171,36 +159,6 @@ def test_sums_over_parts_are_those_over_all_rows(stored, kind, monkeypatch) -> N
         torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-9)
 
 
-def test_a_resampled_sum_weighs_units_by_their_counts(stored) -> None:
-    """By hand: episode after episode, as often as its Poisson number says."""
-    memory, shards = stored["discrete"]
-    log = hold(shards, 150, seed=0)
-    resampling = Resampling(5, 1, (0, 1))
-    counts = resampling.counts(np.arange(memory.n_episodes))
-    assert counts[0].tolist() == [1] * memory.n_episodes
-    returns = memory.returns(1.0)
-
-    def summed(part):
-        return Columns(({"found": resampling.counts(part.units) @ part.transitions.returns(1.0)[:, None]},))
-
-    found = np.sum([part["found"] for part in log.fold(summed).parts], axis=0)[:, 0]
-    np.testing.assert_allclose(found, counts @ returns, rtol=1e-12)
-
-
-def test_facts_add_up(stored) -> None:
-    memory, shards = stored["discrete"]
-    one = log_facts(hold(memory, 10**6, 0).held, 0.9)
-    other = hold(shards, 150, 0).fold(lambda part: log_facts(part, 0.9))
-    for field in dataclasses.fields(LogFacts):
-        first, second = getattr(one, field.name), getattr(other, field.name)
-        if field.name in ("returns", "weights"):
-            assert dataclasses.astuple(first) == pytest.approx(dataclasses.astuple(second), rel=1e-12)
-        else:
-            assert first == second
-    weights = np.asarray(memory.weights)[memory.episode_starts]
-    assert one.weights.effective_count == pytest.approx(weights.sum() ** 2 / np.square(weights).sum())
-
-
 def test_shards_that_cannot_be_read(stored, tmp_path) -> None:
     """Refused with their name; left out on request, in the sample and in the passes, and said."""
     memory, _ = stored["discrete"]
@@ -224,17 +182,6 @@ def test_memory_that_is_too_small_is_refused_with_what_is_enough(stored) -> None
         koffline.evaluate(
             shards, TILTED, 0.9, sample_rows=150, stream=StreamSettings(memory="600MB"), **QUICK
         )
-
-
-def test_values_may_be_as_large_as_rewards_outside_the_sample_allow(stored) -> None:
-    memory, _ = stored["discrete"]
-    held = hold(memory, 150, seed=0).sample.units
-    rewards = np.where(np.isin(memory.episode_ids, held), 0.0, 7.0)
-    settings = make_settings({"gamma": 0.9, "sample_rows": 150})
-    with open_workspace(memory.replace(rewards=rewards), TILTED, settings) as workspace:
-        low, high = workspace.problem.value_bounds
-        scale = workspace.problem.reward_scale
-    assert (low * scale, high * scale) == pytest.approx((0.0, 70.0))
 
 
 def test_a_drawing_policy_and_given_starts(stored) -> None:
@@ -307,8 +254,9 @@ def test_episodes_without_weight_fill_a_part(tmp_path, monkeypatch) -> None:
     with ShardWriter(tmp_path / "log", shard_rows=40) as writer:
         writer.append(log.replace(weights=weights))
     lazy = koffline.open_transitions(tmp_path / "log", lazy=True)
-    expected = answers(log.replace(weights=weights), TILTED, sample_rows=150)
-    agree(answers(lazy, TILTED, sample_rows=150), expected)
+    names = ("kloss", "lstdq", "wis")
+    expected = answers(log.replace(weights=weights), TILTED, names, sample_rows=150)
+    agree(answers(lazy, TILTED, names, sample_rows=150), expected)
 
 
 def test_a_policy_that_fails_is_no_bad_shard(stored) -> None:
@@ -324,33 +272,6 @@ def test_a_policy_that_fails_is_no_bad_shard(stored) -> None:
     stream = StreamSettings(skip_bad_shards=True)
     with pytest.raises(KofflineError, match=r"probabilities sums to 2\.7"):
         koffline.evaluate(shards, odd, 0.9, sample_rows=150, stream=stream, **QUICK)
-
-
-@pytest.mark.parametrize("episodes", [1, 3])
-def test_few_long_episodes_are_cut_into_folds(episodes) -> None:
-    """Episodes longer than the sample: every closed form has an answer, whatever the seed."""
-    log = make_log("rows", 40)
-    steps = np.arange(len(log)) % (len(log) // episodes + 1)
-    log = koffline.Transitions(
-        **{name: getattr(log, name) for name in ("observations", "actions", "rewards", "next_observations")},
-        terminated=np.zeros(len(log), bool),
-        truncated=np.zeros(len(log), bool),
-        action_space=log.action_space,
-        steps=steps,
-    )
-    for seed in range(4):
-        options = {"bounds": False, "sample_rows": 60, "feature_source": "random", **QUICK}
-        found = estimate_all(log, DRIFT, 0.9, names=("mql", "lstdq", "dualdice"), seed=seed, **options)
-        assert all(row.estimate is not None for row in found.rows)
-
-
-def test_freedom_is_that_of_all_episodes(stored) -> None:
-    memory, _ = stored["discrete"]
-    with open_workspace(
-        memory, TILTED, make_settings({"gamma": 0.9, "sample_rows": 20, **QUICK})
-    ) as workspace:
-        assert workspace.problem.effective_units < 6.0
-        assert workspace.fitted.units == pytest.approx(workspace.facts.weights.effective_count)
 
 
 class TestAKilledPass:
@@ -392,16 +313,11 @@ class TestAKilledPass:
         """The policy's code may have changed, its name not: what it answers counts."""
         _, shards = stored["discrete"]
         other = DiscretePolicy(3, lambda s: np.tile([0.5, 0.3, 0.2], (len(s), 1)), name="tilted")
-        expected, _ = self.run(shards, None, monkeypatch, policy=other)
-        self.run(shards, tmp_path / "sums", monkeypatch)
-        assert self.run(shards, tmp_path / "sums", monkeypatch, policy=other)[0] == expected
-        relabelled = dataclasses.replace(
-            shards, metadata=dataclasses.replace(shards.metadata, sha256="0" * 64)
-        )
-        (_, first), (_, second) = (
-            self.run(log, tmp_path / "more", monkeypatch) for log in (shards, relabelled)
-        )
-        assert first == second
+        metadata = dataclasses.replace(shards.metadata, sha256="0" * 64)
+        cases = ((shards, TILTED), (shards, other), (dataclasses.replace(shards, metadata=metadata), other))
+        reads = [self.run(log, tmp_path / "sums", monkeypatch, policy=policy)[1] for log, policy in cases]
+        assert reads[0] > 0
+        assert reads == reads[:1] * 3
 
     def test_a_file_of_sums_can_run_nothing(self, stored, tmp_path, monkeypatch) -> None:
         """Whatever lies there is a pass from the beginning."""

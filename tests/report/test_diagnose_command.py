@@ -55,28 +55,15 @@ def test_own_estimators_are_cross_fitted(log) -> None:
     assert found["shown"]
 
 
-def test_state_functions_need_to_know_who_acted(log) -> None:
-    arguments = (log, "--policy", "uniform", "--model", "values_here:v", "--gamma", "0.9")
-    assert_refused(run(*arguments), "--on-policy")
-    assert run(*arguments, "--on-policy", "--method", "gamma", "--window", "2").exit_code == 0
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (("--level", "0.95"), "chance of a false alarm"),
-        (("--gamma", "1.5"), "between 0 and 1"),
-        (("--regions", "0"), "--regions is 0"),
-        (("--cross-fit", "2"), "--cross-fit is for the models kloss and fqe"),
         (("--set", "steps=5"), "--set is for the models kloss and fqe"),
         (("--model", "values_here:nothing"), "has no 'nothing'"),
-        (("--model", "missing.d3"), "no such file"),
         (("--model", "kloss", "--set", "stepps=5"), "unknown option 'stepps'"),
         (("--model", "kloss", "--cross-fit", "50"), "fewer than 50 folds"),
         (("--trained-on", "log.npz"), "was fitted to 100% of these rows"),
-        (("--method", "magic"), "magic"),
-        (("--seed", "-1"), "--seed is -1"),
-        (("--window", "0"), "window is 0"),
     ],
 )
 def test_bad_input_is_one_line(log, arguments, message) -> None:

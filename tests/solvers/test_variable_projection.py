@@ -1,12 +1,9 @@
 """The reduced loss and its gradient by finite differences; networks trained on it."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 
 from koffline.batches import ReplicaPlan
-from koffline.errors import ConfigError
 from koffline.kernels import Gaussian, random_fourier_features
 from koffline.replicas import StackedMLP
 from koffline.solvers import fit_variable_projection, reduced_loss, solve_kernel_loss
@@ -79,57 +76,6 @@ def test_replicas_together_are_replicas_alone(form, batch_size):
         torch.testing.assert_close(together.losses[:, replica], alone.losses[:, 0], rtol=1e-6, atol=1e-12)
 
 
-def test_training_lowers_the_loss_below_fixed_features():
-    table, kernel = make_table("state", rows=120), make_kernel(make_table("state"))
-    network = make_network(activation="relu")
-    fitted = fit_variable_projection(
-        table, network, kernel, ReplicaPlan.of_seeds((0, 1), 0.03), **{**QUICK, "steps": 60}
-    )
-    for replica, solution in enumerate(fitted.solutions):
-        alone = network.select([replica])
-        fixed = solve_kernel_loss(table, lambda x, n=alone: n.features(x)[0], kernel, ridge=1e-3)
-        assert solution.loss < 0.7 * fixed.loss
-    assert fitted.loss_steps == tuple(range(5, 61, 5))
-    assert bool((fitted.losses[-1] < 0.8 * fitted.losses[0]).all())
-
-
-def test_networks_hold_the_solved_last_layer():
-    table = make_table("discrete")
-    network = make_network("discrete")
-    before = network.flat.clone()
-    fitted = fit_variable_projection(
-        table, network, make_kernel(table), ReplicaPlan.of_seeds((0, 1), 0.01), **QUICK
-    )
-    outputs = fitted.network.forward(table.inputs)
-    expected = (outputs * table.readout).sum(dim=-1)
-    torch.testing.assert_close(fitted.values(table.inputs.numpy(), table.readout), expected)
-    assert torch.equal(network.flat, before)
-
-
-def test_values_have_the_unit_of_the_reward():
-    """Also for tiny rewards, whose gradients lie below Adam's ε before they are scaled."""
-    table, kernel, plan = make_table("state"), make_kernel(make_table("state")), ReplicaPlan.of_seeds((0, 1))
-    tiny = replace(table, rewards=table.rewards * 2.0**-30)
-    values, small = (
-        fit_variable_projection(part, make_network(), kernel, plan, **QUICK).values(table.inputs)
-        for part in (table, tiny)
-    )
-    torch.testing.assert_close(small * 2.0**30, values)
-
-
-def test_row_sets_are_what_a_replica_sees():
-    table, kernel = make_table("state"), make_kernel(make_table("state"))
-    rows = torch.arange(0, 40, 2)
-    plan = ReplicaPlan((0.01,), (3,), (rows,), (0,))
-    network = make_network(seeds=(0,))
-    on_set = fit_variable_projection(table, network, kernel, plan, **QUICK, batch_size=10)
-    on_part = fit_variable_projection(
-        table.select(rows), network, kernel, ReplicaPlan((0.01,), (3,)), **QUICK, batch_size=10
-    )
-    torch.testing.assert_close(on_set.network.flat, on_part.network.flat)
-    assert on_set.solutions[0].rows == 20
-
-
 def test_a_diverged_replica_is_nan_and_the_other_goes_on():
     table, kernel, plan = make_table("state"), make_kernel(make_table("state")), ReplicaPlan.of_seeds((0, 1))
     network = make_network()
@@ -144,9 +90,3 @@ def test_a_diverged_replica_is_nan_and_the_other_goes_on():
     values = fitted.values(table.inputs)
     assert bool(values[0].isnan().all())
     torch.testing.assert_close(values[1], alone[0])
-
-
-def test_a_plan_of_another_size_is_refused():
-    table = make_table("state")
-    with pytest.raises(ConfigError, match="network has 2 replicas, the plan 3"):
-        fit_variable_projection(table, make_network(), make_kernel(table), ReplicaPlan.of_seeds((0, 1, 2)))

@@ -1,4 +1,4 @@
-"""Small logs whose Q^π is exact, and a log of five rows for hand computation."""
+"""Small logs whose Q^π is exact."""
 
 from __future__ import annotations
 
@@ -54,22 +54,6 @@ def known_problem(
         lambda s, a: q[world.states_of(s), a],
         lambda s: v[world.states_of(s)],
     )
-
-
-def five_rows(**changes: object) -> koffline.Transitions:
-    """One number per state, one action; two episodes of three and two steps, the second terminated."""
-    columns: dict[str, object] = {
-        "observations": np.array([[0.0], [1.0], [2.0], [0.0], [3.0]]),
-        "actions": np.zeros(5, dtype=np.int64),
-        "rewards": np.array([1.0, -1.0, 2.0, 0.5, 3.0]),
-        "next_observations": np.array([[1.0], [2.0], [1.0], [3.0], [0.0]]),
-        "terminated": np.array([False, False, False, False, True]),
-        "truncated": np.array([False, False, True, False, False]),
-        "action_space": koffline.Discrete(1),
-        "episode_ids": np.array([0, 0, 0, 1, 1]),
-        **changes,
-    }
-    return koffline.Transitions(**columns)  # type: ignore[arg-type]
 
 
 ONLY_ACTION = DiscretePolicy(1, lambda s: np.ones((len(s), 1)), name="only action")

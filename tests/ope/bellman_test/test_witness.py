@@ -5,7 +5,6 @@ import pytest
 
 import koffline
 from koffline.errors import ConfigError, DataError
-from koffline.ope.bellman_test import witness as module
 from koffline.ope.bellman_test.front import witness_function
 from tests import reference_bellman as reference
 from tests.ope.bellman_test.problems import known_problem, simple_q
@@ -50,25 +49,6 @@ def test_kernel_loss_is_the_squared_norm_of_the_witness(plain) -> None:
     assert residuals @ at_rows / len(log) == pytest.approx(statistic / len(log), rel=1e-10)
 
 
-def test_far_from_all_rows_nothing_is_said(plain) -> None:
-    found = plain(np.array([[50.0, 50.0], [0.0, 0.0], [2.0, -1.0]]), np.array([0, 1, 2]))
-    assert np.all(np.abs(found.z_scores) <= np.sqrt(found.effective_rows) + 1e-9)
-    narrow = witness_function(simple_q, discrete_log(), SOFT, 0.9, bandwidth=0.05)
-    found = narrow(np.array([[9.0, 9.0]]), np.array([0]))
-    assert np.isnan(found.mean[0])
-    assert (found.effective_rows[0], found.z_scores[0]) == (0.0, 0.0)
-
-
-def test_blocks_are_the_whole(plain, monkeypatch: pytest.MonkeyPatch) -> None:
-    log = discrete_log()
-    whole, regions = plain(log.observations, log.actions), plain.top_regions(2)
-    monkeypatch.setattr(module, "_BLOCK_NUMBERS", 300)
-    np.testing.assert_allclose(plain(log.observations, log.actions).mean, whole.mean, rtol=1e-9)
-    again = plain.top_regions(2)
-    assert [r.size for r in again] == [r.size for r in regions]
-    assert again[0].threshold == pytest.approx(regions[0].threshold, rel=1e-9)
-
-
 def test_regions_find_where_the_error_is_and_nothing_in_true_values(broken) -> None:
     known, result = broken
     assert result.rejects
@@ -100,23 +80,12 @@ def test_maps_are_the_witness_on_a_grid(broken) -> None:
     assert of_state.map(resolution=5).values.witness.shape == (5, 5)
 
 
-def test_continuous_maps_and_regions() -> None:
-    witness = witness_function(simple_q, continuous_log(), NOISY, 0.9)
-    for action in (np.array([0.2]), None):
-        assert witness.map(resolution=4, action=action).values.mean.shape == (4, 4)
-    assert np.shape(witness.top_regions(1)[0].action) == (1,)
-    with pytest.raises(DataError, match="actions hold nan; give finite numbers"):
-        witness(np.zeros((1, 2)), np.array([[np.nan]]))
-
-
 @pytest.mark.parametrize(
     ("ask", "kind", "message"),
     [
         (lambda w: w(np.zeros((3, 5)), np.zeros(3)), DataError, "observations have shape"),
-        (lambda w: w(np.zeros((3, 2))), DataError, "one action per observation"),
         (lambda w: w(np.full((1, 2), np.nan), np.array([0])), DataError, "NaN"),
         (lambda w: w(np.zeros((1, 2)), np.array([9])), DataError, "hold 9; give whole numbers from 0 to 2"),
-        (lambda w: w(np.zeros((1, 2)), np.array([-1])), DataError, "hold -1"),
         (lambda w: w(np.zeros((1, 2)), np.array([0.5])), DataError, "hold 0.5"),
         (lambda w: w.map(columns=(0, 2)), ConfigError, "use top_regions"),
         (lambda w: w.top_regions(0), ConfigError, "at least 1"),

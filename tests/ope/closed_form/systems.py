@@ -97,12 +97,6 @@ class OneHotProblem:
             q = gain / seen + GAMMA * (move @ (self.target * q).sum(axis=1)) / seen
         return float((self.target * q).sum(axis=1)[self.start_states].mean())
 
-    def true_weights(self, occupancy_of_rows: np.ndarray) -> np.ndarray:
-        """ω = d^π/μ at the rows, μ (S, A) the distribution that the rows were drawn from."""
-        visits = self.mdp.discounted_occupancy(self.target, GAMMA) / (1.0 - GAMMA)
-        ratio = np.where(occupancy_of_rows > 0.0, visits / np.maximum(occupancy_of_rows, 1e-300), 0.0)
-        return ratio[self.states, self.actions]
-
 
 def one_hot_problem(rows: int = 400, ending: float = 0.1, seed: int = 0) -> OneHotProblem:
     """Independent tuples of a random process, every pair logged, given start states."""

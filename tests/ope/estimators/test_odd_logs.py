@@ -1,6 +1,5 @@
 """The table of all estimators on logs that some of them cannot use: reasons in rows, never an abort."""
 
-import numpy as np
 import pytest
 
 import koffline
@@ -21,34 +20,12 @@ def test_a_handful_of_rows(n: int) -> None:
     assert table["pdis"].estimate is not None
 
 
-def test_weight_in_one_episode_only() -> None:
-    log = discrete_log(200, length=10).replace(weights=np.r_[np.ones(10), np.zeros(190)])
-    table = estimate_all(log, SOFT, 0.9, **TINY)
-    for name in ("kloss", "mql", "mwl", "pdis"):
-        found = table[name].estimate
-        assert found is not None, table[name].reason
-        assert np.isfinite(found.value)
-    assert all(np.isfinite(row.estimate.value) for row in table.rows if row.estimate is not None)
-
-
 def test_a_network_that_diverges_leaves_the_others() -> None:
     options = {**TINY, "steps": 60, "learning_rate": 1e10}
     table = estimate_all(discrete_log(), SOFT, 0.9, names=("kloss", "is", "mql"), **options)
     assert table["kloss"].estimate is None
     assert table["is"].estimate is not None
     assert "diverged" in str(table["kloss"].reason)
-
-
-def test_importance_sampling_trains_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    import koffline.ope.workspace as workspace
-
-    def refuse(*arguments: object, **options: object) -> None:
-        raise AssertionError("trained")
-
-    monkeypatch.setattr(workspace, "fit_value_functions", refuse)
-    monkeypatch.setattr(workspace, "fit_features", refuse)
-    table = estimate_all(discrete_log(), SOFT, 0.9, names=("is", "wpdis"), **TINY)
-    assert [row.reason for row in table.rows] == [None, None]
 
 
 @pytest.mark.parametrize(

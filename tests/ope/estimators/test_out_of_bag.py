@@ -8,7 +8,6 @@ import torch
 
 from koffline.config import EvaluationSettings
 from koffline.ope.evaluation import open_workspace
-from koffline.ope.residuals import out_of_bag_values
 from koffline.ope.workspace import Workspace
 from tests.ope.problems import SOFT, discrete_log, plain_q
 
@@ -37,32 +36,3 @@ def test_means_over_the_networks_that_left_the_episode_out() -> None:
         expected = np.clip(later @ problem.next_probabilities[row], low, high) * problem.reward_scale
         np.testing.assert_allclose(values.later[row], expected, rtol=1e-5, atol=1e-6)
     assert values.unseen == np.mean((counts == 0).any(axis=0))
-
-
-def test_start_states_belong_to_their_episodes_unless_given() -> None:
-    workspace = _workspace()
-    with torch.no_grad():
-        fitted, values = workspace.fitted, workspace.row_values
-    problem, network = workspace.problem, fitted.heads["kloss"]
-    counts = fitted.ensemble.row_counts[1:].numpy()
-    low, high = problem.value_bounds
-    for start, row in enumerate(problem.episode_starts):
-        unseen = [replica for replica in range(4) if counts[replica, row] == 0] or range(4)
-        by_network = [
-            np.clip(
-                plain_q(network, 1 + replica, problem.start_inputs[start, 0])
-                @ problem.start_probabilities[start],
-                low,
-                high,
-            )
-            for replica in unseen
-        ]
-        expected = np.mean(by_network) * problem.reward_scale
-        np.testing.assert_allclose(values.starts[start], expected, rtol=1e-5, atol=1e-6)
-
-
-def test_given_start_states_were_seen_by_no_network() -> None:
-    workspace = _workspace(discrete_log().observations[:3])
-    with torch.no_grad():
-        values = out_of_bag_values(workspace.fitted)
-    assert values.starts.shape == (3,)

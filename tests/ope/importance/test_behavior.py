@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import torch
 
 from koffline.data.transitions import ActionSpace, Continuous, Discrete, Transitions
-from koffline.errors import DataError, PolicyError
-from koffline.ope.importance.behavior import _gaussian_log_likelihood, estimate_behavior
-from koffline.ope.importance.ratios import action_log_probabilities, importance_ratios
-from koffline.policies import ContinuousPolicy, DiscretePolicy
+from koffline.errors import DataError
+from koffline.ope.importance.behavior import estimate_behavior
+from koffline.ope.importance.ratios import importance_ratios
+from koffline.policies import DiscretePolicy
 from koffline.policies.distributions import gaussian_log_density
-from tests.ope.importance.cases import enumerated
 
 ROWS, LENGTH = 1200, 6
 
@@ -75,23 +73,6 @@ def test_densities_are_near_the_truth(bound: float) -> None:
     assert "conditional Gaussian" in found.warnings[0]
 
 
-def test_likelihood_of_both_libraries_is_one() -> None:
-    log, _ = gaussian_case(bound=120.0)
-    actions = np.asarray(log.actions)[:50]
-    box = np.full(2, -120.0), np.full(2, 120.0)
-    parameters = np.random.default_rng(0).normal(size=(1, 4)) * np.array([[30.0, 30.0, 0.3, 0.3]])
-    mean, deviation = parameters[:, :2], np.exp(parameters[:, 2:])
-    place = (actions >= 120.0).astype(float) - (actions <= -120.0)
-    assert place.any()
-    ours = _gaussian_log_likelihood(
-        torch.from_numpy(parameters),
-        torch.ones((50, 1), dtype=torch.float64),
-        torch.from_numpy(np.stack([actions, place], axis=2)),
-        *map(torch.from_numpy, box),
-    )
-    np.testing.assert_allclose(ours.numpy(), gaussian_log_density(actions, mean, deviation, *box), rtol=1e-10)
-
-
 def test_no_episode_sees_itself() -> None:
     """Change the actions of one episode: its own model was fitted without it, so only other folds move."""
     log, _ = discrete_case(4)
@@ -104,14 +85,6 @@ def test_no_episode_sees_itself() -> None:
     assert 0.3 < share < 0.7  # about half of the episodes share no fold with it
 
 
-def test_a_single_episode_is_fitted_on_itself_and_that_is_said() -> None:
-    log, _ = discrete_case(6)
-    single = log.select_episodes([0])
-    found = estimate_behavior(single)
-    assert np.isfinite(found.log_probabilities).all()
-    assert "on its only episode" in found.warnings[0]
-
-
 def test_images_and_lone_rows_are_refused() -> None:
     log, _ = discrete_case(7)
     with pytest.raises(DataError, match="needs episodes"):
@@ -119,16 +92,6 @@ def test_images_and_lone_rows_are_refused() -> None:
     images = log_of(np.zeros((12, 3, 64, 64), dtype=np.uint8), np.zeros(12, dtype=int), Discrete(2))
     with pytest.raises(DataError, match="store behavior_log_probabilities"):
         estimate_behavior(images)
-
-
-def test_ratios_are_quotients_of_probabilities() -> None:
-    world = enumerated()
-    found = importance_ratios(world.transitions, world.policy)
-    states = world.states(world.transitions.observations)
-    actions = np.asarray(world.transitions.actions)
-    behavior = np.array([[0.5, 0.5], [0.3, 0.7]])[states, actions]
-    np.testing.assert_allclose(np.exp(found.logs), world.target[states, actions] / behavior)
-    assert not found.is_estimated
 
 
 def test_logged_probabilities_win_unless_estimates_are_asked_for() -> None:
@@ -142,55 +105,3 @@ def test_logged_probabilities_win_unless_estimates_are_asked_for() -> None:
     found, taken = importance_ratios(logged, first), np.asarray(log.actions) == 0
     assert (found.logs[~taken] == -np.inf).all()  # impossible actions
     np.testing.assert_allclose(found.logs[taken], -truth[taken])
-
-
-def test_stand_ins_for_zero_and_wrong_probabilities_are_pointed_out() -> None:
-    log, truth = discrete_case()
-    policy = DiscretePolicy(3, lambda observations: np.full((len(observations), 3), 1 / 3))
-    assert importance_ratios(log.replace(behavior_log_probabilities=truth), policy).warnings == ()
-    tiny = truth.copy()
-    tiny[7] = np.log(1e-10)
-    found = importance_ratios(log.replace(behavior_log_probabilities=tiny), policy).warnings
-    assert "1 logged actions have a behavior probability below 2e-08 (row 7: 1e-10)" in found[0]
-    wrong = np.full(len(log), np.log(0.9))
-    found = importance_ratios(log.replace(behavior_log_probabilities=wrong), policy).warnings
-    assert "average 0.3704 over rows" in found[0]
-
-
-def gaussian_policy(bound: float | None = None) -> ContinuousPolicy:
-    """Narrower than the behavior of `gaussian_case` and a little to its side: bounded ratios."""
-    box = None if bound is None else (np.full(2, -bound), np.full(2, bound))
-
-    def mean(states: np.ndarray) -> np.ndarray:
-        return 100.0 * np.concatenate([np.sin(states), 0.5 * states], axis=1) + 5.0
-
-    def log_density(states: np.ndarray, actions: np.ndarray) -> np.ndarray:
-        deviation = np.exp(0.3 * states) * np.array([[20.0, 35.0]])
-        return gaussian_log_density(actions, mean(states), deviation, *(box or (None, None)))
-
-    def draw(states: np.ndarray, generator: np.random.Generator) -> np.ndarray:
-        return mean(states)
-
-    return ContinuousPolicy(2, mean, draw, "gaussian", density_function=log_density, cut_to=box)
-
-
-@pytest.mark.parametrize("bound", [None, 120.0], ids=["free", "cut off"])
-def test_continuous_ratios_average_one(bound: float | None) -> None:
-    """E_β[π/β] = 1 whatever β and π are, masses at the bounds included."""
-    log, truth = gaussian_case(bound=np.inf if bound is None else bound)
-    logged = importance_ratios(log.replace(behavior_log_probabilities=truth), gaussian_policy(bound))
-    ratios = np.exp(logged.logs)
-    assert ratios.mean() == pytest.approx(1.0, abs=4.0 * ratios.std() / np.sqrt(len(log)))
-    estimated = importance_ratios(log, gaussian_policy(bound))
-    assert np.median(np.abs(estimated.logs - logged.logs)) < 0.2
-    assert any("lie on the bounds" in text for text in logged.warnings) == (bound is not None)
-    if bound is not None:
-        found = importance_ratios(log, gaussian_policy())
-        assert any("where the policy's draws do not collect" in text for text in found.warnings)
-
-
-def test_policies_without_density_are_refused() -> None:
-    log = log_of(np.zeros((6, 1)), np.zeros((6, 1)), Continuous(1))
-    policy = ContinuousPolicy(1, lambda observations: observations[:, :1], name="mean")
-    with pytest.raises(PolicyError, match="mean: it is deterministic"):
-        action_log_probabilities(log, policy)

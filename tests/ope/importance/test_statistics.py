@@ -1,24 +1,20 @@
-"""Each estimator against plain loops, exact expectations and scope-rl; deviations, draws and the blend."""
+"""Each estimator against plain loops and exact expectations; deviations, draws and the blend."""
 
 from __future__ import annotations
 
-import contextlib
-import io
 from dataclasses import replace
 
 import numpy as np
 import pytest
 from scipy.optimize import minimize
 
-from koffline.data.transitions import Discrete, Transitions
+from koffline.data.transitions import Discrete
 from koffline.errors import DataError
-from koffline.ope.importance import statistics
 from koffline.ope.importance.problem import EpisodeWeights, effective_size, make_weights
 from koffline.ope.importance.statistics import (
     cut_steps,
     least_error_mix,
     magic,
-    make_statistic,
     plain_mean,
     standard_error,
 )
@@ -51,41 +47,6 @@ def test_estimator_equals_loops(case: Case, name: str) -> None:
     assert case.statistic(name).value == pytest.approx(expected, rel=1e-10, abs=1e-12)
 
 
-def log_of_rewards(*rewards: list[float]) -> Transitions:
-    lengths = [len(part) for part in rewards]
-    rows, ends = sum(lengths), np.cumsum(lengths) - 1
-    last = np.isin(np.arange(rows), ends)
-    return Transitions(
-        observations=np.zeros((rows, 1)),
-        actions=np.zeros(rows, dtype=int),
-        rewards=np.concatenate(rewards),
-        next_observations=np.zeros((rows, 1)),
-        terminated=np.arange(rows) == ends[-1],
-        truncated=last & (np.arange(rows) < ends[-1]),
-        action_space=Discrete(2),
-        episode_ids=np.repeat(np.arange(len(rewards)), lengths),
-    )
-
-
-def test_two_episodes_by_hand() -> None:
-    """Ratios 2, 1/2 and 3; rewards 1, 4 and 2; γ = 1/2; the first episode is cut after two steps."""
-    log = log_of_rewards([1.0, 4.0], [2.0])
-    weights, rewards = make_weights(log, np.log([2.0, 0.5, 3.0])), np.asarray(log.rewards)
-    model = RowValues(np.array([1.0, 2.0, 3.0]), np.array([6.0, 8.0, 5.0]), np.array([0.5, 1.5]))
-    expected = {
-        # whole weights 1 and 3, returns 1 + 4/2 = 3 and 2
-        "is": (1 * 3 + 3 * 2) / 2,
-        "wis": (1 * 3 + 3 * 2) / 4,
-        # weights by step: 2 and 3, then 1 and still 3
-        "pdis": (2 * 1 + 0.5 * 1 * 4 + 3 * 2) / 2,
-        "wpdis": (2 * 1 + 3 * 2) / 5 + 0.5 * (1 * 4) / 4,
-        "dr": (0.5 + 2 * (1 + 3 - 1) + 0.5 * 1 * (4 + 4 - 2) + 1.5 + 3 * (2 - 3)) / 2,
-    }
-    for name, value in expected.items():
-        own, discounts = model if name == "dr" else None, np.array([0.5, 0.5, 0.0])
-        assert make_statistic(name, weights, rewards, discounts, 0.5, own).value == pytest.approx(value), name
-
-
 def test_expectations_are_exact() -> None:
     """Over all paths with their probabilities every weight averages one, so even the ratios are exact.
 
@@ -102,19 +63,6 @@ def test_expectations_are_exact() -> None:
         assert estimate.value == pytest.approx(world.finite_value(0.9, last), abs=1e-12)
 
 
-def test_true_values_make_the_cut_harmless() -> None:
-    world = enumerated(horizon=2)
-    table = world.mdp.action_values(world.target, 0.9)
-    q = as_value_function(
-        lambda observations, actions: table[world.states(observations), actions], Discrete(2), (3,)
-    )
-    names = ("dr", "wdr", "magic")
-    for estimate in episode_estimates(
-        world.transitions, world.policy, 0.9, q=q, names=names, draws=20
-    ).values():
-        assert estimate.value == pytest.approx(world.mdp.policy_value(world.target, 0.9), abs=1e-10)
-
-
 def test_on_policy_everything_is_the_mean_return() -> None:
     case = random_case(4)
     log = case.transitions.replace(weights=None)
@@ -122,51 +70,6 @@ def test_on_policy_everything_is_the_mean_return() -> None:
     for name in ("is", "wis", "pdis", "wpdis"):
         assert case.statistic(name, weights).value == pytest.approx(float(np.mean(log.returns(case.gamma))))
     np.testing.assert_allclose(weights.effective_sizes, log.n_episodes)
-
-
-@pytest.fixture(scope="module")
-def scope_rl():
-    """scope-rl's estimators of discrete actions, without gym's notice."""
-    with contextlib.redirect_stderr(io.StringIO()):
-        return pytest.importorskip("scope_rl.ope.discrete")
-
-
-SCOPE_NAMES = {
-    "is": "TrajectoryWiseImportanceSampling",
-    "pdis": "PerDecisionImportanceSampling",
-    "wpdis": "SelfNormalizedPDIS",
-    "wis": "SelfNormalizedTIS",
-    "dr": "DoublyRobust",
-    "wdr": "SelfNormalizedDR",
-}
-
-
-@EACH
-def test_agrees_with_scope_rl(scope_rl, name: str) -> None:
-    """Episodes of one length that end there, the only ones it knows; its 1e-10 in a ratio allows 1e-8."""
-    generator = np.random.default_rng(7)
-    steps, gamma, rows = 4, 0.9, 24
-    behavior, target = (generator.dirichlet(np.ones(3), size=rows) for _ in range(2))
-    actions, rewards = generator.integers(3, size=rows), generator.standard_normal(rows)
-    log = log_of_rewards(*rewards.reshape(-1, steps).tolist())
-    values, chance = generator.standard_normal((rows, 3)), behavior[np.arange(rows), actions]
-    theirs = getattr(scope_rl, SCOPE_NAMES[name])().estimate_policy_value(
-        step_per_trajectory=steps,
-        action=actions,
-        reward=rewards,
-        pscore=chance,
-        evaluation_policy_action_dist=target,
-        gamma=gamma,
-        **({"state_action_value_prediction": values} if name in ("dr", "wdr") else {}),
-    )
-    v = np.sum(target * values, axis=1)
-    model = RowValues(values[np.arange(rows), actions], np.append(v[1:], 0.0), v[::steps])
-    weights = make_weights(log, np.log(target[np.arange(rows), actions]) - np.log(chance))
-    discounts = gamma * (np.arange(rows) % steps < steps - 1)
-    own = model if name in ("dr", "wdr") else None
-    assert make_statistic(name, weights, rewards, discounts, gamma, own).value == pytest.approx(
-        theirs, rel=1e-8
-    )
 
 
 def counted(case: Case, counts: np.ndarray) -> tuple[Case, EpisodeWeights]:
@@ -198,29 +101,6 @@ def test_deviations_leave_episodes_out_and_draws_repeat_them(case: Case, name: s
         assert draw == pytest.approx(picked.statistic(name, weights).value, rel=1e-9)
 
 
-def test_blocks_of_ended_episodes_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    case = random_case(4, longest=3)
-    whole, blocked = case.statistic("wdr"), case.statistic("wdr")
-    deviations, draws = whole.deviations, whole.resampled(COUNTS)
-    monkeypatch.setattr(statistics, "_MOST_NUMBERS", 1)
-    np.testing.assert_allclose(blocked.deviations, deviations)
-    np.testing.assert_allclose(blocked.resampled(COUNTS), draws)
-
-
-def test_partial_sums_are_those_of_a_log_that_stops_there() -> None:
-    case = random_case(5)
-    whole, cuts = case.statistic("wdr"), cut_steps(case.weights.horizon)
-    for column, cut in enumerate(cuts):
-        stop = case.weights.horizon if cut is None else cut + 1
-        stopped = replace(whole, rows=np.where(case.weights.steps < stop, whole.rows, 0.0))
-        assert whole.partial_values(cuts)[column] == pytest.approx(stopped.value)
-        np.testing.assert_allclose(whole.partial_deviations(cuts)[:, column], stopped.deviations)
-        expected = reference.weighted_doubly_robust(
-            case.episodes, case.shares, case.model.starts, case.gamma, cut
-        )
-        assert stopped.value == pytest.approx(expected, rel=1e-10)
-
-
 def test_standard_errors() -> None:
     """The textbook one of a mean; none from one episode or one with all the weight."""
     values = np.random.default_rng(0).standard_normal(11)
@@ -239,30 +119,6 @@ def test_sums_and_effective_sizes_equal_loops(case: Case) -> None:
     np.testing.assert_allclose(case.weights.effective_sizes, expected, rtol=1e-12)
     assert effective_size(np.log([3.0, 1.0])) == pytest.approx(16.0 / 10.0)
     assert effective_size(np.full(4, -np.inf)) == 0.0
-
-
-@pytest.mark.parametrize("shift", [-800.0, 800.0])
-def test_common_factors_of_any_size_cancel(shift: float) -> None:
-    """e^±800 is beyond float64, yet self-normalised estimates see only ratios of weights."""
-    case = random_case(3)
-    first = np.asarray(case.transitions.steps) == 0
-    moved = make_weights(case.transitions, case.log_ratios + shift * first)
-    for name in ("wis", "wpdis"):
-        here, there = case.statistic(name), case.statistic(name, moved)
-        assert there.value == pytest.approx(here.value, rel=1e-9)
-        np.testing.assert_allclose(there.deviations, here.deviations, rtol=1e-8, atol=1e-10)
-    np.testing.assert_allclose(moved.effective_sizes, case.weights.effective_sizes, rtol=1e-9)
-
-
-def test_clips_and_uneven_weights() -> None:
-    case = random_case(4)
-    capped = make_weights(case.transitions, case.log_ratios, clip=1.5)
-    np.testing.assert_allclose(np.exp(capped.log_weights), np.minimum(np.exp(case.weights.log_weights), 1.5))
-    weights = np.asarray(case.transitions.weights).copy()
-    row = int(np.flatnonzero(np.asarray(case.transitions.steps) == 1)[0])
-    weights[row] *= 2.0
-    with pytest.raises(DataError, match=f"row {row}"):
-        make_weights(case.transitions.replace(weights=weights), case.log_ratios)
 
 
 def test_mix_is_that_of_a_general_solver() -> None:
@@ -285,14 +141,6 @@ def test_mix_is_that_of_a_general_solver() -> None:
     np.testing.assert_allclose(least_error_mix(np.zeros((4, 4))), 0.25)
 
 
-def test_cuts_are_few_and_start_with_the_model_alone() -> None:
-    assert cut_steps(1) == (-1, None)
-    assert cut_steps(3) == (-1, 0, 1, None)
-    first, *inner, last = cut_steps(1000)
-    assert (first, last, len(inner) <= 23) == (-1, None, True)
-    assert inner == sorted(set(inner))
-
-
 def test_blend_is_no_worse_than_any_of_its_parts_by_its_own_measure() -> None:
     whole = random_case(2).statistic("wdr")
     counts = np.random.default_rng(0).multinomial(9, np.full(9, 1 / 9), size=100).astype(float)
@@ -310,3 +158,28 @@ def test_blend_is_no_worse_than_any_of_its_parts_by_its_own_measure() -> None:
     # A model that is far off in its first values, which the residual of the first step mends.
     off = replace(whole, first=whole.first + 1e4, rows=whole.rows - 1e4 * (whole.weights.steps == 0))
     assert magic(off, off.resampled(counts)).mix[0] < 1e-3
+
+
+def test_partial_sums_are_those_of_a_log_that_stops_there() -> None:
+    case = random_case(5)
+    whole, cuts = case.statistic("wdr"), cut_steps(case.weights.horizon)
+    for column, cut in enumerate(cuts):
+        stop = case.weights.horizon if cut is None else cut + 1
+        stopped = replace(whole, rows=np.where(case.weights.steps < stop, whole.rows, 0.0))
+        assert whole.partial_values(cuts)[column] == pytest.approx(stopped.value)
+        np.testing.assert_allclose(whole.partial_deviations(cuts)[:, column], stopped.deviations)
+        expected = reference.weighted_doubly_robust(
+            case.episodes, case.shares, case.model.starts, case.gamma, cut
+        )
+        assert stopped.value == pytest.approx(expected, rel=1e-10)
+
+
+def test_clips_and_uneven_weights() -> None:
+    case = random_case(4)
+    capped = make_weights(case.transitions, case.log_ratios, clip=1.5)
+    np.testing.assert_allclose(np.exp(capped.log_weights), np.minimum(np.exp(case.weights.log_weights), 1.5))
+    weights = np.asarray(case.transitions.weights).copy()
+    row = int(np.flatnonzero(np.asarray(case.transitions.steps) == 1)[0])
+    weights[row] *= 2.0
+    with pytest.raises(DataError, match=f"row {row}"):
+        make_weights(case.transitions.replace(weights=weights), case.log_ratios)

@@ -4,7 +4,6 @@ import pytest
 
 from koffline.ope.intervals.calibrated import calibrated_interval
 from koffline.ope.intervals.kernel_sets import dual_interval, feature_interval
-from koffline.ope.intervals.resampling import pivot_interval
 from koffline.ope.intervals.settings import KernelIntervalSettings
 from tests.ope.intervals.systems import finite_system, true_parameters
 
@@ -21,18 +20,6 @@ def test_calibrated_intervals_hold_the_truth_as_often_as_they_say(name: str, row
         settings = KernelIntervalSettings(draws=199, seed=seed)
         covered += calibrated_interval(system, settings, check_class=False).interval.holds(exact.value)
     assert 273 <= covered <= 297
-
-
-@pytest.mark.slow
-def test_pivotal_bootstrap_on_a_chain() -> None:
-    """Basic bootstrap intervals are a little short at 1000 rows: 90 % and more is what to expect."""
-    covered = 0
-    for seed in range(_DRAWS):
-        exact, system = finite_system("chain_tuples", 5000 + seed, 1000)
-        covered += pivot_interval(system, KernelIntervalSettings(draws=299, seed=seed)).interval.holds(
-            exact.value
-        )
-    assert 265 <= covered <= 298
 
 
 @pytest.mark.slow

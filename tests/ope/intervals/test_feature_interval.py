@@ -1,4 +1,4 @@
-"""Certified and simultaneous intervals: parts, labels, alarms."""
+"""Certified and simultaneous intervals: parts, alarms, refusals."""
 
 import dataclasses
 import json
@@ -10,23 +10,8 @@ from koffline.errors import ConfigError
 from koffline.ope.intervals.kernel_sets import feature_interval, martingale_threshold, start_deviation
 from koffline.ope.intervals.settings import KernelIntervalSettings
 from koffline.ope.intervals.value_range import feasible_set
-from koffline.ope.names import KERNEL_CERTIFIED, KERNEL_CERTIFIED_IID, KERNEL_SIMULTANEOUS
-from tests.ope.intervals.systems import finite_system, small_system
-
-_KINDS = (KERNEL_CERTIFIED, KERNEL_CERTIFIED_IID, KERNEL_SIMULTANEOUS)
-
-
-@pytest.mark.parametrize("kind", _KINDS)
-def test_holds_the_truth_and_says_what_it_rests_on(kind: str) -> None:
-    exact, system = finite_system("chain_tuples")
-    result = feature_interval(system, kind, KernelIntervalSettings(draws=199))
-    assert result.interval is not None
-    assert result.interval.holds(exact.value)
-    assert result.interval.kind == result.kind == kind
-    assert result.interval.norm_bound == result.norm_bound == pytest.approx(2.0 * result.fitted_norm)
-    assert "guess" in result.interval.assumptions
-    assert result.least_loss <= result.threshold
-    json.dumps(result.as_dict(), allow_nan=False)
+from koffline.ope.names import KERNEL_CERTIFIED, KERNEL_SIMULTANEOUS
+from tests.ope.intervals.systems import finite_system
 
 
 def test_parts_add_up() -> None:
@@ -42,16 +27,6 @@ def test_parts_add_up() -> None:
     assert result.interval.low == pytest.approx(max(found.low - margin, -0.5))
     assert result.interval.high == pytest.approx(min(found.high + margin, 1.0))
     assert "given" in result.interval.assumptions
-
-
-def test_given_start_states_cost_nothing_and_vacuous_intervals_say_so() -> None:
-    system = small_system(fixed_starts=True)
-    result = feature_interval(system)
-    assert result.details["start_margin"] == 0.0
-    assert "given start states" in result.interval.assumptions
-    vacuous = feature_interval(small_system())
-    assert (vacuous.interval.low, vacuous.interval.high) == (-30.0, 30.0)
-    assert "too small" in vacuous.warnings[0]
 
 
 def test_a_class_that_cannot_explain_the_log_is_an_alarm() -> None:
@@ -77,11 +52,9 @@ def test_a_class_that_cannot_explain_the_log_is_an_alarm() -> None:
     [
         ({"level": 1.0}, "level is 1.0"),
         ({"norm_bound": 0.0}, "norm_bound is 0.0"),
-        ({"norm_bound": float("nan")}, "norm_bound is nan"),
         ({"value_bounds": (2.0, 1.0)}, "value_bounds is"),
         ({"reward_bounds": (float("-inf"), 1.0)}, "reward_bounds is"),
         ({"draws": 10}, "give 39 or more"),
-        ({"draws": 999, "level": 0.999}, "give 1999 or more"),
     ],
 )
 def test_bad_options(options: dict, message: str) -> None:

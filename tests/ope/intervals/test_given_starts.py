@@ -67,14 +67,3 @@ def test_bounds_of_rewards_must_hold_the_log() -> None:
         koffline.evaluate(
             episodes, "uniform", 0.9, estimator="is", interval="hoeffding", reward_bounds=(0.0, 0.1)
         )
-
-
-def test_a_certificate_without_known_bounds_says_so() -> None:
-    log = bandit(0)
-    given = {"estimator": "mql", "interval": "kernel-certified", "feature_source": "random", "gamma": 0.9}
-    guessed = koffline.evaluate(log, WIDE, **given)
-    known = koffline.evaluate(log, WIDE, **given, reward_bounds=(-1.0, 1.0), norm_bound=20.0)
-    assert any("read off the log" in warning for warning in guessed.warnings)
-    assert not any("read off the log" in warning for warning in known.warnings)
-    assert "ρ" in known.interval.assumptions or "‖θ" in known.interval.assumptions
-    assert known.interval.norm_bound == 20.0

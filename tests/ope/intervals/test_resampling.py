@@ -4,7 +4,6 @@ import dataclasses
 
 import numpy as np
 import pytest
-import torch
 
 import koffline.ope.intervals.resampling as resampling
 from koffline.errors import ConfigError
@@ -14,7 +13,6 @@ from koffline.ope.intervals.resampling import (
     Units,
     kernel_equation,
     pivot_interval,
-    pivotal_interval,
     resample_values,
 )
 from koffline.ope.intervals.settings import KernelIntervalSettings
@@ -54,13 +52,6 @@ def test_draws_solve_the_resampled_equation(constants: int, fixed: bool) -> None
         assert values[draw] == pytest.approx(mean @ theta / total, rel=1e-8)
 
 
-def test_the_whole_log_once_gives_the_estimate() -> None:
-    system = small_system(2)
-    equation, units = kernel_equation(system), _units(system)
-    values, _ = resample_values(equation, units, np.ones((1, 5), dtype=np.int64))
-    assert values[0] == pytest.approx(make_profile(system).value, rel=1e-9)
-
-
 def test_first_order_where_matrices_are_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
     _, system = finite_system("chain_tuples", rows=3000)
     equation, units = kernel_equation(system), _units(system)
@@ -74,29 +65,12 @@ def test_first_order_where_matrices_are_too_large(monkeypatch: pytest.MonkeyPatc
     assert "first order" in pivot_interval(system, KernelIntervalSettings(draws=99)).interval.assumptions
 
 
-def test_errors_are_turned_around() -> None:
-    draws = np.append(np.linspace(0.0, 1.0, 101), np.nan)
-    assert pivotal_interval(0.2, draws, 0.9) == pytest.approx((0.4 - 0.95, 0.4 - 0.05))
-
-
 def test_spread_agrees_with_the_sandwich() -> None:
     """Two ways to the same asymptotic variance; 400 draws know a spread to 3.5 %, n = 2000 adds its own."""
     _, system = finite_system("chain_tuples", rows=2000)
     result = pivot_interval(system, KernelIntervalSettings(draws=400))
     assert result.details["spread"] == pytest.approx(make_profile(system).standard_error, rel=0.12)
     assert "rows resampled" in result.interval.assumptions
-
-
-def test_few_episodes_and_lost_draws_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    system = small_system(4)
-    result = pivot_interval(system, KernelIntervalSettings(draws=99))
-    assert "5 episodes to draw from" in result.warnings[0]
-    alone = dataclasses.replace(system, unit_starts=np.array([0]))
-    assert "one episode" in pivot_interval(alone, KernelIntervalSettings(draws=99)).warnings[0]
-    one = dataclasses.replace(system, start_weights=torch.tensor([1.0, 0, 0, 0, 0], dtype=torch.float64))
-    lost = pivot_interval(one, KernelIntervalSettings(draws=99))  # a third of the draws have no start state
-    assert lost.interval is None
-    assert "no answer" in lost.warnings[-1]
 
 
 @pytest.mark.parametrize("kind", SYSTEM_KINDS)
