@@ -7,7 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import h5py
 import pytest
 
 from koffline.data.sources import open_transitions, write_transitions
@@ -105,20 +104,6 @@ def test_without_hard_links_the_name_is_still_taken_once(tmp_path, monkeypatch):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "other"]
 
 
-def test_a_full_disk_is_one_line(tmp_path):
-    with (
-        pytest.raises(DataError, match=r"cannot be written \(No space left"),
-        atomic_file(tmp_path / "f", False),
-    ):
-        raise OSError(errno.ENOSPC, "No space left on device")
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_folder_is_no_file_name(tmp_path):
-    with pytest.raises(DataError, match="is a folder"), atomic_file(tmp_path, force=True):
-        pass
-
-
 def test_the_old_folder_returns_if_the_new_one_cannot_take_its_place(tmp_path, monkeypatch):
     """Where the system cannot swap two names in one step."""
     monkeypatch.setattr(files, "_exchange", lambda first, second: False)
@@ -141,14 +126,3 @@ def test_the_old_folder_returns_if_the_new_one_cannot_take_its_place(tmp_path, m
         (temporary / "new").touch()
     assert [path.name for path in tmp_path.iterdir()] == ["set"]
     assert (target / "old").exists()
-
-
-def test_files_are_flushed_before_they_get_their_name(tmp_path, monkeypatch):
-    order = []
-    flush, replace = files.flush_to_disk, os.replace
-    monkeypatch.setattr(files, "flush_to_disk", lambda path: (order.append("flush"), flush(path)))
-    monkeypatch.setattr(os, "replace", lambda *args: (order.append("name"), replace(*args)))
-    write_transitions(roll_out().transitions(), tmp_path / "log.hdf5", force=True)
-    assert order == ["flush", "name", "flush"]
-    with h5py.File(tmp_path / "log.hdf5") as file:
-        assert len(file["rewards"]) == 15

@@ -4,8 +4,7 @@ import h5py
 import numpy as np
 import pytest
 
-from koffline.data.disk.files import OpenShard
-from koffline.data.sources import open_raw, open_transitions, write_transitions
+from koffline.data.sources import open_transitions, write_transitions
 from koffline.data.spaces import Bounds
 from koffline.data.transitions import Continuous, Discrete
 from koffline.errors import DataError
@@ -56,24 +55,6 @@ class TestNextObservations:
         np.testing.assert_array_equal(np.flatnonzero(log.truncated), [5, 9, 11])
         assert noted(log, "3 rows were left out")
 
-    @pytest.mark.parametrize(
-        ("ends", "lengths", "kept", "truncated"),
-        [
-            (("terminated", "truncated", "terminated"), (2, 1, 2), [2, 2], []),  # a lone cut row vanishes
-            (("terminated", "neither"), (2, 3), [2, 2], []),  # the file stops inside an episode
-            (("both", "truncated"), (2, 2), [2, 1], [1, 2]),  # terminated wins
-        ],
-    )
-    def test_ends_of_all_kinds(self, tmp_path, ends, lengths, kept, truncated):
-        log = opened(tmp_path, d4rl_arrays(roll_out(ends, lengths), next_observations=False))
-        np.testing.assert_array_equal(log.episode_lengths, kept)
-        np.testing.assert_array_equal(np.flatnonzero(log.truncated), truncated)
-
-    def test_nothing_left(self, tmp_path):
-        rollout = roll_out(("truncated", "truncated"), (1, 1))
-        with pytest.raises(DataError, match="no row has a next observation"):
-            opened(tmp_path, d4rl_arrays(rollout, next_observations=False))
-
 
 class TestEpisodes:
     def test_cuts_show_in_next_observations_where_timeouts_are_missing(self, tmp_path):
@@ -102,14 +83,6 @@ class TestEpisodes:
         log = opened(tmp_path, d4rl(next_observations=d4rl()["next_observations"] + 1))
         np.testing.assert_array_equal(log.episode_lengths, LENGTHS)
         assert noted(log, "the flags were trusted")
-
-    def test_ids_and_steps_alone_mark_them(self, tmp_path):
-        log = roll_out(ENDS, LENGTHS).transitions()
-        for name in ("episode_ids", "steps"):
-            arrays = d4rl(**{name: getattr(log, name)}, next_observations=None)
-            found = opened(tmp_path, arrays)
-            np.testing.assert_array_equal(found.episode_lengths, [4, 2, 4, 1, 1])
-            (tmp_path / "log.hdf5").unlink()
 
     def test_interleaved_ones_are_put_in_order(self, tmp_path):
         log, shuffle = roll_out(ENDS, LENGTHS).transitions(), np.random.default_rng(0).permutation(15)
@@ -142,16 +115,6 @@ class TestActions:
         assert "assumed Continuous(2, -inf … inf)" in log.metadata.notes[0]
         assert open_transitions(log, Bounds(-1, 1)).action_space == Continuous(2, -1, 1)
         assert open_transitions(tmp_path / "log.hdf5", Bounds(-1, 1)).action_space == Continuous(2, -1, 1)
-
-    @pytest.mark.parametrize(
-        ("actions", "words"),
-        [(np.zeros((15, 2), dtype=int), "declares no action space"), (-np.ones(15, dtype=int), "from -1 up")],
-    )
-    def test_integers_that_are_no_choices_need_a_declaration(self, tmp_path, actions, words):
-        with pytest.raises(DataError, match=words):
-            opened(tmp_path, d4rl(actions=actions))
-        k = actions.size // 15
-        assert open_transitions(tmp_path / "log.hdf5", Continuous(k, -1, 1)).actions.dtype == np.float32
 
 
 def test_gymnasiums_names_in_an_npz(tmp_path):
@@ -245,16 +208,6 @@ def test_own_files_keep_what_they_say(tmp_path, suffix):
     assert lazy.shards[0].bytes == path.stat().st_size
 
 
-def test_rows_of_an_npz_stay_on_disk(tmp_path, monkeypatch):
-    np.savez(tmp_path / "log.npz", **d4rl())
-    lazy, seen, column = open_transitions(tmp_path / "log.npz", lazy=True), [], OpenShard.column
-    monkeypatch.setattr(
-        OpenShard, "column", lambda self, *given: seen.append(self._file.arrays) or column(self, *given)
-    )
-    lazy.read_rows(0, 2, 4)
-    assert all(isinstance(array, np.memmap) for array in seen[0].values())
-
-
 class TestManyFiles:
     def test_a_folder_a_pattern_and_a_list_are_one_log(self, tmp_path):
         parts = []
@@ -288,15 +241,3 @@ class TestManyFiles:
         write_transitions(other, tmp_path / "b.hdf5")
         with pytest.raises(DataError, match=message):
             open_transitions(tmp_path, lazy=True)
-
-    def test_a_declared_space_is_that_of_all(self, tmp_path):
-        for name, top in (("a", 2), ("b", 4)):
-            write_arrays(tmp_path / f"{name}.hdf5", d4rl(actions=np.arange(ROWS) % (top + 1)))
-        with pytest.raises(DataError, match=r"b.hdf5 has action space Discrete\(5\)"):
-            open_transitions(tmp_path, lazy=True)
-        assert open_transitions(tmp_path, Discrete(6), lazy=True).action_space == Discrete(6)
-
-
-def test_unchecked_columns_may_hold_anything(tmp_path):
-    path = write_arrays(tmp_path / "log.hdf5", d4rl(rewards=np.full(ROWS, np.nan)))
-    assert np.isnan(open_raw(path).columns["rewards"]).all()

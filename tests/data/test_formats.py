@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from koffline.data.hdf5 import write_hdf5
-from koffline.data.sources import Written, open_transitions, write_transitions
+from koffline.data.sources import open_transitions, write_transitions
 from koffline.data.transitions import Continuous, Metadata
 from koffline.errors import DataError
 from tests.data.logs import assert_same_rows, drawn_logs, roll_out
@@ -101,15 +101,6 @@ def test_next_observations_that_do_not_chain_are_refused(tmp_path, format):
     with pytest.raises(DataError, match=r"next observation of row 5 is not .*write hdf5 or npz"):
         write_transitions(log.replace(next_observations=following), tmp_path / "log", format)
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize(
-    ("target", "format", "expected"),
-    [("a.hdf5", None, "hdf5"), ("a.h5", None, "hdf5"), ("A.NPZ", None, "npz"), ("a.h5", "d3rlpy", "d3rlpy")],
-)
-def test_the_name_tells_the_format_that_nobody_asked_for(tmp_path, target, format, expected):
-    path = tmp_path / target
-    assert write_transitions(roll_out().transitions(), path, format) == Written(str(path), expected)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from click.testing import CliRunner
 from koffline.cli import cli
 from koffline.data.sources import write_transitions
 from koffline.errors import ConfigError
-from koffline.store.run_record import digest_of, versions
+from koffline.store.run_record import digest_of
 from koffline.store.targets import check_apart
 from tests.train.small_runs import make_log
 
@@ -77,10 +77,6 @@ def test_a_folder_of_shards_is_not_named_like_a_file(place, name):
     done = convert("log.hdf5", name, "--shard-rows", "10", code=2)
     assert f"{name} ends in .{name[4:]} like a file, and --shard-rows writes a folder" in done.stderr
     assert not Path(name).exists()
-
-
-def test_versions_name_what_reads_tables():
-    assert "pyarrow" in versions()
 
 
 @pytest.mark.parametrize("words", [("--policy", "uniform"), ("--policy", "a/log.hdf5")])

@@ -119,21 +119,6 @@ def test_bad_addresses_are_one_line(address, message, lazy):
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("name", "is_one"),
-    [
-        ("s3://bucket/log", True),
-        ("simplecache::s3://bucket/log", True),
-        ("minari:cartpole/mixed-v0", False),
-        ("/data/log.hdf5", False),
-        (r"C:\data\log.hdf5", False),
-        ("://x", False),
-    ],
-)
-def test_what_is_an_address(name, is_one):
-    assert remote.is_url(name) is is_one
-
-
 def test_a_storage_that_fails_is_one_line(bucket, copies, monkeypatch):
     lazy = open_transitions(f"{bucket}/shards", lazy=True)
 

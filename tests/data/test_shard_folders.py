@@ -17,7 +17,7 @@ from koffline.data.disk import writer as shard_writer
 from koffline.data.disk.shards import MOST_SHARDS
 from koffline.data.disk.writer import ShardWriter
 from koffline.data.row_block import in_whole_units
-from koffline.data.sources import convert_to_shards, open_raw, open_transitions, write_transitions
+from koffline.data.sources import convert_to_shards, open_transitions, write_transitions
 from koffline.data.spaces import Bounds
 from koffline.data.transitions import Continuous, Discrete, Metadata
 from koffline.errors import DataError
@@ -74,37 +74,6 @@ def test_any_log_comes_back_however_it_is_cut(tmp_path_factory, drawn, shard_row
     assert max(len(block) for block in blocks) <= block_rows
 
 
-def test_a_shard_is_a_log_by_itself(lazy):
-    row = 0
-    for info in lazy.shards:
-        alone = open_transitions(info.name)
-        assert_same_rows(alone, LOG.select(np.arange(row, row + info.rows)))
-        assert (alone.action_space, alone.metadata.gamma) == (LOG.action_space, 0.9)
-        row += info.rows
-    assert row == len(LOG)
-
-
-def test_without_lazy_the_folder_is_read_into_memory(written):
-    found = open_transitions(written)
-    assert_same_rows(found, LOG)
-    assert found.metadata == Metadata(str(written), LOG.sha256, 0.9, {"task": "walk"}, ("made up",))
-    assert len(open_raw(written).columns["rewards"]) == len(LOG)
-
-
-def test_what_a_lazy_log_says_of_itself(lazy):
-    assert repr(lazy) == (
-        "LazyTransitions(70 rows in 5 shards, 20 episodes, observations (3,) float32, Discrete(3))"
-    )
-    assert (lazy.observation_shape, lazy.observation_dtype) == ((3,), np.float32)
-    assert not lazy.has_weights
-    assert not lazy.has_log_probabilities
-    block = lazy.read_rows(1, 2, 7)
-    held = sum(array.nbytes for array in block.arrays().values())
-    assert lazy.row_bytes == held / len(block)
-    assert lazy.block_rows_for(10 * lazy.row_bytes) == 10
-    assert lazy.block_rows_for(0) == 1
-
-
 def test_it_is_small_and_found_from_any_folder(folder, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     lazy = open_transitions("shards", lazy=True)
@@ -129,15 +98,6 @@ def test_steps_units_and_whole_episodes_do_not_depend_on_blocks(lazy, block_rows
                 np.testing.assert_array_equal(np.concatenate([getattr(b, name) for b in cut]), expected)
         assert all(piece.steps[0] == 0 for piece in pieces)
         assert max(len(piece) for piece in pieces) <= (block_rows or info.rows) + 2 * 4
-
-
-def test_rows_without_episodes_are_units(tmp_path):
-    lone = LOG.replace(episode_ids=None, steps=None)
-    lazy = open_transitions(write_shards(tmp_path / "lone", lone), lazy=True)
-    assert [shard.rows for shard in lazy.shards] == [15, 15, 15, 15, 10]
-    block = lazy.read_rows(2, 4, 9)
-    assert block.steps is None
-    np.testing.assert_array_equal(block.units, np.arange(4, 9))
 
 
 def test_actions_can_be_declared_anew(tmp_path, written):
@@ -280,25 +240,6 @@ def write_and_fail(writer, *logs):
 
 
 class TestWriting:
-    def test_nothing_stays_where_the_block_fails(self, tmp_path):
-        with pytest.raises(RuntimeError, match="elsewhere"):
-            write_and_fail(ShardWriter(tmp_path / "s", 10), LOG)
-        assert list(tmp_path.iterdir()) == []
-
-    def test_a_full_disk_is_one_line_and_leaves_nothing(self, tmp_path, monkeypatch):
-        written, append = [], shard_writer._OpenFile.append
-
-        def fill_up(self, columns):
-            written.append(len(columns["rewards"]))
-            if len(written) == 3:
-                raise RuntimeError("Can't write data (no space left on device)")
-            append(self, columns)
-
-        monkeypatch.setattr(shard_writer._OpenFile, "append", fill_up)
-        with pytest.raises(DataError, match=r"s cannot be written \(HDF5: .*no space left"):
-            write_shards(tmp_path / "s")
-        assert list(tmp_path.iterdir()) == []
-
     def test_an_older_folder_stays_until_the_new_one_is_whole(self, folder, tmp_path):
         with pytest.raises(DataError, match="exists already"):
             write_shards(folder)
@@ -353,14 +294,6 @@ class TestWriting:
 
 
 class TestConverting:
-    def test_from_shards_to_shards_and_files(self, written, tmp_path):
-        lazy = convert_to_shards(written, tmp_path / "finer", 8)
-        assert_same_rows(lazy.load(), LOG)
-        assert len(lazy.shards) == 10
-        assert lazy.metadata.extra == {"task": "walk"}
-        write_transitions(open_transitions(written), tmp_path / "one.npz")
-        assert_same_rows(open_transitions(tmp_path / "one.npz"), LOG)
-
     @pytest.mark.parametrize("format_", ["hdf5", "npz", "d3rlpy", "minari"])
     def test_from_any_file_also_without_weight_in_a_block(self, tmp_path, format_):
         log = LOG.replace(weights=np.where(np.arange(70) < 50, 0.0, 1.0))
@@ -369,11 +302,6 @@ class TestConverting:
         assert_same_rows(lazy.load(), open_transitions(tmp_path / "log"))
         np.testing.assert_array_equal(lazy.load().weights, log.weights)
         np.testing.assert_array_equal(lazy.read_rows(0, 0, 5).weights, 0.0)
-
-    def test_bad_sources_keep_their_own_words(self, tmp_path):
-        with pytest.raises(DataError, match="does not exist"):
-            convert_to_shards(tmp_path / "none.hdf5", tmp_path / "s", 5)
-        assert list(tmp_path.iterdir()) == []
 
     def test_memory_is_that_of_a_block(self, tmp_path, monkeypatch):
         log = roll_out(["truncated"] * 20, [20] * 20, shape=(2000,)).transitions()

@@ -1,25 +1,9 @@
 import math
 
-import numpy as np
 import pytest
 
 from koffline.data.transitions import Continuous, Discrete, Metadata
 from koffline.errors import DataError
-
-
-def test_bounds_become_tuples_of_floats():
-    space = Continuous(2, -1, np.array([1.0, 2.0]))
-    assert space == Continuous(2, (-1.0, -1.0), [1, 2])
-    assert hash(space) == hash(Continuous(2, -1.0, (1.0, 2.0)))
-    assert space.low == (-1.0, -1.0)
-    assert Continuous(1).low == (-math.inf,)
-    assert str(Continuous(3, -1, 1)) == "Continuous(3, -1 … 1)"
-    assert str(space) == "Continuous(2, -1 … 1, -1 … 2)"
-
-
-def test_numpy_integers_are_integers():
-    assert Discrete(np.int64(4)).n == 4
-    assert type(Discrete(np.int64(4)).n) is int
 
 
 @pytest.mark.parametrize("n", [0, -1, 2.0, True, "2", None])

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from koffline.data.statistics import SCALE_BITS, EpisodeTally, blocks_of, exact_sum
+from koffline.data.statistics import SCALE_BITS, exact_sum
 from koffline.data.summary import summarise
 from koffline.errors import DataError
 from koffline.jobs.mapping import PassSettings
@@ -31,29 +31,6 @@ class TestExactSums:
         assert exact_sum(np.array(numbers)) / 2**SCALE_BITS == math.fsum(map(float, numbers))
 
 
-class TestEpisodes:
-    @given(drawn_logs(episodes=True), st.integers(1, 5))
-    def test_blocks_cut_them_anywhere(self, drawn, block_rows):
-        log = drawn.log()
-        shards = MemoryShards([log])
-        tally = EpisodeTally()
-        for block in shards.shard_blocks(0, block_rows):
-            tally.add(block)
-        tally.end_shard()
-        returns = [math.fsum(log.rewards[log.episode_ids == i]) for i in range(log.n_episodes)]
-        (found,) = tally.returns.spreads()
-        assert found.min == pytest.approx(min(returns), rel=1e-12, abs=1e-12)
-        assert found.max == pytest.approx(max(returns), rel=1e-12, abs=1e-12)
-        assert found.mean == pytest.approx(np.mean(returns), rel=1e-12, abs=1e-12)
-        assert tally.lengths.count == log.n_episodes
-        assert tally.lengths.high[0] == log.episode_lengths.max()
-        ends = log.episode_ends
-        assert tally.unfinished == np.sum(~(log.terminated | log.truncated)[ends])
-        cut = np.unique(log.episode_lengths[(log.truncated & ~log.terminated)[ends]])
-        shared = len(cut) == 1 and cut[0] == log.episode_lengths.max()
-        assert tally.time_limit == (cut[0] if shared else None)
-
-
 class TestLogs:
     @given(drawn_logs(), st.integers(1, 7))
     def test_sizes_of_blocks_do_not_matter(self, drawn, block_rows):
@@ -75,12 +52,6 @@ class TestLogs:
         assert found == summarise(whole)
         assert (found.shards, found.left_out) == (3, ())
         assert summarise(shards, PassSettings(workers=2)) == found
-
-    def test_blocks_in_memory(self):
-        log = numbered_shards().logs[0]
-        (block,) = blocks_of(log)
-        np.testing.assert_array_equal(block.units, log.episode_ids)
-        assert block.observations.base is not None
 
     def test_shards_left_out(self):
         whole = numbered_shards()

@@ -12,7 +12,6 @@ from click.testing import CliRunner
 import koffline
 from koffline.cli import cli
 from koffline.cli.options import requested_mapping
-from koffline.errors import DataError
 from scripts import build_table
 from tests.data.table_rows import shuffled, walk, write
 from tests.refusals import assert_refused
@@ -69,13 +68,6 @@ class TestCommands:
         assert shards.metadata.extra["action_names"] == ["left", "right"]
         assert koffline.open_transitions(tmp_path / "shards").sha256 == whole.sha256
 
-    def test_a_failed_conversion_leaves_nothing(self, table, tmp_path):
-        before = sorted(tmp_path.iterdir())
-        broken = write(walk(r=[1.0] * 7 + [None]), tmp_path / "broken.parquet")
-        assert_refused(run("data", "convert", broken, tmp_path / "s", "--shard-rows", 4, *OPTIONS), "r: 1")
-        assert_refused(run("data", "convert", broken, tmp_path / "s.hdf5", *OPTIONS), "r: 1")
-        assert sorted(tmp_path.iterdir()) == sorted([broken, *before])
-
     def test_imputation(self, tmp_path):
         table = write(walk(x_1=[None] * 2 + [1.0] * 6), tmp_path / "log.csv")
         assert_refused(run("data", "validate", table, *OPTIONS), "x_1: 2", "--impute x_1=mean")
@@ -90,29 +82,6 @@ def _given():
 
 
 class TestOptions:
-    def test_the_line_wins_over_the_file(self, tmp_path):
-        path = tmp_path / "columns.yaml"
-        path.write_text("observations: [x]\naction: a\nreward: r\nbehavior_probability: p\n")
-        found = requested_mapping(
-            {
-                "table_mapping": str(path),
-                "table_reward": "q",
-                "table_behavior_log_probability": "lp",
-                "table_impute": ("mean", "x=zero", "q=0.5"),
-                "table_action_names": "left, right",
-                "table_observations": (),
-                "table_time": None,
-            }
-        )
-        assert (found.observations, found.reward, found.behavior_probability) == (("x",), "q", None)
-        assert dict(found.impute) == {None: "mean", "x": "zero", "q": 0.5}
-        assert found.action_names == ("left", "right")
-
-    def test_nothing_asked_for(self):
-        assert requested_mapping({"table_observations": (), "table_reward": None}) is None
-        with pytest.raises(DataError, match="lacks observations, action"):
-            requested_mapping({"table_reward": "r"})
-
     def test_names_of_numbers_and_of_yes_and_no(self, tmp_path):
         doses = write(walk(a=[10, 20] * 4), tmp_path / "doses.parquet")
         shown = run("data", "info", doses, *OPTIONS, "--action-names", "20,10", "--json").stdout

@@ -7,7 +7,7 @@ import pickle
 import pytest
 
 import koffline
-from koffline.data.table.mapping import TableMapping, as_mapping, natural_key, own_mapping, resolved, unmapped
+from koffline.data.table.mapping import TableMapping, as_mapping, natural_key, resolved
 from koffline.errors import DataError
 
 LEAST = {"observations": "x_*", "action": "a", "reward": "r"}
@@ -85,20 +85,6 @@ def test_mistakes(changes, words):
     assert "\n" not in str(caught.value)
 
 
-def test_headers():
-    for names, words in ((("a", "a", "x_1", "r"), "more than one column named a"), ((), "no columns")):
-        with pytest.raises(DataError, match=words):
-            roles(names)
-
-
-def test_a_table_without_mapping_shows_its_columns_and_a_command():
-    message = str(unmapped(["s0", "s1", "user_id", "step", "action", "reward", "done"], "log.csv", "CSV"))
-    assert "columns s0, s1, user_id" in message
-    assert "--observations 's*' --action action --reward reward --episode user_id --time step" in message
-    assert "--terminal done" in message
-    assert "(100 in all)" in str(unmapped([f"c{i}" for i in range(100)], "log.csv", "CSV"))
-
-
 def test_a_file_is_the_same_as_keywords(tmp_path):
     path = tmp_path / "columns.yaml"
     path.write_text(
@@ -133,11 +119,3 @@ def test_files_that_are_none(tmp_path, text, words):
         path.write_bytes(text)
     with pytest.raises(DataError, match=words):
         as_mapping(path)
-
-
-def test_our_own_names_need_no_mapping():
-    names = ["observations_0", "actions", "rewards", "terminals", "steps", "episode_ids"]
-    found = own_mapping(names)
-    assert found is not None
-    assert (found.observations, found.time, found.truncated) == (("observations_*",), "steps", None)
-    assert own_mapping([name for name in names if name != "terminals"]) is None

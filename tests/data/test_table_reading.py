@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from koffline.data.raw import merge_different
 from koffline.data.sources import open_transitions
 from koffline.data.table import rows as table_rows
 from koffline.data.table.mapping import TableMapping
@@ -145,33 +144,11 @@ class TestActions:
         assert log.action_space == space
         np.testing.assert_array_equal(log.actions, kept)
 
-    @pytest.mark.parametrize("kind", [float, int])
-    def test_vectors(self, tmp_path, kind):
-        columns = walk(a_1=[kind(1)] * N, a_2=[0.25] * N)
-        log = read(columns, tmp_path, action=["a_1", "a_2"])
-        assert log.action_space == Continuous(2)
-        np.testing.assert_array_equal(log.actions, [[1, 0.25]] * 6)
-
-    def test_whole_numbers_as_fractions_are_pointed_out(self, tmp_path):
-        assert "--discrete N" in notes(walk(a=[0.0, 1.0] * 4), tmp_path)
-        assert "--discrete N" not in notes(walk(a=[0.5, 1.0] * 4), tmp_path)
-
     def test_csv_numbers_are_numbers_and_texts_are_names(self, tmp_path):
         assert read(walk(a=[0, 1] * 4), tmp_path, name="a.csv").action_space == Discrete(2)
         assert read(walk(a=[0.5, 1] * 4), tmp_path, name="b.csv").action_space == Continuous(1)
         log = read(walk(a=["1", "up"] * 4), tmp_path, name="c.csv")
         assert log.metadata.extra["action_names"] == ["1", "up"]
-
-    def test_many_different_ones_are_counted_through_batches(self, tmp_path, monkeypatch):
-        monkeypatch.setattr(table_rows, "BATCH_ROWS", 1000)
-        actions = list(range(0, 20_000, 5))
-        path = write(walk((len(actions),), (True,), a=actions), tmp_path / "log.csv")
-        assert open_transitions(path, mapping=MAPPING).action_space == Discrete(19_996)
-        assert TableStream(path, MAPPING).action_space == Discrete(19_996)
-        monkeypatch.setattr("koffline.data.raw.ENOUGH_DIFFERENT", 3)
-        seen = merge_different(np.array([1, 5]), np.array([1, 7, 9]))
-        assert seen.tolist() == [1, 5, 7, 9]
-        assert merge_different(seen, np.array([2])) is seen
 
 
 class TestTime:
@@ -192,12 +169,6 @@ class TestTime:
             assert sorted(found.rewards) == sorted(plain.rewards)
             np.testing.assert_array_equal(np.diff(found.rewards)[found.steps[1:] > 0], 1)
 
-    def test_gaps_are_said(self, tmp_path):
-        times = [t + (t > 20) for t in range(40)]
-        assert "1 of 39 steps within episodes span more" in notes(walk((40,), (True,), t=times), tmp_path)
-        irregular = walk((40,), (True,), t=[t * t for t in range(40)])
-        assert "span more time" not in notes(irregular, tmp_path)
-
     def test_without_time_the_table_is_in_order(self, tmp_path):
         assert_same(read(walk(), tmp_path, time=None), read(walk(), tmp_path))
         assert "no time column" in notes(walk(), tmp_path, time=None)
@@ -214,25 +185,6 @@ class TestEpisodes:
         log = read(table, tmp_path, episode=None, time=None, next_observations=["y_1", "y_2"])
         assert not log.has_episodes
         np.testing.assert_array_equal(log.next_observations, [[1.0, 2.0]] * N)
-
-    def test_truncation_moves_to_the_row_above(self, tmp_path):
-        log = read(walk(cut=[False] * 7 + [True]), tmp_path, truncated="cut")
-        np.testing.assert_array_equal(log.truncated, [0, 0, 0, 0, 0, 1])
-        assert not read(walk(cut=[False] * N), tmp_path, truncated="cut").truncated.any()
-
-    def test_nothing_is_lost_where_next_observations_are_given(self, tmp_path):
-        log = read(walk(next_x_1=[0.0] * N, next_x_2=[1.0] * N), tmp_path, next_observations="next_*")
-        np.testing.assert_array_equal(log.truncated, [0, 0, 0, 1, 0, 0, 0, 1])
-
-    def test_whole_number_ids_stay(self, tmp_path):
-        log = read(walk(id=[7, 7, 7, 2, 5, 5, 5, 5]), tmp_path)
-        assert list(dict.fromkeys(log.episode_ids)) == [7, 5]
-
-    def test_one_is_said_in_the_singular(self, tmp_path):
-        said = notes(walk((3,), (False,), x_1=[None, 1.0, 2.0]), tmp_path, impute={"x_1": "zero"})
-        assert "1 missing value in x_1 was replaced (0)" in said
-        assert "; 1 row was left out" in said
-        assert "1 episode that ends without a flag was marked as truncated" in said
 
 
 class TestFlagsProbabilitiesAndWeights:
@@ -380,15 +332,6 @@ class TestOtherRefusals:
         write(walk(), tmp_path / "c.csv")
         with pytest.raises(DataError, match="CSV and Parquet"):
             read_table(tmp_path, MAPPING)
-
-    @pytest.mark.parametrize("lazy", [False, True])
-    def test_logs_of_other_formats_that_declare_no_space_are_alike(self, tmp_path, lazy):
-        made = {"observations": np.zeros((4, 1)), "next_observations": np.ones((4, 1)),
-                "rewards": np.zeros(4), "actions": np.array([0, 1, 2, 10**6]), "terminals": np.eye(4)[3],
-                 "timeouts": np.zeros(4)}  # fmt: skip
-        np.savez(tmp_path / "log.npz", **made)
-        with pytest.raises(DataError, match=r"log\.npz: .*4 different ones.*1000001 choices"):
-            open_transitions(tmp_path / "log.npz", lazy=lazy)
 
 
 @st.composite

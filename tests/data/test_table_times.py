@@ -7,9 +7,7 @@ import datetime
 import numpy as np
 import pyarrow as pa
 import pytest
-from click.testing import CliRunner
 
-from koffline.cli import cli
 from koffline.data.sources import open_transitions
 from koffline.data.table.reading import TableStream
 from koffline.errors import DataError
@@ -151,21 +149,3 @@ class TestTypedTimes:
             "b.parquet: column t is Datetime(time_unit='us', time_zone=None), in the first file "
             "Datetime(time_unit='us', time_zone='UTC'); write all files with one type"
         )
-
-    @pytest.mark.parametrize("values", [[b"2024-01-01"], [(1, 2, 3)]], ids=["bytes", "intervals"])
-    def test_other_types_give_no_order(self, tmp_path, values):
-        kind = pa.month_day_nano_interval() if isinstance(values[0], tuple) else pa.binary()
-        columns = walk((1,), (True,), t=pa.array(values, kind))
-        assert "which gives no order in time" in refusal(write(columns, tmp_path / "log.arrow"))
-
-
-def test_the_commands_say_the_rule(tmp_path):
-    path = write(walk((3,), (True,), t=["2024-01-01T00:00", "2024-01-01T00:10", "2024-01-01T00:20"]),
-                 tmp_path / "log.csv")  # fmt: skip
-    options = ["--observations", "x_*", "--action", "a", "--reward", "r", "--episode", "id", "--time", "t"]
-    result = CliRunner().invoke(cli, ["data", "validate", str(path), *options, "--terminal", "done"])
-    assert f"note: {NAIVE}\n" in result.stdout
-    write(walk((3,), (True,), t=["2024-01-01T00:00Z", "2024-01-01T00:10", "2024-01-01T00:20Z"]), path)
-    result = CliRunner().invoke(cli, ["data", "validate", str(path), *options, "--terminal", "done"])
-    assert result.exit_code == 2
-    assert "'2024-01-01T00:10' in row 2, a time without a UTC offset" in result.stderr

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given, settings
 
 from koffline.data.sources import open_transitions, write_transitions
-from koffline.data.table.arrow_files import write_table
 from koffline.data.transitions import Metadata
 from koffline.errors import DataError
 from tests.data.logs import drawn_logs, small
@@ -80,15 +79,3 @@ def test_pictures_do_not_fit_into_csv(tmp_path):
     with pytest.raises(DataError, match="write parquet"):
         write_transitions(log, tmp_path / "log.csv")
     assert list(tmp_path.iterdir()) == []
-
-
-def test_existing_files_stay_and_the_same_bytes_are_written_again(tmp_path):
-    for format in ("parquet", "arrow", "csv"):
-        path = tmp_path / format
-        write_table(small(), path, format)
-        before = path.read_bytes()
-        with pytest.raises(DataError, match="exists already"):
-            write_table(small(rewards=[0.0] * 4), path, format)
-        assert path.read_bytes() == before
-        write_table(small(), path, format, force=True)
-        assert path.read_bytes() == before

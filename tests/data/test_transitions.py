@@ -1,8 +1,5 @@
 """The record: what it adopts, what it refuses and how it says so, and its digest."""
 
-import copy
-import pickle
-
 import numpy as np
 import pytest
 
@@ -32,44 +29,6 @@ class TestConstruction:
             assert not kept.flags.writeable
         with pytest.raises(ValueError, match="read-only"):
             log.rewards[0] = 1.0
-
-    def test_lists_and_other_dtypes_are_cast_exactly(self):
-        log = small(
-            observations=[[1, 2], [3, 4], [5, 6], [2**24 + 1, 8]],
-            next_observations=np.ones((4, 2), dtype=np.float16),
-            actions=np.array([0.0, 1.0, 1.0, 0.0], dtype=np.float32),
-            rewards=np.array([1, 2, 3, 4], dtype=">i4"),
-            terminated=np.array([0, 1, 0, 0], dtype=np.uint8),
-            truncated=[0.0, 0.0, 0.0, 1.0],
-        )
-        assert log.observations.dtype == np.float64  # 2^24 + 1 is not exact in float32
-        assert log.observations[3, 0] == 2**24 + 1
-        assert log.next_observations.dtype == np.float32
-        assert log.actions.dtype == np.int64
-        assert log.rewards.dtype.isnative
-        np.testing.assert_array_equal(log.rewards, [1, 2, 3, 4])
-        assert log.terminated.dtype == log.truncated.dtype == np.bool_
-
-    def test_images_stay_bytes(self):
-        images = np.zeros((4, 8, 8, 3), dtype=np.uint8)
-        log = small(observations=images, next_observations=images)
-        assert log.observations.dtype == np.uint8
-        assert log.observation_shape == (8, 8, 3)
-
-    def test_a_row_may_be_terminated_and_truncated(self):
-        log = small(terminated=[0, 0, 0, 1], episode_ids=[5, 5, 5, 5])
-        assert log.terminated[3]
-        assert log.truncated[3]
-
-    def test_prints_usefully(self):
-        assert repr(small()) == "Transitions(4 rows, no episodes, observations (3,) float32, Discrete(2))"
-        assert "2 episodes" in repr(small(episode_ids=[0, 0, 1, 1]))
-
-    def test_survives_copy_and_pickle(self):
-        log = small(episode_ids=[0, 0, 1, 1])
-        for again in (copy.deepcopy(log), pickle.loads(pickle.dumps(log))):
-            assert again.sha256 == log.sha256
-            assert again.action_space == log.action_space
 
     @pytest.mark.parametrize(
         ("changes", "words"),

@@ -97,13 +97,6 @@ def test_these_files_would_read_another_one(tmp_path: Path, build):
         assert (file["rewards"][()] == hostile.SECRET).all()
 
 
-def test_links_within_the_file_are_no_attack(tmp_path: Path):
-    with hostile.flat(tmp_path / "log.hdf5") as file:
-        file["infos/again"] = h5py.SoftLink("/rewards")
-        file["infos/same"] = file["rewards"]
-    assert len(open_transitions(tmp_path / "log.hdf5")) == 4
-
-
 def test_a_log_beyond_the_allowance_is_read_from_disk(tmp_path: Path, monkeypatch):
     path, values = tmp_path / "log.hdf5", np.random.default_rng(0).random((3000, 100))
     with hostile.flat(path) as file:
@@ -156,15 +149,3 @@ def test_the_allowance_is_a_quarter_of_the_memory(monkeypatch):
     code = f"{asked}; from koffline.untrusted.limits import memory_allowance as m; print(m())"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert int(done.stdout) == min(10**9, machine_memory() // 4)
-
-
-def test_honest_columns_of_one_value_are_read(tmp_path: Path):
-    """Forty thousand times smaller on disk than in memory, but small in memory too."""
-    with hostile.flat(tmp_path / "log.hdf5") as file:
-        for name, shape in {"observations": (500_000, 2), "rewards": (500_000,), "terminals": (500_000,),
-                            "actions": (500_000,), "next_observations": (500_000, 2)}.items():  # fmt: skip
-            del file[name]
-            dtype = "f4" if "obs" in name else "i1"
-            file.create_dataset(name, shape, dtype, compression="gzip", chunks=True, fillvalue=1)
-    for lazy in (False, True):
-        assert len(open_transitions(tmp_path / "log.hdf5", lazy=lazy)) == 500_000
