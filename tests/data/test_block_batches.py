@@ -143,8 +143,3 @@ class TestReading:
 
         with pytest.raises(DataError, match="shard-00001: row 3 is damaged"):
             BlockSampler(Damaged(shards.logs), 0, **SIZES).draw(500)
-
-    def test_sizes_are_checked(self, shards):
-        for pool in ({"pool_rows": 0}, {"pool_rows": 8, "block_rows": 0}):
-            with pytest.raises(ConfigError, match="give positive numbers"):
-                BlockSampler(shards, 0, **pool)

@@ -62,8 +62,3 @@ class TestSelection:
     def test_selections_must_fit(self, rows):
         with pytest.raises(DataError, match="selection"):
             roll_out().transitions().select(rows)
-
-    def test_a_selection_keeps_some_weight(self):
-        log = small(weights=[0.0, 1.0, 1.0, 1.0])
-        with pytest.raises(DataError, match="weights are all 0"):
-            log.select([0])

@@ -15,32 +15,6 @@ from koffline.store import files
 from koffline.store.files import atomic_file, atomic_folder
 from tests.data.logs import roll_out
 
-FORMATS = {"hdf5": "log.hdf5", "npz": "log.npz", "d3rlpy": "log.h5", "minari": "log-v0"}
-
-
-class Boom(Exception):
-    pass
-
-
-@pytest.mark.parametrize("format", FORMATS)
-@pytest.mark.parametrize("force", [False, True])
-def test_an_exception_in_the_middle_leaves_what_was_there(tmp_path, monkeypatch, format, force):
-    target = tmp_path / FORMATS[format]
-    first, second = roll_out(seed=1).transitions(), roll_out(seed=2).transitions()
-    if force:
-        write_transitions(first, target, format)
-
-    def explode(*args, **kwargs):
-        raise Boom
-
-    with monkeypatch.context() as patch:
-        patch.setattr(files, "flush_to_disk", explode)
-        with pytest.raises(Boom):
-            write_transitions(second, target, format, force=force)
-    assert [path.name for path in tmp_path.iterdir()] == ([target.name] if force else [])
-    if force:
-        assert open_transitions(target).sha256 == first.sha256
-
 
 @pytest.mark.parametrize("force", [False, True])
 def test_a_kill_in_the_middle_leaves_what_was_there(tmp_path, force):

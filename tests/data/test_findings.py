@@ -11,9 +11,7 @@ from koffline.data.disk.writer import ShardWriter
 from koffline.data.findings import inspect_log
 from koffline.data.raw import RawLog
 from koffline.data.sources import open_transitions
-from koffline.data.spaces import Discrete
 from koffline.data.statistics import blocks_of
-from koffline.jobs.mapping import PassSettings
 from tests.data.logs import drawn_logs
 from tests.data.shards_in_memory import MemoryShards, columns_of, numbered_shards
 
@@ -63,11 +61,6 @@ class TestWarnings:
         assert found == of_whole(shards.load())
         assert any("71 rows" in message for message in found)
 
-    def test_workers(self):
-        shards = numbered_shards(action_space=Discrete(5))
-        found = inspect_log(shards, PassSettings(workers=2))
-        assert found == inspect_log(shards)
-
 
 class TestErrors:
     def test_all_shards_at_once(self, folder):
@@ -104,27 +97,6 @@ class TestErrors:
         assert len(found) == 2
         assert str(first) in found[0]
         assert found[1].startswith(f"{files[-1]}: rewards: NaN")
-
-    def test_weights_of_nothing(self):
-        shards = numbered_shards(weights=lambda r: np.append(np.zeros(len(r) - 1), 1.0))
-        assert messages(inspect_log(shards)) == of_whole(shards.load())
-
-        class Weightless(MemoryShards):
-            def shard_blocks(self, shard, block_rows=None):
-                yield super().read_rows(shard, 0, 3)
-
-        (message,) = messages(inspect_log(Weightless(shards.logs)))
-        assert message == "weights are all 0; give at least one row a positive weight"
-
-    def test_an_edited_file(self, folder):
-        log = open_transitions(folder, lazy=True)
-        assert not any("edited" in message for message in messages(inspect_log(log)))
-        first = min(folder.glob("*.hdf5"))
-        with h5py.File(first, "a") as file:
-            file["rewards"][0] += 1.0
-        assert f"{first}: the rows are not those the file was written with: it was edited" in messages(
-            inspect_log(log)
-        )
 
 
 class TestRepeatedRows:

@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 
 from koffline.data.sources import open_transitions, write_transitions
-from koffline.data.spaces import Bounds
 from koffline.data.transitions import Continuous, Discrete
 from koffline.errors import DataError
 from tests.data.logs import assert_same_rows, d4rl_arrays, roll_out, write_arrays
@@ -100,23 +99,6 @@ class TestEpisodes:
         np.testing.assert_array_equal(read.truncated, log.truncated)
 
 
-class TestActions:
-    def test_undeclared_spaces_are_assumptions_on_record(self, tmp_path):
-        log = opened(tmp_path, d4rl(actions=np.minimum(d4rl()["actions"], 1)))
-        assert log.action_space == Discrete(2)
-        assert "assumed Discrete(2)" in log.metadata.notes[0]
-        write_transitions(log, tmp_path / "ours.npz")
-        asked = open_transitions(tmp_path / "ours.npz", Discrete(5))
-        assert asked.action_space == Discrete(5)
-        assert noted(asked, "the file declares Discrete(2)")
-        (tmp_path / "log.hdf5").unlink()
-        log = opened(tmp_path, d4rl_arrays(roll_out(discrete=False)))
-        assert log.action_space == Continuous(2)
-        assert "assumed Continuous(2, -inf … inf)" in log.metadata.notes[0]
-        assert open_transitions(log, Bounds(-1, 1)).action_space == Continuous(2, -1, 1)
-        assert open_transitions(tmp_path / "log.hdf5", Bounds(-1, 1)).action_space == Continuous(2, -1, 1)
-
-
 def test_gymnasiums_names_in_an_npz(tmp_path):
     log = roll_out(ENDS, LENGTHS).transitions()
     named = {name: getattr(log, name) for name in ("observations", "actions", "rewards", "next_observations")}
@@ -124,35 +106,23 @@ def test_gymnasiums_names_in_an_npz(tmp_path):
     assert_same_rows(open_transitions(tmp_path / "log.npz", Discrete(3)), log)
 
 
-def many_ends(**more):
-    return d4rl_arrays(roll_out(["terminated", "truncated", "truncated"] * 7, [3, 1, 4] * 7), **more)
-
-
 LOG = roll_out(ENDS, LENGTHS).transitions()
 WHOLE = np.arange(3 * ROWS).reshape(ROWS, 3)
 VARIANTS = {
     "flags": d4rl(),
     "no timeouts": d4rl(timeouts=None),
-    "no timeouts, many": many_ends(timeouts=False),
     "independent rows": d4rl(
         timeouts=None, next_observations=np.random.default_rng(0).standard_normal((ROWS, 3))
     ),
     "broken links": d4rl(next_observations=d4rl()["next_observations"] + 1),
     "all terminal": d4rl(terminals=np.ones(ROWS, dtype=bool), timeouts=None),
-    "ids": d4rl(episode_ids=LOG.episode_ids + 7),
     "ids and steps": d4rl(episode_ids=LOG.episode_ids + 7, steps=LOG.steps),
-    "steps": d4rl(steps=LOG.steps),
     "float flags": d4rl(terminals=LOG.terminated.astype(np.float32)),
-    "columns of vectors": d4rl(rewards=LOG.rewards.reshape(-1, 1), actions=LOG.actions.reshape(-1, 1)),
     "small whole numbers": d4rl(observations=WHOLE, next_observations=WHOLE + 3),
-    "large whole numbers": d4rl(rewards=np.arange(ROWS) + 2**40),
-    "half precision": d4rl(rewards=LOG.rewards.astype(np.float16)),
     "big endian": d4rl(rewards=LOG.rewards.astype(">f8")),
     "flat observations": d4rl(observations=np.arange(15.0), next_observations=np.arange(1.0, 16.0)),
     "extra log-probabilities": d4rl(**{"infos/action_log_probs": -np.ones(ROWS)}),
     "unusable log-probabilities": d4rl(**{"infos/action_log_probs": np.full(ROWS, np.nan)}),
-    "own log-probabilities": d4rl(behavior_log_probabilities=-np.ones(ROWS)),
-    "weights": d4rl(weights=np.arange(ROWS)),
     "continuous": d4rl_arrays(roll_out(discrete=False)),
     "pictures": d4rl_arrays(roll_out(shape=(2, 2), dtype=np.uint8)),
 }
@@ -175,7 +145,7 @@ def test_lazily_it_is_the_same_log(tmp_path, monkeypatch, variant, storage):
     expected, lazy = open_transitions(path), open_transitions(path, lazy=True)
     assert_same_log(lazy, expected)
     assert lazy.metadata.notes == expected.metadata.notes
-    has_probabilities = variant in ("extra log-probabilities", "own log-probabilities")
+    has_probabilities = variant == "extra log-probabilities"
     assert (expected.behavior_log_probabilities is not None) == has_probabilities
     assert noted(expected, "infos/action_log_probs was left out") == (variant == "unusable log-probabilities")
 
@@ -194,18 +164,6 @@ def assert_same_log(lazy, expected):
         if lazy.has_episodes:
             np.testing.assert_array_equal(block.steps, expected.steps[start : start + 4])
             np.testing.assert_array_equal(block.units, units[start : start + 4])
-
-
-@pytest.mark.parametrize("suffix", ["hdf5", "npz"])
-def test_own_files_keep_what_they_say(tmp_path, suffix):
-    log, path = roll_out(["truncated", "neither"], [3, 4]).transitions(), tmp_path / f"log.{suffix}"
-    write_transitions(log, path)
-    if suffix == "npz":
-        np.savez(path, **dict(np.load(path)))
-    lazy = open_transitions(path, lazy=True)
-    assert_same_log(lazy, log)
-    assert lazy.metadata.notes == ()
-    assert lazy.shards[0].bytes == path.stat().st_size
 
 
 class TestManyFiles:

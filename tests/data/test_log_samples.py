@@ -61,12 +61,6 @@ def test_storage_does_not_decide(changes):
         assert found.transitions.sha256 == expected.transitions.sha256
 
 
-def test_a_smaller_sample_is_part_of_a_larger_one(shards):
-    large, small = (sample_units(shards, count, seed=9).units for count in (200, 40))
-    assert set(small) < set(large)
-    assert not np.array_equal(sample_units(shards, 40, seed=10).units, small)
-
-
 def test_every_row_is_as_likely_and_pairs_are_too():
     whole = numbered_shards(**ALONE).load()
     draws, count = 600, len(whole) // 4

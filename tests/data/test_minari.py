@@ -141,6 +141,10 @@ class TestReading:
             ({"action_space": '{"type": "Graph"}'}, "unreadable action_space"),
             ({"total_episodes": 9}, "truncated or corrupt Minari"),
             ({"total_episodes": 0}, "has no steps"),
+            ({"total_episodes": 10**15}, "Minari"),
+            ({"total_episodes": -1}, "has no steps"),
+            ({"total_episodes": "many"}, "Minari"),
+            ({"data_format": "../hdf5"}, "Minari"),
         ],
     )
     def test_damaged_metadata(self, tmp_path, changes, words):

@@ -104,21 +104,12 @@ BAD = {
     "words": (all_of(["a", "b"]), "holds texts; give numbers", ""),
     "scalars": (all_of(1.0), "has no rows|single value", "no next_observations"),
     "no rows": (all_of(np.zeros(0)), "has no rows", "no next_observations"),
-    "lengths": (arrays(rewards=LOG.rewards[:-1]), "rewards has 14 rows, observations 15; re-export", ""),
     "one more": (
         arrays("next_observations", observations=np.zeros((16, 3))),
         "one per step and a last one",
         "no next_observations, which lazy reading needs; write shards",
     ),
     "huge": (huge, "it takes 63.1 PB in memory", "declares"),
-    "NaN": (arrays(rewards=spoiled(7, np.nan, LOG.rewards)), "rewards holds nan in row 7; drop or mend", ""),
-    "action": (
-        arrays(actions=spoiled(7, 3, LOG.actions)),
-        r"action 3 in row 7 is outside 0 … 2; .*\(4\)",
-        "",
-    ),
-    "flag": (arrays(terminals=np.full(15, 2)), "terminated holds 2 in row 0", ""),
-    "shape": (arrays(rewards=np.ones((15, 2))), r"rewards has shape \(15, 2\)", ""),
     "interleaved": (
         arrays(episode_ids=np.arange(15) % 2),
         "its episode 0 goes on",

@@ -82,14 +82,6 @@ def test_single_files_and_patterns(bucket, copies, log):
     assert list(copies.iterdir()) == []
 
 
-def test_local_urls_need_no_copies(folder, copies, log):
-    lazy = open_transitions(f"file://{folder}/shards", lazy=True)
-    next(lazy.blocks())
-    assert_same_rows(lazy.load(), log)
-    assert list(copies.iterdir()) == []
-    assert_same_rows(open_transitions(f"file://{folder}/log.hdf5"), log)
-
-
 def test_a_damaged_shard_is_named_by_its_address(bucket, copies):
     storage = fsspec.filesystem("memory")
     storage.pipe("/bucket/shards/shard-00001.hdf5", b"\x89HDF\r\n\x1a\n" + bytes(100))

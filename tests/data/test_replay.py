@@ -114,26 +114,6 @@ class TestBatches:
 
 
 class TestViews:
-    @DISCRETE
-    def test_d3rlpys_picker_finds_every_row_of_an_episode(self, discrete):
-        log = make_log(discrete)
-        buffer = ColumnarReplayBuffer(log)
-        picker = d3rlpy.dataset.BasicTransitionPicker()
-        stock = d3rlpy.dataset.create_infinite_replay_buffer(episodes=list(buffer.episodes))
-        assert type(buffer.transition_picker) is type(picker)
-        row = 0
-        for episode in buffer.episodes:
-            assert len(episode) == episode.size() == episode.transition_count
-            for index in range(episode.transition_count):
-                for seen in (picker(episode, index), stock.transition_picker(*stock.buffer[row])):
-                    np.testing.assert_array_equal(seen.observation, log.observations[row])
-                    assert (seen.action.reshape(log.actions[row].shape) == log.actions[row]).all()
-                    assert seen.terminal == log.terminated[row]
-                    if not seen.terminal:
-                        np.testing.assert_array_equal(seen.next_observation, log.next_observations[row])
-                row += 1
-        assert row == stock.transition_count == 15
-
     def test_windows_cover_all_rows_once_and_are_no_trajectories(self):
         rollout = roll_out(("terminated", "truncated") * 500, (3, 2) * 500)
         log = rollout.transitions(**ALONE)

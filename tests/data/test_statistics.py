@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from koffline.data.statistics import SCALE_BITS, exact_sum
 from koffline.data.summary import summarise
-from koffline.errors import DataError
 from koffline.jobs.mapping import PassSettings
 from tests.data.logs import drawn_logs
 from tests.data.shards_in_memory import MemoryShards, numbered_shards
@@ -52,26 +51,3 @@ class TestLogs:
         assert found == summarise(whole)
         assert (found.shards, found.left_out) == (3, ())
         assert summarise(shards, PassSettings(workers=2)) == found
-
-    def test_shards_left_out(self):
-        whole = numbered_shards()
-
-        class Damaged(MemoryShards):
-            def shard_blocks(self, shard, block_rows=None):
-                if shard == 1:
-                    raise DataError("shard-00001 is damaged; copy it again")
-                yield from super().shard_blocks(shard, block_rows)
-
-        damaged = Damaged(whole.logs)
-        with pytest.raises(DataError, match="shard-00001"):
-            summarise(damaged)
-        found = summarise(damaged, PassSettings(skip_bad_shards=True))
-        assert found.left_out == ("shard-00001 is damaged; copy it again",)
-        assert found.rows == len(whole) - len(whole.logs[1])
-        assert found.rewards == summarise(MemoryShards([whole.logs[0], whole.logs[2]])).rewards
-        assert found.sha256 is None
-        assert found.shards == 2
-        none = Damaged([whole.logs[1]])
-        none.shard_blocks = lambda shard: damaged.shard_blocks(1)
-        with pytest.raises(DataError, match="no shard can be read"):
-            summarise(none, PassSettings(skip_bad_shards=True))

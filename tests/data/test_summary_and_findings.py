@@ -5,8 +5,7 @@ import pytest
 
 from koffline.data.findings import inspect_log
 from koffline.data.raw import RawLog
-from koffline.data.sources import open_raw, open_transitions
-from koffline.data.spaces import Continuous, Discrete
+from koffline.data.spaces import Discrete
 from koffline.data.summary import Spread, summarise
 from koffline.data.transitions import Metadata
 from tests.data.logs import roll_out
@@ -82,22 +81,6 @@ class TestErrors:
         ]
         assert messages(raw, "warning") == []
 
-    @pytest.mark.parametrize(
-        ("changes", "words"),
-        [
-            ({"steps": np.zeros(48, dtype=int)}, "has step 0, expected 1"),
-            ({"next_observations": np.zeros((48, 2))}, "next_observations has shape"),
-            ({"truncated": np.arange(48) == 0}, "row 0 is truncated but its episode 0 goes on"),
-            ({"actions": np.zeros((48, 2))}, r"actions has shape \(48, 2\)"),
-            ({"actions": np.zeros((48, 3)), "action_space": Continuous(2)}, "declare Continuous"),
-        ],
-    )
-    def test_what_only_the_record_finds(self, log, changes, words):
-        import re
-
-        (message,) = messages(raw_of(log, **changes), "error")
-        assert re.search(words, message)
-
 
 class TestWarnings:
     def test_a_sound_log_has_none(self, log):
@@ -156,21 +139,3 @@ class TestWarnings:
         assert messages(raw, "warning") == [
             "48 of 96 rows repeat an earlier row exactly; were episodes written twice?"
         ]
-
-
-def test_files_are_inspected_without_being_refused(tmp_path, log):
-    np.savez(
-        tmp_path / "log.npz",
-        observations=log.observations,
-        next_observations=log.next_observations,
-        actions=log.actions,
-        rewards=np.full(48, np.nan),
-        terminals=log.terminated,
-        timeouts=log.truncated,
-    )
-    found = messages(open_raw(tmp_path / "log.npz"), "error")
-    assert found == ["rewards: NaN or infinite in 48 rows (first: row 0); drop or mend them"]
-    from koffline.errors import DataError
-
-    with pytest.raises(DataError):
-        open_transitions(tmp_path / "log.npz")

@@ -13,8 +13,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from koffline.data.sources import open_raw, open_transitions
 from koffline.data.table import reading as pieces
@@ -53,21 +51,6 @@ def test_every_cut_is_an_error_in_one_line_or_a_whole_table(tmp_path, suffix):
             assert rows <= 6
         else:
             assert "cut" in message
-
-
-@settings(max_examples=60, deadline=None)
-@given(
-    st.sampled_from(FORMATS),
-    st.lists(st.tuples(st.integers(0), st.binary(min_size=1, max_size=8)), max_size=6),
-)
-def test_changed_bytes(tmp_path_factory, suffix, changes):
-    path = write(walk(), tmp_path_factory.mktemp("t") / f"log.{suffix}")
-    content = bytearray(path.read_bytes())
-    for place, new in changes:
-        at = place % len(content)
-        content[at : at + len(new)] = new
-    path.write_bytes(content)
-    assert "\n" not in rows_or_message(path)[1]
 
 
 LATIN = BODY.replace("e,", "é,").encode("latin-1")
@@ -204,12 +187,3 @@ class TestStreams:
             list(TableStream(path, MAPPING, piece_rows=1, scratch=tmp_path / "none"))
         with pytest.raises(DataError, match="at least 1"):
             TableStream(path, MAPPING, piece_rows=0)
-
-    def test_wide_rows_come_in_small_pieces(self, tmp_path, monkeypatch):
-        monkeypatch.setattr("koffline.data.table.rows._BATCH_BYTES", 10_000)
-        columns = walk([3] * 20, [True] * 20, x_1=None, x_2=None, x=[[float(i)] * 100 for i in range(60)])
-        path, mapping = write(columns, tmp_path / "log.parquet"), {**MAPPING, "observations": "x"}
-        found = list(TableStream(path, mapping))
-        assert len(found) > 4  # 12 rows of 100 float64 fill the bytes of a piece
-        whole = open_transitions(path, mapping=mapping).observations
-        np.testing.assert_array_equal(np.concatenate([each.observations for each in found]), whole)

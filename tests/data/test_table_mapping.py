@@ -96,26 +96,3 @@ def test_a_file_is_the_same_as_keywords(tmp_path):
     assert as_mapping(mapping) is mapping
     assert pickle.loads(pickle.dumps(mapping)) == mapping
     assert koffline.TableMapping is TableMapping
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        (b"", "lacks observations, action, reward"),
-        (b"- a\n", "holds a list"),
-        (b"reward: r\nreward: q\n", "twice"),
-        (b"reward: [\n", "not valid YAML"),
-        (b"\xff\xfe\x00", "UTF-8"),
-        (b"a: &a [x, x]\nb: &b [*a, *a]\nc: [*b, *b]\n", "unknown key"),
-        (b"1: r\n", "unknown key '1'"),
-        (b"x" * 2**21, "larger than"),
-        (None, "cannot be read"),
-    ],
-)
-def test_files_that_are_none(tmp_path, text, words):
-    """What else YAML may hold: tests/fuzz/test_text_attacks.py."""
-    path = tmp_path / "columns.yaml"
-    if text is not None:
-        path.write_bytes(text)
-    with pytest.raises(DataError, match=words):
-        as_mapping(path)

@@ -140,12 +140,3 @@ class TestTypedTimes:
         found, notes = rewards(write(columns, tmp_path / "log.parquet"), False)
         assert found == [2.0, 3.0, 1.0]
         assert (NAIVE in notes) == is_naive
-
-    def test_files_with_and_without_a_zone(self, tmp_path):
-        for name, zone in (("a", "UTC"), ("b", None)):
-            times = pa.array([self.NOON], pa.timestamp("us", zone))
-            write(walk((1,), (True,), t=times), tmp_path / f"{name}.parquet")
-        assert refusal(tmp_path).endswith(
-            "b.parquet: column t is Datetime(time_unit='us', time_zone=None), in the first file "
-            "Datetime(time_unit='us', time_zone='UTC'); write all files with one type"
-        )

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet
 import pytest
 from hypothesis import given, settings
 
@@ -50,28 +48,6 @@ class TestTypedFormats:
             for name in ("gamma", "extra", "notes"):
                 assert getattr(found.metadata, name) == getattr(DESCRIBED, name)
             assert found.metadata.sha256 == log.sha256
-
-    def test_files_that_others_changed(self, tmp_path, suffix):
-        path = tmp_path / f"log.{suffix}"
-        write_transitions(small(), path)
-        table = pa.parquet.read_table(path) if suffix == "parquet" else pa.ipc.open_file(path).read_all()
-        place = table.schema.get_field_index("rewards")
-        _write(table.set_column(place, "rewards", pa.array([9.0] * 4)), path)
-        assert "it was edited" in " ".join(open_transitions(path).metadata.notes)
-        _write(table.replace_schema_metadata({"koffline": "{"}), path)
-        with pytest.raises(DataError, match="description is damaged"):
-            open_transitions(path)
-        # with a mapping of one's own the description is left alone
-        mapping = {"observations": "observations_*", "action": "actions", "reward": "rewards"}
-        assert len(open_transitions(path, mapping={**mapping, "terminal": "terminals"})) > 0
-
-
-def _write(table, path):
-    if path.suffix == ".parquet":
-        pa.parquet.write_table(table, path)
-        return
-    with pa.ipc.new_file(str(path), table.schema) as file:
-        file.write_table(table)
 
 
 def test_pictures_do_not_fit_into_csv(tmp_path):

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from koffline.store import files
-from koffline.store.files import atomic_file, atomic_folder, put_in_place, remove_abandoned, temporary_beside
+from koffline.store.files import atomic_file, atomic_folder, remove_abandoned, temporary_beside
 
 KILLED = """
 import os, sys
@@ -61,19 +61,6 @@ def test_a_folder_that_was_set_aside_gets_its_name_back(tmp_path):
     remove_abandoned(target)
     assert names(tmp_path) == ["results"]
     assert (target / "estimate.json").read_text() == "{}"
-
-
-@pytest.mark.parametrize("at_once", [True, False])
-def test_a_folder_takes_the_place_of_another(tmp_path, monkeypatch, at_once):
-    if not at_once:
-        monkeypatch.setattr(files, "_exchange", lambda first, second: False)
-    new, old = tmp_path / "new", tmp_path / "old"
-    for path in (new, old):
-        path.mkdir()
-        (path / path.name).touch()
-    put_in_place(new, old)
-    assert names(tmp_path) == ["old"]
-    assert names(old) == ["new"]
 
 
 def test_nothing_is_missing_between_the_old_folder_and_the_new(tmp_path, monkeypatch):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import pickle
+import re
 import zipfile
 from pathlib import Path
 
@@ -14,7 +16,7 @@ from koffline.data.transitions import Discrete
 from koffline.errors import DataError, PolicyError
 from koffline.ope.initial_states import read_initial_states
 from koffline.policy_specs import load_policy
-from tests.fuzz.hostile import archive, flat_members, npy
+from tests.fuzz.hostile import archive, bomb, flat_members, npy
 
 FLOATS = "{'descr': '<f8', 'fortran_order': False, 'shape': (%s)}"
 LIES = {
@@ -51,14 +53,6 @@ def test_a_lying_header_is_one_line_everywhere(tmp_path: Path, lie):
     starts.write_bytes(LIES[lie] or b"\x93NUMPY")
     with pytest.raises(DataError, match="initial states"):
         read_initial_states(str(starts))
-
-
-def bomb(declared: int) -> bytes:
-    """Four rows of zeros in a thousandth of the bytes."""
-    member = npy(
-        f"{{'descr': '|u1', 'fortran_order': False, 'shape': (4, {declared // 4})}}", bytes(declared)
-    )
-    return archive(flat_members(observations=member), zipfile.ZIP_DEFLATED)
 
 
 def test_arrays_beyond_the_memory_are_refused_before_they_are_unpacked(tmp_path: Path, monkeypatch):
@@ -98,6 +92,29 @@ def test_lengths_are_compared_before_a_column_is_read(tmp_path: Path, monkeypatc
     monkeypatch.setattr("koffline.untrusted.arrays._read", lambda *_: pytest.fail("a column was read"))
     with pytest.raises(DataError, match="rewards has 2000000 rows, observations 4; re-export"):
         open_transitions(path)
+
+
+def encrypted() -> bytes:
+    content = bytearray(archive(flat_members()))
+    for signature, place in ((b"PK\x01\x02", 8), (b"PK\x03\x04", 6)):
+        for found in re.finditer(re.escape(signature), bytes(content)):
+            content[found.start() + place] |= 1
+    return bytes(content)
+
+
+@pytest.mark.filterwarnings("ignore:Duplicate name")
+def test_strange_archives_are_one_line(tmp_path: Path):
+    path, doubled = tmp_path / "log.npz", io.BytesIO(archive(flat_members()))
+    with zipfile.ZipFile(doubled, "a") as target:
+        target.writestr("rewards.npy", b"")
+    for content, words in (
+        (archive(flat_members(), zipfile.ZIP_LZMA), "compressed in a way NumPy never uses"),
+        (encrypted(), "is encrypted"),
+        (doubled.getvalue(), "two of its arrays have the same name"),
+    ):
+        path.write_bytes(content)
+        with pytest.raises(DataError, match=words):
+            open_transitions(path)
 
 
 def test_paths_in_an_archive_name_no_files(tmp_path: Path):

@@ -30,42 +30,6 @@ def test_a_hostile_file_is_one_line(tmp_path: Path, build, lazy, monkeypatch):
     assert (hostile.HDF5 | (hostile.LAZY if lazy else {}))[build] in str(error.value)
 
 
-def cut_integer() -> h5t.TypeID:
-    found = h5t.STD_I32LE.copy()
-    found.set_size(3)
-    return found
-
-
-KINDS = {
-    "values of 4 bytes that NumPy has no type for": h5t.UNIX_D32LE,
-    "values of 3 bytes that NumPy has no type for": cut_integer(),
-    "texts": h5t.C_S1,
-    "values of type |V5": h5t.create(h5t.OPAQUE, 5),
-    "values of type [('a', '<f8'), ('b', '<i4')]": h5t.py_create(np.dtype([("a", "f8"), ("b", "i4")])),
-    "values of type object": h5t.vlen_create(h5t.NATIVE_DOUBLE),
-    "values of type ('<f8', (3,))": h5t.array_create(h5t.NATIVE_DOUBLE, (3,)),
-    "numbers": h5t.STD_B8LE,  # bits, and
-    "named values": h5t.py_create(h5py.enum_dtype({"a": 0, "b": 1}), logical=True),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("lazy", [False, True], ids=["whole", "lazy"])
-@pytest.mark.parametrize("kind", KINDS)
-def test_what_a_column_holds_is_named(tmp_path: Path, kind, lazy):
-    path = tmp_path / "log.hdf5"
-    with hostile.flat(path) as file:
-        del file["rewards"]
-        h5d.create(file.id, b"rewards", KINDS[kind], h5s.create_simple((4,)))
-    if kind in ("numbers", "named values"):
-        log = open_transitions(path, lazy=lazy)
-        assert (log.load() if lazy else log).rewards.tolist() == [0] * 4
-        return
-    with pytest.raises(DataError) as error:
-        open_transitions(path, lazy=lazy)
-    said = f"{path} is not read: rewards holds {kind}; give numbers, one row per transition"
-    assert str(error.value) == said
-
-
 @pytest.mark.parametrize("lazy", [False, True], ids=["whole", "lazy"])
 def test_a_missing_filter_is_named(tmp_path: Path, lazy):
     path = tmp_path / "log.hdf5"
@@ -116,20 +80,6 @@ def test_a_log_beyond_the_allowance_is_read_from_disk(tmp_path: Path, monkeypatc
         lazy.load()
     monkeypatch.setenv("KOFFLINE_MAX_BYTES", str(needed))
     assert len(open_transitions(path)) == 3000
-
-
-def test_many_episodes_count_too(tmp_path: Path, monkeypatch):
-    """The ids of episodes are kept while a log is opened lazily, to see whether any comes back."""
-    with hostile.flat(tmp_path / "log.hdf5") as file:
-        for name in list(file):
-            shape = (100_000, *file[name].shape[1:])
-            del file[name]
-            file.create_dataset(name, shape, "i1", chunks=True, compression="gzip")
-        file.create_dataset("episode_ids", data=np.arange(100_000), compression="gzip")
-    assert open_transitions(tmp_path / "log.hdf5", lazy=True).n_episodes == 100_000
-    monkeypatch.setenv("KOFFLINE_MAX_BYTES", "3000000")
-    with pytest.raises(DataError, match=r"takes 3\.\d+ MB in memory, 3 MB are allowed"):
-        open_transitions(tmp_path / "log.hdf5", lazy=True)
 
 
 @pytest.mark.parametrize("asked", ["", "0", "-1", "2GB", "1e9", "٣", "9" * 5000])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 from pathlib import Path
 
@@ -34,16 +33,10 @@ YAML = {
     "depth": ("a: " + "[" * 2000 + "]" * 2000, "nested more than 50 deep"),
     "length": ("a: 1\n" + "# " + "x" * 2**20, "larger than 1.05 MB"),
     "code": ("a: !!python/object/apply:os.system ['true']\n", "not valid YAML"),
-    "a module": ("a: !!python/module:os\n", "not valid YAML"),
     "a time that is none": ("a: !!timestamp noon\n", "a value in it cannot be read"),
-    "a date that is none": ("a: 2001-99-99\n", "a value in it cannot be read"),
-    "a number that is none": ("a: !!int twelve\n", "a value in it cannot be read"),
-    "a truth that is none": ("a: !!bool perhaps\n", "a value in it cannot be read"),
     "many digits": ("a: " + "9" * 10_000, "a value in it cannot be read"),
-    "many digits to the base 16": ("a: 0x" + "f" * 10_000, "has more than 64 bits"),
     "a number of 300 digits": ("a: " + "9" * 300, "has more than 64 bits"),
     "a number to the base 60": ("a: !!int 1" + ":1" * 100_000, "a number in it has colons"),
-    "a fraction to the base 60": ("a: !!float 1" + ":1" * 100_000 + ".5", "a number in it has colons"),
     "a list called mapping": ("a: !!map [1]\n", "a value in it cannot be read"),
     "a list as key": ("? [1, 2]\n: 3\n", "not valid YAML"),
     "a key twice": ("a: 1\na: 2\n", "names 'a' twice"),
@@ -70,19 +63,11 @@ def test_numbers_to_the_base_60_are_texts(text):
     assert parse_yaml(text) == text
 
 
-def test_other_numbers_are_read_as_ever():
-    text = "[1, -0, 010, 0x1F, 0b11, 1_000, 1.5, -2., .5, 1.0e+3, -.inf, 18446744073709551615]"
-    assert parse_yaml(text) == [1, 0, 8, 31, 3, 1000, 1.5, -2.0, 0.5, 1000.0, -math.inf, 2**64 - 1]
-
-
 SPACES = {
     "a box larger than memory": {"type": "Box", "dtype": "float32", "shape": [10**6] * 2, "low": 0},
-    "a box of texts": {"type": "Box", "dtype": "U1000000000", "shape": [1], "low": ["a"], "high": ["b"]},
     "a box of code": {"type": "Box", "dtype": "object", "shape": [1], "low": [0], "high": [1]},
-    "a negative box": {"type": "Box", "dtype": "float32", "shape": [-1], "low": [0], "high": [1]},
     "a count without end": {"type": "Discrete", "n": 10**400, "start": 0},
     "an unknown kind": {"type": "os.system"},
-    "no kind": {},
     "a list": [],
 }  # fmt: skip
 
@@ -96,18 +81,6 @@ def test_hostile_minari_spaces_are_one_line(tmp_path: Path, name):
     with pytest.raises(DataError, match="observation_space") as error:
         open_transitions(tmp_path / "log-v0")
     assert str(error.value).isprintable()
-
-
-@pytest.mark.parametrize(
-    "changes", [{"total_episodes": 10**15}, {"total_episodes": -1}, {"total_episodes": "many"},
-                {"total_episodes": 1e400}, {"data_format": "../hdf5"}, {"data_format": {"a": 1}}],
-)  # fmt: skip
-def test_hostile_minari_counts_are_one_line(tmp_path: Path, changes):
-    seeds.minari_folder(tmp_path / "log-v0")
-    path = tmp_path / "log-v0/data/metadata.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
-    with pytest.raises(DataError):
-        open_transitions(tmp_path / "log-v0")
 
 
 def test_minari_data_outside_the_folder_is_not_read(tmp_path: Path):
