@@ -62,13 +62,6 @@ class TestRows:
             expected = whole.actions[np.where(last[rows], rows, rows + 1)]
             np.testing.assert_array_equal(batch["next_actions"], expected)
 
-    def test_optional_columns(self):
-        shards = numbered_shards(weights=lambda r: r + 1.0, behavior_log_probabilities=lambda r: -r)
-        batch = BlockSampler(shards, 0, **SIZES).draw(10)
-        np.testing.assert_array_equal(batch["weights"], batch["rewards"] + 1.0)
-        np.testing.assert_array_equal(batch["behavior_log_probabilities"], -batch["rewards"])
-        assert "next_actions" not in batch
-
     @pytest.mark.parametrize(
         ("pool", "batch"),
         [
@@ -86,11 +79,6 @@ class TestRows:
         assert counts.min() >= epochs - 2
         assert counts.max() <= epochs + 2
         sampler.close()
-
-    def test_nothing_is_repeated_before_the_first_epoch_was_read(self, shards):
-        sampler = BlockSampler(shards, 3, **SIZES)
-        rows = drawn(sampler, len(shards) - sampler.pool_rows)
-        assert len(set(rows.tolist())) == len(rows)
 
     def test_a_part(self, shards):
         parts = [Part(0.4, 7, held_out) for held_out in (False, True)]

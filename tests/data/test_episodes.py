@@ -7,19 +7,10 @@ from hypothesis import strategies as st
 
 from koffline.data.transitions import order_rows
 from koffline.errors import DataError
-from tests.data.logs import drawn_logs, roll_out, small
+from tests.data.logs import drawn_logs, roll_out
 
 
 class TestEpisodes:
-    def test_without_episodes_every_row_is_initial(self):
-        log = small()
-        assert not log.has_episodes
-        assert log.n_episodes == 0
-        assert len(log.episode_starts) == len(log.episode_lengths) == 0
-        np.testing.assert_array_equal(log.initial_observations(), log.observations)
-        with pytest.raises(DataError, match="need episodes"):
-            log.returns()
-
     @given(drawn_logs(episodes=True), st.floats(0, 1))
     def test_returns_to_go_against_a_loop(self, drawn, gamma):
         log = drawn.log()

@@ -16,13 +16,11 @@ from koffline.store.files import atomic_file, atomic_folder
 from tests.data.logs import roll_out
 
 
-@pytest.mark.parametrize("force", [False, True])
-def test_a_kill_in_the_middle_leaves_what_was_there(tmp_path, force):
+def test_a_kill_in_the_middle_leaves_what_was_there(tmp_path):
     """The process dies after the second array: no clean-up runs."""
     target = tmp_path / "log.hdf5"
     first = roll_out(seed=1).transitions()
-    if force:
-        write_transitions(first, target)
+    write_transitions(first, target)
     program = f"""
 import os, signal, h5py
 from koffline.data.sources import write_transitions
@@ -34,19 +32,27 @@ def dying(self, *args, **kwargs):
         os.kill(os.getpid(), signal.SIGKILL)
     return create(self, *args, **kwargs)
 h5py.Group.create_dataset = dying
-write_transitions(roll_out(seed=2).transitions(), {str(target)!r}, force={force})
+write_transitions(roll_out(seed=2).transitions(), {str(target)!r}, force=True)
 """
     root = Path(__file__).parents[2]
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, cwd=root)
     assert done.returncode == -signal.SIGKILL, done.stderr.decode()
     visible = [path.name for path in tmp_path.iterdir() if not path.name.startswith(".")]
-    assert visible == (["log.hdf5"] if force else [])
-    if force:
-        assert open_transitions(target).sha256 == first.sha256
+    assert visible == ["log.hdf5"]
+    assert open_transitions(target).sha256 == first.sha256
 
 
-def test_a_name_taken_meanwhile_is_not_replaced(tmp_path):
-    target = tmp_path / "file"
+@pytest.mark.parametrize("links", [True, False])
+def test_a_name_taken_meanwhile_is_not_replaced(tmp_path, monkeypatch, links):
+    def no_links(*args):
+        raise OSError(errno.EPERM, "Operation not permitted")
+
+    if not links:
+        monkeypatch.setattr(os, "link", no_links)
+    with atomic_file(tmp_path / "free", force=False) as temporary:
+        temporary.write_text("mine")
+    assert (tmp_path / "free").read_text() == "mine"
+    target = tmp_path / "taken"
 
     def lose_the_race():
         with atomic_file(target, force=False) as temporary:
@@ -56,26 +62,7 @@ def test_a_name_taken_meanwhile_is_not_replaced(tmp_path):
     with pytest.raises(DataError, match="exists already"):
         lose_the_race()
     assert target.read_text() == "theirs"
-    assert len(list(tmp_path.iterdir())) == 1
-
-
-def test_without_hard_links_the_name_is_still_taken_once(tmp_path, monkeypatch):
-    def no_links(*args):
-        raise OSError(errno.EPERM, "Operation not permitted")
-
-    monkeypatch.setattr(os, "link", no_links)
-    with atomic_file(tmp_path / "file", force=False) as temporary:
-        temporary.write_text("mine")
-    assert (tmp_path / "file").read_text() == "mine"
-
-    def lose_the_race():
-        with atomic_file(tmp_path / "other", force=False) as temporary:
-            temporary.write_text("mine")
-            (tmp_path / "other").write_text("theirs")
-
-    with pytest.raises(DataError, match="exists already"):
-        lose_the_race()
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "other"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["free", "taken"]
 
 
 def test_the_old_folder_returns_if_the_new_one_cannot_take_its_place(tmp_path, monkeypatch):

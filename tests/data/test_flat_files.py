@@ -78,11 +78,6 @@ class TestEpisodes:
         assert noted(log, "rows stand alone")
         np.testing.assert_array_equal(log.next_observations, arrays["next_observations"])
 
-    def test_given_timeouts_are_trusted(self, tmp_path):
-        log = opened(tmp_path, d4rl(next_observations=d4rl()["next_observations"] + 1))
-        np.testing.assert_array_equal(log.episode_lengths, LENGTHS)
-        assert noted(log, "the flags were trusted")
-
     def test_interleaved_ones_are_put_in_order(self, tmp_path):
         log, shuffle = roll_out(ENDS, LENGTHS).transitions(), np.random.default_rng(0).permutation(15)
         arrays = d4rl(episode_ids=log.episode_ids, steps=log.steps)
@@ -189,8 +184,6 @@ class TestManyFiles:
         [
             (roll_out(discrete=False).transitions(), r"b.hdf5 has action space Continuous.* declare one"),
             (roll_out(shape=(4,)).transitions(), r"b.hdf5 has observations float32 \(4,\), .*\(3,\)"),
-            (roll_out(dtype=np.float64).transitions(), r"b.hdf5 has observations float64"),
-            (roll_out().transitions(weights=np.ones(15)), r"b.hdf5 has weights float64 \(\), .*a.hdf5 none"),
             (roll_out().transitions(episode_ids=None, steps=None), "has episodes none, .* some"),
         ],
     )

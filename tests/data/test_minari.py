@@ -63,16 +63,8 @@ class TestReading:
     def test_five_episodes_row_by_row(self, tmp_path, discrete):
         rollout = roll_out(ENDS, LENGTHS, discrete=discrete)
         log = open_transitions(record(tmp_path / "walk", rollout))
-        assert len(log) == len(rollout.rows) == 15
-        for i, row in enumerate(rollout.rows):
-            np.testing.assert_array_equal(log.observations[i], row.observation)
-            np.testing.assert_array_equal(log.actions[i], row.action)
-            assert log.rewards[i] == row.reward
-            np.testing.assert_array_equal(log.next_observations[i], row.next_observation)
-            assert log.terminated[i] == row.terminated
-            assert log.truncated[i] == row.truncated
-            assert log.episode_ids[i] == row.episode
-            assert log.steps[i] == row.step
+        assert_same_rows(log, rollout.transitions())
+        np.testing.assert_array_equal(log.episode_ids, [row.episode for row in rollout.rows])
         assert log.action_space == (Discrete(3) if discrete else Continuous(2, -1, 1))
         assert log.metadata.extra["dataset_id"] == "walk/test-v0"
         assert log.metadata.notes == ()

@@ -8,7 +8,6 @@ import structlog
 
 from koffline.data.d3rlpy_import import import_d3rlpy
 from koffline.data.replay import ColumnarReplayBuffer, ReadOnlyBufferError, from_d3rlpy, to_d3rlpy
-from koffline.data.replay_views import RowWindow
 from koffline.data.transitions import Continuous, Discrete
 from koffline.errors import DataError, KofflineError
 from tests.data.logs import assert_same_rows, roll_out
@@ -114,28 +113,6 @@ class TestBatches:
 
 
 class TestViews:
-    def test_windows_cover_all_rows_once_and_are_no_trajectories(self):
-        rollout = roll_out(("terminated", "truncated") * 500, (3, 2) * 500)
-        log = rollout.transitions(**ALONE)
-        buffer = ColumnarReplayBuffer(log)
-        assert [len(window) for window in buffer.episodes] == [1024, 1024, 452]
-        picked = [
-            buffer.transition_picker(window, i)
-            for window in buffer.episodes
-            for i in range(window.transition_count)
-        ]
-        np.testing.assert_array_equal([seen.next_observation for seen in picked], log.next_observations)
-        np.testing.assert_array_equal([seen.terminal for seen in picked], log.terminated)
-        window = buffer.episodes[0]
-        assert isinstance(window, RowWindow)
-        for misuse in (
-            lambda: d3rlpy.dataset.BasicTransitionPicker()(window, 0),
-            lambda: buffer.sample_trajectory(3),
-            window.serialize,
-        ):
-            with pytest.raises(DataError, match="form no trajectory"):
-                misuse()
-
     def test_growing_is_refused_with_the_remedy(self):
         buffer = ColumnarReplayBuffer(make_log())
         for grow in (
@@ -173,7 +150,7 @@ def make_algo(name, **options):
 
 
 @pytest.mark.parametrize("episodes", [True, False])
-@pytest.mark.parametrize("name", ["DQN", "DiscreteCQL", "SAC", "TD3PlusBC", "CalQL", "ReBRAC"])
+@pytest.mark.parametrize("name", ["DiscreteCQL", "CalQL", "ReBRAC"])
 def test_stock_algorithms_fit(name, episodes):
     if name == "CalQL" and not episodes:
         pytest.skip("CalQL needs returns-to-go")

@@ -237,11 +237,6 @@ class TestWriting:
                 LOG.replace(action_space=Discrete(4)),
                 r"action space Discrete\(4\), the first one",
             ),
-            (
-                LOG.replace(observations=LOG.observations.astype(float)),
-                r"observations float64 \(3,\), the first one float32",
-            ),
-            (LOG.replace(weights=np.ones(len(LOG))), "weights float64 .*, the first one none"),
             (LOG.replace(episode_ids=None, steps=None), "episode_ids none"),
         ],
     )

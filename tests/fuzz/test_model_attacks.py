@@ -42,11 +42,8 @@ BOMBS = {
     "an import by name": (b"\x80\x02cos\nsystem\n.", "asks to import os.system"),
     "an import from the stack": (b"\x80\x04\x8c\x02os\x8c\x06system\x93.", "asks to import os.system"),
     "an old import": (b"\x80\x02(ios\nsystem\n.", "asks to import os.system"),
-    "an extension": (b"\x80\x02\x82\x01.", "instruction that models never need"),
     "a number of any length": (b"\x80\x02L" + b"9" * 10_000 + b"L\n.", "truncated or corrupt"),
     "too little on the stack": (b"\x80\x04s.", "truncated or corrupt"),
-    "no mark": (b"\x80\x04Nt.", "truncated or corrupt"),
-    "an unknown place": (b"\x80\x04h\x05.", "truncated or corrupt"),
 }  # fmt: skip
 
 
