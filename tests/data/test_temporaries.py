@@ -7,32 +7,11 @@ import sys
 import pytest
 
 from koffline.store import files
-from koffline.store.files import atomic_file, atomic_folder, remove_abandoned, temporary_beside
-
-KILLED = """
-import os, sys
-from pathlib import Path
-from koffline.store.files import atomic_file
-with atomic_file(Path(sys.argv[1]), force=True) as path:
-    path.write_text("half")
-    os.kill(os.getpid(), 9)
-"""
+from koffline.store.files import atomic_folder, remove_abandoned, temporary_beside
 
 
 def names(folder):
     return sorted(path.name for path in folder.iterdir())
-
-
-def test_what_a_killed_process_left_goes_with_the_next_writing(tmp_path):
-    target = tmp_path / "log[1].txt"
-    target.write_text("old")
-    for _ in range(2):  # litter does not add up
-        subprocess.run([sys.executable, "-c", KILLED, str(target)], check=False)
-        assert target.read_text() == "old"
-        assert len(names(tmp_path)) == 2
-    with atomic_file(target, force=True) as path:
-        path.write_text("new")
-    assert names(tmp_path) == ["log[1].txt"]
 
 
 def test_only_what_is_ours_and_abandoned_goes(tmp_path):
