@@ -85,19 +85,8 @@ def test_results_do_not_replace_the_log_in_their_folder(place):
     Path("a/estimate.json").write_text("{}")
     Path("log.hdf5").rename("a/log.hdf5")
     Path("soft.hdf5").symlink_to("a/log.hdf5")
-    arguments = [
-        "evaluate",
-        "soft.hdf5",
-        "--policy",
-        "uniform",
-        "--gamma",
-        "0.9",
-        "--estimator",
-        "is",
-        "--out",
-        "a",
-        "--force",
-    ]
+    arguments = ["evaluate", "soft.hdf5", "--policy", "uniform", "--gamma", "0.9"]
+    arguments += ["--estimator", "is", "--out", "a", "--force"]
     done = CliRunner().invoke(cli, arguments, prog_name="koffline")
     assert done.exit_code == 2
     assert "hdf5 or a part of it, which this command reads, also with --force" in done.stderr

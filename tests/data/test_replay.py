@@ -208,17 +208,6 @@ class TestEvaluatorsAndScalers:
         assert soft == pytest.approx(0.0, abs=1e-6)
         assert np.isfinite(metrics.DiscountedSumOfAdvantageEvaluator()(dqn, buffer))
 
-    def test_an_episode_of_1025_steps(self, dqn):
-        """d3rlpy's evaluators fail on a cut episode of this length in d3rlpy's own buffer."""
-        log = roll_out(("truncated",), (1025,)).transitions()
-        evaluator = d3rlpy.metrics.AverageValueEstimationEvaluator()
-        actions, rewards = log.actions.reshape(-1, 1), log.rewards.reshape(-1, 1)
-        cut = d3rlpy.dataset.Episode(log.observations, actions, rewards, False)
-        with pytest.raises(IndexError):
-            evaluator(dqn, d3rlpy.dataset.create_infinite_replay_buffer(episodes=[cut]))
-        expected = dqn.predict_value(log.observations, dqn.predict(log.observations)).mean()
-        assert evaluator(dqn, ColumnarReplayBuffer(log)) == pytest.approx(expected, rel=1e-4)
-
     @EPISODES
     def test_scalers_see_every_row(self, episodes):
         log = long_log(discrete=False, episodes=episodes)

@@ -233,10 +233,7 @@ class TestWriting:
     @pytest.mark.parametrize(
         ("other", "message"),
         [
-            (
-                LOG.replace(action_space=Discrete(4)),
-                r"action space Discrete\(4\), the first one",
-            ),
+            (LOG.replace(action_space=Discrete(4)), r"action space Discrete\(4\), the first one"),
             (LOG.replace(episode_ids=None, steps=None), "episode_ids none"),
         ],
     )

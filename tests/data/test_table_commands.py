@@ -73,6 +73,24 @@ def _given():
 
 
 class TestOptions:
+    def test_the_line_wins_over_the_file(self, tmp_path):
+        path = tmp_path / "columns.yaml"
+        path.write_text("observations: [x]\naction: a\nreward: r\nbehavior_probability: p\n")
+        found = requested_mapping(
+            {
+                "table_mapping": str(path),
+                "table_reward": "q",
+                "table_behavior_log_probability": "lp",
+                "table_impute": ("mean", "x=zero", "q=0.5"),
+                "table_action_names": "left, right",
+                "table_observations": (),
+                "table_time": None,
+            }
+        )
+        assert (found.observations, found.reward, found.behavior_probability) == (("x",), "q", None)
+        assert dict(found.impute) == {None: "mean", "x": "zero", "q": 0.5}
+        assert found.action_names == ("left", "right")
+
     def test_names_of_numbers_and_of_yes_and_no(self, tmp_path):
         doses = write(walk(a=[10, 20] * 4), tmp_path / "doses.parquet")
         shown = run("data", "info", doses, *OPTIONS, "--action-names", "20,10", "--json").stdout

@@ -94,6 +94,11 @@ class TestSources:
             message = refusal(write(walk(), tmp_path / f"log.{suffix}"), mapping=None)
             assert "--observations 'x_*' --action a --reward r --episode id --time t" in message
 
+    def test_recognition_by_content(self, tmp_path):
+        for suffix in ("parquet", "arrow", "arrows"):
+            renamed = write(walk(), tmp_path / f"log.{suffix}").rename(tmp_path / f"{suffix}.dat")
+            assert len(open_transitions(renamed, mapping=MAPPING)) == 6
+
     def test_links_in_folders_are_not_followed(self, tmp_path):
         inside, outside = tmp_path / "in", tmp_path / "out"
         inside.mkdir()

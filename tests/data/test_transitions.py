@@ -16,14 +16,9 @@ class TestConstruction:
         log = Transitions(
             observations, actions, rewards, observations, flags, flags, Continuous(2), episode_ids=ids
         )
-        given_and_kept = [
-            (observations, log.observations),
-            (actions, log.actions),
-            (rewards, log.rewards),
-            (flags, log.terminated),
-            (ids, log.episode_ids),
-        ]
-        for given_array, kept in given_and_kept:
+        given = (observations, actions, rewards, flags, ids)
+        adopted = (log.observations, log.actions, log.rewards, log.terminated, log.episode_ids)
+        for given_array, kept in zip(given, adopted, strict=True):
             assert np.shares_memory(given_array, kept)
             assert given_array.flags.writeable
             assert not kept.flags.writeable

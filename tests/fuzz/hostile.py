@@ -215,7 +215,7 @@ def npy(header: str, content: bytes = b"", version: int = 1) -> bytes:
 def archive(members: dict[str, bytes], method: int = zipfile.ZIP_STORED) -> bytes:
     """A zip of these members."""
     written = io.BytesIO()
-    with zipfile.ZipFile(written, "w", method) as target:
+    with zipfile.ZipFile(written, "w", method, compresslevel=1) as target:
         for name, content in members.items():
             target.writestr(name, content)
     return written.getvalue()

@@ -82,6 +82,20 @@ def test_a_log_beyond_the_allowance_is_read_from_disk(tmp_path: Path, monkeypatc
     assert len(open_transitions(path)) == 3000
 
 
+def test_many_episodes_count_too(tmp_path: Path, monkeypatch):
+    """The ids of episodes are kept while a log is opened lazily, to see whether any comes back."""
+    with hostile.flat(tmp_path / "log.hdf5") as file:
+        for name in list(file):
+            shape = (100_000, *file[name].shape[1:])
+            del file[name]
+            file.create_dataset(name, shape, "i1", chunks=True, compression="gzip")
+        file.create_dataset("episode_ids", data=np.arange(100_000), compression="gzip")
+    assert open_transitions(tmp_path / "log.hdf5", lazy=True).n_episodes == 100_000
+    monkeypatch.setenv("KOFFLINE_MAX_BYTES", "3000000")
+    with pytest.raises(DataError, match=r"takes 3\.\d+ MB in memory, 3 MB are allowed"):
+        open_transitions(tmp_path / "log.hdf5", lazy=True)
+
+
 @pytest.mark.parametrize("asked", ["", "0", "-1", "2GB", "1e9", "٣", "9" * 5000])
 def test_the_allowance_is_a_number_of_bytes(tmp_path: Path, asked, monkeypatch):
     hostile.flat(tmp_path / "log.hdf5").close()

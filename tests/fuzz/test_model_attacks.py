@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from koffline.checkpoints import read_checkpoint
+from koffline.checkpoints import read_checkpoint, write_checkpoint
 from koffline.data.transitions import Discrete
 from koffline.errors import ConfigError, PolicyError
 from koffline.policy_specs import load_policy
@@ -74,6 +74,22 @@ def test_tensors_cannot_reach_beyond_their_bytes(tmp_path: Path):
     (tmp_path / "c.pt").write_bytes(spoilt)
     with pytest.raises(ConfigError, match="cannot be read"):
         read_checkpoint(tmp_path / "c.pt", "f")
+
+
+@pytest.mark.parametrize("spoil", ["compressed", "cut", "doubled"])
+def test_damaged_checkpoints_are_one_line(tmp_path: Path, spoil):
+    path = tmp_path / "c.pt"
+    write_checkpoint(path, {"fingerprint": "f", "a": torch.zeros(10_000)})
+    content = path.read_bytes()
+    if spoil == "compressed":
+        path.write_bytes(torch_archive(content, lambda members: members, zipfile.ZIP_DEFLATED))
+    elif spoil == "cut":
+        path.write_bytes(content[: len(content) // 2])
+    else:
+        with zipfile.ZipFile(path, "a") as target, pytest.warns(UserWarning, match="Duplicate name"):
+            target.writestr(target.namelist()[0], b"")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        read_checkpoint(path, "f")
 
 
 def external_onnx(path: Path, nested: bool) -> None:
