@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from koffline.data.disk.batches import BlockOrder, BlockSampler, ShardReader
+from koffline.data.disk.batches import BlockOrder, BlockSampler
 from koffline.data.disk.samples import Part
 from koffline.errors import ConfigError, DataError
 from tests.data.shards_in_memory import MemoryShards, numbered_shards
@@ -41,58 +41,24 @@ class TestOrder:
                 seen += [(fragment.shard, fragment.start + row) for row in fragment.rows()]
             assert sorted(seen) == [(s, r) for s, size in enumerate([50, 7, 33]) for r in range(size)]
 
-    def test_first_parts_have_all_sizes(self):
-        order = BlockOrder([8000], block_rows=100, slots=5, seed=1)
-        sizes = [len(order.fragment(0, i).rows()) for i in range(order.length(0))]
-        assert sizes[:5] == [20, 40, 60, 80, 100]
-        assert sum(sizes) == 8000
-        assert [len(order.fragment(1, i).rows()) for i in range(80)] == [100] * 80
-
-    def test_epochs_differ_and_seeds_decide(self):
-        def blocks(seed, epoch):
-            order = BlockOrder([800], 10, 1, seed)
-            return [order.fragment(epoch, i).start for i in range(order.length(epoch))]
-
-        assert blocks(0, 1) == blocks(0, 1)
-        assert blocks(0, 1) != blocks(0, 2)
-        assert blocks(0, 1) != blocks(1, 1)
-
 
 class TestRows:
     def test_they_are_those_of_the_log(self, sampler, shards):
         whole = shards.load()
         first = np.cumsum([0, *(shard.rows for shard in shards.shards)])
+        last = np.append(whole.steps[1:] == 0, True)
         for _ in range(20):
             batch = sampler.draw(32)
             rows = batch["rewards"].astype(int)
             for name in ("observations", "actions", "next_observations", "terminated", "truncated"):
                 np.testing.assert_array_equal(batch[name], getattr(whole, name)[rows])
             np.testing.assert_array_equal(first[batch["shards"]] + batch["rows"], rows)
-
-    def test_next_actions_are_those_of_the_next_step(self, sampler, shards):
-        whole = shards.load()
-        last = np.append(whole.steps[1:] == 0, True)
-        for _ in range(30):
-            batch = sampler.draw(32)
-            rows = batch["rewards"].astype(int)
-            expected = whole.actions[np.where(last[rows], rows, rows + 1)]
-            np.testing.assert_array_equal(batch["next_actions"], expected)
-
-    def test_optional_columns(self):
-        shards = numbered_shards(weights=lambda r: r + 1.0, behavior_log_probabilities=lambda r: -r)
-        batch = BlockSampler(shards, 0, **SIZES).draw(10)
-        np.testing.assert_array_equal(batch["weights"], batch["rewards"] + 1.0)
-        np.testing.assert_array_equal(batch["behavior_log_probabilities"], -batch["rewards"])
-        assert "next_actions" not in batch
+            following = whole.actions[np.where(last[rows], rows, rows + 1)]
+            np.testing.assert_array_equal(batch["next_actions"], following)
 
     @pytest.mark.parametrize(
         ("pool", "batch"),
-        [
-            (SIZES, 1),
-            (SIZES, 100),
-            ({"memory": 5000}, 16),
-            ({"pool_rows": 10_000}, 100),
-        ],
+        [(SIZES, 1), (SIZES, 100), ({"memory": 5000}, 16), ({"pool_rows": 10_000}, 100)],
     )
     def test_all_are_drawn_equally_often(self, shards, pool, batch):
         """A row waits in the pool, so that counts may differ by what two epochs overlap."""
@@ -102,11 +68,6 @@ class TestRows:
         assert counts.min() >= epochs - 2
         assert counts.max() <= epochs + 2
         sampler.close()
-
-    def test_nothing_is_repeated_before_the_first_epoch_was_read(self, shards):
-        sampler = BlockSampler(shards, 3, **SIZES)
-        rows = drawn(sampler, len(shards) - sampler.pool_rows)
-        assert len(set(rows.tolist())) == len(rows)
 
     def test_a_part(self, shards):
         parts = [Part(0.4, 7, held_out) for held_out in (False, True)]
@@ -133,20 +94,6 @@ class TestMixing:
         # the variance of 800 means is known to 2·√(2 / 800) = 10 %; drawing without replacement may lower it
         assert 0.8 < means.var() / uniform < 1.1
 
-    def test_blocks_run_empty_one_by_one(self, shards):
-        """No draw waits for many blocks: with slots in step, all of them would end in the same draw."""
-        one = numbered_shards((200,), 12).logs[0]
-        log = MemoryShards([one.select(np.arange(20_000) % len(one))])
-        sampler = BlockSampler(log, 0, pool_rows=2048, block_rows=64)
-        sampler.draw(1)
-        reads = []
-        for _ in range(400):
-            before = log.rows_read
-            sampler.draw(32)
-            reads.append((log.rows_read - before) / 64)
-        assert np.mean(reads) == pytest.approx(0.5, rel=0.1)
-        assert max(reads) <= 4
-
 
 class TestResuming:
     @pytest.mark.parametrize("before", [0, 7, 600])
@@ -164,16 +111,6 @@ class TestResuming:
 
 
 class TestReading:
-    def test_files_stay_open(self, shards):
-        log = MemoryShards(shards.logs)
-        reader = ShardReader(log, most_open=2)
-        for shard in (0, 1, 0, 1, 0, 2, 0):
-            reader.read_rows(shard, 1, 3)
-        assert log.opened == 3
-        reader.read_rows(1, 1, 3)
-        assert log.opened == 4
-        reader.close()
-
     def test_a_damaged_shard_is_named(self, shards):
         class Damaged(MemoryShards):
             def block_of(self, opened, shard, start, stop):
@@ -183,12 +120,3 @@ class TestReading:
 
         with pytest.raises(DataError, match="shard-00001: row 3 is damaged"):
             BlockSampler(Damaged(shards.logs), 0, **SIZES).draw(500)
-
-    def test_sizes_are_checked(self, shards):
-        for pool in ({"pool_rows": 0}, {"pool_rows": 8, "block_rows": 0}):
-            with pytest.raises(ConfigError, match="give positive numbers"):
-                BlockSampler(shards, 0, **pool)
-
-    def test_memory_bounds_the_pool(self, shards):
-        sampler = BlockSampler(shards, 0, memory=100 * shards.row_bytes)
-        assert sampler.pool_rows <= 100

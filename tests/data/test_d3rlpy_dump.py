@@ -86,12 +86,6 @@ def test_d3rlpy_reads_ours_without_losing_a_row(tmp_path, discrete):
     assert_same_rows(again, cut, terminal_next=False)
 
 
-def test_single_rows_become_episodes_for_d3rlpy(tmp_path):
-    write_d3rlpy_dump(roll_out().transitions(episode_ids=None, steps=None), tmp_path / "buffer.h5")
-    buffer = load(tmp_path / "buffer.h5")
-    assert buffer.transition_count == buffer.size() == 15
-
-
 @pytest.mark.parametrize(
     ("lacking", "changes", "words"),
     [

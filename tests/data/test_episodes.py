@@ -5,41 +5,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from koffline.data.transitions import Metadata, order_rows
+from koffline.data.transitions import order_rows
 from koffline.errors import DataError
-from tests.data.logs import drawn_logs, roll_out, small
+from tests.data.logs import drawn_logs, roll_out
 
 
 class TestEpisodes:
-    def test_starts_lengths_and_initial_observations(self):
-        rollout = roll_out(lengths=(4, 3, 5, 1, 2))
-        log = rollout.transitions()
-        assert log.n_episodes == 5
-        np.testing.assert_array_equal(log.episode_starts, [0, 4, 7, 12, 13])
-        np.testing.assert_array_equal(log.episode_lengths, [4, 3, 5, 1, 2])
-        np.testing.assert_array_equal(log.episode_ends, [3, 6, 11, 12, 14])
-        first = np.stack([row.observation for row in rollout.rows if row.step == 0])
-        np.testing.assert_array_equal(log.initial_observations(), first)
-
-    def test_without_episodes_every_row_is_initial(self):
-        log = small()
-        assert not log.has_episodes
-        assert log.n_episodes == 0
-        assert len(log.episode_starts) == len(log.episode_lengths) == 0
-        np.testing.assert_array_equal(log.initial_observations(), log.observations)
-        with pytest.raises(DataError, match="need episodes"):
-            log.returns()
-
-    def test_steps_and_ids_follow_from_each_other(self):
-        np.testing.assert_array_equal(small(episode_ids=[9, 9, 2, 2]).steps, [0, 1, 0, 1])
-        np.testing.assert_array_equal(small(steps=[0, 1, 0, 1]).episode_ids, [0, 0, 1, 1])
-
-    def test_returns_by_hand(self):
-        log = small(episode_ids=[0, 0, 1, 1])
-        np.testing.assert_allclose(log.returns(), [3.0, 7.0])
-        np.testing.assert_allclose(log.returns(0.5), [2.0, 5.0])
-        np.testing.assert_allclose(log.returns_to_go(0.5), [2.0, 2.0, 5.0, 4.0])
-
     @given(drawn_logs(episodes=True), st.floats(0, 1))
     def test_returns_to_go_against_a_loop(self, drawn, gamma):
         log = drawn.log()
@@ -48,12 +19,6 @@ class TestEpisodes:
             for i in range(length):
                 expected[start + i] = sum(gamma ** (t - i) * log.rewards[start + t] for t in range(i, length))
         np.testing.assert_allclose(log.returns_to_go(gamma), expected, rtol=1e-12, atol=1e-12)
-
-    def test_order_rows_gathers_interleaved_episodes(self):
-        ids, steps = np.array([5, 2, 5, 2, 5]), np.array([0, 1, 2, 0, 1])
-        order = order_rows(ids, steps)
-        np.testing.assert_array_equal(order, [0, 4, 2, 3, 1])
-        np.testing.assert_array_equal(order_rows(ids), [0, 2, 4, 1, 3])
 
     @given(drawn_logs(episodes=True), st.randoms(use_true_random=False))
     def test_any_shuffle_can_be_undone(self, drawn, random):
@@ -68,12 +33,6 @@ class TestEpisodes:
 
 
 class TestSelection:
-    def test_whole_episodes_stay_episodes(self):
-        log = roll_out().transitions()
-        chosen = log.select(log.episode_ids >= 2)
-        assert chosen.n_episodes == 3
-        np.testing.assert_array_equal(chosen.observations, log.observations[7:])
-
     def test_broken_episodes_become_single_rows(self):
         log = roll_out().transitions()
         assert not log.select([1, 2]).has_episodes
@@ -94,17 +53,3 @@ class TestSelection:
     def test_selections_must_fit(self, rows):
         with pytest.raises(DataError, match="selection"):
             roll_out().transitions().select(rows)
-
-    def test_a_selection_keeps_some_weight(self):
-        log = small(weights=[0.0, 1.0, 1.0, 1.0])
-        with pytest.raises(DataError, match="weights are all 0"):
-            log.select([0])
-
-    def test_replace_validates_and_metadata_does_not_copy(self):
-        log = small()
-        with pytest.raises(DataError):
-            log.replace(rewards=[np.nan] * 4)
-        renamed = log.with_metadata(Metadata(source="here"))
-        assert renamed.metadata.source == "here"
-        assert log.metadata.source is None
-        assert renamed.observations is log.observations

@@ -7,7 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import h5py
 import pytest
 
 from koffline.data.sources import open_transitions, write_transitions
@@ -16,40 +15,13 @@ from koffline.store import files
 from koffline.store.files import atomic_file, atomic_folder
 from tests.data.logs import roll_out
 
-FORMATS = {"hdf5": "log.hdf5", "npz": "log.npz", "d3rlpy": "log.h5", "minari": "log-v0"}
 
-
-class Boom(Exception):
-    pass
-
-
-@pytest.mark.parametrize("format", FORMATS)
-@pytest.mark.parametrize("force", [False, True])
-def test_an_exception_in_the_middle_leaves_what_was_there(tmp_path, monkeypatch, format, force):
-    target = tmp_path / FORMATS[format]
-    first, second = roll_out(seed=1).transitions(), roll_out(seed=2).transitions()
-    if force:
-        write_transitions(first, target, format)
-
-    def explode(*args, **kwargs):
-        raise Boom
-
-    with monkeypatch.context() as patch:
-        patch.setattr(files, "flush_to_disk", explode)
-        with pytest.raises(Boom):
-            write_transitions(second, target, format, force=force)
-    assert [path.name for path in tmp_path.iterdir()] == ([target.name] if force else [])
-    if force:
-        assert open_transitions(target).sha256 == first.sha256
-
-
-@pytest.mark.parametrize("force", [False, True])
-def test_a_kill_in_the_middle_leaves_what_was_there(tmp_path, force):
+def test_a_kill_in_the_middle_leaves_what_was_there(tmp_path):
     """The process dies after the second array: no clean-up runs."""
     target = tmp_path / "log.hdf5"
     first = roll_out(seed=1).transitions()
-    if force:
-        write_transitions(first, target)
+    write_transitions(first, target)
+    root = Path(__file__).parents[2]
     program = f"""
 import os, signal, h5py
 from koffline.data.sources import write_transitions
@@ -61,19 +33,29 @@ def dying(self, *args, **kwargs):
         os.kill(os.getpid(), signal.SIGKILL)
     return create(self, *args, **kwargs)
 h5py.Group.create_dataset = dying
-write_transitions(roll_out(seed=2).transitions(), {str(target)!r}, force={force})
+write_transitions(roll_out(seed=2).transitions(), {str(target)!r}, force=True)
 """
-    root = Path(__file__).parents[2]
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, cwd=root)
-    assert done.returncode == -signal.SIGKILL, done.stderr.decode()
-    visible = [path.name for path in tmp_path.iterdir() if not path.name.startswith(".")]
-    assert visible == (["log.hdf5"] if force else [])
-    if force:
+    for _ in range(2):  # litter does not add up, and goes with the next writing
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, cwd=root)
+        assert done.returncode == -signal.SIGKILL, done.stderr.decode()
+        assert [path.name for path in tmp_path.iterdir() if not path.name.startswith(".")] == ["log.hdf5"]
         assert open_transitions(target).sha256 == first.sha256
+        assert len(list(tmp_path.iterdir())) == 2
+    write_transitions(first, target, force=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["log.hdf5"]
 
 
-def test_a_name_taken_meanwhile_is_not_replaced(tmp_path):
-    target = tmp_path / "file"
+@pytest.mark.parametrize("links", [True, False])
+def test_a_name_taken_meanwhile_is_not_replaced(tmp_path, monkeypatch, links):
+    def no_links(*args):
+        raise OSError(errno.EPERM, "Operation not permitted")
+
+    if not links:
+        monkeypatch.setattr(os, "link", no_links)
+    with atomic_file(tmp_path / "free", force=False) as temporary:
+        temporary.write_text("mine")
+    assert (tmp_path / "free").read_text() == "mine"
+    target = tmp_path / "taken"
 
     def lose_the_race():
         with atomic_file(target, force=False) as temporary:
@@ -83,40 +65,7 @@ def test_a_name_taken_meanwhile_is_not_replaced(tmp_path):
     with pytest.raises(DataError, match="exists already"):
         lose_the_race()
     assert target.read_text() == "theirs"
-    assert len(list(tmp_path.iterdir())) == 1
-
-
-def test_without_hard_links_the_name_is_still_taken_once(tmp_path, monkeypatch):
-    def no_links(*args):
-        raise OSError(errno.EPERM, "Operation not permitted")
-
-    monkeypatch.setattr(os, "link", no_links)
-    with atomic_file(tmp_path / "file", force=False) as temporary:
-        temporary.write_text("mine")
-    assert (tmp_path / "file").read_text() == "mine"
-
-    def lose_the_race():
-        with atomic_file(tmp_path / "other", force=False) as temporary:
-            temporary.write_text("mine")
-            (tmp_path / "other").write_text("theirs")
-
-    with pytest.raises(DataError, match="exists already"):
-        lose_the_race()
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "other"]
-
-
-def test_a_full_disk_is_one_line(tmp_path):
-    with (
-        pytest.raises(DataError, match=r"cannot be written \(No space left"),
-        atomic_file(tmp_path / "f", False),
-    ):
-        raise OSError(errno.ENOSPC, "No space left on device")
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_folder_is_no_file_name(tmp_path):
-    with pytest.raises(DataError, match="is a folder"), atomic_file(tmp_path, force=True):
-        pass
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["free", "taken"]
 
 
 def test_the_old_folder_returns_if_the_new_one_cannot_take_its_place(tmp_path, monkeypatch):
@@ -141,14 +90,3 @@ def test_the_old_folder_returns_if_the_new_one_cannot_take_its_place(tmp_path, m
         (temporary / "new").touch()
     assert [path.name for path in tmp_path.iterdir()] == ["set"]
     assert (target / "old").exists()
-
-
-def test_files_are_flushed_before_they_get_their_name(tmp_path, monkeypatch):
-    order = []
-    flush, replace = files.flush_to_disk, os.replace
-    monkeypatch.setattr(files, "flush_to_disk", lambda path: (order.append("flush"), flush(path)))
-    monkeypatch.setattr(os, "replace", lambda *args: (order.append("name"), replace(*args)))
-    write_transitions(roll_out().transitions(), tmp_path / "log.hdf5", force=True)
-    assert order == ["flush", "name", "flush"]
-    with h5py.File(tmp_path / "log.hdf5") as file:
-        assert len(file["rewards"]) == 15

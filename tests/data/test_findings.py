@@ -9,12 +9,9 @@ from hypothesis import strategies as st
 from koffline.data.copies import RepeatedRows
 from koffline.data.disk.writer import ShardWriter
 from koffline.data.findings import inspect_log
-from koffline.data.log_warnings import WarningTally
 from koffline.data.raw import RawLog
 from koffline.data.sources import open_transitions
-from koffline.data.spaces import Continuous, Discrete
 from koffline.data.statistics import blocks_of
-from koffline.jobs.mapping import PassSettings
 from tests.data.logs import drawn_logs
 from tests.data.shards_in_memory import MemoryShards, columns_of, numbered_shards
 
@@ -52,25 +49,6 @@ class TestWarnings:
         shards = Cut([drawn.log().with_metadata(drawn.log().metadata)] * (copies + 1))
         assert messages(inspect_log(shards)) == of_whole(shards.load())
 
-    @pytest.mark.parametrize(
-        ("changes", "words"),
-        [
-            ({"action_space": Discrete(6)}, "actions 3, 4, 5 never appear"),
-            (
-                {"terminated": lambda r: np.zeros(len(r), bool), "truncated": lambda r: r < 0},
-                "without a flag",
-            ),
-            ({"next_observations": lambda r: np.ones((len(r), 3), np.float32)}, "not the observation of the"),
-            ({"observations": lambda r: np.ones((len(r), 3), np.float32)}, "3 of 3 columns are constant"),
-            ({"episode_ids": None, "steps": None}, "no episodes"),
-        ],
-    )
-    def test_each(self, changes, words):
-        shards = numbered_shards(**changes)
-        found = messages(inspect_log(Cut(shards.logs)))
-        assert found == of_whole(shards.load())
-        assert any(words in message for message in found)
-
     def test_one_stream_cut_into_shards(self):
         """The next observation of a shard's last row is the first observation of the next shard."""
         whole = numbered_shards().load()
@@ -82,21 +60,6 @@ class TestWarnings:
         found = messages(inspect_log(shards))
         assert found == of_whole(shards.load())
         assert any("71 rows" in message for message in found)
-
-    def test_many_actions_are_named_in_part(self):
-        shards = numbered_shards(action_space=Discrete(2**20))
-        assert any(
-            f"21, 22, … ({2**20 - 3} in all) never appear" in said for said in messages(inspect_log(shards))
-        )
-
-    def test_unbounded_actions(self):
-        shards = numbered_shards(discrete=False, action_space=Continuous(2))
-        assert any("action bounds are infinite" in message for message in messages(inspect_log(shards)))
-
-    def test_workers(self):
-        shards = numbered_shards(action_space=Discrete(5))
-        found = inspect_log(shards, PassSettings(workers=2))
-        assert found == inspect_log(shards)
 
 
 class TestErrors:
@@ -135,37 +98,8 @@ class TestErrors:
         assert str(first) in found[0]
         assert found[1].startswith(f"{files[-1]}: rewards: NaN")
 
-    def test_weights_of_nothing(self):
-        shards = numbered_shards(weights=lambda r: np.append(np.zeros(len(r) - 1), 1.0))
-        assert messages(inspect_log(shards)) == of_whole(shards.load())
-
-        class Weightless(MemoryShards):
-            def shard_blocks(self, shard, block_rows=None):
-                yield super().read_rows(shard, 0, 3)
-
-        (message,) = messages(inspect_log(Weightless(shards.logs)))
-        assert message == "weights are all 0; give at least one row a positive weight"
-
-    def test_an_edited_file(self, folder):
-        log = open_transitions(folder, lazy=True)
-        assert not any("edited" in message for message in messages(inspect_log(log)))
-        first = min(folder.glob("*.hdf5"))
-        with h5py.File(first, "a") as file:
-            file["rewards"][0] += 1.0
-        assert f"{first}: the rows are not those the file was written with: it was edited" in messages(
-            inspect_log(log)
-        )
-
 
 class TestRepeatedRows:
-    def test_few_are_counted(self):
-        log = numbered_shards().logs[0]
-        repeated = RepeatedRows()
-        for block in blocks_of(log.select(np.arange(3 * len(log)) % len(log))):
-            repeated.add(block)
-        assert repeated.count() == 2 * len(log)
-        assert repeated.level == 0
-
     @pytest.mark.parametrize("parts", [1, 4])
     def test_many_are_estimated_and_memory_is_bounded(self, parts):
         generator = np.random.default_rng(0)
@@ -182,12 +116,3 @@ class TestRepeatedRows:
         assert len(total._hashes) <= 2000
         # a binomial number of 20,000 repeated rows with probability 2^−5: 5 standard errors are 20 %
         assert total.count() == pytest.approx(20_000, rel=0.2)
-
-    def test_the_sentence_says_so(self):
-        log = numbered_shards().logs[0]
-        tally = WarningTally(log.action_space, True, most_hashes=16)
-        for block in blocks_of(log):
-            tally.add(block)
-            tally.add(block)
-        tally.end_shard()
-        assert any(message.startswith("about ") for message in tally.messages())

@@ -4,9 +4,7 @@ import h5py
 import numpy as np
 import pytest
 
-from koffline.data.disk.files import OpenShard
-from koffline.data.sources import open_raw, open_transitions, write_transitions
-from koffline.data.spaces import Bounds
+from koffline.data.sources import open_transitions, write_transitions
 from koffline.data.transitions import Continuous, Discrete
 from koffline.errors import DataError
 from tests.data.logs import assert_same_rows, d4rl_arrays, roll_out, write_arrays
@@ -56,24 +54,6 @@ class TestNextObservations:
         np.testing.assert_array_equal(np.flatnonzero(log.truncated), [5, 9, 11])
         assert noted(log, "3 rows were left out")
 
-    @pytest.mark.parametrize(
-        ("ends", "lengths", "kept", "truncated"),
-        [
-            (("terminated", "truncated", "terminated"), (2, 1, 2), [2, 2], []),  # a lone cut row vanishes
-            (("terminated", "neither"), (2, 3), [2, 2], []),  # the file stops inside an episode
-            (("both", "truncated"), (2, 2), [2, 1], [1, 2]),  # terminated wins
-        ],
-    )
-    def test_ends_of_all_kinds(self, tmp_path, ends, lengths, kept, truncated):
-        log = opened(tmp_path, d4rl_arrays(roll_out(ends, lengths), next_observations=False))
-        np.testing.assert_array_equal(log.episode_lengths, kept)
-        np.testing.assert_array_equal(np.flatnonzero(log.truncated), truncated)
-
-    def test_nothing_left(self, tmp_path):
-        rollout = roll_out(("truncated", "truncated"), (1, 1))
-        with pytest.raises(DataError, match="no row has a next observation"):
-            opened(tmp_path, d4rl_arrays(rollout, next_observations=False))
-
 
 class TestEpisodes:
     def test_cuts_show_in_next_observations_where_timeouts_are_missing(self, tmp_path):
@@ -98,19 +78,6 @@ class TestEpisodes:
         assert noted(log, "rows stand alone")
         np.testing.assert_array_equal(log.next_observations, arrays["next_observations"])
 
-    def test_given_timeouts_are_trusted(self, tmp_path):
-        log = opened(tmp_path, d4rl(next_observations=d4rl()["next_observations"] + 1))
-        np.testing.assert_array_equal(log.episode_lengths, LENGTHS)
-        assert noted(log, "the flags were trusted")
-
-    def test_ids_and_steps_alone_mark_them(self, tmp_path):
-        log = roll_out(ENDS, LENGTHS).transitions()
-        for name in ("episode_ids", "steps"):
-            arrays = d4rl(**{name: getattr(log, name)}, next_observations=None)
-            found = opened(tmp_path, arrays)
-            np.testing.assert_array_equal(found.episode_lengths, [4, 2, 4, 1, 1])
-            (tmp_path / "log.hdf5").unlink()
-
     def test_interleaved_ones_are_put_in_order(self, tmp_path):
         log, shuffle = roll_out(ENDS, LENGTHS).transitions(), np.random.default_rng(0).permutation(15)
         arrays = d4rl(episode_ids=log.episode_ids, steps=log.steps)
@@ -127,33 +94,6 @@ class TestEpisodes:
         np.testing.assert_array_equal(read.truncated, log.truncated)
 
 
-class TestActions:
-    def test_undeclared_spaces_are_assumptions_on_record(self, tmp_path):
-        log = opened(tmp_path, d4rl(actions=np.minimum(d4rl()["actions"], 1)))
-        assert log.action_space == Discrete(2)
-        assert "assumed Discrete(2)" in log.metadata.notes[0]
-        write_transitions(log, tmp_path / "ours.npz")
-        asked = open_transitions(tmp_path / "ours.npz", Discrete(5))
-        assert asked.action_space == Discrete(5)
-        assert noted(asked, "the file declares Discrete(2)")
-        (tmp_path / "log.hdf5").unlink()
-        log = opened(tmp_path, d4rl_arrays(roll_out(discrete=False)))
-        assert log.action_space == Continuous(2)
-        assert "assumed Continuous(2, -inf … inf)" in log.metadata.notes[0]
-        assert open_transitions(log, Bounds(-1, 1)).action_space == Continuous(2, -1, 1)
-        assert open_transitions(tmp_path / "log.hdf5", Bounds(-1, 1)).action_space == Continuous(2, -1, 1)
-
-    @pytest.mark.parametrize(
-        ("actions", "words"),
-        [(np.zeros((15, 2), dtype=int), "declares no action space"), (-np.ones(15, dtype=int), "from -1 up")],
-    )
-    def test_integers_that_are_no_choices_need_a_declaration(self, tmp_path, actions, words):
-        with pytest.raises(DataError, match=words):
-            opened(tmp_path, d4rl(actions=actions))
-        k = actions.size // 15
-        assert open_transitions(tmp_path / "log.hdf5", Continuous(k, -1, 1)).actions.dtype == np.float32
-
-
 def test_gymnasiums_names_in_an_npz(tmp_path):
     log = roll_out(ENDS, LENGTHS).transitions()
     named = {name: getattr(log, name) for name in ("observations", "actions", "rewards", "next_observations")}
@@ -161,35 +101,23 @@ def test_gymnasiums_names_in_an_npz(tmp_path):
     assert_same_rows(open_transitions(tmp_path / "log.npz", Discrete(3)), log)
 
 
-def many_ends(**more):
-    return d4rl_arrays(roll_out(["terminated", "truncated", "truncated"] * 7, [3, 1, 4] * 7), **more)
-
-
 LOG = roll_out(ENDS, LENGTHS).transitions()
 WHOLE = np.arange(3 * ROWS).reshape(ROWS, 3)
 VARIANTS = {
     "flags": d4rl(),
     "no timeouts": d4rl(timeouts=None),
-    "no timeouts, many": many_ends(timeouts=False),
     "independent rows": d4rl(
         timeouts=None, next_observations=np.random.default_rng(0).standard_normal((ROWS, 3))
     ),
     "broken links": d4rl(next_observations=d4rl()["next_observations"] + 1),
     "all terminal": d4rl(terminals=np.ones(ROWS, dtype=bool), timeouts=None),
-    "ids": d4rl(episode_ids=LOG.episode_ids + 7),
     "ids and steps": d4rl(episode_ids=LOG.episode_ids + 7, steps=LOG.steps),
-    "steps": d4rl(steps=LOG.steps),
     "float flags": d4rl(terminals=LOG.terminated.astype(np.float32)),
-    "columns of vectors": d4rl(rewards=LOG.rewards.reshape(-1, 1), actions=LOG.actions.reshape(-1, 1)),
     "small whole numbers": d4rl(observations=WHOLE, next_observations=WHOLE + 3),
-    "large whole numbers": d4rl(rewards=np.arange(ROWS) + 2**40),
-    "half precision": d4rl(rewards=LOG.rewards.astype(np.float16)),
     "big endian": d4rl(rewards=LOG.rewards.astype(">f8")),
     "flat observations": d4rl(observations=np.arange(15.0), next_observations=np.arange(1.0, 16.0)),
     "extra log-probabilities": d4rl(**{"infos/action_log_probs": -np.ones(ROWS)}),
     "unusable log-probabilities": d4rl(**{"infos/action_log_probs": np.full(ROWS, np.nan)}),
-    "own log-probabilities": d4rl(behavior_log_probabilities=-np.ones(ROWS)),
-    "weights": d4rl(weights=np.arange(ROWS)),
     "continuous": d4rl_arrays(roll_out(discrete=False)),
     "pictures": d4rl_arrays(roll_out(shape=(2, 2), dtype=np.uint8)),
 }
@@ -212,7 +140,7 @@ def test_lazily_it_is_the_same_log(tmp_path, monkeypatch, variant, storage):
     expected, lazy = open_transitions(path), open_transitions(path, lazy=True)
     assert_same_log(lazy, expected)
     assert lazy.metadata.notes == expected.metadata.notes
-    has_probabilities = variant in ("extra log-probabilities", "own log-probabilities")
+    has_probabilities = variant == "extra log-probabilities"
     assert (expected.behavior_log_probabilities is not None) == has_probabilities
     assert noted(expected, "infos/action_log_probs was left out") == (variant == "unusable log-probabilities")
 
@@ -231,28 +159,6 @@ def assert_same_log(lazy, expected):
         if lazy.has_episodes:
             np.testing.assert_array_equal(block.steps, expected.steps[start : start + 4])
             np.testing.assert_array_equal(block.units, units[start : start + 4])
-
-
-@pytest.mark.parametrize("suffix", ["hdf5", "npz"])
-def test_own_files_keep_what_they_say(tmp_path, suffix):
-    log, path = roll_out(["truncated", "neither"], [3, 4]).transitions(), tmp_path / f"log.{suffix}"
-    write_transitions(log, path)
-    if suffix == "npz":
-        np.savez(path, **dict(np.load(path)))
-    lazy = open_transitions(path, lazy=True)
-    assert_same_log(lazy, log)
-    assert lazy.metadata.notes == ()
-    assert lazy.shards[0].bytes == path.stat().st_size
-
-
-def test_rows_of_an_npz_stay_on_disk(tmp_path, monkeypatch):
-    np.savez(tmp_path / "log.npz", **d4rl())
-    lazy, seen, column = open_transitions(tmp_path / "log.npz", lazy=True), [], OpenShard.column
-    monkeypatch.setattr(
-        OpenShard, "column", lambda self, *given: seen.append(self._file.arrays) or column(self, *given)
-    )
-    lazy.read_rows(0, 2, 4)
-    assert all(isinstance(array, np.memmap) for array in seen[0].values())
 
 
 class TestManyFiles:
@@ -278,8 +184,6 @@ class TestManyFiles:
         [
             (roll_out(discrete=False).transitions(), r"b.hdf5 has action space Continuous.* declare one"),
             (roll_out(shape=(4,)).transitions(), r"b.hdf5 has observations float32 \(4,\), .*\(3,\)"),
-            (roll_out(dtype=np.float64).transitions(), r"b.hdf5 has observations float64"),
-            (roll_out().transitions(weights=np.ones(15)), r"b.hdf5 has weights float64 \(\), .*a.hdf5 none"),
             (roll_out().transitions(episode_ids=None, steps=None), "has episodes none, .* some"),
         ],
     )
@@ -288,15 +192,3 @@ class TestManyFiles:
         write_transitions(other, tmp_path / "b.hdf5")
         with pytest.raises(DataError, match=message):
             open_transitions(tmp_path, lazy=True)
-
-    def test_a_declared_space_is_that_of_all(self, tmp_path):
-        for name, top in (("a", 2), ("b", 4)):
-            write_arrays(tmp_path / f"{name}.hdf5", d4rl(actions=np.arange(ROWS) % (top + 1)))
-        with pytest.raises(DataError, match=r"b.hdf5 has action space Discrete\(5\)"):
-            open_transitions(tmp_path, lazy=True)
-        assert open_transitions(tmp_path, Discrete(6), lazy=True).action_space == Discrete(6)
-
-
-def test_unchecked_columns_may_hold_anything(tmp_path):
-    path = write_arrays(tmp_path / "log.hdf5", d4rl(rewards=np.full(ROWS, np.nan)))
-    assert np.isnan(open_raw(path).columns["rewards"]).all()

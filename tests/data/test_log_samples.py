@@ -61,27 +61,6 @@ def test_storage_does_not_decide(changes):
         assert found.transitions.sha256 == expected.transitions.sha256
 
 
-def test_weights_and_log_probabilities_come_along():
-    shards = numbered_shards(weights=lambda r: r + 1.0, behavior_log_probabilities=lambda r: -r)
-    sample = sample_units(shards, 50, seed=0).transitions
-    np.testing.assert_array_equal(sample.weights, sample.rewards + 1.0)
-    np.testing.assert_array_equal(sample.behavior_log_probabilities, -sample.rewards)
-
-
-def test_a_smaller_sample_is_part_of_a_larger_one(shards):
-    large, small = (sample_units(shards, count, seed=9).units for count in (200, 40))
-    assert set(small) < set(large)
-    assert not np.array_equal(sample_units(shards, 40, seed=10).units, small)
-
-
-def test_all_units_or_at_least_one(shards, whole):
-    for log in (shards, whole):
-        assert sample_units(log, 10**6, seed=0).transitions.sha256 == whole.sha256
-        assert sample_units(log, 1, seed=1).transitions.n_episodes == 1
-        with pytest.raises(DataError, match="give a positive number"):
-            sample_units(log, 0, seed=0)
-
-
 def test_every_row_is_as_likely_and_pairs_are_too():
     whole = numbered_shards(**ALONE).load()
     draws, count = 600, len(whole) // 4

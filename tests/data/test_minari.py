@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from koffline.data.d3rlpy_import import import_d3rlpy
 from koffline.data.sources import open_transitions
 from koffline.data.transitions import Continuous, Discrete
 from koffline.errors import DataError
@@ -64,51 +63,11 @@ class TestReading:
     def test_five_episodes_row_by_row(self, tmp_path, discrete):
         rollout = roll_out(ENDS, LENGTHS, discrete=discrete)
         log = open_transitions(record(tmp_path / "walk", rollout))
-        assert len(log) == len(rollout.rows) == 15
-        for i, row in enumerate(rollout.rows):
-            np.testing.assert_array_equal(log.observations[i], row.observation)
-            np.testing.assert_array_equal(log.actions[i], row.action)
-            assert log.rewards[i] == row.reward
-            np.testing.assert_array_equal(log.next_observations[i], row.next_observation)
-            assert log.terminated[i] == row.terminated
-            assert log.truncated[i] == row.truncated
-            assert log.episode_ids[i] == row.episode
-            assert log.steps[i] == row.step
+        assert_same_rows(log, rollout.transitions())
+        np.testing.assert_array_equal(log.episode_ids, [row.episode for row in rollout.rows])
         assert log.action_space == (Discrete(3) if discrete else Continuous(2, -1, 1))
         assert log.metadata.extra["dataset_id"] == "walk/test-v0"
         assert log.metadata.notes == ()
-
-    def test_d3rlpys_reader_is_misaligned_on_the_same_data(self, tmp_path, monkeypatch):
-        """`get_minari` joins T + 1 observations with T actions: right in the first episode only."""
-        rollout = roll_out(ENDS, LENGTHS, discrete=False)
-        folder = record(tmp_path / "walk", rollout)
-        d3rlpy = import_d3rlpy()
-        import minari
-
-        class Walk(gymnasium.Env):
-            observation_space, action_space = BOX, spaces.Box(-1.0, 1.0, (2,), np.float64)
-            spec = gymnasium.envs.registration.EnvSpec("Walk-v0", max_episode_steps=5)
-
-        dataset = minari.MinariDataset(folder / "data")
-        dataset.recover_environment = Walk
-        monkeypatch.setattr(minari, "load_dataset", lambda *args, **kwargs: dataset)
-        buffer, _ = d3rlpy.datasets.get_minari("walk/test-v0")
-
-        aligned = []
-        for index, episode in enumerate(buffer.episodes):
-            rows = rollout.episode(index)
-            assert len(episode) == len(rows)
-            np.testing.assert_array_equal(episode.actions, np.stack([row.action for row in rows]))
-            observed = np.stack([row.observation for row in rows])
-            aligned.append(
-                [bool(np.array_equal(a, b)) for a, b in zip(episode.observations, observed, strict=True)]
-            )
-        assert all(aligned[0])
-        assert not any(right for episode in aligned[1:] for right in episode)
-
-    def test_unfinished_episodes_keep_all_rows(self, tmp_path):
-        rollout = roll_out(("neither", "both", "neither"), (2, 3, 1))
-        assert_same_rows(open_transitions(record(tmp_path / "walk", rollout)), rollout.transitions())
 
     def test_no_environment_is_made(self, tmp_path, monkeypatch):
         folder = record(tmp_path / "walk", roll_out(ENDS, LENGTHS))
@@ -156,19 +115,6 @@ class TestReading:
         with pytest.raises(DataError, match=r"part kind is Discrete\(2\).*FlattenObservation"):
             open_transitions(folder)
 
-    def test_discrete_states_are_one_number(self, tmp_path):
-        rollout = roll_out(ENDS, LENGTHS)
-        folder = record(
-            tmp_path / "walk",
-            rollout,
-            spaces.Discrete(1000),
-            to_stored=lambda array: np.abs(array[:, 0] * 100).astype(np.int64),
-        )
-        log = open_transitions(folder)
-        assert log.observation_shape == (1,)
-        assert log.observations[0, 0] == int(abs(rollout.rows[0].observation[0] * 100))
-        assert "one-hot" in log.metadata.notes[0]
-
     def test_spaces_that_are_not_stored_are_read_off_the_arrays(self, tmp_path):
         rollout = roll_out(ENDS, LENGTHS)
         folder = record(tmp_path / "walk", rollout)
@@ -177,12 +123,6 @@ class TestReading:
         assert_same_rows(log, rollout.transitions())
         assert any("assumed Discrete(3)" in note for note in log.metadata.notes)
         assert_same_rows(open_transitions(folder, Discrete(4)), rollout.transitions(action_space=Discrete(4)))
-
-    def test_unsupported_actions(self, tmp_path):
-        rollout = roll_out(ENDS, LENGTHS, discrete=False)
-        folder = record(tmp_path / "walk", rollout, action_space=spaces.MultiBinary(2))
-        with pytest.raises(DataError, match=r"MultiBinary.*not supported; record Discrete or Box"):
-            open_transitions(folder)
 
     @pytest.mark.parametrize(
         ("changes", "words"),
@@ -193,6 +133,10 @@ class TestReading:
             ({"action_space": '{"type": "Graph"}'}, "unreadable action_space"),
             ({"total_episodes": 9}, "truncated or corrupt Minari"),
             ({"total_episodes": 0}, "has no steps"),
+            ({"total_episodes": 10**15}, "Minari"),
+            ({"total_episodes": -1}, "has no steps"),
+            ({"total_episodes": "many"}, "Minari"),
+            ({"data_format": "../hdf5"}, "Minari"),
         ],
     )
     def test_damaged_metadata(self, tmp_path, changes, words):

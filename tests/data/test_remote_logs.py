@@ -82,14 +82,6 @@ def test_single_files_and_patterns(bucket, copies, log):
     assert list(copies.iterdir()) == []
 
 
-def test_local_urls_need_no_copies(folder, copies, log):
-    lazy = open_transitions(f"file://{folder}/shards", lazy=True)
-    next(lazy.blocks())
-    assert_same_rows(lazy.load(), log)
-    assert list(copies.iterdir()) == []
-    assert_same_rows(open_transitions(f"file://{folder}/log.hdf5"), log)
-
-
 def test_a_damaged_shard_is_named_by_its_address(bucket, copies):
     storage = fsspec.filesystem("memory")
     storage.pipe("/bucket/shards/shard-00001.hdf5", b"\x89HDF\r\n\x1a\n" + bytes(100))
@@ -117,21 +109,6 @@ def test_bad_addresses_are_one_line(address, message, lazy):
         open_transitions(address, lazy=lazy)
     assert str(caught.value).startswith(address)
     assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("name", "is_one"),
-    [
-        ("s3://bucket/log", True),
-        ("simplecache::s3://bucket/log", True),
-        ("minari:cartpole/mixed-v0", False),
-        ("/data/log.hdf5", False),
-        (r"C:\data\log.hdf5", False),
-        ("://x", False),
-    ],
-)
-def test_what_is_an_address(name, is_one):
-    assert remote.is_url(name) is is_one
 
 
 def test_a_storage_that_fails_is_one_line(bucket, copies, monkeypatch):

@@ -1,17 +1,14 @@
 """What `data info` and `data validate` know about a log."""
 
-import json
-
 import numpy as np
 import pytest
 
 from koffline.data.findings import inspect_log
 from koffline.data.raw import RawLog
-from koffline.data.sources import open_raw, open_transitions
-from koffline.data.spaces import Continuous, Discrete
-from koffline.data.summary import Spread, print_summary, summarise
+from koffline.data.spaces import Discrete
+from koffline.data.summary import Spread, summarise
 from koffline.data.transitions import Metadata
-from tests.data.logs import roll_out, small
+from tests.data.logs import roll_out
 
 ENDS = ("truncated", "terminated") * 6
 LENGTHS = (5, 3) * 6
@@ -61,29 +58,6 @@ class TestSummary:
         assert summarise(roll_out(("truncated", "truncated"), (4, 3)).transitions()).time_limit is None
         assert summarise(roll_out(("terminated", "terminated"), (4, 3)).transitions()).time_limit is None
 
-    def test_continuous_actions_and_single_rows(self):
-        log = roll_out(ENDS, LENGTHS, discrete=False).transitions(episode_ids=None, steps=None)
-        summary = summarise(log)
-        assert summary.returns is summary.lengths is summary.time_limit is None
-        assert summary.episodes == 0
-        assert [spread.max for spread in summary.action_ranges] == list(log.actions.max(axis=0))
-
-    @pytest.mark.parametrize("discrete", [True, False])
-    def test_json(self, discrete):
-        log = roll_out(ENDS, LENGTHS, discrete=discrete).transitions()
-        values = json.loads(json.dumps(summarise(log).to_json()))
-        assert values["sha256"] == log.sha256
-        assert values["action_space"]["type"] == ("discrete" if discrete else "continuous")
-        assert values["rewards"]["max"] == log.rewards.max()
-
-    def test_a_summary_shows_a_few_actions_and_their_names(self, capsys):
-        names = {"action_names": ["left", "right"]}
-        print_summary(summarise(small(action_space=Discrete(2**20), metadata=Metadata(extra=names))))
-        out = capsys.readouterr().out
-        assert "action 1 (right)" in out
-        assert "action 12 " not in out
-        assert f"{2**20 - 12} more" in out
-
 
 class TestErrors:
     def test_all_of_them_at_once(self, log):
@@ -106,32 +80,6 @@ class TestErrors:
             "weights: negative in 48 rows (first: row 0); give weights of at least 0",
         ]
         assert messages(raw, "warning") == []
-
-    def test_actions(self, log):
-        fractions = log.actions + 0.5 * (np.arange(48) == 4)
-        assert messages(raw_of(log, actions=fractions), "error") == [
-            "actions: not whole numbers in row 4; count actions from 0"
-        ]
-        vectors = roll_out(ENDS, LENGTHS, discrete=False).transitions()
-        narrow = messages(raw_of(vectors, action_space=Continuous(2, -0.1, 0.1)), "error")
-        assert len(narrow) == 1
-        assert narrow[0].startswith("actions: outside Continuous(2, -0.1 … 0.1) in ")
-
-    @pytest.mark.parametrize(
-        ("changes", "words"),
-        [
-            ({"steps": np.zeros(48, dtype=int)}, "has step 0, expected 1"),
-            ({"next_observations": np.zeros((48, 2))}, "next_observations has shape"),
-            ({"truncated": np.arange(48) == 0}, "row 0 is truncated but its episode 0 goes on"),
-            ({"actions": np.zeros((48, 2))}, r"actions has shape \(48, 2\)"),
-            ({"actions": np.zeros((48, 3)), "action_space": Continuous(2)}, "declare Continuous"),
-        ],
-    )
-    def test_what_only_the_record_finds(self, log, changes, words):
-        import re
-
-        (message,) = messages(raw_of(log, **changes), "error")
-        assert re.search(words, message)
 
 
 class TestWarnings:
@@ -191,33 +139,3 @@ class TestWarnings:
         assert messages(raw, "warning") == [
             "48 of 96 rows repeat an earlier row exactly; were episodes written twice?"
         ]
-
-    def test_unbounded_actions_and_no_episodes(self):
-        log = roll_out(ENDS, LENGTHS, discrete=False).transitions(action_space=Continuous(2))
-        raw = raw_of(log, episode_ids=None, steps=None)
-        raw = RawLog({k: v for k, v in raw.columns.items() if v is not None}, raw.action_space)
-        found = messages(raw, "warning")
-        assert any("action bounds are infinite" in message for message in found)
-        assert any("no episodes" in message for message in found)
-
-    def test_a_single_row(self):
-        log = roll_out(("terminated",), (1,)).transitions()
-        assert messages(raw_of(log), "error") == []
-
-
-def test_files_are_inspected_without_being_refused(tmp_path, log):
-    np.savez(
-        tmp_path / "log.npz",
-        observations=log.observations,
-        next_observations=log.next_observations,
-        actions=log.actions,
-        rewards=np.full(48, np.nan),
-        terminals=log.terminated,
-        timeouts=log.truncated,
-    )
-    found = messages(open_raw(tmp_path / "log.npz"), "error")
-    assert found == ["rewards: NaN or infinite in 48 rows (first: row 0); drop or mend them"]
-    from koffline.errors import DataError
-
-    with pytest.raises(DataError):
-        open_transitions(tmp_path / "log.npz")

@@ -12,8 +12,6 @@ from click.testing import CliRunner
 import koffline
 from koffline.cli import cli
 from koffline.cli.options import requested_mapping
-from koffline.errors import DataError
-from scripts import build_table
 from tests.data.table_rows import shuffled, walk, write
 from tests.refusals import assert_refused
 
@@ -69,21 +67,6 @@ class TestCommands:
         assert shards.metadata.extra["action_names"] == ["left", "right"]
         assert koffline.open_transitions(tmp_path / "shards").sha256 == whole.sha256
 
-    def test_a_failed_conversion_leaves_nothing(self, table, tmp_path):
-        before = sorted(tmp_path.iterdir())
-        broken = write(walk(r=[1.0] * 7 + [None]), tmp_path / "broken.parquet")
-        assert_refused(run("data", "convert", broken, tmp_path / "s", "--shard-rows", 4, *OPTIONS), "r: 1")
-        assert_refused(run("data", "convert", broken, tmp_path / "s.hdf5", *OPTIONS), "r: 1")
-        assert sorted(tmp_path.iterdir()) == sorted([broken, *before])
-
-    def test_imputation(self, tmp_path):
-        table = write(walk(x_1=[None] * 2 + [1.0] * 6), tmp_path / "log.csv")
-        assert_refused(run("data", "validate", table, *OPTIONS), "x_1: 2", "--impute x_1=mean")
-        result = run("data", "validate", table, *OPTIONS, "--impute", "x_1=mean")
-        assert "2 missing values in x_1 were replaced (mean 1)" in result.stdout
-        assert_refused(run("data", "validate", table, *OPTIONS, "--impute", "=mean"), "COLUMN=METHOD")
-        assert_refused(run("data", "validate", table, *OPTIONS, "--impute", "median"), "zero, mean, forward")
-
 
 def _given():
     yield from zip(["table_" + word[2:] for word in OPTIONS[::2]], OPTIONS[1::2], strict=True)
@@ -108,11 +91,6 @@ class TestOptions:
         assert dict(found.impute) == {None: "mean", "x": "zero", "q": 0.5}
         assert found.action_names == ("left", "right")
 
-    def test_nothing_asked_for(self):
-        assert requested_mapping({"table_observations": (), "table_reward": None}) is None
-        with pytest.raises(DataError, match="lacks observations, action"):
-            requested_mapping({"table_reward": "r"})
-
     def test_names_of_numbers_and_of_yes_and_no(self, tmp_path):
         doses = write(walk(a=[10, 20] * 4), tmp_path / "doses.parquet")
         shown = run("data", "info", doses, *OPTIONS, "--action-names", "20,10", "--json").stdout
@@ -123,20 +101,6 @@ class TestOptions:
 
 
 class TestBundled:
-    def test_its_rows(self):
-        log = koffline.open_transitions(TABLE, mapping=MAPPING)
-        assert log.metadata.gamma == 0.98
-        assert log.action_space == koffline.Discrete(2)
-        assert log.n_episodes == build_table.EPISODES
-        assert log.observations.dtype == np.float32
-        assert log.behavior_log_probabilities is not None
-        moved = log.next_observations[:-1] == log.observations[1:]
-        assert moved.all(axis=1)[log.steps[1:] > 0].all()
-        # the cart's position changes by its velocity times 0.02 s
-        inside = ~log.terminated
-        step = (log.next_observations - log.observations)[inside, 0]
-        np.testing.assert_allclose(step, 0.02 * log.observations[inside, 1], atol=1e-6)
-
     def test_a_policy_is_evaluated_on_it(self, tmp_path):
         truth = json.loads((DATASETS / "cartpole_truth.json").read_text())["value"]
         result = run(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import os
 import re
 import subprocess
 import sys
@@ -14,12 +13,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from koffline.data.sources import open_raw, open_transitions
 from koffline.data.table import reading as pieces
-from koffline.data.table.files import is_table_source
 from koffline.data.table.reading import TableStream
 from koffline.errors import DataError
 from tests.data.table_rows import FORMATS, MAPPING, shuffled, walk, write, write_text
@@ -55,21 +51,6 @@ def test_every_cut_is_an_error_in_one_line_or_a_whole_table(tmp_path, suffix):
             assert rows <= 6
         else:
             assert "cut" in message
-
-
-@settings(max_examples=60, deadline=None)
-@given(
-    st.sampled_from(FORMATS),
-    st.lists(st.tuples(st.integers(0), st.binary(min_size=1, max_size=8)), max_size=6),
-)
-def test_changed_bytes(tmp_path_factory, suffix, changes):
-    path = write(walk(), tmp_path_factory.mktemp("t") / f"log.{suffix}")
-    content = bytearray(path.read_bytes())
-    for place, new in changes:
-        at = place % len(content)
-        content[at : at + len(new)] = new
-    path.write_bytes(content)
-    assert "\n" not in rows_or_message(path)[1]
 
 
 LATIN = BODY.replace("e,", "é,").encode("latin-1")
@@ -113,22 +94,10 @@ class TestSources:
             message = refusal(write(walk(), tmp_path / f"log.{suffix}"), mapping=None)
             assert "--observations 'x_*' --action a --reward r --episode id --time t" in message
 
-    @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
-    def test_no_permission(self, tmp_path):
-        path = write(walk(), tmp_path / "log.parquet")
-        path.chmod(0)
-        assert "no permission" in refusal(path)
-
     def test_recognition_by_content(self, tmp_path):
         for suffix in ("parquet", "arrow", "arrows"):
             renamed = write(walk(), tmp_path / f"log.{suffix}").rename(tmp_path / f"{suffix}.dat")
-            assert is_table_source(str(renamed))
             assert len(open_transitions(renamed, mapping=MAPPING)) == 6
-
-    def test_what_is_no_table(self, tmp_path):
-        (tmp_path / "notes.txt").write_text("a,b\n")
-        for name in ("minari:some/set-v0", tmp_path, tmp_path / "none*", tmp_path / "notes.txt"):
-            assert not is_table_source(str(name))
 
     def test_links_in_folders_are_not_followed(self, tmp_path):
         inside, outside = tmp_path / "in", tmp_path / "out"
@@ -223,18 +192,3 @@ class TestStreams:
             list(TableStream(path, MAPPING, piece_rows=1, scratch=tmp_path / "none"))
         with pytest.raises(DataError, match="at least 1"):
             TableStream(path, MAPPING, piece_rows=0)
-
-    def test_wide_rows_come_in_small_pieces(self, tmp_path, monkeypatch):
-        monkeypatch.setattr("koffline.data.table.rows._BATCH_BYTES", 10_000)
-        columns = walk([3] * 20, [True] * 20, x_1=None, x_2=None, x=[[float(i)] * 100 for i in range(60)])
-        path, mapping = write(columns, tmp_path / "log.parquet"), {**MAPPING, "observations": "x"}
-        found = list(TableStream(path, mapping))
-        assert len(found) > 4  # 12 rows of 100 float64 fill the bytes of a piece
-        whole = open_transitions(path, mapping=mapping).observations
-        np.testing.assert_array_equal(np.concatenate([each.observations for each in found]), whole)
-
-    def test_without_episodes_rows_come_in_time(self, tmp_path):
-        table, mapping = walk((8,), (True,)), {**MAPPING, "episode": None}
-        assert len(next(iter(TableStream(write(table, tmp_path / "log.parquet"), mapping)))) == 8
-        with pytest.raises(DataError, match="do not rise"):
-            list(TableStream(write(shuffled(table), tmp_path / "mixed.parquet"), mapping))

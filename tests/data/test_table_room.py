@@ -9,12 +9,8 @@ import sys
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
-import pytest
 
-from koffline.data.sources import open_transitions
-from koffline.errors import DataError
-from koffline.untrusted import limits
-from tests.data.table_rows import MAPPING, walk, write
+from tests.data.table_rows import walk, write
 
 ALLOWED = 20_000_000
 ROWS = 1_000_000  # of six numbers
@@ -156,29 +152,3 @@ def test_reading_stays_within_the_stated_figure(tmp_path):
             assert said.removeprefix(f"{bomb} is not read: ").removeprefix(f"{bomb}: ").startswith(expected)
             assert said.endswith(ending)
             assert peak < ALLOWED + (BESIDE_TEXT if build is text else BESIDE), build.__name__
-
-
-def test_the_default_is_a_quarter_of_what_a_process_may_use(monkeypatch):
-    monkeypatch.delenv("KOFFLINE_MAX_BYTES", raising=False)
-    monkeypatch.setattr(limits, "machine_memory", lambda: 8_000_000_000)
-    assert limits.memory_allowance() == 2_000_000_000
-
-
-def test_allowing_more_is_a_remedy(tmp_path, monkeypatch):
-    path = parquet(zeros(10_000), tmp_path / "log.parquet")
-    monkeypatch.setenv("KOFFLINE_MAX_BYTES", "2800000")
-    with pytest.raises(
-        DataError, match=r"its rows need 2\.88 MB .*, allowed are 2\.8 MB; convert it in pieces"
-    ):
-        open_transitions(path, mapping=MAPPING)
-    monkeypatch.setenv("KOFFLINE_MAX_BYTES", "3000000")
-    assert len(open_transitions(path, mapping=MAPPING)) == 10_000
-
-
-def test_numbers_count_as_they_are_in_the_log(tmp_path, monkeypatch):
-    """A hundred flags are 13 bytes of a row in the file (13 kB of memory in all), and 400 in a log."""
-    flags = {f"x_{i}": pa.repeat(pa.scalar(True), 1000) for i in range(100)}
-    path = packed(zeros(1000, **flags), tmp_path / "log.arrow")
-    monkeypatch.setenv("KOFFLINE_MAX_BYTES", "2000000")
-    with pytest.raises(DataError, match=r"its rows need 2.* MB of memory to be read, allowed are 2 MB"):
-        open_transitions(path, mapping=MAPPING)

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet
 import pytest
 from hypothesis import given, settings
 
 from koffline.data.sources import open_transitions, write_transitions
-from koffline.data.table.arrow_files import write_table
 from koffline.data.transitions import Metadata
 from koffline.errors import DataError
 from tests.data.logs import drawn_logs, small
@@ -52,43 +49,9 @@ class TestTypedFormats:
                 assert getattr(found.metadata, name) == getattr(DESCRIBED, name)
             assert found.metadata.sha256 == log.sha256
 
-    def test_files_that_others_changed(self, tmp_path, suffix):
-        path = tmp_path / f"log.{suffix}"
-        write_transitions(small(), path)
-        table = pa.parquet.read_table(path) if suffix == "parquet" else pa.ipc.open_file(path).read_all()
-        place = table.schema.get_field_index("rewards")
-        _write(table.set_column(place, "rewards", pa.array([9.0] * 4)), path)
-        assert "it was edited" in " ".join(open_transitions(path).metadata.notes)
-        _write(table.replace_schema_metadata({"koffline": "{"}), path)
-        with pytest.raises(DataError, match="description is damaged"):
-            open_transitions(path)
-        # with a mapping of one's own the description is left alone
-        mapping = {"observations": "observations_*", "action": "actions", "reward": "rewards"}
-        assert len(open_transitions(path, mapping={**mapping, "terminal": "terminals"})) > 0
-
-
-def _write(table, path):
-    if path.suffix == ".parquet":
-        pa.parquet.write_table(table, path)
-        return
-    with pa.ipc.new_file(str(path), table.schema) as file:
-        file.write_table(table)
-
 
 def test_pictures_do_not_fit_into_csv(tmp_path):
     log = small(observations=PICTURES, next_observations=PICTURES)
     with pytest.raises(DataError, match="write parquet"):
         write_transitions(log, tmp_path / "log.csv")
     assert list(tmp_path.iterdir()) == []
-
-
-def test_existing_files_stay_and_the_same_bytes_are_written_again(tmp_path):
-    for format in ("parquet", "arrow", "csv"):
-        path = tmp_path / format
-        write_table(small(), path, format)
-        before = path.read_bytes()
-        with pytest.raises(DataError, match="exists already"):
-            write_table(small(rewards=[0.0] * 4), path, format)
-        assert path.read_bytes() == before
-        write_table(small(), path, format, force=True)
-        assert path.read_bytes() == before

@@ -7,32 +7,11 @@ import sys
 import pytest
 
 from koffline.store import files
-from koffline.store.files import atomic_file, atomic_folder, put_in_place, remove_abandoned, temporary_beside
-
-KILLED = """
-import os, sys
-from pathlib import Path
-from koffline.store.files import atomic_file
-with atomic_file(Path(sys.argv[1]), force=True) as path:
-    path.write_text("half")
-    os.kill(os.getpid(), 9)
-"""
+from koffline.store.files import atomic_folder, remove_abandoned, temporary_beside
 
 
 def names(folder):
     return sorted(path.name for path in folder.iterdir())
-
-
-def test_what_a_killed_process_left_goes_with_the_next_writing(tmp_path):
-    target = tmp_path / "log[1].txt"
-    target.write_text("old")
-    for _ in range(2):  # litter does not add up
-        subprocess.run([sys.executable, "-c", KILLED, str(target)], check=False)
-        assert target.read_text() == "old"
-        assert len(names(tmp_path)) == 2
-    with atomic_file(target, force=True) as path:
-        path.write_text("new")
-    assert names(tmp_path) == ["log[1].txt"]
 
 
 def test_only_what_is_ours_and_abandoned_goes(tmp_path):
@@ -61,19 +40,6 @@ def test_a_folder_that_was_set_aside_gets_its_name_back(tmp_path):
     remove_abandoned(target)
     assert names(tmp_path) == ["results"]
     assert (target / "estimate.json").read_text() == "{}"
-
-
-@pytest.mark.parametrize("at_once", [True, False])
-def test_a_folder_takes_the_place_of_another(tmp_path, monkeypatch, at_once):
-    if not at_once:
-        monkeypatch.setattr(files, "_exchange", lambda first, second: False)
-    new, old = tmp_path / "new", tmp_path / "old"
-    for path in (new, old):
-        path.mkdir()
-        (path / path.name).touch()
-    put_in_place(new, old)
-    assert names(tmp_path) == ["old"]
-    assert names(old) == ["new"]
 
 
 def test_nothing_is_missing_between_the_old_folder_and_the_new(tmp_path, monkeypatch):

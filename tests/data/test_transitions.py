@@ -1,8 +1,5 @@
 """The record: what it adopts, what it refuses and how it says so, and its digest."""
 
-import copy
-import pickle
-
 import numpy as np
 import pytest
 
@@ -19,89 +16,38 @@ class TestConstruction:
         log = Transitions(
             observations, actions, rewards, observations, flags, flags, Continuous(2), episode_ids=ids
         )
-        given_and_kept = [
-            (observations, log.observations),
-            (actions, log.actions),
-            (rewards, log.rewards),
-            (flags, log.terminated),
-            (ids, log.episode_ids),
-        ]
-        for given_array, kept in given_and_kept:
+        given = (observations, actions, rewards, flags, ids)
+        adopted = (log.observations, log.actions, log.rewards, log.terminated, log.episode_ids)
+        for given_array, kept in zip(given, adopted, strict=True):
             assert np.shares_memory(given_array, kept)
             assert given_array.flags.writeable
             assert not kept.flags.writeable
         with pytest.raises(ValueError, match="read-only"):
             log.rewards[0] = 1.0
 
-    def test_lists_and_other_dtypes_are_cast_exactly(self):
-        log = small(
-            observations=[[1, 2], [3, 4], [5, 6], [2**24 + 1, 8]],
-            next_observations=np.ones((4, 2), dtype=np.float16),
-            actions=np.array([0.0, 1.0, 1.0, 0.0], dtype=np.float32),
-            rewards=np.array([1, 2, 3, 4], dtype=">i4"),
-            terminated=np.array([0, 1, 0, 0], dtype=np.uint8),
-            truncated=[0.0, 0.0, 0.0, 1.0],
-        )
-        assert log.observations.dtype == np.float64  # 2^24 + 1 is not exact in float32
-        assert log.observations[3, 0] == 2**24 + 1
-        assert log.next_observations.dtype == np.float32
-        assert log.actions.dtype == np.int64
-        assert log.rewards.dtype.isnative
-        np.testing.assert_array_equal(log.rewards, [1, 2, 3, 4])
-        assert log.terminated.dtype == log.truncated.dtype == np.bool_
-
-    def test_images_stay_bytes(self):
-        images = np.zeros((4, 8, 8, 3), dtype=np.uint8)
-        log = small(observations=images, next_observations=images)
-        assert log.observations.dtype == np.uint8
-        assert log.observation_shape == (8, 8, 3)
-
-    def test_a_row_may_be_terminated_and_truncated(self):
-        log = small(terminated=[0, 0, 0, 1], episode_ids=[5, 5, 5, 5])
-        assert log.terminated[3]
-        assert log.truncated[3]
-
-    def test_prints_usefully(self):
-        assert repr(small()) == "Transitions(4 rows, no episodes, observations (3,) float32, Discrete(2))"
-        assert "2 episodes" in repr(small(episode_ids=[0, 0, 1, 1]))
-
-    def test_survives_copy_and_pickle(self):
-        log = small(episode_ids=[0, 0, 1, 1])
-        for again in (copy.deepcopy(log), pickle.loads(pickle.dumps(log))):
-            assert again.sha256 == log.sha256
-            assert again.action_space == log.action_space
-
     @pytest.mark.parametrize(
         ("changes", "words"),
         [
             ({"rewards": [1.0, 2.0, 3.0]}, "rewards has 3 rows, observations 4; re-export"),
-            ({"weights": [1.0]}, "weights has 1 rows, observations 4"),
             ({"rewards": [1.0, np.nan, np.inf, 0.0]}, "rewards holds nan in row 1; drop or mend"),
-            ({"rewards": [[1.0], [2.0], [3.0], [4.0]]}, r"rewards.reshape\(-1\)"),
-            ({"rewards": 1.0}, "rewards is a single value"),
             ({"rewards": ["a", "b", "c", "d"]}, "rewards has dtype <U1; give numbers"),
-            ({"rewards": [[1.0], [2.0, 3.0], [1.0], [1.0]]}, "rewards is not a rectangular array"),
             ({"rewards": [1.0, None, 1.0, 1.0]}, "rewards has dtype object"),
             ({"observations": np.zeros(4)}, r"observations.reshape\(-1, 1\)"),
             ({"observations": np.zeros((4, 0)), "next_observations": np.zeros((4, 0))}, "no number in a row"),
             ({"observations": np.full((4, 3), np.inf)}, r"observations holds inf in row 0 at \[0\]"),
-            ({"observations": np.zeros((4, 3), dtype=complex)}, "complex128; give numbers"),
             ({"next_observations": np.zeros((4, 2))}, r"next_observations has shape \(4, 2\)"),
             ({"terminated": [0, 2, 0, 0]}, "terminated holds 2 in row 1; give True or False"),
-            ({"truncated": [0, 0, np.nan, 0]}, "truncated holds nan in row 2"),
             ({"actions": [0, 1, 2, 0]}, r"action 2 in row 2 is outside 0 … 1; declare Discrete\(3\)"),
             (
                 {"actions": [0, -1, 1, 0]},
                 "action -1 in row 1 is outside 0 … 1; declare actions counted from 0",
             ),
             ({"actions": [0.0, 0.5, 1.0, 0.0]}, "actions holds 0.5 in row 1; give whole numbers"),
-            ({"actions": [[0], [1], [1], [0]]}, r"actions.reshape\(-1\)"),
             ({"actions": np.zeros(4), "action_space": Continuous(1)}, r"actions.reshape\(-1, 1\)"),
             (
                 {"actions": np.zeros((4, 3)), "action_space": Continuous(2)},
                 r"declare Continuous\(3, low, high\)",
             ),
-            ({"actions": np.zeros(4), "action_space": Continuous(2)}, "give 2 numbers per row"),
             (
                 {"actions": [[0, 0], [0, 0], [0, 1.5], [0, 0]], "action_space": Continuous(2, -1, 1)},
                 "action 1.5 in row 2, dimension 1, is outside -1 … 1; declare wider bounds or clip",
@@ -111,7 +57,6 @@ class TestConstruction:
                 "actions holds nan in row 0",
             ),
             ({"action_space": None}, r"declare koffline.Discrete\(n\)"),
-            ({"action_space": 2}, "action_space is 2"),
             ({"weights": [1.0, -1.0, 1.0, 1.0]}, "weights holds -1 in row 1; give weights of at least 0"),
             ({"weights": [0.0] * 4}, "weights are all 0"),
             (
@@ -130,8 +75,6 @@ class TestConstruction:
                 {"episode_ids": [0, 0, 1, 1], "steps": [0, 1, 0, 2]},
                 "row 3 of episode 1 has step 2, expected 1",
             ),
-            ({"steps": [1, 2, 0, 1]}, "row 0 .* has step 1, expected 0"),
-            ({"episode_ids": [0, 0.5, 1, 1]}, "episode_ids holds 0.5 in row 1"),
             ({"episode_ids": [0, 0, 0, 0]}, "row 1 is terminated but its episode 0 goes on in row 2"),
             (
                 {"episode_ids": [7] * 4, "terminated": [0] * 4, "truncated": [1, 0, 0, 0]},
@@ -201,3 +144,16 @@ class TestDigest:
     )
     def test_changes_with_the_rows(self, changes):
         assert small(**changes).sha256 != small().sha256
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        *(lambda n=n: Discrete(n) for n in (0, 2.0, True, None)),
+        *(lambda b=b: Continuous(*b) for b in ((0,), (2, 1.0, 0.0), (2, [0.0] * 3), (1, np.nan), (1, "a"))),
+        *(lambda gamma=gamma: Metadata(gamma=gamma) for gamma in (0.0, 1.0, np.nan)),
+    ],
+)
+def test_spaces_and_discounts_are_checked(make):
+    with pytest.raises(DataError):
+        make()

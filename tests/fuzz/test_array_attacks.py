@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import pickle
-import warnings
+import re
 import zipfile
 from pathlib import Path
 
@@ -16,23 +16,20 @@ from koffline.data.transitions import Discrete
 from koffline.errors import DataError, PolicyError
 from koffline.ope.initial_states import read_initial_states
 from koffline.policy_specs import load_policy
-from tests.fuzz.hostile import archive, flat_members, npy
+from tests.fuzz.hostile import archive, bomb, flat_members, npy
 
 FLOATS = "{'descr': '<f8', 'fortran_order': False, 'shape': (%s)}"
 LIES = {
     "a size that no memory has": npy(FLOATS % "10000000000000,", bytes(32)),
     "a size with too many digits": npy(FLOATS % ("9" * 400 + ","), bytes(32)),
-    "a negative size": npy("{'descr': '<f8', 'fortran_order': False, 'shape': (-4,)}", bytes(32)),
     "sizes that cancel": npy("{'descr': '<f8', 'fortran_order': False, 'shape': (-2, -2)}", bytes(32)),
     "less than it holds": npy("{'descr': '<f8', 'fortran_order': False, 'shape': (4,)}", bytes(80)),
     "a call": npy("__import__('os').system('true')", bytes(32)),
     "nesting without end": npy("(" * 9000, bytes(32)),
     "no header": b"\x93NUMPY\x01\x00\xff\xff",
-    "an unknown version": b"\x93NUMPY\x09\x00\x00\x00",
     "a header of 4 GB": b"\x93NUMPY\x02\x00\xff\xff\xff\xff",
     "elements of no bytes": npy("{'descr': '|V0', 'fortran_order': False, 'shape': (4,)}"),
     "objects": npy("{'descr': '|O', 'fortran_order': False, 'shape': (4,)}", pickle.dumps([1] * 4)),
-    "records": npy("{'descr': [('a', '<f8')], 'fortran_order': False, 'shape': (4,)}", bytes(32)),
     "arrays in elements": npy("{'descr': ('<f8', (2,)), 'fortran_order': False, 'shape': (2,)}", bytes(32)),
     "nothing": b"",
 }  # fmt: skip
@@ -53,14 +50,6 @@ def test_a_lying_header_is_one_line_everywhere(tmp_path: Path, lie):
     starts.write_bytes(LIES[lie] or b"\x93NUMPY")
     with pytest.raises(DataError, match="initial states"):
         read_initial_states(str(starts))
-
-
-def bomb(declared: int) -> bytes:
-    """Four rows of zeros in a thousandth of the bytes."""
-    member = npy(
-        f"{{'descr': '|u1', 'fortran_order': False, 'shape': (4, {declared // 4})}}", bytes(declared)
-    )
-    return archive(flat_members(observations=member), zipfile.ZIP_DEFLATED)
 
 
 def test_arrays_beyond_the_memory_are_refused_before_they_are_unpacked(tmp_path: Path, monkeypatch):
@@ -102,24 +91,27 @@ def test_lengths_are_compared_before_a_column_is_read(tmp_path: Path, monkeypatc
         open_transitions(path)
 
 
-def test_better_compression_than_deflate_is_refused(tmp_path: Path):
-    path = tmp_path / "log.npz"
-    path.write_bytes(archive(flat_members(), zipfile.ZIP_LZMA))
-    with pytest.raises(DataError, match="compressed in a way NumPy never uses"):
-        open_transitions(path)
-
-
-def test_an_encrypted_archive_is_one_line(tmp_path: Path):
-    path = tmp_path / "log.npz"
+def encrypted() -> bytes:
     content = bytearray(archive(flat_members()))
     for signature, place in ((b"PK\x01\x02", 8), (b"PK\x03\x04", 6)):
-        start = content.find(signature)
-        while start >= 0:
-            content[start + place] |= 1
-            start = content.find(signature, start + 1)
-    path.write_bytes(content)
-    with pytest.raises(DataError, match="is encrypted"):
-        open_transitions(path)
+        for found in re.finditer(re.escape(signature), bytes(content)):
+            content[found.start() + place] |= 1
+    return bytes(content)
+
+
+@pytest.mark.filterwarnings("ignore:Duplicate name")
+def test_strange_archives_are_one_line(tmp_path: Path):
+    path, doubled = tmp_path / "log.npz", io.BytesIO(archive(flat_members()))
+    with zipfile.ZipFile(doubled, "a") as target:
+        target.writestr("rewards.npy", b"")
+    for content, words in (
+        (archive(flat_members(), zipfile.ZIP_LZMA), "compressed in a way NumPy never uses"),
+        (encrypted(), "is encrypted"),
+        (doubled.getvalue(), "two of its arrays have the same name"),
+    ):
+        path.write_bytes(content)
+        with pytest.raises(DataError, match=words):
+            open_transitions(path)
 
 
 def test_paths_in_an_archive_name_no_files(tmp_path: Path):
@@ -128,18 +120,6 @@ def test_paths_in_an_archive_name_no_files(tmp_path: Path):
     assert len(open_transitions(path, Discrete(2))) == 4
     assert sorted(tmp_path.iterdir()) == [path]
     assert not (tmp_path.parent / "outside.npy").exists()
-
-
-def test_two_members_of_one_name_are_refused(tmp_path: Path):
-    written = io.BytesIO()
-    with zipfile.ZipFile(written, "w") as target, warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # zipfile itself finds it strange
-        for name, content in [*flat_members().items(), *flat_members().items()]:
-            target.writestr(name, content)
-    path = tmp_path / "log.npz"
-    path.write_bytes(written.getvalue())
-    with pytest.raises(DataError, match="two of its arrays have the same name"):
-        open_transitions(path)
 
 
 def test_names_cannot_command_the_terminal(tmp_path: Path):

@@ -47,7 +47,7 @@ def test_bombs_are_refused_in_256_megabytes_without_a_byte_on_disk(tmp_path: Pat
         paths.append(tmp_path / f"{build.__name__}.hdf5")
         build(paths[-1])
     paths.append(tmp_path / "bomb.npz")
-    paths[-1].write_bytes(deflated_zeros(2**28))
+    paths[-1].write_bytes(hostile.bomb(2**28))
     done = subprocess.run(
         [sys.executable, "-c", READ, *map(str, paths)],
         capture_output=True, text=True, timeout=120, check=False,
@@ -79,21 +79,3 @@ def test_every_format_keeps_to_the_figure(tmp_path: Path, kind, monkeypatch):
     monkeypatch.setenv("KOFFLINE_MAX_BYTES", "100")
     with pytest.raises(KofflineError, match=r"input.* it takes .*B in memory, 100 B are allowed"):
         read(tmp_path / "input")
-
-
-def deflated_zeros(count: int) -> bytes:
-    """An archive whose observations are that many zeros in a thousandth of the bytes."""
-    import io
-    import zipfile
-
-    header = hostile.npy(f"{{'descr': '|u1', 'fortran_order': False, 'shape': ({count // 4}, 4)}}")
-    written = io.BytesIO()
-    with zipfile.ZipFile(written, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as target:
-        for name, content in hostile.flat_members().items():
-            if not name.startswith("observations"):
-                target.writestr(name, content)
-        with target.open("observations.npy", "w") as member:
-            member.write(header)
-            for _ in range(count // 2**22):
-                member.write(bytes(2**22))
-    return written.getvalue()

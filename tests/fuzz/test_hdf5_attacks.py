@@ -30,42 +30,6 @@ def test_a_hostile_file_is_one_line(tmp_path: Path, build, lazy, monkeypatch):
     assert (hostile.HDF5 | (hostile.LAZY if lazy else {}))[build] in str(error.value)
 
 
-def cut_integer() -> h5t.TypeID:
-    found = h5t.STD_I32LE.copy()
-    found.set_size(3)
-    return found
-
-
-KINDS = {
-    "values of 4 bytes that NumPy has no type for": h5t.UNIX_D32LE,
-    "values of 3 bytes that NumPy has no type for": cut_integer(),
-    "texts": h5t.C_S1,
-    "values of type |V5": h5t.create(h5t.OPAQUE, 5),
-    "values of type [('a', '<f8'), ('b', '<i4')]": h5t.py_create(np.dtype([("a", "f8"), ("b", "i4")])),
-    "values of type object": h5t.vlen_create(h5t.NATIVE_DOUBLE),
-    "values of type ('<f8', (3,))": h5t.array_create(h5t.NATIVE_DOUBLE, (3,)),
-    "numbers": h5t.STD_B8LE,  # bits, and
-    "named values": h5t.py_create(h5py.enum_dtype({"a": 0, "b": 1}), logical=True),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("lazy", [False, True], ids=["whole", "lazy"])
-@pytest.mark.parametrize("kind", KINDS)
-def test_what_a_column_holds_is_named(tmp_path: Path, kind, lazy):
-    path = tmp_path / "log.hdf5"
-    with hostile.flat(path) as file:
-        del file["rewards"]
-        h5d.create(file.id, b"rewards", KINDS[kind], h5s.create_simple((4,)))
-    if kind in ("numbers", "named values"):
-        log = open_transitions(path, lazy=lazy)
-        assert (log.load() if lazy else log).rewards.tolist() == [0] * 4
-        return
-    with pytest.raises(DataError) as error:
-        open_transitions(path, lazy=lazy)
-    said = f"{path} is not read: rewards holds {kind}; give numbers, one row per transition"
-    assert str(error.value) == said
-
-
 @pytest.mark.parametrize("lazy", [False, True], ids=["whole", "lazy"])
 def test_a_missing_filter_is_named(tmp_path: Path, lazy):
     path = tmp_path / "log.hdf5"
@@ -95,13 +59,6 @@ def test_these_files_would_read_another_one(tmp_path: Path, build):
     build(path)
     with h5py.File(path) as file:
         assert (file["rewards"][()] == hostile.SECRET).all()
-
-
-def test_links_within_the_file_are_no_attack(tmp_path: Path):
-    with hostile.flat(tmp_path / "log.hdf5") as file:
-        file["infos/again"] = h5py.SoftLink("/rewards")
-        file["infos/same"] = file["rewards"]
-    assert len(open_transitions(tmp_path / "log.hdf5")) == 4
 
 
 def test_a_log_beyond_the_allowance_is_read_from_disk(tmp_path: Path, monkeypatch):
@@ -156,15 +113,3 @@ def test_the_allowance_is_a_quarter_of_the_memory(monkeypatch):
     code = f"{asked}; from koffline.untrusted.limits import memory_allowance as m; print(m())"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert int(done.stdout) == min(10**9, machine_memory() // 4)
-
-
-def test_honest_columns_of_one_value_are_read(tmp_path: Path):
-    """Forty thousand times smaller on disk than in memory, but small in memory too."""
-    with hostile.flat(tmp_path / "log.hdf5") as file:
-        for name, shape in {"observations": (500_000, 2), "rewards": (500_000,), "terminals": (500_000,),
-                            "actions": (500_000,), "next_observations": (500_000, 2)}.items():  # fmt: skip
-            del file[name]
-            dtype = "f4" if "obs" in name else "i1"
-            file.create_dataset(name, shape, dtype, compression="gzip", chunks=True, fillvalue=1)
-    for lazy in (False, True):
-        assert len(open_transitions(tmp_path / "log.hdf5", lazy=lazy)) == 500_000

@@ -15,7 +15,6 @@ from koffline.checkpoints import read_checkpoint, write_checkpoint
 from koffline.data.transitions import Discrete
 from koffline.errors import ConfigError, PolicyError
 from koffline.policy_specs import load_policy
-from scripts.fuzz import seeds
 from tests.fuzz.hostile import archive
 from tests.test_policies_files import scripted
 
@@ -43,11 +42,8 @@ BOMBS = {
     "an import by name": (b"\x80\x02cos\nsystem\n.", "asks to import os.system"),
     "an import from the stack": (b"\x80\x04\x8c\x02os\x8c\x06system\x93.", "asks to import os.system"),
     "an old import": (b"\x80\x02(ios\nsystem\n.", "asks to import os.system"),
-    "an extension": (b"\x80\x02\x82\x01.", "instruction that models never need"),
     "a number of any length": (b"\x80\x02L" + b"9" * 10_000 + b"L\n.", "truncated or corrupt"),
     "too little on the stack": (b"\x80\x04s.", "truncated or corrupt"),
-    "no mark": (b"\x80\x04Nt.", "truncated or corrupt"),
-    "an unknown place": (b"\x80\x04h\x05.", "truncated or corrupt"),
 }  # fmt: skip
 
 
@@ -80,16 +76,13 @@ def test_tensors_cannot_reach_beyond_their_bytes(tmp_path: Path):
         read_checkpoint(tmp_path / "c.pt", "f")
 
 
-@pytest.mark.parametrize("spoil", ["compressed", "flipped", "cut", "doubled"])
+@pytest.mark.parametrize("spoil", ["compressed", "cut", "doubled"])
 def test_damaged_checkpoints_are_one_line(tmp_path: Path, spoil):
     path = tmp_path / "c.pt"
     write_checkpoint(path, {"fingerprint": "f", "a": torch.zeros(10_000)})
     content = path.read_bytes()
     if spoil == "compressed":
         path.write_bytes(torch_archive(content, lambda members: members, zipfile.ZIP_DEFLATED))
-    elif spoil == "flipped":
-        place = len(content) // 2
-        path.write_bytes(content[:place] + b"\x01" + content[place + 1 :])
     elif spoil == "cut":
         path.write_bytes(content[: len(content) // 2])
     else:
@@ -97,20 +90,6 @@ def test_damaged_checkpoints_are_one_line(tmp_path: Path, spoil):
             target.writestr(target.namelist()[0], b"")
     with pytest.raises(ConfigError, match="cannot be read"):
         read_checkpoint(path, "f")
-
-
-def test_honest_checkpoints_come_back_to_the_bit(tmp_path: Path):
-    state = {
-        "fingerprint": "f",
-        "a": torch.randn(3, 4).to(torch.bfloat16),
-        "b": [1, (2.5, None)],
-        "c": {"d": True},
-    }
-    write_checkpoint(tmp_path / "c.pt", state)
-    read = read_checkpoint(tmp_path / "c.pt", "f")
-    assert read is not None
-    assert torch.equal(read["a"], state["a"])
-    assert (read["b"], read["c"]) == (state["b"], state["c"])
 
 
 def external_onnx(path: Path, nested: bool) -> None:
@@ -165,9 +144,3 @@ def test_what_runs_code_says_so_once(tmp_path: Path, caplog, monkeypatch):
     said = [record.getMessage() for record in caplog.records]
     assert [text for text in said if "runs the Python module my_policy_that_runs" in text] == said[:1]
     assert [text for text in said if "is a TorchScript program" in text] == said[1:]
-
-
-def test_data_formats_say_nothing_of_code(tmp_path: Path, caplog):
-    (tmp_path / "policy.npz").write_bytes(seeds.policy_seeds()[0])
-    load_policy(tmp_path / "policy.npz", Discrete(2), (2,))
-    assert not caplog.records
