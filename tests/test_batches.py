@@ -82,13 +82,6 @@ def test_plans_group_replicas_that_share_mini_batches():
     assert len(own) == 3
 
 
-def test_tables_move_and_select():
-    good = table_of()
-    assert (len(good), good.draws, table_of(draws=3).draws) == (5, 1, 3)
-    assert torch.equal(good.select(torch.tensor([4, 0])).inputs, good.inputs[[4, 0]])
-    assert good.to("cpu", torch.float64).rewards.dtype == torch.float64
-
-
 @pytest.mark.parametrize(
     ("change", "words"),
     [

@@ -173,14 +173,6 @@ def test_an_interval_with_a_norm_shows_what_the_norm_does(log: Path, tmp_path: P
     assert "{&#39;" not in page
 
 
-def test_version_and_help() -> None:
-    assert run("--version").stdout.strip() == f"koffline, version {koffline.__version__}"
-    for command in ([], ["evaluate"], ["data"], ["data", "info"], ["data", "validate"], ["data", "convert"]):
-        done = run(*command, "--help")
-        assert (done.exit_code, "Usage: koffline" in done.output) == (0, True)
-    assert "Examples:" in run("evaluate", "--help").output
-
-
 class _Payload:
     def __reduce__(self) -> tuple[object, tuple[str]]:
         return os.system, ("touch koffline_was_here",)
@@ -304,13 +296,3 @@ def test_bad_input_is_one_line_and_exit_code_2(
     assert done.stderr.startswith("error: ")
     assert re.search(message, done.stderr), done.stderr
     assert sorted(bad.iterdir()) == before  # no output directory, nothing half-written, no payload run
-
-
-@pytest.mark.parametrize(
-    ("words", "message"), [("evaluat", "evaluat"), ("data convert a b --format excel", "excel")]
-)
-def test_wrong_usage_is_one_line_too(words: str, message: str) -> None:
-    done = run(*words.split())
-    assert (done.exit_code, done.stderr.count("\n")) == (2, 1)
-    assert done.stderr.startswith("error: ")
-    assert message in done.stderr

@@ -11,7 +11,6 @@ from koffline.batches import BatchSchedule, ReplicaPlan, Table
 from koffline.dual_objectives import (
     GradientTD2,
     SaddlePoint,
-    forward_with_tangent,
     make_step,
     projected_error,
 )
@@ -42,33 +41,6 @@ def value_of(outputs, readout):
 def flat_gradient(function, flat):
     flat = flat.clone().requires_grad_()
     return torch.autograd.grad(function(flat).sum(), flat)[0]
-
-
-@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # scripted code of torch's own
-@pytest.mark.parametrize("activation", ["relu", "tanh"])
-@pytest.mark.parametrize("form", ["state", "discrete"])
-def test_tangents_are_derivatives(form, activation):
-    network, x = networks(form, activation), make_table(form).inputs
-    generator = torch.Generator().manual_seed(3)
-    way = torch.randn(network.flat.shape, generator=generator, dtype=torch.float64)
-    outputs, tangents, pull = forward_with_tangent(network, x, way)
-
-    def run(flat):
-        return network.with_flat(flat).forward(x)
-
-    expected, expected_tangent = torch.func.jvp(run, (network.flat,), (way,))
-    torch.testing.assert_close(outputs, expected)
-    torch.testing.assert_close(tangents, expected_tangent)
-    one, two = (torch.randn(outputs.shape, generator=generator, dtype=torch.float64) for _ in range(2))
-    step = 1e-6  # differences of the first derivative along the direction are the Hessian's product with it
-    ahead, behind = (
-        flat_gradient(lambda flat: (run(flat) * two).sum(), network.flat + sign * step * way)
-        for sign in (1, -1)
-    )
-    hessian = (ahead - behind) / (2 * step)
-    plain = flat_gradient(lambda flat: (run(flat) * one).sum(), network.flat)
-    torch.testing.assert_close(pull(one, two), plain + hessian, rtol=1e-6, atol=1e-7)
-    torch.testing.assert_close(pull(one, None), plain)
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
@@ -189,15 +161,6 @@ def test_test_function_ascends():
     value, following = network.forward(batch.inputs)[..., 0], network.forward(batch.next_inputs)[..., 0]
     residual = batch.rewards + batch.discounts * following - value
     assert bool((gains[2] <= residual.square().mean(dim=-1) + 1e-9).all())  # the unconstrained maximum
-
-
-def test_auxiliary_gradients_agree_with_autograd():
-    generator = torch.Generator().manual_seed(0)
-    residual, estimate = (torch.randn(2, 7, generator=generator, dtype=torch.float64) for _ in range(2))
-    half = flat_gradient(lambda g: (residual - g).square().mean(dim=-1) / 2, estimate)
-    torch.testing.assert_close(GradientTD2().compute_auxiliary_gradient(residual, estimate), half)
-    up = flat_gradient(lambda f: -projected_error(residual, f), estimate)
-    torch.testing.assert_close(SaddlePoint().compute_auxiliary_gradient(residual, estimate), up)
 
 
 @pytest.mark.parametrize("objective", [GradientTD2(), SaddlePoint(ascent_steps=2)], ids=["gtd2", "sbeed"])

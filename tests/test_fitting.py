@@ -7,7 +7,7 @@ import torch
 
 from koffline.batches import BatchSchedule, ReplicaPlan, Table
 from koffline.errors import ConfigError
-from koffline.fitting import Checkpointing, FitSettings, fit, threads
+from koffline.fitting import Checkpointing, FitSettings, fit
 from koffline.kernels import Gaussian
 from koffline.objectives import (
     CopyTarget,
@@ -100,15 +100,6 @@ def test_a_replica_does_not_notice_the_others(name, form, dtype):
     torch.testing.assert_close(together.losses[:, 4], alone.losses[:, 0], rtol=0.0, atol=10 * tolerance)
 
 
-def test_single_precision_follows_double():
-    flats = []
-    for dtype in (torch.float32, torch.float64):
-        table, network = make_table("state", 400, dtype), network_of("state", range(4), dtype)
-        settings = FitSettings(steps=5, batch_size=100)
-        flats.append(fit(table, network, OBJECTIVES["kloss"], PLANS["shared"], settings).network.flat)
-    torch.testing.assert_close(flats[0].double(), flats[1], rtol=1e-3, atol=1e-5)
-
-
 @pytest.mark.parametrize("name", ["kloss", "td0"])
 def test_any_module_is_fitted_the_same(name):
     table, plan = make_table("state"), ReplicaPlan((1e-2, 1e-3), (1, 1))
@@ -198,14 +189,6 @@ def test_bounds_stop_a_divergent_regression():
     assert abs(bounded) < 6.0
 
 
-def test_a_single_continuation_is_a_next_row():
-    table = make_table("state")
-    drawn = replace(table, next_inputs=table.next_inputs[:, None])
-    plan, network = PLANS["shared"], network_of("state", range(4))
-    flats = [fit(each, network, OBJECTIVES["kloss"], plan, STEPS).network.flat for each in (table, drawn)]
-    assert torch.equal(*flats)
-
-
 def test_row_sets_train_on_their_rows_only():
     table, few = make_table("state"), torch.arange(40) < 10
     changed = torch.where(few, table.rewards, table.rewards + 100.0)
@@ -213,18 +196,6 @@ def test_row_sets_train_on_their_rows_only():
     plan = ReplicaPlan((1e-2,), (0,), (torch.arange(10),), (0,))
     results = [fit(t, network_of("state", [0]), fitted_q(), plan, STEPS).network.flat for t in (table, other)]
     assert torch.equal(results[0], results[1])
-
-
-def test_threads_are_restored():
-    before = torch.get_num_threads()
-
-    @threads(before + 1)
-    def fail():
-        raise RuntimeError(f"inside with {torch.get_num_threads()}")
-
-    with pytest.raises(RuntimeError, match=f"inside with {before + 1}"):
-        fail()
-    assert torch.get_num_threads() == before
 
 
 def fit_two(table=None, dtype=torch.float64, objective=None, seeds=range(2)):

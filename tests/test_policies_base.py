@@ -9,7 +9,7 @@ import torch
 from koffline.data.transitions import Continuous, Discrete
 from koffline.errors import PolicyError
 from koffline.policies import ContinuousPolicy, DiscretePolicy
-from koffline.policies.base import CHUNK_ROWS, chunk_rows_for
+from koffline.policies.base import CHUNK_ROWS
 from koffline.policy_specs import as_policy, load_policy
 
 BOX = Continuous(2, low=(-1.0, 0.0), high=(3.0, 0.5))
@@ -106,13 +106,6 @@ def test_large_inputs_are_called_in_chunks_and_keep_their_order():
     np.testing.assert_array_equal(policy.probabilities(observations)[:, 1], observations[:, 0] > 0)
     assert seen == [CHUNK_ROWS, CHUNK_ROWS, 5]
     assert policy.probabilities(rows(0)).shape == (0, 2)
-
-
-def test_chunks_shrink_with_the_size_of_an_observation():
-    assert chunk_rows_for((4,)) == CHUNK_ROWS
-    assert chunk_rows_for((4, 84, 84)) == 2**24 // (4 * 84 * 84)
-    assert chunk_rows_for((4,), repeats=100) == CHUNK_ROWS // 100
-    assert chunk_rows_for((2**25,)) == 1
 
 
 def test_a_failing_policy_is_named_with_its_error():
@@ -250,8 +243,3 @@ def test_a_torch_module_is_called_without_gradients_in_evaluation_mode():
 def test_what_is_no_policy_is_refused(value):
     with pytest.raises(PolicyError, match="is not a policy; give a d3rlpy"):
         as_policy(value, Discrete(2), (3,))
-
-
-def test_a_class_is_refused_with_the_remedy():
-    with pytest.raises(PolicyError, match="this is a class; give an instance"):
-        as_policy(torch.nn.Identity, Discrete(2), (3,))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -17,11 +15,6 @@ DISCRETE = ["DQN", "DoubleDQN", "NFQ", "DiscreteCQL", "DiscreteBC", "DiscreteBCQ
 DETERMINISTIC = ["DDPG", "TD3", "TD3PlusBC", "ReBRAC", "PRDC", "PLAS", "PLASWithPerturbation", "BC"]
 STOCHASTIC = ["SAC", "CQL", "CalQL", "AWAC", "IQL"]
 PREDICT_DRAWS = ["BCQ", "BEAR", "CRR"]
-
-
-@pytest.fixture(scope="module")
-def dqn_file(tmp_path_factory) -> Path:
-    return Path(saved(build("DQN", 3), tmp_path_factory.mktemp("dqn")))
 
 
 @pytest.mark.parametrize("algorithm", DISCRETE)

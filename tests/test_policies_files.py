@@ -68,42 +68,6 @@ def test_torchscript_that_does_not_fit_is_refused_on_loading(tmp_path, space, sh
     assert all(word in str(caught.value) for word in words), str(caught.value)
 
 
-class Program(torch.nn.Module):
-    """A program that fails in one of the ways that programs have."""
-
-    def __init__(self, way: str) -> None:
-        super().__init__()
-        self.way = way
-        self.layer = torch.nn.Linear(4, 3)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if self.way == "raises":
-            raise RuntimeError("first line\nlast \x1b[31mline")
-        if self.way == "reshapes":
-            return x.view(7, 9)
-        assert self.way == "multiplies", "no such way"
-        return self.layer(x)
-
-
-@pytest.mark.parametrize(
-    ("way", "columns", "reason"),
-    [
-        ("multiplies", 5, "RuntimeError: mat1 and mat2 shapes cannot be multiplied (2x5 and 4x3)"),
-        ("reshapes", 4, "RuntimeError: shape '[7, 9]' is invalid for input of size 8"),
-        ("raises", 4, "RuntimeError: last �[31mline"),
-        ("other", 4, "RuntimeError: AssertionError: no such way"),
-    ],
-)
-def test_a_torchscript_program_that_fails_is_named_by_its_cause_alone(tmp_path, way, columns, reason):
-    path = scripted(Program(way), tmp_path / "p")
-    with pytest.raises(PolicyError) as caught:
-        load_policy(path, Discrete(3), (columns,))
-    assert str(caught.value) == (
-        f"{path}: the policy failed on observations of shape (2, {columns}) with {reason}; check that it "
-        "accepts such a batch"
-    )
-
-
 # ONNX
 
 
@@ -172,15 +136,6 @@ def test_onnx_without_the_extra_names_the_extra(tmp_path, monkeypatch):
         load_policy(tmp_path / "p", Discrete(3), SHAPE)
 
 
-def test_onnx_with_two_outputs_is_refused(tmp_path):
-    onnx_file(tmp_path / "p", "ArgMax")
-    model = onnx.load(str(tmp_path / "p"))
-    model.graph.output.append(helper.make_tensor_value_info("h", TensorProto.FLOAT, ["batch", 3]))
-    onnx.save(model, str(tmp_path / "p"))
-    with pytest.raises(PolicyError, match=r"outputs \['y', 'h'\].*only output"):
-        load_policy(tmp_path / "p", Discrete(3), SHAPE)
-
-
 # Telling files apart
 
 
@@ -229,21 +184,6 @@ def test_a_checkpoint_of_weights_alone_is_refused(all_kinds, tmp_path):
     (tmp_path / "model.pt").write_bytes(all_kinds["torch.save"])
     with pytest.raises(PolicyError, match=r"torch\.save checkpoint.*algo\.save.*torch\.jit\.script"):
         load_policy(tmp_path / "model.pt", Discrete(3), SHAPE)
-
-
-def test_python_source_is_refused_with_the_right_spelling(tmp_path):
-    (tmp_path / "mine.py").write_text("def act(x): return x\n")
-    with pytest.raises(PolicyError, match="given as 'mine:name'"):
-        load_policy(tmp_path / "mine.py", Discrete(3), SHAPE)
-
-
-def test_another_archive_is_refused(tmp_path):
-    import zipfile
-
-    with zipfile.ZipFile(tmp_path / "p", "w") as archive:
-        archive.writestr("readme.txt", "hello")
-    with pytest.raises(PolicyError, match=r"holds readme\.txt"):
-        load_policy(tmp_path / "p", Discrete(3), SHAPE)
 
 
 # Passes over a log on many machines send the policy along.

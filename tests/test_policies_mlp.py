@@ -135,26 +135,6 @@ def test_a_policy_that_makes_no_sense_is_not_written(tmp_path, net, output, sett
     assert list(tmp_path.iterdir()) == []
 
 
-def test_writing_into_a_missing_folder_is_an_error(tmp_path):
-    with pytest.raises(PolicyError, match=r"cannot be written, the folder .* does not exist; create it"):
-        save_mlp_policy(tmp_path / "no" / "p", layers(4, 3), "softmax")
-
-
-@pytest.mark.parametrize(
-    ("space", "shape", "words"),
-    [
-        (Discrete(2), (4,), ["3 discrete actions", "2 discrete actions"]),
-        (Continuous(3), (4,), ["3 discrete actions", "3 continuous"]),
-        (Discrete(3), (5,), ["4 numbers per observation", "(5,)"]),
-    ],
-)
-def test_a_policy_file_for_another_log_is_refused(tmp_path, space, shape, words):
-    save_mlp_policy(tmp_path / "p", layers(4, 3), "softmax")
-    with pytest.raises(PolicyError) as caught:
-        load_policy(tmp_path / "p", space, shape)
-    assert all(word in str(caught.value) for word in words), str(caught.value)
-
-
 def test_an_npz_with_objects_is_refused_and_does_not_run(tmp_path):
     path = tmp_path / "p.npz"
     np.savez(path, format=np.array("koffline-policy"), W0=np.array([{"a": 1}], dtype=object))

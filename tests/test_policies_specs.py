@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from koffline.data.transitions import Continuous, Discrete
+from koffline.data.transitions import Discrete
 from koffline.errors import PolicyError
 from koffline.policy_specs import load_policy
 
@@ -36,17 +36,6 @@ def test_a_function_in_the_current_directory(project):
     assert sys.path == path_before
     assert policy.name == "mine_for_test:act"
     np.testing.assert_array_equal(policy.probabilities(np.array([[1.0], [-1.0]])), [[0, 1], [1, 0]])
-
-
-def test_what_the_module_adds_to_the_path_stays(project):
-    write(project, "import sys\nsys.path.append('/somewhere')\ndef act(x): return x\n")
-    load_policy("mine_for_test:act", Continuous(1), (1,))
-    assert "/somewhere" in sys.path
-    assert str(project) not in sys.path
-
-
-def test_names_with_dots_and_ready_policies():
-    assert load_policy("tests.policy_zoo:Holder.push", Continuous(2), (3,)).k == 2
 
 
 @pytest.mark.parametrize(

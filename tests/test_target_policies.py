@@ -94,18 +94,3 @@ def test_a_dqn_is_the_second_source(quick, monkeypatch, tmp_path, capsys):
     entry = json.loads((tmp_path / "b" / "policies.json").read_text())["cart_pole_dqn.d3"]
     assert (entry["steps"], entry["seed"], entry["rows"]) == (3, 2, 300)
     assert set(entry["returns"]) == {"policy", "uniform"}
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--env", "puddleworld"], "did you mean 'puddle_world'?"),
-        (["--steps", "0"], "--steps must be positive"),
-        (["--source", "tabular"], "invalid choice"),
-    ],
-)
-def test_bad_arguments_are_one_line(arguments, message, capsys, tmp_path):
-    with pytest.raises(SystemExit):
-        learn_policies.main([*arguments, "--out", str(tmp_path)])
-    last = capsys.readouterr().err.strip().splitlines()[-1]
-    assert message in last

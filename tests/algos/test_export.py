@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import warnings
 from pathlib import Path
 
@@ -145,13 +144,6 @@ def test_a_failed_export_leaves_the_old_file(
         export_policy(algo, path)
     assert path.read_bytes() == b"old"
     assert [found.name for found in tmp_path.iterdir()] == [path.name]
-
-
-def test_onnx_needs_its_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "onnx", None)
-    with pytest.raises(ConfigError, match=r"pip install 'koffline\[onnx\]'"):
-        export_policy(build("DQN", 3), tmp_path / "policy.onnx")
-    export_policy(build("DQN", 3), tmp_path / "policy.pt")
 
 
 def test_what_has_no_policy_to_export_is_refused(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import torch
 
 from koffline.algos.options import _CHOICES
 from koffline.algos.paths import PathReplayBuffer, TorchPathBatch
-from koffline.data.replay import ColumnarReplayBuffer, from_d3rlpy, to_d3rlpy
+from koffline.data.replay import ColumnarReplayBuffer, from_d3rlpy
 from koffline.errors import DataError
 from tests.algos.makers import ACTIONS, COLUMNS, d3rlpy, fit, make, make_log
 from tests.algos.test_kloss_steps import RATE, SGD, hand_loss, stepped
@@ -45,12 +45,6 @@ def test_paths_need_episodes() -> None:
     with pytest.raises(DataError, match="set path_length to 1"):
         fit(make("TrustPCL", path_length=4), ColumnarReplayBuffer(loose))
     assert len(fit(make("TrustPCL", path_length=1), ColumnarReplayBuffer(loose))) == 1
-
-
-@pytest.mark.parametrize("name", ["TrustPCL", "DiscreteTrustPCL"])
-def test_stock_buffers_give_paths_too(name: str) -> None:
-    log = make_log(name.startswith("Discrete"))
-    assert len(fit(make(name, path_length=4), to_d3rlpy(log))) == 1
 
 
 @pytest.mark.parametrize("name", ["TrustPCL", "DiscreteTrustPCL"])

@@ -1,4 +1,3 @@
-import io
 import json
 import sys
 
@@ -9,7 +8,6 @@ from click.testing import CliRunner
 import koffline
 from koffline.builders.rollouts import RolloutPlayer
 from koffline.cli import cli
-from koffline.cli.build_target import progress_bar
 
 
 @pytest.fixture
@@ -87,21 +85,6 @@ def test_a_cut_build_of_shards_goes_on(run, tmp_path, monkeypatch):
     assert run(*ROLLOUTS, "--out", "a.hdf5").exit_code == 0
     assert koffline.open_transitions("shards").sha256 == koffline.open_transitions("a.hdf5").sha256
     assert not list(tmp_path.glob("*.parts"))
-
-
-def test_the_bar_is_for_terminals(monkeypatch):
-    with progress_bar("playing", 3) as progress:
-        assert progress is None
-
-    class Terminal(io.StringIO):
-        def isatty(self):
-            return True
-
-    screen = Terminal()
-    monkeypatch.setattr("sys.stderr", screen)
-    with progress_bar("playing", 3) as progress:
-        progress(2)
-    assert "playing" in screen.getvalue()
 
 
 BAD = {
@@ -193,10 +176,3 @@ def test_more_than_the_memory_holds_is_one_line(run):
     assert done.exit_code == 2
     assert done.stderr.startswith("error: not enough memory")
     assert done.stderr.count("\n") == 1
-
-
-def test_a_grid_policy_of_another_world_is_refused(run):
-    assert run("policy", "--env", "cart_pole", "--out", "pole.npz").exit_code == 0
-    done = run("uniform", "--env", "mountain_car", "--n", "5", "--policy", "pole.npz", "--out", "x.hdf5")
-    assert done.exit_code == 2
-    assert "give a policy of this world" in done.stderr

@@ -1,13 +1,11 @@
 """Rollouts against episodes played one by one by a loop that shares no code with the builder."""
 
-import gymnasium
 import numpy as np
 import pytest
 
 from koffline.builders.rollouts import RolloutSettings, build_rollouts
 from koffline.envs.boxes import GYMNASIUM_IDS
-from koffline.errors import ConfigError, PolicyError
-from tests.builders import environments
+from koffline.errors import ConfigError
 from tests.builders.one_by_one import assert_same_rows, choose_from, play_all
 
 
@@ -101,14 +99,6 @@ def test_weights_are_the_shares_of_episodes():
     assert 45 <= lefts <= 105  # 75 expected, four standard deviations
 
 
-def test_progress_hears_of_every_batch():
-    heard = []
-    build_rollouts(
-        RolloutSettings("CartPole-v1", 7, time_limit=2, num_envs=3), ["uniform"], progress=heard.append
-    )
-    assert heard == [3, 6, 7]
-
-
 def test_an_array_that_is_used_again_and_actions_from_one():
     log = build_rollouts(RolloutSettings("koffline-tests/Odd-v0", 3, num_envs=2), ["uniform"])
     np.testing.assert_allclose(log.observations[:, 0], np.tile([0, 0.1, 0.2, 0.3, 0.4], 3), atol=1e-6)
@@ -166,14 +156,3 @@ def test_bad_requests_are_one_line(settings, policies, message):
     with pytest.raises(ConfigError, match=message) as caught:
         build_rollouts(settings(), policies)
     assert "\n" not in str(caught.value)
-
-
-def test_every_copy_is_closed(monkeypatch):
-    closed = []
-    monkeypatch.setattr(environments.Odd, "close", lambda self: closed.append(self))
-    build_rollouts(RolloutSettings("koffline-tests/Odd-v0", 5, num_envs=2), ["uniform"])
-    assert len(closed) == 2
-    with pytest.raises(PolicyError):
-        build_rollouts(RolloutSettings("koffline-tests/Odd-v0", 5, num_envs=2), ["nowhere.d3"])
-    assert len(closed) == 3
-    assert isinstance(closed[0], gymnasium.Env)

@@ -9,11 +9,9 @@ import numpy as np
 import pytest
 
 from koffline.envs.finite import FiniteMDP
-from koffline.envs.world import play
-from koffline.errors import ConfigError
 from scripts.bench.classic import Acrobot, CartPole, MountainCar, Pendulum
 from scripts.bench.embedded import EmbeddedMDP
-from scripts.bench.finite_worlds import graph, graph_world, grid, gridworld, sample_episodes
+from scripts.bench.finite_worlds import graph, grid, gridworld
 from scripts.bench.linear_quadratic import LinearGaussian, LinearQuadratic
 from scripts.bench.rollouts import log_episodes, monte_carlo_value
 
@@ -104,15 +102,6 @@ def test_a_policy_that_looks_at_the_side_of_the_graph():
     assert mdp.policy_value(table, 0.5) == pytest.approx(0.5 + 0.5 * 0.25)
 
 
-def test_episodes_of_the_graph_have_its_length():
-    world, generator = graph_world(5), np.random.default_rng(0)
-    sample = sample_episodes(world.mdp, 7, constant(world.mdp, [0.5, 0.5]), 99, generator)
-    assert len(sample.rewards) == 35
-    assert sample.terminated.sum() == 7
-    assert not sample.truncated.any()
-    assert np.array_equal(world.coordinates[[0, 1, 2, 9, 10]], [[0, 0], [0.2, 1], [0.2, -1], [1, 1], [1, -1]])
-
-
 def test_steps_of_a_drawn_grid_by_hand():
     mdp = gridworld(("s.", "hg"), slip=0.0)
     assert np.array_equal(mdp.transition[0, :, :].argmax(axis=1), [0, 1, 2, 0])  # up, right, down, left
@@ -123,19 +112,6 @@ def test_steps_of_a_drawn_grid_by_hand():
     assert mdp.policy_value(right_then_down, 0.5) == pytest.approx(-0.1 + 0.5 * 4.0)
     slippery = gridworld(("s.", "hg"), slip=0.4)
     assert np.allclose(slippery.transition[0, 1], [0.2, 0.7, 0.1, 0.0])
-
-
-@pytest.mark.parametrize("rows", [(), ("s.", "g"), ("s?", ".g"), ("..", ".g"), ("s.", "..")])
-def test_grids_that_cannot_be_are_refused(rows):
-    with pytest.raises(ConfigError, match="draw"):
-        gridworld(rows)
-
-
-def test_graphs_that_cannot_be_are_refused():
-    with pytest.raises(ConfigError, match="length is 0"):
-        graph(0)
-    with pytest.raises(ConfigError, match="give a probability"):
-        graph(2, slip=1.5)
 
 
 # state: (next state, probability, reward); 4 is the end
@@ -168,26 +144,6 @@ def test_jitter_moves_observations_but_not_the_log():
     assert np.abs(logs[1].observations - np.round(logs[1].observations)).max() > 0.25
     inside = ~(logs[1].terminated | logs[1].truncated)[:-1]
     np.testing.assert_array_equal(logs[1].next_observations[:-1][inside], logs[1].observations[1:][inside])
-
-
-def test_monte_carlo_agrees_with_the_linear_solve():
-    world = make()
-    table = np.random.default_rng(2).dirichlet(np.ones(4), size=12)
-    start = world.reset(3000, np.random.default_rng(3))
-    value = monte_carlo_value(world, world.policy(table), 0.9, start, np.random.default_rng(4))
-    exact = world.mdp.policy_value(table, 0.9)
-    assert value.value == pytest.approx(exact, abs=4 * value.standard_error)
-    assert value.standard_error < 0.05 * abs(exact)
-
-
-def test_tuples_agree_with_the_tables():
-    world = make()
-    table = np.full((12, 4), 0.25)
-    log = world.log_tuples(table, 300, np.random.default_rng(0))
-    at, to = world.states_of(log.observations), world.states_of(log.next_observations)
-    assert np.all(world.mdp.transition[at, log.actions, to] > 0)
-    np.testing.assert_array_equal(log.rewards, world.mdp.reward[at, log.actions, to])
-    np.testing.assert_array_equal(log.terminated, world.mdp.terminal[to])
 
 
 SCALAR = LinearQuadratic(drift=((0.5,),), control=((1.0,),), action_cost=0.0, noise=0.0, start=2.0)
@@ -226,11 +182,6 @@ def test_monte_carlo_agrees_with_lyapunov():
     given = PLANE.state_values(start, POLICY, 0.9).mean()
     assert value.value == pytest.approx(given, abs=4 * value.error_given_starts)
     assert value.start_deviation == pytest.approx(PLANE.state_values(start, POLICY, 0.9).std(), rel=0.15)
-
-
-def test_infinite_cost_is_refused():
-    with pytest.raises(ConfigError, match="infinite"):
-        SCALAR.policy_value(LinearGaussian(((1.0,),)), 0.9)
 
 
 @dataclass(frozen=True)
@@ -310,9 +261,3 @@ def test_value_separates_noise_from_starts():
     assert value.value == pytest.approx(exact[6], abs=4 * value.error_given_starts)
     assert value.error_given_starts == pytest.approx(value.standard_error, rel=0.1)
     assert value.start_deviation < 0.1 * value.standard_error * np.sqrt(4000 * 4)
-
-
-def test_play_drops_what_has_ended():
-    state = np.array([[0.0, 1.0], [1.0, 3.0]])
-    steps = list(play(Countdown(), never, state, 10, np.random.default_rng(0)))
-    assert [list(step.index) for step in steps] == [[0, 1], [1], [1]]

@@ -139,13 +139,6 @@ def test_contradictions_are_refused(change, message):
         FiniteMDP(**{**GOOD, **change})
 
 
-def test_policy_table_must_fit():
-    with pytest.raises(ConfigError, match="policy has shape"):
-        two_states().state_values(np.ones((3, 2)), GAMMA)
-    with pytest.raises(ConfigError, match="policy"):
-        two_states().state_values(np.ones((2, 2)), GAMMA)
-
-
 def best_values(mdp, gamma):
     """Action values of the best of all deterministic policies, tried one by one."""
     tables = [

@@ -8,7 +8,6 @@ import pytest
 from koffline.envs.boxes import WORLDS, PuddleWorld, make_world, uniform_states
 from koffline.envs.grids import bilinear_weights, discretise, places
 from koffline.envs.world import discounted_returns
-from koffline.errors import ConfigError
 
 MODES = pytest.mark.parametrize("mode", [{}, {"aggregate": True}, {"interpolate": True}], ids=str)
 
@@ -107,10 +106,3 @@ def test_a_finer_grid_comes_nearer_to_rollouts(generator):
     assert errors[0] > 2 * errors[1] > 4 * errors[2]
     # what is left is the noise of the rollouts and 1 % of the variance of the values
     assert errors[2] < 2 * noise.mean() + 0.01 * truth.var()
-
-
-@pytest.mark.parametrize("change", [{"shape": (0, 3)}, {"samples": 0}])
-def test_grids_that_cannot_be_made_are_refused(change, generator):
-    settings = {"shape": (3, 3), "samples": 2, **change}
-    with pytest.raises(ConfigError, match="give positive numbers"):
-        discretise(PuddleWorld(), generator=generator, **settings)
