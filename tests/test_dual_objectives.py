@@ -85,37 +85,6 @@ def test_gtd2_step_equals_the_published_update(form, activation):
         torch.testing.assert_close(step.second[replica], moved, rtol=1e-6, atol=1e-8)
 
 
-def test_gtd2_descends_the_projected_bellman_error():
-    """At the optimal w the direction is the gradient of J = bᵀC⁻¹b, by finite differences of J."""
-    table, plan = make_table("state"), ReplicaPlan((0.01,), (1,))
-    network = StackedMLP.initialise((3, 4, 1), [5], "tanh", dtype=torch.float64)
-
-    def parts(flat):
-        def run(parameters, x):
-            return network.with_flat(parameters[None]).forward(x)[0, :, 0]
-
-        phi = torch.func.jacrev(run)(flat, table.inputs)
-        delta = table.rewards + table.discounts * run(flat, table.next_inputs) - run(flat, table.inputs)
-        return phi.mT @ delta / len(table), phi.mT @ phi / len(table)
-
-    def error(flat):
-        b, c = parts(flat)
-        return float(b @ torch.linalg.solve(c, b))
-
-    flat = network.flat[0].clone()
-    b, c = parts(flat)
-    best = torch.linalg.solve(c, b)
-    step, _ = prepared(GradientTD2(), table, network, plan, len(table))
-    with torch.no_grad():
-        step.second.copy_(best[None])
-        loss, gradient = step.compute(0, network, None, RATES[:1])
-    assert float(loss) == pytest.approx(float(b @ best))
-    for index in range(0, len(flat), 4):
-        nudge = 1e-5 * torch.eye(len(flat), dtype=torch.float64)[index]
-        slope = (error(flat + nudge) - error(flat - nudge)) / 2e-5
-        assert 2.0 * float(gradient[0, index]) == pytest.approx(slope, rel=1e-4, abs=1e-7)
-
-
 def test_gtd2_finds_the_td_solution_in_the_linear_case():
     generator = np.random.default_rng(0)
     x, noise = generator.normal(size=(100, 2)), generator.normal(size=100)
@@ -181,9 +150,7 @@ def test_one_replica_equals_the_same_among_many(objective):
     "build",
     [
         lambda: GradientTD2(0.0),
-        lambda: SaddlePoint(auxiliary_rate=float("inf")),
         lambda: SaddlePoint(ascent_steps=0),
-        lambda: SaddlePoint(hidden=(0,)),
         lambda: prepared(
             GradientTD2(), make_table("state"), StackedModule([module_of(networks("state"), 0)])
         ),

@@ -170,7 +170,6 @@ def test_blockwise_form_never_asks_for_more_than_a_block():
         (v_statistic, (torch.zeros(4, dtype=torch.float64), torch.eye(4)), "convert one"),
         (u_statistic, (torch.zeros(1), torch.eye(1)), "at least 2"),
         (feature_v_statistic, (torch.zeros(3, 2), torch.zeros(4)), "features has shape"),
-        (blockwise_v_statistic, (torch.zeros(3, 2), torch.zeros(4), Linear()), "x has shape"),
     ],
 )
 def test_shapes_that_would_broadcast_are_refused(statistic, arguments, words):

@@ -97,19 +97,6 @@ def test_draws_have_the_law_of_sample_action(algorithm, tmp_path):
         assert distance.max() / n < 1.95 * np.sqrt(2 / n)
 
 
-def test_image_observations_are_taken_as_they_are(tmp_path):
-    shape = (1, 44, 44)
-    encoder = d3rlpy.models.PixelEncoderFactory(filters=[[4, 8, 4]], feature_size=8)
-    config = d3rlpy.algos.DQNConfig(
-        encoder_factory=encoder, observation_scaler=d3rlpy.preprocessing.PixelObservationScaler()
-    )
-    algo = config.create()
-    algo.create_impl(shape, 3)
-    policy = load_policy(saved(algo, tmp_path), Discrete(3), shape)
-    images = np.random.default_rng(0).integers(0, 256, (5, *shape)).astype(np.uint8)
-    np.testing.assert_array_equal(policy.probabilities(images).argmax(axis=1), algo.predict(images))
-
-
 def test_an_algorithm_in_memory_is_a_policy():
     algo = build("SAC", 2, action_scaler=action_scaler())
     policy = as_policy(algo, BOX, SHAPE)

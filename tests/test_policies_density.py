@@ -76,13 +76,6 @@ def test_actions_outside_are_impossible() -> None:
     assert np.isfinite(squashed_gaussian_log_density(np.array([[1.0]]), zero, one)).all()
 
 
-def test_gaussian_file(tmp_path: Path) -> None:
-    policy = load_policy(gaussian_file(tmp_path), Continuous(1), (2,))
-    mean = float(policy.mean(STATE)[0, 0])
-    assert mass_at(policy, STATE, 0.9) == pytest.approx(gaussian_density(0.9, mean, 0.9))
-    assert policy.cut_to is None
-
-
 def test_gaussian_file_that_is_cut_off(tmp_path: Path) -> None:
     path = gaussian_file(tmp_path, action_low=np.array([-1.0]), action_high=np.array([2.0]))
     policy = load_policy(path, BOX, (2,))

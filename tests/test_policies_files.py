@@ -106,17 +106,10 @@ def test_onnx_probabilities(tmp_path, batch, element):
     np.testing.assert_allclose(result, expected, atol=1e-5)
 
 
-def test_onnx_actions(tmp_path):
-    weight = onnx_file(tmp_path / "p", "Tanh")
-    policy = load_policy(tmp_path / "p", Continuous(3), SHAPE)
-    np.testing.assert_allclose(policy.mean(observations()), np.tanh(observations() @ weight), atol=1e-5)
-
-
 @pytest.mark.parametrize(
     ("space", "shape", "batch", "words"),
     [
         (Discrete(3), (5,), "batch", ["observations of shape (4,)", "(5,)"]),
-        (Discrete(3), (4, 1), "batch", ["observations of shape (4,)", "(4, 1)"]),
         (Discrete(2), (4,), "batch", ["shape (2, 3)", "2 actions"]),
         (Discrete(3), (4,), 7, ["exactly 7 rows", "free batch size"]),
     ],
@@ -164,11 +157,8 @@ def test_truncated_files_are_refused(all_kinds, tmp_path, kind, fraction):
     ("content", "words"),
     [
         (b"", ["empty"]),
-        (b"hello, this is text", ["not a policy", "package.module:name"]),
         (b"\x89HDF\r\n\x1a\n" + bytes(100), ["HDF5", "a log and not a policy"]),
-        (bytes(100), ["not a policy"]),
         (b"\x08\x08\x12\x03abc", ["the ONNX file cannot be read"]),
-        (b"\x80", ["not a policy"]),
         (b"PK\x03\x04", ["truncated or corrupt"]),
     ],
 )

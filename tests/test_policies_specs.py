@@ -42,16 +42,10 @@ def test_a_function_in_the_current_directory(project):
     ("text", "spec", "words"),
     [
         ("", "no_such_module_here:act", ["no_such_module_here", "install it or run from the folder"]),
-        ("", "no_such_package.part:act", ["no_such_package", "install it or run"]),
         ("", "mine_for_test.py:act", ["write mine_for_test:act, without .py"]),
         ("def act(x): pass", "mine_for_test:atc", ["has no 'atc'", "it has act"]),
-        ("X = 3", "mine_for_test:act", ["has no 'act'", "nothing callable"]),
-        ("X = 3", "mine_for_test:X", ["a int is not a policy"]),
         ("class Act: pass", "mine_for_test:Act", ["this is a class", "give an instance"]),
-        ("import no_such_dependency", "mine_for_test:act", ["no_such_dependency", "mend the module"]),
         ("raise RuntimeError('two\\nlines')", "mine_for_test:act", ["RuntimeError: two lines", "mend"]),
-        ("raise SystemExit(3)", "mine_for_test:act", ["SystemExit: 3", "mend"]),
-        ("def act(:", "mine_for_test:act", ["SyntaxError", "mend"]),
     ],
 )
 def test_a_module_that_cannot_give_a_policy(project, text, spec, words):
@@ -68,21 +62,6 @@ def test_a_module_that_cannot_give_a_policy(project, text, spec, words):
 def test_a_missing_file_says_so_and_what_is_accepted(spec, project):
     with pytest.raises(PolicyError, match=r"there is no such file; a policy is a d3rlpy \.d3.*uniform"):
         load_policy(spec, Discrete(2), (1,))
-
-
-def test_a_typing_error_is_recognised():
-    with pytest.raises(PolicyError, match="did you mean 'uniform'"):
-        load_policy("unifrom", Discrete(2), (1,))
-
-
-def test_a_folder_is_no_policy(tmp_path):
-    with pytest.raises(PolicyError, match="this is a folder"):
-        load_policy(tmp_path, Discrete(2), (1,))
-
-
-def test_a_path_object_is_never_a_spec(project):
-    with pytest.raises(PolicyError, match="no such file"):
-        load_policy(Path("uniform"), Discrete(2), (1,))
 
 
 @pytest.mark.parametrize("layers", [4, 10_000])

@@ -82,14 +82,6 @@ def test_policies_that_draw_draw_in_the_file_too(name: str, suffix: str, tmp_pat
 
 
 @pytest.mark.parametrize("suffix", FORMATS)
-@pytest.mark.parametrize("factory", ["QRQFunctionFactory", "IQNQFunctionFactory"])
-def test_distributional_q_functions(factory: str, suffix: str, tmp_path: Path) -> None:
-    algo = build("DQN", 3, q_func_factory=getattr(d3rlpy.models, factory)())
-    export_policy(algo, tmp_path / f"policy{suffix}")
-    assert_acts_as_predict(tmp_path / f"policy{suffix}", algo, raw_observations())
-
-
-@pytest.mark.parametrize("suffix", FORMATS)
 def test_networks_that_behave_otherwise_in_training(suffix: str, tmp_path: Path) -> None:
     """Batch norm and dropout are those of predict, and the training mode is left as it was."""
     encoder = d3rlpy.models.VectorEncoderFactory([8], use_batch_norm=True, dropout_rate=0.5)

@@ -1,6 +1,5 @@
 """Control logs: who plays, how many rows, what the bundled ones are, and the command."""
 
-import hashlib
 import json
 from pathlib import Path
 
@@ -11,7 +10,6 @@ from click.testing import CliRunner
 import koffline
 from koffline.builders import POLICY_LEVELS
 from koffline.builders.control import (
-    POLICIES,
     ControlSettings,
     build_control,
     medium_and_expert,
@@ -142,16 +140,9 @@ def test_medium_is_half_way():
     ("arguments", "message"),
     [
         (("--env", "Pendulum-v1", "--kind", "medium", "--policy", "uniform", "--policy", "uniform"), "has 1"),
-        (("--env", "Pendulum-v1", "--kind", "replay", "--policy", "uniform"), "has 0"),
-        (
-            ("--env", "Pendulum-v1", "--kind", "medium", "--policy", "uniform", "--train-steps", "9"),
-            "without",
-        ),
         (("--env", "Acrobot-v1", "--kind", "expert"), "--train-steps"),
-        (("--env", "Acrobot-v1", "--kind", "replay"), "has no recipe"),
         (("--env", "Pendulm-v1", "--kind", "random"), "did you mean Pendulum-v1"),
         (("--env", "koffline-tests/Endless-v0", "--kind", "random"), "time limit"),
-        (("--env", "CartPole-v1", "--kind", "medium", "--policy", "no.npz"), "no such file"),
         (("--env", "CartPole-v1", "--kind", "medium", "--noise", "2"), "up to 1"),
     ],
 )
@@ -181,23 +172,6 @@ def test_the_command_learns_where_nothing_is_bundled(run, tmp_path):
 
 
 # The bundled data
-
-
-def test_bundled_files_are_what_their_commands_and_entries_say():
-    entries = json.loads((LOGS / "manifest.json").read_text())
-    assert len(entries) == 4 * len(RECIPES)
-    for name, entry in entries.items():
-        log = koffline.open_transitions(LOGS / name)
-        assert log.observations.dtype == np.float32  # MuJoCo's are float64
-        assert f"--kind {log.metadata.extra['kind']} " in entry["command"]
-    policies = json.loads((POLICIES / "policies.json").read_text())
-    for env in RECIPES:
-        for level in ("medium", "expert"):
-            name = f"{stem(env)}_{level}.npz"
-            content = (POLICIES / name).read_bytes()
-            assert len(content) < 300_000
-            assert policies[name]["sha256"] == hashlib.sha256(content).hexdigest()
-        assert policies[f"{stem(env)}_medium.npz"]["steps"] == RECIPES[env].medium_step
 
 
 @pytest.mark.parametrize("env", RECIPES)

@@ -45,14 +45,6 @@ def test_bilinear_weights_give_bilinear_functions_back(generator, shape):
     np.testing.assert_allclose((table[cells] * weights).sum(axis=1), value(*inner), atol=1e-12)
 
 
-def test_values_are_read_off_by_cell_or_between_centres(generator):
-    grid = discretise(PuddleWorld(), (2, 2), generator, samples=1)
-    values = np.array([0.0, 1.0, 2.0, 3.0, 99.0])
-    points = np.array([[0.5, 0.5], [0.25, 0.5], [0.1, 0.9]])
-    np.testing.assert_array_equal(grid.values_at(values, points), [3.0, 1.0, 1.0])
-    np.testing.assert_allclose(grid.values_at(values, points, interpolate=True), [1.5, 0.5, 1.0])
-
-
 @MODES
 @pytest.mark.parametrize("name", WORLDS)
 def test_every_row_is_a_distribution(name, mode, generator):

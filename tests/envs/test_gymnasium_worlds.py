@@ -17,7 +17,6 @@ from koffline.envs.make import make_env
 from koffline.errors import ConfigError
 
 EACH = pytest.mark.parametrize("identifier", GYMNASIUM_IDS.values())
-HEADS = ("import gymnasium, koffline.envs", "import koffline.envs, gymnasium", "import gymnasium, koffline")
 
 
 def play(env, seed, steps=30):
@@ -37,22 +36,6 @@ def play(env, seed, steps=30):
 @pytest.mark.parametrize("start", ["reset", "uniform"])
 def test_gymnasium_has_no_complaints(identifier, start):
     check_env(gymnasium.make(identifier, render_mode="rgb_array", start=start).unwrapped)
-
-
-@EACH
-def test_a_step_is_the_world_s(identifier):
-    env = gymnasium.make(identifier, noise=0.0)
-    world = env.unwrapped.world
-    observation, _ = env.reset(seed=3)
-    state = observation[None].astype(np.float64)
-    for action in (0, 1, 2, 1):
-        observation, reward, terminated, _, _ = env.step(action)
-        outcome = world.step(state, np.array([action]), np.random.default_rng(0))
-        state = outcome.state
-        # the first observation was rounded to float32, and the unstable pole doubles errors within steps
-        np.testing.assert_allclose(observation, state[0], rtol=1e-5, atol=1e-6)
-        assert reward == pytest.approx(outcome.reward[0], abs=1e-4)
-        assert terminated == outcome.terminated[0]
 
 
 @EACH
@@ -102,8 +85,6 @@ def test_states_that_no_episode_starts_in_are_refused(state):
     ("settings", "message"),
     [
         ({"start": "anywhere"}, "start is 'anywhere'; use 'reset' or 'uniform'"),
-        ({"render_mode": "human"}, "render_mode is 'human'; use 'rgb_array' or None"),
-        ({"nois": 0.1}, "puddle_world has no such setting .*nois"),
         ({"noise": -0.1}, "noise is -0.1; give a number that is not negative"),
     ],
 )
@@ -135,14 +116,6 @@ def test_episodes_can_be_filmed(identifier):
     assert all(frame.shape == (320, 320, 3) and frame.dtype == np.uint8 for frame in frames)
     assert not np.array_equal(*frames)
     assert gymnasium.make(identifier).unwrapped.metadata["render_fps"] > 0
-
-
-@pytest.mark.parametrize("head", HEADS)
-def test_names_are_known_in_a_fresh_process_without_a_word(head):
-    code = f"{head}; print([gymnasium.spec(i).id for i in {list(GYMNASIUM_IDS.values())}])"
-    done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True)
-    assert done.stderr == ""
-    assert done.stdout.count("koffline/") == 3
 
 
 def test_gymnasium_finds_them_by_module_without_an_import():
@@ -211,8 +184,6 @@ def test_the_next_state_scatters_as_much_as_it_should() -> None:
     [
         ("CartPole-v1", 0.1, "transition_noise needs an environment of MuJoCo"),
         (PENDULUM, -0.1, "transition_noise is -0.1"),
-        (PENDULUM, float("nan"), "transition_noise is nan"),
-        ("NoSuchPendulum-v5", 0.1, "NoSuchPendulum"),
     ],
 )
 def test_refusals(environment: str, noise: float, message: str) -> None:
