@@ -117,11 +117,6 @@ def test_a_report_takes_only_a_folder_of_its_own(
     assert "truth" in done.stdout
     assert str(out / "report.html") in done.stdout.replace("\n", "")
     assert {path.name for path in out.iterdir()} == {"estimate.json", "plots", "report.html", "run.json"}
-    page = (out / "report.html").read_text(encoding="utf-8")
-    assert "(95% episodes-t)" in page
-    assert "step 20 values" in page
-    assert "{&#39;" not in page
-    assert "[1, 2" not in page
     before = (out / "estimate.json").read_text()
     refused = evaluate(log, *asked)
     assert (refused.exit_code, "--force" in refused.stderr) == (2, True)
@@ -155,8 +150,6 @@ def test_every_estimator_in_one_table_and_one_page(log: Path, tmp_path: Path) ->
     for plot in ("forest", "sensitivity"):
         assert (out / "plots" / f"{plot}.png").stat().st_size > 5000
     page = (out / "report.html").read_text(encoding="utf-8")
-    assert "What the intervals assume" in page
-    assert "What ρ does to the certified interval" in page
     assert "http" not in page.replace("http://www.w3.org", "")
     some = json.loads(evaluate(log, "--estimator", "mql, wis,mql", "--json").stdout)
     assert [entry["estimator"] for entry in some["estimates"]] == ["mql", "wis"]

@@ -14,11 +14,10 @@ from koffline.dual_objectives import (
     make_step,
     projected_error,
 )
-from koffline.errors import ConfigError
 from koffline.fitting import FitSettings, fit
-from koffline.replicas import StackedMLP, StackedModule
+from koffline.replicas import StackedMLP
 from koffline.steps import BatchSource, StackedAdam
-from tests.engine_problems import FORMS, SIZES, make_table, module_of
+from tests.engine_problems import FORMS, SIZES, make_table
 
 PLAN = ReplicaPlan((0.01, 0.02, 0.01, 0.03), (1, 1, 2, 3))
 RATES = torch.tensor(PLAN.learning_rates, dtype=torch.float64)[:, None]
@@ -144,18 +143,3 @@ def test_one_replica_equals_the_same_among_many(objective):
         torch.testing.assert_close(
             alone.network.flat[0], together.network.flat[replica], rtol=1e-10, atol=1e-10
         )
-
-
-@pytest.mark.parametrize(
-    "build",
-    [
-        lambda: GradientTD2(0.0),
-        lambda: SaddlePoint(ascent_steps=0),
-        lambda: prepared(
-            GradientTD2(), make_table("state"), StackedModule([module_of(networks("state"), 0)])
-        ),
-    ],
-)
-def test_bad_settings_are_refused(build):
-    with pytest.raises(ConfigError, match="give"):
-        build()

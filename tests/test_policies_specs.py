@@ -58,9 +58,18 @@ def test_a_module_that_cannot_give_a_policy(project, text, spec, words):
     assert sys.path == path_before
 
 
-@pytest.mark.parametrize("spec", ["missing.d3", "folder/missing.onnx", "no file", "a/b.py:act", ""])
-def test_a_missing_file_says_so_and_what_is_accepted(spec, project):
-    with pytest.raises(PolicyError, match=r"there is no such file; a policy is a d3rlpy \.d3.*uniform"):
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("missing.d3", r"there is no such file; a policy is a d3rlpy \.d3.*uniform"),
+        ("", "there is no such file"),
+        (Path("uniform"), "no such file"),
+        ("unifrom", "did you mean 'uniform'"),
+        (Path(), "this is a folder"),
+    ],
+)
+def test_what_is_no_spec_is_refused(spec, message, project):
+    with pytest.raises(PolicyError, match=message):
         load_policy(spec, Discrete(2), (1,))
 
 

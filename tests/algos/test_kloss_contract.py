@@ -17,7 +17,6 @@ from koffline.errors import DataError
 from tests.algos.makers import (
     ACTIONS,
     ALL,
-    COLUMNS,
     CONTINUOUS,
     EVALUATORS,
     WITH_ACTOR,
@@ -88,57 +87,27 @@ def test_a_saved_model_is_the_model_and_goes_on_as_if_it_had_never_stopped(
     assert same(parameters(loaded), parameters(whole))
 
 
-def test_update_changes_what_it_trains_and_parameters_can_be_copied(name: str) -> None:
-    source, copy = make(name, build=True, seed=1), make(name, build=True, seed=2)
-    before, buffer = parameters(source), make_buffer(name)
-    for algo in (source, copy):
-        metrics = algo.update(buffer.sample_transition_batch(16))
-        assert all(np.isfinite(value) for value in metrics.values())
-    after = parameters(source)
+def test_update_changes_what_it_trains(name: str) -> None:
+    algo = make(name, build=True, seed=1)
+    before = parameters(algo)
+    metrics = algo.update(make_buffer(name).sample_transition_batch(16))
+    assert all(np.isfinite(value) for value in metrics.values())
+    after = parameters(algo)
     kinds = {key.split(".")[0] for key in before if not torch.equal(before[key], after[key])}
-    wanted = {"q_funcs", "policy"} if name in WITH_ACTOR else {"q_funcs"}
-    assert wanted <= kinds
+    assert ({"q_funcs", "policy"} if name in WITH_ACTOR else {"q_funcs"}) <= kinds
     assert "target" not in kinds, "the evaluated policy moved"
-    copy.copy_q_function_from(source)
-    copy.copy_q_function_optim_from(source)
-    if name in WITH_ACTOR:
-        copy.copy_policy_from(source)
-        copy.copy_policy_optim_from(source)
-    copied = parameters(copy)
-    assert all(torch.equal(after[key], copied[key]) for key in after if key.split(".")[0] in wanted)
-    copy.reset_optimizer_states()
-    assert not copy.impl.q_function_optim.state
-
-
-class _Toy(gymnasium.Env):
-    """A walk of eight steps."""
-
-    observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (COLUMNS,), np.float32)
-
-    def __init__(self, discrete: bool) -> None:
-        box = gymnasium.spaces.Box(-1.0, 1.0, (ACTIONS,))
-        self.action_space = gymnasium.spaces.Discrete(ACTIONS) if discrete else box
-        self._generator, self._step = np.random.default_rng(0), 0
-
-    def reset(self, **_):
-        self._step = 0
-        return self._generator.normal(size=COLUMNS).astype(np.float32), {}
-
-    def step(self, action):
-        self._step += 1
-        return self._generator.normal(size=COLUMNS).astype(np.float32), 1.0, self._step == 8, False, {}
 
 
 @pytest.mark.parametrize("name", ACTING, scope="module")
 def test_online_training_and_collection(name: str) -> None:
-    algo, env = make(name), _Toy(is_discrete(name))
+    algo, env = make(name), gymnasium.make("CartPole-v1" if is_discrete(name) else "Pendulum-v1")
     buffer = d3rlpy.dataset.create_fifo_replay_buffer(100, env=env)
     silent = {"logger_adapter": d3rlpy.logging.NoopAdapterFactory(), "show_progress": False}
     algo.fit_online(env, buffer, n_steps=24, n_steps_per_epoch=24, **silent)
     assert algo.grad_step > 0
     assert algo.impl.modules.kernel.is_fixed()
     assert algo.collect(env, n_steps=10, show_progress=False).transition_count >= 8
-    assert d3rlpy.metrics.EnvironmentEvaluator(env, n_trials=1)(algo, buffer) == 8.0
+    assert np.isfinite(d3rlpy.metrics.EnvironmentEvaluator(env, n_trials=1)(algo, buffer))
 
 
 def test_d3rlpys_evaluators_understand_it(name: str, run: tuple[Any, Path]) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
 
 import koffline.algos as ours
-from koffline import ColumnarReplayBuffer, Continuous, Transitions
+from koffline import ColumnarReplayBuffer
 from koffline.errors import ConfigError
 from tests.algos.makers import (
     ACTIONS,
@@ -31,21 +33,27 @@ def fixed_kernel(name: str = "KLossDQN", **settings):
 
 
 @pytest.mark.parametrize(
-    ("option", "value", "says"),
+    ("name", "settings", "says"),
     [
-        ("kernel", "gausian", "did you mean 'gaussian'"),
-        ("bandwidth", -1.0, "give a positive number or a multiple"),
-        ("diag_weight", 1.5, r"in \[0, 1\]"),
-        ("initial_value", "median", "a number or 'mean'"),
-        ("backup", "max", "own, min, mean|did you mean"),
-        ("batch_size", 1, "at least 2"),
-        ("gamma", 1.5, "discount factor"),
-        ("temperature", -0.1, "positive number"),
+        ("KLossDQN", {"kernel": "gausian"}, "did you mean 'gaussian'"),
+        ("KLossDQN", {"bandwidth": -1.0}, "give a positive number or a multiple"),
+        ("KLossDQN", {"bandwidth": "0.5 mean"}, "0.5 median"),
+        ("KLossDQN", {"diag_weight": 1.5}, r"in \[0, 1\]"),
+        ("KLossDQN", {"initial_value": "median"}, "a number or 'mean'"),
+        ("KLossDQN", {"batch_size": 1}, "at least 2"),
+        ("KLossDQN", {"gamma": 1.5}, "discount factor"),
+        ("KLossDQN", {"q_func_factory": d3rlpy.models.QRQFunctionFactory()}, "needs the mean"),
+        ("KLossSAC", {"action_kernel": "indicator"}, "discrete actions"),
+        ("KLossSAC", {"initial_temperature": 0.0}, "positive"),
+        ("KLossIQL", {"expectile": 1.0}, "inside"),
+        ("KLossCQL", {"conservative_weight": -1.0}, "positive"),
+        ("TrustPCL", {"critic": "klos"}, "did you mean 'kloss'"),
+        ("TrustPCL", {"entropy_coef": 0.0, "kl_coef": 0.0}, "both 0"),
     ],
 )
-def test_an_option_out_of_range_is_refused(option: str, value, says: str) -> None:
+def test_options_out_of_range_are_refused(name: str, settings: dict, says: str) -> None:
     with pytest.raises(ConfigError, match=says):
-        make("KLossDQN", **{option: value})
+        make(name, **settings)
 
 
 @pytest.mark.parametrize("name", ["KLossDQN", "TrustPCL"])
@@ -126,17 +134,7 @@ def test_scalers_of_target_and_evaluator_may_differ() -> None:
     """The policy's actions, seen through both scalers, are what the policy does on the raw observation."""
     log = make_log(discrete=False)
     raw = log.observations * 7.0 + 3.0
-    shifted = Transitions(
-        observations=raw,
-        actions=log.actions,
-        rewards=log.rewards,
-        next_observations=log.next_observations * 7.0 + 3.0,
-        terminated=log.terminated,
-        truncated=log.truncated,
-        action_space=Continuous(ACTIONS, -1.0, 1.0),
-        episode_ids=log.episode_ids,
-        steps=log.steps,
-    )
+    shifted = dataclasses.replace(log, observations=raw, next_observations=log.next_observations * 7.0 + 3.0)
     preprocessing = d3rlpy.preprocessing
     target = make_target(
         discrete=False,

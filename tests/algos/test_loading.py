@@ -75,10 +75,8 @@ def test_stock_algorithms_go_on_where_they_were_saved(name: str, tmp_path: Path)
             {"type": "kloss_dqm"},
             ["'kloss_dqm' is not one of", "the nearest is kloss_dqn", "import the package"],
         ),
-        ({"type": "fqe"}, ["does not save the policy", "KLossFQE"]),
         ({"params": {"n_critics": 2}}, ["cannot rebuild", "save it again"]),
         ({"observation_shape": [5]}, ["weights do not fit", "save it again"]),
-        ({"observation_shape": "wide"}, ["shape wide", "save the model again"]),
     ],
 )
 def test_what_cannot_be_rebuilt_is_refused_in_one_line(

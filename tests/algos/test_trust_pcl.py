@@ -10,8 +10,8 @@ from koffline.algos.options import _CHOICES
 from koffline.algos.paths import PathReplayBuffer, TorchPathBatch
 from koffline.data.replay import ColumnarReplayBuffer, from_d3rlpy
 from koffline.errors import DataError
+from tests.algos.hand_steps import RATE, SGD, hand_loss, stepped
 from tests.algos.makers import ACTIONS, COLUMNS, d3rlpy, fit, make, make_log
-from tests.algos.test_kloss_steps import RATE, SGD, hand_loss, stepped
 
 GAMMA, LENGTH, ROWS = 0.9, 3, 7
 ENTROPY, KL, CLIP, DECAY = 0.2, 0.5, 0.4, 0.9
@@ -55,13 +55,6 @@ def test_a_stock_buffer_of_our_own_episodes_gives_paths(name: str) -> None:
     buffer = d3rlpy.dataset.ReplayBuffer(d3rlpy.dataset.InfiniteBuffer(), episodes=episodes)
     assert len(from_d3rlpy(buffer)) == len(log)
     assert len(fit(make(name, path_length=4), buffer)) == 1
-
-
-def test_an_n_step_mini_batch_is_no_path() -> None:
-    batch = ColumnarReplayBuffer(make_log(False), seed=0).sample_transition_batch(4)
-    n_step = type(batch)(**{**vars(batch), "intervals": np.full((4, 1), 3.0, np.float32)})
-    with pytest.raises(DataError, match="one-step transitions"):
-        make("TrustPCL", build=True).update(n_step)
 
 
 def make_paths(discrete: bool, seed: int = 0) -> TorchPathBatch:

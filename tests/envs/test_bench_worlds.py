@@ -117,19 +117,6 @@ def test_states_are_recognised_under_jitter():
         state, _, _ = world.step(state, action, generator)
 
 
-def test_jitter_moves_observations_but_not_the_log():
-    table = np.full((12, 4), 0.25)
-    logs = [
-        log_episodes(w, w.policy(table), 400, 20, np.random.default_rng(1)) for w in (make(0.0), make(0.3))
-    ]
-    for name in ("actions", "rewards", "terminated", "truncated"):
-        np.testing.assert_array_equal(getattr(logs[0], name), getattr(logs[1], name))
-    assert np.all(logs[0].observations == np.round(logs[0].observations))
-    assert np.abs(logs[1].observations - np.round(logs[1].observations)).max() > 0.25
-    inside = ~(logs[1].terminated | logs[1].truncated)[:-1]
-    np.testing.assert_array_equal(logs[1].next_observations[:-1][inside], logs[1].observations[1:][inside])
-
-
 SCALAR = LinearQuadratic(drift=((0.5,),), control=((1.0,),), action_cost=0.0, noise=0.0, start=2.0)
 
 

@@ -138,15 +138,6 @@ def test_value_iteration_finds_the_best_of_all_policies(seed, ending, gamma):
     np.testing.assert_allclose(value_iteration(mdp, gamma), best_values(mdp, gamma), atol=1e-8)
 
 
-def test_optimal_action_values_by_hand():
-    # always leaving is best: V0 = 1.8 / 0.19 = 9.47 < 10 = 1 / (1 − 0.9), but with 3 for the return it is
-    mdp = two_states()
-    better = FiniteMDP(mdp.transition, np.array([[1.0, 0.0], [3.0, 3.0]]), mdp.terminal, mdp.initial)
-    v0, v1 = 2.7 / 0.19, 3.0 / 0.19
-    expected = [[1 + 0.9 * v0, 0.9 * v1], [v1, v1]]
-    np.testing.assert_allclose(value_iteration(better, GAMMA), expected, atol=1e-8)
-
-
 def test_the_tolerance_of_value_iteration_is_kept_and_large_values_do_not_hang():
     mdp = random_mdp(5, 2, np.random.default_rng(1))
     assert np.abs(value_iteration(mdp, 0.99, tolerance=0.1) - best_values(mdp, 0.99)).max() <= 0.1

@@ -9,7 +9,6 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
-from gymnasium.wrappers import RenderCollection
 
 from koffline.envs.boxes import GYMNASIUM_IDS, TIME_LIMITS
 from koffline.envs.gymnasium_worlds import NOISY_MUJOCO
@@ -93,29 +92,6 @@ def test_settings_that_make_no_sense_are_refused(settings, message):
 
     with pytest.raises(ConfigError, match=message):
         BoxWorldEnv("puddle_world", **settings)
-
-
-def test_wrong_use_is_refused():
-    env = gymnasium.make("koffline/NoisyMountainCar-v0").unwrapped
-    with pytest.raises(gymnasium.error.ResetNeeded):
-        env.step(0)
-    assert env.render() is None
-    env.reset(seed=0)
-    for action in (3, -1, 0.5, "left"):
-        with pytest.raises(ConfigError, match=r"action is .*; give one of Discrete\(3\)"):
-            env.step(action)
-
-
-@EACH
-def test_episodes_can_be_filmed(identifier):
-    env = RenderCollection(gymnasium.make(identifier, render_mode="rgb_array"))
-    env.reset(seed=0)
-    env.step(0)
-    frames = env.render()
-    assert len(frames) == 2
-    assert all(frame.shape == (320, 320, 3) and frame.dtype == np.uint8 for frame in frames)
-    assert not np.array_equal(*frames)
-    assert gymnasium.make(identifier).unwrapped.metadata["render_fps"] > 0
 
 
 def test_gymnasium_finds_them_by_module_without_an_import():

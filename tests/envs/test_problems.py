@@ -84,20 +84,6 @@ def test_rollouts_of_the_policy_reach_the_value(case):
     assert value.standard_error < 0.2 * abs(problem.value)
 
 
-def test_log_is_as_declared(case):
-    problem = case(seed=0, n_rows=600)
-    log = problem.transitions
-    assert len(log) == 600
-    assert log.has_episodes == (case.time_limit is not None)
-    if case.time_limit is None:
-        assert not log.truncated.any()
-        assert len(log.initial_observations()) == 600
-    else:
-        # the log's own end may cut the last episode anywhere
-        assert np.all(np.asarray(log.steps)[:-1][log.truncated[:-1]] == case.time_limit - 1)
-    assert log.terminated.any() == (isinstance(case, FiniteCase) and case.world.mdp.terminal.any())
-
-
 def test_on_policy_logs_have_the_policys_actions():
     problem = EXACT_PROBLEMS["chain_on"](seed=0, n_rows=4000)
     assert problem.is_on_policy
