@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import os
 import pickle
 from pathlib import Path
@@ -15,7 +14,7 @@ import koffline
 from koffline.data.transitions import Continuous, Discrete
 from koffline.errors import PolicyError
 from koffline.policy_specs import load_policy
-from tests.d3_models import SHAPE, build, saved
+from tests.d3_models import SHAPE, build, rewritten, rewritten_config, saved
 
 
 @pytest.fixture(scope="module")
@@ -27,12 +26,6 @@ def dqn_file(tmp_path_factory) -> Path:
 def load(request):
     """Both ways to what a .d3 file holds."""
     return koffline.load if request.param == "model" else lambda p: load_policy(p, Discrete(3), SHAPE)
-
-
-def rewritten(source: Path, target: Path, **changes) -> Path:
-    content = pickle.loads(source.read_bytes())
-    target.write_bytes(pickle.dumps({**content, **changes}))
-    return target
 
 
 @pytest.mark.parametrize(
@@ -117,13 +110,6 @@ def test_truncated_weights_are_refused(load, dqn_file, tmp_path):
         load(path)
 
 
-def edited_config(source: Path, target: Path, **changes) -> Path:
-    config = json.loads(pickle.loads(source.read_bytes())["config"])
-    config["config"]["type"] = changes.pop("type", config["config"]["type"])
-    config["config"]["params"] |= changes.pop("params", {})
-    return rewritten(source, target, config=json.dumps({**config, **changes}))
-
-
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
@@ -139,7 +125,7 @@ def edited_config(source: Path, target: Path, **changes) -> Path:
     ],
 )
 def test_a_model_that_is_no_policy_or_contradicts_itself_is_refused(dqn_file, tmp_path, changes, words):
-    path = edited_config(dqn_file, tmp_path / "model.d3", **changes)
+    path = rewritten_config(dqn_file, tmp_path / "model.d3", **changes)
     with pytest.raises(PolicyError) as caught:
         load_policy(path, Discrete(3), SHAPE)
     assert "\n" not in str(caught.value)

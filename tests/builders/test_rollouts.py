@@ -6,7 +6,10 @@ import pytest
 from koffline.builders.rollouts import RolloutSettings, build_rollouts
 from koffline.envs.boxes import GYMNASIUM_IDS
 from koffline.errors import ConfigError
+from tests.builders import environments
 from tests.builders.one_by_one import assert_same_rows, choose_from, play_all
+
+environments.register()
 
 
 def lean(observations):
