@@ -161,19 +161,6 @@ def test_epsilon_mixes_continuous_draws():
     np.testing.assert_array_equal(draws, policy.sample(observations, np.random.default_rng(1)))
 
 
-@pytest.mark.parametrize(
-    "spec",
-    [
-        "epsilon:1.5:uniform",
-        "epsilon:x:uniform",
-        "epsilon:0.1",
-    ],
-)
-def test_wrong_epsilon_shows_how_to_write_it(spec):
-    with pytest.raises(PolicyError, match=r"write epsilon:<probability in \[0, 1\]>:<policy>"):
-        load_policy(spec, Discrete(2), (3,))
-
-
 def test_a_callable_with_a_generator_is_stochastic():
     def noisy(observations, generator):
         return observations[:, :2] + generator.normal(size=(len(observations), 2))

@@ -98,9 +98,6 @@ def test_steps_of_a_drawn_grid_by_hand():
     assert np.allclose(slippery.transition[0, 1], [0.2, 0.7, 0.1, 0.0])
 
 
-# state: (next state, probability, reward); 4 is the end
-
-
 def make(jitter=0.2):
     mdp = grid(4, 3)
     x, y = np.arange(12) % 4, np.arange(12) // 4
