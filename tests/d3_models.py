@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import pickle
 from pathlib import Path
 
 import numpy as np
@@ -55,3 +57,17 @@ def saved(algo, folder: Path) -> str:
     path = str(folder / "model.bin")  # the name plays no part
     algo.save(path)
     return path
+
+
+def rewritten(source: Path, target: Path, **changes) -> Path:
+    """A copy of a .d3 file with other parts."""
+    target.write_bytes(pickle.dumps(pickle.loads(source.read_bytes()) | changes))
+    return target
+
+
+def rewritten_config(source: Path, target: Path, **changes) -> Path:
+    """A copy with another type, other parameters or other fields beside them."""
+    config = json.loads(pickle.loads(source.read_bytes())["config"])
+    config["config"]["type"] = changes.pop("type", config["config"]["type"])
+    config["config"]["params"] |= changes.pop("params", {})
+    return rewritten(source, target, config=json.dumps({**config, **changes}))

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 
-NOT_A_POLICY = 3
-
 
 def greedy(observations: np.ndarray) -> np.ndarray:
     """The index of the largest feature."""
@@ -15,9 +13,3 @@ def greedy(observations: np.ndarray) -> np.ndarray:
 def push(observations: np.ndarray) -> np.ndarray:
     """Two action dimensions."""
     return np.tanh(observations[:, :2])
-
-
-class Holder:
-    """A name with a dot."""
-
-    push = staticmethod(push)

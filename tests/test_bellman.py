@@ -30,27 +30,6 @@ def test_state_value_residual_by_hand():
     torch.testing.assert_close(residual, tensor(1.0 + 3.0 - 3.0, 2.0 - 4.0))
 
 
-def test_action_value_residual_by_hand():
-    q = torch.tensor([[1.0, 5.0], [2.0, 7.0]])
-    residual = bellman.action_value_residual(
-        reward=torch.tensor([1.0, 0.0]),
-        discount=torch.tensor([0.5, 0.5]),
-        action_values=q,
-        actions=torch.tensor([1, 0]),
-        next_action_values=torch.tensor([[4.0, 8.0], [2.0, 0.0]]),
-        next_probabilities=torch.tensor([[0.25, 0.75], [1.0, 0.0]]),
-    )
-    # 1 + .5 (1 + 6) − 5 and 0 + .5 · 2 − 2
-    torch.testing.assert_close(residual, torch.tensor([-0.5, -1.0]))
-
-
-def test_path_consistency_residual_by_hand():
-    residual = bellman.path_consistency_residual(
-        tensor(1.0), tensor(0.5), tensor(2.0), tensor(6.0), tensor(-3.0), entropy_coef=0.1
-    )
-    torch.testing.assert_close(residual, tensor(1.0 + 3.0 + 0.3 - 2.0))
-
-
 def test_path_consistency_is_zero_at_the_smoothed_optimum():
     case, coef = draw_finite_case(3, states=4, actions=3), 0.2
     transition, reward = case.mdp.transition, np.einsum("sat,sat->sa", case.mdp.transition, case.mdp.reward)
@@ -88,22 +67,6 @@ def test_expected_residuals_vanish_at_the_exact_values(arguments):
     )
     expected = (residual.numpy() * case.mdp.transition[s, a, t]).reshape(states, actions, states).sum(axis=2)
     np.testing.assert_allclose(expected, 0.0, atol=1e-10)
-
-
-def test_replica_axis_gives_each_replica_its_own_residual():
-    reward, discount = torch.randn(5), torch.rand(5)
-    value, next_value = torch.randn(3, 5), torch.randn(3, 5)
-    residual = bellman.state_value_residual(reward, discount, value, next_value)
-    torch.testing.assert_close(
-        residual[2], bellman.state_value_residual(reward, discount, value[2], next_value[2])
-    )
-
-
-def test_gradients_flow_through_both_values():
-    value, next_value = torch.randn(4, requires_grad=True), torch.randn(4, requires_grad=True)
-    bellman.state_value_residual(torch.zeros(4), torch.full((4,), 0.9), value, next_value).sum().backward()
-    torch.testing.assert_close(value.grad, torch.full((4,), -1.0))
-    torch.testing.assert_close(next_value.grad, torch.full((4,), 0.9))
 
 
 @pytest.mark.parametrize(("rows", "width"), [(4, 1), (2, 4)])

@@ -117,11 +117,6 @@ def test_a_report_takes_only_a_folder_of_its_own(
     assert "truth" in done.stdout
     assert str(out / "report.html") in done.stdout.replace("\n", "")
     assert {path.name for path in out.iterdir()} == {"estimate.json", "plots", "report.html", "run.json"}
-    page = (out / "report.html").read_text(encoding="utf-8")
-    assert "(95% episodes-t)" in page
-    assert "step 20 values" in page
-    assert "{&#39;" not in page
-    assert "[1, 2" not in page
     before = (out / "estimate.json").read_text()
     refused = evaluate(log, *asked)
     assert (refused.exit_code, "--force" in refused.stderr) == (2, True)
@@ -155,30 +150,9 @@ def test_every_estimator_in_one_table_and_one_page(log: Path, tmp_path: Path) ->
     for plot in ("forest", "sensitivity"):
         assert (out / "plots" / f"{plot}.png").stat().st_size > 5000
     page = (out / "report.html").read_text(encoding="utf-8")
-    assert "What the intervals assume" in page
-    assert "What ρ does to the certified interval" in page
     assert "http" not in page.replace("http://www.w3.org", "")
     some = json.loads(evaluate(log, "--estimator", "mql, wis,mql", "--json").stdout)
     assert [entry["estimator"] for entry in some["estimates"]] == ["mql", "wis"]
-
-
-@pytest.mark.parametrize("kind", ["kernel-certified", "kernel-simultaneous", "dual"])
-def test_an_interval_with_a_norm_shows_what_the_norm_does(log: Path, tmp_path: Path, kind: str) -> None:
-    out = tmp_path / "out"
-    done = evaluate(log, "--estimator", "mql", "--interval", kind, "--out", str(out))
-    assert done.exit_code == 0, done.output
-    page = (out / "report.html").read_text(encoding="utf-8")
-    assert "How the interval depends on ρ" in page
-    assert (out / "plots" / "sensitivity.png").stat().st_size > 5000
-    assert "{&#39;" not in page
-
-
-def test_version_and_help() -> None:
-    assert run("--version").stdout.strip() == f"koffline, version {koffline.__version__}"
-    for command in ([], ["evaluate"], ["data"], ["data", "info"], ["data", "validate"], ["data", "convert"]):
-        done = run(*command, "--help")
-        assert (done.exit_code, "Usage: koffline" in done.output) == (0, True)
-    assert "Examples:" in run("evaluate", "--help").output
 
 
 class _Payload:
@@ -223,7 +197,6 @@ def bad(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "evil.d3").write_bytes(pickle.dumps({"torch": b"", "config": _Payload(), "version": "2.8.1"}))
     for name, text in (
         ("typo", "gama: 0.9"),
-        ("list", "- 1"),
         ("broken", "a: [1"),
         ("twice", "seed: 1\nseed: 2"),
     ):
@@ -240,54 +213,34 @@ PLAIN, CARTPOLE = "--policy uniform --gamma 0.9", ROOT / "datasets" / "cartpole_
     [
         (f"gone.hdf5 {PLAIN}", "gone.hdf5"),
         (f"cut.hdf5 {PLAIN}", "cut.hdf5"),
-        (f"zeros.hdf5 {PLAIN}", "zeros.hdf5"),
         (f"keys.hdf5 {PLAIN}", "states"),
-        (f"text.hdf5 {PLAIN}", "text.hdf5"),
         (f"short.npz {PLAIN}", "119|120|9"),
         (f"nan.npz {PLAIN}", "row 7"),
         (f"outside.npz {PLAIN} --discrete 3", "row 5"),
         (f"empty.npz {PLAIN}", "empty|no rows|0 rows|no transitions"),
-        (f"none.npz {PLAIN}", "rewards"),
         ("good.npz --policy uniform --gamma 1.0", "gamma"),
-        ("good.npz --policy uniform --gamma 0", "gamma"),
         ("good.npz --policy uniform", "gamma"),
         ("good.npz --gamma 0.9 --policy evil.d3", "evil.d3"),
-        ("good.npz --gamma 0.9 --policy gone.d3", "gone.d3"),
         ("good.npz --gamma 0.9 --policy no_such_module:policy", "no_such_module"),
         ("good.npz --gamma 0.9 --policy epsilon:1.5:uniform", "epsilon"),
         (f"good.npz --gamma 0.9 --policy {CARTPOLE}", "observations|actions"),
-        (f"bounded.npz --gamma 0.9 --policy {CARTPOLE}", "observations|actions"),
         *(
             (f"good.npz {PLAIN} {words}", message)
             for words, message in (
                 ("--level 1.5", "level"),
                 ("--config typo.yaml", "gamma"),
-                ("--config list.yaml", "list.yaml"),
                 ("--config broken.yaml", "broken.yaml"),
                 ("--config twice.yaml", "'seed' twice"),
-                ("--config gone.yaml", "gone.yaml"),
                 ("--set step=3", "steps"),
-                ("--set steps", "key=value"),
                 ("--set steps=true", "yes or no"),
                 ("--set instruments=3", "option 'instruments'"),
-                ("--set hidden_units=[0]", "option 'hidden_units'"),
-                ("--set device=tpu", "option 'device'"),
-                ("--set threads=0", "option 'threads'"),
-                ("--set learning_rate=.nan", "option 'learning_rate'"),
                 ("--set seed=-1", "option 'seed'"),
                 ("--initial-states wide.npy", "initial states"),
-                ("--truth much", "truth"),
                 ("--device cuda:99", "cuda"),
                 ("--estimator klos", "there is no estimator 'klos'; did you mean 'kloss'"),
-                ("--estimator ALL", "there is no estimator 'ALL'; did you mean 'all'"),
                 ("--estimator all,kloss", "'all' by itself"),
                 ("--estimator ,", "give names separated by commas"),
-                ("--estimator mql,klos", "there is no estimator 'klos'"),
-                ("--interval kernel", "there is no interval 'kernel'"),
                 ("--interval hoeffding", "kloss has no interval of kind 'hoeffding'"),
-                ("--estimator pdis --interval dual", "pdis has no interval of kind 'dual'"),
-                ("--estimator all --interval nonsense", "there is no interval 'nonsense'"),
-                ("--gamma high", "--gamma"),
                 ("--polcy uniform", "'--policy'"),
             )
         ),
@@ -304,13 +257,3 @@ def test_bad_input_is_one_line_and_exit_code_2(
     assert done.stderr.startswith("error: ")
     assert re.search(message, done.stderr), done.stderr
     assert sorted(bad.iterdir()) == before  # no output directory, nothing half-written, no payload run
-
-
-@pytest.mark.parametrize(
-    ("words", "message"), [("evaluat", "evaluat"), ("data convert a b --format excel", "excel")]
-)
-def test_wrong_usage_is_one_line_too(words: str, message: str) -> None:
-    done = run(*words.split())
-    assert (done.exit_code, done.stderr.count("\n")) == (2, 1)
-    assert done.stderr.startswith("error: ")
-    assert message in done.stderr

@@ -11,15 +11,13 @@ from koffline.batches import BatchSchedule, ReplicaPlan, Table
 from koffline.dual_objectives import (
     GradientTD2,
     SaddlePoint,
-    forward_with_tangent,
     make_step,
     projected_error,
 )
-from koffline.errors import ConfigError
 from koffline.fitting import FitSettings, fit
-from koffline.replicas import StackedMLP, StackedModule
+from koffline.replicas import StackedMLP
 from koffline.steps import BatchSource, StackedAdam
-from tests.engine_problems import FORMS, SIZES, make_table, module_of
+from tests.engine_problems import FORMS, SIZES, make_table
 
 PLAN = ReplicaPlan((0.01, 0.02, 0.01, 0.03), (1, 1, 2, 3))
 RATES = torch.tensor(PLAN.learning_rates, dtype=torch.float64)[:, None]
@@ -42,33 +40,6 @@ def value_of(outputs, readout):
 def flat_gradient(function, flat):
     flat = flat.clone().requires_grad_()
     return torch.autograd.grad(function(flat).sum(), flat)[0]
-
-
-@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # scripted code of torch's own
-@pytest.mark.parametrize("activation", ["relu", "tanh"])
-@pytest.mark.parametrize("form", ["state", "discrete"])
-def test_tangents_are_derivatives(form, activation):
-    network, x = networks(form, activation), make_table(form).inputs
-    generator = torch.Generator().manual_seed(3)
-    way = torch.randn(network.flat.shape, generator=generator, dtype=torch.float64)
-    outputs, tangents, pull = forward_with_tangent(network, x, way)
-
-    def run(flat):
-        return network.with_flat(flat).forward(x)
-
-    expected, expected_tangent = torch.func.jvp(run, (network.flat,), (way,))
-    torch.testing.assert_close(outputs, expected)
-    torch.testing.assert_close(tangents, expected_tangent)
-    one, two = (torch.randn(outputs.shape, generator=generator, dtype=torch.float64) for _ in range(2))
-    step = 1e-6  # differences of the first derivative along the direction are the Hessian's product with it
-    ahead, behind = (
-        flat_gradient(lambda flat: (run(flat) * two).sum(), network.flat + sign * step * way)
-        for sign in (1, -1)
-    )
-    hessian = (ahead - behind) / (2 * step)
-    plain = flat_gradient(lambda flat: (run(flat) * one).sum(), network.flat)
-    torch.testing.assert_close(pull(one, two), plain + hessian, rtol=1e-6, atol=1e-7)
-    torch.testing.assert_close(pull(one, None), plain)
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
@@ -111,37 +82,6 @@ def test_gtd2_step_equals_the_published_update(form, activation):
         torch.testing.assert_close(loss[replica], total)
         moved = weights[replica] - RATES[replica] * auxiliary / (auxiliary.abs() + 1e-8)
         torch.testing.assert_close(step.second[replica], moved, rtol=1e-6, atol=1e-8)
-
-
-def test_gtd2_descends_the_projected_bellman_error():
-    """At the optimal w the direction is the gradient of J = bᵀC⁻¹b, by finite differences of J."""
-    table, plan = make_table("state"), ReplicaPlan((0.01,), (1,))
-    network = StackedMLP.initialise((3, 4, 1), [5], "tanh", dtype=torch.float64)
-
-    def parts(flat):
-        def run(parameters, x):
-            return network.with_flat(parameters[None]).forward(x)[0, :, 0]
-
-        phi = torch.func.jacrev(run)(flat, table.inputs)
-        delta = table.rewards + table.discounts * run(flat, table.next_inputs) - run(flat, table.inputs)
-        return phi.mT @ delta / len(table), phi.mT @ phi / len(table)
-
-    def error(flat):
-        b, c = parts(flat)
-        return float(b @ torch.linalg.solve(c, b))
-
-    flat = network.flat[0].clone()
-    b, c = parts(flat)
-    best = torch.linalg.solve(c, b)
-    step, _ = prepared(GradientTD2(), table, network, plan, len(table))
-    with torch.no_grad():
-        step.second.copy_(best[None])
-        loss, gradient = step.compute(0, network, None, RATES[:1])
-    assert float(loss) == pytest.approx(float(b @ best))
-    for index in range(0, len(flat), 4):
-        nudge = 1e-5 * torch.eye(len(flat), dtype=torch.float64)[index]
-        slope = (error(flat + nudge) - error(flat - nudge)) / 2e-5
-        assert 2.0 * float(gradient[0, index]) == pytest.approx(slope, rel=1e-4, abs=1e-7)
 
 
 def test_gtd2_finds_the_td_solution_in_the_linear_case():
@@ -191,15 +131,6 @@ def test_test_function_ascends():
     assert bool((gains[2] <= residual.square().mean(dim=-1) + 1e-9).all())  # the unconstrained maximum
 
 
-def test_auxiliary_gradients_agree_with_autograd():
-    generator = torch.Generator().manual_seed(0)
-    residual, estimate = (torch.randn(2, 7, generator=generator, dtype=torch.float64) for _ in range(2))
-    half = flat_gradient(lambda g: (residual - g).square().mean(dim=-1) / 2, estimate)
-    torch.testing.assert_close(GradientTD2().compute_auxiliary_gradient(residual, estimate), half)
-    up = flat_gradient(lambda f: -projected_error(residual, f), estimate)
-    torch.testing.assert_close(SaddlePoint().compute_auxiliary_gradient(residual, estimate), up)
-
-
 @pytest.mark.parametrize("objective", [GradientTD2(), SaddlePoint(ascent_steps=2)], ids=["gtd2", "sbeed"])
 def test_one_replica_equals_the_same_among_many(objective):
     table, network, settings = make_table("state"), networks("state"), FitSettings(steps=12, batch_size=9)
@@ -212,20 +143,3 @@ def test_one_replica_equals_the_same_among_many(objective):
         torch.testing.assert_close(
             alone.network.flat[0], together.network.flat[replica], rtol=1e-10, atol=1e-10
         )
-
-
-@pytest.mark.parametrize(
-    "build",
-    [
-        lambda: GradientTD2(0.0),
-        lambda: SaddlePoint(auxiliary_rate=float("inf")),
-        lambda: SaddlePoint(ascent_steps=0),
-        lambda: SaddlePoint(hidden=(0,)),
-        lambda: prepared(
-            GradientTD2(), make_table("state"), StackedModule([module_of(networks("state"), 0)])
-        ),
-    ],
-)
-def test_bad_settings_are_refused(build):
-    with pytest.raises(ConfigError, match="give"):
-        build()

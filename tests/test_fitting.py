@@ -1,18 +1,15 @@
 import math
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
 
 from koffline.batches import BatchSchedule, ReplicaPlan, Table
 from koffline.errors import ConfigError
-from koffline.fitting import Checkpointing, FitSettings, fit, threads
-from koffline.kernels import Gaussian
+from koffline.fitting import FitSettings, fit
 from koffline.objectives import (
     CopyTarget,
     FittedIteration,
-    KernelLoss,
     ResidualGradient,
     TemporalDifference,
     fitted_q,
@@ -84,31 +81,6 @@ def test_fit_is_the_plain_loop_for_every_replica(name, plan, form):
         torch.testing.assert_close(record.losses[:, replica], losses, rtol=1e-9, atol=1e-11)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize(("name", "form"), [("kloss", "state"), ("td0", "discrete"), ("fqe", "discrete")])
-def test_a_replica_does_not_notice_the_others(name, form, dtype):
-    table, objective = make_table(form, dtype=dtype), OBJECTIVES[name]
-    generator = torch.Generator().manual_seed(0)
-    sets = tuple(torch.randint(40, (30 + 5 * i,), generator=generator) for i in range(7))
-    rates = tuple(1e-3 * (1 + i) for i in range(7))
-    many = ReplicaPlan(rates, tuple(range(7)), sets, tuple(range(7)))
-    together = fit(table, network_of(form, range(7), dtype), objective, many, STEPS)
-    alone_plan = ReplicaPlan(rates[4:5], (4,), sets[4:5], (0,))
-    alone = fit(table, network_of(form, [4], dtype), objective, alone_plan, STEPS)
-    tolerance = 1e-10 if dtype == torch.float64 else 1e-5
-    torch.testing.assert_close(together.network.flat[4], alone.network.flat[0], rtol=0.0, atol=tolerance)
-    torch.testing.assert_close(together.losses[:, 4], alone.losses[:, 0], rtol=0.0, atol=10 * tolerance)
-
-
-def test_single_precision_follows_double():
-    flats = []
-    for dtype in (torch.float32, torch.float64):
-        table, network = make_table("state", 400, dtype), network_of("state", range(4), dtype)
-        settings = FitSettings(steps=5, batch_size=100)
-        flats.append(fit(table, network, OBJECTIVES["kloss"], PLANS["shared"], settings).network.flat)
-    torch.testing.assert_close(flats[0].double(), flats[1], rtol=1e-3, atol=1e-5)
-
-
 @pytest.mark.parametrize("name", ["kloss", "td0"])
 def test_any_module_is_fitted_the_same(name):
     table, plan = make_table("state"), ReplicaPlan((1e-2, 1e-3), (1, 1))
@@ -117,16 +89,6 @@ def test_any_module_is_fitted_the_same(name):
     records = [fit(table, stack, OBJECTIVES[name], plan, STEPS) for stack in (fast, general)]
     values = [record.network.forward(table.inputs).detach() for record in records]
     torch.testing.assert_close(values[0], values[1])
-
-
-def test_a_kernel_far_narrower_than_the_data_is_the_residual_gradient():
-    """Kernel values underflow to the least that is kept: K is the identity, and Adam knows no factor 9."""
-    table, network = make_table("state", dtype=torch.float32), network_of("state", range(4), torch.float32)
-    settings = FitSettings(steps=3, batch_size=9, epsilon=1e-30, record_every=3)
-    objectives = KernelLoss(Gaussian(1e-3), 1.0 / 9.0), ResidualGradient()
-    narrow, plain = (fit(table, network, each, PLANS["own"], settings) for each in objectives)
-    torch.testing.assert_close(9.0 * narrow.losses, plain.losses, rtol=1e-3, atol=1e-6)
-    torch.testing.assert_close(narrow.network.flat, plain.network.flat, rtol=0.0, atol=1e-5)
 
 
 def test_history_is_the_mean_over_its_steps():
@@ -138,32 +100,6 @@ def test_history_is_the_mean_over_its_steps():
     assert coarse.loss_steps == (10, 20, 25)
     torch.testing.assert_close(coarse.losses[1], fine.losses[10:20].mean(dim=0))
     torch.testing.assert_close(coarse.losses[2], fine.losses[20:].mean(dim=0))
-
-
-def test_probe_and_progress_are_called():
-    class Listener:
-        def __init__(self):
-            self.calls = []
-
-        def update(self, step, steps, loss):
-            self.calls.append((step, steps, loss))
-
-    table, plan, listener = make_table("state"), ReplicaPlan.of_seeds(range(2)), Listener()
-    record = fit(
-        table,
-        network_of("state", range(2)),
-        ResidualGradient(),
-        plan,
-        FitSettings(steps=20, batch_size=9, record_every=10),
-        probe=lambda step, network: network.forward(table.inputs[:3])[..., 0],
-        probe_every=8,
-        progress=listener,
-    )
-    assert record.probe_steps == (8, 16)
-    assert record.probes[0].shape == (2, 3)
-    assert not torch.equal(record.probes[0], record.probes[1])
-    assert [call[:2] for call in listener.calls] == [(10, 20), (20, 20)]
-    assert listener.calls[1][2] == pytest.approx(record.losses[1].median().item())
 
 
 @pytest.mark.parametrize("objective", [fitted_q(0.2), TemporalDifference(), FittedIteration(CopyTarget(10))])
@@ -198,14 +134,6 @@ def test_bounds_stop_a_divergent_regression():
     assert abs(bounded) < 6.0
 
 
-def test_a_single_continuation_is_a_next_row():
-    table = make_table("state")
-    drawn = replace(table, next_inputs=table.next_inputs[:, None])
-    plan, network = PLANS["shared"], network_of("state", range(4))
-    flats = [fit(each, network, OBJECTIVES["kloss"], plan, STEPS).network.flat for each in (table, drawn)]
-    assert torch.equal(*flats)
-
-
 def test_row_sets_train_on_their_rows_only():
     table, few = make_table("state"), torch.arange(40) < 10
     changed = torch.where(few, table.rewards, table.rewards + 100.0)
@@ -213,18 +141,6 @@ def test_row_sets_train_on_their_rows_only():
     plan = ReplicaPlan((1e-2,), (0,), (torch.arange(10),), (0,))
     results = [fit(t, network_of("state", [0]), fitted_q(), plan, STEPS).network.flat for t in (table, other)]
     assert torch.equal(results[0], results[1])
-
-
-def test_threads_are_restored():
-    before = torch.get_num_threads()
-
-    @threads(before + 1)
-    def fail():
-        raise RuntimeError(f"inside with {torch.get_num_threads()}")
-
-    with pytest.raises(RuntimeError, match=f"inside with {before + 1}"):
-        fail()
-    assert torch.get_num_threads() == before
 
 
 def fit_two(table=None, dtype=torch.float64, objective=None, seeds=range(2)):
@@ -247,8 +163,6 @@ def fit_two(table=None, dtype=torch.float64, objective=None, seeds=range(2)):
          "no kernel_inputs"),
         *((lambda name=name: FitSettings(**{"steps": 1, name: 0}), f"{name} is 0")
           for name in ("steps", "batch_size", "record_every", "threads")),
-        (lambda: FitSettings(steps=10, schedule="linear"), "schedule is"),
-        (lambda: Checkpointing(Path("x"), every=0), "checkpoint interval is 0"),
     ],
 )  # fmt: skip
 def test_misfits_are_refused(call, words):

@@ -101,19 +101,6 @@ def test_gradients_are_right_in_the_residual_and_the_gram():
     assert torch.autograd.gradcheck(v_statistic, (residual, gram))
 
 
-def test_replicas_are_evaluated_each_for_itself():
-    x, _ = problem(6, dtype=torch.float32)
-    residual = torch.randn(3, 6)
-    gram = Gaussian(0.8).gram(x)
-    own = torch.stack([Gaussian(h).gram(x) for h in (0.5, 1.0, 2.0)])
-    for statistic in (v_statistic, u_statistic, lambda r, g: kernel_loss(r, g, 0.2)):
-        assert statistic(residual, gram).shape == (3,)
-        assert statistic(residual, gram).dtype == torch.float32
-        torch.testing.assert_close(statistic(residual, gram)[1], statistic(residual[1], gram))
-        torch.testing.assert_close(statistic(residual, own)[2], statistic(residual[2], own[2]))
-    torch.testing.assert_close(feature_v_statistic(x, residual)[2], feature_v_statistic(x, residual[2]))
-
-
 def test_feature_form_is_the_v_statistic_of_its_kernel():
     x, residual = problem(40)
     torch.testing.assert_close(feature_v_statistic(x, residual), v_statistic(residual, Linear().gram(x)))
@@ -170,7 +157,6 @@ def test_blockwise_form_never_asks_for_more_than_a_block():
         (v_statistic, (torch.zeros(4, dtype=torch.float64), torch.eye(4)), "convert one"),
         (u_statistic, (torch.zeros(1), torch.eye(1)), "at least 2"),
         (feature_v_statistic, (torch.zeros(3, 2), torch.zeros(4)), "features has shape"),
-        (blockwise_v_statistic, (torch.zeros(3, 2), torch.zeros(4), Linear()), "x has shape"),
     ],
 )
 def test_shapes_that_would_broadcast_are_refused(statistic, arguments, words):

@@ -40,11 +40,6 @@ def test_gram_agrees_with_the_loop_over_pairs(kernel, naive):
     np.testing.assert_allclose(kernel.gram(x).numpy(), kernel.gram(x, x.clone()).numpy(), rtol=1e-12)
 
 
-def test_gaussian_has_no_factor_two_in_its_exponent():
-    gram = Gaussian(bandwidth=0.5).gram(torch.tensor([[0.0, 0.0]]), torch.tensor([[0.3, 0.4]]))
-    assert gram.item() == pytest.approx(math.exp(-1.0), rel=1e-6)  # distance 0.5 = one bandwidth
-
-
 @pytest.mark.parametrize("kernel", ALL, ids=lambda kernel: type(kernel).__name__)
 def test_diagonal_is_the_grams_diagonal_exactly(kernel):
     x = rows(8, dtype=torch.float32) + 100.0
@@ -93,12 +88,6 @@ def test_random_features_converge_to_the_kernel(kernel, naive):
     assert errors[1] < 0.02  # standard error of a mean of count/2 cosines: at most 1/√10 000
     assert errors[1] < errors[0] / 4.0  # a hundred times the features: a tenth of the error, with room
     assert isinstance(kernel, StationaryKernel)
-
-
-def test_random_features_are_pairs_of_a_stationary_kernel():
-    assert not isinstance(Linear(), StationaryKernel)
-    with pytest.raises(ConfigError, match="even number"):
-        random_fourier_features(Gaussian(1.0), 3, 11, torch.Generator())
 
 
 @pytest.mark.parametrize("count", [2, 3, 7, 8])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 import torch
@@ -9,7 +11,7 @@ import torch
 from koffline.data.transitions import Continuous, Discrete
 from koffline.errors import PolicyError
 from koffline.policies import ContinuousPolicy, DiscretePolicy
-from koffline.policies.base import CHUNK_ROWS, chunk_rows_for
+from koffline.policies.base import CHUNK_ROWS
 from koffline.policy_specs import as_policy, load_policy
 
 BOX = Continuous(2, low=(-1.0, 0.0), high=(3.0, 0.5))
@@ -36,13 +38,11 @@ def test_probabilities_are_renormalised_in_float64():
     "output",
     [
         np.array([2, 0]),
-        np.array([[2], [0]]),
         np.array([2.0, 0.0], np.float32),
         [2, 0],
         torch.tensor([2, 0]),
         torch.tensor([[0.0, 0, 1], [1, 0, 0]], requires_grad=True),
         np.array([[0, 0, 1], [1, 0, 0]]),
-        np.array([[False, False, True], [True, False, False]]),
     ],
 )
 def test_indices_tensors_and_lists_are_accepted(output):
@@ -56,12 +56,9 @@ def test_indices_tensors_and_lists_are_accepted(output):
         (np.array([[0.7, 0.4, -0.1]]), ["contains -0.1", "softmax"]),
         (np.array([[0.5, 0.5, np.nan]]), ["row 0", "not finite", "weights"]),
         (np.array([3]), ["row 0", "is 3", "0..2"]),
-        (np.array([-1]), ["is -1", "0..2"]),
         (np.array([0.5]), ["is 0.5", "whole numbers"]),
         (np.array([[0.5, 0.5]]), ["shape (1, 2)", "3 actions", "(1, 3)"]),
-        (np.zeros((1, 3, 1)), ["shape (1, 3, 1)", "return probabilities"]),
         (None, ["shape ()", "return probabilities"]),
-        ([[1], [1, 2]], ["no array of numbers", "a row per observation"]),
     ],
 )
 def test_bad_discrete_output_is_one_line_with_the_remedy(output, words):
@@ -73,19 +70,11 @@ def test_bad_discrete_output_is_one_line_with_the_remedy(output, words):
 
 
 @pytest.mark.parametrize(
-    ("output", "words"),
-    [
-        (np.zeros((1, 3)), ["shape (1, 3)", "2 action dimensions", "(1, 2)"]),
-        (np.zeros(1), ["shape (1,)", "(1, 2)"]),
-        (np.array([[0.0, np.inf]]), ["row 0", "not finite"]),
-        (np.array([["a", "b"]]), ["no array of numbers"]),
-    ],
+    ("output", "word"), [(np.zeros((1, 3)), "(1, 2)"), (np.array([[0.0, np.inf]]), "not finite")]
 )
-def test_bad_continuous_output_is_one_line_with_the_remedy(output, words):
-    with pytest.raises(PolicyError) as caught:
+def test_bad_continuous_output_is_refused(output, word):
+    with pytest.raises(PolicyError, match=re.escape(word)):
         ContinuousPolicy(2, lambda observations: output, name="test").mean(rows(1))
-    assert "\n" not in str(caught.value)
-    assert all(word in str(caught.value) for word in ["test", *words]), str(caught.value)
 
 
 def test_one_action_dimension_may_come_without_its_axis():
@@ -106,13 +95,6 @@ def test_large_inputs_are_called_in_chunks_and_keep_their_order():
     np.testing.assert_array_equal(policy.probabilities(observations)[:, 1], observations[:, 0] > 0)
     assert seen == [CHUNK_ROWS, CHUNK_ROWS, 5]
     assert policy.probabilities(rows(0)).shape == (0, 2)
-
-
-def test_chunks_shrink_with_the_size_of_an_observation():
-    assert chunk_rows_for((4,)) == CHUNK_ROWS
-    assert chunk_rows_for((4, 84, 84)) == 2**24 // (4 * 84 * 84)
-    assert chunk_rows_for((4,), repeats=100) == CHUNK_ROWS // 100
-    assert chunk_rows_for((2**25,)) == 1
 
 
 def test_a_failing_policy_is_named_with_its_error():
@@ -179,32 +161,6 @@ def test_epsilon_mixes_continuous_draws():
     np.testing.assert_array_equal(draws, policy.sample(observations, np.random.default_rng(1)))
 
 
-def test_epsilon_zero_and_one_are_the_two_ends():
-    observations = rows(5)
-    base = load_policy("tests.policy_zoo:push", BOX, (3,))
-    none = load_policy("epsilon:0:tests.policy_zoo:push", BOX, (3,))
-    assert none.deterministic
-    np.testing.assert_array_equal(none.mean(observations), base.mean(observations))
-    all_random = load_policy("epsilon:1:tests.policy_zoo:greedy", Discrete(4), (3,))
-    np.testing.assert_allclose(all_random.probabilities(observations), 0.25)
-
-
-@pytest.mark.parametrize(
-    "spec",
-    [
-        "epsilon:1.5:uniform",
-        "epsilon:-0.1:uniform",
-        "epsilon:x:uniform",
-        "epsilon:nan:uniform",
-        "epsilon:0.1",
-        "epsilon:0.1:",
-    ],
-)
-def test_wrong_epsilon_shows_how_to_write_it(spec):
-    with pytest.raises(PolicyError, match=r"write epsilon:<probability in \[0, 1\]>:<policy>"):
-        load_policy(spec, Discrete(2), (3,))
-
-
 def test_a_callable_with_a_generator_is_stochastic():
     def noisy(observations, generator):
         return observations[:, :2] + generator.normal(size=(len(observations), 2))
@@ -250,8 +206,3 @@ def test_a_torch_module_is_called_without_gradients_in_evaluation_mode():
 def test_what_is_no_policy_is_refused(value):
     with pytest.raises(PolicyError, match="is not a policy; give a d3rlpy"):
         as_policy(value, Discrete(2), (3,))
-
-
-def test_a_class_is_refused_with_the_remedy():
-    with pytest.raises(PolicyError, match="this is a class; give an instance"):
-        as_policy(torch.nn.Identity, Discrete(2), (3,))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -17,11 +15,6 @@ DISCRETE = ["DQN", "DoubleDQN", "NFQ", "DiscreteCQL", "DiscreteBC", "DiscreteBCQ
 DETERMINISTIC = ["DDPG", "TD3", "TD3PlusBC", "ReBRAC", "PRDC", "PLAS", "PLASWithPerturbation", "BC"]
 STOCHASTIC = ["SAC", "CQL", "CalQL", "AWAC", "IQL"]
 PREDICT_DRAWS = ["BCQ", "BEAR", "CRR"]
-
-
-@pytest.fixture(scope="module")
-def dqn_file(tmp_path_factory) -> Path:
-    return Path(saved(build("DQN", 3), tmp_path_factory.mktemp("dqn")))
 
 
 @pytest.mark.parametrize("algorithm", DISCRETE)
@@ -102,19 +95,6 @@ def test_draws_have_the_law_of_sample_action(algorithm, tmp_path):
             np.searchsorted(np.sort(own), grid, "right") - np.searchsorted(np.sort(theirs), grid, "right")
         )
         assert distance.max() / n < 1.95 * np.sqrt(2 / n)
-
-
-def test_image_observations_are_taken_as_they_are(tmp_path):
-    shape = (1, 44, 44)
-    encoder = d3rlpy.models.PixelEncoderFactory(filters=[[4, 8, 4]], feature_size=8)
-    config = d3rlpy.algos.DQNConfig(
-        encoder_factory=encoder, observation_scaler=d3rlpy.preprocessing.PixelObservationScaler()
-    )
-    algo = config.create()
-    algo.create_impl(shape, 3)
-    policy = load_policy(saved(algo, tmp_path), Discrete(3), shape)
-    images = np.random.default_rng(0).integers(0, 256, (5, *shape)).astype(np.uint8)
-    np.testing.assert_array_equal(policy.probabilities(images).argmax(axis=1), algo.predict(images))
 
 
 def test_an_algorithm_in_memory_is_a_policy():

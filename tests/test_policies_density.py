@@ -13,7 +13,7 @@ from scipy import stats
 from koffline.data.transitions import Continuous
 from koffline.errors import PolicyError
 from koffline.policies import ContinuousPolicy, save_mlp_policy
-from koffline.policies.distributions import at_bounds, gaussian_log_density, squashed_gaussian_log_density
+from koffline.policies.distributions import gaussian_log_density, squashed_gaussian_log_density
 from koffline.policy_specs import as_policy, load_policy
 from tests import d3_models
 from tests.reference_importance import gaussian_density
@@ -74,21 +74,6 @@ def test_actions_outside_are_impossible() -> None:
     assert gaussian_log_density(np.array([[1.1]]), zero, one, -one, one) == -np.inf
     assert squashed_gaussian_log_density(np.array([[1.1]]), zero, one) == -np.inf
     assert np.isfinite(squashed_gaussian_log_density(np.array([[1.0]]), zero, one)).all()
-
-
-def test_bounds_are_met_up_to_rounding_and_never_at_infinity() -> None:
-    low, high = np.array([-1.0, -np.inf]), np.array([2.0, np.inf])
-    actions = np.array([[-1.0 + 1e-8, -1e30], [np.float32(2.0), 5.0], [0.0, 0.0]])
-    below, above = at_bounds(actions, low, high)
-    assert below.tolist() == [[True, False], [False, False], [False, False]]
-    assert above.tolist() == [[False, False], [True, False], [False, False]]
-
-
-def test_gaussian_file(tmp_path: Path) -> None:
-    policy = load_policy(gaussian_file(tmp_path), Continuous(1), (2,))
-    mean = float(policy.mean(STATE)[0, 0])
-    assert mass_at(policy, STATE, 0.9) == pytest.approx(gaussian_density(0.9, mean, 0.9))
-    assert policy.cut_to is None
 
 
 def test_gaussian_file_that_is_cut_off(tmp_path: Path) -> None:

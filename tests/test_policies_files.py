@@ -52,58 +52,6 @@ def test_torchscript_probabilities_and_actions(tmp_path):
     np.testing.assert_allclose(continuous.mean(x), expected, atol=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("space", "shape", "words"),
-    [
-        (Discrete(2), (4,), ["shape (2, 3)", "2 actions"]),
-        (Continuous(2), (4,), ["shape (2, 3)", "2 action dimensions"]),
-        (Discrete(3), (5,), ["observations of shape (2, 5)", "failed"]),
-    ],
-)
-def test_torchscript_that_does_not_fit_is_refused_on_loading(tmp_path, space, shape, words):
-    path = scripted(torch.nn.Linear(4, 3), tmp_path / "p")
-    with pytest.raises(PolicyError) as caught:
-        load_policy(path, space, shape)
-    assert "\n" not in str(caught.value)
-    assert all(word in str(caught.value) for word in words), str(caught.value)
-
-
-class Program(torch.nn.Module):
-    """A program that fails in one of the ways that programs have."""
-
-    def __init__(self, way: str) -> None:
-        super().__init__()
-        self.way = way
-        self.layer = torch.nn.Linear(4, 3)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if self.way == "raises":
-            raise RuntimeError("first line\nlast \x1b[31mline")
-        if self.way == "reshapes":
-            return x.view(7, 9)
-        assert self.way == "multiplies", "no such way"
-        return self.layer(x)
-
-
-@pytest.mark.parametrize(
-    ("way", "columns", "reason"),
-    [
-        ("multiplies", 5, "RuntimeError: mat1 and mat2 shapes cannot be multiplied (2x5 and 4x3)"),
-        ("reshapes", 4, "RuntimeError: shape '[7, 9]' is invalid for input of size 8"),
-        ("raises", 4, "RuntimeError: last �[31mline"),
-        ("other", 4, "RuntimeError: AssertionError: no such way"),
-    ],
-)
-def test_a_torchscript_program_that_fails_is_named_by_its_cause_alone(tmp_path, way, columns, reason):
-    path = scripted(Program(way), tmp_path / "p")
-    with pytest.raises(PolicyError) as caught:
-        load_policy(path, Discrete(3), (columns,))
-    assert str(caught.value) == (
-        f"{path}: the policy failed on observations of shape (2, {columns}) with {reason}; check that it "
-        "accepts such a batch"
-    )
-
-
 # ONNX
 
 
@@ -142,23 +90,22 @@ def test_onnx_probabilities(tmp_path, batch, element):
     np.testing.assert_allclose(result, expected, atol=1e-5)
 
 
-def test_onnx_actions(tmp_path):
-    weight = onnx_file(tmp_path / "p", "Tanh")
-    policy = load_policy(tmp_path / "p", Continuous(3), SHAPE)
-    np.testing.assert_allclose(policy.mean(observations()), np.tanh(observations() @ weight), atol=1e-5)
-
-
 @pytest.mark.parametrize(
     ("space", "shape", "batch", "words"),
     [
+        (Discrete(2), (4,), None, ["shape (2, 3)", "2 actions"]),
+        (Continuous(2), (4,), None, ["shape (2, 3)", "2 action dimensions"]),
+        (Discrete(3), (5,), None, ["observations of shape (2, 5)", "failed"]),
         (Discrete(3), (5,), "batch", ["observations of shape (4,)", "(5,)"]),
-        (Discrete(3), (4, 1), "batch", ["observations of shape (4,)", "(4, 1)"]),
         (Discrete(2), (4,), "batch", ["shape (2, 3)", "2 actions"]),
         (Discrete(3), (4,), 7, ["exactly 7 rows", "free batch size"]),
     ],
 )
-def test_onnx_that_does_not_fit_is_refused_on_loading(tmp_path, space, shape, batch, words):
-    onnx_file(tmp_path / "p", "Softmax", batch)
+def test_what_does_not_fit_is_refused_on_loading(tmp_path, space, shape, batch, words):
+    if batch is None:
+        scripted(torch.nn.Linear(4, 3), tmp_path / "p")
+    else:
+        onnx_file(tmp_path / "p", "Softmax", batch)
     with pytest.raises(PolicyError) as caught:
         load_policy(tmp_path / "p", space, shape)
     assert "\n" not in str(caught.value)
@@ -169,15 +116,6 @@ def test_onnx_without_the_extra_names_the_extra(tmp_path, monkeypatch):
     onnx_file(tmp_path / "p", "ArgMax")
     monkeypatch.setitem(sys.modules, "onnxruntime", None)  # makes the import fail
     with pytest.raises(PolicyError, match=r"pip install 'koffline\[onnx\]'"):
-        load_policy(tmp_path / "p", Discrete(3), SHAPE)
-
-
-def test_onnx_with_two_outputs_is_refused(tmp_path):
-    onnx_file(tmp_path / "p", "ArgMax")
-    model = onnx.load(str(tmp_path / "p"))
-    model.graph.output.append(helper.make_tensor_value_info("h", TensorProto.FLOAT, ["batch", 3]))
-    onnx.save(model, str(tmp_path / "p"))
-    with pytest.raises(PolicyError, match=r"outputs \['y', 'h'\].*only output"):
         load_policy(tmp_path / "p", Discrete(3), SHAPE)
 
 
@@ -209,11 +147,8 @@ def test_truncated_files_are_refused(all_kinds, tmp_path, kind, fraction):
     ("content", "words"),
     [
         (b"", ["empty"]),
-        (b"hello, this is text", ["not a policy", "package.module:name"]),
         (b"\x89HDF\r\n\x1a\n" + bytes(100), ["HDF5", "a log and not a policy"]),
-        (bytes(100), ["not a policy"]),
         (b"\x08\x08\x12\x03abc", ["the ONNX file cannot be read"]),
-        (b"\x80", ["not a policy"]),
         (b"PK\x03\x04", ["truncated or corrupt"]),
     ],
 )
@@ -229,21 +164,6 @@ def test_a_checkpoint_of_weights_alone_is_refused(all_kinds, tmp_path):
     (tmp_path / "model.pt").write_bytes(all_kinds["torch.save"])
     with pytest.raises(PolicyError, match=r"torch\.save checkpoint.*algo\.save.*torch\.jit\.script"):
         load_policy(tmp_path / "model.pt", Discrete(3), SHAPE)
-
-
-def test_python_source_is_refused_with_the_right_spelling(tmp_path):
-    (tmp_path / "mine.py").write_text("def act(x): return x\n")
-    with pytest.raises(PolicyError, match="given as 'mine:name'"):
-        load_policy(tmp_path / "mine.py", Discrete(3), SHAPE)
-
-
-def test_another_archive_is_refused(tmp_path):
-    import zipfile
-
-    with zipfile.ZipFile(tmp_path / "p", "w") as archive:
-        archive.writestr("readme.txt", "hello")
-    with pytest.raises(PolicyError, match=r"holds readme\.txt"):
-        load_policy(tmp_path / "p", Discrete(3), SHAPE)
 
 
 # Passes over a log on many machines send the policy along.

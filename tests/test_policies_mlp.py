@@ -94,37 +94,18 @@ def test_gaussian_draws_around_its_mean_and_stays_in_the_box(tmp_path):
     assert (wild <= BOX.high).all()
 
 
-def test_equal_content_gives_equal_bytes_and_nothing_is_left_behind(tmp_path):
-    for name in ("a", "b"):
-        save_mlp_policy(tmp_path / name, layers(4, 8, 3), "softmax", temperature=2)
-    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b"]
-
-
 @pytest.mark.parametrize(
     ("net", "output", "settings", "words"),
     [
         (layers(4, 3), "logits", {}, ["output is 'logits'", "softmax"]),
-        (layers(4, 3), "softmax", {"activation": "gelu"}, ["activation is 'gelu'", "relu"]),
         (layers(4, 3), "softmax", {"temprature": 2.0}, ["temprature", "did you mean 'temperature'?"]),
         (layers(4, 3), "softmax", {"temperature": 0.0}, ["temperature is 0", "positive"]),
-        (layers(4, 3), "softmax", {"temperature": [1.0, 2.0]}, ["temperature has shape (2,)"]),
-        (layers(4, 3), "gaussian", {}, ["std", "gaussian"]),
         (layers(4, 3), "softmax", {"std": 1.0}, ["std", "only there"]),
         (layers(4, 3), "gaussian", {"std": 1.0, "log_std": 0.0}, ["std and log_std"]),
-        (layers(4, 3), "gaussian", {"std": -1.0}, ["std is -1", "positive"]),
-        (layers(4, 3), "tanh", {"action_low": -1.0}, ["give both"]),
-        (layers(4, 3), "identity", {"action_low": -1.0, "action_high": 1.0}, ["give both", "or neither"]),
         (layers(4, 3), "tanh", {"action_low": 1.0, "action_high": 0.0}, ["lower bounds below"]),
-        (layers(4, 3), "tanh", {"action_low": [0, 0], "action_high": [1, 1]}, ["shape (2,)", "(3,)"]),
         (layers(4, 3), "softmax", {"observation_std": np.zeros(4)}, ["observation_std", "positive"]),
-        (layers(4, 3), "softmax", {"observation_mean": np.zeros(3)}, ["shape (3,)", "shape (4,)"]),
-        ([], "softmax", {}, ["W0 is missing"]),
         (layers(4, 5) + layers(6, 3), "softmax", {}, ["layer 1", "(6, 3)"]),
-        ([(np.zeros((4, 3)), np.zeros(4))], "softmax", {}, ["layer 0", "(4,)"]),
         ([(np.full((4, 3), np.nan), np.zeros(3))], "softmax", {}, ["layer 0", "finite"]),
-        ([([["a"]], [0.0])], "softmax", {}, ["W0 has dtype", "numbers"]),
-        ([([[1.0], [1.0, 2.0]], [0.0])], "softmax", {}, ["ragged"]),
     ],
 )
 def test_a_policy_that_makes_no_sense_is_not_written(tmp_path, net, output, settings, words):
@@ -133,26 +114,6 @@ def test_a_policy_that_makes_no_sense_is_not_written(tmp_path, net, output, sett
     assert "\n" not in str(caught.value)
     assert all(word in str(caught.value) for word in words), str(caught.value)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_writing_into_a_missing_folder_is_an_error(tmp_path):
-    with pytest.raises(PolicyError, match=r"cannot be written, the folder .* does not exist; create it"):
-        save_mlp_policy(tmp_path / "no" / "p", layers(4, 3), "softmax")
-
-
-@pytest.mark.parametrize(
-    ("space", "shape", "words"),
-    [
-        (Discrete(2), (4,), ["3 discrete actions", "2 discrete actions"]),
-        (Continuous(3), (4,), ["3 discrete actions", "3 continuous"]),
-        (Discrete(3), (5,), ["4 numbers per observation", "(5,)"]),
-    ],
-)
-def test_a_policy_file_for_another_log_is_refused(tmp_path, space, shape, words):
-    save_mlp_policy(tmp_path / "p", layers(4, 3), "softmax")
-    with pytest.raises(PolicyError) as caught:
-        load_policy(tmp_path / "p", space, shape)
-    assert all(word in str(caught.value) for word in words), str(caught.value)
 
 
 def test_an_npz_with_objects_is_refused_and_does_not_run(tmp_path):

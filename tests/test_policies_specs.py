@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from koffline.data.transitions import Continuous, Discrete
+from koffline.data.transitions import Discrete
 from koffline.errors import PolicyError
 from koffline.policy_specs import load_policy
 
@@ -38,31 +38,14 @@ def test_a_function_in_the_current_directory(project):
     np.testing.assert_array_equal(policy.probabilities(np.array([[1.0], [-1.0]])), [[0, 1], [1, 0]])
 
 
-def test_what_the_module_adds_to_the_path_stays(project):
-    write(project, "import sys\nsys.path.append('/somewhere')\ndef act(x): return x\n")
-    load_policy("mine_for_test:act", Continuous(1), (1,))
-    assert "/somewhere" in sys.path
-    assert str(project) not in sys.path
-
-
-def test_names_with_dots_and_ready_policies():
-    assert load_policy("tests.policy_zoo:Holder.push", Continuous(2), (3,)).k == 2
-
-
 @pytest.mark.parametrize(
     ("text", "spec", "words"),
     [
         ("", "no_such_module_here:act", ["no_such_module_here", "install it or run from the folder"]),
-        ("", "no_such_package.part:act", ["no_such_package", "install it or run"]),
         ("", "mine_for_test.py:act", ["write mine_for_test:act, without .py"]),
         ("def act(x): pass", "mine_for_test:atc", ["has no 'atc'", "it has act"]),
-        ("X = 3", "mine_for_test:act", ["has no 'act'", "nothing callable"]),
-        ("X = 3", "mine_for_test:X", ["a int is not a policy"]),
         ("class Act: pass", "mine_for_test:Act", ["this is a class", "give an instance"]),
-        ("import no_such_dependency", "mine_for_test:act", ["no_such_dependency", "mend the module"]),
         ("raise RuntimeError('two\\nlines')", "mine_for_test:act", ["RuntimeError: two lines", "mend"]),
-        ("raise SystemExit(3)", "mine_for_test:act", ["SystemExit: 3", "mend"]),
-        ("def act(:", "mine_for_test:act", ["SyntaxError", "mend"]),
     ],
 )
 def test_a_module_that_cannot_give_a_policy(project, text, spec, words):
@@ -75,25 +58,19 @@ def test_a_module_that_cannot_give_a_policy(project, text, spec, words):
     assert sys.path == path_before
 
 
-@pytest.mark.parametrize("spec", ["missing.d3", "folder/missing.onnx", "no file", "a/b.py:act", ""])
-def test_a_missing_file_says_so_and_what_is_accepted(spec, project):
-    with pytest.raises(PolicyError, match=r"there is no such file; a policy is a d3rlpy \.d3.*uniform"):
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("missing.d3", r"there is no such file; a policy is a d3rlpy \.d3.*uniform"),
+        ("", "there is no such file"),
+        (Path("uniform"), "no such file"),
+        ("unifrom", "did you mean 'uniform'"),
+        (Path(), "this is a folder"),
+    ],
+)
+def test_what_is_no_spec_is_refused(spec, message, project):
+    with pytest.raises(PolicyError, match=message):
         load_policy(spec, Discrete(2), (1,))
-
-
-def test_a_typing_error_is_recognised():
-    with pytest.raises(PolicyError, match="did you mean 'uniform'"):
-        load_policy("unifrom", Discrete(2), (1,))
-
-
-def test_a_folder_is_no_policy(tmp_path):
-    with pytest.raises(PolicyError, match="this is a folder"):
-        load_policy(tmp_path, Discrete(2), (1,))
-
-
-def test_a_path_object_is_never_a_spec(project):
-    with pytest.raises(PolicyError, match="no such file"):
-        load_policy(Path("uniform"), Discrete(2), (1,))
 
 
 @pytest.mark.parametrize("layers", [4, 10_000])

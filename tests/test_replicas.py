@@ -108,11 +108,7 @@ def test_adam_is_adam_with_a_rate_for_each_replica():
         (DataError, lambda: stack((3, 8, 2)).forward(torch.zeros(5, 4, dtype=torch.float64)), "have shape"),
         (DataError, lambda: stack((3, 8, 2)).forward(draw(2, 5, 3)), "have 2 replicas"),
         (ConfigError, lambda: stack((3, 8, 2), activation="gelu"), "activation is 'gelu'"),
-        (ConfigError, lambda: StackedMLP((3, 8, 2), torch.zeros(2, 5)), "need"),
-        (ConfigError, lambda: StackedMLP((3,), torch.zeros(2, 5)), "sizes is"),
-        (ConfigError, lambda: stack((3, 8, 2), seeds=[]), "seeds is empty"),
         (ConfigError, lambda: StackedAdam(torch.zeros(1, 1), betas=(1.0, 0.9)), "betas"),
-        (ConfigError, lambda: StackedModule([]), "modules is empty"),
     ],
 )
 def test_misfits_are_refused(kind, call, words):

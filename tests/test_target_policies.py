@@ -80,10 +80,6 @@ def test_a_dqn_is_the_second_source(quick, monkeypatch, tmp_path, capsys):
         policy = load_policy(tmp_path / folder / "cart_pole_dqn.d3", Discrete(3), (2,))
         points = uniform_states(make_world("cart_pole"), 200, np.random.default_rng(0)).astype(np.float32)
         choices.append(policy.probabilities(points))
-        assert sorted(path.name for path in (tmp_path / folder).iterdir()) == [
-            "cart_pole_dqn.d3",
-            "policies.json",
-        ]
     np.testing.assert_array_equal(*choices)
     np.testing.assert_array_equal(choices[0].max(axis=1), 1.0)
     # rewards are scaled but not centred: a constant added to every step would change what is best
@@ -94,18 +90,3 @@ def test_a_dqn_is_the_second_source(quick, monkeypatch, tmp_path, capsys):
     entry = json.loads((tmp_path / "b" / "policies.json").read_text())["cart_pole_dqn.d3"]
     assert (entry["steps"], entry["seed"], entry["rows"]) == (3, 2, 300)
     assert set(entry["returns"]) == {"policy", "uniform"}
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--env", "puddleworld"], "did you mean 'puddle_world'?"),
-        (["--steps", "0"], "--steps must be positive"),
-        (["--source", "tabular"], "invalid choice"),
-    ],
-)
-def test_bad_arguments_are_one_line(arguments, message, capsys, tmp_path):
-    with pytest.raises(SystemExit):
-        learn_policies.main([*arguments, "--out", str(tmp_path)])
-    last = capsys.readouterr().err.strip().splitlines()[-1]
-    assert message in last

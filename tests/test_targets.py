@@ -18,7 +18,7 @@ from koffline.cli.targets import claim
 from koffline.data.sources import write_transitions
 from koffline.errors import ConfigError
 from koffline.store.run_record import digest_of
-from koffline.store.targets import LOCK, check_name, locked
+from koffline.store.targets import LOCK, locked
 from tests.refusals import assert_refused
 from tests.train.small_runs import make_log
 
@@ -193,11 +193,6 @@ def test_words_made_to_do_harm_are_one_line(place: Path, words: tuple[str, ...],
     assert_refused(koffline(*words), reason)
 
 
-def test_words_of_other_scripts_and_lines_are_words(place: Path) -> None:
-    for word in ("журнал.hdf5", "日志", "שלום", "a\nb", "🙂"):
-        assert "does not exist" in koffline("data", "info", word).stderr
-
-
 @contextlib.contextmanager
 def writing(target: Path) -> Iterator[subprocess.Popen[str]]:
     """Another process that writes to the target until it is told to end."""
@@ -274,19 +269,3 @@ def test_what_a_command_calls_has_its_lock_and_others_of_the_process_do_not(tmp_
     assert list(tmp_path.iterdir()) == []
     with locked(tmp_path / "a"), pytest.raises(ConfigError, match="another process"), locked(tmp_path / "a"):
         pass
-
-
-def test_a_folder_that_cannot_be_written_is_known_before(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    with (
-        pytest.raises(ConfigError, match=r"file is not writable \(.*\); name another place"),
-        locked(tmp_path / "file" / "a"),
-    ):
-        pass
-
-
-def test_a_loop_of_links_is_no_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("loop").symlink_to("loop")
-    with pytest.raises(ConfigError, match="--out loop/a is no name for results"):
-        check_name("loop/a")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import warnings
 from pathlib import Path
 
@@ -83,14 +82,6 @@ def test_policies_that_draw_draw_in_the_file_too(name: str, suffix: str, tmp_pat
 
 
 @pytest.mark.parametrize("suffix", FORMATS)
-@pytest.mark.parametrize("factory", ["QRQFunctionFactory", "IQNQFunctionFactory"])
-def test_distributional_q_functions(factory: str, suffix: str, tmp_path: Path) -> None:
-    algo = build("DQN", 3, q_func_factory=getattr(d3rlpy.models, factory)())
-    export_policy(algo, tmp_path / f"policy{suffix}")
-    assert_acts_as_predict(tmp_path / f"policy{suffix}", algo, raw_observations())
-
-
-@pytest.mark.parametrize("suffix", FORMATS)
 def test_networks_that_behave_otherwise_in_training(suffix: str, tmp_path: Path) -> None:
     """Batch norm and dropout are those of predict, and the training mode is left as it was."""
     encoder = d3rlpy.models.VectorEncoderFactory([8], use_batch_norm=True, dropout_rate=0.5)
@@ -145,13 +136,6 @@ def test_a_failed_export_leaves_the_old_file(
         export_policy(algo, path)
     assert path.read_bytes() == b"old"
     assert [found.name for found in tmp_path.iterdir()] == [path.name]
-
-
-def test_onnx_needs_its_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "onnx", None)
-    with pytest.raises(ConfigError, match=r"pip install 'koffline\[onnx\]'"):
-        export_policy(build("DQN", 3), tmp_path / "policy.onnx")
-    export_policy(build("DQN", 3), tmp_path / "policy.pt")
 
 
 def test_what_has_no_policy_to_export_is_refused(tmp_path: Path) -> None:

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import os
 import socket
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -174,40 +171,6 @@ def test_fewer_pairs_cost_variance_where_pairs_are_all_there_is(
     assert abs(float(means.mean())) < 1e-12
     ratio = float(means.square().mean() / whole.square().mean())
     np.testing.assert_allclose(ratio, (6 - 1) / (per_rank - 1), rtol=1e-12)
-
-
-TRACE = """
-import warnings, torch
-from tests.algos.makers import is_discrete, make, make_buffer
-from tests.algos.test_kloss_steps import batch_of
-
-warnings.simplefilter("ignore")  # the compiler's own
-for name in ("KLossDQN", "KLossSAC"):
-    for action_kernel in ("joint", "none"):
-        for diag_weight in (None, 0.3):
-            algo = make(name, build=True, diag_weight=diag_weight, action_kernel=action_kernel)
-            algo.fix_kernel_before(make_buffer(name).sample_transition_batch(32))
-            kernel, batch = algo.impl.modules.kernel, batch_of(is_discrete(name))
-            inputs = torch.randn(2, len(batch.rewards)), batch.observations.float(), batch.actions.float()
-            traced = torch.compile(kernel, backend="eager", fullgraph=True)
-            torch.testing.assert_close(traced(*inputs), kernel(*inputs))
-print("one graph")
-"""
-
-
-@pytest.mark.slow
-def test_the_loss_traces_as_one_graph() -> None:
-    """In a process of its own, without the checks of shapes that tests turn on."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, "-c", TRACE],
-        cwd=Path(__file__).parents[2],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.stdout.strip() == "one graph", done.stderr
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")

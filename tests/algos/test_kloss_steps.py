@@ -1,143 +1,31 @@
-"""One update equals a gradient step written out by hand with autograd, in float64, per family of algorithms.
-
-The hand-written steps share nothing with the package but the networks: kernels, residuals and losses are
-spelled out here, with plain SGD.
-"""
+"""One update equals a gradient step written out by hand, per family of algorithms."""
 
 from __future__ import annotations
 
 import math
 
-import numpy as np
 import pytest
 import torch
 
-from tests.algos.makers import ACTIONS, COLUMNS, d3rlpy, make, make_target
-
-ROWS, GAMMA, RATE = 7, 0.9, 0.05
-SGD = d3rlpy.optimizers.SGDFactory
-WEIGHTS = (None, 0.0, 0.3, 1.0)
-
-
-def batch_of(discrete: bool, seed: int = 0, intervals: bool = True):
-    generator = torch.Generator().manual_seed(seed)
-
-    def normal(*shape: int) -> torch.Tensor:
-        return torch.randn(*shape, generator=generator, dtype=torch.float64)
-
-    actions = (
-        torch.randint(0, ACTIONS, (ROWS, 1), generator=generator).double()
-        if discrete
-        else torch.rand(ROWS, ACTIONS, generator=generator, dtype=torch.float64) * 2 - 1
-    )
-    lengths = torch.randint(1, 4, (ROWS, 1), generator=generator).double()
-    return d3rlpy.torch_utility.TorchMiniBatch(
-        observations=normal(ROWS, COLUMNS),
-        actions=actions,
-        rewards=normal(ROWS, 1),
-        next_observations=normal(ROWS, COLUMNS),
-        next_actions=actions,
-        returns_to_go=torch.zeros(ROWS, 1, dtype=torch.float64),
-        terminals=(torch.rand(ROWS, 1, generator=generator) < 0.3).double(),
-        intervals=lengths if intervals else torch.ones(ROWS, 1, dtype=torch.float64),
-        device="cpu:0",
-    )
-
-
-def in_float64(name: str, target=None, diag_weight=None, **settings):
-    settings["diag_weight"] = diag_weight
-    factories = {"critic_optim_factory": SGD(), "actor_optim_factory": SGD(), "critic_learning_rate": RATE}
-    if name in ("KLossDQN", "KLossDiscreteCQL", "KLossFQE", "DiscreteKLossFQE"):
-        factories = {"optim_factory": SGD(), "learning_rate": RATE}
-    algo = make(
-        name, target, build=True, gamma=GAMMA, bandwidth=0.8, normalise=False, **factories, **settings
-    )
-    for module in algo.impl.modules.get_torch_modules().values():
-        module.double()
-    if hasattr(algo.impl.modules, "log_temp"):  # was rounded to float32
-        with torch.no_grad():
-            next(algo.impl.modules.log_temp.parameters()).fill_(math.log(algo.config.initial_temperature))
-    return algo
-
-
-def hand_gram(batch, kernel: str, bandwidth: float, discrete: bool, action_kernel: str = "joint"):
-    """Two loops over rows."""
-    rows = batch.observations.numpy()
-    actions = batch.actions.numpy()
-    acted = np.eye(ACTIONS)[actions[:, 0].astype(int)] if discrete else actions
-    if action_kernel == "joint":
-        rows = np.concatenate([rows, acted], axis=1)
-    gram = np.zeros((ROWS, ROWS))
-    for i in range(ROWS):
-        for j in range(ROWS):
-            difference = rows[i] - rows[j]
-            if kernel == "gaussian":
-                gram[i, j] = math.exp(-(difference @ difference) / bandwidth**2)
-            else:
-                gram[i, j] = math.exp(-np.abs(difference).sum() / bandwidth)
-            if action_kernel == "indicator" and actions[i, 0] != actions[j, 0]:
-                gram[i, j] = 0.0
-    return torch.as_tensor(gram)
-
-
-def hand_loss(residual: torch.Tensor, gram: torch.Tensor, weight: float | None) -> torch.Tensor:
-    """The two sums of the loss, one term at a time."""
-    weight = 1.0 / ROWS if weight is None else weight
-    total = torch.zeros((), dtype=torch.float64)
-    for i in range(ROWS):
-        for j in range(ROWS):
-            share = weight / ROWS if i == j else (1.0 - weight) / (ROWS * (ROWS - 1))
-            total = total + share * gram[i, j] * residual[i] * residual[j]
-    return total
-
-
-def hand_discount(batch) -> torch.Tensor:
-    return (GAMMA ** batch.intervals[:, 0]) * (1.0 - batch.terminals[:, 0])
-
-
-def stepped(module, loss: torch.Tensor) -> list[torch.Tensor]:
-    """What plain SGD makes of the module's parameters."""
-    held = list(module.parameters())
-    gradients = torch.autograd.grad(loss, held, retain_graph=True, allow_unused=True)
-    return [
-        (p - RATE * g).detach() if g is not None else p.detach().clone()
-        for p, g in zip(held, gradients, strict=True)
-    ]
-
-
-def assert_stepped(module, expected: list[torch.Tensor], rtol: float = 1e-9, atol: float = 1e-11) -> None:
-    for parameter, wanted in zip(module.parameters(), expected, strict=True):
-        torch.testing.assert_close(parameter.detach(), wanted, rtol=rtol, atol=atol)
-
-
-def critics(algo, observations, actions=None) -> torch.Tensor:
-    q_funcs = algo.impl.q_function
-    if actions is None:
-        return torch.stack([q(observations).q_value for q in q_funcs])
-    return torch.stack([q(observations, actions).q_value[:, 0] for q in q_funcs])
-
-
-def row_values(values: torch.Tensor, batch) -> torch.Tensor:
-    return values[:, torch.arange(ROWS), batch.actions[:, 0].long()]
-
-
-def update(algo, batch, critic_only: bool = True):
-    algo.impl.modules.kernel.bandwidth.fill_(0.8)
-    algo.impl.modules.kernel.inverse_scale.fill_(1.0 / 0.8)
-    torch.manual_seed(9)
-    return algo.impl.update_critic(batch) if critic_only else algo.impl.inner_update(batch, 0)
-
-
-def assert_critic_step(algo, batch, residual, extra=0.0, kernel="laplacian", action_kernel="joint", **close):
-    """One update of the critics is a step on the hand-written loss of each residual, plus `extra`."""
-    discrete = bool(algo.impl.modules.kernel.n_actions)
-    gram = hand_gram(batch, kernel, 0.8, discrete, action_kernel)
-    loss = sum(hand_loss(row, gram, algo.config.diag_weight) for row in residual) + extra
-    expected = stepped(algo.impl.q_function, loss)
-    metrics = update(algo, batch)
-    assert metrics["critic_loss"] == pytest.approx(float(loss.detach()), rel=1e-5, abs=1e-9)
-    assert metrics["bellman_error"] == pytest.approx(float(residual.detach().square().mean()), rel=1e-5)
-    assert_stepped(algo.impl.q_function, expected, **close)
+from tests.algos.hand_steps import (
+    RATE,
+    ROWS,
+    WEIGHTS,
+    assert_critic_step,
+    assert_stepped,
+    batch_of,
+    bellman_residual,
+    critics,
+    hand_discount,
+    hand_gram,
+    hand_loss,
+    in_float64,
+    row_values,
+    squashed,
+    stepped,
+    update,
+)
+from tests.algos.makers import ACTIONS, make_target
 
 
 @pytest.mark.parametrize("weight", WEIGHTS)
@@ -149,7 +37,7 @@ def test_dqn(weight: float | None, action_kernel: str) -> None:
     batch = batch_of(discrete=True)
     value = row_values(critics(algo, batch.observations), batch)[0]
     next_value = critics(algo, batch.next_observations)[0].max(dim=1).values
-    residual = batch.rewards[:, 0] + hand_discount(batch) * next_value - value
+    residual = bellman_residual(batch, next_value, value)
     assert_critic_step(algo, batch, residual[None], kernel="gaussian", action_kernel=action_kernel)
 
 
@@ -165,7 +53,7 @@ def test_soft_dqn_with_an_ensemble(backup: str) -> None:
     }
     soft = 0.4 * torch.log(torch.exp(shared[backup] / 0.4).sum(dim=2))
     value = row_values(critics(algo, batch.observations), batch)
-    residual = batch.rewards[:, 0] + hand_discount(batch) * soft - value
+    residual = bellman_residual(batch, soft, value)
     assert_critic_step(algo, batch, residual)
 
 
@@ -194,7 +82,7 @@ def test_discrete_fqe_takes_the_expectation_over_a_stochastic_policy() -> None:
     assert float(probabilities.max()) < 0.99, "the policy is to be stochastic"
     next_value = (probabilities * critics(algo, batch.next_observations)[0]).sum(dim=1)
     value = row_values(critics(algo, batch.observations), batch)[0]
-    residual = batch.rewards[:, 0] + hand_discount(batch) * next_value - value
+    residual = bellman_residual(batch, next_value, value)
     assert_critic_step(algo, batch, residual[None], rtol=1e-5, atol=1e-7)  # the policy is float32
 
 
@@ -217,60 +105,41 @@ def test_continuous_fqe_draws_from_a_stochastic_policy() -> None:
 
 @pytest.mark.parametrize("weight", WEIGHTS)
 @pytest.mark.parametrize("kernel", ["gaussian", "laplacian"])
-def test_sac_critic(weight: float | None, kernel: str) -> None:
+def test_sac(weight: float | None, kernel: str) -> None:
+    """The critic, also held back at the policy's own actions, and then the actor."""
     algo = in_float64(
         "KLossSAC",
         diag_weight=weight,
         kernel=kernel,
-        backup="min",
+        backup="min" if weight is None else "own",
+        conservative_weight=0.0 if weight is None else 0.7,
         initial_temperature=0.3,
-        conservative_weight=0.0,
+        actor_learning_rate=RATE,
+        temp_learning_rate=0.0,
     )
     batch = batch_of(discrete=False)
-    policy = algo.impl.policy(batch.next_observations)
-    torch.manual_seed(9)
-    noise = torch.randn_like(policy.mu)
-    raw = (policy.mu + policy.logstd.exp() * noise).detach()
-    log_probability = (
-        torch.distributions.Normal(policy.mu, policy.logstd.exp()).log_prob(raw)
-        - torch.log(1.0 - torch.tanh(raw).square())
-    ).sum(dim=1)
-    next_value = critics(algo, batch.next_observations, torch.tanh(raw)).min(dim=0).values
-    target = next_value - 0.3 * log_probability.detach()
-    residual = (
-        batch.rewards[:, 0] + hand_discount(batch) * target - critics(algo, batch.observations, batch.actions)
+    seen = (
+        batch.next_observations
+        if weight is None
+        else torch.cat([batch.observations, batch.next_observations])
     )
-    assert_critic_step(algo, batch, residual, kernel=kernel)
-
-
-def test_sac_holds_back_the_values_of_its_own_actions() -> None:
-    algo = in_float64("KLossSAC", initial_temperature=0.3, conservative_weight=0.7)
-    batch = batch_of(discrete=False)
-    both = torch.cat([batch.observations, batch.next_observations])
-    policy = algo.impl.policy(both)
     torch.manual_seed(9)
-    raw = (policy.mu + policy.logstd.exp() * torch.randn_like(policy.mu)).detach()
-    density = torch.distributions.Normal(policy.mu, policy.logstd.exp()).log_prob(raw)
-    log_probability = (density - torch.log(1.0 - torch.tanh(raw).square())).sum(dim=1).detach()
-    drawn = torch.tanh(raw)
+    policy = algo.impl.policy(seen)
+    drawn, log_probability = (part.detach() for part in squashed(policy, torch.randn_like(policy.mu)))
     value = critics(algo, batch.observations, batch.actions)
-    next_value = critics(algo, batch.next_observations, drawn[ROWS:]) - 0.3 * log_probability[ROWS:]
-    residual = batch.rewards[:, 0] + hand_discount(batch) * next_value - value
-    gap = (critics(algo, batch.observations, drawn[:ROWS]) - value).mean(dim=1).sum()
-    assert_critic_step(algo, batch, residual, 0.7 * gap)
+    next_value = critics(algo, batch.next_observations, drawn[-ROWS:])
+    if weight is None:
+        next_value, gap = next_value.min(dim=0).values, 0.0
+    else:
+        gap = 0.7 * (critics(algo, batch.observations, drawn[:ROWS]) - value).mean(dim=1).sum()
+    residual = bellman_residual(batch, next_value - 0.3 * log_probability[-ROWS:], value)
+    assert_critic_step(algo, batch, residual, gap, kernel=kernel)
 
-
-def test_sac_actor() -> None:
-    algo = in_float64("KLossSAC", initial_temperature=0.3, actor_learning_rate=RATE, temp_learning_rate=0.0)
-    batch = batch_of(discrete=False)
     torch.manual_seed(9)
     policy = algo.impl.policy(batch.observations)
-    noise = torch.randn_like(policy.mu)
-    raw = policy.mu + policy.logstd.exp() * noise
-    density = torch.distributions.Normal(policy.mu, policy.logstd.exp()).log_prob(raw)
-    log_probability = (density - torch.log(1.0 - torch.tanh(raw).square())).sum(dim=1)
-    value = critics(algo, batch.observations, torch.tanh(raw)).min(dim=0).values
-    expected = stepped(algo.impl.policy, (0.3 * log_probability - value).mean())
+    drawn, log_probability = squashed(policy, torch.randn_like(policy.mu))
+    lowest = critics(algo, batch.observations, drawn).min(dim=0).values
+    expected = stepped(algo.impl.policy, (0.3 * log_probability - lowest).mean())
     torch.manual_seed(9)
     algo.impl.update_actor(batch)
     assert_stepped(algo.impl.policy, expected)
@@ -294,7 +163,7 @@ def test_discrete_sac_critic_and_actor() -> None:
     next_values = critics(algo, batch.next_observations).min(dim=0).values
     soft = (there * (next_values - 0.3 * torch.log(there))).sum(dim=1)
     value = row_values(critics(algo, batch.observations), batch)
-    residual = batch.rewards[:, 0] + hand_discount(batch) * soft - value
+    residual = bellman_residual(batch, soft, value)
     assert_critic_step(algo, batch, residual)
 
     here = probabilities(batch.observations)
@@ -313,7 +182,7 @@ def test_td3_plus_bc_critic_and_actor() -> None:
     next_actions = (greedy + (0.2 * torch.randn_like(greedy)).clamp(-0.5, 0.5)).clamp(-1.0, 1.0)
     next_value = critics(algo, batch.next_observations, next_actions).mean(dim=0)
     value = critics(algo, batch.observations, batch.actions)
-    residual = batch.rewards[:, 0] + hand_discount(batch) * next_value - value
+    residual = bellman_residual(batch, next_value, value)
     assert_critic_step(algo, batch, residual)
 
     actions = torch.tanh(algo.impl.policy(batch.observations).mu)
@@ -330,7 +199,7 @@ def test_iql_critic_and_value() -> None:
     value_func = algo.impl.modules.value_func
     values = critics(algo, batch.observations, batch.actions)
     next_value = value_func(batch.next_observations)[:, 0].detach()
-    residual = batch.rewards[:, 0] + hand_discount(batch) * next_value - values
+    residual = bellman_residual(batch, next_value, values)
     gram = hand_gram(batch, "laplacian", 0.8, False)
     expected_q = stepped(algo.impl.q_function, sum(hand_loss(row, gram, None) for row in residual))
     with torch.no_grad():
@@ -353,20 +222,17 @@ def test_continuous_cql_critic() -> None:
     algo = in_float64("KLossCQL", conservative_weight=weight, n_action_samples=draws, initial_temperature=0.3)
     batch = batch_of(discrete=False)
 
-    def squashed(output, noise: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        raw = (output.mu + output.logstd.exp() * noise).detach()
-        density = torch.distributions.Normal(output.mu, output.logstd.exp()).log_prob(raw)
-        return torch.tanh(raw), (density - torch.log(1.0 - torch.tanh(raw).square())).sum(dim=-1).detach()
-
     here, there = algo.impl.policy(batch.observations), algo.impl.policy(batch.next_observations)
     torch.manual_seed(9)
-    next_actions, next_log = squashed(there, torch.randn_like(there.mu))
+    next_actions, next_log = (part.detach() for part in squashed(there, torch.randn_like(there.mu)))
     uniform = torch.rand(ROWS, draws, ACTIONS).double() * 2.0 - 1.0
-    own, own_log = squashed(here, torch.randn(draws, ROWS, ACTIONS, dtype=torch.float64))
-    others, others_log = squashed(there, torch.randn(draws, ROWS, ACTIONS, dtype=torch.float64))
+    (own, own_log), (others, others_log) = (
+        [part.detach() for part in squashed(output, torch.randn(draws, ROWS, ACTIONS, dtype=torch.float64))]
+        for output in (here, there)
+    )
     value = critics(algo, batch.observations, batch.actions)
     next_value = critics(algo, batch.next_observations, next_actions) - 0.3 * next_log
-    residual = batch.rewards[:, 0] + hand_discount(batch) * next_value - value
+    residual = bellman_residual(batch, next_value, value)
     gap = 0.0
     for critic in range(2):
         for i in range(ROWS):

@@ -8,12 +8,12 @@ import torch
 
 from koffline.algos.options import _CHOICES
 from koffline.algos.paths import PathReplayBuffer, TorchPathBatch
-from koffline.data.replay import ColumnarReplayBuffer, from_d3rlpy, to_d3rlpy
+from koffline.data.replay import ColumnarReplayBuffer, from_d3rlpy
 from koffline.errors import DataError
+from tests.algos.hand_steps import GAMMA, RATE, assert_stepped, hand_loss, in_float64, stepped
 from tests.algos.makers import ACTIONS, COLUMNS, d3rlpy, fit, make, make_log
-from tests.algos.test_kloss_steps import RATE, SGD, hand_loss, stepped
 
-GAMMA, LENGTH, ROWS = 0.9, 3, 7
+LENGTH, ROWS = 3, 7
 ENTROPY, KL, CLIP, DECAY = 0.2, 0.5, 0.4, 0.9
 
 
@@ -48,12 +48,6 @@ def test_paths_need_episodes() -> None:
 
 
 @pytest.mark.parametrize("name", ["TrustPCL", "DiscreteTrustPCL"])
-def test_stock_buffers_give_paths_too(name: str) -> None:
-    log = make_log(name.startswith("Discrete"))
-    assert len(fit(make(name, path_length=4), to_d3rlpy(log))) == 1
-
-
-@pytest.mark.parametrize("name", ["TrustPCL", "DiscreteTrustPCL"])
 def test_a_stock_buffer_of_our_own_episodes_gives_paths(name: str) -> None:
     """Views of cut episodes show one observation more than they have rewards."""
     log = make_log(name.startswith("Discrete"))
@@ -61,13 +55,6 @@ def test_a_stock_buffer_of_our_own_episodes_gives_paths(name: str) -> None:
     buffer = d3rlpy.dataset.ReplayBuffer(d3rlpy.dataset.InfiniteBuffer(), episodes=episodes)
     assert len(from_d3rlpy(buffer)) == len(log)
     assert len(fit(make(name, path_length=4), buffer)) == 1
-
-
-def test_an_n_step_mini_batch_is_no_path() -> None:
-    batch = ColumnarReplayBuffer(make_log(False), seed=0).sample_transition_batch(4)
-    n_step = type(batch)(**{**vars(batch), "intervals": np.full((4, 1), 3.0, np.float32)})
-    with pytest.raises(DataError, match="one-step transitions"):
-        make("TrustPCL", build=True).update(n_step)
 
 
 def make_paths(discrete: bool, seed: int = 0) -> TorchPathBatch:
@@ -96,27 +83,10 @@ def make_paths(discrete: bool, seed: int = 0) -> TorchPathBatch:
     )
 
 
-def in_float64(name: str, critic: str):
-    algo = make(
-        name,
-        build=True,
-        gamma=GAMMA,
-        critic=critic,
-        path_length=LENGTH,
-        entropy_coef=ENTROPY,
-        kl_coef=KL,
-        clip_adv=CLIP,
-        target_decay=DECAY,
-        bandwidth=0.8,
-        kernel="gaussian",
-        normalise=False,
-        actor_optim_factory=SGD(),
-        critic_optim_factory=SGD(),
-        actor_learning_rate=RATE,
-        critic_learning_rate=RATE,
-    )
-    for module in algo.impl.modules.get_torch_modules().values():
-        module.double()
+def with_slow_copies(name: str, critic: str):
+    own = {"path_length": LENGTH, "entropy_coef": ENTROPY, "kl_coef": KL, "clip_adv": CLIP}
+    rate = {"target_decay": DECAY, "actor_learning_rate": RATE}
+    algo = in_float64(name, critic=critic, kernel="gaussian", **own, **rate)
     with torch.no_grad():  # slow copies that differ from the networks
         for slow in (algo.impl.modules.targ_policy, algo.impl.modules.targ_q_funcs):
             for parameter in slow.parameters():
@@ -142,7 +112,7 @@ def log_density(policy, state: torch.Tensor, action: torch.Tensor, discrete: boo
 @pytest.mark.parametrize("name", ["TrustPCL", "DiscreteTrustPCL"])
 def test_one_step_by_hand(name: str, critic: str) -> None:
     discrete = name.startswith("Discrete")
-    algo, paths = in_float64(name, critic), make_paths(discrete)
+    algo, paths = with_slow_copies(name, critic), make_paths(discrete)
     modules = algo.impl.modules
     with torch.no_grad():  # the slow copies move first
         for slow, fast in ((modules.targ_policy, modules.policy), (modules.targ_q_funcs, modules.q_funcs)):
@@ -199,13 +169,12 @@ def test_one_step_by_hand(name: str, critic: str) -> None:
     metrics = algo.impl.inner_update(paths, 0)
     assert metrics["critic_loss"] == pytest.approx(float(critic_loss.detach()), rel=1e-6)
     for module, expected in ((modules.q_funcs, expected_value), (modules.policy, expected_policy)):
-        for parameter, wanted in zip(module.parameters(), expected, strict=True):
-            torch.testing.assert_close(parameter.detach(), wanted, rtol=1e-6, atol=1e-9)
+        assert_stepped(module, expected, rtol=1e-6, atol=1e-9)
 
 
 def test_implied_action_values_satisfy_path_consistency() -> None:
     """Q(s, a) = V(s) + (λ + τ) log π(a|s) − τ log π̃(a|s)."""
-    algo, paths = in_float64("DiscreteTrustPCL", "kloss"), make_paths(discrete=True)
+    algo, paths = with_slow_copies("DiscreteTrustPCL", "kloss"), make_paths(discrete=True)
     with torch.no_grad():
         value = algo.impl.modules.q_funcs[0](paths.observations)[:, 0]
         expected = torch.stack(

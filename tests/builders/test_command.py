@@ -1,4 +1,3 @@
-import io
 import json
 import sys
 
@@ -9,7 +8,6 @@ from click.testing import CliRunner
 import koffline
 from koffline.builders.rollouts import RolloutPlayer
 from koffline.cli import cli
-from koffline.cli.build_target import progress_bar
 
 
 @pytest.fixture
@@ -89,57 +87,26 @@ def test_a_cut_build_of_shards_goes_on(run, tmp_path, monkeypatch):
     assert not list(tmp_path.glob("*.parts"))
 
 
-def test_the_bar_is_for_terminals(monkeypatch):
-    with progress_bar("playing", 3) as progress:
-        assert progress is None
-
-    class Terminal(io.StringIO):
-        def isatty(self):
-            return True
-
-    screen = Terminal()
-    monkeypatch.setattr("sys.stderr", screen)
-    with progress_bar("playing", 3) as progress:
-        progress(2)
-    assert "playing" in screen.getvalue()
-
-
 BAD = {
-    "no rows": (*UNIFORM[:4], "0", *UNIFORM[5:], "--out", "x.hdf5"),
     "unknown world": ("uniform", "--env", "CartPole-v1", *UNIFORM[3:], "--out", "x.hdf5"),
     "no policy": (*UNIFORM[:5], "--out", "x.hdf5"),
-    "missing policy": (*UNIFORM[:5], "--policy", "nowhere.npz", "--out", "x.hdf5"),
-    "unknown format": (*UNIFORM, "--out", "x.log"),
     "missing folder": (*UNIFORM, "--out", "nowhere/x.hdf5"),
-    "negative seed": (*UNIFORM, "--seed", "-1", "--out", "x.hdf5"),
     "existing": (*UNIFORM, "--out", "there.hdf5"),
-    "existing rollouts": (*ROLLOUTS, "--out", "there.hdf5"),
     "broken manifest": (*UNIFORM, "--out", "x.hdf5", "--manifest", "broken.json"),
-    "manifest nowhere": (*UNIFORM, "--out", "x.hdf5", "--manifest", "nowhere/m.json"),
     "no episodes": (*ROLLOUTS[:6], "0", "--out", "x.hdf5"),
     "unknown environment": ("rollouts", "--env", "Cart", *ROLLOUTS[3:], "--out", "x.hdf5"),
-    "weights": (*ROLLOUTS, "--weight", "1", "--weight", "2", "--out", "x.hdf5"),
     "one weight of two": (*ROLLOUTS, "--policy", "uniform", "--weight", "1", "--out", "x.hdf5"),
-    "nothing weighs": (*ROLLOUTS, "--weight", "0", "--out", "x.hdf5"),
     "copies": (*ROLLOUTS, "--num-envs", "0", "--out", "x.hdf5"),
-    "limit": (*ROLLOUTS[:-1], "0", "--out", "x.hdf5"),
-    "not a number": (*ROLLOUTS[:-1], "many", "--out", "x.hdf5"),
-    "shards of no rows": (*UNIFORM, "--out", "x", "--shard-rows", "0"),
     "shards in a format": (*UNIFORM, "--out", "x", "--shard-rows", "5", "--format", "npz"),
     "shards as Minari": (*ROLLOUTS, "--out", "minari:group/log-v0", "--shard-rows", "5"),
     "shards over a file": (*ROLLOUTS, "--out", "there.hdf5", "--shard-rows", "5", "--force"),
-    "rollouts nowhere": (*ROLLOUTS, "--out", "nowhere/x.hdf5"),
     "rollouts seed": (*ROLLOUTS, "--seed", "-1", "--out", "x.hdf5"),
     "policy fails": (*ROLLOUTS[:4], "unfit:late", *ROLLOUTS[5:], "--out", "x.hdf5"),
     "policy of another size": (*ROLLOUTS[:4], "unfit:three", *ROLLOUTS[5:], "--out", "x.hdf5"),
     "Minari id": (*ROLLOUTS, "--out", "minari:no good"),
-    "Minari and policy": (*UNIFORM[:-1], "nowhere.npz", "--out", "minari:group/log-v0"),
     "chain and policy": ("uniform", "--env", "chain", "--n", "3", "--policy", "uniform", "--out", "x.hdf5"),
-    "gamma": (*ROLLOUTS, "--gamma", "1", "--out", "x.hdf5"),
     "policy exists": ("policy", "--env", "cart_pole", "--out", "there.hdf5"),
     "policy world": ("policy", "--env", "CartPole-v1", "--out", "x.npz"),
-    "policy temperature": ("policy", "--env", "cart_pole", "--temperature", "0", "--out", "x.npz"),
-    "policy steps": ("policy", "--env", "cart_pole", "--source", "dqn", "--steps", "0", "--out", "x.d3"),
 }
 
 
@@ -193,10 +160,3 @@ def test_more_than_the_memory_holds_is_one_line(run):
     assert done.exit_code == 2
     assert done.stderr.startswith("error: not enough memory")
     assert done.stderr.count("\n") == 1
-
-
-def test_a_grid_policy_of_another_world_is_refused(run):
-    assert run("policy", "--env", "cart_pole", "--out", "pole.npz").exit_code == 0
-    done = run("uniform", "--env", "mountain_car", "--n", "5", "--policy", "pole.npz", "--out", "x.hdf5")
-    assert done.exit_code == 2
-    assert "give a policy of this world" in done.stderr

@@ -1,11 +1,6 @@
 """Control logs: who plays, how many rows, what the bundled ones are, and the command."""
 
-import hashlib
 import json
-import os
-import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +10,6 @@ from click.testing import CliRunner
 import koffline
 from koffline.builders import POLICY_LEVELS
 from koffline.builders.control import (
-    POLICIES,
     ControlSettings,
     build_control,
     medium_and_expert,
@@ -30,7 +24,6 @@ from koffline.builders.control_learning import (
     Snapshot,
     log_returns,
 )
-from koffline.builders.rollouts import RolloutPlayer
 from koffline.cli import cli
 from koffline.data.transitions import Continuous, Discrete
 from koffline.errors import ConfigError
@@ -75,15 +68,6 @@ def test_a_log_has_its_rows_and_says_who_played(env, kind):
     assert again.truncated[-1] or again.terminated[-1]
     other = build_control(ControlSettings(env, kind, n=400, seed=4))
     assert not np.array_equal(other.observations, again.observations)
-
-
-def test_policies_of_ones_own_play_instead():
-    log = build_control(
-        ControlSettings("CartPole-v1", "medium", n=50, noise=0.0),
-        [lambda s: np.zeros(len(s), dtype=np.int64)],
-    )
-    assert (log.actions == 0).all()
-    np.testing.assert_allclose(log.behavior_log_probabilities, 0.0, atol=1e-12)
 
 
 def test_noise_of_discrete_actions_is_a_share_of_uniform_ones():
@@ -153,35 +137,12 @@ def test_medium_is_half_way():
 
 
 @pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"kind": "rnadom"}, "one of random, replay"),
-        ({"n": 0}, "n is 0"),
-        ({"seed": -1}, "seed is -1"),
-        ({"train_steps": 0}, "train_steps is 0"),
-        ({"noise": 0.1}, "has no policy to add it to"),
-        ({"train_steps": 10}, "need no learner"),
-    ],
-)
-def test_settings_that_cannot_be(settings, message):
-    with pytest.raises(ConfigError, match=message):
-        ControlSettings(**{"env": "CartPole-v1", "kind": "random", **settings})
-
-
-@pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (("--env", "Pendulum-v1", "--kind", "medium", "--policy", "uniform", "--policy", "uniform"), "has 1"),
-        (("--env", "Pendulum-v1", "--kind", "replay", "--policy", "uniform"), "has 0"),
-        (
-            ("--env", "Pendulum-v1", "--kind", "medium", "--policy", "uniform", "--train-steps", "9"),
-            "without",
-        ),
         (("--env", "Acrobot-v1", "--kind", "expert"), "--train-steps"),
-        (("--env", "Acrobot-v1", "--kind", "replay"), "has no recipe"),
         (("--env", "Pendulm-v1", "--kind", "random"), "did you mean Pendulum-v1"),
         (("--env", "koffline-tests/Endless-v0", "--kind", "random"), "time limit"),
-        (("--env", "CartPole-v1", "--kind", "medium", "--policy", "no.npz"), "no such file"),
         (("--env", "CartPole-v1", "--kind", "medium", "--noise", "2"), "up to 1"),
     ],
 )
@@ -210,77 +171,7 @@ def test_the_command_learns_where_nothing_is_bundled(run, tmp_path):
     assert len(json.loads((tmp_path / "manifest.json").read_text())) == 3
 
 
-@pytest.mark.slow  # test_control_learning cuts a learner, test_resumable kills a build
-def test_a_killed_learner_goes_on(run, tmp_path):
-    """A child kills itself when it has learned half of its rows; this process goes on."""
-    child = (
-        "import os, signal, sys\n"
-        "from koffline.builders import control_learning\n"
-        "from koffline.cli import main\n"
-        "real = control_learning._Run.play_episode\n"
-        "def play(self):\n"
-        "    real(self)\n"
-        "    if self.saved > 0:\n"
-        "        os.kill(os.getpid(), signal.SIGKILL)\n"
-        "control_learning._Run.play_episode = play\n"
-        "main()\n"
-    )
-    arguments = ("--env", "MountainCar-v0", "--kind", "replay", "--train-steps", "610", "--out", "a.hdf5")
-    killed = subprocess.run(
-        [sys.executable, "-c", child, "build", "control", *arguments],
-        cwd=tmp_path,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-    )
-    assert killed.returncode == -signal.SIGKILL, killed.stderr
-    assert [path.name for path in tmp_path.iterdir() if path.suffix != ".lock"] == ["a.hdf5.parts"]
-    refused = run(*arguments)
-    assert (refused.exit_code, "--resume" in refused.stderr) == (2, True)
-    assert run(*arguments, "--resume").exit_code == 0
-    assert run(*arguments[:-1], "b.hdf5").exit_code == 0
-    assert (tmp_path / "a.hdf5").read_bytes() == (tmp_path / "b.hdf5").read_bytes()
-    assert not list(tmp_path.glob("*.parts"))
-
-
-def test_playing_goes_on_after_an_interrupt(run, tmp_path, monkeypatch):
-    arguments = ("--env", "CartPole-v1", "--kind", "random", "--n", "1500")
-    real, calls = RolloutPlayer.play_batch, []
-
-    def interrupted(self, number):
-        calls.append(number)
-        if len(calls) == 2:
-            raise KeyboardInterrupt
-        return real(self, number)
-
-    monkeypatch.setattr(RolloutPlayer, "play_batch", interrupted)
-    done = run(*arguments, "--out", "a.hdf5")
-    assert done.exit_code == 130
-    assert "--resume goes on" in done.stderr
-    assert run(*arguments, "--out", "a.hdf5").exit_code == 2
-    for name, more in (("a.hdf5", ("--resume",)), ("b.hdf5", ())):
-        assert run(*arguments, "--out", name, *more).exit_code == 0
-    assert (tmp_path / "a.hdf5").read_bytes() == (tmp_path / "b.hdf5").read_bytes()
-
-
 # The bundled data
-
-
-def test_bundled_files_are_what_their_commands_and_entries_say():
-    entries = json.loads((LOGS / "manifest.json").read_text())
-    assert len(entries) == 4 * len(RECIPES)
-    for name, entry in entries.items():
-        log = koffline.open_transitions(LOGS / name)
-        assert log.observations.dtype == np.float32  # MuJoCo's are float64
-        assert f"--kind {log.metadata.extra['kind']} " in entry["command"]
-    policies = json.loads((POLICIES / "policies.json").read_text())
-    for env in RECIPES:
-        for level in ("medium", "expert"):
-            name = f"{stem(env)}_{level}.npz"
-            content = (POLICIES / name).read_bytes()
-            assert len(content) < 300_000
-            assert policies[name]["sha256"] == hashlib.sha256(content).hexdigest()
-        assert policies[f"{stem(env)}_medium.npz"]["steps"] == RECIPES[env].medium_step
 
 
 @pytest.mark.parametrize("env", RECIPES)

@@ -7,18 +7,15 @@ import pytest
 
 from koffline.algos.stock_learners import LearnerSettings, OnlineLearner, randomness
 from koffline.builders.control_learning import (
-    Learned,
     LearningSettings,
-    Snapshot,
     learn,
     network_policy,
     policy_arrays,
     policy_returns,
 )
 from koffline.data.transitions import Continuous, Discrete
-from koffline.errors import ConfigError, DataError, PolicyError
+from koffline.errors import DataError
 from koffline.policies.mlp import Mlp
-from koffline.policies.policy_file import mlp_from_arrays
 
 SMALL = {"hidden": (8,), "batch_size": 16, "random_steps": 40, "evaluate_every": 100, "episodes": 2}
 SMALL["keep_every"] = 60
@@ -111,13 +108,6 @@ def test_the_network_is_what_the_learner_predicts(space):
             assert not np.allclose(drawn, predicted)
 
 
-def test_a_network_survives_its_arrays():
-    network = learn(dataclasses.replace(SETTINGS["Pendulum-v1"], steps=60)).best.policy
-    again = mlp_from_arrays(policy_arrays(network))
-    observations = np.random.default_rng(0).normal(size=(5, 3))
-    np.testing.assert_array_equal(network.mean(observations), again.mean(observations))
-
-
 def test_returns_are_those_of_an_episode_played_by_hand():
     import gymnasium
 
@@ -140,15 +130,6 @@ def test_returns_are_those_of_an_episode_played_by_hand():
     )
 
 
-def test_best_and_nearest():
-    returns = [1.0, 4.0, 6.0, 10.0, 5.5, 10.0]
-    network = Mlp((np.zeros((4, 2)),), (np.zeros(2),), "argmax")
-    learned = Learned({}, [Snapshot(step, network, value) for step, value in enumerate(returns)])
-    assert learned.best.step == 3
-    assert learned.nearest(5.4).step == 2  # not the nearer one after the best
-    assert learned.nearest(-5.0).step == 0
-
-
 @pytest.mark.parametrize("damage", [lambda data: data[:200], lambda data: b""])
 def test_a_checkpoint_that_does_not_fit_is_one_line(tmp_path, damage):
     settings, checkpoint = dataclasses.replace(SETTINGS["CartPole-v1"], steps=80), tmp_path / "learner.npz"
@@ -159,20 +140,3 @@ def test_a_checkpoint_that_does_not_fit_is_one_line(tmp_path, damage):
     checkpoint.write_bytes(damage(checkpoint.read_bytes()))
     with pytest.raises(DataError, match="damaged"):
         learn(settings, None, checkpoint)
-
-
-@pytest.mark.parametrize(
-    "setting", ["steps", "update_every", "evaluate_every", "episodes", "keep_every", "batch_size"]
-)
-def test_settings_that_cannot_be(setting):
-    with pytest.raises(ConfigError, match="positive"):
-        dataclasses.replace(SETTINGS["CartPole-v1"], **{setting: 0})
-    with pytest.raises(ConfigError, match="seed"):
-        dataclasses.replace(SETTINGS["CartPole-v1"], seed=-1)
-
-
-def test_images_and_endless_boxes_are_refused():
-    with pytest.raises(ConfigError, match="takes vectors"):
-        OnlineLearner(Discrete(2), (3, 8, 8), LearnerSettings())
-    with pytest.raises(PolicyError, match="finite bounds"):
-        OnlineLearner(Continuous(1), (3,), LearnerSettings())

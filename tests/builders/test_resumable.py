@@ -5,11 +5,9 @@ import signal
 import subprocess
 import sys
 
-import numpy as np
 import pytest
 from click.testing import CliRunner
 
-import koffline
 from koffline.builders.resumable import PartsFolder, policy_digests
 from koffline.builders.rollouts import RolloutPlayer, RolloutSettings, build_rollouts
 from koffline.cli import cli
@@ -36,17 +34,6 @@ def cut(tmp_path, monkeypatch):
         folder.build(player)
     assert folder.kept == 2
     return folder, calls
-
-
-def test_it_continues_to_the_same_rows(cut):
-    folder, calls = cut
-    folder.open(resume=True, force=False)
-    with RolloutPlayer(SETTINGS, ["uniform"]) as player:
-        log = folder.build(player)
-    assert calls == [0, 1, 2, 2, 3]
-    assert log.sha256 == build_rollouts(SETTINGS, ["uniform"]).sha256
-    folder.remove()
-    assert not folder.folder.exists()
 
 
 @pytest.mark.parametrize("damage", [lambda data: data[:100], lambda data: b"", lambda data: b"x" + data[1:]])
@@ -77,20 +64,6 @@ def test_it_is_not_continued_by_accident_nor_with_other_settings(cut, tmp_path):
         folder.open(resume=True, force=False)
     folder.open(resume=False, force=True)
     assert folder.kept == 0
-
-
-def test_what_fails_at_once_leaves_nothing(tmp_path):
-    folder = PartsFolder(tmp_path / "log.parts", SETTINGS, ["fails"])
-    folder.open(resume=True, force=False)
-
-    def fails(observations):
-        if not observations.any():  # as for the check when it is loaded
-            return np.full((len(observations), 2), 0.5)
-        raise ValueError("no such observation")
-
-    with RolloutPlayer(SETTINGS, [fails]) as player, pytest.raises(koffline.errors.PolicyError):
-        folder.build(player)
-    assert not folder.folder.exists()
 
 
 def test_a_policy_file_that_changed_is_another_policy(tmp_path):

@@ -6,11 +6,10 @@ import numpy as np
 import pytest
 
 import koffline
-from koffline.builders.uniform import build_chain, build_uniform, learn_grid_policy
+from koffline.builders.uniform import build_chain, build_uniform
 from koffline.data.transitions import Discrete
 from koffline.envs.boxes import GYMNASIUM_IDS, make_world
 from koffline.envs.finite import TSITSIKLIS_FEATURES
-from koffline.errors import ConfigError, PolicyError
 
 DATASETS = Path(__file__).parents[2] / "datasets"
 
@@ -35,18 +34,6 @@ def test_states_are_uniform_and_rows_are_steps_of_the_world(name):
     assert chances.mean() == pytest.approx((policy(log.observations) ** 2).sum(axis=1).mean(), abs=0.03)
 
 
-def test_a_noiseless_step_is_what_the_world_does():
-    from dataclasses import replace
-
-    world = replace(make_world("mountain_car"), noise=0.0)
-    log = build_uniform(world, "uniform", 200, np.random.default_rng(1))
-    x, v = log.observations.astype(np.float64).T
-    following = np.clip(v + (log.actions - 1) * 0.001 - 0.0025 * np.cos(3 * x), -0.07, 0.07)
-    place = np.clip(x + following, -1.2, 0.6)
-    following = np.where((place == -1.2) & (following < 0), 0.0, following)
-    np.testing.assert_allclose(log.next_observations, np.stack([place, following], axis=1), atol=1e-6)
-
-
 def test_the_chain_moves_as_drawn():
     log = build_chain(4000, np.random.default_rng(0))
     features = np.asarray(TSITSIKLIS_FEATURES)
@@ -60,24 +47,6 @@ def test_the_chain_moves_as_drawn():
     np.testing.assert_allclose(shares, expected, atol=0.05)
     np.testing.assert_array_equal(log.rewards, at == 1)
     np.testing.assert_array_equal(log.terminated, to == 4)
-
-
-def test_bad_requests_are_one_line():
-    generator = np.random.default_rng(0)
-    with pytest.raises(ConfigError, match=r"'CartPole-v1' is no world .* known are koffline/PuddleWorld-v0"):
-        build_uniform("CartPole-v1", "uniform", 5, generator)
-    with pytest.raises(ConfigError, match=r"did you mean koffline/PuddleWorld-v0\?"):
-        build_uniform("koffline/PudleWorld-v0", "uniform", 5, generator)
-    with pytest.raises(ConfigError, match="give a positive number"):
-        build_uniform("puddle_world", "uniform", 0, generator)
-    with pytest.raises(ConfigError, match="give a positive number"):
-        build_chain(0, generator)
-    with pytest.raises(PolicyError):
-        build_uniform(
-            "puddle_world", lambda observations: np.full((len(observations), 3), 1 / 3), 5, generator
-        )
-    with pytest.raises(ConfigError, match="temperature"):
-        learn_grid_policy("puddle_world", temperature=0.0)
 
 
 @pytest.mark.slow

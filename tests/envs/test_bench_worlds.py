@@ -9,11 +9,9 @@ import numpy as np
 import pytest
 
 from koffline.envs.finite import FiniteMDP
-from koffline.envs.world import play
-from koffline.errors import ConfigError
 from scripts.bench.classic import Acrobot, CartPole, MountainCar, Pendulum
 from scripts.bench.embedded import EmbeddedMDP
-from scripts.bench.finite_worlds import graph, graph_world, grid, gridworld, sample_episodes
+from scripts.bench.finite_worlds import graph, grid, gridworld
 from scripts.bench.linear_quadratic import LinearGaussian, LinearQuadratic
 from scripts.bench.rollouts import log_episodes, monte_carlo_value
 
@@ -62,22 +60,6 @@ def test_equals_gymnasium_step_for_step(name, world):
         states = following
 
 
-@pytest.mark.parametrize(
-    "world",
-    [CartPole(push_noise=5.0), MountainCar(noise=0.001), Pendulum(noise=0.1), Acrobot(torque_noise=0.5)],
-)
-def test_noise_changes_the_next_state_but_not_its_mean_much(world):
-    generator = np.random.default_rng(0)
-    state = np.tile(world.reset(1, generator), (2000, 1))
-    action = np.ones(2000, dtype=np.int64) if world.n_actions else np.zeros((2000, 1))
-    noisy, _, _ = world.step(state, action, generator)
-    quiet, _, _ = type(world)().step(state[:1], action[:1], generator)
-    spread = noisy.std(axis=0)
-    assert spread.max() > 0
-    # the mean of 2000 draws, five standard errors; a little more for the curvature of the dynamics
-    assert np.all(np.abs(noisy.mean(axis=0) - quiet[0]) <= 5 * spread / np.sqrt(2000) + 1e-3)
-
-
 def constant(mdp: FiniteMDP, chances: list[float]) -> np.ndarray:
     return np.tile(chances, (mdp.n_states, 1))
 
@@ -104,15 +86,6 @@ def test_a_policy_that_looks_at_the_side_of_the_graph():
     assert mdp.policy_value(table, 0.5) == pytest.approx(0.5 + 0.5 * 0.25)
 
 
-def test_episodes_of_the_graph_have_its_length():
-    world, generator = graph_world(5), np.random.default_rng(0)
-    sample = sample_episodes(world.mdp, 7, constant(world.mdp, [0.5, 0.5]), 99, generator)
-    assert len(sample.rewards) == 35
-    assert sample.terminated.sum() == 7
-    assert not sample.truncated.any()
-    assert np.array_equal(world.coordinates[[0, 1, 2, 9, 10]], [[0, 0], [0.2, 1], [0.2, -1], [1, 1], [1, -1]])
-
-
 def test_steps_of_a_drawn_grid_by_hand():
     mdp = gridworld(("s.", "hg"), slip=0.0)
     assert np.array_equal(mdp.transition[0, :, :].argmax(axis=1), [0, 1, 2, 0])  # up, right, down, left
@@ -123,22 +96,6 @@ def test_steps_of_a_drawn_grid_by_hand():
     assert mdp.policy_value(right_then_down, 0.5) == pytest.approx(-0.1 + 0.5 * 4.0)
     slippery = gridworld(("s.", "hg"), slip=0.4)
     assert np.allclose(slippery.transition[0, 1], [0.2, 0.7, 0.1, 0.0])
-
-
-@pytest.mark.parametrize("rows", [(), ("s.", "g"), ("s?", ".g"), ("..", ".g"), ("s.", "..")])
-def test_grids_that_cannot_be_are_refused(rows):
-    with pytest.raises(ConfigError, match="draw"):
-        gridworld(rows)
-
-
-def test_graphs_that_cannot_be_are_refused():
-    with pytest.raises(ConfigError, match="length is 0"):
-        graph(0)
-    with pytest.raises(ConfigError, match="give a probability"):
-        graph(2, slip=1.5)
-
-
-# state: (next state, probability, reward); 4 is the end
 
 
 def make(jitter=0.2):
@@ -157,44 +114,7 @@ def test_states_are_recognised_under_jitter():
         state, _, _ = world.step(state, action, generator)
 
 
-def test_jitter_moves_observations_but_not_the_log():
-    table = np.full((12, 4), 0.25)
-    logs = [
-        log_episodes(w, w.policy(table), 400, 20, np.random.default_rng(1)) for w in (make(0.0), make(0.3))
-    ]
-    for name in ("actions", "rewards", "terminated", "truncated"):
-        np.testing.assert_array_equal(getattr(logs[0], name), getattr(logs[1], name))
-    assert np.all(logs[0].observations == np.round(logs[0].observations))
-    assert np.abs(logs[1].observations - np.round(logs[1].observations)).max() > 0.25
-    inside = ~(logs[1].terminated | logs[1].truncated)[:-1]
-    np.testing.assert_array_equal(logs[1].next_observations[:-1][inside], logs[1].observations[1:][inside])
-
-
-def test_monte_carlo_agrees_with_the_linear_solve():
-    world = make()
-    table = np.random.default_rng(2).dirichlet(np.ones(4), size=12)
-    start = world.reset(3000, np.random.default_rng(3))
-    value = monte_carlo_value(world, world.policy(table), 0.9, start, np.random.default_rng(4))
-    exact = world.mdp.policy_value(table, 0.9)
-    assert value.value == pytest.approx(exact, abs=4 * value.standard_error)
-    assert value.standard_error < 0.05 * abs(exact)
-
-
-def test_tuples_agree_with_the_tables():
-    world = make()
-    table = np.full((12, 4), 0.25)
-    log = world.log_tuples(table, 300, np.random.default_rng(0))
-    at, to = world.states_of(log.observations), world.states_of(log.next_observations)
-    assert np.all(world.mdp.transition[at, log.actions, to] > 0)
-    np.testing.assert_array_equal(log.rewards, world.mdp.reward[at, log.actions, to])
-    np.testing.assert_array_equal(log.terminated, world.mdp.terminal[to])
-
-
 SCALAR = LinearQuadratic(drift=((0.5,),), control=((1.0,),), action_cost=0.0, noise=0.0, start=2.0)
-PLANE = LinearQuadratic(
-    drift=((0.9, 0.2), (0.0, 0.8)), control=((0.0, 0.3), (0.5, 0.0)), noise=0.2, offset=1.5, start=0.7
-)
-POLICY = LinearGaussian(((-0.1, -0.4), (-0.5, 0.1)), deviation=0.3)
 
 
 def test_scalar_by_hand():
@@ -215,22 +135,6 @@ def test_scalar_noise_by_hand():
     variance = 0.1**2 + (2 * 0.4) ** 2
     expected = -4 / 0.775 - (0.9 * variance / 0.775 + 3.0 * 0.4**2) / 0.1 + 10.0
     assert value == pytest.approx(expected)
-
-
-def test_monte_carlo_agrees_with_lyapunov():
-    start = PLANE.reset(3000, np.random.default_rng(1))
-    value = monte_carlo_value(PLANE, POLICY, 0.9, start, np.random.default_rng(2))
-    exact = PLANE.policy_value(POLICY, 0.9)
-    # the world's states reach the policy in float32; four standard errors
-    assert value.value == pytest.approx(exact, abs=4 * value.standard_error)
-    given = PLANE.state_values(start, POLICY, 0.9).mean()
-    assert value.value == pytest.approx(given, abs=4 * value.error_given_starts)
-    assert value.start_deviation == pytest.approx(PLANE.state_values(start, POLICY, 0.9).std(), rel=0.15)
-
-
-def test_infinite_cost_is_refused():
-    with pytest.raises(ConfigError, match="infinite"):
-        SCALAR.policy_value(LinearGaussian(((1.0,),)), 0.9)
 
 
 @dataclass(frozen=True)
@@ -257,21 +161,6 @@ def never(observations):
 
 def sometimes(observations):
     return np.tile([0.5, 0.5], (len(observations), 1))
-
-
-def test_log_rows_follow_each_other_within_an_episode():
-    log = log_episodes(Countdown(), sometimes, 500, 4, np.random.default_rng(0))
-    assert len(log) == 500
-    starts = np.flatnonzero(log.steps == 0)
-    np.testing.assert_array_equal(log.episode_ids[starts], np.arange(len(starts)))
-    same = log.episode_ids[1:] == log.episode_ids[:-1]
-    np.testing.assert_array_equal(log.observations[1:][same], log.next_observations[:-1][same])
-    np.testing.assert_array_equal(np.diff(log.steps)[same], 1)
-    ends = ~np.append(same, False)
-    np.testing.assert_array_equal(log.terminated | log.truncated, ends)
-    assert not np.any(log.terminated & log.truncated)
-    np.testing.assert_array_equal(log.terminated, log.next_observations[:, 1] == 0)
-    np.testing.assert_array_equal(log.observations[starts], log.start_states.astype(np.float32))
 
 
 def test_time_limit_truncates_and_does_not_terminate():
@@ -310,9 +199,3 @@ def test_value_separates_noise_from_starts():
     assert value.value == pytest.approx(exact[6], abs=4 * value.error_given_starts)
     assert value.error_given_starts == pytest.approx(value.standard_error, rel=0.1)
     assert value.start_deviation < 0.1 * value.standard_error * np.sqrt(4000 * 4)
-
-
-def test_play_drops_what_has_ended():
-    state = np.array([[0.0, 1.0], [1.0, 3.0]])
-    steps = list(play(Countdown(), never, state, 10, np.random.default_rng(0)))
-    assert [list(step.index) for step in steps] == [[0, 1], [1], [1]]

@@ -16,12 +16,10 @@ from koffline.envs.boxes import (
     PuddleWorld,
     make_world,
     puddle_depth,
-    to_unit_square,
     uniform_states,
 )
 from koffline.errors import ConfigError
 from tests.envs.reference_worlds import inverted_pendulum, mountain_car, puddle_world
-from tests.refusals import refused
 
 MOVES = ("up", "right", "down", "left")
 EACH = pytest.mark.parametrize("name", WORLDS)
@@ -141,41 +139,3 @@ def test_uniform_states_go_on_and_fill_what_is_left_of_the_box(name, generator):
     assert stats.chisquare(counts[whole]).pvalue > 1e-3
     with pytest.raises(ConfigError, match="n is 0; give a positive number"):
         uniform_states(world, 0, generator)
-
-
-@EACH
-def test_episodes_start_where_they_go_on(name, generator):
-    world = make_world(name)
-    start = world.reset(2000, generator)
-    assert not world.is_terminal(start).any()
-    assert world.observe(start).dtype == np.float32
-    np.testing.assert_allclose(world.observe(start), start, rtol=1e-6)
-
-
-def test_the_unit_square_is_the_box():
-    for name in WORLDS:
-        world = make_world(name)
-        middle = (np.asarray(world.low) + np.asarray(world.high)) / 2
-        points = to_unit_square(world, np.array([world.low, middle, world.high]))
-        np.testing.assert_allclose(points, [[0, 0], [0.5, 0.5], [1, 1]], atol=1e-15)
-
-
-def test_worlds_are_found_by_name_and_by_id():
-    assert make_world("puddle_world") == make_world("koffline/PuddleWorld-v0") == PuddleWorld()
-    assert make_world("koffline/NoisyPole-v0") == NoisyPole()
-    with pytest.raises(ConfigError, match=r"no world 'mountain-car'; did you mean 'mountain_car'\?"):
-        make_world("mountain-car")
-    with pytest.raises(ConfigError, match="known are puddle_world, cart_pole"):
-        make_world("xyz")
-
-
-@EACH
-@pytest.mark.parametrize("noise", [-1.0, math.nan, math.inf])
-def test_noise_that_makes_no_sense_is_refused(name, noise):
-    with pytest.raises(ConfigError, match=r"noise is .*; give a number that is not negative"):
-        WORLDS[name](noise=noise)
-
-
-def test_an_unknown_reward_of_the_pole_is_refused():
-    with refused(ConfigError, "reward is 'penalty'; use 'fall' or 'balance'"):
-        NoisyPole(reward="penalty")

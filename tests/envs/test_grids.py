@@ -8,7 +8,6 @@ import pytest
 from koffline.envs.boxes import WORLDS, PuddleWorld, make_world, uniform_states
 from koffline.envs.grids import bilinear_weights, discretise, places
 from koffline.envs.world import discounted_returns
-from koffline.errors import ConfigError
 
 MODES = pytest.mark.parametrize("mode", [{}, {"aggregate": True}, {"interpolate": True}], ids=str)
 
@@ -44,14 +43,6 @@ def test_bilinear_weights_give_bilinear_functions_back(generator, shape):
     np.testing.assert_allclose(weights.sum(axis=1), 1.0, atol=1e-12)
     inner = [np.clip(column, axis[0], axis[-1]) for column, axis in zip(states.T, axes, strict=True)]
     np.testing.assert_allclose((table[cells] * weights).sum(axis=1), value(*inner), atol=1e-12)
-
-
-def test_values_are_read_off_by_cell_or_between_centres(generator):
-    grid = discretise(PuddleWorld(), (2, 2), generator, samples=1)
-    values = np.array([0.0, 1.0, 2.0, 3.0, 99.0])
-    points = np.array([[0.5, 0.5], [0.25, 0.5], [0.1, 0.9]])
-    np.testing.assert_array_equal(grid.values_at(values, points), [3.0, 1.0, 1.0])
-    np.testing.assert_allclose(grid.values_at(values, points, interpolate=True), [1.5, 0.5, 1.0])
 
 
 @MODES
@@ -107,10 +98,3 @@ def test_a_finer_grid_comes_nearer_to_rollouts(generator):
     assert errors[0] > 2 * errors[1] > 4 * errors[2]
     # what is left is the noise of the rollouts and 1 % of the variance of the values
     assert errors[2] < 2 * noise.mean() + 0.01 * truth.var()
-
-
-@pytest.mark.parametrize("change", [{"shape": (0, 3)}, {"samples": 0}])
-def test_grids_that_cannot_be_made_are_refused(change, generator):
-    settings = {"shape": (3, 3), "samples": 2, **change}
-    with pytest.raises(ConfigError, match="give positive numbers"):
-        discretise(PuddleWorld(), generator=generator, **settings)

@@ -54,14 +54,6 @@ def test_truth_is_kept_and_belongs_to_the_problem(own_cache):
     assert other_policy.truth != first.truth
 
 
-def test_truth_of_the_finite_process_is_the_linear_solve():
-    spec = replace(HELD_OUT["random_finite"], n_starts=300)
-    truth = spec.truth()
-    priced, policy = spec.world, spec.target
-    exact = priced.world.mdp.policy_value(policy.table, spec.gamma) + priced.offset / (1 - spec.gamma)
-    assert truth.value == pytest.approx(exact, abs=4 * truth.standard_error)
-
-
 @pytest.mark.parametrize("name", [name for name in ALL if name.endswith("_on")])
 def test_on_policy_returns_agree_with_the_truth(name):
     """Where the log is the target's own and most episodes end, its mean return is close to the value."""
@@ -90,20 +82,6 @@ def test_rollouts_of_the_policy_reach_the_value(case):
     value = monte_carlo_value(case.world, player, case.gamma, start, generator)
     assert value.value == pytest.approx(problem.value, abs=4 * value.standard_error)  # four standard errors
     assert value.standard_error < 0.2 * abs(problem.value)
-
-
-def test_log_is_as_declared(case):
-    problem = case(seed=0, n_rows=600)
-    log = problem.transitions
-    assert len(log) == 600
-    assert log.has_episodes == (case.time_limit is not None)
-    if case.time_limit is None:
-        assert not log.truncated.any()
-        assert len(log.initial_observations()) == 600
-    else:
-        # the log's own end may cut the last episode anywhere
-        assert np.all(np.asarray(log.steps)[:-1][log.truncated[:-1]] == case.time_limit - 1)
-    assert log.terminated.any() == (isinstance(case, FiniteCase) and case.world.mdp.terminal.any())
 
 
 def test_on_policy_logs_have_the_policys_actions():

@@ -1,0 +1,151 @@
+"""Gradient steps written out by hand with autograd, in float64.
+
+The hand-written steps share nothing with the package but the networks: kernels, residuals and losses are
+spelled out here, with plain SGD.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from tests.algos.makers import ACTIONS, COLUMNS, d3rlpy, make
+
+ROWS, GAMMA, RATE = 7, 0.9, 0.05
+SGD = d3rlpy.optimizers.SGDFactory
+WEIGHTS = (None, 0.0, 0.3, 1.0)
+
+
+def batch_of(discrete: bool, seed: int = 0, intervals: bool = True):
+    generator = torch.Generator().manual_seed(seed)
+
+    def normal(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    actions = (
+        torch.randint(0, ACTIONS, (ROWS, 1), generator=generator).double()
+        if discrete
+        else torch.rand(ROWS, ACTIONS, generator=generator, dtype=torch.float64) * 2 - 1
+    )
+    lengths = torch.randint(1, 4, (ROWS, 1), generator=generator).double()
+    return d3rlpy.torch_utility.TorchMiniBatch(
+        observations=normal(ROWS, COLUMNS),
+        actions=actions,
+        rewards=normal(ROWS, 1),
+        next_observations=normal(ROWS, COLUMNS),
+        next_actions=actions,
+        returns_to_go=torch.zeros(ROWS, 1, dtype=torch.float64),
+        terminals=(torch.rand(ROWS, 1, generator=generator) < 0.3).double(),
+        intervals=lengths if intervals else torch.ones(ROWS, 1, dtype=torch.float64),
+        device="cpu:0",
+    )
+
+
+def in_float64(name: str, target=None, diag_weight=None, **settings):
+    settings["diag_weight"] = diag_weight
+    factories = {"critic_optim_factory": SGD(), "actor_optim_factory": SGD(), "critic_learning_rate": RATE}
+    if name in ("KLossDQN", "KLossDiscreteCQL", "KLossFQE", "DiscreteKLossFQE"):
+        factories = {"optim_factory": SGD(), "learning_rate": RATE}
+    algo = make(
+        name, target, build=True, gamma=GAMMA, bandwidth=0.8, normalise=False, **factories, **settings
+    )
+    for module in algo.impl.modules.get_torch_modules().values():
+        module.double()
+    if hasattr(algo.impl.modules, "log_temp"):  # was rounded to float32
+        with torch.no_grad():
+            next(algo.impl.modules.log_temp.parameters()).fill_(math.log(algo.config.initial_temperature))
+    return algo
+
+
+def hand_gram(batch, kernel: str, bandwidth: float, discrete: bool, action_kernel: str = "joint"):
+    """Two loops over rows."""
+    rows = batch.observations.numpy()
+    actions = batch.actions.numpy()
+    acted = np.eye(ACTIONS)[actions[:, 0].astype(int)] if discrete else actions
+    if action_kernel == "joint":
+        rows = np.concatenate([rows, acted], axis=1)
+    gram = np.zeros((ROWS, ROWS))
+    for i in range(ROWS):
+        for j in range(ROWS):
+            difference = rows[i] - rows[j]
+            if kernel == "gaussian":
+                gram[i, j] = math.exp(-(difference @ difference) / bandwidth**2)
+            else:
+                gram[i, j] = math.exp(-np.abs(difference).sum() / bandwidth)
+            if action_kernel == "indicator" and actions[i, 0] != actions[j, 0]:
+                gram[i, j] = 0.0
+    return torch.as_tensor(gram)
+
+
+def hand_loss(residual: torch.Tensor, gram: torch.Tensor, weight: float | None) -> torch.Tensor:
+    """The two sums of the loss, one term at a time."""
+    weight = 1.0 / ROWS if weight is None else weight
+    total = torch.zeros((), dtype=torch.float64)
+    for i in range(ROWS):
+        for j in range(ROWS):
+            share = weight / ROWS if i == j else (1.0 - weight) / (ROWS * (ROWS - 1))
+            total = total + share * gram[i, j] * residual[i] * residual[j]
+    return total
+
+
+def hand_discount(batch) -> torch.Tensor:
+    return (GAMMA ** batch.intervals[:, 0]) * (1.0 - batch.terminals[:, 0])
+
+
+def stepped(module, loss: torch.Tensor) -> list[torch.Tensor]:
+    """What plain SGD makes of the module's parameters."""
+    held = list(module.parameters())
+    gradients = torch.autograd.grad(loss, held, retain_graph=True, allow_unused=True)
+    return [
+        (p - RATE * g).detach() if g is not None else p.detach().clone()
+        for p, g in zip(held, gradients, strict=True)
+    ]
+
+
+def assert_stepped(module, expected: list[torch.Tensor], rtol: float = 1e-9, atol: float = 1e-11) -> None:
+    for parameter, wanted in zip(module.parameters(), expected, strict=True):
+        torch.testing.assert_close(parameter.detach(), wanted, rtol=rtol, atol=atol)
+
+
+def critics(algo, observations, actions=None) -> torch.Tensor:
+    q_funcs = algo.impl.q_function
+    if actions is None:
+        return torch.stack([q(observations).q_value for q in q_funcs])
+    return torch.stack([q(observations, actions).q_value[:, 0] for q in q_funcs])
+
+
+def row_values(values: torch.Tensor, batch) -> torch.Tensor:
+    return values[:, torch.arange(ROWS), batch.actions[:, 0].long()]
+
+
+def update(algo, batch, critic_only: bool = True):
+    algo.impl.modules.kernel.bandwidth.fill_(0.8)
+    algo.impl.modules.kernel.inverse_scale.fill_(1.0 / 0.8)
+    torch.manual_seed(9)
+    return algo.impl.update_critic(batch) if critic_only else algo.impl.inner_update(batch, 0)
+
+
+def bellman_residual(batch, next_value: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    return batch.rewards[:, 0] + hand_discount(batch) * next_value - value
+
+
+def squashed(output, noise: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Actions of a squashed Gaussian and their log-density."""
+    raw = output.mu + output.logstd.exp() * noise
+    density = torch.distributions.Normal(output.mu, output.logstd.exp()).log_prob(raw)
+    return torch.tanh(raw), (density - torch.log(1.0 - torch.tanh(raw).square())).sum(dim=-1)
+
+
+def assert_critic_step(algo, batch, residual, extra=0.0, kernel="laplacian", action_kernel="joint", **close):
+    """One update of the critics is a step on the hand-written loss of each residual, plus `extra`."""
+    discrete = bool(algo.impl.modules.kernel.n_actions)
+    gram = hand_gram(batch, kernel, 0.8, discrete, action_kernel)
+    loss = sum(hand_loss(row, gram, algo.config.diag_weight) for row in residual) + extra
+    expected = stepped(algo.impl.q_function, loss)
+    metrics = update(algo, batch)
+    assert metrics["critic_loss"] == pytest.approx(float(loss.detach()), rel=1e-5, abs=1e-9)
+    assert metrics["bellman_error"] == pytest.approx(float(residual.detach().square().mean()), rel=1e-5)
+    assert_stepped(algo.impl.q_function, expected, **close)
