@@ -5,12 +5,12 @@ import math
 import pytest
 import torch
 
-from koffline.batches import ReplicaPlan
+from koffline.batches import ReplicaPlan, Table
 from koffline.checkpoints import read_checkpoint, write_checkpoint
 from koffline.dual_objectives import GradientTD2, SaddlePoint
 from koffline.errors import ConfigError
 from koffline.fitting import Checkpointing, FitSettings, fit
-from koffline.objectives import ResidualGradient
+from koffline.objectives import ResidualGradient, TemporalDifference
 from koffline.replicas import StackedMLP
 from tests.engine_problems import OBJECTIVES, SIZES, make_table
 
@@ -146,3 +146,19 @@ def test_a_failed_write_leaves_the_old_checkpoint(tmp_path, monkeypatch):
     monkeypatch.undo()
     assert read_checkpoint(path, "x") == {"fingerprint": "x", "step": 1}
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_slow_divergence_of_td_is_reported_with_its_step():
+    """Values w and 2w, the first state always followed by the second: TD(0) drives w away (discount 1)."""
+    ones = torch.ones(8, 1, dtype=torch.float64)
+    table = Table(ones, 2.0 * ones, 0.0 * ones[:, 0], ones[:, 0])
+    network = StackedMLP((1, 1), torch.tensor([[1.0, 0.0]], dtype=torch.float64))
+    settings = FitSettings(steps=220, batch_size=8, record_every=10)
+    # Adam moves by about its rate a step; δ² overflows beyond 1.3e154, some hundred steps of 1e152 away.
+    record = fit(table, network, TemporalDifference(), ReplicaPlan((1e152,), (0,)), settings)
+    step = record.diverged_at[0]
+    assert step is not None
+    assert 20 < step < 200
+    assert record.losses[: step // 10].isfinite().all()
+    assert record.losses[: step // 10].diff(dim=0).min() > 0.0  # it grew all the time
+    assert not record.losses[step // 10 :].isfinite().any()

@@ -121,3 +121,17 @@ def test_wider_level_wider_interval_around_the_same_value() -> None:
     spread = narrow.diagnostics["replica_standard_deviation"]
     of_six_episodes = 6.0 / 5.0
     assert narrow.interval.high - narrow.value == pytest.approx(spread * np.sqrt(2.0 * of_six_episodes))
+
+
+def test_zero_weight_is_no_row() -> None:
+    log = discrete_log()
+    spoilt = np.concatenate([log.rewards[:50], np.full(10, 50.0)])
+    weights = np.concatenate([np.ones(50), np.zeros(10)])
+    with_weights = discrete_log(rewards=spoilt, weights=weights)
+    ignored = discrete_log(rewards=spoilt)
+    starts = log.observations[:50:10]
+    values = [
+        koffline.evaluate(data, SOFT, 0.5, initial_observations=starts, **{**QUICK, "steps": 400}).value
+        for data in (log.select(np.arange(50)), with_weights, ignored)
+    ]
+    assert abs(values[1] - values[0]) < 0.2 * abs(values[2] - values[0])

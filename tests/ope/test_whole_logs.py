@@ -335,3 +335,14 @@ class _Evil:
 
     def __reduce__(self):
         return pathlib.Path.touch, (self.path,)
+
+
+def test_values_may_be_as_large_as_rewards_outside_the_sample_allow(stored) -> None:
+    memory, _ = stored["discrete"]
+    held = hold(memory, 150, seed=0).sample.units
+    rewards = np.where(np.isin(memory.episode_ids, held), 0.0, 7.0)
+    settings = make_settings({"gamma": 0.9, "sample_rows": 150})
+    with open_workspace(memory.replace(rewards=rewards), TILTED, settings) as workspace:
+        low, high = workspace.problem.value_bounds
+        scale = workspace.problem.reward_scale
+    assert (low * scale, high * scale) == pytest.approx((0.0, 70.0))
