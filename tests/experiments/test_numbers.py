@@ -1,17 +1,15 @@
 """Numbers over seeds: by hand, and how often their intervals cover; and the files that hold them."""
 
-import json
 import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-import h5py
 import numpy as np
 import pytest
 
 from koffline.errors import ConfigError
-from koffline.experiments.results import read_results, write_curves, write_results
+from koffline.experiments.results import read_results, write_results
 from koffline.experiments.statistics import (
     band,
     difference,
@@ -114,15 +112,6 @@ def test_results_come_back_as_they_were(name: str, tmp_path: Path) -> None:
     assert replace(again, seconds=0.0) == replace(results, seconds=0.0, extra=clockless)
 
 
-def test_the_file_is_plain_json_with_a_version(tmp_path: Path) -> None:
-    extra = {"array number": np.float64(2.0), "infinite": float("inf"), "missing": float("nan")}
-    write_results(replace(committed("figure-toy")[0], extra=extra), tmp_path / "a.json")
-    content = json.loads((tmp_path / "a.json").read_text(), parse_constant=pytest.fail)
-    assert (content["name"], content["version"]) == ("figure-toy", 1)
-    assert content["extra"] == {"array number": 2.0, "infinite": None, "missing": None}
-    assert content["rows"][0]["world"] == "chain"
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -142,16 +131,3 @@ def test_a_file_that_is_not_ours_is_one_clear_line(
     with pytest.raises(ConfigError, match=f"{message}.*; delete it and run again$") as caught:
         read_results(path)
     assert "\n" not in str(caught.value)
-
-
-def test_curves_are_groups_of_an_hdf5_file(tmp_path: Path) -> None:
-    group = {"epochs": np.arange(3), "mse": np.ones((3, 2), np.float32), "value": np.asarray(2.0)}
-    write_curves({"puddle_world/kloss": group}, tmp_path / "a.h5")
-    with h5py.File(tmp_path / "a.h5") as file:
-        assert file.attrs["koffline_curves"] == 1
-        found = file["puddle_world/kloss"]
-        assert (found.attrs["world"], found.attrs["method"]) == ("puddle_world", "kloss")
-        assert set(found) == set(group)
-        for name, array in group.items():
-            assert found[name].dtype == array.dtype
-            np.testing.assert_array_equal(found[name][()], array)

@@ -120,8 +120,3 @@ def test_rg_settles_at_its_own_minimum(run: dict[str, dict[str, np.ndarray]]) ->
     assert run["rg"]["weights"] == pytest.approx(solution.numpy(), abs=1e-9)
     # The minimum over infinitely many tuples is 0.179 away from w*; LSTD's is w* itself.
     assert np.all(run["rg"]["weight_error"][-1] > 3 * weight_errors(log.least_squares().numpy()))
-
-
-def test_the_seed_of_a_run_moves_the_draws() -> None:
-    first, second = (draw_log(ToySettings(seeds=2, first_seed=seed, tuples=50)) for seed in (0, 1))
-    assert torch.equal(first.features[1], second.features[0])

@@ -49,12 +49,6 @@ def surroundings(shared: Any, item: int) -> tuple[int, str]:
     return os.getpid(), os.environ["OMP_NUM_THREADS"]
 
 
-def node(shared: Any, item: int) -> tuple[str, int]:
-    """The machine of a cluster, and the process."""
-    import ray
-
-    time.sleep(0.2)
-    return ray.get_runtime_context().get_node_id(), os.getpid()
 
 
 def refuse_third(kind: str, item: int) -> int:

@@ -103,13 +103,6 @@ def test_a_dead_worker_takes_no_other_job_with_it(tmp_path: Path) -> None:
     assert all(job.path.exists() for job in good)
 
 
-def test_files_among_the_arguments(tmp_path: Path) -> None:
-    source = tmp_path / "log.txt"
-    source.write_text("rows")
-    run_jobs([Job("copy", functions.copy, (LocalFile(source), "!"), tmp_path / "out")])
-    assert (tmp_path / "out").read_text() == f"log.txt {source} rows!"
-
-
 @pytest.mark.skipif(os.name == "nt", reason="signals of POSIX")
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
 def test_an_interrupt_stops_the_workers_and_keeps_what_is_finished(tmp_path: Path, how: int) -> None:
@@ -128,13 +121,6 @@ def test_an_interrupt_stops_the_workers_and_keeps_what_is_finished(tmp_path: Pat
 
 def is_whole(path: Path) -> bool:
     return path.read_text() == "whole"
-
-
-def test_bad_settings(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="workers is 0; give a positive number"):
-        run_jobs([], workers=0)
-    with pytest.raises(ConfigError, match="several jobs write"):
-        run_jobs([*jobs_in(tmp_path, 1), *jobs_in(tmp_path, 1)])
 
 
 def test_ray_runs_the_same_jobs(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -165,15 +151,6 @@ def test_an_address_where_nobody_answers_is_one_clear_line() -> None:
     for address in ("127.0.0.1:1", "ray://127.0.0.1:1", "nowhere:port"):
         with pytest.raises(ConfigError, match="no Ray cluster at"):
             connect(address, 1)
-
-
-def test_no_cluster_is_one_clear_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    ray = pytest.importorskip("ray")
-    monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    if ray._private.services.find_gcs_addresses():
-        pytest.skip("somebody runs a Ray cluster on this machine")
-    with pytest.raises(ConfigError, match="no Ray cluster at 'auto'"):
-        connect("auto", 1)
 
 
 def read_pid(path: Path) -> int | None:

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from koffline.errors import ConfigError, DataError, KofflineError
-from koffline.jobs import JobError, JobStatus, PassSettings
+from koffline.jobs import JobError, PassSettings
 from tests.jobs import pass_functions as functions
 
 WHERE = [pytest.param({}, id="here"), pytest.param({"workers": 2}, id="processes")]
@@ -65,11 +65,6 @@ def test_a_pass_left_in_the_middle_leaves_nothing(
     assert set(threading.enumerate()) <= before
     assert (multiprocessing.active_children(), list(tmp_path.iterdir())) == ([], [])
     assert capfd.readouterr() == ("", "")
-
-
-def test_functions_without_a_name_travel() -> None:
-    offset = 3
-    assert values(lambda shared, item: shared + item + offset, range(2), shared=1, workers=2) == [4, 5]
 
 
 def test_workers_have_one_thread_and_unpack_what_is_shared_once() -> None:
@@ -183,19 +178,3 @@ def test_what_cannot_travel_is_one_clear_line() -> None:
         values(functions.double, range(2), shared=(i for i in ()), workers=2)
     with pytest.raises(ConfigError, match="item 0: the work cannot be sent to workers and back"):
         values(functions.unpicklable, range(1), workers=2)
-
-
-def test_progress_and_bad_settings() -> None:
-    heard: list[JobStatus] = []
-    list(PassSettings().map(functions.double, range(2), progress=heard.append))
-    assert heard == [JobStatus(0, 0, 2, ("item 0",)), JobStatus(1, 0, 2, ("item 1",)), JobStatus(2, 0, 2, ())]
-    with pytest.raises(ConfigError, match="workers is 0; give a positive number"):
-        PassSettings(workers=0)
-    with pytest.raises(ConfigError, match="retries is -1; give 0 or more"):
-        PassSettings(retries=-1)
-
-
-def test_ray_is_an_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(ConfigError, match=re.escape("run `pip install koffline[ray]`")):
-        values(functions.double, range(2), ray="auto")

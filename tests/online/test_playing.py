@@ -125,16 +125,6 @@ def test_acting_is_sampling_from_the_policy(discrete):
         assert float(found.detach()) == pytest.approx(naive)
 
 
-@pytest.mark.parametrize("noise", [0.0, np.nextafter(1.0, 0.0)])
-def test_the_edges_of_a_uniform_number(noise):
-    """An impossible action is never taken and the last one never passed."""
-    shape = Shape(1, Discrete(3), ())
-    stack = AgentStack.initialise(shape, [(0, 0)], torch.float32)
-    stack.flat.zero_()
-    stack.policy.layers(stack.policy.flat)[-1][1][0, 0] = torch.tensor([-1e4, 0.0, -1e4])
-    assert Actor(stack).sample(np.zeros((1, 1, 1), np.float32), np.full((1, 1), noise)).item() == 1
-
-
 def test_moments_are_those_of_all_observations_acted_on():
     rng = np.random.default_rng(0)
     moments = InputMoments(2, 2, [True, False])
@@ -145,13 +135,3 @@ def test_moments_are_those_of_all_observations_acted_on():
     np.testing.assert_allclose(moments.mean[0], rows.mean(axis=0), rtol=1e-12)
     np.testing.assert_allclose(moments.std[0], rows.std(axis=0), rtol=1e-9)
     assert (moments.mean[1].tolist(), moments.std[1].tolist()) == ([0.0, 0.0], [1.0, 1.0])
-
-
-def test_moments_of_a_stack():
-    with playing(make_runs("Pendulum-v1", capacity=None)) as stack:
-        iterate(stack, 30)
-        for run in range(4):
-            held, agent = stack.replay.held(run), stack.agent(run)
-            rows = held.observations[:, :-1][np.arange(10) < held.lengths[:, None]]
-            np.testing.assert_allclose(agent.observation_mean, rows.mean(axis=0), rtol=1e-4, atol=1e-5)
-            np.testing.assert_allclose(agent.observation_std, rows.std(axis=0), rtol=1e-4)

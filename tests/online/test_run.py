@@ -15,7 +15,7 @@ from koffline.jobs import JobFailure, JobsRun
 from koffline.online.config import load_config
 from koffline.online.lockstep import LockStep
 from koffline.online.run import train
-from tests.online.small_online import check_equal, rows, small
+from tests.online.small_online import rows, small
 
 
 def test_what_a_run_leaves(tmp_path):
@@ -68,15 +68,6 @@ def check_summary(summary, out):
     assert sum(clock["shares"].values()) == pytest.approx(1.0, abs=1e-3)
 
 
-def test_continuous_actions(tmp_path):
-    config = small(environment="Pendulum-v1", steps=600, path_length=10, evaluation_interval=300)
-    result = train(config, tmp_path / "run", 1)
-    assert result.summary.best_name == "best_1_of_1"
-    model = koffline.load(result.models[0])
-    assert np.abs(model.predict(np.zeros((1, 3), dtype=np.float32))).max() <= 2.0
-    assert np.abs(open_transitions(result.replays[0]).actions).max() <= 2.0
-
-
 def test_minari_on_request(tmp_path):
     result = train(small(), tmp_path / "run", 1, save_minari=True)
     left, right = (
@@ -120,27 +111,6 @@ def test_a_worker_that_died_is_named_and_its_fellows_are_kept(tmp_path, monkeypa
     assert (tmp_path / "run" / "seed_0" / "metrics.csv").read_bytes() == before
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"config": small(environment="CartPoll-v1")}, "did you mean CartPole"),
-        ({"config": small(environment_options={"speed": 3})}, "CartPole-v1' cannot be made"),
-        ({"config": None}, "no config; give one"),
-        ({"config": small(), "seed_count": 0}, "seed_count is 0; give a whole number of at least 1"),
-        ({"config": small(), "seed": -1}, "seed is -1; give a whole number of at least 0"),
-        ({"config": small(), "workers": 0}, "workers is 0; give a whole number of at least 1"),
-        ({"config": small(), "resume": "nowhere"}, "nowhere is no folder of a run"),
-    ],
-)
-def test_what_is_wrong_leaves_nothing(arguments, message, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(ConfigError) as caught:
-        train(**arguments)
-    assert message in str(caught.value)
-    assert "\n" not in str(caught.value)
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_foreign_folders_and_files(tmp_path):
     (tmp_path / "notes").mkdir()
     (tmp_path / "notes" / "diary.txt").write_text("dear diary")
@@ -153,18 +123,6 @@ def test_foreign_folders_and_files(tmp_path):
     (tmp_path / "notes" / "run.json").write_text('{"config": {}}')
     with pytest.raises(ConfigError, match="is not of an online run"):
         train(small(), tmp_path / "notes")
-
-
-def test_a_run_that_failed_at_once_gives_its_folder_back(tmp_path, monkeypatch):
-    def fail(self):
-        raise ConfigError("CartPole-v1 broke; mend it")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(LockStep, "iterate", fail)
-        with pytest.raises(ConfigError, match="broke"):
-            train(small(), tmp_path / "run", 1)
-    whole = train(small(), tmp_path / "whole", 1)
-    check_equal(whole.out, train(small(), tmp_path / "run", 1).out)
 
 
 @pytest.fixture

@@ -48,16 +48,6 @@ def loss(tmp_path: Path) -> str:
     return str(tmp_path / "loss.csv")
 
 
-def test_columns_with_and_without_a_header(loss: str, tmp_path: Path) -> None:
-    read = read_metric(loss)
-    assert {name: column.tolist() for name, column in read.columns.items()} == {
-        "epoch": [1, 2], "step": [100, 200], "value": [3, 1],
-    }  # fmt: skip
-    (tmp_path / "a.0_grad.csv").write_text(f"{GRADIENTS}1,10,-2,3,0.5,1\n")
-    gradient = read_metric(tmp_path / "a.0_grad.csv")
-    assert (gradient.values[0], gradient.columns["min"][0], gradient.columns["max"][0]) == (0.5, -2.0, 3.0)
-
-
 @pytest.mark.parametrize("text", ["1,100,0.5", "1,100,0.5\n2,2", "1,100,0.5\n2,200,", "\n1,100,0.5\n\n"])
 def test_one_row_and_a_last_line_that_is_being_written(loss: str, text: str) -> None:
     Path(loss).write_text(text)
@@ -106,25 +96,6 @@ def test_moving_average_is_the_mean_of_the_window(values: list[float], window: i
         recent = [v for v in values[max(0, row - window + 1) : row + 1] if np.isfinite(v)]
         wanted = np.mean(recent) if np.isfinite(value) else np.nan
         np.testing.assert_allclose(found[row], wanted, rtol=1e-12, atol=1e-12)
-
-
-def test_lines_are_the_metrics() -> None:
-    (axes,) = drawn(metric([3.0, 1.0]), metric([np.nan], "other/loss.csv"), show_max=True).axes
-    assert [line.get_label() for line in axes.lines][:2] == ["run/loss.csv", "other/loss.csv"]
-    np.testing.assert_array_equal(axes.lines[0].get_xydata(), [[1, 3], [2, 1]])
-    assert (axes.get_xlabel(), axes.get_ylabel()) == ("epochs", "loss")
-    assert len(drawn(metric([np.nan]), show_max=True).axes) == 1
-
-
-def test_options_of_d3rlpy() -> None:
-    limits = {"xlim": (0.0, 500.0), "ylim": (-1.0, 9.0)}
-    names = {"labels": ("ours",), "title": "Title", "ylabel": "y"}
-    (axes,) = drawn(metric([1.0, 3.0, 8.0]), window=2, show_steps=True, show_max=True, **limits, **names).axes
-    np.testing.assert_array_equal(axes.lines[0].get_xydata(), [[100, 1], [200, 2], [300, 5.5]])
-    assert axes.lines[-1].get_ydata()[0] == 8.0, "the largest value itself, not of the moving average"
-    assert (axes.get_xlim(), axes.get_ylim()) == ((0.0, 500.0), (-1.0, 9.0))
-    assert (axes.get_title(loc="left"), axes.get_xlabel(), axes.get_ylabel()) == ("Title", "steps", "y")
-    assert axes.get_legend().get_texts()[0].get_text() == "ours"
 
 
 def test_the_grid_has_a_panel_for_each(run: Path) -> None:
@@ -179,29 +150,3 @@ def test_one_line_for_every_mistake(loss: str, tmp_path: Path) -> None:
     assert "Missing argument" in refusal("plot", *save)
     assert "is no folder with metrics" in refusal("plot-all", str(tmp_path / "nothing"), *save)
     assert not Path(picture).exists()
-
-
-def test_the_screen(loss: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    import matplotlib.pyplot as pyplot
-
-    shown: list[int] = []
-    monkeypatch.setattr(pyplot, "get_backend", lambda: "agg")
-    assert "no display to show the plot on; give --save plot.png" in refusal("plot", loss)
-    monkeypatch.setattr(pyplot, "get_backend", lambda: "tkagg")
-    monkeypatch.setattr(pyplot, "show", lambda: shown.extend(pyplot.get_fignums()))
-    assert command("plot", loss).exit_code == 0
-    pyplot.close("all")
-    assert len(shown) == 1
-
-
-def test_a_picture_that_cannot_be_written_leaves_the_old_one(
-    loss: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(*arguments: object, **options: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    picture = tmp_path / "plot.png"
-    picture.write_bytes(b"old")
-    monkeypatch.setattr(Figure, "savefig", fail)
-    assert "No space left" in refusal("plot", loss, "--save", str(picture))
-    assert picture.read_bytes() == b"old"

@@ -36,15 +36,6 @@ def test_as_d3rlpys(name, kind):
         np.testing.assert_allclose(np.asarray(left[key], float), np.asarray(right[key], float), rtol=1e-6)
 
 
-def test_what_is_given_stays():
-    params = {
-        "action_scaler": {"type": "min_max", "params": {"minimum": [-7.0, -7.0], "maximum": [7.0, 7.0]}}
-    }
-    algo = make_algorithm("td3", resolve_params("td3", params))
-    fit_scalers(algo, ColumnarReplayBuffer(make_log(discrete=False), 0))
-    assert algo.action_scaler.minimum.tolist() == [-7.0, -7.0]
-
-
 def test_refusals():
     log = make_log(discrete=False)
     still = ColumnarReplayBuffer(log.replace(observations=np.ones_like(log.observations)), 0)
