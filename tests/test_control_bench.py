@@ -6,7 +6,7 @@ import json
 import pytest
 
 from scripts.bench import control
-from scripts.bench.control_report import collect, page, print_table, write_results
+from scripts.bench.control_report import collect
 
 OPTIONS = argparse.Namespace(
     **{"seeds": 2, "steps": 4, "steps_of": [], "evaluate_every": 2, "episodes": 1, "hidden": [4]},
@@ -64,20 +64,6 @@ def test_a_difference_between_scattered_seeds_is_level():
     cells = [cell("a", "dqn", seed, [value]) for seed, value in enumerate([0.0, 100.0, 50.0])]
     cells += [cell("a", "kloss_dqn", seed, [value]) for seed, value in enumerate([10.0, 120.0, 60.0])]
     assert collect(cells, SCALES, OPTIONS)["pairs"][0]["verdict"] == "level"
-
-
-def test_the_report_says_who_lost(tmp_path, capsys):
-    results = collect(CELLS, SCALES, OPTIONS)
-    print_table(results)
-    assert "c, iql: -20.0 with the kernel loss, 40.0 without, difference -60.0" in capsys.readouterr().out
-    text = page(results, "control.png")
-    assert "Of 3 pairs the kernel loss is ahead in 1, level in 1 and behind in 1" in text
-    assert "| c | iql | 40.0 | -20.0 | -60.0 (-60.0 … -60.0) | original |" in text
-    folder = tmp_path / "results"
-    folder.mkdir()
-    write_results(results, folder / "control.json")
-    assert json.loads((folder / "control.json").read_text()) == results
-    assert {path.name for path in tmp_path.iterdir()} == {"results", "control.md", "control.png"}
 
 
 def settings(**changes):

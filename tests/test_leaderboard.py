@@ -57,13 +57,6 @@ def test_scores_by_hand():
     assert (bound.covered, bound.intervals, bound.median_error) == (2, 2, None)
 
 
-def test_equal_estimates_rank_nothing():
-    cells = [cell(name, truth, [answer("flat", 1.0)]) for name, truth in (("a", 1.0), ("b", 2.0), ("c", 3.0))]
-    (flat,) = score_methods(cells)
-    assert flat.rank_correlation == 0.0
-    assert flat.regret == 1.0
-
-
 @pytest.mark.parametrize("name", BOARD)
 def test_every_problem_says_how_its_actions_were_drawn(name):
     problem = BOARD[name]()

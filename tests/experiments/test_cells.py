@@ -72,16 +72,6 @@ def test_a_finished_cell_is_not_run_again_and_half_a_file_is(folder, monkeypatch
         np.testing.assert_array_equal(curve, again.curves[name])
 
 
-def test_a_cell_under_the_name_of_another_is_computed_again(folder, tmp_path):
-    store = problem_path(PROBLEM, folder)
-    (tmp_path / store.name).write_bytes(store.read_bytes())
-    td0, fvi = cell_of("td0"), cell_of("fvi")
-    cell_path(fvi, tmp_path).write_bytes(cell_path(td0, folder).read_bytes())
-    run_jobs(cell_jobs([fvi], tmp_path)[1], progress=False)
-    right, found = (read_cell(cell_path(fvi, where)) for where in (folder, tmp_path))
-    np.testing.assert_array_equal(found.curves["mse_paper"], right.curves["mse_paper"])
-
-
 def test_an_interrupted_cell_continues_and_ends_the_same(folder, tmp_path):
     cell = cell_of("sbeed", TrainingSettings((0.003,), 2, 20, 50, (6,), 5))
     store = problem_path(PROBLEM, folder)

@@ -71,21 +71,6 @@ def test_puddle_shows_the_papers_panels(puddle: Figure) -> None:
     np.testing.assert_allclose(dashed.get_ydata(), paper, rtol=1e-5)
 
 
-def test_scatter_shows_each_loss_on_the_networks_of_its_own_method(puddle: Figure) -> None:
-    results, curves = committed("figure-puddle")
-    legend = puddle.axes[2].get_legend()
-    assert legend is not None
-    found = next(c for c in results.correlations if (c.loss, c.error, c.networks) == ("kloss", "mse", "own"))
-    text = f"K-loss, ρ = {found.spearman:.2f} [{found.low:.2f}, {found.high:.2f}]"
-    assert legend.get_texts()[0].get_text() == text
-    points = {line.get_color(): line for line in puddle.axes[2].lines if line.get_marker() == "."}
-    for method, loss in (("kloss", "kernel_loss"), ("rg", "l2_loss")):
-        group = curves[f"puddle_world/{method}"]
-        shown = points[COLOURS[method]]
-        assert set(shown.get_xdata()) <= set(group["mse_monte_carlo"].ravel())
-        assert set(shown.get_ydata()) <= set(group[loss].ravel())
-
-
 def test_what_diverged_is_marked_and_what_is_far_leaves_the_axes() -> None:
     results, curves = committed("figure-puddle")
     some: dict[str, dict[str, np.ndarray]] = {
@@ -103,20 +88,6 @@ def test_what_diverged_is_marked_and_what_is_far_leaves_the_axes() -> None:
     np.testing.assert_array_equal(np.isfinite(solid.get_ydata()), np.arange(len(lost["epochs"])) < 40)
     (dotted,) = [line for line in lines_of(axes, "rg", ":") if np.isfinite(line.get_ydata()).any()]
     assert np.isfinite(dotted.get_ydata())[40:].all()
-
-
-def test_toy_shows_where_weights_ran_away() -> None:
-    results, curves = committed("figure-toy")
-    figure = EXPERIMENTS["figure-toy"].draw(results, curves)
-    lost = np.isnan(curves["chain/td0"]["weight_error"]).any(axis=1)
-    assert crosses_of(figure.axes[2])["td0"] == curves["chain/td0"]["iterations"][np.argmax(lost)]
-    assert set(crosses_of(figure.axes[1])) == {"td0", "fvi"}
-    for axes, level in ((figure.axes[1], "lstd_mse"), (figure.axes[2], "lstd_weight_error")):
-        levels = [line.get_ydata()[0] for line in axes.lines if np.size(line.get_xdata()) == 2]
-        assert results.extra[level] in levels
-    assert {"$w_1$", "$w_2$", "$w_3$", "$2w_3$", "0.8", "0.2", "0.95", "0.05"} <= set(
-        words_of(figure.axes[0])
-    )
 
 
 def test_mujoco_shows_interquartile_means_in_the_papers_panels() -> None:

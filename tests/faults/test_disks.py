@@ -2,13 +2,12 @@
 
 from pathlib import Path
 
-import h5py
 import pytest
 from click.testing import CliRunner
 
 from koffline.cli import cli
-from koffline.data.sources import open_transitions, write_transitions
-from koffline.errors import ConfigError, DataError
+from koffline.data.sources import write_transitions
+from koffline.errors import ConfigError
 from koffline.report.folder import write_folder
 from tests.faults.places import content, full_after
 from tests.train.small_runs import make_log
@@ -86,37 +85,6 @@ def test_a_place_that_cannot_be_written_is_said_before_any_work(log, monkeypatch
     done = koffline(*command, "--out", place)
     assert (done.exit_code, done.stderr.count("\n")) == (2, 1), done.output
     assert content(log.parent) == before
-
-
-@pytest.fixture
-def shards(log):
-    assert koffline("data", "convert", "log.hdf5", "shards", "--shard-rows", "160").exit_code == 0
-    return sorted(Path("shards").glob("shard-*.hdf5"))
-
-
-def damage_end(path):
-    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-
-
-def damage_bytes(path):
-    """In the middle of the rewards."""
-    with h5py.File(path) as file:
-        name = next(key for key in file if "reward" in key)
-        place = file[name].id.get_chunk_info(0).byte_offset + 16
-    content = bytearray(path.read_bytes())
-    content[place] ^= 0xFF
-    path.write_bytes(bytes(content))
-
-
-@pytest.mark.parametrize("damage", [damage_end, damage_bytes, Path.unlink])
-def test_a_damaged_shard_is_named(shards, damage):
-    damage(shards[1])
-    lazy = open_transitions("shards", lazy=True)
-    rows = sum(len(block) for block in lazy.shard_blocks(0, 50))
-    assert rows == lazy.shards[0].rows
-    with pytest.raises(DataError, match=r"shard-00001\.hdf5") as caught:
-        list(lazy.blocks(50))
-    assert "\n" not in str(caught.value)
 
 
 def test_what_is_no_folder_of_ours_is_never_replaced(log):

@@ -10,9 +10,7 @@ from typing import Any
 
 import pytest
 
-from koffline.errors import ConfigError
 from koffline.jobs import Job, JobError, JobStatus, LocalFile, run_jobs
-from koffline.jobs.workers import connect
 from tests.interrupts import hear_interrupts
 from tests.jobs import job_functions as functions
 
@@ -21,17 +19,6 @@ WHERE = [pytest.param({}, id="here"), pytest.param({"workers": 2}, id="processes
 
 def jobs_in(folder: Path, count: int = 3) -> list[Job]:
     return [Job(f"job{i}", functions.write, (str(i),), folder / f"{i}.txt") for i in range(count)]
-
-
-@pytest.mark.parametrize("where", WHERE)
-def test_every_job_leaves_its_file(tmp_path: Path, where: dict[str, int]) -> None:
-    heard: list[JobStatus] = []
-    run = run_jobs(jobs_in(tmp_path / "new"), **where, progress=heard.append)
-    assert (run.ran, run.found) == (3, 0)
-    assert [(tmp_path / "new" / f"{i}.txt").read_text() for i in range(3)] == ["0", "1", "2"]
-    assert [status.done for status in heard] == [0, 1, 2, 3]
-    assert heard[0].running == ("job0", "job1")[: where.get("workers", 1)]
-    assert heard[-1] == JobStatus(3, 0, 3, ())
 
 
 def test_finished_jobs_are_not_run_again(tmp_path: Path) -> None:
@@ -144,13 +131,6 @@ def test_ray_runs_the_same_jobs(tmp_path: Path, capfd: pytest.CaptureFixture[str
     assert not (tmp_path / "copied").read_text().startswith(f"log.txt {source}")  # a copy of the same name
     assert run_jobs(jobs, ray="local").found == 3  # nothing to do, nothing started
     assert capfd.readouterr() == ("", "")
-
-
-def test_an_address_where_nobody_answers_is_one_clear_line() -> None:
-    pytest.importorskip("ray")
-    for address in ("127.0.0.1:1", "ray://127.0.0.1:1", "nowhere:port"):
-        with pytest.raises(ConfigError, match="no Ray cluster at"):
-            connect(address, 1)
 
 
 def read_pid(path: Path) -> int | None:

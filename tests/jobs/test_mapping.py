@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from koffline.errors import ConfigError, DataError, KofflineError
+from koffline.errors import DataError, KofflineError
 from koffline.jobs import JobError, PassSettings
 from tests.jobs import pass_functions as functions
 
@@ -38,16 +38,6 @@ def test_sums_are_the_same_everywhere() -> None:
     here = sum(values(functions.sums, range(5), shared=rows))
     np.testing.assert_allclose(here, rows.T @ rows, rtol=1e-10)
     np.testing.assert_array_equal(here, sum(values(functions.sums, range(5), shared=rows, workers=2)))
-
-
-def test_large_values_wait_on_the_disk_and_may_be_written_to(tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    results = PassSettings(workers=2).map(functions.ones, range(3), 2**18)
-    first = next(results).value
-    first += 1.0
-    assert (float(first.sum()), len(list(tmp_path.iterdir()))) == (2.0**19, 1)
-    assert [float(mapped.value.sum()) for mapped in results] == [2.0**18] * 2
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_pass_left_in_the_middle_leaves_nothing(
@@ -171,10 +161,3 @@ def test_a_script_needs_no_guard_and_a_container_no_tools(tmp_path: Path) -> Non
     command = [sys.executable, str(tmp_path / "script.py")]
     done = subprocess.run(command, env=surroundings, capture_output=True, text=True, check=False, timeout=60)
     assert (done.stdout, done.stderr) == ("[1, 2, None, 4]\n", "")
-
-
-def test_what_cannot_travel_is_one_clear_line() -> None:
-    with pytest.raises(ConfigError, match=r"the work cannot be sent to workers and back .*; use workers=1"):
-        values(functions.double, range(2), shared=(i for i in ()), workers=2)
-    with pytest.raises(ConfigError, match="item 0: the work cannot be sent to workers and back"):
-        values(functions.unpicklable, range(1), workers=2)

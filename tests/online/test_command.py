@@ -9,7 +9,6 @@ import yaml
 from click.testing import CliRunner
 
 from koffline.cli import cli
-from koffline.online.lockstep import LockStep
 from tests.online.small_online import rows, small
 
 
@@ -65,22 +64,6 @@ def test_what_is_wrong_is_one_line(arguments, message, config, tmp_path, monkeyp
     assert message in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
     assert not (tmp_path / "runs").exists()
-
-
-def test_divergence_ends_badly_and_keeps_everything(config, tmp_path, monkeypatch):
-    iterate = LockStep.iterate
-
-    def broken(self):
-        iterate(self)
-        if self.steps == 150:
-            self.learner.diverged[0] = True
-
-    monkeypatch.setattr(LockStep, "iterate", broken)
-    done = call(config, "--out", tmp_path / "run", "--seed-count", 2)
-    assert done.exit_code == 2
-    assert "IQM" in done.stdout
-    assert "error: training diverged with seed 0 (by step 200)" in done.stderr
-    assert len(rows(tmp_path / "run" / "seed_1" / "evaluation.csv")) == 2
 
 
 class Board:

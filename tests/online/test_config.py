@@ -20,19 +20,6 @@ def test_configs_state_differences_only(path):
         assert (list(default) if isinstance(default, tuple) else default) != value, f"{key} is the default"
 
 
-def test_resolved_is_read_again(tmp_path):
-    config = load_config(
-        {"environment": "Swimmer-v5", "environment_options": {"a": 0.1}, "hidden": [3, 4]},
-        ["capacity=null", "learning_rate=1e-4", "environment_options.b=two"],
-    )
-    assert config.learning_rate == 1e-4
-    assert config.capacity is None
-    assert config.environment_options == {"a": 0.1, "b": "two"}
-    path = tmp_path / "config.yaml"
-    path.write_text(yaml.safe_dump(config.resolved()))
-    assert load_config(path) == config
-
-
 def test_a_log_lies_beside_its_config(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "deep").mkdir()

@@ -227,9 +227,7 @@ def test_what_lies_past_a_paths_end_is_never_read():
         ({"terminated": True}, {}, 0.0),
         ({"truncated": True}, {}, 0.5**2),
         ({"truncated": True}, {"legacy_timeouts": True}, 0.0),
-        ({}, {"legacy_timeouts": True}, 0.5**2),
         ({}, {"legacy_discount": True}, 0.5),
-        ({"terminated": True}, {"legacy_discount": True}, 0.0),
     ],
 )
 def test_by_hand(ending, flags, follows):

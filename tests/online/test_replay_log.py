@@ -182,15 +182,3 @@ def test_a_log_of_another_environment_is_refused(dim: int, space: Any, reason: s
     with pytest.raises(DataError, match=reason):
         fill_from_log(replay, make_log(False), space)
     assert replay.sizes[0] == 0
-
-
-def test_what_was_played_before_and_after_a_log_stays_apart() -> None:
-    log = make_log(True)
-    replay = PathReplay(1, None, 5, 4, None, dtype=np.float64)
-    fill_from_log(replay, log, log.action_space)
-    first = log.select_episodes([0])
-    path = replay.held(0).flat_rows(np.arange(3), leading=1)
-    replay.append(np.zeros(3, dtype=int), Paths(**{**path.columns(), "environments": np.zeros(3, dtype=int)}))
-    found = replay_transitions(replay, 0, log.action_space)
-    assert found.n_episodes == 11
-    assert found.select_episodes([10]).sha256 == first.sha256

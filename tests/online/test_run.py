@@ -11,7 +11,6 @@ import koffline.online.run
 from koffline.checkpoints import checkpoints
 from koffline.data.sources import open_transitions
 from koffline.errors import ConfigError
-from koffline.jobs import JobFailure, JobsRun
 from koffline.online.config import load_config
 from koffline.online.lockstep import LockStep
 from koffline.online.run import train
@@ -68,16 +67,6 @@ def check_summary(summary, out):
     assert sum(clock["shares"].values()) == pytest.approx(1.0, abs=1e-3)
 
 
-def test_minari_on_request(tmp_path):
-    result = train(small(), tmp_path / "run", 1, save_minari=True)
-    left, right = (
-        open_transitions(result.replays[0]),
-        open_transitions(tmp_path / "run" / "seed_0" / "minari"),
-    )
-    np.testing.assert_array_equal(left.observations, right.observations)
-    np.testing.assert_array_equal(left.rewards, right.rewards)
-
-
 @pytest.mark.slow
 def test_seeds_may_be_trained_in_several_processes(tmp_path):
     config = small(steps=200)
@@ -89,26 +78,6 @@ def test_seeds_may_be_trained_in_several_processes(tmp_path):
             assert (both.out / name / file).read_bytes() == (single.out / name / file).read_bytes()
     again = train(None, resume=tmp_path / "both")  # with another number of workers: the same stacks
     assert again.summary == both.summary
-
-
-def test_a_worker_that_died_is_named_and_its_fellows_are_kept(tmp_path, monkeypatch):
-    def run(jobs, workers, progress, keep_going):
-        assert (len(jobs), workers, keep_going) == (3, 3, True)
-        jobs[0].call(jobs[0].path, *jobs[0].arguments)
-        died = [
-            JobFailure(job.name, "a worker process died (killed, or out of memory?)", "") for job in jobs[1:]
-        ]
-        return JobsRun(1, 0, 0.0, tuple(died))
-
-    with monkeypatch.context() as patch:
-        patch.setattr(koffline.online.run, "run_jobs", run)
-        with pytest.raises(ConfigError) as caught:
-            train(small(steps=100), tmp_path / "run", 3, workers=3)
-    assert "seeds_1-1 and 1 more failed (a worker process died" in str(caught.value)
-    assert f"then --resume {tmp_path / 'run'}" in str(caught.value)
-    before = (tmp_path / "run" / "seed_0" / "metrics.csv").read_bytes()
-    assert train(resume=tmp_path / "run").seeds == (0, 1, 2)
-    assert (tmp_path / "run" / "seed_0" / "metrics.csv").read_bytes() == before
 
 
 def test_foreign_folders_and_files(tmp_path):

@@ -78,14 +78,6 @@ def test_a_diverged_seed_is_infinitely_bad(tmp_path):
     assert (tmp_path / "curve.png").stat().st_size > 5000
 
 
-def test_edited_logs(tmp_path):
-    write_curves(tmp_path, FINAL)
-    path = tmp_path / "seed_2" / "evaluation.csv"
-    path.write_text(path.read_text().replace("200,", "250,"))
-    with pytest.raises(ConfigError, match=r"seed_2/evaluation\.csv has other steps than its fellows"):
-        summary_of(tmp_path)
-
-
 def test_the_fingerprint_is_of_what_decides_a_run(tmp_path):
     def fingerprint(**changes):
         return _fingerprint_of(_new_record(CONFIG.with_changes(**changes), [[0]]))

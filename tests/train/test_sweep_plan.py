@@ -46,13 +46,6 @@ def test_commas_in_brackets_do_not_separate(values, labels):
     assert plan.settings[0].config == alone
 
 
-def test_logs_are_swept_by_their_own_names_and_win_over_the_one_that_is_given():
-    plan = plan_of("data.source=a/x.hdf5,b/y.hdf5", data="/c.hdf5")
-    assert labels_of(plan) == [("x",), ("y",)]
-    assert plan.settings[0].config.data.source.endswith("a/x.hdf5")
-    assert labels_of(plan_of("data.source=a/x.hdf5,b/x.hdf5")) == [("a/x.hdf5",), ("b/x.hdf5",)]
-
-
 @pytest.mark.parametrize(
     ("grid", "seeds", "message"),
     [
