@@ -24,7 +24,7 @@ from tests.train.small_runs import make_config, make_log, metric_files, read_mod
 SCALERS = {
     "observation_scaler": ("standard", "min_max"),
     "action_scaler": ("min_max",),
-    "reward_scaler": ("standard", "min_max", "return"),
+    "reward_scaler": ("standard", "min_max", "return", "clip", "multiply"),
 }
 
 
@@ -50,6 +50,10 @@ def make_buffer(shards, part=None) -> LazyReplayBuffer:
     log = open_transitions(shards, lazy=True)
     sampler = BlockSampler(log, 0, pool_rows=40, block_rows=10, part=part, next_actions=True)
     return LazyReplayBuffer(sampler, sample_units(log, 30, 0, part).transitions, statistics_of(log, part))
+
+
+def made(name, kind):
+    return make_algorithm("td3", resolve_params("td3", {name: kind}))
 
 
 class TestBuffer:
@@ -80,17 +84,22 @@ class TestBuffer:
 
 class TestStatistics:
     @pytest.mark.parametrize(("name", "kind"), [(n, kind) for n, kinds in SCALERS.items() for kind in kinds])
-    def test_scalers_are_those_of_the_log_in_memory(self, name, kind, tmp_path):
+    def test_scalers_in_memory_and_on_disk_are_d3rlpys(self, name, kind, tmp_path):
         shards = write_shards(tmp_path, discrete=False)
-        buffers = make_buffer(shards), ColumnarReplayBuffer(open_transitions(shards), 0)
-        fitted = []
-        for buffer in buffers:
-            algo = make_algorithm("td3", resolve_params("td3", {name: kind}))
+        columnar = ColumnarReplayBuffer(open_transitions(shards), 0)
+        theirs = getattr(made(name, kind), name)
+        if not theirs.built:
+            theirs.fit_with_transition_picker(columnar.episodes, columnar.transition_picker)
+        expected = theirs.serialize_to_dict()
+        for buffer in (columnar, make_buffer(shards)):
+            algo = made(name, kind)
             fit_scalers(algo, buffer)
-            fitted.append(getattr(algo, name).serialize_to_dict())
-        assert fitted[0].keys() == fitted[1].keys()
-        for key, value in fitted[0].items():
-            np.testing.assert_allclose(value, fitted[1][key], rtol=1e-12)
+            found = getattr(algo, name).serialize_to_dict()
+            assert found.keys() == expected.keys()
+            for key, value in found.items():
+                np.testing.assert_allclose(
+                    np.asarray(value, float), np.asarray(expected[key], float), rtol=1e-6
+                )
 
     def test_of_a_part(self, shards):
         parts = [Part(0.4, 3, held_out) for held_out in (False, True)]
@@ -102,6 +111,21 @@ class TestStatistics:
             np.testing.assert_allclose(one.observations.mean, rows.observations.mean(axis=0), rtol=1e-5)
             np.testing.assert_allclose(one.rewards.maximum, rows.rewards.max())
             assert one.returns == pytest.approx((rows.returns().min(), rows.returns().max()))
+
+
+def test_scalers_that_cannot_be_fitted():
+    log = make_log(discrete=False)
+    still = ColumnarReplayBuffer(log.replace(observations=np.ones_like(log.observations)), 0)
+    with pytest.raises(
+        ConfigError, match="observation_scaler 'min_max' gives observations that are not finite"
+    ):
+        fit_scalers(made("observation_scaler", "min_max"), still)
+    rows = ColumnarReplayBuffer(log.replace(episode_ids=None, steps=None), 0)
+    with pytest.raises(ConfigError, match="'return' needs episodes"):
+        fit_scalers(made("reward_scaler", "return"), rows)
+    even = ColumnarReplayBuffer(log.replace(rewards=np.zeros(len(log))), 0)
+    with pytest.raises(ConfigError, match="reward_scaler 'return' gives rewards"):
+        fit_scalers(made("reward_scaler", "return"), even)
 
 
 class TestRuns:
