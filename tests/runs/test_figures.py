@@ -6,18 +6,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from PIL import Image
 
 from koffline.algos.loggers import quiet
 from koffline.errors import DataError
-from koffline.runs.figures import Metric, describe, read_metric
+from koffline.runs.figures import moving_average, read_metric
 from tests.algos.makers import d3rlpy, fit, make, make_buffer
 from tests.runs.models import command, refusal
-
-
-def metric(values: list[float], path: str = "run/loss.csv") -> Metric:
-    epochs = np.arange(1, 1 + len(values), dtype=float)
-    return Metric(Path(path), {"epoch": epochs, "step": 100 * epochs, "value": np.array(values, dtype=float)})
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +68,15 @@ def test_statistics_by_hand(loss: str) -> None:
         "STD VALUE  : 2",
         "NOT FINITE : 2 of 4 values, left out above",
     ]
-    assert "MAX VALUE  : nan" in describe(metric([np.nan]))
+
+
+@given(st.lists(st.floats(-100, 100) | st.just(np.nan) | st.just(np.inf), min_size=1), st.integers(1, 9))
+def test_moving_average_is_the_mean_of_the_window(values: list[float], window: int) -> None:
+    found = moving_average(np.array(values), window)
+    for row, value in enumerate(values):
+        recent = [v for v in values[max(0, row - window + 1) : row + 1] if np.isfinite(v)]
+        wanted = np.mean(recent) if np.isfinite(value) else np.nan
+        np.testing.assert_allclose(found[row], wanted, rtol=1e-12, atol=1e-12)
 
 
 def test_plot_writes_a_picture_and_prints_statistics(loss: str, tmp_path: Path) -> None:

@@ -185,11 +185,6 @@ def write_images(folder):
     return str(folder / "images.hdf5")
 
 
-def write_even(folder):
-    write_transitions(make_log().replace(rewards=np.ones(48)), folder / "even.hdf5")
-    return str(folder / "even.hdf5")
-
-
 def write_continuous(folder):
     return write_log(folder, discrete=False)
 
@@ -207,15 +202,7 @@ CONTINUOUS = r"is for continuous actions, the log has Discrete\(2\).*such as"
         ),
         *((write_log, kind, [], "cpu", f"{kind} {CONTINUOUS}") for kind in ("sac", "kloss_sac", "iql")),
         (write_images, "kloss_dqn", ["algo.params.observation_scaler=null"], "cpu", "images, .*embedding"),
-        (write_images, "dqn", ["algo.params.observation_scaler=null"], "cpu", r"dqn .*shape \(3, 8, 8\)"),
         *((write_log, "dqn", [], device, "device is") for device in ("gpu", "cuda:77", "mps")),
-        (
-            write_even,
-            "dqn",
-            ["algo.params.reward_scaler=min_max"],
-            "cpu",
-            "gives rewards that are not finite",
-        ),
     ],
 )
 def test_what_does_not_fit_is_refused_before_anything_is_written(
