@@ -2,15 +2,11 @@
 
 import argparse
 import json
-from pathlib import Path
 
-import numpy as np
 import pytest
 
-import koffline
-from koffline.errors import ConfigError
 from scripts.bench import control
-from scripts.bench.control_report import collect, draw, page, print_table, write_results
+from scripts.bench.control_report import collect
 
 OPTIONS = argparse.Namespace(
     **{"seeds": 2, "steps": 4, "steps_of": [], "evaluate_every": 2, "episodes": 1, "hidden": [4]},
@@ -70,63 +66,10 @@ def test_a_difference_between_scattered_seeds_is_level():
     assert collect(cells, SCALES, OPTIONS)["pairs"][0]["verdict"] == "level"
 
 
-def test_the_report_says_who_lost(tmp_path, capsys):
-    results = collect(CELLS, SCALES, OPTIONS)
-    print_table(results)
-    assert "c, iql: -20.0 with the kernel loss, 40.0 without, difference -60.0" in capsys.readouterr().out
-    text = page(results, "control.png")
-    assert "Of 3 pairs the kernel loss is ahead in 1, level in 1 and behind in 1" in text
-    assert "| c | iql | 40.0 | -20.0 | -60.0 (-60.0 … -60.0) | original |" in text
-    folder = tmp_path / "results"
-    folder.mkdir()
-    write_results(results, folder / "control.json")
-    assert json.loads((folder / "control.json").read_text()) == results
-    assert {path.name for path in tmp_path.iterdir()} == {"results", "control.md", "control.png"}
-
-
-def test_the_figure_takes_numbers_that_are_out_of_range(tmp_path):
-    cells = [cell("a", "dqn", 0, [-1e9, 0.0]), cell("a", "kloss_dqn", 0, [0.0, 1.0])]
-    draw(collect(cells, SCALES, OPTIONS), tmp_path / "x.png")
-    assert (tmp_path / "x.png").stat().st_size > 1000
-
-
-def test_assignments_are_for_one_all_or_ours():
-    texts = ["kloss_sac.bandwidth=1.0 median", "*.gamma=0.9", "kloss_*.kernel=gaussian", "dqn.n_critics=2"]
-    assert control.assignments_of("kloss_sac", texts) == [
-        ("bandwidth", "1.0 median"),
-        ("gamma", 0.9),
-        ("kernel", "gaussian"),
-    ]
-    assert control.assignments_of("dqn", texts) == [("gamma", 0.9), ("n_critics", 2)]
-    with pytest.raises(ConfigError, match=r"ALGO\.FIELD=VALUE"):
-        control.assignments_of("dqn", ["gamma=1"])
-
-
 def settings(**changes):
     values = {"log": "cartpole_replay", "algo": "dqn", "seed": 0, "steps": 4, "evaluate_every": 2}
     values |= {"episodes": 1, "hidden": (4,), "batch_size": 8, "assignments": ()}
     return control.CellSettings(**{**values, **changes})
-
-
-def test_the_cells_of_a_log_fit_its_actions():
-    log = koffline.open_transitions(control.LOGS / "pendulum_replay.hdf5")
-    assert control.algos_of(log, ["all"])[:2] == ["sac", "kloss_sac"]
-    assert control.algos_of(log, ["dqn", "iql"]) == ["iql"]
-    options = argparse.Namespace(
-        **vars(OPTIONS) | {"logs": "cartpole_replay,pendulum_replay", "algos": "dqn,iql"}
-    )
-    assert [(c.log, c.algo, c.seed) for c in control.plan(options)] == [
-        (log, algo, seed)
-        for log, algo in (("cartpole_replay", "dqn"), ("pendulum_replay", "iql"))
-        for seed in (0, 1)
-    ]
-
-
-def test_a_cells_file_is_named_by_all_that_it_depends_on():
-    changes = [{}, {"seed": 1}, {"steps": 6}, {"algo": "kloss_dqn"}, {"assignments": (("gamma", 0.5),)}]
-    paths = [control.cell_path(settings(**change), Path()) for change in changes]
-    assert len(set(paths)) == len(paths)
-    assert control.cell_path(settings(), Path()) == paths[0]
 
 
 @pytest.mark.parametrize("algo", ["dqn", "kloss_dqn"])
@@ -145,25 +88,3 @@ def test_a_cell_is_reproducible(tmp_path, algo):
     assert found[0]["env"] == "CartPole-v1"
     (tmp_path / "a.json").write_text("{")
     assert not control._is_whole(tmp_path / "a.json")
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"algo": "kloss_dqm"}, "no algorithm 'kloss_dqm'"),
-        ({"assignments": (("gama", 1),)}, "no field 'gama'"),
-    ],
-)
-def test_unknown_names(change, message):
-    with pytest.raises(ConfigError, match=message):
-        control.make_algo(
-            settings(**change), koffline.open_transitions(control.LOGS / "cartpole_replay.hdf5")
-        )
-
-
-def test_continuous_actions_stay_in_the_box_and_numbers():
-    class Broken:
-        def predict(self, observations):
-            return np.full((len(observations), 1), np.nan, np.float32)
-
-    np.testing.assert_array_equal(control.greedy(Broken())(np.zeros((2, 3))), np.zeros((2, 1)))

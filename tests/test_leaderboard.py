@@ -1,7 +1,6 @@
 """The leaderboard: problems, adapters of other libraries, scores by hand, one quick run, the page."""
 
 import dataclasses
-import importlib.util
 import json
 from pathlib import Path
 
@@ -13,7 +12,6 @@ from scripts.bench import leaderboard, leaderboard_d3rlpy, leaderboard_scope_rl
 from scripts.bench.leaderboard_methods import Answer
 from scripts.bench.leaderboard_pairs import pairs_of, summarise
 from scripts.bench.leaderboard_problems import BOARD, Greedy, Truncated
-from scripts.bench.leaderboard_report import render_page, write_page
 from scripts.bench.leaderboard_scores import score_methods
 from tests.ope.problems import discrete_log
 from tests.report.rankings import NAMES, ranking
@@ -57,34 +55,6 @@ def test_scores_by_hand():
     assert (bad.answered, bad.median_error) == (2, 0.5)
     assert bad.rank_correlation is None  # two policies are no ranking
     assert (bound.covered, bound.intervals, bound.median_error) == (2, 2, None)
-
-
-def test_methods_with_few_answers_come_after_the_others():
-    few = [*CELLS[:2], cell("c", 3.0, [answer("wdr", 3.5), answer("bad", 2.0)])]
-    extra = [
-        {**one, "answers": [*one["answers"], answer("rare", *([1.0] if i == 0 else []))]}
-        for i, one in enumerate(few)
-    ]
-    assert [score.method for score in score_methods(extra)] == ["wdr", "bad", "rare", "bound"]
-
-
-def test_equal_estimates_rank_nothing():
-    cells = [cell(name, truth, [answer("flat", 1.0)]) for name, truth in (("a", 1.0), ("b", 2.0), ("c", 3.0))]
-    (flat,) = score_methods(cells)
-    assert flat.rank_correlation == 0.0
-    assert flat.regret == 1.0
-
-
-def test_the_page_shows_every_method_and_the_figure(tmp_path):
-    cells = [{**c, "answers": [*c["answers"], answer("d3rlpy FQE", c["truth"])]} for c in CELLS[:2]]
-    content = {"cells": [*cells, CELLS[2]], "settings": {"steps": 5}, "fqe_steps": 7}
-    page = render_page(content)
-    assert "| `wdr` | koffline, doubly robust | 3 of 3 | 0 |" in page
-    assert "2 questions about greedy policies" in page
-    assert "| `bound` | 2 of 3 | 2 of 2 |" in page
-    assert "steps 5" in page
-    write_page(content, tmp_path / "page.md")
-    assert (tmp_path / "images" / "leaderboard.png").stat().st_size > 5000
 
 
 @pytest.mark.parametrize("name", BOARD)
@@ -138,23 +108,6 @@ def test_padded_episodes_change_no_importance_sum():
         assert np.prod(ratios[padded]) == pytest.approx(np.prod(plain[start:end]))
         assert given["reward"][padded].sum() == pytest.approx(uneven.rewards[start:end].sum())
     assert given["state_action_value_prediction"][14:20].sum() == 0.0
-
-
-def test_scope_rl_refuses_by_name():
-    log = BOARD["graph short"]().log(0, 60)
-    policy = BOARD["graph short"]().policy("first 0.8")
-    assert leaderboard_scope_rl.refusal("PDIS", log, policy, False) is None
-    assert "value function" in leaderboard_scope_rl.refusal("DR", log, policy, False)
-    swing = BOARD["pendulum"]().policy("swing")
-    assert "continuous" in leaderboard_scope_rl.refusal("PDIS", log, swing, True)
-
-
-@pytest.mark.skipif(importlib.util.find_spec("scope_rl") is None, reason="scope-rl is not installed")
-def test_scope_rl_answers():
-    problem = BOARD["graph short"]()
-    given = leaderboard_scope_rl.pad_episodes(problem.log(0), problem.policy("first 0.7"), problem.gamma)
-    value, low, high = leaderboard_scope_rl.estimate("SNPDIS", given, 0.95, 0)
-    assert low < value < high
 
 
 def test_d3rlpys_fqe_learns_a_reward_of_one():

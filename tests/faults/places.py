@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import resource
-import shutil
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,14 +19,6 @@ def full_after(size: int) -> Iterator[None]:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
-
-
-def can_mount() -> bool:
-    """Whether a small file system may be made here, in a name space of its own."""
-    if shutil.which("unshare") is None:
-        return False
-    words = ["unshare", "-rm", "sh", "-c", "mount -t tmpfs -o size=64k tmpfs /mnt"]
-    return subprocess.run(words, capture_output=True, check=False).returncode == 0
 
 
 def content(folder: Path) -> dict[str, bytes]:

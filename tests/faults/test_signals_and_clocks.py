@@ -1,13 +1,10 @@
 """Terminations are heard, and no result depends on what the clock says."""
 
 import itertools
-import json
-import os
 import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -85,19 +82,3 @@ def test_jumps_of_the_clock_change_nothing(place, request):
         assert results_of(place / name)
         assert compare_folders(place / name, place / "again" / name) == []
     assert (place / "log.npz").read_bytes() == (place / "again" / "log.npz").read_bytes()
-
-
-def test_files_from_the_future_are_taken_up_as_ever(place):
-    """Nothing decides by dates what is newest or finished."""
-    koffline("train", "config.yaml", "--out", "whole")
-    koffline("train", "config.yaml", "--set", "train.n_steps=2", "--out", "half")
-    for number, path in enumerate(sorted(Path("half").iterdir())):
-        os.utime(path, (0, 0) if number % 2 else (4e9, 4e9))
-    os.utime("log.hdf5", (4e9, 4e9))
-    before = content(place / "half")
-    koffline("train", "config.yaml", "--set", "train.n_steps=2", "--out", "half", "--resume")
-    assert content(place / "half") == before
-    koffline("build", "uniform", "--env", "chain", "--n", "20", "--out", "chain.npz")
-    os.utime("chain.npz", (4e9, 4e9))
-    koffline("build", "uniform", "--env", "chain", "--n", "20", "--out", "chain.npz", "--force")
-    assert json.loads(Path("manifest.json").read_text())["chain.npz"]["rows"] == 20

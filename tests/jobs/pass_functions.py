@@ -2,7 +2,6 @@
 
 import os
 import signal
-import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,22 +38,10 @@ def sums(shared: np.ndarray, item: int) -> np.ndarray:
     return part.T @ part
 
 
-def ones(shared: int, item: int) -> np.ndarray:
-    return np.ones(shared)
-
-
 def surroundings(shared: Any, item: int) -> tuple[int, str]:
     """The process and the threads that it is allowed."""
     time.sleep(0.1)
     return os.getpid(), os.environ["OMP_NUM_THREADS"]
-
-
-def node(shared: Any, item: int) -> tuple[str, int]:
-    """The machine of a cluster, and the process."""
-    import ray
-
-    time.sleep(0.2)
-    return ray.get_runtime_context().get_node_id(), os.getpid()
 
 
 def refuse_third(kind: str, item: int) -> int:
@@ -82,10 +69,6 @@ def die(deaths: Deaths, item: int) -> int:
         (deaths.folder / str(number)).touch()
         os.kill(os.getpid(), signal.SIGKILL)
     return item
-
-
-def unpicklable(shared: Any, item: int) -> Any:
-    return threading.Lock()
 
 
 def remember(shared: list[int], item: int) -> tuple[int, int]:

@@ -51,17 +51,6 @@ def shards(tmp_path: Path) -> Path:
     return tmp_path / "log"
 
 
-def test_both_nodes_work(settings: PassSettings) -> None:
-    found = [mapped.value for mapped in settings.map(functions.node, range(6))]
-    assert len({node for node, _ in found}) == 2
-
-
-def test_an_item_whose_worker_was_killed_goes_to_another(settings: PassSettings, tmp_path: Path) -> None:
-    deaths = functions.Deaths(tmp_path, times=2)
-    assert [mapped.value for mapped in settings.map(functions.die, range(5), deaths)] == [0, 1, 2, 3, 4]
-    assert len(list(tmp_path.iterdir())) == 2
-
-
 def test_passes_over_shards_are_those_of_this_process(settings: PassSettings, shards: Path) -> None:
     log = open_transitions(f"file://{shards}", lazy=True)
     assert len(log.shards) == 5

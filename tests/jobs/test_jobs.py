@@ -10,9 +10,7 @@ from typing import Any
 
 import pytest
 
-from koffline.errors import ConfigError
 from koffline.jobs import Job, JobError, JobStatus, LocalFile, run_jobs
-from koffline.jobs.workers import connect
 from tests.interrupts import hear_interrupts
 from tests.jobs import job_functions as functions
 
@@ -21,17 +19,6 @@ WHERE = [pytest.param({}, id="here"), pytest.param({"workers": 2}, id="processes
 
 def jobs_in(folder: Path, count: int = 3) -> list[Job]:
     return [Job(f"job{i}", functions.write, (str(i),), folder / f"{i}.txt") for i in range(count)]
-
-
-@pytest.mark.parametrize("where", WHERE)
-def test_every_job_leaves_its_file(tmp_path: Path, where: dict[str, int]) -> None:
-    heard: list[JobStatus] = []
-    run = run_jobs(jobs_in(tmp_path / "new"), **where, progress=heard.append)
-    assert (run.ran, run.found) == (3, 0)
-    assert [(tmp_path / "new" / f"{i}.txt").read_text() for i in range(3)] == ["0", "1", "2"]
-    assert [status.done for status in heard] == [0, 1, 2, 3]
-    assert heard[0].running == ("job0", "job1")[: where.get("workers", 1)]
-    assert heard[-1] == JobStatus(3, 0, 3, ())
 
 
 def test_finished_jobs_are_not_run_again(tmp_path: Path) -> None:
@@ -103,13 +90,6 @@ def test_a_dead_worker_takes_no_other_job_with_it(tmp_path: Path) -> None:
     assert all(job.path.exists() for job in good)
 
 
-def test_files_among_the_arguments(tmp_path: Path) -> None:
-    source = tmp_path / "log.txt"
-    source.write_text("rows")
-    run_jobs([Job("copy", functions.copy, (LocalFile(source), "!"), tmp_path / "out")])
-    assert (tmp_path / "out").read_text() == f"log.txt {source} rows!"
-
-
 @pytest.mark.skipif(os.name == "nt", reason="signals of POSIX")
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
 def test_an_interrupt_stops_the_workers_and_keeps_what_is_finished(tmp_path: Path, how: int) -> None:
@@ -128,13 +108,6 @@ def test_an_interrupt_stops_the_workers_and_keeps_what_is_finished(tmp_path: Pat
 
 def is_whole(path: Path) -> bool:
     return path.read_text() == "whole"
-
-
-def test_bad_settings(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="workers is 0; give a positive number"):
-        run_jobs([], workers=0)
-    with pytest.raises(ConfigError, match="several jobs write"):
-        run_jobs([*jobs_in(tmp_path, 1), *jobs_in(tmp_path, 1)])
 
 
 def test_ray_runs_the_same_jobs(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -158,22 +131,6 @@ def test_ray_runs_the_same_jobs(tmp_path: Path, capfd: pytest.CaptureFixture[str
     assert not (tmp_path / "copied").read_text().startswith(f"log.txt {source}")  # a copy of the same name
     assert run_jobs(jobs, ray="local").found == 3  # nothing to do, nothing started
     assert capfd.readouterr() == ("", "")
-
-
-def test_an_address_where_nobody_answers_is_one_clear_line() -> None:
-    pytest.importorskip("ray")
-    for address in ("127.0.0.1:1", "ray://127.0.0.1:1", "nowhere:port"):
-        with pytest.raises(ConfigError, match="no Ray cluster at"):
-            connect(address, 1)
-
-
-def test_no_cluster_is_one_clear_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    ray = pytest.importorskip("ray")
-    monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    if ray._private.services.find_gcs_addresses():
-        pytest.skip("somebody runs a Ray cluster on this machine")
-    with pytest.raises(ConfigError, match="no Ray cluster at 'auto'"):
-        connect("auto", 1)
 
 
 def read_pid(path: Path) -> int | None:

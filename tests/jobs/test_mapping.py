@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from koffline.errors import ConfigError, DataError, KofflineError
-from koffline.jobs import JobError, JobStatus, PassSettings
+from koffline.errors import DataError, KofflineError
+from koffline.jobs import JobError, PassSettings
 from tests.jobs import pass_functions as functions
 
 WHERE = [pytest.param({}, id="here"), pytest.param({"workers": 2}, id="processes")]
@@ -40,16 +40,6 @@ def test_sums_are_the_same_everywhere() -> None:
     np.testing.assert_array_equal(here, sum(values(functions.sums, range(5), shared=rows, workers=2)))
 
 
-def test_large_values_wait_on_the_disk_and_may_be_written_to(tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    results = PassSettings(workers=2).map(functions.ones, range(3), 2**18)
-    first = next(results).value
-    first += 1.0
-    assert (float(first.sum()), len(list(tmp_path.iterdir()))) == (2.0**19, 1)
-    assert [float(mapped.value.sum()) for mapped in results] == [2.0**18] * 2
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_a_pass_left_in_the_middle_leaves_nothing(
     tmp_path: Path, monkeypatch: Any, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -65,11 +55,6 @@ def test_a_pass_left_in_the_middle_leaves_nothing(
     assert set(threading.enumerate()) <= before
     assert (multiprocessing.active_children(), list(tmp_path.iterdir())) == ([], [])
     assert capfd.readouterr() == ("", "")
-
-
-def test_functions_without_a_name_travel() -> None:
-    offset = 3
-    assert values(lambda shared, item: shared + item + offset, range(2), shared=1, workers=2) == [4, 5]
 
 
 def test_workers_have_one_thread_and_unpack_what_is_shared_once() -> None:
@@ -176,26 +161,3 @@ def test_a_script_needs_no_guard_and_a_container_no_tools(tmp_path: Path) -> Non
     command = [sys.executable, str(tmp_path / "script.py")]
     done = subprocess.run(command, env=surroundings, capture_output=True, text=True, check=False, timeout=60)
     assert (done.stdout, done.stderr) == ("[1, 2, None, 4]\n", "")
-
-
-def test_what_cannot_travel_is_one_clear_line() -> None:
-    with pytest.raises(ConfigError, match=r"the work cannot be sent to workers and back .*; use workers=1"):
-        values(functions.double, range(2), shared=(i for i in ()), workers=2)
-    with pytest.raises(ConfigError, match="item 0: the work cannot be sent to workers and back"):
-        values(functions.unpicklable, range(1), workers=2)
-
-
-def test_progress_and_bad_settings() -> None:
-    heard: list[JobStatus] = []
-    list(PassSettings().map(functions.double, range(2), progress=heard.append))
-    assert heard == [JobStatus(0, 0, 2, ("item 0",)), JobStatus(1, 0, 2, ("item 1",)), JobStatus(2, 0, 2, ())]
-    with pytest.raises(ConfigError, match="workers is 0; give a positive number"):
-        PassSettings(workers=0)
-    with pytest.raises(ConfigError, match="retries is -1; give 0 or more"):
-        PassSettings(retries=-1)
-
-
-def test_ray_is_an_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(ConfigError, match=re.escape("run `pip install koffline[ray]`")):
-        values(functions.double, range(2), ray="auto")

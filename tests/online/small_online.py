@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import csv
-import io
-import pickle
 from pathlib import Path
 from typing import Any
 
-import torch
+from tests.train.small_runs import read_model, same
 
 SMALL = {
     "environment": "CartPole-v1",
@@ -35,24 +33,6 @@ def logs_of(out: Path) -> dict[str, bytes]:
     return found
 
 
-def weights(path: Path) -> tuple[dict[str, Any], str]:
-    """What a .d3 file holds."""
-    content = pickle.loads(path.read_bytes())  # our own file
-    return torch.load(io.BytesIO(content["torch"]), weights_only=True), content["config"]
-
-
-def same(left: Any, right: Any) -> bool:
-    """Equal to the bit."""
-    if isinstance(left, dict):
-        return left.keys() == right.keys() and all(same(left[key], right[key]) for key in left)
-    if isinstance(left, (list, tuple)):
-        return len(left) == len(right) and all(map(same, left, right))
-    if torch.is_tensor(left):
-        # A kernel that was never used has no bandwidth yet: NaN.
-        return left.shape == right.shape and bool(((left == right) | (left.isnan() & right.isnan())).all())
-    return bool(left == right)
-
-
 def check_equal(left: Path, right: Path) -> None:
     """Logs, models and replays of two runs are the same, and nothing half-written is left."""
     from koffline.data.sources import open_transitions
@@ -61,7 +41,7 @@ def check_equal(left: Path, right: Path) -> None:
     models = sorted(path.relative_to(left) for path in left.glob("seed_*/model.d3"))
     assert models
     for model in models:
-        assert same(weights(left / model), weights(right / model)), model
+        assert same(read_model(left / model), read_model(right / model)), model
         replay = model.with_name("replay.hdf5")
         assert open_transitions(left / replay).sha256 == open_transitions(right / replay).sha256
     assert [path.name for path in right.rglob("*") if path.name.endswith((".tmp", ".part"))] == []

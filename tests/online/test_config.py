@@ -9,19 +9,6 @@ from koffline.errors import ConfigError
 from koffline.online.config import OnlineConfig, load_config
 
 CONFIGS = sorted((Path(__file__).parents[2] / "configs" / "online").glob("*.yaml"))
-PAPERS = {
-    "inverted_pendulum",
-    "inverted_double_pendulum",
-    "swimmer",
-    "ant",
-    "half_cheetah",
-    "walker2d",
-    "paper",
-}
-
-
-def test_there_is_one_per_environment_of_the_paper():
-    assert {path.stem for path in CONFIGS} >= PAPERS
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
@@ -31,25 +18,6 @@ def test_configs_state_differences_only(path):
     for key, value in yaml.safe_load(path.read_text()).items():
         default = getattr(defaults, key)
         assert (list(default) if isinstance(default, tuple) else default) != value, f"{key} is the default"
-
-
-def test_resolved_is_read_again(tmp_path):
-    config = load_config(
-        {"environment": "Swimmer-v5", "environment_options": {"a": 0.1}, "hidden": [3, 4]},
-        ["capacity=null", "learning_rate=1e-4", "environment_options.b=two"],
-    )
-    assert config.learning_rate == 1e-4
-    assert config.capacity is None
-    assert config.environment_options == {"a": 0.1, "b": "two"}
-    path = tmp_path / "config.yaml"
-    path.write_text(yaml.safe_dump(config.resolved()))
-    assert load_config(path) == config
-
-
-def test_numbers_as_yaml_reads_them():
-    config = load_config({"environment": "x"}, ["steps=2e5", "hidden=[8]", "standardise=no", "recency=0"])
-    assert (config.steps, config.hidden, config.standardise, config.recency) == (200_000, (8,), False, 0.0)
-    assert isinstance(config.steps, int)
 
 
 def test_a_log_lies_beside_its_config(tmp_path, monkeypatch):
@@ -66,21 +34,11 @@ def test_a_log_lies_beside_its_config(tmp_path, monkeypatch):
     ("assignment", "message"),
     [
         ("max_divergance=1", "max_divergance is unknown; did you mean 'max_divergence'?"),
-        ("qqq=1", "qqq is unknown; known are adam_epsilon, "),
         ("critic=klos", "critic is 'klos': input should be 'kloss', 'fvi', 'td0' or 'rg'"),
-        ("steps=many", "steps is 'many': input should be a valid integer"),
         ("steps=0.5", "steps is 0.5: input should be a valid integer"),
-        ("steps=0", "steps is 0: input should be greater than or equal to 1"),
-        ("gamma=2", "gamma is 2: input should be less than or equal to 1"),
         ("gamma=.nan", "gamma is nan: input should be a finite number"),
         ("gamma=yes", "gamma is true: a yes or no is no value here"),
-        ("standardise=3", "standardise is 3: input should be a valid boolean"),
-        ("hidden=8", "hidden is 8: input should be a valid tuple"),
         ("hidden=[0]", "hidden.0 is 0: input should be greater than or equal to 1"),
-        ("environment=", "environment is missing; give a value"),
-        ("environment_options=3", "environment_options is 3; write it as lines of 'key: value'"),
-        ("hidden.first=3", "hidden is {'first': 3}: input should be a valid tuple"),
-        ("gamma", "--set received 'gamma'; write it as key=value"),
     ],
 )
 def test_what_is_wrong_is_one_line(assignment, message):
@@ -96,11 +54,7 @@ def test_what_is_wrong_is_one_line(assignment, message):
         ({"capacity": 3}, "capacity is 3; give at least 64"),
         ({"steps_per_iteration": 10, "n_environments": 3}, "no multiple of n_environments 3"),
         ({"batch_size": 1}, "the kernel loss compares pairs"),
-        ({"gamme": 1}, "did you mean 'gamma'"),
-        ({"hidden": []}, "at least 1 item"),
         ({"hidden": [10**9]}, "less than or equal to 65536"),
-        ({"capacity": 10**13}, "less than or equal to"),
-        ({"steps_per_iteration": 10**10}, "less than or equal to"),
     ],
 )
 def test_a_slip_of_the_hand_is_refused(changes: dict[str, object], words: str) -> None:

@@ -125,22 +125,6 @@ def test_clipping_touches_the_policy_alone(clip_adv):
     assert not torch.equal(clipped.gradient[:, :-values], usual.gradient[:, :-values])
 
 
-@pytest.mark.parametrize("rows", [5, 6])
-def test_gram_and_median(rows):
-    """Odd and even numbers of pairs (10, 15); the copies of a row are at distance zero exactly."""
-    points = np.random.default_rng(rows).normal(size=(2, rows, 3)) + 1e3
-    points[0, 1] = points[0, 0]
-    found = gaussian_gram(
-        torch.from_numpy(points), torch.ones(2, rows, dtype=torch.float64), stacks.column([0.7, 1.3])
-    )
-    for run, scale in enumerate((0.7, 1.3)):
-        naive = np.array(reference.gram(points[run].tolist(), scale))
-        np.testing.assert_allclose(found.matrix[run].numpy(), naive, rtol=1e-8, atol=1e-12)
-        assert torch.all(found.matrix[run].diagonal() == 1.0)
-        upper = naive[np.triu_indices(rows, 1)]
-        assert found.off_diagonal[run].item() == pytest.approx(upper.mean())
-
-
 def make_moving(critics, **changes):
     """A learner, its mini-batch, and the naive side of it."""
     settings = [replace(SETTINGS, critic=critic) for critic in critics]
@@ -194,21 +178,6 @@ def move_slow_copies(agent, decay):
             slow.copy_(decay * slow + (1.0 - decay) * online)
 
 
-def test_a_run_whose_gradient_is_not_finite_stands_still():
-    """It is marked, and the others move as if it were not there."""
-    learner, batch, coefficients, _ = make_moving(CRITICS)
-    twin, _, _, _ = make_moving(CRITICS)
-    before = learner.online.flat.clone()
-    twin.update(batch, *coefficients)
-    batch.rewards[1, 0, 0] = torch.inf
-    learner.update(batch, *coefficients)
-    assert learner.diverged.tolist() == [False, True, False, False]
-    assert torch.equal(learner.online.flat[1], before[1])
-    for run in (0, 2, 3):
-        assert torch.equal(learner.online.flat[run], twin.online.flat[run])
-        assert not torch.equal(learner.online.flat[run], before[run])
-
-
 def test_a_run_that_broke_never_moves_again():
     """Neither by what Adam remembers, nor by finite gradients later, nor after a checkpoint."""
     learner, batch, coefficients, _ = make_moving(CRITICS)
@@ -258,9 +227,7 @@ def test_what_lies_past_a_paths_end_is_never_read():
         ({"terminated": True}, {}, 0.0),
         ({"truncated": True}, {}, 0.5**2),
         ({"truncated": True}, {"legacy_timeouts": True}, 0.0),
-        ({}, {"legacy_timeouts": True}, 0.5**2),
         ({}, {"legacy_discount": True}, 0.5),
-        ({"terminated": True}, {"legacy_discount": True}, 0.0),
     ],
 )
 def test_by_hand(ending, flags, follows):

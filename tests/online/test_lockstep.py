@@ -9,9 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from koffline.errors import ConfigError
 from koffline.online.config import OnlineConfig, OnlineRun
-from koffline.online.lockstep import LockStep
 from tests.online import reference_trust_pcl as reference
 from tests.online.lockstep_runs import (
     ENVIRONMENTS,
@@ -177,13 +175,3 @@ def test_the_entropy_coefficient_decays_smoothly():
             stack.iterations = iterations
             assert stack.agent(0).entropy_coef == pytest.approx(expected)
             assert stack.agent(1).entropy_coef == 0.1
-
-
-def test_settings_that_cannot_share_a_stack():
-    config = OnlineConfig("Pendulum-v1", **SMALL)
-    with pytest.raises(
-        ConfigError, match=r"batch_size is 4 in one run and 5 in another; put them in separate"
-    ):
-        LockStep([OnlineRun(config, 0), OnlineRun(config.with_changes(batch_size=5), 1)])
-    with pytest.raises(ConfigError, match="runs is empty"):
-        LockStep([])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -12,12 +11,11 @@ import pytest
 
 import koffline
 from koffline import Continuous, Discrete, load_policy
-from koffline.errors import DataError
 from koffline.online.artifacts import trust_pcl_model, write_model
 from koffline.online.config import OnlineConfig
 from koffline.online.networks import AgentArrays, Shape
 from koffline.policy_specs import as_policy
-from tests.algos.makers import COLUMNS, d3rlpy, fit, make, make_log
+from tests.algos.makers import COLUMNS, d3rlpy, fit, make_log
 from tests.algos.test_export import run_file
 
 CONFIG = OnlineConfig("Toy-v0", hidden=(8, 6), window_length=4, critic="td0", adam_epsilon=1e-6)
@@ -146,26 +144,6 @@ def test_values_are_those_that_path_consistency_implies(space: Any) -> None:
     np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-2)
 
 
-def test_the_model_keeps_what_it_was_trained_with() -> None:
-    config = CONFIG.with_changes(reward_scale=0.1, bandwidth_scale=0.5, kernel_inputs="state")
-    kept = trust_pcl_model(make_agent(BOX), config).config
-    assert (kept.critic, kept.path_length, kept.gamma) == ("td0", 4, 0.995)
-    assert (kept.bandwidth, kept.action_kernel) == ("0.5 median", "none")
-    assert (kept.kl_coef, kept.entropy_coef) == (0.5, 0.1)
-    assert kept.reward_scaler.multiplier == 0.1
-    np.testing.assert_array_equal(kept.action_scaler.maximum, BOX.high)
-
-
-def test_a_model_without_regularisation_can_still_be_made() -> None:
-    model = trust_pcl_model(replace(make_agent(BOX), kl_coef=0.0, entropy_coef=0.0), CONFIG)
-    assert model.config.kl_coef > 0.0
-
-
-def test_without_standardised_inputs_there_is_no_scaler() -> None:
-    agent = replace(make_agent(BOX), observation_mean=np.zeros(COLUMNS), observation_std=np.ones(COLUMNS))
-    assert trust_pcl_model(agent, CONFIG).config.observation_scaler is None
-
-
 @pytest.mark.parametrize("name", ["TrustPCL", "DiscreteTrustPCL"])
 def test_training_goes_on_from_the_model(name: str, tmp_path: Path) -> None:
     """The values are not shifted before the first step, as those of a fresh model are."""
@@ -178,21 +156,3 @@ def test_training_goes_on_from_the_model(name: str, tmp_path: Path) -> None:
     np.testing.assert_allclose(model.predict(rows()), mean_action(agent, rows()), rtol=1e-5, atol=2e-5)
     bias = model.impl.modules.q_funcs[0]._fc.bias.item()
     assert bias == pytest.approx(float(agent.value[-1][1][0]))
-
-
-def test_saving_replaces_a_model_and_leaves_nothing_else(tmp_path: Path) -> None:
-    path = tmp_path / "model.d3"
-    write_model(make_agent(BOX, seed=0), CONFIG, path)
-    write_model(make_agent(BOX, seed=1), CONFIG, path)
-    assert [entry.name for entry in tmp_path.iterdir()] == ["model.d3"]
-    expected = mean_action(make_agent(BOX, seed=1), rows())
-    np.testing.assert_allclose(koffline.load(path).predict(rows()), expected, rtol=1e-5, atol=2e-5)
-    with pytest.raises(DataError, match="create it"):
-        write_model(make_agent(BOX), CONFIG, tmp_path / "nowhere" / "model.d3")
-
-
-def test_an_unsquashed_policy_learns_on_a_log_too() -> None:
-    model = make("TrustPCL", squash=False, path_length=3)
-    fit(model, koffline.ColumnarReplayBuffer(make_log(discrete=False), seed=0), steps=3)
-    actions = model.predict(10 * rows())
-    assert np.abs(actions).max() == 1.0, "cut, not squashed"

@@ -70,17 +70,6 @@ def test_each_run_keeps_its_last_paths_in_order(capacity, appended, discrete):
         assert numbers_of(replay.held(run)).tolist() == last
 
 
-def test_a_growing_replay_keeps_everything():
-    replay = make_replay(2, None)
-    for start in range(0, 5000, 1000):
-        both = np.repeat([0, 1], [1000, 10])
-        replay.append(both, numbered([*range(start, start + 1000), *range(10)]))
-    assert replay.sizes.tolist() == [5000, 50]
-    assert numbers_of(replay.held(0)).tolist() == list(range(5000))
-    drawn = numbers_of(replay.sample(generators(2), 40, [0.0, 0.0]))
-    assert drawn[0].max() > 1000  # the parts grown later are drawn from
-
-
 def test_too_few_paths_to_draw_from():
     replay = make_replay(2, 8)
     replay.append(np.array([0, 0, 0, 1]), numbered(range(4)))
@@ -167,22 +156,6 @@ def test_a_runs_draws_do_not_depend_on_its_neighbours(count):
         np.testing.assert_array_equal(drawn, np.stack(single))
     states = [[source.bit_generator.state for source in sources] for sources in (together, apart)]
     assert states[0] == states[1]
-
-
-def test_draws_that_repeat_take_more_from_their_own_generator():
-    """Four numbers give two different ages of six but for one time in 216: then more are drawn."""
-    runs, rounds = 20, 120
-    together, apart = generators(runs), generators(runs)
-    sizes, recency = np.full(runs, 6), [0.0] * runs
-    for _ in range(rounds):
-        drawn = draw_ages(together, sizes, 2, recency)
-        single = [draw_ages([source], sizes[:1], 2, [0.0])[0] for source in apart]
-        np.testing.assert_array_equal(drawn, np.stack(single))
-    usual = generators(runs)
-    for source in usual:
-        source.random(4 * rounds)
-    moved = [a.random() != b.random() for a, b in zip(together, usual, strict=True)]
-    assert any(moved), "no draw was repeated; the case does not do what it is meant for"
 
 
 @pytest.mark.parametrize("capacity", [6, None])

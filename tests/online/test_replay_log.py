@@ -6,14 +6,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from koffline import Continuous, Discrete, Transitions, open_transitions
-from koffline.cli import cli
-from koffline.data.hdf5 import write_hdf5
-from koffline.data.minari import write_minari
+from koffline import Continuous, Discrete, Transitions
 from koffline.data.paths import PathReplay, Paths
 from koffline.errors import DataError
 from koffline.online.artifacts import fill_from_log, replay_transitions
@@ -139,12 +135,6 @@ def found_in(row: Row, log: Transitions) -> bool:
     return bool((log.initial_observations() == row["observations"]).all(axis=1).any())
 
 
-def test_episodes_come_in_the_order_in_which_they_began() -> None:
-    replay = PathReplay(1, None, 4, 3, 2)
-    episodes = play(replay, 0, 200, copies=1)
-    assert_is(replay_transitions(replay, 0, BOX), episodes, BOX)
-
-
 @pytest.mark.parametrize("discrete", [False, True])
 @pytest.mark.parametrize("length", [1, 5, 12, 20])
 def test_a_log_fills_the_replay_and_comes_back(discrete: bool, length: int) -> None:
@@ -192,46 +182,3 @@ def test_a_log_of_another_environment_is_refused(dim: int, space: Any, reason: s
     with pytest.raises(DataError, match=reason):
         fill_from_log(replay, make_log(False), space)
     assert replay.sizes[0] == 0
-
-
-def test_what_was_played_before_and_after_a_log_stays_apart() -> None:
-    log = make_log(True)
-    replay = PathReplay(1, None, 5, 4, None, dtype=np.float64)
-    fill_from_log(replay, log, log.action_space)
-    first = log.select_episodes([0])
-    path = replay.held(0).flat_rows(np.arange(3), leading=1)
-    replay.append(np.zeros(3, dtype=int), Paths(**{**path.columns(), "environments": np.zeros(3, dtype=int)}))
-    found = replay_transitions(replay, 0, log.action_space)
-    assert found.n_episodes == 11
-    assert found.select_episodes([10]).sha256 == first.sha256
-
-
-@pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """A replay of a run in both formats."""
-    folder = tmp_path_factory.mktemp("replay")
-    replay = PathReplay(1, 40, 5, 3, 2)
-    play(replay, 0, 120, ends=0.1)
-    log = replay_transitions(replay, 0, BOX)
-    write_hdf5(log, folder / "replay.hdf5")
-    write_minari(log, folder / "replay-minari", "replay-v0")
-    for name in ("replay.hdf5", "replay-minari"):
-        assert open_transitions(folder / name).sha256 == log.sha256
-        assert open_transitions(folder / name).action_space == BOX
-    return {"hdf5": str(folder / "replay.hdf5"), "minari": str(folder / "replay-minari")}
-
-
-@pytest.mark.parametrize("kind", ["hdf5"])
-def test_evaluate_runs_on_a_replay(kind: str, files: dict[str, str]) -> None:
-    options = [
-        "--gamma",
-        "0.9",
-        "--set",
-        "steps=20",
-        "--set",
-        "full_replicas=1",
-        "--set",
-        "resampled_replicas=2",
-    ]
-    done = CliRunner().invoke(cli, ["evaluate", files[kind], "--policy", "uniform", *options])
-    assert done.exit_code == 0, done.output

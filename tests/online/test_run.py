@@ -11,11 +11,10 @@ import koffline.online.run
 from koffline.checkpoints import checkpoints
 from koffline.data.sources import open_transitions
 from koffline.errors import ConfigError
-from koffline.jobs import JobFailure, JobsRun
 from koffline.online.config import load_config
 from koffline.online.lockstep import LockStep
 from koffline.online.run import train
-from tests.online.small_online import check_equal, rows, small
+from tests.online.small_online import rows, small
 
 
 def test_what_a_run_leaves(tmp_path):
@@ -68,25 +67,6 @@ def check_summary(summary, out):
     assert sum(clock["shares"].values()) == pytest.approx(1.0, abs=1e-3)
 
 
-def test_continuous_actions(tmp_path):
-    config = small(environment="Pendulum-v1", steps=600, path_length=10, evaluation_interval=300)
-    result = train(config, tmp_path / "run", 1)
-    assert result.summary.best_name == "best_1_of_1"
-    model = koffline.load(result.models[0])
-    assert np.abs(model.predict(np.zeros((1, 3), dtype=np.float32))).max() <= 2.0
-    assert np.abs(open_transitions(result.replays[0]).actions).max() <= 2.0
-
-
-def test_minari_on_request(tmp_path):
-    result = train(small(), tmp_path / "run", 1, save_minari=True)
-    left, right = (
-        open_transitions(result.replays[0]),
-        open_transitions(tmp_path / "run" / "seed_0" / "minari"),
-    )
-    np.testing.assert_array_equal(left.observations, right.observations)
-    np.testing.assert_array_equal(left.rewards, right.rewards)
-
-
 @pytest.mark.slow
 def test_seeds_may_be_trained_in_several_processes(tmp_path):
     config = small(steps=200)
@@ -98,47 +78,6 @@ def test_seeds_may_be_trained_in_several_processes(tmp_path):
             assert (both.out / name / file).read_bytes() == (single.out / name / file).read_bytes()
     again = train(None, resume=tmp_path / "both")  # with another number of workers: the same stacks
     assert again.summary == both.summary
-
-
-def test_a_worker_that_died_is_named_and_its_fellows_are_kept(tmp_path, monkeypatch):
-    def run(jobs, workers, progress, keep_going):
-        assert (len(jobs), workers, keep_going) == (3, 3, True)
-        jobs[0].call(jobs[0].path, *jobs[0].arguments)
-        died = [
-            JobFailure(job.name, "a worker process died (killed, or out of memory?)", "") for job in jobs[1:]
-        ]
-        return JobsRun(1, 0, 0.0, tuple(died))
-
-    with monkeypatch.context() as patch:
-        patch.setattr(koffline.online.run, "run_jobs", run)
-        with pytest.raises(ConfigError) as caught:
-            train(small(steps=100), tmp_path / "run", 3, workers=3)
-    assert "seeds_1-1 and 1 more failed (a worker process died" in str(caught.value)
-    assert f"then --resume {tmp_path / 'run'}" in str(caught.value)
-    before = (tmp_path / "run" / "seed_0" / "metrics.csv").read_bytes()
-    assert train(resume=tmp_path / "run").seeds == (0, 1, 2)
-    assert (tmp_path / "run" / "seed_0" / "metrics.csv").read_bytes() == before
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"config": small(environment="CartPoll-v1")}, "did you mean CartPole"),
-        ({"config": small(environment_options={"speed": 3})}, "CartPole-v1' cannot be made"),
-        ({"config": None}, "no config; give one"),
-        ({"config": small(), "seed_count": 0}, "seed_count is 0; give a whole number of at least 1"),
-        ({"config": small(), "seed": -1}, "seed is -1; give a whole number of at least 0"),
-        ({"config": small(), "workers": 0}, "workers is 0; give a whole number of at least 1"),
-        ({"config": small(), "resume": "nowhere"}, "nowhere is no folder of a run"),
-    ],
-)
-def test_what_is_wrong_leaves_nothing(arguments, message, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(ConfigError) as caught:
-        train(**arguments)
-    assert message in str(caught.value)
-    assert "\n" not in str(caught.value)
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_foreign_folders_and_files(tmp_path):
@@ -153,18 +92,6 @@ def test_foreign_folders_and_files(tmp_path):
     (tmp_path / "notes" / "run.json").write_text('{"config": {}}')
     with pytest.raises(ConfigError, match="is not of an online run"):
         train(small(), tmp_path / "notes")
-
-
-def test_a_run_that_failed_at_once_gives_its_folder_back(tmp_path, monkeypatch):
-    def fail(self):
-        raise ConfigError("CartPole-v1 broke; mend it")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(LockStep, "iterate", fail)
-        with pytest.raises(ConfigError, match="broke"):
-            train(small(), tmp_path / "run", 1)
-    whole = train(small(), tmp_path / "whole", 1)
-    check_equal(whole.out, train(small(), tmp_path / "run", 1).out)
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 from koffline.errors import ConfigError
 from koffline.online.config import OnlineConfig
 from koffline.online.group import GroupResult, GroupTask
-from koffline.online.run import _fingerprint_of, _new_record, _share_out
+from koffline.online.run import _fingerprint_of, _new_record
 from koffline.online.summary import draw_curves, summarise, write_summary
 from koffline.spread import spread_of
 
@@ -58,19 +58,6 @@ def test_six_seeds_by_hand(tmp_path):
     )
 
 
-def test_several_processes(tmp_path):
-    write_curves(tmp_path, FINAL)
-    groups = _share_out(0, 6, 4)
-    assert [seed for group in groups for seed in group] == list(range(6))
-    assert sorted(map(len, groups)) == [1, 1, 2, 2]
-    tasks = [GroupTask(CONFIG, tuple(seeds), tmp_path, "") for seeds in groups]
-    summary, clock = summarise(tasks, [GroupResult(300, 10.0 * (k + 1), PARTS, {}) for k in range(4)])
-    assert (summary.seconds, summary.steps_per_second) == (40.0, 1800 / 40.0)
-    assert summary.shares["learning"] == pytest.approx(16.0 / 100.0)
-    assert clock == {"seconds": 40.0, "steps_per_second": 45.0, "shares": pytest.approx(summary.shares)}
-    assert _share_out(3, 2, 9) == [[3], [4]]
-
-
 def test_a_diverged_seed_is_infinitely_bad(tmp_path):
     write_curves(tmp_path, FINAL)
     path = tmp_path / "seed_1" / "evaluation.csv"
@@ -89,34 +76,6 @@ def test_a_diverged_seed_is_infinitely_bad(tmp_path):
     assert content["level"] == 0.95
     draw_curves(summary, tmp_path / "curve.png")
     assert (tmp_path / "curve.png").stat().st_size > 5000
-
-
-def test_a_seed_alone_has_no_interval(tmp_path):
-    write_curves(tmp_path, (5.0,), points=1)
-    summary = summary_of(tmp_path, (5.0,))
-    content = written(summary, tmp_path)
-    assert (content["iqm"], content["interval"], content["best_1_of_1"]) == (5.0, [None, None], 5.0)
-    draw_curves(summary, tmp_path / "curve.png")
-
-
-def test_a_return_that_is_not_known_yet(tmp_path):
-    """No episode had ended before the first evaluation: nothing was sampled."""
-    write_curves(tmp_path, FINAL)
-    path = tmp_path / "seed_0" / "evaluation.csv"
-    path.write_text(path.read_text().replace(f",{10.0 / 3 / 2!r}", ",nan"))
-    summary = summary_of(tmp_path)
-    sampled = summary.curves["sampled_return"][0]
-    assert sampled.per_seed[0] == -math.inf
-    assert math.isfinite(sampled.best)
-    draw_curves(summary, tmp_path / "curve.png")
-
-
-def test_edited_logs(tmp_path):
-    write_curves(tmp_path, FINAL)
-    path = tmp_path / "seed_2" / "evaluation.csv"
-    path.write_text(path.read_text().replace("200,", "250,"))
-    with pytest.raises(ConfigError, match=r"seed_2/evaluation\.csv has other steps than its fellows"):
-        summary_of(tmp_path)
 
 
 def test_the_fingerprint_is_of_what_decides_a_run(tmp_path):

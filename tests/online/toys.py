@@ -69,8 +69,6 @@ class Toy(gymnasium.Env[Any, Any]):
                 values[1] = np.nan
             if self._fault == "shape":
                 return values[:1]
-            if self._fault == "longer":
-                return np.zeros((2, *self._shape))
         return values.reshape(self._shape)
 
 

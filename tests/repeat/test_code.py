@@ -116,13 +116,3 @@ def test_code_runs_when_it_is_asked_for_and_only_then(strange, monkeypatch):
     assert not (strange / "ran").exists()
     assert run("repeat", "a", "--allow-code").stdout.startswith("the same: ")
     assert (strange / "ran").exists()
-
-
-@pytest.mark.slow
-def test_the_ordinary_case_is_one_command_in_a_process_of_its_own(strange):
-    """Here the directory has modules that would break everything, if they were imported."""
-    run("evaluate", "log.hdf5", "--policy", "uniform", *GAMMA, "--out", "a")
-    (strange / "torch.py").write_text(EVIL.format(target=str(strange / "ran")))
-    done = run("repeat", "a")
-    assert done.stdout.startswith("the same: ")
-    assert not (strange / "ran").exists()

@@ -5,23 +5,18 @@ import os
 import subprocess
 from pathlib import Path
 
-import numpy as np
 import pytest
 import yaml
 from click.testing import CliRunner
 
 from koffline.cli import cli
 from koffline.cli import repeat as repeating
-from koffline.cli.repeat import compare_folders, results_of
+from koffline.cli.repeat import results_of
 from koffline.data.sources import write_transitions
-from koffline.errors import ConfigError
 from koffline.store.run_record import (
-    THREADS,
     command_line,
     digest_of,
-    shown_command,
     start_run,
-    without_place,
 )
 from tests.train.small_runs import make_log
 
@@ -143,18 +138,6 @@ def test_a_training_run(place, here):
     assert not any(name.startswith("time_") or "checkpoint" in name for name in found)
 
 
-def test_a_sweep_and_its_summary(place, here):
-    train_config(place)
-    words = "--grid algo.params.learning_rate=0.1,0.01 --seeds 1 --metric critic_loss --out a"
-    run("sweep", "sub/config.yaml", *words.split())
-    assert json.loads(run("repeat", "a", "--json").stdout)["equal"] is True
-    found = results_of(place / "a")
-    assert {"summary.json", "summary.md", "summary.png", "best.yaml"} <= set(found)
-    assert sum(name.endswith("model_4.d3") for name in found) == 2
-    record = json.loads((place / "a" / "run.json").read_text())
-    assert (record["ran"], record["found"]) == (2, 0)
-
-
 def test_a_dataset_by_its_manifest(place, here):
     """The manifest is portable: it names its own folder's way to where the command was given."""
     (place / "logs").mkdir()
@@ -192,18 +175,10 @@ def test_what_differs_is_listed_and_the_exit_code_is_one(place, fake):
             "log.hdf5 is not what the run read",
         ),
         (lambda: Path("log.hdf5").unlink(), "log.hdf5 is gone"),
-        (lambda: Path("runs/a/run.json").write_text("{"), "cannot be read"),
-        (
-            lambda: change_record(lambda record: record.update(format=999)),
-            "records of format 999, this koffline knows 1",
-        ),
         (
             lambda: change_record(lambda record: record["call"].update(arguments=["record", "x"])),
             "does not say by which command line",
         ),
-        (lambda: Path("runs/a/run.json").write_text("[]"), "is no record of a run"),
-        (lambda: Path("runs/a/run.json").write_text('{"call": null}'), "does not say by which command line"),
-        (lambda: Path("runs/a/run.json").unlink(), "has no run.json and no entry in a manifest.json"),
         (lambda: Path("runs/a.repeat").mkdir() or Path("runs/a.repeat/x").touch(), "exists already"),
     ],
 )
@@ -227,41 +202,6 @@ def test_what_never_ends_is_not_read(place, fake, kind):
     done = koffline("repeat", "runs/a")
     assert (done.exit_code, done.stderr.count("\n"), fake) == (2, 1, [])
     assert ("0 is gone from" if kind == "a pipe" else "0 is not what the run read") in done.stderr
-
-
-def test_a_file_of_nothing_is_not_read_for_its_digest(tmp_path):
-    with (tmp_path / "sparse").open("wb") as file:
-        file.truncate(2**40)
-    with pytest.raises(ConfigError, match=r"sparse is of 1.1 TB and holds next to nothing; copy it"):
-        digest_of(tmp_path / "sparse")
-
-
-def test_folders_of_too_many_files_are_not_read(tmp_path, monkeypatch):
-    monkeypatch.setattr("koffline.store.run_record._MOST_FILES", 2)
-    for name in "abc":
-        (tmp_path / name).touch()
-    with pytest.raises(ConfigError, match="holds more than 2 files; name the folder of the log alone"):
-        digest_of(tmp_path)
-
-
-def test_a_command_that_fails_this_time_is_one_line(fake, monkeypatch):
-    failed = subprocess.CompletedProcess([], 2, stderr="a note\nerror: no memory\n")
-    monkeypatch.setattr(repeating.subprocess, "run", lambda *_, **__: failed)
-    done = koffline("repeat", "runs/a")
-    assert (done.exit_code, done.stderr.splitlines()[1:]) == (
-        2,
-        ["error: the command failed this time: no memory"],
-    )
-
-
-def test_other_versions_are_noted(place, fake):
-    record = json.loads((place / "runs" / "a" / "run.json").read_text())
-    record["call"]["versions"]["numpy"] = "0.1"
-    record["call"]["threads"].update(dict.fromkeys(THREADS))
-    (place / "runs" / "a" / "run.json").write_text(json.dumps(record))
-    notes = run("repeat", "runs/a").stderr
-    assert f"note: numpy was 0.1, is {np.__version__}" in notes
-    assert not set(THREADS) & set(fake[0][2])  # not set then, not set now
 
 
 def test_numbers_of_threads_are_those_of_the_run(place, fake, monkeypatch):
@@ -292,50 +232,3 @@ def test_the_record_names_and_digests_every_input(place, monkeypatch):
     assert record["settings"]["steps"] == 4
     assert record["seconds"] > 0
     assert {"python", "koffline", "torch", "numpy"} <= set(call["versions"])
-
-
-def test_a_run_of_a_program_has_no_call(place):
-    from koffline.train.config import load_config
-    from koffline.train.run import train
-
-    train_config(place)
-    train(load_config("sub/config.yaml"), "a")
-    assert "does not say by which command line it was made" in koffline("repeat", "a").stderr
-
-
-@pytest.mark.parametrize(
-    ("words", "kept"),
-    [
-        ("evaluate a --out b --json", "evaluate a --json"),
-        ("evaluate a --out=b --force", "evaluate a"),
-        ("train c --resume --out d --device cpu", "train c --device cpu"),
-        ("online --resume d --seed 1", "online --seed 1"),
-        ("build policy --manifest m --out p", "build policy"),
-    ],
-)
-def test_results_do_not_quote_where_they_lie(words, kept):
-    assert without_place(words.split()) == kept.split()
-
-
-def test_the_command_of_a_program_is_its_own(monkeypatch):
-    monkeypatch.setattr("sys.argv", ["koffline", "evaluate", "a b", "--out", "c"])
-    assert shown_command() == "koffline evaluate 'a b'"
-
-
-def test_comparison_looks_at_results_only(tmp_path):
-    for folder, text in (("a", "1"), ("b", "2")):
-        for name in [
-            "run.json",
-            "x.run.json",
-            "time_step.csv",
-            "timing_s.csv",
-            "checkpoint.pt",
-            "cells/c",
-            ".lock",
-        ]:
-            (tmp_path / folder / name).parent.mkdir(parents=True, exist_ok=True)
-            (tmp_path / folder / name).write_text(text)
-        (tmp_path / folder / "value.json").write_text("same")
-        (tmp_path / folder / "manifest.json").write_text(text)  # of shards: a result
-    assert results_of(tmp_path / "a") == ["manifest.json", "value.json"]
-    assert compare_folders(tmp_path / "a", tmp_path / "b") == ["differs: manifest.json"]

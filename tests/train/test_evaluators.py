@@ -94,20 +94,6 @@ def test_rows_without_episodes():
         make_log_evaluator("soft_opc", log, "a", return_threshold=0.0)
 
 
-def test_refused_for_the_other_kind_of_actions():
-    with pytest.raises(ConfigError, match=r"evaluators\.a: discrete_action_match is for discrete actions"):
-        make_log_evaluator("discrete_action_match", make_log(discrete=False), "a")
-    with pytest.raises(ConfigError, match=r"compare_continuous_action_diff is for continuous actions"):
-        make_log_evaluator("compare_continuous_action_diff", make_log(), "a", base="b.d3")
-
-
-def test_no_values_no_metric():
-    log = make_log()
-    algo = make("discrete_bc", log, reward_scaler=None)
-    with pytest.raises(ConfigError, match=r"evaluators\.mine: .*; leave it out"):
-        make_log_evaluator("average_value", log, "mine").try_out(algo)
-
-
 def test_training_draws_what_it_would_have_drawn():
     log = make_log(discrete=False)
     algo = make("bcq", log, reward_scaler=None)  # predict draws candidates
@@ -150,25 +136,12 @@ class TestEnvironment:
         assert evaluator(algo) == measured  # the same starts every time
         evaluator.close()
 
-    def test_exploration(self):
-        log = self.log()
-        algo = make("dqn", log, reward_scaler=None)
-        greedy = EnvironmentEvaluator("CartPole-v1", log, episodes=4, seed=7)(algo)
-        random = EnvironmentEvaluator("CartPole-v1", log, episodes=4, seed=7, epsilon=1.0)
-        assert random(algo) == random(algo) != greedy
-
     @pytest.mark.parametrize(
         ("identifier", "message"),
         [
             ("CartPoll-v1", "there is no environment 'CartPoll-v1'; did you mean CartPole"),
-            ("Pendulum-v1", r"Pendulum-v1 has observations of shape \(3,\), the log \(4,\)"),
         ],
     )
     def test_the_wrong_one(self, identifier, message):
         with pytest.raises(ConfigError, match=message):
             EnvironmentEvaluator(identifier, self.log())
-
-    def test_other_actions(self):
-        log = make_log()  # two actions, observations as Pendulum's
-        with pytest.raises(ConfigError, match="Pendulum-v1 has actions"):
-            EnvironmentEvaluator("Pendulum-v1", log)

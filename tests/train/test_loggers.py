@@ -3,7 +3,6 @@
 import sys
 import types
 
-import numpy as np
 import pytest
 
 from koffline.algos import loggers
@@ -11,28 +10,6 @@ from koffline.errors import ConfigError
 from koffline.train.config import load_config
 from koffline.train.run import train
 from tests.train.small_runs import make_config, write_log
-
-
-class Writer:
-    """As tensorboardX's SummaryWriter."""
-
-    made: list = []  # noqa: RUF012
-
-    def __init__(self, logdir):
-        self.logdir, self.scalars, self.closed = logdir, [], False
-        Writer.made.append(self)
-
-    def add_scalar(self, name, value, epoch):
-        self.scalars.append((name, epoch, value))
-
-    def add_hparams(self, *args, **kwargs):
-        pass
-
-    def add_histogram(self, name, values, epoch):
-        assert np.isfinite(values).all()
-
-    def close(self):
-        self.closed = True
 
 
 @pytest.mark.parametrize(("name", "package"), [("tensorboard", "tensorboardX"), ("wandb", "wandb")])
@@ -44,22 +21,6 @@ def test_a_missing_extra_is_one_line(name, package, tmp_path, monkeypatch):
     ):
         train(config, tmp_path / "run")
     assert not (tmp_path / "run").exists()
-
-
-def test_tensorboard_is_told_epochs_of_the_run(tmp_path, monkeypatch):
-    module = types.ModuleType("tensorboardX")
-    module.SummaryWriter = Writer
-    monkeypatch.setitem(sys.modules, "tensorboardX", module)
-    monkeypatch.setattr(loggers.importlib.util, "find_spec", lambda name: object())
-    Writer.made.clear()
-    config = load_config(make_config(write_log(tmp_path)), ["logger.tensorboard=true"])
-    result = train(config, tmp_path / "run")
-    (writer,) = Writer.made
-    assert writer.closed
-    assert writer.logdir.startswith(str(tmp_path / "run" / "tensorboard"))
-    errors = [(epoch, value) for name, epoch, value in writer.scalars if name == "metrics/td_error"]
-    assert [epoch for epoch, _ in errors] == [1, 2, 3]
-    assert errors[-1][1] == result.metrics["td_error"]
 
 
 def test_wandb_is_told_steps_of_the_run(tmp_path, monkeypatch):

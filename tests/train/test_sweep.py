@@ -1,7 +1,6 @@
 """``koffline sweep``: what it leaves, goes on with, refuses, and how it takes failures."""
 
 import json
-import logging
 from pathlib import Path
 
 import pytest
@@ -13,8 +12,6 @@ from koffline.cli import cli
 from koffline.data.sources import write_transitions
 from koffline.errors import DataError
 from koffline.store.run_folders import write_record
-from koffline.train.sweep import SweepSettings, run_sweep
-from koffline.train.sweep_plan import make_plan
 from tests.train.small_runs import make_log, write_log
 from tests.train.sweep_helpers import GRID, RATE, run_folders, write_config
 
@@ -106,16 +103,6 @@ def test_only_what_is_not_there_yet_is_trained(config, tmp_path, trained):
     assert newly_trained() == four
 
 
-def test_force_begins_again(config, tmp_path, trained):
-    out = tmp_path / "sweep"
-    sweep(config, out)
-    (out / "mine.txt").write_text("notes")
-    assert sweep(config, out, *GAMMA, "--force").exit_code == 0
-    assert len(trained.calls) == 8
-    assert len(run_folders(out)) == 4
-    assert (out / "mine.txt").exists()
-
-
 def test_one_broken_run_does_not_lose_the_others(config, tmp_path, trained):
     out = tmp_path / "sweep"
     trained.errors[0.001, 1] = DataError("the disk is full; make room")
@@ -135,29 +122,6 @@ def test_one_broken_run_does_not_lose_the_others(config, tmp_path, trained):
     done = sweep(config, out, seeds=3)
     assert (done.exit_code, trained.calls[6:]) == (0, [(0.001, 1), (0.01, 0)])
     assert not (out / "errors.txt").exists()
-
-
-def test_where_every_run_fails_there_is_one_line_and_the_folder_stays_free(config, tmp_path, trained):
-    out = tmp_path / "sweep"
-    trained.errors[0.001, 0] = DataError("no such game")
-    done = sweep(config, out, grid=f"{RATE}=0.001", seeds=1)
-    assert (done.exit_code, done.stdout) == (2, "")
-    (line,) = lines_of(done)
-    assert line.startswith("error: every run failed, learning_rate=0.001-seed0-")
-    assert line.endswith(" first: no such game")
-    trained.errors.clear()
-    assert sweep(config, out, *GAMMA).exit_code == 0
-
-
-def test_a_damaged_record_fails_its_run_alone(config, tmp_path):
-    out = tmp_path / "sweep"
-    assert sweep(config, out, seeds=1).exit_code == 0
-    (run_folders(out)[0] / "run.json").write_text("{")
-    done = sweep(config, out, seeds=1)
-    assert done.exit_code == 2
-    (line,) = lines_of(done)
-    assert line.startswith("error: 1 of 2 runs failed")
-    assert "run.json cannot be read; the folder is damaged" in line
 
 
 def test_divergence_is_a_result(tmp_path):
@@ -183,36 +147,14 @@ def test_an_interrupt_keeps_what_is_finished(config, tmp_path, trained):
     assert trained.calls == [(0.001, 0), (0.001, 1), (0.01, 0), (0.01, 0), (0.01, 1)]
 
 
-def test_warnings_of_many_runs_are_said_once(config, tmp_path, monkeypatch, trained):
-    def train(*args, **kwargs):
-        logging.getLogger("koffline.train.run").warning("the clock is %s", "wrong")
-        print("a careless library")
-        return trained(*args, **kwargs)
-
-    monkeypatch.setattr(koffline.train.sweep, "train", train)
-    done = sweep(config, tmp_path / "sweep")
-    assert done.stdout.count("warning: the clock is wrong") == 1
-    assert json.loads((tmp_path / "sweep" / "summary.json").read_text())["warnings"] == ["the clock is wrong"]
-    assert "careless" not in done.stdout
-    assert done.stderr == 4 * "a careless library\n"
-    assert logging.getLogger("koffline").propagate
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         (["--grid", "algo.params.gama=1"], "did you mean 'gamma'"),
-        (["--grid", "algo.type=dqnn"], "did you mean"),
         (["--grid", f"{RATE}=0.001,1e-3"], "the same run twice (learning_rate=0.001 and learning_rate=1e-3)"),
-        (["--grid", "logger.gradients=true,false"], "the same run twice"),
         (["--seeds", "0"], "seeds is 0"),
-        (["--workers", "0"], "workers is 0"),
-        (["--data", "nowhere.hdf5"], "nowhere.hdf5"),
-        (["--set", "algo.type=cql", "--set", "algo.params={}"], "cql is for continuous actions"),
-        (["--set", "evaluators={environment: {env: Nowhere-v0}}", "--metric", "environment"], "Nowhere"),
         (["--metric", "td_eror"], "no run will have a metric 'td_eror'; did you mean 'td_error'?"),
         (["--ray", "127.0.0.1:1"], "no Ray cluster at"),
-        (["--device", "tpu"], "tpu"),
     ],
 )
 def test_bad_input_is_one_line_and_nothing_is_written(config, tmp_path, options, message):
@@ -238,12 +180,3 @@ def test_folders_of_others_are_left_alone(config, tmp_path, trained):
     assert sorted(path.name for path in out.rglob("*")) == ["precious", "run.json", "runs"]
     assert "is a file" in sweep(config, out / "run.json").stderr
     assert trained.calls == []
-
-
-def test_from_python_without_a_command(config, tmp_path, trained):
-    plan = make_plan(config, [GRID], seeds=2, metric="td_error")
-    heard = []
-    summary = run_sweep(plan, SweepSettings(tmp_path / "sweep", progress=heard.append))
-    assert summary.best.config.algo.params["learning_rate"] == 0.001
-    assert summary.best.scores == [0.001, 1.001]
-    assert [status.done for status in heard] == [0, 1, 2, 3, 4]

@@ -8,10 +8,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from koffline.errors import ConfigError
 from koffline.jobs import JobFailure
 from koffline.spread import interquartile_mean, spread_of
-from koffline.train.config import load_config
 from koffline.train.sweep_plan import make_plan
 from koffline.train.sweep_summary import as_markdown, summarise, write_summary
 from tests.train.small_runs import make_config
@@ -72,29 +70,6 @@ def test_intervals_cover(seeds, least):
     assert np.mean([spread.low <= 0.0 <= spread.high for spread in spreads]) > least
 
 
-def test_equal_calls_give_equal_intervals_and_one_score_none():
-    scores = np.random.default_rng(0).normal(size=6)
-    assert spread_of([scores]) == spread_of([scores])
-    single = spread_of([np.array([3.0])])
-    assert single.iqm == 3.0
-    assert math.isnan(single.low)
-    assert math.isnan(spread_of([np.array([])]).iqm)
-
-
-def test_settings_are_ranked_both_ways():
-    scores = {"0.1": [1.0, 2.0, 3.0], "0.2": [7.0, 8.0, 9.0], "0.3": [4.0, 5.0, 6.0]}
-    summary = summary_of(scores, 3)
-    assert order_of(summary) == ["0.2", "0.3", "0.1"]
-    assert summary.best is summary.rows[0]
-    assert "- best: learning_rate=0.2 (best.yaml)\n" in as_markdown(summary)
-    assert order_of(summary_of(scores, 3, maximize=False)) == ["0.1", "0.3", "0.2"]
-
-
-def test_rivals_have_overlapping_intervals():
-    summary = summary_of({"0.1": [1.0, 9.0, 5.0], "0.2": [2.0, 8.0, 6.0], "0.3": [-2.0, -1.0, 0.0]}, 3)
-    assert "; the intervals of 1 of 2 others overlap its own\n" in as_markdown(summary)
-
-
 @pytest.mark.parametrize(("maximize", "best"), [(True, "0.3"), (False, "0.2")])
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_divergence_is_the_worst_score_in_either_direction(maximize, best, bad, tmp_path):
@@ -135,44 +110,3 @@ def test_axes_pool_the_scores_of_all_their_settings():
     assert all(spread.low == spread.iqm == spread.high for spread in found.values())  # constant strata
     assert "| 0.6 | 5 | 5 … 5 | 5 | 4 |" in as_markdown(summary)
     assert summary_of({"0.1": [1.0], "0.2": [2.0]}, 1).axes == ()
-
-
-def test_a_metric_that_no_run_has_names_those_there_are():
-    with pytest.raises(ConfigError, match="known are environment, loss: the runs are kept"):
-        summary_of({"0.1": [1.0]}, 1, "nonsense")
-
-
-def test_files_of_a_summary(tmp_path):
-    summary = summary_of({"0.1": [1.0, 2.0], "0.2": [3.0, 4.0]}, 2, failures=[FAILED])
-    write_summary(summary, tmp_path, "koffline sweep")
-    files = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    assert sorted(files) == ["best.yaml", "summary.json", "summary.md", "summary.png"]
-    spread = {"iqm": 3.5, "low": 3.0, "high": 4.0, "mean": 3.5}
-    content = json.loads(files["summary.json"])
-    counts = {"scores": [3.0, 4.0], "diverged": 0, "missing": 0}
-    assert content.pop("settings")[0] == {"values": {"learning_rate": "0.2"}, **spread, **counts}
-    assert content == {
-        "metric": "environment",
-        "maximize": True,
-        "interval": 0.95,
-        "runs": 4,
-        "seeds": [0, 1],
-        "axes": [],
-        "failures": [{"run": "run", "reason": "it broke"}],
-        "warnings": [],
-        "command": "koffline sweep",
-    }
-    assert load_config(tmp_path / "best.yaml") == summary.best.config
-    write_summary(summary, tmp_path, "koffline sweep")
-    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == files
-    write_summary(summary_of({"0.1": [math.nan]}, 1), tmp_path, "")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["summary.json", "summary.md"]
-
-
-def test_a_picture_of_many_settings_and_of_none(tmp_path):
-    scores = {str(0.001 * (i + 1)): [float(i), i + 3.0, math.nan][: 2 + i % 2] for i in range(45)}
-    write_summary(summary_of(scores, 3), tmp_path, "")
-    assert (tmp_path / "summary.png").stat().st_size > 10_000
-    assert "and 5 settings more in summary.md" in as_markdown(summary_of(scores, 3), 40)
-    write_summary(summary_of({"0.1": [math.nan], "0.2": []}, 1), tmp_path, "")
-    assert 1_000 < (tmp_path / "summary.png").stat().st_size < 50_000
