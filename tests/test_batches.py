@@ -86,6 +86,7 @@ def test_plans_group_replicas_that_share_mini_batches():
     ("change", "words"),
     [
         ({"rewards": torch.zeros(4)}, "rewards has 4 rows"),
+        ({"discounts": torch.full((5,), torch.nan)}, "discounts holds NaN"),
         ({"next_inputs": torch.zeros(5, 3)}, "next_inputs has shape"),
         ({"readout": torch.ones(5, 1)}, "come together"),
         ({"inputs": torch.zeros(0, 2)}, "inputs has shape"),

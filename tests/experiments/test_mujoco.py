@@ -24,6 +24,7 @@ from koffline.experiments.mujoco_plan import (
     CRITICS,
     NOISE_LEVELS,
     PAPER_BASE,
+    SEARCH_SEEDS,
     SEEDS,
     MujocoRequest,
     as_setting,
@@ -53,6 +54,14 @@ def test_the_papers_grid_is_the_papers() -> None:
     assert {(s["entropy_coef"], s.get("entropy_decay")) for s in ours} == {(0.0, None), (0.1, 0.1)}
     assert {s["max_divergence"] for s in ours} == {0.0005, 0.001, 0.002}
     assert {s["window_length"] for s in ours} == {1, 5, 10}
+
+
+def test_a_search_uses_seeds_of_its_own() -> None:
+    runs = [run for cell in part_cells(WHOLE, "search", PENDULUM, {}) for run in cell.runs]
+    assert len(runs) == COUNT * len(CRITICS) * SEARCH_SEEDS
+    assert min(run.seed for run in runs) >= SEEDS
+    assert {run.config.steps for run in runs} == {BUDGETS[PENDULUM].search_steps}
+    assert part_cells(WHOLE, "search", "Ant", {}) == []
 
 
 def test_a_part_has_every_critic_with_every_seed_once() -> None:
