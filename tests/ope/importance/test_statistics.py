@@ -1,20 +1,23 @@
-"""Each estimator against plain loops and exact expectations; deviations, draws and the blend."""
+"""Each estimator against plain loops, exact expectations and scope-rl; deviations, draws and the blend."""
 
 from __future__ import annotations
 
+import contextlib
+import io
 from dataclasses import replace
 
 import numpy as np
 import pytest
 from scipy.optimize import minimize
 
-from koffline.data.transitions import Discrete
+from koffline.data.transitions import Discrete, Transitions
 from koffline.errors import DataError
 from koffline.ope.importance.problem import EpisodeWeights, effective_size, make_weights
 from koffline.ope.importance.statistics import (
     cut_steps,
     least_error_mix,
     magic,
+    make_statistic,
     plain_mean,
     standard_error,
 )
@@ -183,3 +186,64 @@ def test_clips_and_uneven_weights() -> None:
     weights[row] *= 2.0
     with pytest.raises(DataError, match=f"row {row}"):
         make_weights(case.transitions.replace(weights=weights), case.log_ratios)
+
+
+def log_of_rewards(*rewards: list[float]) -> Transitions:
+    lengths = [len(part) for part in rewards]
+    rows, ends = sum(lengths), np.cumsum(lengths) - 1
+    last = np.isin(np.arange(rows), ends)
+    return Transitions(
+        observations=np.zeros((rows, 1)),
+        actions=np.zeros(rows, dtype=int),
+        rewards=np.concatenate(rewards),
+        next_observations=np.zeros((rows, 1)),
+        terminated=np.arange(rows) == ends[-1],
+        truncated=last & (np.arange(rows) < ends[-1]),
+        action_space=Discrete(2),
+        episode_ids=np.repeat(np.arange(len(rewards)), lengths),
+    )
+
+
+@pytest.fixture(scope="module")
+def scope_rl():
+    """scope-rl's estimators of discrete actions, without gym's notice."""
+    with contextlib.redirect_stderr(io.StringIO()):
+        return pytest.importorskip("scope_rl.ope.discrete")
+
+
+SCOPE_NAMES = {
+    "is": "TrajectoryWiseImportanceSampling",
+    "pdis": "PerDecisionImportanceSampling",
+    "wpdis": "SelfNormalizedPDIS",
+    "wis": "SelfNormalizedTIS",
+    "dr": "DoublyRobust",
+    "wdr": "SelfNormalizedDR",
+}
+
+
+@EACH
+def test_agrees_with_scope_rl(scope_rl, name: str) -> None:
+    """Episodes of one length that end there, the only ones it knows; its 1e-10 in a ratio allows 1e-8."""
+    generator = np.random.default_rng(7)
+    steps, gamma, rows = 4, 0.9, 24
+    behavior, target = (generator.dirichlet(np.ones(3), size=rows) for _ in range(2))
+    actions, rewards = generator.integers(3, size=rows), generator.standard_normal(rows)
+    log = log_of_rewards(*rewards.reshape(-1, steps).tolist())
+    values, chance = generator.standard_normal((rows, 3)), behavior[np.arange(rows), actions]
+    theirs = getattr(scope_rl, SCOPE_NAMES[name])().estimate_policy_value(
+        step_per_trajectory=steps,
+        action=actions,
+        reward=rewards,
+        pscore=chance,
+        evaluation_policy_action_dist=target,
+        gamma=gamma,
+        **({"state_action_value_prediction": values} if name in ("dr", "wdr") else {}),
+    )
+    v = np.sum(target * values, axis=1)
+    model = RowValues(values[np.arange(rows), actions], np.append(v[1:], 0.0), v[::steps])
+    weights = make_weights(log, np.log(target[np.arange(rows), actions]) - np.log(chance))
+    discounts = gamma * (np.arange(rows) % steps < steps - 1)
+    own = model if name in ("dr", "wdr") else None
+    assert make_statistic(name, weights, rewards, discounts, gamma, own).value == pytest.approx(
+        theirs, rel=1e-8
+    )
