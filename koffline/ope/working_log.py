@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import operator
+import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -159,7 +160,10 @@ class WorkingLog:
         """Where this pass is saved: under everything that decides its sums."""
         if self.stream.partial is None:
             return None
-        rows = f"{log.sha256} {[shard.name for shard in log.shards]} {items} {plan.rows}"
+        files = [(shard.name, *_size_and_time(shard.name)) for shard in log.shards]
+        if log.metadata.sha256 is None and any(len(file) == 1 for file in files):
+            return None
+        rows = (log.metadata.sha256, files, items, plan.rows)
         return SavedPass.of(Path(self.stream.partial), rows, self.answers, plan.summarise)
 
     def part_rows(self, row_bytes: int) -> int:
@@ -268,6 +272,15 @@ def _parts_in_memory(log: Transitions, rows: int) -> Iterator[LogPart]:
         first = 0 if units[0] == 0 else int(ends[units[0] - 1])
         columns = {name: column[first : ends[units[-1]]] for name, column in log.columns.items()}
         yield LogPart(Transitions.of_checked(columns, log.action_space), units)
+
+
+def _size_and_time(name: str) -> tuple[int, int] | tuple[()]:
+    """What tells a file from an edited one without reading it: the digest of a bad shard cannot be taken."""
+    try:
+        found = os.stat(name)
+    except OSError:  # storage elsewhere
+        return ()
+    return found.st_size, found.st_mtime_ns
 
 
 def _there_are_rows(total: Any) -> Any:
