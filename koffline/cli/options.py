@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from koffline.cli.targets import claim
 from koffline.data.spaces import Bounds, Discrete, SpaceRequest
 from koffline.errors import ConfigError, DataError
 from koffline.jobs.mapping import PassSettings
-from koffline.ope.stream_settings import DEFAULT_MEMORY, StreamSettings
+from koffline.ope.stream_settings import DEFAULT_MEMORY, StreamSettings, remove_saved
 from koffline.store.run_record import shown_command, start_run
 
 Command = Callable[..., Any]
@@ -175,8 +174,8 @@ def log_options(argument: str, *reading: Option) -> Option:
             stream = StreamSettings(**given, partial=partial)
             source, mapping = options.pop(argument), requested_mapping(table)
             found = command(*args, log=Log(source, space, mapping, is_lazy, stream), **options)
-            if partial is not None:
-                shutil.rmtree(partial, ignore_errors=True)
+            if partial is not None and partial.is_dir():
+                remove_saved(partial)
             return found
 
         return click.argument(argument)(added([*_LOG, *reading])(run))

@@ -21,8 +21,9 @@ import cloudpickle
 import numpy as np
 import torch
 
+from koffline.ope.stream_settings import SAVED
 from koffline.store.files import atomic_file
-from koffline.untrusted.limits import Refused, check_regular
+from koffline.untrusted.limits import check_regular
 
 
 def torch_tensor(array: np.ndarray) -> torch.Tensor:
@@ -51,7 +52,7 @@ class SavedPass:
         """The file for a pass; identity: everything that decides its sums."""
         content = io.BytesIO()
         _Pickler(content).dump(identity)
-        return cls(folder / f"{hashlib.sha256(content.getbuffer()).hexdigest()[:32]}.sums")
+        return cls(folder / f"{hashlib.sha256(content.getbuffer()).hexdigest()[:32]}{SAVED}")
 
     def read(self) -> tuple[int, Any, tuple[str, ...]]:
         """(0, None, ()) where there is no such file, or none that can be read."""
@@ -59,7 +60,7 @@ class SavedPass:
             check_regular(self.path)
             with self.path.open("rb") as file:
                 done, total, skipped = _SumsUnpickler(file).load()
-        except (OSError, Refused, ValueError, TypeError, EOFError, AttributeError, pickle.UnpicklingError):
+        except Exception:  # bytes that are no pickle of ours fail in any way
             return 0, None, ()
         return done, total, skipped
 

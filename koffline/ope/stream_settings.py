@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ from koffline.jobs.mapping import PassSettings
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 _SIZE = re.compile(r"([0-9]*\.?[0-9]+)\s*([kmgt]?)(i?)b?", re.IGNORECASE)
 DEFAULT_MEMORY = "2GB"
+SAVED = ".sums"  # what files of saved passes end in
 
 
 @dataclass(frozen=True)
@@ -53,3 +55,11 @@ def parse_memory(size: int | str) -> int:
     if binary and unit:
         base = 1024 ** ("kmgt".index(unit.lower()) + 1)
     return int(float(number) * base)
+
+
+def remove_saved(folder: Path) -> None:
+    """Remove the sums that passes have saved in a folder, and the folder where it holds nothing else."""
+    with contextlib.suppress(OSError):
+        for path in folder.glob(f"*{SAVED}"):
+            path.unlink()
+        folder.rmdir()

@@ -21,7 +21,7 @@ from koffline.ope.ensemble import Resampling
 from koffline.ope.evaluation import estimate_all, open_workspace
 from koffline.ope.fitted import SystemsOfPart
 from koffline.ope.problem import prepare_problem
-from koffline.ope.stream_settings import StreamSettings
+from koffline.ope.stream_settings import StreamSettings, remove_saved
 from koffline.ope.working_log import ProblemOfPart, hold
 from koffline.policies import ContinuousPolicy, DiscretePolicy
 from tests.ope.problems import NOISY, stack
@@ -330,6 +330,9 @@ class TestAKilledPass:
             path.write_bytes(pickle.dumps((1, _Evil(tmp_path / "proof"), ())))
         assert self.run(shards, tmp_path / "sums", monkeypatch) == (expected, whole)
         assert not (tmp_path / "proof").exists()
+        (tmp_path / "sums" / "mine").touch()
+        remove_saved(tmp_path / "sums")
+        assert [path.name for path in (tmp_path / "sums").iterdir()] == ["mine"]
 
 
 class _Evil:
