@@ -11,10 +11,17 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from koffline.data.transitions import Discrete, Metadata, Transitions
-from koffline.envs.boxes import GYMNASIUM_IDS, BoxWorld, make_world, uniform_states
-from koffline.envs.finite import TSITSIKLIS_FEATURES, tsitsiklis_van_roy, value_iteration
-from koffline.envs.grids import discretise
-from koffline.envs.world import Actions, Outcome, States, draw_actions
+from koffline.envs.boxes import (
+    GYMNASIUM_IDS,
+    Actions,
+    BoxWorld,
+    Outcome,
+    States,
+    draw_actions,
+    make_world,
+    uniform_states,
+)
+from koffline.envs.finite import TSITSIKLIS_FEATURES, discretise, tsitsiklis_van_roy, value_iteration
 from koffline.errors import ConfigError, PolicyError
 from koffline.policies.base import DiscretePolicy
 from koffline.policies.policy_file import GridPolicy

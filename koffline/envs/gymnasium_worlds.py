@@ -1,41 +1,22 @@
-"""Our worlds as Gymnasium environments, one copy at a time, with pictures, and MuJoCo's with noise, by name.
+"""Our worlds as Gymnasium environments, one copy at a time, and MuJoCo's with noise, by name.
 
 import gymnasium, koffline.envs
-gymnasium.make("koffline/PuddleWorld-v0", render_mode="rgb_array")
+gymnasium.make("koffline/PuddleWorld-v0")
 gymnasium.make("koffline/NoisyMujoco-v0", environment="InvertedPendulum-v5", transition_noise=0.05)
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any
 
 import gymnasium
 import numpy as np
 from gymnasium.envs.registration import registry
-from jaxtyping import Float, UInt8
 
-from koffline.envs.boxes import (
-    GYMNASIUM_IDS,
-    PUDDLE_GOAL,
-    RADIUS,
-    TIME_LIMITS,
-    BoxWorld,
-    NoisyMountainCar,
-    NoisyPole,
-    make_world,
-    puddle_depth,
-    uniform_states,
-)
+from koffline.envs.boxes import GYMNASIUM_IDS, TIME_LIMITS, make_world, uniform_states
 from koffline.errors import ConfigError
 
-Mask = Float[np.ndarray, "height width"]
-Color = tuple[int, int, int]
-
-SIZE = 320  # pixels
-_PAPER, _INK, _GREY = (250, 249, 246), (40, 44, 52), (190, 190, 186)
-_WATER, _GOAL, _AGENT, _WOOD = (58, 110, 165), (96, 168, 92), (214, 84, 54), (183, 140, 92)
-_EDGE = 1.3  # pixels from within a shape to without
 NOISY_MUJOCO = "koffline/NoisyMujoco-v0"
 _STREAM = 0x6E6F6973  # keeps the noise apart from the environment's own draws of the same seed
 
@@ -48,20 +29,18 @@ class BoxWorldEnv(gymnasium.Env[np.ndarray, np.int64]):
     Options of ``reset``: {"state": (x, y)} starts there.
     """
 
-    metadata: ClassVar[dict[str, Any]] = {"render_modes": ["rgb_array"], "render_fps": 20}  # type: ignore[misc]
-
     def __init__(
-        self, world: str, start: str = "reset", render_mode: str | None = None, **overrides: Any
+        self, world: str, start: str = "reset", render_mode: None = None, **overrides: Any
     ) -> None:
+        if render_mode is not None:
+            raise ConfigError(f"render_mode is '{render_mode}', but {world} draws no pictures; leave it out")
         if start not in ("reset", "uniform"):
             raise ConfigError(f"start is '{start}'; use 'reset' or 'uniform'")
-        if render_mode not in (None, *self.metadata["render_modes"]):
-            raise ConfigError(f"render_mode is '{render_mode}'; use 'rgb_array' or None")
         try:
             self.world = replace(make_world(world), **overrides)
         except TypeError as error:
             raise ConfigError(f"{world} has no such setting ({error}); see its class") from None
-        self.render_mode, self._start = render_mode, start
+        self._start = start
         low, high = (np.asarray(corner, dtype=np.float32) for corner in (self.world.low, self.world.high))
         self.observation_space = gymnasium.spaces.Box(low, high, dtype=np.float32)
         self.action_space = gymnasium.spaces.Discrete(self.world.n_actions)
@@ -86,12 +65,6 @@ class BoxWorldEnv(gymnasium.Env[np.ndarray, np.int64]):
         outcome = self.world.step(self._state, np.array([int(action)]), self.np_random)
         self._state = outcome.state
         return self._observation(), float(outcome.reward[0]), bool(outcome.terminated[0]), False, {}
-
-    def render(self) -> np.ndarray | None:  # type: ignore[override]
-        """The world as a picture, (height, width, 3) uint8; None without a render mode."""
-        if self.render_mode is None or self._state is None:
-            return None
-        return draw_world(self.world, self._state[0])
 
     def _observation(self) -> np.ndarray:
         assert self._state is not None
@@ -164,75 +137,3 @@ def noisy_mujoco(environment: str, transition_noise: float = 0.0, **options: Any
             f"there is no environment '{environment}' to add noise to; check its name"
         ) from None
     return VelocityNoise(env, float(transition_noise))
-
-
-def draw_world(world: BoxWorld, state: Float[np.ndarray, " 2"]) -> UInt8[np.ndarray, "height width 3"]:
-    """A picture of a state (2,)."""
-    if isinstance(world, NoisyPole):
-        canvas = _pole(state)
-    else:
-        canvas = _valley(state) if isinstance(world, NoisyMountainCar) else _puddles(state)
-    return np.clip(np.rint(canvas.colors), 0, 255).astype(np.uint8)
-
-
-class _Canvas:
-    """A square part of the world: pixel centres, the first row at the top, and colors."""
-
-    def __init__(self, left: float, bottom: float, side: float) -> None:
-        places = (np.arange(SIZE) + 0.5) * side / SIZE
-        self.x, self.y = np.meshgrid(left + places, bottom + side - places)
-        self.colors = np.tile(np.asarray(_PAPER, dtype=np.float64), (SIZE, SIZE, 1))
-        self._edge = _EDGE * side / SIZE
-
-    def paint(self, color: Color, distance: Mask) -> None:
-        """Blend a color in where a signed distance is negative, soft over the edge."""
-        self.blend(color, np.clip(0.5 - distance / self._edge, 0.0, 1.0))
-
-    def blend(self, color: Color, mask: Mask) -> None:
-        """Blend a color in by a mask from 0 to 1."""
-        self.colors += mask[..., None] * (np.asarray(color) - self.colors)
-
-    def distance(self, start: Any, end: Any) -> Mask:
-        """Distance of all pixels from a segment, or from a point that is both its ends."""
-        along = np.subtract(end, start)
-        x, y = self.x - start[0], self.y - start[1]
-        share = np.clip((x * along[0] + y * along[1]) / max(along @ along, 1e-12), 0.0, 1.0)
-        return np.hypot(x - share * along[0], y - share * along[1])
-
-
-def _puddles(state: np.ndarray) -> _Canvas:
-    canvas = _Canvas(0.0, 0.0, 1.0)
-    depth = puddle_depth(np.stack([canvas.x.ravel(), canvas.y.ravel()], axis=1)).reshape(SIZE, SIZE)
-    canvas.blend(_WATER, 0.85 * depth / RADIUS + 0.15 * (depth > 0))
-    canvas.paint(_GOAL, (PUDDLE_GOAL - canvas.x - canvas.y) / np.sqrt(2.0))
-    canvas.paint(_INK, canvas.distance(state, state) - 0.026)
-    canvas.paint(_AGENT, canvas.distance(state, state) - 0.02)
-    return canvas
-
-
-def _pole(state: np.ndarray) -> _Canvas:
-    canvas, foot = _Canvas(-1.1, -0.5, 2.2), (0.0, 0.0)
-    canvas.paint(_GREY, np.abs(canvas.y + 0.17) - 0.008)
-    canvas.paint(_INK, np.maximum(np.abs(canvas.x) - 0.28, np.abs(canvas.y + 0.08) - 0.08))
-    canvas.paint(_WOOD, canvas.distance(foot, (np.sin(state[0]), np.cos(state[0]))) - 0.035)
-    canvas.paint(_AGENT, canvas.distance(foot, foot) - 0.04)
-    return canvas
-
-
-def _valley(state: np.ndarray) -> _Canvas:
-    canvas = _Canvas(-1.25, -0.1, 1.9)
-    above = canvas.y - _height(canvas.x)
-    distance = above / np.sqrt(1.0 + (1.35 * np.cos(3.0 * canvas.x)) ** 2)  # to first order
-    canvas.paint(_GREY, distance)
-    canvas.paint(_INK, np.abs(distance) - 0.012)
-    canvas.paint(_GOAL, canvas.distance((0.5, _height(0.5)), (0.5, _height(0.5) + 0.42)) - 0.015)
-    way = np.array([1.0, 1.35 * np.cos(3.0 * state[0])])
-    way /= np.linalg.norm(way)
-    centre = np.array([state[0], _height(state[0])]) + 0.06 * np.array([-way[1], way[0]])
-    canvas.paint(_AGENT, canvas.distance(centre - 0.05 * way, centre + 0.05 * way) - 0.05)
-    return canvas
-
-
-def _height(position: Any) -> Any:
-    """Of the hill, as Gymnasium draws it."""
-    return 0.45 * np.sin(3.0 * position) + 0.55

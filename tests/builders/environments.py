@@ -71,6 +71,29 @@ class TwoActions(Odd):
     action_space = gymnasium.spaces.MultiDiscrete([2, 3])
 
 
+class Drawn(gymnasium.Env):
+    """Spaces of Puddle World; every step is drawn in another colour."""
+
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 20}  # noqa: RUF012
+    observation_space = Box(0, 1, (2,), np.float32)
+    action_space = Discrete(4)
+
+    def __init__(self, render_mode=None):
+        self.render_mode = render_mode
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.time = 0
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action):
+        self.time += 1
+        return np.full(2, self.time / 100, np.float32), 1.0, False, False, {}
+
+    def render(self):
+        return np.full((32, 48, 3), 20 * self.time, np.uint8)
+
+
 def register():
     """Under koffline-tests/; twice is fine."""
     for name, entry, options in (
@@ -78,6 +101,7 @@ def register():
         ("Shapes", Shapes, {}),
         ("Endless", Endless, {}),
         ("TwoActions", TwoActions, {}),
+        ("Drawn", Drawn, {}),
         *((f"Fails-{fault}", Odd, {"fault": fault}) for fault in ("step", "nan")),
     ):
         if f"koffline-tests/{name}-v0" not in gymnasium.registry:

@@ -1,4 +1,4 @@
-"""The worlds as Gymnasium environments: what Gymnasium itself checks, seeds, limits, pictures."""
+"""The worlds as Gymnasium environments: what Gymnasium itself checks, seeds, limits."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def play(env, seed, steps=30):
 @EACH
 @pytest.mark.parametrize("start", ["reset", "uniform"])
 def test_gymnasium_has_no_complaints(identifier, start):
-    check_env(gymnasium.make(identifier, render_mode="rgb_array", start=start).unwrapped)
+    check_env(gymnasium.make(identifier, start=start).unwrapped)
 
 
 @EACH

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from typing import Any
 
 import gymnasium
@@ -52,8 +50,6 @@ class Toy(gymnasium.Env[Any, Any]):
         if self._seed % 2 and self._taken == 2:
             if self._fault == "raise":
                 raise RuntimeError("100% broken\nin step")
-            if self._fault == "die":
-                os.kill(os.getpid(), signal.SIGKILL)
             if self._fault == "reward":
                 reward = np.inf
         even = self._seed % 2 == 0
