@@ -1,20 +1,16 @@
-"""Copies of an environment, played side by side: any Gymnasium environment, and our worlds at once.
-
-Gymnasium's own vector environments reset a copy by themselves, one step after its end, and give rows that
-belong to no episode; here a copy that ended just rests, and the last observation of an episode is at hand.
-"""
+"""Copies of an environment, played side by side: any Gymnasium environment, and our worlds as one array."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 import koffline.envs  # noqa: F401  (makes our worlds known to Gymnasium)
 from koffline.data.transitions import ActionSpace, Discrete
 from koffline.envs.boxes import GYMNASIUM_IDS, TIME_LIMITS, WORLDS, make_world, world_name
-from koffline.envs.make import SpaceTranslator, make_env, playing
+from koffline.envs.make import Copies, CopiesStep
 
 BLOCK = 64  # numbers drawn from each stream at once
 _LARGEST_SEED = 2**31 - 1  # environments that keep their seed as a C int take no more
@@ -27,61 +23,6 @@ def environment_seed(seed: int, episode: int) -> int:
     """
     sequence = np.random.SeedSequence(seed, spawn_key=(episode, 0))
     return int(sequence.generate_state(1)[0]) & _LARGEST_SEED
-
-
-class CopiesStep(NamedTuple):
-    """One step of n copies: observations (n, …), rewards (n,), whether they ended, whether time ran out."""
-
-    observations: np.ndarray
-    rewards: np.ndarray
-    terminated: np.ndarray
-    truncated: np.ndarray
-
-
-class Copies:
-    """Copies of any Gymnasium environment, made when they are first needed; nothing is reset by itself.
-
-    ``name`` is the full Gymnasium id, ``action_dtype`` the precision in which actions are received,
-    ``time_limit`` the steps after which episodes are cut (None: the environment says when),
-    ``usual_number`` how many copies are a good choice, ``notes`` what was changed about observations.
-    """
-
-    usual_number = 16
-
-    def __init__(self, identifier: str, time_limit: int | None) -> None:
-        self._identifier = identifier
-        self._options = {} if time_limit is None else {"max_episode_steps": time_limit}
-        first = make_env(identifier, **self._options)
-        self._envs = [first]
-        self.name = identifier if first.spec is None else first.spec.id
-        self.time_limit = time_limit if first.spec is None else first.spec.max_episode_steps
-        self._spaces = spaces = SpaceTranslator(self.name, first.observation_space, first.action_space)
-        self.action_space, self.action_dtype = spaces.action_space, spaces.action_dtype
-        self.observation_shape, self.notes = spaces.observation_shape, spaces.notes
-
-    def reset(self, seeds: Sequence[int]) -> np.ndarray:
-        """Start one copy per seed; observations (n, …)."""
-        while len(self._envs) < len(seeds):  # the first copy was checked by Gymnasium, the others are like it
-            self._envs.append(make_env(self._identifier, disable_env_checker=True, **self._options))
-        with playing(self.name, "reset"):
-            first = [env.reset(seed=seed)[0] for env, seed in zip(self._envs, seeds, strict=False)]
-            return self._spaces.observations(first)
-
-    def step(self, running: Sequence[int], actions: np.ndarray) -> CopiesStep:
-        """One step of the copies that still run; actions (n,) or (n, k) of the action space."""
-        native = self._spaces.native_actions(actions)
-        with playing(self.name, "step"):
-            steps = [self._envs[copy].step(action) for copy, action in zip(running, native, strict=True)]
-            observations, rewards, ended, cut, _ = zip(*steps, strict=True)
-            terminated = np.asarray(ended, dtype=bool)
-            truncated = np.asarray(cut, dtype=bool) & ~terminated
-            numbers = np.asarray(rewards, dtype=np.float64)
-            return CopiesStep(self._spaces.observations(observations), numbers, terminated, truncated)
-
-    def close(self) -> None:
-        """Close every environment."""
-        for env in self._envs:
-            env.close()
 
 
 class WorldCopies(Copies):
@@ -97,8 +38,8 @@ class WorldCopies(Copies):
         self.action_dtype = np.dtype(np.int64)
         self.observation_shape = (len(self._world.low),)
 
-    def reset(self, seeds: Sequence[int]) -> np.ndarray:
-        """Start one copy per seed."""
+    def reset(self, seeds: Sequence[int], copies: Sequence[int] | None = None) -> np.ndarray:
+        """Start one copy per seed, all of them at once."""
         generators = [np.random.default_rng(seed) for seed in seeds]
         self._states = np.concatenate([self._world.reset(1, generator) for generator in generators])
         self._generators, self._steps = _RowGenerators(generators), 0
@@ -142,15 +83,15 @@ class _RowGenerators(np.random.Generator):
         return self._block[self.rows, self.step % BLOCK]
 
 
-def make_copies(identifier: str, time_limit: int | None) -> Copies:
+def make_copies(identifier: str, time_limit: int | None = None) -> Copies:
     """Copies of an environment; ours, by id or name, are played as one array. Raises ConfigError."""
     if identifier in WORLDS or identifier in GYMNASIUM_IDS.values():
         return WorldCopies(world_name(identifier), time_limit)
-    return Copies(identifier, time_limit)
+    return Copies(identifier, **({} if time_limit is None else {"max_episode_steps": time_limit}))
 
 
 def closed_copies(identifier: str) -> Copies:
     """Copies that are not to be played: what an environment's spaces, time limit and notes are."""
-    copies = make_copies(identifier, None)
+    copies = make_copies(identifier)
     copies.close()
     return copies

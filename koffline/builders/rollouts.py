@@ -8,13 +8,9 @@ network's outputs may differ in their last bits with it.
 
 from __future__ import annotations
 
-import contextlib
 import math
-import os
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,7 +21,6 @@ from koffline.errors import ConfigError
 from koffline.jobs.mapping import PassSettings
 from koffline.policies.base import DiscretePolicy, Policy, pick_actions
 from koffline.policy_specs import as_policy
-from koffline.store.run_record import within_epsilon
 
 Columns = dict[str, np.ndarray]
 
@@ -127,7 +122,7 @@ class RolloutPlayer:
         where = self._where
         if where is None or (where.ray is None and where.workers == 1):
             return map(self.play_batch, numbers)
-        work = RolloutWork(self._settings, tuple(_packed(policy) for policy in self._given))
+        work = RolloutWork(self._settings, tuple(self._given))
         mapped = where.map(play_batch, numbers, work, name=lambda number: f"batch {number} of episodes")
         return (batch.value for batch in mapped)
 
@@ -158,9 +153,7 @@ class RolloutPlayer:
             running, observations = running[on], step.observations[on]
         columns = _joined(parts)
         order = np.lexsort((columns["steps"], columns["episode_ids"]))
-        columns = {name: column[order] for name, column in columns.items()}
-        _check_numbers(self._copies.name, columns)
-        return columns
+        return {name: column[order] for name, column in columns.items()}
 
     def join(self, parts: Sequence[Columns]) -> Transitions:
         """All batches as one record."""
@@ -238,28 +231,9 @@ def _joined(parts: Sequence[Columns]) -> Columns:
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
-def _check_numbers(name: str, columns: Columns) -> None:
-    """A log holds finite numbers only; better said after the first batch than after the last."""
-    for column in ("observations", "next_observations", "rewards"):
-        finite = np.isfinite(columns[column]).reshape(len(columns[column]), -1).all(axis=1)
-        if not finite.all():
-            row = int(np.argmin(finite))
-            where = f"step {columns['steps'][row]} of episode {columns['episode_ids'][row]}"
-            raise ConfigError(f"{name} gave {column} that are not finite in {where}; mend it or wrap it")
-
-
-@dataclass(frozen=True)
-class PolicyFile:
-    """A policy in a file, with its content, which other machines do not see. prefix: "epsilon:0.1:" or ""."""
-
-    prefix: str
-    name: str
-    content: bytes
-
-
 @dataclass(frozen=True, eq=False)
 class RolloutWork:
-    """What a worker needs to play any batch. policies: `PolicyFile`, or anything that a player takes."""
+    """What a worker needs to play any batch; files of policies it reads from the disk that it shares."""
 
     settings: RolloutSettings
     policies: tuple[Any, ...]
@@ -272,26 +246,5 @@ def play_batch(work: RolloutWork, number: int) -> Columns:
     """At the worker: one batch. Its player is made once and kept for the next batches."""
     global _last
     if _last is None or _last[0] is not work:
-        with contextlib.ExitStack() as stack:
-            policies = [_unpacked(policy, stack) for policy in work.policies]
-            _last = work, RolloutPlayer(work.settings, policies)
+        _last = work, RolloutPlayer(work.settings, work.policies)
     return _last[1].play_batch(number)
-
-
-def _packed(policy: Any) -> Any:
-    """A name of a file, also behind "epsilon:…:", with the file's content; anything else as it is."""
-    if not isinstance(policy, str | Path):
-        return policy
-    name = within_epsilon(str(policy))
-    path = Path(os.path.expanduser(name))
-    prefix = str(policy).removesuffix(name)
-    return PolicyFile(prefix, path.name, path.read_bytes()) if path.is_file() else policy
-
-
-def _unpacked(policy: Any, stack: contextlib.ExitStack) -> Any:
-    """The policy for a player; a file lies in a folder of its own until the stack is left."""
-    if not isinstance(policy, PolicyFile):
-        return policy
-    path = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="koffline-"))) / policy.name
-    path.write_bytes(policy.content)
-    return f"{policy.prefix}{path}"

@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from koffline.builders.manifest import add_to_manifest, read_manifest
+from koffline.builders.resumable import add_to_manifest, read_manifest
 from koffline.builders.uniform import build_chain
 from koffline.errors import DataError
 
