@@ -22,8 +22,14 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # also found when run as a plain script
 
 from koffline.builders import POLICY_LEVELS
-from koffline.builders.control import medium_and_expert, random_return, stem
-from koffline.builders.control_learning import RECIPES, learn, policy_arrays, policy_returns
+from koffline.builders.control import random_return, stem
+from koffline.builders.control_learning import (
+    RECIPES,
+    learn,
+    medium_and_expert,
+    policy_arrays,
+    policy_returns,
+)
 from koffline.errors import KofflineError
 from koffline.policies.policy_file import FORMAT, VERSION, write_arrays
 from scripts.build_uniform import DATASETS, build

@@ -22,15 +22,15 @@ from koffline.builders.control_learning import (
     RECIPES,
     Learned,
     LearningSettings,
-    Snapshot,
     learn,
     learning_settings,
+    medium_and_expert,
     network_policy,
     policy_returns,
 )
-from koffline.builders.copies import closed_copies
 from koffline.builders.rollouts import Columns, RolloutPlayer, RolloutSettings
 from koffline.data.transitions import ActionSpace, Discrete, Metadata, Transitions
+from koffline.envs.gymnasium_worlds import closed_copies
 from koffline.errors import ConfigError
 from koffline.policies.base import ContinuousPolicy, DiscretePolicy, Policy
 from koffline.policies.distributions import epsilon_policy, finite_box
@@ -131,12 +131,6 @@ def bundled_policy(env: str, level: str) -> Path:
             "with --train-steps"
         )
     return path
-
-
-def medium_and_expert(learned: Learned, random_return: float) -> dict[str, Snapshot]:
-    """The best snapshot, and the one before it that is nearest to half-way between random and best."""
-    best = learned.best
-    return {"medium": learned.nearest((random_return + best.mean_return) / 2), "expert": best}
 
 
 def random_return(env: str) -> float:

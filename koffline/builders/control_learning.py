@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from koffline.algos.stock_learners import LearnerSettings, OnlineLearner, randomness
-from koffline.builders.copies import closed_copies, environment_seed, make_copies
-from koffline.builders.rollouts import Columns, RolloutPlayer, RolloutSettings
+from koffline.builders.rollouts import Columns, RolloutPlayer, RolloutSettings, environment_seed
 from koffline.data.transitions import Discrete, Transitions
+from koffline.envs.gymnasium_worlds import closed_copies, make_copies
 from koffline.envs.make import Copies
 from koffline.errors import ConfigError
 from koffline.policies.mlp import Mlp, mlp_policy
@@ -115,15 +115,13 @@ class Learned:
     rows: Columns
     snapshots: list[Snapshot] = field(default_factory=list)
 
-    @property
-    def best(self) -> Snapshot:
-        """The snapshot of the largest return, the earliest of equals."""
-        return max(self.snapshots, key=lambda snapshot: snapshot.mean_return)
 
-    def nearest(self, mean_return: float) -> Snapshot:
-        """The snapshot before the best one whose return is nearest to a number."""
-        before = [snapshot for snapshot in self.snapshots if snapshot.step <= self.best.step]
-        return min(before, key=lambda snapshot: abs(snapshot.mean_return - mean_return))
+def medium_and_expert(learned: Learned, random_return: float) -> dict[str, Snapshot]:
+    """The earliest best snapshot, and the one up to it nearest to half-way between random and best."""
+    best = max(learned.snapshots, key=lambda snapshot: snapshot.mean_return)
+    half_way = (random_return + best.mean_return) / 2
+    before = [snapshot for snapshot in learned.snapshots if snapshot.step <= best.step]
+    return {"medium": min(before, key=lambda snapshot: abs(snapshot.mean_return - half_way)), "expert": best}
 
 
 def learn(settings: LearningSettings, progress: Callable[[int], None] = lambda step: None) -> Learned:

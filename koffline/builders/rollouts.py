@@ -15,14 +15,15 @@ from typing import Any
 
 import numpy as np
 
-from koffline.builders.copies import BLOCK, environment_seed, make_copies
 from koffline.data.transitions import Discrete, Metadata, Transitions
+from koffline.envs.gymnasium_worlds import BLOCK, make_copies
 from koffline.errors import ConfigError
 from koffline.jobs.mapping import PassSettings
 from koffline.policies.base import DiscretePolicy, Policy, pick_actions
 from koffline.policy_specs import as_policy
 
 Columns = dict[str, np.ndarray]
+_LARGEST_SEED = 2**31 - 1  # environments that keep their seed as a C int take no more
 
 
 @dataclass(frozen=True)
@@ -78,6 +79,15 @@ def build_rollouts(
             if progress is not None:
                 progress(player.episodes_until(len(parts) - 1))
         return player.join(parts)
+
+
+def environment_seed(seed: int, episode: int) -> int:
+    """What the environment of an episode is reset with: an episode depends on the seed and its number alone.
+
+    So rows do not depend on how many copies are played side by side, nor on how many episodes are asked for.
+    """
+    sequence = np.random.SeedSequence(seed, spawn_key=(episode, 0))
+    return int(sequence.generate_state(1)[0]) & _LARGEST_SEED
 
 
 class RolloutPlayer:

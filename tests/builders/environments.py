@@ -6,6 +6,9 @@ import numpy as np
 Box, Discrete = gymnasium.spaces.Box, gymnasium.spaces.Discrete
 
 
+FAULTS = ("step", "nan", "shape", "reset", "infinite")
+
+
 class Odd(gymnasium.Env):
     """Five steps; hands out the same array every time, counts actions from 1."""
 
@@ -17,7 +20,9 @@ class Odd(gymnasium.Env):
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
-        self.time, self.seen[:] = 0, 0
+        if self.fault == "reset":
+            raise RuntimeError("100% broken")
+        self.time, self.seen[:] = 0, np.inf if self.fault == "infinite" else 0
         return self.seen, {}
 
     def step(self, action):
@@ -26,6 +31,8 @@ class Odd(gymnasium.Env):
         self.seen[:] = self.time / 10, action - 1.5
         if self.fault == "step" and self.time == 3:
             raise KeyError("lost\nconnection")
+        if self.fault == "shape":
+            return self.seen[:1], 1.0, False, False, {}
         reward = np.nan if self.fault == "nan" and self.time == 2 else float(action)
         return self.seen, reward, self.time == 5, False, {}
 
@@ -102,7 +109,10 @@ def register():
         ("Endless", Endless, {}),
         ("TwoActions", TwoActions, {}),
         ("Drawn", Drawn, {}),
-        *((f"Fails-{fault}", Odd, {"fault": fault}) for fault in ("step", "nan")),
+        *(
+            (f"Fails-{fault}", Odd, {"fault": fault})
+            for fault in ("step", "nan", "shape", "reset", "infinite")
+        ),
     ):
         if f"koffline-tests/{name}-v0" not in gymnasium.registry:
             gymnasium.register(f"koffline-tests/{name}-v0", entry, kwargs=options)

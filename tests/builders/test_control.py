@@ -9,20 +9,14 @@ from click.testing import CliRunner
 
 import koffline
 from koffline.builders import POLICY_LEVELS
-from koffline.builders.control import (
-    ControlSettings,
-    build_control,
-    medium_and_expert,
-    noisy,
-    replay_log,
-    stem,
-)
+from koffline.builders.control import ControlSettings, build_control, noisy, replay_log, stem
 from koffline.builders.control_learning import (
     RECIPES,
     Learned,
     LearningSettings,
     Snapshot,
     log_returns,
+    medium_and_expert,
 )
 from koffline.cli import cli
 from koffline.data.transitions import Continuous, Discrete

@@ -81,7 +81,7 @@ def test_the_network_is_what_the_learner_predicts(space):
 def test_returns_are_those_of_an_episode_played_by_hand():
     import gymnasium
 
-    from koffline.builders.copies import environment_seed
+    from koffline.builders.rollouts import environment_seed
 
     network = Mlp((np.zeros((4, 2)),), (np.array([1.0, 0.0]),), "argmax")  # always to the left
     env = gymnasium.make("CartPole-v1")

@@ -142,6 +142,9 @@ def test_single_numbers_are_columns_and_a_limit_ends_what_is_endless():
             ["uniform"],
             "a reward that is not a finite number",
         ),
+        (lambda: RolloutSettings("koffline-tests/Fails-infinite-v0", 1), ["uniform"], "gave an observation"),
+        (lambda: RolloutSettings("koffline-tests/Fails-reset-v0", 1), ["uniform"], r"reset .*100% broken"),
+        (lambda: RolloutSettings("koffline-tests/Fails-shape-v0", 1), ["uniform"], "failed in step"),
         (lambda: RolloutSettings("koffline-tests/TwoActions-v0", 1), ["uniform"], "actions of MultiDiscrete"),
     ],
 )
