@@ -28,7 +28,7 @@ from koffline.builders.control_learning import (
     network_policy,
     policy_returns,
 )
-from koffline.builders.rollouts import Columns, RolloutPlayer, RolloutSettings
+from koffline.builders.rollouts import Columns, RolloutPlayer, RolloutSettings, check_whole
 from koffline.data.transitions import ActionSpace, Discrete, Metadata, Transitions
 from koffline.envs.gymnasium_worlds import closed_copies
 from koffline.errors import ConfigError
@@ -63,10 +63,7 @@ class ControlSettings:
     def __post_init__(self) -> None:
         if self.kind not in POLICY_LEVELS:
             raise ConfigError(f"there is no kind '{self.kind}'; give one of {', '.join(KINDS)}")
-        for name, least in (("n", 1), ("train_steps", 1), ("seed", 0)):
-            number = getattr(self, name)
-            if number is not None and number < least:
-                raise ConfigError(f"{name} is {number}; give a whole number from {least} on")
+        check_whole(self, n=1, train_steps=1, seed=0)
         if self.noise is not None and not self.levels:
             raise ConfigError(f"noise is {self.noise}, but a {self.kind} log has no policy to add it to")
         if self.train_steps is not None and self.kind == "random":

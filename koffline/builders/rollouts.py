@@ -8,6 +8,7 @@ network's outputs may differ in their last bits with it.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -44,10 +45,7 @@ class RolloutSettings:
     gamma: float | None = None
 
     def __post_init__(self) -> None:
-        for name, least in (("episodes", 1), ("num_envs", 1), ("time_limit", 1), ("seed", 0)):
-            number = getattr(self, name)
-            if number is not None and number < least:
-                raise ConfigError(f"{name} is {number}; give a whole number from {least} on")
+        check_whole(self, episodes=1, num_envs=1, time_limit=1, seed=0)
         if self.gamma is not None and not 0.0 < self.gamma < 1.0:
             raise ConfigError(f"gamma is {self.gamma}; give a discount between 0 and 1")
         good = all(math.isfinite(weight) and weight >= 0.0 for weight in self.weights)
@@ -55,10 +53,18 @@ class RolloutSettings:
             raise ConfigError(f"weights are {self.weights}; give finite shares that are not all zero")
 
 
+def check_whole(settings: Any, **least: int) -> None:
+    """Raise ConfigError where a setting that is given is less than its least value."""
+    for name, lowest in least.items():
+        number = getattr(settings, name)
+        if number is not None and number < lowest:
+            raise ConfigError(f"{name} is {number}; give a whole number from {lowest} on")
+
+
 def build_rollouts(
     settings: RolloutSettings,
     policies: Sequence[Any],
-    progress: Callable[[int], None] | None = None,
+    progress: Callable[[int], None] = lambda episodes: None,
     *,
     workers: int = 1,
     ray: str | None = None,
@@ -76,8 +82,7 @@ def build_rollouts(
         parts = []
         for columns in player.play(range(player.batches)):
             parts.append(columns)
-            if progress is not None:
-                progress(player.episodes_until(len(parts) - 1))
+            progress(player.episodes_until(len(parts) - 1))
         return player.join(parts)
 
 
@@ -249,12 +254,12 @@ class RolloutWork:
     policies: tuple[Any, ...]
 
 
-_last: tuple[RolloutWork, RolloutPlayer] | None = None
-
-
 def play_batch(work: RolloutWork, number: int) -> Columns:
-    """At the worker: one batch. Its player is made once and kept for the next batches."""
-    global _last
-    if _last is None or _last[0] is not work:
-        _last = work, RolloutPlayer(work.settings, work.policies)
-    return _last[1].play_batch(number)
+    """At the worker: one batch."""
+    return _player(work).play_batch(number)
+
+
+@functools.lru_cache(maxsize=1)
+def _player(work: RolloutWork) -> RolloutPlayer:
+    """Made once and kept for the next batches."""
+    return RolloutPlayer(work.settings, work.policies)

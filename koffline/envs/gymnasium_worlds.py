@@ -16,7 +16,7 @@ import numpy as np
 from gymnasium.envs.registration import registry
 
 from koffline.data.transitions import ActionSpace, Discrete
-from koffline.envs.boxes import GYMNASIUM_IDS, TIME_LIMITS, WORLDS, make_world, uniform_states, world_name
+from koffline.envs.boxes import GYMNASIUM_IDS, TIME_LIMITS, WORLDS, make_world, world_name
 from koffline.envs.make import Copies, CopiesStep
 from koffline.errors import ConfigError
 
@@ -28,21 +28,16 @@ _STREAM = 0x6E6F6973  # keeps the noise apart from the environment's own draws o
 class BoxWorldEnv(gymnasium.Env[np.ndarray, np.int64]):
     """One copy of a world; observations are its states in native units, float32, within its box.
 
-    world: its name, see `boxes.WORLDS`. start: "reset" draws the world's own start states, "uniform" any
-    state in which episodes go on. Further keywords replace fields of the world, for instance noise=0.0.
-    Options of ``reset``: {"state": (x, y)} starts there.
+    world: its name, see `boxes.WORLDS`. Further keywords replace its fields, for instance noise=0.0.
     """
 
-    def __init__(self, world: str, start: str = "reset", render_mode: None = None, **overrides: Any) -> None:
+    def __init__(self, world: str, render_mode: None = None, **overrides: Any) -> None:
         if render_mode is not None:
             raise ConfigError(f"render_mode is '{render_mode}', but {world} draws no pictures; leave it out")
-        if start not in ("reset", "uniform"):
-            raise ConfigError(f"start is '{start}'; use 'reset' or 'uniform'")
         try:
             self.world = replace(make_world(world), **overrides)
         except TypeError as error:
             raise ConfigError(f"{world} has no such setting ({error}); see its class") from None
-        self._start = start
         low, high = (np.asarray(corner, dtype=np.float32) for corner in (self.world.low, self.world.high))
         self.observation_space = gymnasium.spaces.Box(low, high, dtype=np.float32)
         self.action_space = gymnasium.spaces.Discrete(self.world.n_actions)
@@ -53,9 +48,7 @@ class BoxWorldEnv(gymnasium.Env[np.ndarray, np.int64]):
     ) -> tuple[np.ndarray, dict[str, Any]]:
         """Start an episode; the same seed gives the same one."""
         super().reset(seed=seed)
-        draw = uniform_states if self._start == "uniform" else type(self.world).reset
-        wanted = (options or {}).get("state")
-        self._state = draw(self.world, 1, self.np_random) if wanted is None else self._checked(wanted)
+        self._state = self.world.reset(1, self.np_random)
         return self._observation(), {}
 
     def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
@@ -72,18 +65,6 @@ class BoxWorldEnv(gymnasium.Env[np.ndarray, np.int64]):
         assert self._state is not None
         space = self.observation_space
         return np.clip(self.world.observe(self._state)[0], space.low, space.high)  # type: ignore[attr-defined]
-
-    def _checked(self, state: Any) -> np.ndarray:
-        """A state to start from, (1, d); what was observed is accepted, although rounded to float32."""
-        try:
-            point = np.asarray(state, dtype=np.float64).reshape(1, -1)
-        except (TypeError, ValueError):
-            point = np.empty((1, 0))
-        if self.observation_space.contains(point[0].astype(np.float32)):
-            point = np.clip(point, self.world.low, self.world.high)
-            if not self.world.is_terminal(point)[0]:
-                return point
-        raise ConfigError(f"state is {state}; give a point of the box in which episodes go on")
 
 
 def register_envs() -> None:

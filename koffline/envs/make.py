@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-import re
 from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
 from typing import Any, NamedTuple
@@ -39,12 +38,6 @@ def make_env(identifier: str, **options: Any) -> gymnasium.Env[Any, Any]:
         raise ConfigError(f"there is no environment '{identifier}'; {hint}") from None
     except Exception as error:
         reason = " ".join(str(error).split()).rstrip(".") or type(error).__name__
-        missing = isinstance(error, ImportError | gymnasium.error.DependencyNotInstalled)
-        if missing and re.search("mujoco|imageio", reason.lower()):
-            raise ConfigError(
-                f"the environment '{identifier}' needs MuJoCo, which is not installed; "
-                "pip install mujoco imageio"
-            ) from error
         raise ConfigError(
             f"the environment '{identifier}' cannot be made: {reason}; check its name and what it needs"
         ) from error
