@@ -29,7 +29,7 @@ from koffline.data.row_block import ROW_COLUMNS, in_whole_units
 from koffline.data.transitions import Transitions
 from koffline.errors import ConfigError, DataError, KofflineError
 from koffline.fitting import Progress, threads
-from koffline.jobs.mapping import JobStatus
+from koffline.jobs import JobStatus
 from koffline.ope.partial_sums import SavedPass
 from koffline.ope.problem import EvaluationProblem, prepare_problem
 from koffline.ope.stream_settings import StreamSettings
