@@ -138,7 +138,7 @@ class Log:
     @property
     def passes(self) -> PassSettings:
         """Where passes over it run."""
-        return self.stream.passes
+        return self.stream
 
     @property
     def stays_on_disk(self) -> bool:

@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
-from functools import partial
+import math
+from collections.abc import Iterator
+from typing import Any
 
+import numpy as np
 import torch
 
 from koffline.config import EvaluationSettings
 from koffline.errors import KofflineError
-from koffline.ope.closed_form.estimates import CLOSED_FORMS
-from koffline.ope.closed_form.estimates import drl as doubly_robust_closed_form
-from koffline.ope.direct import estimate_by_networks, replica_interval
+from koffline.kernels import Gaussian
+from koffline.ope.closed_form.estimates import CLOSED_FORMS, drl
 from koffline.ope.estimate import BoundRow
 from koffline.ope.importance.episode_estimates import estimate_one
 from koffline.ope.intervals import IntervalResult, make_interval
 from koffline.ope.intervals.last_layer import last_layer_bootstrap
 from koffline.ope.intervals.sensitivity import NormSensitivity, norm_sensitivity
 from koffline.ope.intervals.settings import KernelIntervalSettings, enough_draws
-from koffline.ope.limits import contradiction
+from koffline.ope.limits import NOTABLE, contradiction
 from koffline.ope.names import (
     BOOTSTRAP_PIVOT,
     CERTIFIED_EPISODE_KINDS,
@@ -38,12 +39,71 @@ from koffline.ope.names import (
     check_interval,
 )
 from koffline.ope.residuals import OutOfBag
-from koffline.ope.results import Interval, PointEstimate, Unavailable
+from koffline.ope.results import Interval, PointEstimate, Unavailable, plain
 from koffline.ope.workspace import Workspace
 
+_GRAM_ROWS = 1000
+_LARGE_RESIDUAL = 3.0  # times the rms return; a value function that is zero everywhere stays below one
 _OTHER_STARTS = (
     "it estimates the return of the logged episodes, and other start states were given; leave them out"
 )
+
+
+def estimate_by_networks(workspace: Workspace, head: str) -> PointEstimate:
+    """Mean over the replicas of the whole log; interval from the spread of the resampled ones."""
+    fitted, residuals, problem = workspace.fitted, workspace.residuals, workspace.problem
+    interval, heads = fitted.interval(head), fitted.estimate_by_head()
+    full, resampled = fitted.kept_values(head)
+    inputs = problem.kernel_inputs[problem.row_weights > 0.0]
+    diagnostics = {
+        "held_out_kernel_loss": residuals.held_out_kernel_loss,
+        "held_out_kernel_ratio": residuals.held_out_ratio,
+        "effective_bandwidth": fitted.bandwidth,
+        "mean_off_diagonal_kernel": _mean_off_diagonal(inputs, fitted.bandwidth),
+        "estimates_by_head": heads,
+        "head_disagreement": max(heads.values()) - min(heads.values()),
+        "replica_standard_deviation": float(fitted.kept_values(fitted.head)[1].std(ddof=1)),
+        "residual_rms": residuals.rms,
+        "residual_mean": residuals.mean,
+        "training_steps": fitted.record.steps,
+    }
+    diagnostics = {name: plain(value) for name, value in diagnostics.items()}
+    return PointEstimate(
+        name=head,
+        value=float(full.mean()),
+        standard_error=float(resampled.std(ddof=1)),
+        interval=interval,
+        warnings=tuple(_doubts(workspace, diagnostics, interval)),
+        diagnostics=diagnostics,
+    )
+
+
+def _doubts(workspace: Workspace, diagnostics: dict[str, Any], interval: Interval) -> Iterator[str]:
+    """Reasons to distrust the trained networks."""
+    fitted, scale, rms = workspace.fitted, workspace.problem.reward_scale, diagnostics["residual_rms"]
+    if diagnostics["head_disagreement"] > max(0.5 * interval.width, NOTABLE * scale):
+        heads = ", ".join(f"{name} {value:.4g}" for name, value in diagnostics["estimates_by_head"].items())
+        yield f"Estimators that should agree do not ({heads}); train longer or collect more data."
+    off_diagonal = diagnostics["mean_off_diagonal_kernel"]
+    if off_diagonal is not None and off_diagonal < 1.0 / len(workspace.transitions):
+        yield "The kernel sees every row as alone; raise the bandwidth."
+    if not fitted.alive.all():
+        yield f"{fitted.describe_diverged()}, and were left out; lower learning_rate."
+    if rms is None or rms > _LARGE_RESIDUAL * scale:
+        yield (
+            f"Bellman residuals (rms {math.inf if rms is None else rms:.3g}) are larger than the logged "
+            f"returns themselves (rms {scale:.3g}): nothing was learnt; lower learning_rate."
+        )
+
+
+def _mean_off_diagonal(kernel_inputs: np.ndarray, bandwidth: float) -> float:
+    """Mean kernel value of two different rows, over an even sample."""
+    rows = np.unique(np.linspace(0, len(kernel_inputs) - 1, min(len(kernel_inputs), _GRAM_ROWS)).astype(int))
+    count = len(rows)
+    if count < 2:
+        return math.nan
+    gram = Gaussian(bandwidth).gram(torch.as_tensor(kernel_inputs[rows]))
+    return float((gram.sum() - gram.diagonal().sum()) / (count * (count - 1)))
 
 
 def estimate_by_importance(workspace: Workspace, name: str) -> PointEstimate | Unavailable:
@@ -62,41 +122,24 @@ def estimate_by_importance(workspace: Workspace, name: str) -> PointEstimate | U
 
 
 def estimate_in_features(workspace: Workspace, name: str) -> PointEstimate:
-    """One of the closed forms in the features of the settings."""
-    settings = workspace.settings
-    return CLOSED_FORMS[name](workspace.system, level=settings.level, seed=settings.seed)
-
-
-def estimate_doubly_robust_marginal(workspace: Workspace) -> PointEstimate:
-    """Marginalised weights in features beside the kernel-loss networks, the networks out of bag."""
-    settings = workspace.settings
+    """One of the closed forms in the features of the settings; ``drl`` beside networks, out of bag."""
+    system, level, seed = workspace.system, workspace.settings.level, workspace.settings.seed
+    if name != "drl":
+        return CLOSED_FORMS[name](system, level=level, seed=seed)
     values = workspace.row_values if workspace.log.is_whole else OutOfBag.of(workspace.fitted).in_features
-    return doubly_robust_closed_form(workspace.system, values, level=settings.level, seed=settings.seed)
-
-
-RUN: dict[str, Callable[[Workspace], PointEstimate | Unavailable]] = {
-    **{name: partial(estimate_by_networks, head=name) for name in FITTED},
-    **{name: partial(estimate_in_features, name=name) for name in ("mql", "lstdq", "mwl", "dualdice")},
-    **{name: partial(estimate_by_importance, name=name) for name in OVER_EPISODES},
-    "drl": estimate_doubly_robust_marginal,
-}
+    return drl(system, values, level=level, seed=seed)
 
 
 def run_estimator(workspace: Workspace, name: str) -> PointEstimate | Unavailable:
     """The estimate with the interval that the settings ask for, as far as the log allows one."""
     check_interval(name, workspace.settings.interval)
-    found = RUN[name](workspace)
+    run = estimate_by_networks if name in FITTED else estimate_in_features
+    found = estimate_by_importance(workspace, name) if name in OVER_EPISODES else run(workspace, name)
     if isinstance(found, Unavailable):
         return found
-    return _settle(workspace, _with_interval(workspace, name, found))
-
-
-def _settle(workspace: Workspace, found: PointEstimate) -> PointEstimate:
-    """Leave an interval out that would be made up, and cut one to the values that are possible."""
-    limits = workspace.limits
-    if found.name in OVER_EPISODES:
-        limits = limits.of_logged_returns()
-    return limits.settle(found, _reasons(workspace, found))
+    found = _with_interval(workspace, name, found)
+    limits = workspace.limits.of_logged_returns() if name in OVER_EPISODES else workspace.limits
+    return limits.settle(found, _reasons(workspace, found))  # no interval that would be made up or impossible
 
 
 def _reasons(workspace: Workspace, found: PointEstimate) -> list[str] | None:
@@ -109,7 +152,7 @@ def _reasons(workspace: Workspace, found: PointEstimate) -> list[str] | None:
     reasons = workspace.limits.reasons_for_no_interval(by_rows)
     if found.name in (*FITTED, *WITH_MODEL, "drl"):
         fitted = workspace.fitted
-        heads = {head: replica_interval(fitted, head) for head in fitted.estimate_by_head()}
+        heads = {head: fitted.interval(head) for head in fitted.estimate_by_head()}
         clash = contradiction(heads, fitted.problem.reward_scale)
         reasons += [clash] if clash else []
     return reasons
@@ -134,17 +177,16 @@ def _with_interval(workspace: Workspace, name: str, found: PointEstimate) -> Poi
 
 def system_interval(workspace: Workspace, kind: str) -> IntervalResult:
     """An interval for the value from the problem in fixed features, whatever the estimator."""
-    settings = workspace.settings
-    system = workspace.fixed_system if kind in CERTIFIED_SYSTEM_KINDS else workspace.held_system
+    settings, is_certified = workspace.settings, kind in CERTIFIED_SYSTEM_KINDS
     result = make_interval(
         kind,
-        system,
+        workspace.fixed_system if is_certified else workspace.held_system,
         level=settings.level,
         norm_bound=settings.norm_bound,
         reward_bounds=settings.reward_bounds,
         seed=settings.seed,
     )
-    guesses = _guesses(settings, with_norm=True) if kind in CERTIFIED_SYSTEM_KINDS else ()
+    guesses = _guesses(settings, with_norm=True) if is_certified else ()
     return dataclasses.replace(result, warnings=(*result.warnings, *guesses))
 
 
@@ -168,12 +210,9 @@ def bounds_of(workspace: Workspace, estimates: dict[str, PointEstimate]) -> tupl
     kinds = [kind for kind in SYSTEM_KINDS if kind != BOOTSTRAP_PIVOT]
     rows = [_bound(workspace, kind) for kind in kinds if not set(estimates) <= set(OVER_EPISODES)]
     for kind in CERTIFIED_EPISODE_KINDS:
-        made = [
-            (name, estimates[name].diagnostics["intervals"][kind])
-            for name in ("is", "pdis")
-            if name in estimates and kind in estimates[name].diagnostics["intervals"]
-        ]
-        rows += [BoundRow(f"{kind} ({name})", Interval(**interval), None) for name, interval in made]
+        for name in ("is", "pdis"):
+            made = estimates[name].diagnostics["intervals"] if name in estimates else {}
+            rows += [BoundRow(f"{kind} ({name})", Interval(**made[kind]), None)] if kind in made else []
     return tuple(rows)
 
 
@@ -196,20 +235,16 @@ def _with_result(found: PointEstimate, result: IntervalResult) -> PointEstimate:
     """The estimate with that interval, what it rests on, and a word where the two do not agree."""
     warnings = [*found.warnings, *result.warnings]
     if result.interval is not None and not result.interval.holds(found.value):
-        warnings.append(
-            f"The {result.kind} interval does not hold the estimate {found.value:.4g}: it comes from fixed "
-            f"features, whose own fit says {result.value:.4g}."
-            if result.value is not None
-            else f"The {result.kind} interval does not hold the estimate {found.value:.4g}."
+        own = (
+            ""
+            if result.value is None
+            else f": it comes from fixed features, whose own fit says {result.value:.4g}"
         )
-    details = result.as_dict()
-    details.pop("interval")
-    details.pop("warnings")
+        warnings.append(f"The {result.kind} interval does not hold the estimate {found.value:.4g}{own}.")
+    details = {key: part for key, part in result.as_dict().items() if key not in ("interval", "warnings")}
+    diagnostics = {**found.diagnostics, "interval": details}
     return dataclasses.replace(
-        found,
-        interval=result.interval,
-        warnings=tuple(warnings),
-        diagnostics={**found.diagnostics, "interval": details},
+        found, interval=result.interval, warnings=tuple(warnings), diagnostics=diagnostics
     )
 
 

@@ -17,9 +17,9 @@ from koffline.data.transitions import Transitions
 from koffline.errors import ConfigError, DataError, KofflineError
 from koffline.fitting import Progress, threads
 from koffline.ope.diagnostics import common_diagnostics, common_warnings
-from koffline.ope.direct import fitted_value_function, make_evidence
-from koffline.ope.estimate import Estimate, EstimateRow, EstimateTable
+from koffline.ope.estimate import Estimate, EstimateRow, EstimateTable, Evidence
 from koffline.ope.estimators import bounds_of, run_estimator, sensitivity_to_norm
+from koffline.ope.learning import start_values
 from koffline.ope.limits import NOTABLE
 from koffline.ope.names import (
     DEFAULT,
@@ -78,7 +78,7 @@ def evaluate(
         diagnostics = {**common_diagnostics(workspace), **found.diagnostics}
         warnings = [*common_warnings(workspace, diagnostics), *found.warnings]
         is_fitted = settings.estimator in FITTED
-        evidence = make_evidence(workspace) if is_fitted else None
+        evidence = _evidence(workspace) if is_fitted else None
         sensitivity = sensitivity_to_norm(workspace, settings.interval)
     return Estimate(
         value=found.value,
@@ -88,9 +88,32 @@ def evaluate(
         settings=settings.model_dump(exclude={"gamma", "estimator", "seed"}),
         warnings=tuple(warnings),
         evidence=evidence,
-        value_function=fitted_value_function(workspace.fitted, workspace.transitions) if is_fitted else None,
+        value_function=workspace.fitted.value_function(workspace.transitions) if is_fitted else None,
         sensitivity=sensitivity,
         **workspace.describe(),
+    )
+
+
+def _evidence(workspace: Workspace) -> Evidence:
+    """Arrays for the plots."""
+    fitted, coverage = workspace.fitted, workspace.coverage
+    record, full = fitted.record, fitted.ensemble.full
+    steps = np.array(record.probe_steps)
+    losses = record.losses.T.numpy()
+    at = np.minimum(np.searchsorted(np.array(record.loss_steps), steps), losses.shape[1] - 1)
+    starts = start_values(fitted.chosen, fitted.problem)[:full].cpu().numpy()[fitted.alive[:full]]
+    starts, relevant = starts[:, fitted.problem.start_weights > 0.0], coverage.weights > 0.0
+    return Evidence(
+        steps=steps,
+        objective=losses[:, at],
+        values=torch.stack(record.probes).T.numpy(),
+        residuals=workspace.residuals.sample,
+        initial_values=starts.mean(axis=0),
+        action_support=coverage.ratios[relevant],
+        support_weights=coverage.weights[relevant],
+        support_label="distance to the nearest logged row / the log's own spacing",
+        replica_values=fitted.replica_values[fitted.head],
+        replica_roles=fitted.ensemble.roles,
     )
 
 
@@ -109,7 +132,7 @@ def open_workspace(
     """
     policy = as_policy(policy, transitions.action_space, transitions.observation_shape)
     stream = stream or StreamSettings()
-    with torch.no_grad(), threads(settings.threads), stream.passes.kept():
+    with torch.no_grad(), threads(settings.threads), stream.kept():
         log = hold(transitions, settings.sample_rows, settings.seed, stream, progress)
         _check_rows(log.sample.transitions)
         if initial_observations is not None:

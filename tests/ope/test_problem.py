@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 
 from koffline.errors import DataError
-from koffline.ope.ensemble import draw_ensemble, poisson_counts
+from koffline.ope.learning import draw_ensemble, poisson_counts
 from koffline.ope.problem import prepare_problem
 from tests.ope.problems import SOFT, discrete_log, prepared
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import pathlib
 import pickle
+from functools import partial
 
 import numpy as np
 import pytest
@@ -17,12 +18,12 @@ from koffline.data.transitions import Transitions
 from koffline.errors import ConfigError, DataError, KofflineError
 from koffline.kernels import FourierFeatures
 from koffline.ope import working_log
-from koffline.ope.ensemble import Resampling
 from koffline.ope.evaluation import estimate_all, open_workspace
-from koffline.ope.fitted import SystemsOfPart
+from koffline.ope.fitted import systems_of_part
+from koffline.ope.learning import Resampling
 from koffline.ope.problem import prepare_problem
 from koffline.ope.stream_settings import StreamSettings, remove_saved
-from koffline.ope.working_log import ProblemOfPart, hold
+from koffline.ope.working_log import hold, in_problem
 from koffline.policies import ContinuousPolicy, DiscretePolicy
 from tests.ope.problems import NOISY, stack
 
@@ -141,22 +142,21 @@ def test_sums_over_parts_are_those_over_all_rows(stored, kind, monkeypatch) -> N
     like = prepare_problem(log.held.transitions, policy, 0.9, 1, np.random.default_rng(0))
     whole = prepare_problem(memory, policy, 0.9, 1, np.random.default_rng(0), like=like)
     network, _ = stack(like)
-    of_part = SystemsOfPart(
-        network, FourierFeatures(torch.ones(like.kernel_inputs.shape[1], 3).double()), Resampling(3, 1, (0,))
-    )
+    instruments = FourierFeatures(torch.ones(like.kernel_inputs.shape[1], 3).double())
+    of_part = partial(systems_of_part, network, instruments, Resampling(3, 1, (0,)))
     units = np.arange(memory.n_episodes if memory.has_episodes else len(memory))
     parts = []
 
     def counted(part):
         parts.append(part)
-        return ProblemOfPart(of_part, like.without_rows(), policy, 0.9, 1, 0)(part)
+        return in_problem(of_part, like.without_rows(), policy, 0.9, 1, 0, part)
 
     with torch.no_grad():
         found, expected = log.fold(counted), of_part(whole, units)
     assert len(parts) > 5
     np.testing.assert_array_equal(np.concatenate([part.units for part in parts]), units)
-    for one, other in zip(found._parts, expected._parts, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-9)
+    for name, expected_sum in vars(expected).items():
+        torch.testing.assert_close(getattr(found, name), expected_sum, rtol=1e-10, atol=1e-9)
 
 
 def test_shards_that_cannot_be_read(stored, tmp_path) -> None:

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from koffline.config import make_settings
-from koffline.ope.ensemble import draw_ensemble
 from koffline.ope.fitted import FittedValues, fit_value_functions
 from koffline.ope.intervals.last_layer import network_equation
+from koffline.ope.learning import draw_ensemble
 from tests.exact_problems import EXACT_PROBLEMS
 from tests.ope.intervals.systems import prepared
 
