@@ -1,8 +1,8 @@
 """Independent pieces of work, run here, in several processes, or on a Ray cluster.
 
-`PassSettings.map`: values in the order of their items, such as sums over the shards of a log; added up in
-that order they are the same float64 numbers everywhere. `run_jobs`: jobs whose results are files; one whose file
-is there is not run again, so that a killed run continues where it was.
+`PassSettings.map`: values in the order of their items, such as sums over the shards of a log, which are then
+the same float64 numbers everywhere. `run_jobs`: jobs whose results are files; one whose file is there is not
+run again, so that a killed run continues where it was.
 """
 
 from __future__ import annotations

@@ -5,19 +5,24 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from koffline.data.sources import open_transitions
 from koffline.data.transitions import Discrete, Transitions
 from koffline.errors import DataError
 from koffline.ope.limits import reward_range, value_bounds
 from koffline.policies import DiscretePolicy, Policy
+from koffline.store.files import reading
+from koffline.untrusted.arrays import array_names, read_array, read_arrays
 
 # Standardised next states and policy actions are cut here, so that one far outlier cannot blow a network up.
 _FAR = 10.0
 _MOST_INPUTS = 4096
 _START_DRAWS = 16_384  # of a continuous policy's actions, over all start states
+_START_NAMES = ("initial_observations", "observations")
 _LARGEST = 1e100  # squares and discounted sums of anything below stay finite
 
 
@@ -232,3 +237,27 @@ def _weights(log: Transitions, like: EvaluationProblem | None) -> tuple[np.ndarr
     largest = float(weights.max())  # so that no sum overflows
     scale = largest * float((weights / largest).mean())
     return weights / scale, scale
+
+
+def read_initial_states(source: str) -> np.ndarray:
+    """Start states (E, …): a .npy array, an .npz with ``initial_observations`` or ``observations``, or a log.
+
+    A log (with ``rewards``) gives the first observations of its episodes. Raises DataError.
+    """
+    path, magic = Path(source), b""
+    if not source.startswith("minari:") and not path.exists():
+        raise DataError(f"initial states {source} do not exist; check the path")
+    with reading(f"initial states {path}", "NumPy"):
+        if path.is_file():
+            with path.open("rb") as file:
+                magic = file.read(8)
+        if magic.startswith(b"\x93NUMPY"):
+            return read_array(path)
+        names = array_names(path) if magic.startswith(b"PK") else ["rewards"]
+        if "rewards" not in names:
+            name = next((name for name in _START_NAMES if name in names), None)
+            if name is None:
+                shown = ", ".join(names[:12])
+                raise DataError(f"initial states {path} hold {shown}; name the array {_START_NAMES[0]}")
+            return read_arrays(path, [name])[name]
+    return open_transitions(source).initial_observations()
