@@ -49,13 +49,13 @@ _ALIKE = 1e-6  # candidates closer than this, relative to their size, do not pla
 class SolverSettings(Section):
     """Options of `solve`; lengths are in units of the box."""
 
-    bandwidth: float | None = Field(None, gt=0.0)
-    ridge: float | None = Field(None, ge=0.0)
-    feature_width: float | None = Field(None, gt=0.0)
-    feature_count: int = Field(400, ge=2, multiple_of=2)
-    kernel_features: int | None = Field(None, ge=2, multiple_of=2)
-    folds: int = Field(5, ge=2)
-    seed: int = Field(0, ge=0)
+    bandwidth: float | None = Field(default=None, gt=0.0)
+    ridge: float | None = Field(default=None, ge=0.0)
+    feature_width: float | None = Field(default=None, gt=0.0)
+    feature_count: int = Field(default=400, ge=2, multiple_of=2)
+    kernel_features: int | None = Field(default=None, ge=2, multiple_of=2)
+    folds: int = Field(default=5, ge=2)
+    seed: int = Field(default=0, ge=0)
 
 
 @dataclass(frozen=True, eq=False)
