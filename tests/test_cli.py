@@ -147,8 +147,7 @@ def test_every_estimator_in_one_table_and_one_page(log: Path, tmp_path: Path) ->
     for name in ("kloss", "mwl", "wpdis", "drl", "kernel-certified", "truth"):
         assert name in done.output
     assert {path.name for path in out.iterdir()} == {"estimates.json", "plots", "report.html", "run.json"}
-    for plot in ("forest", "sensitivity"):
-        assert (out / "plots" / f"{plot}.png").stat().st_size > 5000
+    assert (out / "plots" / "forest.png").stat().st_size > 5000
     page = (out / "report.html").read_text(encoding="utf-8")
     assert "http" not in page.replace("http://www.w3.org", "")
     some = json.loads(evaluate(log, "--estimator", "mql, wis,mql", "--json").stdout)

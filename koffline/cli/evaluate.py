@@ -45,8 +45,8 @@ Examples:
 Estimators: kloss, fqe, lstd (trained networks), mql, lstdq (closed forms), is, wis, pdis, wpdis
 (importance sampling), mwl, dualdice (marginal weights), dr, wdr, magic, drl (doubly robust), or all.
 Intervals: bootstrap, bootstrap-pivot, kernel-calibrated, kernel-simultaneous, kernel-certified,
-kernel-certified-iid, dual; for importance sampling episodes-bootstrap, episodes-t, hoeffding,
-empirical-bernstein. What each promises is printed with it.
+dual; for importance sampling episodes-bootstrap, episodes-t, hoeffding, empirical-bernstein.
+What each promises is printed with it.
 """
 
 

@@ -17,9 +17,7 @@ from koffline.ope.closed_form.estimates import CLOSED_FORMS, drl
 from koffline.ope.estimate import BoundRow
 from koffline.ope.importance.episode_estimates import estimate_one
 from koffline.ope.intervals import IntervalResult, make_interval
-from koffline.ope.intervals.last_layer import last_layer_bootstrap
-from koffline.ope.intervals.sensitivity import NormSensitivity, norm_sensitivity
-from koffline.ope.intervals.settings import KernelIntervalSettings, enough_draws
+from koffline.ope.intervals.resampling import last_layer_bootstrap
 from koffline.ope.limits import NOTABLE, contradiction
 from koffline.ope.names import (
     BOOTSTRAP_PIVOT,
@@ -27,12 +25,9 @@ from koffline.ope.names import (
     CERTIFIED_KINDS,
     CERTIFIED_SYSTEM_KINDS,
     DEFAULT,
-    DUAL,
     EPISODE_KINDS,
     EPISODES_T,
     FITTED,
-    KERNEL_CERTIFIED,
-    KERNEL_SIMULTANEOUS,
     OVER_EPISODES,
     SYSTEM_KINDS,
     WITH_MODEL,
@@ -170,7 +165,7 @@ def _with_interval(workspace: Workspace, name: str, found: PointEstimate) -> Poi
         return found
     if kind == BOOTSTRAP_PIVOT and name in FITTED:
         settings = workspace.settings
-        interval = last_layer_bootstrap(workspace.fitted, level=settings.level, seed=settings.seed, head=name)
+        interval = last_layer_bootstrap(workspace.fitted, name, settings.level, settings.seed)
         return dataclasses.replace(found, interval=interval)
     return _with_result(found, system_interval(workspace, kind))
 
@@ -245,25 +240,4 @@ def _with_result(found: PointEstimate, result: IntervalResult) -> PointEstimate:
     diagnostics = {**found.diagnostics, "interval": details}
     return dataclasses.replace(
         found, interval=result.interval, warnings=tuple(warnings), diagnostics=diagnostics
-    )
-
-
-def sensitivity_to_norm(workspace: Workspace, kind: str) -> NormSensitivity | None:
-    """Ends of the interval for other ρ; None for a kind that assumes no norm.
-
-    "dual" has the ends of "kernel-certified" at its optimum, so it is shown by those.
-    """
-    if kind not in (*CERTIFIED_SYSTEM_KINDS, KERNEL_SIMULTANEOUS):
-        return None
-    settings = workspace.settings
-    return norm_sensitivity(
-        workspace.held_system if kind == KERNEL_SIMULTANEOUS else workspace.fixed_system,
-        kind=KERNEL_CERTIFIED if kind == DUAL else kind,
-        settings=KernelIntervalSettings(
-            level=settings.level,
-            norm_bound=settings.norm_bound,
-            reward_bounds=settings.reward_bounds,
-            draws=enough_draws(settings.level),
-            seed=settings.seed,
-        ),
     )

@@ -18,14 +18,13 @@ from koffline.errors import ConfigError, DataError, KofflineError
 from koffline.fitting import Progress, threads
 from koffline.ope.diagnostics import common_diagnostics, common_warnings
 from koffline.ope.estimate import Estimate, EstimateRow, EstimateTable, Evidence
-from koffline.ope.estimators import bounds_of, run_estimator, sensitivity_to_norm
+from koffline.ope.estimators import bounds_of, run_estimator
 from koffline.ope.learning import start_values
 from koffline.ope.limits import NOTABLE
 from koffline.ope.names import (
     DEFAULT,
     ESTIMATORS,
     FITTED,
-    KERNEL_CERTIFIED,
     check_estimator,
     check_interval,
     kinds_for,
@@ -79,7 +78,6 @@ def evaluate(
         warnings = [*common_warnings(workspace, diagnostics), *found.warnings]
         is_fitted = settings.estimator in FITTED
         evidence = _evidence(workspace) if is_fitted else None
-        sensitivity = sensitivity_to_norm(workspace, settings.interval)
     return Estimate(
         value=found.value,
         interval=found.interval,
@@ -89,7 +87,6 @@ def evaluate(
         warnings=tuple(warnings),
         evidence=evidence,
         value_function=workspace.fitted.value_function(workspace.transitions) if is_fitted else None,
-        sensitivity=sensitivity,
         **workspace.describe(),
     )
 
@@ -230,7 +227,6 @@ def estimate_all(
         if not found:
             raise KofflineError(f"no estimator applies to this log; {rows[0].name}: {rows[0].reason}")
         bound_rows = bounds_of(workspace, found) if bounds else ()
-        sensitivity = sensitivity_to_norm(workspace, KERNEL_CERTIFIED) if bounds else None
         diagnostics = common_diagnostics(workspace)
         warnings = [*common_warnings(workspace, diagnostics), *_disagreement(rows, workspace)]
     return EstimateTable(
@@ -240,7 +236,6 @@ def estimate_all(
         diagnostics=diagnostics,
         settings=settings.model_dump(exclude={"gamma", "estimator", "seed", "level"}),
         warnings=tuple(warnings),
-        sensitivity=sensitivity,
         **workspace.describe(),
     )
 

@@ -41,7 +41,7 @@ def test_every_estimator_finds_the_exact_answer(table: EstimateTable, name: str)
 def test_certified_bounds_hold_the_truth_and_are_labelled(table: EstimateTable) -> None:
     problem = EXACT_PROBLEMS["chain_off"](11, ROWS)
     kinds = [bound.kind for bound in table.bounds]
-    assert {"kernel-calibrated", "kernel-certified", "kernel-certified-iid", "dual"} <= set(kinds)
+    assert {"kernel-calibrated", "kernel-certified", "dual"} <= set(kinds)
     for bound in table.bounds:
         if bound.interval is not None and bound.interval.kind in CERTIFIED_KINDS:
             assert bound.interval.holds(problem.value)
