@@ -7,12 +7,10 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import torch
 
 from koffline.config import EvaluationSettings
 from koffline.errors import KofflineError
-from koffline.kernels import Gaussian
 from koffline.ope.closed_form.estimates import CLOSED_FORMS, drl
 from koffline.ope.estimate import BoundRow
 from koffline.ope.importance.episode_estimates import estimate_one
@@ -24,7 +22,6 @@ from koffline.ope.names import (
     CERTIFIED_EPISODE_KINDS,
     CERTIFIED_KINDS,
     CERTIFIED_SYSTEM_KINDS,
-    DEFAULT,
     EPISODE_KINDS,
     EPISODES_T,
     FITTED,
@@ -37,7 +34,6 @@ from koffline.ope.residuals import OutOfBag
 from koffline.ope.results import Interval, PointEstimate, Unavailable, plain
 from koffline.ope.workspace import Workspace
 
-_GRAM_ROWS = 1000
 _LARGE_RESIDUAL = 3.0  # times the rms return; a value function that is zero everywhere stays below one
 _OTHER_STARTS = (
     "it estimates the return of the logged episodes, and other start states were given; leave them out"
@@ -46,15 +42,13 @@ _OTHER_STARTS = (
 
 def estimate_by_networks(workspace: Workspace, head: str) -> PointEstimate:
     """Mean over the replicas of the whole log; interval from the spread of the resampled ones."""
-    fitted, residuals, problem = workspace.fitted, workspace.residuals, workspace.problem
+    fitted, residuals = workspace.fitted, workspace.residuals
     interval, heads = fitted.interval(head), fitted.estimate_by_head()
     full, resampled = fitted.kept_values(head)
-    inputs = problem.kernel_inputs[problem.row_weights > 0.0]
     diagnostics = {
         "held_out_kernel_loss": residuals.held_out_kernel_loss,
         "held_out_kernel_ratio": residuals.held_out_ratio,
         "effective_bandwidth": fitted.bandwidth,
-        "mean_off_diagonal_kernel": _mean_off_diagonal(inputs, fitted.bandwidth),
         "estimates_by_head": heads,
         "head_disagreement": max(heads.values()) - min(heads.values()),
         "replica_standard_deviation": float(fitted.kept_values(fitted.head)[1].std(ddof=1)),
@@ -79,9 +73,6 @@ def _doubts(workspace: Workspace, diagnostics: dict[str, Any], interval: Interva
     if diagnostics["head_disagreement"] > max(0.5 * interval.width, NOTABLE * scale):
         heads = ", ".join(f"{name} {value:.4g}" for name, value in diagnostics["estimates_by_head"].items())
         yield f"Estimators that should agree do not ({heads}); train longer or collect more data."
-    off_diagonal = diagnostics["mean_off_diagonal_kernel"]
-    if off_diagonal is not None and off_diagonal < 1.0 / len(workspace.transitions):
-        yield "The kernel sees every row as alone; raise the bandwidth."
     if not fitted.alive.all():
         yield f"{fitted.describe_diverged()}, and were left out; lower learning_rate."
     if rms is None or rms > _LARGE_RESIDUAL * scale:
@@ -89,16 +80,6 @@ def _doubts(workspace: Workspace, diagnostics: dict[str, Any], interval: Interva
             f"Bellman residuals (rms {math.inf if rms is None else rms:.3g}) are larger than the logged "
             f"returns themselves (rms {scale:.3g}): nothing was learnt; lower learning_rate."
         )
-
-
-def _mean_off_diagonal(kernel_inputs: np.ndarray, bandwidth: float) -> float:
-    """Mean kernel value of two different rows, over an even sample."""
-    rows = np.unique(np.linspace(0, len(kernel_inputs) - 1, min(len(kernel_inputs), _GRAM_ROWS)).astype(int))
-    count = len(rows)
-    if count < 2:
-        return math.nan
-    gram = Gaussian(bandwidth).gram(torch.as_tensor(kernel_inputs[rows]))
-    return float((gram.sum() - gram.diagonal().sum()) / (count * (count - 1)))
 
 
 def estimate_by_importance(workspace: Workspace, name: str) -> PointEstimate | Unavailable:
@@ -155,16 +136,13 @@ def _reasons(workspace: Workspace, found: PointEstimate) -> list[str] | None:
 
 def _with_interval(workspace: Workspace, name: str, found: PointEstimate) -> PointEstimate:
     """The estimate with the kind of interval that the settings ask for."""
-    kind = workspace.settings.interval
-    if kind == DEFAULT:
-        return found
-    if kind in EPISODE_KINDS:
-        guesses = _guesses(workspace.settings, with_norm=False) if kind in CERTIFIED_KINDS else ()
-        return dataclasses.replace(found, warnings=(*found.warnings, *guesses))
-    if found.interval is not None and found.interval.kind == kind:
+    settings, kind = workspace.settings, workspace.settings.interval
+    if kind in CERTIFIED_EPISODE_KINDS:
+        warnings = (*found.warnings, *_guesses(settings, with_norm=False))
+        return dataclasses.replace(found, warnings=warnings)
+    if kind not in SYSTEM_KINDS or (found.interval is not None and found.interval.kind == kind):
         return found
     if kind == BOOTSTRAP_PIVOT and name in FITTED:
-        settings = workspace.settings
         interval = last_layer_bootstrap(workspace.fitted, name, settings.level, settings.seed)
         return dataclasses.replace(found, interval=interval)
     return _with_result(found, system_interval(workspace, kind))
@@ -230,11 +208,7 @@ def _with_result(found: PointEstimate, result: IntervalResult) -> PointEstimate:
     """The estimate with that interval, what it rests on, and a word where the two do not agree."""
     warnings = [*found.warnings, *result.warnings]
     if result.interval is not None and not result.interval.holds(found.value):
-        own = (
-            ""
-            if result.value is None
-            else f": it comes from fixed features, whose own fit says {result.value:.4g}"
-        )
+        own = "" if result.value is None else f": fixed features say {result.value:.4g}"
         warnings.append(f"The {result.kind} interval does not hold the estimate {found.value:.4g}{own}.")
     details = {key: part for key, part in result.as_dict().items() if key not in ("interval", "warnings")}
     diagnostics = {**found.diagnostics, "interval": details}
