@@ -23,14 +23,7 @@ from koffline.ope.estimate import Estimate, EstimateRow, EstimateTable, Evidence
 from koffline.ope.estimators import bounds_of, run_estimator
 from koffline.ope.learning import start_values
 from koffline.ope.limits import NOTABLE
-from koffline.ope.names import (
-    DEFAULT,
-    ESTIMATORS,
-    FITTED,
-    check_estimator,
-    check_interval,
-    kinds_for,
-)
+from koffline.ope.names import DEFAULT, ESTIMATORS, FITTED, check_estimator, check_interval, kinds_for
 from koffline.ope.results import PointEstimate, Unavailable
 from koffline.ope.stream_settings import StreamSettings
 from koffline.ope.working_log import hold

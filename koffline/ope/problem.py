@@ -147,12 +147,7 @@ def prepare_problem(
             first = drawn(np.repeat(starts, several, axis=0)).reshape(len(starts), several, -1)
         else:
             first = np.stack([drawn(starts) for _ in range(draws)], axis=1)
-        asked = {
-            "inputs": inputs,
-            "next_inputs": following,
-            "start_inputs": first,
-            "kernel_inputs": inputs,
-        }
+        asked = {"inputs": inputs, "next_inputs": following, "start_inputs": first, "kernel_inputs": inputs}
     rewards, discounts = np.asarray(log.rewards, dtype=np.float64), gamma * (1.0 - log.terminated)
     if like is None:
         reward_scale, counted = _reward_scale(log, gamma, discounts, weights), weights > 0.0
