@@ -87,7 +87,7 @@ class _Reader:
         if _is_a("d3rlpy.base", "LearnableBase", q):
             return self._of_model(q, name)
         if _is_a("koffline.solvers.closed_form", "LinearValue", q):
-            return self._of_linear_value(q, name)
+            return ValueFunction(name, STATE, lambda s: q.values(s).numpy(), self.space, self.shape)
         if isinstance(q, type) or not callable(q):
             what = f"the class {name}" if isinstance(q, type) else f"a {type(q).__name__}"
             raise DataError(f"{what} is no value function; give {_ACCEPTED}")
@@ -148,26 +148,6 @@ class _Reader:
             notes += (f"{name} is a {algorithm}: its values are pushed down on purpose {where}.",)
         shape = tuple(int(side) for side in np.atleast_1d(algo.observation_shape))
         return ValueFunction(name, ACTION, function, own, shape, trained_on, notes)
-
-    def _of_linear_value(self, value: Any, name: str) -> ValueFunction:
-        """A `koffline.solvers.LinearValue` of flat observations: of Q where it has outputs, else of V.
-
-        With kind "action" and continuous actions its rows are (s, a) side by side.
-        """
-        count = value.outputs
-
-        def of_rows(observations: np.ndarray, actions: np.ndarray | None = None) -> np.ndarray:
-            flat = np.asarray(observations, dtype=np.float64).reshape(len(observations), -1)
-            if count is not None:
-                return value.values(flat, np.eye(count)[actions]).numpy()
-            return value.values(flat if actions is None else np.concatenate([flat, actions], axis=1)).numpy()
-
-        if count is not None and (not isinstance(self.space, Discrete) or count != self.space.n):
-            raise DataError(
-                f"{name}: the linear value has {count} outputs, one per action; the log has {self.space}"
-            )
-        kind = ACTION if count is not None or self.kind == ACTION else STATE
-        return ValueFunction(name, kind, of_rows, self.space, self.shape)
 
     def _of_function(self, function: Callable[..., Any], name: str, positions: int | None) -> ValueFunction:
         """A function of (observations, actions), or of observations: V(s), or a table Q(s, ·) (N, n)."""

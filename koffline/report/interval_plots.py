@@ -1,4 +1,4 @@
-"""Figures of intervals: of one estimate, of every estimator, and for every assumed norm."""
+"""Figures of intervals: of one estimate, and of every estimator."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from koffline.ope.estimate import Estimate, EstimateTable
-from koffline.ope.intervals.sensitivity import NormSensitivity
-from koffline.ope.results import CALIBRATED, CERTIFIED, Interval, percent
+from koffline.ope.results import CALIBRATED, CERTIFIED, Interval
 from koffline.report.plots import ACCENT, INK, RETURN, SOFT, WARM, list_rows, make_figure
 from koffline.report.table import promise
 
@@ -85,30 +84,6 @@ def plot_forest(table: EstimateTable, truth: float | None = None) -> Figure:
 
     height = 1.5 + 0.3 * (len(points) + len(bounds))
     return make_figure(draw, 7.6, height, xlabel=RETURN.format(table.gamma))
-
-
-def plot_norm_sensitivity(record: NormSensitivity, truth: float | None = None) -> Figure:
-    """Both ends of the interval against ρ, the ρ in use and the norm of the fit marked."""
-
-    def draw(axes: Axes) -> None:
-        axes.set_xscale("log")
-        axes.fill_between(record.norms, record.lows, record.highs, color=ACCENT, alpha=0.18, lw=0)
-        axes.plot(record.norms, record.lows, color=ACCENT, lw=1.6)
-        about = f"{record.kind} {percent(record.level)}"
-        axes.plot(record.norms, record.highs, color=ACCENT, lw=1.6, label=about)
-        axes.axhline(record.value, color=INK, lw=1.0, label="fitted value")
-        axes.axvline(record.chosen, color=WARM, lw=1.4, ls="--", label="ρ in use")
-        axes.axvline(record.fitted, color=SOFT, lw=1.4, ls=":", label="norm of the fit")
-        infeasible = record.norms[~np.isfinite(record.lows)]
-        if len(infeasible):
-            axes.axvspan(record.norms[0], infeasible[-1], color=SOFT, alpha=0.25, lw=0)
-            axes.text(0.02, 0.05, "cannot explain the log", transform=axes.transAxes, fontsize=8, color=INK)
-        if truth is not None:
-            axes.axhline(truth, color=WARM, lw=1.4, label="truth")
-        axes.set_xlim(record.norms[0], record.norms[-1])
-        axes.legend(fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
-
-    return make_figure(draw, 7.2, xlabel="assumed norm bound ρ", ylabel="value")
 
 
 def _draw_interval(

@@ -114,23 +114,15 @@ def test_what_is_no_value_function_is_one_line(given, message) -> None:
 
 
 def test_linear_values_of_the_solvers() -> None:
-    from koffline.solvers import LinearValue
+    from koffline.kernels import Gaussian
+    from koffline.solvers import LinearValue, UnitBox
 
-    def features(x):
-        return x
-
-    weights = torch.arange(9, dtype=torch.float64)
-    value = LinearValue(features, weights, True, 3, 0.0, 1.0, 1.0, 1, 0.0)
-    made = as_value_function(value, THREE, (2,))
-    by_hand = np.concatenate([STATES, np.ones((7, 1))], axis=1) @ weights.reshape(3, 3).numpy()
-    np.testing.assert_allclose(made.values(STATES, ACTIONS), by_hand[np.arange(7), ACTIONS], rtol=1e-12)
-    state = LinearValue(features, weights[:3], True, None, 0.0, 1.0, 1.0, 1, 0.0)
-    assert as_value_function(state, THREE, (2,)).kind == STATE
-    beside = LinearValue(features, weights[:4], True, None, 0.0, 1.0, 1.0, 1, 0.0)
-    joined = as_value_function(beside, ONE, (2,), kind=ACTION).values(STATES, STATES[:, :1])
-    np.testing.assert_allclose(joined, STATES @ [0.0, 1.0] + 2.0 * STATES[:, 0] + 3.0)
-    with pytest.raises(DataError, match="3 outputs"):
-        as_value_function(value, koffline.Discrete(4), (2,))
+    weights, box = torch.arange(3, dtype=torch.float64), UnitBox((0.0, 0.0), (1.0, 1.0))
+    made = as_value_function(
+        LinearValue(lambda x: x, weights, box, Gaussian(1.0), 0.0, 0.0, 1.0, 1.0), THREE, (2,)
+    )
+    assert made.kind == STATE
+    np.testing.assert_allclose(made.values(STATES), STATES[:, 1] + 2.0, rtol=1e-12)
 
 
 def test_an_evaluation_gives_its_value_function() -> None:

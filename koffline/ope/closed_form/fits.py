@@ -36,7 +36,7 @@ from koffline.ope.closed_form.moments import (
     whole_moments,
 )
 from koffline.ope.features import FeatureSystem
-from koffline.solvers.quadratic import Quadratic, RidgePath, check_ridge, mean_curvature
+from koffline.solvers.linear import RidgePath, check_ridge, mean_curvature
 
 FOLDS = 5
 CURVATURE_POWER, TEMPORAL_POWER = 1.5, 1.0  # see `usual_ridge`
@@ -96,7 +96,7 @@ class InstrumentPath:
         return self._path(self._system.start_mean)
 
     def _path(self, slope: Float[Tensor, " parameter"]) -> RidgePath:
-        return RidgePath(Quadratic(self._curvature, slope, slope.new_zeros(())), self._system.free)
+        return RidgePath(self._curvature, slope, self._system.free)
 
     def theta(self, ridge: float) -> Float[Tensor, " parameter"]:
         """θ for one ridge, relative to the mean curvature."""
@@ -108,7 +108,7 @@ class InstrumentPath:
         alpha = self._matrix @ self._dual.solve(ridge).weights
         if self._root is not None:
             alpha = torch.linalg.solve_triangular(self._root.mT, alpha[:, None], upper=True)[:, 0]
-        return primal.weights, alpha, float(primal.degrees_of_freedom)
+        return primal.weights, alpha, primal.degrees_of_freedom
 
 
 class TemporalPath:
