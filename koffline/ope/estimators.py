@@ -10,8 +10,7 @@ import torch
 
 from koffline.config import EvaluationSettings
 from koffline.errors import KofflineError
-from koffline.ope.closed_form.estimates import CLOSED_FORMS
-from koffline.ope.closed_form.estimates import drl as doubly_robust_closed_form
+from koffline.ope.closed_form.estimates import closed_form, drl
 from koffline.ope.direct import estimate_by_networks, replica_interval
 from koffline.ope.estimate import BoundRow
 from koffline.ope.importance.episode_estimates import estimate_one
@@ -59,14 +58,14 @@ def estimate_by_importance(workspace: Workspace, name: str) -> PointEstimate | U
 def estimate_in_features(workspace: Workspace, name: str) -> PointEstimate:
     """One of the closed forms in the features of the settings."""
     settings = workspace.settings
-    return CLOSED_FORMS[name](workspace.system, level=settings.level, seed=settings.seed)
+    return closed_form(name, workspace.system, settings.level, settings.seed)
 
 
 def estimate_doubly_robust_marginal(workspace: Workspace) -> PointEstimate:
     """Marginalised weights in features beside the kernel-loss networks, the networks out of bag."""
     settings = workspace.settings
     values = workspace.row_values if workspace.log.is_whole else OutOfBag.of(workspace.fitted).in_features
-    return doubly_robust_closed_form(workspace.system, values, level=settings.level, seed=settings.seed)
+    return drl(workspace.system, values, settings.level, settings.seed)
 
 
 RUN: dict[str, Callable[[Workspace], PointEstimate | Unavailable]] = {
