@@ -10,7 +10,7 @@ import torch
 
 from koffline.config import EvaluationSettings
 from koffline.errors import KofflineError
-from koffline.ope.closed_form.estimates import closed_form, drl
+from koffline.ope.closed_form import closed_form, drl
 from koffline.ope.direct import estimate_by_networks, replica_interval
 from koffline.ope.estimate import BoundRow
 from koffline.ope.importance.episode_estimates import estimate_one

@@ -14,7 +14,7 @@ from torch import Tensor
 from koffline.data.unit_hash import unit_hash
 from koffline.errors import DataError
 from koffline.ope.features import FeatureSystem
-from koffline.solvers.closed_form import make_folds
+from koffline.solvers import make_folds
 
 BLOCK = 8192
 _CRITICS = 300

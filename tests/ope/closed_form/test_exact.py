@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from koffline.ope.closed_form.estimates import closed_form, doubly_robust_value
+from koffline.ope.closed_form import closed_form, doubly_robust_value
 from koffline.ope.closed_form.fits import PATHS, fit, whitened_path
 from koffline.ope.closed_form.moments import whole_moments
 from koffline.ope.features import make_feature_system

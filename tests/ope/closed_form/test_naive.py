@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from koffline.ope.closed_form import moments
-from koffline.ope.closed_form.estimates import FoldWeights, doubly_robust_value
+from koffline.ope.closed_form import FoldWeights, doubly_robust_value, moments
 from koffline.ope.closed_form.fits import CRITIC_RIDGES, fit, held_out_losses, kernel_path
 from koffline.ope.closed_form.moments import folded_moments, folds_of_units, whole_moments
 from koffline.ope.closed_form.sums import RowSums
