@@ -86,7 +86,7 @@ class _Reader:
         name = str(name or getattr(q, "__name__", type(q).__name__))
         if _is_a("d3rlpy.base", "LearnableBase", q):
             return self._of_model(q, name)
-        if _is_a("koffline.solvers.closed_form", "LinearValue", q):
+        if _is_a("koffline.solvers", "LinearValue", q):
             return ValueFunction(name, STATE, lambda s: q.values(s).numpy(), self.space, self.shape)
         if isinstance(q, type) or not callable(q):
             what = f"the class {name}" if isinstance(q, type) else f"a {type(q).__name__}"
