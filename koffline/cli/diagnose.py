@@ -47,7 +47,7 @@ Exit code 0 whether the test rejects or not; the verdict is 'rejects' in the JSO
 @click.option("--policy", required=True, help="The policy whose values MODEL should give.")
 @click.option("--model", required=True, help="The value function: a file, module:name, kloss or fqe.")
 @gamma_option()
-@click.option("--method", type=click.Choice(["wild", "spectral", "gamma"]), help="Of the test; default wild.")
+@click.option("--method", type=click.Choice(["wild", "gamma"]), help="Of the test; default wild.")
 @click.option("--level", type=float, help="Chance of a false alarm; default 0.05.")
 @click.option("--window", type=int, metavar="D", help="Residuals over D steps within an episode; default 1.")
 @click.option("--on-policy", is_flag=True, help="POLICY wrote the log: V(s) and windows need no ratios.")

@@ -16,7 +16,7 @@ from koffline.ope.provenance import (
     measure_overlap,
     row_fingerprints,
 )
-from koffline.ope.value_sources import as_value_function
+from koffline.ope.value_functions import as_value_function
 from tests.ope.problems import SOFT, discrete_log
 
 LOG = discrete_log()

@@ -1,4 +1,4 @@
-"""T = ‖Σ_g f_g‖²: the statistic as a quadratic form of G scores, in products of scores or in features.
+"""T = ‖Σ_g f_g‖²: the statistic as a quadratic form of G scores, its law under H0, its power.
 
 f_g is score g in the kernel's space, divided by √n. Random signs ε turn T into T* = ‖Σ_g ε_g f_g‖². An
 alternative of c units adds c·s_g to score g, and whoever then tests makes the null anew from shifted
@@ -8,7 +8,8 @@ only what an alternative adds to products of different scores counts for the pow
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -17,12 +18,16 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from jaxtyping import Float
-from scipy import sparse
+from scipy import sparse, stats
 from torch import Tensor
 
 from koffline.kernels import FourierFeatures, Kernel
 
 _BLOCK = 8192
+_ROUNDING = 1.0 - 1e-12
+_LARGEST_SHIFT = 2.0**40
+_NO_SPREAD = 1e-16  # of the squared mean: T* varies by rounding alone
+_DETECTABLE_POWER = 0.8
 
 
 class Moments(NamedTuple):
@@ -81,12 +86,6 @@ class GramForm:
             growth_4=2.0 * _off_diagonal_squares(self.shifted),
         )
 
-    def eigenvalues(self) -> tuple[np.ndarray, float]:
-        """λ of M without its diagonal: with the constant Σ m_gg the first three moments are those of T*."""
-        centred = self.products.copy()
-        np.fill_diagonal(centred, 0.0)
-        return np.linalg.eigvalsh(centred), float(np.trace(self.products))
-
     @property
     def _linear(self) -> np.ndarray:
         """Σ_{h≠g} s_hᵀf_g, (G,)."""
@@ -97,9 +96,8 @@ class GramForm:
 class FeatureForm:
     """Scores in m features, computed block by block: O(G m) memory is never needed.
 
-    ``scores``, ``shift_scores (G, N)`` sparse of one pattern, ``inputs (N, k)``; ``rows``: n. That the spread
-    of the null grows with an alternative is left out: with thousands of scores those of interest are small
-    against the noise.
+    ``scores``, ``shift_scores (G, N)`` sparse of one pattern, ``inputs (N, k)``; ``rows``: n. The growth of
+    the null's spread is left out: among thousands of scores alternatives of interest are small.
     """
 
     scores: sparse.csr_matrix
@@ -135,10 +133,6 @@ class FeatureForm:
         shift = self._totals[1]
         variance = 2.0 * max(float(np.square(covariance).sum()) - fourth, 0.0)
         return Moments(float(np.trace(covariance)), variance, linear, float(shift @ shift) - shift_own)
-
-    def eigenvalues(self) -> tuple[np.ndarray, float]:
-        """Of Σ_g f_g f_gᵀ: the law of normal multipliers, which has 2 Σ m_gg² more variance."""
-        return np.linalg.eigvalsh(self._sums[0]), 0.0
 
     def condensed(self) -> GramForm:
         """The same form as products of few scores: O(G² m), and nothing is left out."""
@@ -207,11 +201,6 @@ class SumForm:
         """All of them add up."""
         return _sum_of(part.moments() for part in self.parts)
 
-    def eigenvalues(self) -> tuple[np.ndarray, float]:
-        """Of all parts together."""
-        values, constants = zip(*(part.eigenvalues() for part in self.parts), strict=True)
-        return np.concatenate(values), float(sum(constants))
-
 
 QuadraticForm = GramForm | FeatureForm | SumForm
 
@@ -242,6 +231,83 @@ def _off_diagonal_squares(matrix: np.ndarray) -> float:
     return max(float(np.square(matrix).sum() - np.square(np.diagonal(matrix)).sum()), 0.0)
 
 
-def _sum_of(found) -> Moments:  # type: ignore[no-untyped-def]
+def _sum_of(found: Iterable[Moments]) -> Moments:
     """Moments of a sum of independent parts."""
     return Moments(*map(sum, zip(*found, strict=True)))
+
+
+@dataclass(frozen=True, eq=False)
+class NullLaw:
+    """What T looks like under H0, and with an alternative of c units added. Rejection: beyond ``critical``.
+
+    With ``draws``: random signs for the residuals. Without: the Gamma distribution with T*'s two moments.
+    """
+
+    critical: float
+    moments: Moments
+    draws: SignDraws | None = None
+
+    def p_value(self, statistic: float) -> float:
+        """How often a T at least as large occurs under H0.
+
+        Of draws (1 + #{T* ≥ T})/(B + 1), never zero; else an upper tail, 1 where T* does not vary.
+        """
+        if self.draws is None:
+            return _gamma_tail(self.moments.mean, self.moments.variance, statistic)
+        as_large = self.draws.statistics >= statistic * _ROUNDING
+        return (1.0 + float(as_large.sum())) / (len(as_large) + 1.0)
+
+    def power(self, shift: float) -> float:
+        """How often H0 is rejected with c = shift, tested against the null made anew.
+
+        Of draws the share that the alternative lifts above its critical value; else a Gamma distribution with
+        the alternative's two moments.
+        """
+        mean, variance, linear, quadratic, growth_2, growth_4 = self.moments
+        if not _varies(mean, variance):
+            return 0.0
+        spread = math.sqrt(1.0 + (shift**2 * growth_2 + shift**4 * growth_4) / variance)
+        renewed = mean + (self.critical - mean) * spread  # less what the alternative adds to the null's mean
+        if self.draws is not None:
+            lifted = self.draws.statistics + 2.0 * shift * self.draws.linear + shift**2 * quadratic
+            return float(np.mean(lifted > renewed))
+        return _gamma_tail(mean + shift**2 * quadratic, variance + 4.0 * shift**2 * linear, renewed)
+
+    def detectable_shift(self, start: float) -> float | None:
+        """The smallest c found with power of 80 %, from ``start`` on; None where none is."""
+        low, high = 0.0, start
+        while self.power(high) < _DETECTABLE_POWER:
+            low, high = high, 2.0 * high
+            if high > _LARGEST_SHIFT * start:
+                return None
+        for _ in range(30):
+            middle = 0.5 * (low + high)
+            low, high = (middle, high) if self.power(middle) < _DETECTABLE_POWER else (low, middle)
+        return high
+
+
+def wild_law(form: QuadraticForm, level: float, draws: int, generator: np.random.Generator) -> NullLaw:
+    """The law of the residuals times random signs."""
+    drawn = form.draw(draws, generator)
+    allowed = math.floor(level * (draws + 1) + 1e-9)  # fewer draws are as large
+    return NullLaw(float(np.sort(drawn.statistics)[-allowed]), drawn.moments, drawn)
+
+
+def gamma_law(form: QuadraticForm, level: float) -> NullLaw:
+    """The Gamma distribution with the mean and the variance of T*."""
+    moments = form.moments()
+    mean, variance = moments.mean, moments.variance
+    if not _varies(mean, variance):
+        return NullLaw(mean, moments)
+    return NullLaw(float(stats.gamma.isf(level, mean**2 / variance, scale=variance / mean)), moments)
+
+
+def _varies(mean: float, variance: float) -> bool:
+    return mean > 0.0 and variance > _NO_SPREAD * mean**2
+
+
+def _gamma_tail(mean: float, variance: float, threshold: float) -> float:
+    """P(X ≥ threshold) for a Gamma variable with two moments, which may have no spread."""
+    if not _varies(mean, variance):
+        return float(mean >= threshold * _ROUNDING)
+    return float(stats.gamma.sf(threshold, mean**2 / variance, scale=variance / mean))

@@ -7,8 +7,8 @@ import koffline
 from koffline.errors import ConfigError, DataError, KofflineError, PolicyError
 from koffline.kernels import Linear
 from koffline.ope.bellman_test import front
-from koffline.ope.bellman_test.settings import METHODS, make_settings
-from koffline.ope.bellman_test.windows import action_ratios, block_numbers, window_matrix
+from koffline.ope.bellman_test.case import METHODS
+from koffline.ope.bellman_test.rows import action_ratios, block_numbers, window_matrix
 from tests import reference_bellman as reference
 from tests.ope.bellman_test.problems import ONLY_ACTION, known_problem, simple_q
 from tests.ope.problems import NOISY, SOFT, continuous_log, discrete_log
@@ -50,11 +50,11 @@ def test_blocks_stay_in_episodes_and_ratios_are_policy_over_behavior() -> None:
     numbers = block_numbers(discrete_log(80, 20), 2)
     np.testing.assert_array_equal(numbers[:40], [0] * 16 + [1] * 4 + [2] * 16 + [3] * 4)
     log = discrete_log(12, 3, behavior_log_probabilities=np.full(12, np.log(1 / 3)))
-    ratios, said = action_ratios(log, SOFT, make_settings(gamma=0.9, window=2), False)
+    ratios, said = action_ratios(log, SOFT, 2, None, of_state=False)
     expected = SOFT.probabilities(log.observations)[np.arange(12), log.actions] * 3.0
     np.testing.assert_allclose(ratios, expected)
     assert "importance ratios" in said[0]
-    plain, nothing = action_ratios(log, SOFT, make_settings(gamma=0.9), False)
+    plain, nothing = action_ratios(log, SOFT, 1, None, of_state=False)
     assert (plain == 1.0).all()
     assert nothing == ()
 
@@ -113,12 +113,12 @@ def test_rounding_is_no_error(method: str, dtype: type) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"method": "bayes"}, "method is 'bayes'; input should be 'wild', 'spectral' or 'gamma'"),
+        ({"method": "bayes"}, "method is 'bayes': input should be 'wild' or 'gamma'"),
         ({"metod": "wild"}, "did you mean 'method'"),
-        ({"level": 1.5}, "level is 1.5; input should be less than 1"),
+        ({"level": 1.5}, "level is 1.5: input should be less than 1"),
         ({"level": 1e-5}, r"or a higher level \(--level\)"),
         ({"draws": 9}, "give draws=19 or more"),
-        ({"features": 3}, "features is 3; input should be a multiple of 2"),
+        ({"features": 3}, "features is 3: input should be a multiple of 2"),
         ({"alternative": 0.0}, "alternative is 0.0"),
         ({"kernel": Linear(), "features": 10}, "no random Fourier features"),
         ({"gamma": 1.0}, "gamma is 1.0"),
