@@ -16,7 +16,7 @@ from koffline.data.disk.log import LazyTransitions
 from koffline.data.transitions import Transitions
 from koffline.errors import ConfigError, DataError, KofflineError
 from koffline.fitting import Progress, threads
-from koffline.ope.diagnostics import common_diagnostics, common_warnings
+from koffline.ope.coverage import common_diagnostics, common_warnings
 from koffline.ope.direct import fitted_value_function, make_evidence
 from koffline.ope.estimate import Estimate, EstimateRow, EstimateTable
 from koffline.ope.estimators import bounds_of, run_estimator, sensitivity_to_norm
