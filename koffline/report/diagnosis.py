@@ -44,7 +44,7 @@ def print_diagnosis(diagnosis: Diagnosis, page: Path | None = None) -> None:
     console, test = table.make_console(), diagnosis.test
     verdict = "rejected" if test.rejects else "not rejected"
     rows = [
-        ("test", f"{verdict}   (p = {number(test.p_value)}, {test.method}, level {test.level:g})"),
+        ("test", f"{verdict}   (p = {number(test.p_value)}, level {test.level:g})"),
         ("power", f"{number(test.power)} against {test.alternative_name}"),
         ("found with 80 %", f"an error of {number(test.detectable)} everywhere"),
         ("kernel loss", f"{number(test.kernel_loss)}   ({number(test.kernel_ratio)} × noise alone)"),

@@ -30,9 +30,9 @@ import numpy as np
 import torch
 
 import koffline
-from koffline.ope.bellman_test.case import GAMMA, METHODS, WILD, make_case, make_settings
+from koffline.ope.bellman_test.case import make_case, make_settings
 from koffline.ope.bellman_test.forms import Moments, NullLaw, SignDraws, random_signs
-from koffline.ope.bellman_test.front import make_form, make_law
+from koffline.ope.bellman_test.front import make_form
 from koffline.ope.bellman_test.rows import make_space
 from koffline.ope.problem import prepare_problem
 from koffline.ope.value_functions import as_value_function
@@ -150,7 +150,7 @@ def tested_table(cell: Cell, draw: Draw, seed: int) -> np.ndarray:
 
 
 def repeat(cell: Cell, seed: int) -> dict[str, float]:
-    """p-values of the cell's methods, and the power that the test states for a constant error."""
+    """The p-value, and the power that the test states for a constant error."""
     draw = draw_problem(cell, seed)
     table = tested_table(cell, draw, seed)
     log = draw.transitions
@@ -175,13 +175,9 @@ def repeat(cell: Cell, seed: int) -> dict[str, float]:
     )
     case = make_case(q, log, draw.policy, settings)
     form, _ = make_form(case)
-    found: dict[str, float] = {}
-    for method in METHODS:
-        law = make_law(form, settings.model_copy(update={"method": method}), seed)
-        found[method] = law.p_value(form.statistic)
-        hopeless = method == WILD and 2.0 ** (1 - case.signs) > LEVEL
-        found[f"power {method}"] = 0.0 if hopeless else law.power(0.3 * draw.scale)
-    return found
+    law = NullLaw(form.draw(DRAWS, np.random.default_rng(seed)), LEVEL)
+    power = 0.0 if case.is_hopeless else law.power(0.3 * draw.scale)
+    return {"p_value": law.p_value(form.statistic), "power": power}
 
 
 def study(cell: Cell) -> dict[str, Any]:
@@ -189,14 +185,13 @@ def study(cell: Cell) -> dict[str, Any]:
     started = time.perf_counter()
     first = 1000 * zlib.crc32(repr(cell).encode())  # every line has logs of its own
     found = [repeat(cell, first + number) for number in range(cell.repetitions)]
-    row: dict[str, Any] = {**dataclasses.asdict(cell), "methods": {}}
-    for method in METHODS:
-        row["methods"][method] = rate_of([one[method] for one in found])
-        if f"power {method}" in found[0]:
-            stated = float(np.mean([one[f"power {method}"] for one in found]))
-            row["methods"][method]["stated_power_constant"] = round(stated, 4)
-    row["seconds"] = round(time.perf_counter() - started, 1)
-    return row
+    stated = float(np.mean([one["power"] for one in found]))
+    return {
+        **dataclasses.asdict(cell),
+        **rate_of([one["p_value"] for one in found]),
+        "stated_power_constant": round(stated, 4),
+        "seconds": round(time.perf_counter() - started, 1),
+    }
 
 
 def cells(repetitions: int, sizes: Sequence[int]) -> Iterator[Cell]:
@@ -219,8 +214,8 @@ def cells(repetitions: int, sizes: Sequence[int]) -> Iterator[Cell]:
             yield Cell("iid", "fitted elsewhere", 2 * n, repetitions)
 
 
-def repeat_by_pairs(data: str, n: int, seed: int, window: int = 1) -> dict[str, float]:
-    """p-values of the true Q from sums over state-action pairs; the kernel is that of `bellman_test`.
+def repeat_by_pairs(data: str, n: int, seed: int, window: int = 1) -> float:
+    """p-value of the true Q from sums over state-action pairs; the kernel is that of `bellman_test`.
 
     Step s multiplies δ_s with its trace Σ_{j<window} γ^j e(pair of step s − j).
     """
@@ -238,15 +233,11 @@ def repeat_by_pairs(data: str, n: int, seed: int, window: int = 1) -> dict[str, 
     for back in range(1, window):
         traces[back:] += DISCOUNT**back * visits[:-back]
     scores = residuals[:, None] * traces  # (n, pairs)
-    total, second = scores.sum(axis=0), scores.T @ scores
-    own = np.einsum("sp,pq,sq->s", scores, gram, scores, optimize=True)
-    statistic, product = float(total @ gram @ total) / n, gram @ second
-    variance = 2.0 * (float((product * product.T).sum()) - float(own @ own)) / n**2
-    moments = Moments(float(own.sum()) / n, variance, 0.0, 0.0)
+    total = scores.sum(axis=0)
     drawn = random_signs((DRAWS, n), np.random.default_rng(seed)) @ scores  # (B, pairs)
     statistics = np.einsum("bp,pq,bq->b", drawn, gram, drawn, optimize=True) / n
-    wild = NullLaw(0.0, moments, SignDraws(statistics, np.zeros(DRAWS), moments))
-    return {WILD: wild.p_value(statistic), GAMMA: NullLaw(0.0, moments).p_value(statistic)}
+    law = NullLaw(SignDraws(statistics, np.zeros(DRAWS), Moments(0.0, 0.0, 0.0)), LEVEL)
+    return law.p_value(float(total @ gram @ total) / n)
 
 
 def study_by_pairs(
@@ -258,10 +249,9 @@ def study_by_pairs(
             started = time.perf_counter()
             first = 10**7 * window
             found = [repeat_by_pairs(data, n, first + number, window) for number in range(repetitions)]
-            methods = {method: rate_of([one[method] for one in found]) for method in (WILD, GAMMA)}
             spent = round(time.perf_counter() - started, 1)
             row = {"data": data, "n": n, "window": window, "repetitions": repetitions}
-            yield {**row, "methods": methods, "seconds": spent}
+            yield {**row, **rate_of(found), "seconds": spent}
 
 
 def rate_of(p_values: Sequence[float]) -> dict[str, Any]:
@@ -300,14 +290,10 @@ def identity(row: dict[str, Any]) -> list[Any]:
 def measure_time(n: int) -> None:
     """Seconds of whole tests at n rows."""
     draw = draw_problem(Cell("iid", "none", n, 1), 0)
-    for method in METHODS:
-        result = koffline.bellman_test(
-            lambda s, a: draw.q[draw.states_of(s), a], draw.transitions, draw.policy, DISCOUNT, method=method
-        )
-        print(
-            f"{method:<9} n = {n}: {result.seconds:.1f} s, {result.features} features, "
-            f"p = {result.p_value:.3f}"
-        )
+    result = koffline.bellman_test(
+        lambda s, a: draw.q[draw.states_of(s), a], draw.transitions, draw.policy, DISCOUNT
+    )
+    print(f"n = {n}: {result.seconds:.1f} s, {result.features} features, p = {result.p_value:.3f}")
 
 
 def main() -> None:
@@ -335,10 +321,9 @@ def main() -> None:
     rows = kept_rows(arguments.out, chosen)
     for cell in chosen:
         rows.append(study(cell))
-        shown = "  ".join(f"{m} {r['rate']:.3f}" for m, r in rows[-1]["methods"].items())
         print(
             f"{cell.data:<22}{cell.error:<17}n={cell.n:<6}d={cell.window} "
-            f"{'V ' if cell.state_function else '  '}{shown}  {rows[-1]['seconds']} s",
+            f"{'V ' if cell.state_function else '  '}{rows[-1]['rate']:.3f}  {rows[-1]['seconds']} s",
             flush=True,
         )
         write_out(arguments.out, rows=sorted(rows, key=lambda row: row["n"]))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -29,7 +29,6 @@ from koffline.ope.problem import EvaluationProblem, prepare_problem
 from koffline.ope.value_functions import STATE, ValueFunction
 from koffline.policies import Policy
 
-METHODS = WILD, GAMMA = "wild", "gamma"
 _KERNEL_SAMPLE = 500
 _FEW_SIGNS = 30
 _LARGEST = 1e50  # fourth powers of anything below stay finite
@@ -39,8 +38,7 @@ _ULPS = 4.0  # a residual within as many roundings of its terms is zero
 class BellmanSettings(Section):
     """Options of `koffline.bellman_test`.
 
-    level: the test rejects where p ≤ level. method: ``"wild"`` (bootstrap with random signs) or ``"gamma"``
-    (two moments, fastest). draws: of the wild bootstrap.
+    level: the test rejects where p ≤ level. draws: of random signs.
     window: steps d over which residuals are summed, within episodes; each step has one random sign for all
     windows it is in, as one-step residuals are martingale differences.
     on_policy: the log's actions are the policy's own, so that no importance ratios are needed (for windows
@@ -55,7 +53,6 @@ class BellmanSettings(Section):
     gamma: float = Field(gt=0.0, lt=1.0)
     seed: int = Field(0, ge=0)
     level: float = Field(0.05, gt=0.0, lt=1.0)
-    method: Literal["wild", "gamma"] = "wild"
     draws: int = Field(999, ge=1)
     window: int = Field(1, ge=1)
     on_policy: bool | None = None
@@ -71,7 +68,7 @@ def make_settings(**options: Any) -> BellmanSettings:
     given = {name: value for name, value in options.items() if value is not None}
     made = read_section(BellmanSettings, given)
     least = math.ceil(1.0 / made.level - 1e-9) - 1  # B draws give no p-value below 1/(B + 1)
-    if made.method == WILD and made.draws < least:
+    if made.draws < least:
         raise ConfigError(
             f"draws is {made.draws}, too few for level {made.level}: the smallest p-value is "
             f"{1.0 / (made.draws + 1):.3g}; give draws={least} or more, or a higher level (--level)"
@@ -132,7 +129,7 @@ class BellmanCase:
     @property
     def is_hopeless(self) -> bool:
         """Even signs that are all equal, or all opposite, give no p-value as small as the level."""
-        return self.settings.method == WILD and 2.0 ** (1 - self.signs) > self.settings.level
+        return 2.0 ** (1 - self.signs) > self.settings.level
 
 
 def make_case(

@@ -9,7 +9,7 @@ only what an alternative adds to products of different scores counts for the pow
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from jaxtyping import Float
-from scipy import sparse, stats
+from scipy import sparse
 from torch import Tensor
 
 from koffline.kernels import FourierFeatures, Kernel
@@ -33,23 +33,19 @@ _DETECTABLE_POWER = 0.8
 class Moments(NamedTuple):
     """Of T* under random signs: mean Σ m_gg and variance 2 Σ_{g≠h} m_gh², with m_gh = f_gᵀf_h.
 
-    With an alternative c: T exceeds the mean of the null made anew by c²·``quadratic`` on average, with a
-    variance of 4c²·``linear`` more; the variance of that null is ``variance`` + c²·growth_2 + c⁴·growth_4.
+    With an alternative c: T exceeds the mean of the null made anew by c²·``quadratic`` on average; the
+    variance of that null is ``variance`` + c²·growth_2 + c⁴·growth_4.
     """
 
     mean: float
     variance: float
-    linear: float
     quadratic: float
     growth_2: float = 0.0
     growth_4: float = 0.0
 
 
 class SignDraws(NamedTuple):
-    """B draws: T* (B,), and what an alternative c adds to T − mean: 2c·linear (B,) + c²·quadratic.
-
-    ``moments``: as far as the form knows them without more work.
-    """
+    """B draws: T* (B,), and what an alternative c adds to T − mean: 2c·linear (B,) + c²·quadratic."""
 
     statistics: np.ndarray
     linear: np.ndarray
@@ -70,26 +66,20 @@ class GramForm:
         return max(float(self.products.sum()), 0.0)
 
     def draw(self, draws: int, generator: np.random.Generator) -> SignDraws:
-        """T* = εᵀMε for B draws."""
+        """T* = εᵀMε for B draws; the moments are exact."""
         signs = random_signs((draws, len(self.products)), generator)
-        statistics = np.einsum("bg,bg->b", signs @ self.products, signs)
-        return SignDraws(statistics, signs @ self._linear, self.moments())
+        linear = self.crossed.sum(axis=0) - np.diagonal(self.crossed)  # Σ_{h≠g} s_hᵀf_g, (G,)
+        return SignDraws(np.einsum("bg,bg->b", signs @ self.products, signs), signs @ linear, self.moments())
 
     def moments(self) -> Moments:
         """Exact for random signs."""
         return Moments(
             mean=float(np.trace(self.products)),
             variance=2.0 * _off_diagonal_squares(self.products),
-            linear=float(self._linear @ self._linear),
             quadratic=float(self.shifted.sum() - np.trace(self.shifted)),
             growth_2=4.0 * _off_diagonal_squares(self.crossed),
             growth_4=2.0 * _off_diagonal_squares(self.shifted),
         )
-
-    @property
-    def _linear(self) -> np.ndarray:
-        """Σ_{h≠g} s_hᵀf_g, (G,)."""
-        return self.crossed.sum(axis=0) - np.diagonal(self.crossed)
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,15 +114,8 @@ class FeatureForm:
             shift_own += float(shifts.square().sum())
         found, shift = projected.numpy(), self._totals[1]
         statistics, linear = np.square(found).sum(axis=1), found @ shift - own.numpy()
-        variance, noise = float(statistics.var()), float(np.square(linear).mean())
-        return SignDraws(statistics, linear, Moments(mean, variance, noise, float(shift @ shift) - shift_own))
-
-    def moments(self) -> Moments:
-        """Exact for random signs and the kernel of the features, but for the growth of the spread."""
-        covariance, fourth, linear, shift_own = self._sums
-        shift = self._totals[1]
-        variance = 2.0 * max(float(np.square(covariance).sum()) - fourth, 0.0)
-        return Moments(float(np.trace(covariance)), variance, linear, float(shift @ shift) - shift_own)
+        quadratic = float(shift @ shift) - shift_own
+        return SignDraws(statistics, linear, Moments(mean, float(statistics.var()), quadratic))
 
     def condensed(self) -> GramForm:
         """The same form as products of few scores: O(G² m), and nothing is left out."""
@@ -148,19 +131,6 @@ class FeatureForm:
             part = slice(start, start + _BLOCK)
             total += coefficients[:, part] @ self.features(self.inputs[part])
         return total.numpy() / np.sqrt(self.rows)
-
-    @cached_property
-    def _sums(self) -> tuple[np.ndarray, float, float, float]:
-        """Σ f_g f_gᵀ (m, m), Σ ‖f_g‖⁴, Σ (f_gᵀ Σ_{h≠g} s_h)² and Σ ‖s_g‖²."""
-        size = self._totals.shape[1]
-        total, shift = torch.zeros(size, size, dtype=torch.float64), torch.as_tensor(self._totals[1])
-        fourth = linear = shift_own = 0.0
-        for block, shifts in self._blocks():
-            total.addmm_(block.mT, block)
-            fourth += float(block.square().sum(dim=1).square().sum())
-            linear += float((block @ shift - (block * shifts).sum(dim=1)).square().sum())
-            shift_own += float(shifts.square().sum())
-        return total.numpy(), fourth, linear, shift_own
 
     def _blocks(self) -> Iterator[tuple[Float[Tensor, "score feature"], Float[Tensor, "score feature"]]]:
         """Pairs of f_g and s_g in order, some thousand at a time."""
@@ -195,11 +165,8 @@ class SumForm:
     def draw(self, draws: int, generator: np.random.Generator) -> SignDraws:
         """Independent signs for every part."""
         statistics, linear, moments = zip(*(part.draw(draws, generator) for part in self.parts), strict=True)
-        return SignDraws(np.sum(statistics, axis=0), np.sum(linear, axis=0), _sum_of(moments))
-
-    def moments(self) -> Moments:
-        """All of them add up."""
-        return _sum_of(part.moments() for part in self.parts)
+        together = Moments(*map(sum, zip(*moments, strict=True)))
+        return SignDraws(np.sum(statistics, axis=0), np.sum(linear, axis=0), together)
 
 
 QuadraticForm = GramForm | FeatureForm | SumForm
@@ -231,47 +198,40 @@ def _off_diagonal_squares(matrix: np.ndarray) -> float:
     return max(float(np.square(matrix).sum() - np.square(np.diagonal(matrix)).sum()), 0.0)
 
 
-def _sum_of(found: Iterable[Moments]) -> Moments:
-    """Moments of a sum of independent parts."""
-    return Moments(*map(sum, zip(*found, strict=True)))
-
-
 @dataclass(frozen=True, eq=False)
 class NullLaw:
-    """What T looks like under H0, and with an alternative of c units added. Rejection: beyond ``critical``.
+    """What T looks like under H0 by random signs for the residuals, and with an alternative of c units added.
 
-    With ``draws``: random signs for the residuals. Without: the Gamma distribution with T*'s two moments.
+    Rejection: p ≤ ``level``.
     """
 
-    critical: float
-    moments: Moments
-    draws: SignDraws | None = None
+    draws: SignDraws
+    level: float
 
     def p_value(self, statistic: float) -> float:
-        """How often a T at least as large occurs under H0.
-
-        Of draws (1 + #{T* ≥ T})/(B + 1), never zero; else an upper tail, 1 where T* does not vary.
-        """
-        if self.draws is None:
-            return _gamma_tail(self.moments.mean, self.moments.variance, statistic)
+        """How often a T at least as large occurs under H0: (1 + #{T* ≥ T})/(B + 1), never zero."""
         as_large = self.draws.statistics >= statistic * _ROUNDING
         return (1.0 + float(as_large.sum())) / (len(as_large) + 1.0)
+
+    @cached_property
+    def critical(self) -> float:
+        """Beyond it T is rejected."""
+        drawn = self.draws.statistics
+        allowed = math.floor(self.level * (len(drawn) + 1) + 1e-9)  # fewer draws are as large
+        return float(np.sort(drawn)[-allowed])
 
     def power(self, shift: float) -> float:
         """How often H0 is rejected with c = shift, tested against the null made anew.
 
-        Of draws the share that the alternative lifts above its critical value; else a Gamma distribution with
-        the alternative's two moments.
+        The share of draws that the alternative lifts above their critical value.
         """
-        mean, variance, linear, quadratic, growth_2, growth_4 = self.moments
-        if not _varies(mean, variance):
+        mean, variance, quadratic, growth_2, growth_4 = self.draws.moments
+        if not (mean > 0.0 and variance > _NO_SPREAD * mean**2):
             return 0.0
         spread = math.sqrt(1.0 + (shift**2 * growth_2 + shift**4 * growth_4) / variance)
         renewed = mean + (self.critical - mean) * spread  # less what the alternative adds to the null's mean
-        if self.draws is not None:
-            lifted = self.draws.statistics + 2.0 * shift * self.draws.linear + shift**2 * quadratic
-            return float(np.mean(lifted > renewed))
-        return _gamma_tail(mean + shift**2 * quadratic, variance + 4.0 * shift**2 * linear, renewed)
+        lifted = self.draws.statistics + 2.0 * shift * self.draws.linear + shift**2 * quadratic
+        return float(np.mean(lifted > renewed))
 
     def detectable_shift(self, start: float) -> float | None:
         """The smallest c found with power of 80 %, from ``start`` on; None where none is."""
@@ -284,30 +244,3 @@ class NullLaw:
             middle = 0.5 * (low + high)
             low, high = (middle, high) if self.power(middle) < _DETECTABLE_POWER else (low, middle)
         return high
-
-
-def wild_law(form: QuadraticForm, level: float, draws: int, generator: np.random.Generator) -> NullLaw:
-    """The law of the residuals times random signs."""
-    drawn = form.draw(draws, generator)
-    allowed = math.floor(level * (draws + 1) + 1e-9)  # fewer draws are as large
-    return NullLaw(float(np.sort(drawn.statistics)[-allowed]), drawn.moments, drawn)
-
-
-def gamma_law(form: QuadraticForm, level: float) -> NullLaw:
-    """The Gamma distribution with the mean and the variance of T*."""
-    moments = form.moments()
-    mean, variance = moments.mean, moments.variance
-    if not _varies(mean, variance):
-        return NullLaw(mean, moments)
-    return NullLaw(float(stats.gamma.isf(level, mean**2 / variance, scale=variance / mean)), moments)
-
-
-def _varies(mean: float, variance: float) -> bool:
-    return mean > 0.0 and variance > _NO_SPREAD * mean**2
-
-
-def _gamma_tail(mean: float, variance: float, threshold: float) -> float:
-    """P(X ≥ threshold) for a Gamma variable with two moments, which may have no spread."""
-    if not _varies(mean, variance):
-        return float(mean >= threshold * _ROUNDING)
-    return float(stats.gamma.sf(threshold, mean**2 / variance, scale=variance / mean))

@@ -13,17 +13,8 @@ import torch
 from koffline.data.transitions import Transitions
 from koffline.errors import ConfigError
 from koffline.kernels import StationaryKernel, random_fourier_features
-from koffline.ope.bellman_test.case import WILD, BellmanCase, BellmanSettings, make_case, make_settings
-from koffline.ope.bellman_test.forms import (
-    FeatureForm,
-    GramForm,
-    NullLaw,
-    QuadraticForm,
-    SumForm,
-    gamma_law,
-    gram_form,
-    wild_law,
-)
+from koffline.ope.bellman_test.case import BellmanCase, BellmanSettings, make_case, make_settings
+from koffline.ope.bellman_test.forms import FeatureForm, GramForm, NullLaw, QuadraticForm, SumForm, gram_form
 from koffline.ope.bellman_test.witness import Witness
 from koffline.ope.cross_fit import CrossFitted, read_value_function
 from koffline.ope.provenance import Provenance, measure_freshness
@@ -33,7 +24,7 @@ from koffline.policies import Policy
 from koffline.policy_specs import as_policy
 
 _FEATURES = 1000
-_SHOWN = {"method", "level", "gamma", "window", "draws", "seed"}
+_SHOWN = {"level", "gamma", "window", "draws", "seed"}
 _EXACT_ROWS = 3000  # the Gram matrix of as many rows takes 72 MB and a second
 _MOST_EXACT_ROWS = 20_000
 
@@ -52,7 +43,6 @@ class BellmanTest(Record):
 
     statistic: float
     p_value: float
-    method: str
     level: float
     power: float
     alternative: float
@@ -158,12 +148,12 @@ def bellman_test(
         held_out, said = measure_freshness(function, transitions, trained_on, allow_training_rows)
     case = make_case(function, transitions, policy, settings)
     form, features = make_form(case)
-    law, statistic = make_law(form, settings, seed + 1), form.statistic
+    law = NullLaw(form.draw(settings.draws, np.random.default_rng(seed + 1)), settings.level)
     shift, share = settings.alternative * case.reward_scale, case.weights / case.weights.sum()
     return BellmanTest(
         **settings.model_dump(include=_SHOWN),
-        statistic=statistic,
-        p_value=law.p_value(statistic),
+        statistic=form.statistic,
+        p_value=law.p_value(form.statistic),
         power=0.0 if case.is_hopeless else law.power(shift),
         alternative=shift,
         detectable=None if case.is_hopeless else law.detectable_shift(shift),
@@ -173,7 +163,7 @@ def bellman_test(
         value_function=function.name,
         kind=function.kind,
         policy=policy.name,
-        kernel_loss=(statistic * case.n - case.own_products) / case.pairs if case.pairs > 0.0 else 0.0,
+        kernel_loss=(form.statistic * case.n - case.own_products) / case.pairs if case.pairs > 0.0 else 0.0,
         rms_residual=float(np.sqrt(share @ case.residuals**2)),
         mean_residual=float(share @ case.residuals),
         return_scale=case.reward_scale,
@@ -207,13 +197,6 @@ def _read(
     space, shape = transitions.action_space, transitions.observation_shape
     policy = as_policy(policy, space, shape)
     return read_value_function(q, space, shape), policy, settings
-
-
-def make_law(form: QuadraticForm, settings: BellmanSettings, seed: int) -> NullLaw:
-    """The law of T under H0 that ``settings.method`` names."""
-    if settings.method == WILD:
-        return wild_law(form, settings.level, settings.draws, np.random.default_rng(seed))
-    return gamma_law(form, settings.level)
 
 
 def make_form(case: BellmanCase) -> tuple[QuadraticForm, int]:
