@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from koffline.figures import INK
+from koffline.figures import STYLE as PLAIN
 from koffline.ope.estimate import Estimate, EstimateTable, Evidence
 from koffline.ope.intervals.sensitivity import NormSensitivity
 from koffline.ope.results import CALIBRATED, CERTIFIED, Interval, percent
 from koffline.report.table import promise
-from koffline.runs.figures import INK
-from koffline.runs.figures import STYLE as PLAIN
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
