@@ -27,41 +27,12 @@ _OWN = ("kloss", "fqe")
 _FOLDS = 2
 _SAMPLE_ROWS = 200_000  # of a larger log whole episodes are judged, about so many rows
 _HIGHEST_LEVEL = 0.5
-_DIAGNOSE = """Is MODEL the value function of POLICY, as far as DATA can tell, and where is it wrong?
-
-MODEL is a d3rlpy .d3 file (FQE of ours, SAC, CQL, DQN, …), a TorchScript file, package.module:name of a
-function (observations, actions) -> values or of observations alone, or 'kloss' or 'fqe': then koffline fits
-one itself, each row judged by a model that has not seen its episode. DATA must hold rows that MODEL was not
-trained on. POLICY and DATA are as in 'koffline evaluate'.
-
-\b
-Examples:
-  koffline diagnose fresh.hdf5 --policy policy.d3 --model critic.d3 --gamma 0.99
-  koffline diagnose log.hdf5 --policy policy.d3 --model fqe --gamma 0.99 --out runs/why
-  koffline diagnose log.npz --policy uniform --model mypackage.values:q --gamma 0.95 --json
-  koffline diagnose fresh.hdf5 --policy policy.d3 --model critic.d3 --gamma 0.99 --trained-on log.hdf5
-
-Exit code 0 whether the test rejects or not; the verdict is 'rejects' in the JSON.
-"""
 _ALTERNATIVE = "Report power against values off by X times the rms return; default 0.1."
-_SELECT = """Which of several POLICIES is worth most from the initial states of DATA?
-
-All policies are evaluated from the same resampled episodes with the same seeds, so their differences are
-compared in pairs: a difference can be significant although the intervals overlap.
-
-\b
-Examples:
-  koffline select log.hdf5 --policies a.d3 b.d3 uniform --gamma 0.99
-  koffline select log.hdf5 --policies a.d3 b.d3 c.d3 --gamma 0.99 --out runs/choice
-  koffline select log.npz --policies a.npz epsilon:0.1:a.npz --truths 61.2 55.0 --json
-
-DATA comes before --policies. --truths takes one number per policy, in their order.
-"""
 _NUMBER = re.compile(r"-?[\d.]")
 _SEVERAL = ("--policies", "--truths")
 
 
-@click.command(help=_DIAGNOSE, no_args_is_help=True)
+@click.command(no_args_is_help=True)
 @click.option("--policy", required=True, help="The policy whose values MODEL should give.")
 @click.option("--model", required=True, help="The value function: a file, module:name, kloss or fqe.")
 @gamma_option()
@@ -87,7 +58,22 @@ def diagnose(
     threads: int | None,
     **options: Any,
 ) -> None:
-    """Check everything that can be checked before the long part, then diagnose and print."""
+    """Is MODEL the value function of POLICY, as far as DATA can tell, and where is it wrong?
+
+    MODEL is a d3rlpy .d3 file (FQE of ours, SAC, CQL, DQN, …), a TorchScript file, package.module:name of a
+    function (observations, actions) -> values or of observations alone, or 'kloss' or 'fqe': then koffline
+    fits one itself, each row judged by a model that has not seen its episode. DATA must hold rows that MODEL
+    was not trained on. POLICY and DATA are as in 'koffline evaluate'.
+
+    \b
+    Examples:
+      koffline diagnose fresh.hdf5 --policy policy.d3 --model critic.d3 --gamma 0.99
+      koffline diagnose log.hdf5 --policy policy.d3 --model fqe --gamma 0.99 --out runs/why
+      koffline diagnose log.npz --policy uniform --model mypackage.values:q --gamma 0.95 --json
+      koffline diagnose fresh.hdf5 --policy policy.d3 --model critic.d3 --gamma 0.99 --trained-on log.hdf5
+
+    Exit code 0 whether the test rejects or not; the verdict is 'rejects' in the JSON.
+    """
     from koffline.config import make_settings, parse_assignments
     from koffline.report.diagnosis import MARKER, print_diagnosis, write_diagnosis
 
@@ -184,7 +170,7 @@ class _Several(click.Command):
         return super().parse_args(ctx, spread)
 
 
-@click.command(cls=_Several, help=_SELECT, no_args_is_help=True)
+@click.command(cls=_Several, no_args_is_help=True)
 @click.option("--policies", "specs", multiple=True, required=True, metavar="A B …", help="Two or more.")
 @gamma_option()
 @click.option("--estimator", help="kloss (default), fqe, or another of evaluate's.")
@@ -204,7 +190,19 @@ def select(
     result: Result,
     **options: Any,
 ) -> None:
-    """Check everything that can be checked before the long part, then rank and print."""
+    """Which of several POLICIES is worth most from the initial states of DATA?
+
+    All policies are evaluated from the same resampled episodes with the same seeds, so their differences are
+    compared in pairs: a difference can be significant although the intervals overlap.
+
+    \b
+    Examples:
+      koffline select log.hdf5 --policies a.d3 b.d3 uniform --gamma 0.99
+      koffline select log.hdf5 --policies a.d3 b.d3 c.d3 --gamma 0.99 --out runs/choice
+      koffline select log.npz --policies a.npz epsilon:0.1:a.npz --truths 61.2 55.0 --json
+
+    DATA comes before --policies. --truths takes one number per policy, in their order.
+    """
     from koffline.config import make_settings, parse_assignments, read_yaml
     from koffline.report.ranking import MARKER, print_ranking, write_ranking
 

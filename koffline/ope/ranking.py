@@ -43,6 +43,9 @@ _CHOSEN = (
     "policy was chosen for its estimate, which therefore leans high: confirm it on rows that took no part in "
     "the choice."
 )
+_OF_ALL = (
+    "estimator", "gamma", "n_transitions", "n_episodes", "source", "seed", "versions", "data_sha256"
+)  # fmt: skip
 Truths = Sequence[float] | np.ndarray | Mapping[str, float]
 
 
@@ -177,19 +180,12 @@ def select_policies(
         comparisons=comparisons,
         metrics=metrics,
         unranked=tuple(failed.items()),
-        estimator=first.estimator,
-        gamma=first.gamma,
         level=level,
         assumptions=assumptions + _CHOSEN,
-        n_transitions=first.n_transitions,
-        n_episodes=first.n_episodes,
-        source=first.source,
         warnings=_warnings(names, found, failed),
         settings=first.as_dict()["settings"],
-        seed=first.seed,
-        versions=first.versions,
-        data_sha256=first.data_sha256,
         seconds=round(time.perf_counter() - started, 3),
+        **{name: getattr(first, name) for name in _OF_ALL},
     )
 
 
