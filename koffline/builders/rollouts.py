@@ -19,7 +19,7 @@ import numpy as np
 from koffline.data.transitions import Discrete, Metadata, Transitions
 from koffline.envs.gymnasium_worlds import BLOCK, make_copies
 from koffline.errors import ConfigError
-from koffline.jobs.mapping import PassSettings
+from koffline.jobs import PassSettings
 from koffline.policies.base import DiscretePolicy, Policy, pick_actions
 from koffline.policy_specs import as_policy
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from koffline.builders.resumable import PartsFolder
 from koffline.builders.rollouts import RolloutPlayer, RolloutSettings, build_rollouts
-from koffline.jobs.mapping import PassSettings
+from koffline.jobs import PassSettings
 
 SETTINGS = RolloutSettings("CartPole-v1", 10, (1.0, 2.0), time_limit=12, num_envs=3, seed=4)
 
