@@ -61,7 +61,7 @@ FILES = [
     ("b.csv", "id,t,x_1,a,r,done\n", "no rows"),
     ("a.parquet", b"a,b\n1,2\n", "corrupt Parquet"),
     ("a.csv", b"\x80\x04\x95pickle", "UTF-8"),
-    ("old.feather", b"FEA1" + bytes(100), "version 1"),
+    ("old.feather", b"FEA1" + bytes(100), "corrupt Arrow"),
     ("log.hdf5", b"\x89HDF\r\n\x1a\n" + bytes(100), "a mapping is for tables"),
     ("a.csv", BODY.encode("utf-16"), "UTF-16"),
     ("a.csv", LATIN, "not UTF-8"),

@@ -12,17 +12,11 @@ from koffline.data.columns import counted
 from koffline.data.raw import RawLog, settle_actions
 from koffline.data.spaces import Discrete
 from koffline.data.table.mapping import column_fault
-from koffline.data.table.rows import number_dtype
-from koffline.data.table.survey import Table, action_dtype
-from koffline.data.table.times import shown_time
+from koffline.data.table.survey import Table, action_dtype, number_dtype
 from koffline.errors import DataError
 
 _ROUNDING = 1e-4  # by so much probabilities may exceed 1
 _TRUE, _FALSE = ("true", "t", "yes", "y", "1", "1.0"), ("false", "f", "no", "n", "0", "0.0")
-# More different time differences than this are no regular clock.
-_MOST_GAPS = 1000
-# A clock is regular where so many of its differences are one and the same.
-_REGULAR = 0.9
 
 
 @dataclass
@@ -35,40 +29,24 @@ class TableCounts:
     cut: int = 0
     derived: bool = False
     imputed: Counter[tuple[str, str]] = field(default_factory=Counter)
-    differences: Counter[int] = field(default_factory=Counter)  # of times, until there are too many
 
     def sentences(self) -> tuple[str, ...]:
         """Notes for people, in the order in which things were done."""
         notes = [
-            f"{counted(count, 'missing value')} in {column} {_were(count)} replaced ({how})"
+            f"{counted(count, 'missing value', f'in {column} was', f'in {column} were')} replaced ({how})"
             for (column, how), count in sorted(self.imputed.items())
         ]
         if self.reordered:
             notes.append("the rows of each episode were put together and in time order")
-        if 0 < len(self.differences) <= _MOST_GAPS:
-            total = self.differences.total()
-            usual, count = max(self.differences.items(), key=lambda item: (item[1], -item[0]))
-            longer = sum(n for difference, n in self.differences.items() if difference > usual)
-            if longer and count >= _REGULAR * total:
-                notes.append(
-                    f"{longer} of {counted(total, 'step')} within episodes span more time than the usual "
-                    "one: where rows are missing, a next observation is the one after the gap"
-                )
         if self.derived:
-            lost = (
-                f"; {counted(self.left_out, 'row', 'was', 'were')} left out: the last step of an episode "
-                "that did not terminate has no next observation in this table"
-            )
-            lost = lost if self.left_out else ""
-            notes.append(f"next observations were taken from the rows that follow in time{lost}")
+            lost = f"; {counted(self.left_out, 'row', 'was', 'were')} left out: the last step of an episode"
+            lost = f"{lost} that did not terminate has no next observation in this table"
+            taken = "next observations were taken from the rows that follow in time"
+            notes.append(taken + (lost if self.left_out else ""))
         if self.cut:
             ending = counted(self.cut, "episode", "that ends", "that end")
-            notes.append(f"{ending} without a flag {_were(self.cut)} marked as truncated")
+            notes.append(f"{ending} without a flag {'was' if self.cut == 1 else 'were'} marked as truncated")
         return tuple(notes)
-
-
-def _were(count: int) -> str:
-    return "was" if count == 1 else "were"
 
 
 @dataclass(frozen=True, eq=False)
@@ -164,7 +142,7 @@ def _ordered(frame: pl.DataFrame, table: Table, ends: pl.Series, counts: TableCo
         order = keys.select(pl.arg_sort_by("first", "time", maintain_order=True)).to_series()
         keys, counts.reordered = keys[order], True
     if roles.time is not None:
-        _check_times(keys, _Rows(frame, order, row.to_numpy()), table, counts)
+        _check_times(keys, _Rows(frame, order, row.to_numpy()), table)
     if roles.episode is None:
         return _Rows(frame, order, np.append(0, np.cumsum(_sorted(ends, order).to_numpy())[:-1]))
     ids, kind = None, frame[roles.episode].dtype
@@ -173,24 +151,19 @@ def _ordered(frame: pl.DataFrame, table: Table, ends: pl.Series, counts: TableCo
     return _Rows(frame, order, keys["first"].rle_id().cast(pl.Int64).to_numpy(), ids)
 
 
-def _check_times(keys: pl.DataFrame, rows: _Rows, table: Table, counts: TableCounts) -> None:
-    """Count differences of times; raise DataError for two rows of an episode at one time."""
-    roles, time = table.roles, keys["time"]
-    inside = (keys["first"].diff() == 0).fill_null(False)
-    same = inside & (time == time.shift()).fill_null(False)
+def _check_times(keys: pl.DataFrame, rows: _Rows, table: Table) -> None:
+    """Raise DataError for two rows of an episode at one time."""
+    roles = table.roles
+    same = keys.select((pl.col("first").diff() == 0) & (pl.col("time") == pl.col("time").shift())).to_series()
     if same.any():
         place = int(same.arg_max() or 0)
-        where = f"{roles.time} {shown_time(time[place], time.dtype)}"
+        where = f"{roles.time} {keys['time'].cast(pl.String)[place]}"
         remedy = "name the episode column (--episode)"
         if roles.episode is not None:
             where = f"episode {rows.column(roles.episode)[place]!r}, {where}"
             remedy = "drop the doubles, or name a finer time column"
         said = f"{counted(int(same.sum()), 'row', 'has', 'have')} the time of another row of their episode"
         raise DataError(f"{table.source}: {said} (first: {where}); {remedy}")
-    whole = time.to_physical()
-    if whole.dtype.is_integer() and len(counts.differences) <= _MOST_GAPS:
-        found = whole.diff().filter(inside).value_counts(name="n").head(2 * _MOST_GAPS)
-        counts.differences.update(dict(found.iter_rows()))
 
 
 def _observations(columns: tuple[str, ...], rows: _Rows, table: Table, counts: TableCounts) -> np.ndarray:
@@ -202,14 +175,6 @@ def _observations(columns: tuple[str, ...], rows: _Rows, table: Table, counts: T
             found[:, i] = _imputed(rows.column(name), rows, table, counts)
     else:
         column = rows.column(columns[0])
-        if column.null_count():  # a constant is asked for
-            nothing = pl.Series([[None] * width], dtype=pl.List(column.dtype.inner))  # type: ignore[attr-defined]
-            column = (
-                column.cast(nothing.dtype)
-                .to_frame("it")
-                .select(pl.col("it").fill_null(nothing.first()))["it"]
-            )
-            column = column.alias(columns[0])
         numbers = _imputed(column.explode(empty_as_null=False), rows, table, counts)
         found = np.asarray(numbers, dtype=table.observation_dtype).reshape(n_rows, width)
     if shape is not None and int(np.prod(shape)) != found.shape[1]:
@@ -224,8 +189,8 @@ def _single(name: str, rows: _Rows, table: Table, counts: TableCounts) -> np.nda
 
 def _imputed(column: pl.Series, rows: _Rows, table: Table, counts: TableCounts) -> np.ndarray:
     """The column (rows in order) with missing values replaced as asked for. Raises DataError."""
-    name, how = column.name, table.impute.get(column.name)
-    if column.dtype.is_decimal() or column.dtype == pl.Boolean:
+    name, how = column.name, table.roles.impute.get(column.name)
+    if column.dtype == pl.Boolean:
         column = column.cast(pl.Float64)
     if how is None or not table.missing[name]:
         return column.to_numpy()
@@ -257,7 +222,6 @@ def _actions(rows: _Rows, table: Table) -> np.ndarray:
     else:
         is_list = names[0] in table.widths
         column = column.explode(empty_as_null=False) if is_list else column
-        column = column.cast(pl.Float64) if column.dtype.is_decimal() else column
         found = column.to_numpy().reshape((frame.height, -1) if is_list else -1)
     found = found if table.categories else found.astype(action_dtype(table), copy=False)
     settled = settle_actions(found, table.action_space, None).actions

@@ -16,9 +16,8 @@ import polars as pl
 from koffline.data.raw import RawLog
 from koffline.data.spaces import ActionSpace, SpaceRequest
 from koffline.data.table.episodes import TableCounts, assemble, read_flags
-from koffline.data.table.files import faults
+from koffline.data.table.files import Room, faults
 from koffline.data.table.mapping import MappingRequest
-from koffline.data.table.rows import Room
 from koffline.data.table.survey import Table, hashed, prepare_table
 from koffline.data.transitions import Metadata, Transitions
 from koffline.errors import DataError
@@ -26,6 +25,7 @@ from koffline.errors import DataError
 _NO_ROWS = "{}: no row has a next observation; name --next-observations or --terminal"
 # Files that are open at once; a table of more parts has larger ones.
 _MOST_PARTS = 256
+_PART = "number of koffline's temporary file"  # no other column is called so
 _SPLIT = "give its longest episodes several ids"
 
 
@@ -42,7 +42,7 @@ def read_table(
     """
     table, counts = prepare_table(source, mapping, action_space, in_memory=True), TableCounts()
     assert table.rows.held is not None, "asked for"
-    with faults(table.source, table.kind):
+    with faults(table.source, table.rows.kind):
         found = assemble(table.rows.held, table, counts)
     if found is None:
         raise DataError(_NO_ROWS.format(table.source))
@@ -103,7 +103,7 @@ class TableStream:
         else:
             frames = _gathered_pieces(table, self._piece_rows, self._scratch)
         any_row = False
-        with faults(table.source, table.kind):
+        with faults(table.source, table.rows.kind):
             for frame in frames:
                 found = assemble(frame, table, self._counts)
                 if found is not None:
@@ -190,9 +190,7 @@ def _distribute(table: Table, parts: pl.DataFrame, paths: list[Path]) -> None:
         writers = [stack.enter_context(pa.ipc.new_stream(str(path), schema)) for path in paths]
         for frame in table.rows.frames(again=True):
             ids = frame.select(hashed(table.roles.episode or ""))
-            part = ids.join(parts, on="id", how="left", maintain_order="left")["part"]
-            order = part.to_frame().select(pl.arg_sort_by("part", maintain_order=True)).to_series()
-            gathered, start = to_arrow(frame[order]).combine_chunks(), 0
-            for count, number in part.sort().rle().struct.unnest().iter_rows():
-                writers[number].write_table(gathered.slice(start, count))
-                start += count
+            part = ids.join(parts, on="id", how="left", maintain_order="left")["part"].alias(_PART)
+            by_part = frame.with_columns(part).partition_by(_PART, include_key=False, as_dict=True)
+            for (number,), rows in by_part.items():
+                writers[number].write_table(to_arrow(rows))
