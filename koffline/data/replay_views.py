@@ -87,6 +87,7 @@ class WindowPicker:
     """d3rlpy's TransitionPickerProtocol for rows that stand alone; other episodes go to d3rlpy's own."""
 
     def __call__(self, episode: Any, index: int) -> Any:
+        """The transition at a place of an episode or window."""
         if isinstance(episode, EpisodeView) and not episode.log.has_episodes:
             row = range(episode.rows.start, episode.rows.stop)[index]
             return transition_at(episode.log, row, row + 1)

@@ -10,11 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from koffline.data.paths import PathReplay, Paths
 from koffline.data.transitions import ActionSpace, Continuous, Discrete, Metadata, Transitions, order_rows
 from koffline.errors import DataError
 from koffline.online.config import OnlineConfig
 from koffline.online.networks import AgentArrays, Layers
+from koffline.online.paths import PathReplay, Paths
 from koffline.store.files import atomic_file
 
 MODEL, REPLAY, MINARI = "model.d3", "replay.hdf5", "minari"

@@ -21,7 +21,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from koffline.data.paths import PathReplay
 from koffline.online.collector import Collector, TrustRegion
 from koffline.online.config import OnlineRun, check_equal
 from koffline.online.environments import (
@@ -34,6 +33,7 @@ from koffline.online.environments import (
 )
 from koffline.online.learner import Learner
 from koffline.online.networks import Actor, AgentArrays, InputMoments, Shape, Streams
+from koffline.online.paths import PathReplay
 
 _DECAY_ITERATIONS = 2500  # of the entropy coefficient (Feng et al. 2019, sec:exp_detail)
 

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from koffline import Continuous, Discrete, Transitions
-from koffline.data.paths import PathReplay, Paths
 from koffline.errors import DataError
 from koffline.online.artifacts import fill_from_log, replay_transitions
+from koffline.online.paths import PathReplay, Paths
 from tests.algos.makers import make_log
 
 BOX = Continuous(2, (-0.5, -1.0), (0.5, 1.0))
