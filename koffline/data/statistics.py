@@ -49,7 +49,7 @@ class Tally:
         for name, value in vars(other).items():
             if isinstance(value, Tally):
                 getattr(self, name).merge(value)
-            elif value is not None:
+            elif isinstance(value, (int, np.ndarray)):
                 setattr(self, name, getattr(self, name) + value)
 
 
@@ -62,26 +62,41 @@ class Spread:
     max: float
 
 
-class Spreads(Tally):
-    """Least, mean and greatest of k columns of numbers; the means are rounded once, at the end."""
+class Ranges(Tally):
+    """How many rows, and the least and greatest numbers of each of k columns."""
 
     def __init__(self, columns: int) -> None:
         self.count = 0
         self.low, self.high = np.full(columns, np.inf), np.full(columns, -np.inf)
-        self._sums = [0] * columns
 
     def add(self, values: np.ndarray) -> None:
         """Rows (B, k)."""
         if len(values):
-            block = Spreads(0)
-            block.count, block.low, block.high = len(values), values.min(axis=0), values.max(axis=0)
-            block._sums = [exact_sum(column) for column in values.T]
-            self.merge(block)
+            self.count += len(values)
+            self.low = np.minimum(self.low, values.min(axis=0))
+            self.high = np.maximum(self.high, values.max(axis=0))
 
     def merge(self, other: Any) -> None:
         """Add other rows."""
         self.count += other.count
         self.low, self.high = np.minimum(self.low, other.low), np.maximum(self.high, other.high)
+
+
+class Spreads(Ranges):
+    """Least, mean and greatest of k columns of numbers; the means are rounded once, at the end."""
+
+    def __init__(self, columns: int) -> None:
+        super().__init__(columns)
+        self._sums = [0] * columns
+
+    def add(self, values: np.ndarray) -> None:
+        """Rows (B, k)."""
+        super().add(values)
+        self._sums = [total + exact_sum(column) for total, column in zip(self._sums, values.T, strict=True)]
+
+    def merge(self, other: Any) -> None:
+        """Add other rows."""
+        super().merge(other)
         self._sums = [a + b for a, b in zip(self._sums, other._sums, strict=True)]
 
     def spreads(self) -> tuple[Spread, ...]:

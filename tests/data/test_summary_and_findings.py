@@ -100,11 +100,7 @@ class TestWarnings:
             ),
             (
                 lambda log: {"truncated": np.zeros(48, dtype=bool)},
-                "6 episodes end without a flag, the first in",
-            ),
-            (
-                lambda log: {"truncated": log.truncated | log.terminated},
-                r"6 rows \(first: row 7\) are terminated and truncated",
+                "6 episodes end without a flag; taken as cut",
             ),
             (
                 lambda log: {"next_observations": log.next_observations + 1},
