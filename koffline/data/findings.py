@@ -84,8 +84,7 @@ class WarningTally(LogTally):
         if block.steps is not None:
             begins = block.steps == 0
             if self._last is not None:
-                linked = _linked(self._last, block.observations[:1])
-                self._add_pairs(linked, begins[:1], self._last, self.rows - 1)
+                self._add_pairs(_linked(self._last, block), begins[:1], self._last, self.rows - 1)
             linked = rows_are_linked(block.observations, block.next_observations)
             self._add_pairs(linked, begins[1:], block, self.rows)
             # copied: the block can be let go
@@ -106,8 +105,7 @@ class WarningTally(LogTally):
     def merge(self, other: Any) -> None:
         """Add the rows of a later shard; both have ended."""
         if self._last is not None and other._first is not None:
-            linked = _linked(self._last, other._first.observations)
-            self._add_pairs(linked, np.array([True]), self._last, self.rows - 1)
+            self._add_pairs(_linked(self._last, other._first), np.array([True]), self._last, self.rows - 1)
         self._broken.merge(other._broken, self.rows)
         self._shifted.merge(other._shifted, self.rows)
         self._repeated.merge(other._repeated)
@@ -154,10 +152,10 @@ def _listed(numbers: np.ndarray, most: int) -> str:
     return f"{shown}, … ({numbers.size} in all)" if numbers.size > most else shown
 
 
-def _linked(above: RowBlock, below: np.ndarray) -> np.ndarray:
-    """(1,) whether the next observation of a row is the observation (1, ...) of the row below."""
-    following = np.concatenate([above.next_observations, below])
-    return rows_are_linked(np.concatenate([above.observations, below]), following)
+def _linked(above: RowBlock, below: RowBlock) -> np.ndarray:
+    """(1,) whether the next observation of a row is the first observation of a block."""
+    seen = np.concatenate([above.observations, below.observations[:1]])
+    return rows_are_linked(seen, np.concatenate([above.next_observations, seen[1:]]))
 
 
 def inspect_log(

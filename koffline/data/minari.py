@@ -246,15 +246,8 @@ def _notes(seen: Any, acted: Any) -> Iterator[str]:
     if isinstance(seen, (spaces.Dict, spaces.Tuple)):
         parts = ", ".join(f"{'/'.join(map(str, keys))} {box.shape}" for keys, box in _leaves(seen))
         yield f"observations were flattened and joined in this order: {parts}"
-    if isinstance(seen, spaces.Discrete):
-        yield (
-            f"observations are the {seen.n} states of a discrete space, kept as one number; one-hot columns "
-            "usually serve value functions better"
-        )
     if isinstance(acted, spaces.Discrete) and int(acted.start):
         yield f"actions {acted.start}, {acted.start + 1}, … were counted from 0 instead"
-    if isinstance(acted, spaces.Box) and len(acted.shape) > 1:
-        yield f"actions of shape {acted.shape} were flattened"
 
 
 def _metadata_of(described_by: dict[str, Any]) -> Metadata:

@@ -18,29 +18,6 @@ if TYPE_CHECKING:
     from koffline.jobs.mapping import PassSettings
 
 
-# float64 is a whole number of 53 bits times 2^(e − 53), with e at least −1073; all are whole at this scale.
-_MANTISSA_BITS, _HALF_BITS, SCALE_BITS = 53, 27, 1126
-# So many halves of a mantissa add up exactly in float64, which bincount counts in.
-_MOST_ROWS = 2**25
-
-
-def exact_sum(column: np.ndarray) -> int:
-    """Σ x · 2^1126 of finite numbers as a whole number: mantissas are added up by exponent, in two halves."""
-    total = 0
-    for start in range(0, len(column), _MOST_ROWS):
-        part = np.asarray(column[start : start + _MOST_ROWS], dtype=np.float64)
-        fractions, exponents = np.frexp(part)
-        mantissas = np.ldexp(fractions, _MANTISSA_BITS).astype(np.int64)
-        lowest = int(exponents.min(initial=0))
-        halves = (mantissas >> _HALF_BITS, _HALF_BITS), (mantissas & (2**_HALF_BITS - 1), 0)
-        for half, shift in halves:
-            sums = np.bincount(exponents - lowest, weights=half)
-            for place in np.flatnonzero(sums):
-                power = lowest + int(place) - _MANTISSA_BITS + SCALE_BITS + shift
-                total += int(sums[place]) << power
-    return total
-
-
 class Tally:
     """Counts of some rows, to which those of others can be added."""
 
@@ -83,26 +60,26 @@ class Ranges(Tally):
 
 
 class Spreads(Ranges):
-    """Least, mean and greatest of k columns of numbers; the means are rounded once, at the end."""
+    """Least, mean and greatest of k columns of numbers."""
 
     def __init__(self, columns: int) -> None:
         super().__init__(columns)
-        self._sums = [0] * columns
+        self.sums = np.zeros(columns)
 
     def add(self, values: np.ndarray) -> None:
         """Rows (B, k)."""
         super().add(values)
-        self._sums = [total + exact_sum(column) for total, column in zip(self._sums, values.T, strict=True)]
+        self.sums = self.sums + values.sum(axis=0, dtype=np.float64)
 
     def merge(self, other: Any) -> None:
         """Add other rows."""
         super().merge(other)
-        self._sums = [a + b for a, b in zip(self._sums, other._sums, strict=True)]
+        self.sums = self.sums + other.sums
 
     def spreads(self) -> tuple[Spread, ...]:
-        """(k). Raises OverflowError for a sum above the largest float."""
-        means = [total / (1 << SCALE_BITS) / self.count for total in self._sums]
-        return tuple(map(Spread, self.low.tolist(), means, self.high.tolist()))
+        """(k)."""
+        means = self.sums / self.count
+        return tuple(map(Spread, self.low.tolist(), means.tolist(), self.high.tolist()))
 
 
 class EpisodeTally(Tally):

@@ -19,14 +19,7 @@ _MOST_LISTED = 20
 # Of the columns that koffline writes.
 _OWN_ROLES = """observations action reward next_observations terminal truncated episode time
     behavior_log_probability weight""".split()  # noqa: SIM905
-# Names by which an example command is filled in; the first match in the table's order counts.
-_GUESSES = {
-    "action": r"(action|act|a|treatment|arm|dose)$",
-    "reward": r"(reward|rew|r|cost|score)$",
-    "episode": r"(episode|episode_?id|ep|trajectory|traj|id|user|user_?id|patient|patient_?id|session)$",
-    "time": r"(t|time|step|timestep|timestamp|date|index|n)$",
-    "terminal": r"(terminal|terminated|done|end)$",
-}
+_EXAMPLE = "--observations 'x_*' --action a --reward r --episode id --time t"
 
 
 def _different(names: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -101,8 +94,7 @@ class TableMapping(pydantic.BaseModel):
             raise DataError(said) from None
         missing = [name for name in ("observations", "action", "reward") if not getattr(self, name)]
         if missing:
-            example = "--observations 'x_*' --action a --reward r --episode id --time t"
-            raise DataError(f"the mapping lacks {', '.join(missing)}; name columns, as in {example}")
+            raise DataError(f"the mapping lacks {', '.join(missing)}; name columns, as in {_EXAMPLE}")
         if self.behavior_probability and self.behavior_log_probability:
             raise DataError("the mapping names behavior_probability and its logarithm; keep one of them")
 
@@ -216,17 +208,9 @@ def own_mapping(names: Iterable[str]) -> TableMapping | None:
 
 
 def unmapped(names: Sequence[str], source: str, kind: str) -> DataError:
-    """The error for a table without a mapping: its columns, and a command with the likely ones filled in."""
-    found = {role: next((n for n in names if re.match(p, n, re.I)), None) for role, p in _GUESSES.items()}
-    free = [name for name in names if name not in found.values()]
-    stems = Counter(match.group(1) for name in free if (match := re.match(r"(.*?[_.\[]?)\d+\]?$", name)))
-    stem = max(stems, key=stems.__getitem__, default="") or "x_"
-    example = f"--observations '{stem}*'"
-    for role, name in found.items():
-        if name or role != "terminal":
-            example += f" --{role} {name or role.upper()}"
+    """The error for a table without a mapping: its columns, and options of an example."""
     return DataError(
-        f"{source} is a {kind} table with columns {_listed(names)}; say what they are, e.g. {example} "
+        f"{source} is a {kind} table with columns {_listed(names)}; say what they are, as in {_EXAMPLE} "
         "(or --mapping FILE.yaml; in Python mapping=)"
     )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -58,80 +58,75 @@ def column_types(stored: Mapping[str, Any], kind: str, roles: TableMapping) -> d
     return types
 
 
-# 2024-01-31, 2024-01-31T12:00, 12:00:00.5 behind the date, with Z or an offset behind the clock; nanoseconds
-# since 1970 in 64 bits reach from 1677 to 2262.
-_TIME = (
-    r"^(?<date>(?:1[7-9]|2[01])\d{2}-\d{2}-\d{2})"
-    r"(?:[T ](?<clock>\d{2}:\d{2})(?<second>:\d{2}(?:\.\d{1,9})?)?(?<zone>Z|[+-]\d{2}(?::?\d{2})?)?)?$"
-)
-_NOTHING, _NUMBER, _NAIVE, _EXACT = range(4)
-_KINDS = ("nothing", "a number", "a time without a UTC offset", "a time with a UTC offset")
+# 2024-01-31, with 12:00 or 12:00:00.5 behind it: nanoseconds since 1970 in 64 bits reach from 1677 to 2262.
+_CLOCK = r"(?:[T ](?<clock>\d{2}:\d{2})(?<second>:\d{2}(?:\.\d{1,9})?)?)?"
+_TIME = r"^(?<date>(?:1[7-9]|2[01])\d{2}-\d{2}-\d{2})" + _CLOCK
+_OFFSET = r"(?<zone>Z|[+-]\d{2}(?::?\d{2})?)$"
+
+
+def _times(texts: pl.Series, ending: str) -> pl.Series:
+    """Instants to the nanosecond, null where a text is none; no offset is UTC."""
+    parts = texts.str.extract_groups(_TIME + ending).struct.unnest()
+    clock, second = pl.col("clock").fill_null("00:00"), pl.col("second").fill_null(":00")
+    zone = pl.col("zone") if "zone" in parts.columns else pl.lit("Z")
+    told = pl.concat_str("date", pl.lit("T"), clock, second, zone)
+    form = "%Y-%m-%dT%H:%M:%S%.f%#z"
+    instants = told.str.to_datetime(form, time_unit="ns", strict=False)
+    return parts.select(instants.alias(texts.name)).to_series()
+
+
+# Ways to read texts, the narrowest first; the last two are for times.
+_LOCAL = "times without a UTC offset"
+_WAYS: dict[str, Callable[[pl.Series], pl.Series]] = {
+    "whole numbers": lambda texts: texts.cast(pl.Int64, strict=False),
+    "numbers": lambda texts: texts.cast(pl.Float64, strict=False),
+    "times with a UTC offset": lambda texts: _times(texts, _OFFSET),
+    _LOCAL: lambda texts: _times(texts, "$"),
+}
 _MOST_SHOWN = 60
 
 
 @dataclass
 class TextKind:
-    """What all texts of a column can be read as; ``as_time`` refuses what is neither a number nor a time."""
+    """What all texts of a column can be read as: ``ways`` that are left, if any, and the rows looked at."""
 
     name: str
-    as_time: bool
-    kind: int = _NOTHING
-    numbers: bool = True
-    whole: bool = True
-    is_naive: bool = False  # times of a clock whose zone is not told
+    is_time: bool
+    ways: list[str]
     rows: int = 0
+    has_clock: bool = False
 
     def look(self, column: pl.Series, source: str) -> None:
-        """Take the next rows into account. Raises DataError naming the first row unlike those above."""
-        there = column.count()
-        self.whole = self.whole and column.cast(pl.Int64, strict=False).count() == there
-        self.numbers = self.whole or (self.numbers and column.cast(pl.Float64, strict=False).count() == there)
-        if self.as_time:
-            kinds = pl.Series([_NUMBER]) if self.whole else _times(column)["kind"]
-            for kind in kinds.drop_nulls().unique(maintain_order=True):
-                if kind == _NOTHING or self.kind not in (_NOTHING, kind):
-                    self._refuse(column, int((kinds == kind).arg_max() or 0), kind, source)
-                self.kind = kind
-            self.is_naive |= self.kind == _NAIVE and bool((column.str.len_bytes() > len("2024-01-31")).any())
+        """Take the next rows into account. Raises DataError for a text that is no time like those above."""
+        unread = {way: _WAYS[way](column).is_null() & column.is_not_null() for way in self.ways}
+        self.ways = [way for way, rows in unread.items() if not rows.any()]
+        if self.is_time and not self.ways:
+            place = max(int(rows.arg_max() or 0) for rows in unread.values())
+            text = column[place] if len(column[place]) <= _MOST_SHOWN else f"{column[place][:_MOST_SHOWN]}…"
+            remedy = "write all in one way, as in 2024-01-31T12:00:00+01:00"
+            said = (
+                f"holds {text!r} in row {self.rows + place + 1}, no number or time like those above; {remedy}"
+            )
+            raise column_fault(source, self.name, said)
+        self.has_clock = self.has_clock or bool((column.str.len_bytes() > len("2024-01-31")).any())
         self.rows += len(column)
+
+    @property
+    def is_naive(self) -> bool:
+        """Whether the texts are times of a clock whose zone is not told."""
+        return self.ways == [_LOCAL] and self.has_clock
 
     @property
     def dtype(self) -> Any:
         """Whole numbers and numbers where all are; instants; else texts."""
-        if self.numbers and self.kind in (_NOTHING, _NUMBER):
-            return pl.Int64() if self.whole else pl.Float64()
-        return pl.Datetime("ns", "UTC") if self.as_time else pl.String()
+        if not self.ways:
+            return pl.String()
+        kinds = {"whole numbers": pl.Int64(), "numbers": pl.Float64()}
+        return kinds.get(self.ways[0], pl.Datetime("ns", "UTC"))
 
     def read(self, column: pl.Series) -> pl.Series:
         """The column as ``dtype``."""
-        is_time = self.dtype.is_temporal()
-        return _times(column)["instant"].alias(self.name) if is_time else column.cast(self.dtype)
-
-    def _refuse(self, column: pl.Series, place: int, kind: int, source: str) -> None:
-        text = repr(column[place])
-        text = text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}…"
-        said = "neither a number nor a time that is read; write it as in 2024-01-31T12:00:00+01:00"
-        if kind:
-            said = f"{_KINDS[kind]}, below rows with {_KINDS[self.kind]}; write all times in one way"
-        raise column_fault(source, self.name, f"holds {text} in row {self.rows + place + 1}, {said}")
-
-
-def _times(column: pl.Series) -> pl.DataFrame:
-    """The instant of each text (no offset is UTC) and its kind; null stays null."""
-    parts = column.str.extract_groups(_TIME).struct.unnest().with_columns(column.alias("text"))
-    clock, second = pl.col("clock").fill_null("00:00"), pl.col("second").fill_null(":00")
-    told = pl.concat_str("date", pl.lit("T"), clock, second, pl.col("zone").fill_null("Z"))
-    parts = parts.with_columns(
-        instant=told.str.to_datetime("%Y-%m-%dT%H:%M:%S%.f%#z", time_unit="ns", strict=False),
-        number=pl.col("text").cast(pl.Float64, strict=False).is_finite(),
-    )
-    kind = (
-        pl.when(pl.col("text").is_null()).then(None)
-        .when(pl.col("number")).then(_NUMBER)
-        .when(pl.col("instant").is_null()).then(_NOTHING)
-        .otherwise(pl.when(pl.col("zone").is_null()).then(_NAIVE).otherwise(_EXACT))
-    )  # fmt: skip
-    return parts.select("instant", kind=kind.cast(pl.Int8))
+        return _WAYS[self.ways[0]](column).alias(self.name) if self.ways else column
 
 
 @dataclass(frozen=True)
@@ -225,7 +220,8 @@ class TableRows:
 
     def with_texts(self, names: Sequence[str], time: str | None, source: str) -> TableRows:
         """Columns of text as the narrowest that all their texts can be. Raises DataError naming the row."""
-        texts = {name: TextKind(name, name == time) for name in names}
+        ways = list(_WAYS)
+        texts = {name: TextKind(name, name == time, ways if name == time else ways[:2]) for name in names}
         for frame in self.frames(names) if names else ():
             for name, text in texts.items():
                 text.look(frame[name], source)
