@@ -50,7 +50,6 @@ class Table:
     means: dict[str, float] = field(default_factory=dict)  # sums, until all rows were seen
     categories: tuple[Any, ...] = ()
     seen: np.ndarray | None = None
-    has_fractions: bool = False
     runs: pl.DataFrame | None = None
 
 
@@ -193,9 +192,6 @@ def _look_through(table: Table, is_category: bool, census: bool) -> set[Any]:
             if len(values) > _MOST_CATEGORIES or (longest or 0) > _LONGEST_NAME:
                 most = f"{_MOST_CATEGORIES} different actions, or a text of more than {_LONGEST_NAME} bytes"
                 raise column_fault(source, actions.name, f"holds more than {most}; name another")
-        elif actions.dtype.is_float():
-            is_choice = (actions >= 0) & (actions == actions.floor()) & actions.is_finite()
-            table.has_fractions = table.has_fractions or not is_choice.all()
         elif actions.dtype.is_integer() and len(actions):
             different = actions.unique().to_numpy()
             extremes = [different.min(), different.max()]
@@ -284,10 +280,6 @@ def _open_questions(table: Table, has_mapping: bool) -> Iterator[tuple[bool, str
     is_naive = is_naive or (time in texts and texts[time].is_naive)
     where = "where a local clock was set back, rows of that hour may be out of order"
     yield is_naive, f"times in {time} have no UTC offset and were read as UTC; {where}"
-    single = len(roles.action) == 1 and table.rows.schema[roles.action[0]].is_float()
-    taken = "all actions are whole numbers stored as fractions and were taken as continuous"
-    choices = table.has_fractions or isinstance(table.action_space, Discrete)
-    yield single and not choices, f"{taken}; --discrete N declares choices"
     alone, named = roles.stands_alone, "column is named:"
     record = "the rows were taken as one record, cut where flags end it"
     if has_mapping:
