@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
@@ -17,7 +16,7 @@ from koffline.data.flat import rows_are_linked
 from koffline.data.raw import RawLog
 from koffline.data.row_block import RowBlock
 from koffline.data.spaces import ActionSpace, Discrete
-from koffline.data.statistics import Ranges, blocks_of, shard_names
+from koffline.data.statistics import ColumnStatistics, blocks_of, shard_names
 from koffline.data.summary import LogTally
 from koffline.data.transitions import Transitions
 from koffline.errors import DataError
@@ -67,7 +66,7 @@ class WarningTally(LogTally):
 
     def __init__(self, log: Transitions | LazyTransitions, most_hashes: int | None) -> None:
         super().__init__(log.action_space, log.has_episodes)
-        self.observations = Ranges(math.prod(log.observation_shape))
+        self.observations = ColumnStatistics(log.observation_shape)
         self.weighted = self.positive = 0  # rows that have weights, and weights above 0
         self._repeated = RepeatedRows(most_hashes)
         self._broken, self._shifted = RowCount(), RowCount()
@@ -80,7 +79,7 @@ class WarningTally(LogTally):
         if block.weights is not None:
             self.weighted += len(block)
             self.positive += int((block.weights > 0).sum())
-        self.observations.add(block.observations.reshape(len(block), -1))
+        self.observations.add(block.observations)
         if block.steps is not None:
             begins = block.steps == 0
             if self._last is not None:
@@ -134,11 +133,12 @@ class WarningTally(LogTally):
             yield f"{rows} repeat an earlier row exactly; were episodes written twice?"
         named = {"observations": self.observations, "actions": self.actions, "rewards": self.rewards}
         for name, found in named.items() if self.rows > 1 else ():
-            constant = np.flatnonzero(found.low == found.high) if found is not None else np.zeros(0)
-            if found is not None and constant.size and len(found.low) == 1:
-                yield f"{name} are all {found.low[0]:g}"
-            elif found is not None and constant.size:
-                of = f"{constant.size} of {len(found.low)} columns are constant"
+            spreads = found.spreads() if found is not None else ()
+            constant = np.flatnonzero([spread.min == spread.max for spread in spreads])
+            if constant.size and len(spreads) == 1:
+                yield f"{name} are all {spreads[0].min:g}"
+            elif constant.size:
+                of = f"{constant.size} of {len(spreads)} columns are constant"
                 yield f"{name}: {of} ({_listed(constant, 8)})"
         missing = np.flatnonzero(self.action_counts == 0) if self.action_counts is not None else np.zeros(0)
         if missing.size:

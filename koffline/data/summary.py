@@ -11,7 +11,7 @@ import numpy as np
 from koffline.data.raw import space_to_json
 from koffline.data.row_block import RowBlock
 from koffline.data.spaces import ActionSpace, Continuous, Discrete
-from koffline.data.statistics import EpisodeTally, Spread, Spreads, Tally, blocks_of, shard_names
+from koffline.data.statistics import ColumnStatistics, EpisodeTally, Spread, Tally, blocks_of, shard_names
 from koffline.data.transitions import Transitions
 from koffline.errors import DataError, printable
 
@@ -66,17 +66,19 @@ class LogTally(Tally):
 
     def __init__(self, space: ActionSpace, has_episodes: bool) -> None:
         self.rows = self.terminated = self.truncated = 0
-        self.rewards = Spreads(1)
+        self.rewards = ColumnStatistics((), np.float64)
         self.episodes = EpisodeTally() if has_episodes else None
         self.action_counts = np.zeros(space.n, dtype=np.int64) if isinstance(space, Discrete) else None
-        self.actions = Spreads(space.k) if isinstance(space, Continuous) else None
+        self.actions: ColumnStatistics | None = None
+        if isinstance(space, Continuous):
+            self.actions = ColumnStatistics((space.k,), np.float64)
 
     def add(self, block: RowBlock) -> None:
         """The next rows of a shard."""
         self.rows += len(block)
         self.terminated += int(block.terminated.sum())
         self.truncated += int(np.sum(block.truncated & ~block.terminated))
-        self.rewards.add(block.rewards[:, None])
+        self.rewards.add(block.rewards)
         if self.action_counts is not None:
             self.action_counts += np.bincount(block.actions, minlength=len(self.action_counts))
         if self.actions is not None:
