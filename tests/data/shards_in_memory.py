@@ -115,3 +115,11 @@ def numbered_shards(
         logs.append(rollout.transitions(rewards=rewards, **made))
         first += len(rollout.rows)
     return MemoryShards(logs)
+
+
+def leaves(value, name=""):
+    """The values of a JSON object by their path, to be compared with ``pytest.approx``."""
+    if not isinstance(value, (dict, list, tuple)):
+        return {name: value}
+    items = value.items() if isinstance(value, dict) else enumerate(value)
+    return {path: leaf for key, part in items for path, leaf in leaves(part, f"{name}/{key}").items()}

@@ -72,13 +72,6 @@ def test_urls_that_are_equal_are_the_same():
     check_apart(["memory://a/log.parquet"], "memory://b/log.parquet")
 
 
-@pytest.mark.parametrize("name", ["out.hdf5", "out.PARQUET"])
-def test_a_folder_of_shards_is_not_named_like_a_file(place, name):
-    done = convert("log.hdf5", name, "--shard-rows", "10", code=2)
-    assert f"{name} ends in .{name[4:]} like a file, and --shard-rows writes a folder" in done.stderr
-    assert not Path(name).exists()
-
-
 def test_results_do_not_replace_the_log_in_their_folder(place):
     """An earlier answer and the log in one folder: --force would take both."""
     Path("a").mkdir()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from koffline.data import minari_spaces, spaces
+from koffline.data import minari, spaces
 from koffline.untrusted import hdf5, limits, yaml_files
 
 PAGE = " ".join((Path(__file__).parents[2] / "SECURITY.md").read_text(encoding="utf-8").split())
@@ -23,7 +23,7 @@ PAGE = " ".join((Path(__file__).parents[2] / "SECURITY.md").read_text(encoding="
         f"YAML longer than {yaml_files.LARGEST_TEXT >> 20} MB or nested deeper than {yaml_files._DEEPEST}",
         f"more than {yaml_files._MOST_NODES:,} values",
         f"groups nested deeper than {hdf5._DEEPEST}",
-        f"spaces of more than {minari_spaces._LARGEST_BOX:,} numbers",
+        f"spaces of more than {minari.LARGEST_BOX:,} numbers",
         f"at most {spaces.LARGEST_SPACE:,} actions",
     ],
 )
