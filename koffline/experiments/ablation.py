@@ -1,4 +1,4 @@
-"""What the K-loss depends on: one change at a time from a base, on all three worlds; and the exact solvers.
+"""What the K-loss depends on: one change at a time from a base, on all three worlds.
 
 Groups: bandwidth, kernel family, statistic (U, V, mixtures, residual gradient), batch size, reward scale,
 output offset, the best of these combined, GTD2's second learning rate, transition noise (K-loss beside RG),
@@ -22,13 +22,17 @@ from koffline.envs.boxes import make_world
 from koffline.experiments import style
 from koffline.experiments.cells import Cell, Run, Scale
 from koffline.experiments.evaluation import rows_of
-from koffline.experiments.results import Curves, Results, Row, grouped
-from koffline.experiments.solver_study import study_rows
+from koffline.experiments.results import Curves, Results, Row, grouped, interval_text, section
 from koffline.kernel_loss import mixture_diag_weight
-from koffline.kernels import Gaussian, InverseMultiquadric, Laplacian
+from koffline.kernels import Gaussian, InverseMultiquadric, Kernel, Laplacian
 
 WORLDS = ("puddle_world", "cart_pole", "mountain_car")
 BASE_BANDWIDTH = 0.25
+_KERNELS: dict[str, Kernel] = {
+    "gaussian": Gaussian(BASE_BANDWIDTH),
+    "laplacian": Laplacian(BASE_BANDWIDTH),
+    "inverse_multiquadric": InverseMultiquadric(BASE_BANDWIDTH),
+}
 MEDIAN_DISTANCE = 0.512  # of two points uniform in the unit square
 NOISE_FACTORS = (0.0, 0.5, 1.0, 2.0, 4.0)
 _RATES, _SEEDS = (0.003, 0.001), 3
@@ -38,12 +42,6 @@ _TITLES = {
     "gtd2_rate": "second learning rate of GTD2",
     "noise": "transition noise",
     "reward": "reward of the pole",
-    "solver": "exact solver, chosen by",
-}
-_NAMES = {
-    "residual gradient": "1 (residual gradient)",
-    "scaled_by_10_more": "scaled by 10 more",
-    "inverse_multiquadric": "inverse multiquadric",
 }
 _WIDEST = 10.0  # shares of the variance; what is worse stands at the edge
 
@@ -58,15 +56,14 @@ class Variant:
 
 
 def collect_ablation(run: Run) -> tuple[dict[str, Any], Curves]:
-    """Rows of all variants and of the solvers; there are no curves."""
+    """Rows of all variants; there are no curves."""
     variants = ablation_variants(run.scale)
     finished = run.train([variant.cell for variant in variants])
-    rows = [
+    rows = (
         row
         for variant, (cell, result) in zip(variants, finished, strict=True)
         for row in rows_of(cell, result, variant.group, variant.name)
-    ]
-    rows += study_rows(run)
+    )
     return {"rows": tuple(rows)}, {}
 
 
@@ -89,12 +86,8 @@ def _variants_of(world: str, scale: Scale) -> Iterator[tuple[str, str, Cell]]:
     for bandwidth in (0.05, 0.1, 0.25, 0.5, 1.0):
         yield "bandwidth", str(bandwidth), cell(objectives.KernelLoss(Gaussian(bandwidth)))
     yield "bandwidth", "median", cell(objectives.KernelLoss(Gaussian(MEDIAN_DISTANCE)))
-    for name, family in (
-        ("gaussian", Gaussian),
-        ("laplacian", Laplacian),
-        ("inverse_multiquadric", InverseMultiquadric),
-    ):
-        yield "kernel", name, cell(objectives.KernelLoss(family(BASE_BANDWIDTH)))
+    for name, kernel in _KERNELS.items():
+        yield "kernel", name, cell(objectives.KernelLoss(kernel))
     weights = {  # of the paper's statistics and of some between V and the residual gradient
         "U": 0.0,
         "mixture 0.5": mixture_diag_weight(0.5, problem.rows),
@@ -116,9 +109,9 @@ def _variants_of(world: str, scale: Scale) -> Iterator[tuple[str, str, Cell]]:
     # The best parts together, and the default that comes out of it.
     square = torch.rand(problem.rows, 2, generator=torch.Generator().manual_seed(0))  # where the states are
     yield "combined", "default", cell(objectives.default_kernel_loss(square))
-    yield "combined", "laplacian", cell(objectives.KernelLoss(Laplacian(BASE_BANDWIDTH)))
-    for name, kernel in (("laplacian", Laplacian(BASE_BANDWIDTH)), ("gaussian", Gaussian(BASE_BANDWIDTH))):
-        yield "combined", f"{name}, weight 0.05", cell(objectives.KernelLoss(kernel, 0.05))
+    yield "combined", "laplacian", cell(objectives.KernelLoss(_KERNELS["laplacian"]))
+    for name in ("laplacian", "gaussian"):
+        yield "combined", f"{name}, weight 0.05", cell(objectives.KernelLoss(_KERNELS[name], 0.05))
     for factor in (0.1, 1.0, 10.0):
         yield "gtd2_rate", f"{factor:g}x", cell(GradientTD2(factor), "gtd2")
     for factor in NOISE_FACTORS:
@@ -155,7 +148,7 @@ def draw_ablation(results: Results, curves: Curves) -> Figure:
             for axes, world in zip(line, worlds, strict=True):
                 _draw_group(axes, by_panel.get((group, world), []), names)
             line[0].set_title(_TITLES.get(group, group.replace("_", " ")), fontsize=9)
-            line[0].set_yticks(range(len(names)), [_NAMES.get(name, name) for name in names], fontsize=8)
+            line[0].set_yticks(range(len(names)), names, fontsize=8)
             line[0].set_ylim(len(names) - 0.4, -0.6)
         for column, world in zip(panels.T, worlds, strict=True):
             column[0].set_title(style.WORLD_NAMES[world], loc="center", fontweight="bold")
@@ -202,3 +195,38 @@ def _draw_point(axes: Axes, row: Row, y: float) -> None:
     mean, *ends = (max(share if end is None else end, 1e-6) for end in (share, low, high))
     axes.plot(ends, [y, y], color=look["color"], lw=1.6, alpha=0.45, solid_capstyle="butt")
     axes.plot(mean, y, **look, ms=4.5, ls="")
+
+
+def ablation_tables(results: Results) -> Iterator[str]:
+    """Variants down, worlds across: error as a share of the variance of V, best learning rate of each."""
+    yield (
+        "Half the epochs of the figures, two learning rates, three seeds: compare within a table. "
+        "The default that comes out is `koffline.objectives.default_kernel_loss` (group combined); "
+        "the figures keep the paper's kernel."
+    )
+    for group, rows in grouped(results.rows, "group").items():
+        best = [row for row in rows if row.truth == "monte_carlo" and row.best_by_truth]
+        worlds, several = list(grouped(rows, "world")), len(grouped(rows, "method")) > 1
+        found, lines = grouped(best, "variant_name", "method", "world"), []
+        for name, method in grouped(best, "variant_name", "method"):
+            line = [f"{name}, {style.LABELS[method]}" if several else name]
+            for world in worlds:
+                # Methods are compared at the same variant, variants of one method with each other.
+                rivals = [r for r in best if r.world == world and (not several or r.variant_name == name)]
+                line.append(_share_cell(found.get((name, method, world)), rivals))
+            lines.append(line)
+        title, bold = group.replace("_", " "), "of the methods in bold" if several else "in bold"
+        note = f"MSE / Var V against Monte Carlo at the best learning rate of each; the smallest {bold}."
+        header = " | ".join((title, *(style.LONG_NAMES[world] for world in worlds)))
+        yield section(f"## {title.capitalize()}", note, header, lines)
+
+
+def _share_cell(found: Sequence[Row] | None, rivals: Sequence[Row]) -> str:
+    if not found:
+        return "–"
+    row, (share, low, high) = found[0], found[0].shares
+    if share is None:
+        return f"diverged ({row.diverged}/{row.seeds})"
+    text = interval_text(share, low, high)
+    others = [other for rival in rivals if (other := rival.shares[0]) is not None]
+    return f"**{text}**" if share == min(others) else text

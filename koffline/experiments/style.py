@@ -5,13 +5,12 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import matplotlib as mpl
 import numpy as np
-from jaxtyping import Float, Shaped
+from jaxtyping import Shaped
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
@@ -30,9 +29,13 @@ METHODS = tuple(LABELS)  # the order in which they stand
 _PALETTE = ("#56B4E9", "#0072B2", "#009E73", "#7F7F7F", "#CC79A7", "#D55E00")
 COLOURS = dict(zip(METHODS, _PALETTE, strict=True))
 MARKERS = dict(zip(METHODS, "v^sDPo", strict=True))
-WORLD_NAMES = {
-    "chain": "Chain", "puddle_world": "Puddle World", "cart_pole": "CartPole", "mountain_car": "Mountain Car"
-}  # fmt: skip
+WORLD_NAMES = {"puddle_world": "Puddle World", "cart_pole": "CartPole", "mountain_car": "Mountain Car"}
+LONG_NAMES = {
+    "chain": "Chain of Tsitsiklis and Van Roy",
+    "puddle_world": "Puddle World",
+    "cart_pole": "CartPole (noisy pole)",
+    "mountain_car": "Mountain Car (noisy)",
+}
 SOFT = "#9aa5b1"
 DOTTED: dict[str, Any] = {"ls": (0, (1, 2)), "lw": 1.0}  # levels: the best constant, "solved"
 _FEW_DECADES = 40.0  # ratio of the ends of an axis
@@ -69,14 +72,13 @@ def save_figure(figure: Figure, path: Path) -> None:
                 figure.savefig(temporary, format=kind, metadata=fixed, dpi=dpi)
 
 
-@dataclass(frozen=True, eq=False)
-class Band:
-    """Mean over the seeds that are finite, and its 95 % t-interval (NaN for fewer than two)."""
+class Band(NamedTuple):
+    """Mean over the seeds that are finite (as many as are alive), its 95 % t-interval (NaN for one); (T,)."""
 
-    mean: Float[np.ndarray, " time"]
-    low: Float[np.ndarray, " time"]
-    high: Float[np.ndarray, " time"]
-    alive: Shaped[np.ndarray, " time"]  # finite seeds
+    mean: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
+    alive: np.ndarray
 
 
 def band_over_seeds(values: Shaped[np.ndarray, "time seed"]) -> Band:
@@ -180,14 +182,3 @@ def method_legend(figure: Figure, methods: Sequence[str], extra: Mapping[str, Ma
         handles=handles, loc="outside lower center", ncols=columns, frameon=False, handlelength=2.0,
         columnspacing=1.6,
     )  # fmt: skip
-
-
-def draw_arrow(axes: Axes, x: np.ndarray, y: np.ndarray) -> None:
-    """A line with a head at its end. matplotlib's own arrows differ by some pixels from run to run."""
-    tip, before = np.array([x[-1], y[-1]]), np.array([x[-2], y[-2]])
-    ahead = (tip - before) / np.hypot(*(tip - before))
-    aside = np.array([-ahead[1], ahead[0]])
-    back = tip - 0.14 * ahead
-    axes.plot(np.append(x[:-1], back[0]), np.append(y[:-1], back[1]), color=INK, lw=1.1)
-    corners = np.stack([tip, back + 0.06 * aside, back - 0.06 * aside])
-    axes.fill(corners[:, 0], corners[:, 1], color=INK, lw=0)

@@ -31,7 +31,6 @@ def result_of(error, swing=1.0, bellman=0.1, diverged=False):
         paper_noise=0.0,
         value_variance=10.0,
         largest_return=50.0,
-        seconds=1.0,
     )
 
 

@@ -30,12 +30,12 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def puddle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of `figure-puddle`, its cells trained by two workers."""
+    """The folder of `figure-puddle`."""
     folder = tmp_path_factory.mktemp("puddle")
     with pytest.MonkeyPatch.context() as monkeypatch:
         shrink_experiments(monkeypatch)
         blank_figures(monkeypatch)
-        words = ["reproduce", "figure-puddle", "--workers", "2", "--out", str(folder)]
+        words = ["reproduce", "figure-puddle", "--out", str(folder)]
         done = CliRunner().invoke(cli, words, prog_name="koffline")
     assert done.exit_code == 0, done.output
     return folder

@@ -10,11 +10,10 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from PIL import Image
 
-from koffline.experiments.reproduce import EXPERIMENTS
+from koffline.experiments.reproduce import EXPERIMENTS, table_text
 from koffline.experiments.results import Curves
 from koffline.experiments.statistics import mean_over_seeds
 from koffline.experiments.style import COLOURS, band_over_seeds, save_figure
-from koffline.experiments.tables import table_text
 from tests.experiments.committed import FOLDER, committed
 
 
@@ -119,7 +118,7 @@ def test_a_figure_has_two_files_that_are_the_same_every_time(tmp_path: Path) -> 
         assert (tmp_path / f"first.{kind}").read_bytes() == (tmp_path / f"second.{kind}").read_bytes()
     assert "<dc:date>" not in (tmp_path / "first.svg").read_text()
     with Image.open(tmp_path / "first.png") as picture:
-        assert picture.width >= 2000
+        assert picture.width >= 1600
     assert dict(mpl.rcParams) == before
 
 
