@@ -5,7 +5,6 @@ import shutil
 import pytest
 
 import koffline.algos.loggers
-import koffline.train.checkpoint
 import koffline.train.run
 from koffline.algos.from_config import algorithm_types
 from koffline.errors import ConfigError
@@ -81,10 +80,10 @@ def check_killed_run(config, tmp_path, monkeypatch):
     whole = train(config, tmp_path / "whole").out
     save = koffline.train.run.save_state
 
-    def save_once(folder, fingerprint, progress, *rest):
+    def save_once(folder, fingerprint, parts, progress):
         if progress.epochs == 2:
             raise Hit
-        save(folder, fingerprint, progress, *rest)
+        save(folder, fingerprint, parts, progress)
 
     with monkeypatch.context() as patch:
         patch.setattr(koffline.train.run, "save_state", save_once)

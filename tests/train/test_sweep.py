@@ -1,7 +1,14 @@
 """``koffline sweep``: what it leaves, goes on with, refuses, and how it takes failures."""
 
+import contextlib
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -12,10 +19,22 @@ from koffline.cli import cli
 from koffline.data.sources import write_transitions
 from koffline.errors import DataError
 from koffline.store.run_folders import write_record
-from tests.train.small_runs import make_log, write_log
-from tests.train.sweep_helpers import GRID, RATE, run_folders, write_config
+from tests.train.small_runs import make_config, make_log, metric_files, read_model, same, write_log
 
+RATE = "algo.params.learning_rate"
+GRID = f"{RATE}=0.001,0.01"
 GAMMA = ("--set", "algo.params.gamma=0.5")
+
+
+def write_config(folder: Path, **train: Any) -> str:
+    """A config file of a tiny algorithm over a log beside it."""
+    path = folder / "small.yaml"
+    path.write_text(yaml.safe_dump(make_config(write_log(folder), **train)))
+    return str(path)
+
+
+def run_folders(out: Path) -> list[Path]:
+    return sorted(path for path in (out / "runs").iterdir() if path.is_dir())
 
 
 @pytest.fixture
@@ -154,7 +173,7 @@ def test_an_interrupt_keeps_what_is_finished(config, tmp_path, trained):
         (["--grid", f"{RATE}=0.001,1e-3"], "the same run twice (learning_rate=0.001 and learning_rate=1e-3)"),
         (["--seeds", "0"], "seeds is 0"),
         (["--metric", "td_eror"], "no run will have a metric 'td_eror'; did you mean 'td_error'?"),
-        (["--ray", "127.0.0.1:1"], "no Ray cluster at"),
+        (["--workers", "0"], "--workers is 0"),
     ],
 )
 def test_bad_input_is_one_line_and_nothing_is_written(config, tmp_path, options, message):
@@ -180,3 +199,53 @@ def test_folders_of_others_are_left_alone(config, tmp_path, trained):
     assert sorted(path.name for path in out.rglob("*")) == ["precious", "run.json", "runs"]
     assert "is a file" in sweep(config, out / "run.json").stderr
     assert trained.calls == []
+
+
+@pytest.mark.slow  # a killed run is proved in test_resume, what is left of a sweep above
+@pytest.mark.skipif(os.name == "nt", reason="signals of POSIX")
+def test_a_killed_sweep_goes_on_and_is_the_same_to_the_bit(tmp_path: Path) -> None:
+    config = write_config(tmp_path, n_steps=300, n_steps_per_epoch=20)
+    out, whole = tmp_path / "killed", tmp_path / "whole"
+    words = ("sweep", config, "--grid", GRID, "--seeds", "2", "--metric", "td_error", "--out", str(out))
+    command = [sys.executable, "-m", "koffline", *words, "--workers", "2"]
+    driver = subprocess.Popen(command, cwd=Path(__file__).parents[2], stderr=subprocess.PIPE)
+    try:
+        wait_for(lambda: finished(out) and len(list(out.glob("runs/*/checkpoint.pt"))) > len(finished(out)))
+    finally:
+        driver.send_signal(signal.SIGKILL)
+        driver.communicate()
+    wait_for(lambda: not any(locked(folder / ".run.json.lock") for folder in run_folders(out)))
+    before = finished(out)
+    assert 0 < len(before) < 4
+    assert sweep(config, out).exit_code == sweep(config, whole).exit_code == 0
+    assert before.items() <= finished(out).items()
+    for one, other in zip(run_folders(out), run_folders(whole), strict=True):
+        assert metric_files(one) == metric_files(other)
+        assert same(read_model(one / "model_300.d3"), read_model(other / "model_300.d3"))
+    settings = [json.loads((folder / "summary.json").read_text())["settings"] for folder in (out, whole)]
+    assert settings[0] == settings[1]
+
+
+def finished(out: Path) -> dict[Path, int]:
+    """Records of the runs that have ended, and when."""
+    records = (out / "runs").glob("*/run.json")
+    return {path: path.stat().st_mtime_ns for path in records if json.loads(path.read_text())["finished"]}
+
+
+def locked(path: Path) -> bool:
+    """Whether a worker of the killed driver still trains there."""
+    import fcntl
+
+    with contextlib.suppress(FileNotFoundError), path.open("r+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return True
+    return False
+
+
+def wait_for(look, seconds: float = 120.0):
+    end = time.monotonic() + seconds
+    while not look():
+        assert time.monotonic() < end, "it did not happen in time"
+        time.sleep(0.02)

@@ -6,7 +6,7 @@ import pytest
 
 from koffline.errors import ConfigError
 from koffline.train.config import load_config
-from koffline.train.sweep_plan import make_plan
+from koffline.train.sweep import make_plan
 from tests.train.small_runs import make_config
 
 RATE, GAMMA = "algo.params.learning_rate", "algo.params.gamma"
