@@ -31,7 +31,7 @@ Examples:
 """
 _SWEEP = """Train CONFIG with every combination of the --grid values and several seeds.
 
-Writes DIR/runs/NAME (a run directory each), summary.json, .md and .png (interquartile mean over seeds with a
+Writes DIR/runs/NAME (a run directory each), summary.json, summary.md (interquartile mean over seeds with a
 bootstrap interval, the best setting first) and best.yaml. The same command goes on with a killed sweep, runs
 in the middle too; any other grid, seeds or settings in the same DIR train only what is not there yet. A run
 that fails does not stop the others; errors.txt says why. The summary's metric is that of the last epoch:

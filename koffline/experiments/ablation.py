@@ -43,7 +43,7 @@ _TITLES = {
     "noise": "transition noise",
     "reward": "reward of the pole",
 }
-_WIDEST = 10.0  # shares of the variance; what is worse stands at the edge
+_NARROWEST, _WIDEST = 0.02, 10.0  # shares of the variance; what is worse stands at the edge
 
 
 @dataclass(frozen=True)
@@ -129,10 +129,8 @@ def _variants_of(world: str, scale: Scale) -> Iterator[tuple[str, str, Cell]]:
 def draw_ablation(results: Results, curves: Curves) -> Figure:
     """Small multiples: groups down, worlds across; against Monte Carlo at the best learning rate."""
     rows = results.select(truth="monte_carlo", best_by_truth=True)
-    by_panel, by_world, by_group = (
-        grouped(rows, *names) for names in (("group", "world"), ("world",), ("group",))
-    )
-    worlds = [world for world in style.WORLD_NAMES if world in by_world]
+    by_panel, by_group = grouped(rows, "group", "world"), grouped(rows, "group")
+    worlds = [world for world in style.WORLD_NAMES if world in grouped(rows, "world")]
     # Lines of text that each group needs, its title included.
     lines = [
         1.2 + len(grouped(part, "variant_name")) * (1.0 + 0.35 * (len(grouped(part, "method")) - 1))
@@ -152,20 +150,14 @@ def draw_ablation(results: Results, curves: Curves) -> Figure:
             line[0].set_ylim(len(names) - 0.4, -0.6)
         for column, world in zip(panels.T, worlds, strict=True):
             column[0].set_title(style.WORLD_NAMES[world], loc="center", fontweight="bold")
-            shares = [
-                share for row in by_world[world] if (share := row.shares[0]) is not None and share > 0.0
-            ]
-            column[-1].set_xscale("log")
-            column[-1].set_xlim(0.5 * min(shares, default=0.1), _WIDEST)
-            style.tidy_log_ticks(column[-1].xaxis)
-            column[-1].set_xlabel("MSE / Var V")
+            column[-1].set(xscale="log", xlim=(_NARROWEST, _WIDEST), xlabel="MSE / Var V")
         level = {"best constant": {"color": style.INK, **style.DOTTED}}
         style.method_legend(figure, list(grouped(rows, "method")), level)
         return figure
 
 
 def _draw_group(axes: Axes, rows: Sequence[Row], names: Sequence[str]) -> None:
-    """Errors with intervals, one line per variant; a panel without rows stays empty."""
+    """Errors with intervals, one line per variant; open ones at the edge diverged or lie beyond it."""
     if not rows:
         axes.grid(visible=False)
         axes.tick_params(which="both", left=False, bottom=False)
@@ -174,27 +166,13 @@ def _draw_group(axes: Axes, rows: Sequence[Row], names: Sequence[str]) -> None:
     methods = [method for method in style.METHODS if method in grouped(rows, "method")]
     axes.axvline(1.0, color=style.INK, **style.DOTTED, zorder=1)
     for row in rows:
+        look = style.line_look(row.method)
         # Methods at the same variant stand one below the other.
-        shift = 0.24 * (methods.index(row.method) - (len(methods) - 1) / 2)
-        _draw_point(axes, row, names.index(row.variant_name) + shift)
-
-
-def _draw_point(axes: Axes, row: Row, y: float) -> None:
-    """A point with its interval; an open one at the right edge for what diverged or lies beyond the axis."""
-    look, (share, low, high) = style.line_look(row.method), row.shares
-    if share is None or share > _WIDEST:
-        text = f"{row.diverged}/{row.seeds} diverged" if share is None else f"{share:.0f}"
-        place = axes.get_yaxis_transform()
-        axes.plot(0.97, y, **look, mfc="white", ms=5, ls="", transform=place)
-        axes.annotate(
-            text, (0.97, y), xycoords=place, xytext=(-6, 0), textcoords="offset points",
-            ha="right", va="center", fontsize=7, color=look["color"],
-        )  # fmt: skip
-        return
-    # Intervals may reach below zero, and a single seed has none.
-    mean, *ends = (max(share if end is None else end, 1e-6) for end in (share, low, high))
-    axes.plot(ends, [y, y], color=look["color"], lw=1.6, alpha=0.45, solid_capstyle="butt")
-    axes.plot(mean, y, **look, ms=4.5, ls="")
+        y = names.index(row.variant_name) + 0.24 * (methods.index(row.method) - (len(methods) - 1) / 2)
+        mean, low, high = (_WIDEST if end is None else min(max(end, 1e-6), _WIDEST) for end in row.shares)
+        axes.plot([low, high], [y, y], color=look["color"], lw=1.6, alpha=0.45, solid_capstyle="butt")
+        inside = "white" if mean == _WIDEST else look["color"]
+        axes.plot(mean, y, **look, mfc=inside, ms=4.5, ls="", clip_on=False)
 
 
 def ablation_tables(results: Results) -> Iterator[str]:

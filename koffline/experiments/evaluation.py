@@ -197,8 +197,8 @@ def _draw_mse(axes: Axes, results: Results, curves: Curves, world: str, title: s
     variance = results.extra["truths"][world]["value_variance"]
     _draw_errors(axes, _at_best(results, curves, world, "mse_monte_carlo"), _WIDEST * variance)
     for method, (epochs, values) in _at_best(results, curves, world, "mse_paper", "paper").items():
-        mean = style.band_over_seeds(values).mean
-        shown = np.where(np.isfinite(values).all(axis=1) & (mean > 0.0), mean, np.nan)
+        mean = style.band_over_seeds(values).value
+        shown = np.where(mean > 0.0, mean, np.nan)
         axes.plot(epochs, shown, color=style.COLOURS[method], ls=_PAPER, lw=0.8, zorder=2)
         if np.isfinite(shown).any():
             low, high = axes.get_ylim()
@@ -210,7 +210,7 @@ def _draw_mse(axes: Axes, results: Results, curves: Curves, world: str, title: s
 
 def _draw_bellman(axes: Axes, results: Results, curves: Curves, world: str, title: str) -> None:
     shown = _at_best(results, curves, world, "bellman_error")
-    starts = [style.band_over_seeds(values[:1]).mean for _, values in shown.values()]
+    starts = [style.band_over_seeds(values[:1]).value for _, values in shown.values()]
     _draw_errors(axes, shown, _WIDEST * float(np.nanmedian(starts)) if starts else np.inf)
     axes.set(title=f"{title} Bellman error", ylabel="$\\|\\mathcal{B}V - V\\|^2$ per state")
 
@@ -219,7 +219,7 @@ def _draw_errors(axes: Axes, shown: dict[str, tuple[np.ndarray, np.ndarray]], mo
     """One curve per method at its best rate, the axis around them, crosses where seeds diverged."""
     for method, (epochs, values) in shown.items():
         style.draw_curve(axes, method, epochs, values, most)
-    style.log_limits(axes, [style.band_over_seeds(values).mean for _, values in shown.values()], most)
+    style.log_limits(axes, [style.band_over_seeds(values).value for _, values in shown.values()], most)
     for method, (epochs, values) in shown.items():
         style.mark_divergences(axes, method, epochs, values)
     axes.set_xlim(left=0)

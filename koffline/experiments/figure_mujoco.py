@@ -28,12 +28,11 @@ from koffline.experiments.results import (
     Curves,
     Results,
     ReturnRow,
-    SearchRow,
     grouped,
     section,
 )
 from koffline.experiments.statistics import band, difference
-from koffline.spread import interquartile_mean, spread_of
+from koffline.spread import spread_of
 
 _COLUMNS = 4  # of panels
 _TITLES = {"InvertedDoublePendulum": "Inv. Double Pendulum", "InvertedPendulum": "Inverted Pendulum"}
@@ -50,16 +49,14 @@ _PARTS = {
     "paper": "The paper's learner, each critic at its best setting of the paper's grid",
     "noise": "Noise on the transitions",
 }
-_SEARCHES = {"search": "The same grid for all critics", "paper-search": "The paper's grid"}
-_SHOWN = 3  # settings of a critic in the table of a search
 _NOTE = (
     "IQM over all seeds and its 95 % bootstrap interval; “best but one”: mean without the worst seed, as the "
     "paper reports. Final: mean of the last tenth of the evaluations; area: mean height of the learning "
     "curve; sampled: the return of the sampled policy instead of the mean action's."
 )
 _HEADER = (
-    "critic | setting | final return, IQM | best but one | sampled policy, IQM | best but one | area | "
-    "area, sampled | median steps to threshold | diverged"
+    "critic | setting | final return, IQM | best but one | sampled policy, IQM | area | "
+    "median steps to threshold | diverged"
 )
 
 
@@ -146,10 +143,7 @@ def _row(group: Group, part: Learned) -> ReturnRow:
         **_spread("final", greedy.final),
         final_best=_without_the_worst(greedy.final),
         **_spread("sampled", sampled.final),
-        sampled_best=_without_the_worst(sampled.final),
         **_spread("area", greedy.area),
-        sampled_area=plan.six_digits(float(interquartile_mean(sampled.area))),
-        length=plan.six_digits(part.scores("lengths").final.mean()),
         reached=reached if math.isfinite(reached) else None,
         reached_seeds=int(np.isfinite(greedy.reached).sum()),
         diverged=part.diverged,
@@ -283,7 +277,7 @@ def _draw_panel(axes: Axes, curves: Curves, group: Group, curve: str) -> set[str
 
 
 def mujoco_tables(results: Results) -> Iterator[str]:
-    """Claims, what was run, returns part by part, and the best settings of the searches."""
+    """Claims, what was run, and returns part by part."""
     yield claims_table(results)
     extra = results.extra
     missing = ", ".join(extra["not_run"]) or "nothing"
@@ -293,8 +287,6 @@ def mujoco_tables(results: Results) -> Iterator[str]:
     for part, title in _PARTS.items():
         for found in grouped(by_part.get(part, ()), "environment", "noise").values():
             yield _returns_table(title, found)
-    for search, rows in grouped(results.searches, "search").items():
-        yield _search_table(_SEARCHES[search], rows)
 
 
 def _returns_table(title: str, rows: Sequence[ReturnRow]) -> str:
@@ -308,32 +300,13 @@ def _returns_table(title: str, rows: Sequence[ReturnRow]) -> str:
             _text(row.final, row.final_low, row.final_high),
             _text(row.final_best),
             _text(row.sampled, row.sampled_low, row.sampled_high),
-            _text(row.sampled_best),
             _text(row.area, row.area_low, row.area_high),
-            _text(row.sampled_area),
             f"{'–' if row.reached is None else f'{row.reached:,.0f}'} ({row.reached_seeds}/{row.seeds})",
             f"{row.diverged}/{row.seeds}",
         ]
         for row in rows
     ]
     return section(f"### {first.environment}{noise} ({first.part})", about, _HEADER, cells)
-
-
-def _search_table(title: str, rows: Sequence[SearchRow]) -> str:
-    """The best settings of each critic; every one is in the JSON file."""
-    cells = []
-    for (environment, critic), mine in grouped(rows, "environment", "critic").items():
-        for row in sorted(mine, key=lambda row: row.rank)[:_SHOWN]:
-            rank = f"{row.rank + 1} of {len(mine)}"
-            scores = (_text(row.area), _text(row.final), _text(row.sampled))
-            cells.append([environment, style.LABELS[critic], rank, row.setting, *scores])
-    budget = "; ".join(
-        f"{environment}: {found[-1].steps:,} steps, {found[-1].seeds} seeds a setting"
-        for environment, found in grouped(rows, "environment").items()
-    )
-    note = f"{budget}. The seeds of the search are not those of the comparison."
-    header = "environment | critic | rank by area | setting | area | final return | final, sampled"
-    return section(f"## Search: {title}", note, header, cells)
 
 
 def _text(value: float, low: float | None = None, high: float | None = None) -> str:

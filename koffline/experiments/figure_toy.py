@@ -237,7 +237,7 @@ def _draw_errors(axes: Axes, curves: Curves, name: str, label: str) -> None:
     groups = {m: curves[f"chain/{m}"] for m in style.METHODS if f"chain/{m}" in curves}
     for method, group in groups.items():
         style.draw_curve(axes, method, group["iterations"][1:], group[name][1:], _WIDEST)
-    style.log_limits(axes, [style.band_over_seeds(group[name][1:]).mean for group in groups.values()])
+    style.log_limits(axes, [style.band_over_seeds(group[name][1:]).value for group in groups.values()])
     axes.set_xscale("log")
     axes.set_ylim(top=_WIDEST)
     for method, group in groups.items():

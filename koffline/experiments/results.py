@@ -133,12 +133,9 @@ class ReturnRow:
     sampled: Number
     sampled_low: float | None
     sampled_high: float | None
-    sampled_best: Number
     area: Number
     area_low: float | None
     area_high: float | None
-    sampled_area: Number
-    length: Number
     reached: float | None = None
     reached_seeds: int = 0
     diverged: int = 0

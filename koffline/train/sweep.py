@@ -128,7 +128,7 @@ def run_sweep(
 ) -> SweepSummary:
     """Train what is not finished yet and write the summary; force: delete earlier runs first.
 
-    ``out`` gets runs/NAME (a run directory each), errors.txt where runs failed, summary.json, .md, .png, and
+    ``out`` gets runs/NAME (a run directory each), errors.txt where runs failed, summary.json, .md and
     best.yaml. A killed sweep goes on, runs in the middle too; values and seeds may be added or taken away. A
     run that fails is reported and the others go on. Raises KofflineError, before anything is written, for
     what any run would refuse, and for a folder that is no sweep's.

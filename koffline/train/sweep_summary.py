@@ -1,4 +1,4 @@
-"""What a sweep found: settings ranked by their interquartile mean over seeds; table, files and picture."""
+"""What a sweep found: settings ranked by their interquartile mean over seeds; table and files."""
 
 from __future__ import annotations
 
@@ -14,11 +14,10 @@ import numpy as np
 from koffline.errors import ConfigError
 from koffline.jobs import JobFailure
 from koffline.spread import LEVEL, Spread, spread_of
-from koffline.store.files import atomic_file
 from koffline.store.run_folders import finite_json, write_config, write_text
 from koffline.train.config import TrainConfig
 
-_MOST_SHOWN = 40  # settings on a terminal and in the picture
+_MOST_SHOWN = 40  # settings on a terminal
 _FEW_SEEDS = 5
 
 
@@ -127,13 +126,10 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def write_summary(summary: SweepSummary, folder: Path, command: str) -> None:
-    """Write best.yaml, summary.png (of several settings), summary.md and, last of all, summary.json."""
+    """Write best.yaml, summary.md and, last of all, summary.json."""
     (folder / "best.yaml").unlink(missing_ok=True)
     if summary.best is not None:
         write_config(folder / "best.yaml", summary.best.setting.config.resolved())
-    (folder / "summary.png").unlink(missing_ok=True)
-    if len(summary.rows) > 1:
-        _draw(summary, folder / "summary.png")
     plan = summary.plan
     content = {
         "metric": plan.metric,
@@ -213,31 +209,3 @@ def _notes(summary: SweepSummary) -> list[str]:
     if any(row.missing for row in summary.rows):
         notes.append("settings without all of their seeds come last; the same command runs what is missing")
     return notes
-
-
-def _draw(summary: SweepSummary, path: Path) -> None:
-    """Each seed a dot, their interquartile mean a diamond on its interval, the best setting on top."""
-    from koffline.report.plots import ACCENT, WARM, make_figure
-
-    rows = summary.rows[:_MOST_SHOWN]
-
-    def draw(axes: Any) -> None:
-        for place, row in enumerate(rows):
-            color = WARM if row is summary.best else ACCENT
-            scores = [score for score in row.scores if math.isfinite(score)]
-            # Below the interval, which would hide them.
-            axes.plot(scores, [place + 0.22] * len(scores), "o", color=color, alpha=0.5, ms=4.5, mew=0)
-            ends = np.array([row.spread.low, row.spread.high, row.spread.iqm])
-            low, high, middle = np.where(np.isfinite(ends), ends, np.nan)
-            axes.plot([low, high], [place, place], color=color, lw=2.2)
-            axes.plot(middle, place, "D", color=color, ms=6, mec="white", zorder=3)
-        # Dollar signs would be read as mathematics.
-        axes.set_yticks(range(len(rows)), [row.setting.label[-60:].replace("$", r"\$") for row in rows])
-        axes.set_ylim(len(rows) - 0.4, -0.6)
-        axes.grid(visible=False, axis="y")
-        axes.set_xlabel(f"{summary.title}, last epoch")
-        axes.set_title(f"Seeds, their interquartile mean and {LEVEL:.0%} interval", fontsize=9)
-
-    figure = make_figure(draw, width=7.5, height=1.3 + 0.32 * len(rows))
-    with atomic_file(path, force=True) as temporary:
-        figure.savefig(temporary, format="png", dpi=160, metadata={"Software": None})

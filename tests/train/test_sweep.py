@@ -80,7 +80,7 @@ def test_real_runs_leave_folders_and_a_summary(config, tmp_path):
     done = sweep(config, out)
     assert (done.exit_code, done.stderr) == (0, ""), done.output
     assert "td_error (less is better), 2 seeds" in done.stdout
-    names = ["best.yaml", "run.json", "runs", "summary.json", "summary.md", "summary.png"]
+    names = ["best.yaml", "run.json", "runs", "summary.json", "summary.md"]
     assert sorted(path.name for path in out.iterdir()) == names
     summary = json.loads((out / "summary.json").read_text())
     last = []
