@@ -96,10 +96,7 @@ def test_a_result_comes_back_as_it_was_learned(fake_stack: type[FakeLockStep], t
     assert np.isnan(result.sampled[:, 0]).all()
     assert list(result.diverged_at) == [-1, -1, -1, 2000]
     assert result.configs[1]["critic"] == "rg"
-    lines = path.with_suffix(".log").read_text().splitlines()
-    assert len(lines) == 6
-    assert "step 4500 of 4500" in lines[-1]
-    assert "kloss" in lines[-1]
+    assert "step 4500 of 4500" in path.with_suffix(".log").read_text().splitlines()[-1]
 
 
 def test_a_killed_cell_goes_on_from_its_checkpoint(

@@ -36,7 +36,6 @@ def test_stdout_belongs_to_the_result_and_out_has_a_default(config, tmp_path, mo
     ("arguments", "message"),
     [
         (["--set", "algo.params.gama=1"], "algo.params.gama is unknown; did you mean 'gamma'?"),
-        (["--set", "gamma"], "--set received 'gamma'; write it as key=value"),
         (["--data", "no.hdf5"], "no.hdf5 does not exist"),
         (["--divice", "cpu"], "No such option"),
     ],

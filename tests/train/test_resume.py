@@ -8,7 +8,6 @@ import koffline.algos.loggers
 import koffline.train.run
 from koffline.algos.from_config import algorithm_types
 from koffline.errors import ConfigError
-from koffline.store.run_folders import open_run
 from koffline.train.config import load_config
 from koffline.train.run import train
 from tests.interrupts import Hit, hit_at
@@ -169,16 +168,6 @@ def test_damaged_files_end_in_one_line_and_nothing_is_lost(name, damaged, messag
         train(config, out, resume=True)
     assert "delete it" not in str(caught.value)
     assert content_of(out) == before
-
-
-def test_one_process_at_a_time(tmp_path):
-    record = {"config": {"gamma": 1}}
-    with (
-        open_run(tmp_path / "run", record, dict, resume=False),
-        pytest.raises(ConfigError, match="another process is writing to"),
-        open_run(tmp_path / "run", record, dict, resume=True),
-    ):
-        pass
 
 
 def test_a_diverged_run_is_a_failure_that_its_record_keeps(tmp_path, monkeypatch):
