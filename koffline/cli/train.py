@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from koffline.cli.options import Option, set_option, whole
+from koffline.cli.options import Option, set_option, worker_options
 from koffline.cli.targets import claim
 from koffline.errors import printable
 from koffline.store.run_record import shown_command
@@ -41,7 +41,7 @@ changing --metric trains nothing again.
 Examples:
   koffline sweep configs/kloss_dqn.yaml --grid algo.params.learning_rate=1e-3,3e-4 --seeds 5 --workers 2
   koffline sweep configs/iql.yaml --grid algo.params.expectile=0.7,0.9 --metric td_error --minimize
-  koffline sweep configs/cql.yaml --grid data.source=a.hdf5,b.hdf5 --seeds 5 --out sweeps/cql
+  koffline sweep configs/cql.yaml --grid data.source=a.hdf5,b.hdf5 --seeds 5 --ray auto --out sweeps/cql
 """
 
 
@@ -106,7 +106,7 @@ def _print(metrics: dict[str, float], title: str, model: str) -> None:
 @click.option(
     "--maximize/--minimize", default=None, help="Default: errors, losses and distances are minimised."
 )
-@whole("--workers", default=1, show_default=True, help="Processes, one core each.")
+@worker_options
 @_DEVICE
 @click.option(
     "--resume/--force",
@@ -114,7 +114,9 @@ def _print(metrics: dict[str, float], title: str, model: str) -> None:
     default=True,
     help="Go on with the sweep in --out (the default), or delete its runs and begin again.",
 )
-def sweep(config: str, out: str | None, workers: int, device: str, resume: bool, **asked: Any) -> None:
+def sweep(
+    config: str, out: str | None, workers: int, ray: str | None, device: str, resume: bool, **asked: Any
+) -> None:
     """Check every config, train, print the table and where the files are."""
     from koffline.store.run_folders import RECORD
     from koffline.train.sweep import inputs_of, make_plan, run_sweep
@@ -124,7 +126,7 @@ def sweep(config: str, out: str | None, workers: int, device: str, resume: bool,
     folder = Path("sweeps") / Path(config).stem if out is None else out
     folder = claim(folder, adds=RECORD, reads=None if resume else [config, *inputs_of(plan)])
     try:
-        summary = run_sweep(plan, folder, workers, device, force=not resume, command=shown_command())
+        summary = run_sweep(plan, folder, workers, ray, device, not resume, shown_command())
     except KeyboardInterrupt:
         click.echo(f"interrupted; what is trained is in {folder}/runs: the same command goes on", err=True)
         raise SystemExit(130) from None

@@ -18,7 +18,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 from scipy import stats
 
 from koffline.experiments.statistics import Interval
-from koffline.runs.figures import INK, STYLE
+from koffline.figures import INK, STYLE
 from koffline.spread import LEVEL
 from koffline.store.files import atomic_file
 

@@ -122,6 +122,7 @@ def run_sweep(
     plan: SweepPlan,
     out: Path,
     workers: int = 1,
+    ray: str | None = None,
     device: str = "cpu",
     force: bool = False,
     command: str = "",
@@ -146,8 +147,8 @@ def run_sweep(
             for folder, config in found.items()
         ]
         try:
-            done = run_jobs(jobs, workers, keep_going=True)
-        except ConfigError:  # before any job: no workers
+            done = run_jobs(jobs, workers, ray, keep_going=True)
+        except ConfigError:  # before any job: no workers, no such cluster
             if is_new:
                 shutil.rmtree(out)
             raise

@@ -173,7 +173,7 @@ def test_an_interrupt_keeps_what_is_finished(config, tmp_path, trained):
         (["--grid", f"{RATE}=0.001,1e-3"], "the same run twice (learning_rate=0.001 and learning_rate=1e-3)"),
         (["--seeds", "0"], "seeds is 0"),
         (["--metric", "td_eror"], "no run will have a metric 'td_eror'; did you mean 'td_error'?"),
-        (["--workers", "0"], "--workers is 0"),
+        (["--ray", "127.0.0.1:1"], "no Ray cluster at"),
     ],
 )
 def test_bad_input_is_one_line_and_nothing_is_written(config, tmp_path, options, message):
@@ -219,11 +219,25 @@ def test_a_killed_sweep_goes_on_and_is_the_same_to_the_bit(tmp_path: Path) -> No
     assert 0 < len(before) < 4
     assert sweep(config, out).exit_code == sweep(config, whole).exit_code == 0
     assert before.items() <= finished(out).items()
-    for one, other in zip(run_folders(out), run_folders(whole), strict=True):
-        assert metric_files(one) == metric_files(other)
-        assert same(read_model(one / "model_300.d3"), read_model(other / "model_300.d3"))
+    check_same_runs(out, whole)
     settings = [json.loads((folder / "summary.json").read_text())["settings"] for folder in (out, whole)]
     assert settings[0] == settings[1]
+
+
+@pytest.mark.slow  # Ray itself is proved in tests/jobs
+def test_on_ray_the_runs_are_the_same(config, tmp_path: Path) -> None:
+    pytest.importorskip("ray")
+    assert sweep(config, tmp_path / "ray", "--ray", "local", "--workers", "2").exit_code == 0
+    assert sweep(config, tmp_path / "one").exit_code == 0
+    check_same_runs(tmp_path / "ray", tmp_path / "one")
+
+
+def check_same_runs(left: Path, right: Path) -> None:
+    for one, other in zip(run_folders(left), run_folders(right), strict=True):
+        assert one.name == other.name
+        assert metric_files(one) == metric_files(other)
+        for model in one.glob("model_*.d3"):
+            assert same(read_model(model), read_model(other / model.name))
 
 
 def finished(out: Path) -> dict[Path, int]:
