@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from koffline.data.columns import counted
-from koffline.data.copies import RepeatedRows
 from koffline.data.flat import rows_are_linked
-from koffline.data.row_block import RowBlock
 from koffline.data.spaces import ActionSpace, Discrete
+from koffline.data.transitions import Transitions
+from koffline.data.units import RepeatedRows
 
 _MOST_LISTED = 20
 _FEW_EPISODES = 10
@@ -52,9 +52,9 @@ class WarningTally:
         self._ranges: dict[str, tuple[np.ndarray, np.ndarray]] = {}
         self._counts = np.zeros(space.n if isinstance(space, Discrete) else 0, dtype=np.int64)
         self._first: np.ndarray | None = None  # observation
-        self._last: RowBlock | None = None  # the last row, alone
+        self._last: Transitions | None = None  # the last row, alone
 
-    def add(self, block: RowBlock) -> None:
+    def add(self, block: Transitions) -> None:
         """The next rows of a shard."""
         self._repeated.add(block)
         if block.weights is not None:
@@ -78,7 +78,7 @@ class WarningTally:
             self._last = block.part(np.array([len(block) - 1]))  # copied: the block can be let go
         self._rows += len(block)
 
-    def _add_pairs(self, linked: np.ndarray, ends: np.ndarray, above: RowBlock, start: int) -> None:
+    def _add_pairs(self, linked: np.ndarray, ends: np.ndarray, above: Transitions, start: int) -> None:
         """Rows above others: whether those are their next steps, and where they begin another episode."""
         terminated, truncated = above.terminated[: len(ends)], above.truncated[: len(ends)]
         self._found["unfinished"].add(ends & ~(terminated | truncated), start)
@@ -163,7 +163,7 @@ def _listed(numbers: np.ndarray, most: int) -> str:
     return f"{shown}, … ({numbers.size} in all)" if numbers.size > most else shown
 
 
-def _linked(above: RowBlock, below: np.ndarray) -> np.ndarray:
+def _linked(above: Transitions, below: np.ndarray) -> np.ndarray:
     """(1,) whether the next observation of a row is the observation (1, ...) of the row below."""
     following = np.concatenate([above.next_observations, below])
     return rows_are_linked(np.concatenate([above.observations, below]), following)

@@ -12,25 +12,14 @@ from typing import Any
 import numpy as np
 
 from koffline.data import columns as checks
-from koffline.data.columns import as_array
 from koffline.data.episodes import last_rows
 from koffline.data.spaces import LARGEST_SPACE, ActionSpace, Bounds, Continuous, Discrete, SpaceRequest
 from koffline.data.transitions import Metadata, Transitions
 from koffline.errors import DataError
 from koffline.untrusted.limits import parse_json
 
-# Whole numbers that nobody declared are choices up to here, beyond where at least every tenth one occurs.
+# Whole numbers that nobody declared are choices up to here.
 _MOST_ASSUMED = 10_000
-_SPARSE = 10
-# As many different ones are enough to tell, whatever else there is.
-ENOUGH_DIFFERENT = LARGEST_SPACE // _SPARSE + 1
-
-
-def merge_different(before: np.ndarray | None, values: np.ndarray) -> np.ndarray:
-    """(D,) the different values seen so far; not continued where there are enough to settle a space."""
-    if before is None:
-        return np.unique(values)
-    return before if len(before) >= ENOUGH_DIFFERENT else np.union1d(before, values)
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,36 +45,39 @@ class SettledActions:
 
 
 def settle_actions(
-    actions: Any,
-    asked: SpaceRequest | None,
-    declared: ActionSpace | None,
-    source: str = "the log",
-    different: int | None = None,
+    actions: Any, asked: SpaceRequest | None, declared: ActionSpace | None, source: str = "the log"
 ) -> SettledActions:
-    """Choose the space: the caller's, else the file's, else an assumption that is put on record.
+    """Choose the space, and give actions the shape it asks for: (N,) in a discrete one, else (N, k).
 
-    Integers without a space are taken as Discrete(largest + 1), other numbers as unbounded Continuous(k).
-    ``source`` is what errors call the log, ``different`` how many actions differ where ``actions`` are only
-    some of them. Raises DataError where integers without a space cannot be choices.
-    (N, 1) actions of a discrete space become (N,), (N,) actions of a one-dimensional continuous space (N, 1).
+    ``source`` is what errors call the log. Raises DataError where integers without a space cannot be choices.
     """
-    actions = as_array("actions", actions)
-    asked = bounded(asked, actions.shape[1:])
-    notes: tuple[str, ...] = ()
-    if asked is not None and declared not in (None, asked):
-        notes = (f"action space {asked} as asked, the file declares {declared}",)
-    space = asked or declared
-    if space is None:
-        space = _assumed_space(actions, source, different)
-        remedy = "--discrete N" if isinstance(space, Discrete) else "--continuous LOW HIGH"
-        notes = (
-            f"the file declares no action space; assumed {space} from the actions ({remedy} declares it)",
-        )
+    actions = checks.as_array("actions", actions)
+    space, notes = settle_space(actions, asked, declared, source)
     if isinstance(space, Discrete) and actions.shape[1:] == (1,):
         actions = actions.reshape(-1)
     if isinstance(space, Continuous) and actions.ndim == 1 and space.k == 1:
         actions = actions.reshape(-1, 1)
     return SettledActions(actions, space, notes)
+
+
+def settle_space(
+    actions: Any, asked: SpaceRequest | None, declared: ActionSpace | None, source: str
+) -> tuple[ActionSpace, tuple[str, ...]]:
+    """The caller's space, else the file's, else an assumption, and what there is to say of it.
+
+    actions: (N, ...) in memory or to be sliced. Integers without a space are taken as Discrete(largest + 1),
+    other numbers as unbounded Continuous(k). Raises DataError where integers cannot be choices.
+    """
+    asked = bounded(asked, actions.shape[1:])
+    if asked is not None:
+        differs = declared not in (None, asked)
+        return asked, (f"action space {asked} as asked, the file declares {declared}",) if differs else ()
+    if declared is not None:
+        return declared, ()
+    space = _assumed_space(actions, source)
+    remedy = "--discrete N" if isinstance(space, Discrete) else "--continuous LOW HIGH"
+    said = f"the file declares no action space; assumed {space} from the actions ({remedy} declares it)"
+    return space, (said,)
 
 
 def bounded(asked: SpaceRequest | None, shape: tuple[int, ...]) -> ActionSpace | None:
@@ -95,29 +87,26 @@ def bounded(asked: SpaceRequest | None, shape: tuple[int, ...]) -> ActionSpace |
     return Continuous(max(1, math.prod(shape)), asked.low, asked.high)
 
 
-def _assumed_space(actions: np.ndarray, source: str, different: int | None) -> ActionSpace:
+def _assumed_space(actions: Any, source: str) -> ActionSpace:
     if actions.dtype.kind == "f":
         return Continuous(max(1, math.prod(actions.shape[1:])))
     nothing = "the file declares no action space; declare"
     if actions.shape[1:] not in ((), (1,)):
+        said = f"{source}: actions has shape {actions.shape} and dtype {actions.dtype}"
+        raise DataError(f"{said}, and {nothing} one (--continuous LOW HIGH)")
+    least, greatest = checks.extremes(actions)
+    if least < 0:
         raise DataError(
-            f"{source}: actions has shape {actions.shape} and dtype {actions.dtype}, and {nothing} one "
-            "(--continuous LOW HIGH)"
-        )
-    if actions.min(initial=0) < 0:
-        raise DataError(
-            f"{source}: actions are whole numbers from {actions.min()} up and {nothing} one "
+            f"{source}: actions are whole numbers from {least} up and {nothing} one "
             "(--continuous LOW HIGH, or count discrete actions from 0)"
         )
-    n = int(actions.max(initial=0)) + 1
-    if n > _MOST_ASSUMED:
-        different = len(np.unique(actions)) if different is None else different
-        if n > min(different * _SPARSE, LARGEST_SPACE):  # hardly the names of choices
-            choices = f"{n} choices (--discrete {n})" if n <= LARGEST_SPACE else "number choices 0, 1, 2, …"
-            raise DataError(
-                f"{source}: actions are whole numbers up to {n - 1}, {different} different ones, and "
-                f"{nothing} quantities (--continuous LOW HIGH), or {choices}"
-            )
+    n = int(greatest) + 1
+    if n > _MOST_ASSUMED:  # hardly the names of choices
+        choices = f"{n} choices (--discrete {n})" if n <= LARGEST_SPACE else "number choices 0, 1, 2, …"
+        raise DataError(
+            f"{source}: actions are whole numbers up to {n - 1}, and {nothing} quantities "
+            f"(--continuous LOW HIGH), or {choices}"
+        )
     return Discrete(n)
 
 

@@ -109,29 +109,15 @@ def temporary_folder() -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def upload(path: Path, name: str) -> None:
-    """Copy a file of this machine to a URL. Raises DataError."""
-    with storage(name, "written") as (system, target):
-        system.makedirs(system._parent(target), exist_ok=True)
-        with path.open("rb") as source, system.open(target, "wb") as file:
-            shutil.copyfileobj(source, file, _COPIED_AT_ONCE)
-
-
-def remove(name: str) -> None:
-    """Remove a file at a URL. Raises DataError."""
-    with storage(name, "removed") as (system, path):
-        system.rm_file(path)
-
-
 @contextlib.contextmanager
-def storage(name: str, done: str = "read") -> Iterator[tuple[Any, str]]:
+def storage(name: str) -> Iterator[tuple[Any, str]]:
     """The file system of a URL, and the path in it; its faults as DataErrors."""
-    with storage_faults(name, done):
+    with storage_faults(name):
         yield _opened(name)
 
 
 @contextlib.contextmanager
-def storage_faults(name: str, done: str = "read") -> Iterator[None]:
+def storage_faults(name: str) -> Iterator[None]:
     """What a storage cannot do, as one DataError."""
     try:
         yield
@@ -140,10 +126,10 @@ def storage_faults(name: str, done: str = "read") -> Iterator[None]:
     except FileNotFoundError:
         raise DataError(f"{name} does not exist; check the path") from None
     except PermissionError:
-        raise DataError(f"{name}: it may not be {done}; change its access rights") from None
+        raise DataError(f"{name}: it may not be read; change its access rights") from None
     except Exception as error:  # every storage has errors of its own
         reason = " ".join(str(error).split()) or type(error).__name__
-        raise DataError(f"{name} cannot be {done} ({reason}); check the address and the network") from None
+        raise DataError(f"{name} cannot be read ({reason}); check the address and the network") from None
 
 
 def _opened(name: str) -> tuple[Any, str]:

@@ -6,13 +6,13 @@ import codecs
 import contextlib
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, overload
 
 from koffline.data import remote
 from koffline.data.d3rlpy_dump import read_d3rlpy_dump, write_d3rlpy_dump
-from koffline.data.disk.log import LazyTransitions
+from koffline.data.disk.log import LazyTransitions, in_whole_units
 from koffline.data.disk.opening import open_lazy
 from koffline.data.disk.shards import is_shard_folder
 from koffline.data.disk.writer import ShardWriter
@@ -20,11 +20,10 @@ from koffline.data.flat import file_kind, read_npz, write_npz
 from koffline.data.hdf5 import is_d3rlpy_dump, read_hdf5, write_hdf5
 from koffline.data.minari import data_folder, read_minari, write_minari
 from koffline.data.raw import RawLog, settle_actions
-from koffline.data.row_block import in_whole_units
 from koffline.data.spaces import SpaceRequest
 from koffline.data.transitions import Transitions
 from koffline.errors import DataError
-from koffline.store.files import MINARI, check_target, minari_folder, reading
+from koffline.store.files import MINARI, minari_folder, reading
 from koffline.store.targets import check_apart
 
 if TYPE_CHECKING:
@@ -170,18 +169,10 @@ def _guess(head: bytes) -> str:
     return "no data file koffline knows"
 
 
-@dataclass(frozen=True)
-class Written:
-    """Where a log went, and in which format."""
-
-    target: str
-    format: str
-
-
 def write_transitions(
     transitions: Transitions, target: Location, format: str | None = None, force: bool = False
-) -> Written:
-    """Write a log as ``hdf5``, ``minari``, ``npz``, ``d3rlpy`` or a table, whole or not at all.
+) -> str:
+    """Write a log as ``hdf5``, ``minari``, ``npz``, ``d3rlpy`` or a table, whole or not at all: the format.
 
     Without ``format``: ``minari:<id>`` is Minari, .hdf5 and .h5 our HDF5, .npz NPZ, .parquet Parquet, .arrow
     and .feather Arrow, .csv CSV (which keeps the rows but no action space and no metadata). Minari takes a
@@ -202,7 +193,7 @@ def write_transitions(
         _WRITERS[chosen](transitions, Path(name), force)
     else:
         write_table(transitions, Path(name), chosen, force)
-    return Written(name, chosen)
+    return chosen
 
 
 def target_format(target: str, asked: str | None) -> str:
@@ -233,8 +224,6 @@ def convert_to_shards(
     from koffline.data.table.reading import TableStream
 
     check_apart([os.fspath(source)], os.fspath(target))
-    if not remote.is_url(os.fspath(target)):
-        check_target(Path(target), force)
     with ShardWriter(target, shard_rows, force) as writer:
         if mapping is not None or is_table_source(os.fspath(source)):
             # whatever the order of the table; what was done to the rows is known at the end
@@ -256,4 +245,4 @@ def _append(writer: ShardWriter, source: Location, action_space: SpaceRequest | 
     writer.metadata = log.metadata
     for shard in range(len(log.shards)):
         for block in in_whole_units(log.shard_blocks(shard)):
-            writer.append_block(block, log.action_space)
+            writer.append(block)

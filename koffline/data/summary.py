@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from koffline.data.raw import space_to_json
-from koffline.data.row_block import RowBlock
 from koffline.data.spaces import ActionSpace, Continuous, Discrete
 from koffline.data.statistics import EpisodeTally, Spread, Spreads, Tally, blocks_of, shard_names
 from koffline.data.transitions import Transitions
@@ -74,7 +73,7 @@ class LogTally(Tally):
         self.action_counts = np.zeros(space.n, dtype=np.int64) if isinstance(space, Discrete) else None
         self.actions = Spreads(space.k) if isinstance(space, Continuous) else None
 
-    def add(self, block: RowBlock) -> None:
+    def add(self, block: Transitions) -> None:
         """The next rows of a shard."""
         self.rows += len(block)
         self.terminated += int(block.terminated.sum())

@@ -100,6 +100,11 @@ class Transitions:
         """The columns this log has, by name."""
         return {name: getattr(self, name) for name in COLUMNS if getattr(self, name) is not None}
 
+    @cached_property
+    def units(self) -> np.ndarray:
+        """(N,) number of each row's independent unit: its episode, or the row itself where there are none."""
+        return np.arange(len(self)) if self.steps is None else np.cumsum(self.steps == 0) - 1
+
     @property
     def observation_shape(self) -> tuple[int, ...]:
         """Shape of one observation."""
@@ -215,11 +220,23 @@ class Transitions:
         )
 
     @classmethod
-    def of_checked(cls, checked: Mapping[str, Any], space: ActionSpace) -> Transitions:
-        """Whole episodes (or rows that stand alone) from columns that were checked when they were read."""
-        steps = checked.get("steps")
-        ids = None if steps is None else np.cumsum(steps == 0) - 1
-        return cls._of({**checked, "episode_ids": ids}, space, Metadata())
+    def of_checked(
+        cls, checked: Mapping[str, Any], space: ActionSpace, units: np.ndarray | None = None
+    ) -> Transitions:
+        """Rows from columns that were checked when they were read; their episodes are numbered by ``units``.
+
+        Without ``units`` they are whole episodes, or rows that stand alone. With ``units`` (N,) they may be a
+        part of a log that begins and ends inside episodes: ``units`` and ``steps`` go on from part to part.
+        """
+        made = cls._of(checked, space, Metadata(), units)
+        if made.steps is not None:
+            vars(made)["episode_ids"] = columns.read_only(made.units)
+        return made
+
+    def part(self, rows: slice | np.ndarray) -> Transitions:
+        """Some rows as they are, also from the middle of episodes: a slice gives views, a mask copies."""
+        picked = {name: column[rows] for name, column in self.columns.items()}
+        return self._of(picked, self.action_space, self.metadata, self.units[rows])
 
     def _trusted(self, picked: Mapping[str, np.ndarray | None]) -> Transitions:
         """Rows of a valid log are valid, but may be left without any weight."""
@@ -229,9 +246,13 @@ class Transitions:
         return selected
 
     @classmethod
-    def _of(cls, checked: Mapping[str, Any], space: ActionSpace, metadata: Metadata) -> Transitions:
+    def _of(
+        cls, checked: Mapping[str, Any], space: Any, metadata: Metadata, units: np.ndarray | None = None
+    ) -> Transitions:
         made = object.__new__(cls)
         vars(made).update(action_space=space, metadata=metadata)
+        if units is not None:
+            vars(made)["units"] = units
         made._set(checked)
         return made
 

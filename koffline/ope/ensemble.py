@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from koffline.data.unit_hash import unit_hash
+from koffline.data.units import unit_hash
 from koffline.ope.problem import EvaluationProblem
 
 _NETWORKS = 0x6E6574  # streams of random numbers of their own

@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from koffline.data.copies import RepeatedRows
 from koffline.data.disk.writer import ShardWriter
 from koffline.data.findings import inspect_log
 from koffline.data.raw import RawLog
 from koffline.data.sources import open_transitions
 from koffline.data.statistics import blocks_of
+from koffline.data.units import RepeatedRows
 from tests.data.logs import drawn_logs
 from tests.data.shards_in_memory import MemoryShards, columns_of, numbered_shards
 

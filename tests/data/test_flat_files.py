@@ -123,14 +123,11 @@ VARIANTS = {
 }
 
 
-@pytest.mark.parametrize("storage", ["contiguous", "chunked", "npz"])
+@pytest.mark.parametrize("storage", ["contiguous", "chunked"])
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_lazily_it_is_the_same_log(tmp_path, monkeypatch, variant, storage):
     path, arrays = tmp_path / "log", VARIANTS[variant]
-    if storage == "npz":
-        np.savez(path, **arrays)
-        path = path.with_suffix(".npz")
-    elif storage == "chunked":
+    if storage == "chunked":
         with h5py.File(path, "w") as file:
             for key, array in arrays.items():
                 file.create_dataset(key, data=array, chunks=(4, *array.shape[1:]), compression="gzip")

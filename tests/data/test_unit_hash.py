@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from koffline.data.unit_hash import unit_hash
+from koffline.data.units import unit_hash
 
 _MASK = 2**64 - 1
 

@@ -20,7 +20,7 @@ import numpy as np
 
 from koffline.data.disk.files import OpenShard, naming
 from koffline.data.disk.samples import Part
-from koffline.data.row_block import ROW_COLUMNS, RowBlock
+from koffline.data.transitions import ROW_COLUMNS, Transitions
 from koffline.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -245,7 +245,7 @@ class BlockSampler:
         below = int(self._next_actions and fragment.stop < self._log.shards[fragment.shard].rows)
         block = self._reader.read_rows(fragment.shard, fragment.start, fragment.stop + below)
         mask = None if self._part is None else self._part.holds(fragment.shard, block.units[:count])
-        rows, held = fragment.rows(mask), block.arrays()
+        rows, held = fragment.rows(mask), block.columns
         columns = {name: held[name].take(rows, axis=0) for name in ROW_COLUMNS if name in held}
         if self._next_actions:
             goes_on = np.zeros(len(block), dtype=np.bool_)  # whether the row below is the next step
@@ -278,7 +278,7 @@ class ShardReader:
         self._log, self._most_open = log, most_open
         self._open: OrderedDict[int, tuple[OpenShard, contextlib.ExitStack]] = OrderedDict()
 
-    def read_rows(self, shard: int, start: int, stop: int) -> RowBlock:
+    def read_rows(self, shard: int, start: int, stop: int) -> Transitions:
         """Rows start … stop − 1 of one shard. Raises DataError naming the shard."""
         if shard not in self._open:
             if len(self._open) >= self._most_open:

@@ -1,17 +1,15 @@
 """A folder of shards: ``manifest.json`` says what the log is, each shard is a flat koffline HDF5 file.
 
-An episode never crosses shards. Within a shard ``episode_ids`` count its episodes 0, 1, 2, … . The folder is
-one of this machine, or of a storage at a URL.
+An episode never crosses shards. Within a shard ``episode_ids`` count its episodes 0, 1, 2, … .
 """
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import json
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +21,6 @@ from koffline.data.disk.log import LazyTransitions
 from koffline.data.raw import metadata_from_json, metadata_to_json, space_from_json, space_to_json
 from koffline.data.transitions import REQUIRED_COLUMNS
 from koffline.errors import DataError
-from koffline.store.files import atomic_folder
 from koffline.untrusted.limits import TEXT_BYTES, shown_bytes
 
 MANIFEST = "manifest.json"
@@ -139,56 +136,3 @@ def _is_link(name: str) -> bool:
     """Links are refused wherever they lead: one within the folder would be a shard that counts twice."""
     path = remote.local_path(name)
     return path is not None and path.is_symlink()
-
-
-@dataclass(eq=False)
-class UnfinishedShards:
-    """A folder of shards that has no name until all is there, or one shard at a time for a storage.
-
-    storage: where finished files go, and from the disk; None for a folder of this machine, which keeps them.
-    """
-
-    folder: Path
-    storage: str | None = None
-    sent: list[str] = field(default_factory=list)
-
-    def done(self, name: str) -> None:
-        """A file of the folder is finished. Raises DataError where the storage does not take it."""
-        if self.storage is not None:
-            self.sent.append(remote.joined(self.storage, name))
-            remote.upload(self.folder / name, self.sent[-1])
-            (self.folder / name).unlink()
-
-
-@contextlib.contextmanager
-def unfinished_shards(target: str, force: bool) -> Iterator[UnfinishedShards]:
-    """A folder for shards, whole or not at all: a storage is a folder of shards once its manifest is there.
-
-    Raises DataError where the target exists without ``force``, holds something else, or takes no files.
-    """
-    if not remote.is_url(target):
-        with atomic_folder(Path(target), force, lambda path: is_shard_folder(str(path))) as folder:
-            yield UnfinishedShards(folder)
-        return
-    _clear_storage(target, force)
-    with remote.temporary_folder() as folder:
-        unfinished = UnfinishedShards(folder, target)
-        try:
-            yield unfinished
-        except BaseException:
-            for name in unfinished.sent:
-                with contextlib.suppress(DataError):
-                    remote.remove(name)
-            raise
-
-
-def _clear_storage(target: str, force: bool) -> None:
-    held = remote.listed(remote.joined(target, "*")) if remote.exists(target) else []
-    ours = is_shard_folder(target)
-    if ours and not force:
-        raise DataError(f"{target} exists already; choose another name or overwrite it with force (--force)")
-    if held and not ours:
-        raise DataError(f"{target} holds something else and will not be replaced; choose another name")
-    # Without its manifest the old folder is none: no reader takes new shards for old ones.
-    for name in sorted(held, key=lambda name: not name.endswith(MANIFEST)):
-        remote.remove(name)

@@ -12,7 +12,7 @@ import numpy as np
 import polars as pl
 
 from koffline.data.columns import counted
-from koffline.data.raw import merge_different, read_description, settle_actions
+from koffline.data.raw import read_description, settle_actions
 from koffline.data.spaces import ActionSpace, Discrete, SpaceRequest
 from koffline.data.table import mapping as mappings
 from koffline.data.table.arrow_files import SHAPE_KEY
@@ -30,9 +30,8 @@ _EXACT = 2**53
 class Table:
     """Rows, the columns' roles, what a first pass finds, and the actions with what was assumed about them.
 
-    By column: values that are ``missing``, numbers in a list (``widths``), ``means``. ``seen``: different
-    whole-number actions, the extremes among as many as were collected. ``runs``: rows of one id that lie
-    together.
+    By column: values that are ``missing``, numbers in a list (``widths``), ``means``. ``seen``: the
+    least and the greatest of whole-number actions. ``runs``: rows of one id that lie together.
     """
 
     source: str
@@ -187,9 +186,9 @@ def _look_through(table: Table, is_category: bool, census: bool) -> set[Any]:
             is_choice = (actions >= 0) & (actions == actions.floor()) & actions.is_finite()
             table.has_fractions = table.has_fractions or not is_choice.all()
         elif actions.dtype.is_integer() and len(actions):
-            different = actions.unique().to_numpy()
-            extremes = [different.min(), different.max()]
-            table.seen = np.union1d(merge_different(table.seen, different), extremes)
+            found = actions.to_numpy()
+            ends = found if table.seen is None else np.append(table.seen, [found.min(), found.max()])
+            table.seen = np.array([ends.min(), ends.max()])
     if not table.n_rows:
         raise DataError(f"{source} has no rows; give a table with at least one transition")
     _check_counts(table)
