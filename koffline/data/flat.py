@@ -61,13 +61,12 @@ def file_kind(path: Path, name: str) -> Literal["HDF5", "NPZ"] | None:
         raise DataError(f"{name} is empty (0 bytes); copy or export it again")
     if h5py.is_hdf5(path):
         return "HDF5"
-    if head.startswith(b"\x89HDF"):
-        raise DataError(f"{name} is a truncated or corrupt HDF5 file (damaged header); copy it again")
-    if not head.startswith(b"PK"):
-        return None
-    if not zipfile.is_zipfile(path):
-        raise DataError(f"{name} is a truncated or corrupt NPZ file (no table of contents); copy it again")
-    return "NPZ"
+    if zipfile.is_zipfile(path) and head.startswith(b"PK"):
+        return "NPZ"
+    kind = "HDF5" if head.startswith(b"\x89HDF") else "NPZ" if head.startswith(b"PK") else None
+    if kind is not None:
+        raise DataError(f"{name} is a truncated or corrupt {kind} file; copy or export it again")
+    return None
 
 
 def read_npz(path: Path, action_space: SpaceRequest | None = None) -> RawLog:
@@ -100,12 +99,9 @@ def check_required(found: Iterable[str], source: str) -> None:
     found = sorted(found)
     missing = [KEYS[name][0] for name in _REQUIRED if not set(KEYS[name]) & set(found)]
     if missing:
-        listed = ", ".join(found[:12]) + (", …" if len(found) > 12 else "") if found else "none"
-        expected = ", ".join(KEYS[name][0] for name in _REQUIRED)
-        raise DataError(
-            f"{source} lacks {', '.join(missing)}: found keys {listed}; expected {expected}, and optionally "
-            "next_observations, timeouts, episode_ids, steps; rename the arrays"
-        )
+        listed = ", ".join([*found[:12], "…"][: len(found)]) or "none"
+        expected = "expected observations, actions, rewards, terminals, and others optionally"
+        raise DataError(f"{source} lacks {', '.join(missing)}: found keys {listed}; {expected}; rename them")
 
 
 def equal_rows(found: Mapping[str, Any], source: str) -> int:
@@ -119,10 +115,8 @@ def equal_rows(found: Mapping[str, Any], source: str) -> int:
     hint = " (one per step and a last one: store next_observations instead)" if others == {rows - 1} else ""
     for key, size in sizes.items():
         if size != rows:
-            raise DataError(
-                f"{source}: {key} has {size} rows, observations {rows}{hint}; "
-                "re-export the log with equal lengths"
-            )
+            said = f"{source}: {key} has {size} rows, observations {rows}{hint}"
+            raise DataError(f"{said}; re-export the log with equal lengths")
     if rows == 0:
         raise DataError(f"{source} has no rows; give a log with at least one transition")
     return rows
@@ -232,7 +226,7 @@ def episodes_by_flags(
     read: some rows of a column, of which ``size`` are looked at in one go. Raises Refused where so many
     episodes do not fit the memory.
     """
-    truncated, ended, broken = 0, [], []
+    truncated, ended, broken = 0, [], [np.zeros(0, dtype=np.int64)]
     for start in range(0, rows, size):
         stop, below = min(start + size, rows), min(start + size + 1, rows)
         cut = read("truncated", start, stop) == 1
@@ -245,26 +239,27 @@ def episodes_by_flags(
             broken.append(start + np.flatnonzero(~ends & ~linked))
         check_room([*ended, *broken])
     last = np.concatenate(ended)
-    last, apart = last[last < rows - 1], np.concatenate([np.zeros(0, np.int64), *broken])
-    inside, cut_unflagged, notes = rows - 1 - len(last), False, ""
-    if truncated and len(apart):
-        notes = (
+    last, apart = last[last < rows - 1], np.concatenate(broken)
+    inside = rows - 1 - len(last)
+    if not len(apart):
+        return FoundEpisodes(np.append(0, last + 1))
+    if truncated:
+        note = (
             f"{len(apart)} of {inside} rows inside episodes have a next observation other than the "
             "observation of the row below; the flags were trusted"
         )
-    elif 2 * len(apart) > inside:
-        notes = (
+        return FoundEpisodes(np.append(0, last + 1), notes=(note,))
+    if 2 * len(apart) > inside:
+        note = (
             "rows stand alone: next observations are not the observations of the rows below, so terminals "
             "alone do not mark episodes"
         )
-        return FoundEpisodes(None, notes=(notes,))
-    elif len(apart):
-        cut_unflagged, last = True, np.union1d(last, apart)
-        notes = (
-            f"{counted(len(apart), 'row', 'was', 'were')} marked as truncated: no timeouts are given, and "
-            "the row below begins elsewhere than the next observation"
-        )
-    return FoundEpisodes(np.append(0, last + 1), cut_unflagged, (notes,) if notes else ())
+        return FoundEpisodes(None, notes=(note,))
+    note = (
+        f"{counted(len(apart), 'row', 'was', 'were')} marked as truncated: no timeouts are given, and the "
+        "row below begins elsewhere than the next observation"
+    )
+    return FoundEpisodes(np.append(0, np.union1d(last, apart) + 1), cut_unflagged=True, notes=(note,))
 
 
 def check_room(starts: Sequence[np.ndarray]) -> None:

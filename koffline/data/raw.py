@@ -35,29 +35,13 @@ class RawLog:
         return Transitions(**self.columns, action_space=self.action_space, metadata=self.metadata)
 
 
-@dataclass(frozen=True, eq=False)
-class SettledActions:
-    """Actions in the shape their space asks for, and what was assumed on the way."""
-
-    actions: np.ndarray
-    space: ActionSpace
-    notes: tuple[str, ...] = ()
-
-
-def settle_actions(
-    actions: Any, asked: SpaceRequest | None, declared: ActionSpace | None, source: str = "the log"
-) -> SettledActions:
-    """Choose the space, and give actions the shape it asks for: (N,) in a discrete one, else (N, k).
-
-    ``source`` is what errors call the log. Raises DataError where integers without a space cannot be choices.
-    """
+def shaped_actions(actions: Any, space: ActionSpace) -> np.ndarray:
+    """Actions in the shape their space asks for: (N,) in a discrete one, else (N, k)."""
     actions = checks.as_array("actions", actions)
-    space, notes = settle_space(actions, asked, declared, source)
     if isinstance(space, Discrete) and actions.shape[1:] == (1,):
-        actions = actions.reshape(-1)
-    if isinstance(space, Continuous) and actions.ndim == 1 and space.k == 1:
-        actions = actions.reshape(-1, 1)
-    return SettledActions(actions, space, notes)
+        return actions.reshape(-1)
+    needs_side = isinstance(space, Continuous) and space.k == 1 and actions.ndim == 1
+    return actions.reshape(-1, 1) if needs_side else actions
 
 
 def settle_space(
@@ -96,17 +80,13 @@ def _assumed_space(actions: Any, source: str) -> ActionSpace:
         raise DataError(f"{said}, and {nothing} one (--continuous LOW HIGH)")
     least, greatest = checks.extremes(actions)
     if least < 0:
-        raise DataError(
-            f"{source}: actions are whole numbers from {least} up and {nothing} one "
-            "(--continuous LOW HIGH, or count discrete actions from 0)"
-        )
+        remedy = "(--continuous LOW HIGH, or count discrete actions from 0)"
+        raise DataError(f"{source}: actions are whole numbers from {least} up and {nothing} one {remedy}")
     n = int(greatest) + 1
     if n > _MOST_ASSUMED:  # hardly the names of choices
         choices = f"{n} choices (--discrete {n})" if n <= LARGEST_SPACE else "number choices 0, 1, 2, …"
-        raise DataError(
-            f"{source}: actions are whole numbers up to {n - 1}, and {nothing} quantities "
-            f"(--continuous LOW HIGH), or {choices}"
-        )
+        said = f"{source}: actions are whole numbers up to {n - 1}, and {nothing}"
+        raise DataError(f"{said} quantities (--continuous LOW HIGH), or {choices}")
     return Discrete(n)
 
 
@@ -176,10 +156,8 @@ def read_description(text: str | bytes | None) -> FileDescription | None:
         return None
     try:
         described = parse_json(text)
-        if described["format"] != 1:
-            raise DataError(
-                f"the file has koffline format {described['format']}, known is 1; update koffline"
-            )
+        if (version := described["format"]) != 1:
+            raise DataError(f"the file has koffline format {version}, known is 1; update koffline")
         space = space_from_json(described["action_space"])
         return FileDescription(space, bool(described["episodes"]), metadata_from_json(described))
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
@@ -194,10 +172,11 @@ def raw_log(
     notes: Sequence[str] = (),
 ) -> RawLog:
     """What a reader has read, its actions settled; its notes come after those of the file."""
-    settled = settle_actions(columns["actions"], asked, described.action_space, source)
-    columns["actions"] = settled.actions
-    notes = (*described.metadata.notes, *notes, *settled.notes)
-    return RawLog(columns, settled.space, dataclasses.replace(described.metadata, source=source, notes=notes))
+    actions = checks.as_array("actions", columns["actions"])
+    space, settled = settle_space(actions, asked, described.action_space, source)
+    columns["actions"] = shaped_actions(actions, space)
+    notes = (*described.metadata.notes, *notes, *settled)
+    return RawLog(columns, space, dataclasses.replace(described.metadata, source=source, notes=notes))
 
 
 def cut_episodes(log: Transitions, target: str) -> Iterator[slice]:
@@ -215,10 +194,8 @@ def cut_episodes(log: Transitions, target: str) -> Iterator[slice]:
         differs = (log.next_observations[block] != below).reshape(len(below), -1).any(axis=1)
         broken = differs & ~is_last[block]
         if broken.any():
-            raise DataError(
-                f"{target} keeps one observation per step, but the next observation of row "
-                f"{block.start + int(np.argmax(broken))} is not the observation of the row below; write hdf5 "
-                "or npz"
-            )
+            row = block.start + int(np.argmax(broken))
+            said = f"the next observation of row {row} is not the observation of the row below"
+            raise DataError(f"{target} keeps one observation per step, but {said}; write hdf5 or npz")
     for start, end in zip(log.episode_starts.tolist(), log.episode_ends.tolist(), strict=True):
         yield slice(start, end + 1)

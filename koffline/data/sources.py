@@ -19,7 +19,7 @@ from koffline.data.disk.writer import ShardWriter
 from koffline.data.flat import file_kind, read_npz, write_npz
 from koffline.data.hdf5 import is_d3rlpy_dump, read_hdf5, write_hdf5
 from koffline.data.minari import data_folder, read_minari, write_minari
-from koffline.data.raw import RawLog, settle_actions
+from koffline.data.raw import RawLog, settle_space, shaped_actions
 from koffline.data.spaces import SpaceRequest
 from koffline.data.transitions import Transitions
 from koffline.errors import DataError
@@ -89,8 +89,8 @@ def open_transitions(
             raise DataError("the log is in memory already; give its path (a mapping is for tables)")
         if action_space is None:
             return source
-        settled = settle_actions(source.actions, action_space, None)
-        return source.replace(actions=settled.actions, action_space=settled.space)
+        space, _ = settle_space(source.actions, action_space, None, "the log")
+        return source.replace(actions=shaped_actions(source.actions, space), action_space=space)
     if isinstance(source, LazyTransitions):
         declared = source.declared_anew(action_space)
         return declared if lazy else declared.load()

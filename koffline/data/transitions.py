@@ -276,26 +276,21 @@ def digest_columns(hashed: Iterable[tuple[str, tuple[int, ...], Any, Iterable[np
 def _checked_columns(given: Mapping[str, Any], space: Any) -> dict[str, np.ndarray]:
     """The given columns, each in its dtype, fitting together. Raises DataError."""
     if not isinstance(space, (Discrete, Continuous)):
-        raise DataError(
-            f"action_space is {space!r}; declare koffline.Discrete(n) or koffline.Continuous(k, low, high)"
-        )
+        remedy = "declare koffline.Discrete(n) or koffline.Continuous(k, low, high)"
+        raise DataError(f"action_space is {space!r}; {remedy}")
     sizes = {name: columns.as_array(name, values).shape for name, values in given.items()}
+    rows = sizes["observations"][:1]
     for name, shape in sizes.items():
-        if not shape:
-            raise DataError(f"{name} is a single value, {given[name]}; give one row per transition")
-        if shape[0] != sizes["observations"][0]:
-            raise DataError(
-                f"{name} has {shape[0]} rows, observations {sizes['observations'][0]}; re-export the log "
-                "with equal lengths"
-            )
-    if not sizes["observations"][0]:
+        if shape[:1] != rows or not shape:
+            said = f"{name} has {shape[0] if shape else 'no'} rows, observations {(*rows, 0)[0]}"
+            raise DataError(f"{said}; re-export the log with equal lengths")
+    if not rows[0]:
         raise DataError("the log has no rows; give at least one transition")
     checked = columns.row_columns(given, space)
-    if sizes["observations"] != sizes["next_observations"]:
-        raise DataError(
-            f"next_observations has shape {sizes['next_observations']}, observations "
-            f"{sizes['observations']}; re-export the log with equal shapes"
-        )
+    shape, following = sizes["observations"], sizes["next_observations"]
+    if shape != following:
+        said = f"next_observations has shape {following}, observations {shape}"
+        raise DataError(f"{said}; re-export the log with equal shapes")
     if "weights" in checked:
         columns.check_some_weight(checked["weights"])
     if "episode_ids" in given or "steps" in given:

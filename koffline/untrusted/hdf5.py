@@ -60,14 +60,14 @@ class CheckedFile:
 
         Raises Refused. What memory could hold may be compressed without end; of more, the file must tell.
         """
-        found = {name: self.raw[name] for name in names}
+        found, allowed = {name: self.raw[name] for name in names}, limits.memory_allowance()
         for name, array in found.items():
             _, piece = check_dataset(array, name)
-            if piece > min(LARGEST_PIECE, limits.memory_allowance()):
+            if piece > min(LARGEST_PIECE, allowed):
                 remedy = f"write it again with chunks of at most {shown_bytes(LARGEST_PIECE)} (h5repack -l)"
                 raise Refused(f"{name} can only be read {shown_bytes(piece)} at a time; {remedy}")
         size, declared = self._path.stat().st_size, sum(array.nbytes for array in found.values())
-        if declared > max(limits.memory_allowance(), size * limits.EXPANSION):
+        if declared > max(allowed, size * limits.EXPANSION):
             remedy = "it is damaged or made to be read without end: export it again"
             raise Refused(f"it declares {shown_bytes(declared)} and has {shown_bytes(size)}; {remedy}")
         return found

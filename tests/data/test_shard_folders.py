@@ -165,16 +165,16 @@ OUTSIDE = [
     "x\0y",
 ]
 LIES = {
-    **{name: (shard(file=name), "is no file of its folder") for name in OUTSIDE},
-    "newer": (lambda m: m.update(version=2), "has version 2, known is 1; update koffline"),
-    "no shards": (lambda m: m.update(shards=[]), "lists no shards"),
+    **{name: (shard(file=name), "is damaged, or newer .*file") for name in OUTSIDE},
+    "newer": (lambda m: m.update(version=2), "is damaged, or newer than this koffline .*version"),
+    "no shards": (lambda m: m.update(shards=[]), "is damaged"),
     "rows": (shard(rows=-1), "is damaged"),
     "episodes": (shard(episodes=2), "shard-00000.hdf5: there are 4 episodes, 2 were promised"),
     "huge": (lambda m: (shard(rows=2**60)(m), m.update(rows=2**60 + 56)), "takes more than 1000 PB"),
-    "other rows": (lambda m: m.update(rows=71), "json promises 71 rows, its shards have 70; write the"),
+    "other rows": (lambda m: m.update(rows=71), "promises 71 rows where shards have 70; write the"),
     "twice": (
         lambda m: (m["shards"].append(m["shards"][0]), m.update(rows=84)),
-        r"json lists \S+shard-00000.hdf5 more than once",
+        "lists a shard twice",
     ),
     "much": (lambda m: m.update(extra={"x": "x" * 2**24}), r"json is larger than 16\.8 MB, the most that a"),
     "shape": (lambda m: m["columns"]["observations"].update(shape=[4]), "expected"),
@@ -204,7 +204,7 @@ def test_a_manifest_that_lies_is_refused(folder, lie):
 def test_links_are_not_followed(folder, name, scheme):
     (folder / name).rename(folder.with_name("secret"))
     (folder / name).symlink_to("../secret")
-    with pytest.raises(DataError, match=f"'{name}', which is no file of|{name} is a link, which is not"):
+    with pytest.raises(DataError, match=f"{name} is a link, which is not"):
         open_transitions(f"{scheme}{folder}", lazy=True)
 
 

@@ -33,7 +33,10 @@ class TestConstruction:
             ({"rewards": ["a", "b", "c", "d"]}, "rewards has dtype <U1; give numbers"),
             ({"rewards": [1.0, None, 1.0, 1.0]}, "rewards has dtype object"),
             ({"observations": np.zeros(4)}, r"observations.reshape\(-1, 1\)"),
-            ({"observations": np.zeros((4, 0)), "next_observations": np.zeros((4, 0))}, "no number in a row"),
+            (
+                {"observations": np.zeros((4, 0)), "next_observations": np.zeros((4, 0))},
+                "give at least one number per row",
+            ),
             ({"observations": np.full((4, 3), np.inf)}, r"observations holds inf in row 0 at \[0\]"),
             ({"next_observations": np.zeros((4, 2))}, r"next_observations has shape \(4, 2\)"),
             ({"terminated": [0, 2, 0, 0]}, "terminated holds 2 in row 1; give True or False"),
@@ -46,7 +49,7 @@ class TestConstruction:
             ({"actions": np.zeros(4), "action_space": Continuous(1)}, r"actions.reshape\(-1, 1\)"),
             (
                 {"actions": np.zeros((4, 3)), "action_space": Continuous(2)},
-                r"declare Continuous\(3, low, high\)",
+                r"declare Continuous\(k, low, high\)",
             ),
             (
                 {"actions": [[0, 0], [0, 0], [0, 1.5], [0, 0]], "action_space": Continuous(2, -1, 1)},
@@ -73,7 +76,7 @@ class TestConstruction:
             ),
             (
                 {"episode_ids": [0, 0, 1, 1], "steps": [0, 1, 0, 2]},
-                "row 3 of episode 1 has step 2, expected 1",
+                "row 3 has step 2, expected 1",
             ),
             ({"episode_ids": [0, 0, 0, 0]}, "row 1 is terminated but its episode 0 goes on in row 2"),
             (

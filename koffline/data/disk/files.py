@@ -29,6 +29,10 @@ class Column:
     dtype: str
     shape: tuple[int, ...] = ()
 
+    def __post_init__(self) -> None:
+        if np.dtype(self.dtype).kind not in "biuf" or not all(size > 0 for size in self.shape):
+            raise ValueError(f"column of dtype {self.dtype} and shape {self.shape}")
+
     def __str__(self) -> str:
         return f"{self.dtype} {self.shape}"
 

@@ -20,6 +20,7 @@ from koffline.data import remote
 from koffline.data.disk.files import Column, OpenShard, ShardInfo, check_alike, naming
 from koffline.data.disk.log import LazyTransitions
 from koffline.data.disk.shards import MANIFEST, SHARD_NAME, is_shard_folder, read_manifest
+from koffline.data.episodes import check_steps
 from koffline.data.flat import (
     DESCRIPTION,
     KEYS,
@@ -170,12 +171,6 @@ def _find_episodes(shard: ShardInfo, arrays: Mapping[str, Any], is_ours: bool) -
         raise DataError(f"rows of several episodes are interleaved; {LAZY_REMEDY}")
     counting = OpenShard(dataclasses.replace(shard, starts=found), arrays)
     for rows in checks.blocks(shard.rows) if "steps" in shard.columns else ():
-        given = opened.column("steps", rows.start, rows.stop)
-        counted = np.asarray(counting.places(rows.start, rows.stop)[0])
-        if not np.array_equal(given, counted):
-            row = int(np.argmax(given != counted))
-            raise DataError(
-                f"row {rows.start + row} has step {given[row]}, expected {counted[row]}; count the rows of "
-                "an episode 0, 1, 2, … in time order"
-            )
+        counted, _ = counting.places(rows.start, rows.stop)
+        check_steps(opened.column("steps", rows.start, rows.stop), np.asarray(counted), rows.start)
     return FoundEpisodes(found)

@@ -9,7 +9,7 @@ import numpy as np
 import polars as pl
 
 from koffline.data.columns import counted
-from koffline.data.raw import RawLog, settle_actions
+from koffline.data.raw import RawLog, shaped_actions
 from koffline.data.spaces import Discrete
 from koffline.data.table.mapping import column_fault
 from koffline.data.table.rows import number_dtype
@@ -260,7 +260,7 @@ def _actions(rows: _Rows, table: Table) -> np.ndarray:
         column = column.cast(pl.Float64) if column.dtype.is_decimal() else column
         found = column.to_numpy().reshape((frame.height, -1) if is_list else -1)
     found = found if table.categories else found.astype(action_dtype(table), copy=False)
-    settled = settle_actions(found, table.action_space, None).actions
+    settled = shaped_actions(found, table.action_space)
     return settled if rows.order is None else settled[rows.order.to_numpy()]
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import polars as pl
 
 from koffline.data.columns import counted
-from koffline.data.raw import read_description, settle_actions
+from koffline.data.raw import read_description, settle_space
 from koffline.data.spaces import ActionSpace, Discrete, SpaceRequest
 from koffline.data.table import mapping as mappings
 from koffline.data.table.arrow_files import SHAPE_KEY
@@ -104,10 +104,9 @@ def prepare_table(
     elif some is None:
         width = table.widths.get(roles.action[0], len(roles.action))
         some = np.zeros((1, width), action_dtype(table))
-    settled = settle_actions(some, action_space, declared, name)
-    table.action_space = settled.space
+    table.action_space, settled = settle_space(some, action_space, declared, name)
     said = [sentence for is_so, sentence in _open_questions(table, mapping is not None) if is_so]
-    notes = (*before.notes, *settled.notes, *said)
+    notes = (*before.notes, *settled, *said)
     table.metadata = replace(before, source=name, notes=notes)
     return table
 
