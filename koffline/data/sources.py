@@ -8,13 +8,12 @@ import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, overload
+from typing import TYPE_CHECKING, Literal, TypeAlias, overload
 
 from koffline.data import remote
 from koffline.data.d3rlpy_dump import read_d3rlpy_dump, write_d3rlpy_dump
 from koffline.data.disk.log import LazyTransitions, in_whole_units
-from koffline.data.disk.opening import open_lazy
-from koffline.data.disk.shards import is_shard_folder
+from koffline.data.disk.opening import is_shard_folder, open_lazy
 from koffline.data.disk.writer import ShardWriter
 from koffline.data.flat import file_kind, read_npz, write_npz
 from koffline.data.hdf5 import is_d3rlpy_dump, read_hdf5, write_hdf5
@@ -30,6 +29,8 @@ if TYPE_CHECKING:
     from koffline.data.table.mapping import MappingRequest
 
 Location = str | os.PathLike[str]
+_Space: TypeAlias = SpaceRequest | None
+_Mapping: TypeAlias = "MappingRequest | None"
 LogSource = Location | Transitions | LazyTransitions | Sequence[Location]
 SUFFIXES = {
     ".hdf5": "hdf5",
@@ -50,26 +51,14 @@ _READABLE = (
 
 @overload
 def open_transitions(
-    source: LogSource,
-    action_space: SpaceRequest | None = None,
-    *,
-    lazy: Literal[False] = False,
-    mapping: MappingRequest | None = None,
+    source: LogSource, action_space: _Space = None, *, lazy: Literal[False] = False, mapping: _Mapping = None
 ) -> Transitions: ...
 @overload
 def open_transitions(
-    source: LogSource,
-    action_space: SpaceRequest | None = None,
-    *,
-    lazy: Literal[True],
-    mapping: MappingRequest | None = None,
+    source: LogSource, action_space: _Space = None, *, lazy: Literal[True], mapping: _Mapping = None
 ) -> LazyTransitions: ...
 def open_transitions(
-    source: LogSource,
-    action_space: SpaceRequest | None = None,
-    *,
-    lazy: bool = False,
-    mapping: MappingRequest | None = None,
+    source: LogSource, action_space: _Space = None, *, lazy: bool = False, mapping: _Mapping = None
 ) -> Transitions | LazyTransitions:
     """Read a log: a file, a folder or ``minari:<id>``, recognised by its content and not by its name.
 
@@ -80,10 +69,8 @@ def open_transitions(
     table are. Raises DataError in one line.
     """
     if lazy and mapping is not None:
-        raise DataError(
-            "a table is read into memory; make shards of it with `koffline data convert … --shard-rows N` "
-            "and open those lazily"
-        )
+        remedy = "make shards of it with `koffline data convert … --shard-rows N` and open those lazily"
+        raise DataError(f"a table is read into memory; {remedy}")
     if isinstance(source, Transitions):
         if lazy or mapping is not None:
             raise DataError("the log is in memory already; give its path (a mapping is for tables)")
@@ -105,9 +92,7 @@ def open_transitions(
     return log.with_metadata(replace(metadata, sha256=log.sha256))
 
 
-def open_raw(
-    source: Location, action_space: SpaceRequest | None = None, mapping: MappingRequest | None = None
-) -> RawLog:
+def open_raw(source: Location, action_space: _Space = None, mapping: _Mapping = None) -> RawLog:
     """The same with values unchecked, for looking at everything that is wrong. Raises DataError."""
     from koffline.data.table.files import is_table_source
     from koffline.data.table.reading import read_table
@@ -213,8 +198,8 @@ def convert_to_shards(
     target: Location,
     shard_rows: int,
     force: bool = False,
-    action_space: SpaceRequest | None = None,
-    mapping: MappingRequest | None = None,
+    action_space: _Space = None,
+    mapping: _Mapping = None,
 ) -> LazyTransitions:
     """Write ``source`` as a folder of shards and open it: block by block where it can be read so.
 

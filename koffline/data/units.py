@@ -65,8 +65,8 @@ def hash_rows(block: Transitions, names: tuple[str, ...] = ROW_NUMBERS) -> np.nd
 class RepeatedRows:
     """Rows that equal an earlier one in state, action, reward and next state, told by their hashes.
 
-    At most ``limit`` different hashes are kept (None: all). Where there are more, only rows whose hash begins
-    with ``level`` zero bits count, for themselves and for all others: equal rows are kept or left out together.
+    At most ``limit`` different hashes are kept (None: all). Where there are more, only rows whose hash
+    begins with ``level`` zero bits count, for themselves and for all others.
     """
 
     def __init__(self, limit: int | None = 2**20) -> None:

@@ -12,8 +12,8 @@ from koffline.algos import from_config
 from koffline.data import remote
 from koffline.data.disk.batches import BlockSampler
 from koffline.data.disk.log import LazyTransitions
+from koffline.data.disk.opening import is_shard_folder
 from koffline.data.disk.samples import Part, sample_units, split_log
-from koffline.data.disk.shards import is_shard_folder
 from koffline.data.sources import open_transitions
 from koffline.data.spaces import Bounds, Discrete, SpaceRequest
 from koffline.data.statistics import LogStatistics, statistics_of

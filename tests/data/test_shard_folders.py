@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from koffline.data.disk import writer as shard_writer
-from koffline.data.disk.shards import MOST_SHARDS
+from koffline.data.disk.opening import MOST_SHARDS
 from koffline.data.disk.writer import ShardWriter
 from koffline.data.sources import convert_to_shards, open_transitions, write_transitions
 from koffline.data.spaces import Bounds
@@ -165,13 +165,13 @@ OUTSIDE = [
     "x\0y",
 ]
 LIES = {
-    **{name: (shard(file=name), "is damaged, or newer .*file") for name in OUTSIDE},
-    "newer": (lambda m: m.update(version=2), "is damaged, or newer than this koffline .*version"),
+    **{name: (shard(file=name), "is damaged or newer .*file") for name in OUTSIDE},
+    "newer": (lambda m: m.update(version=2), "is damaged or newer than this koffline .*version"),
     "no shards": (lambda m: m.update(shards=[]), "is damaged"),
     "rows": (shard(rows=-1), "is damaged"),
     "episodes": (shard(episodes=2), "shard-00000.hdf5: there are 4 episodes, 2 were promised"),
     "huge": (lambda m: (shard(rows=2**60)(m), m.update(rows=2**60 + 56)), "takes more than 1000 PB"),
-    "other rows": (lambda m: m.update(rows=71), "promises 71 rows where shards have 70; write the"),
+    "other rows": (lambda m: m.update(rows=71), "promises 71 rows and has 70; write the"),
     "twice": (
         lambda m: (m["shards"].append(m["shards"][0]), m.update(rows=84)),
         "lists a shard twice",

@@ -1,25 +1,30 @@
 """Opening a log lazily: a folder of shards, one flat HDF5 file, or several of one kind, at paths or URLs.
 
-A flat file is looked into without reading its rows. The decisions on columns, action space and episodes are
-those of ``koffline.data.flat``, taken on slices, so that a log is the same log whether it is opened lazily or
-read into memory.
+A folder of shards: ``manifest.json`` says what the log is, each shard is a flat koffline HDF5 file. Episodes
+never cross shards; within a shard ``episode_ids`` count its episodes 0, 1, 2, … .
+
+Any other flat file is looked into without reading its rows. The decisions on columns, action space and
+episodes are those of ``koffline.data.flat``, taken on slices, so that a log is the same log whether it is
+opened lazily or read into memory.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
 import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt
 
 from koffline.data import columns as checks
 from koffline.data import remote
 from koffline.data.disk.files import Column, OpenShard, ShardInfo, check_alike, naming
 from koffline.data.disk.log import LazyTransitions
-from koffline.data.disk.shards import MANIFEST, SHARD_NAME, is_shard_folder, read_manifest
 from koffline.data.episodes import check_steps
 from koffline.data.flat import (
     DESCRIPTION,
@@ -34,13 +39,29 @@ from koffline.data.flat import (
     settled_keys,
 )
 from koffline.data.hdf5 import is_episodic, open_sliced
-from koffline.data.raw import FileDescription, read_description, settle_space
+from koffline.data.raw import (
+    FileDescription,
+    metadata_from_json,
+    metadata_to_json,
+    read_description,
+    settle_space,
+    space_from_json,
+    space_to_json,
+)
 from koffline.data.spaces import ActionSpace, Continuous, SpaceRequest
+from koffline.data.transitions import REQUIRED_COLUMNS
 from koffline.errors import DataError
 from koffline.store.files import reading
 from koffline.untrusted.hdf5 import CheckedFile
+from koffline.untrusted.limits import TEXT_BYTES, shown_bytes
 
 _SUFFIXES = (".hdf5", ".h5")
+MANIFEST = "manifest.json"
+FORMAT = "koffline-shards"
+# So many shards, at about 190 bytes each, make the longest manifest that is read.
+MOST_SHARDS = 80_000
+_SAID = ("rows", "episodes", "bytes", "sha256")  # of a shard, beside its name
+_SHARD_NAME = re.compile(r"shard-\d{5,}\.hdf5")
 
 
 def open_lazy(
@@ -58,9 +79,9 @@ def open_lazy(
     if not remote.is_folder(name):
         return _open_files([name], name, action_space)
     if is_shard_folder(name):
-        return read_manifest(name).declared_anew(action_space)
+        return _read_manifest(name).declared_anew(action_space)
     found = [file for file in remote.listed(remote.joined(name, "*")) if file.lower().endswith(_SUFFIXES)]
-    if any(SHARD_NAME.fullmatch(re.split(r"[\\/]", file)[-1]) for file in found):
+    if any(_SHARD_NAME.fullmatch(re.split(r"[\\/]", file)[-1]) for file in found):
         raise DataError(
             f"{name} holds shards but no {MANIFEST} that can be read; copy it again, or open the files "
             f"by a pattern: {remote.joined(name, '*.hdf5')}"
@@ -174,3 +195,90 @@ def _find_episodes(shard: ShardInfo, arrays: Mapping[str, Any], is_ours: bool) -
         counted, _ = counting.places(rows.start, rows.stop)
         check_steps(opened.column("steps", rows.start, rows.stop), np.asarray(counted), rows.start)
     return FoundEpisodes(found)
+
+
+class _Shard(BaseModel):
+    """One file, which lies in the folder itself."""
+
+    file: Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]*$")]
+    rows: PositiveInt
+    episodes: NonNegativeInt
+    bytes: NonNegativeInt | None = None
+    sha256: str | None = None
+
+
+class _Manifest(BaseModel):
+    """The content of ``manifest.json``, and the metadata by the names of its fields."""
+
+    model_config = ConfigDict(extra="allow")
+
+    format: Literal["koffline-shards"]
+    version: Literal[1]
+    rows: PositiveInt
+    action_space: dict[str, Any]
+    columns: dict[str, Column]
+    episodes: bool
+    shards: Annotated[list[_Shard], Field(min_length=1)]
+
+
+def is_shard_folder(folder: str) -> bool:
+    """Whether a folder, or the folder at a URL, holds a manifest of ours."""
+    try:
+        head = remote.read_bytes(remote.joined(folder, MANIFEST), 4096)
+    except DataError:
+        return False
+    return FORMAT.encode() in head
+
+
+def write_manifest(folder: Path, log: LazyTransitions) -> None:
+    """Write ``manifest.json`` into a folder that nobody reads yet; its shards are named by their paths."""
+    described = {
+        "format": FORMAT,
+        "version": 1,
+        "rows": len(log),
+        "action_space": space_to_json(log.action_space),
+        "columns": {name: dataclasses.asdict(column) for name, column in log.columns.items()},
+        "episodes": log.has_episodes,
+        **metadata_to_json(log.metadata),
+        "shards": [
+            {"file": Path(shard.name).name, **{name: getattr(shard, name) for name in _SAID}}
+            for shard in log.shards
+        ],
+    }
+    text = json.dumps(described, indent=1, default=str) + "\n"
+    (folder / MANIFEST).write_text(text, encoding="utf-8")
+
+
+def _read_manifest(folder: str) -> LazyTransitions:
+    """The log in a folder, told by its manifest alone. Raises DataError."""
+    name = remote.joined(folder, MANIFEST)
+    _refuse_link(name)
+    if remote.size(name) > TEXT_BYTES:
+        most = f"{shown_bytes(TEXT_BYTES)}, the most that a manifest may have"
+        raise DataError(f"{name} is larger than {most}; write fewer and larger shards")
+    text = remote.read_bytes(name, TEXT_BYTES)
+    try:
+        found = _Manifest.model_validate_json(text)
+        metadata = dataclasses.replace(metadata_from_json(found.model_extra or {}), source=folder)
+    except (ValueError, TypeError, AttributeError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise DataError(f"{name} is damaged or newer than this koffline ({reason}); write it again") from None
+    required = {*REQUIRED_COLUMNS, *(("steps", "episode_ids") if found.episodes else ())}
+    files, rows = {shard.file for shard in found.shards}, sum(shard.rows for shard in found.shards)
+    if required - found.columns.keys() or len(files) < len(found.shards) or rows != found.rows:
+        said = f"{name} lacks columns, lists a shard twice, or promises {found.rows} rows and has {rows}"
+        raise DataError(f"{said}; write the folder again")
+    shards = []
+    for shard in found.shards:
+        path = remote.joined(folder, shard.file)
+        _refuse_link(path)
+        info = ShardInfo(path, shard.rows, shard.episodes, shard.bytes, shard.sha256, found.columns)
+        shards.append(info)
+    return LazyTransitions(tuple(shards), space_from_json(found.action_space), found.episodes, metadata)
+
+
+def _refuse_link(name: str) -> None:
+    """Wherever it leads: one within the folder would be a shard that counts twice."""
+    path = remote.local_path(name)
+    if path is not None and path.is_symlink():
+        raise DataError(f"{name} is a link, which is not followed; copy the folder with the files themselves")

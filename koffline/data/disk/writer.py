@@ -13,7 +13,7 @@ import numpy as np
 
 from koffline.data.disk.files import Column, ShardInfo, check_alike
 from koffline.data.disk.log import LazyTransitions
-from koffline.data.disk.shards import MOST_SHARDS, is_shard_folder, write_manifest
+from koffline.data.disk.opening import MOST_SHARDS, is_shard_folder, write_manifest
 from koffline.data.flat import DESCRIPTION, KEYS
 from koffline.data.hdf5 import disk_faults, new_hdf5
 from koffline.data.raw import describe_columns
