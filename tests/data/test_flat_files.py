@@ -94,13 +94,6 @@ class TestEpisodes:
         np.testing.assert_array_equal(read.truncated, log.truncated)
 
 
-def test_gymnasiums_names_in_an_npz(tmp_path):
-    log = roll_out(ENDS, LENGTHS).transitions()
-    named = {name: getattr(log, name) for name in ("observations", "actions", "rewards", "next_observations")}
-    np.savez(tmp_path / "log.npz", **named, terminations=log.terminated, truncations=log.truncated)
-    assert_same_rows(open_transitions(tmp_path / "log.npz", Discrete(3)), log)
-
-
 LOG = roll_out(ENDS, LENGTHS).transitions()
 WHOLE = np.arange(3 * ROWS).reshape(ROWS, 3)
 VARIANTS = {

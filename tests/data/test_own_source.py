@@ -8,9 +8,7 @@ from click.testing import CliRunner
 
 from koffline.cli import cli
 from koffline.data.sources import write_transitions
-from koffline.errors import ConfigError
 from koffline.store.run_record import digest_of
-from koffline.store.targets import check_apart
 from tests.train.small_runs import make_log
 
 
@@ -58,18 +56,6 @@ def test_the_source_is_never_replaced(place, source, target, more):
     assert done.stderr.count("\n") == 1
     assert ", which this command reads, also with --force" in done.stderr
     assert digest_of(place) == before
-
-
-def test_other_files_are_replaced(place):
-    convert("log.hdf5", "log.parquet", "--force")
-    convert("log.parquet", "shards", "--shard-rows", "30", "--force")
-    convert("shards", "new.hdf5")
-
-
-def test_urls_that_are_equal_are_the_same():
-    with pytest.raises(ConfigError, match="would replace memory"):
-        check_apart(["memory://a/log.parquet"], "memory://a/log.parquet")
-    check_apart(["memory://a/log.parquet"], "memory://b/log.parquet")
 
 
 @pytest.mark.parametrize("name", ["out.hdf5", "out.PARQUET"])

@@ -27,9 +27,10 @@ METADATA = Metadata(gamma=0.9, extra={"task": "walk"}, notes=("made up",))
 LOG = roll_out(["truncated", "terminated"] * 10, [4, 3] * 10).transitions(metadata=METADATA)
 
 
-def write_shards(target, log=LOG, shard_rows=15):
-    with ShardWriter(target, shard_rows) as writer:
-        writer.append(log)
+def write_shards(target, *logs, shard_rows=15, force=False):
+    with ShardWriter(target, shard_rows, force) as writer:
+        for log in logs or (LOG,):
+            writer.append(log)
     return target
 
 
@@ -65,7 +66,7 @@ def test_any_log_comes_back_however_it_is_cut(tmp_path_factory, drawn, shard_row
     assert lazy.sha256 == lazy.compute_sha256() == log.sha256
     assert (len(lazy), lazy.n_episodes) == (len(log), log.n_episodes)
     assert all(shard.rows <= max(shard_rows, max(drawn.lengths)) for shard in lazy.shards)
-    once = write_shards(folder.with_name("once"), log, shard_rows)
+    once = write_shards(folder.with_name("once"), log, shard_rows=shard_rows)
     for path in once.glob("*.hdf5"):  # the same rows are the same bytes
         assert path.read_bytes() == (folder / path.name).read_bytes()
     blocks = list(lazy.blocks(block_rows))
@@ -154,16 +155,7 @@ def shard(**changes):
     return lambda manifest: manifest["shards"][0].update(changes)
 
 
-OUTSIDE = [
-    "../shard.hdf5",
-    "/etc/passwd",
-    "..",
-    "file:///etc/passwd",
-    "s3://bucket/x",
-    "a/../../x.hdf5",
-    "",
-    "x\0y",
-]
+OUTSIDE = ["../shard.hdf5", "/etc/passwd", "..", "file:///etc/passwd", "a/../../x.hdf5", "", "x\0y"]
 LIES = {
     **{name: (shard(file=name), "is damaged or newer .*file") for name in OUTSIDE},
     "newer": (lambda m: m.update(version=2), "is damaged or newer than this koffline .*version"),
@@ -208,39 +200,24 @@ def test_links_are_not_followed(folder, name, scheme):
         open_transitions(f"{scheme}{folder}", lazy=True)
 
 
-def write_and_fail(writer, *logs):
-    with writer:
-        for log in logs:
-            writer.append(log)
-        raise RuntimeError("elsewhere")
-
-
 class TestWriting:
     def test_an_older_folder_stays_until_the_new_one_is_whole(self, folder, tmp_path):
         with pytest.raises(DataError, match="exists already"):
             write_shards(folder)
         before = {path.name: path.read_bytes() for path in folder.iterdir()}
-        with pytest.raises(RuntimeError, match="elsewhere"):
-            write_and_fail(ShardWriter(folder, 7, force=True), LOG)
-        assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+        for other, words in (
+            (LOG.replace(action_space=Discrete(4)), r"action space Discrete\(4\), the first one"),
+            (LOG.replace(episode_ids=None, steps=None), "episode_ids none"),
+        ):
+            with pytest.raises(DataError, match=words):
+                write_shards(folder, LOG, other, force=True)
+            assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
         with ShardWriter(folder, 70, force=True) as writer:
             writer.append(LOG)
             writer.metadata = Metadata(gamma=0.5)  # may be set late
         assert sorted(path.name for path in folder.iterdir()) == ["manifest.json", "shard-00000.hdf5"]
         assert open_transitions(folder, lazy=True).metadata.gamma == 0.5
         assert list(tmp_path.iterdir()) == [folder]
-
-    @pytest.mark.parametrize(
-        ("other", "message"),
-        [
-            (LOG.replace(action_space=Discrete(4)), r"action space Discrete\(4\), the first one"),
-            (LOG.replace(episode_ids=None, steps=None), "episode_ids none"),
-        ],
-    )
-    def test_rows_of_another_kind_are_refused(self, tmp_path, other, message):
-        with pytest.raises(DataError, match=message):
-            write_and_fail(ShardWriter(tmp_path / "s", 10), LOG, other)
-        assert list(tmp_path.iterdir()) == []
 
     def test_bad_requests_are_one_line(self, tmp_path, monkeypatch):
         (tmp_path / "mine").mkdir()
