@@ -72,9 +72,8 @@ def file_kind(path: Path, name: str) -> Literal["HDF5", "NPZ"] | None:
 def read_npz(path: Path, action_space: SpaceRequest | None = None) -> RawLog:
     """Read an archive that we wrote, or any with the same keys; nothing is unpickled. Raises DataError."""
     with reading(path, "NPZ"):
-        check_required(array_names(path), str(path))
         headers = array_headers(path, KNOWN_KEYS)
-        equal_rows(headers, str(path))
+        check_layout(array_names(path), headers, str(path))
         found = read_arrays(path, [*headers, DESCRIPTION], counted_twice(headers))
         text = found.pop(DESCRIPTION, None)
         described = read_description(None if text is None else str(text))
@@ -90,36 +89,30 @@ def write_npz(log: Transitions, path: Path, force: bool = False) -> None:
 
 def flat_arrays(log: Transitions) -> dict[str, np.ndarray]:
     """The columns of a log by the keys we write."""
-    present = {name: getattr(log, name) for name in KEYS}
-    return {KEYS[name][0]: array for name, array in present.items() if array is not None}
+    return {KEYS[name][0]: column for name, column in log.columns.items()}
 
 
-def check_required(found: Iterable[str], source: str) -> None:
-    """Raise DataError, listing what was found and expected, where a required key is missing."""
-    found = sorted(found)
-    missing = [KEYS[name][0] for name in _REQUIRED if not set(KEYS[name]) & set(found)]
-    if missing:
-        listed = ", ".join([*found[:12], "…"][: len(found)]) or "none"
+def check_layout(names: Iterable[str], found: Mapping[str, Any], source: str) -> None:
+    """Raise DataError where a required key is missing, there are no rows, or columns differ in their number.
+
+    names: of all arrays; found: those with keys we know. Asked before any column is read: a hostile one may
+    be as long as it likes.
+    """
+    keys = used_keys(found)
+    if missing := [KEYS[name][0] for name in _REQUIRED if name not in keys]:
+        listed = ", ".join(sorted(names)[:12]) or "none"
         expected = "expected observations, actions, rewards, terminals, and others optionally"
         raise DataError(f"{source} lacks {', '.join(missing)}: found keys {listed}; {expected}; rename them")
-
-
-def equal_rows(found: Mapping[str, Any], source: str) -> int:
-    """How many rows the columns have, told by their shapes. Raises DataError where they differ.
-
-    To be asked before any column is read: a hostile one may be as long as it likes.
-    """
-    sizes = {key: (*found[key].shape, 0)[0] for key in used_keys(found).values()}
-    rows = sizes["observations"]
-    others = {size for key, size in sizes.items() if key != "observations"}
-    hint = " (one per step and a last one: store next_observations instead)" if others == {rows - 1} else ""
+    sizes = {key: (*found[key].shape, 0)[0] for key in keys.values()}
+    rows = sizes.pop("observations")
+    hint = " (one per step and a last one: store next_observations instead)"
     for key, size in sizes.items():
         if size != rows:
-            said = f"{source}: {key} has {size} rows, observations {rows}{hint}"
+            said = f"{source}: {key} has {size} rows, observations {rows}"
+            said += hint if set(sizes.values()) == {rows - 1} else ""
             raise DataError(f"{said}; re-export the log with equal lengths")
     if rows == 0:
         raise DataError(f"{source} has no rows; give a log with at least one transition")
-    return rows
 
 
 def counted_twice(found: Iterable[str]) -> tuple[str, ...]:

@@ -18,9 +18,8 @@ from koffline.data.flat import (
     DESCRIPTION,
     KNOWN_KEYS,
     LAZY_REMEDY,
-    check_required,
+    check_layout,
     counted_twice,
-    equal_rows,
     file_kind,
     flat_arrays,
     read_flat,
@@ -38,9 +37,8 @@ _CHUNK_BYTES = 2**18  # of whole rows
 def read_hdf5(path: Path, action_space: SpaceRequest | None = None) -> RawLog:
     """Read a flat file: ours, D4RL's, or any with the same keys. Raises DataError."""
     with reading(path, "HDF5"), open_hdf5(path) as file:
-        check_required(file.datasets, str(path))
         keys = [key for key in KNOWN_KEYS if key in file]
-        equal_rows({key: file.dataset(key) for key in keys}, str(path))
+        check_layout(file.datasets, {key: file.dataset(key) for key in keys}, str(path))
         found = file.arrays(keys, counted_twice(keys))
         if "episode_terminals" in file and "terminals" in found and "timeouts" not in found:
             # d3rlpy 1 marks the last row of every episode; where it is not terminal, time ran out
@@ -70,14 +68,14 @@ def is_d3rlpy_dump(file: Any) -> bool:
     return "columns" in file and "num_episodes" in file
 
 
-def write_hdf5(log: Transitions, path: Path, force: bool = False, compress: bool = True) -> None:
+def write_hdf5(log: Transitions, path: Path, force: bool = False) -> None:
     """Write the flat layout, whole or not at all; checksums guard every block. Raises DataError."""
-    filters = {"compression": "gzip", "compression_opts": 4, "shuffle": True} if compress else {}
+    filters = {"compression": "gzip", "compression_opts": 4, "shuffle": True, "fletcher32": True}
     with atomic_file(path, force) as temporary, new_hdf5(temporary) as file:
         for key, array in flat_arrays(log).items():
             rows = max(1, _CHUNK_BYTES // max(1, array[:1].nbytes))
             chunks = (min(len(array), rows), *array.shape[1:])
-            file.create_dataset(key, data=array, chunks=chunks, fletcher32=True, **filters)
+            file.create_dataset(key, data=array, chunks=chunks, **filters)
         write_text(file, DESCRIPTION, describe_log(log))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import glob
+import io
 import os
 import shutil
 import tempfile
@@ -72,14 +73,12 @@ def size(name: str) -> int:
 def read_bytes(name: str, limit: int) -> bytes:
     """At most ``limit`` bytes from the beginning of a file. Raises DataError."""
     limit = min(limit, size(name))  # a reader takes the memory it was asked to fill
-    with storage_faults(name), contextlib.ExitStack() as opened:
-        if is_url(name):
-            system, path = _opened(name)
-            file = opened.enter_context(system.open(path, "rb"))
-        else:
+    with storage_faults(name):
+        if not is_url(name):
             check_regular(Path(name))
-            file = opened.enter_context(open(name, "rb"))
-        content: bytes = file.read(limit)
+        system, path = _opened(name) if is_url(name) else (io, name)
+        with system.open(path, "rb") as file:
+            content: bytes = file.read(limit)
         return content
 
 
@@ -125,8 +124,6 @@ def storage_faults(name: str) -> Iterator[None]:
         raise
     except FileNotFoundError:
         raise DataError(f"{name} does not exist; check the path") from None
-    except PermissionError:
-        raise DataError(f"{name}: it may not be read; change its access rights") from None
     except Exception as error:  # every storage has errors of its own
         reason = " ".join(str(error).split()) or type(error).__name__
         raise DataError(f"{name} cannot be read ({reason}); check the address and the network") from None
@@ -137,8 +134,7 @@ def _opened(name: str) -> tuple[Any, str]:
 
     try:
         system, path = fsspec.core.url_to_fs(name)
-    except ImportError as error:
-        raise DataError(f"{name} needs another package ({error}); install it") from None
-    except ValueError as error:
-        raise DataError(f"{name} is no address that fsspec knows ({error}); check it") from None
+    except (ImportError, ValueError) as error:
+        said = f"{name} is no address that fsspec knows, or needs another package"
+        raise DataError(f"{said} ({error}); check it or install that") from None
     return system, path

@@ -123,10 +123,10 @@ def load_tensors(source: Path | bytes) -> Any:
             raise Refused("two entries of the archive have the same name; save it again")
         check_memory(sum(entry.file_size for entry in entries))
         for entry in entries:
-            if entry.compress_type != zipfile.ZIP_STORED or entry.flag_bits & _ENCRYPTED:
-                raise Refused(f"{entry.filename[:40]} is compressed or encrypted, as torch never writes it")
-            if entry.file_size > size:
-                raise Refused(f"{entry.filename[:40]} declares more bytes than the file has; copy it again")
+            is_packed = entry.compress_type != zipfile.ZIP_STORED or entry.flag_bits & _ENCRYPTED
+            if is_packed or entry.file_size > size:
+                said = f"{entry.filename[:40]} is compressed, encrypted or longer than the file"
+                raise Refused(f"{said}, as torch never writes it; copy or save it again")
             content = archive.read(entry)  # wrong checksums are errors here; torch does not look at them
             if entry.filename.endswith("data.pkl"):
                 scan(content, _MOST_OPCODES, _TORCH)

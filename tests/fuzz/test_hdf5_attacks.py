@@ -44,7 +44,7 @@ def test_a_missing_filter_is_named(tmp_path: Path, lazy):
     with pytest.raises(DataError) as error:
         open_transitions(path, lazy=lazy)
     assert str(error.value) == (
-        f"{path} is not read: rewards uses HDF5 filter 32001 (of no name), which this HDF5 library lacks; "
+        f"{path} is not read: rewards uses HDF5 filter 32001 (), which this library lacks; "
         "rewrite it with gzip (h5repack -f GZIP=4)"
     )
 

@@ -32,10 +32,9 @@ from koffline.data.flat import (
     KNOWN_KEYS,
     LAZY_REMEDY,
     FoundEpisodes,
-    check_required,
+    check_layout,
     check_room,
     episodes_by_flags,
-    equal_rows,
     settled_keys,
 )
 from koffline.data.hdf5 import is_episodic, open_sliced
@@ -145,12 +144,11 @@ def _sliced(file: CheckedFile, name: str) -> dict[str, Any]:
     if is_episodic(file.raw):
         raise DataError(f"{name} is kept episode by episode, which cannot be read lazily; {LAZY_REMEDY}")
     arrays = file.slices([key for key in KNOWN_KEYS if key in file])
-    check_required(arrays, name)
+    check_layout(file.datasets, arrays, name)
     if "next_observations" not in arrays:
         raise DataError(f"{name} has no next_observations, which lazy reading needs; {LAZY_REMEDY}")
     if "episode_terminals" in file and not set(KEYS["truncated"]) & set(arrays):
         raise DataError(f"{name} marks episodes by episode_terminals; {LAZY_REMEDY}")
-    equal_rows(arrays, name)
     return arrays
 
 
