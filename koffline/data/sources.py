@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import codecs
-import contextlib
 import os
 from collections.abc import Sequence
 from dataclasses import replace
@@ -32,17 +30,10 @@ Location = str | os.PathLike[str]
 _Space: TypeAlias = SpaceRequest | None
 _Mapping: TypeAlias = "MappingRequest | None"
 LogSource = Location | Transitions | LazyTransitions | Sequence[Location]
-SUFFIXES = {
-    ".hdf5": "hdf5",
-    ".h5": "hdf5",
-    ".npz": "npz",
-    ".parquet": "parquet",
-    ".arrow": "arrow",
-    ".feather": "arrow",
-    ".csv": "csv",
-}
 _WRITERS = {"hdf5": write_hdf5, "npz": write_npz, "d3rlpy": write_d3rlpy_dump}
 FORMATS = ("hdf5", "minari", "npz", "d3rlpy", "parquet", "arrow", "csv")
+SUFFIXES = {f".{name}": name for name in ("hdf5", "npz", "parquet", "arrow", "csv")}
+SUFFIXES |= {".h5": "hdf5", ".feather": "arrow"}
 _READABLE = (
     "give a koffline, D4RL or d3rlpy HDF5 file, an NPZ archive, a Parquet, Arrow or CSV table, a folder of "
     "shards, a Minari folder or minari:<id>"
@@ -135,23 +126,21 @@ def _open_file(path: Path, action_space: SpaceRequest | None) -> RawLog:
         head = remote.read_bytes(str(path), 4096)
         raise DataError(f"{path} is {_guess(head)}, whatever its name says; {_READABLE}")
     with reading(path, kind), h5py.File(path, "r") as opened:
-        dump, episodes = is_d3rlpy_dump(opened), "episode_0" in opened
-    if dump:
+        is_dump, is_minari = is_d3rlpy_dump(opened), "episode_0" in opened
+    if is_dump:
         return read_d3rlpy_dump(path, action_space)
-    if episodes and data_folder(path.parent) == path.parent:  # Minari's main_data.hdf5 itself
+    if is_minari and data_folder(path.parent) == path.parent:  # Minari's main_data.hdf5 itself
         return read_minari(path.parent, str(path), action_space)
     return read_hdf5(path, action_space)
 
 
 def _guess(head: bytes) -> str:
-    if head.startswith(b"\x80"):
-        return "a Python pickle, which koffline never opens"
-    if head.startswith(b"\x1f\x8b"):
-        return "a gzip file"
-    with contextlib.suppress(UnicodeDecodeError):
-        codecs.getincrementaldecoder("utf-8")().decode(head)  # a character may be cut at the end
-        return "no data file koffline knows" if b"\0" in head else "a text file"
-    return "no data file koffline knows"
+    """What a file of another kind may be, by its first bytes."""
+    known = {b"\x80": "a Python pickle, which koffline never opens", b"\x1f\x8b": "a gzip file"}
+    for mark, said in known.items():
+        if head.startswith(mark):
+            return said
+    return "a text file" if head.isascii() and b"\0" not in head else "no data file koffline knows"
 
 
 def write_transitions(
@@ -167,13 +156,13 @@ def write_transitions(
 
     name = os.fspath(target)
     chosen = target_format(name, format)
-    if name.startswith(MINARI):
-        identifier = name.removeprefix(MINARI)
-        folder = minari_folder(identifier)
-        folder.parent.mkdir(parents=True, exist_ok=True)
+    if chosen == "minari":
+        identifier, folder = Path(name).name, Path(name)
+        if name.startswith(MINARI):
+            identifier = name.removeprefix(MINARI)
+            folder = minari_folder(identifier)
+            folder.parent.mkdir(parents=True, exist_ok=True)
         write_minari(transitions, folder, identifier, force)
-    elif chosen == "minari":
-        write_minari(transitions, Path(name), Path(name).name, force)
     elif chosen in _WRITERS:
         _WRITERS[chosen](transitions, Path(name), force)
     else:

@@ -78,12 +78,6 @@ class TestValidate:
         assert result.stdout == "note: made for a test\nlog.hdf5: 48 rows, no errors, no warnings\n"
         assert run("validate", "shards").stdout.endswith("48 rows, no errors, no warnings\n")
 
-    def test_warnings_do_not_fail(self, folder):
-        result = run("validate", "log.hdf5", "--discrete", "4")
-        assert result.exit_code == 0
-        assert "warning: actions 3 never appear" in result.stdout
-        assert "1 warning\n" in result.stdout
-
     def test_errors_do_and_all_are_listed(self, folder, shards):
         rewards = np.where(np.arange(48) < 3, np.nan, LOG.rewards)
         np.savez("bad.npz", **d4rl_arrays(ROLLOUT) | {"rewards": rewards})

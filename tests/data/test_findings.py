@@ -79,14 +79,6 @@ class TestErrors:
             f"{files[2]}: observations: NaN or infinite in row 11; drop or mend them",
         ]
 
-    def test_what_only_the_rows_in_order_show(self, folder):
-        first = min(folder.glob("*.hdf5"))
-        with h5py.File(first, "a") as file:
-            file["steps"][1] = 5
-        (message,) = messages(inspect_log(open_transitions(folder, lazy=True)))
-        assert message.startswith(f"{first}: ")
-        assert "step 5" in message
-
     def test_a_damaged_shard_is_named(self, folder):
         first, *_ = files = sorted(folder.glob("*.hdf5"))
         log = open_transitions(folder, lazy=True)

@@ -38,10 +38,8 @@ def convert(*words, code=0):
     ("source", "target", "more"),
     [
         ("log.parquet", "log.parquet", ()),
-        ("log.parquet", "./soft.parquet", ()),
         ("soft.parquet", "log.parquet", ()),
         ("log.parquet", "hard.parquet", ()),
-        ("*.parquet", "log.parquet", ()),
         ("file://{place}/log.parquet", "log.parquet", ()),
         ("tables", "tables/part.parquet", ()),
         ("shards", "shards", ("--shard-rows", "10")),

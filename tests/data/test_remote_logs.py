@@ -111,18 +111,6 @@ def test_bad_addresses_are_one_line(address, message, lazy):
     assert "\n" not in str(caught.value)
 
 
-def test_a_storage_that_fails_is_one_line(bucket, copies, monkeypatch):
-    lazy = open_transitions(f"{bucket}/shards", lazy=True)
-
-    def fail(*given, **more):
-        raise TimeoutError("the network\nis away")
-
-    monkeypatch.setattr(fsspec.implementations.memory.MemoryFileSystem, "_open", fail)
-    with pytest.raises(DataError, match=r"shard-00000.hdf5 cannot be read \(the network is away\)"):
-        lazy.load()
-    assert list(copies.iterdir()) == []
-
-
 def test_shards_are_written_here_alone(bucket):
     with pytest.raises(DataError, match="is no folder of this machine; write one here and copy it there"):
         convert_to_shards(f"{bucket}/log.hdf5", f"{bucket}/new", 5)

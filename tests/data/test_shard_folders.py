@@ -14,13 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from koffline.data.disk import writer as shard_writer
-from koffline.data.disk.opening import MOST_SHARDS
 from koffline.data.disk.writer import ShardWriter
 from koffline.data.sources import convert_to_shards, open_transitions, write_transitions
-from koffline.data.spaces import Bounds
-from koffline.data.transitions import Continuous, Discrete, Metadata
+from koffline.data.transitions import Discrete, Metadata
 from koffline.errors import DataError
-from koffline.untrusted.limits import TEXT_BYTES
 from tests.data.logs import assert_same_rows, drawn_logs, roll_out
 
 METADATA = Metadata(gamma=0.9, extra={"task": "walk"}, notes=("made up",))
@@ -83,17 +80,6 @@ def test_it_is_small_and_found_from_any_folder(folder, tmp_path, monkeypatch):
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir("elsewhere")
     assert_same_rows(pickle.loads(sent).load(), LOG)
-
-
-def test_actions_can_be_declared_anew(tmp_path, written):
-    lazy = open_transitions(written, Discrete(5), lazy=True)
-    assert lazy.action_space == Discrete(5)
-    assert lazy.metadata.notes[-1] == "action space Discrete(5) as asked, the log declares Discrete(3)"
-    box = write_shards(tmp_path / "box", roll_out(discrete=False).transitions())
-    assert open_transitions(box, Bounds(-2, 2), lazy=True).action_space == Continuous(2, -2, 2)
-    narrow = open_transitions(box, Bounds(-0.1, 0.1), lazy=True)
-    with pytest.raises(DataError, match=r"shard-00000.hdf5: action .* in row \d+, dimension \d, is outside"):
-        narrow.load()
 
 
 def spoil(name, row, value):
@@ -231,11 +217,6 @@ class TestWriting:
         with pytest.raises(DataError, match="s would have more than 4 shards; put more rows into each"):
             write_shards(tmp_path / "s")
         assert [path.name for path in tmp_path.rglob("*")] == ["mine", "thesis.tex"]
-
-    def test_the_longest_manifest_can_be_read(self):
-        entry = {"file": "shard-00000.hdf5", "rows": 10**9, "episodes": 10**9, "bytes": 10**12}
-        longest = len(json.dumps([entry | {"sha256": "0" * 64}], indent=1)) + 10
-        assert MOST_SHARDS * longest < TEXT_BYTES
 
 
 class TestConverting:

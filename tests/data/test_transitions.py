@@ -61,19 +61,6 @@ class TestConstruction:
         with pytest.raises(DataError, match="no rows"):
             small(**{name: getattr(small(), name)[:0] for name in REQUIRED_COLUMNS})
 
-    def test_the_offending_row_is_named_in_a_late_block(self):
-        n = 70_000
-        observations = np.zeros((n, 2), dtype=np.float32)
-        actions = np.zeros((n, 1), dtype=np.float32)
-        flags = np.zeros(n, dtype=bool)
-        fine = observations.copy()
-        observations[69_000, 1] = np.nan
-        with pytest.raises(DataError, match=r"row 69000 at \[1\]"):
-            Transitions(observations, actions, np.zeros(n), fine, flags, flags, Continuous(1))
-        actions[69_500] = 3.0
-        with pytest.raises(DataError, match="row 69500"):
-            Transitions(fine, actions, np.zeros(n), fine, flags, flags, Continuous(1, -1, 1))
-
     def test_bounds_allow_for_rounding_only(self):
         actions = np.full((4, 1), np.float32(1.0) + np.float32(1e-6))
         assert len(small(actions=actions, action_space=Continuous(1, -1, 1))) == 4

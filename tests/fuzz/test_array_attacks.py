@@ -124,17 +124,3 @@ def test_names_cannot_command_the_terminal(tmp_path: Path):
     with pytest.raises(DataError) as error:
         open_transitions(path)
     assert str(error.value).isprintable()
-
-
-@pytest.mark.parametrize("dtype", [">f8", "<f4", "|b1", "<u2"])
-@pytest.mark.parametrize("order", ["C", "F"])
-def test_honest_arrays_are_what_numpy_reads(tmp_path: Path, dtype, order):
-    from koffline.untrusted.arrays import read_arrays
-
-    values = np.arange(24).reshape(2, 3, 4).astype(dtype, order=order)
-    np.savez(tmp_path / "a.npz", values=values, empty=np.zeros((0, 3)), text=np.array("word"))
-    read = read_arrays(tmp_path / "a.npz")
-    np.testing.assert_array_equal(read["values"], values)
-    assert read["values"].dtype == values.dtype
-    assert read["empty"].shape == (0, 3)
-    assert str(read["text"]) == "word"
