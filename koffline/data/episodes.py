@@ -51,15 +51,14 @@ def check_steps(steps: np.ndarray, counted: np.ndarray, first_row: int = 0) -> N
         raise DataError(f"{said}; count the rows of an episode 0, 1, 2, … in time order")
 
 
-def check_flags_end_episodes(checked: Mapping[str, np.ndarray]) -> None:
+def check_flags_end_episodes(columns_of: Mapping[str, np.ndarray], first_row: int = 0) -> None:
     """Raise DataError where a row inside an episode is terminated or truncated."""
-    goes_on = checked["steps"][1:] > 0
+    goes_on = columns_of["steps"][1:] > 0
     for name in ("terminated", "truncated"):
-        inside = checked[name][:-1] & goes_on
+        inside = columns_of[name][:-1] & goes_on
         if inside.any():
-            row = int(np.argmax(inside))
-            episode = checked["episode_ids"][row]
-            said = f"row {row} is {name} but its episode {episode} goes on in row {row + 1}"
+            row = first_row + int(np.argmax(inside))
+            said = f"row {row} is {name} but its episode goes on in row {row + 1}"
             raise DataError(f"{said}; give the rows after it another episode id")
 
 

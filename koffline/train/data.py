@@ -94,7 +94,7 @@ def _parts(settings: DataSettings) -> tuple[Part | None, Part | None]:
 
 
 def _lazy_data(log: LazyTransitions, settings: DataSettings) -> TrainData:
-    if log.has_weights:
+    if "weights" in log.columns:
         raise ConfigError(
             "data.lazy: rows on disk are drawn equally often, but the log has weights; "
             "load it (data.lazy: false)"

@@ -37,13 +37,8 @@ class MemoryShards:
     def __getattr__(self, name):
         if name in ("action_space", "observation_shape", "has_episodes"):
             return getattr(self.logs[0], name)
-        if name == "observation_dtype":
-            return self.logs[0].observations.dtype
         if name == "n_episodes":
             return sum(log.n_episodes for log in self.logs)
-        if name in ("has_weights", "has_log_probabilities"):
-            column = {"has_weights": "weights", "has_log_probabilities": "behavior_log_probabilities"}[name]
-            return getattr(self.logs[0], column) is not None
         raise AttributeError(name)
 
     @property

@@ -49,7 +49,7 @@ class TestConstruction:
             ({"behavior_log_probabilities": [-1, -1, 0.5, -1]}, "0.5 in row 2, a probability above 1"),
             ({"episode_ids": [0, 1, 0, 0]}, "row 2 returns to episode 0 .*order_rows"),
             ({"episode_ids": [0, 0, 1, 1], "steps": [0, 1, 0, 2]}, "row 3 has step 2, expected 1"),
-            ({"episode_ids": [0, 0, 0, 0]}, "row 1 is terminated but its episode 0 goes on in row 2"),
+            ({"episode_ids": [0, 0, 0, 0]}, "row 1 is terminated but its episode goes on in row 2"),
         ],
     )
     def test_each_failure_is_one_line_with_its_remedy(self, changes, words):

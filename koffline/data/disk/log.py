@@ -15,6 +15,7 @@ import numpy as np
 from koffline.data import columns as checks
 from koffline.data import remote
 from koffline.data.disk.files import BLOCK_BYTES, COUNTED, Column, OpenShard, ShardInfo
+from koffline.data.episodes import check_flags_end_episodes, check_steps
 from koffline.data.raw import bounded
 from koffline.data.spaces import ActionSpace, SpaceRequest
 from koffline.data.transitions import Metadata, Transitions, digest_columns
@@ -52,7 +53,8 @@ class LazyTransitions:
         episodes = f"{self.n_episodes} episodes" if self.has_episodes else "no episodes"
         return (
             f"LazyTransitions({len(self)} rows in {checks.counted(len(self.shards), 'shard')}, {episodes}, "
-            f"observations {self.observation_shape} {self.observation_dtype}, {self.action_space})"
+            f"observations {self.observation_shape} {self.columns['observations'].dtype}, "
+            f"{self.action_space})"
         )
 
     @property
@@ -66,24 +68,9 @@ class LazyTransitions:
         return self.columns["observations"].shape
 
     @property
-    def observation_dtype(self) -> np.dtype:
-        """Dtype of observations: float32, float64 or uint8."""
-        return np.dtype(self.columns["observations"].dtype)
-
-    @property
     def n_episodes(self) -> int:
         """Number of episodes; 0 when there are none."""
         return sum(shard.episodes for shard in self.shards) if self.has_episodes else 0
-
-    @property
-    def has_weights(self) -> bool:
-        """Whether rows have weights."""
-        return "weights" in self.columns
-
-    @property
-    def has_log_probabilities(self) -> bool:
-        """Whether rows have the behaviour's log-probabilities."""
-        return "behavior_log_probabilities" in self.columns
 
     @property
     def row_bytes(self) -> int:
@@ -227,20 +214,8 @@ def _joined(parts: Sequence[Transitions]) -> Transitions:
 
 def _check_episodes(block: Transitions, start: int) -> None:
     """Steps count 0, 1, 2, …, units count episodes, and only an episode's last row ends it."""
-    steps = block.steps
-    if steps is None:
-        return
-    begins = steps[1:] == 0
-    wrong = (np.where(begins, 0, steps[:-1] + 1) != steps[1:]) | (np.diff(block.units) != begins)
-    if wrong.any():
-        row = int(np.argmax(wrong)) + 1
-        raise DataError(
-            f"row {start + row} has step {steps[row]} after step {steps[row - 1]}; count the rows of "
-            "an episode 0, 1, 2, … and write the shard again"
-        )
-    for name in ("terminated", "truncated"):
-        inside = getattr(block, name)[:-1] & ~begins
-        if inside.any():
-            row = start + int(np.argmax(inside))
-            said = f"row {row} is {name} but its episode goes on in row {row + 1}"
-            raise DataError(f"{said}; write the shard again with episodes that end there")
+    if block.steps is not None:
+        begun = np.diff(block.units)
+        counted = np.select([begun == 0, begun == 1], [block.steps[:-1] + 1, 0], -1)
+        check_steps(block.steps[1:], counted, start + 1)
+        check_flags_end_episodes(block.columns, start)
