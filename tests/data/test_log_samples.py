@@ -1,10 +1,11 @@
-"""Random units of a log, in memory and on disk."""
+"""Random units of a log, in memory and on disk; their hashes are those of a plain implementation."""
 
 import numpy as np
 import pytest
 from scipy import stats
 
 from koffline.data.disk.samples import Part, sample_units
+from koffline.data.units import unit_hash
 from koffline.errors import DataError
 from koffline.jobs.mapping import PassSettings
 from tests.data.shards_in_memory import MemoryShards, numbered_shards
@@ -94,3 +95,29 @@ def test_units_of_shards_that_cannot_be_read_are_missing_on_request(shards):
     first = shards.logs[0].n_episodes
     lost = np.arange(first, first + shards.logs[1].n_episodes)
     np.testing.assert_array_equal(found.units, np.setdiff1d(np.arange(shards.n_episodes), lost))
+
+
+_MASK = 2**64 - 1
+
+
+def mixed(word):
+    """SplitMix64's output function on Python integers."""
+    word = ((word ^ (word >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    word = ((word ^ (word >> 27)) * 0x94D049BB133111EB) & _MASK
+    return word ^ (word >> 31)
+
+
+def hashed(seed, shard, unit):
+    gamma = 0x9E3779B97F4A7C15
+    key = mixed(mixed((seed + gamma) & _MASK) ^ shard)
+    return mixed(mixed((unit * gamma + key) & _MASK) ^ key)
+
+
+@pytest.mark.parametrize("seed", [0, 7, 2**63 + 5])
+@pytest.mark.parametrize("shard", [0, 1, 123_456])
+def test_values_are_those_of_plain_integers(seed, shard):
+    units = np.array([0, 1, 2, 1000, 2**40])
+    expected = [hashed(seed, shard, unit) for unit in units.tolist()]
+    found = unit_hash(seed, shard, units)
+    assert found.dtype == np.uint64
+    assert found.tolist() == expected

@@ -38,7 +38,6 @@ def convert(*words, code=0):
     ("source", "target", "more"),
     [
         ("log.parquet", "log.parquet", ()),
-        ("soft.parquet", "log.parquet", ()),
         ("log.parquet", "hard.parquet", ()),
         ("file://{place}/log.parquet", "log.parquet", ()),
         ("tables", "tables/part.parquet", ()),
