@@ -60,7 +60,7 @@ class BuildTarget:
 
     def _check(self, place: Path) -> None:
         """Raise DataError where the dataset would replace something else, or needs --force."""
-        from koffline.data.disk.shards import is_shard_folder
+        from koffline.data.disk.opening import is_shard_folder
         from koffline.data.minari import data_folder
 
         if not self._out.startswith(MINARI) or os.path.lexists(place):  # Minari's are made when written

@@ -143,7 +143,7 @@ class Log:
     @property
     def stays_on_disk(self) -> bool:
         """Whether it is read by blocks: when asked, and where it lies in shards anyway."""
-        from koffline.data.disk.shards import is_shard_folder
+        from koffline.data.disk.opening import is_shard_folder
 
         return self.is_lazy or (self.mapping is None and is_shard_folder(self.source))
 

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from koffline.data.raw import space_to_json
-from koffline.data.row_block import RowBlock
 from koffline.data.spaces import ActionSpace, Continuous, Discrete
 from koffline.data.statistics import ColumnStatistics, EpisodeTally, Spread, Tally, blocks_of, shard_names
 from koffline.data.transitions import Transitions
@@ -73,7 +72,7 @@ class LogTally(Tally):
         if isinstance(space, Continuous):
             self.actions = ColumnStatistics((space.k,), np.float64)
 
-    def add(self, block: RowBlock) -> None:
+    def add(self, block: Transitions) -> None:
         """The next rows of a shard."""
         self.rows += len(block)
         self.terminated += int(block.terminated.sum())

@@ -8,9 +8,7 @@ from click.testing import CliRunner
 
 from koffline.cli import cli
 from koffline.data.sources import write_transitions
-from koffline.errors import ConfigError
 from koffline.store.run_record import digest_of
-from koffline.store.targets import check_apart
 from tests.train.small_runs import make_log
 
 
@@ -40,10 +38,7 @@ def convert(*words, code=0):
     ("source", "target", "more"),
     [
         ("log.parquet", "log.parquet", ()),
-        ("log.parquet", "./soft.parquet", ()),
-        ("soft.parquet", "log.parquet", ()),
         ("log.parquet", "hard.parquet", ()),
-        ("*.parquet", "log.parquet", ()),
         ("file://{place}/log.parquet", "log.parquet", ()),
         ("tables", "tables/part.parquet", ()),
         ("shards", "shards", ("--shard-rows", "10")),
@@ -70,6 +65,13 @@ def test_urls_that_are_equal_are_the_same():
     with pytest.raises(ConfigError, match="would replace memory"):
         check_apart(["memory://a/log.parquet"], "memory://a/log.parquet")
     check_apart(["memory://a/log.parquet"], "memory://b/log.parquet")
+
+
+@pytest.mark.parametrize("name", ["out.hdf5", "out.PARQUET"])
+def test_a_folder_of_shards_is_not_named_like_a_file(place, name):
+    done = convert("log.hdf5", name, "--shard-rows", "10", code=2)
+    assert f"{name} ends in .{name[4:]} like a file, and --shard-rows writes a folder" in done.stderr
+    assert not Path(name).exists()
 
 
 def test_results_do_not_replace_the_log_in_their_folder(place):
