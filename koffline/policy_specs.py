@@ -12,10 +12,16 @@ from typing import Any
 
 from koffline.data.transitions import ActionSpace
 from koffline.errors import PolicyError
-from koffline.policies.base import ContinuousPolicy, DiscretePolicy, Policy, check_fits, check_output_shape
-from koffline.policies.d3 import read_d3
+from koffline.policies.base import (
+    ContinuousPolicy,
+    DiscretePolicy,
+    Policy,
+    check_fits,
+    check_output_shape,
+    refuse,
+)
 from koffline.policies.distributions import epsilon_policy, uniform_policy
-from koffline.policies.files import ACCEPTED, detect, load_onnx, read_torchscript
+from koffline.policies.files import ACCEPTED, detect, load_onnx, read_d3, read_torchscript
 from koffline.policies.policy_file import load_policy_file
 from koffline.policies.python_policy import ModuleFunction, callable_policy, import_object
 
@@ -68,19 +74,18 @@ def as_policy(
     if isinstance(policy, (DiscretePolicy, ContinuousPolicy)):
         return check_fits(policy, action_space, observation_shape)
     name = str(name or getattr(policy, "__name__", type(policy).__name__))
-    if isinstance(policy, type):
-        raise PolicyError(
-            f"{name}: this is a class; give an instance of it or a function of a batch of observations"
-        )
+    kind, function = type(policy).__name__, "a function of a batch of observations"
+    wrong = {
+        f"this is a class; give an instance of it or {function}": isinstance(policy, type),
+        f"a {kind} is not a policy; give {ACCEPTED}, or {function}": not callable(policy),
+    }
     if _is_instance_of_loaded("d3rlpy.base", "LearnableBase", policy):
         from koffline.algos.d3_policy import policy_from_algo
 
         return policy_from_algo(policy, name, action_space, observation_shape)
+    refuse(wrong, name)
     if _is_instance_of_loaded("torch.nn", "Module", policy):
-        return callable_policy(ModuleFunction(policy), name, action_space, observation_shape)
-    if not callable(policy):
-        what = f"a {type(policy).__name__} is not a policy"
-        raise PolicyError(f"{name}: {what}; give {ACCEPTED}, or a function of a batch of observations")
+        policy = ModuleFunction(policy)
     return callable_policy(policy, name, action_space, observation_shape)
 
 
@@ -91,20 +96,21 @@ def _is_instance_of_loaded(module: str, name: str, value: Any) -> bool:
 
 
 def _load_epsilon(spec: str, action_space: ActionSpace, observation_shape: Sequence[int]) -> Policy:
-    if spec.count(_EPSILON) > _MOST_LAYERS:
-        count = f"names {spec.count(_EPSILON)} layers of epsilon"
-        raise PolicyError(
-            f"{spec[:40]}… {count}; give at most {_MOST_LAYERS}, or one of the whole probability"
-        )
+    layers = spec.count(_EPSILON)
     number, separator, base = spec[len(_EPSILON) :].partition(":")
     try:
         epsilon = float(number)
     except ValueError:
         epsilon = float("nan")
-    if not (separator and base and 0.0 <= epsilon <= 1.0):
-        raise PolicyError(
-            f"{spec}: write epsilon:<probability in [0, 1]>:<policy>, for instance epsilon:0.1:uniform"
-        )
+    wrong = {
+        f"names {layers} layers of epsilon; give at most {_MOST_LAYERS}, or one of the whole probability": (
+            layers > _MOST_LAYERS
+        ),
+        "write epsilon:<probability in [0, 1]>:<policy>, for instance epsilon:0.1:uniform": (
+            not (separator and base and 0.0 <= epsilon <= 1.0)
+        ),
+    }
+    refuse(wrong, spec[:80])
     return epsilon_policy(epsilon, load_policy(base, action_space, observation_shape), action_space)
 
 
@@ -117,10 +123,7 @@ def _load_file(path: Path, action_space: ActionSpace, observation_shape: Sequenc
         return policy_from_d3(file, action_space, observation_shape)
     if kind == "npz":
         return load_policy_file(path, action_space, observation_shape)
-    function: Any
-    if kind == "onnx":
-        function = load_onnx(path, observation_shape)
-    else:
-        function = ModuleFunction(read_torchscript(path))
+    is_onnx = kind == "onnx"
+    function = load_onnx(path, observation_shape) if is_onnx else ModuleFunction(read_torchscript(path))
     policy = callable_policy(function, str(path), action_space, observation_shape)
     return check_output_shape(policy, observation_shape)

@@ -44,8 +44,8 @@ from koffline.policies.base import (
     check_spaces,
     chunk_rows_for,
 )
-from koffline.policies.d3 import D3File
 from koffline.policies.distributions import gaussian_log_density, squashed_gaussian_log_density
+from koffline.policies.files import D3File
 
 Density = Callable[[np.ndarray, np.ndarray], np.ndarray]
 Box = tuple[np.ndarray, np.ndarray]

@@ -27,8 +27,7 @@ from torch import nn
 from koffline.algos.loggers import quiet
 from koffline.errors import ConfigError, KofflineError, PolicyError
 from koffline.policies.base import one_line
-from koffline.policies.d3 import D3File, read_d3_model
-from koffline.policies.files import detect
+from koffline.policies.files import D3File, detect, read_d3_model
 from koffline.store.files import atomic_file
 
 _LOG = logging.getLogger(__name__)

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from koffline.data.transitions import ActionSpace, Discrete
-from koffline.errors import PolicyError
+from koffline.errors import PolicyError, nearest_name
 from koffline.policies.base import (
     ContinuousPolicy,
     DiscretePolicy,
@@ -56,20 +56,14 @@ def import_object(spec: str) -> Any:
         with _current_directory_importable():
             target = importlib.import_module(module_name)
     except (Exception, SystemExit) as error:
-        missing = isinstance(error, ModuleNotFoundError) and f"{module_name}.".startswith(f"{error.name}.")
-        if missing and module_name.endswith(".py"):
-            remedy = f"write {module_name[:-3]}:{attribute}, without .py"
-        elif missing:
-            remedy = f"install it or run from the folder that holds it ({os.getcwd()} was searched)"
-        else:
-            remedy = "mend the module: it must be importable on its own"
+        is_missing = isinstance(error, ModuleNotFoundError) and module_name.split(".")[0] == error.name
+        folder = f"install it or run from the folder that holds it ({os.getcwd()} was searched)"
+        remedy = folder if is_missing else "the module must be importable on its own, and named without .py"
         raise PolicyError(f"{spec}: importing {module_name} failed ({one_line(error)}); {remedy}") from error
     for part in attribute.split("."):
         if not hasattr(target, part):
-            names = [name for name in dir(target) if name[0] != "_"]
-            public = [name for name in names if callable(getattr(target, name, None))]
-            found = ", ".join(public[:8]) or "nothing callable"
-            raise PolicyError(f"{spec}: {module_name} has no '{part}'; it has {found}")
+            public = [name for name, value in vars(target).items() if name[0] != "_" and callable(value)]
+            raise PolicyError(f"{spec}: {module_name} has no '{part}'; {nearest_name(part, public)}")
         target = getattr(target, part)
     return target
 

@@ -124,7 +124,7 @@ def _prepare(config: TrainConfig, device: str, data: TrainData) -> Parts:
 
 
 def _make_evaluators(config: TrainConfig, rows: Transitions, held_out: Transitions | None) -> dict[str, Any]:
-    from koffline.algos.evaluators import EnvironmentEvaluator, make_log_evaluator
+    from koffline.algos.evaluators import EnvironmentEvaluator, LogEvaluator
 
     made: dict[str, Any] = {}
     for name, settings in config.evaluators.items():
@@ -135,7 +135,7 @@ def _make_evaluators(config: TrainConfig, rows: Transitions, held_out: Transitio
             continue
         part = rows if settings.part == "train" or held_out is None else held_out
         options = settings.model_dump(exclude={"type", "part"})
-        made[name] = make_log_evaluator(settings.type, part, name, **options)
+        made[name] = LogEvaluator(settings.type, part, name, **options)
     return made
 
 

@@ -38,15 +38,15 @@ def fixed_kernel(name: str = "KLossDQN", **settings):
         ("KLossDQN", {"kernel": "gausian"}, "did you mean 'gaussian'"),
         ("KLossDQN", {"bandwidth": -1.0}, "give a positive number or a multiple"),
         ("KLossDQN", {"bandwidth": "0.5 mean"}, "0.5 median"),
-        ("KLossDQN", {"diag_weight": 1.5}, r"in \[0, 1\]"),
+        ("KLossDQN", {"diag_weight": 1.5}, "less than or equal to 1"),
         ("KLossDQN", {"initial_value": "median"}, "a number or 'mean'"),
         ("KLossDQN", {"batch_size": 1}, "at least 2"),
-        ("KLossDQN", {"gamma": 1.5}, "discount factor"),
+        ("KLossDQN", {"gamma": 1.5}, "less than or equal to 1"),
         ("KLossDQN", {"q_func_factory": d3rlpy.models.QRQFunctionFactory()}, "needs the mean"),
         ("KLossSAC", {"action_kernel": "indicator"}, "discrete actions"),
-        ("KLossSAC", {"initial_temperature": 0.0}, "positive"),
-        ("KLossIQL", {"expectile": 1.0}, "inside"),
-        ("KLossCQL", {"conservative_weight": -1.0}, "positive"),
+        ("KLossSAC", {"initial_temperature": 0.0}, "greater than 0"),
+        ("KLossIQL", {"expectile": 1.0}, "less than 1"),
+        ("KLossCQL", {"conservative_weight": True}, "a yes or no"),
         ("TrustPCL", {"critic": "klos"}, "did you mean 'kloss'"),
         ("TrustPCL", {"entropy_coef": 0.0, "kl_coef": 0.0}, "both 0"),
     ],
@@ -120,7 +120,7 @@ def test_standardising_makes_units_irrelevant() -> None:
 def test_an_evaluator_needs_a_policy_of_its_own_kind() -> None:
     with pytest.raises(ConfigError, match="DiscreteKLossFQE"):
         ours.KLossFQE(make_target(discrete=True))
-    with pytest.raises(ConfigError, match="KLossFQE"):
+    with pytest.raises(ConfigError, match="for discrete actions, received a SAC"):
         ours.DiscreteKLossFQE(make_target(discrete=False))
     with pytest.raises(ConfigError, match=r"koffline\.load"):
         ours.KLossFQE("model.d3")
