@@ -102,9 +102,8 @@ class EnvironmentEvaluator:
 
     def __call__(self, algo: Any, dataset: Any = None) -> float:
         """Mean undiscounted return. Raises ConfigError where the environment fails."""
-        generator = np.random.default_rng(self._seed)
         with own_randomness(self._seed), playing(self._identifier, "an episode"):
-            return float(np.mean(self._returns(algo, generator)))
+            return float(np.mean(self._returns(algo)))
 
     def try_out(self, algo: Any) -> None:
         """The spaces have been compared already."""
@@ -114,28 +113,26 @@ class EnvironmentEvaluator:
         for env in self._envs:
             env.close()
 
-    def _returns(self, algo: Any, generator: np.random.Generator) -> np.ndarray:
-        count = len(self._envs)
+    def _returns(self, algo: Any) -> np.ndarray:
+        count, space = len(self._envs), self._spaces.action_space
         observations = [env.reset(seed=self._seed + i)[0] for i, env in enumerate(self._envs)]
         returns, running = np.zeros(count), list(range(count))
+        generator = np.random.default_rng(self._seed)
         while running:
-            greedy = algo.predict(self._spaces.observations([observations[i] for i in running]))
+            actions = algo.predict(self._spaces.observations([observations[i] for i in running]))
             explores = generator.random(len(running)) < self._epsilon
-            for i, action, explore in zip(tuple(running), greedy, explores, strict=True):
-                (native,) = self._spaces.native_actions(self._chosen(action, explore, generator)[None])
+            for i, action, explore in zip(tuple(running), actions, explores, strict=True):
+                if isinstance(space, Discrete):
+                    action = generator.integers(space.n) if explore else action
+                else:
+                    action = generator.uniform(space.low, space.high) if explore else action
+                    action = np.clip(action, space.low, space.high)
+                (native,) = self._spaces.native_actions(np.asarray(action)[None])
                 observations[i], reward, terminated, truncated, _ = self._envs[i].step(native)
                 returns[i] += float(reward)
                 if terminated or truncated:
                     running.remove(i)
         return returns
-
-    def _chosen(self, action: Any, explore: bool, generator: np.random.Generator) -> np.ndarray:
-        space = self._spaces.action_space
-        if isinstance(space, Discrete):
-            return np.asarray(generator.integers(space.n) if explore else action)
-        if explore:
-            return generator.uniform(space.low, space.high)
-        return np.clip(action, space.low, space.high)
 
 
 @contextlib.contextmanager

@@ -60,7 +60,7 @@ def test_stock_algorithms_go_on_where_they_were_saved(name: str, tmp_path: Path)
     [
         (
             {"type": "kloss_dqm"},
-            ["'kloss_dqm' is not one of", "the nearest is kloss_dqn", "import the package"],
+            ["'kloss_dqm' is unknown; did you mean 'kloss_dqn'?", "import the package"],
         ),
         ({"params": {"n_critics": 2}}, ["weights do not fit", "save it again"]),
         ({"observation_shape": [5]}, ["weights do not fit", "save it again"]),
@@ -81,7 +81,7 @@ def test_what_is_no_model_file_is_refused(model: Path, tmp_path: Path) -> None:
         koffline.load(tmp_path / "nothing.d3")
     with pytest.raises(PolicyError, match=r"is a folder; give one of its models, such as dqn.d3"):
         koffline.load(model.parent)
-    with pytest.raises(PolicyError, match=r"is a folder; it holds no .d3 model"):
+    with pytest.raises(PolicyError, match=r"is a folder; .* holds none"):
         koffline.load(tmp_path)
     scripted = tmp_path / "policy.pt"
     export_policy(koffline.load(model), scripted)
