@@ -170,7 +170,6 @@ class KLossTD3PlusBCConfig(ActorCriticConfig):
 class KLossTD3PlusBC(KernelCriticAlgo):
     """TD3+BC with a kernel-loss critic (Fujimoto & Gu 2021; Feng et al. 2019)."""
 
-    is_deterministic = True
     impl_class = KLossTD3PlusBCImpl
     create_policy = staticmethod(create_deterministic_policy)
 

@@ -93,7 +93,7 @@ class _Reader:
             raise DataError(f"{what} is no value function; give {_ACCEPTED}")
         if not _is_a("torch.nn", "Module", q):
             return self._of_function(q, name, _positions(q))
-        from koffline.policies.python_policy import ModuleFunction
+        from koffline.policy_specs import ModuleFunction
 
         is_script = _is_a("torch.jit", "ScriptModule", q)
         positions = len(q.forward.schema.arguments) - 1 if is_script else _positions(q.forward)
@@ -116,7 +116,7 @@ class _Reader:
                 return self.read(read_torchscript(path), name)
             raise DataError(f"{name}: a {found} file holds a policy, no value function; give {_ACCEPTED}")
         if isinstance(spec, str) and ":" in spec and not spec.endswith(":"):
-            from koffline.policies.python_policy import import_object
+            from koffline.policy_specs import import_object
 
             return self.read(import_object(spec), name)
         what = "this is a folder" if path.is_dir() and str(spec) else "there is no such file"

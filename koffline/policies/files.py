@@ -14,6 +14,8 @@ from __future__ import annotations
 
 import copyreg
 import io
+import logging
+import multiprocessing
 import re
 import warnings
 import zipfile
@@ -28,7 +30,7 @@ from pydantic import BaseModel, PositiveInt, ValidationError
 
 from koffline.errors import PolicyError
 from koffline.policies.base import one_line, refuse
-from koffline.policies.python_policy import say_it_runs_code
+from koffline.untrusted.code import check_code_allowed
 from koffline.untrusted.limits import Refused, check_memory, check_regular
 from koffline.untrusted.models import WantsImport, check_onnx, load_plain, load_tensors
 
@@ -51,6 +53,8 @@ _NO_POLICY = {
     **dict.fromkeys(RANDOM, "this has nothing to load; give --policy uniform"),
 }
 Shape = tuple[PositiveInt, ...]
+_LOG = logging.getLogger(__name__)
+_SAID: set[str] = set()
 
 
 def detect(path: Path) -> str:
@@ -174,6 +178,19 @@ def _loaded(load: Callable[[], Any], what: str) -> Any:
             refusal = "so loading it could run code; it was refused and nothing ran"
             raise PolicyError(f"{what} asks to import {wanted}, {refusal}: {_SAVE_AGAIN}") from None
         raise PolicyError(f"{what} is truncated or corrupt ({one_line(error)}); {_SAVE_AGAIN}") from error
+
+
+def say_it_runs_code(name: str, how: str) -> None:
+    """A warning in the log, which Python writes to stderr unless the program decides otherwise.
+
+    Once per name and process; worker processes stay silent, their parent has said it.
+    Raises ConfigError in a repetition that may not run code.
+    """
+    check_code_allowed(name, how)
+    if name in _SAID or multiprocessing.parent_process() is not None:
+        return
+    _SAID.add(name)
+    _LOG.warning("%s %s; load it only if you trust its author", name, how)
 
 
 def read_torchscript(path: Path) -> Any:
