@@ -73,13 +73,6 @@ def onnx_file(path: Path, last: str, batch: object = "batch", element: int = Ten
     return weight
 
 
-def test_onnx_indices(tmp_path):
-    weight = onnx_file(tmp_path / "p", "ArgMax")
-    result = load_policy(tmp_path / "p", Discrete(3), SHAPE).probabilities(observations())
-    values = observations().astype(np.float32) @ weight
-    np.testing.assert_array_equal(result, np.eye(3)[values.argmax(axis=1)])
-
-
 @pytest.mark.parametrize("element", [TensorProto.FLOAT, TensorProto.DOUBLE])
 def test_onnx_probabilities(tmp_path, element):
     weight = onnx_file(tmp_path / "p", "Softmax", element=element)
