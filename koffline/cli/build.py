@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 
 import click
@@ -11,7 +12,7 @@ from koffline.cli.build_target import FORCE, BuildTarget, progress_bar, resumabl
 from koffline.cli.options import SEED, gamma_option, whole, worker_options
 from koffline.cli.targets import claim
 from koffline.errors import ConfigError
-from koffline.jobs.mapping import PassSettings
+from koffline.jobs import PassSettings
 from koffline.store.files import atomic_file, check_target
 
 _RESUME = click.option("--resume", is_flag=True, help="Continue a build that was cut.")
@@ -128,7 +129,6 @@ def rollouts(
 )
 @click.option("--noise", type=float, help="Share of uniform actions, or deviation in half action ranges.")
 @click.option("--train-steps", type=int, help="Learn the policies, or the replay, in so many steps.")
-@_RESUME
 @target_options
 def control(
     env: str,
@@ -137,7 +137,6 @@ def control(
     policies: tuple[str, ...],
     noise: float | None,
     train_steps: int | None,
-    resume: bool,
     seed: int,
     claim_target: Claim,
 ) -> None:
@@ -147,22 +146,17 @@ def control(
     replay: what the learner saw until it was medium. medium-expert: episodes of both. The policies play with
     some noise. Those of CartPole-v1, Pendulum-v1, InvertedPendulum-v5 and HalfCheetah-v5 are bundled.
 
-    A build that is cut leaves TARGET.parts, the learner included; --resume continues it to the same rows.
-
     \b
     Examples:
       koffline build control --env Pendulum-v1 --kind medium --n 10000 --out pendulum_medium.hdf5
       koffline build control --env CartPole-v1 --kind replay --out cartpole_replay.hdf5
       koffline build control --env Acrobot-v1 --kind expert --train-steps 20000 --out acrobot_expert.hdf5
     """
-    from koffline.builders.control import ControlSettings, build_control, fingerprints
-    from koffline.builders.resumable import PartsFolder
+    from koffline.builders.control import ControlSettings, build_control
 
     settings = ControlSettings(env, kind, n, seed, noise, train_steps)
     target = claim_target()
-    parts = PartsFolder(target.parts, settings, fingerprints(policies, settings))
-    with resumable(parts, resume, target.force):
-        target.write(build_control(settings, policies, parts, progress_bar))
+    target.write(build_control(settings, policies, sys.stderr.isatty()))
 
 
 @build.command(no_args_is_help=True)

@@ -49,7 +49,7 @@ class BuildTarget:
         manifest: str | None,
         seed: int,
     ) -> None:
-        from koffline.builders.manifest import NAME, read_manifest
+        from koffline.builders.resumable import NAME, read_manifest
         from koffline.data.sources import target_format
 
         self._out, self._shard_rows, self.force, self._seed = out, shard_rows, force, seed
@@ -108,7 +108,7 @@ class BuildTarget:
 
     def record(self, log: Any) -> None:
         """The entry of the finished dataset in the manifest; say what was written."""
-        from koffline.builders.manifest import add_to_manifest
+        from koffline.builders.resumable import add_to_manifest
 
         add_to_manifest(self._manifest, self.path, log, full_command(), self._seed)
         click.echo(f"{self._out}: {log}")

@@ -1,4 +1,4 @@
-"""What the K-loss depends on: one change at a time from a base, on all three worlds; and the exact solvers.
+"""What the K-loss depends on: one change at a time from a base, on all three worlds.
 
 Groups: bandwidth, kernel family, statistic (U, V, mixtures, residual gradient), batch size, reward scale,
 output offset, the best of these combined, GTD2's second learning rate, transition noise (K-loss beside RG),
@@ -23,7 +23,6 @@ from koffline.experiments import style
 from koffline.experiments.cells import Cell, Run, Scale
 from koffline.experiments.evaluation import rows_of
 from koffline.experiments.results import Curves, Results, Row, grouped
-from koffline.experiments.solver_study import study_rows
 from koffline.kernel_loss import mixture_diag_weight
 from koffline.kernels import Gaussian, InverseMultiquadric, Laplacian
 
@@ -58,7 +57,7 @@ class Variant:
 
 
 def collect_ablation(run: Run) -> tuple[dict[str, Any], Curves]:
-    """Rows of all variants and of the solvers; there are no curves."""
+    """Rows of all variants; there are no curves."""
     variants = ablation_variants(run.scale)
     finished = run.train([variant.cell for variant in variants])
     rows = [
@@ -66,7 +65,6 @@ def collect_ablation(run: Run) -> tuple[dict[str, Any], Curves]:
         for variant, (cell, result) in zip(variants, finished, strict=True)
         for row in rows_of(cell, result, variant.group, variant.name)
     ]
-    rows += study_rows(run)
     return {"rows": tuple(rows)}, {}
 
 
