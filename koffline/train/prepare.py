@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from koffline.algos import from_config
-from koffline.algos.evaluators import EnvironmentEvaluator, make_log_evaluator, own_randomness
+from koffline.algos.evaluators import EnvironmentEvaluator, LogEvaluator, own_randomness
 from koffline.algos.loggers import make_logger, quiet
 from koffline.data import remote
 from koffline.data.disk.batches import BlockSampler
@@ -170,7 +170,7 @@ def _make_evaluators(config: TrainConfig, data: TrainData) -> dict[str, Any]:
         else:
             part = data.rows if settings.part == "train" or data.held_out is None else data.held_out
             more = settings.model_dump(exclude={"type", "part"})
-            made[name] = make_log_evaluator(settings.type, part, name, **more)
+            made[name] = LogEvaluator(settings.type, part, name, **more)
     return made
 
 
