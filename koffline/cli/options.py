@@ -231,7 +231,7 @@ class Result:
         """Claim the folder (a ``marker`` makes it ours), find, write the report with its record, print."""
         run = page = None
         if self.out is not None:
-            from koffline.report.folder import check_output_directory
+            from koffline.report.page import check_output_directory
 
             claim(self.out, check=lambda path: check_output_directory(path, self.force, marker))
             run = start_run(kind)

@@ -11,7 +11,7 @@ import torch
 
 from koffline.config import EvaluationSettings
 from koffline.errors import KofflineError
-from koffline.ope.closed_form.estimates import CLOSED_FORMS, drl
+from koffline.ope.closed_form import closed_form, drl
 from koffline.ope.estimate import BoundRow
 from koffline.ope.importance.episode_estimates import estimate_one
 from koffline.ope.intervals import IntervalResult, make_interval
@@ -101,9 +101,9 @@ def estimate_in_features(workspace: Workspace, name: str) -> PointEstimate:
     """One of the closed forms in the features of the settings; ``drl`` beside networks, out of bag."""
     system, level, seed = workspace.system, workspace.settings.level, workspace.settings.seed
     if name != "drl":
-        return CLOSED_FORMS[name](system, level=level, seed=seed)
+        return closed_form(name, system, level, seed)
     values = workspace.row_values if workspace.log.is_whole else OutOfBag.of(workspace.fitted).in_features
-    return drl(system, values, level=level, seed=seed)
+    return drl(system, values, level, seed)
 
 
 def run_estimator(workspace: Workspace, name: str) -> PointEstimate | Unavailable:

@@ -17,7 +17,7 @@ from koffline.data.disk.log import LazyTransitions
 from koffline.data.transitions import Transitions
 from koffline.errors import ConfigError, DataError, KofflineError
 from koffline.fitting import Progress, threads
-from koffline.ope.diagnostics import common_diagnostics, common_warnings
+from koffline.ope.coverage import common_diagnostics, common_warnings
 from koffline.ope.estimate import Estimate, EstimateRow, EstimateTable, Evidence
 from koffline.ope.estimators import bounds_of, run_estimator
 from koffline.ope.learning import start_values

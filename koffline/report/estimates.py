@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from koffline.ope.estimate import Estimate, EstimateTable
 from koffline.ope.results import percent
 from koffline.report import plots, table
-from koffline.report.interval_plots import plot_estimate, plot_forest
 from koffline.report.page import write_page
+from koffline.report.plots import plot_estimate, plot_forest
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -31,10 +31,10 @@ from koffline.data.transitions import Discrete, Transitions
 from koffline.envs.boxes import WORLDS, BoxWorld, make_world
 from koffline.experiments.problem import GAMMA, StateValues, Tuples, draw_tuples, monte_carlo_values
 from koffline.kernels import Gaussian
-from koffline.solvers import UnitBox
-from koffline.solvers.closed_form import (
+from koffline.solvers import (
     Candidates,
     SolverSettings,
+    UnitBox,
     held_out,
     make_folds,
     ridge_path,
