@@ -239,7 +239,7 @@ class Result:
         with contextlib.redirect_stdout(sys.stderr):
             found = find()
         if run is not None:
-            from koffline.ope.estimate import plain
+            from koffline.ope.results import plain
 
             seconds = round(found.seconds, 3)
             record = run.finish(seed=found.seed, settings=plain(found.settings), seconds=seconds)

@@ -18,12 +18,11 @@ from koffline.data.transitions import Transitions
 from koffline.errors import ConfigError, DataError, KofflineError
 from koffline.fitting import Progress, threads
 from koffline.ope.coverage import common_diagnostics, common_warnings
-from koffline.ope.estimate import Estimate, EstimateRow, EstimateTable, Evidence
 from koffline.ope.estimators import bounds_of, run_estimator
 from koffline.ope.learning import start_values
 from koffline.ope.limits import NOTABLE
 from koffline.ope.names import DEFAULT, ESTIMATORS, FITTED, check_estimator, check_interval, kinds_for
-from koffline.ope.results import PointEstimate, Unavailable
+from koffline.ope.results import Estimate, EstimateRow, EstimateTable, Evidence, PointEstimate, Unavailable
 from koffline.ope.stream_settings import StreamSettings
 from koffline.ope.working_log import hold
 from koffline.ope.workspace import Workspace
