@@ -147,21 +147,16 @@ def _check_rows(transitions: Transitions) -> None:
 
 def _checked_starts(transitions: Transitions, given: Any) -> np.ndarray:
     """Start states from outside as the log's observations are, so that the policy sees what it is used to."""
-    expected = transitions.observation_shape
-    try:
-        starts = np.asarray(given)
-        numbers = starts.astype(np.float64)
-    except (TypeError, ValueError):
-        raise DataError("initial states are not an array of numbers; give one row per start state") from None
-    if starts.ndim != len(expected) + 1 or starts.shape[1:] != expected or len(starts) == 0:
+    starts, expected = np.asarray(given), transitions.observation_shape
+    if starts.dtype.kind not in "biuf" or starts.shape != (len(given), *expected) or len(starts) == 0:
         raise DataError(
-            f"initial states have shape {starts.shape}, observations {expected}; "
-            "give (E, …) of the same shape"
+            f"initial states have shape {starts.shape} and dtype {starts.dtype}, observations {expected}; "
+            "give numbers (E, …) of the same shape"
         )
-    if not np.isfinite(numbers).all():
+    if not np.isfinite(starts).all():
         raise DataError("initial states hold NaN or infinite numbers; remove those rows")
     dtype = transitions.observations.dtype
-    return numbers.astype(dtype) if dtype.kind == "f" else starts
+    return starts.astype(dtype) if dtype.kind == "f" else starts
 
 
 def estimate_all(
