@@ -23,9 +23,9 @@ if TYPE_CHECKING:  # what type checkers see; `_NAMES_IN` says the same when koff
     from koffline.ope.bellman_test.front import BellmanTest, bellman_test, witness_function
     from koffline.ope.cross_fit import cross_fit
     from koffline.ope.diagnosis import diagnose
-    from koffline.ope.estimate import Estimate, EstimateTable, Interval
     from koffline.ope.evaluation import estimate_all, evaluate
     from koffline.ope.ranking import PolicyRanking, select_policies
+    from koffline.ope.results import Estimate, EstimateTable, Interval
     from koffline.ope.stream_settings import StreamSettings
     from koffline.policy_specs import load_policy
 
@@ -45,7 +45,7 @@ _NAMES_IN = {
     "koffline.ope.bellman_test.front": ["BellmanTest", "bellman_test", "witness_function"],
     "koffline.ope.cross_fit": ["cross_fit"],
     "koffline.ope.diagnosis": ["diagnose"],
-    "koffline.ope.estimate": ["Estimate", "EstimateTable", "Interval"],
+    "koffline.ope.results": ["Estimate", "EstimateTable", "Interval"],
     "koffline.ope.evaluation": ["estimate_all", "evaluate"],
     "koffline.ope.ranking": ["PolicyRanking", "select_policies"],
     "koffline.ope.stream_settings": ["StreamSettings"],

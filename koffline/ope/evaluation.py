@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import itertools
 import operator
 import time
@@ -19,19 +18,15 @@ from koffline.data.transitions import Transitions
 from koffline.errors import ConfigError, DataError, KofflineError
 from koffline.fitting import Progress, threads
 from koffline.ope.coverage import common_diagnostics, common_warnings
-from koffline.ope.estimate import Estimate, EstimateRow, EstimateTable, Evidence
 from koffline.ope.estimators import bounds_of, run_estimator
 from koffline.ope.learning import start_values
 from koffline.ope.limits import NOTABLE
 from koffline.ope.names import DEFAULT, ESTIMATORS, FITTED, check_estimator, check_interval, kinds_for
-from koffline.ope.results import PointEstimate, Unavailable
+from koffline.ope.results import Estimate, EstimateRow, EstimateTable, Evidence, PointEstimate, Unavailable
 from koffline.ope.stream_settings import StreamSettings
 from koffline.ope.working_log import hold
 from koffline.ope.workspace import Workspace
-from koffline.policies import DiscretePolicy, Policy
 from koffline.policy_specs import as_policy
-
-_TOLD_APART_BY = 1000  # states
 
 
 def evaluate(
@@ -125,17 +120,7 @@ def open_workspace(
         _check_rows(log.sample.transitions)
         if initial_observations is not None:
             initial_observations = _checked_starts(log.sample.transitions, initial_observations)
-        if stream.partial is not None and not log.is_whole:
-            log = dataclasses.replace(log, answers=_answers(policy, log.sample.transitions.observations))
         yield Workspace(log, policy, settings, initial_observations, progress)
-
-
-def _answers(policy: Policy, observations: np.ndarray) -> bytes:
-    """Actions of a policy in some logged states, drawn with a seed, and their probabilities."""
-    some = observations[:_TOLD_APART_BY]
-    if isinstance(policy, DiscretePolicy):
-        return policy.name.encode() + policy.probabilities(some).tobytes()
-    return policy.name.encode() + policy.sample(some, np.random.default_rng(0)).tobytes()
 
 
 def merge_settings(
@@ -162,21 +147,16 @@ def _check_rows(transitions: Transitions) -> None:
 
 def _checked_starts(transitions: Transitions, given: Any) -> np.ndarray:
     """Start states from outside as the log's observations are, so that the policy sees what it is used to."""
-    expected = transitions.observation_shape
-    try:
-        starts = np.asarray(given)
-        numbers = starts.astype(np.float64)
-    except (TypeError, ValueError):
-        raise DataError("initial states are not an array of numbers; give one row per start state") from None
-    if starts.ndim != len(expected) + 1 or starts.shape[1:] != expected or len(starts) == 0:
+    starts, expected = np.asarray(given), transitions.observation_shape
+    if starts.dtype.kind not in "biuf" or starts.shape != (len(given), *expected) or len(starts) == 0:
         raise DataError(
-            f"initial states have shape {starts.shape}, observations {expected}; "
-            "give (E, …) of the same shape"
+            f"initial states have shape {starts.shape} and dtype {starts.dtype}, observations {expected}; "
+            "give numbers (E, …) of the same shape"
         )
-    if not np.isfinite(numbers).all():
+    if not np.isfinite(starts).all():
         raise DataError("initial states hold NaN or infinite numbers; remove those rows")
     dtype = transitions.observations.dtype
-    return numbers.astype(dtype) if dtype.kind == "f" else starts
+    return starts.astype(dtype) if dtype.kind == "f" else starts
 
 
 def estimate_all(

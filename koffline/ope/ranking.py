@@ -21,9 +21,8 @@ from koffline.ope.comparisons import (
     compare_replicas,
     score_selection,
 )
-from koffline.ope.estimate import Estimate
 from koffline.ope.evaluation import evaluate
-from koffline.ope.results import Interval, Record
+from koffline.ope.results import Estimate, Interval, Record
 from koffline.policies import ContinuousPolicy
 from koffline.policies.base import Policy
 from koffline.policy_specs import as_policy

@@ -9,8 +9,7 @@ import numpy as np
 
 from koffline.figures import INK
 from koffline.figures import STYLE as PLAIN
-from koffline.ope.estimate import Estimate, EstimateTable, Evidence
-from koffline.ope.results import CALIBRATED, CERTIFIED, Interval
+from koffline.ope.results import CALIBRATED, CERTIFIED, Estimate, EstimateTable, Evidence, Interval
 from koffline.report.table import promise
 
 if TYPE_CHECKING:
