@@ -16,7 +16,7 @@ from koffline.cli.targets import claim
 from koffline.data.spaces import Bounds, Discrete, SpaceRequest
 from koffline.errors import ConfigError, DataError
 from koffline.jobs import PassSettings
-from koffline.ope.stream_settings import DEFAULT_MEMORY, StreamSettings
+from koffline.ope.stream_settings import DEFAULT_MEMORY, StreamSettings, remove_saved
 from koffline.store.run_record import shown_command, start_run
 
 Command = Callable[..., Any]
@@ -168,9 +168,15 @@ def log_options(argument: str, *reading: Option) -> Option:
             given = {name: value for name, value in given.items() if value is not None}
             usual = {"workers": 1, "skip_bad_shards": False}
             is_lazy = options.pop("lazy", False) or bool(given.items() - usual.items())
+            result = options.get("result")
+            out = Path(result.out if isinstance(result, Result) and result.out else "")
+            partial = out.absolute().with_name(f".{out.name}.partial") if out.name else None
+            stream = StreamSettings(**given, partial=partial)
             source, mapping = options.pop(argument), requested_mapping(table)
-            log = Log(source, space, mapping, is_lazy, StreamSettings(**given))
-            return command(*args, log=log, **options)
+            found = command(*args, log=Log(source, space, mapping, is_lazy, stream), **options)
+            if partial is not None and partial.is_dir():
+                remove_saved(partial)
+            return found
 
         return click.argument(argument)(added([*_LOG, *reading])(run))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import itertools
 import operator
 import time
@@ -26,7 +27,10 @@ from koffline.ope.results import Estimate, EstimateRow, EstimateTable, Evidence,
 from koffline.ope.stream_settings import StreamSettings
 from koffline.ope.working_log import hold
 from koffline.ope.workspace import Workspace
+from koffline.policies import DiscretePolicy, Policy
 from koffline.policy_specs import as_policy
+
+_TOLD_APART_BY = 1000  # states
 
 
 def evaluate(
@@ -120,7 +124,17 @@ def open_workspace(
         _check_rows(log.sample.transitions)
         if initial_observations is not None:
             initial_observations = _checked_starts(log.sample.transitions, initial_observations)
+        if stream.partial is not None and not log.is_whole:
+            log = dataclasses.replace(log, answers=_answers(policy, log.sample.transitions.observations))
         yield Workspace(log, policy, settings, initial_observations, progress)
+
+
+def _answers(policy: Policy, observations: np.ndarray) -> bytes:
+    """Actions of a policy in some logged states, drawn with a seed, and their probabilities."""
+    some = observations[:_TOLD_APART_BY]
+    if isinstance(policy, DiscretePolicy):
+        return policy.name.encode() + policy.probabilities(some).tobytes()
+    return policy.name.encode() + policy.sample(some, np.random.default_rng(0)).tobytes()
 
 
 def merge_settings(
