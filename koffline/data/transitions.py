@@ -257,9 +257,10 @@ class Transitions:
         return made
 
     def _set(self, checked: Mapping[str, np.ndarray | None]) -> None:
+        held = vars(self)
         for name in COLUMNS:
             column = checked.get(name)
-            vars(self)[name] = None if column is None else columns.read_only(column)
+            held[name] = None if column is None else columns.read_only(column)
 
 
 def digest_columns(hashed: Iterable[tuple[str, tuple[int, ...], Any, Iterable[np.ndarray]]]) -> str:

@@ -109,7 +109,7 @@ DAMAGES = {
     "flag inside": (spoil("terminals", 8, True), "row 8 is terminated but its episode goes on in row 9"),
     "flag at a border": (spoil("timeouts", 1, True), "row 1 is truncated but its episode goes on in row 2"),
     "step": (spoil("steps", 9, 7), "row 9 has step 7, expected 2"),
-    "episode": (spoil("episode_ids", slice(7, None), 9), "row 7 has step 0, expected -1"),
+    "episode": (spoil("episode_ids", slice(7, None), 9), "row 7 has step 0, expected -"),
     "no column": (lambda file: file.pop("rewards"), "rewards is missing; copy or write the file again"),
     "elsewhere": (link_away, "link to another file"),
     "missing": (os.unlink, "does not exist|No such file|cannot be read"),

@@ -215,7 +215,8 @@ def _joined(parts: Sequence[Transitions]) -> Transitions:
 def _check_episodes(block: Transitions, start: int) -> None:
     """Steps count 0, 1, 2, …, units count episodes, and only an episode's last row ends it."""
     if block.steps is not None:
-        begun = np.diff(block.units)
-        counted = np.select([begun == 0, begun == 1], [block.steps[:-1] + 1, 0], -1)
+        begun = np.diff(block.units)  # 1 where an episode begins, 0 inside; else no step is right
+        counted = np.where(begun == 0, block.steps[:-1] + 1, -np.abs(begun - 1))
         check_steps(block.steps[1:], counted, start + 1)
-        check_flags_end_episodes(block.columns, start)
+        flags = {"steps": block.steps, "terminated": block.terminated, "truncated": block.truncated}
+        check_flags_end_episodes(flags, start)

@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import os
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -57,9 +56,7 @@ class ShardWriter:
         self._folder = self._folders.enter_context(folder)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         # The folder's context must see a failure of the last steps too: then nothing takes the final name.
         with self._folders, self._files:
             if error is not None:
@@ -75,8 +72,7 @@ class ShardWriter:
         """Write rows; their episodes are whole. Raises DataError where the log is of another kind."""
         columns = log.columns
         kinds = {
-            name: Column(KEYS[name][0], array.dtype.name, tuple(array.shape[1:]))
-            for name, array in columns.items()
+            name: Column(KEYS[name][0], held.dtype.name, held.shape[1:]) for name, held in columns.items()
         }
         if self._space is None:
             self._space, self._columns = log.action_space, kinds
@@ -119,43 +115,30 @@ class ShardWriter:
         # the same rows for all columns: a block at random reads no more of one than of another
         widest = max(column.row_bytes for column in self._columns.values())
         chunk = max(1, min(self.shard_rows, _CHUNK_BYTES // widest))
-        self._arrays = {
-            name: file.create_dataset(
-                column.key,
-                shape=(0, *column.shape),
-                maxshape=(None, *column.shape),
-                chunks=(chunk, *column.shape),
-                dtype=column.dtype,
-                fletcher32=True,
-                track_times=False,
-            )
-            for name, column in self._columns.items()
-        }
+        options: dict[str, Any] = {"fletcher32": True, "track_times": False}
+        for name, column in self._columns.items():
+            options |= {"maxshape": (None, *column.shape), "chunks": (chunk, *column.shape)}
+            empty = (0, *column.shape)
+            self._arrays[name] = file.create_dataset(column.key, empty, column.dtype, **options)
 
     def _close_shard(self) -> None:
-        log = self._log()
-        with disk_faults():
-            said = describe_columns(log.action_space, log.has_episodes, log.metadata)
-            write_text(self._arrays["rewards"].file, DESCRIPTION, said)
-            self._files.close()
-        size, digest = self._path.stat().st_size, digest_of(self._path)
-        self._shards.append(
-            ShardInfo(str(self._path), self._rows, self._episodes, size, digest, self._columns)
-        )
-        self._rows = self._episodes = 0
-
-    def _log(self) -> LazyTransitions:
-        """What was written so far. Shards do not know their digest, and that of the folder is another."""
         assert self._space is not None
         assert self.metadata is not None
-        said = dataclasses.replace(self.metadata, sha256=None)
-        return LazyTransitions(tuple(self._shards), self._space, "steps" in self._columns, said)
+        # a shard does not know its digest, and that of the folder is another
+        metadata = dataclasses.replace(self.metadata, sha256=None)
+        with disk_faults():
+            said = describe_columns(self._space, "steps" in self._columns, metadata)
+            write_text(self._arrays["rewards"].file, DESCRIPTION, said)
+            self._files.close()
+        name, size, digest = str(self._path), self._path.stat().st_size, digest_of(self._path)
+        self._shards.append(ShardInfo(name, self._rows, self._episodes, size, digest, self._columns))
+        self._rows = self._episodes = 0
 
     def _finish(self) -> None:
-        if self._space is None:
+        if self._space is None or self.metadata is None:
             raise DataError(f"{self.target}: no rows were given; append at least one")
         if self._rows:
             self._close_shard()
-        log = self._log()
-        metadata = dataclasses.replace(log.metadata, sha256=log.compute_sha256())
+        log = LazyTransitions(tuple(self._shards), self._space, "steps" in self._columns, self.metadata)
+        metadata = dataclasses.replace(self.metadata, sha256=log.compute_sha256())
         write_manifest(self._folder, dataclasses.replace(log, metadata=metadata))
