@@ -9,8 +9,9 @@ import pytest
 import torch
 
 import koffline.algos as ours
-from koffline import ColumnarReplayBuffer
+from koffline import ColumnarReplayBuffer, Discrete
 from koffline.errors import ConfigError
+from koffline.policy_specs import as_policy
 from tests.algos.makers import (
     ACTIONS,
     ALL,
@@ -90,13 +91,15 @@ def test_a_constant_residual_costs_its_square_when_normalised() -> None:
     assert float(loss) == pytest.approx(9.0, rel=1e-4)
 
 
-def test_an_evaluator_needs_a_policy_of_its_own_kind() -> None:
+def test_what_cannot_be_made_is_refused() -> None:
     with pytest.raises(ConfigError, match="DiscreteKLossFQE"):
         ours.KLossFQE(make_target(discrete=True))
     with pytest.raises(ConfigError, match="for discrete actions, received a SAC"):
         ours.DiscreteKLossFQE(make_target(discrete=False))
     with pytest.raises(ConfigError, match=r"koffline\.load"):
         ours.KLossFQE("model.d3")
+    with pytest.raises(ConfigError, match="enable_ddp"):
+        make("KLossDQN").config.create(enable_ddp=True)
     with pytest.raises(ConfigError, match="no policy to evaluate"):
         ours.KLossFQEConfig().create()
     with pytest.raises(ConfigError, match="the policy is for"):
@@ -135,6 +138,8 @@ def test_a_stochastic_policy_has_an_expected_state_value() -> None:
         probabilities = target.impl.policy(torch.as_tensor(x)).probs.numpy()
     values = np.stack([algo.predict_value(x, np.full(10, a)) for a in range(ACTIONS)], axis=1)
     np.testing.assert_allclose(algo.predict_state_value(x), (probabilities * values).sum(1), rtol=1e-5)
+    policy = as_policy(algo, Discrete(ACTIONS), (x.shape[1],))
+    np.testing.assert_allclose(policy.probabilities(x), probabilities, rtol=1e-5)
 
 
 @pytest.mark.parametrize("name", ALL)
