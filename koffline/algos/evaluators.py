@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from koffline.algos.model_files import load
-from koffline.data.replay_views import action_matrix
+from koffline.data.d3rlpy_dump import action_matrix
 from koffline.data.transitions import Continuous, Discrete, Transitions
 from koffline.envs.make import SpaceTranslator, make_env, playing
 from koffline.errors import ConfigError

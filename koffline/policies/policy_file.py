@@ -20,7 +20,7 @@ from jaxtyping import Float, Shaped
 from numpy.typing import ArrayLike
 
 from koffline.data.transitions import ActionSpace, Discrete
-from koffline.envs.grids import bilinear_weights, places
+from koffline.envs.finite import bilinear_weights, places
 from koffline.errors import DataError, PolicyError, nearest_name
 from koffline.policies.base import DiscretePolicy, Policy, check_spaces, one_line
 from koffline.policies.mlp import Mlp, mlp_policy

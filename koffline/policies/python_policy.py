@@ -24,7 +24,7 @@ from koffline.policies.base import (
     chunk_rows_for,
     one_line,
 )
-from koffline.untrusted.code import check_code_allowed
+from koffline.untrusted.limits import check_code_allowed
 
 _MEAN_DRAWS = 64
 _LOG = logging.getLogger(__name__)

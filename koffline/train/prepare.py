@@ -19,8 +19,8 @@ from koffline.algos.loggers import make_logger, quiet
 from koffline.data import remote
 from koffline.data.disk.batches import BlockSampler
 from koffline.data.disk.log import LazyTransitions
+from koffline.data.disk.opening import is_shard_folder
 from koffline.data.disk.samples import Part, sample_units, split_log
-from koffline.data.disk.shards import is_shard_folder
 from koffline.data.sources import open_transitions
 from koffline.data.spaces import Bounds, Discrete, SpaceRequest
 from koffline.data.statistics import LogStatistics, statistics_of
@@ -95,7 +95,7 @@ def _parts(settings: DataSettings) -> tuple[Part | None, Part | None]:
 
 
 def _lazy_data(log: LazyTransitions, settings: DataSettings) -> TrainData:
-    if log.has_weights:
+    if "weights" in log.columns:
         raise ConfigError(
             "data.lazy: rows on disk are drawn equally often, but the log has weights; "
             "load it (data.lazy: false)"

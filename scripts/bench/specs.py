@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from koffline.data.transitions import Continuous, Discrete, Metadata, Transitions
-from koffline.envs.world import draw_actions, play
+from koffline.envs.boxes import draw_actions, play
 from koffline.policies import ContinuousPolicy, DiscretePolicy, Policy
 from scripts.bench.rollouts import MonteCarloValue, log_episodes, monte_carlo_value
 

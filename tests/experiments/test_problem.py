@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from koffline.envs.boxes import BoxWorld, to_unit_square
-from koffline.envs.world import Outcome
+from koffline.envs.boxes import BoxWorld, Outcome, to_unit_square
 from koffline.experiments.problem import (
     GAMMA,
     MEASURES,

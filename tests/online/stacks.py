@@ -3,11 +3,11 @@
 import numpy as np
 import torch
 
-from koffline.data.paths import Paths
 from koffline.data.transitions import Continuous, Discrete
 from koffline.online.config import OnlineConfig
 from koffline.online.learner import Learner
 from koffline.online.networks import AgentStack, InputMoments, Shape
+from koffline.online.paths import Paths
 from tests.online import reference_trust_pcl as reference
 
 STATE, ACTIONS, HIDDEN, LONGEST = 3, 2, (7, 5), 10
@@ -24,8 +24,6 @@ def make_config(settings, **others):
         diag_weight=settings.diag_weight,
         bandwidth_scale=settings.bandwidth_scale,
         kernel_inputs=settings.kernel_inputs,
-        legacy_timeouts=settings.legacy_timeouts,
-        legacy_discount=settings.legacy_discount,
         hidden=HIDDEN,
         path_length=LONGEST,
         **{"windows_per_path": 0, **others},
