@@ -195,63 +195,40 @@ def _at_best(
 def _draw_mse(axes: Axes, results: Results, curves: Curves, world: str, title: str) -> None:
     """Errors against both truths; the dotted level is the error of the best constant."""
     variance = results.extra["truths"][world]["value_variance"]
-    _draw_errors(axes, _at_best(results, curves, world, "mse_monte_carlo"), _WIDEST * variance)
+    style.draw_errors(axes, _at_best(results, curves, world, "mse_monte_carlo"), _WIDEST * variance)
     for method, (epochs, values) in _at_best(results, curves, world, "mse_paper", "paper").items():
         mean = style.band_over_seeds(values).value
         shown = np.where(mean > 0.0, mean, np.nan)
         axes.plot(epochs, shown, color=style.COLOURS[method], ls=_PAPER, lw=0.8, zorder=2)
-        if np.isfinite(shown).any():
-            low, high = axes.get_ylim()
-            axes.set_ylim(min(low, 0.9 * float(np.nanmin(shown))), high)
-            style.tidy_log_ticks(axes.yaxis)
+        axes.set_ylim(min(axes.get_ylim()[0], 0.9 * float(np.nanmin(shown, initial=np.inf))))
     axes.axhline(variance, color=style.INK, **style.DOTTED, zorder=1)
-    axes.set(title=f"{title} MSE", ylabel="$\\|V - V^\\pi\\|^2$ per state")
+    axes.set(title=f"{title} MSE", xlabel="epoch", ylabel="$\\|V - V^\\pi\\|^2$ per state")
 
 
 def _draw_bellman(axes: Axes, results: Results, curves: Curves, world: str, title: str) -> None:
     shown = _at_best(results, curves, world, "bellman_error")
     starts = [style.band_over_seeds(values[:1]).value for _, values in shown.values()]
-    _draw_errors(axes, shown, _WIDEST * float(np.nanmedian(starts)) if starts else np.inf)
-    axes.set(title=f"{title} Bellman error", ylabel="$\\|\\mathcal{B}V - V\\|^2$ per state")
-
-
-def _draw_errors(axes: Axes, shown: dict[str, tuple[np.ndarray, np.ndarray]], most: float) -> None:
-    """One curve per method at its best rate, the axis around them, crosses where seeds diverged."""
-    for method, (epochs, values) in shown.items():
-        style.draw_curve(axes, method, epochs, values, most)
-    style.log_limits(axes, [style.band_over_seeds(values).value for _, values in shown.values()], most)
-    for method, (epochs, values) in shown.items():
-        style.mark_divergences(axes, method, epochs, values)
-    axes.set_xlim(left=0)
-    axes.set_xlabel("epoch")
+    style.draw_errors(axes, shown, _WIDEST * float(np.nanmedian(starts)))
+    axes.set(title=f"{title} Bellman error", xlabel="epoch", ylabel="$\\|\\mathcal{B}V - V\\|^2$ per state")
 
 
 def _draw_scatter(axes: Axes, results: Results, curves: Curves, world: str, error: str) -> None:
     """Each loss of the networks that its own method passed through (all rates and seeds) and their error."""
     ranks = {(c.world, c.loss, c.error, c.networks): c for c in results.correlations}
     for loss, method in MINIMISERS.items():
-        group = curves.get(f"{world}/{method}")
-        if group is None:
-            continue
-        x, y = np.ravel(group[ERRORS[error]]), np.ravel(group[LOSS_CURVES[loss]])
-        good = np.isfinite(x) & np.isfinite(y) & (x > 0.0) & (y > 0.0)
-        step = max(1, int(good.sum()) // _MOST_POINTS)
-        found = ranks.get((world, loss, error, "own"))
-        rank = f", ρ = {found.spearman:.2f} [{found.low:.2f}, {found.high:.2f}]" if found else ""
-        axes.plot(
-            x[good][::step], y[good][::step], ".", color=style.COLOURS[method], ms=3.5, alpha=0.45, mew=0,
-            label=style.LOSSES[loss] + rank, rasterized=True,
-        )  # fmt: skip
+        if group := curves.get(f"{world}/{method}"):
+            x, y = np.ravel(group[ERRORS[error]]), np.ravel(group[LOSS_CURVES[loss]])
+            good = np.isfinite(x) & np.isfinite(y) & (x > 0.0) & (y > 0.0)
+            step = max(1, int(good.sum()) // _MOST_POINTS)
+            rank = ranks[world, loss, error, "own"]
+            label = f"{style.LOSSES[loss]}, ρ = {rank.spearman:.2f} [{rank.low:.2f}, {rank.high:.2f}]"
+            look: Any = {"color": style.COLOURS[method], "ms": 3.5, "alpha": 0.45, "mew": 0}
+            axes.plot(x[good][::step], y[good][::step], ".", **look, label=label, rasterized=True)
     axes.set(xscale="log", yscale="log", xlabel=ERROR_NAMES[error], ylabel="loss on all tuples")
-    look: Any = {"frameon": True, "framealpha": 0.85, "edgecolor": "none", "fontsize": 8, "markerscale": 3}
-    for handle in axes.legend(loc="upper left", **look).legend_handles:
-        if handle is not None:
-            handle.set_alpha(1.0)
-    # Room for the legend above the points.
     low, high = axes.get_ylim()
-    axes.set_ylim(low, high * (high / low) ** 0.22)
+    axes.set_ylim(low, high * (high / low) ** 0.22)  # room for the legend above the points
     style.tidy_log_ticks(axes.xaxis)
-    style.tidy_log_ticks(axes.yaxis)
+    axes.legend(loc="upper left", frameon=True, edgecolor="none", fontsize=8, markerscale=3)
 
 
 def _legend(figure: Figure, curves: Curves) -> None:

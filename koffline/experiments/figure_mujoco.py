@@ -7,9 +7,8 @@ fig:more_bench)
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -19,7 +18,7 @@ from koffline.experiments import mujoco_plan as plan
 from koffline.experiments import style
 from koffline.experiments.cells import Run
 from koffline.experiments.claims import claims_table
-from koffline.experiments.mujoco_cells import Learned, MujocoResult, joined
+from koffline.experiments.mujoco_cells import Group, Learned, MujocoResult, joined, row_of
 from koffline.experiments.results import (
     FAILS,
     HOLDS,
@@ -32,7 +31,6 @@ from koffline.experiments.results import (
     section,
 )
 from koffline.experiments.statistics import band, difference
-from koffline.spread import spread_of
 
 _COLUMNS = 4  # of panels
 _TITLES = {"InvertedDoublePendulum": "Inv. Double Pendulum", "InvertedPendulum": "Inverted Pendulum"}
@@ -58,20 +56,6 @@ _HEADER = (
     "critic | setting | final return, IQM | best but one | sampled policy, IQM | area | "
     "median steps to threshold | diverged"
 )
-
-
-class Group(NamedTuple):
-    """What one curve of the figure shows."""
-
-    part: str
-    environment: str
-    noise: float
-    critic: str
-
-    @property
-    def panel(self) -> str:
-        """Swimmer final, Swimmer paper, Swimmer noise 0.02: the first half of its name in the curves."""
-        return f"{self.environment} {self.part}" + (f" {self.noise:g}" if self.part == "noise" else "")
 
 
 Runs = Mapping[Group, Learned]
@@ -106,9 +90,10 @@ def finished_parts(request: plan.MujocoRequest, folder: Any) -> tuple[dict[str, 
         "runs": sum(len(result.seeds) for result in results),
         "not_run": [*missing, *also_missing],
     }
+    rows = (row_of(g, learned[g], plan.BUDGETS[g.environment].threshold) for g in sorted(learned, key=_place))
     parts = {
         "rows": (),
-        "returns": tuple(_row(group, learned[group]) for group in sorted(learned, key=_place)),
+        "returns": tuple(rows),
         "searches": tuple(searches),
         "claims": tuple(mujoco_claims(learned)),
         "extra": extra,
@@ -129,37 +114,6 @@ def _place(group: Group) -> tuple[str, int, float, int]:
     """The order of the paper's panels."""
     panel = list(plan.BUDGETS).index(group.environment)
     return group.part, panel, group.noise, plan.CRITICS.index(group.critic)
-
-
-def _row(group: Group, part: Learned) -> ReturnRow:
-    greedy = part.scores("returns", plan.BUDGETS[group.environment].threshold)
-    sampled = part.scores("sampled")
-    reached = float(np.sort(greedy.reached)[len(greedy.reached) // 2])  # ∞ where half never did
-    return ReturnRow(
-        **group._asdict(),
-        setting=part.setting,
-        seeds=len(part.returns),
-        steps=int(part.steps[-1]),
-        **_spread("final", greedy.final),
-        final_best=_without_the_worst(greedy.final),
-        **_spread("sampled", sampled.final),
-        **_spread("area", greedy.area),
-        reached=reached if math.isfinite(reached) else None,
-        reached_seeds=int(np.isfinite(greedy.reached).sum()),
-        diverged=part.diverged,
-    )
-
-
-def _spread(name: str, values: np.ndarray) -> dict[str, Any]:
-    """The interquartile mean over runs and its interval; None for an end that a single run does not have."""
-    found = spread_of([values])
-    ends = {name: found.iqm, f"{name}_low": found.low, f"{name}_high": found.high}
-    return {key: plan.six_digits(end) if math.isfinite(end) else None for key, end in ends.items()}
-
-
-def _without_the_worst(values: np.ndarray) -> float:
-    """Mean of all runs but the worst: the paper's best 5 of 6. (Feng et al. 2019, Training Details)"""
-    return plan.six_digits(np.sort(values)[min(1, len(values) - 1) :].mean())
 
 
 def mujoco_claims(learned: Runs) -> Iterator[Claim]:

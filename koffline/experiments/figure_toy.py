@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import torch
 from jaxtyping import Float, Shaped
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor
 
@@ -222,28 +221,16 @@ def draw_toy(results: Results, curves: Curves) -> Figure:
             ("lstd_mse", "lstd_weight_error"),
             strict=True,
         ):
-            _draw_errors(axes, curves, name, label)
-            axes.set_title(title)
+            groups = {m: curves[f"chain/{m}"] for m in style.METHODS if f"chain/{m}" in curves}
+            shown = {m: (group["iterations"][1:], group[name][1:]) for m, group in groups.items()}
+            style.draw_errors(axes, shown, _WIDEST)
+            axes.set(title=title, xlabel="iteration", ylabel=label, xscale="log")
             if results.extra.get(level):
                 axes.axhline(results.extra[level], **_LSTD, zorder=1)
         passed = {"color": style.SOFT, "marker": "X", "ls": "", "ms": 7}
         others = {"LSTD (sampling error)": _LSTD, "$\\|w\\|$ passed $10^7$": passed}
         style.method_legend(figure, [group.removeprefix("chain/") for group in curves], others)
         return figure
-
-
-def _draw_errors(axes: Axes, curves: Curves, name: str, label: str) -> None:
-    """Curves of the methods that are there, from the first iteration on."""
-    groups = {m: curves[f"chain/{m}"] for m in style.METHODS if f"chain/{m}" in curves}
-    for method, group in groups.items():
-        style.draw_curve(axes, method, group["iterations"][1:], group[name][1:], _WIDEST)
-    style.log_limits(axes, [style.band_over_seeds(group[name][1:]).value for group in groups.values()])
-    axes.set_xscale("log")
-    axes.set_ylim(top=_WIDEST)
-    for method, group in groups.items():
-        style.mark_divergences(axes, method, group["iterations"], group[name])
-    axes.set_xlabel("iteration")
-    axes.set_ylabel(label)
 
 
 def toy_tables(results: Results) -> Iterator[str]:

@@ -9,23 +9,25 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import math
 import shutil
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Int
 
 from koffline.checkpoints import Saved, newest, save
-from koffline.experiments.results import reading_result, write_arrays
+from koffline.experiments.results import ReturnRow, reading_result, write_arrays
 from koffline.experiments.statistics import Scores, scores_of
 from koffline.fitting import threads
 from koffline.jobs import Job
 from koffline.online.config import OnlineConfig, OnlineRun
+from koffline.spread import spread_of
 from koffline.untrusted.arrays import read_arrays
 
 FORMAT = 1  # of the files; part of the digest
@@ -233,3 +235,54 @@ def setting_words(config: Mapping[str, Any]) -> str:
         if not is_said and value != usual.get(name, value):
             words.append(f"{name} {value:.3g}" if isinstance(value, float) else f"{name} {value}")
     return ", ".join(words)
+
+
+class Group(NamedTuple):
+    """What one curve of the figure shows."""
+
+    part: str
+    environment: str
+    noise: float
+    critic: str
+
+    @property
+    def panel(self) -> str:
+        """Swimmer final, Swimmer paper, Swimmer noise 0.02: the first half of its name in the curves."""
+        return f"{self.environment} {self.part}" + (f" {self.noise:g}" if self.part == "noise" else "")
+
+
+def row_of(group: Group, part: Learned, threshold: float | None) -> ReturnRow:
+    """The numbers of a curve; threshold: the return that solves the environment."""
+    greedy = part.scores("returns", threshold)
+    sampled = part.scores("sampled")
+    reached = float(np.sort(greedy.reached)[len(greedy.reached) // 2])  # ∞ where half never did
+    return ReturnRow(
+        **group._asdict(),
+        setting=part.setting,
+        seeds=len(part.returns),
+        steps=int(part.steps[-1]),
+        **_spread("final", greedy.final),
+        final_best=_without_the_worst(greedy.final),
+        **_spread("sampled", sampled.final),
+        **_spread("area", greedy.area),
+        reached=reached if math.isfinite(reached) else None,
+        reached_seeds=int(np.isfinite(greedy.reached).sum()),
+        diverged=part.diverged,
+    )
+
+
+def _spread(name: str, values: np.ndarray) -> dict[str, Any]:
+    """The interquartile mean over runs and its interval; None for an end that a single run does not have."""
+    found = spread_of([values])
+    ends = {name: found.iqm, f"{name}_low": found.low, f"{name}_high": found.high}
+    return {key: six_digits(end) if math.isfinite(end) else None for key, end in ends.items()}
+
+
+def _without_the_worst(values: np.ndarray) -> float:
+    """Mean of all runs but the worst: the paper's best 5 of 6. (Feng et al. 2019, Training Details)"""
+    return six_digits(np.sort(values)[min(1, len(values) - 1) :].mean())
+
+
+def six_digits(value: float) -> float:
+    """Files stay small and the same everywhere."""
+    return float(f"{value:.6g}")

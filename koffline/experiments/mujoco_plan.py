@@ -18,7 +18,14 @@ from koffline.config import parse_assignments
 from koffline.envs.gymnasium_worlds import NOISY_MUJOCO
 from koffline.errors import ConfigError
 from koffline.experiments import ENVIRONMENTS, PARTS
-from koffline.experiments.mujoco_cells import MujocoCell, MujocoResult, is_result, joined, read_mujoco
+from koffline.experiments.mujoco_cells import (
+    MujocoCell,
+    MujocoResult,
+    is_result,
+    joined,
+    read_mujoco,
+    six_digits,
+)
 from koffline.experiments.results import SearchRow
 from koffline.online.config import OnlineConfig, OnlineRun, load_config
 from koffline.spread import interquartile_mean
@@ -256,8 +263,3 @@ def choose_settings(finished: Finished) -> tuple[dict[tuple[str, str, str], Sett
             runs_of = (part.setting, len(part.returns), int(part.steps[-1]))
             rows.append(SearchRow(*key, *runs_of, area, final, drawn, rank))
     return choices, rows
-
-
-def six_digits(value: float) -> float:
-    """Files stay small and the same everywhere."""
-    return float(f"{value:.6g}")

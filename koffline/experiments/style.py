@@ -82,8 +82,17 @@ def band_over_seeds(values: Shaped[np.ndarray, "time seed"]) -> Interval:
     return Interval(mean, mean - half, mean + half)
 
 
-def draw_curve(
-    axes: Axes, method: str, x: np.ndarray, values: Shaped[np.ndarray, "time seed"], most: float = np.inf
+def draw_errors(axes: Axes, shown: Mapping[str, tuple[np.ndarray, np.ndarray]], most: float = np.inf) -> None:
+    """Curves of methods, (T,) and (T, S), on a logarithmic axis up to ``most``; where seeds diverged."""
+    for method, (x, values) in shown.items():
+        _draw_curve(axes, method, x, values, most)
+    _log_limits(axes, [band_over_seeds(values).value for _, values in shown.values()], most)
+    for method, (x, values) in shown.items():
+        _mark_divergences(axes, method, x, values)
+
+
+def _draw_curve(
+    axes: Axes, method: str, x: np.ndarray, values: Shaped[np.ndarray, "time seed"], most: float
 ) -> None:
     """A method's mean and band, while all seeds are alive, on a logarithmic axis that ends at ``most``."""
     (mean, low, high), look = band_over_seeds(values), line_look(method)
@@ -104,7 +113,7 @@ def line_look(method: str) -> dict[str, Any]:
     return {"color": COLOURS[method], "marker": MARKERS[method]}
 
 
-def mark_divergences(
+def _mark_divergences(
     axes: Axes, method: str, x: Shaped[np.ndarray, " time"], values: Shaped[np.ndarray, "time seed"]
 ) -> None:
     """A cross near the upper edge where the first seed diverged, and how many did."""
@@ -123,7 +132,7 @@ def mark_divergences(
     )  # fmt: skip
 
 
-def log_limits(axes: Axes, series: Sequence[Shaped[np.ndarray, "..."]], most: float = np.inf) -> None:
+def _log_limits(axes: Axes, series: Sequence[Shaped[np.ndarray, "..."]], most: float = np.inf) -> None:
     """A logarithmic y axis around the positive values of the series, cut at ``most``."""
     joined = np.concatenate([np.ravel(values) for values in series])
     positive = joined[np.isfinite(joined) & (joined > 0.0)]

@@ -9,11 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 
+import koffline.train.run
 from koffline import Continuous, Discrete, Transitions
 from koffline.algos.from_config import EVALUATORS, resolve_params
 from koffline.data.sources import write_transitions
+from koffline.train.run import train
+from tests.interrupts import Hit
 
 COLUMNS = 3
 
@@ -96,3 +100,32 @@ def metric_files(folder: Path) -> dict[str, bytes]:
 def read_csv(path: Path) -> list[list[float]]:
     with path.open(encoding="utf-8") as file:
         return [[float(cell) for cell in row] for row in csv.reader(file)]
+
+
+def check_equal(left: Path, right: Path) -> None:
+    """Two folders of one run: metrics, models, nothing half-written."""
+    assert metric_files(left) == metric_files(right)
+    models = sorted(path.name for path in left.glob("*.d3"))
+    assert models == sorted(path.name for path in right.glob("*.d3"))
+    for name in models:
+        assert same(read_model(left / name), read_model(right / name)), name
+    leftovers = [path.name for path in right.iterdir() if path.name.endswith((".tmp", ".part"))]
+    assert leftovers == []
+
+
+def check_killed_run(config: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that ends before its second checkpoint and goes on equals one that does not end."""
+    whole = train(config, tmp_path / "whole").out
+    save = koffline.train.run.save_state
+
+    def save_once(folder, fingerprint, parts, progress):
+        if progress.epochs == 2:
+            raise Hit
+        save(folder, fingerprint, parts, progress)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(koffline.train.run, "save_state", save_once)
+        with pytest.raises(Hit):
+            train(config, tmp_path / "hit")
+    train(config, tmp_path / "hit", resume=True)
+    check_equal(whole, tmp_path / "hit")

@@ -6,7 +6,6 @@ import sys
 import numpy as np
 import pytest
 
-import koffline.train.run
 from koffline import ColumnarReplayBuffer
 from koffline.algos.from_config import fit_scalers, make_algorithm, resolve_params
 from koffline.data.disk.batches import BlockSampler
@@ -19,7 +18,7 @@ from koffline.errors import ConfigError
 from koffline.store.run_folders import read_record
 from koffline.train.config import load_config
 from koffline.train.run import train
-from tests.train.small_runs import make_config, make_log, metric_files, read_model, same
+from tests.train.small_runs import check_killed_run, make_config, make_log
 
 SCALERS = {
     "observation_scaler": ("standard", "min_max"),
@@ -114,23 +113,7 @@ def test_scalers_that_cannot_be_fitted():
 class TestRuns:
     @pytest.mark.parametrize("kind", ["dqn", "kloss_dqn"])
     def test_a_killed_run_goes_on_as_if_it_had_not_been(self, kind, shards, tmp_path, monkeypatch):
-        config = lazy_config(shards, kind)
-        whole = train(config, tmp_path / "whole").out
-        save, calls = koffline.train.run.save_state, []
-
-        def save_once(*arguments):
-            save(*arguments)
-            calls.append(1)
-            if len(calls) == 1:
-                raise KeyboardInterrupt
-
-        with monkeypatch.context() as patch:
-            patch.setattr(koffline.train.run, "save_state", save_once)
-            with pytest.raises(KeyboardInterrupt):
-                train(config, tmp_path / "killed")
-        killed = train(config, tmp_path / "killed", resume=True).out
-        assert metric_files(killed) == metric_files(whole)
-        assert same(read_model(killed / "model_25.d3"), read_model(whole / "model_25.d3"))
+        check_killed_run(lazy_config(shards, kind), tmp_path, monkeypatch)
 
     def test_large_folders_stay_on_disk_unasked(self, shards, tmp_path, caplog):
         content = make_config(shards)

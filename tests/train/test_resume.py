@@ -11,19 +11,9 @@ from koffline.errors import ConfigError
 from koffline.train.config import load_config
 from koffline.train.run import train
 from tests.interrupts import Hit, hit_at
-from tests.train.small_runs import is_discrete, make_config, metric_files, read_model, same, write_log
+from tests.train.small_runs import check_equal, check_killed_run, is_discrete, make_config, write_log
 
 METRICS = (koffline.algos.loggers.FileLogger, "write_metric")
-
-
-def check_equal(left, right):
-    assert metric_files(left) == metric_files(right)
-    models = sorted(path.name for path in left.glob("*.d3"))
-    assert models == sorted(path.name for path in right.glob("*.d3"))
-    for name in models:
-        assert same(read_model(left / name), read_model(right / name)), name
-    leftovers = [path.name for path in right.iterdir() if path.name.endswith((".tmp", ".part"))]
-    assert leftovers == []
 
 
 def small(folder, kind="dqn"):
@@ -73,23 +63,6 @@ OTHERS = [kind for kind in algorithm_types() if kind not in (*KINDS, "fqe", "klo
 @pytest.mark.parametrize("kind", [*KINDS, *(pytest.param(kind, marks=pytest.mark.slow) for kind in OTHERS)])
 def test_every_family_goes_on_to_the_bit(kind, tmp_path, monkeypatch):
     check_killed_run(small(tmp_path, kind), tmp_path, monkeypatch)
-
-
-def check_killed_run(config, tmp_path, monkeypatch):
-    whole = train(config, tmp_path / "whole").out
-    save = koffline.train.run.save_state
-
-    def save_once(folder, fingerprint, parts, progress):
-        if progress.epochs == 2:
-            raise Hit
-        save(folder, fingerprint, parts, progress)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(koffline.train.run, "save_state", save_once)
-        with pytest.raises(Hit):
-            train(config, tmp_path / "hit")
-    train(config, tmp_path / "hit", resume=True)
-    check_equal(whole, tmp_path / "hit")
 
 
 def test_schedules_of_learning_rates_go_on(tmp_path, monkeypatch):
