@@ -70,17 +70,3 @@ def test_urls_that_are_equal_are_the_same():
     with pytest.raises(ConfigError, match="would replace memory"):
         check_apart(["memory://a/log.parquet"], "memory://a/log.parquet")
     check_apart(["memory://a/log.parquet"], "memory://b/log.parquet")
-
-
-def test_results_do_not_replace_the_log_in_their_folder(place):
-    """An earlier answer and the log in one folder: --force would take both."""
-    Path("a").mkdir()
-    Path("a/estimate.json").write_text("{}")
-    Path("log.hdf5").rename("a/log.hdf5")
-    Path("soft.hdf5").symlink_to("a/log.hdf5")
-    arguments = ["evaluate", "soft.hdf5", "--policy", "uniform", "--gamma", "0.9"]
-    arguments += ["--estimator", "is", "--out", "a", "--force"]
-    done = CliRunner().invoke(cli, arguments, prog_name="koffline")
-    assert done.exit_code == 2
-    assert "hdf5 or a part of it, which this command reads, also with --force" in done.stderr
-    assert Path("a/log.hdf5").exists()
