@@ -5,8 +5,7 @@
 Learns by the recipe of koffline.builders.control_learning and writes OUT/policies/<name>_medium.npz and
 _expert.npz, with entries in policies.json: steps, undiscounted returns of 100 episodes, sha256.
 Then OUT/control/<name>_<kind>.hdf5 and their manifest, by the commands that it names (run them in OUT).
-Learning, and hence a replay, is the same with the same versions on the same machine only. A learner that was
-cut goes on (OUT/.<name>.learner).
+Learning, and hence a replay, is the same with the same versions on the same machine only.
 """
 
 from __future__ import annotations
@@ -23,8 +22,14 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # also found when run as a plain script
 
 from koffline.builders import POLICY_LEVELS
-from koffline.builders.control import medium_and_expert, random_return, stem
-from koffline.builders.control_learning import RECIPES, learn, policy_arrays, policy_returns
+from koffline.builders.control import random_return, stem
+from koffline.builders.control_learning import (
+    RECIPES,
+    learn,
+    medium_and_expert,
+    policy_arrays,
+    policy_returns,
+)
 from koffline.errors import KofflineError
 from koffline.policies.policy_file import FORMAT, VERSION, write_arrays
 from scripts.build_uniform import DATASETS, build
@@ -35,7 +40,7 @@ ROWS = {"HalfCheetah-v5": 6000}  # of wide rows fewer: files stay below a megaby
 EPISODES, RETURN_SEED = 100, 20190535
 
 
-def learn_policies(env: str, folder: Path, checkpoint: Path) -> None:
+def learn_policies(env: str, folder: Path) -> None:
     """Write the medium and the expert policy of an environment, and their entries."""
     recipe, name = RECIPES[env], stem(env)
 
@@ -43,7 +48,7 @@ def learn_policies(env: str, folder: Path, checkpoint: Path) -> None:
         if sys.stderr.isatty():
             print(f"\r{env}: {step} of {recipe.learning.steps} steps", end="", file=sys.stderr)
 
-    found = medium_and_expert(learn(recipe.learning, show, checkpoint), random_return(env))
+    found = medium_and_expert(learn(recipe.learning, show), random_return(env))
     uniform = summary(policy_returns(env, "uniform", EPISODES, RETURN_SEED))
     for level, snapshot in found.items():
         path = folder / f"{name}_{level}.npz"
@@ -61,7 +66,6 @@ def learn_policies(env: str, folder: Path, checkpoint: Path) -> None:
         entry["returns"]["uniform"] = uniform
         write_entries(folder, {path.name: entry})
         print(f"{path}: {entry['steps']} steps, returns {entry['returns']}")
-    checkpoint.unlink(missing_ok=True)
     if found["medium"].step != recipe.medium_step:
         print(f"note: the recipe says that {env} is medium after {recipe.medium_step} steps; edit it")
 
@@ -98,7 +102,7 @@ def main() -> None:
     try:
         for env in options.env or RECIPES:
             if not options.no_learn:
-                learn_policies(env, out / "policies", out / f".{stem(env)}.learner")
+                learn_policies(env, out / "policies")
             build_logs(env, options.n, out)
     except KofflineError as error:
         parser.error(str(error))

@@ -64,7 +64,7 @@ def test_evaluate_prints_one_json_object_on_stdout(log: Path) -> None:
     assert (interval["kind"], interval["level"]) == ("bootstrap", 0.95)
     assert interval["low"] < estimate["value"] < interval["high"]
     assert (estimate["n_transitions"], estimate["n_episodes"], estimate["gamma"]) == (120, 6, 0.9)
-    shown = {"held_out_kernel_loss", "effective_bandwidth", "mean_off_diagonal_kernel", "coverage"}
+    shown = {"held_out_kernel_loss", "effective_bandwidth", "coverage"}
     assert shown <= set(estimate["diagnostics"])
     assert estimate["data_sha256"] == koffline.open_transitions(log).sha256
 
@@ -147,8 +147,7 @@ def test_every_estimator_in_one_table_and_one_page(log: Path, tmp_path: Path) ->
     for name in ("kloss", "mwl", "wpdis", "drl", "kernel-certified", "truth"):
         assert name in done.output
     assert {path.name for path in out.iterdir()} == {"estimates.json", "plots", "report.html", "run.json"}
-    for plot in ("forest", "sensitivity"):
-        assert (out / "plots" / f"{plot}.png").stat().st_size > 5000
+    assert (out / "plots" / "forest.png").stat().st_size > 5000
     page = (out / "report.html").read_text(encoding="utf-8")
     assert "http" not in page.replace("http://www.w3.org", "")
     some = json.loads(evaluate(log, "--estimator", "mql, wis,mql", "--json").stdout)

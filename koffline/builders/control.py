@@ -9,8 +9,7 @@ Gaussian noise in units of half the action range.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,30 +22,27 @@ from koffline.builders.control_learning import (
     RECIPES,
     Learned,
     LearningSettings,
-    Snapshot,
     learn,
     learning_settings,
+    medium_and_expert,
     network_policy,
     policy_returns,
 )
-from koffline.builders.copies import closed_copies
-from koffline.builders.resumable import PartsFolder, policy_digests
-from koffline.builders.rollouts import Columns, RolloutPlayer, RolloutSettings
+from koffline.builders.rollouts import Columns, RolloutPlayer, RolloutSettings, check_whole
 from koffline.data.transitions import ActionSpace, Discrete, Metadata, Transitions
+from koffline.envs.gymnasium_worlds import closed_copies
 from koffline.errors import ConfigError
 from koffline.policies.base import ContinuousPolicy, DiscretePolicy, Policy
 from koffline.policies.distributions import epsilon_policy, finite_box
 from koffline.policies.mlp import Mlp
 from koffline.policy_specs import as_policy
+from koffline.progress import progress_bar
 
 POLICIES = Path(koffline.__file__).resolve().parents[1] / "datasets" / "policies"
 ROWS = 10_000
 NOISE = {"medium": 0.2, "expert": 0.05}
 EPSILON = {"medium": 0.1, "expert": 0.05}
-LEARNER_FILE = "part-learner.npz"
 _RANDOM_EPISODES, _RANDOM_SEED = 50, 20190534
-
-Bar = Callable[[str, int], AbstractContextManager[Callable[[int], None] | None]]
 
 
 @dataclass(frozen=True)
@@ -67,10 +63,7 @@ class ControlSettings:
     def __post_init__(self) -> None:
         if self.kind not in POLICY_LEVELS:
             raise ConfigError(f"there is no kind '{self.kind}'; give one of {', '.join(KINDS)}")
-        for name, least in (("n", 1), ("train_steps", 1), ("seed", 0)):
-            number = getattr(self, name)
-            if number is not None and number < least:
-                raise ConfigError(f"{name} is {number}; give a whole number from {least} on")
+        check_whole(self, n=1, train_steps=1, seed=0)
         if self.noise is not None and not self.levels:
             raise ConfigError(f"noise is {self.noise}, but a {self.kind} log has no policy to add it to")
         if self.train_steps is not None and self.kind == "random":
@@ -83,15 +76,11 @@ class ControlSettings:
 
 
 def build_control(
-    settings: ControlSettings,
-    policies: Sequence[Any] = (),
-    parts: PartsFolder | None = None,
-    bar: Bar = lambda title, total: nullcontext(),
+    settings: ControlSettings, policies: Sequence[Any] = (), show_progress: bool = False
 ) -> Transitions:
     """The log, exactly n rows: an episode that goes on after the last row is truncated there.
 
     policies: instead of the bundled ones, as many as the kind has; what `koffline.load_policy` takes.
-    parts: an opened folder in which a build that was cut goes on; ``bar`` makes a progress bar.
     Raises ConfigError, and PolicyError for a policy that does not fit.
     """
     env, levels, anew = settings.env, settings.levels, settings.train_steps is not None
@@ -105,29 +94,24 @@ def build_control(
             f"{len(policies)} policies were given for kind {settings.kind}, which has {len(levels)}; "
             "give as many without train_steps, or none"
         )
-
-    def learned(learning: LearningSettings) -> Learned:
-        with bar(f"learning in {env}", learning.steps) as progress:
-            return learn(learning, progress, None if parts is None else parts.folder / LEARNER_FILE)
-
-    if settings.kind == "replay":
+    if anew or settings.kind == "replay":
         learning = learning_settings(env, settings.seed, settings.train_steps)
-        learning = dataclasses.replace(learning, evaluate_every=learning.steps)  # nobody asks how good it is
-        return _described(replay_log(learned(learning), learning, settings.n), "replay", {})
-    if anew:
-        found = medium_and_expert(
-            learned(learning_settings(env, settings.seed, settings.train_steps)), random_return(env)
-        )
+        if settings.kind == "replay":  # nobody asks how good it is
+            learning = dataclasses.replace(learning, evaluate_every=learning.steps)
+        with progress_bar(f"learning in {env}", learning.steps, show_progress) as show:
+            learned = learn(learning, show)
+        if settings.kind == "replay":
+            return _described(replay_log(learned, learning, settings.n), "replay", {})
+        found = medium_and_expert(learned, random_return(env))
         policies = [found[level].policy for level in levels]
         names = [f"learned in {found[level].step} steps" for level in levels]
     else:
         policies = policies or [str(bundled_policy(env, level)) for level in levels]
         names = [_short(policy) for policy in policies]
     playing, noises = actors(env, policies, levels, settings.noise)
-    log = _play(settings, playing, parts, bar)
-    return _described(
-        log, settings.kind, {"policies": names, "noise": noises} if names else {"policies": ["uniform"]}
-    )
+    log = _play(settings, playing, show_progress)
+    who = {"policies": names, "noise": noises} if names else {"policies": ["uniform"]}
+    return _described(log, settings.kind, who)
 
 
 def stem(env: str) -> str:
@@ -144,19 +128,6 @@ def bundled_policy(env: str, level: str) -> Path:
             "with --train-steps"
         )
     return path
-
-
-def fingerprints(policies: Sequence[Any], settings: ControlSettings) -> list[str]:
-    """What tells the policies of a build apart, for its folder of parts."""
-    if not policies and settings.train_steps is None:
-        policies = [str(bundled_policy(settings.env, level)) for level in settings.levels]
-    return policy_digests([str(policy) for policy in policies])
-
-
-def medium_and_expert(learned: Learned, random_return: float) -> dict[str, Snapshot]:
-    """The best snapshot, and the one before it that is nearest to half-way between random and best."""
-    best = learned.best
-    return {"medium": learned.nearest((random_return + best.mean_return) / 2), "expert": best}
 
 
 def random_return(env: str) -> float:
@@ -221,22 +192,18 @@ def replay_log(learned: Learned, settings: LearningSettings, n: int | None) -> T
     return Transitions(**_ended(columns), action_space=copies.action_space, metadata=metadata)
 
 
-def _play(
-    settings: ControlSettings, policies: Sequence[Policy], parts: PartsFolder | None, bar: Bar
-) -> Transitions:
+def _play(settings: ControlSettings, policies: Sequence[Policy], show_progress: bool) -> Transitions:
     n, recipe = settings.n or ROWS, RECIPES.get(settings.env)
     gamma = 0.99 if recipe is None else recipe.learning.gamma
     playing: Sequence[Any] = policies or ["uniform"]
     weights = (1.0,) * len(playing)
     rollouts = RolloutSettings(settings.env, n, weights, seed=settings.seed, gamma=gamma)
-    with RolloutPlayer(rollouts, playing) as player, bar(f"playing {settings.env}", n) as progress:
-        played: list[Columns] = []
-        rows = 0
-        for columns in player.play(range(player.batches)) if parts is None else parts.batches(player):
+    title, played, rows = f"playing {settings.env}", [], 0
+    with RolloutPlayer(rollouts, playing) as player, progress_bar(title, n, show_progress) as show:
+        for columns in player.play(range(player.batches)):
             played.append(columns)
             rows += len(columns["rewards"])
-            if progress is not None:
-                progress(min(rows, n))
+            show(min(rows, n))
             if rows >= n:  # an episode has a row at least, so n episodes are enough
                 break
         left = len(played[-1]["rewards"]) - (rows - n)

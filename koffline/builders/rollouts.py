@@ -8,26 +8,23 @@ network's outputs may differ in their last bits with it.
 
 from __future__ import annotations
 
-import contextlib
+import functools
 import math
-import os
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from koffline.builders.copies import BLOCK, environment_seed, make_copies
 from koffline.data.transitions import Discrete, Metadata, Transitions
+from koffline.envs.gymnasium_worlds import BLOCK, make_copies
 from koffline.errors import ConfigError
-from koffline.jobs.mapping import PassSettings
+from koffline.jobs import PassSettings
 from koffline.policies.base import DiscretePolicy, Policy, pick_actions
 from koffline.policy_specs import as_policy
-from koffline.store.run_record import within_epsilon
 
 Columns = dict[str, np.ndarray]
+_LARGEST_SEED = 2**31 - 1  # environments that keep their seed as a C int take no more
 
 
 @dataclass(frozen=True)
@@ -48,10 +45,7 @@ class RolloutSettings:
     gamma: float | None = None
 
     def __post_init__(self) -> None:
-        for name, least in (("episodes", 1), ("num_envs", 1), ("time_limit", 1), ("seed", 0)):
-            number = getattr(self, name)
-            if number is not None and number < least:
-                raise ConfigError(f"{name} is {number}; give a whole number from {least} on")
+        check_whole(self, episodes=1, num_envs=1, time_limit=1, seed=0)
         if self.gamma is not None and not 0.0 < self.gamma < 1.0:
             raise ConfigError(f"gamma is {self.gamma}; give a discount between 0 and 1")
         good = all(math.isfinite(weight) and weight >= 0.0 for weight in self.weights)
@@ -59,10 +53,18 @@ class RolloutSettings:
             raise ConfigError(f"weights are {self.weights}; give finite shares that are not all zero")
 
 
+def check_whole(settings: Any, **least: int) -> None:
+    """Raise ConfigError where a setting that is given is less than its least value."""
+    for name, lowest in least.items():
+        number = getattr(settings, name)
+        if number is not None and number < lowest:
+            raise ConfigError(f"{name} is {number}; give a whole number from {lowest} on")
+
+
 def build_rollouts(
     settings: RolloutSettings,
     policies: Sequence[Any],
-    progress: Callable[[int], None] | None = None,
+    progress: Callable[[int], None] = lambda episodes: None,
     *,
     workers: int = 1,
     ray: str | None = None,
@@ -80,9 +82,17 @@ def build_rollouts(
         parts = []
         for columns in player.play(range(player.batches)):
             parts.append(columns)
-            if progress is not None:
-                progress(player.episodes_until(len(parts) - 1))
+            progress(player.episodes_until(len(parts) - 1))
         return player.join(parts)
+
+
+def environment_seed(seed: int, episode: int) -> int:
+    """What the environment of an episode is reset with: an episode depends on the seed and its number alone.
+
+    So rows do not depend on how many copies are played side by side, nor on how many episodes are asked for.
+    """
+    sequence = np.random.SeedSequence(seed, spawn_key=(episode, 0))
+    return int(sequence.generate_state(1)[0]) & _LARGEST_SEED
 
 
 class RolloutPlayer:
@@ -127,7 +137,7 @@ class RolloutPlayer:
         where = self._where
         if where is None or (where.ray is None and where.workers == 1):
             return map(self.play_batch, numbers)
-        work = RolloutWork(self._settings, tuple(_packed(policy) for policy in self._given))
+        work = RolloutWork(self._settings, tuple(self._given))
         mapped = where.map(play_batch, numbers, work, name=lambda number: f"batch {number} of episodes")
         return (batch.value for batch in mapped)
 
@@ -158,9 +168,7 @@ class RolloutPlayer:
             running, observations = running[on], step.observations[on]
         columns = _joined(parts)
         order = np.lexsort((columns["steps"], columns["episode_ids"]))
-        columns = {name: column[order] for name, column in columns.items()}
-        _check_numbers(self._copies.name, columns)
-        return columns
+        return {name: column[order] for name, column in columns.items()}
 
     def join(self, parts: Sequence[Columns]) -> Transitions:
         """All batches as one record."""
@@ -238,60 +246,20 @@ def _joined(parts: Sequence[Columns]) -> Columns:
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
-def _check_numbers(name: str, columns: Columns) -> None:
-    """A log holds finite numbers only; better said after the first batch than after the last."""
-    for column in ("observations", "next_observations", "rewards"):
-        finite = np.isfinite(columns[column]).reshape(len(columns[column]), -1).all(axis=1)
-        if not finite.all():
-            row = int(np.argmin(finite))
-            where = f"step {columns['steps'][row]} of episode {columns['episode_ids'][row]}"
-            raise ConfigError(f"{name} gave {column} that are not finite in {where}; mend it or wrap it")
-
-
-@dataclass(frozen=True)
-class PolicyFile:
-    """A policy in a file, with its content, which other machines do not see. prefix: "epsilon:0.1:" or ""."""
-
-    prefix: str
-    name: str
-    content: bytes
-
-
 @dataclass(frozen=True, eq=False)
 class RolloutWork:
-    """What a worker needs to play any batch. policies: `PolicyFile`, or anything that a player takes."""
+    """What a worker needs to play any batch; files of policies it reads from the disk that it shares."""
 
     settings: RolloutSettings
     policies: tuple[Any, ...]
 
 
-_last: tuple[RolloutWork, RolloutPlayer] | None = None
-
-
 def play_batch(work: RolloutWork, number: int) -> Columns:
-    """At the worker: one batch. Its player is made once and kept for the next batches."""
-    global _last
-    if _last is None or _last[0] is not work:
-        with contextlib.ExitStack() as stack:
-            policies = [_unpacked(policy, stack) for policy in work.policies]
-            _last = work, RolloutPlayer(work.settings, policies)
-    return _last[1].play_batch(number)
+    """At the worker: one batch."""
+    return _player(work).play_batch(number)
 
 
-def _packed(policy: Any) -> Any:
-    """A name of a file, also behind "epsilon:…:", with the file's content; anything else as it is."""
-    if not isinstance(policy, str | Path):
-        return policy
-    name = within_epsilon(str(policy))
-    path = Path(os.path.expanduser(name))
-    prefix = str(policy).removesuffix(name)
-    return PolicyFile(prefix, path.name, path.read_bytes()) if path.is_file() else policy
-
-
-def _unpacked(policy: Any, stack: contextlib.ExitStack) -> Any:
-    """The policy for a player; a file lies in a folder of its own until the stack is left."""
-    if not isinstance(policy, PolicyFile):
-        return policy
-    path = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="koffline-"))) / policy.name
-    path.write_bytes(policy.content)
-    return f"{policy.prefix}{path}"
+@functools.lru_cache(maxsize=1)
+def _player(work: RolloutWork) -> RolloutPlayer:
+    """Made once and kept for the next batches."""
+    return RolloutPlayer(work.settings, work.policies)

@@ -5,16 +5,13 @@
 
 from __future__ import annotations
 
-from difflib import get_close_matches
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from koffline.data.transitions import Discrete, Metadata, Transitions
-from koffline.envs.boxes import GYMNASIUM_IDS, BoxWorld, make_world, uniform_states
-from koffline.envs.finite import TSITSIKLIS_FEATURES, tsitsiklis_van_roy, value_iteration
-from koffline.envs.grids import discretise
-from koffline.envs.world import Actions, Outcome, States, draw_actions
+from koffline.envs.boxes import Actions, BoxWorld, Outcome, States, draw_actions, make_world, uniform_states
+from koffline.envs.finite import TSITSIKLIS_FEATURES, discretise, tsitsiklis_van_roy, value_iteration
 from koffline.errors import ConfigError, PolicyError
 from koffline.policies.base import DiscretePolicy
 from koffline.policies.policy_file import GridPolicy
@@ -53,7 +50,7 @@ def build_uniform(
     world: an object, its name or its Gymnasium id. policy: what `koffline.load_policy` takes, or a callable.
     Raises ConfigError, and PolicyError for a policy that does not fit.
     """
-    world = _world_of(world) if isinstance(world, str) else world
+    world = make_world(world) if isinstance(world, str) else world
     space = Discrete(world.n_actions)
     fitting = as_policy(policy, space, (len(world.low),))
     assert isinstance(fitting, DiscretePolicy)
@@ -99,15 +96,6 @@ def build_chain(n: int, generator: np.random.Generator) -> Transitions:
         behavior_log_probabilities=np.zeros(n),
         metadata=Metadata(extra={"task": "Tsitsiklis-Van Roy chain", "states": "uniform"}),
     )
-
-
-def _world_of(name: str) -> BoxWorld:
-    known = [*GYMNASIUM_IDS.values(), *GYMNASIUM_IDS, CHAIN]
-    if name in known:
-        return make_world(name)
-    near = get_close_matches(name, known, 1, cutoff=0.8)
-    hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(known[:3])} and {CHAIN}"
-    raise ConfigError(f"'{name}' is no world whose state can be set, as uniform states need; {hint}")
 
 
 def learn_grid_policy(world_name: str, gamma: float = 0.98, temperature: float | None = None) -> GridPolicy:

@@ -16,7 +16,7 @@ from koffline.builders import KINDS
 from koffline.cli.options import SEED, Command, added, gamma_option, whole, worker_options
 from koffline.cli.targets import claim
 from koffline.errors import ConfigError, DataError
-from koffline.jobs.mapping import PassSettings
+from koffline.jobs import PassSettings
 from koffline.store.files import MINARI, atomic_file, check_target
 from koffline.store.run_record import full_command
 
@@ -40,7 +40,7 @@ class BuildTarget:
     """Where a dataset goes, with its entry in the manifest beside it; checked before the long part."""
 
     def __init__(self, out: str, format_: str | None, shard_rows: int | None, force: bool, seed: int) -> None:
-        from koffline.builders.manifest import NAME, read_manifest
+        from koffline.builders.resumable import NAME, read_manifest
         from koffline.data.sources import target_format
 
         self._out, self._shard_rows, self.force, self._seed = out, shard_rows, force, seed
@@ -60,7 +60,7 @@ class BuildTarget:
 
     def _check(self, place: Path) -> None:
         """Raise DataError where the dataset would replace something else, or needs --force."""
-        from koffline.data.disk.shards import is_shard_folder
+        from koffline.data.disk.opening import is_shard_folder
         from koffline.data.minari import data_folder
 
         if not self._out.startswith(MINARI) or os.path.lexists(place):  # Minari's are made when written
@@ -90,7 +90,7 @@ class BuildTarget:
 
     def record(self, log: Any) -> None:
         """The entry of the finished dataset in the manifest; say what was written."""
-        from koffline.builders.manifest import add_to_manifest
+        from koffline.builders.resumable import add_to_manifest
 
         add_to_manifest(self._manifest, self.path, log, full_command(), self._seed)
         click.echo(f"{self._out}: {log}")
@@ -231,16 +231,13 @@ def rollouts(
 )
 @click.option("--noise", type=float, help="Share of uniform actions, or deviation in half action ranges.")
 @click.option("--train-steps", type=int, help="Learn the policies, or the replay, in so many steps.")
-@_RESUME
 @_target_options
-def control(policies: tuple[str, ...], resume: bool, target: BuildTarget, **given: Any) -> None:
+def control(policies: tuple[str, ...], target: BuildTarget, **given: Any) -> None:
     """Logs to learn control from, of uniform actions and of policies learned by playing.
 
     random: uniform actions. expert: the learner's best policy. medium: half-way between the two in return.
     replay: what the learner saw until it was medium. medium-expert: episodes of both. The policies play with
     some noise. Those of CartPole-v1, Pendulum-v1, InvertedPendulum-v5 and HalfCheetah-v5 are bundled.
-
-    A build that is cut leaves TARGET.parts, the learner included; --resume continues it to the same rows.
 
     \b
     Examples:
@@ -248,13 +245,10 @@ def control(policies: tuple[str, ...], resume: bool, target: BuildTarget, **give
       koffline build control --env CartPole-v1 --kind replay --out cartpole_replay.hdf5
       koffline build control --env Acrobot-v1 --kind expert --train-steps 20000 --out acrobot_expert.hdf5
     """
-    from koffline.builders.control import ControlSettings, build_control, fingerprints
-    from koffline.builders.resumable import PartsFolder
+    from koffline.builders.control import ControlSettings, build_control
 
     settings = ControlSettings(**given)
-    parts = PartsFolder(target.parts, settings, fingerprints(policies, settings))
-    with _resumable(parts, resume, target.force):
-        target.write(build_control(settings, policies, parts, _progress_bar))
+    target.write(build_control(settings, policies, sys.stderr.isatty()))
 
 
 @build.command(no_args_is_help=True)

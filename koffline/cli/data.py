@@ -117,8 +117,7 @@ def convert(log: Log, target: str, format_: str | None, shard_rows: int | None, 
     claim(target, "TARGET", partial(check_target, force=force) if is_path else None)
     if shard_rows is None:
         rows = log.open(lazy=False)
-        written = write_transitions(rows, target, format_, force)
-        target, form = str(written.target), written.format
+        form = write_transitions(rows, target, format_, force)
     else:
         if format_ is not None:
             both = f"--format {format_} and --shard-rows were both given"

@@ -45,8 +45,8 @@ Examples:
 Estimators: kloss, fqe, lstd (trained networks), mql, lstdq (closed forms), is, wis, pdis, wpdis
 (importance sampling), mwl, dualdice (marginal weights), dr, wdr, magic, drl (doubly robust), or all.
 Intervals: bootstrap, bootstrap-pivot, kernel-calibrated, kernel-simultaneous, kernel-certified,
-kernel-certified-iid, dual; for importance sampling episodes-bootstrap, episodes-t, hoeffding,
-empirical-bernstein. What each promises is printed with it.
+dual; for importance sampling episodes-bootstrap, episodes-t, hoeffding, empirical-bernstein.
+What each promises is printed with it.
 """
 
 
@@ -143,7 +143,7 @@ def _evaluate(
     from koffline.config import make_settings
     from koffline.ope.evaluation import estimate_all
     from koffline.ope.evaluation import evaluate as evaluate_policy
-    from koffline.ope.initial_states import read_initial_states
+    from koffline.ope.problem import read_initial_states
     from koffline.policy_specs import load_policy
     from koffline.progress import training_bar
 

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from koffline.cli.options import set_option
+from koffline.cli.options import set_option, whole
 from koffline.cli.targets import claim
+from koffline.errors import ConfigError
 
 if TYPE_CHECKING:
     from koffline.online.run import OnlineResult
@@ -39,24 +40,21 @@ Examples:
 @click.command(help=_HELP, no_args_is_help=True)
 @click.argument("config", required=False)
 @set_option("One setting, e.g. critic=fvi; wins over the file.")
-@click.option("--seed-count", type=int, help="How many seeds; default 6.")
-@click.option("--seed", type=int, help="The first one; default 0.")
+@whole("--seed-count", help="How many seeds; default 6.")
+@whole("--seed", 0, help="The first one; default 0.")
 @click.option("--out", metavar="DIR", help="Folder of the run; default runs/ENVIRONMENT-CRITIC.")
 @click.option("--resume", metavar="DIR", help="Go on with the run in DIR; CONFIG may be left out.")
-@click.option("--workers", type=int, default=1, show_default=True, help="Processes, one core each.")
-@click.option("--videos", is_flag=True, help="Film each trained policy in an evaluation's first episode.")
-@click.option("--tensorboard", is_flag=True, help="Also write events for TensorBoard.")
-@click.option("--save-minari", is_flag=True, help="Also save each replay as a Minari dataset.")
+@whole("--workers", default=1, show_default=True, help="Processes, one core each.")
 def online(
     config: str | None,
     assignments: tuple[str, ...],
-    seed_count: int | None,
     out: str | None,
     resume: str | None,
     **options: Any,
 ) -> None:
     """Check the config, train, print a table over the seeds and where everything is."""
     from koffline.online.config import load_config
+    from koffline.online.run import default_folder, train
     from koffline.store.run_folders import CONFIG, RECORD
 
     if config is None and resume is None:
@@ -65,23 +63,24 @@ def online(
     if resume is not None and not Path(resume).is_dir():
         raise click.UsageError(f"--resume {resume}: there is no such folder")
     settings = load_config(source, assignments)
-    # After the settings: what is misspelt is said before torch is loaded.
-    from koffline.online.run import default_folder, train
-
     option = "--out" if resume is None else "--resume"
     folder = resume if resume is not None else default_folder(settings) if out is None else out
     folder = claim(folder, option, adds=RECORD)
     try:
         # Environments may print: stdout belongs to the result alone.
         with contextlib.redirect_stdout(sys.stderr):
-            show = sys.stderr.isatty()
-            result = train(settings, out, seed_count, resume=resume, show_progress=show, **options)
+            result = train(settings, out, resume=resume, show_progress=sys.stderr.isatty(), **options)
     except KeyboardInterrupt:
         hint = f"; go on with koffline online --resume {folder}" if (folder / CONFIG).exists() else ""
         click.echo(f"interrupted{hint}", err=True)
         raise SystemExit(130) from None
     _print(result)
-    _end_badly_if_diverged(result)
+    if diverged := result.summary.diverged:  # what is there is kept
+        names = ", ".join(f"{seed} (by step {step})" for seed, step in diverged.items())
+        raise ConfigError(
+            f"training diverged with seed {names}: the gradient is not finite; lower learning_rate or "
+            "max_grad_norm, or scale the rewards with reward_scale"
+        )
 
 
 def _print(result: OnlineResult) -> None:
@@ -104,23 +103,9 @@ def _print(result: OnlineResult) -> None:
     table.add_row(summary.best_name.replace("_", " "), *(_number(score.best) for score in scores))
     console = Console(emoji=False)
     console.print(table)
-    shares = ", ".join(f"{name} {share:.0%}" for name, share in summary.shares.items())
-    speed = f"{summary.seconds:.1f} s, {summary.steps_per_second:.0f} environment steps per second ({shares})"
+    speed = f"{summary.seconds:.1f} s, {summary.steps_per_second:.0f} environment steps per second"
     console.print(speed, soft_wrap=True, highlight=False)
     console.print(f"run: {result.out}", soft_wrap=True, highlight=False)
-
-
-def _end_badly_if_diverged(result: OnlineResult) -> None:
-    """As `koffline train`: what is there is kept, the exit code is 2."""
-    if not result.summary.diverged:
-        return
-    names = ", ".join(f"{seed} (by step {step})" for seed, step in result.summary.diverged.items())
-    click.echo(
-        f"error: training diverged with seed {names}: the gradient is not finite; lower "
-        "learning_rate or max_grad_norm, or scale the rewards with reward_scale",
-        err=True,
-    )
-    raise SystemExit(2)
 
 
 def _number(value: float) -> str:
@@ -128,7 +113,5 @@ def _number(value: float) -> str:
 
 
 def _interval(score: Score) -> str:
-    spread = score.spread
-    if math.isnan(spread.low):
-        return "–"
-    return f"{_number(spread.low)} … {_number(spread.high)}"
+    low, high = score.spread.low, score.spread.high
+    return "–" if math.isnan(low) else f"{_number(low)} … {_number(high)}"

@@ -15,7 +15,7 @@ import click
 from koffline.cli.targets import claim
 from koffline.data.spaces import Bounds, Discrete, SpaceRequest
 from koffline.errors import ConfigError, DataError
-from koffline.jobs.mapping import PassSettings
+from koffline.jobs import PassSettings
 from koffline.ope.stream_settings import DEFAULT_MEMORY, StreamSettings, remove_saved
 from koffline.store.run_record import shown_command, start_run
 
@@ -138,12 +138,12 @@ class Log:
     @property
     def passes(self) -> PassSettings:
         """Where passes over it run."""
-        return self.stream.passes
+        return self.stream
 
     @property
     def stays_on_disk(self) -> bool:
         """Whether it is read by blocks: when asked, and where it lies in shards anyway."""
-        from koffline.data.disk.shards import is_shard_folder
+        from koffline.data.disk.opening import is_shard_folder
 
         return self.is_lazy or (self.mapping is None and is_shard_folder(self.source))
 
@@ -237,7 +237,7 @@ class Result:
         """Claim the folder (a ``marker`` makes it ours), find, write the report with its record, print."""
         run = page = None
         if self.out is not None:
-            from koffline.report.folder import check_output_directory
+            from koffline.report.page import check_output_directory
 
             claim(self.out, check=lambda path: check_output_directory(path, self.force, marker))
             run = start_run(kind)

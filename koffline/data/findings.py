@@ -11,20 +11,19 @@ import numpy as np
 from koffline.data import columns as checks
 from koffline.data import remote
 from koffline.data.columns import counted
-from koffline.data.copies import RepeatedRows
 from koffline.data.flat import rows_are_linked
 from koffline.data.raw import RawLog
-from koffline.data.row_block import RowBlock
 from koffline.data.spaces import ActionSpace, Discrete
 from koffline.data.statistics import ColumnStatistics, blocks_of, shard_names
 from koffline.data.summary import LogTally
 from koffline.data.transitions import Transitions
+from koffline.data.units import RepeatedRows
 from koffline.errors import DataError
 from koffline.store.run_record import digest_of
 
 if TYPE_CHECKING:
     from koffline.data.disk.log import LazyTransitions
-    from koffline.jobs.mapping import PassSettings
+    from koffline.jobs import PassSettings
 
 _MOST_HASHES = 2**20  # of different rows of a log on disk
 _MOST_LISTED = 20
@@ -70,10 +69,10 @@ class WarningTally(LogTally):
         self.weighted = self.positive = 0  # rows that have weights, and weights above 0
         self._repeated = RepeatedRows(most_hashes)
         self._broken, self._shifted = RowCount(), RowCount()
-        self._first: RowBlock | None = None  # of one row each
-        self._last: RowBlock | None = None
+        self._first: Transitions | None = None  # of one row each
+        self._last: Transitions | None = None
 
-    def add(self, block: RowBlock) -> None:
+    def add(self, block: Transitions) -> None:
         """The next rows of a shard."""
         self._repeated.add(block)
         if block.weights is not None:
@@ -91,7 +90,7 @@ class WarningTally(LogTally):
             self._last = block.part(np.array([len(block) - 1]))
         super().add(block)
 
-    def _add_pairs(self, linked: np.ndarray, ends: np.ndarray, above: RowBlock, start: int) -> None:
+    def _add_pairs(self, linked: np.ndarray, ends: np.ndarray, above: Transitions, start: int) -> None:
         """Rows above others: whether those are their next steps, and where they begin another episode."""
         self._broken.add(~linked & ~ends, start)
         self._shifted.add(linked & ends & ~above.terminated[: len(ends)], start)
@@ -152,7 +151,7 @@ def _listed(numbers: np.ndarray, most: int) -> str:
     return f"{shown}, … ({numbers.size} in all)" if numbers.size > most else shown
 
 
-def _linked(above: RowBlock, below: RowBlock) -> np.ndarray:
+def _linked(above: Transitions, below: Transitions) -> np.ndarray:
     """(1,) whether the next observation of a row is the first observation of a block."""
     seen = np.concatenate([above.observations, below.observations[:1]])
     return rows_are_linked(seen, np.concatenate([above.next_observations, seen[1:]]))
@@ -167,7 +166,7 @@ def inspect_log(
     with the log: where more than a million rows differ, the number of repeated rows is an estimate. Rows in
     warnings are numbered through all shards. settings: where the pass runs.
     """
-    from koffline.jobs.mapping import PassSettings
+    from koffline.jobs import PassSettings
 
     names = ["the log"] if isinstance(log, RawLog) else shard_names(log)
     passes = settings or PassSettings()

@@ -10,13 +10,12 @@ import numpy as np
 
 from koffline.data import columns as checks
 from koffline.data.disk.samples import Part
-from koffline.data.row_block import RowBlock
 from koffline.data.transitions import Transitions
 from koffline.errors import DataError
 
 if TYPE_CHECKING:
     from koffline.data.disk.log import LazyTransitions
-    from koffline.jobs.mapping import PassSettings
+    from koffline.jobs import PassSettings
 
 
 class Tally:
@@ -108,7 +107,7 @@ class EpisodeTally(Tally):
         # of the episode that goes on in the next block: return and length so far, flags of its last row
         self._open: tuple[float, int, bool, bool] | None = None
 
-    def add(self, block: RowBlock) -> None:
+    def add(self, block: Transitions) -> None:
         """The next rows of a shard."""
         assert block.steps is not None, "called for logs with episodes"
         begins = block.steps == 0
@@ -168,7 +167,7 @@ class LogStatistics(Tally):
         returns = self.episodes.returns
         return (float(returns.minimum), float(returns.maximum)) if returns.count else None
 
-    def add(self, block: RowBlock) -> None:
+    def add(self, block: Transitions) -> None:
         """The next rows of a shard, whole units each."""
         for name in ("observations", "actions", "rewards"):
             getattr(self, name).add(getattr(block, name))
@@ -183,7 +182,7 @@ def statistics_of(
 
     Raises DataError where a shard cannot be read or the part is empty.
     """
-    from koffline.jobs.mapping import PassSettings
+    from koffline.jobs import PassSettings
 
     names, total = shard_names(log), LogStatistics(log)
     passes = settings or PassSettings()
@@ -210,15 +209,10 @@ def _of_shard(shared: tuple[LazyTransitions, Part | None], shard: int) -> LogSta
     return found
 
 
-def blocks_of(log: Transitions | LazyTransitions, shard: int = 0) -> Iterator[RowBlock]:
+def blocks_of(log: Transitions | LazyTransitions, shard: int = 0) -> Iterator[Transitions]:
     """The blocks of a shard; a log in memory is one shard, of which nothing is copied."""
     if not isinstance(log, Transitions):
         yield from log.shard_blocks(shard)
         return
     for rows in checks.blocks(len(log)):
-        columns: dict[str, Any] = {name: column[rows] for name, column in log.columns.items()}
-        columns.pop("episode_ids", None)
-        units = np.arange(rows.start, rows.stop)
-        if log.has_episodes:
-            units = np.searchsorted(log.episode_starts, units, side="right") - 1
-        yield RowBlock(0, rows.start, units=units, **{"steps": None, **columns})
+        yield log.part(rows)

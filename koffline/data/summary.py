@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from koffline.data.raw import space_to_json
-from koffline.data.row_block import RowBlock
 from koffline.data.spaces import ActionSpace, Continuous, Discrete
 from koffline.data.statistics import ColumnStatistics, EpisodeTally, Spread, Tally, blocks_of, shard_names
 from koffline.data.transitions import Transitions
@@ -17,7 +16,7 @@ from koffline.errors import DataError, printable
 
 if TYPE_CHECKING:
     from koffline.data.disk.log import LazyTransitions
-    from koffline.jobs.mapping import PassSettings
+    from koffline.jobs import PassSettings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +72,7 @@ class LogTally(Tally):
         if isinstance(space, Continuous):
             self.actions = ColumnStatistics((space.k,), np.float64)
 
-    def add(self, block: RowBlock) -> None:
+    def add(self, block: Transitions) -> None:
         """The next rows of a shard."""
         self.rows += len(block)
         self.terminated += int(block.terminated.sum())
@@ -100,7 +99,7 @@ def summarise(
     settings: where the pass over the shards of a log on disk runs, and whether those that cannot be read are
     left out; then there is no digest of the rows. Raises DataError, also where no shard can be read.
     """
-    from koffline.jobs.mapping import PassSettings
+    from koffline.jobs import PassSettings
 
     names, tally, left_out = shard_names(log), LogTally(log.action_space, log.has_episodes), []
     passes = settings or PassSettings()

@@ -1,16 +1,36 @@
-"""The paper's policy-evaluation worlds, whose state is a point of a box: Puddle World, pole, Mountain Car."""
+"""The paper's policy-evaluation worlds, whose state is a point of a box: Puddle World, pole, Mountain Car.
+
+A world is n copies of one task, advanced together: every array has the copies on its first axis, and time
+limits belong to whoever writes a log. A policy here is plain: with discrete actions a callable from
+observations to probabilities (N, n); else an object with ``sample(observations, generator) -> (N, k)``.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
-from jaxtyping import Float, Shaped
+from jaxtyping import Bool, Float, Float32, Int, Shaped
 
-from koffline.envs.world import Actions, Flags, Observations, Outcome, States
 from koffline.errors import ConfigError, nearest_name
+
+States = Shaped[np.ndarray, "copy *state"]  # (n, d) float64; (n,) state numbers of a finite process
+Observations = Float32[np.ndarray, "copy *observation"]
+Actions = Shaped[np.ndarray, "copy *action"]  # (n,) whole numbers or (n, k)
+Rewards = Float[np.ndarray, " copy"]
+Flags = Bool[np.ndarray, " copy"]
+
+
+class Outcome(NamedTuple):
+    """What one step of every copy leads to."""
+
+    state: States
+    reward: Rewards
+    terminated: Flags
+
 
 Pair = tuple[float, float]
 MOVES = ((0.0, 0.05), (0.05, 0.0), (0.0, -0.05), (-0.05, 0.0))  # up, right, down, left
@@ -232,3 +252,64 @@ def to_unit_square(world: BoxWorld, states: Shaped[np.ndarray, "row d"]) -> Floa
     """States in native units as points of [0, 1]^d."""
     low, high = np.asarray(world.low), np.asarray(world.high)
     return (np.asarray(states, dtype=np.float64) - low) / (high - low)
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """One step of every copy still running; ``index`` (n,) says which copies these are."""
+
+    index: Int[np.ndarray, " copy"]
+    observation: Observations
+    action: Actions
+    reward: Rewards
+    next_observation: Observations
+    terminated: Flags
+
+
+def draw_categories(
+    probabilities: Float[np.ndarray, "row category"], generator: np.random.Generator
+) -> Int[np.ndarray, " row"]:
+    """One category per row of (N, K) probabilities."""
+    cumulative = np.cumsum(probabilities, axis=1)
+    threshold = generator.random(len(cumulative))[:, None] * cumulative[:, -1:]
+    return np.sum(cumulative[:, :-1] <= threshold, axis=1).astype(np.int64)
+
+
+def draw_actions(policy: Any, observations: Observations, generator: np.random.Generator) -> Actions:
+    """Sample one action per observation: (N,) int64 from probabilities, else (N, k)."""
+    if hasattr(policy, "sample"):
+        return policy.sample(observations, generator)
+    return draw_categories(policy(observations), generator)
+
+
+def play(
+    world: Any, policy: Any, state: States, limit: int, generator: np.random.Generator
+) -> Iterator[Step]:
+    """Yield step after step of every copy that still runs, for at most ``limit`` steps."""
+    index = np.arange(len(state))
+    observation = world.observe(state)
+    for _ in range(limit):
+        action = draw_actions(policy, observation, generator)
+        state, reward, terminated = world.step(state, action, generator)
+        next_observation = world.observe(state)
+        yield Step(index, observation, action, reward, next_observation, terminated)
+        running = ~terminated
+        if not running.any():
+            return
+        index, state, observation = index[running], state[running], next_observation[running]
+
+
+def discounted_returns(
+    world: Any,
+    policy: Any,
+    start: States,
+    gamma: float,
+    generator: np.random.Generator,
+    repeats: int,
+    horizon: int,
+) -> Float[np.ndarray, "repeat start"]:
+    """Returns of ``repeats`` rollouts from each start state (n, d), cut after ``horizon`` steps."""
+    returns = np.zeros(repeats * len(start))
+    for t, step in enumerate(play(world, policy, np.tile(start, (repeats, 1)), horizon, generator)):
+        returns[step.index] += gamma**t * step.reward
+    return returns.reshape(repeats, len(start))

@@ -1,67 +1,43 @@
-"""Our worlds as Gymnasium environments, one copy at a time, with pictures, and MuJoCo's with noise, by name.
+"""Our worlds as Gymnasium environments, and many copies of one as one array; MuJoCo's with noise, by name.
 
 import gymnasium, koffline.envs
-gymnasium.make("koffline/PuddleWorld-v0", render_mode="rgb_array")
+gymnasium.make("koffline/PuddleWorld-v0")
 gymnasium.make("koffline/NoisyMujoco-v0", environment="InvertedPendulum-v5", transition_noise=0.05)
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any
 
 import gymnasium
 import numpy as np
 from gymnasium.envs.registration import registry
-from jaxtyping import Float, UInt8
 
-from koffline.envs.boxes import (
-    GYMNASIUM_IDS,
-    PUDDLE_GOAL,
-    RADIUS,
-    TIME_LIMITS,
-    BoxWorld,
-    NoisyMountainCar,
-    NoisyPole,
-    make_world,
-    puddle_depth,
-    uniform_states,
-)
+from koffline.data.transitions import ActionSpace, Discrete
+from koffline.envs.boxes import GYMNASIUM_IDS, TIME_LIMITS, WORLDS, make_world, world_name
+from koffline.envs.make import Copies, CopiesStep
 from koffline.errors import ConfigError
 
-Mask = Float[np.ndarray, "height width"]
-Color = tuple[int, int, int]
-
-SIZE = 320  # pixels
-_PAPER, _INK, _GREY = (250, 249, 246), (40, 44, 52), (190, 190, 186)
-_WATER, _GOAL, _AGENT, _WOOD = (58, 110, 165), (96, 168, 92), (214, 84, 54), (183, 140, 92)
-_EDGE = 1.3  # pixels from within a shape to without
 NOISY_MUJOCO = "koffline/NoisyMujoco-v0"
+BLOCK = 64  # numbers drawn from each stream at once
 _STREAM = 0x6E6F6973  # keeps the noise apart from the environment's own draws of the same seed
 
 
 class BoxWorldEnv(gymnasium.Env[np.ndarray, np.int64]):
     """One copy of a world; observations are its states in native units, float32, within its box.
 
-    world: its name, see `boxes.WORLDS`. start: "reset" draws the world's own start states, "uniform" any
-    state in which episodes go on. Further keywords replace fields of the world, for instance noise=0.0.
-    Options of ``reset``: {"state": (x, y)} starts there.
+    world: its name, see `boxes.WORLDS`. Further keywords replace its fields, for instance noise=0.0.
     """
 
-    metadata: ClassVar[dict[str, Any]] = {"render_modes": ["rgb_array"], "render_fps": 20}  # type: ignore[misc]
-
-    def __init__(
-        self, world: str, start: str = "reset", render_mode: str | None = None, **overrides: Any
-    ) -> None:
-        if start not in ("reset", "uniform"):
-            raise ConfigError(f"start is '{start}'; use 'reset' or 'uniform'")
-        if render_mode not in (None, *self.metadata["render_modes"]):
-            raise ConfigError(f"render_mode is '{render_mode}'; use 'rgb_array' or None")
+    def __init__(self, world: str, render_mode: None = None, **overrides: Any) -> None:
+        if render_mode is not None:
+            raise ConfigError(f"render_mode is '{render_mode}', but {world} draws no pictures; leave it out")
         try:
             self.world = replace(make_world(world), **overrides)
         except TypeError as error:
             raise ConfigError(f"{world} has no such setting ({error}); see its class") from None
-        self.render_mode, self._start = render_mode, start
         low, high = (np.asarray(corner, dtype=np.float32) for corner in (self.world.low, self.world.high))
         self.observation_space = gymnasium.spaces.Box(low, high, dtype=np.float32)
         self.action_space = gymnasium.spaces.Discrete(self.world.n_actions)
@@ -72,9 +48,7 @@ class BoxWorldEnv(gymnasium.Env[np.ndarray, np.int64]):
     ) -> tuple[np.ndarray, dict[str, Any]]:
         """Start an episode; the same seed gives the same one."""
         super().reset(seed=seed)
-        draw = uniform_states if self._start == "uniform" else type(self.world).reset
-        wanted = (options or {}).get("state")
-        self._state = draw(self.world, 1, self.np_random) if wanted is None else self._checked(wanted)
+        self._state = self.world.reset(1, self.np_random)
         return self._observation(), {}
 
     def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
@@ -87,28 +61,10 @@ class BoxWorldEnv(gymnasium.Env[np.ndarray, np.int64]):
         self._state = outcome.state
         return self._observation(), float(outcome.reward[0]), bool(outcome.terminated[0]), False, {}
 
-    def render(self) -> np.ndarray | None:  # type: ignore[override]
-        """The world as a picture, (height, width, 3) uint8; None without a render mode."""
-        if self.render_mode is None or self._state is None:
-            return None
-        return draw_world(self.world, self._state[0])
-
     def _observation(self) -> np.ndarray:
         assert self._state is not None
         space = self.observation_space
         return np.clip(self.world.observe(self._state)[0], space.low, space.high)  # type: ignore[attr-defined]
-
-    def _checked(self, state: Any) -> np.ndarray:
-        """A state to start from, (1, d); what was observed is accepted, although rounded to float32."""
-        try:
-            point = np.asarray(state, dtype=np.float64).reshape(1, -1)
-        except (TypeError, ValueError):
-            point = np.empty((1, 0))
-        if self.observation_space.contains(point[0].astype(np.float32)):
-            point = np.clip(point, self.world.low, self.world.high)
-            if not self.world.is_terminal(point)[0]:
-                return point
-        raise ConfigError(f"state is {state}; give a point of the box in which episodes go on")
 
 
 def register_envs() -> None:
@@ -166,73 +122,73 @@ def noisy_mujoco(environment: str, transition_noise: float = 0.0, **options: Any
     return VelocityNoise(env, float(transition_noise))
 
 
-def draw_world(world: BoxWorld, state: Float[np.ndarray, " 2"]) -> UInt8[np.ndarray, "height width 3"]:
-    """A picture of a state (2,)."""
-    if isinstance(world, NoisyPole):
-        canvas = _pole(state)
-    else:
-        canvas = _valley(state) if isinstance(world, NoisyMountainCar) else _puddles(state)
-    return np.clip(np.rint(canvas.colors), 0, 255).astype(np.uint8)
+class WorldCopies(Copies):
+    """Copies of one of our worlds, stepped together; rows are those of the Gymnasium environment."""
+
+    usual_number = 256
+
+    def __init__(self, name: str, time_limit: int | None) -> None:
+        self._world, self._envs = make_world(name), []
+        self.name, self.notes = GYMNASIUM_IDS[name], ()
+        self.time_limit = time_limit or TIME_LIMITS[name]
+        self.action_space: ActionSpace = Discrete(self._world.n_actions)
+        self.action_dtype = np.dtype(np.int64)
+        self.observation_shape = (len(self._world.low),)
+
+    def reset(self, seeds: Sequence[int], copies: Sequence[int] | None = None) -> np.ndarray:
+        """Start one copy per seed, all of them at once."""
+        generators = [np.random.default_rng(seed) for seed in seeds]
+        self._states = np.concatenate([self._world.reset(1, generator) for generator in generators])
+        self._generators, self._steps = _RowGenerators(generators), 0
+        return self._world.observe(self._states)
+
+    def step(self, running: Sequence[int], actions: np.ndarray) -> CopiesStep:
+        """One step of the copies that still run."""
+        assert self.time_limit is not None
+        self._generators.rows, self._generators.step = running, self._steps
+        self._steps += 1
+        state, reward, terminated = self._world.step(self._states[running], actions, self._generators)
+        self._states[running] = state
+        cut = ~terminated & (self._steps >= self.time_limit)
+        return CopiesStep(self._world.observe(state), reward, terminated, cut)
 
 
-class _Canvas:
-    """A square part of the world: pixel centres, the first row at the top, and colors."""
+class _RowGenerators(np.random.Generator):
+    """A generator of which row i comes from the i-th of several: worlds step as one array, rows stay apart.
 
-    def __init__(self, left: float, bottom: float, side: float) -> None:
-        places = (np.arange(SIZE) + 0.5) * side / SIZE
-        self.x, self.y = np.meshgrid(left + places, bottom + side - places)
-        self.colors = np.tile(np.asarray(_PAPER, dtype=np.float64), (SIZE, SIZE, 1))
-        self._edge = _EDGE * side / SIZE
+    It serves worlds that make one draw a step, always the same one: ``uniform`` with scalar bounds or
+    ``standard_normal``, with one row per copy. Streams are read in blocks, which gives the same numbers.
+    """
 
-    def paint(self, color: Color, distance: Mask) -> None:
-        """Blend a color in where a signed distance is negative, soft over the edge."""
-        self.blend(color, np.clip(0.5 - distance / self._edge, 0.0, 1.0))
+    def __init__(self, generators: Sequence[np.random.Generator]) -> None:
+        super().__init__(np.random.PCG64(0))  # never drawn from
+        self._generators = generators
+        self.rows: Sequence[int] = ()
+        self.step = 0
 
-    def blend(self, color: Color, mask: Mask) -> None:
-        """Blend a color in by a mask from 0 to 1."""
-        self.colors += mask[..., None] * (np.asarray(color) - self.colors)
+    def uniform(self, low: Any = 0.0, high: Any = 1.0, size: Any = None) -> Any:
+        return self._draw("uniform", (low, high), size)
 
-    def distance(self, start: Any, end: Any) -> Mask:
-        """Distance of all pixels from a segment, or from a point that is both its ends."""
-        along = np.subtract(end, start)
-        x, y = self.x - start[0], self.y - start[1]
-        share = np.clip((x * along[0] + y * along[1]) / max(along @ along, 1e-12), 0.0, 1.0)
-        return np.hypot(x - share * along[0], y - share * along[1])
+    def standard_normal(self, size: Any = None, dtype: Any = np.float64, out: Any = None) -> Any:
+        return self._draw("standard_normal", (), size)
 
-
-def _puddles(state: np.ndarray) -> _Canvas:
-    canvas = _Canvas(0.0, 0.0, 1.0)
-    depth = puddle_depth(np.stack([canvas.x.ravel(), canvas.y.ravel()], axis=1)).reshape(SIZE, SIZE)
-    canvas.blend(_WATER, 0.85 * depth / RADIUS + 0.15 * (depth > 0))
-    canvas.paint(_GOAL, (PUDDLE_GOAL - canvas.x - canvas.y) / np.sqrt(2.0))
-    canvas.paint(_INK, canvas.distance(state, state) - 0.026)
-    canvas.paint(_AGENT, canvas.distance(state, state) - 0.02)
-    return canvas
+    def _draw(self, method: str, arguments: tuple[Any, ...], size: Any) -> np.ndarray:
+        _, *shape = (size,) if isinstance(size, int) else size
+        if self.step % BLOCK == 0:
+            draws = [getattr(generator, method) for generator in self._generators]
+            self._block = np.stack([draw(*arguments, (BLOCK, *shape)) for draw in draws])
+        return self._block[self.rows, self.step % BLOCK]
 
 
-def _pole(state: np.ndarray) -> _Canvas:
-    canvas, foot = _Canvas(-1.1, -0.5, 2.2), (0.0, 0.0)
-    canvas.paint(_GREY, np.abs(canvas.y + 0.17) - 0.008)
-    canvas.paint(_INK, np.maximum(np.abs(canvas.x) - 0.28, np.abs(canvas.y + 0.08) - 0.08))
-    canvas.paint(_WOOD, canvas.distance(foot, (np.sin(state[0]), np.cos(state[0]))) - 0.035)
-    canvas.paint(_AGENT, canvas.distance(foot, foot) - 0.04)
-    return canvas
+def make_copies(identifier: str, time_limit: int | None = None) -> Copies:
+    """Copies of an environment; ours, by id or name, are played as one array. Raises ConfigError."""
+    if identifier in WORLDS or identifier in GYMNASIUM_IDS.values():
+        return WorldCopies(world_name(identifier), time_limit)
+    return Copies(identifier, **({} if time_limit is None else {"max_episode_steps": time_limit}))
 
 
-def _valley(state: np.ndarray) -> _Canvas:
-    canvas = _Canvas(-1.25, -0.1, 1.9)
-    above = canvas.y - _height(canvas.x)
-    distance = above / np.sqrt(1.0 + (1.35 * np.cos(3.0 * canvas.x)) ** 2)  # to first order
-    canvas.paint(_GREY, distance)
-    canvas.paint(_INK, np.abs(distance) - 0.012)
-    canvas.paint(_GOAL, canvas.distance((0.5, _height(0.5)), (0.5, _height(0.5) + 0.42)) - 0.015)
-    way = np.array([1.0, 1.35 * np.cos(3.0 * state[0])])
-    way /= np.linalg.norm(way)
-    centre = np.array([state[0], _height(state[0])]) + 0.06 * np.array([-way[1], way[0]])
-    canvas.paint(_AGENT, canvas.distance(centre - 0.05 * way, centre + 0.05 * way) - 0.05)
-    return canvas
-
-
-def _height(position: Any) -> Any:
-    """Of the hill, as Gymnasium draws it."""
-    return 0.45 * np.sin(3.0 * position) + 0.55
+def closed_copies(identifier: str) -> Copies:
+    """Copies that are not to be played: what an environment's spaces, time limit and notes are."""
+    copies = make_copies(identifier)
+    copies.close()
+    return copies

@@ -1,14 +1,17 @@
-"""Any Gymnasium environment: its errors in one line, its spaces as ours (arrays, indices, flat vectors)."""
+"""Any Gymnasium environment: its errors in one line, its spaces as ours (arrays, indices, flat vectors).
+
+Gymnasium's own vector environments reset a copy by themselves, one step after its end, and give rows that
+belong to no episode; in `Copies` one that ended just rests, and the last observation is at hand.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import logging
 import math
-import re
 from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, NamedTuple
 
 import gymnasium
 import numpy as np
@@ -17,7 +20,7 @@ from gymnasium import spaces
 from koffline.data.transitions import ActionSpace, Continuous, Discrete
 from koffline.envs.boxes import WORLDS
 from koffline.errors import ConfigError, KofflineError
-from koffline.untrusted.code import check_environment_allowed
+from koffline.untrusted.limits import check_environment_allowed
 
 _log = logging.getLogger(__name__)
 _EXACT_IN_FLOAT32 = 2**24  # whole numbers up to this size
@@ -35,12 +38,6 @@ def make_env(identifier: str, **options: Any) -> gymnasium.Env[Any, Any]:
         raise ConfigError(f"there is no environment '{identifier}'; {hint}") from None
     except Exception as error:
         reason = " ".join(str(error).split()).rstrip(".") or type(error).__name__
-        missing = isinstance(error, ImportError | gymnasium.error.DependencyNotInstalled)
-        if missing and re.search("mujoco|imageio", reason.lower()):
-            raise ConfigError(
-                f"the environment '{identifier}' needs MuJoCo, which is not installed; "
-                "pip install mujoco imageio"
-            ) from error
         raise ConfigError(
             f"the environment '{identifier}' cannot be made: {reason}; check its name and what it needs"
         ) from error
@@ -96,7 +93,7 @@ class SpaceTranslator:
         if not isinstance(self._observation, spaces.Box):
             values = [spaces.flatten(self._observation, value) for value in values]
         stacked = np.stack([np.asarray(value) for value in values])
-        return stacked.reshape(-1, *self.observation_shape).astype(self._dtype, casting="same_kind")
+        return stacked.reshape(len(values), *self.observation_shape).astype(self._dtype, casting="same_kind")
 
     def native_actions(self, actions: np.ndarray) -> Sequence[Any]:
         """What the environment's step takes, one per row."""
@@ -105,6 +102,74 @@ class SpaceTranslator:
             return [int(action) + int(space.start) for action in actions]
         assert isinstance(space, spaces.Box)
         return list(actions.astype(space.dtype).reshape(-1, *space.shape))
+
+
+class CopiesStep(NamedTuple):
+    """One step of n copies: observations (n, …), rewards (n,), whether they ended, whether time ran out."""
+
+    observations: np.ndarray
+    rewards: np.ndarray
+    terminated: np.ndarray
+    truncated: np.ndarray
+
+
+class Copies:
+    """Copies of any Gymnasium environment, made when they are first needed; nothing is reset by itself.
+
+    ``name`` is the full Gymnasium id, ``action_dtype`` the precision in which actions are received,
+    ``time_limit`` the steps after which episodes are cut (None: the environment says when), ``notes`` what
+    was changed about observations. Raises ConfigError for an environment that is unknown, fails, gives
+    numbers that are not finite, or has spaces of another kind.
+    """
+
+    usual_number = 16  # a good choice for playing them side by side
+
+    def __init__(self, identifier: str, **options: Any) -> None:
+        self._identifier, self._options = identifier, {"disable_env_checker": True, **options}
+        first = make_env(identifier, **self._options)
+        self._envs = [first]
+        self.name = identifier if first.spec is None else first.spec.id
+        self.time_limit = None if first.spec is None else first.spec.max_episode_steps
+        self._spaces = spaces = SpaceTranslator(self.name, first.observation_space, first.action_space)
+        self.action_space, self.action_dtype = spaces.action_space, spaces.action_dtype
+        self.observation_shape, self.notes = spaces.observation_shape, spaces.notes
+
+    def reset(self, seeds: Sequence[int], copies: Sequence[int] | None = None) -> np.ndarray:
+        """Start an episode in the first copies, one per seed, or in the given ones; observations (n, …)."""
+        places = range(len(seeds)) if copies is None else copies
+        while len(self._envs) <= max(places):
+            self._envs.append(make_env(self._identifier, **self._options))
+        with playing(self.name, "reset"):
+            pairs = zip(places, seeds, strict=True)
+            first = self._spaces.observations([self._envs[copy].reset(seed=seed)[0] for copy, seed in pairs])
+        return self._finite("an observation", first)
+
+    def step(self, running: Sequence[int], actions: np.ndarray) -> CopiesStep:
+        """One step of the copies that still run; actions (n,) or (n, k) of the action space."""
+        native = self._spaces.native_actions(actions)
+        with playing(self.name, "step"):
+            steps = [self._envs[copy].step(action) for copy, action in zip(running, native, strict=True)]
+            observations, rewards, ended, cut, _ = zip(*steps, strict=True)
+            terminated = np.asarray(ended, dtype=bool)
+            truncated = np.asarray(cut, dtype=bool) & ~terminated
+            numbers = np.asarray(rewards, dtype=np.float64)
+            following = self._spaces.observations(observations)
+        self._finite("an observation", following)
+        return CopiesStep(following, self._finite("a reward", numbers), terminated, truncated)
+
+    def close(self) -> None:
+        """Close every environment."""
+        for env in self._envs:
+            env.close()
+
+    def _finite(self, what: str, numbers: np.ndarray) -> np.ndarray:
+        # One sum tells whether any is not finite, ten times faster than looking at each.
+        if not np.isfinite(numbers.sum()) and not np.isfinite(numbers).all():
+            raise ConfigError(
+                f"{self.name} gave {what} that is not a finite number; mend the environment, or end the "
+                "episode before it breaks"
+            )
+        return numbers
 
 
 def _flattened(name: str, space: spaces.Space[Any]) -> spaces.Box:

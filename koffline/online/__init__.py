@@ -4,24 +4,8 @@
 engine under it.
 """
 
-from __future__ import annotations
+from koffline.online.config import OnlineConfig, OnlineRun
+from koffline.online.lockstep import LockStep
+from koffline.online.run import OnlineResult, train
 
-from typing import Any
-
-_WHERE = {
-    "LockStep": "koffline.online.lockstep",
-    "OnlineConfig": "koffline.online.config",
-    "OnlineResult": "koffline.online.run",
-    "OnlineRun": "koffline.online.config",
-    "train": "koffline.online.run",
-}
-__all__ = sorted(_WHERE)
-
-
-def __getattr__(name: str) -> Any:
-    """Public names, imported when they are asked for."""
-    if name not in _WHERE:
-        raise AttributeError(f"module 'koffline.online' has no attribute '{name}'")
-    from importlib import import_module
-
-    return getattr(import_module(_WHERE[name]), name)
+__all__ = ["LockStep", "OnlineConfig", "OnlineResult", "OnlineRun", "train"]

@@ -1,8 +1,7 @@
-"""A run's policy as a Trust-PCL model (.d3), its replay as a log, and a log as the replay's beginning."""
+"""A run's policy as a Trust-PCL model (.d3), and its replay as a log."""
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -14,29 +13,11 @@ from koffline.data.transitions import ActionSpace, Continuous, Discrete, Metadat
 from koffline.errors import DataError
 from koffline.online.config import OnlineConfig
 from koffline.online.networks import AgentArrays, Layers
-from koffline.online.paths import PathReplay, Paths
+from koffline.online.paths import PathReplay
 from koffline.store.files import atomic_file
 
-MODEL, REPLAY, MINARI = "model.d3", "replay.hdf5", "minari"
-LOGGED = -1  # the environment of paths that came from a log
 _WIDEST = 1e6  # a box beyond this is no range to scale by, but stands for "unbounded"
 _SMALLEST_KL = 1e-8  # the model's config asks for some regularisation, also where training ended without
-_LOG = logging.getLogger(__name__)
-
-
-def save_model(agent: AgentArrays, config: OnlineConfig, folder: Path) -> None:
-    """The policy of a run as model.d3, over an older one, where it is finite."""
-    if is_finite(agent):
-        write_model(agent, config, folder / MODEL)
-
-
-def save_replay(log: Transitions, folder: Path, minari: bool) -> None:
-    """A replay as replay.hdf5 and, on request, as a Minari dataset in a folder."""
-    from koffline.data.sources import write_transitions
-
-    write_transitions(log, folder / REPLAY, force=True)
-    if minari:
-        write_transitions(log, folder / MINARI, "minari", force=True)
 
 
 def is_finite(agent: AgentArrays) -> bool:
@@ -194,62 +175,4 @@ def replay_transitions(
         steps=steps[order],
         action_space=action_space,
         metadata=Metadata(notes=notes, gamma=gamma),
-    )
-
-
-def fill_from_log(replay: PathReplay, log: Transitions, action_space: ActionSpace) -> int:
-    """Put a log into every run's replay before its first step; how many paths a run was given.
-
-    Episodes are cut into paths, the newest of which stay where the capacity is smaller; rows without
-    episodes are paths of one step. Raises DataError for a log of other observations or actions.
-    """
-    width, wanted = int(np.prod(log.observation_shape)), replay.held(0).observations.shape[-1]
-    if width != wanted:
-        raise DataError(
-            f"the log's observations have {width} numbers, the environment's {wanted}; give a log of the "
-            "same environment"
-        )
-    if _kind(log.action_space) != _kind(action_space):
-        raise DataError(
-            f"the log's actions are {log.action_space}, the environment's {action_space}; give a log of the "
-            "same environment"
-        )
-    paths = _paths_of(log, replay.path_length)
-    n = len(paths.lengths)
-    if replay.capacity is not None and n > replay.capacity:
-        _LOG.warning("the log gives %d paths, the replay holds the last %d", n, replay.capacity)
-        paths = paths.flat_rows(np.arange(n - replay.capacity, n), leading=1)
-        n = replay.capacity
-    for run in range(replay.runs):
-        replay.append(np.full(n, run), paths)
-    return n
-
-
-def _kind(space: ActionSpace) -> tuple[type, int]:
-    return type(space), space.n if isinstance(space, Discrete) else space.k
-
-
-def _paths_of(log: Transitions, length: int) -> Paths:
-    """The log cut into paths of at most ``length`` steps, none across the end of an episode."""
-    n = len(log)
-    steps, episode = np.zeros(n, dtype=np.int64), np.arange(n)
-    if log.steps is not None:
-        steps, episode = log.steps, np.cumsum(log.steps == 0) - 1
-    starts = np.flatnonzero(steps % length == 0)
-    lengths = np.diff(np.append(starts, n))
-    last = starts + lengths - 1
-    rows = starts[:, None] + np.minimum(np.arange(length), lengths[:, None] - 1)  # filler repeats the last
-    flat = log.observations.reshape(n, -1)
-    observations = np.concatenate((flat[rows], log.next_observations.reshape(n, -1)[last][:, None]), axis=1)
-    observations[np.arange(len(starts)), lengths] = observations[:, -1]
-    return Paths(
-        observations=observations,
-        actions=log.actions[rows],
-        rewards=log.rewards[rows],
-        lengths=lengths,
-        terminated=log.terminated[last],
-        truncated=log.truncated[last] & ~log.terminated[last],
-        environments=np.full(len(starts), LOGGED),
-        episodes=episode[starts],
-        first_steps=steps[starts],
     )

@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
+from koffline.data.transitions import ActionSpace, Continuous
+from koffline.envs.make import Copies
 from koffline.online.config import OnlineConfig
-from koffline.online.environments import Environments, Outcome, clip_actions
 from koffline.online.networks import Shape
 from koffline.online.paths import Paths
 
@@ -49,25 +50,27 @@ class Collected:
 
 
 class Collector:
-    """K · E copies, run by run; seeds of episodes and noise come from each run's own generators."""
+    """K · E copies, run by run; seeds of episodes and noise come from each run's own generators.
+
+    An episode that ends is followed by the next one, with a seed of its own, within the same step.
+    """
 
     def __init__(
         self,
-        environments: Environments,
+        copies: Copies,
         shape: Shape,
         generators: Sequence[np.random.Generator],
-        steps: int,
-        path_length: int,
+        config: OnlineConfig,
     ) -> None:
-        n = environments.n
-        self._environments, self._shape = environments, shape
-        self._generators, self._steps, self._path_length = generators, steps, path_length
-        self._each = n // len(generators)
+        self._copies, self._shape, self._generators = copies, shape, generators
+        self._each, self._path_length = config.n_environments, config.path_length
+        self._steps = config.steps_per_iteration // self._each
+        n = self._n = self._each * len(generators)
         self.recent: list[deque[Finished]] = [deque(maxlen=WINDOW) for _ in generators]
         self.since: list[list[Finished]] = [[] for _ in generators]  # since the last evaluation
         self.seconds = {"environment": 0.0, "acting": 0.0}
         self._seeds, self._pending = self._draw_seeds(), self._draw_seeds()
-        self._observations = environments.reset(self._seeds)
+        self._observations = vectors(copies.reset(self._seeds))
         self._totals, self._lengths, self._episodes = np.zeros(n), np.zeros(n, int), np.zeros(n, int)
         # Of the running episodes, (n, ·): to resume from.
         size = (n, _FIRST_LENGTH, *([shape.outputs] if shape.continuous else []))
@@ -85,12 +88,10 @@ class Collector:
             actions = drawn.reshape(n, *drawn.shape[2:])
             executed = clip_actions(actions, self._shape.action_space)
             between = time.perf_counter()
-            outcome = self._environments.step(executed, self._pending)
+            before = self._observations, actions, self._episodes.copy(), self._lengths.copy()
+            rows.append((*before, *self._play(executed)))
             self.seconds["acting"] += between - started
             self.seconds["environment"] += time.perf_counter() - between
-            episode = self._episodes.copy(), self._lengths.copy()
-            rows.append((self._observations, actions, *episode, *vars(outcome).values()))
-            self._take_in(executed, outcome)
         return self._cut([np.stack(column, axis=1) for column in zip(*rows, strict=True)])
 
     def take_changed(self) -> np.ndarray:
@@ -128,19 +129,19 @@ class Collector:
         exact = found is not None and np.array_equal(found[standing], state["observations"][standing])
         if found is None or not exact:
             self._episodes += 1
-            found = self._environments.reset(self._seeds)
+            found = vectors(self._copies.reset(self._seeds))
             self._totals[:], self._lengths[:] = 0.0, 0
         self._observations = found
         return exact
 
     def _replay(self) -> np.ndarray | None:
         """The running episodes played again; None where one ends earlier this time."""
-        found = self._environments.reset(self._seeds)
+        found = vectors(self._copies.reset(self._seeds))
         for step in range(int(self._lengths.max())):
             active = np.flatnonzero(self._lengths > step)
-            outcome = self._environments.step(self._taken[:, step], None, active.tolist())
-            found[active] = outcome.observations[active]
-            if (outcome.terminated | outcome.truncated).any():
+            here = self._copies.step(active.tolist(), self._taken[active, step])
+            found[active] = vectors(here.observations)
+            if (here.terminated | here.truncated).any():
                 return None
         return found
 
@@ -155,28 +156,36 @@ class Collector:
         each = [generator.integers(2**31, size=self._each) for generator in self._generators]
         return [int(seed) for seed in np.concatenate(each)]
 
-    def _take_in(self, actions: np.ndarray, outcome: Outcome) -> None:
+    def _play(self, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """One step of all copies: the true s′ (n, d), rewards, ends; where one ended the next one begins."""
         if self._lengths.max() >= self._taken.shape[1]:
             self._taken = np.concatenate((self._taken, np.zeros_like(self._taken)), axis=1)
-        self._taken[np.arange(len(actions)), self._lengths] = actions
-        self._totals += outcome.rewards
+        self._taken[np.arange(self._n), self._lengths] = actions
+        observations, rewards, terminated, truncated = self._copies.step(range(self._n), actions)
+        final = self._observations = vectors(observations)
+        self._totals += rewards
         self._lengths += 1
-        self._observations = outcome.observations
-        ended = np.flatnonzero(outcome.terminated | outcome.truncated)
+        ended = np.flatnonzero(terminated | truncated).tolist()
         for copy in ended:
-            run = int(copy // self._each)
+            run = copy // self._each
             finished = Finished(float(self._totals[copy]), int(self._lengths[copy]))
             self.recent[run].append(finished)
             self.since[run].append(finished)
             self._seeds[copy] = self._pending[copy]
             self._pending[copy] = int(self._generators[run].integers(2**31))
             self._changed[run] = True
-        self._totals[ended], self._lengths[ended] = 0.0, 0
-        self._episodes[ended] += 1
+        if ended:
+            self._observations = final.copy()
+            self._observations[ended] = vectors(
+                self._copies.reset([self._seeds[copy] for copy in ended], ended)
+            )
+            self._totals[ended], self._lengths[ended] = 0.0, 0
+            self._episodes[ended] += 1
+        return final, rewards, terminated, truncated
 
     def _cut(self, columns: list[np.ndarray]) -> Collected:
         """Paths of columns (n, steps, …) end with their episode, the iteration, or at ``path_length``."""
-        observations, actions, episodes, steps, _, final, rewards, terminated, truncated = columns
+        observations, actions, episodes, steps, final, rewards, terminated, truncated = columns
         n, length, d = observations.shape
         pieces = []  # (copy, start, stop), copy by copy in time
         for copy, is_break in enumerate(terminated | truncated):
@@ -198,12 +207,24 @@ class Collector:
             rewards=np.where(filler[:, :-1], 0.0, rewards[copies[:, None], index]),
             lengths=lengths,
             terminated=terminated[copies, last],
-            truncated=truncated[copies, last] & ~terminated[copies, last],
+            truncated=truncated[copies, last],
             environments=copies % self._each,
             episodes=episodes[copies, starts],
             first_steps=steps[copies, starts],
         )
         return Collected(copies // self._each, paths, observations.reshape(n // self._each, -1, d))
+
+
+def vectors(observations: np.ndarray) -> np.ndarray:
+    """Observations of any shape as (n, d) in double precision."""
+    return observations.reshape(len(observations), -1).astype(np.float64)
+
+
+def clip_actions(actions: np.ndarray, space: ActionSpace) -> np.ndarray:
+    """What the environment gets: continuous actions cut to the space's box, discrete ones as they are."""
+    if not isinstance(space, Continuous):
+        return actions
+    return np.clip(actions, np.asarray(space.low), np.asarray(space.high))
 
 
 def divergence(

@@ -37,14 +37,12 @@ class OnlineConfig(Section):
     bandwidth_scale: times the mini-batch's median distance. entropy_coef: at the start; entropy_decay: the
     factor per 2500 iterations, None keeps it. evaluation_interval, checkpoint_interval: in environment steps
     of a run. evaluation_limit: steps after which an episode of an evaluation is cut, for environments without
-    a time limit. initial_log: a log to fill the replay with before the first step. vectorization: "async"
-    plays each copy in a process of its own, "local" and "sync" all in this one.
+    a time limit.
     """
 
     environment: str = Field(min_length=1)
     environment_options: dict[str, Any] = Field(default_factory=dict)
     n_environments: Annotated[int, Field(ge=1, le=10_000)] = 1
-    vectorization: Literal["local", "sync", "async"] = "local"
     steps: Count = 200_000
     critic: Critic = "kloss"
     gamma: Share = 0.995
@@ -72,21 +70,17 @@ class OnlineConfig(Section):
     standardise: bool = True
     reward_scale: Scale = 1.0
     hidden: Annotated[tuple[Annotated[int, Field(ge=1, le=65_536)], ...], Field(min_length=1)] = (64, 64)
-    legacy_timeouts: bool = False
-    legacy_discount: bool = False
-    legacy_targets: bool = False
     evaluation_interval: Count = 10_000
     evaluation_episodes: Count = 3
     evaluation_seed: Annotated[int, Field(ge=0)] = 10_000
     evaluation_limit: Count = 10_000
     checkpoint_interval: Count = 50_000
     keep_checkpoints: Count = 2
-    initial_log: str | None = None
 
     def __init__(self, environment: str | None = None, **settings: Any) -> None:
         named = {} if environment is None else {"environment": environment}
         try:
-            super().__init__(**named, **settings)
+            super().__init__(**named, **without_former(settings))
         except ValidationError as error:
             raise describe_error(OnlineConfig, error) from None
         if self.steps_per_iteration % self.n_environments:
@@ -112,24 +106,19 @@ class OnlineRun:
     config: OnlineConfig
     seed: int
 
-    def __post_init__(self) -> None:
-        check_whole("seed", self.seed, 0)
 
-
-def check_whole(name: str, number: Any, least: int) -> None:
-    """Raise ConfigError where a number is none to count by."""
-    if isinstance(number, bool) or not isinstance(number, int) or number < least:
-        raise ConfigError(f"{name} is {number!r}; give a whole number of at least {least}")
+def without_former(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings without those of earlier versions, which their files state, that have no effect."""
+    return {name: value for name, value in settings.items() if value not in _FORMER.get(name, ())}
 
 
 def load_config(path: str | Path | Mapping[str, Any], assignments: Iterable[str] = ()) -> OnlineConfig:
     """The config of a YAML file (or of a mapping), with ``gamma=0.98`` laid over it.
 
-    One option of the environment is ``environment_options.NAME=VALUE``. A relative ``initial_log`` in a file
-    lies beside the file, any other in the current folder. Raises ConfigError in one line; for an unknown key
-    it names the nearest.
+    One option of the environment is ``environment_options.NAME=VALUE``. Raises ConfigError in one line; for
+    an unknown key it names the nearest.
     """
-    return read_section(OnlineConfig, read_layers(path, parse_assignments(assignments), ["initial_log"]))
+    return read_section(OnlineConfig, without_former(read_layers(path, parse_assignments(assignments), [])))
 
 
 def check_equal(configs: Sequence[OnlineConfig]) -> OnlineConfig:
@@ -148,7 +137,11 @@ def check_equal(configs: Sequence[OnlineConfig]) -> OnlineConfig:
 
 # What the runs of a stack share.
 _EQUAL = (
-    "environment", "environment_options", "n_environments", "vectorization", "path_length",
-    "steps_per_iteration", "batch_size", "windows_per_path", "capacity", "learning_starts", "hidden",
-    "evaluation_episodes", "evaluation_seed", "evaluation_limit", "initial_log",
+    "environment", "environment_options", "n_environments", "path_length", "steps_per_iteration",
+    "batch_size", "windows_per_path", "capacity", "learning_starts", "hidden", "evaluation_episodes",
+    "evaluation_seed", "evaluation_limit",
 )  # fmt: skip
+_FORMER = {
+    "vectorization": ("local", "sync", "async"), "initial_log": (None,), "legacy_timeouts": (False,),
+    "legacy_discount": (False,), "legacy_targets": (False,),
+}  # fmt: skip

@@ -43,17 +43,13 @@ class Minibatch:
 
 
 class WindowCutter:
-    """Cuts windows of min(d, what is left of the path) steps, with the rules of each run.
-
-    legacy_timeouts: a time limit ends the value as a terminal state does. legacy_discount: what follows a
-    window that ends with its path is discounted by one γ too few. Both as in the code the paper modified.
-    """
+    """Cuts windows of min(d, what is left of the path) steps; a time limit is no terminal state."""
 
     def __init__(self, configs: Sequence[OnlineConfig], dtype: torch.dtype) -> None:
         self._dtype, self._count, self._length = dtype, configs[0].windows_per_path, configs[0].path_length
-        gamma, self._window_length, self._legacy_timeouts, self._legacy_discount, scale = (
+        gamma, self._window_length, scale = (
             np.array([getattr(config, name) for config in configs])[:, None, None]
-            for name in ("gamma", "window_length", "legacy_timeouts", "legacy_discount", "reward_scale")
+            for name in ("gamma", "window_length", "reward_scale")
         )
         self._powers = gamma[:, 0] ** np.arange(self._length + 1)  # (K, T + 1)
         self._reward_scale = self._tensor(scale)
@@ -76,15 +72,12 @@ class WindowCutter:
         lengths = paths.lengths[..., None]  # (K, B, 1)
         size = np.clip(np.minimum(self._window_length, lengths - starts), 0, None)
         ends = starts + size
-        at_end = ends == lengths
         offsets = np.arange(self._length) - starts[..., None]  # (K, B, W, T)
         inside = (offsets >= 0) & (offsets < size[..., None])
         run = np.arange(len(starts))[:, None, None]
         weights = np.where(inside, self._powers[run[..., None], np.clip(offsets, 0, None)], 0.0)
-        final = paths.terminated[..., None] | (paths.truncated[..., None] & self._legacy_timeouts)
-        exponent = np.clip(size - (at_end & self._legacy_discount), 0, None)
-        valid = size > 0
-        discounts = np.where(at_end & final, 0.0, self._powers[run, exponent]) * valid
+        valid, is_final = size > 0, (ends == lengths) & paths.terminated[..., None]
+        discounts = np.where(is_final, 0.0, self._powers[run, size]) * valid
         rows, covered = _pack_steps(weights)
         mean, inverse = (self._tensor(part)[:, None, None] for part in (moments.mean, 1.0 / moments.std))
         actions = torch.from_numpy(paths.actions)

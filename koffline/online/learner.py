@@ -19,14 +19,8 @@ from torch import Tensor
 
 from koffline.online import critics
 from koffline.online.config import OnlineConfig
-from koffline.online.critics import (
-    CriticGradients,
-    Minibatch,
-    Rows,
-    ValueEnds,
-    WindowCutter,
-)
-from koffline.online.networks import AgentStack, Density, Shape, Streams
+from koffline.online.critics import CriticGradients, Minibatch, Rows, ValueEnds, WindowCutter
+from koffline.online.networks import AgentStack, Density
 from koffline.steps import StackedAdam
 
 
@@ -63,18 +57,6 @@ class Learner:
         self._adam = StackedAdam(online.flat, epsilon=epsilon)
         self._gradient = torch.empty_like(online.flat)  # fresh memory would cost more than the sum
         self.diverged = np.zeros(len(configs), dtype=bool)
-
-    @classmethod
-    def initialise(
-        cls, configs: Sequence[OnlineConfig], shape: Shape, streams: Sequence[Streams], dtype: torch.dtype
-    ) -> Learner:
-        """Fresh networks; the slow copies begin as they do, or with ``legacy_targets`` on their own."""
-        online, other = (
-            AgentStack.initialise(shape, [(s.seeds[first], s.seeds[first + 1]) for s in streams], dtype)
-            for first in (0, 2)
-        )
-        apart = torch.tensor([[c.legacy_targets] for c in configs])
-        return cls(configs, online, AgentStack(shape, torch.where(apart, other.flat, online.flat)))
 
     @torch.no_grad()
     def move_targets(self) -> None:
@@ -123,12 +105,8 @@ class Learner:
         slope = share.flatten(1).gather(1, batch.rows) * -batch.covered
         policy_gradient, deviation_gradient = density.gradients(slope, pull_policy)
         critic, diagnostics = self._critic(residual, values, batch)
-        gradient = self._gradient
-        for place, part in zip(
-            self.online.shape.parts,
-            (policy_gradient, deviation_gradient, values.pull(critic)),
-            strict=True,
-        ):
+        gradient, parts = self._gradient, (policy_gradient, deviation_gradient, values.pull(critic))
+        for place, part in zip(self.online.shape.parts, parts, strict=True):
             gradient[:, place] = part
         count = values.valid.sum(dim=1)
         mean = (residual * values.valid).sum(dim=1) / count

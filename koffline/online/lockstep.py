@@ -14,28 +14,59 @@ matrices are small; for more cores run more stacks.
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
-from koffline.online.collector import Collector, TrustRegion
+from koffline.envs.make import Copies
+from koffline.online.collector import Collector, TrustRegion, clip_actions, vectors
 from koffline.online.config import OnlineRun, check_equal
-from koffline.online.environments import (
-    Environments,
-    Evaluation,
-    LocalEnvironments,
-    WorkerEnvironments,
-    clip_actions,
-    play_episodes,
-)
 from koffline.online.learner import Learner
-from koffline.online.networks import Actor, AgentArrays, InputMoments, Shape, Streams
+from koffline.online.networks import Actor, AgentArrays, AgentStack, InputMoments, Shape, streams_of
 from koffline.online.paths import PathReplay
 
 _DECAY_ITERATIONS = 2500  # of the entropy coefficient (Feng et al. 2019, sec:exp_detail)
+_LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """After ``step`` environment steps: mean return and length of full episodes of the mean action.
+
+    sampled_return: of the training episodes that ended since the last evaluation (of the latest one where
+    none did; NaN before the first), which the sampled policy played.
+    """
+
+    step: int
+    mean_return: float
+    length: float
+    sampled_return: float
+
+
+def _play_episodes(
+    copies: Copies, runs: int, act: Callable[[np.ndarray], np.ndarray], seed: int, limit: int
+) -> np.ndarray:
+    """One episode of every run by act, (K, 1, d) to actions (K, 1, …): returns and lengths, (2, K)."""
+    observations = vectors(copies.reset([seed] * runs))
+    found, active = np.zeros((2, runs)), np.arange(runs)
+    for _ in range(limit):
+        here = copies.step(active.tolist(), act(observations[:, None])[active, 0])
+        observations[active] = vectors(here.observations)
+        found[:, active] += here.rewards, np.ones(len(active))
+        active = active[~(here.terminated | here.truncated)]
+        if not len(active):
+            return found
+    _LOG.warning(
+        "an episode of an evaluation was cut after %d steps; "
+        "give the environment a time limit or change evaluation_limit",
+        limit,
+    )
+    return found
 
 
 class LockStep:
@@ -46,32 +77,24 @@ class LockStep:
         self._configs = [run.config for run in runs]
         self._common = common = check_equal(self._configs)
         self._dtype = np.float64 if dtype == torch.float64 else np.float32
-        kind = WorkerEnvironments if common.vectorization == "async" else LocalEnvironments
-        self._environments: Environments = kind(
-            common.environment, common.environment_options, len(runs) * common.n_environments
-        )
-        self.shape = Shape(self._environments.observation_dim, self._environments.action_space, common.hidden)
-        streams = [Streams.of(run.seed) for run in runs]
-        self._generators = [s.replay for s in streams], [s.play for s in streams]
-        self.learner = Learner.initialise(self._configs, self.shape, streams, dtype)
-        self._actor = Actor(self.learner.online)
-        self.moments = InputMoments(
-            len(runs), self.shape.observation_dim, [c.standardise for c in self._configs]
-        )
-        sizes = self.shape.observation_dim, self.shape.outputs if self.shape.continuous else None
+        self._copies = Copies(common.environment, **common.environment_options)
+        space, dimension = self._copies.action_space, int(np.prod(self._copies.observation_shape))
+        self.shape = shape = Shape(dimension, space, common.hidden)
+        seeds, *self._generators = zip(*(streams_of(run.seed) for run in runs), strict=True)
+        online = AgentStack.initialise(shape, seeds, dtype)
+        self.learner = Learner(self._configs, online, AgentStack(shape, online.flat.clone()))
+        self._actor = Actor(online)
+        self.moments = InputMoments(len(runs), dimension, [c.standardise for c in self._configs])
+        sizes = dimension, shape.outputs if shape.continuous else None
         self.replay = PathReplay(len(runs), common.capacity, common.path_length, *sizes, self._dtype)
-        steps = common.steps_per_iteration // common.n_environments
-        self._collector = Collector(
-            self._environments, self.shape, self._generators[1], steps, common.path_length
-        )
+        self._collector = Collector(self._copies, shape, self._generators[1], common)
         self.seconds = {**self._collector.seconds, "learning": 0.0, "evaluation": 0.0}  # of each part
         self._collector.seconds = self.seconds
-        self._prefilled = self._fill(common.initial_log)
         self.iterations = self.steps = 0
         self._trust_region = TrustRegion(self._configs)
         self._sums: dict[str, np.ndarray] = {}
         self._summed = 0
-        self._evaluators: LocalEnvironments | None = None
+        self._evaluators: Copies | None = None
 
     @property
     def diverged(self) -> np.ndarray:
@@ -111,13 +134,11 @@ class LockStep:
         started = time.perf_counter()
         common, found = self._common, []
         if self._evaluators is None:
-            named = common.environment, common.environment_options
-            self._evaluators = LocalEnvironments(*named, len(self.runs))
+            self._evaluators = Copies(common.environment, **common.environment_options)
+        seeds = range(common.evaluation_seed, common.evaluation_seed + common.evaluation_episodes)
         played = [
-            play_episodes(
-                self._evaluators, self.act, common.evaluation_seed + episode, common.evaluation_limit
-            )
-            for episode in range(common.evaluation_episodes)
+            _play_episodes(self._evaluators, len(self.runs), self.act, seed, common.evaluation_limit)
+            for seed in seeds
         ]
         returns, lengths = np.mean(played, axis=0).tolist()
         for run in range(len(self.runs)):
@@ -183,7 +204,7 @@ class LockStep:
 
     def close(self) -> None:
         """Close all environments."""
-        self._environments.close()
+        self._copies.close()
         if self._evaluators is not None:
             self._evaluators.close()
 
@@ -193,7 +214,7 @@ class LockStep:
 
     def _may_learn(self) -> bool:
         # Every iteration gives each copy a path: counting those keeps runs in step whatever episodes do.
-        counted = self._prefilled + self.iterations * self._common.n_environments
+        counted = self.iterations * self._common.n_environments
         batch = self._common.batch_size
         return counted >= max(self._common.learning_starts, batch) and int(self.replay.sizes.min()) >= batch
 
@@ -206,15 +227,3 @@ class LockStep:
         for name, part in {**found, **coefficients}.items():
             self._sums[name] = self._sums.get(name, 0.0) + part
         self._summed += 1
-
-    def _fill(self, source: str | None) -> int:
-        if source is None:
-            return 0
-        from koffline.data.sources import open_transitions
-        from koffline.online.artifacts import fill_from_log
-
-        fill_from_log(self.replay, open_transitions(source), self.shape.action_space)
-        held = self.replay.held(0)  # as every run's
-        rows = held.observations[:, :-1][np.arange(self.replay.path_length) < held.lengths[:, None]]
-        self.moments.update(np.broadcast_to(rows, (len(self.runs), *rows.shape)))
-        return int(self.replay.sizes.min())

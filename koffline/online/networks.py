@@ -79,20 +79,11 @@ class AgentArrays:
     entropy_coef: float
 
 
-@dataclass(frozen=True)
-class Streams:
-    """All of a run's randomness, from its one seed: policy, V and the slow copies' own; generators."""
-
-    seeds: tuple[int, int, int, int]
-    replay: np.random.Generator
-    play: np.random.Generator
-
-    @classmethod
-    def of(cls, seed: int) -> Streams:
-        """Of a run."""
-        networks, replay, play = np.random.SeedSequence(seed).spawn(3)
-        first, second, third, fourth = map(int, networks.generate_state(4))
-        return cls((first, second, third, fourth), np.random.default_rng(replay), np.random.default_rng(play))
+def streams_of(seed: int) -> tuple[tuple[int, int], np.random.Generator, np.random.Generator]:
+    """All of a run's randomness: seeds of its policy and V, generators that draw from its replay and play."""
+    networks, replay, play = np.random.SeedSequence(seed).spawn(3)
+    policy, value = map(int, networks.generate_state(2))
+    return (policy, value), np.random.default_rng(replay), np.random.default_rng(play)
 
 
 class AgentStack:

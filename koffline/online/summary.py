@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Float
 
 from koffline.errors import ConfigError
-from koffline.online.group import COLUMNS, EVALUATION, PARTS, GroupResult, GroupTask, seed_folder
+from koffline.online.group import COLUMNS, EVALUATION, GroupResult, GroupTask
 from koffline.spread import LEVEL, Spread, spread_of
 from koffline.store.files import atomic_file
 from koffline.store.run_folders import finite_json, write_text
@@ -31,9 +31,11 @@ class Score:
     spread: Spread
     best: float
 
-    def as_json(self, best: str) -> dict[str, Any]:
-        """Without the seeds."""
-        return {"iqm": self.spread.iqm, "interval": [self.spread.low, self.spread.high], best: self.best}
+    def as_json(self, best: str, seeds: Sequence[int] = ()) -> dict[str, Any]:
+        """With the number of each seed, where they are named."""
+        content = {"iqm": self.spread.iqm, "interval": [self.spread.low, self.spread.high], best: self.best}
+        per_seed = {"per_seed": dict(zip(map(str, seeds), self.per_seed, strict=True))} if seeds else {}
+        return content | per_seed
 
 
 @dataclass(frozen=True)
@@ -43,7 +45,7 @@ class OnlineSummary:
     steps: environment steps per seed. points: the steps of the evaluations; curves: a score at each of them,
     by the columns of evaluation.csv: the mean action's return and length, the return of the policy's own
     draws. average: of the mean action's return, the area under the curve. diverged: seed to step.
-    steps_per_second: of all seeds together; shares: of the seconds.
+    steps_per_second: of all seeds together.
     """
 
     environment: str
@@ -56,7 +58,6 @@ class OnlineSummary:
     diverged: Mapping[int, int]
     seconds: float
     steps_per_second: float
-    shares: Mapping[str, float]
 
     @property
     def last(self) -> tuple[Score, Score, Score]:
@@ -69,24 +70,20 @@ class OnlineSummary:
         return f"best_{max(1, len(self.seeds) - 1)}_of_{len(self.seeds)}"
 
 
-def summarise(
-    tasks: Sequence[GroupTask], results: Sequence[GroupResult]
-) -> tuple[OnlineSummary, dict[str, Any]]:
-    """The seeds' evaluations in numbers, and the clock's part of them, which differs from day to day.
+def summarise(tasks: Sequence[GroupTask], results: Sequence[GroupResult]) -> OnlineSummary:
+    """The seeds' evaluations in numbers.
 
     Raises ConfigError where a seed has no evaluations, or others than its fellows.
     """
-    seeds = tuple(seed for task in tasks for seed in task.seeds)
+    folders = {seed: folder for task in tasks for seed, folder in zip(task.seeds, task.folders, strict=True)}
     diverged = {seed: step for result in results for seed, step in result.diverged.items()}
-    points, numbers = _read_curves(tasks[0].out, seeds, diverged)
+    points, numbers = _read_curves(folders, diverged)
     seconds = max(result.seconds for result in results)
     taken = sum(len(task.seeds) * result.steps for task, result in zip(tasks, results, strict=True))
-    whole = max(sum(result.seconds for result in results), 1e-9)
-    shares = {name: sum(result.parts[name] for result in results) / whole for name in PARTS}
-    summary = OnlineSummary(
+    return OnlineSummary(
         environment=tasks[0].config.environment,
         critic=tasks[0].config.critic,
-        seeds=seeds,
+        seeds=tuple(folders),
         steps=max(result.steps for result in results),
         points=points,
         curves={name: tuple(map(_score, part.T)) for name, part in numbers.items()},
@@ -94,34 +91,25 @@ def summarise(
         diverged=diverged,
         seconds=seconds,
         steps_per_second=taken / max(seconds, 1e-9),
-        shares={**shares, "other": max(0.0, 1.0 - sum(shares.values()))},  # files and Python
     )
-    rounded = {name: round(share, 4) for name, share in summary.shares.items()}
-    speed = round(summary.steps_per_second, 1)
-    return summary, {"seconds": round(seconds, 3), "steps_per_second": speed, "shares": rounded}
 
 
 def write_summary(summary: OnlineSummary, out: Path) -> None:
-    """summary.json; what is not finite is null."""
-    best = summary.best_name
+    """summary.json, where what is not finite is null, and learning_curve.png."""
+    best, seeds = summary.best_name, summary.seeds
     final, sampled, length = summary.last
-
-    def with_seeds(score: Score) -> dict[str, Any]:
-        per_seed = dict(zip(map(str, summary.seeds), score.per_seed, strict=True))
-        return {**score.as_json(best), "per_seed": per_seed}
-
     curves = zip(summary.points, summary.curves["return"], summary.curves["sampled_return"], strict=True)
     content = {
         "environment": summary.environment,
         "critic": summary.critic,
-        "seeds": summary.seeds,
+        "seeds": seeds,
         "steps": summary.steps,
         **final.as_json(best),
         "level": LEVEL,
-        "return": with_seeds(final),
-        "sampled_return": with_seeds(sampled),
-        "length": with_seeds(length),
-        "average_return": with_seeds(summary.average),
+        "return": final.as_json(best, seeds),
+        "sampled_return": sampled.as_json(best, seeds),
+        "length": length.as_json(best, seeds),
+        "average_return": summary.average.as_json(best, seeds),
         "diverged": summary.diverged,
         "curve": [
             {"step": step, "return": mean.as_json(best), "sampled_return": drawn.as_json(best)}
@@ -129,33 +117,33 @@ def write_summary(summary: OnlineSummary, out: Path) -> None:
         ],
     }
     write_text(out / "summary.json", finite_json(content))
+    _draw_curves(summary, out / "learning_curve.png")
 
 
 def _read_curves(
-    out: Path, seeds: Sequence[int], diverged: Mapping[int, int]
+    folders: Mapping[int, Path], diverged: Mapping[int, int]
 ) -> tuple[tuple[int, ...], dict[str, Float[np.ndarray, "seed point"]]]:
     """Steps, and each column for all seeds; a seed that diverged is infinitely bad from then on."""
-    paths = [seed_folder(out, seed) / EVALUATION for seed in seeds]
-    rows = [
-        [
-            [float(cell) for cell in line.split(",")]
-            for line in path.read_text(encoding="utf-8").splitlines()[1:]
-        ]
-        if path.exists()
-        else []
-        for path in paths
-    ]
-    steps = [row[0] for row in max(rows, key=len)] or [float(max(diverged.values(), default=0))]
-    filled = np.full((len(COLUMNS), len(seeds), len(steps)), -math.inf)
-    for place, (seed, path, found) in enumerate(zip(seeds, paths, rows, strict=True)):
-        if [row[0] for row in found] != steps[: len(found)] or any(len(row) != 4 for row in found):
+    names = ("step", *COLUMNS)
+    tables = []
+    for path in (folder / EVALUATION for folder in folders.values()):
+        lines = path.read_text(encoding="utf-8").splitlines()[1:] if path.exists() else []
+        cells = [[float(cell) for cell in line.split(",")] for line in lines]
+        if any(len(row) != len(names) for row in cells):
+            raise ConfigError(f"{path} has rows of another width; it was edited: train again elsewhere")
+        tables.append(np.reshape(cells, (-1, len(names))))
+    steps = max(tables, key=len)[:, 0]
+    if not len(steps):
+        steps = np.array([max(diverged.values(), default=0)], dtype=float)
+    filled = np.full((len(COLUMNS), len(tables), len(steps)), -math.inf)
+    for place, ((seed, folder), table) in enumerate(zip(folders.items(), tables, strict=True)):
+        is_short = len(table) < len(steps) and seed not in diverged
+        if is_short or not np.array_equal(table[:, 0], steps[: len(table)]):
             raise ConfigError(
-                f"{path} has other steps than its fellows; it was edited: train again elsewhere"
+                f"{folder / EVALUATION} lacks evaluations that its fellows have; it was edited: train again "
+                "elsewhere"
             )
-        if len(found) < len(steps) and seed not in diverged:
-            raise ConfigError(f"{path} lacks evaluations; it was edited: train again elsewhere")
-        if found:
-            filled[:, place, : len(found)] = np.asarray(found)[:, 1:].T
+        filled[:, place, : len(table)] = table[:, 1:].T
     return tuple(map(int, steps)), dict(zip(COLUMNS, filled, strict=True))
 
 
@@ -165,8 +153,8 @@ def _score(values: Float[np.ndarray, " seed"]) -> Score:
     return Score(tuple(map(float, cleaned)), spread_of([cleaned]), float(kept.mean()))
 
 
-def draw_curves(summary: OnlineSummary, path: Path) -> None:
-    """Write the picture as PNG; the same summary gives the same bytes."""
+def _draw_curves(summary: OnlineSummary, path: Path) -> None:
+    """The same summary gives the same bytes."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8.0, 3.2), layout="constrained")

@@ -12,8 +12,7 @@ from jaxtyping import Float, Int
 from koffline.data.transitions import ActionSpace, Transitions
 from koffline.errors import ConfigError, DataError
 from koffline.ope.provenance import Provenance, row_fingerprints
-from koffline.ope.value_functions import ValueFunction
-from koffline.ope.value_sources import as_value_function
+from koffline.ope.value_functions import ValueFunction, as_value_function
 from koffline.policies import Policy
 
 
@@ -61,7 +60,6 @@ def cross_fit(
     folds: int = 2,
     seed: int = 0,
     *,
-    kind: str | None = None,
     name: str | None = None,
 ) -> CrossFitted:
     """Fit one value function per fold, each to the rows of all other folds.
@@ -78,7 +76,6 @@ def cross_fit(
             fit(training),
             transitions.action_space,
             transitions.observation_shape,
-            kind=kind,
             name=name,
             trained_on=Provenance.of(training),
         )

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from koffline.ope.intervals.sensitivity import NormSensitivity
 from koffline.ope.results import Interval, PointEstimate, Record, percent, plain
 from koffline.ope.value_functions import ValueFunction
 
@@ -43,7 +42,7 @@ class Estimate(Record):
 
     ``value`` is J = E_{s0, a~π} Q(s0, a) in units of the discounted return, ``interval`` says how far it
     can be trusted (None where the estimator has none), ``warnings`` are sentences a person should read
-    before acting on it. ``sensitivity``: the interval for other ρ, where its kind assumes one.
+    before acting on it.
     """
 
     value: float
@@ -63,7 +62,6 @@ class Estimate(Record):
     seconds: float
     evidence: Evidence | None = field(default=None, repr=False)
     value_function: ValueFunction | None = field(default=None, repr=False)
-    sensitivity: NormSensitivity | None = field(default=None, repr=False)
 
     def __str__(self) -> str:
         about = f"{self.estimator}, γ = {self.gamma:.10g}, {self.n_transitions} transitions"
@@ -116,7 +114,6 @@ class EstimateTable(Record):
     """What every estimator says the policy is worth, and the bounds that hold whatever they say.
 
     ``warnings`` concern all rows (coverage, the log); each row has its own as well.
-    ``sensitivity``: the certified interval for other ρ.
     """
 
     rows: tuple[EstimateRow, ...] = field(metadata={"key": "estimates"})
@@ -134,7 +131,6 @@ class EstimateTable(Record):
     versions: dict[str, str] = field(default_factory=dict)
     data_sha256: str
     seconds: float
-    sensitivity: NormSensitivity | None = field(default=None, repr=False)
 
     def __getitem__(self, name: str) -> EstimateRow:
         for row in self.rows:

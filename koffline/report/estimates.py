@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from koffline.ope.estimate import Estimate, EstimateTable
 from koffline.ope.results import percent
 from koffline.report import plots, table
-from koffline.report.interval_plots import plot_estimate, plot_forest, plot_norm_sensitivity
 from koffline.report.page import write_page
+from koffline.report.plots import plot_estimate, plot_forest
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -24,8 +24,6 @@ def write_estimate(
 
     def draw() -> dict[str, Figure]:
         figures = {"estimate": plot_estimate(found, truth)}
-        if found.sensitivity is not None:
-            figures["sensitivity"] = plot_norm_sensitivity(found.sensitivity, truth)
         seen = found.evidence
         if seen is None:
             return figures
@@ -78,15 +76,18 @@ def write_estimates(
 ) -> Path:
     """The folder of every estimator's answer, see `write_page`."""
 
-    def draw() -> dict[str, Figure]:
-        figures = {"forest": plot_forest(found, truth)}
-        if found.sensitivity is not None:
-            figures["sensitivity"] = plot_norm_sensitivity(found.sensitivity, truth)
-        return figures
-
     warnings = [f"{', '.join(names)}: {text}" for text, names in collected_warnings(found).items()]
     context = {"truth": truth, "command": command, "reasons": collected_reasons(found).items()}
-    return write_page(ESTIMATES, found, draw, out, force, run, warnings=warnings, **context)
+    return write_page(
+        ESTIMATES,
+        found,
+        lambda: {"forest": plot_forest(found, truth)},
+        out,
+        force,
+        run,
+        warnings=warnings,
+        **context,
+    )
 
 
 def print_estimates(found: EstimateTable, truth: float | None = None, page: Path | None = None) -> None:

@@ -1,6 +1,6 @@
 """Classic control tasks with vectorised dynamics, equal to Gymnasium's own step for step.
 
-Each is a :class:`koffline.envs.world.World`; noise that Gymnasium's versions lack is off by default.
+Each has the methods of `koffline.envs.boxes.BoxWorld`; noise that Gymnasium's versions lack is off.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float
 
-from koffline.envs.world import Actions, Observations, Outcome, States
+from koffline.envs.boxes import Actions, Observations, Outcome, States
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float, Int
 
+from koffline.envs.boxes import Actions, Observations, Outcome, States
 from koffline.envs.finite import FiniteMDP, Probabilities
-from koffline.envs.world import Actions, Observations, Outcome, States
 from koffline.errors import ConfigError
 from scripts.bench.rollouts import EpisodeLog
 

@@ -9,8 +9,8 @@ from types import SimpleNamespace
 
 import numpy as np
 
+from koffline.envs.boxes import draw_categories
 from koffline.envs.finite import FiniteMDP, Probabilities
-from koffline.envs.world import draw_categories
 from koffline.errors import ConfigError
 from scripts.bench.embedded import EmbeddedMDP
 

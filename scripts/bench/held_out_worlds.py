@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from koffline.envs.world import Actions, Observations, Outcome, States
+from koffline.envs.boxes import Actions, Observations, Outcome, States
 
 Array = np.ndarray
 _MOVES = np.array([[0.0, 1.0], [1.0, 0.0], [0.0, -1.0], [-1.0, 0.0]])

@@ -33,7 +33,7 @@ import koffline.ope.features as feature_module
 from koffline.kernels import median_bandwidth
 from koffline.ope.features import FeatureSystem, make_feature_system
 from koffline.ope.intervals.calibrated import calibrated_interval
-from koffline.ope.intervals.kernel_sets import dual_interval, feature_interval
+from koffline.ope.intervals.kernel_sets import feature_interval
 from koffline.ope.intervals.resampling import pivot_interval
 from koffline.ope.intervals.settings import IntervalResult, KernelIntervalSettings
 from koffline.ope.names import (
@@ -41,7 +41,6 @@ from koffline.ope.names import (
     DUAL,
     KERNEL_CALIBRATED,
     KERNEL_CERTIFIED,
-    KERNEL_CERTIFIED_IID,
     KERNEL_SIMULTANEOUS,
 )
 from koffline.report.plots import ACCENT, INK, SOFT, WARM, make_figure
@@ -78,7 +77,6 @@ _ALL = {
     BOOTSTRAP_PIVOT: 1000,
     KERNEL_SIMULTANEOUS: 4000,
     KERNEL_CERTIFIED: 100_000,
-    KERNEL_CERTIFIED_IID: 100_000,
     DUAL: 4000,
 }
 _SOME = {KERNEL_CALIBRATED: 100_000, BOOTSTRAP_PIVOT: 1000, KERNEL_CERTIFIED: 100_000}
@@ -141,7 +139,7 @@ def results(study: Study, rows: int, seed: int) -> Iterator[tuple[str, IntervalR
             settings = KernelIntervalSettings(draws=199, seed=seed)
             yield kind, feature_interval(system, kind, settings), exact.value
         elif kind == DUAL:
-            yield kind, dual_interval(system, known_settings(study, seed), 100), exact.value
+            yield kind, feature_interval(system, kind, known_settings(study, seed), 100), exact.value
         else:
             yield kind, feature_interval(system, kind, known_settings(study, seed)), exact.value
 
@@ -263,7 +261,6 @@ _COLOURS = {
     "bootstrap-pivot": "#0f766e",
     "kernel-simultaneous": "#7c3aed",
     "kernel-certified": WARM,
-    "kernel-certified-iid": "#b45309",
     "dual": "#be185d",
 }
 

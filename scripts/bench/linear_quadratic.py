@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Float
 from scipy.linalg import solve_discrete_lyapunov
 
-from koffline.envs.world import Actions, Observations, Outcome, States
+from koffline.envs.boxes import Actions, Observations, Outcome, States
 from koffline.errors import ConfigError
 
 Matrix = tuple[tuple[float, ...], ...]

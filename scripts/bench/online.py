@@ -72,7 +72,6 @@ def make_config(settings: PlainSettings) -> OnlineConfig:
         kl_coef_initial=plain.FIRST_KL_COEF,
         hidden=(plain.HIDDEN, plain.HIDDEN),
         n_environments=1,
-        vectorization="local",
         windows_per_path=1,
         entropy_coef=0.0,
         diag_weight=None,

@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Bool, Int, Shaped
 
 from koffline.data.transitions import Continuous, Discrete, Metadata, Transitions
-from koffline.envs.world import States, World, discounted_returns, play
+from koffline.envs.boxes import States, discounted_returns, play
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,7 +51,7 @@ class MonteCarloValue:
 
 
 def log_episodes(
-    world: World, policy: Any, n_rows: int, time_limit: int, generator: np.random.Generator
+    world: Any, policy: Any, n_rows: int, time_limit: int, generator: np.random.Generator
 ) -> EpisodeLog:
     """Record exactly ``n_rows`` rows of independent episodes, cut (not ended) at ``time_limit`` steps."""
     parts: list[EpisodeLog] = []
@@ -70,7 +70,7 @@ def log_episodes(
 
 
 def as_transitions(
-    log: EpisodeLog, world: World, with_episodes: bool = True, metadata: Metadata | None = None
+    log: EpisodeLog, world: Any, with_episodes: bool = True, metadata: Metadata | None = None
 ) -> Transitions:
     """The log as a validated record; without episodes its rows stand alone and none is truncated."""
     if world.bounds is None:
@@ -93,7 +93,7 @@ def as_transitions(
 
 
 def monte_carlo_value(
-    world: World,
+    world: Any,
     policy: Any,
     gamma: float,
     start: States,
@@ -122,9 +122,7 @@ def monte_carlo_value(
     )
 
 
-def _log_batch(
-    world: World, policy: Any, count: int, limit: int, generator: np.random.Generator
-) -> EpisodeLog:
+def _log_batch(world: Any, policy: Any, count: int, limit: int, generator: np.random.Generator) -> EpisodeLog:
     """``count`` episodes side by side, then sorted by episode and step."""
     start = world.reset(count, generator)
     steps = list(play(world, policy, start, limit, generator))

@@ -54,7 +54,7 @@ def _minari(file: Path) -> None:
 
 
 def _starts(path: Path) -> None:
-    from koffline.ope.initial_states import read_initial_states
+    from koffline.ope.problem import read_initial_states
 
     read_initial_states(str(path))
 
@@ -118,7 +118,6 @@ def readers() -> dict[str, Reader]:
         "hdf5-lazy": Reader(_lazy, seeds.hdf5_seeds),
         "dump": Reader(_log, seeds.dump_seeds),
         "npz": Reader(_log, seeds.npz_seeds),
-        "npz-lazy": Reader(_lazy, seeds.npz_seeds),
         "starts": Reader(_starts, lambda: seeds.npy_seeds() + seeds.npz_seeds()),
         "minari-metadata": Reader(
             _minari, seeds.minari_metadata_seeds, "log/data/metadata.json",

@@ -6,6 +6,9 @@ import numpy as np
 Box, Discrete = gymnasium.spaces.Box, gymnasium.spaces.Discrete
 
 
+FAULTS = ("step", "nan", "shape", "reset", "infinite")
+
+
 class Odd(gymnasium.Env):
     """Five steps; hands out the same array every time, counts actions from 1."""
 
@@ -17,7 +20,9 @@ class Odd(gymnasium.Env):
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
-        self.time, self.seen[:] = 0, 0
+        if self.fault == "reset":
+            raise RuntimeError("100% broken")
+        self.time, self.seen[:] = 0, np.inf if self.fault == "infinite" else 0
         return self.seen, {}
 
     def step(self, action):
@@ -26,6 +31,8 @@ class Odd(gymnasium.Env):
         self.seen[:] = self.time / 10, action - 1.5
         if self.fault == "step" and self.time == 3:
             raise KeyError("lost\nconnection")
+        if self.fault == "shape":
+            return self.seen[:1], 1.0, False, False, {}
         reward = np.nan if self.fault == "nan" and self.time == 2 else float(action)
         return self.seen, reward, self.time == 5, False, {}
 
@@ -71,6 +78,29 @@ class TwoActions(Odd):
     action_space = gymnasium.spaces.MultiDiscrete([2, 3])
 
 
+class Drawn(gymnasium.Env):
+    """Spaces of Puddle World; every step is drawn in another colour."""
+
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 20}  # noqa: RUF012
+    observation_space = Box(0, 1, (2,), np.float32)
+    action_space = Discrete(4)
+
+    def __init__(self, render_mode=None):
+        self.render_mode = render_mode
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.time = 0
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action):
+        self.time += 1
+        return np.full(2, self.time / 100, np.float32), 1.0, False, False, {}
+
+    def render(self):
+        return np.full((32, 48, 3), 20 * self.time, np.uint8)
+
+
 def register():
     """Under koffline-tests/; twice is fine."""
     for name, entry, options in (
@@ -78,7 +108,11 @@ def register():
         ("Shapes", Shapes, {}),
         ("Endless", Endless, {}),
         ("TwoActions", TwoActions, {}),
-        *((f"Fails-{fault}", Odd, {"fault": fault}) for fault in ("step", "nan")),
+        ("Drawn", Drawn, {}),
+        *(
+            (f"Fails-{fault}", Odd, {"fault": fault})
+            for fault in ("step", "nan", "shape", "reset", "infinite")
+        ),
     ):
         if f"koffline-tests/{name}-v0" not in gymnasium.registry:
             gymnasium.register(f"koffline-tests/{name}-v0", entry, kwargs=options)

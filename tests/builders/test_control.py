@@ -9,20 +9,14 @@ from click.testing import CliRunner
 
 import koffline
 from koffline.builders import POLICY_LEVELS
-from koffline.builders.control import (
-    ControlSettings,
-    build_control,
-    medium_and_expert,
-    noisy,
-    replay_log,
-    stem,
-)
+from koffline.builders.control import ControlSettings, build_control, noisy, replay_log, stem
 from koffline.builders.control_learning import (
     RECIPES,
     Learned,
     LearningSettings,
     Snapshot,
     log_returns,
+    medium_and_expert,
 )
 from koffline.cli import cli
 from koffline.data.transitions import Continuous, Discrete
@@ -113,7 +107,7 @@ def learned_rows(lengths):
 @pytest.mark.parametrize("seed", range(6))
 def test_a_smaller_replay_is_whole_episodes_and_a_cut_one(seed):
     lengths = [3, 5, 2, 7, 4]
-    learned, settings = learned_rows(lengths), LearningSettings("CartPole-v1", 21, seed)
+    learned, settings = learned_rows(lengths), LearningSettings(env="CartPole-v1", steps=21, seed=seed)
     whole = replay_log(learned, settings, None)
     assert (len(whole), whole.n_episodes, bool(whole.truncated[-1])) == (21, 5, True)
     log = replay_log(learned, settings, 11)

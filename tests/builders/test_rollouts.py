@@ -137,7 +137,14 @@ def test_single_numbers_are_columns_and_a_limit_ends_what_is_endless():
         (lambda: RolloutSettings("CartPole-v1", 1, (1.0, 1.0)), ["uniform"], "1 policies and 2 weights"),
         (lambda: RolloutSettings("CartPoel-v1", 1), ["uniform"], r"did you mean CartPole-v1\?"),
         (lambda: RolloutSettings("koffline-tests/Fails-step-v0", 1), ["uniform"], r"step \(KeyError"),
-        (lambda: RolloutSettings("koffline-tests/Fails-nan-v0", 2), ["uniform"], "step 1 of episode 0"),
+        (
+            lambda: RolloutSettings("koffline-tests/Fails-nan-v0", 2),
+            ["uniform"],
+            "a reward that is not a finite number",
+        ),
+        (lambda: RolloutSettings("koffline-tests/Fails-infinite-v0", 1), ["uniform"], "gave an observation"),
+        (lambda: RolloutSettings("koffline-tests/Fails-reset-v0", 1), ["uniform"], r"reset .*100% broken"),
+        (lambda: RolloutSettings("koffline-tests/Fails-shape-v0", 1), ["uniform"], "failed in step"),
         (lambda: RolloutSettings("koffline-tests/TwoActions-v0", 1), ["uniform"], "actions of MultiDiscrete"),
     ],
 )

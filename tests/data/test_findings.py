@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from koffline.data.copies import RepeatedRows
 from koffline.data.disk.writer import ShardWriter
 from koffline.data.findings import inspect_log
 from koffline.data.raw import RawLog
@@ -17,7 +16,8 @@ from koffline.data.spaces import Discrete
 from koffline.data.statistics import blocks_of
 from koffline.data.summary import summarise
 from koffline.data.transitions import Metadata
-from koffline.jobs.mapping import PassSettings
+from koffline.data.units import RepeatedRows
+from koffline.jobs import PassSettings
 from tests.data.logs import drawn_logs, roll_out
 from tests.data.shards_in_memory import MemoryShards, columns_of, leaves, numbered_shards
 
@@ -207,14 +207,6 @@ class TestErrors:
             f"{files[0]}: actions: outside Discrete(3) in row 3; declare the space anew or mend them",
             f"{files[2]}: observations: NaN or infinite in row 11; drop or mend them",
         ]
-
-    def test_what_only_the_rows_in_order_show(self, folder):
-        first = min(folder.glob("*.hdf5"))
-        with h5py.File(first, "a") as file:
-            file["steps"][1] = 5
-        (message,) = messages(inspect_log(open_transitions(folder, lazy=True)))
-        assert message.startswith(f"{first}: ")
-        assert "step 5" in message
 
     def test_a_damaged_shard_is_named(self, folder):
         first, *_ = files = sorted(folder.glob("*.hdf5"))

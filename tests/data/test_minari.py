@@ -153,5 +153,5 @@ class TestReading:
             kept = file["episode_2/observations"][:3]
             del file["episode_2/observations"]
             file["episode_2/observations"] = kept
-        with pytest.raises(DataError, match="episode 2 has 3 observations for 5 steps, expected 6"):
+        with pytest.raises(DataError, match="episode 2 has 3 observations of 5 rewards"):
             open_transitions(folder)

@@ -1,4 +1,4 @@
-"""A conversion never replaces what it reads, and never gives a folder the name of a file."""
+"""A conversion never replaces what it reads."""
 
 import os
 from pathlib import Path
@@ -40,10 +40,7 @@ def convert(*words, code=0):
     ("source", "target", "more"),
     [
         ("log.parquet", "log.parquet", ()),
-        ("log.parquet", "./soft.parquet", ()),
-        ("soft.parquet", "log.parquet", ()),
         ("log.parquet", "hard.parquet", ()),
-        ("*.parquet", "log.parquet", ()),
         ("file://{place}/log.parquet", "log.parquet", ()),
         ("tables", "tables/part.parquet", ()),
         ("shards", "shards", ("--shard-rows", "10")),

@@ -193,7 +193,7 @@ MAP = pa.map_(pa.string(), pa.int64())
 REFUSALS = [
     ({"a": ["x"] * 7 + ["y"]}, {"action_names": ["x"]}, "holds 'y', action_names are ('x',)"),
     ({"a": ["l"] * 7 + ["x" * 2000]}, {}, "or a text of more than 1000 bytes"),
-    ({"a": [*range(7), 2**62]}, {}, f"up to {2**62}, 8 different ones, and the file declares no action "
+    ({"a": [*range(7), 2**62]}, {}, f"up to {2**62}, and the file declares no action "
      "space; declare quantities (--continuous LOW HIGH), or number choices 0, 1, 2, …"),
     ({"a": [*range(7), 19_999]}, {}, "20000 choices (--discrete 20000)"),
     ({"t": [0, 1, 1, 0, 0, 1, 2, 3]}, {},

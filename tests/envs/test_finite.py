@@ -56,21 +56,14 @@ def test_terminal_state_is_worth_nothing():
     once = np.ones((2, 1))
     np.testing.assert_allclose(mdp.state_values(once, GAMMA), [0.5 / 0.55, 0.0])
     np.testing.assert_allclose(mdp.action_values(once, GAMMA), [[0.5 / 0.55], [0.0]])
-    # (1 − γ) Σ (γ/2)^t
-    np.testing.assert_allclose(mdp.discounted_occupancy(once, GAMMA), [[0.1 / 0.55], [0.0]])
 
 
 @pytest.mark.parametrize("ending", [0.0, 0.1])
-def test_bellman_equation_and_occupancy(generator, ending):
+def test_bellman_equation(generator, ending):
     mdp = random_mdp(12, 3, generator, ending=ending)
     policy = random_policy(mdp, generator)
     value, action_value = mdp.state_values(policy, GAMMA), mdp.action_values(policy, GAMMA)
     np.testing.assert_allclose(np.sum(policy * action_value, axis=1), value, atol=1e-12)
-    occupancy = mdp.discounted_occupancy(policy, GAMMA)
-    mean_reward = np.einsum("sat,sat->sa", mdp.transition, mdp.reward)
-    assert np.sum(occupancy * mean_reward) / (1 - GAMMA) == pytest.approx(mdp.policy_value(policy, GAMMA))
-    # with an end, t steps survive with chance 0.9^t: Σ 0.1 (0.9 · 0.9)^t = 0.1 / 0.19
-    assert occupancy.sum() == pytest.approx(0.1 / (1 - 0.9 * (1 - ending)))
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The worlds as Gymnasium environments: what Gymnasium itself checks, seeds, limits, pictures."""
+"""The worlds as Gymnasium environments: what Gymnasium itself checks, seeds, limits."""
 
 from __future__ import annotations
 
@@ -32,9 +32,8 @@ def play(env, seed, steps=30):
 
 
 @EACH
-@pytest.mark.parametrize("start", ["reset", "uniform"])
-def test_gymnasium_has_no_complaints(identifier, start):
-    check_env(gymnasium.make(identifier, render_mode="rgb_array", start=start).unwrapped)
+def test_gymnasium_has_no_complaints(identifier):
+    check_env(gymnasium.make(identifier).unwrapped)
 
 
 @EACH
@@ -45,53 +44,29 @@ def test_same_seed_same_episode(identifier):
     assert not np.array_equal(play(first, 7)[:20], play(first, 8)[:20])
 
 
-@EACH
-def test_the_limit_truncates(identifier):
+@pytest.mark.parametrize(
+    ("identifier", "action"), [("koffline/PuddleWorld-v0", 2), ("koffline/NoisyMountainCar-v0", 1)]
+)
+def test_the_limit_truncates(identifier, action):
+    """Going nowhere: into the wall, at the bottom of the valley."""
     env = gymnasium.make(identifier, noise=0.0)
     assert env.spec.max_episode_steps == TIME_LIMITS[env.spec.kwargs["world"]]
-    # going nowhere: into the wall, upright, at the bottom of the valley
-    state, action = {
-        "koffline/PuddleWorld-v0": ((0.0, 0.0), 2),
-        "koffline/NoisyPole-v0": ((0.0, 0.0), 1),
-        "koffline/NoisyMountainCar-v0": ((-np.pi / 6, 0.0), 1),
-    }[identifier]
-    env.reset(options={"state": state})
+    env.reset(seed=0)
     for _ in range(env.spec.max_episode_steps - 1):
         assert env.step(action)[2:4] == (False, False)
     assert env.step(action)[2:4] == (False, True)
 
 
-@EACH
-def test_an_episode_may_start_where_another_stood(identifier):
-    """Also on the border of the box, which float32 rounds outward."""
-    env = gymnasium.make(identifier)
-    env.reset(seed=0)
-    # the border on which episodes go on
-    corner = np.array(env.unwrapped.world.low, dtype=np.float32)
-    for observation in (corner, env.observation_space.sample() * 0.3):
-        got, _ = env.reset(options={"state": observation})
-        np.testing.assert_array_equal(got, observation)
-
-
-@pytest.mark.parametrize("state", [(2.0, 0.5), (0.5,), (0.5, 0.5, 0.5), (np.nan, 0.0), (0.99, 0.99), "here"])
-def test_states_that_no_episode_starts_in_are_refused(state):
-    env = gymnasium.make("koffline/PuddleWorld-v0")
-    with pytest.raises(ConfigError, match="give a point of the box in which episodes go on"):
-        env.reset(options={"state": state})
-
-
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"start": "anywhere"}, "start is 'anywhere'; use 'reset' or 'uniform'"),
         ({"noise": -0.1}, "noise is -0.1; give a number that is not negative"),
+        ({"nose": 0.1}, "has no such setting"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(settings, message):
-    from koffline.envs.gymnasium_worlds import BoxWorldEnv
-
     with pytest.raises(ConfigError, match=message):
-        BoxWorldEnv("puddle_world", **settings)
+        make_env("koffline/PuddleWorld-v0", **settings)
 
 
 def test_gymnasium_finds_them_by_module_without_an_import():

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from koffline.experiments import ablation, evaluation, figure_toy, solver_study
+from koffline.experiments import ablation, evaluation, figure_toy
 from koffline.experiments.cells import Scale, TrainingSettings
 from koffline.experiments.problem import ProblemSettings
 
@@ -42,5 +42,3 @@ def shrink_experiments(monkeypatch: pytest.MonkeyPatch) -> None:
         "ablation_variants",
         lambda scale: [v for v in whole(scale) if v.group == "statistic" and v.name in KEPT],
     )
-    problems = solver_study.study_problems
-    monkeypatch.setattr(solver_study, "study_problems", lambda scale: problems(scale)[:1])

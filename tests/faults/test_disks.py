@@ -8,7 +8,7 @@ from click.testing import CliRunner
 from koffline.cli import cli
 from koffline.data.sources import write_transitions
 from koffline.errors import ConfigError
-from koffline.report.folder import write_folder
+from koffline.report.page import check_output_directory
 from tests.faults.places import content, full_after
 from tests.train.small_runs import make_log
 
@@ -36,15 +36,6 @@ def test_a_full_disk_while_converting_leaves_what_was_there(log, target, force):
         done = koffline("data", "convert", "log.hdf5", target, "--force")
     assert (done.exit_code, done.stderr.count("\n")) == (2, 1), done.output
     assert "File too large" in done.stderr
-    assert content(log.parent) == before
-
-
-def test_a_full_disk_while_writing_shards_leaves_the_old_folder(log):
-    assert koffline("data", "convert", "log.hdf5", "shards", "--shard-rows", "100").exit_code == 0
-    before = content(log.parent)
-    with full_after(8192):
-        done = koffline("data", "convert", "log.hdf5", "shards", "--shard-rows", "300", "--force")
-    assert (done.exit_code, done.stderr.count("\n")) == (2, 1), done.output
     assert content(log.parent) == before
 
 
@@ -91,5 +82,5 @@ def test_what_is_no_folder_of_ours_is_never_replaced(log):
     Path("precious").mkdir()
     Path("precious/thesis.txt").write_text("years")
     with pytest.raises(ConfigError, match="will not replace it"):
-        write_folder(Path("precious"), lambda folder: None, "estimate.json", force=True)
+        check_output_directory(Path("precious"), True, "estimate.json")
     assert Path("precious/thesis.txt").read_text() == "years"

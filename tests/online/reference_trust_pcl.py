@@ -40,8 +40,6 @@ class Settings:
     diag_weight: float = 0.1
     bandwidth_scale: float = 1.0
     kernel_inputs: str = "state_action"
-    legacy_timeouts: bool = False
-    legacy_discount: bool = False
 
 
 class Agent:
@@ -117,7 +115,6 @@ def window_end(path, start, length):
 def residual(agent, path, start, settings):
     """R of one window: V at the ends carries the gradient the critic lets through, log π never does."""
     s, end = settings, window_end(path, start, settings.window_length)
-    terminal = path.terminated or (s.legacy_timeouts and path.truncated)
     total = -agent.value(agent.inputs(path.observations[start]))[0]
     for t in range(end - start):
         observation, action = path.observations[start + t], path.actions[start + t]
@@ -125,11 +122,9 @@ def residual(agent, path, start, settings):
         slow = agent.slow_log_probability(observation, action)
         soft = path.rewards[start + t] - (s.entropy_coef + s.kl_coef) * here + s.kl_coef * slow
         total = total + s.gamma**t * soft
-    at_end = end == len(path)
-    if at_end and terminal:
+    if end == len(path) and path.terminated:
         return total
-    power = end - start - (1 if at_end and s.legacy_discount else 0)
-    return total + s.gamma**power * bootstrap(agent, path.observations[end], settings.critic)
+    return total + s.gamma ** (end - start) * bootstrap(agent, path.observations[end], settings.critic)
 
 
 def bootstrap(agent, observation, critic):

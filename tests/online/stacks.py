@@ -24,8 +24,6 @@ def make_config(settings, **others):
         diag_weight=settings.diag_weight,
         bandwidth_scale=settings.bandwidth_scale,
         kernel_inputs=settings.kernel_inputs,
-        legacy_timeouts=settings.legacy_timeouts,
-        legacy_discount=settings.legacy_discount,
         hidden=HIDDEN,
         path_length=LONGEST,
         **{"windows_per_path": 0, **others},

@@ -20,16 +20,6 @@ def test_configs_state_differences_only(path):
         assert (list(default) if isinstance(default, tuple) else default) != value, f"{key} is the default"
 
 
-def test_a_log_lies_beside_its_config(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "deep").mkdir()
-    path = tmp_path / "deep" / "config.yaml"
-    path.write_text("environment: x\ninitial_log: log.hdf5\n")
-    assert load_config(path).initial_log == str(tmp_path / "deep" / "log.hdf5")
-    assert load_config(path, ["initial_log=log.hdf5"]).initial_log == str(tmp_path / "log.hdf5")
-    assert load_config(path, ["initial_log=minari:a/b-v0"]).initial_log == "minari:a/b-v0"
-
-
 @pytest.mark.parametrize(
     ("assignment", "message"),
     [
@@ -46,6 +36,14 @@ def test_what_is_wrong_is_one_line(assignment, message):
         load_config({"environment": "CartPole-v1"}, [assignment])
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_settings_of_earlier_versions_are_read_where_they_had_no_effect():
+    former = {"vectorization": "sync", "initial_log": None, "legacy_timeouts": False}
+    assert load_config({"environment": "x", **former}) == OnlineConfig("x")
+    for assignment in ("initial_log=log.hdf5", "legacy_targets=true"):
+        with pytest.raises(ConfigError, match="is unknown"):
+            load_config({"environment": "x"}, [assignment])
 
 
 @pytest.mark.parametrize(

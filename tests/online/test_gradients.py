@@ -68,19 +68,11 @@ def test_every_critic_over_one_window_on_each_path(length):
         check(stacks.make_agents(4), settings, per_run, starts, windows_per_path=1)
 
 
-FLAGS = [
-    {},
-    {"legacy_timeouts": True},
-    {"legacy_discount": True},
-    {"legacy_timeouts": True, "legacy_discount": True},
-]
-
-
-def test_oddities_of_the_original_and_other_settings_in_one_stack():
+def test_other_settings_in_one_stack():
     settings = [
-        replace(SETTINGS, window_length=length, gamma=gamma, kl_coef=kl_coef, critic=critic, **flags)
-        for length, gamma, kl_coef, critic, flags in zip(
-            LENGTHS, (0.5, 0.9, 0.995, 1.0), (0.0, 0.1, 5.0, 500.0), CRITICS, FLAGS, strict=True
+        replace(SETTINGS, window_length=length, gamma=gamma, kl_coef=kl_coef, critic=critic)
+        for length, gamma, kl_coef, critic in zip(
+            LENGTHS, (0.5, 0.9, 0.995, 1.0), (0.0, 0.1, 5.0, 500.0), CRITICS, strict=True
         )
     ]
     check(stacks.make_agents(4), settings, stacks.draw(4))
@@ -221,16 +213,9 @@ def test_what_lies_past_a_paths_end_is_never_read():
 
 
 @pytest.mark.parametrize(
-    ("ending", "flags", "follows"),
-    [
-        ({}, {}, 0.5**2),
-        ({"terminated": True}, {}, 0.0),
-        ({"truncated": True}, {}, 0.5**2),
-        ({"truncated": True}, {"legacy_timeouts": True}, 0.0),
-        ({}, {"legacy_discount": True}, 0.5),
-    ],
+    ("ending", "follows"), [({}, 0.5**2), ({"terminated": True}, 0.0), ({"truncated": True}, 0.5**2)]
 )
-def test_by_hand(ending, flags, follows):
+def test_by_hand(ending, follows):
     """Two steps, V = 3 everywhere, standard normal policy, slow policy with deviation e, γ = 1/2."""
     agent = reference.Agent(stacks.STATE, stacks.ACTIONS, False)
     with torch.no_grad():
@@ -243,7 +228,7 @@ def test_by_hand(ending, flags, follows):
     actions, rewards = np.array([[1.0, 0.0], [0.0, 2.0]]), np.array([10.0, 20.0])
     path = reference.Path(np.zeros((3, stacks.STATE)), actions, rewards, **ending)
     settings = reference.Settings(
-        "rg", gamma=0.5, entropy_coef=0.25, kl_coef=0.5, window_length=5, diag_weight=0.1, **flags
+        "rg", gamma=0.5, entropy_coef=0.25, kl_coef=0.5, window_length=5, diag_weight=0.1
     )
     log_policy = [-0.5 - math.log(2.0 * math.pi), -2.0 - math.log(2.0 * math.pi)]
     squeezed = math.exp(-2.0)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from koffline.online.artifacts import replay_transitions
 from koffline.online.config import OnlineConfig, OnlineRun
 from tests.online import reference_trust_pcl as reference
 from tests.online.lockstep_runs import (
@@ -144,27 +145,17 @@ def episodes_of(paths):
 
 
 def test_learning_begins_late_and_targets_begin_as_copies():
-    with playing([*make_runs("Pendulum-v1", 1), OnlineRun(odd := make_odd(), 10)]) as stack:
-        first = [agent_arrays(stack.agent(run)) for run in range(2)]
+    with playing(make_runs("Pendulum-v1", 1)) as stack:
+        first = agent_arrays(stack.agent(0))
         iterate(stack, 4)
-        before = [agent_arrays(stack.agent(run)) for run in range(2)]
-        assert stack.take_metrics() == [{}, {}]
+        before = agent_arrays(stack.agent(0))
+        assert stack.take_metrics() == [{}]
         stack.iterate()
-        after = [agent_arrays(stack.agent(run)) for run in range(2)]
-    assert odd.learning_starts == 5
-    for run in range(2):
-        np.testing.assert_array_equal(first[run]["policy"], before[run]["policy"])
-        assert not np.array_equal(before[run]["policy"], after[run]["policy"])
-        assert not np.array_equal(before[run]["value"], after[run]["value"])
-    np.testing.assert_array_equal(first[0]["policy"], first[0]["target_policy"])
-    np.testing.assert_array_equal(first[0]["value"], first[0]["target_value"])
-    np.testing.assert_array_equal(first[0]["policy"], first[1]["policy"])  # the same seed
-    assert not np.isclose(first[1]["policy"], first[1]["target_policy"]).any()
-    assert not np.isclose(first[1]["value"], first[1]["target_value"]).any()
-
-
-def make_odd():
-    return make_runs("Pendulum-v1", 1)[0].config.with_changes(legacy_targets=True)
+        after = agent_arrays(stack.agent(0))
+    for name in ("policy", "value"):
+        np.testing.assert_array_equal(first[name], before[name])
+        np.testing.assert_array_equal(first[name], first[f"target_{name}"])
+        assert not np.array_equal(before[name], after[name])
 
 
 def test_the_entropy_coefficient_decays_smoothly():
@@ -175,3 +166,12 @@ def test_the_entropy_coefficient_decays_smoothly():
             stack.iterations = iterations
             assert stack.agent(0).entropy_coef == pytest.approx(expected)
             assert stack.agent(1).entropy_coef == 0.1
+
+
+def test_a_world_that_does_not_repeat_begins_anew():
+    with playing(make_runs("Pendulum-v1", 2, capacity=None)) as stack:
+        state = iterate(stack, 6).state_dict()
+        state["collector"]["observations"] += 1.0
+        assert not stack.load_state_dict(state)
+        log = replay_transitions(iterate(stack, 25).replay, 0, stack.shape.action_space)
+        assert log.episode_lengths.tolist() == [60, 200, 50]

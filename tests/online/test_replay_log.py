@@ -1,4 +1,4 @@
-"""The replay as a log and a log as the replay: row by row against a plain list of what was played."""
+"""The replay as a log: row by row against a plain list of what was played."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 
 from koffline import Continuous, Discrete, Transitions
 from koffline.errors import DataError
-from koffline.online.artifacts import fill_from_log, replay_transitions
+from koffline.online.artifacts import replay_transitions
 from koffline.online.paths import PathReplay, Paths
-from tests.algos.makers import make_log
 
 BOX = Continuous(2, (-0.5, -1.0), (0.5, 1.0))
 COLUMNS = ("observations", "actions", "rewards", "next_observations", "terminated", "truncated", "steps")
@@ -133,52 +132,3 @@ def test_episodes_are_put_together(space: Any, seed: int, copies: int, length: i
 
 def found_in(row: Row, log: Transitions) -> bool:
     return bool((log.initial_observations() == row["observations"]).all(axis=1).any())
-
-
-@pytest.mark.parametrize("discrete", [False, True])
-@pytest.mark.parametrize("length", [1, 5, 12, 20])
-def test_a_log_fills_the_replay_and_comes_back(discrete: bool, length: int) -> None:
-    log = make_log(discrete)
-    replay = PathReplay(2, None, length, 4, None if discrete else 3, dtype=np.float64)
-    assert fill_from_log(replay, log, log.action_space) == 10 * -(-12 // length)
-    for run in range(2):
-        assert np.all(replay.held(run).rewards[0, 0] == log.rewards[0])
-        found = replay_transitions(replay, run, log.action_space)
-        assert found.sha256 == log.sha256
-
-
-def test_rows_without_episodes_are_paths_of_one_step() -> None:
-    log = make_log(False)
-    log = log.replace(episode_ids=None, steps=None)
-    replay = PathReplay(1, None, 5, 4, 3, dtype=np.float64)
-    assert fill_from_log(replay, log, log.action_space) == len(log)
-    paths = replay.held(0)
-    assert set(paths.lengths) == {1}
-    np.testing.assert_array_equal(paths.observations[:, 0], log.observations)
-    np.testing.assert_array_equal(paths.observations[:, 1], log.next_observations)
-    np.testing.assert_array_equal(paths.terminated, log.terminated)
-
-
-def test_of_a_log_beyond_the_capacity_the_end_stays(caplog: pytest.LogCaptureFixture) -> None:
-    log = make_log(False)
-    replay = PathReplay(1, 6, 6, 4, 3, dtype=np.float64)
-    assert fill_from_log(replay, log, log.action_space) == 6
-    assert "the replay holds the last 6" in caplog.text
-    found = replay_transitions(replay, 0, log.action_space)
-    assert found.sha256 == log.select_episodes([7, 8, 9]).sha256
-    assert not found.metadata.notes
-
-
-@pytest.mark.parametrize(
-    ("dim", "space", "reason"),
-    [
-        (5, Continuous(3), "have 4 numbers, the environment's 5"),
-        (4, Continuous(2), "same environment"),
-        (4, Discrete(3), "Discrete"),
-    ],
-)
-def test_a_log_of_another_environment_is_refused(dim: int, space: Any, reason: str) -> None:
-    replay = PathReplay(1, None, 5, dim, 3)
-    with pytest.raises(DataError, match=reason):
-        fill_from_log(replay, make_log(False), space)
-    assert replay.sizes[0] == 0

@@ -63,10 +63,10 @@ def hit_run(folder, monkeypatch, **changes):
     "changes",
     [
         {"environment": "Pendulum-v1", "critic": "td0", "n_environments": 2, "capacity": 300},
-        {"vectorization": "sync", "n_environments": 2, "critic": "rg"},
+        {"critic": "rg"},
         {"critic": "fvi", "capacity": None, "entropy_coef": 0.1, "entropy_decay": 0.1},
     ],
-    ids=["continuous", "vector", "growing"],
+    ids=["continuous", "residual", "growing"],
 )
 def test_every_kind_goes_on_to_the_bit(changes, tmp_path, monkeypatch):
     killed = hit_run(tmp_path, monkeypatch, **changes)

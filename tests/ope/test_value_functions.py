@@ -6,8 +6,7 @@ import torch
 
 import koffline
 from koffline.errors import DataError
-from koffline.ope.value_functions import ACTION, STATE
-from koffline.ope.value_sources import as_value_function
+from koffline.ope.value_functions import ACTION, STATE, as_value_function
 from tests.ope.problems import NOISY, SOFT, discrete_log
 
 THREE = koffline.Discrete(3)
@@ -111,26 +110,6 @@ def test_what_is_no_value_function_is_one_line(given, message) -> None:
     with pytest.raises(DataError, match=message) as caught:
         as_value_function(given, THREE, (2,)).values(STATES, ACTIONS)
     assert "\n" not in str(caught.value)
-
-
-def test_linear_values_of_the_solvers() -> None:
-    from koffline.solvers import LinearValue
-
-    def features(x):
-        return x
-
-    weights = torch.arange(9, dtype=torch.float64)
-    value = LinearValue(features, weights, True, 3, 0.0, 1.0, 1.0, 1, 0.0)
-    made = as_value_function(value, THREE, (2,))
-    by_hand = np.concatenate([STATES, np.ones((7, 1))], axis=1) @ weights.reshape(3, 3).numpy()
-    np.testing.assert_allclose(made.values(STATES, ACTIONS), by_hand[np.arange(7), ACTIONS], rtol=1e-12)
-    state = LinearValue(features, weights[:3], True, None, 0.0, 1.0, 1.0, 1, 0.0)
-    assert as_value_function(state, THREE, (2,)).kind == STATE
-    beside = LinearValue(features, weights[:4], True, None, 0.0, 1.0, 1.0, 1, 0.0)
-    joined = as_value_function(beside, ONE, (2,), kind=ACTION).values(STATES, STATES[:, :1])
-    np.testing.assert_allclose(joined, STATES @ [0.0, 1.0] + 2.0 * STATES[:, 0] + 3.0)
-    with pytest.raises(DataError, match="3 outputs"):
-        as_value_function(value, koffline.Discrete(4), (2,))
 
 
 def test_an_evaluation_gives_its_value_function() -> None:

@@ -1,4 +1,4 @@
-"""Small models for Puddle World, which draws itself without further packages, and the command line."""
+"""Small models for Puddle World, and the command line."""
 
 from __future__ import annotations
 

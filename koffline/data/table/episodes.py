@@ -9,7 +9,7 @@ import numpy as np
 import polars as pl
 
 from koffline.data.columns import counted
-from koffline.data.raw import RawLog, settle_actions
+from koffline.data.raw import RawLog, shaped_actions
 from koffline.data.spaces import Discrete
 from koffline.data.table.mapping import column_fault
 from koffline.data.table.survey import Table, action_dtype, number_dtype
@@ -209,7 +209,7 @@ def _actions(frame: pl.DataFrame, table: Table) -> np.ndarray:
         column = column.explode(empty_as_null=False) if is_list else column
         found = column.to_numpy().reshape((frame.height, -1) if is_list else -1)
     found = found if table.categories else found.astype(action_dtype(table), copy=False)
-    return settle_actions(found, table.action_space, None).actions
+    return shaped_actions(found, table.action_space)
 
 
 def _log_probabilities(found: np.ndarray, table: Table) -> np.ndarray:

@@ -36,7 +36,7 @@ def is_table_source(name: str) -> bool:
 
     A folder is one where it holds such files and is neither a folder of shards nor a Minari dataset.
     """
-    from koffline.data.disk.shards import is_shard_folder
+    from koffline.data.disk.opening import is_shard_folder
     from koffline.data.minari import data_folder
 
     if name.startswith(MINARI):

@@ -12,7 +12,7 @@ import numpy as np
 import polars as pl
 
 from koffline.data.columns import counted
-from koffline.data.raw import merge_different, read_description, settle_actions
+from koffline.data.raw import read_description, settle_space
 from koffline.data.spaces import ActionSpace, Discrete, SpaceRequest
 from koffline.data.table import mapping as mappings
 from koffline.data.table.arrow_files import SHAPE_KEY
@@ -31,9 +31,8 @@ _NARROW = (pl.Boolean, pl.Float16, pl.Float32, pl.Int8, pl.UInt8, pl.Int16, pl.U
 class Table:
     """Rows, the columns' roles, what a first pass finds, and the actions with what was assumed about them.
 
-    By column: values that are ``missing``, numbers in a list (``widths``), ``means``. ``seen``: different
-    whole-number actions, the extremes among as many as were collected. ``runs``: rows of one id that lie
-    together.
+    By column: values that are ``missing``, numbers in a list (``widths``), ``means``. ``seen``: the
+    least and the greatest of whole-number actions. ``runs``: rows of one id that lie together.
     """
 
     source: str
@@ -98,10 +97,9 @@ def prepare_table(
     elif some is None:
         width = table.widths.get(roles.action[0], len(roles.action))
         some = np.zeros((1, width), action_dtype(table))
-    settled = settle_actions(some, action_space, declared, name)
-    table.action_space = settled.space
+    table.action_space, settled = settle_space(some, action_space, declared, name)
     said = [sentence for is_so, sentence in _open_questions(table, mapping is not None) if is_so]
-    notes = (*before.notes, *settled.notes, *said)
+    notes = (*before.notes, *settled, *said)
     table.metadata = replace(before, source=name, notes=notes)
     return table
 
@@ -193,9 +191,9 @@ def _look_through(table: Table, is_category: bool, census: bool) -> set[Any]:
                 most = f"{_MOST_CATEGORIES} different actions, or a text of more than {_LONGEST_NAME} bytes"
                 raise column_fault(source, actions.name, f"holds more than {most}; name another")
         elif actions.dtype.is_integer() and len(actions):
-            different = actions.unique().to_numpy()
-            extremes = [different.min(), different.max()]
-            table.seen = np.union1d(merge_different(table.seen, different), extremes)
+            found = actions.to_numpy()
+            ends = found if table.seen is None else np.append(table.seen, [found.min(), found.max()])
+            table.seen = np.array([ends.min(), ends.max()])
     if not table.n_rows:
         raise DataError(f"{source} has no rows; give a table with at least one transition")
     _check_counts(table)

@@ -27,20 +27,12 @@ from torch import Tensor
 
 from koffline.errors import DataError
 from koffline.kernels import FourierFeatures
-from koffline.ope.closed_form.moments import (
-    BLOCK,
-    Moments,
-    default_critics,
-    folded_moments,
-    leading_instruments,
-    whole_moments,
-)
+from koffline.ope.closed_form.moments import BLOCK, Moments, dice_critics, folded_moments, whole_moments
 from koffline.ope.features import FeatureSystem
-from koffline.solvers.quadratic import Quadratic, RidgePath, check_ridge, mean_curvature
+from koffline.solvers.linear import RidgePath, check_ridge, mean_curvature
 
 FOLDS = 5
-CURVATURE_POWER, TEMPORAL_POWER = 1.5, 1.0  # see `usual_ridge`
-CRITIC_RIDGES = (1.0, 1e-1, 1e-2, 1e-3)
+CRITIC_RIDGES = (1.0, 1e-1, 1e-2, 1e-3)  # of DualDICE
 _HALF_DECADES = (-2, -1, 0, 1, 2)
 _SMALLEST, _LARGEST = 1e-10, 0.1
 
@@ -96,7 +88,7 @@ class InstrumentPath:
         return self._path(self._system.start_mean)
 
     def _path(self, slope: Float[Tensor, " parameter"]) -> RidgePath:
-        return RidgePath(Quadratic(self._curvature, slope, slope.new_zeros(())), self._system.free)
+        return RidgePath(self._curvature, slope, self._system.free)
 
     def theta(self, ridge: float) -> Float[Tensor, " parameter"]:
         """θ for one ridge, relative to the mean curvature."""
@@ -108,7 +100,7 @@ class InstrumentPath:
         alpha = self._matrix @ self._dual.solve(ridge).weights
         if self._root is not None:
             alpha = torch.linalg.solve_triangular(self._root.mT, alpha[:, None], upper=True)[:, 0]
-        return primal.weights, alpha, float(primal.degrees_of_freedom)
+        return primal.weights, alpha, primal.degrees_of_freedom
 
 
 class TemporalPath:
@@ -154,20 +146,19 @@ def temporal_path(system: FeatureSystem, moments: Moments) -> Path:
 
 def whitened_path(critic_ridge: float, system: FeatureSystem, moments: Moments) -> Path:
     """Fits with DualDICE's critics, in units in which their ridged second moment is the identity."""
-    instruments, critics = len(moments.projected), len(moments.critic)
+    critics, instruments = dice_critics(system), len(moments.projected)
     second = moments.critic / moments.weight
-    ridged = second + critic_ridge * second.diagonal().mean() * torch.eye(critics, dtype=second.dtype)
+    ridged = second + critic_ridge * second.diagonal().mean() * torch.eye(len(critics), dtype=second.dtype)
     root, failed = torch.linalg.cholesky_ex(ridged)
     if bool(failed):
         raise DataError(
             "DualDICE's critics cannot be told apart on these rows; give more rows of like weight"
         )
-    rows = moments.projected[leading_instruments(instruments, critics)]
-    rows = rows * ((instruments / critics) ** 0.5 / moments.weight)
+    rows = moments.projected[critics] * ((instruments / len(critics)) ** 0.5 / moments.weight)
     return InstrumentPath(torch.linalg.solve_triangular(root, rows, upper=False), system, root)
 
 
-def usual_ridge(rows: int, power: float) -> float:
+def usual_ridge(rows: int, power: float = 1.5) -> float:
     """A relative ridge that fits n rows without asking them: n^−power, between 1e-10 and 0.1.
 
     power: 1.5 for curvatures BᵀB, 1 for LSTD's matrix, found by measurement.
@@ -175,9 +166,8 @@ def usual_ridge(rows: int, power: float) -> float:
     return min(max(float(rows) ** -power, _SMALLEST), _LARGEST)
 
 
-def candidate_ridges(rows: int, power: float) -> tuple[float, ...]:
+def candidate_ridges(centre: float) -> tuple[float, ...]:
     """A decade to either side of the usual ridge; farther ones win by chance more often than by merit."""
-    centre = usual_ridge(rows, power)
     return tuple(sorted({min(max(centre * 10.0 ** (0.5 * h), _SMALLEST), _LARGEST) for h in _HALF_DECADES}))
 
 
@@ -199,102 +189,47 @@ def held_out_losses(
         scores += total - ((mixing @ part.squares) * mixing).sum(dim=1)
         pairs += float(part.weight**2 - part.weight_squares)
     if pairs <= 0.0:
-        raise DataError("a held-out loss needs two rows in a fold; give more rows or a ridge of your own")
+        raise DataError("a held-out loss needs two rows in a fold; give more rows")
     return torch.where(torch.isfinite(scores), scores / pairs, torch.inf)
 
 
-def choose_ridge(
-    system: FeatureSystem, make_path: MakePath, ridges: Sequence[float], moments: Moments
-) -> tuple[float, float]:
-    """The least held-out loss, and its ridge. DataError when no fit has one."""
-    losses = held_out_losses(system, moments, make_path, ridges)
-    if not bool(torch.isfinite(losses).any()):
-        raise DataError("no ridge gave a fit with finite values; look for outliers in rewards and features")
-    return float(losses.min()), ridges[int(losses.argmin())]
-
-
-def _finish(
-    system: FeatureSystem,
-    make_path: MakePath,
-    power: float,
-    ridge: float | None,
-    critics: FourierFeatures | None,
-    folds: int,
-    seed: int,
-) -> LinearFit:
-    """The fit of all rows with the ridge that is given, or else best on held-out episodes."""
-    if ridge is None:
-        ridges = candidate_ridges(system.log_rows, power)
-        _, ridge = choose_ridge(system, make_path, ridges, folded_moments(system, folds, seed))
-    return LinearFit(*make_path(system, whole_moments(system)).solve(ridge), ridge, critics)
+PATHS: dict[str, tuple[MakePath, ...]] = {
+    "mql": (kernel_path,),
+    "lstdq": (temporal_path,),
+    "mwl": (kernel_path,),
+    "dualdice": tuple(partial(whitened_path, ridge) for ridge in CRITIC_RIDGES),
+}
 
 
 @torch.no_grad()
-def fit_mql(
-    system: FeatureSystem, ridge: float | None = None, *, folds: int = FOLDS, seed: int = 0
-) -> LinearFit:
-    """Minimax Q-learning with critics in an RKHS: the kernel loss minimised exactly over Q = φᵀθ.
+def fit(name: str, system: FeatureSystem, ridge: float | None = None, seed: int = 0) -> LinearFit:
+    """A closed form by name; the ridge (and DualDICE's second one) of the least held-out kernel loss.
 
-    ridge: relative to the mean curvature; None: the one with the least kernel loss on held-out episodes.
-    (Feng et al. 2019, equ:vstat)
+    ``mql``: minimax Q-learning with critics in an RKHS, the kernel loss minimised exactly over Q = φᵀθ (Feng
+    et al. 2019, equ:vstat). ``lstdq``: critics are the features themselves, the kernel loss with the linear
+    kernel φᵀφ (cor:same_as_td). ``mwl``: ω in the RKHS that balances n⁻¹ Σ w ω Z against c, the dual of
+    ``mql``; no reward is read, so its ridge is the usual one (Uehara, Huang & Jiang 2020, Minimax Weight and
+    Q-Function Learning). ``dualdice``: ω = ζ of min_ν max_ζ n⁻¹ Σ w [ζ(x)(ν(x) − discount ν(x')) − ζ(x)²/2]
+    − E ν(x0), both ridged, ν = φᵀu; the inner maximum regresses ν(x) − discount ν(x') on x before it is
+    squared (Nachum et al. 2019). Squaring it row by row would need two independent next states of each row,
+    and is biased without them; that form is not offered.
     """
-    return _finish(system, kernel_path, CURVATURE_POWER, ridge, system.instruments, folds, seed)
-
-
-@torch.no_grad()
-def fit_lstdq(
-    system: FeatureSystem, ridge: float | None = None, *, folds: int = FOLDS, seed: int = 0
-) -> LinearFit:
-    """LSTD-Q: the kernel loss with the linear kernel φᵀφ, whose critics are the features themselves.
-
-    ridge: relative to the mean |diagonal| of its matrix; None: the one with the least held-out loss, that of
-    the Gaussian kernel as for `fit_mql`.
-    (Feng et al. 2019, cor:same_as_td)
-    """
-    return _finish(system, temporal_path, TEMPORAL_POWER, ridge, None, folds, seed)
-
-
-@torch.no_grad()
-def fit_mwl(system: FeatureSystem, ridge: float | None = None, *, seed: int = 0) -> LinearFit:
-    """Minimax weight learning: ω in the RKHS that balances n⁻¹ Σ w ω Z against c; no reward is read.
-
-    The dual of the kernel loss: with one ridge for both, cᵀθ of `fit_mql` and (1/n) Σ w ω r are one number.
-    ridge: None: `usual_ridge`, so that not even the ridge has seen a reward. seed: of nothing, as for others.
-    (Uehara, Huang & Jiang 2020, Minimax Weight and Q-Function Learning)
-    """
-    ridge = usual_ridge(system.log_rows, CURVATURE_POWER) if ridge is None else ridge
-    return _finish(system, kernel_path, CURVATURE_POWER, ridge, system.instruments, 1, seed)
-
-
-@torch.no_grad()
-def fit_dualdice(
-    system: FeatureSystem,
-    ridge: float | None = None,
-    critic_ridge: float | None = None,
-    *,
-    critics: int | None = None,
-    folds: int = FOLDS,
-    seed: int = 0,
-) -> LinearFit:
-    """ω = ζ of min_ν max_ζ n⁻¹ Σ w [ζ(x)(ν(x) − discount ν(x')) − ζ(x)²/2] − E ν(x0), both ridged.
-
-    ν = φᵀu; ζ is linear in the first `critics` instruments (even; None: 300). The inner maximum
-    regresses ν(x) − discount ν(x') on x before it is squared. Squaring it row by row would need two
-    independent next states of each row, and is biased without them; that form is not offered.
-    critic_ridge: of ζ, relative to the mean eigenvalue of E ψψᵀ. None: ridges by the held-out kernel loss.
-    (Nachum et al. 2019, DualDICE)
-    """
-    critics = default_critics(system) if critics is None else critics
-    ridges = candidate_ridges(system.log_rows, CURVATURE_POWER) if ridge is None else (ridge,)
-    paths = [
-        partial(whitened_path, one) for one in (CRITIC_RIDGES if critic_ridge is None else (critic_ridge,))
-    ]
-    best, ridge = paths[0], ridges[0]
-    if len(paths) * len(ridges) > 1:
-        folded = folded_moments(system, folds, seed, critics)
-        found = [(*choose_ridge(system, path, ridges, folded), path) for path in paths]
-        _, ridge, best = min(found, key=lambda candidate: candidate[0])
-    leading = FourierFeatures(
-        system.instruments.frequencies[:, : critics // 2]
-    )  # of squared length one again
-    return LinearFit(*best(system, whole_moments(system, critics)).solve(ridge), ridge, leading)
+    usual = usual_ridge(system.log_rows, 1.0 if name == "lstdq" else 1.5)
+    given = usual if name == "mwl" and ridge is None else ridge
+    ridges, paths = candidate_ridges(usual) if given is None else (given,), PATHS[name]
+    candidates = [(path, ridge) for path in paths for ridge in ridges]
+    best = 0
+    if len(candidates) > 1:
+        moments = folded_moments(system, FOLDS, seed)
+        losses = torch.cat([held_out_losses(system, moments, path, ridges) for path in paths])
+        if not bool(torch.isfinite(losses).any()):
+            raise DataError(
+                "no ridge gave a fit with finite values; look for outliers in rewards and features"
+            )
+        best = int(losses.argmin())
+    path, chosen = candidates[best]
+    critics = None if name == "lstdq" else system.instruments
+    if name == "dualdice":
+        leading = dice_critics(system)[: len(dice_critics(system)) // 2]
+        critics = FourierFeatures(system.instruments.frequencies[:, leading])
+    return LinearFit(*path(system, whole_moments(system)).solve(chosen), chosen, critics)

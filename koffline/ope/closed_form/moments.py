@@ -11,17 +11,17 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from koffline.data.unit_hash import unit_hash
+from koffline.data.units import unit_hash
 from koffline.errors import DataError
 from koffline.ope.features import FeatureSystem
-from koffline.solvers.selection import make_folds
+from koffline.solvers import make_folds
 
 BLOCK = 8192
-DEFAULT_CRITICS = 300
+_CRITICS = 300
 _FOLDS = 0x666F6C64  # a stream of hashes of its own
 _MOST_RANKED = 1_000_000
-# Several estimators read one system: (folds, seed, critics) -> sums.
-_KEPT: WeakKeyDictionary[FeatureSystem, dict[tuple[int, int, int], Moments]] = WeakKeyDictionary()
+# Several estimators read one system: (folds, seed) -> sums.
+_KEPT: WeakKeyDictionary[FeatureSystem, dict[tuple[int, int], Moments]] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,8 +29,8 @@ class Moments:
     """Sums, not means, over some rows with weights W, or over those of each fold (one more axis in front).
 
     ψ are m instruments, Z = φ − discount · φ'. ``projected (m, p + 1)``: ψᵀW[Z, r]. ``temporal (p, p + 1)``:
-    φᵀW[Z, r]. ``squares (p + 1, p + 1)``: [Z, r]ᵀW²[Z, r]. ``critic (k, k)``: ψᵀWψ of the first k/2
-    frequencies. ``weight``, ``weight_squares``: Σ w and Σ w².
+    φᵀW[Z, r]. ``squares (p + 1, p + 1)``: [Z, r]ᵀW²[Z, r]. ``critic (k, k)``: ψᵀWψ of DualDICE's critics, of
+    squared length one again. ``weight``, ``weight_squares``: Σ w and Σ w².
     """
 
     projected: Float[Tensor, "*fold instrument column"]
@@ -97,10 +97,11 @@ def _shared_out(count: int, folds: int, seed: int, units: Int[np.ndarray, " unit
     return fold_of[units]
 
 
-def accumulate_moments(system: FeatureSystem, rows: Int[Tensor, " chosen"], critics: int) -> Moments:
-    """Sums over some rows, in blocks: O(n (m p + p² + k²)). critics: k, even."""
-    instruments, p = 2 * system.instruments.frequencies.shape[1], system.parameters
-    sizes = ((instruments, p + 1), (p, p + 1), (p + 1, p + 1), (critics, critics))
+def accumulate_moments(system: FeatureSystem, rows: Int[Tensor, " chosen"]) -> Moments:
+    """Sums over some rows, in blocks: O(n (m p + p² + k²))."""
+    p, critics = system.parameters, dice_critics(system)
+    instruments = 2 * system.instruments.frequencies.shape[1]
+    sizes = ((instruments, p + 1), (p, p + 1), (p + 1, p + 1), (len(critics), len(critics)))
     projected, temporal, squares, critic = (torch.zeros(size, dtype=torch.float64) for size in sizes)
     for block in rows.split(BLOCK):
         weights = system.row_weights[block][:, None]
@@ -109,46 +110,37 @@ def accumulate_moments(system: FeatureSystem, rows: Int[Tensor, " chosen"], crit
         projected.addmm_(psi.mT, columns)
         temporal.addmm_(system.now[block].mT, columns)
         squares.addmm_(columns.mT, columns)
-        if critics:
-            leading = psi[:, leading_instruments(instruments, critics)]
-            critic.addmm_(leading.mT, leading * weights, alpha=instruments / critics)
+        leading = psi[:, critics]
+        critic.addmm_(leading.mT, leading * weights, alpha=instruments / len(critics))
     weight = system.row_weights[rows]
     return Moments(projected, temporal, squares, critic, weight.sum(), weight.square().sum())
 
 
-def moments_of_part(folds: int, seed: int, critics: int, system: FeatureSystem) -> Moments:
+def moments_of_part(folds: int, seed: int, system: FeatureSystem) -> Moments:
     """Sums by fold over a part of a log. folds: 1 for none."""
-    fold_of = np.zeros(len(system), dtype=np.int64)
-    if folds > 1:
-        fold_of = folds_of_units(system, folds, seed)
+    fold_of = folds_of_units(system, folds, seed) if folds > 1 else np.zeros(len(system), dtype=np.int64)
     count = int(fold_of.max()) + 1 if system.units is None else folds
     members = [torch.as_tensor(np.flatnonzero(fold_of == fold)) for fold in range(count)]
-    parts = [vars(accumulate_moments(system, rows, critics)).values() for rows in members]
+    parts = [vars(accumulate_moments(system, rows)).values() for rows in members]
     return Moments(*(torch.stack(columns) for columns in zip(*parts, strict=True)))
 
 
-def folded_moments(system: FeatureSystem, folds: int, seed: int, critics: int | None = None) -> Moments:
+def folded_moments(system: FeatureSystem, folds: int, seed: int) -> Moments:
     """Sums by fold, one pass over the rows; kept as long as the system lives."""
-    critics = default_critics(system) if critics is None else critics
     kept = _KEPT.setdefault(system, {})
-    if (folds, seed, critics) not in kept:
-        kept[folds, seed, critics] = system.fold(partial(moments_of_part, folds, seed, critics))
-    return kept[folds, seed, critics]
+    if (folds, seed) not in kept:
+        kept[folds, seed] = system.fold(partial(moments_of_part, folds, seed))
+    return kept[folds, seed]
 
 
-def whole_moments(system: FeatureSystem, critics: int | None = None) -> Moments:
+def whole_moments(system: FeatureSystem) -> Moments:
     """Sums over all rows, from folds that are known already where there are any."""
-    critics = default_critics(system) if critics is None else critics
-    known = [found for (_, _, some), found in _KEPT.get(system, {}).items() if some == critics]
-    return (known[0] if known else folded_moments(system, 1, 0, critics)).total
+    known = list(_KEPT.get(system, {}).values())
+    return (known[0] if known else folded_moments(system, 1, 0)).total
 
 
-def default_critics(system: FeatureSystem) -> int:
-    """How many instruments (even) DualDICE's ζ is linear in."""
-    return min(DEFAULT_CRITICS, 2 * system.instruments.frequencies.shape[1])
-
-
-def leading_instruments(instruments: int, critics: int) -> Int[Tensor, " critic"]:
-    """Columns of the first critics/2 frequencies: their cosines, then their sines."""
-    first = torch.arange(critics // 2)
-    return torch.cat((first, first + instruments // 2))
+def dice_critics(system: FeatureSystem) -> Int[Tensor, " critic"]:
+    """The instruments that DualDICE's ζ is linear in: cosines, then sines of the first 150 frequencies."""
+    frequencies = system.instruments.frequencies.shape[1]
+    first = torch.arange(min(_CRITICS // 2, frequencies))
+    return torch.cat((first, first + frequencies))

@@ -24,34 +24,6 @@ _ASSUMPTIONS = (
 
 
 @dataclass(frozen=True, eq=False)
-class Spread:
-    """How an estimate varies over the units of a log.
-
-    ``influence (U,)``: what each unit moves the value by, times U. ``standard_error``: None for one unit or
-    where every degree of freedom was spent on the fit.
-    """
-
-    influence: Float[np.ndarray, " unit"]
-    standard_error: float | None
-    by_episode: bool
-    with_starts: bool
-
-    def interval(self, value: float, level: float) -> Interval | None:
-        """value ± t · standard error."""
-        from scipy import stats
-
-        check_level(level)
-        if self.standard_error is None:
-            return None
-        half = float(stats.t.ppf(0.5 + level / 2.0, df=len(self.influence) - 1)) * self.standard_error
-        assumptions = _ASSUMPTIONS.format(
-            units="episodes" if self.by_episode else "rows",
-            starts=" and their start states" if self.with_starts else "",
-        )
-        return Interval(value - half, value + half, level, SANDWICH, assumptions)
-
-
-@dataclass(frozen=True, eq=False)
 class RowSums:
     """What rows with weights ω and terms t (such as ω δ) leave of a log; two of them add up.
 
@@ -117,8 +89,13 @@ class RowSums:
         """Σ w."""
         return float(self.by_unit["weight"].sum())
 
-    def spread(self, degrees_of_freedom: float = 0.0, drawing_variance: float = 0.0) -> Spread:
-        """Spread of E q(x0) + Σ w t / Σ w; sums over units are independent.
+    @property
+    def count(self) -> int:
+        """Units with weight."""
+        return int((self.by_unit["weight"] > 0.0).sum())
+
+    def standard_error(self, degrees_of_freedom: float = 0.0, drawing_variance: float = 0.0) -> float | None:
+        """Of E q(x0) + Σ w t / Σ w; sums over units are independent. None where nothing is left to vary.
 
         degrees_of_freedom: parameters that the same rows decided; the variance is raised by n/(n − d). Start
         states that were given are taken as they are; those of the log are sampled with their units.
@@ -127,18 +104,30 @@ class RowSums:
         units = self.by_unit
         mean = float(units["term"].sum() / self.weight)
         parts = (units["term"] - mean * units["weight"]) / self.weight
-        with_starts = "start" in units
-        if with_starts:
+        if "start" in units:
             share = units["start_weight"] / units["start_weight"].sum()
             parts = parts + share * (units["start"] - float(share @ units["start"]))
-        present = units["weight"] > 0.0
-        count, rows = int(present.sum()), self["counted"]
-        influence = parts[present] * count
-        error, left = None, rows - degrees_of_freedom
-        if count > 1 and left > 1e-9 * rows:  # not by rounding alone
-            variance = float(influence.var(ddof=1)) / count * rows / left
-            error = math.sqrt(variance + drawing_variance)
-        return Spread(influence, error, len(units["weight"]) < self["rows"], with_starts)
+        count, rows = self.count, self["counted"]
+        left = rows - degrees_of_freedom
+        if count < 2 or left <= 1e-9 * rows:  # by rounding alone
+            return None
+        influence = parts[units["weight"] > 0.0] * count
+        variance = float(influence.var(ddof=1)) / count * rows / left
+        return math.sqrt(variance + drawing_variance)
+
+    def interval(self, value: float, error: float | None, level: float) -> Interval | None:
+        """value ± t · standard error."""
+        from scipy import stats
+
+        check_level(level)
+        if error is None:
+            return None
+        half = float(stats.t.ppf(0.5 + level / 2.0, df=self.count - 1)) * error
+        text = _ASSUMPTIONS.format(
+            units="episodes" if len(self.by_unit["weight"]) < self["rows"] else "rows",
+            starts=" and their start states" if "start" in self.by_unit else "",
+        )
+        return Interval(value - half, value + half, level, SANDWICH, text)
 
     def diagnostics(self, start_mean: Float[np.ndarray, " parameter"]) -> dict[str, float]:
         """ω against what the density ratio d^π/μ would be, d^π = Σ_t γ^t P(x_t = ·).

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from koffline.config import read_section
 from koffline.errors import ConfigError
 from koffline.ope.features import FeatureSystem
 from koffline.ope.intervals.calibrated import calibrated_interval
-from koffline.ope.intervals.kernel_sets import dual_interval, feature_interval
+from koffline.ope.intervals.kernel_sets import feature_interval
 from koffline.ope.intervals.resampling import pivot_interval
 from koffline.ope.intervals.settings import IntervalResult, KernelIntervalSettings, enough_draws
-from koffline.ope.names import BOOTSTRAP_PIVOT, DUAL, KERNEL_CALIBRATED, SYSTEM_KINDS
+from koffline.ope.names import BOOTSTRAP_PIVOT, KERNEL_CALIBRATED, SYSTEM_KINDS
 
 __all__ = ["IntervalResult", "KernelIntervalSettings", "make_interval"]
 
@@ -19,13 +20,12 @@ def make_interval(kind: str, system: FeatureSystem, **options: Any) -> IntervalR
     """The interval of a kind for the value of a policy, with what it rests on.
 
     kind: one of ``koffline.ope.names.SYSTEM_KINDS``. options: fields of `KernelIntervalSettings`
-    (level, norm_bound, value_bounds, reward_bounds, draws, seed); draws: 999, or more where the level needs
-    them. An infeasible class is no error: ``result.interval`` is None and ``result.misspecified`` true.
-    Raises ConfigError.
+    (level, norm_bound, value_bounds, reward_bounds, draws, seed). An infeasible class is no error:
+    ``result.interval`` is None and ``result.misspecified`` true. Raises ConfigError.
     """
-    draws = enough_draws(options.get("level", KernelIntervalSettings.level))
-    settings = KernelIntervalSettings(**{"draws": draws, **options})
     if kind not in SYSTEM_KINDS:
         raise ConfigError(f"interval is '{kind}'; give one of {', '.join(SYSTEM_KINDS)}")
-    made = {KERNEL_CALIBRATED: calibrated_interval, BOOTSTRAP_PIVOT: pivot_interval, DUAL: dual_interval}
+    settings = read_section(KernelIntervalSettings, options)
+    settings = settings.model_copy(update={"draws": enough_draws(settings.level, settings.draws)})
+    made = {KERNEL_CALIBRATED: calibrated_interval, BOOTSTRAP_PIVOT: pivot_interval}
     return made[kind](system, settings) if kind in made else feature_interval(system, kind, settings)

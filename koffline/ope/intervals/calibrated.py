@@ -22,7 +22,7 @@ from koffline.ope.intervals.settings import (
     KernelIntervalSettings,
     describe_misspecified,
     describe_starts,
-    fewest_draws,
+    enough_draws,
 )
 from koffline.ope.intervals.value_range import best_constant
 from koffline.ope.names import KERNEL_CALIBRATED
@@ -193,7 +193,7 @@ def calibrated_interval(
         warnings.append("the log says too little: the interval is all that rewards and γ allow")
     threshold = None
     if check_class:
-        draws = max(fewest_draws(settings.level), min(settings.draws, _ALARM_DRAWS))
+        draws = enough_draws(settings.level, min(settings.draws, _ALARM_DRAWS))
         threshold = wild_threshold(system, profile, draws, settings.seed, settings.level)
     misspecified = threshold is not None and profile.loss > threshold
     if threshold is not None and misspecified:

@@ -15,21 +15,37 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from koffline.errors import KofflineError
 from koffline.ope.features import FeatureSystem
+from koffline.ope.fitted import LSTD_RIDGE, FittedValues
 from koffline.ope.intervals.calibrated import RIDGE, instruments, ridge_sizes, ridged_fit
-from koffline.ope.intervals.settings import IntervalResult, KernelIntervalSettings, describe_starts
+from koffline.ope.intervals.settings import (
+    IntervalResult,
+    KernelIntervalSettings,
+    describe_starts,
+    enough_draws,
+)
+from koffline.ope.last_layer import accumulate_systems
+from koffline.ope.learning import row_blocks
 from koffline.ope.names import BOOTSTRAP_PIVOT
 from koffline.ope.results import Interval
+from koffline.replicas import StackedMLP
+from koffline.solvers.linear import kernel_inputs, last_layer, last_layer_features
 
-ONE_UNIT = "the log has one episode: a bootstrap has nothing to choose from; log more episodes"
-MATRIX = {True: "its matrix too", False: "its matrix held: the first order"}
-_STREAM = 6061
+_ONE_UNIT = "the log has one episode: a bootstrap has nothing to choose from; log more episodes"
+_MATRIX = {True: "its matrix too", False: "its matrix held: the first order"}
+_STREAM, _NOISE_STREAM = 6061, 6062  # of random numbers
 _MOST_PRODUCTS = 3e10  # of the sums of one bootstrap: some seconds of a core
 _MOST_NUMBERS = 5e7  # in the matrices of all draws: 400 MB
 _FEW_UNITS = 30
 _ASSUMPTIONS = (
     "Asymptotic: {units} resampled, the estimate solved again for each ({matrix}; features and instruments "
     "as they are), errors turned around; {starts}. It does not know what the class cannot express."
+)
+_NETWORK_ASSUMPTIONS = (
+    "Asymptotic: {units} resampled, last layers solved again for each ({equation}; {matrix}), errors turned "
+    "around, plus the spread of the networks trained on the whole log; {starts}. Hidden layers are held: it "
+    "does not know what other features, or the class, would have said."
 )
 
 
@@ -136,7 +152,7 @@ def pivot_interval(system: FeatureSystem, settings: KernelIntervalSettings) -> I
     units = Units(system.unit_starts, system.row_weights, system.fixed_starts)
     count = len(units.present)
     if count < 2:
-        return IntervalResult(BOOTSTRAP_PIVOT, None, warnings=(ONE_UNIT,))
+        return IntervalResult(BOOTSTRAP_PIVOT, None, warnings=(_ONE_UNIT,))
     equation = kernel_equation(system)
     values, exact = resample_values(equation, units, units.draw_counts(settings.draws, settings.seed))
     value, warnings = system.value(equation.theta), []
@@ -146,9 +162,9 @@ def pivot_interval(system: FeatureSystem, settings: KernelIntervalSettings) -> I
         warnings.append("too many resampled logs have no answer; there is no bootstrap interval")
         return IntervalResult(BOOTSTRAP_PIVOT, None, value=value, warnings=tuple(warnings))
     starts = describe_starts(system.fixed_starts, "start states resampled with them")
-    text = _ASSUMPTIONS.format(units=units.name, matrix=MATRIX[exact], starts=starts)
-    low, high = pivotal_interval(value, values, settings.level)
-    interval = Interval(low, high, settings.level, BOOTSTRAP_PIVOT, text)
+    text = _ASSUMPTIONS.format(units=units.name, matrix=_MATRIX[exact], starts=starts)
+    ends = pivotal_interval(value, values, settings.level)
+    interval = Interval(*ends, settings.level, BOOTSTRAP_PIVOT, text)
     return IntervalResult(
         BOOTSTRAP_PIVOT,
         interval.within(settings.values_within(system)),
@@ -171,3 +187,84 @@ def kernel_equation(system: FeatureSystem) -> LinearEquation:
         ridge=ridge_sizes(matrix.mT @ matrix, system.free, RIDGE),
         theta=theta,
     )
+
+
+@torch.no_grad()
+def last_layer_bootstrap(fitted: FittedValues, head: str, level: float = 0.95, seed: int = 0) -> Interval:
+    """[2Ĵ − q_high, 2Ĵ − q_low] over resampled episodes, from the networks trained on the whole log.
+
+    For ``kloss`` each draw solves the kernel loss again (its instruments ΨᵀWZ held), for ``lstd`` and ``fqe``
+    the temporal-difference equation, which a converged fitted Q evaluation has solved. Differences between
+    the networks (initial weights, mini-batches) are drawn on top, normal with the spread of their mean.
+    Raises KofflineError when all of these networks diverged, or the log is one episode.
+    (Hao et al. 2021)
+    """
+    draws, problem = enough_draws(level), fitted.problem
+    alive = np.flatnonzero(fitted.alive[: fitted.ensemble.full])
+    if not len(alive):
+        raise KofflineError(f"{fitted.describe_diverged()}; lower learning_rate")
+    units = Units(problem.episode_starts, torch.as_tensor(problem.row_weights), problem.fixed_starts)
+    if len(units.present) < 2:
+        raise KofflineError(_ONE_UNIT)
+    counts = units.draw_counts(draws, seed)
+    deviations, exact = np.zeros(draws), True
+    for replica in alive.tolist():
+        equation = network_equation(fitted, replica, head)
+        values, exact = resample_values(equation, units, counts)
+        whole = float(equation.start_weights @ (equation.starts @ equation.theta))
+        deviations += (values - whole / float(equation.start_weights.sum())) / len(alive)
+    if not usable(deviations):
+        raise KofflineError("too many resampled logs have no answer; give more episodes")
+    replicas = fitted.replica_values[head][alive]
+    value, errors = float(replicas.mean()), deviations * problem.reward_scale
+    if len(replicas) > 1:
+        spread = float(replicas.std(ddof=1)) / len(replicas) ** 0.5
+        errors = errors + np.random.default_rng([seed, _NOISE_STREAM]).normal(0.0, spread, size=draws)
+    text = _NETWORK_ASSUMPTIONS.format(
+        units=units.name,
+        equation="kernel loss" if head == "kloss" else "temporal-difference equation",
+        matrix=_MATRIX[exact],
+        starts=describe_starts(problem.fixed_starts, "start states with them"),
+    )
+    return Interval(*pivotal_interval(value, value + errors, level), level, BOOTSTRAP_PIVOT, text)
+
+
+def network_equation(fitted: FittedValues, replica: int, head: str) -> LinearEquation:
+    """The equation that a head's last layer solves on the whole log; in scaled rewards."""
+    problem, table, instruments = fitted.problem, fitted.table, fitted.instruments
+    network = fitted.record.network.select([replica])
+    weights = torch.as_tensor(problem.row_weights)
+    now = _features(network, table.inputs, table.readout)
+    later = _features(network, table.next_inputs, table.next_readout)
+    difference = now - table.discounts.double().cpu()[:, None] * later
+    systems = accumulate_systems(network, table, instruments, weights[None].to(table.inputs.device))
+    systems = systems.mean(len(table))
+    if head == "kloss":
+        matrix, ridge, solved = systems.kernel_matrix[0].cpu(), fitted.settings.ridge, "kloss"
+        blocks, compared = row_blocks(network, len(table), table.draws), kernel_inputs(table)
+        omega = torch.cat([instruments(compared[rows].double()).cpu() @ matrix for rows in blocks])
+        curvature = matrix.mT @ matrix
+    else:
+        curvature, ridge, omega, solved = systems.temporal_matrix[0].cpu(), LSTD_RIDGE, now, "lstd"
+    theta = last_layer(fitted.heads[solved].select([replica]))[0].cpu()
+    like, probabilities = table.inputs, problem.start_probabilities
+    readout = None if probabilities is None else torch.as_tensor(probabilities).to(like)
+    return LinearEquation(
+        instruments=omega * weights[:, None],
+        difference=difference,
+        residuals=table.rewards.double().cpu() - difference @ theta,
+        starts=_features(network, torch.as_tensor(problem.start_inputs).to(like), readout),
+        start_weights=torch.as_tensor(problem.start_weights),
+        ridge=torch.full_like(theta, ridge * float(curvature.diagonal().abs().mean())),
+        theta=theta,
+    )
+
+
+def _features(network: StackedMLP, inputs: Tensor, readout: Tensor | None) -> Float[Tensor, "row parameter"]:
+    """φ of the one network, in blocks."""
+    draws = inputs.shape[1] if inputs.ndim == 3 else 1
+    parts = [
+        last_layer_features(network, inputs[rows], None if readout is None else readout[rows])[0].cpu()
+        for rows in row_blocks(network, len(inputs), draws)
+    ]
+    return torch.cat(parts)

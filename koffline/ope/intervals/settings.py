@@ -1,4 +1,4 @@
-"""What an interval on a feature system assumes and how it is computed, checked once; and what it returns."""
+"""What an interval on a feature system assumes and how it is computed; and what it returns."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
+from pydantic import Field, field_validator
+
+from koffline.config import Section
 from koffline.errors import ConfigError
 from koffline.ope.features import FeatureSystem
 from koffline.ope.limits import value_bounds
@@ -15,35 +18,28 @@ DRAWS = 999
 _MOST_DRAWS = 200_000
 
 
-@dataclass(frozen=True)
-class KernelIntervalSettings:
+class KernelIntervalSettings(Section):
     """Options of the intervals on a feature system.
 
     norm_bound: ρ, the largest ‖θ − θ0‖ of a value function in the class, in units of the value; None: twice
     that of the fit, which is a guess about the class and not a theorem. value_bounds: known bounds of every
     Q^π(s, a), by default those that rewards and γ imply. reward_bounds: known bounds of every
-    reward, by default the logged ones. draws: of a bootstrap.
+    reward, by default the logged ones. draws: of a bootstrap, at least those that the level needs.
     """
 
-    level: float = 0.95
-    norm_bound: float | None = None
+    level: float = Field(default=0.95, gt=0.0, lt=1.0)
+    norm_bound: float | None = Field(default=None, gt=0.0)
     value_bounds: tuple[float, float] | None = None
     reward_bounds: tuple[float, float] | None = None
     draws: int = DRAWS
     seed: int = 0
 
-    def __post_init__(self) -> None:
-        check_level(self.level)
-        if self.norm_bound is not None and not 0.0 < self.norm_bound < math.inf:
-            raise ConfigError(f"norm_bound is {self.norm_bound}; give a positive number, or leave it out")
-        for name, bounds in (("value_bounds", self.value_bounds), ("reward_bounds", self.reward_bounds)):
-            if bounds is not None and not -math.inf < bounds[0] <= bounds[1] < math.inf:
-                raise ConfigError(f"{name} is {bounds}; give two finite numbers, the lower first")
-        fewest = fewest_draws(self.level)
-        if self.draws < fewest:
-            raise ConfigError(
-                f"draws is {self.draws}, too few for level {self.level:g}; give {fewest} or more"
-            )
+    @field_validator("value_bounds", "reward_bounds")
+    @classmethod
+    def _ordered(cls, bounds: tuple[float, float] | None) -> tuple[float, float] | None:
+        if bounds is not None and bounds[0] > bounds[1]:
+            raise ValueError("the lower bound comes first")
+        return bounds
 
     @property
     def delta(self) -> float:
@@ -64,31 +60,32 @@ class KernelIntervalSettings:
         """Bounds of every reward: given, or the log's own. Raises ConfigError when the log exceeds them."""
         counted = system.rewards[system.row_weights > 0.0]
         seen = float(counted.min()), float(counted.max())
-        if self.reward_bounds is None:
-            return seen
         slack = 1e-9 * max(map(abs, seen))  # rewards were scaled there and back
-        if seen[0] < self.reward_bounds[0] - slack or seen[1] > self.reward_bounds[1] + slack:
-            raise ConfigError(
-                f"reward_bounds is {list(self.reward_bounds)}, but the log has rewards from {seen[0]:.4g} to "
-                f"{seen[1]:.4g}; give bounds that hold every reward"
-            )
-        return self.reward_bounds
+        return check_reward_bounds(self.reward_bounds, seen, slack)
 
 
-def fewest_draws(level: float) -> int:
-    """So many draws that both tails of the level hold one."""
-    return math.ceil(2.0 / (1.0 - level) - 1e-9) - 1
-
-
-def enough_draws(level: float) -> int:
-    """The default number of draws, or more where the level needs them. Raises ConfigError."""
-    check_level(level)
-    if fewest_draws(level) > _MOST_DRAWS:
+def check_reward_bounds(
+    given: tuple[float, float] | None, seen: tuple[float, float], slack: float = 0.0
+) -> tuple[float, float]:
+    """Bounds of every reward: given, or those seen. Raises ConfigError when the log exceeds them."""
+    if given is not None and (seen[0] < given[0] - slack or seen[1] > given[1] + slack):
         raise ConfigError(
-            f"level is {level}, which a bootstrap could only tell by {fewest_draws(level):,} draws; give a "
+            f"reward_bounds is {list(given)}, but the log has rewards from {seen[0]:.4g} to {seen[1]:.4g}; "
+            "give bounds that hold every reward"
+        )
+    return seen if given is None else given
+
+
+def enough_draws(level: float, draws: int = DRAWS) -> int:
+    """So many draws, or more where both tails of the level would not hold one. Raises ConfigError."""
+    check_level(level)
+    fewest = math.ceil(2.0 / (1.0 - level) - 1e-9) - 1
+    if fewest > _MOST_DRAWS:
+        raise ConfigError(
+            f"level is {level}, which a bootstrap could only tell by {fewest:,} draws; give a "
             f"level up to {1.0 - 2.0 / _MOST_DRAWS:g}"
         )
-    return max(DRAWS, fewest_draws(level))
+    return max(draws, fewest)
 
 
 @dataclass(frozen=True, eq=False)

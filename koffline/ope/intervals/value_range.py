@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -16,31 +16,56 @@ from koffline.ope.features import FeatureSystem
 
 _GRID = np.logspace(-16.0, 6.0, 89)  # relative to the largest curvature
 _RIDGES = np.logspace(-14.0, 2.0, 33)  # of the closed-form weights that the dual search starts from
-_NO_CURVATURE = 1e-14  # singular values below this share of the largest
-
-
-class ValueRange(NamedTuple):
-    """Lowest and highest value, and the multipliers τ of these bounds (inf: the ball alone)."""
-
-    low: float
-    high: float
-    tau_low: float
-    tau_high: float
 
 
 @dataclass(frozen=True, eq=False)
 class Feasible:
     """{θ: V̂(θ) = ‖v − Bθ‖² ≤ λ, ‖θ − θ0‖ ≤ ρ} in the singular basis of B, for any λ and ρ.
 
-    ``squares (p,)``: squared singular values. ``pull (p,)``: Bᵀ(v − Bθ0), ``direction (p,)``: c, both in that
-    basis. ``loss``: V̂(θ0). ``offset``: cᵀθ0.
+    ``values (p,)``: singular values. ``gap (p,)``: v − Bθ0 along the left vectors, ``rest``: its length
+    beside them. ``direction (p,)``: c along the right ones. ``offset``: cᵀθ0.
     """
 
-    squares: np.ndarray
-    pull: np.ndarray
+    values: np.ndarray
+    gap: np.ndarray
+    rest: float
     direction: np.ndarray
-    loss: float
     offset: float
+
+    @classmethod
+    def of(cls, system: FeatureSystem) -> Feasible:
+        """The system's constraints around its best constant."""
+        centre = best_constant(system)
+        matrix, vector = system.projected[:, :-1], system.projected[:, -1]
+        missing = matrix.shape[1] - matrix.shape[0]
+        if missing > 0:  # more parameters than instruments: empty instruments complete the basis
+            matrix = torch.cat([matrix, matrix.new_zeros(missing, matrix.shape[1])])
+            vector = torch.cat([vector, vector.new_zeros(missing)])
+        left, values, right = torch.linalg.svd(matrix, full_matrices=False)
+        gap = vector - matrix @ centre
+        along = left.mT @ gap
+        return cls(
+            values=values.numpy(),
+            gap=along.numpy(),
+            rest=float((gap - left @ along).norm()),
+            direction=(right @ system.start_mean).numpy(),
+            offset=system.value(centre),
+        )
+
+    @cached_property
+    def squares(self) -> np.ndarray:
+        """Curvatures, (p,)."""
+        return np.square(self.values)
+
+    @cached_property
+    def pull(self) -> np.ndarray:
+        """Bᵀ(v − Bθ0) along the right vectors, (p,)."""
+        return self.values * self.gap
+
+    @cached_property
+    def loss(self) -> float:
+        """V̂(θ0)."""
+        return float(self.gap @ self.gap) + self.rest**2
 
     @cached_property
     def taus(self) -> np.ndarray:
@@ -55,40 +80,39 @@ class Feasible:
         """The smallest V̂ in the ball, from below: max over τ of min over θ of V̂ + τ(‖θ − θ0‖² − ρ²)."""
         return max(0.0, float((self._losses(self.taus) - self.taus * norm_bound**2).max()))
 
-    def value_range(self, threshold: float, norm_bound: float) -> ValueRange | None:
-        """The extremes of cᵀθ; None where no θ is feasible.
+    def value_range(self, threshold: float, norm_bound: float) -> dict[str, float] | None:
+        """The extremes of cᵀθ as ``low`` and ``high``, with their τ; None where no θ is feasible.
 
         For any τ ≥ 0 the sum of both constraints is one ellipsoid around θ_τ = θ0 + (BᵀB + τI)⁻¹Bᵀ(v − Bθ0),
         so cᵀθ ≤ cᵀθ_τ + sqrt([λ + τρ² − min(V̂ + τ‖θ − θ0‖²)] · cᵀ(BᵀB + τI)⁻¹c): valid for every τ, and the
-        least of them is the maximum itself (strong duality).
+        least of them is the maximum itself (strong duality); infinite τ: the ball alone.
         (Feng et al. 2020, the feature-space bound)
         """
         if np.any(threshold + self.taus * norm_bound**2 - self._losses(self.taus) < 0.0):
             return None
         high, tau_high = self._extreme(threshold, norm_bound, 1.0)
         low, tau_low = self._extreme(threshold, norm_bound, -1.0)
-        return ValueRange(self.offset - low, self.offset + high, tau_low, tau_high)
+        ends = {"low": self.offset - low, "high": self.offset + high}
+        return {**ends, "tau_low": tau_low, "tau_high": tau_high}
 
     def _losses(self, taus: np.ndarray) -> np.ndarray:
         """min over θ of V̂ + τ‖θ − θ0‖², (T,)."""
         return self.loss - (self.pull**2 / (self.squares + taus[:, None])).sum(axis=1)
 
-    def _bounds(self, taus: np.ndarray, threshold: float, norm_bound: float, sign: float) -> np.ndarray:
-        """The upper bound of ± (cᵀθ − cᵀθ0) at each τ, (T,)."""
-        curvature = self.squares + taus[:, None]
-        centre = sign * (self.direction * self.pull / curvature).sum(axis=1)
-        room = threshold + taus * norm_bound**2 - self.loss + (self.pull**2 / curvature).sum(axis=1)
-        spread = (self.direction**2 / curvature).sum(axis=1)
-        return centre + np.sqrt(np.maximum(room, 0.0) * spread)
-
     def _extreme(self, threshold: float, norm_bound: float, sign: float) -> tuple[float, float]:
-        """The least bound near the best τ of the grid, or that of the ball alone, and its τ."""
+        """The least bound of ± (cᵀθ − cᵀθ0) near the best τ of the grid, or that of the ball alone; its τ."""
         from scipy.optimize import minimize_scalar
 
-        bounds = self._bounds(self.taus, threshold, norm_bound, sign)
+        def bounds_at(taus: np.ndarray) -> np.ndarray:
+            curvature = self.squares + taus[:, None]
+            centre = sign * (self.direction * self.pull / curvature).sum(axis=1)
+            room = threshold + taus * norm_bound**2 - self._losses(taus)
+            return centre + np.sqrt(np.maximum(room, 0.0) * (self.direction**2 / curvature).sum(axis=1))
+
+        bounds = bounds_at(self.taus)
         best = int(np.argmin(bounds))
         found = minimize_scalar(
-            lambda log: float(self._bounds(np.exp([log]), threshold, norm_bound, sign)[0]),
+            lambda log: float(bounds_at(np.exp([log]))[0]),
             bounds=tuple(np.log(self.taus[[max(best - 1, 0), min(best + 1, len(bounds) - 1)]])),
             method="bounded",
             options={"xatol": 1e-10},
@@ -96,24 +120,54 @@ class Feasible:
         ball = (norm_bound * float(np.linalg.norm(self.direction)), math.inf)
         return min((float(bounds[best]), float(self.taus[best])), (float(found.fun), math.exp(found.x)), ball)
 
+    def dual_bound(self, threshold: float, norm_bound: float, sign: float) -> Callable[[np.ndarray], float]:
+        """An upper bound of ± cᵀθ for weights ω = Ψα, α (p + 1,) along the left vectors and beside them.
 
-def feasible_set(system: FeatureSystem) -> Feasible:
-    """The system's constraints around its best constant."""
-    centre = best_constant(system)
-    matrix, vector = system.projected[:, :-1], system.projected[:, -1]
-    missing = matrix.shape[1] - matrix.shape[0]
-    if missing > 0:  # more parameters than instruments: empty instruments complete the basis
-        matrix = torch.cat([matrix, matrix.new_zeros(missing, matrix.shape[1])])
-        vector = torch.cat([vector, vector.new_zeros(missing)])
-    left, values, right = torch.linalg.svd(matrix, full_matrices=False)
-    gap = vector - matrix @ centre
-    return Feasible(
-        squares=values.square().numpy(),
-        pull=(values * (left.mT @ gap)).numpy(),
-        direction=(right @ system.start_mean).numpy(),
-        loss=float(gap.square().sum()),
-        offset=system.value(centre),
-    )
+        ± cᵀθ0 + αᵀ(v − Bθ0) + ρ‖± c − Bᵀα‖ + sqrt(λ)‖α‖ holds for every α at once, chosen by the data or not:
+        ± cᵀθ = ± cᵀθ0 + αᵀ(v − Bθ0) + (± c − Bᵀα)ᵀ(θ − θ0) − αᵀg where ‖θ − θ0‖ ≤ ρ and g, the projected
+        residual of θ, has ‖g‖² ≤ λ. Other directions of α would only add to its length.
+        (Feng et al. 2021, the dual bound)
+        """
+        pull, noise = np.append(self.gap, self.rest), threshold**0.5
+
+        def bound(alpha: np.ndarray) -> float:
+            balance = np.linalg.norm(sign * self.direction - self.values * alpha[:-1])
+            size = np.linalg.norm(alpha)
+            return float(sign * self.offset + alpha @ pull + norm_bound * balance + noise * size)
+
+        return bound
+
+    def dual_end(self, threshold: float, norm_bound: float, steps: int, sign: float) -> float:
+        """The least dual bound of ± cᵀθ after at most ``steps`` iterations; 0: by closed-form weights alone.
+
+        The search starts from B(BᵀB + τI)⁻¹c with the best τ, in coordinates in which the two norms have the
+        same curvature.
+        """
+        from scipy.optimize import minimize
+
+        bound, direction = self.dual_bound(threshold, norm_bound, sign), sign * self.direction
+        largest = max(float(self.squares.max()), 1e-300)
+        weights = [
+            np.append(self.values / (self.squares + ridge * largest) * direction, 0.0) for ridge in _RIDGES
+        ]
+        least, best = min((bound(alpha), number) for number, alpha in enumerate(weights))
+        if steps == 0:
+            return least
+        pull, gain, noise = np.append(self.gap, self.rest), np.append(self.values, 0.0), threshold**0.5
+        scale = 1.0 / np.sqrt(gain**2 + _RIDGES[best] * largest)
+        tiny = 1e-20 * max(float(direction @ direction), 1e-300)
+
+        def objective(point: np.ndarray) -> tuple[float, np.ndarray]:
+            alpha = scale * point
+            gap = direction - self.values * alpha[:-1]
+            balance, size = np.sqrt(gap @ gap + tiny), np.sqrt(alpha @ alpha + tiny)
+            slope = pull + noise * alpha / size
+            slope[:-1] -= norm_bound * self.values * gap / balance
+            return float(pull @ alpha + norm_bound * balance + noise * size), scale * slope
+
+        options = {"maxiter": steps, "maxfun": 3 * steps, "ftol": 1e-15, "gtol": 1e-12, "maxcor": 30}
+        found = minimize(objective, weights[best] / scale, jac=True, method="L-BFGS-B", options=options)
+        return min(least, bound(scale * found.x))
 
 
 def best_constant(system: FeatureSystem) -> Float[Tensor, " parameter"]:
@@ -121,90 +175,3 @@ def best_constant(system: FeatureSystem) -> Float[Tensor, " parameter"]:
     weights = system.row_weights
     level = (weights @ system.rewards) / (weights @ (1.0 - system.discounts))
     return torch.where(system.free, level, torch.zeros_like(system.start_mean))
-
-
-@dataclass(frozen=True, eq=False)
-class DualProblem:
-    """An upper bound of cᵀθ for weights ω = Ψα: offset + αᵀv + ρ‖c − Bᵀα‖ + sqrt(λ)‖α‖.
-
-    It holds for every α at once, chosen by the data or not: cᵀθ = cᵀθ0 + αᵀv + (c − Bᵀα)ᵀ(θ − θ0) − αᵀg with
-    v = (Ψᵀδ(θ0))/n, where ‖θ − θ0‖ ≤ ρ and g, the projected residual of θ, has ‖g‖² ≤ λ.
-    ``matrix (m, p)``: B; ``vector (m,)``: v; ``direction (p,)``: c.
-    (Feng et al. 2021, the dual bound)
-    """
-
-    matrix: np.ndarray
-    vector: np.ndarray
-    direction: np.ndarray
-    offset: float
-    norm_bound: float
-    threshold: float
-
-    @classmethod
-    def of(cls, system: FeatureSystem, norm_bound: float, threshold: float) -> DualProblem:
-        """The problem of a system, around its best constant."""
-        centre, matrix = best_constant(system), system.projected[:, :-1]
-        vector, direction = system.projected[:, -1] - matrix @ centre, system.start_mean
-        offset = system.value(centre)
-        return cls(matrix.numpy(), vector.numpy(), direction.numpy(), offset, norm_bound, threshold)
-
-    def bound(self, alpha: np.ndarray) -> float:
-        """The upper bound for any α (m,)."""
-        balance = float(np.linalg.norm(self.direction - self.matrix.T @ alpha))
-        noise = self.threshold**0.5 * float(np.linalg.norm(alpha))
-        return self.offset + float(alpha @ self.vector) + self.norm_bound * balance + noise
-
-    def mirrored(self) -> DualProblem:
-        """The problem of −cᵀθ: minus its upper bound is a lower bound of cᵀθ."""
-        return replace(self, direction=-self.direction, offset=-self.offset)
-
-    def minimise(self, steps: int) -> np.ndarray:
-        """α after at most ``steps`` iterations; 0: the best of the closed-form weights alone.
-
-        Convex; searched in the span of B and v (whatever is orthogonal to it only adds noise), in
-        coordinates in which the two norms have the same curvature.
-        """
-        starts = [(ridge, self.closed_form(ridge)) for ridge in _RIDGES]
-        ridge, start = min(starts, key=lambda pair: self.bound(pair[1]))
-        return start if steps == 0 else self._descend(start, ridge, steps)
-
-    def closed_form(self, ridge: float) -> np.ndarray:
-        """B(BᵀB + τI)⁻¹c, τ relative to the largest curvature: marginalised weights by ridge regression."""
-        left, values, right = self._basis
-        curvature = np.square(values)
-        shrunk = values / (curvature + ridge * max(float(curvature.max()), 1e-300))
-        return left @ (shrunk * (right @ self.direction))
-
-    def _descend(self, start: np.ndarray, ridge: float, steps: int) -> np.ndarray:
-        from scipy.optimize import minimize
-
-        left, values, right = self._basis
-        kept = values > _NO_CURVATURE * values.max()
-        left, values, right = left[:, kept], values[kept], right[kept]
-        rest = self.vector - left @ (left.T @ self.vector)
-        length = float(np.linalg.norm(rest))
-        span = np.column_stack([left, rest / length]) if length > 0.0 else left
-        gain = np.append(values, 0.0)[: span.shape[1]]
-        scale = 1.0 / np.sqrt(gain**2 + ridge * values.max() ** 2)
-        direction, pull = right @ self.direction, span.T @ self.vector
-        square = float(self.direction @ self.direction)
-        missing, tiny = max(square - direction @ direction, 0.0), 1e-20 * max(square, 1e-300)
-
-        def objective(point: np.ndarray) -> tuple[float, np.ndarray]:
-            beta = scale * point
-            gap = direction - (gain * beta)[: len(values)]
-            balance = np.sqrt(gap @ gap + missing + tiny)
-            size = np.sqrt(beta @ beta + tiny)
-            slope = pull + self.threshold**0.5 * beta / size
-            slope[: len(values)] -= self.norm_bound * values * gap / balance
-            value = pull @ beta + self.norm_bound * balance + self.threshold**0.5 * size
-            return float(value), scale * slope
-
-        options = {"maxiter": steps, "maxfun": 3 * steps, "ftol": 1e-15, "gtol": 1e-12, "maxcor": 30}
-        found = minimize(objective, (span.T @ start) / scale, jac=True, method="L-BFGS-B", options=options)
-        alpha = span @ (scale * found.x)
-        return alpha if self.bound(alpha) <= self.bound(start) else start
-
-    @cached_property
-    def _basis(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        return np.linalg.svd(self.matrix, full_matrices=False)

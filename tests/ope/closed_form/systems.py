@@ -9,7 +9,7 @@ import torch
 
 from koffline.data.transitions import Discrete, Transitions
 from koffline.envs.finite import FiniteMDP
-from koffline.ope.closed_form.estimates import doubly_robust_sums
+from koffline.ope.closed_form import doubly_robust_sums
 from koffline.ope.closed_form.sums import RowSums
 from koffline.ope.features import FeatureSystem, make_feature_system
 from koffline.ope.problem import prepare_problem

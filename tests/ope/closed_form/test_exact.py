@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
-from koffline.ope.closed_form.estimates import CLOSED_FORMS, doubly_robust_value
-from koffline.ope.closed_form.fits import fit_dualdice, fit_lstdq, fit_mql, fit_mwl
+from koffline.ope.closed_form import closed_form, doubly_robust_value
+from koffline.ope.closed_form.fits import PATHS, fit, whitened_path
+from koffline.ope.closed_form.moments import whole_moments
 from koffline.ope.features import make_feature_system
 from koffline.ope.problem import prepare_problem
 from koffline.ope.value_functions import RowValues
@@ -19,13 +20,14 @@ ENDING = pytest.mark.parametrize("ending", [0.0, 0.1])
 def test_without_ridge_all_fits_in_one_hot_features_are_certainty_equivalence(ending):
     problem = one_hot_problem(ending=ending)
     system, value = problem.system, problem.certainty_equivalence()
-    for fit in (fit_mql(system, 0.0), fit_lstdq(system, 0.0), fit_mwl(system, 0.0)):
-        assert system.value(fit.theta) == pytest.approx(value, rel=1e-8)
-        weighted = reference.weighted_reward(fit.weights(system).numpy(), plain(system))
+    for name in ("mql", "lstdq", "mwl"):
+        found = fit(name, system, 0.0)
+        assert system.value(found.theta) == pytest.approx(value, rel=1e-8)
+        weighted = reference.weighted_reward(found.weights(system).numpy(), plain(system))
         assert weighted == pytest.approx(value, rel=1e-8)
     # where ζ can tell all pairs apart, its own small ridge moves nothing that has an exact solution
-    dice = fit_dualdice(system, 0.0, 1e-6)
-    assert system.value(dice.theta) == pytest.approx(value, rel=1e-6)
+    dice = whitened_path(1e-6, system, whole_moments(system)).theta(0.0)
+    assert system.value(dice) == pytest.approx(value, rel=1e-6)
 
 
 @ENDING
@@ -59,21 +61,21 @@ def test_the_form_that_squares_single_samples_is_biased_and_ours_is_not():
     logged = {name: columns[name][:, seen] for name in ("now", "later", "starts")}
     biased = reference.double_sample_dice({**columns, **logged})
     wrong = reference.weighted_reward(biased, columns)
-    ours = system.value(fit_dualdice(system).theta)
+    ours = system.value(fit("dualdice", system).theta)
     assert abs(ours - truth) < 0.1 * abs(wrong - truth)
 
 
 def test_weights_are_scaled_to_the_right_mass_where_no_constant_sees_to_it():
     system = one_hot_problem().system
-    fit = fit_mwl(system, 0.1)
-    mass = described(system, fit.weights(system).numpy())["mass"]
+    weights = fit("mwl", system, 0.1).weights(system).numpy()
+    mass = described(system, weights)["mass"]
     assert abs(mass - 1.0) > 0.01
-    found = CLOSED_FORMS["mwl"](system, ridge=0.1)
-    raw = reference.weighted_reward(fit.weights(system).numpy(), plain(system))
+    found = closed_form("mwl", system, ridge=0.1)
+    raw = reference.weighted_reward(weights, plain(system))
     assert found.value == pytest.approx(raw / mass, rel=1e-10)
     assert found.diagnostics["mass"] == pytest.approx(1.0)
     with_constant = small_system("discrete")
-    weights = fit_mwl(with_constant, 1.0).weights(with_constant).numpy()
+    weights = fit("mwl", with_constant, 1.0).weights(with_constant).numpy()
     assert described(with_constant, weights)["mass"] == pytest.approx(1.0, rel=1e-8)
 
 
@@ -83,7 +85,7 @@ def errors(name, seed, rows):
     generator = np.random.default_rng(seed)
     prepared = prepare_problem(problem.transitions, problem.policy, problem.gamma, 8, generator)
     system = make_feature_system(prepared, gamma=problem.gamma, instruments=300, seed=seed)
-    found = {key: estimator(system) for key, estimator in CLOSED_FORMS.items()}
+    found = {key: closed_form(key, system) for key in PATHS}
     off = {key: abs(estimate.value - problem.value_at_starts) for key, estimate in found.items()}
     return {
         key: (off[key] / abs(problem.value_at_starts), off[key] / found[key].standard_error) for key in found
@@ -95,5 +97,5 @@ def errors(name, seed, rows):
 def test_errors_are_what_the_standard_errors_say(name):
     """In the median of five logs: what is more than two standard errors is what the features miss."""
     found = [errors(name, seed, 2000) for seed in range(5)]
-    for key in CLOSED_FORMS:
+    for key in PATHS:
         assert np.median([log[key][1] for log in found]) < 2.5, key

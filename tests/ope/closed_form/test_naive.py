@@ -4,15 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from koffline.ope.closed_form.estimates import doubly_robust_value
-from koffline.ope.closed_form.fits import (
-    fit_dualdice,
-    fit_lstdq,
-    fit_mql,
-    fit_mwl,
-    held_out_losses,
-    kernel_path,
-)
+from koffline.ope.closed_form import FoldWeights, doubly_robust_value, moments
+from koffline.ope.closed_form.fits import CRITIC_RIDGES, fit, held_out_losses, kernel_path
 from koffline.ope.closed_form.moments import folded_moments, folds_of_units, whole_moments
 from koffline.ope.closed_form.sums import RowSums
 from koffline.ope.value_functions import RowValues
@@ -44,8 +37,8 @@ def agree(fit, theta, omega, system):
 
 def test_mql_and_mwl_are_the_ridged_least_squares_problem_and_its_dual(system):
     theta, omega = reference.minimax(instruments(system), plain(system), RIDGE)
-    agree(fit_mql(system, RIDGE), theta, omega, system)
-    agree(fit_mwl(system, RIDGE), theta, omega, system)
+    agree(fit("mql", system, RIDGE), theta, omega, system)
+    agree(fit("mwl", system, RIDGE), theta, omega, system)
 
 
 def test_lstdq_is_the_solution_of_the_normal_equations(system):
@@ -53,15 +46,19 @@ def test_lstdq_is_the_solution_of_the_normal_equations(system):
     matrix, vector = reference.moments(list(columns["now"]), columns)
     ridged = matrix + reference.ridge_matrix(matrix, RIDGE, columns["constants"])
     omega = columns["now"] @ np.linalg.solve(ridged.T, reference.start_mean(columns))
-    agree(fit_lstdq(system, RIDGE), np.linalg.solve(ridged, vector), omega, system)
+    agree(fit("lstdq", system, RIDGE), np.linalg.solve(ridged, vector), omega, system)
 
 
-def test_dualdice_is_a_regression_within_a_regression(system):
+def test_dualdice_is_a_regression_within_a_regression(system, monkeypatch):
+    monkeypatch.setattr(moments, "_CRITICS", 16)
     columns, first = plain(system), system.instruments.frequencies[:, :8]
-    critics = instruments(system, first)
-    metric = reference.dice_metric(critics, columns, 0.1)
-    theta, omega = reference.minimax(critics, columns, RIDGE, metric)
-    agree(fit_dualdice(system, RIDGE, 0.1, critics=16), theta, omega, system)
+    critics, found = instruments(system, first), fit("dualdice", system, RIDGE)
+    fits = [
+        reference.minimax(critics, columns, RIDGE, reference.dice_metric(critics, columns, critic_ridge))
+        for critic_ridge in CRITIC_RIDGES
+    ]
+    nearest = min(fits, key=lambda pair: np.abs(pair[0] - found.theta.numpy()).max())
+    agree(found, *nearest, system)
 
 
 def test_the_doubly_robust_value_is_its_sum(system):
@@ -74,7 +71,7 @@ def test_the_doubly_robust_value_is_its_sum(system):
     assert doubly_robust_value(sums) == pytest.approx(expected, rel=1e-12)
     terms = omega * (columns["rewards"] + columns["discounts"] * values.later - values.now)
     error = reference.standard_error(columns, system.unit_starts, terms, values.starts, 0.0, False)
-    assert sums.spread().standard_error == pytest.approx(error, rel=1e-12)
+    assert sums.standard_error() == pytest.approx(error, rel=1e-12)
 
 
 @KINDS
@@ -104,8 +101,21 @@ def test_standard_errors_are_those_of_sums_over_units(kind):
         expected = reference.standard_error(
             plain(system), system.unit_starts, terms, values, 7.5, system.fixed_starts
         )
-        spread = RowSums.of(system, np.zeros(len(system)), terms, values).spread(7.5)
-        assert spread.standard_error == pytest.approx(expected, rel=1e-12)
+        sums = RowSums.of(system, np.zeros(len(system)), terms, values)
+        assert sums.standard_error(7.5) == pytest.approx(expected, rel=1e-12)
+
+
+def test_weights_of_a_fold_come_from_the_rows_of_the_others(system):
+    columns, critics = plain(system), instruments(system)
+    weights = FoldWeights.of(system, seed=0)
+    found, fold_of = weights(system), folds_of_units(system, 5, 0)
+    for fold in range(5):
+        rest, inside = np.flatnonzero(fold_of != fold), fold_of == fold
+        matrix, _ = reference.moments([critics[i] for i in rest], reference.select(columns, rest))
+        curvature = matrix.T @ matrix
+        ridged = curvature + reference.ridge_matrix(curvature, weights.ridge, columns["constants"])
+        alpha = matrix @ np.linalg.solve(ridged, reference.start_mean(columns))
+        np.testing.assert_allclose(found[inside], (np.array(critics) @ alpha)[inside], rtol=1e-7, atol=1e-8)
 
 
 def test_folds_keep_episodes_together_and_a_single_episode_is_cut_into_stretches():

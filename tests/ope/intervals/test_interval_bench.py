@@ -19,7 +19,7 @@ def test_certified_intervals_covered_and_calibrated_ones_on_independent_rows() -
     rows = json.loads((ROOT / "docs" / "results" / "intervals.json").read_text())["rows"]
     assert {row["rows"] for row in rows} == set(interval_coverage.SIZES)
     for row in rows:
-        if row["kind"] in ("kernel-certified", "kernel-certified-iid", "dual"):
+        if row["kind"] in ("kernel-certified", "dual"):
             assert row["coverage"] >= 0.95
         if row["rows"] < 16_000 and row["features"] == "one-hot":
             assert row["repetitions"] >= 500

@@ -4,21 +4,28 @@ import dataclasses
 
 import numpy as np
 import pytest
+import torch
 
 import koffline.ope.intervals.resampling as resampling
+from koffline.config import make_settings
 from koffline.errors import ConfigError
+from koffline.ope.fitted import FittedValues, fit_value_functions
 from koffline.ope.intervals import make_interval
 from koffline.ope.intervals.calibrated import make_profile
 from koffline.ope.intervals.resampling import (
     Units,
     kernel_equation,
+    network_equation,
     pivot_interval,
     resample_values,
 )
 from koffline.ope.intervals.settings import KernelIntervalSettings
 from koffline.ope.intervals.value_range import best_constant
+from koffline.ope.learning import draw_ensemble
 from koffline.ope.names import CERTIFIED_SYSTEM_KINDS, SYSTEM_KINDS
-from tests.ope.intervals.systems import finite_system, small_system
+from koffline.solvers.linear import last_layer
+from tests.exact_problems import EXACT_PROBLEMS
+from tests.ope.intervals.systems import finite_system, prepared, small_system
 
 
 def _units(system) -> Units:
@@ -98,11 +105,43 @@ def test_rewards_that_are_all_zero(kind: str) -> None:
 
 def test_high_levels_get_the_draws_they_need() -> None:
     _, system = finite_system("chain_tuples", rows=300)
-    result = make_interval("bootstrap-pivot", system, level=0.9995)
+    result = make_interval("bootstrap-pivot", system, level=0.9995, draws=999)
     assert result.details["draws"] == 3999
-    with pytest.raises(ConfigError, match="give 3999 or more"):
-        make_interval("bootstrap-pivot", system, level=0.9995, draws=999)
-    with pytest.raises(ConfigError, match="level is 2"):
-        make_interval("bootstrap-pivot", system, level=2.0)
-    with pytest.raises(ConfigError, match="give one of bootstrap-pivot"):
-        make_interval("kernel", system)
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "message"),
+    [
+        ("kernel", {}, "give one of bootstrap-pivot"),
+        ("dual", {"level": 2.0}, "level is 2.0"),
+        ("dual", {"norm_bound": 0.0}, "norm_bound is 0.0"),
+        ("dual", {"value_bounds": (2.0, 1.0)}, "value_bounds is .*the lower bound comes first"),
+        ("dual", {"reward_bounds": (float("-inf"), 1.0)}, "reward_bounds"),
+    ],
+)
+def test_bad_options(kind: str, options: dict, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        make_interval(kind, small_system(), **options)
+
+
+@pytest.fixture(scope="module")
+def chain() -> FittedValues:
+    exact = EXACT_PROBLEMS["chain_off"](3, 600)
+    problem = prepared(exact)
+    chosen = {"steps": 200, "hidden_units": (16, 16), "instruments": 200, "full_replicas": 2}
+    settings = make_settings({"gamma": exact.gamma, **chosen, "resampled_replicas": 2}, {})
+    with torch.no_grad():
+        return fit_value_functions(problem, draw_ensemble(problem, 2, 2, 0), settings)
+
+
+@pytest.mark.parametrize("head", ["kloss", "lstd"])
+def test_the_head_solves_its_equation(chain: FittedValues, head: str) -> None:
+    """Without the ridge's pull the mean of Ωδ̂ would be zero; it is τ(θ̂ − θ_trained)."""
+    equation = network_equation(chain, 1, head)
+    gap = (equation.instruments * equation.residuals[:, None]).mean(dim=0)
+    trained = last_layer(chain.record.network.select([1]))[0]
+    # the table is float32: its last bit times the size of the products
+    assert torch.allclose(gap, equation.ridge * (equation.theta - trained), atol=1e-6)
+    value = float(equation.start_weights @ (equation.starts @ equation.theta))
+    value *= chain.problem.reward_scale / float(equation.start_weights.sum())
+    assert value == pytest.approx(chain.replica_values[head][1], rel=1e-4)

@@ -1,4 +1,4 @@
-"""The extremes over the feasible set: brute force, hand-computed cases, and what no θ can satisfy."""
+"""The extremes over the feasible set: brute force, hand-computed cases, what no θ can satisfy; their dual."""
 
 import math
 
@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from scipy.optimize import minimize
 
-from koffline.ope.intervals.value_range import Feasible, best_constant, feasible_set
+from koffline.ope.intervals.kernel_sets import DUAL_STEPS
+from koffline.ope.intervals.value_range import Feasible, best_constant
 from tests.ope.intervals.systems import small_system
 
 
@@ -24,7 +25,7 @@ def _loss(system, theta: np.ndarray) -> float:
 )
 def test_extremes_agree_with_brute_force(seed: int, constants: int, extra: float, norm: float) -> None:
     system = small_system(seed, constants=constants)
-    feasible = feasible_set(system)
+    feasible = Feasible.of(system)
     centre = best_constant(system).numpy()
     threshold = feasible.least_loss(norm) + extra
     found = feasible.value_range(threshold, norm)
@@ -46,26 +47,50 @@ def test_extremes_agree_with_brute_force(seed: int, constants: int, extra: float
             for k in range(4)
         ]
         ends[sign] = max(-t.fun for t in tries if t.success and all(g["fun"](t.x) > -1e-7 for g in limits))
-    assert found.high == pytest.approx(ends[1.0], abs=1e-5)
-    assert found.low == pytest.approx(-ends[-1.0], abs=1e-5)
+    assert found["high"] == pytest.approx(ends[1.0], abs=1e-5)
+    assert found["low"] == pytest.approx(-ends[-1.0], abs=1e-5)
 
 
 def test_one_parameter_by_hand() -> None:
     # V̂(θ) = (1 − 2θ)², c = 3: |1 − 2θ| ≤ 0.2 gives θ in [0.4, 0.6]
-    feasible = Feasible(np.array([4.0]), np.array([2.0]), np.array([3.0]), loss=1.0, offset=10.0)
+    feasible = Feasible(np.array([2.0]), np.array([1.0]), 0.0, np.array([3.0]), offset=10.0)
     found = feasible.value_range(0.04, 100.0)
-    assert (found.low, found.high) == pytest.approx((11.2, 11.8), abs=1e-6)
+    assert (found["low"], found["high"]) == pytest.approx((11.2, 11.8), abs=1e-6)
     found = feasible.value_range(0.04, 0.5)  # the ball cuts at 0.5
-    assert (found.low, found.high) == pytest.approx((11.2, 11.5), abs=1e-6)
+    assert (found["low"], found["high"]) == pytest.approx((11.2, 11.5), abs=1e-6)
     found = feasible.value_range(9.0, 0.5)  # only the ball binds
-    assert (found.low, found.high) == pytest.approx((8.5, 11.5), abs=1e-12)
-    assert math.isinf(found.tau_high)
+    assert (found["low"], found["high"]) == pytest.approx((8.5, 11.5), abs=1e-12)
+    assert math.isinf(found["tau_high"])
 
 
 def test_nothing_is_feasible() -> None:
-    feasible = Feasible(np.array([4.0]), np.array([2.0]), np.array([3.0]), loss=1.5, offset=0.0)
+    feasible = Feasible(np.array([2.0]), np.array([1.0]), math.sqrt(0.5), np.array([3.0]), offset=0.0)
     assert feasible.value_range(0.4, 100.0) is None  # the least loss is 0.5
     assert feasible.least_loss(100.0) == pytest.approx(0.5, abs=1e-9)
     assert feasible.least_loss(0.25) == pytest.approx(1.5 - 1.0 + 0.25, abs=1e-4)  # (1 − 2·¼)² + ½
     assert feasible.value_range(0.7, 0.25) is None
     assert feasible.value_range(0.8, 0.25) is not None
+
+
+def test_every_dual_bound_lies_above_the_value_of_every_feasible_parameter() -> None:
+    system, generator = small_system(1, rows=7), np.random.default_rng(0)
+    feasible, centre, norm = Feasible.of(system), best_constant(system).numpy(), 2.0
+    steps = generator.standard_normal((200, 3))
+    thetas = centre + norm * steps / np.linalg.norm(steps, axis=1, keepdims=True) * generator.random((200, 1))
+    losses = np.array([_loss(system, theta) for theta in thetas])
+    for sign in (1.0, -1.0):
+        for _ in range(20):
+            alpha = generator.standard_normal(4) * generator.choice([0.1, 1.0, 10.0])
+            for theta, loss in zip(thetas, losses, strict=True):
+                value = sign * float(system.start_mean.numpy() @ theta)
+                assert feasible.dual_bound(loss, norm, sign)(alpha) >= value - 1e-9
+
+
+@pytest.mark.parametrize(("seed", "extra", "norm"), [(0, 0.02, 1.5), (1, 0.3, 5.0), (3, 50.0, 0.7)])
+def test_strong_duality(seed: int, extra: float, norm: float) -> None:
+    """The optimum equals the extreme of cᵀθ over the feasible set, found by another way."""
+    feasible = Feasible.of(small_system(seed, constants=seed % 2))
+    threshold = feasible.least_loss(norm) + extra
+    found = feasible.value_range(threshold, norm)
+    assert feasible.dual_end(threshold, norm, DUAL_STEPS, 1.0) == pytest.approx(found["high"], abs=1e-5)
+    assert -feasible.dual_end(threshold, norm, DUAL_STEPS, -1.0) == pytest.approx(found["low"], abs=1e-5)
