@@ -62,12 +62,6 @@ def test_returns_are_those_of_the_file(name):
     assert found.value == pytest.approx(said["mean"], abs=4 * error)
 
 
-def test_entropy_by_hand():
-    table = np.array([[0.5, 0.5], [1.0, 0.0], [0.25, 0.75]])
-    third = (0.25 * np.log(4) + 0.75 * np.log(4 / 3)) / np.log(2)
-    assert learn_policies.mean_entropy(table) == pytest.approx((1 + 0 + third) / 3)
-
-
 @pytest.mark.filterwarnings("ignore")  # d3rlpy's own, while it trains
 def test_a_dqn_is_the_second_source(quick, monkeypatch, tmp_path, capsys):
     from koffline.algos import stock_learners

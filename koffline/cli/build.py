@@ -98,12 +98,12 @@ class BuildTarget:
 
 
 def _target_options(command: Command) -> Command:
-    """Seed and target; the command gets ``seed`` and ``claim_target``, to be called after its own checks."""
+    """Seed and target; the command gets ``seed`` and ``target``, claimed before its own checks."""
 
     @functools.wraps(command)
     def run(seed: int, **options: Any) -> Any:
         given = {name: options.pop(name) for name in ("out", "format_", "shard_rows", "force")}
-        return command(seed=seed, claim_target=lambda: BuildTarget(**given, seed=seed), **options)
+        return command(seed=seed, target=BuildTarget(**given, seed=seed), **options)
 
     return added(_TARGET)(run)
 
@@ -147,7 +147,7 @@ def build() -> None:
 @whole("--n", required=True, help="Number of independent tuples.")
 @click.option("--policy", help="The policy that acts: a file or a name; the chain needs none.")
 @_target_options
-def uniform(env: str, n: int, policy: str | None, seed: int, claim_target: Callable[[], BuildTarget]) -> None:
+def uniform(env: str, n: int, policy: str | None, seed: int, target: BuildTarget) -> None:
     """Independent tuples: states uniform over the state space, actions of a policy, one step each.
 
     \b
@@ -160,7 +160,7 @@ def uniform(env: str, n: int, policy: str | None, seed: int, claim_target: Calla
 
     from koffline.builders.uniform import CHAIN, build_chain, build_uniform
 
-    target, generator = claim_target(), np.random.default_rng(seed)
+    generator = np.random.default_rng(seed)
     if env == CHAIN and policy is not None:
         raise ConfigError(f"--policy is {policy}, but the chain has no actions to choose; leave it out")
     if env != CHAIN and policy is None:
@@ -179,7 +179,9 @@ def uniform(env: str, n: int, policy: str | None, seed: int, claim_target: Calla
 @_RESUME
 @worker_options
 @_target_options
-def rollouts(policies: Any, weights: Any, resume: bool, workers: int, ray: Any, **given: Any) -> None:
+def rollouts(
+    policies: Any, weights: Any, resume: bool, workers: int, ray: Any, target: BuildTarget, **given: Any
+) -> None:
     """Whole episodes of a policy or a mixture; time limits are truncations, log-probabilities are stored.
 
     Each episode of a mixture is played by one policy, drawn by weight; the log-probability of an action is
@@ -202,9 +204,7 @@ def rollouts(policies: Any, weights: Any, resume: bool, workers: int, ray: Any, 
     from koffline.builders.rollouts import RolloutPlayer, RolloutSettings
     from koffline.data.disk.opening import open_lazy
 
-    claim_target = given.pop("claim_target")
     settings = RolloutSettings(weights=weights or (1.0,) * len(policies), **given)
-    target = claim_target()
     with RolloutPlayer(settings, policies, PassSettings(workers, ray)) as player:
         parts = PartsFolder(target.parts, settings, policy_digests(policies))
         with _resumable(parts, resume, target.force):
@@ -232,7 +232,7 @@ def rollouts(policies: Any, weights: Any, resume: bool, workers: int, ray: Any, 
 @click.option("--noise", type=float, help="Share of uniform actions, or deviation in half action ranges.")
 @click.option("--train-steps", type=int, help="Learn the policies, or the replay, in so many steps.")
 @_target_options
-def control(policies: tuple[str, ...], **given: Any) -> None:
+def control(policies: tuple[str, ...], target: BuildTarget, **given: Any) -> None:
     """Logs to learn control from, of uniform actions and of policies learned by playing.
 
     random: uniform actions. expert: the learner's best policy. medium: half-way between the two in return.
@@ -247,9 +247,7 @@ def control(policies: tuple[str, ...], **given: Any) -> None:
     """
     from koffline.builders.control import ControlSettings, build_control
 
-    claim_target = given.pop("claim_target")
     settings = ControlSettings(**given)
-    target = claim_target()
     target.write(build_control(settings, policies, sys.stderr.isatty()))
 
 

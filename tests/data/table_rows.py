@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.feather
 import pyarrow.parquet
+from hypothesis import strategies as st
 
 MAPPING = {
     "observations": "x_*",
@@ -73,3 +74,21 @@ def write_text(text: str | bytes, path: Path) -> Path:
     """A CSV file as it stands."""
     path.write_bytes(text.encode() if isinstance(text, str) else text)
     return path
+
+
+@st.composite
+def tables(draw):
+    """Rows of a few episodes in any order, some with flags and next observations."""
+    lengths = draw(st.lists(st.integers(1, 6), min_size=1, max_size=6))
+    rows = []
+    for episode, length in enumerate(lengths):
+        ends = draw(st.sampled_from(["open", "done", "cut"]))
+        times = sorted(draw(st.sets(st.integers(-50, 50), min_size=length, max_size=length)))
+        for i, t in enumerate(times):
+            last, number = i == length - 1, float(len(rows))
+            rows.append(
+                {"id": f"ep {episode}", "t": t, "x_1": number, "x_10": -number, "a": len(rows) % 3,
+                 "r": number / 2, "done": last and ends == "done", "cut": last and ends == "cut",
+                 "next_x_1": number + 0.5, "next_x_10": 7.0}
+            )  # fmt: skip
+    return draw(st.permutations(rows)) if draw(st.booleans()) else rows

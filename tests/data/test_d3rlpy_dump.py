@@ -10,9 +10,10 @@ from koffline.data.sources import open_transitions
 from koffline.data.transitions import Continuous, Discrete
 from koffline.errors import DataError
 from tests.data.logs import assert_same_rows, roll_out
-from tests.data.replay_logs import ENDS, LENGTHS
 
 d3rlpy = import_d3rlpy()
+ENDS = ("truncated", "terminated", "truncated", "terminated", "neither")
+LENGTHS = (4, 3, 5, 1, 2)
 
 
 def load(path):

@@ -1,4 +1,4 @@
-"""A conversion never replaces what it reads, and never gives a folder the name of a file."""
+"""A conversion never replaces what it reads."""
 
 import os
 from pathlib import Path
@@ -8,7 +8,9 @@ from click.testing import CliRunner
 
 from koffline.cli import cli
 from koffline.data.sources import write_transitions
+from koffline.errors import ConfigError
 from koffline.store.run_record import digest_of
+from koffline.store.targets import check_apart
 from tests.train.small_runs import make_log
 
 
@@ -65,24 +67,3 @@ def test_urls_that_are_equal_are_the_same():
     with pytest.raises(ConfigError, match="would replace memory"):
         check_apart(["memory://a/log.parquet"], "memory://a/log.parquet")
     check_apart(["memory://a/log.parquet"], "memory://b/log.parquet")
-
-
-@pytest.mark.parametrize("name", ["out.hdf5", "out.PARQUET"])
-def test_a_folder_of_shards_is_not_named_like_a_file(place, name):
-    done = convert("log.hdf5", name, "--shard-rows", "10", code=2)
-    assert f"{name} ends in .{name[4:]} like a file, and --shard-rows writes a folder" in done.stderr
-    assert not Path(name).exists()
-
-
-def test_results_do_not_replace_the_log_in_their_folder(place):
-    """An earlier answer and the log in one folder: --force would take both."""
-    Path("a").mkdir()
-    Path("a/estimate.json").write_text("{}")
-    Path("log.hdf5").rename("a/log.hdf5")
-    Path("soft.hdf5").symlink_to("a/log.hdf5")
-    arguments = ["evaluate", "soft.hdf5", "--policy", "uniform", "--gamma", "0.9"]
-    arguments += ["--estimator", "is", "--out", "a", "--force"]
-    done = CliRunner().invoke(cli, arguments, prog_name="koffline")
-    assert done.exit_code == 2
-    assert "hdf5 or a part of it, which this command reads, also with --force" in done.stderr
-    assert Path("a/log.hdf5").exists()

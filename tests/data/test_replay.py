@@ -8,16 +8,33 @@ import structlog
 
 from koffline.data.d3rlpy_import import import_d3rlpy
 from koffline.data.replay import ColumnarReplayBuffer, ReadOnlyBufferError, from_d3rlpy, to_d3rlpy
-from koffline.data.transitions import Continuous, Discrete
+from koffline.data.transitions import Continuous, Discrete, Transitions
 from koffline.errors import DataError, KofflineError
 from tests.data.logs import assert_same_rows, roll_out
-from tests.data.replay_logs import long_log, make_log, rows_of
 
 d3rlpy = import_d3rlpy()
+ENDS = ("truncated", "terminated", "truncated", "terminated", "neither")
+LENGTHS = (4, 3, 5, 1, 2)
 ALONE = {"episode_ids": None, "steps": None}
 QUIET = {"show_progress": False, "logger_adapter": d3rlpy.logging.NoopAdapterFactory()}
 DISCRETE = pytest.mark.parametrize("discrete", [True, False])
 EPISODES = pytest.mark.parametrize("episodes", [True, False])
+
+
+def make_log(discrete=True, **changes) -> Transitions:
+    return roll_out(ENDS, LENGTHS, discrete=discrete).transitions(**changes)
+
+
+def long_log(discrete=True, episodes=True) -> Transitions:
+    rollout = roll_out(("terminated", "truncated") * 10, (12, 9) * 10, discrete=discrete)
+    return rollout.transitions(**({} if episodes else ALONE))
+
+
+def rows_of(batch, log) -> np.ndarray:
+    """Which rows a batch holds, told by the rewards, all of them different."""
+    assert len(np.unique(log.rewards.astype(np.float32))) == len(log)
+    order = np.argsort(log.rewards.astype(np.float32))
+    return order[np.searchsorted(log.rewards.astype(np.float32)[order], batch.rewards.reshape(-1))]
 
 
 @pytest.fixture(autouse=True, scope="module")

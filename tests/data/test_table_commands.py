@@ -1,19 +1,99 @@
-"""Tables on the command line, and the bundled one from its file to a value."""
+"""What columns mean, tables on the command line, and logs as tables and back."""
 
 from __future__ import annotations
 
 import json
+import pickle
 from pathlib import Path
 
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from hypothesis import given, settings
 
 import koffline
 from koffline.cli import cli
 from koffline.cli.options import requested_mapping
+from koffline.data.sources import open_transitions, write_transitions
+from koffline.data.table.mapping import TableMapping, as_mapping, resolved
+from koffline.data.transitions import Metadata
+from koffline.errors import DataError
+from tests.data.logs import drawn_logs, small
 from tests.data.table_rows import shuffled, walk, write
 from tests.refusals import assert_refused
+
+LEAST = {"observations": "x_*", "action": "a", "reward": "r"}
+NAMES = ("x_10", "x_2", "r", "a", "x_1", "obs[0]", "obs[1]", "t", "next_x_1", "next_x_2", "next_x_10")
+
+
+def roles(names=NAMES, **changes):
+    return resolved(TableMapping(**{**LEAST, **changes}), names, "log.csv")
+
+
+@pytest.mark.parametrize(
+    ("names", "observations", "found"),
+    [
+        (NAMES, "x_*", ("x_1", "x_2", "x_10")),
+        (NAMES, ["x_2", "x_*", "t"], ("x_2", "x_1", "x_10", "t")),
+        (NAMES, "t, x_?", ("t", "x_1", "x_2")),
+        (NAMES, "obs[*]", ("obs[0]", "obs[1]")),
+        (("x*", "x1", "a", "r"), "x*", ("x*",)),
+        (("x,y", "x", "y", "a", "r"), "x,y", ("x,y",)),
+    ],
+)
+def test_patterns(names, observations, found):
+    """In natural order, each column once; a name is a name first."""
+    assert roles(names, observations=observations).observations == found
+
+
+def test_a_pattern_takes_no_column_with_another_role():
+    names = [name for name in NAMES if "obs" not in name]
+    found = roles(names, observations="*", episode="t", next_observations="next_*", impute={"x_1": 1, "": 0})
+    assert found.observations == ("x_1", "x_2", "x_10")
+    assert found.next_observations == ("next_x_1", "next_x_2", "next_x_10")
+    assert dict(found.impute)["x_1"] == 1
+    assert dict(found.impute)["next_x_10"] == 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"reward": None}, "lacks reward"),
+        ({"observations": []}, "lacks observations"),
+        ({"reward": 3}, "reward is 3; give one column name"),
+        ({"behavior_probability": "p", "behavior_log_probability": "q"}, "keep one"),
+        ({"gamma": 1.0}, "between 0 and 1"),
+        ({"impute": "median"}, "give zero, mean, forward or a number"),
+        ({"impute": {"x_1": "inf"}}, "impute is {'x_1': 'inf'}"),
+        ({"action_names": "left"}, "give a list"),
+        ({"action_names": ["a", "a"]}, "each once"),
+        ({"rewards": "r"}, "unknown key 'rewards'; did you mean 'reward'?"),
+        ({"observations": "y_*"}, r"no column fits observations 'y_\*'"),
+        ({"reward": "rr"}, r"no column 'rr' \(reward\); did you mean 'r'"),
+        (
+            {"observations": ["x_1"], "next_observations": "next_*"},
+            "3 columns are next_observations, 1 observ",
+        ),
+    ],
+)
+def test_mistakes(changes, words):
+    with pytest.raises(DataError, match=words) as caught:
+        roles(**changes)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_file_is_the_same_as_keywords(tmp_path):
+    path = tmp_path / "columns.yaml"
+    path.write_text(
+        "observations: [x_*]\naction: a\nreward: r\nimpute: {x_1: mean, x_2: 0.5}\naction_names: [l, r]\n"
+    )
+    mapping = as_mapping(path)
+    impute = {"x_1": "mean", "x_2": 0.5}
+    assert mapping == TableMapping(["x_*"], "a", "r", impute=impute, action_names=["l", "r"])
+    assert as_mapping(mapping) is mapping
+    assert pickle.loads(pickle.dumps(mapping)) == mapping
+    assert koffline.TableMapping is TableMapping
+
 
 DATASETS = Path(__file__).resolve().parents[2] / "datasets"
 TABLE, MAPPING = DATASETS / "tables" / "cartpole.parquet", DATASETS / "tables" / "cartpole.yaml"
@@ -115,3 +195,49 @@ class TestBundled:
         assert found["n_transitions"] == 4349
         again = run("diagnose", TABLE, "--mapping", MAPPING, "--policy", "uniform", "--model", "nothing.pt")
         assert_refused(again, "nothing.pt")
+
+
+DESCRIBED = Metadata(gamma=0.9, extra={"task": "walk", "action_names": ["l", "r"]}, notes=("made by hand",))
+PICTURES = np.arange(4 * 6, dtype=np.uint8).reshape(4, 2, 3, 1)
+
+
+def round_trip(log, path):
+    write_transitions(log, path, force=True)
+    return open_transitions(path)
+
+
+@settings(max_examples=10, deadline=None)
+@given(drawn=drawn_logs())
+def test_everything_comes_back(tmp_path_factory, drawn):
+    log, folder = drawn.log(), tmp_path_factory.mktemp("t")
+    for suffix in ("parquet", "arrow"):
+        found = round_trip(log, folder / f"log.{suffix}")
+        assert found.sha256 == log.sha256
+        for name in ("action_space", "has_episodes"):
+            assert getattr(found, name) == getattr(log, name)
+        for name in ("observations", "actions"):
+            assert getattr(found, name).dtype == getattr(log, name).dtype
+    if len(log.observation_shape) == 1:  # CSV has no types
+        write_transitions(log, folder / "log.csv")
+        found = open_transitions(folder / "log.csv", log.action_space)
+        assert found.sha256 == log.sha256 or log.observations.dtype == np.uint8
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "feather"])
+class TestTypedFormats:
+    def test_metadata_pictures_and_long_vectors(self, tmp_path, suffix):
+        for observations in (PICTURES, np.ones((4, 1001), dtype=np.float32)):
+            log = small(observations=observations, next_observations=observations, metadata=DESCRIBED)
+            found = round_trip(log, tmp_path / f"log.{suffix}")
+            np.testing.assert_array_equal(found.observations, observations)
+            assert found.observations.dtype == observations.dtype
+            for name in ("gamma", "extra", "notes"):
+                assert getattr(found.metadata, name) == getattr(DESCRIBED, name)
+            assert found.metadata.sha256 == log.sha256
+
+
+def test_pictures_do_not_fit_into_csv(tmp_path):
+    log = small(observations=PICTURES, next_observations=PICTURES)
+    with pytest.raises(DataError, match="write parquet"):
+        write_transitions(log, tmp_path / "log.csv")
+    assert list(tmp_path.iterdir()) == []

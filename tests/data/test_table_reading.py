@@ -17,7 +17,7 @@ from koffline.data.table import rows as table_rows
 from koffline.data.table.reading import TableStream, read_table
 from koffline.data.transitions import Continuous, Discrete
 from koffline.errors import DataError
-from tests.data.table_rows import FORMATS, MAPPING, shuffled, walk, write, write_text
+from tests.data.table_rows import FORMATS, MAPPING, shuffled, tables, walk, write, write_text
 from tests.reference_tables import rows_to_transitions
 
 COLUMNS = ("observations", "actions", "rewards", "next_observations", "terminated", "truncated", "steps")
@@ -95,9 +95,7 @@ class TestFormats:
         assert_same(read(pa.table(found), tmp_path, observations="x"), expected)
 
     @pytest.mark.parametrize("suffix", ["parquet", "csv", "arrow"])
-    def test_many_columns(self, tmp_path, monkeypatch, suffix):
-        log = read(walk(**{f"x_{i}": [float(i)] * N for i in range(3, 103)}), tmp_path, name=f"log.{suffix}")
-        np.testing.assert_array_equal(log.observations[0, 2:], np.arange(3, 103))
+    def test_too_many_columns(self, tmp_path, monkeypatch, suffix):
         monkeypatch.setattr(table_rows, "_MOST_COLUMNS", 6)
         with pytest.raises(DataError, match="has 7 columns, more than 6; store observations as one"):
             read(walk(), tmp_path, name=f"log.{suffix}")
@@ -133,12 +131,6 @@ class TestActions:
         log = read(walk() if values is None else walk(a=values), tmp_path, asked, **mapping)
         assert log.action_space == space
         np.testing.assert_array_equal(log.actions, kept)
-
-
-class TestTime:
-    def test_without_time_the_table_is_in_order(self, tmp_path):
-        assert_same(read(walk(), tmp_path, time=None), read(walk(), tmp_path))
-        assert "no time column" in notes(walk(), tmp_path, time=None)
 
 
 class TestEpisodes:
@@ -201,7 +193,6 @@ MAP = pa.map_(pa.string(), pa.int64())
 REFUSALS = [
     ({"a": ["x"] * 7 + ["y"]}, {"action_names": ["x"]}, "holds 'y', action_names are ('x',)"),
     ({"a": ["l"] * 7 + ["x" * 2000]}, {}, "or a text of more than 1000 bytes"),
-    ({"a": [datetime.date(2020, 1, 1)] * N}, {}, "numbers"),
     ({"a": [*range(7), 2**62]}, {}, f"up to {2**62}, and the file declares no action "
      "space; declare quantities (--continuous LOW HIGH), or number choices 0, 1, 2, …"),
     ({"a": [*range(7), 19_999]}, {}, "20000 choices (--discrete 20000)"),
@@ -228,11 +219,10 @@ REFUSALS = [
     ({**LISTS, "x": [[1.0]] * N, "y": [[1.0, 2.0]] * N}, {"observations": "x", "next_observations": "y"},
      "shape"),
     ({**LISTS, "x": [[1.0, np.inf]] * N}, {"observations": "x"}, "infinite (x: 8, of 8 rows)"),
-    *(({column: [0.5] * 7 + [value]}, {}, f"infinite ({column}: 1, of 8 rows)")
-      for column in ("x_2", "r", "a") for value in (np.inf, -np.inf)),
+    *(({column: [0.5] * 7 + [-np.inf]}, {}, f"infinite ({column}: 1, of 8 rows)") for column in ("r", "a")),
     *(({"x_1": column}, {}, "needed are numbers") for column in (
         pa.array([{"deep": 1}] * N), pa.array([[("k", 1)]] * N, MAP), pa.array([[[1.0]]] * N),
-        pa.array([datetime.date(2020, 1, 1)] * N), pa.array(["1"] * N), pa.array([b"1"] * N), pa.nulls(N))),
+        pa.array([datetime.date(2020, 1, 1)] * N), pa.array(["1"] * N), pa.nulls(N))),
 ]  # fmt: skip
 
 
@@ -250,17 +240,11 @@ class TestOtherRefusals:
     def test_rows(self, tmp_path):
         n = 10_001
         many = walk((n,), (True,), a=[f"name {i}" for i in range(n)])
-        for columns, words in (
-            (many, "10000 different actions"),
-            (walk((1, 1), (False,) * 2), "no row has a"),
-        ):
+        for columns, words in ((many, "10000 different"), (walk((1, 1), (False,) * 2), "no row has a")):
             with pytest.raises(DataError, match=words):
                 read(columns, tmp_path, name="log.csv")
         text = "id,t,x_1,a,r,done\ne,0,1,0,1,0\ne,1,{},0,1,1\n"
-        for value, words in (
-            ("oops", r"column x_1 in row 2 is not all numbers \('oops'\)"),
-            ("1e400", "infin"),
-        ):
+        for value, words in (("oops", r"x_1 in row 2 is not all numbers \('oops'\)"), ("1e400", "infin")):
             with pytest.raises(DataError, match=words):
                 read_table(write_text(text.format(value), tmp_path / "log.csv"), MAPPING)
 
@@ -279,24 +263,6 @@ class TestOtherRefusals:
         write(walk(), tmp_path / "c.csv")
         with pytest.raises(DataError, match="CSV and Parquet"):
             read_table(tmp_path, MAPPING)
-
-
-@st.composite
-def tables(draw):
-    """Rows of a few episodes in any order, some with flags and next observations."""
-    lengths = draw(st.lists(st.integers(1, 6), min_size=1, max_size=6))
-    rows = []
-    for episode, length in enumerate(lengths):
-        ends = draw(st.sampled_from(["open", "done", "cut"]))
-        times = sorted(draw(st.sets(st.integers(-50, 50), min_size=length, max_size=length)))
-        for i, t in enumerate(times):
-            last, number = i == length - 1, float(len(rows))
-            rows.append(
-                {"id": f"ep {episode}", "t": t, "x_1": number, "x_10": -number, "a": len(rows) % 3,
-                 "r": number / 2, "done": last and ends == "done", "cut": last and ends == "cut",
-                 "next_x_1": number + 0.5, "next_x_10": 7.0}
-            )  # fmt: skip
-    return draw(st.permutations(rows)) if draw(st.booleans()) else rows
 
 
 @settings(max_examples=25, deadline=None)
