@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -159,21 +158,6 @@ class OnlineLearner:
         network, (low, high) = self._algo.impl.policy, self._box
         layers = _layers(network._encoder, network._mu)
         return Mlp(*layers, output="tanh", action_low=low, action_high=high)
-
-    def state(self) -> bytes:
-        """Networks, optimisers, count of updates and the state of torch's generator."""
-        model, whole = io.BytesIO(), io.BytesIO()
-        self._algo.impl.save_model(model)
-        steps, generator = self._algo.grad_step, torch.get_rng_state()
-        torch.save({"model": model.getvalue(), "grad_step": steps, "generator": generator}, whole)
-        return whole.getvalue()
-
-    def load_state(self, state: bytes) -> None:
-        """Go on from what ``state`` gave."""
-        parts = torch.load(io.BytesIO(state), weights_only=True)
-        self._algo.impl.load_model(io.BytesIO(parts["model"]))
-        self._algo.set_grad_step(parts["grad_step"])
-        torch.set_rng_state(parts["generator"])
 
 
 @contextmanager
