@@ -2,23 +2,37 @@
 
 from __future__ import annotations
 
+import importlib
+import inspect
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from koffline.data.transitions import ActionSpace
-from koffline.errors import PolicyError
-from koffline.policies.base import ContinuousPolicy, DiscretePolicy, Policy, check_fits, check_output_shape
-from koffline.policies.d3 import read_d3
-from koffline.policies.distributions import epsilon_policy, uniform_policy
-from koffline.policies.files import ACCEPTED, detect, load_onnx, read_torchscript
-from koffline.policies.policy_file import load_policy_file
-from koffline.policies.python_policy import ModuleFunction, callable_policy, import_object
+import numpy as np
 
+from koffline.data.transitions import ActionSpace, Discrete
+from koffline.errors import PolicyError, nearest_name
+from koffline.policies.base import (
+    ContinuousPolicy,
+    DiscretePolicy,
+    Policy,
+    check_fits,
+    check_output_shape,
+    checked_actions,
+    chunk_rows_for,
+    one_line,
+    refuse,
+)
+from koffline.policies.distributions import epsilon_policy, uniform_policy
+from koffline.policies.files import ACCEPTED, detect, load_onnx, read_d3, read_torchscript, say_it_runs_code
+from koffline.policies.policy_file import load_policy_file
+
+_MEAN_DRAWS = 64
 _MODULE_SPEC = re.compile(r"[A-Za-z_]\w*(\.\w+)*:[A-Za-z_]\w*(\.\w+)*")
 _EPSILON = "epsilon:"
 _MOST_LAYERS = 3  # epsilon:0.1:epsilon:0.1:uniform has two; more say nothing that one does not
@@ -31,7 +45,7 @@ def load_policy(spec: str | Path, action_space: ActionSpace, observation_shape: 
     (runs that module), `uniform`, or `epsilon:0.1:<spec>`. A file whose name is one of these words is given
     as a path, `./uniform`. No code inside a .d3, ONNX or .npz file can run; a TorchScript file runs no
     Python, but is a program. Loading one, or a Python module, is said once by a warning in the log, which
-    goes to stderr by default (logger koffline.policies.python_policy).
+    goes to stderr by default (logger koffline.policies.files).
 
     Raises PolicyError for anything missing, corrupt, unsafe or not fitting the log's action space and
     observations.
@@ -68,19 +82,18 @@ def as_policy(
     if isinstance(policy, (DiscretePolicy, ContinuousPolicy)):
         return check_fits(policy, action_space, observation_shape)
     name = str(name or getattr(policy, "__name__", type(policy).__name__))
-    if isinstance(policy, type):
-        raise PolicyError(
-            f"{name}: this is a class; give an instance of it or a function of a batch of observations"
-        )
+    kind, function = type(policy).__name__, "a function of a batch of observations"
+    wrong = {
+        f"this is a class; give an instance of it or {function}": isinstance(policy, type),
+        f"a {kind} is not a policy; give {ACCEPTED}, or {function}": not callable(policy),
+    }
     if _is_instance_of_loaded("d3rlpy.base", "LearnableBase", policy):
         from koffline.algos.d3_policy import policy_from_algo
 
         return policy_from_algo(policy, name, action_space, observation_shape)
+    refuse(wrong, name)
     if _is_instance_of_loaded("torch.nn", "Module", policy):
-        return callable_policy(ModuleFunction(policy), name, action_space, observation_shape)
-    if not callable(policy):
-        what = f"a {type(policy).__name__} is not a policy"
-        raise PolicyError(f"{name}: {what}; give {ACCEPTED}, or a function of a batch of observations")
+        policy = ModuleFunction(policy)
     return callable_policy(policy, name, action_space, observation_shape)
 
 
@@ -91,20 +104,21 @@ def _is_instance_of_loaded(module: str, name: str, value: Any) -> bool:
 
 
 def _load_epsilon(spec: str, action_space: ActionSpace, observation_shape: Sequence[int]) -> Policy:
-    if spec.count(_EPSILON) > _MOST_LAYERS:
-        count = f"names {spec.count(_EPSILON)} layers of epsilon"
-        raise PolicyError(
-            f"{spec[:40]}… {count}; give at most {_MOST_LAYERS}, or one of the whole probability"
-        )
+    layers = spec.count(_EPSILON)
     number, separator, base = spec[len(_EPSILON) :].partition(":")
     try:
         epsilon = float(number)
     except ValueError:
         epsilon = float("nan")
-    if not (separator and base and 0.0 <= epsilon <= 1.0):
-        raise PolicyError(
-            f"{spec}: write epsilon:<probability in [0, 1]>:<policy>, for instance epsilon:0.1:uniform"
-        )
+    wrong = {
+        f"names {layers} layers of epsilon; give at most {_MOST_LAYERS}, or one of the whole probability": (
+            layers > _MOST_LAYERS
+        ),
+        "write epsilon:<probability in [0, 1]>:<policy>, for instance epsilon:0.1:uniform": (
+            not (separator and base and 0.0 <= epsilon <= 1.0)
+        ),
+    }
+    refuse(wrong, spec[:80])
     return epsilon_policy(epsilon, load_policy(base, action_space, observation_shape), action_space)
 
 
@@ -117,10 +131,109 @@ def _load_file(path: Path, action_space: ActionSpace, observation_shape: Sequenc
         return policy_from_d3(file, action_space, observation_shape)
     if kind == "npz":
         return load_policy_file(path, action_space, observation_shape)
-    function: Any
-    if kind == "onnx":
-        function = load_onnx(path, observation_shape)
-    else:
-        function = ModuleFunction(read_torchscript(path))
+    is_onnx = kind == "onnx"
+    function = load_onnx(path, observation_shape) if is_onnx else ModuleFunction(read_torchscript(path))
     policy = callable_policy(function, str(path), action_space, observation_shape)
     return check_output_shape(policy, observation_shape)
+
+
+def import_object(spec: str) -> Any:
+    """The object that `package.module:name` names; this runs the module, as an import in Python does.
+
+    The current directory is searched first, as with `python -m`. Raises PolicyError when the module or the
+    name is missing or the module fails.
+    """
+    module_name, _, attribute = spec.partition(":")
+    say_it_runs_code(spec, f"runs the Python module {module_name}")
+    try:
+        with _current_directory_importable():
+            target = importlib.import_module(module_name)
+    except (Exception, SystemExit) as error:
+        is_missing = isinstance(error, ModuleNotFoundError) and module_name.split(".")[0] == error.name
+        folder = f"install it or run from the folder that holds it ({os.getcwd()} was searched)"
+        remedy = folder if is_missing else "the module must be importable on its own, and named without .py"
+        raise PolicyError(f"{spec}: importing {module_name} failed ({one_line(error)}); {remedy}") from error
+    for part in attribute.split("."):
+        if not hasattr(target, part):
+            public = [name for name, value in vars(target).items() if name[0] != "_" and callable(value)]
+            raise PolicyError(f"{spec}: {module_name} has no '{part}'; {nearest_name(part, public)}")
+        target = getattr(target, part)
+    return target
+
+
+@contextmanager
+def _current_directory_importable() -> Iterator[None]:
+    directory = os.getcwd()
+    sys.path.insert(0, directory)
+    importlib.invalidate_caches()  # the module may have been written a moment ago
+    try:
+        yield
+    finally:
+        # Only our entry goes: the module may have added its own.
+        if directory in sys.path:
+            sys.path.remove(directory)
+
+
+def callable_policy(
+    function: Callable[..., Any], name: str, action_space: ActionSpace, observation_shape: Sequence[int]
+) -> Policy:
+    """A policy from a function of a batch of observations.
+
+    Discrete: it returns probabilities (N, n) or greedy action indices (N,). Continuous: it returns actions
+    (N, k); when it has a parameter named `generator` it is stochastic and is called with a numpy Generator,
+    and its mean is the average of 64 draws with a fixed seed; an attribute `log_density` of such a function,
+    (observations, actions) -> (N,), makes importance ratios possible.
+    """
+    shape = tuple(observation_shape)
+    rows = chunk_rows_for(shape)
+    if isinstance(action_space, Discrete):
+        return DiscretePolicy(action_space.n, function, name, shape, rows)
+    try:
+        takes_generator = "generator" in inspect.signature(function).parameters
+    except (TypeError, ValueError):  # some callables in C have no signature
+        takes_generator = False
+    if not takes_generator:
+        return ContinuousPolicy(action_space.k, function, None, name, shape, rows)
+
+    def sample(observations: np.ndarray, generator: np.random.Generator) -> Any:
+        return function(observations, generator=generator)
+
+    def mean(observations: np.ndarray) -> np.ndarray:
+        generator = np.random.default_rng(0)
+        total = np.zeros((len(observations), action_space.k))
+        for _ in range(_MEAN_DRAWS):
+            total += checked_actions(sample(observations, generator), len(total), action_space.k, name)
+        return total / _MEAN_DRAWS
+
+    density = getattr(function, "log_density", None)
+    return ContinuousPolicy(action_space.k, mean, sample, name, shape, rows, density)
+
+
+class ModuleFunction:
+    """Calls a torch module without gradients, in evaluation mode, on its own device, in its own float type.
+
+    Columns of whole numbers (int64: discrete actions) stay such.
+    """
+
+    def __init__(self, module: Any) -> None:
+        import torch
+
+        sample = next(module.parameters(), None)
+        self._module = module
+        self._dtype = sample.dtype if sample is not None and sample.is_floating_point() else torch.float32
+        self._device = torch.device("cpu") if sample is None else sample.device
+
+    def __call__(self, *columns: np.ndarray) -> Any:
+        """What the module gives for columns of rows."""
+        import torch
+
+        # Copies: the log's arrays are read-only, and the module might write into its input.
+        types = [torch.int64 if column.dtype == np.int64 else self._dtype for column in columns]
+        batch = [torch.tensor(c, dtype=t, device=self._device) for c, t in zip(columns, types, strict=True)]
+        was_training = self._module.training
+        self._module.eval()
+        try:
+            with torch.no_grad():
+                return self._module(*batch)
+        finally:
+            self._module.train(was_training)

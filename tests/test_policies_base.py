@@ -77,12 +77,6 @@ def test_bad_continuous_output_is_refused(output, word):
         ContinuousPolicy(2, lambda observations: output, name="test").mean(rows(1))
 
 
-def test_one_action_dimension_may_come_without_its_axis():
-    policy = as_policy(lambda observations: observations[:, 0], Continuous(1), (3,))
-    observations = rows(5)
-    np.testing.assert_array_equal(policy.mean(observations), observations[:, :1])
-
-
 def test_large_inputs_are_called_in_chunks_and_keep_their_order():
     seen = []
 
@@ -175,17 +169,6 @@ def test_a_callable_with_a_generator_is_stochastic():
     errors = policy.mean(observations) - observations[:, :2]
     assert abs(errors.std() - 1 / 8) < 0.01
     np.testing.assert_array_equal(policy.mean(observations), policy.mean(observations))
-
-
-def test_a_ready_policy_is_kept_and_checked():
-    policy = load_policy("uniform", Discrete(3), (4,))
-    assert as_policy(policy, Discrete(3), (4,)) is policy
-    with pytest.raises(PolicyError, match="3 discrete actions, the log 2 discrete actions"):
-        as_policy(policy, Discrete(2), (4,))
-    with pytest.raises(PolicyError, match="3 discrete actions, the log 3 continuous action dimensions"):
-        as_policy(policy, Continuous(3), (4,))
-    with pytest.raises(PolicyError, match=r"shape \(4,\), the log has \(5,\)"):
-        as_policy(policy, Discrete(3), (5,))
 
 
 def test_a_torch_module_is_called_without_gradients_in_evaluation_mode():

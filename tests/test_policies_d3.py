@@ -43,15 +43,6 @@ def test_discrete_sac_gives_its_categorical_probabilities(tmp_path):
     np.testing.assert_allclose(policy.probabilities(observations), expected, atol=1e-6)
 
 
-def test_ties_between_actions_go_to_the_first(tmp_path):
-    algo = build("DQN", 3)
-    with torch.no_grad():
-        for parameter in algo.impl.q_function.parameters():
-            parameter.zero_()
-    probabilities = load_policy(saved(algo, tmp_path), Discrete(3), SHAPE).probabilities(raw_observations())
-    np.testing.assert_array_equal(probabilities, np.tile([1.0, 0, 0], (64, 1)))
-
-
 @pytest.mark.parametrize("algorithm", DETERMINISTIC + STOCHASTIC)
 def test_continuous_models_have_predict_as_mean_with_both_scalers(algorithm, tmp_path):
     algo = build(algorithm, 2, observation_scaler=standard_scaler(), action_scaler=action_scaler())
@@ -76,25 +67,6 @@ def test_draws_belong_to_the_generator(algorithm, tmp_path):
     np.testing.assert_array_equal(policy.mean(observations), policy.mean(observations))
     assert (first != second).any()
     assert torch.equal(state, torch.random.get_rng_state()), "torch's global generator is left as it was"
-
-
-@pytest.mark.parametrize("algorithm", ["SAC", "AWAC", "IQL"])
-def test_draws_have_the_law_of_sample_action(algorithm, tmp_path):
-    algo = build(algorithm, 2, observation_scaler=standard_scaler(), action_scaler=action_scaler())
-    policy = load_policy(saved(algo, tmp_path), BOX, SHAPE)
-    n = 8000
-    observations = np.repeat(raw_observations(1), n, axis=0)
-    draws = policy.sample(observations, np.random.default_rng(0))
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        expected = algo.sample_action(observations)
-    # two-sample Kolmogorov-Smirnov; 1.95 sqrt(2/n) is exceeded with probability 0.001 per dimension
-    for own, theirs in zip(draws.T, expected.T, strict=True):
-        grid = np.sort(np.concatenate([own, theirs]))
-        distance = np.abs(
-            np.searchsorted(np.sort(own), grid, "right") - np.searchsorted(np.sort(theirs), grid, "right")
-        )
-        assert distance.max() / n < 1.95 * np.sqrt(2 / n)
 
 
 def test_an_algorithm_in_memory_is_a_policy():

@@ -115,7 +115,7 @@ def test_truncated_weights_are_refused(load, dqn_file, tmp_path):
     [
         ({"type": "fqe"}, ["FQE evaluator", "save the algorithm it evaluates"]),
         ({"type": "decision_transformer"}, ["history and a target return", "function of the observation"]),
-        ({"type": "my_algorithm"}, ["'my_algorithm' is not one of", "dqn", "import the package"]),
+        ({"type": "my_algorithm"}, ["'my_algorithm' is unknown", "dqn", "import the package"]),
         ({"observation_shape": [[4], [3]]}, ["one observation array", "join the parts"]),
         ({"params": {"n_critics": 10**9}}, ["asks for networks of more than", "save it again"]),
         (

@@ -69,13 +69,6 @@ def test_formulas_equal_plain_ones() -> None:
     assert np.exp(squashed) == pytest.approx(plain)
 
 
-def test_actions_outside_are_impossible() -> None:
-    zero, one = np.zeros((1, 1)), np.ones(1)
-    assert gaussian_log_density(np.array([[1.1]]), zero, one, -one, one) == -np.inf
-    assert squashed_gaussian_log_density(np.array([[1.1]]), zero, one) == -np.inf
-    assert np.isfinite(squashed_gaussian_log_density(np.array([[1.0]]), zero, one)).all()
-
-
 def test_gaussian_file_that_is_cut_off(tmp_path: Path) -> None:
     path = gaussian_file(tmp_path, action_low=np.array([-1.0]), action_high=np.array([2.0]))
     policy = load_policy(path, BOX, (2,))
@@ -98,13 +91,6 @@ def test_mixture_with_uniform(tmp_path: Path, cut: bool) -> None:
     inside = 0.3 / 3.0 + 0.7 * mass_at(base, STATE, 0.7)
     assert mass_at(policy, STATE, 0.7) == pytest.approx(inside)
     assert load_policy(f"epsilon:1.0:{gaussian_file(tmp_path, **box)}", BOX, (2,)).has_density
-
-
-def test_uniform() -> None:
-    policy = load_policy("uniform", BOX, (2,))
-    assert mass_at(policy, STATE, 0.7) == pytest.approx(1.0 / 3.0)
-    assert mass_at(policy, STATE, 2.0) == pytest.approx(1.0 / 3.0)
-    assert mass_at(policy, STATE, 2.1) == 0.0
 
 
 def test_deterministic_policies_have_none(tmp_path: Path) -> None:

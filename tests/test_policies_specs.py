@@ -42,10 +42,14 @@ def test_a_function_in_the_current_directory(project):
     ("text", "spec", "words"),
     [
         ("", "no_such_module_here:act", ["no_such_module_here", "install it or run from the folder"]),
-        ("", "mine_for_test.py:act", ["write mine_for_test:act, without .py"]),
-        ("def act(x): pass", "mine_for_test:atc", ["has no 'atc'", "it has act"]),
+        ("", "mine_for_test.py:act", ["named without .py"]),
+        ("def act(x): pass", "mine_for_test:atc", ["has no 'atc'; did you mean 'act'?"]),
         ("class Act: pass", "mine_for_test:Act", ["this is a class", "give an instance"]),
-        ("raise RuntimeError('two\\nlines')", "mine_for_test:act", ["RuntimeError: two lines", "mend"]),
+        (
+            "raise RuntimeError('two\\nlines')",
+            "mine_for_test:act",
+            ["RuntimeError: two lines", "importable"],
+        ),
     ],
 )
 def test_a_module_that_cannot_give_a_policy(project, text, spec, words):

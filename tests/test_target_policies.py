@@ -11,7 +11,7 @@ import pytest
 
 from koffline.data.transitions import Discrete
 from koffline.envs.boxes import WORLDS, make_world, uniform_states
-from koffline.policies.d3 import read_d3
+from koffline.policies.files import read_d3
 from koffline.policy_specs import load_policy
 from scripts import learn_policies
 from scripts.bench.rollouts import monte_carlo_value

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Optional
+from typing import Any, Optional
 
 import torch
 from d3rlpy.models.builders import create_deterministic_policy, create_normal_policy, create_value_function
@@ -58,8 +58,8 @@ class KLossSACImpl(KernelImpl):
         """How far the values of drawn actions lie above those of logged ones (Kumar et al. 2020, CQL(H))."""
         rows, count = len(batch.observations), 3 * draws
         with torch.no_grad():
-            here = build_squashed_gaussian_distribution(self._modules.policy(batch.observations))
-            there = build_squashed_gaussian_distribution(self._modules.policy(batch.next_observations))
+            here = self.distribution(batch.observations)
+            there = self.distribution(batch.next_observations)
             uniform = torch.rand(rows, draws, self._action_size).to(batch.actions) * 2.0 - 1.0
             drawn, log_here = here.sample_n_with_log_prob(draws)
             drawn_there, log_there = there.sample_n_with_log_prob(draws)
@@ -77,13 +77,13 @@ class KLossSACImpl(KernelImpl):
     def _drawn(self, observations: Tensor) -> tuple[Tensor, Tensor]:
         """Actions of the actor and α log π of them, without gradient."""
         with torch.no_grad():
-            policy = build_squashed_gaussian_distribution(self._modules.policy(observations))
+            policy = self.distribution(observations)
             actions, log_probability = policy.sample_with_log_prob()
             return actions, (self._modules.temperature * log_probability).squeeze(1)
 
     def compute_actor_loss(self, batch: TorchMiniBatch) -> Losses:
         """α log π(a|s) − min_i Q_i(s, a), a drawn with gradient; the temperature steps on the way."""
-        policy = build_squashed_gaussian_distribution(self._modules.policy(batch.observations))
+        policy = self.distribution(batch.observations)
         actions, log_probability = policy.sample_with_log_prob()
         temp_loss = self._modules.update_temperature(log_probability - self._action_size)
         temperature = self._modules.temperature
@@ -91,13 +91,9 @@ class KLossSACImpl(KernelImpl):
         loss = (temperature.detach() * log_probability - value).mean()
         return {"actor_loss": loss, "temp_loss": temp_loss, "temp": temperature[0][0]}
 
-    def inner_predict_best_action(self, x: Tensor) -> Tensor:
-        """(N, k) in [−1, 1], the squashed mean."""
-        return self._modules.policy(x).squashed_mu
-
-    def inner_sample_action(self, x: Tensor) -> Tensor:
-        """(N, k) drawn from the actor."""
-        return build_squashed_gaussian_distribution(self._modules.policy(x)).sample()
+    def distribution(self, x: Tensor) -> Any:
+        """The actor's squashed Gaussian."""
+        return build_squashed_gaussian_distribution(self._modules.policy(x))
 
 
 @dataclasses.dataclass()
@@ -156,11 +152,7 @@ class KLossTD3PlusBCImpl(KernelImpl):
         bc_loss = (batch.actions - actions).square().mean()
         return {"actor_loss": bc_loss - weight * value.mean(), "bc_loss": bc_loss}
 
-    def inner_predict_best_action(self, x: Tensor) -> Tensor:
-        """(N, k) in [−1, 1]."""
-        return self._modules.policy(x).squashed_mu
-
-    inner_sample_action = inner_predict_best_action
+    inner_sample_action = KernelImpl.inner_predict_best_action
 
 
 @dataclasses.dataclass()
@@ -178,7 +170,6 @@ class KLossTD3PlusBCConfig(ActorCriticConfig):
 class KLossTD3PlusBC(KernelCriticAlgo):
     """TD3+BC with a kernel-loss critic (Fujimoto & Gu 2021; Feng et al. 2019)."""
 
-    is_deterministic = True
     impl_class = KLossTD3PlusBCImpl
     create_policy = staticmethod(create_deterministic_policy)
 
@@ -220,16 +211,12 @@ class KLossIQLImpl(KernelImpl):
             value = self._modules.value_func(batch.observations).squeeze(1)
             advantage = self._slow_values(batch) - value
             weight = (self._config.weight_temp * advantage).exp().clamp(max=self._config.max_weight)
-        policy = build_gaussian_distribution(self._modules.policy(batch.observations))
+        policy = self.distribution(batch.observations)
         return {"actor_loss": -(weight * policy.log_prob(batch.actions).squeeze(1)).mean()}
 
-    def inner_predict_best_action(self, x: Tensor) -> Tensor:
-        """(N, k) in [−1, 1], the squashed mean."""
-        return self._modules.policy(x).squashed_mu
-
-    def inner_sample_action(self, x: Tensor) -> Tensor:
-        """(N, k) drawn from the actor."""
-        return build_gaussian_distribution(self._modules.policy(x)).sample()
+    def distribution(self, x: Tensor) -> Any:
+        """The actor's Gaussian."""
+        return build_gaussian_distribution(self._modules.policy(x))
 
     def inner_update(self, batch: TorchMiniBatch, grad_step: int) -> dict[str, float]:
         """Critic and value, actor, then the slow copy."""
@@ -267,18 +254,11 @@ class KLossIQL(KernelCriticAlgo):
 
     def make_modules(self, shape: Sequence[int], size: int) -> KLossIQLModules:
         """Networks, optimisers and kernel."""
-        where = {"device": self._device, "enable_ddp": self._enable_ddp}
         bounds = {"min_logstd": -5.0, "max_logstd": 2.0, "use_std_parameter": True}
         actor = self.actor_parts(create_normal_policy, shape, size, **bounds)
-        encoder = self._config.value_encoder_factory
-        value_func = create_value_function(shape, encoder, **where)
+        value_func = create_value_function(shape, self._config.value_encoder_factory, self._device, False)
         q_funcs, slow_q_funcs = (self.make_q_funcs(shape, size) for _ in range(2))
         hard_sync(slow_q_funcs, q_funcs)
-        return KLossIQLModules(
-            **actor,
-            q_funcs=q_funcs,
-            critic_optim=self.make_optimizer("critic_", q_funcs, value_func),
-            kernel=self.make_kernel(shape, size),
-            value_func=value_func,
-            slow_q_funcs=slow_q_funcs,
-        )
+        optim, kernel = self.make_optimizer("critic_", q_funcs, value_func), self.make_kernel(shape, size)
+        values = {"value_func": value_func, "slow_q_funcs": slow_q_funcs}
+        return KLossIQLModules(**actor, q_funcs=q_funcs, critic_optim=optim, kernel=kernel, **values)

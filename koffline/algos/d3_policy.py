@@ -23,18 +23,11 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from d3rlpy.algos import BC, DDPG, PLAS, PRDC, TD3, DiscreteSAC, ReBRAC, TD3PlusBC
-from d3rlpy.algos.qlearning.torch.awac_impl import AWACImpl
-from d3rlpy.algos.qlearning.torch.crr_impl import CRRImpl
-from d3rlpy.algos.qlearning.torch.iql_impl import IQLImpl
-from d3rlpy.algos.qlearning.torch.sac_impl import SACImpl
 from d3rlpy.constants import ActionSpace as D3ActionSpace
 from d3rlpy.torch_utility import convert_to_torch, unwrap_ddp_model
 from torch import Tensor
 
-from koffline.algos.actor_critic import KLossIQLImpl, KLossSACImpl
 from koffline.algos.model_files import algo_of, check_acts
-from koffline.algos.trust_pcl import LinearGaussianPolicy, TrustPCLImpl
 from koffline.data.transitions import Continuous, Discrete
 from koffline.policies.base import (
     ActionSpace,
@@ -44,9 +37,16 @@ from koffline.policies.base import (
     check_spaces,
     chunk_rows_for,
 )
-from koffline.policies.d3 import D3File
 from koffline.policies.distributions import gaussian_log_density, squashed_gaussian_log_density
+from koffline.policies.files import D3File
 
+# Types in config files; other continuous algorithms draw from a law that is not known here.
+_DETERMINISTIC = (
+    "bc", "ddpg", "td3", "td3_plus_bc", "kloss_td3_plus_bc", "rebrac", "prdc", "plas",
+    "plas_with_perturbation",
+)  # fmt: skip
+_SQUASHED = ("sac", "cql", "cal_ql", "bear", "kloss_sac", "kloss_cql")
+_CUT = ("awac", "crr", "iql", "kloss_iql", "trust_pcl")
 Density = Callable[[np.ndarray, np.ndarray], np.ndarray]
 Box = tuple[np.ndarray, np.ndarray]
 
@@ -72,8 +72,8 @@ def policy_from_algo(
             return action_probabilities(algo, convert_to_torch(observations, algo.impl.device))
 
     if isinstance(action_space, Discrete):
-        is_greedy = not isinstance(algo, DiscreteSAC) and not hasattr(algo.impl, "action_probabilities")
-        return DiscretePolicy(action_space.n, algo.predict if is_greedy else probabilities, name, shape, rows)
+        act = probabilities if _has_probabilities(algo) else algo.predict
+        return DiscretePolicy(action_space.n, act, name, shape, rows)
     if acts_deterministically(algo):
         return ContinuousPolicy(action_space.k, algo.predict, None, name, shape, rows)
 
@@ -97,17 +97,20 @@ def policy_from_algo(
 
 def acts_deterministically(algo: Any) -> bool:
     """Whether acting involves no draw; an unknown continuous algorithm is taken to draw, right either way."""
-    stock = isinstance(algo, (BC, DDPG, PLAS, PRDC, TD3, ReBRAC, TD3PlusBC))
-    return stock or getattr(algo, "is_deterministic", False)
+    return algo.config.get_type() in _DETERMINISTIC
+
+
+def _has_probabilities(algo: Any) -> bool:
+    return algo.config.get_type() == "discrete_sac" or hasattr(algo.impl, "action_probabilities")
 
 
 def action_probabilities(algo: Any, observations: Tensor) -> Tensor:
     """(N, n), observations in the units of the log: the policy's, or all on the greedy action."""
     scaled = scaled_observations(algo, observations)
-    is_stock_sac = isinstance(algo, DiscreteSAC)
-    if is_stock_sac or hasattr(algo.impl, "action_probabilities"):
+    if _has_probabilities(algo):
         algo.impl.modules.set_eval()
-        return algo.impl.policy(scaled).probs if is_stock_sac else algo.impl.action_probabilities(scaled)
+        ours = getattr(algo.impl, "action_probabilities", None)
+        return algo.impl.policy(scaled).probs if ours is None else ours(scaled)
     greedy = algo.impl.predict_best_action(scaled).reshape(-1).long()
     return F.one_hot(greedy, algo.action_size).float()
 
@@ -124,8 +127,8 @@ def action_density(algo: Any) -> tuple[Density | None, Box | None]:
     AWAC, CRR, IQL, KLossIQL and TrustPCL draw from a Gaussian and cut it off; SAC, CQL, CalQL, BEAR and the
     kernel versions squash theirs. None, None for any other algorithm (BCQ picks among candidates).
     """
-    is_cut = isinstance(algo.impl, (AWACImpl, CRRImpl, IQLImpl, KLossIQLImpl, TrustPCLImpl))
-    if not is_cut and not isinstance(algo.impl, (SACImpl, KLossSACImpl)):
+    is_cut = algo.config.get_type() in _CUT
+    if not is_cut and algo.config.get_type() not in _SQUASHED:
         return None, None
     policy, size = unwrap_ddp_model(algo.impl.policy), algo.action_size
     centre, half = np.zeros(size), np.ones(size)  # action = centre + half · (the networks' action)
@@ -134,7 +137,7 @@ def action_density(algo: Any) -> tuple[Density | None, Box | None]:
         centre, end = _array(algo.action_scaler.reverse_transform(ends))
         half = end - centre
     low, high = -np.ones(size), np.ones(size)
-    if isinstance(policy, LinearGaussianPolicy):
+    if hasattr(policy, "low"):  # Trust-PCL's, with limits of its own
         low, high = _array(policy.low).reshape(-1), _array(policy.high).reshape(-1)
     box = (centre + half * low, centre + half * high)
 

@@ -132,18 +132,6 @@ class KLossDiscreteSACImpl(KernelImpl):
         loss = (policy.probs * (temperature.detach() * policy.logits - value)).sum(dim=1).mean()
         return {"actor_loss": loss, "temp_loss": temp_loss, "temp": temperature[0][0]}
 
-    def inner_predict_best_action(self, x: Tensor) -> Tensor:
-        """(N,) most probable actions."""
-        return self._modules.policy(x).probs.argmax(dim=1)
-
-    def action_probabilities(self, x: Tensor) -> Float[Tensor, "row action"]:
-        """The actor's."""
-        return self._modules.policy(x).probs
-
-    def inner_sample_action(self, x: Tensor) -> Tensor:
-        """(N,) drawn from the actor."""
-        return self._modules.policy(x).sample()
-
 
 @dataclasses.dataclass()
 class KLossDiscreteSACConfig(EntropyConfig):

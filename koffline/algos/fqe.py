@@ -71,6 +71,10 @@ class KLossFQEImpl(KernelImpl):
         """(N, n), observations in the units of the log."""
         return action_probabilities(self._algo, observations.float())
 
+    def action_probabilities(self, x: Tensor) -> Tensor:
+        """The target policy's, for observations as the evaluator scales them."""
+        return self.policy_probabilities(self._unscaled(x))
+
     def inner_predict_best_action(self, x: Tensor) -> Tensor:
         """The target policy's greedy actions, for observations as the evaluator scales them."""
         return self._policy_actions(self._unscaled(x), is_drawn=False)
@@ -111,15 +115,14 @@ class KLossFQEConfig(CriticConfig):
         metadata=json_options(encoder=lambda x: x and _ENCODE(x), decoder=lambda x: x and _DECODE(x)),
     )
 
-    def create(self, device: Any = False, enable_ddp: bool = False) -> _FQE:
+    def make(self, device: Any) -> _FQE:
         """The evaluator of the policy in the config. Raises ConfigError where there is none."""
         if self.policy is None:
-            raise ConfigError(
-                "kloss_fqe has no policy to evaluate; use KLossFQE(algo, config) or DiscreteKLossFQE"
-            )
+            what = "kloss_fqe has no policy to evaluate"
+            raise ConfigError(f"{what}; use KLossFQE(algo, config) or DiscreteKLossFQE")
         algo = self.policy.create(device)
         is_discrete = algo.get_action_type() == ActionSpace.DISCRETE
-        return (DiscreteKLossFQE if is_discrete else KLossFQE)(algo, self, device, enable_ddp)
+        return (DiscreteKLossFQE if is_discrete else KLossFQE)(algo, self, device)
 
 
 class _FQE(KernelCriticAlgo):
@@ -130,23 +133,15 @@ class _FQE(KernelCriticAlgo):
     expectation over its actions. The config is copied and given the policy's config.
     """
 
-    def __init__(
-        self, algo: Any, config: Any = None, device: Any = False, enable_ddp: bool = False, impl: Any = None
-    ) -> None:
-        name, remedy = type(algo).__name__, ""
-        if isinstance(algo, _FQE):
-            remedy = "which is an evaluator itself; give the algorithm it evaluates, its `algo`"
-        elif not isinstance(algo, QLearningAlgoBase):
-            remedy = "no d3rlpy Q-learning algorithm; give one, koffline.load(path) for a file"
-        elif algo.get_action_type() != self.get_action_type():
-            kind = algo.get_action_type()
-            other = "DiscreteKLossFQE" if kind == ActionSpace.DISCRETE else "KLossFQE"
-            remedy = f"which is for {kind.name.lower()} actions; use {other}"
-        if remedy:
-            raise ConfigError(f"{type(self).__name__} evaluates a policy, received a {name}, {remedy}")
-        config = dataclasses.replace(config or KLossFQEConfig(), policy=algo.config)
+    def __init__(self, algo: Any, config: Any = None, device: Any = False) -> None:
+        is_algo = isinstance(algo, QLearningAlgoBase) and not isinstance(algo, _FQE)
+        if not is_algo or algo.get_action_type() != self.get_action_type():
+            what = f"{type(self).__name__} evaluates an algorithm for {self.action_type.name.lower()} actions"
+            kinds = "KLossFQE for continuous actions, DiscreteKLossFQE for discrete ones"
+            remedy = f"koffline.load(path) reads one from a file; {kinds}"
+            raise ConfigError(f"{what}, received a {type(algo).__name__}; {remedy}")
         self._algo = algo
-        super().__init__(config, device, enable_ddp, impl)
+        super().__init__(dataclasses.replace(config or KLossFQEConfig(), policy=algo.config), device)
 
     @property
     def algo(self) -> Any:
@@ -159,21 +154,15 @@ class _FQE(KernelCriticAlgo):
         if algo.impl is None:
             algo.create_impl(shape, size)
         if algo.impl is None:
-            raise ConfigError(
-                f"{type(algo).__name__} has no networks to save with its evaluator; evaluate it with "
-                "koffline.evaluate(log, 'uniform', …)"
-            )
-        own, log = (algo.observation_shape, algo.action_size), (shape, size)
-        if tuple(np.atleast_1d(own[0])) != tuple(log[0]) or own[1] != log[1]:
-            raise ConfigError(
-                f"the policy is for observations {own[0]} and {own[1]} actions, the log has {log[0]} and "
-                f"{log[1]}; give the log that it was trained for"
-            )
-        modules = KLossFQEModules(
-            **self.critic_parts(*log, prefix=""),
-            target=nn.ModuleDict(algo.impl.modules.get_torch_modules()).to(self._device),
-        )
-        self._impl = KLossFQEImpl(algo, self._config, *log, modules, self._device)
+            what = f"{type(algo).__name__} has no networks to save with its evaluator"
+            raise ConfigError(f"{what}; evaluate it with koffline.evaluate(log, 'uniform', …)")
+        own, log = (tuple(algo.observation_shape), algo.action_size), (tuple(shape), size)
+        if own != log:
+            what = f"the policy is for observations {own[0]} and {own[1]} actions, the log has {log[0]} and"
+            raise ConfigError(f"{what} {log[1]}; give the log that it was trained for")
+        target = nn.ModuleDict(algo.impl.modules.get_torch_modules()).to(self._device)
+        modules = KLossFQEModules(**self.critic_parts(shape, size, prefix=""), target=target)
+        self._impl = KLossFQEImpl(algo, self._config, shape, size, modules, self._device)
 
     def predict(self, x: Any) -> Any:
         """The policy's greedy actions."""
@@ -187,8 +176,7 @@ class _FQE(KernelCriticAlgo):
         """(N,) expected action value under the policy; by `draws` draws where it must be."""
         if self.is_discrete:
             assert self._impl is not None
-            observations = convert_to_torch(x, self._device)
-            probabilities = self._impl.policy_probabilities(observations).cpu().numpy()
+            probabilities = self._impl.policy_probabilities(convert_to_torch(x, self._device)).cpu().numpy()
             actions = range(probabilities.shape[1])
             values = [self.predict_value(x, np.full(len(x), action)) for action in actions]
             return (probabilities * np.stack(values, axis=1)).sum(axis=1)

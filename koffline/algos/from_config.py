@@ -1,41 +1,49 @@
-"""Any d3rlpy Q-learning algorithm, stock or ours, from its type and options, made for a log."""
+"""Any d3rlpy Q-learning algorithm, stock or ours, from its type and options, made for a log.
+
+d3rlpy's config dataclasses are taken as a tree of plain values: defaults filled in, names and values checked.
+d3rlpy itself ignores unknown keys, and fails without a word where a nested factory is left out.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
+import typing
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+from d3rlpy import serializable_config
 from d3rlpy.algos.utility import build_scalers_with_transition_picker
 from d3rlpy.base import LearnableConfig
 from d3rlpy.constants import ActionSpace
 from d3rlpy.ope import FQE, DiscreteFQE
-from d3rlpy.serializable_config import CONFIG_STORAGE
+from d3rlpy.serializable_config import CONFIG_STORAGE, ConfigMetadata
 
-from koffline.algos.config_fields import build, fill_in
 from koffline.algos.fqe import DiscreteKLossFQE, KLossFQE
 from koffline.algos.model_files import device_name, load
-from koffline.algos.options import rule_of
+from koffline.algos.options import checked
 from koffline.algos.paths import PathReplayBuffer
 from koffline.algos.trust_pcl import TrustPCL
 from koffline.data.replay import ColumnarReplayBuffer, LazyReplayBuffer
 from koffline.data.statistics import ColumnStatistics
 from koffline.data.transitions import Discrete, Transitions
 from koffline.errors import ConfigError, KofflineError, nearest_name
+from koffline.policies.base import refuse
+from koffline.policies.files import HISTORIES, RANDOM
 
-_HISTORIES = "it acts on histories; choose an algorithm whose policy is a function of the observation"
-_NOTHING = "it has nothing to train"
 _NOT_TRAINED = {
-    **dict.fromkeys(("decision_transformer", "discrete_decision_transformer", "tacr"), _HISTORIES),
-    **dict.fromkeys(("random_policy", "discrete_random_policy"), _NOTHING),
+    **dict.fromkeys(HISTORIES, "it acts on histories; choose one whose policy takes an observation"),
+    **dict.fromkeys(RANDOM, "it has nothing to train"),
 }
 EVALUATORS = ("fqe", "kloss_fqe")  # of a policy that is given
-_SUCH_AS = {
-    ActionSpace.DISCRETE: "discrete_cql or kloss_discrete_cql",
-    ActionSpace.CONTINUOUS: "cql, iql or kloss_sac",
+_SUCH_AS = {True: "discrete_cql or kloss_discrete_cql", False: "cql, iql or kloss_sac"}  # by is discrete
+_NONE = {"type": "none", "params": {}}  # how d3rlpy writes a factory that is left out
+_EXTENTS = {
+    "standard": {"mean": "mean", "std": "deviation"},
+    "min_max": {"minimum": "minimum", "maximum": "maximum"},
 }
 _ROWS_CHECKED = 1000
 
@@ -47,16 +55,104 @@ def algorithm_types() -> tuple[str, ...]:
 
 def resolve_params(kind: Any, params: Mapping[str, Any], where: str = "algo") -> dict[str, Any]:
     """All options of an algorithm as plain values. Raises ConfigError naming the nearest valid name."""
-    if kind in _NOT_TRAINED:
-        raise ConfigError(f"{where}.type is '{kind}': {_NOT_TRAINED[kind]}")
     known = algorithm_types()
-    if not isinstance(kind, str) or kind not in known:
-        raise ConfigError(f"{where}.type is {kind!r}; {nearest_name(str(kind), known)}")
-    if kind in EVALUATORS and "policy" in params:
-        raise ConfigError(f"{where}.params.policy is unknown; name the policy's file as {where}.policy")
-    filled = fill_in(CONFIG_STORAGE[LearnableConfig].config_list[kind], params, f"{where}.params")
-    _check_ranges(filled, f"{where}.params")
+    is_known = isinstance(kind, str) and kind in known
+    policy = f"{where}.params.policy is unknown; name the policy's file as {where}.policy"
+    wrong = {
+        f"{where}.type is '{kind}': {_NOT_TRAINED.get(str(kind))}": str(kind) in _NOT_TRAINED,
+        f"{where}.type is {kind!r}; {nearest_name(str(kind), known)}": not is_known,
+        policy: kind in EVALUATORS and "policy" in params,
+    }
+    refuse(wrong, kind=ConfigError)
+    return _filled(CONFIG_STORAGE[LearnableConfig].config_list[kind], params, f"{where}.params")
+
+
+class _Slot(NamedTuple):
+    """A field of a config: a plain value, numbers of an array, or a factory out of a registry.
+
+    default: a plain value, dataclasses.MISSING where the field must be given.
+    """
+
+    default: Any
+    hint: Any
+    registry: ConfigMetadata | None
+    is_array: bool
+
+
+@functools.cache
+def _slots_of(config_class: type) -> dict[str, _Slot]:
+    """The fields of a config class that a file may set, by name."""
+    hints = typing.get_type_hints(config_class)
+    registries = {id(metadata.encoder): metadata for metadata in CONFIG_STORAGE.values()}
+    slots = {}
+    for field in dataclasses.fields(config_class):
+        default = field.default
+        if field.default_factory is not dataclasses.MISSING:
+            default = field.default_factory()
+        encoder = field.metadata.get("dataclasses_json", {}).get("encoder")
+        registry, is_array = registries.get(id(encoder)), encoder is serializable_config._numpy_encoder
+        if registry is not None:
+            default = encoder(default)
+        if encoder is None or is_array or registry is not None:
+            slots[field.name] = _Slot(default, hints[field.name], registry, is_array)
+    return slots
+
+
+def _filled(
+    config_class: type, given: Mapping[str, Any], where: str, base: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """All fields of a config as plain values, `given` laid over `base` or over the defaults.
+
+    where: the path of the config in the user's file, for messages. Raises ConfigError for an unknown key or
+    type at any depth (with the nearest valid one), a missing field and a value of the wrong kind.
+    """
+    slots, filled = _slots_of(config_class), {}
+    for key in given:
+        if key not in slots:
+            raise ConfigError(f"{where}.{key} is unknown; {nearest_name(str(key), slots)}")
+    for name, slot in slots.items():
+        place, value = f"{where}.{name}", slot.default if base is None else base[name]
+        if slot.registry is not None:
+            filled[name] = _factory(slot.registry, given.get(name, {}), value, slot.default == _NONE, place)
+            continue
+        value = given.get(name, value)
+        if value is dataclasses.MISSING:
+            raise ConfigError(f"{place} is missing; it has no default, give a value")
+        filled[name] = _numbers(value, place) if slot.is_array else checked(name, value, place, slot.hint)
     return filled
+
+
+def _factory(
+    registry: ConfigMetadata, value: Any, default: dict[str, Any], may_be_none: bool, where: str
+) -> dict[str, Any]:
+    value = {"type": value or "none"} if value is None or isinstance(value, str) else value
+    if not isinstance(value, Mapping) or not isinstance(value.get("params") or {}, Mapping):
+        raise ConfigError(f"{where} is {value!r}; write it as {{type: …, params: {{…}}}}")
+    for key in value:
+        if key not in ("type", "params"):
+            raise ConfigError(f"{where}.{key} is unknown; it has 'type' and 'params', options go into params")
+    kind, params = value.get("type", default["type"]), value.get("params") or {}
+    known = {name: each for name, each in registry.config_list.items() if name != "tuple"}
+    if may_be_none and kind in (None, "none"):
+        refuse({f"{where}.params is given without a type; name the type as well": params}, kind=ConfigError)
+        return {"type": "none", "params": {}}
+    if not isinstance(kind, str) or kind not in known:
+        names = [*known, "none"] if may_be_none else known
+        raise ConfigError(f"{where}.type is {kind!r}; {nearest_name(str(kind), names)}")
+    for key in params:
+        owners = sorted(name for name, each in registry.config_list.items() if key in _slots_of(each))
+        if owners and kind not in owners:
+            what = f"{where}.params.{key} is no option of the type '{kind}' but of {', '.join(owners)}"
+            raise ConfigError(f"{what}; set {where}.type as well")
+    laid_over = default["params"] if kind == default["type"] else None
+    return {"type": kind, "params": _filled(known[kind], params, f"{where}.params", laid_over)}
+
+
+def _numbers(value: Any, where: str) -> Any:
+    with contextlib.suppress(TypeError, ValueError):
+        if value is None or np.isfinite(array := np.asarray(value, dtype=np.float64)).all():
+            return None if value is None else array.tolist()
+    raise ConfigError(f"{where} is {value!r}; give a list of numbers")
 
 
 def make_algorithm(
@@ -68,35 +164,41 @@ def make_algorithm(
     Raises ConfigError.
     """
     device = device_name(device)
-    config = build(CONFIG_STORAGE[LearnableConfig].config_list[kind], params)
-    if kind not in EVALUATORS:
-        if policy is not None:
-            raise ConfigError(f"algo.policy is for {' and '.join(EVALUATORS)}, not for {kind}; leave it out")
-        with _making(kind):
-            return config.create(device=device)
-    if policy is None:
-        raise ConfigError(f"{kind} evaluates a policy and none is given; name its .d3 file as algo.policy")
-    target = load(policy, device=device)
-    is_discrete = target.get_action_type() == ActionSpace.DISCRETE
-    if kind == "kloss_fqe":
-        made = DiscreteKLossFQE if is_discrete else KLossFQE
-    else:
-        config = _with_scalers_of(target, config)
-        made = DiscreteFQE if is_discrete else FQE
+    wrong = {
+        f"algo.policy is for {' and '.join(EVALUATORS)}, not for {kind}; leave it out": (
+            kind not in EVALUATORS and policy is not None
+        ),
+        f"{kind} evaluates a policy and none is given; name its .d3 file as algo.policy": (
+            kind in EVALUATORS and policy is None
+        ),
+    }
+    refuse(wrong, kind=ConfigError)
+    target = None if policy is None else load(policy, device=device)
     with _making(kind):
-        return made(target, config, device=device)
+        config = CONFIG_STORAGE[LearnableConfig].config_list[kind].deserialize_from_dict(dict(params))
+        if target is None:
+            return config.create(device=device)
+        is_discrete = target.get_action_type() == ActionSpace.DISCRETE
+        if kind == "kloss_fqe":
+            return (DiscreteKLossFQE if is_discrete else KLossFQE)(target, config, device=device)
+        return (DiscreteFQE if is_discrete else FQE)(target, _with_scalers_of(target, config), device=device)
+
+
+def _with_scalers_of(target: Any, config: Any) -> Any:
+    """d3rlpy's FQE hands what it has scaled to the policy, so that it must scale as the policy does."""
+    names = ("observation_scaler", "action_scaler")
+    what = "is set, but fqe scales as its policy does; leave it out or use kloss_fqe"
+    wrong = {f"algo.params.{name} {what}": getattr(config, name) is not None for name in names}
+    refuse(wrong, kind=ConfigError)
+    return dataclasses.replace(config, **{name: getattr(target.config, name) for name in names})
 
 
 def check_actions(algo: Any, log: Transitions, kind: str) -> None:
     """Raise ConfigError where the algorithm is for the other kind of actions."""
-    found = ActionSpace.DISCRETE if isinstance(log.action_space, Discrete) else ActionSpace.CONTINUOUS
-    wanted = algo.get_action_type()
-    if wanted in (found, ActionSpace.BOTH):
-        return
-    raise ConfigError(
-        f"{kind} is for {wanted.name.lower()} actions, the log has {log.action_space}; "
-        f"choose an algorithm for {found.name.lower()} actions, such as {_SUCH_AS[found]}"
-    )
+    is_discrete, wanted = isinstance(log.action_space, Discrete), algo.get_action_type()
+    if wanted not in (ActionSpace.DISCRETE if is_discrete else ActionSpace.CONTINUOUS, ActionSpace.BOTH):
+        what = f"{kind} is for {wanted.name.lower()} actions, the log has {log.action_space}"
+        raise ConfigError(f"{what}; choose an algorithm such as {_SUCH_AS[is_discrete]}")
 
 
 def build_networks(algo: Any, buffer: ColumnarReplayBuffer, kind: str) -> None:
@@ -120,45 +222,29 @@ def fit_scalers(algo: Any, buffer: ColumnarReplayBuffer) -> None:
         scaler = getattr(algo, f"{name}_scaler")
         if scaler is not None and not scaler.built:
             statistics = ColumnStatistics.of(column) if lazy is None else getattr(lazy, f"{name}s")
-            _fit(scaler, statistics, log, None if lazy is None else lazy.returns)
+            for own, theirs in _EXTENTS.get(scaler.get_type(), {}).items():
+                value = getattr(statistics, theirs)
+                setattr(scaler, own, value if np.ndim(value) else float(value))
+            if scaler.get_type() == "return":
+                what = "algo.params.reward_scaler 'return' needs episodes, the log has none"
+                refuse({f"{what}; choose another": not log.has_episodes}, kind=ConfigError)
+                extremes = lazy.returns if lazy is not None else None
+                extremes = extremes or (float(log.returns().min()), float(log.returns().max()))
+                scaler.return_min, scaler.return_max = extremes
     build_scalers_with_transition_picker(algo, buffer)  # scalers of other kinds
     for name, column in columns.items():
-        _check(getattr(algo, f"{name}_scaler"), name, column)
+        _check_scaler(getattr(algo, f"{name}_scaler"), name, column)
 
 
-def _fit(
-    scaler: Any, column: ColumnStatistics, log: Transitions, returns: tuple[float, float] | None
-) -> None:
-    """The kinds that are known here. returns: the extremes of a log on disk."""
-    kind = scaler.get_type()
-    numbers = {"standard": ("mean", "std"), "min_max": ("minimum", "maximum")}.get(kind, ())
-    for name in numbers:
-        value = getattr(column, {"std": "deviation"}.get(name, name))
-        setattr(scaler, name, value if np.ndim(value) else float(value))
-    if kind == "return":
-        if not log.has_episodes:
-            raise ConfigError(
-                "algo.params.reward_scaler 'return' needs episodes, the log has none; choose another"
-            )
-        if returns is None:
-            returns = float(log.returns().min()), float(log.returns().max())
-        scaler.return_min, scaler.return_max = returns
-
-
-def _check(scaler: Any, name: str, column: np.ndarray) -> None:
+def _check_scaler(scaler: Any, name: str, column: np.ndarray) -> None:
     """Columns that never change have no extent to divide by."""
     if scaler is None:
         return
-    with np.errstate(all="ignore"):
-        try:
-            scaled = scaler.transform_numpy(np.asarray(column[:_ROWS_CHECKED], dtype=np.float32))
-        except ZeroDivisionError:
-            scaled = np.full(1, np.nan)
-    if not np.isfinite(scaled).all():
-        raise ConfigError(
-            f"algo.params.{name}_scaler '{scaler.get_type()}' gives {name}s that are not finite (does a "
-            "column never change?); leave it out or choose another"
-        )
+    with np.errstate(all="ignore"), contextlib.suppress(ZeroDivisionError):
+        if np.isfinite(scaler.transform_numpy(np.asarray(column[:_ROWS_CHECKED], dtype=np.float32))).all():
+            return
+    what = f"algo.params.{name}_scaler '{scaler.get_type()}' gives {name}s that are not finite"
+    raise ConfigError(f"{what} (does a column never change?); leave it out or choose another")
 
 
 def make_buffer(algo: Any, log: Transitions, generator: np.random.Generator) -> ColumnarReplayBuffer:
@@ -170,10 +256,9 @@ def make_buffer(algo: Any, log: Transitions, generator: np.random.Generator) -> 
 
 def check_single_rows(algo: Any, kind: str) -> None:
     """Raise ConfigError where the algorithm learns from more than single rows, which a log on disk gives."""
-    needed = "returns to the end of an episode" if algo.need_returns_to_go else ""
-    if isinstance(algo, TrustPCL) and algo.config.path_length > 1:
-        needed = "paths of several steps (algo.params.path_length is above 1)"
-    if needed:
+    has_paths = isinstance(algo, TrustPCL) and algo.config.path_length > 1
+    if has_paths or algo.need_returns_to_go:
+        needed = "paths (path_length above 1)" if has_paths else "returns to the end of an episode"
         raise ConfigError(f"{kind} learns from {needed}, this log stays on disk; load it (data.lazy: false)")
 
 
@@ -198,25 +283,3 @@ def _making(kind: str, purpose: str = "") -> Iterator[None]:
     except Exception as error:
         reason = " ".join(str(error).split()) or "an encoder or a scaler is for other observations or actions"
         raise ConfigError(f"{kind} cannot be made{purpose}: {reason}; check algo.params") from error
-
-
-def _check_ranges(params: Mapping[str, Any], where: str) -> None:
-    for name, value in params.items():
-        rule = rule_of(name, is_stock=True)
-        if isinstance(value, Mapping):
-            _check_ranges(value.get("params") or {}, f"{where}.{name}.params")
-        elif name == "hidden_units" and not (value and all(units >= 1 for units in value)):
-            raise ConfigError(f"{where}.{name} is {value!r}; give one positive number per layer")
-        elif rule is not None and isinstance(value, (int, float)) and not rule.holds(value):
-            raise ConfigError(f"{where}.{name} is {value!r}; {rule.remedy}")
-
-
-def _with_scalers_of(target: Any, config: Any) -> Any:
-    """d3rlpy's FQE hands what it has scaled to the policy, so that it must scale as the policy does."""
-    names = ("observation_scaler", "action_scaler")
-    for name in names:
-        if getattr(config, name) is not None:
-            raise ConfigError(
-                f"algo.params.{name} is set, but fqe scales as its policy does; leave it out or use kloss_fqe"
-            )
-    return dataclasses.replace(config, **{name: getattr(target.config, name) for name in names})

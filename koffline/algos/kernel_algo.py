@@ -21,6 +21,7 @@ from koffline.algos.kernel_bellman_loss import KernelBellmanLoss
 from koffline.algos.kernel_critic import ActorModules, EntropyModules, KernelCriticModules, KernelImpl
 from koffline.algos.options import check_options
 from koffline.errors import ConfigError
+from koffline.policies.base import refuse
 from koffline.store.files import atomic_file
 
 _KERNEL_ROWS = 1024
@@ -32,8 +33,7 @@ class KernelCriticAlgo(QLearningAlgoBase[Any, Any]):
 
     Everything d3rlpy offers works as on its own algorithms. The kernel's bandwidth and scales are taken
     from rows of the log before the first gradient step (with ``fit_online``, from the first mini-batch), are
-    saved with the model and never change after that. The count of gradient steps is saved too. With DDP every
-    process pairs the rows of its own mini-batch, and all use the first one's kernel.
+    saved with the model and never change after that. The count of gradient steps is saved too.
     Raises ConfigError for options that make no sense.
 
     A child says its action type, its implementation, d3rlpy's function that creates its actor where it has
@@ -71,11 +71,8 @@ class KernelCriticAlgo(QLearningAlgoBase[Any, Any]):
         """Build the networks. Raises ConfigError where the kernel would have no meaning."""
         shape = tuple(np.atleast_1d(np.asarray(observation_shape, dtype=object)))
         if len(shape) != 1 or not isinstance(shape[0], (int, np.integer)):
-            kind = "images" if len(shape) == 3 else "arrays"
-            raise ConfigError(
-                f"observations of shape {observation_shape} are {kind}, for which distances between rows "
-                "mean little; give the log's embedding of them, one vector per observation"
-            )
+            what = f"distances between observations of shape {observation_shape} mean little"
+            raise ConfigError(f"{what}; give the log's embedding of them, one vector per observation")
         super().create_impl((int(shape[0]),), action_size)
 
     def fitter(
@@ -83,14 +80,13 @@ class KernelCriticAlgo(QLearningAlgoBase[Any, Any]):
     ) -> Generator[tuple[int, dict[str, float]], None, None]:
         """As d3rlpy's; raises ConfigError for the other kind of actions and for fewer steps than an epoch."""
         wanted, found = self.get_action_type(), dataset.dataset_info.action_space
-        if wanted != found:
-            own, log = wanted.name.lower(), f"{found.name.lower()} actions"
-            raise ConfigError(
-                f"{type(self).__name__} is for {own} actions; choose an algorithm for {log}, the log's"
-            )
-        if n_steps < n_steps_per_epoch:
-            numbers = f"n_steps is {n_steps}, n_steps_per_epoch {n_steps_per_epoch}"
-            raise ConfigError(f"{numbers}: not one epoch would be trained; lower n_steps_per_epoch")
+        other = f"{type(self).__name__} is for {wanted.name.lower()} actions; choose an algorithm for"
+        numbers = f"n_steps is {n_steps}, n_steps_per_epoch {n_steps_per_epoch}: not one epoch is trained"
+        wrong = {
+            f"{other} {found.name.lower()} actions, the log's": wanted != found,
+            f"{numbers}; lower n_steps_per_epoch": n_steps < n_steps_per_epoch,
+        }
+        refuse(wrong, kind=ConfigError)
         self._kernel_rows = dataset.sample_transition_batch(_KERNEL_ROWS)
         yield from super().fitter(dataset, n_steps, n_steps_per_epoch, **options)
 
@@ -101,9 +97,14 @@ class KernelCriticAlgo(QLearningAlgoBase[Any, Any]):
 
     def fix_kernel_before(self, batch: TransitionMiniBatch) -> None:
         """Fix the kernel from rows of the log, or from this mini-batch, unless that has been done."""
-        if self._impl is not None and not self._impl.modules.kernel.is_fixed():
-            self._fix_kernel(batch if self._kernel_rows is None else self._kernel_rows)
-            self._kernel_rows = None
+        if self._impl is None or self._impl.modules.kernel.is_fixed():
+            return
+        rows, self._kernel_rows = self._kernel_rows or batch, None
+        with torch.no_grad():
+            observations = self._scaled("observation", np.asarray(rows.observations))
+            actions = self._scaled("action", rows.actions)
+            self._impl.modules.kernel.fix(observations, actions, self._config.batch_size)
+            self._impl.start_at(self._initial_value(rows))
 
     def save(self, fname: str) -> None:
         """Save everything; the file appears whole or not at all."""
@@ -120,14 +121,11 @@ class KernelCriticAlgo(QLearningAlgoBase[Any, Any]):
         """Networks, optimisers, kernel and, where there is an option for it, a temperature."""
         if self.create_policy is None:
             return KernelCriticModules(**self.critic_parts(shape, size, prefix=""))
-        parts = self.actor_parts(self.create_policy, shape, size)
-        parts |= self.critic_parts(shape, size)
+        parts = self.actor_parts(self.create_policy, shape, size) | self.critic_parts(shape, size)
         config = self._config
         if not hasattr(config, "initial_temperature"):
             return ActorModules(**parts)
-        log_temp = create_parameter(
-            (1, 1), math.log(config.initial_temperature), self._device, self._enable_ddp
-        )
+        log_temp = create_parameter((1, 1), math.log(config.initial_temperature), self._device, False)
         optim = self.make_optimizer("temp_", log_temp) if config.temp_learning_rate > 0.0 else None
         return EntropyModules(**parts, log_temp=log_temp, temp_optim=optim)
 
@@ -139,11 +137,8 @@ class KernelCriticAlgo(QLearningAlgoBase[Any, Any]):
     def critic_parts(self, shape: Sequence[int], size: int, prefix: str = "critic_") -> dict[str, Any]:
         """Q networks, their optimiser and the kernel. prefix: of the options' names."""
         q_funcs = self.make_q_funcs(shape, size, prefix)
-        return {
-            "q_funcs": q_funcs,
-            "critic_optim": self.make_optimizer(prefix, q_funcs),
-            "kernel": self.make_kernel(shape, size),
-        }
+        optim, kernel = self.make_optimizer(prefix, q_funcs), self.make_kernel(shape, size)
+        return {"q_funcs": q_funcs, "critic_optim": optim, "kernel": kernel}
 
     def actor_parts(self, create: Any, shape: Sequence[int], size: int, **options: Any) -> dict[str, Any]:
         """A policy out of d3rlpy's function that creates it, and its optimiser."""
@@ -152,15 +147,14 @@ class KernelCriticAlgo(QLearningAlgoBase[Any, Any]):
 
     def make_q_funcs(self, shape: Sequence[int], size: int, prefix: str = "critic_") -> nn.ModuleList:
         """Q(s, ·) or Q(s, a) of every critic."""
-        config = self._config
+        config, where = self._config, {"device": self._device, "enable_ddp": False}
         create = create_discrete_q_function if self.is_discrete else create_continuous_q_function
         factories = getattr(config, f"{prefix}encoder_factory"), config.q_func_factory
-        where = {"device": self._device, "enable_ddp": self._enable_ddp}
         return create(shape, size, *factories, n_ensembles=config.n_critics, **where)[0]
 
     def make_policy(self, create: Any, shape: Sequence[int], size: int, **options: Any) -> Any:
         """A policy on the algorithm's device."""
-        where = {"device": self._device, "enable_ddp": self._enable_ddp}
+        where = {"device": self._device, "enable_ddp": False}
         return create(shape, size, self._config.actor_encoder_factory, **where, **options)
 
     def make_optimizer(self, prefix: str, *modules: nn.Module) -> OptimizerWrapper:
@@ -172,30 +166,17 @@ class KernelCriticAlgo(QLearningAlgoBase[Any, Any]):
     def make_kernel(self, shape: Sequence[int], size: int) -> KernelBellmanLoss:
         """The loss for these rows, on the algorithm's device."""
         n_actions = size if self.is_discrete else 0
-        kernel = KernelBellmanLoss(self._config, int(shape[0]), size, n_actions)
-        return kernel.to(self._device)
-
-    def _fix_kernel(self, batch: TransitionMiniBatch) -> None:
-        assert self._impl is not None
-        kernel = self._impl.modules.kernel
-        with torch.no_grad():
-            observations = self._scaled("observation", np.asarray(batch.observations))
-            kernel.fix(observations, self._scaled("action", batch.actions), self._config.batch_size)
-            start = self._initial_value(batch)
-            if self._enable_ddp:  # every process drew rows of its own; the first one's count
-                for tensor in (start, *kernel.buffers()):
-                    torch.distributed.broadcast(tensor, 0)
-            self._impl.start_at(float(start))
+        return KernelBellmanLoss(self._config, int(shape[0]), size, n_actions).to(self._device)
 
     def _scaled(self, name: str, array: Any) -> torch.Tensor:
         tensor, scaler = convert_to_torch(array, self._device), getattr(self._config, f"{name}_scaler")
         return tensor if scaler is None else scaler.transform(tensor)
 
-    def _initial_value(self, batch: TransitionMiniBatch) -> torch.Tensor:
+    def _initial_value(self, batch: TransitionMiniBatch) -> float:
         """The constant that all values start from, as the critic sees rewards."""
         if self._config.initial_value != "mean":
-            return torch.tensor(float(self._config.initial_value), device=self._device)
+            return float(self._config.initial_value)
         lost = 1.0 - float(np.mean(self._config.gamma**batch.intervals * (1.0 - batch.terminals)))
         if lost <= 0.0:  # nothing ends and nothing is discounted: no value is finite
-            return torch.tensor(0.0, device=self._device)
-        return self._scaled("reward", batch.rewards).mean() / max(lost, 1.0 / _LONGEST_HORIZON)
+            return 0.0
+        return float(self._scaled("reward", batch.rewards).mean() / max(lost, 1.0 / _LONGEST_HORIZON))

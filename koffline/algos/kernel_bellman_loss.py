@@ -10,13 +10,20 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from koffline.algos.options import KERNELS, KernelCriticConfig, median_factor
+from koffline.algos.options import KernelCriticConfig, median_factor
 from koffline.errors import DataError
 from koffline.kernel_loss import kernel_loss, v_statistic
+from koffline.kernels import Gaussian, InverseMultiquadric, Kernel, Laplacian, Linear
 
-_LOG = logging.getLogger(__name__)
+_KERNELS: dict[str, Kernel] = {
+    "gaussian": Gaussian(1.0),
+    "laplacian": Laplacian(1.0),
+    "inverse_multiquadric": InverseMultiquadric(1.0),
+    "linear": Linear(),
+}
 _MOST_ROWS = 1000  # half a million distances are enough for a median
 _SMALLEST = 1e-6
+_LOG = logging.getLogger(__name__)
 
 
 class KernelBellmanLoss(nn.Module):
@@ -36,10 +43,7 @@ class KernelBellmanLoss(nn.Module):
 
     def __init__(self, config: KernelCriticConfig, observation_size: int, action_size: int, n_actions: int):
         super().__init__()
-        self._config = config
-        self._kernel = KERNELS[config.kernel]
-        self._diag_weight, self._action_kernel = config.diag_weight, config.action_kernel
-        self.n_actions = n_actions
+        self._config, self._kernel, self.n_actions = config, _KERNELS[config.kernel], n_actions
         columns = observation_size + (action_size if config.action_kernel == "joint" else 0)
         self.register_buffer("mean", torch.zeros(columns))
         self.register_buffer("inverse_scale", torch.ones(columns))
@@ -51,11 +55,10 @@ class KernelBellmanLoss(nn.Module):
         self, residual: Float[Tensor, "critic row"], observations: Tensor, actions: Tensor
     ) -> Float[Tensor, " critic"]:
         """One loss per critic. observations (N, d); actions (N, k), or (N, 1) indices."""
-        gram = self.gram(observations, actions)
-        rows = residual.shape[-1]
-        if self._diag_weight is None:
+        gram, weight = self.gram(observations, actions), self._config.diag_weight
+        if weight is None:
             return v_statistic(residual, gram) * self.factor
-        return kernel_loss(residual, gram, self._diag_weight if rows > 1 else 1.0) * self.factor
+        return kernel_loss(residual, gram, weight if residual.shape[-1] > 1 else 1.0) * self.factor
 
     def gram(self, observations: Tensor, actions: Tensor) -> Float[Tensor, "row row"]:
         """k between all rows of a batch; no gradient flows into it."""
@@ -73,50 +76,45 @@ class KernelBellmanLoss(nn.Module):
         A warning is logged when the kernel of a mini-batch is so narrow that the loss is the
         residual-gradient loss in all but name: mean off-diagonal value below 1/batch_size.
         """
+        config = self._config
         rows = self._columns(observations, actions).double()[:_MOST_ROWS]
         if len(rows) < 2 or not bool(torch.isfinite(rows).all()):
             raise DataError(f"the kernel needs at least two finite rows, received {len(rows)}; check the log")
         centre, deviation = rows.mean(dim=0), rows.std(dim=0)
         deviation = torch.where(deviation > _SMALLEST, deviation, torch.ones_like(deviation))
-        if not self._config.standardise:
+        if not config.standardise:
             centre, deviation = torch.zeros_like(centre), torch.ones_like(deviation)
-        scaled = (rows - centre) / deviation
-        factor = median_factor(self._config.bandwidth)
+        scaled, factor = (rows - centre) / deviation, median_factor(config.bandwidth)
         if factor is None:
-            bandwidth = float(self._config.bandwidth)
+            bandwidth = float(config.bandwidth)
         else:
-            distances = torch.pdist(scaled, p=1.0 if self._config.kernel == "laplacian" else 2.0)
+            distances = torch.pdist(scaled, p=1.0 if config.kernel == "laplacian" else 2.0)
             bandwidth = max(factor * float(distances.median()), _SMALLEST)
         gram = self._gram_of(scaled / bandwidth, actions[:_MOST_ROWS])
         off_diagonal = float((gram.sum() - gram.diagonal().sum()) / (len(gram) * (len(gram) - 1)))
-        weight = 1.0 / batch_size if self._diag_weight is None else self._diag_weight
+        weight = 1.0 / batch_size if config.diag_weight is None else config.diag_weight
         mean_value = (1.0 - weight) * off_diagonal + weight
-        is_bounded = self._config.kernel != "linear"
+        is_bounded = config.kernel != "linear"
         self.mean.copy_(centre)
         self.inverse_scale.copy_(1.0 / (deviation * bandwidth))
-        self.factor.fill_(1.0 / mean_value if self._config.normalise and is_bounded else 1.0)
+        self.factor.fill_(1.0 / mean_value if config.normalise and is_bounded else 1.0)
         self.bandwidth.fill_(bandwidth)
         if is_bounded and off_diagonal < 1.0 / batch_size:
-            _LOG.warning(
-                "the mean kernel value between rows is %.1e, below 1/batch_size: the loss is nearly that of "
-                "residual gradient; give a larger bandwidth than %.3g",
-                off_diagonal,
-                bandwidth,
-            )
+            what = "below 1/batch_size: the loss is nearly that of residual gradient; give a larger bandwidth"
+            _LOG.warning("kernel values average %.1e, %s than %.3g", off_diagonal, what, bandwidth)
 
     def _columns(self, observations: Tensor, actions: Tensor) -> Tensor:
         """Rows (N, columns) of the kernel before scaling."""
         rows = observations.flatten(1)
-        if self._action_kernel != "joint":
+        if self._config.action_kernel != "joint":
             return rows
         if self.n_actions:
-            one_hot = F.one_hot(actions.reshape(-1).long(), self.n_actions)
-            return torch.cat((rows, one_hot.to(rows)), dim=1)
+            actions = F.one_hot(actions.reshape(-1).long(), self.n_actions).to(rows)
         return torch.cat((rows, actions), dim=1)
 
     def _gram_of(self, scaled: Tensor, actions: Tensor) -> Tensor:
         gram = self._kernel.gram(scaled)
-        if self._action_kernel == "indicator":
+        if self._config.action_kernel == "indicator":
             index = actions.reshape(-1)
             gram = gram * (index.unsqueeze(0) == index.unsqueeze(1))
         return gram

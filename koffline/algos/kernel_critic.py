@@ -14,10 +14,9 @@ import torch
 from d3rlpy.algos.qlearning.base import QLearningAlgoImplBase
 from d3rlpy.models.torch import Parameter, Policy, get_parameter
 from d3rlpy.optimizers import OptimizerWrapper
-from d3rlpy.torch_utility import CudaGraphWrapper, Modules, TorchMiniBatch, unwrap_ddp_model
+from d3rlpy.torch_utility import CudaGraphWrapper, Modules, TorchMiniBatch
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 
 from koffline.algos.kernel_bellman_loss import KernelBellmanLoss
 from koffline.bellman import state_value_residual
@@ -61,10 +60,6 @@ class EntropyModules(ActorModules):
         self.temp_optim.zero_grad()
         loss = -(self.temperature * excess.detach()).mean()
         loss.backward()
-        if isinstance(self.log_temp, DistributedDataParallel):  # its forward, not called here, would do this
-            gradient = get_parameter(self.log_temp).grad
-            torch.distributed.all_reduce(gradient)
-            gradient /= torch.distributed.get_world_size()
         self.temp_optim.step()
         return loss
 
@@ -184,8 +179,9 @@ class KernelImpl(QLearningAlgoImplBase):
         """Add a constant to the outputs of all value functions and of their copies."""
         for name in ("q_funcs", "targ_q_funcs", "slow_q_funcs", "value_func"):
             functions = getattr(self._modules, name, nn.ModuleList())
-            for function in functions if isinstance(functions, nn.ModuleList) else [functions]:
-                unwrap_ddp_model(function)._fc.bias.data.add_(value)
+            made: Any = functions if isinstance(functions, nn.ModuleList) else [functions]
+            for function in made:
+                function._fc.bias.data.add_(value)
 
     def inner_predict_value(self, x: Tensor, action: Tensor) -> Tensor:
         """(N,) Q(s, a), the mean over critics."""
@@ -193,25 +189,33 @@ class KernelImpl(QLearningAlgoImplBase):
             return taken(self.q_values(x), action).mean(dim=0)
         return self.q_values(x, action).mean(dim=0)
 
+    def inner_predict_best_action(self, x: Tensor) -> Tensor:
+        """The actor's (N,) most probable actions, or (N, k) squashed means."""
+        if self._modules.kernel.n_actions:
+            return self.action_probabilities(x).argmax(dim=1)
+        return self._modules.policy(x).squashed_mu
+
+    def inner_sample_action(self, x: Tensor) -> Tensor:
+        """(N,) or (N, k), drawn from the actor."""
+        return self.distribution(x).sample()
+
+    def distribution(self, x: Tensor) -> Any:
+        """What actions are drawn from."""
+        return self._modules.policy(x)
+
+    def action_probabilities(self, x: Tensor) -> Float[Tensor, "row action"]:
+        """The policy's, for discrete actions."""
+        return self._modules.policy(x).probs
+
     @property
     def q_function(self) -> nn.ModuleList:
         """The critics."""
         return self._modules.q_funcs
 
     @property
-    def q_function_optim(self) -> torch.optim.Optimizer:
-        """The critics' optimiser."""
-        return self._modules.critic_optim.optim
-
-    @property
     def policy(self) -> Any:
         """The actor."""
         return self._modules.policy
-
-    @property
-    def policy_optim(self) -> torch.optim.Optimizer:
-        """The actor's optimiser."""
-        return self._modules.actor_optim.optim
 
 
 def taken(values: Float[Tensor, "critic row action"], actions: Tensor) -> Float[Tensor, "critic row"]:

@@ -11,13 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import structlog
-from d3rlpy.logging import (
-    CombineAdapter,
-    FileAdapter,
-    LoggerAdapterFactory,
-    TensorboardAdapterFactory,
-    WanDBAdapterFactory,
-)
+from d3rlpy import logging as d3rlpy_logging
 from d3rlpy.logging.file_adapter import default_json_encoder
 
 from koffline.errors import ConfigError
@@ -35,7 +29,7 @@ def quiet() -> Iterator[None]:
         structlog.configure(**before)
 
 
-class FileLogger(FileAdapter):
+class FileLogger(d3rlpy_logging.FileAdapter):
     """d3rlpy's params.json and one CSV per metric, in a folder that may be continued."""
 
     def __init__(self, algo: Any, folder: Path, gradients: bool) -> None:
@@ -55,14 +49,13 @@ class FileLogger(FileAdapter):
             super().watch_model(epoch, step)
 
 
-class RunLogger(CombineAdapter, LoggerAdapterFactory):
+class RunLogger(d3rlpy_logging.CombineAdapter, d3rlpy_logging.LoggerAdapterFactory):
     """One for a whole run that is trained by one `fit` per epoch: counts on, and stays open in between."""
 
-    def __init__(self, folder: Path, gradients: bool, others: Sequence[LoggerAdapterFactory]) -> None:
+    def __init__(self, folder: Path, gradients: bool, others: Sequence[Any]) -> None:
         self._adapters: Sequence[Any] = []
         self._folder, self._gradients, self._others = folder, gradients, others
-        self._before = (0, 0)
-        self._has_params = False
+        self._before, self._has_params = (0, 0), False
 
     def create(self, algo: Any, experiment_name: str, n_steps_per_epoch: int) -> RunLogger:
         """Itself; the loggers behind it are made the first time."""
@@ -116,14 +109,15 @@ def make_logger(
     wandb_project: str | None = None,
 ) -> RunLogger:
     """The loggers asked for. Raises ConfigError where an extra is missing."""
-    for name, package, is_wanted in (("tensorboard", "tensorboardX", tensorboard), ("wandb", "wandb", wandb)):
-        if is_wanted and importlib.util.find_spec(package) is None:
-            raise ConfigError(
-                f"logger.{name} needs the package {package}; install it with pip install 'koffline[{name}]'"
-            )
+    wanted = {"tensorboard": "tensorboardX"} if tensorboard else {}
+    wanted |= {"wandb": "wandb"} if wandb else {}
+    for name, package in wanted.items():
+        if importlib.util.find_spec(package) is None:
+            needs = f"logger.{name} needs the package {package}"
+            raise ConfigError(f"{needs}; install it with pip install 'koffline[{name}]'")
     others: list[Any] = []
     if tensorboard:
-        others.append(TensorboardAdapterFactory(root_dir=str(folder / "tensorboard")))
+        others.append(d3rlpy_logging.TensorboardAdapterFactory(root_dir=str(folder / "tensorboard")))
     if wandb:
-        others.append(WanDBAdapterFactory(project=wandb_project))
+        others.append(d3rlpy_logging.WanDBAdapterFactory(project=wandb_project))
     return RunLogger(folder, gradients, others)

@@ -12,9 +12,9 @@ import dataclasses
 import importlib.util
 import io
 import logging
+import re
 import warnings
 from collections.abc import Iterator
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +25,9 @@ from d3rlpy.serializable_config import CONFIG_STORAGE
 from torch import nn
 
 from koffline.algos.loggers import quiet
-from koffline.errors import ConfigError, KofflineError, PolicyError
-from koffline.policies.base import one_line
-from koffline.policies.d3 import D3File, read_d3_model
-from koffline.policies.files import detect
+from koffline.errors import ConfigError, KofflineError, PolicyError, nearest_name
+from koffline.policies.base import one_line, refuse
+from koffline.policies.files import D3File, detect, read_d3_model
 from koffline.store.files import atomic_file
 
 _LOG = logging.getLogger(__name__)
@@ -49,25 +48,20 @@ def load(path: str | Path, device: str | int | bool = "cpu") -> Any:
     ConfigError for a device that is not there.
     """
     path = Path(path)
-    if path.is_dir():
-        models = sorted(path.glob("*.d3"), key=lambda model: (len(model.name), model.name))
-        hint = f"give one of its models, such as {models[-1].name}" if models else "it holds no .d3 model"
-        raise PolicyError(f"{path} is a folder; {hint}")
-    if not path.exists():
-        raise PolicyError(f"{path}: there is no such file; check the path")
+    models = sorted(path.glob("*.d3"), key=lambda model: (len(model.name), model.name))
+    last = f"one of its models, such as {models[-1].name}" if models else "a .d3 file; it holds none"
+    wrong = {
+        f"this is a folder; give {last}": path.is_dir(),
+        "there is no such file; check the path": not path.exists(),
+    }
+    refuse(wrong, str(path))
     kind = detect(path)
-    if kind != "d3":
-        what = f"this is a policy of kind {kind}, without critic or optimisers"
-        raise PolicyError(
-            f"{path}: {what}; koffline.load_policy reads it, a model is what algo.save(path) writes"
-        )
-    device = device_name(device)
-    file = read_d3_model(path)
+    what = f"this is a policy of kind {kind}, without critic or optimisers; koffline.load_policy reads it"
+    refuse({what: kind != "d3"}, str(path))
+    device, file = device_name(device), read_d3_model(path)
     if file.algorithm == "fqe":
-        raise PolicyError(
-            f"{path}: d3rlpy's FQE does not save the policy it evaluates, so that it cannot be rebuilt; "
-            "use koffline.algos.KLossFQE, which does, or FQE(algo, config) and its load_model"
-        )
+        what = "d3rlpy's FQE does not save the policy it evaluates, so that it cannot be rebuilt"
+        raise PolicyError(f"{path}: {what}; use koffline.algos.KLossFQE, which does")
     if file.version != d3rlpy.__version__:
         _LOG.warning("%s was written by d3rlpy %s, %s is installed", path, file.version, d3rlpy.__version__)
     with quiet():
@@ -85,12 +79,8 @@ def algo_of(file: D3File, device: str = "cpu", optimisers: bool = True) -> Any:
     """
     known = CONFIG_STORAGE[LearnableConfig].config_list
     if file.algorithm not in known:
-        near = get_close_matches(file.algorithm, known, 1)
-        raise PolicyError(
-            f"{file.name}: the algorithm '{file.algorithm}' is not one of {', '.join(sorted(known))}"
-            + (f" (the nearest is {near[0]})" if near else "")
-            + "; import the package that defines it and pass the loaded algorithm, or export TorchScript"
-        )
+        what = f"the algorithm '{file.algorithm}' is unknown; {nearest_name(file.algorithm, sorted(known))}"
+        raise PolicyError(f"{file.name}: {what}; import the package that defines it, or export TorchScript")
     doing = f"d3rlpy cannot rebuild the {file.algorithm} networks"
     try:
         with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
@@ -98,7 +88,14 @@ def algo_of(file: D3File, device: str = "cpu", optimisers: bool = True) -> Any:
             with _no_more_parameters_than(file.states):
                 algo = LearnableConfigWithShape.deserialize(file.config).create(device=device)
             doing = f"the weights do not fit the {file.algorithm} networks of the configuration"
-            _put_states(file.states, algo, optimisers)
+            if optimisers:  # as the implementation loads its model, from states that are data, written anew
+                content = io.BytesIO()
+                torch.save(file.states, content)
+                content.seek(0)
+                algo.impl.load_model(content)
+            else:
+                for key, module in algo.impl.modules.get_torch_modules().items():
+                    module.load_state_dict(file.states[key])
     except Exception as error:  # a configuration of another version or a damaged one fails in any way
         reason = str(error) if isinstance(error, KofflineError) else one_line(error)
         version = f"the file was written by d3rlpy {file.version}"
@@ -106,37 +103,19 @@ def algo_of(file: D3File, device: str = "cpu", optimisers: bool = True) -> Any:
     return algo
 
 
-def _put_states(states: dict[str, Any], algo: Any, optimisers: bool) -> None:
-    """As the implementation itself loads its model, which may restore more than its modules.
-
-    It is given states that have been read as data and written anew, never the file's own bytes.
-    """
-    if optimisers:
-        content = io.BytesIO()
-        torch.save(states, content)
-        content.seek(0)
-        algo.impl.load_model(content)
-    else:
-        for key, module in algo.impl.modules.get_torch_modules().items():
-            module.load_state_dict(states[key])
-
-
 def device_name(device: str | int | bool) -> str:
     """The device as d3rlpy writes it: "cpu" or "cuda:<number>". Raises ConfigError."""
-    if isinstance(device, bool):
-        device = "cuda:0" if device else "cpu"
-    try:
-        asked = torch.device(f"cuda:{device}" if isinstance(device, int) else device)
-    except (RuntimeError, TypeError):
-        asked = torch.device("meta")
-    if asked.type == "cpu":
-        return "cpu"
-    if asked.type != "cuda":
-        raise ConfigError(f"device is {device!r}, unknown to d3rlpy; give cpu, cuda or cuda:<number>")
-    index, there = asked.index or 0, torch.cuda.device_count()
-    if index >= there:
-        raise ConfigError(f"device is {device!r}, but {there or 'no'} CUDA devices were found; give cpu")
-    return f"cuda:{index}"
+    if not isinstance(device, str):
+        device = "cpu" if device is False else f"cuda:{0 if device is True else device}"
+    found = re.fullmatch(r"cpu(?::0)?|cuda(?::(\d+))?", device)
+    index, there = int(found[1] or 0) if found else 0, torch.cuda.device_count()
+    is_cuda = device.startswith("cuda")
+    wrong = {
+        "unknown to d3rlpy; give cpu, cuda or cuda:<number>": not found,
+        f"but {there or 'no'} CUDA devices were found; give cpu": is_cuda and index >= there,
+    }
+    refuse({f"device is {device!r}, {what}": is_so for what, is_so in wrong.items()}, kind=ConfigError)
+    return f"cuda:{index}" if is_cuda else "cpu"
 
 
 @contextlib.contextmanager
@@ -151,13 +130,10 @@ def _no_more_parameters_than(states: Any) -> Iterator[None]:
     made: list[int] = []
 
     def count(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
-        if parameter is not None:
-            made.append(parameter.numel())
+        made.extend([] if parameter is None else [parameter.numel()])
         if len(made) > most_tensors or sum(made) > most:
-            asked = f"networks of more than {most} numbers in {most_tensors} arrays"
-            raise PolicyError(
-                f"its configuration asks for {asked}, its weights are {sum(sizes)} in {len(sizes)}"
-            )
+            asked = f"its configuration asks for networks of more than {most} numbers"
+            raise PolicyError(f"{asked}, its weights are {sum(sizes)} in {len(sizes)}")
 
     handle = nn.modules.module.register_module_parameter_registration_hook(count)
     try:
@@ -198,16 +174,15 @@ def export_policy(algo: Any, path: str | Path) -> None:
 
 def check_acts(algo: Any, name: str) -> None:
     """Raise PolicyError for an algorithm without networks, without ranges to scale by, or of another kind."""
-    kind = type(algo).__name__
-    if not hasattr(algo, "predict") or not hasattr(algo, "sample_action"):
-        raise PolicyError(
-            f"{name}: a {kind} does not act on one observation; give a Q-learning algorithm of d3rlpy"
-        )
-    if algo.impl is None:
-        raise PolicyError(f"{name}: the {kind} has no networks yet; fit it or load its weights first")
-    for scaler in (algo.observation_scaler, algo.action_scaler):
-        if scaler is not None and not scaler.built:
-            raise PolicyError(f"{name}: its {type(scaler).__name__} holds no ranges; fit the model first")
+    kind, acts = type(algo).__name__, hasattr(algo, "predict") and hasattr(algo, "sample_action")
+    scalers = [algo.observation_scaler, algo.action_scaler] if acts else []
+    unbuilt = [type(scaler).__name__ for scaler in scalers if scaler is not None and not scaler.built]
+    wrong = {
+        f"a {kind} does not act on one observation; give a Q-learning algorithm of d3rlpy": not acts,
+        f"the {kind} has no networks yet; fit it or load its weights first": algo.impl is None,
+        f"its {', '.join(unbuilt)} holds no ranges; fit the model first": unbuilt,
+    }
+    refuse(wrong, name)
 
 
 def _copy_on_cpu(algo: Any) -> Any:
@@ -238,17 +213,10 @@ def _write(algo: Any, path: Path, is_onnx: bool) -> None:
     if not is_onnx:
         script.save(str(path))
         return
-    names = [f"input_{i}" for i in range(len(examples))]
-    torch.onnx.export(
-        script,
-        examples,
-        str(path),
-        input_names=names,
-        output_names=["output_0"],
-        dynamic_axes={name: {0: "batch"} for name in (*names, "output_0")},
-        opset_version=_OPSET,
-        dynamo=False,
-    )
+    names, target = [f"input_{i}" for i in range(len(examples))], ["output_0"]
+    free = {name: {0: "batch"} for name in (*names, *target)}
+    options: dict[str, Any] = {"input_names": names, "output_names": target, "dynamic_axes": free}
+    torch.onnx.export(script, examples, str(path), **options, opset_version=_OPSET, dynamo=False)
 
 
 @contextlib.contextmanager

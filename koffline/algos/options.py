@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import re
 from collections.abc import Callable
-from typing import Any, ClassVar, NamedTuple, Optional, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, Optional, TypeVar, get_args
 
 from d3rlpy.base import LearnableConfig, register_learnable
 from d3rlpy.models.encoders import EncoderFactory, make_encoder_field
 from d3rlpy.models.q_functions import QFunctionFactory, make_q_func_field
 from d3rlpy.optimizers.optimizers import OptimizerFactory, make_optimizer_field
+from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError
 
 from koffline.errors import ConfigError, nearest_name
-from koffline.kernels import Gaussian, InverseMultiquadric, Kernel, Laplacian, Linear
+from koffline.policies.base import refuse
 
-KERNELS: dict[str, Kernel] = {
-    "gaussian": Gaussian(1.0),
-    "laplacian": Laplacian(1.0),
-    "inverse_multiquadric": InverseMultiquadric(1.0),
-    "linear": Linear(),
-}
 _MEDIAN_RULE = re.compile(r"(?:(?P<factor>[0-9]*\.?[0-9]+(?:[eE][+-]?[0-9]+)?)\s*\*?\s*)?median")
 _Algo = TypeVar("_Algo", bound=type)
 
@@ -59,8 +55,14 @@ class KernelCriticConfig(LearnableConfig):
     backup: str = "own"
 
     def create(self, device: Any = False, enable_ddp: bool = False) -> Any:
-        """The algorithm."""
-        return self.algorithm(self, device, enable_ddp)
+        """The algorithm. Raises ConfigError where gradients are to be shared among processes."""
+        if enable_ddp:
+            raise ConfigError("enable_ddp is for d3rlpy's own algorithms: the kernel loss compares all rows")
+        return self.make(device)
+
+    def make(self, device: Any) -> Any:
+        """The algorithm on a device."""
+        return self.algorithm(self, device)
 
     @classmethod
     def get_type(cls) -> str:
@@ -113,73 +115,80 @@ def registered(kind: str, config_class: type[KernelCriticConfig]) -> Callable[[_
     return register
 
 
-_CHOICES = {
-    "kernel": tuple(KERNELS),
-    "action_kernel": ("joint", "indicator", "none"),
-    "backup": ("own", "min", "mean"),
-    "critic": ("kloss", "fvi", "td0", "rg"),
+def _bandwidth(value: Any) -> Any:
+    with contextlib.suppress(ValueError, TypeError):
+        value = float(value)  # YAML takes 1e-3 for text
+    is_rule = isinstance(value, str) and median_factor(value)
+    if not is_rule and not (isinstance(value, float) and 0.0 < value < math.inf):
+        raise ValueError("give a positive number or a multiple of the median distance, such as '0.5 median'")
+    return value
+
+
+def _start(value: Any) -> Any:
+    with contextlib.suppress(ValueError, TypeError):
+        value = float(value)
+    if value != "mean" and not (isinstance(value, float) and math.isfinite(value)):
+        raise ValueError("give a number or 'mean'")
+    return value
+
+
+_SHARE = Annotated[float, Field(ge=0.0, le=1.0)]
+_NOT_NEGATIVE = Annotated[float, Field(ge=0.0)]
+_COUNT = Annotated[int, Field(ge=1)]
+_WHOLE = (
+    "batch_size", "n_critics", "n_action_samples", "path_length", "update_actor_interval",
+    "target_update_interval",
+)  # fmt: skip
+_RULES: dict[str, Any] = {
+    **dict.fromkeys(("gamma", "tau", "target_decay"), _SHARE),
+    **dict.fromkeys(("temperature", "alpha", "conservative_weight"), _NOT_NEGATIVE),
+    **dict.fromkeys(_WHOLE, _COUNT),
+    "hidden_units": Annotated[list[_COUNT], Field(min_length=1)],
+    "activation": Literal["relu", "gelu", "tanh", "swish", "none", "geglu"],
+    "initial_temperature": Annotated[float, Field(gt=0.0)],
+    "expectile": Annotated[float, Field(gt=0.0, lt=1.0)],
+    "kernel": Literal["gaussian", "laplacian", "inverse_multiquadric", "linear"],
+    "bandwidth": Annotated[Any, AfterValidator(_bandwidth)],
+    "initial_value": Annotated[Any, AfterValidator(_start)],
+    "diag_weight": _SHARE | None,
+    "action_kernel": Literal["joint", "indicator", "none"],
+    "backup": Literal["own", "min", "mean"],
+    "critic": Literal["kloss", "fvi", "td0", "rg"],
 }
-_WHOLE = ("batch_size", "n_critics", "n_action_samples", "path_length", "update_actor_interval")
 
 
-class Rule(NamedTuple):
-    """What a number must satisfy, and what to say where it does not."""
+def checked(name: str, value: Any, where: str, hint: Any = Any, strict: bool = False) -> Any:
+    """The value of an option of that name, whichever algorithm has it, in the type that its field declares.
 
-    holds: Callable[[float], bool]
-    remedy: str
-
-
-_POSITIVE = Rule(lambda x: x > 0, "give a positive number")
-_NOT_NEGATIVE = Rule(lambda x: x >= 0, "give a number that is not negative")
-_RULES = {
-    "gamma": Rule(lambda x: 0.0 <= x <= 1.0, "give a discount factor in [0, 1]"),
-    "batch_size": Rule(lambda x: x >= 2, "the kernel loss compares rows, give at least 2"),
-    "expectile": Rule(lambda x: 0.0 < x < 1.0, "give a number inside (0, 1)"),
-    "tau": Rule(lambda x: 0.0 < x <= 1.0, "give a number in (0, 1]"),
-    "target_decay": Rule(lambda x: 0.0 <= x <= 1.0, "give a number in [0, 1]"),
-    **dict.fromkeys(("initial_temperature", *_WHOLE[1:]), _POSITIVE),
-    **dict.fromkeys(
-        ("temperature", "alpha", "conservative_weight"), Rule(lambda x: x >= 0, "give 0 or a positive number")
-    ),
-}
-# Where d3rlpy's own algorithms allow more than ours, or have options that ours have not.
-_OF_STOCK = {
-    **dict.fromkeys(("batch_size", "target_update_interval"), _POSITIVE),
-    "tau": Rule(lambda x: 0.0 <= x <= 1.0, "give a rate in [0, 1]"),
-}
-
-
-def rule_of(name: str, is_stock: bool = False) -> Rule | None:
-    """The rule for options of that name, whichever algorithm has them."""
-    if name.endswith(("learning_rate", "_coef", "clip_adv")):
-        return _NOT_NEGATIVE
-    return (is_stock and _OF_STOCK.get(name)) or _RULES.get(name)
+    hint: the field's type. strict: as Python means it; otherwise as YAML writes it. Raises ConfigError.
+    """
+    rule = _RULES.get(name, _NOT_NEGATIVE if name.endswith(("learning_rate", "_coef", "clip_adv")) else hint)
+    if isinstance(value, bool) and "bool" not in str(rule) and rule is not Any:
+        raise ConfigError(f"{where} is {str(value).lower()}; a yes or no is no value here")
+    try:
+        made = TypeAdapter(rule, config=ConfigDict(allow_inf_nan=False)).validate_python(value, strict=strict)
+    except ValidationError as error:
+        first = error.errors()[0]
+        reason = first["msg"].removeprefix("Value error, ")
+        remedy = f": {reason[0].lower()}{reason[1:]}"
+        if first["type"] == "literal_error":
+            remedy = f"; {nearest_name(str(value), get_args(rule))}"
+        raise ConfigError(f"{where} is {value!r}{remedy}") from None
+    return list(made) if isinstance(made, tuple) else made
 
 
 def check_options(config: KernelCriticConfig, is_discrete: bool) -> None:
     """Raise ConfigError for the first option that is not one of its values."""
     for field in dataclasses.fields(config):
-        name, value, rule = field.name, getattr(config, field.name), rule_of(field.name)
-        if name in _CHOICES and value not in _CHOICES[name]:
-            raise ConfigError(f"{name} is {value!r}; {nearest_name(str(value), _CHOICES[name])}")
-        if field.type == "bool" and not isinstance(value, bool):
-            raise ConfigError(f"{name} is {value!r}; give true or false")
-        is_number = _is_number(value) and (name not in _WHOLE or isinstance(value, int))
-        if rule is not None and not (is_number and rule.holds(value)):
-            raise ConfigError(f"{name} is {value!r}; {rule.remedy}")
-    median_factor(config.bandwidth)
-    start, weight = config.initial_value, config.diag_weight
+        name, value = field.name, getattr(config, field.name)
+        if name in _RULES or name.endswith(("learning_rate", "_coef", "clip_adv")) or field.type == "bool":
+            checked(name, value, name, bool, strict=True)
     q_function = config.q_func_factory.get_type() if hasattr(config, "q_func_factory") else "mean"
     coefficients = getattr(config, "entropy_coef", 1.0) + getattr(config, "kl_coef", 0.0)
     wrong = {
+        "batch_size is 1; the kernel loss compares rows, give at least 2": config.batch_size < 2,
         f"q_func_factory is '{q_function}', a distribution of returns; the kernel loss needs the mean: use "
         "MeanQFunctionFactory (type 'mean')": q_function != "mean",
-        f"initial_value is {start!r}; give a number or 'mean'": (
-            start != "mean" and not (_is_number(start) and math.isfinite(start))
-        ),
-        f"diag_weight is {weight!r}; give a number in [0, 1], or null for 1/batch_size": (
-            weight is not None and not (_is_number(weight) and 0.0 <= weight <= 1.0)
-        ),
         "action_kernel is 'indicator', which is for discrete actions; use 'joint' or 'none'": (
             config.action_kernel == "indicator" and not is_discrete
         ),
@@ -190,24 +199,10 @@ def check_options(config: KernelCriticConfig, is_discrete: bool) -> None:
             coefficients <= 0.0
         ),
     }
-    for reason, is_wrong in wrong.items():
-        if is_wrong:
-            raise ConfigError(reason)
+    refuse(wrong, kind=ConfigError)
 
 
 def median_factor(bandwidth: Any) -> float | None:
-    """The multiple of the median that a rule names; None for a plain number. Raises ConfigError."""
-    if _is_number(bandwidth) and math.isfinite(bandwidth) and bandwidth > 0.0:
-        return None
+    """The multiple of the median that a rule names; None for a plain number and for no rule."""
     rule = _MEDIAN_RULE.fullmatch(bandwidth.strip()) if isinstance(bandwidth, str) else None
-    factor = float(rule["factor"] or 1.0) if rule else 0.0
-    if factor > 0.0:
-        return factor
-    raise ConfigError(
-        f"bandwidth is {bandwidth!r}; give a positive number or a multiple of the median distance, "
-        "such as '0.5 median'"
-    )
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
+    return float(rule["factor"] or 1.0) if rule else None

@@ -33,23 +33,18 @@ class PathMiniBatch(TransitionMiniBatch):
 class PathReplayBuffer(ColumnarReplayBuffer):
     """A columnar buffer whose mini-batches are paths, each starting at a row drawn as usual.
 
-    A path is shorter than `length` where its episode ends; a log without episodes has none longer than 1.
-    Raises DataError for a length above 1 without episodes.
+    A path is shorter than `length` where its episode ends. Raises DataError for a log without episodes.
     """
 
     def __init__(
         self, transitions: Transitions, length: int, seed: int | np.random.Generator | None = None
     ) -> None:
         super().__init__(transitions, seed)
-        if length > 1 and not transitions.has_episodes:
+        if not transitions.has_episodes:
             raise DataError(f"paths of {length} steps need episodes, this log has none; set path_length to 1")
-        self._length = length
         rows = np.arange(len(transitions))
-        ends = rows
-        if transitions.has_episodes:
-            which = np.searchsorted(transitions.episode_starts, rows, side="right") - 1
-            ends = np.asarray(transitions.episode_ends)[which]
-        self._steps_left = ends - rows + 1
+        which = np.searchsorted(transitions.episode_starts, rows, side="right") - 1
+        self._length, self._steps_left = length, np.asarray(transitions.episode_ends)[which] - rows + 1
 
     def sample_transition_batch(self, batch_size: int) -> PathMiniBatch:
         """`batch_size` paths."""
@@ -57,18 +52,17 @@ class PathReplayBuffer(ColumnarReplayBuffer):
         lengths = np.minimum(self._steps_left[rows], self._length)
         last = rows + lengths - 1
         steps = np.minimum(rows[:, None] + np.arange(self._length), last[:, None])  # (B, L)
-        actions, rewards = self._actions, log.rewards
         columns = {
             "observations": log.observations[rows],
-            "actions": actions[rows],
-            "rewards": rewards[rows][:, None],
+            "actions": self._actions[rows],
+            "rewards": log.rewards[rows][:, None],
             "next_observations": log.next_observations[last],
-            "next_actions": actions[np.minimum(last + 1, len(log) - 1)],
+            "next_actions": self._actions[np.minimum(last + 1, len(log) - 1)],
             "terminals": log.terminated[last][:, None],
             "intervals": lengths[:, None],
             "path_observations": log.observations[steps],
-            "path_actions": actions[steps],
-            "path_rewards": rewards[steps],
+            "path_actions": self._actions[steps],
+            "path_rewards": log.rewards[steps],
         }
         floats = {name: column.astype(np.float32, copy=False) for name, column in columns.items()}
         return PathMiniBatch(**floats, transitions=[])
@@ -98,30 +92,21 @@ class TorchPathBatch:
 
         Raises DataError for a mini-batch of n-step transitions.
         """
+        states, actions = np.asarray(batch.observations)[:, None], batch.actions[:, None]
+        rewards = batch.rewards
         if isinstance(batch, PathMiniBatch):
             states, actions, rewards = batch.path_observations, batch.path_actions, batch.path_rewards
         elif np.any(batch.intervals != 1):
             raise DataError("a path needs every step; give one-step transitions and set path_length")
-        else:
-            states, actions, rewards = (
-                np.asarray(batch.observations)[:, None],
-                batch.actions[:, None],
-                batch.rewards,
-            )
 
-        def scaled(array: Any, kind: str) -> Tensor:
-            tensor, scaler = convert_to_torch(array, device), getattr(config, f"{kind}_scaler")
-            return tensor if scaler is None else scaler.transform(tensor)
+        def scaled(kind: str, *arrays: Any) -> list[Tensor]:
+            scaler, tensors = getattr(config, f"{kind}_scaler"), [convert_to_torch(a, device) for a in arrays]
+            return tensors if scaler is None else [scaler.transform(tensor) for tensor in tensors]
 
-        intervals = convert_to_torch(batch.intervals, device)
-        return cls(
-            observations=scaled(batch.observations, "observation"),
-            actions=scaled(batch.actions, "action"),
-            next_observations=scaled(batch.next_observations, "observation"),
-            terminals=convert_to_torch(batch.terminals, device),
-            intervals=intervals,
-            path_observations=scaled(states.reshape(-1, *states.shape[2:]), "observation"),
-            path_actions=scaled(actions.reshape(-1, *actions.shape[2:]), "action"),
-            path_rewards=scaled(rewards, "reward"),
-            mask=(arange(rewards.shape[1], device=device) < intervals).float(),
-        )
+        paths = states.reshape(-1, *states.shape[2:])
+        first, after, path = scaled("observation", batch.observations, batch.next_observations, paths)
+        acted, path_acted = scaled("action", batch.actions, actions.reshape(-1, *actions.shape[2:]))
+        (earned,) = scaled("reward", rewards)
+        terminals, lengths = (convert_to_torch(a, device) for a in (batch.terminals, batch.intervals))
+        mask = (arange(rewards.shape[1], device=device) < lengths).float()
+        return cls(first, acted, after, terminals, lengths, path, path_acted, earned, mask)

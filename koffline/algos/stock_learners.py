@@ -15,16 +15,8 @@ import d3rlpy
 import numpy as np
 import torch
 from d3rlpy.algos import DoubleDQNConfig, SACConfig
-from d3rlpy.base import LearnableConfig
 from d3rlpy.dataset import TransitionMiniBatch
-from d3rlpy.logging import NoopAdapterFactory
 from d3rlpy.models import VectorEncoderFactory
-from d3rlpy.preprocessing import (
-    ClipRewardScaler,
-    MinMaxActionScaler,
-    MultiplyRewardScaler,
-    StandardObservationScaler,
-)
 
 from koffline.algos.loggers import quiet
 from koffline.data.replay import ColumnarReplayBuffer
@@ -61,15 +53,15 @@ def train_dqn(
         batch_size=128,
         learning_rate=1e-3,
         target_update_interval=200,
-        observation_scaler=StandardObservationScaler(),
-        reward_scaler=ClipRewardScaler(-3.0 * usual, 3.0 * usual, 0.3 / usual),
+        observation_scaler=d3rlpy.preprocessing.StandardObservationScaler(),
+        reward_scaler=d3rlpy.preprocessing.ClipRewardScaler(-3.0 * usual, 3.0 * usual, 0.3 / usual),
     ).create(device="cpu")
     with threads(1), quiet():
         algo.fit(
             ColumnarReplayBuffer(log),
             n_steps=steps,
             n_steps_per_epoch=steps,
-            logger_adapter=NoopAdapterFactory(),
+            logger_adapter=d3rlpy.logging.NoopAdapterFactory(),
             show_progress=False,
             callback=None if progress is None else lambda _, __, step: progress(step),
         )
@@ -98,30 +90,24 @@ class OnlineLearner:
         self, action_space: ActionSpace, observation_shape: tuple[int, ...], settings: LearnerSettings
     ) -> None:
         if len(observation_shape) != 1:
-            raise ConfigError(
-                f"observations have shape {observation_shape}; the learner takes vectors: wrap it"
-            )
+            what = f"observations have shape {observation_shape}; the learner takes vectors: wrap it"
+            raise ConfigError(what)
         self._space, factor, rate = action_space, settings.reward_factor, settings.learning_rate
+        scaler = None if factor == 1.0 else d3rlpy.preprocessing.MultiplyRewardScaler(factor)
+        common: dict[str, Any] = {"gamma": settings.gamma, "batch_size": settings.batch_size}
+        common["reward_scaler"] = scaler
         encoder = VectorEncoderFactory(hidden_units=list(settings.hidden))
-        common: dict[str, Any] = {
-            "gamma": settings.gamma,
-            "batch_size": settings.batch_size,
-            "reward_scaler": None if factor == 1.0 else MultiplyRewardScaler(factor),
-        }
-        config: LearnableConfig
+        config: Any
         if isinstance(action_space, Discrete):
             interval, size = settings.target_interval, action_space.n
-            config = DoubleDQNConfig(
-                learning_rate=rate, encoder_factory=encoder, target_update_interval=interval, **common
-            )
+            common |= {"encoder_factory": encoder, "target_update_interval": interval}
+            config = DoubleDQNConfig(learning_rate=rate, **common)
         else:
             self._box, size = finite_box(action_space, "the learner"), action_space.k
-            config = SACConfig(
-                **dict.fromkeys((f"{part}_learning_rate" for part in ("actor", "critic", "temp")), rate),
-                **dict.fromkeys(("actor_encoder_factory", "critic_encoder_factory"), encoder),
-                action_scaler=MinMaxActionScaler(*(side.tolist() for side in self._box)),
-                **common,
-            )
+            rates = dict.fromkeys((f"{part}_learning_rate" for part in ("actor", "critic", "temp")), rate)
+            common |= dict.fromkeys(("actor_encoder_factory", "critic_encoder_factory"), encoder)
+            box = d3rlpy.preprocessing.MinMaxActionScaler(*(side.tolist() for side in self._box))
+            config = SACConfig(**rates, action_scaler=box, **common)
         self._algo: Any = config.create(device="cpu")
         self._algo.create_impl(observation_shape, size)
 

@@ -12,7 +12,7 @@ from d3rlpy.models.builders import create_categorical_policy, create_normal_poli
 from d3rlpy.models.encoders import EncoderFactory, make_encoder_field
 from d3rlpy.models.torch import ActionOutput, build_gaussian_distribution, compute_output_size
 from d3rlpy.optimizers.optimizers import OptimizerFactory, make_optimizer_field
-from d3rlpy.torch_utility import hard_sync, soft_sync, unwrap_ddp_model, wrap_model_by_ddp
+from d3rlpy.torch_utility import hard_sync, soft_sync
 from jaxtyping import Float
 from torch import Tensor, nn
 
@@ -56,13 +56,12 @@ class LinearGaussianPolicy(nn.Module):
 
 
 def create_linear_gaussian_policy(
-    observation_shape: Sequence[int], action_size: int, encoder_factory: Any, device: str, enable_ddp: bool
-) -> Any:
+    observation_shape: Sequence[int], action_size: int, encoder_factory: Any, device: str, **_: Any
+) -> nn.Module:
     """The policy with a fresh encoder, on the device."""
     encoder = encoder_factory.create(observation_shape)
     hidden_size = compute_output_size([observation_shape], encoder)
-    policy: nn.Module = LinearGaussianPolicy(encoder, hidden_size, action_size).to(device)
-    return wrap_model_by_ddp(policy) if enable_ddp else policy
+    return LinearGaussianPolicy(encoder, hidden_size, action_size).to(device)
 
 
 class TrustPCLImpl(KernelImpl):
@@ -112,15 +111,19 @@ class TrustPCLImpl(KernelImpl):
 
     def log_density(self, policy: Any, observations: Tensor, actions: Tensor) -> Float[Tensor, " row"]:
         """log π(a|s)."""
-        policy_here = build_gaussian_distribution(policy(observations))
-        return policy_here.log_prob(actions).squeeze(1)
+        if self._modules.kernel.n_actions:
+            return policy(observations).log_prob(actions.reshape(-1))
+        return build_gaussian_distribution(policy(observations)).log_prob(actions).squeeze(1)
 
     def inner_predict_best_action(self, x: Tensor) -> Tensor:
-        """(N, k), the mean, within reach."""
-        return self._within_reach(self._modules.policy(x).squashed_mu)
+        """(N,) most probable actions, or (N, k) means within reach."""
+        best = super().inner_predict_best_action(x)
+        return best if self._modules.kernel.n_actions else self._within_reach(best)
 
     def inner_sample_action(self, x: Tensor) -> Tensor:
-        """(N, k), drawn and cut to [−1, 1], or to the policy's own limits."""
+        """(N,), or (N, k) drawn and cut to [−1, 1] or to the policy's own limits."""
+        if self._modules.kernel.n_actions:
+            return super().inner_sample_action(x)
         output = self._modules.policy(x)
         return self._within_reach(output.squashed_mu + output.logstd.exp() * torch.randn_like(output.mu))
 
@@ -134,7 +137,7 @@ class TrustPCLImpl(KernelImpl):
 
     def _within_reach(self, actions: Tensor) -> Tensor:
         """Cut to the policy's limits: its own where it has some, else [−1, 1]."""
-        policy = unwrap_ddp_model(self._modules.policy)
+        policy = self._modules.policy
         if not isinstance(policy, LinearGaussianPolicy):
             return actions.clamp(-1.0, 1.0)
         return torch.minimum(torch.maximum(actions, policy.low), policy.high)
@@ -167,26 +170,6 @@ class TrustPCLImpl(KernelImpl):
     @staticmethod
     def _values(functions: nn.ModuleList, observations: Tensor) -> Float[Tensor, "critic row"]:
         return torch.stack([function(observations).squeeze(1) for function in functions])
-
-
-class DiscreteTrustPCLImpl(TrustPCLImpl):
-    """The same for a categorical policy."""
-
-    def log_density(self, policy: Any, observations: Tensor, actions: Tensor) -> Float[Tensor, " row"]:
-        """log π(a|s)."""
-        return policy(observations).log_prob(actions.reshape(-1))
-
-    def action_probabilities(self, x: Tensor) -> Float[Tensor, "row action"]:
-        """The policy's."""
-        return self._modules.policy(x).probs
-
-    def inner_predict_best_action(self, x: Tensor) -> Tensor:
-        """(N,) most probable actions."""
-        return self._modules.policy(x).probs.argmax(dim=1)
-
-    def inner_sample_action(self, x: Tensor) -> Tensor:
-        """(N,) drawn from the policy."""
-        return self._modules.policy(x).sample()
 
 
 @dataclasses.dataclass()
@@ -257,22 +240,15 @@ class TrustPCL(KernelCriticAlgo):
         policy, targ_policy = (self._make_policy(shape, size) for _ in range(2))
         hard_sync(targ_q_funcs, q_funcs)
         hard_sync(targ_policy, policy)
-        return TrustPCLModules(
-            q_funcs=q_funcs,
-            critic_optim=self.make_optimizer("critic_", q_funcs),
-            kernel=self.make_kernel(shape, size),
-            policy=policy,
-            actor_optim=self.make_optimizer("actor_", policy),
-            targ_q_funcs=targ_q_funcs,
-            targ_policy=targ_policy,
-        )
+        optim, kernel = self.make_optimizer("critic_", q_funcs), self.make_kernel(shape, size)
+        actor_optim = self.make_optimizer("actor_", policy)
+        actor = {"policy": policy, "actor_optim": actor_optim, "targ_policy": targ_policy}
+        critic = {"q_funcs": q_funcs, "critic_optim": optim, "targ_q_funcs": targ_q_funcs}
+        return TrustPCLModules(**critic, **actor, kernel=kernel)
 
     def _make_values(self, shape: Sequence[int]) -> nn.ModuleList:
-        config, where = self._config, (self._device, self._enable_ddp)
-        return nn.ModuleList(
-            create_value_function(shape, config.critic_encoder_factory, *where)
-            for _ in range(config.n_critics)
-        )
+        encoder, count = self._config.critic_encoder_factory, self._config.n_critics
+        return nn.ModuleList(create_value_function(shape, encoder, self._device, False) for _ in range(count))
 
     def _make_policy(self, shape: Sequence[int], size: int) -> Any:
         if self.is_discrete:
@@ -288,4 +264,3 @@ class DiscreteTrustPCL(TrustPCL):
     """Trust-PCL on logged data, discrete actions (Nachum et al. 2018; Feng et al. 2019)."""
 
     action_type = ActionSpace.DISCRETE
-    impl_class = DiscreteTrustPCLImpl

@@ -153,9 +153,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
     except (OSError, ValueError):
         entries = None
     if not isinstance(entries, dict) or not all(isinstance(entry, dict) for entry in entries.values()):
-        raise DataError(
-            f"{path} is not a manifest (JSON: name → entry); repair it or name another (--manifest)"
-        )
+        raise DataError(f"{path} is not a manifest (JSON: name → entry); repair it or choose another folder")
     return entries
 
 

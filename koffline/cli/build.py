@@ -2,21 +2,139 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from koffline.builders import KINDS
-from koffline.cli.build_target import FORCE, BuildTarget, progress_bar, resumable, target_options
-from koffline.cli.options import SEED, gamma_option, whole, worker_options
+from koffline.cli.options import SEED, Command, added, gamma_option, whole, worker_options
 from koffline.cli.targets import claim
-from koffline.errors import ConfigError
+from koffline.errors import ConfigError, DataError
 from koffline.jobs import PassSettings
-from koffline.store.files import atomic_file, check_target
+from koffline.store.files import MINARI, atomic_file, check_target
+from koffline.store.run_record import full_command
 
+if TYPE_CHECKING:
+    from koffline.builders.resumable import PartsFolder
+
+_SHARDS = "shards"
+_FORCE = click.option("--force", is_flag=True, help="Replace TARGET if it exists.")
+_FORMAT = "Format; else by TARGET's name."
+_TARGET = (
+    SEED,
+    click.option("--out", required=True, metavar="TARGET", help="An .hdf5 or .npz file, or minari:<id>."),
+    click.option("--format", "format_", type=click.Choice(["hdf5", "minari", "npz"]), help=_FORMAT),
+    whole("--shard-rows", metavar="N", help="TARGET is a folder of shards of at most N rows each."),
+    _FORCE,
+)
 _RESUME = click.option("--resume", is_flag=True, help="Continue a build that was cut.")
-Claim = Callable[[], BuildTarget]
+
+
+class BuildTarget:
+    """Where a dataset goes, with its entry in the manifest beside it; checked before the long part."""
+
+    def __init__(self, out: str, format_: str | None, shard_rows: int | None, force: bool, seed: int) -> None:
+        from koffline.builders.resumable import NAME, read_manifest
+        from koffline.data.sources import target_format
+
+        self._out, self._shard_rows, self.force, self._seed = out, shard_rows, force, seed
+        if shard_rows is None:
+            self._format = target_format(out, format_)
+        elif format_ is not None or out.startswith(MINARI):
+            asked = f"--format {format_}" if format_ is not None else f"--out {out}"
+            raise ConfigError(f"{asked} and --shard-rows were both given; shards are HDF5 files, choose one")
+        else:
+            self._format = _SHARDS
+        self.path = claim(out, check=self._check)
+        self.parts = claim(self.path.with_name(f"{self.path.name}.parts"))
+        self._manifest = self.path.parent / NAME
+        if self.path.name == NAME:
+            raise DataError(f"--out {out} is the name of the manifest beside it; choose another name")
+        read_manifest(self._manifest)
+
+    def _check(self, place: Path) -> None:
+        """Raise DataError where the dataset would replace something else, or needs --force."""
+        from koffline.data.disk.opening import is_shard_folder
+        from koffline.data.minari import data_folder
+
+        if not self._out.startswith(MINARI) or os.path.lexists(place):  # Minari's are made when written
+            check_target(place, self.force)
+        if place.is_dir() and self._format not in ("minari", _SHARDS):
+            raise DataError(f"{place} is a folder; give a file name")
+        is_ours = {"minari": lambda: data_folder(place), _SHARDS: lambda: is_shard_folder(self._out)}
+        if os.path.lexists(place) and self._format in is_ours and not is_ours[self._format]():
+            raise DataError(f"{place} holds something else and will not be replaced; choose another name")
+
+    def shard_writer(self) -> Any:
+        """What writes the folder of shards; None where the dataset is to be none."""
+        from koffline.data.disk.writer import ShardWriter
+
+        return ShardWriter(self.path, self._shard_rows, self.force) if self._shard_rows is not None else None
+
+    def write(self, log: Any) -> None:
+        """The dataset, then its entry."""
+        from koffline.data.sources import write_transitions
+
+        if (shards := self.shard_writer()) is None:
+            write_transitions(log, self._out, self._format, self.force)
+        else:
+            with shards as writer:
+                writer.append(log)
+        self.record(log)
+
+    def record(self, log: Any) -> None:
+        """The entry of the finished dataset in the manifest; say what was written."""
+        from koffline.builders.resumable import add_to_manifest
+
+        add_to_manifest(self._manifest, self.path, log, full_command(), self._seed)
+        click.echo(f"{self._out}: {log}")
+        click.echo(f"sha256 {log.sha256}, entry in {self._manifest}")
+
+
+def _target_options(command: Command) -> Command:
+    """Seed and target; the command gets ``seed`` and ``claim_target``, to be called after its own checks."""
+
+    @functools.wraps(command)
+    def run(seed: int, **options: Any) -> Any:
+        given = {name: options.pop(name) for name in ("out", "format_", "shard_rows", "force")}
+        return command(seed=seed, claim_target=lambda: BuildTarget(**given, seed=seed), **options)
+
+    return added(_TARGET)(run)
+
+
+@contextlib.contextmanager
+def _resumable(parts: PartsFolder, resume: bool, force: bool) -> Iterator[None]:
+    """A whole build, the output included, after which its parts go.
+
+    What fails before anything is kept leaves nothing; an interrupt after that says how to go on.
+    """
+    parts.open(resume, force)
+    try:
+        yield
+    except BaseException as error:
+        if not parts.kept:
+            parts.remove()
+        elif isinstance(error, KeyboardInterrupt):
+            click.echo(f"interrupted; finished episodes are in {parts.folder}: --resume goes on", err=True)
+            raise SystemExit(130) from None
+        raise
+    parts.remove()
+
+
+@contextlib.contextmanager
+def _progress_bar(title: str, total: int) -> Iterator[Callable[[int], None] | None]:
+    """A bar on stderr; None where that is not a terminal."""
+    from koffline import progress
+
+    is_shown = sys.stderr.isatty()
+    with progress.progress_bar(title, total, is_shown) as show:
+        yield show if is_shown else None
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -28,8 +146,8 @@ def build() -> None:
 @click.option("--env", required=True, help="koffline/PuddleWorld-v0, … or chain.")
 @whole("--n", required=True, help="Number of independent tuples.")
 @click.option("--policy", help="The policy that acts: a file or a name; the chain needs none.")
-@target_options
-def uniform(env: str, n: int, policy: str | None, seed: int, claim_target: Claim) -> None:
+@_target_options
+def uniform(env: str, n: int, policy: str | None, seed: int, claim_target: Callable[[], BuildTarget]) -> None:
     """Independent tuples: states uniform over the state space, actions of a policy, one step each.
 
     \b
@@ -45,13 +163,9 @@ def uniform(env: str, n: int, policy: str | None, seed: int, claim_target: Claim
     target, generator = claim_target(), np.random.default_rng(seed)
     if env == CHAIN and policy is not None:
         raise ConfigError(f"--policy is {policy}, but the chain has no actions to choose; leave it out")
-    if env == CHAIN:
-        log = build_chain(n, generator)
-    elif policy is None:
+    if env != CHAIN and policy is None:
         raise ConfigError(f"--policy is missing; {env} needs one: a file, or 'uniform'")
-    else:
-        log = build_uniform(env, policy, n, generator)
-    target.write(log)
+    target.write(build_chain(n, generator) if policy is None else build_uniform(env, policy, n, generator))
 
 
 @build.command(no_args_is_help=True)
@@ -64,21 +178,8 @@ def uniform(env: str, n: int, policy: str | None, seed: int, claim_target: Claim
 @click.option("--gamma", type=float, help="Discount to note in the log as a hint.")
 @_RESUME
 @worker_options
-@target_options
-def rollouts(
-    env: str,
-    policies: tuple[str, ...],
-    weights: tuple[float, ...],
-    episodes: int,
-    time_limit: int | None,
-    num_envs: int | None,
-    gamma: float | None,
-    resume: bool,
-    workers: int,
-    ray: str | None,
-    seed: int,
-    claim_target: Claim,
-) -> None:
+@_target_options
+def rollouts(policies: Any, weights: Any, resume: bool, workers: int, ray: Any, **given: Any) -> None:
     """Whole episodes of a policy or a mixture; time limits are truncations, log-probabilities are stored.
 
     Each episode of a mixture is played by one policy, drawn by weight; the log-probability of an action is
@@ -101,18 +202,19 @@ def rollouts(
     from koffline.builders.rollouts import RolloutPlayer, RolloutSettings
     from koffline.data.disk.opening import open_lazy
 
-    shares = weights or (1.0,) * len(policies)
-    settings = RolloutSettings(env, episodes, shares, time_limit, num_envs, seed, gamma)
+    claim_target = given.pop("claim_target")
+    settings = RolloutSettings(weights=weights or (1.0,) * len(policies), **given)
     target = claim_target()
     with RolloutPlayer(settings, policies, PassSettings(workers, ray)) as player:
         parts = PartsFolder(target.parts, settings, policy_digests(policies))
-        with resumable(parts, resume, target.force):
-            with progress_bar(f"playing {env}", episodes) as progress:
-                if target.is_shards:
-                    parts.build_shards(player, target.shard_writer(), progress)
+        with _resumable(parts, resume, target.force):
+            shards = target.shard_writer()
+            with _progress_bar(f"playing {settings.env}", settings.episodes) as progress:
+                if shards is not None:
+                    parts.build_shards(player, shards, progress)
                 else:
                     log = parts.build(player, progress)
-            if target.is_shards:
+            if shards is not None:
                 target.record(open_lazy(target.path))
             else:
                 target.write(log)
@@ -129,17 +231,8 @@ def rollouts(
 )
 @click.option("--noise", type=float, help="Share of uniform actions, or deviation in half action ranges.")
 @click.option("--train-steps", type=int, help="Learn the policies, or the replay, in so many steps.")
-@target_options
-def control(
-    env: str,
-    kind: str,
-    n: int | None,
-    policies: tuple[str, ...],
-    noise: float | None,
-    train_steps: int | None,
-    seed: int,
-    claim_target: Claim,
-) -> None:
+@_target_options
+def control(policies: tuple[str, ...], **given: Any) -> None:
     """Logs to learn control from, of uniform actions and of policies learned by playing.
 
     random: uniform actions. expert: the learner's best policy. medium: half-way between the two in return.
@@ -154,7 +247,8 @@ def control(
     """
     from koffline.builders.control import ControlSettings, build_control
 
-    settings = ControlSettings(env, kind, n, seed, noise, train_steps)
+    claim_target = given.pop("claim_target")
+    settings = ControlSettings(**given)
     target = claim_target()
     target.write(build_control(settings, policies, sys.stderr.isatty()))
 
@@ -163,47 +257,22 @@ def control(
 @click.option("--env", required=True, help="koffline/PuddleWorld-v0, …")
 @gamma_option("Discount factor.", default=0.98, show_default=True)
 @click.option("--temperature", type=float, help="Of the softmax; default: the world's.")
-@click.option("--source", type=click.Choice(["grid", "dqn"]), default="grid", show_default=True)
-@whole("--steps", default=10_000, show_default=True, help="Gradient steps of the DQN.")
-@SEED
-@click.option("--out", required=True, metavar="FILE", help="The policy file: .npz (grid) or .d3 (DQN).")
-@FORCE
-def policy(
-    env: str,
-    gamma: float,
-    temperature: float | None,
-    source: str,
-    steps: int,
-    seed: int,
-    out: str,
-    force: bool,
-) -> None:
-    """A good policy of a world, to be evaluated: from a grid (stochastic), or a d3rlpy DQN (greedy).
-
-    The grid's is deterministic in everything; the DQN is trained offline on 20,000 tuples with uniform states
-    and actions.
+@click.option("--out", required=True, metavar="FILE", help="The policy file: .npz.")
+@_FORCE
+def policy(env: str, gamma: float, temperature: float | None, out: str, force: bool) -> None:
+    """A good stochastic policy of a world, to be evaluated; deterministic in everything.
 
     \b
     Examples:
       koffline build policy --env koffline/PuddleWorld-v0 --out puddle.npz
-      koffline build policy --env koffline/NoisyPole-v0 --source dqn --steps 20000 --out pole.d3
     """
-    from koffline.builders.uniform import build_uniform, learn_grid_policy
+    from koffline.builders.uniform import learn_grid_policy
     from koffline.envs.boxes import world_name
     from koffline.policies import save_grid_policy
 
     name = world_name(env)
     path = claim(out, check=lambda path: check_target(path, force))
-    if source == "grid":
-        learned = learn_grid_policy(name, gamma, temperature)
-        with atomic_file(path, force) as temporary:
-            save_grid_policy(temporary, learned)
-    else:
-        import numpy as np
-
-        from koffline.algos.stock_learners import TUPLES, train_dqn
-
-        with atomic_file(path, force) as temporary, progress_bar("training DQN", steps) as progress:
-            log = build_uniform(name, "uniform", TUPLES, np.random.default_rng(seed), gamma)
-            train_dqn(log, gamma, steps, seed, temporary, progress)
+    learned = learn_grid_policy(name, gamma, temperature)
+    with atomic_file(path, force) as temporary:
+        save_grid_policy(temporary, learned)
     click.echo(f"{path}: a policy for {env}")

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 from functools import partial
-from pathlib import PurePath
-from typing import Any
 
 import click
 
 from koffline.cli.options import Log, Option, log_options, pass_options, worker_options
 from koffline.cli.targets import claim
-from koffline.data.sources import FORMATS, SUFFIXES
+from koffline.data.sources import FORMATS
 from koffline.errors import DataError
 
 _LAZY: Option = click.option(
@@ -80,18 +78,14 @@ def validate(log: Log) -> None:
         raw = open_raw(log.source, log.space, log.mapping)
         count, metadata = len(raw.columns["rewards"]), raw.metadata
         findings = inspect_log(raw)
-    _say_notes(metadata)
+    for note in metadata.notes:
+        click.echo(f"note: {note}")
     for finding in findings:
         click.echo(f"{finding.severity}: {finding.message}", err=finding.severity == "error")
     if any(finding.severity == "error" for finding in findings):
         click.get_current_context().exit(2)
     warnings = {0: "no warnings", 1: "1 warning"}.get(len(findings), f"{len(findings)} warnings")
     click.echo(f"{log.source}: {count} rows, no errors, {warnings}")
-
-
-def _say_notes(metadata: Any) -> None:
-    for note in metadata.notes:
-        click.echo(f"note: {note}")
 
 
 @data.command()
@@ -123,20 +117,13 @@ def convert(log: Log, target: str, format_: str | None, shard_rows: int | None, 
     claim(target, "TARGET", partial(check_target, force=force) if is_path else None)
     if shard_rows is None:
         rows = log.open(lazy=False)
-        written = write_transitions(rows, target, format_, force)
-        target, form = str(written.target), written.format
+        form = write_transitions(rows, target, format_, force)
     else:
         if format_ is not None:
-            raise DataError(
-                f"--format {format_} and --shard-rows were both given; shards are HDF5, choose one"
-            )
-        suffix = PurePath(target).suffix
-        if suffix.lower() in SUFFIXES:
-            raise DataError(
-                f"{target} ends in {suffix} like a file, and --shard-rows writes a folder; name a folder, "
-                "or leave --shard-rows out"
-            )
+            both = f"--format {format_} and --shard-rows were both given"
+            raise DataError(f"{both}; shards are HDF5, choose one")
         rows = convert_to_shards(log.source, target, shard_rows, force, log.space, log.mapping)
         form = "shards"
-    _say_notes(rows.metadata)
+    for note in rows.metadata.notes:
+        click.echo(f"note: {note}")
     click.echo(f"{target} ({form}): {rows}")

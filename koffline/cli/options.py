@@ -143,7 +143,7 @@ class Log:
     @property
     def stays_on_disk(self) -> bool:
         """Whether it is read by blocks: when asked, and where it lies in shards anyway."""
-        from koffline.data.disk.shards import is_shard_folder
+        from koffline.data.disk.opening import is_shard_folder
 
         return self.is_lazy or (self.mapping is None and is_shard_folder(self.source))
 
@@ -196,7 +196,7 @@ def requested_mapping(given: Mapping[str, Any]) -> Any:
     said = {name.removeprefix(_PREFIX): value for name, value in given.items() if value not in (None, ())}
     if not said:
         return None
-    from koffline.data.table.mapping import mapping_from_dict, read_mapping_file
+    from koffline.data.table.mapping import as_mapping, read_mapping_file
 
     file = said.pop("mapping", None)
     settled = {} if file is None else dict(read_mapping_file(Path(file)))
@@ -207,7 +207,7 @@ def requested_mapping(given: Mapping[str, Any]) -> Any:
     probabilities = {"behavior_probability", "behavior_log_probability"}
     for name in probabilities - said.keys() if probabilities & said.keys() else ():
         settled.pop(name, None)
-    return mapping_from_dict({**settled, **said}, "the mapping" if file is None else f"mapping file {file}")
+    return as_mapping({**settled, **said})
 
 
 def _imputation(text: str) -> tuple[str, str]:

@@ -17,8 +17,7 @@ from pydantic import BaseModel, Field, ValidationError
 from koffline.errors import ConfigError, printable
 from koffline.store.run_record import FILE, FORMAT, THREADS, digests_of, versions, without_place
 from koffline.store.targets import check_name, locked
-from koffline.untrusted.code import WITHOUT_CODE
-from koffline.untrusted.limits import read_json
+from koffline.untrusted.limits import WITHOUT_CODE, read_json
 
 # What differs from one day to the next (seconds, dates, the machine), and the state to go on from.
 NO_RESULTS = re.compile(

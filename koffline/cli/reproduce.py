@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import click
 
-from koffline.cli.options import worker_options
+from koffline.cli.options import SEED, worker_options
 from koffline.errors import ConfigError
-from koffline.experiments import DESCRIPTIONS, ENVIRONMENTS, PARTS
+from koffline.experiments import ENVIRONMENTS, NAMES, PARTS
 from koffline.store.run_record import shown_command
 from koffline.store.targets import check_name
 
@@ -17,9 +18,9 @@ _HELP = """Reproduce a figure of the paper, the ablation, or the table of its cl
 NAME is figure-toy, figure-puddle, figure-bench, ablation, figure-mujoco or claims. Writes DIR/NAME.json,
 .png, .svg, .md and the curves; a killed run continues where it was.
 
-figure-mujoco takes many hours: --only and --part choose some of it, and what is finished in DIR is shown
-whatever was asked for. Its parts are search, final, noise, paper-search and paper; DIR/cells/*.log tells how
-far a run is.
+figure-mujoco takes many hours: --only and --part choose environments and parts of it (search, final, noise,
+paper-search, paper), --steps, --seed-count and --set are of its runs, and what is finished in DIR is shown
+whatever was asked for. DIR/cells/*.log tells how far a run is.
 
 \b
 Examples:
@@ -32,38 +33,21 @@ Examples:
 """
 
 
+_of_mujoco = partial(click.option, help="Of figure-mujoco; see above.")
+
+
 @click.command(help=_HELP, no_args_is_help=True)
-@click.argument("name", metavar="NAME", type=click.Choice(list(DESCRIPTIONS)))
+@click.argument("name", metavar="NAME", type=click.Choice(NAMES))
 @click.option("--quick", is_flag=True, help="A twentieth of the epochs, three seeds: minutes.")
 @click.option("--out", metavar="DIR", default="out/reproduce", show_default=True, help="Where results go.")
-@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of logs and truths.")
+@SEED
 @worker_options
 @click.option("--force", is_flag=True, help="Replace results of another scale or seed in --out.")
-@click.option(
-    "--only",
-    "environments",
-    metavar="ENVIRONMENT",
-    type=click.Choice(ENVIRONMENTS),
-    multiple=True,
-    help="figure-mujoco: one of its six; repeatable.",
-)
-@click.option(
-    "--part",
-    "parts",
-    metavar="PART",
-    type=click.Choice(PARTS),
-    multiple=True,
-    help="figure-mujoco: one of its parts.",
-)
-@click.option(
-    "--steps", type=click.IntRange(1), help="figure-mujoco: environment steps of a run that is no search."
-)
-@click.option(
-    "--seed-count",
-    type=click.IntRange(1),
-    help="figure-mujoco: seeds of a run that is no search.  [default: 6]",
-)
-@click.option("--set", "changes", metavar="KEY=VALUE", multiple=True, help="figure-mujoco: of every run.")
+@_of_mujoco("--only", "environments", metavar="ENVIRONMENT", type=click.Choice(ENVIRONMENTS), multiple=True)
+@_of_mujoco("--part", "parts", metavar="PART", type=click.Choice(PARTS), multiple=True)
+@_of_mujoco("--steps", type=click.IntRange(1))
+@_of_mujoco("--seed-count", type=click.IntRange(1))
+@_of_mujoco("--set", "changes", metavar="KEY=VALUE", multiple=True)
 def reproduce(
     name: str, quick: bool, out: str, seed: int, workers: int, ray: str | None, force: bool, **chosen: Any
 ) -> None:

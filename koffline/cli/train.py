@@ -31,7 +31,7 @@ Examples:
 """
 _SWEEP = """Train CONFIG with every combination of the --grid values and several seeds.
 
-Writes DIR/runs/NAME (a run directory each), summary.json, .md and .png (interquartile mean over seeds with a
+Writes DIR/runs/NAME (a run directory each), summary.json, summary.md (interquartile mean over seeds with a
 bootstrap interval, the best setting first) and best.yaml. The same command goes on with a killed sweep, runs
 in the middle too; any other grid, seeds or settings in the same DIR train only what is not there yet. A run
 that fails does not stop the others; errors.txt says why. The summary's metric is that of the last epoch:
@@ -118,18 +118,15 @@ def sweep(
     config: str, out: str | None, workers: int, ray: str | None, device: str, resume: bool, **asked: Any
 ) -> None:
     """Check every config, train, print the table and where the files are."""
-    from koffline.train.sweep_plan import make_plan
-
-    plan = make_plan(config, **asked)
-    # After the plan: what is misspelt is said before torch is loaded.
-    from koffline.train.sweep import RECORD, SweepSettings, inputs_of, run_sweep
+    from koffline.store.run_folders import RECORD
+    from koffline.train.sweep import inputs_of, make_plan, run_sweep
     from koffline.train.sweep_summary import print_summary
 
+    plan = make_plan(config, **asked)
     folder = Path("sweeps") / Path(config).stem if out is None else out
     folder = claim(folder, adds=RECORD, reads=None if resume else [config, *inputs_of(plan)])
-    settings = SweepSettings(folder, workers, ray, device, force=not resume, command=shown_command())
     try:
-        summary = run_sweep(plan, settings)
+        summary = run_sweep(plan, folder, workers, ray, device, not resume, shown_command())
     except KeyboardInterrupt:
         click.echo(f"interrupted; what is trained is in {folder}/runs: the same command goes on", err=True)
         raise SystemExit(130) from None

@@ -24,14 +24,19 @@ def blocks(n_rows: int) -> Iterator[slice]:
         yield slice(start, min(start + BLOCK_ROWS, n_rows))
 
 
+def extremes(array: Any) -> np.ndarray:
+    """(2,) the least and the greatest number of an array in memory, or to be sliced."""
+    pieces = (np.asarray(array[block]) for block in blocks(len(array)))
+    found = np.array([(piece.min(), piece.max()) for piece in pieces])
+    return np.array([found[:, 0].min(), found[:, 1].max()])
+
+
 def as_array(name: str, values: Any) -> np.ndarray:
     """``values`` as an array in the machine's byte order, without a copy where it is one already."""
     try:
         array = np.asarray(values)
     except (TypeError, ValueError, RuntimeError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        said = f"{name} is not a rectangular array ({reason})"
-        raise DataError(f"{said}; give one row per transition") from None
+        raise DataError(f"{name} is no rectangular array ({error}); give one row per transition") from None
     if array.dtype.kind not in "biuf":
         raise DataError(f"{name} has dtype {array.dtype}; give numbers, one row per transition")
     return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
@@ -57,8 +62,7 @@ def as_float(array: np.ndarray) -> np.ndarray:
 def _vector(name: str, values: Any) -> np.ndarray:
     array = as_array(name, values)
     if array.ndim != 1:
-        remedy = f"use {name}.reshape(-1)" if array.size == len(array) else "give one number per row"
-        raise DataError(f"{name} has shape {array.shape}, expected (N,); {remedy}")
+        raise DataError(f"{name} has shape {array.shape}, expected (N,); give one number per row")
     return array
 
 
@@ -68,8 +72,8 @@ def _check_finite(name: str, array: np.ndarray, first_row: int) -> np.ndarray:
         good = np.isfinite(array[block])
         if not good.all():
             place = np.argwhere(~good)[0]
-            value, row = array[block][tuple(place)], first_row + block.start + int(place[0])
-            where = "" if array.ndim == 1 else f" at {[int(i) for i in place[1:]]}"
+            value, row = array[block][tuple(place)], first_row + block.start + place[0]
+            where = f" at {place[1:].tolist()}" if array.ndim > 1 else ""
             raise DataError(f"{name} holds {value} in row {row}{where}; drop or mend that row")
     return array
 
@@ -92,10 +96,9 @@ def integer_column(name: str, values: Any, first_row: int = 0) -> np.ndarray:
 def _observations(name: str, values: Any, first_row: int) -> np.ndarray:
     """(N, ...) float32, float64 or uint8 with at least one number per row; others are cast exactly."""
     array = as_array(name, values)
-    if array.ndim < 2:
-        raise DataError(f"{name} has shape {array.shape}, expected (N, …); use {name}.reshape(-1, 1)")
-    if len(array) and not array.size:
-        raise DataError(f"{name} has shape {array.shape}, no number in a row; give at least one feature")
+    if array.ndim < 2 or (len(array) and not array.size):
+        remedy = f"use {name}.reshape(-1, 1)" if array.size else "give at least one number per row"
+        raise DataError(f"{name} has shape {array.shape}, expected (N, …); {remedy}")
     return _check_finite(name, as_float(array) if array.dtype != np.uint8 else array, first_row)
 
 
@@ -110,19 +113,15 @@ def _actions(values: Any, space: ActionSpace, first_row: int) -> np.ndarray:
             raise DataError(f"{said}; declare {needed} or mend the row")
         return actions
     actions = as_array("actions", values)
-    if actions.ndim != 2 or actions.shape[1] != space.k:
-        remedy = f"give {space.k} numbers per row"
-        if actions.ndim == 2:
-            remedy = f"declare Continuous({actions.shape[1]}, low, high)"
-        elif actions.ndim == 1 and space.k == 1:
-            remedy = "use actions.reshape(-1, 1)"
-        raise DataError(f"actions has shape {actions.shape}, expected (N, {space.k}) for {space}; {remedy}")
+    if actions.shape != (len(actions), space.k):
+        said = f"actions has shape {actions.shape}, expected (N, {space.k}) for {space}"
+        raise DataError(f"{said}; declare Continuous(k, low, high), or use actions.reshape(-1, {space.k})")
     actions = _check_finite("actions", as_float(actions), first_row)
     low, high = tolerant_bounds(space)
     for block in blocks(len(actions)):
         outside = (actions[block] < low) | (actions[block] > high)
         if outside.any():
-            row, i = (int(place) for place in np.argwhere(outside)[0])
+            row, i = np.argwhere(outside)[0]
             said = f"action {actions[block][row, i]:g} in row {first_row + block.start + row}, dimension {i}"
             bounds = f"{space.low[i]:g} … {space.high[i]:g}"
             raise DataError(f"{said}, is outside {bounds}; declare wider bounds or clip the actions")
@@ -172,11 +171,10 @@ def row_indices(rows: Any, size: int) -> np.ndarray:
     chosen = np.asarray(rows)
     if chosen.dtype == np.bool_ and chosen.shape == (size,):
         chosen = np.flatnonzero(chosen)
-    if chosen.ndim != 1 or not chosen.size or chosen.dtype.kind not in "iu":
+    is_index = chosen.ndim == 1 and chosen.size and chosen.dtype.kind in "iu"
+    if not is_index or chosen.min() < 0 or chosen.max() >= size:
         said = f"a selection of shape {chosen.shape} and dtype {chosen.dtype}"
-        raise DataError(f"{said}; give at least one index")
-    if chosen.min() < 0 or chosen.max() >= size:
-        raise DataError(f"a selection reaches {chosen.min()} … {chosen.max()}, outside 0 … {size - 1}")
+        raise DataError(f"{said}; give indices within 0 … {size - 1}, at least one")
     return chosen
 
 

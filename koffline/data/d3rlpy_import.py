@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import sys
 import warnings
+from collections.abc import Iterator
 from types import ModuleType
+from typing import Any
 
 
 def import_d3rlpy() -> ModuleType:
@@ -19,8 +21,40 @@ def import_d3rlpy() -> ModuleType:
 
         notices.clear()  # gym prints whatever this table holds for its version
     precision = torch.get_float32_matmul_precision()
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), _scikit_learn_later():
         warnings.simplefilter("ignore")  # deprecations inside gym are not the user's
         import d3rlpy
     torch.set_float32_matmul_precision(precision)
     return d3rlpy
+
+
+class _NeighborsLater:
+    """scikit-learn's NearestNeighbors, made when it is first asked for anything."""
+
+    def __init__(self, **options: Any) -> None:
+        self._options = options
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        if "_made" not in vars(self):
+            from sklearn.neighbors import NearestNeighbors
+
+            self._made = NearestNeighbors(**self._options)
+        return getattr(self._made, name)
+
+
+@contextlib.contextmanager
+def _scikit_learn_later() -> Iterator[None]:
+    """d3rlpy imports scikit-learn, a third of its own time, for the nearest neighbours of PRDC alone."""
+    names = ("sklearn", "sklearn.neighbors")
+    if names[0] in sys.modules:
+        yield
+        return
+    sys.modules.update((name, ModuleType(name)) for name in names)
+    vars(sys.modules[names[1]])["NearestNeighbors"] = _NeighborsLater
+    try:
+        yield
+    finally:
+        for name in names:
+            del sys.modules[name]

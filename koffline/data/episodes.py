@@ -35,31 +35,31 @@ def episode_columns(ids_given: Any, steps_given: Any) -> dict[str, np.ndarray]:
     _, first = np.unique(ids[starts], return_index=True)
     if len(first) != len(starts):
         again = int(np.setdiff1d(starts, starts[first])[0])
-        raise DataError(
-            f"row {again} returns to episode {ids[again]} after another episode; gather its rows with "
-            "koffline.data.transitions.order_rows, or give each episode its own id"
-        )
+        said = f"row {again} returns to episode {ids[again]} after another episode"
+        raise DataError(f"{said}; gather its rows with koffline.data.transitions.order_rows")
     counted = np.arange(len(ids)) - np.repeat(starts, np.diff(np.append(starts, len(ids))))
-    if steps is not None and not np.array_equal(steps, counted):
-        row = int(np.argmax(steps != counted))
-        raise DataError(
-            f"row {row} of episode {ids[row]} has step {steps[row]}, expected {counted[row]}; count the rows "
-            "of an episode 0, 1, 2, … in time order (koffline.data.transitions.order_rows)"
-        )
+    if steps is not None:
+        check_steps(steps, counted)
     return {"episode_ids": ids, "steps": counted if steps is None else steps}
 
 
-def check_flags_end_episodes(checked: Mapping[str, np.ndarray]) -> None:
+def check_steps(steps: np.ndarray, counted: np.ndarray, first_row: int = 0) -> None:
+    """Raise DataError where steps are not those ``counted``; ``first_row``: what the first is called."""
+    if not np.array_equal(steps, counted):
+        row = int(np.argmax(steps != counted))
+        said = f"row {first_row + row} has step {steps[row]}, expected {counted[row]}"
+        raise DataError(f"{said}; count the rows of an episode 0, 1, 2, … in time order")
+
+
+def check_flags_end_episodes(columns_of: Mapping[str, np.ndarray], first_row: int = 0) -> None:
     """Raise DataError where a row inside an episode is terminated or truncated."""
-    goes_on = checked["steps"][1:] > 0
+    goes_on = columns_of["steps"][1:] > 0
     for name in ("terminated", "truncated"):
-        inside = checked[name][:-1] & goes_on
+        inside = columns_of[name][:-1] & goes_on
         if inside.any():
-            row = int(np.argmax(inside))
-            raise DataError(
-                f"row {row} is {name} but its episode {checked['episode_ids'][row]} goes on in row "
-                f"{row + 1}; give the rows after it another episode id"
-            )
+            row = first_row + int(np.argmax(inside))
+            said = f"row {row} is {name} but its episode goes on in row {row + 1}"
+            raise DataError(f"{said}; give the rows after it another episode id")
 
 
 def keeps_episodes(ids: np.ndarray, steps: np.ndarray) -> bool:
@@ -105,6 +105,9 @@ def leave_out_unfollowed(log: dict[str, np.ndarray], unfollowed: np.ndarray, sou
     return notes
 
 
+_PER_STEP = ("actions", "rewards", "terminated", "truncated")
+
+
 @dataclass(frozen=True, eq=False)
 class EpisodeArrays:
     """One episode of T steps; ``observations`` has T + 1 rows, or T where the last one was not recorded.
@@ -130,15 +133,13 @@ def join_episodes(episodes: Sequence[EpisodeArrays], source: str) -> tuple[dict[
     if not episodes:
         raise DataError(f"{source} has no steps; give a log with at least one transition")
     for i, episode in enumerate(episodes):
-        _check_episode(i, episode, episodes[0], source)
+        _check_episode(f"{source}: episode {i}", episode, episodes[0])
     lengths = np.array([len(episode.rewards) for episode in episodes])
     parts = [
         {
-            **{name: getattr(episode, name) for name in ("actions", "rewards", "terminated", "truncated")},
+            **{name: getattr(episode, name) for name in _PER_STEP},
             "observations": episode.observations[:steps],
-            "next_observations": np.concatenate([episode.observations[1:], episode.observations[-1:]])[
-                :steps
-            ],
+            "next_observations": np.append(episode.observations[1:], episode.observations[-1:], 0)[:steps],
             **episode.extras,
         }
         for episode, steps in zip(episodes, lengths, strict=True)
@@ -150,22 +151,12 @@ def join_episodes(episodes: Sequence[EpisodeArrays], source: str) -> tuple[dict[
     return log, leave_out_unfollowed(log, unfollowed, source)
 
 
-def _check_episode(i: int, episode: EpisodeArrays, first: EpisodeArrays, source: str) -> None:
-    steps = len(episode.rewards)
-    for name in ("actions", "terminated", "truncated"):
-        if (rows := len(getattr(episode, name))) != steps:
-            raise DataError(
-                f"{source}: episode {i} has {rows} rows of {name} and {steps} rewards; record it again"
-            )
-    if len(episode.observations) not in (steps, steps + 1):
-        raise DataError(
-            f"{source}: episode {i} has {len(episode.observations)} observations for {steps} steps, expected "
-            f"{steps + 1}; record the episode again"
-        )
-    for name in ("observations", "actions"):
-        shape, expected = getattr(episode, name).shape[1:], getattr(first, name).shape[1:]
+def _check_episode(name: str, episode: EpisodeArrays, first: EpisodeArrays) -> None:
+    """Raise DataError where its columns do not fit each other, or those of the first one."""
+    steps, seen = len(episode.rewards), len(episode.observations)
+    if seen not in (steps, steps + 1) or any(len(getattr(episode, column)) != steps for column in _PER_STEP):
+        raise DataError(f"{name} has {seen} observations of {steps} rewards, or odd flags; record it again")
+    for column in ("observations", "actions"):
+        shape, expected = getattr(episode, column).shape[1:], getattr(first, column).shape[1:]
         if shape != expected:
-            raise DataError(
-                f"{source}: {name} of episode {i} have shape {shape}, of episode 0 {expected}; keep one "
-                "shape per log"
-            )
+            raise DataError(f"{name}: {column} have shape {shape}, before {expected}; keep one shape per log")

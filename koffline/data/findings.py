@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from koffline.data import columns as checks
 from koffline.data import remote
-from koffline.data.log_warnings import RowCount, WarningTally
+from koffline.data.columns import counted
+from koffline.data.flat import rows_are_linked
 from koffline.data.raw import RawLog
 from koffline.data.spaces import ActionSpace, Discrete
-from koffline.data.statistics import blocks_of
+from koffline.data.statistics import ColumnStatistics, blocks_of, shard_names
+from koffline.data.summary import LogTally
 from koffline.data.transitions import Transitions
+from koffline.data.units import RepeatedRows
 from koffline.errors import DataError
 from koffline.store.run_record import digest_of
 
@@ -23,6 +26,8 @@ if TYPE_CHECKING:
     from koffline.jobs import PassSettings
 
 _MOST_HASHES = 2**20  # of different rows of a log on disk
+_MOST_LISTED = 20
+_FEW_EPISODES = 10
 
 
 @dataclass(frozen=True)
@@ -31,6 +36,125 @@ class Finding:
 
     severity: Literal["error", "warning"]
     message: str
+
+
+@dataclass
+class RowCount:
+    """How many rows, and the first of them."""
+
+    count: int = 0
+    first: int = -1
+
+    def add(self, is_so: np.ndarray, start: int) -> None:
+        """Rows of a block that begins at row ``start``; blocks come in order."""
+        if is_so.any():
+            self.merge(RowCount(int(is_so.sum()), int(is_so.argmax())), start)
+
+    def merge(self, other: RowCount, start: int) -> None:
+        """Rows of the part of the log that begins at row ``start``, below all rows so far."""
+        if other.count:
+            self.first = self.first if self.count else start + other.first
+            self.count += other.count
+
+    def __str__(self) -> str:
+        return f"row {self.first}" if self.count == 1 else f"{self.count} rows (first: row {self.first})"
+
+
+class WarningTally(LogTally):
+    """What is worth a look in sound rows; rows are numbered through all shards."""
+
+    def __init__(self, log: Transitions | LazyTransitions, most_hashes: int | None) -> None:
+        super().__init__(log.action_space, log.has_episodes)
+        self.observations = ColumnStatistics(log.observation_shape)
+        self.weighted = self.positive = 0  # rows that have weights, and weights above 0
+        self._repeated = RepeatedRows(most_hashes)
+        self._broken, self._shifted = RowCount(), RowCount()
+        self._first: Transitions | None = None  # of one row each
+        self._last: Transitions | None = None
+
+    def add(self, block: Transitions) -> None:
+        """The next rows of a shard."""
+        self._repeated.add(block)
+        if block.weights is not None:
+            self.weighted += len(block)
+            self.positive += int((block.weights > 0).sum())
+        self.observations.add(block.observations)
+        if block.steps is not None:
+            begins = block.steps == 0
+            if self._last is not None:
+                self._add_pairs(_linked(self._last, block), begins[:1], self._last, self.rows - 1)
+            linked = rows_are_linked(block.observations, block.next_observations)
+            self._add_pairs(linked, begins[1:], block, self.rows)
+            # copied: the block can be let go
+            self._first = self._first or block.part(np.array([0]))
+            self._last = block.part(np.array([len(block) - 1]))
+        super().add(block)
+
+    def _add_pairs(self, linked: np.ndarray, ends: np.ndarray, above: Transitions, start: int) -> None:
+        """Rows above others: whether those are their next steps, and where they begin another episode."""
+        self._broken.add(~linked & ~ends, start)
+        self._shifted.add(linked & ends & ~above.terminated[: len(ends)], start)
+
+    def end_shard(self) -> None:
+        """The last row of a shard ends its episode; ready to be sent elsewhere."""
+        super().end_shard()
+        self._repeated.settle()
+
+    def merge(self, other: Any) -> None:
+        """Add the rows of a later shard; both have ended."""
+        if self._last is not None and other._first is not None:
+            self._add_pairs(_linked(self._last, other._first), np.array([True]), self._last, self.rows - 1)
+        self._broken.merge(other._broken, self.rows)
+        self._shifted.merge(other._shifted, self.rows)
+        self._repeated.merge(other._repeated)
+        self._first, self._last = self._first or other._first, other._last or self._last
+        super().merge(other)
+
+    def messages(self, space: ActionSpace) -> Iterator[str]:
+        """One sentence for each thing to look at."""
+        if self.episodes is None:
+            yield "no episodes: every row counts as an initial state, and intervals resample single rows"
+        else:
+            count, unfinished = self.episodes.lengths.count, self.episodes.unfinished
+            if count < _FEW_EPISODES:
+                yield f"only {counted(count, 'episode')}: an interval from so few is rough, or none"
+            if unfinished:
+                yield f"{counted(unfinished, 'episode', 'ends', 'end')} without a flag; taken as cut"
+        if self._broken.count:
+            where = f"{self._broken} inside episodes"
+            yield f"next observation is not the observation of the row below in {where}"
+        if self._shifted.count:
+            cause = "one stream cut into pieces, or was it exported by shifting the observations by one"
+            first = f"the first one of the following episode in {self._shifted}"
+            yield f"the next observation is {first}; is it {cause}?"
+        if repeated := self._repeated.count():
+            rows = f"{'about ' if self._repeated.level else ''}{repeated} of {self.rows} rows"
+            yield f"{rows} repeat an earlier row exactly; were episodes written twice?"
+        named = {"observations": self.observations, "actions": self.actions, "rewards": self.rewards}
+        for name, found in named.items() if self.rows > 1 else ():
+            spreads = found.spreads() if found is not None else ()
+            constant = np.flatnonzero([spread.min == spread.max for spread in spreads])
+            if constant.size and len(spreads) == 1:
+                yield f"{name} are all {spreads[0].min:g}"
+            elif constant.size:
+                of = f"{constant.size} of {len(spreads)} columns are constant"
+                yield f"{name}: {of} ({_listed(constant, 8)})"
+        missing = np.flatnonzero(self.action_counts == 0) if self.action_counts is not None else np.zeros(0)
+        if missing.size:
+            yield f"actions {_listed(missing, _MOST_LISTED)} never appear: nothing can be learnt of them"
+        if not isinstance(space, Discrete) and not np.isfinite([*space.low, *space.high]).all():
+            yield "action bounds are infinite; declare them (--continuous LOW HIGH) for uniform policies"
+
+
+def _listed(numbers: np.ndarray, most: int) -> str:
+    shown = ", ".join(map(str, numbers[:most]))
+    return f"{shown}, … ({numbers.size} in all)" if numbers.size > most else shown
+
+
+def _linked(above: Transitions, below: Transitions) -> np.ndarray:
+    """(1,) whether the next observation of a row is the first observation of a block."""
+    seen = np.concatenate([above.observations, below.observations[:1]])
+    return rows_are_linked(seen, np.concatenate([above.next_observations, seen[1:]]))
 
 
 def inspect_log(
@@ -44,7 +168,7 @@ def inspect_log(
     """
     from koffline.jobs import PassSettings
 
-    names = ["the log"] if isinstance(log, RawLog) else [shard.name for shard in log.shards]
+    names = ["the log"] if isinstance(log, RawLog) else shard_names(log)
     passes = settings or PassSettings()
     tally: WarningTally | None = None
     errors: list[str] = []
@@ -61,11 +185,11 @@ def inspect_log(
                 tally = one
             else:
                 tally.merge(one)
-    if not errors and tally is not None and tally.is_weightless:
+    if not errors and tally is not None and tally.weighted and not tally.positive:
         errors.append("weights are all 0; give at least one row a positive weight")
     if errors or tally is None:
         return [Finding("error", message) for message in errors]
-    return [Finding("warning", message) for message in (*edited, *tally.messages())]
+    return [Finding("warning", message) for message in (*edited, *tally.messages(log.action_space))]
 
 
 def inspect_shard(log: RawLog | LazyTransitions, shard: int) -> list[str] | tuple[WarningTally, list[str]]:
@@ -75,8 +199,7 @@ def inspect_shard(log: RawLog | LazyTransitions, shard: int) -> list[str] | tupl
     """
     try:
         rows = log.transitions() if isinstance(log, RawLog) else log
-        most_hashes = None if isinstance(log, RawLog) else _MOST_HASHES
-        tally = WarningTally(rows.action_space, rows.has_episodes, most_hashes)
+        tally = WarningTally(rows, None if isinstance(log, RawLog) else _MOST_HASHES)
         for block in blocks_of(rows, shard):
             tally.add(block)
         tally.end_shard()

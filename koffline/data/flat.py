@@ -10,7 +10,7 @@ observation stands in for it.
 from __future__ import annotations
 
 import zipfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -18,15 +18,15 @@ from typing import Any, Literal
 import numpy as np
 
 from koffline.data import columns as checks
-from koffline.data.columns import counted
+from koffline.data.columns import BLOCK_ROWS, counted
 from koffline.data.episodes import last_rows, leave_out_unfollowed, order_rows
 from koffline.data.raw import FileDescription, RawLog, describe_log, raw_log, read_description
 from koffline.data.spaces import SpaceRequest
 from koffline.data.transitions import Transitions
 from koffline.errors import DataError
 from koffline.store.files import atomic_file, reading
-from koffline.untrusted.arrays import array_headers, array_names, map_arrays, read_arrays
-from koffline.untrusted.limits import check_regular
+from koffline.untrusted.arrays import array_headers, array_names, read_arrays
+from koffline.untrusted.limits import check_memory, check_regular
 
 # Column of Transitions -> keys it may have in a file; we write the first (D4RL's, where it has one).
 D4RL_LOG_PROBABILITIES = "infos/action_log_probs"
@@ -49,19 +49,6 @@ DESCRIPTION = "koffline"
 LAZY_REMEDY = "write shards with `koffline data convert SOURCE FOLDER --shard-rows N` and open those"
 
 
-@dataclass(frozen=True, eq=False)
-class SlicedFile:
-    """What an open file offers: arrays by key (each with shape, dtype and slices), and its description.
-
-    ``name`` is what errors call the file.
-    """
-
-    name: str
-    arrays: Mapping[str, Any]
-    description: FileDescription | None
-    marks_episode_ends: bool = False  # has d3rlpy 1's episode_terminals
-
-
 def file_kind(path: Path, name: str) -> Literal["HDF5", "NPZ"] | None:
     """What a file is by its content; None for anything else. Raises DataError for an empty or damaged one."""
     import h5py
@@ -74,33 +61,23 @@ def file_kind(path: Path, name: str) -> Literal["HDF5", "NPZ"] | None:
         raise DataError(f"{name} is empty (0 bytes); copy or export it again")
     if h5py.is_hdf5(path):
         return "HDF5"
-    if head.startswith(b"\x89HDF"):
-        raise DataError(f"{name} is a truncated or corrupt HDF5 file (damaged header); copy it again")
-    if not head.startswith(b"PK"):
-        return None
-    if not zipfile.is_zipfile(path):
-        raise DataError(f"{name} is a truncated or corrupt NPZ file (no table of contents); copy it again")
-    return "NPZ"
+    if zipfile.is_zipfile(path) and head.startswith(b"PK"):
+        return "NPZ"
+    kind = "HDF5" if head.startswith(b"\x89HDF") else "NPZ" if head.startswith(b"PK") else None
+    if kind is not None:
+        raise DataError(f"{name} is a truncated or corrupt {kind} file; copy or export it again")
+    return None
 
 
 def read_npz(path: Path, action_space: SpaceRequest | None = None) -> RawLog:
     """Read an archive that we wrote, or any with the same keys; nothing is unpickled. Raises DataError."""
     with reading(path, "NPZ"):
-        check_required(array_names(path), str(path))
         headers = array_headers(path, KNOWN_KEYS)
-        equal_rows(headers, str(path))
+        check_layout(array_names(path), headers, str(path))
         found = read_arrays(path, [*headers, DESCRIPTION], counted_twice(headers))
-        return read_flat(found, _described(found), str(path), action_space)
-
-
-def sliced_npz(path: Path, name: str) -> SlicedFile:
-    """The arrays of an archive without compression, to be read by slices. Raises Refused."""
-    return SlicedFile(name, map_arrays(path, KNOWN_KEYS), _described(read_arrays(path, [DESCRIPTION])))
-
-
-def _described(found: dict[str, np.ndarray]) -> FileDescription | None:
-    text = found.pop(DESCRIPTION, None)
-    return read_description(None if text is None else str(text))
+        text = found.pop(DESCRIPTION, None)
+        described = read_description(None if text is None else str(text))
+        return read_flat(found, described, str(path), action_space)
 
 
 def write_npz(log: Transitions, path: Path, force: bool = False) -> None:
@@ -112,41 +89,30 @@ def write_npz(log: Transitions, path: Path, force: bool = False) -> None:
 
 def flat_arrays(log: Transitions) -> dict[str, np.ndarray]:
     """The columns of a log by the keys we write."""
-    present = {name: getattr(log, name) for name in KEYS}
-    return {KEYS[name][0]: array for name, array in present.items() if array is not None}
+    return {KEYS[name][0]: column for name, column in log.columns.items()}
 
 
-def check_required(found: Iterable[str], source: str) -> None:
-    """Raise DataError, listing what was found and expected, where a required key is missing."""
-    found = sorted(found)
-    missing = [KEYS[name][0] for name in _REQUIRED if not set(KEYS[name]) & set(found)]
-    if missing:
-        listed = ", ".join(found[:12]) + (", …" if len(found) > 12 else "") if found else "none"
-        expected = ", ".join(KEYS[name][0] for name in _REQUIRED)
-        raise DataError(
-            f"{source} lacks {', '.join(missing)}: found keys {listed}; expected {expected}, and optionally "
-            "next_observations, timeouts, episode_ids, steps; rename the arrays"
-        )
+def check_layout(names: Iterable[str], found: Mapping[str, Any], source: str) -> None:
+    """Raise DataError where a required key is missing, there are no rows, or columns differ in their number.
 
-
-def equal_rows(found: Mapping[str, Any], source: str) -> int:
-    """How many rows the columns have, told by their shapes. Raises DataError where they differ.
-
-    To be asked before any column is read: a hostile one may be as long as it likes.
+    names: of all arrays; found: those with keys we know. Asked before any column is read: a hostile one may
+    be as long as it likes.
     """
-    sizes = {key: (*found[key].shape, 0)[0] for key in used_keys(found).values()}
-    rows = sizes["observations"]
-    others = {size for key, size in sizes.items() if key != "observations"}
-    hint = " (one per step and a last one: store next_observations instead)" if others == {rows - 1} else ""
+    keys = used_keys(found)
+    if missing := [KEYS[name][0] for name in _REQUIRED if name not in keys]:
+        listed = ", ".join(sorted(names)[:12]) or "none"
+        expected = "expected observations, actions, rewards, terminals, and others optionally"
+        raise DataError(f"{source} lacks {', '.join(missing)}: found keys {listed}; {expected}; rename them")
+    sizes = {key: (*found[key].shape, 0)[0] for key in keys.values()}
+    rows = sizes.pop("observations")
+    hint = " (one per step and a last one: store next_observations instead)"
     for key, size in sizes.items():
         if size != rows:
-            raise DataError(
-                f"{source}: {key} has {size} rows, observations {rows}{hint}; "
-                "re-export the log with equal lengths"
-            )
+            said = f"{source}: {key} has {size} rows, observations {rows}"
+            said += hint if set(sizes.values()) == {rows - 1} else ""
+            raise DataError(f"{said}; re-export the log with equal lengths")
     if rows == 0:
         raise DataError(f"{source} has no rows; give a log with at least one transition")
-    return rows
 
 
 def counted_twice(found: Iterable[str]) -> tuple[str, ...]:
@@ -170,7 +136,8 @@ def read_flat(
 
     Raises DataError where the actions are of no space or no row has a next observation.
     """
-    log = {name: checks.as_array(key, found[key]) for name, key in used_keys(found).items()}
+    keys, extra = settled_keys(found)
+    log = {name: checks.as_array(key, found[key]) for name, key in keys.items()}
     for name, column in log.items():
         if name in ("observations", "next_observations"):
             log[name] = column.reshape(-1, 1) if column.ndim == 1 else column
@@ -181,32 +148,27 @@ def read_flat(
         if log[name].dtype != np.bool_ and np.isin(log[name], (0, 1)).all():
             log[name] = log[name].astype(np.bool_)
     raw = raw_log(log, described or FileDescription(), action_space, source)
-    notes = _settle_extra(log, found)
+    notes = list(extra)
     if "episode_ids" in log:
         notes += _gather_episodes(log)
     elif described is None and "steps" not in log:
-        notes += _find_episodes(log, has_timeouts="timeouts" in found or "truncated" in found)
+        notes += _mark_episodes(log, has_timeouts="truncated" in keys)
     if "next_observations" not in log:
         notes += _derive_next_observations(log, source)
     return RawLog(log, raw.action_space, raw.metadata.with_notes(*notes))
 
 
-def _settle_extra(log: dict[str, np.ndarray], found: Iterable[str]) -> list[str]:
-    """D4RL's extra column only where it is usable."""
-    extra = log.get("behavior_log_probabilities")
-    if extra is None or "behavior_log_probabilities" in found:
-        return []
-    is_usable = extra.ndim == 1 and bool(np.isfinite(extra).all())
-    if not is_usable:
-        del log["behavior_log_probabilities"]
-    return [note_on_extra(is_usable)]
-
-
-def note_on_extra(is_usable: bool) -> str:
-    """Say what became of D4RL's extra column."""
-    if is_usable:
-        return f"behaviour log-probabilities were taken from {D4RL_LOG_PROBABILITIES}"
-    return f"{D4RL_LOG_PROBABILITIES} was left out: it is not one finite number per row"
+def settled_keys(found: Mapping[str, Any]) -> tuple[dict[str, str], tuple[str, ...]]:
+    """Which key each column is taken from, and notes; D4RL's extra column only where it is usable."""
+    keys = used_keys(found)
+    if keys.get("behavior_log_probabilities") != D4RL_LOG_PROBABILITIES:
+        return keys, ()
+    extra = found[D4RL_LOG_PROBABILITIES]
+    is_number = extra.dtype.kind in "biuf" and extra.shape[1:] in ((), (1,))
+    if is_number and all(np.isfinite(extra[rows]).all() for rows in checks.blocks(len(extra))):
+        return keys, (f"behaviour log-probabilities were taken from {D4RL_LOG_PROBABILITIES}",)
+    del keys["behavior_log_probabilities"]
+    return keys, (f"{D4RL_LOG_PROBABILITIES} was left out: it is not one finite number per row",)
 
 
 def _gather_episodes(log: dict[str, np.ndarray]) -> list[str]:
@@ -219,54 +181,83 @@ def _gather_episodes(log: dict[str, np.ndarray]) -> list[str]:
     return ["the rows of interleaved episodes were put in order"]
 
 
-def _find_episodes(log: dict[str, np.ndarray], has_timeouts: bool) -> list[str]:
-    """Episode ids from the flags, checked against next_observations where the flags may be incomplete."""
-    truncated = log["truncated"] == 1
-    ends = truncated | (log["terminated"] == 1)
-    notes: tuple[str, ...] = ()
-    if "next_observations" in log:
-        inside = ~ends[:-1]
-        broken = inside & ~rows_are_linked(log["observations"], log["next_observations"])
-        rule, notes = rule_of_flags(int(truncated.sum()), int(inside.sum()), int(broken.sum()))
-        if rule == "none":
-            return list(notes)
-        if rule == "links":
-            truncated[:-1] |= broken
-            ends[:-1] |= broken
-            log["truncated"] = truncated
-    elif not has_timeouts:
-        notes = (
-            "neither timeouts nor next_observations are given: episodes were taken to end at terminals only; "
-            "where a time limit cut them, one transition per cut is wrong",
-        )
-    log["episode_ids"] = np.concatenate([[0], np.cumsum(ends)[:-1]])
-    return list(notes)
-
-
-def rule_of_flags(
-    truncated: int, inside: int, broken: int
-) -> tuple[Literal["flags", "links", "none"], tuple[str, ...]]:
-    """How episodes are told where only flags may tell, and notes.
-
-    truncated: rows with that flag. inside: rows that end no episode by their flags. broken: those of them
-    whose next observation is not the observation of the row below.
-    """
-    if truncated and broken:
-        return "flags", (
-            f"{broken} of {inside} rows inside episodes have a next observation other than the observation "
-            "of the row below; the flags were trusted",
-        )
-    if truncated or not broken:
-        return "flags", ()
-    if 2 * broken > inside:
-        return "none", (
-            "rows stand alone: next observations are not the observations of the rows below, so terminals "
-            "alone do not mark episodes",
-        )
-    return "links", (
-        f"{counted(broken, 'row', 'was', 'were')} marked as truncated: no timeouts are given, and the "
-        "row below begins elsewhere than the next observation",
+def _mark_episodes(log: dict[str, np.ndarray], has_timeouts: bool) -> tuple[str, ...]:
+    """Episode ids from the flags; truncated episodes get theirs where only next observations tell."""
+    rows, linkable = len(log["rewards"]), "next_observations" in log
+    found = episodes_by_flags(lambda name, start, stop: log[name][start:stop], rows, BLOCK_ROWS, linkable)
+    if found.starts is None:
+        return found.notes
+    if found.cut_unflagged:
+        last = found.starts[1:] - 1
+        log["truncated"] = log["truncated"] == 1
+        log["truncated"][last] |= log["terminated"][last] != 1
+    log["episode_ids"] = np.repeat(np.arange(len(found.starts)), np.diff(np.append(found.starts, rows)))
+    if linkable or has_timeouts:
+        return found.notes
+    return (
+        "neither timeouts nor next_observations are given: episodes were taken to end at terminals only; "
+        "where a time limit cut them, one transition per cut is wrong",
     )
+
+
+@dataclass(frozen=True, eq=False)
+class FoundEpisodes:
+    """starts (E,): first rows of episodes, None where rows stand alone. cut_unflagged: whether those that
+    end without a flag were truncated.
+    """
+
+    starts: np.ndarray | None
+    cut_unflagged: bool = False
+    notes: tuple[str, ...] = ()
+
+
+def episodes_by_flags(
+    read: Callable[[str, int, int], np.ndarray], rows: int, size: int, linkable: bool
+) -> FoundEpisodes:
+    """Where episodes begin, by flags, checked against next observations (``linkable``) if there are any.
+
+    read: some rows of a column, of which ``size`` are looked at in one go. Raises Refused where so many
+    episodes do not fit the memory.
+    """
+    truncated, ended, broken = 0, [], [np.zeros(0, dtype=np.int64)]
+    for start in range(0, rows, size):
+        stop, below = min(start + size, rows), min(start + size + 1, rows)
+        cut = read("truncated", start, stop) == 1
+        ends = cut | (read("terminated", start, stop) == 1)
+        truncated += int(cut.sum())
+        ended.append(start + np.flatnonzero(ends))
+        if linkable:
+            shown = (read(name, start, below) for name in ("observations", "next_observations"))
+            linked = np.append(rows_are_linked(*shown), True)[: stop - start]  # the last row has none below
+            broken.append(start + np.flatnonzero(~ends & ~linked))
+        check_room([*ended, *broken])
+    last = np.concatenate(ended)
+    last, apart = last[last < rows - 1], np.concatenate(broken)
+    inside = rows - 1 - len(last)
+    if not len(apart):
+        return FoundEpisodes(np.append(0, last + 1))
+    if truncated:
+        note = (
+            f"{len(apart)} of {inside} rows inside episodes have a next observation other than the "
+            "observation of the row below; the flags were trusted"
+        )
+        return FoundEpisodes(np.append(0, last + 1), notes=(note,))
+    if 2 * len(apart) > inside:
+        note = (
+            "rows stand alone: next observations are not the observations of the rows below, so terminals "
+            "alone do not mark episodes"
+        )
+        return FoundEpisodes(None, notes=(note,))
+    note = (
+        f"{counted(len(apart), 'row', 'was', 'were')} marked as truncated: no timeouts are given, and the "
+        "row below begins elsewhere than the next observation"
+    )
+    return FoundEpisodes(np.append(0, np.union1d(last, apart) + 1), cut_unflagged=True, notes=(note,))
+
+
+def check_room(starts: Sequence[np.ndarray]) -> None:
+    """Raise Refused where so many episodes do not fit: they are kept while a log is open, and sorted."""
+    check_memory(4 * 8 * sum(map(len, starts)))
 
 
 def rows_are_linked(observations: np.ndarray, following: np.ndarray) -> np.ndarray:

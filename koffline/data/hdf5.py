@@ -18,10 +18,9 @@ from koffline.data.flat import (
     DESCRIPTION,
     KNOWN_KEYS,
     LAZY_REMEDY,
-    SlicedFile,
-    check_required,
+    check_layout,
     counted_twice,
-    equal_rows,
+    file_kind,
     flat_arrays,
     read_flat,
 )
@@ -38,9 +37,8 @@ _CHUNK_BYTES = 2**18  # of whole rows
 def read_hdf5(path: Path, action_space: SpaceRequest | None = None) -> RawLog:
     """Read a flat file: ours, D4RL's, or any with the same keys. Raises DataError."""
     with reading(path, "HDF5"), open_hdf5(path) as file:
-        check_required(file.datasets, str(path))
         keys = [key for key in KNOWN_KEYS if key in file]
-        equal_rows({key: file.dataset(key) for key in keys}, str(path))
+        check_layout(file.datasets, {key: file.dataset(key) for key in keys}, str(path))
         found = file.arrays(keys, counted_twice(keys))
         if "episode_terminals" in file and "terminals" in found and "timeouts" not in found:
             # d3rlpy 1 marks the last row of every episode; where it is not terminal, time ran out
@@ -49,12 +47,20 @@ def read_hdf5(path: Path, action_space: SpaceRequest | None = None) -> RawLog:
         return read_flat(found, read_description(file.text(DESCRIPTION)), str(path), action_space)
 
 
-def sliced_hdf5(file: CheckedFile, name: str) -> SlicedFile:
-    """The arrays of an open flat file, to be read by slices. Raises DataError."""
-    if is_d3rlpy_dump(file.raw) or "episode_0" in file.raw:
-        raise DataError(f"{name} is kept episode by episode, which cannot be read lazily; {LAZY_REMEDY}")
-    arrays = file.slices([key for key in KNOWN_KEYS if key in file])
-    return SlicedFile(name, arrays, read_description(file.text(DESCRIPTION)), "episode_terminals" in file)
+@contextlib.contextmanager
+def open_sliced(path: Path, name: str) -> Iterator[CheckedFile]:
+    """Open a flat file without reading its rows; ``name`` is what errors call it. Raises DataError."""
+    if file_kind(path, name) != "HDF5":
+        raise DataError(f"{name} is no HDF5 file, which lazy reading needs; {LAZY_REMEDY}")
+    with contextlib.ExitStack() as opened:
+        with reading(name, "HDF5"):
+            file = opened.enter_context(open_hdf5(path))
+        yield file
+
+
+def is_episodic(file: Any) -> bool:
+    """Whether an open h5py.File keeps its rows episode by episode, as d3rlpy and Minari do."""
+    return is_d3rlpy_dump(file) or "episode_0" in file
 
 
 def is_d3rlpy_dump(file: Any) -> bool:
@@ -62,27 +68,18 @@ def is_d3rlpy_dump(file: Any) -> bool:
     return "columns" in file and "num_episodes" in file
 
 
-def write_hdf5(log: Transitions, path: Path, force: bool = False, compress: bool = True) -> None:
+def write_hdf5(log: Transitions, path: Path, force: bool = False) -> None:
     """Write the flat layout, whole or not at all; checksums guard every block. Raises DataError."""
-    filters = {"compression": "gzip", "compression_opts": 4, "shuffle": True} if compress else {}
+    filters = {"compression": "gzip", "compression_opts": 4, "shuffle": True, "fletcher32": True}
     with atomic_file(path, force) as temporary, new_hdf5(temporary) as file:
         for key, array in flat_arrays(log).items():
             rows = max(1, _CHUNK_BYTES // max(1, array[:1].nbytes))
             chunks = (min(len(array), rows), *array.shape[1:])
-            file.create_dataset(key, data=array, chunks=chunks, fletcher32=True, **filters)
+            file.create_dataset(key, data=array, chunks=chunks, **filters)
         write_text(file, DESCRIPTION, describe_log(log))
 
 
-@contextlib.contextmanager
-def disk_faults() -> Iterator[None]:
-    """HDF5 tells of a full disk by RuntimeErrors in its own words; as an OSError others understand it."""
-    try:
-        yield
-    except RuntimeError as error:
-        raise OSError(errno.EIO, f"HDF5: {' '.join(str(error).split())}") from error
-
-
-class KeptErrors(io.FileIO):
+class _KeptErrors(io.FileIO):
     """A new file for HDF5; ``check`` raises the first OSError that writing to it met."""
 
     def __init__(self, path: Path) -> None:
@@ -96,8 +93,7 @@ class KeptErrors(io.FileIO):
 
     def write(self, content: Any) -> int:
         """All of it, or nothing where something was lost before."""
-        view = memoryview(content).cast("B")
-        done = 0
+        view, done = memoryview(content).cast("B"), 0
         while done < len(view) and self._error is None:
             with self._keeping():
                 done += super().write(view[done:]) or 0
@@ -105,8 +101,7 @@ class KeptErrors(io.FileIO):
 
     def readinto(self, buffer: Any) -> int:
         """What was written there; zeros where that was lost."""
-        view = memoryview(buffer).cast("B")
-        done = 0
+        view, done = memoryview(buffer).cast("B"), 0
         with self._keeping():
             while done < len(view) and (count := super().readinto(view[done:])):
                 done += count
@@ -137,8 +132,17 @@ def new_hdf5(path: Path) -> Iterator[Any]:
     """A new h5py.File, whole at the end. Raises OSError where the disk does not take it."""
     import h5py
 
-    with contextlib.closing(KeptErrors(path)) as output:
+    with contextlib.closing(_KeptErrors(path)) as output:
         with h5py.File(output, "w", libver="v108") as file:
             yield file
         output.check()
     output.check()
+
+
+@contextlib.contextmanager
+def disk_faults() -> Iterator[None]:
+    """HDF5 tells of what is lost by RuntimeErrors in its own words; as an OSError others understand it."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise OSError(errno.EIO, f"HDF5: {' '.join(str(error).split())}") from error

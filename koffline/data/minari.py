@@ -2,35 +2,37 @@
 
 An episode of T steps has T + 1 observations, so the step cut by a time limit keeps its next observation.
 A dataset is a folder with ``data/metadata.json`` and the episodes beside it (``data/main_data.hdf5``).
+Gymnasium and Minari are imported where they are needed: most logs are not theirs.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import math
 import re
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from koffline.data.columns import as_array
 from koffline.data.episodes import EpisodeArrays, join_episodes
 from koffline.data.raw import FileDescription, RawLog, cut_episodes, describe_log, raw_log, read_description
-from koffline.data.spaces import SpaceRequest
+from koffline.data.spaces import ActionSpace, Continuous, Discrete, SpaceRequest
 from koffline.data.transitions import Metadata, Transitions
 from koffline.errors import DataError
 from koffline.store.files import atomic_folder, reading
 from koffline.untrusted.hdf5 import open_hdf5
-from koffline.untrusted.limits import Tally, check_column_files, check_inside, read_json
-
-if TYPE_CHECKING:
-    from koffline.data.minari_spaces import StoredSpaces
+from koffline.untrusted.limits import Refused, check_column_files, check_inside, parse_json, read_json
 
 _METADATA = "metadata.json"
 # Our key in metadata.json, and in the infos of episodes.
 _DESCRIPTION = "koffline"
 _INFO_COLUMNS = ("behavior_log_probabilities", "weights")
+# Numbers in one observation or action: a thousand times a picture of Atari.
+LARGEST_BOX = 2**24
 
 
 def data_folder(folder: Path) -> Path | None:
@@ -43,8 +45,6 @@ def data_folder(folder: Path) -> Path | None:
 
 def read_minari(folder: Path, source: str, action_space: SpaceRequest | None = None) -> RawLog:
     """Read a dataset from its folder. Raises DataError."""
-    from koffline.data.minari_spaces import declared_space, stored_spaces
-
     data = data_folder(folder)
     if data is None:
         raise DataError(f"{source} holds no Minari dataset (no {_METADATA}); give the folder of a dataset")
@@ -52,18 +52,19 @@ def read_minari(folder: Path, source: str, action_space: SpaceRequest | None = N
         described_by = read_json(data / _METADATA)
         if not isinstance(described_by, dict) or "data_format" not in described_by:
             raise DataError(f"{source} holds no Minari dataset ({_METADATA} names no data_format)")
-        spaces = stored_spaces(described_by, data, source)
-        storage = _storage(described_by, data, spaces, source)
-        pictures = Tally() if _has_jpeg(described_by) else None
+        seen, acted = (
+            _stored_space(described_by, f"{part}_space", source) for part in ("observation", "action")
+        )
+        storage = _storage(described_by, data, (seen, acted), source)
         stored = storage.get_episodes(range(int(described_by.get("total_episodes", 0))))
-        columns, notes = join_episodes([_episode(e, spaces, source, pictures) for e in stored], source)
+        columns, notes = join_episodes([_episode(each, seen, acted, source) for each in stored], source)
         ours = described_by.get(_DESCRIPTION)
         described = read_description(ours if isinstance(ours, str) else None)
         if described is None:
-            described = FileDescription(declared_space(spaces), metadata=_metadata_of(described_by))
+            described = FileDescription(_declared(acted), metadata=_metadata_of(described_by))
         if not described.episodes:
             del columns["episode_ids"]
-        return raw_log(columns, described, action_space, source, [*spaces.notes, *notes])
+        return raw_log(columns, described, action_space, source, [*_notes(seen, acted), *notes])
 
 
 def write_minari(log: Transitions, folder: Path, identifier: str, force: bool = False) -> None:
@@ -71,22 +72,26 @@ def write_minari(log: Transitions, folder: Path, identifier: str, force: bool = 
 
     Log-probabilities and weights travel in the infos; images are kept as they are, without JPEG.
     """
+    from gymnasium import spaces
     from minari import __version__ as minari_version
     from minari.data_collector import EpisodeBuffer
     from minari.dataset.minari_storage import MinariStorage
-
-    from koffline.data.minari_spaces import minari_action_space, minari_observation_space
 
     # an id that Minari accepts: word characters and dashes, and a version at the end
     proper = re.sub(r"[^-\w/]+", "-", identifier).strip("-/") or "log"
     proper = proper if re.search(r"-v\d+$", proper) else f"{proper}-v0"
     ours = {"dataset_id": proper, "minari_version": minari_version, _DESCRIPTION: describe_log(log)}
     beside = {name: log.columns[name] for name in _INFO_COLUMNS if name in log.columns}
+    space, seen, acted = log.action_space, log.observations.dtype.type, log.actions.dtype.type
+    low, high = (0, 255) if seen == np.uint8 else (-np.inf, np.inf)
+    actions: Any = spaces.Discrete(space.n) if isinstance(space, Discrete) else None
+    if isinstance(space, Continuous):
+        actions = spaces.Box(np.asarray(space.low, acted), np.asarray(space.high, acted), (space.k,), acted)
     with atomic_folder(folder, force, replaceable=lambda path: data_folder(path) is not None) as temporary:
         storage = MinariStorage.new(
             temporary.resolve() / "data",  # Minari joins a relative path with itself
-            observation_space=minari_observation_space(log),
-            action_space=minari_action_space(log),
+            observation_space=spaces.Box(low, high, log.observation_shape, seen),
+            action_space=actions,
             jpeg_encoding=False,
         )
         storage.update_metadata(ours)
@@ -105,15 +110,44 @@ def write_minari(log: Transitions, folder: Path, identifier: str, force: bool = 
         )
 
 
-def _has_jpeg(described_by: dict[str, Any]) -> bool:
-    return bool(described_by.get("jpeg_encoding", True))
+def _stored_space(described_by: dict[str, Any], name: str, source: str) -> Any:
+    """A space in Minari's metadata: no environment is asked for it. Raises DataError."""
+    from minari.serialization import deserialize_space
+
+    stored = described_by.get(name)
+    if not isinstance(stored, str):
+        raise DataError(f"{source} stores no {name}; create it again with Minari 0.5 or newer")
+    try:
+        described = parse_json(stored)
+        _check_box_sizes(described)
+        return deserialize_space(described)
+    except Exception as error:  # Gymnasium's constructors refuse in many ways
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise DataError(f"{source} has an unreadable {name} ({reason}); create it again") from None
 
 
-def _storage(described_by: dict[str, Any], data: Path, spaces: StoredSpaces, source: str) -> Any:
-    """Minari's own reader of the episodes, given the spaces so that it asks no environment for them."""
+def _check_box_sizes(described: Any) -> None:
+    """Raise Refused for boxes that would fill the memory: Gymnasium makes arrays of their bounds at once."""
+    if isinstance(described, dict):
+        shape = described.get("shape", [])
+        if isinstance(shape, list) and math.prod(side for side in shape if side != 0) > LARGEST_BOX:
+            raise Refused(f"a box of shape {str(shape)[:60]}")
+        if "dtype" in described and np.dtype(str(described["dtype"])).kind not in "biuf":
+            raise Refused(f"dtype {str(described['dtype'])[:40]}")
+        described = list(described.values())
+    if isinstance(described, list):
+        for part in described:
+            _check_box_sizes(part)
+
+
+def _storage(described_by: dict[str, Any], data: Path, spaces: tuple[Any, Any], source: str) -> Any:
+    """Minari's own reader of the episodes, given the spaces so that it asks no environment for them.
+
+    Raises DataError for pictures in JPEG: Minari's decoder asks the imaging library to guess the format, and
+    some of the formats that it knows are programs.
+    """
     from minari.dataset._storages import get_minari_storage
-
-    from koffline.data.minari_spaces import without_images
+    from minari.dataset.minari_storage import is_image_space
 
     try:
         storage = get_minari_storage(described_by["data_format"])
@@ -123,37 +157,97 @@ def _storage(described_by: dict[str, Any], data: Path, spaces: StoredSpaces, sou
         ) from None
     except ImportError as error:
         raise DataError(f"{source}: {' '.join(str(error).split())}") from None
-    observation = spaces.observation
+    if described_by.get("jpeg_encoding", True) and any(
+        is_image_space(leaf) for _, leaf in _leaves(spaces[0])
+    ):
+        raise DataError(f"{source} holds pictures in JPEG; record it again with jpeg_encoding=False")
     if described_by["data_format"] == "hdf5":
         check_inside(data, data / "main_data.hdf5")
         with open_hdf5(data / "main_data.hdf5") as file:
             file.check_everything()
     else:
         check_column_files(data)
-        observation = without_images(observation) if _has_jpeg(described_by) else observation
-    return storage(data, observation, spaces.action, jpeg_encoding=False)
+    return storage(data, *spaces, jpeg_encoding=False)
 
 
-def _episode(
-    episode: dict[str, Any], spaces: StoredSpaces, source: str, pictures: Tally | None
-) -> EpisodeArrays:
-    from koffline.data.minari_spaces import decoded, flat_observations, plain_actions
+def _episode(episode: dict[str, Any], seen: Any, acted: Any, source: str) -> EpisodeArrays:
+    from gymnasium import spaces
 
     rewards, terminated, truncated = (
         as_array(name, episode[name]).reshape(-1) for name in ("rewards", "terminations", "truncations")
     )
-    observations, infos = episode["observations"], episode.get("infos") or {}
-    if pictures is not None:
-        observations = decoded(observations, spaces.observation, pictures)
+    actions, infos = as_array("actions", episode["actions"]), episode.get("infos") or {}
+    if isinstance(acted, spaces.Discrete):
+        actions = actions.reshape(-1) - int(acted.start)
+    elif actions.ndim > 2:
+        actions = actions.reshape(len(actions), math.prod(actions.shape[1:]))
     shown = [name for name in _INFO_COLUMNS if name in infos and np.shape(infos[name]) == rewards.shape]
     return EpisodeArrays(
-        flat_observations(observations, spaces.observation, source),
-        plain_actions(as_array("actions", episode["actions"]), spaces.action),
+        _flat_observations(episode["observations"], seen, source),
+        actions,
         rewards,
         terminated,
         truncated,
         {name: as_array(name, infos[name]) for name in shown},
     )
+
+
+def _leaves(space: Any, above: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any]]:
+    """The innermost spaces with the keys that lead to them, in the order in which Gymnasium flattens them."""
+    from gymnasium import spaces
+
+    if isinstance(space, (spaces.Dict, spaces.Tuple)):
+        parts = space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces)
+        for key, part in parts:
+            yield from _leaves(part, (*above, key))
+    else:
+        yield above, space
+
+
+def _flat_observations(values: Any, space: Any, source: str) -> np.ndarray:
+    """(T + 1, ...) of a Box as they are; Dict and Tuple of boxes flattened and joined as Gymnasium does.
+
+    Raises DataError for anything else inside.
+    """
+    from gymnasium import spaces
+
+    joined = []
+    for keys, leaf in _leaves(space):
+        if not isinstance(leaf, (spaces.Box, spaces.MultiBinary)) and (
+            keys or not isinstance(leaf, (spaces.Discrete, spaces.MultiDiscrete))
+        ):
+            name = f"observation part {'/'.join(map(str, keys))}" if keys else "the observation"
+            raise DataError(
+                f"{source}: {name} is {leaf}, no numbers in one array; flatten the observations before "
+                "recording (gymnasium.wrappers.FlattenObservation)"
+            )
+        part = values
+        for key in keys:
+            part = part[key]
+        array = as_array("/".join(map(str, keys)) or "observations", part)
+        joined.append(array.reshape(len(array), -1) if keys or array.ndim == 1 else array)
+    return np.concatenate(joined, axis=1) if len(joined) > 1 else joined[0]
+
+
+def _declared(space: Any) -> ActionSpace:
+    """Our declaration of the actions. Raises DataError for kinds we have no policy for."""
+    from gymnasium import spaces
+
+    if isinstance(space, spaces.Discrete):
+        return Discrete(int(space.n))
+    if isinstance(space, spaces.Box):
+        return Continuous(space.low.size, space.low.ravel(), space.high.ravel())
+    raise DataError(f"actions of {space} are not supported; record Discrete or Box actions")
+
+
+def _notes(seen: Any, acted: Any) -> Iterator[str]:
+    from gymnasium import spaces
+
+    if isinstance(seen, (spaces.Dict, spaces.Tuple)):
+        parts = ", ".join(f"{'/'.join(map(str, keys))} {box.shape}" for keys, box in _leaves(seen))
+        yield f"observations were flattened and joined in this order: {parts}"
+    if isinstance(acted, spaces.Discrete) and int(acted.start):
+        yield f"actions {acted.start}, {acted.start + 1}, … were counted from 0 instead"
 
 
 def _metadata_of(described_by: dict[str, Any]) -> Metadata:

@@ -12,25 +12,14 @@ from typing import Any
 import numpy as np
 
 from koffline.data import columns as checks
-from koffline.data.columns import as_array
 from koffline.data.episodes import last_rows
 from koffline.data.spaces import LARGEST_SPACE, ActionSpace, Bounds, Continuous, Discrete, SpaceRequest
 from koffline.data.transitions import Metadata, Transitions
 from koffline.errors import DataError
 from koffline.untrusted.limits import parse_json
 
-# Whole numbers that nobody declared are choices up to here, beyond where at least every tenth one occurs.
+# Whole numbers that nobody declared are choices up to here.
 _MOST_ASSUMED = 10_000
-_SPARSE = 10
-# As many different ones are enough to tell, whatever else there is.
-ENOUGH_DIFFERENT = LARGEST_SPACE // _SPARSE + 1
-
-
-def merge_different(before: np.ndarray | None, values: np.ndarray) -> np.ndarray:
-    """(D,) the different values seen so far; not continued where there are enough to settle a space."""
-    if before is None:
-        return np.unique(values)
-    return before if len(before) >= ENOUGH_DIFFERENT else np.union1d(before, values)
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,46 +35,33 @@ class RawLog:
         return Transitions(**self.columns, action_space=self.action_space, metadata=self.metadata)
 
 
-@dataclass(frozen=True, eq=False)
-class SettledActions:
-    """Actions in the shape their space asks for, and what was assumed on the way."""
-
-    actions: np.ndarray
-    space: ActionSpace
-    notes: tuple[str, ...] = ()
-
-
-def settle_actions(
-    actions: Any,
-    asked: SpaceRequest | None,
-    declared: ActionSpace | None,
-    source: str = "the log",
-    different: int | None = None,
-) -> SettledActions:
-    """Choose the space: the caller's, else the file's, else an assumption that is put on record.
-
-    Integers without a space are taken as Discrete(largest + 1), other numbers as unbounded Continuous(k).
-    ``source`` is what errors call the log, ``different`` how many actions differ where ``actions`` are only
-    some of them. Raises DataError where integers without a space cannot be choices.
-    (N, 1) actions of a discrete space become (N,), (N,) actions of a one-dimensional continuous space (N, 1).
-    """
-    actions = as_array("actions", actions)
-    asked = bounded(asked, actions.shape[1:])
-    notes: tuple[str, ...] = ()
-    if asked is not None and declared not in (None, asked):
-        notes = (f"action space {asked} as asked, the file declares {declared}",)
-    space = asked or declared
-    if space is None:
-        space = _assumed_space(actions, source, different)
-        remedy = "--discrete N" if isinstance(space, Discrete) else "--continuous LOW HIGH"
-        notes = (
-            f"the file declares no action space; assumed {space} from the actions ({remedy} declares it)",
-        )
+def shaped_actions(actions: Any, space: ActionSpace) -> np.ndarray:
+    """Actions in the shape their space asks for: (N,) in a discrete one, else (N, k)."""
+    actions = checks.as_array("actions", actions)
     if isinstance(space, Discrete) and actions.shape[1:] == (1,):
-        actions = actions.reshape(-1)
-    if isinstance(space, Continuous) and actions.ndim == 1 and space.k == 1:
-        actions = actions.reshape(-1, 1)
-    return SettledActions(actions, space, notes)
+        return actions.reshape(-1)
+    needs_side = isinstance(space, Continuous) and space.k == 1 and actions.ndim == 1
+    return actions.reshape(-1, 1) if needs_side else actions
+
+
+def settle_space(
+    actions: Any, asked: SpaceRequest | None, declared: ActionSpace | None, source: str
+) -> tuple[ActionSpace, tuple[str, ...]]:
+    """The caller's space, else the file's, else an assumption, and what there is to say of it.
+
+    actions: (N, ...) in memory or to be sliced. Integers without a space are taken as Discrete(largest + 1),
+    other numbers as unbounded Continuous(k). Raises DataError where integers cannot be choices.
+    """
+    asked = bounded(asked, actions.shape[1:])
+    if asked is not None:
+        differs = declared not in (None, asked)
+        return asked, (f"action space {asked} as asked, the file declares {declared}",) if differs else ()
+    if declared is not None:
+        return declared, ()
+    space = _assumed_space(actions, source)
+    remedy = "--discrete N" if isinstance(space, Discrete) else "--continuous LOW HIGH"
+    said = f"the file declares no action space; assumed {space} from the actions ({remedy} declares it)"
+    return space, (said,)
 
 
 def bounded(asked: SpaceRequest | None, shape: tuple[int, ...]) -> ActionSpace | None:
@@ -95,29 +71,22 @@ def bounded(asked: SpaceRequest | None, shape: tuple[int, ...]) -> ActionSpace |
     return Continuous(max(1, math.prod(shape)), asked.low, asked.high)
 
 
-def _assumed_space(actions: np.ndarray, source: str, different: int | None) -> ActionSpace:
+def _assumed_space(actions: Any, source: str) -> ActionSpace:
     if actions.dtype.kind == "f":
         return Continuous(max(1, math.prod(actions.shape[1:])))
     nothing = "the file declares no action space; declare"
     if actions.shape[1:] not in ((), (1,)):
-        raise DataError(
-            f"{source}: actions has shape {actions.shape} and dtype {actions.dtype}, and {nothing} one "
-            "(--continuous LOW HIGH)"
-        )
-    if actions.min(initial=0) < 0:
-        raise DataError(
-            f"{source}: actions are whole numbers from {actions.min()} up and {nothing} one "
-            "(--continuous LOW HIGH, or count discrete actions from 0)"
-        )
-    n = int(actions.max(initial=0)) + 1
-    if n > _MOST_ASSUMED:
-        different = len(np.unique(actions)) if different is None else different
-        if n > min(different * _SPARSE, LARGEST_SPACE):  # hardly the names of choices
-            choices = f"{n} choices (--discrete {n})" if n <= LARGEST_SPACE else "number choices 0, 1, 2, …"
-            raise DataError(
-                f"{source}: actions are whole numbers up to {n - 1}, {different} different ones, and "
-                f"{nothing} quantities (--continuous LOW HIGH), or {choices}"
-            )
+        said = f"{source}: actions has shape {actions.shape} and dtype {actions.dtype}"
+        raise DataError(f"{said}, and {nothing} one (--continuous LOW HIGH)")
+    least, greatest = checks.extremes(actions)
+    if least < 0:
+        remedy = "(--continuous LOW HIGH, or count discrete actions from 0)"
+        raise DataError(f"{source}: actions are whole numbers from {least} up and {nothing} one {remedy}")
+    n = int(greatest) + 1
+    if n > _MOST_ASSUMED:  # hardly the names of choices
+        choices = f"{n} choices (--discrete {n})" if n <= LARGEST_SPACE else "number choices 0, 1, 2, …"
+        said = f"{source}: actions are whole numbers up to {n - 1}, and {nothing}"
+        raise DataError(f"{said} quantities (--continuous LOW HIGH), or {choices}")
     return Discrete(n)
 
 
@@ -187,10 +156,8 @@ def read_description(text: str | bytes | None) -> FileDescription | None:
         return None
     try:
         described = parse_json(text)
-        if described["format"] != 1:
-            raise DataError(
-                f"the file has koffline format {described['format']}, known is 1; update koffline"
-            )
+        if (version := described["format"]) != 1:
+            raise DataError(f"the file has koffline format {version}, known is 1; update koffline")
         space = space_from_json(described["action_space"])
         return FileDescription(space, bool(described["episodes"]), metadata_from_json(described))
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
@@ -205,10 +172,11 @@ def raw_log(
     notes: Sequence[str] = (),
 ) -> RawLog:
     """What a reader has read, its actions settled; its notes come after those of the file."""
-    settled = settle_actions(columns["actions"], asked, described.action_space, source)
-    columns["actions"] = settled.actions
-    notes = (*described.metadata.notes, *notes, *settled.notes)
-    return RawLog(columns, settled.space, dataclasses.replace(described.metadata, source=source, notes=notes))
+    actions = checks.as_array("actions", columns["actions"])
+    space, settled = settle_space(actions, asked, described.action_space, source)
+    columns["actions"] = shaped_actions(actions, space)
+    notes = (*described.metadata.notes, *notes, *settled)
+    return RawLog(columns, space, dataclasses.replace(described.metadata, source=source, notes=notes))
 
 
 def cut_episodes(log: Transitions, target: str) -> Iterator[slice]:
@@ -226,10 +194,8 @@ def cut_episodes(log: Transitions, target: str) -> Iterator[slice]:
         differs = (log.next_observations[block] != below).reshape(len(below), -1).any(axis=1)
         broken = differs & ~is_last[block]
         if broken.any():
-            raise DataError(
-                f"{target} keeps one observation per step, but the next observation of row "
-                f"{block.start + int(np.argmax(broken))} is not the observation of the row below; write hdf5 "
-                "or npz"
-            )
+            row = block.start + int(np.argmax(broken))
+            said = f"the next observation of row {row} is not the observation of the row below"
+            raise DataError(f"{target} keeps one observation per step, but {said}; write hdf5 or npz")
     for start, end in zip(log.episode_starts.tolist(), log.episode_ends.tolist(), strict=True):
         yield slice(start, end + 1)

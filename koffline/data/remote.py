@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import glob
+import io
 import os
 import shutil
 import tempfile
@@ -72,14 +73,12 @@ def size(name: str) -> int:
 def read_bytes(name: str, limit: int) -> bytes:
     """At most ``limit`` bytes from the beginning of a file. Raises DataError."""
     limit = min(limit, size(name))  # a reader takes the memory it was asked to fill
-    with storage_faults(name), contextlib.ExitStack() as opened:
-        if is_url(name):
-            system, path = _opened(name)
-            file = opened.enter_context(system.open(path, "rb"))
-        else:
+    with storage_faults(name):
+        if not is_url(name):
             check_regular(Path(name))
-            file = opened.enter_context(open(name, "rb"))
-        content: bytes = file.read(limit)
+        system, path = _opened(name) if is_url(name) else (io, name)
+        with system.open(path, "rb") as file:
+            content: bytes = file.read(limit)
         return content
 
 
@@ -109,29 +108,15 @@ def temporary_folder() -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def upload(path: Path, name: str) -> None:
-    """Copy a file of this machine to a URL. Raises DataError."""
-    with storage(name, "written") as (system, target):
-        system.makedirs(system._parent(target), exist_ok=True)
-        with path.open("rb") as source, system.open(target, "wb") as file:
-            shutil.copyfileobj(source, file, _COPIED_AT_ONCE)
-
-
-def remove(name: str) -> None:
-    """Remove a file at a URL. Raises DataError."""
-    with storage(name, "removed") as (system, path):
-        system.rm_file(path)
-
-
 @contextlib.contextmanager
-def storage(name: str, done: str = "read") -> Iterator[tuple[Any, str]]:
+def storage(name: str) -> Iterator[tuple[Any, str]]:
     """The file system of a URL, and the path in it; its faults as DataErrors."""
-    with storage_faults(name, done):
+    with storage_faults(name):
         yield _opened(name)
 
 
 @contextlib.contextmanager
-def storage_faults(name: str, done: str = "read") -> Iterator[None]:
+def storage_faults(name: str) -> Iterator[None]:
     """What a storage cannot do, as one DataError."""
     try:
         yield
@@ -139,11 +124,9 @@ def storage_faults(name: str, done: str = "read") -> Iterator[None]:
         raise
     except FileNotFoundError:
         raise DataError(f"{name} does not exist; check the path") from None
-    except PermissionError:
-        raise DataError(f"{name}: it may not be {done}; change its access rights") from None
     except Exception as error:  # every storage has errors of its own
         reason = " ".join(str(error).split()) or type(error).__name__
-        raise DataError(f"{name} cannot be {done} ({reason}); check the address and the network") from None
+        raise DataError(f"{name} cannot be read ({reason}); check the address and the network") from None
 
 
 def _opened(name: str) -> tuple[Any, str]:
@@ -151,8 +134,7 @@ def _opened(name: str) -> tuple[Any, str]:
 
     try:
         system, path = fsspec.core.url_to_fs(name)
-    except ImportError as error:
-        raise DataError(f"{name} needs another package ({error}); install it") from None
-    except ValueError as error:
-        raise DataError(f"{name} is no address that fsspec knows ({error}); check it") from None
+    except (ImportError, ValueError) as error:
+        said = f"{name} is no address that fsspec knows, or needs another package"
+        raise DataError(f"{said} ({error}); check it or install that") from None
     return system, path

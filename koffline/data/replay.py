@@ -19,12 +19,11 @@ from koffline.data.replay_views import (
     WINDOW_ROWS,
     EpisodeView,
     LazySequence,
-    RowWindow,
     WindowPicker,
     dataset_info_of,
     stock_episode,
     transition_at,
-)
+)  # fmt: skip
 from koffline.data.spaces import Continuous, Discrete
 from koffline.data.statistics import LogStatistics
 from koffline.data.transitions import Metadata, Transitions
@@ -103,18 +102,18 @@ class ColumnarReplayBuffer(_dataset.ReplayBufferBase):
             next_actions=next_actions,
             terminals=_gather(log.terminated, rows).reshape(-1, 1),
             intervals=self._ones,
-            transitions=LazySequence(batch_size, lambda i: self._transition_with_rewards_to_go(int(rows[i]))),
+            transitions=LazySequence(batch_size, lambda i: self._transition(int(rows[i]), to_go=True)),
         )
 
     def sample_transition(self) -> Any:
         """One row."""
-        row = int(self._draw(1)[0])
-        return transition_at(self._log, row, self._end_of_episode(row))
+        return self._transition(int(self._draw(1)[0]))
 
     def sample_trajectory(self, length: int) -> Any:
         """``length`` steps up to a row drawn at random, padded in front where the episode is shorter."""
-        episode, step = self.locate(int(self._draw(1)[0]))
-        return self.trajectory_slicer(episode, step, length)
+        row = int(self._draw(1)[0])
+        step = row if self._log.steps is None else int(self._log.steps[row])
+        return self.trajectory_slicer(self._episode(row - step), step, length)
 
     def sample_trajectory_batch(self, batch_size: int, length: int) -> Any:
         """``batch_size`` such trajectories."""
@@ -122,23 +121,13 @@ class ColumnarReplayBuffer(_dataset.ReplayBufferBase):
             [self.sample_trajectory(length) for _ in range(batch_size)]
         )
 
-    def locate(self, row: int) -> tuple[Any, int]:
-        """The episode (or window) that holds a row, and the row's place in it."""
-        if not self._log.has_episodes:
-            return self.episodes[row // WINDOW_ROWS], row % WINDOW_ROWS
-        step = int(np.asarray(self._log.steps)[row])
-        return self._episode(row - step), step
-
     @cached_property
     def episodes(self) -> Sequence[Any]:
         """Episodes as d3rlpy sees them, made when asked for."""
-        log = self._log
-        if log.has_episodes:
-            return LazySequence(log.n_episodes, lambda i: self._episode(int(log.episode_starts[i])))
-        return LazySequence(
-            -(-len(log) // WINDOW_ROWS),
-            lambda i: RowWindow(log, slice(i * WINDOW_ROWS, min((i + 1) * WINDOW_ROWS, len(log)))),
-        )
+        if self._log.has_episodes:
+            starts = self._log.episode_starts
+            return LazySequence(len(starts), lambda i: self._episode(int(starts[i])))
+        return LazySequence(-(-len(self._log) // WINDOW_ROWS), lambda i: self._episode(i * WINDOW_ROWS))
 
     @cached_property
     def dataset_info(self) -> Any:
@@ -166,8 +155,8 @@ class ColumnarReplayBuffer(_dataset.ReplayBufferBase):
 
     @property
     def buffer(self) -> Any:
-        """The rows by number, as d3rlpy's BufferProtocol."""
-        return _RowBuffer(self)
+        """What d3rlpy asks of its BufferProtocol: the episodes, and nothing to add to them."""
+        return self
 
     def dump(self, f: BinaryIO) -> None:
         """Write a dump that ``ReplayBuffer.load`` reads."""
@@ -184,18 +173,18 @@ class ColumnarReplayBuffer(_dataset.ReplayBufferBase):
         return np.minimum(drawn, len(self._log) - 1)
 
     def _end_of_episode(self, row: int) -> int:
-        if not self._log.has_episodes:
-            return row + 1
         position = np.searchsorted(self._log.episode_starts, row, side="right") - 1
         return int(self._log.episode_ends[position]) + 1
 
     def _episode(self, start: int) -> EpisodeView:
-        return EpisodeView(self._log, slice(start, self._end_of_episode(start)))
+        is_window = not self._log.has_episodes
+        end = min(start + WINDOW_ROWS, len(self._log)) if is_window else self._end_of_episode(start)
+        return EpisodeView(self._log, slice(start, end))
 
-    def _transition_with_rewards_to_go(self, row: int) -> Any:
-        if not self._log.has_episodes:
+    def _transition(self, row: int, to_go: bool = False) -> Any:
+        if to_go and not self._log.has_episodes:
             raise DataError("returns-to-go need episodes, this log has none; use another algorithm")
-        return transition_at(self._log, row, self._end_of_episode(row))
+        return transition_at(self._log, row, self._end_of_episode(row) if self._log.has_episodes else row + 1)
 
 
 class LazyReplayBuffer(ColumnarReplayBuffer):
@@ -233,16 +222,6 @@ class LazyReplayBuffer(ColumnarReplayBuffer):
     def transition_count(self) -> int:
         """Number of rows that are drawn from."""
         return self.statistics.rows
-
-
-class _RowBuffer(LazySequence):
-    """d3rlpy's BufferProtocol over a columnar buffer: the episode of each row, and its place in it."""
-
-    def __init__(self, buffer: ColumnarReplayBuffer) -> None:
-        super().__init__(buffer.transition_count, buffer.locate)
-        self.episodes, self.transition_count = buffer.episodes, buffer.transition_count
-
-    append = _refuse_growth
 
 
 def to_d3rlpy(transitions: Transitions) -> Any:

@@ -2,47 +2,38 @@
 
 from __future__ import annotations
 
-import codecs
-import contextlib
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, overload
+from typing import TYPE_CHECKING, Literal, TypeAlias, overload
 
 from koffline.data import remote
 from koffline.data.d3rlpy_dump import read_d3rlpy_dump, write_d3rlpy_dump
-from koffline.data.disk.log import LazyTransitions
-from koffline.data.disk.opening import open_lazy
-from koffline.data.disk.shards import is_shard_folder
+from koffline.data.disk.log import LazyTransitions, in_whole_units
+from koffline.data.disk.opening import is_shard_folder, open_lazy
 from koffline.data.disk.writer import ShardWriter
 from koffline.data.flat import file_kind, read_npz, write_npz
 from koffline.data.hdf5 import is_d3rlpy_dump, read_hdf5, write_hdf5
 from koffline.data.minari import data_folder, read_minari, write_minari
-from koffline.data.raw import RawLog, settle_actions
-from koffline.data.row_block import in_whole_units
+from koffline.data.raw import RawLog, settle_space, shaped_actions
 from koffline.data.spaces import SpaceRequest
 from koffline.data.transitions import Transitions
 from koffline.errors import DataError
-from koffline.store.files import MINARI, check_target, minari_folder, reading
+from koffline.store.files import MINARI, minari_folder, reading
 from koffline.store.targets import check_apart
 
 if TYPE_CHECKING:
     from koffline.data.table.mapping import MappingRequest
 
 Location = str | os.PathLike[str]
+_Space: TypeAlias = SpaceRequest | None
+_Mapping: TypeAlias = "MappingRequest | None"
 LogSource = Location | Transitions | LazyTransitions | Sequence[Location]
-SUFFIXES = {
-    ".hdf5": "hdf5",
-    ".h5": "hdf5",
-    ".npz": "npz",
-    ".parquet": "parquet",
-    ".arrow": "arrow",
-    ".feather": "arrow",
-    ".csv": "csv",
-}
 _WRITERS = {"hdf5": write_hdf5, "npz": write_npz, "d3rlpy": write_d3rlpy_dump}
 FORMATS = ("hdf5", "minari", "npz", "d3rlpy", "parquet", "arrow", "csv")
+SUFFIXES = {f".{name}": name for name in ("hdf5", "npz", "parquet", "arrow", "csv")}
+SUFFIXES |= {".h5": "hdf5", ".feather": "arrow"}
 _READABLE = (
     "give a koffline, D4RL or d3rlpy HDF5 file, an NPZ archive, a Parquet, Arrow or CSV table, a folder of "
     "shards, a Minari folder or minari:<id>"
@@ -51,26 +42,14 @@ _READABLE = (
 
 @overload
 def open_transitions(
-    source: LogSource,
-    action_space: SpaceRequest | None = None,
-    *,
-    lazy: Literal[False] = False,
-    mapping: MappingRequest | None = None,
+    source: LogSource, action_space: _Space = None, *, lazy: Literal[False] = False, mapping: _Mapping = None
 ) -> Transitions: ...
 @overload
 def open_transitions(
-    source: LogSource,
-    action_space: SpaceRequest | None = None,
-    *,
-    lazy: Literal[True],
-    mapping: MappingRequest | None = None,
+    source: LogSource, action_space: _Space = None, *, lazy: Literal[True], mapping: _Mapping = None
 ) -> LazyTransitions: ...
 def open_transitions(
-    source: LogSource,
-    action_space: SpaceRequest | None = None,
-    *,
-    lazy: bool = False,
-    mapping: MappingRequest | None = None,
+    source: LogSource, action_space: _Space = None, *, lazy: bool = False, mapping: _Mapping = None
 ) -> Transitions | LazyTransitions:
     """Read a log: a file, a folder or ``minari:<id>``, recognised by its content and not by its name.
 
@@ -81,17 +60,15 @@ def open_transitions(
     table are. Raises DataError in one line.
     """
     if lazy and mapping is not None:
-        raise DataError(
-            "a table is read into memory; make shards of it with `koffline data convert … --shard-rows N` "
-            "and open those lazily"
-        )
+        remedy = "make shards of it with `koffline data convert … --shard-rows N` and open those lazily"
+        raise DataError(f"a table is read into memory; {remedy}")
     if isinstance(source, Transitions):
         if lazy or mapping is not None:
             raise DataError("the log is in memory already; give its path (a mapping is for tables)")
         if action_space is None:
             return source
-        settled = settle_actions(source.actions, action_space, None)
-        return source.replace(actions=settled.actions, action_space=settled.space)
+        space, _ = settle_space(source.actions, action_space, None, "the log")
+        return source.replace(actions=shaped_actions(source.actions, space), action_space=space)
     if isinstance(source, LazyTransitions):
         declared = source.declared_anew(action_space)
         return declared if lazy else declared.load()
@@ -106,9 +83,7 @@ def open_transitions(
     return log.with_metadata(replace(metadata, sha256=log.sha256))
 
 
-def open_raw(
-    source: Location, action_space: SpaceRequest | None = None, mapping: MappingRequest | None = None
-) -> RawLog:
+def open_raw(source: Location, action_space: _Space = None, mapping: _Mapping = None) -> RawLog:
     """The same with values unchecked, for looking at everything that is wrong. Raises DataError."""
     from koffline.data.table.files import is_table_source
     from koffline.data.table.reading import read_table
@@ -151,37 +126,27 @@ def _open_file(path: Path, action_space: SpaceRequest | None) -> RawLog:
         head = remote.read_bytes(str(path), 4096)
         raise DataError(f"{path} is {_guess(head)}, whatever its name says; {_READABLE}")
     with reading(path, kind), h5py.File(path, "r") as opened:
-        dump, episodes = is_d3rlpy_dump(opened), "episode_0" in opened
-    if dump:
+        is_dump, is_minari = is_d3rlpy_dump(opened), "episode_0" in opened
+    if is_dump:
         return read_d3rlpy_dump(path, action_space)
-    if episodes and data_folder(path.parent) == path.parent:  # Minari's main_data.hdf5 itself
+    if is_minari and data_folder(path.parent) == path.parent:  # Minari's main_data.hdf5 itself
         return read_minari(path.parent, str(path), action_space)
     return read_hdf5(path, action_space)
 
 
 def _guess(head: bytes) -> str:
-    if head.startswith(b"\x80"):
-        return "a Python pickle, which koffline never opens"
-    if head.startswith(b"\x1f\x8b"):
-        return "a gzip file"
-    with contextlib.suppress(UnicodeDecodeError):
-        codecs.getincrementaldecoder("utf-8")().decode(head)  # a character may be cut at the end
-        return "no data file koffline knows" if b"\0" in head else "a text file"
-    return "no data file koffline knows"
-
-
-@dataclass(frozen=True)
-class Written:
-    """Where a log went, and in which format."""
-
-    target: str
-    format: str
+    """What a file of another kind may be, by its first bytes."""
+    known = {b"\x80": "a Python pickle, which koffline never opens", b"\x1f\x8b": "a gzip file"}
+    for mark, said in known.items():
+        if head.startswith(mark):
+            return said
+    return "a text file" if head.isascii() and b"\0" not in head else "no data file koffline knows"
 
 
 def write_transitions(
     transitions: Transitions, target: Location, format: str | None = None, force: bool = False
-) -> Written:
-    """Write a log as ``hdf5``, ``minari``, ``npz``, ``d3rlpy`` or a table, whole or not at all.
+) -> str:
+    """Write a log as ``hdf5``, ``minari``, ``npz``, ``d3rlpy`` or a table, whole or not at all: the format.
 
     Without ``format``: ``minari:<id>`` is Minari, .hdf5 and .h5 our HDF5, .npz NPZ, .parquet Parquet, .arrow
     and .feather Arrow, .csv CSV (which keeps the rows but no action space and no metadata). Minari takes a
@@ -191,18 +156,18 @@ def write_transitions(
 
     name = os.fspath(target)
     chosen = target_format(name, format)
-    if name.startswith(MINARI):
-        identifier = name.removeprefix(MINARI)
-        folder = minari_folder(identifier)
-        folder.parent.mkdir(parents=True, exist_ok=True)
+    if chosen == "minari":
+        identifier, folder = Path(name).name, Path(name)
+        if name.startswith(MINARI):
+            identifier = name.removeprefix(MINARI)
+            folder = minari_folder(identifier)
+            folder.parent.mkdir(parents=True, exist_ok=True)
         write_minari(transitions, folder, identifier, force)
-    elif chosen == "minari":
-        write_minari(transitions, Path(name), Path(name).name, force)
     elif chosen in _WRITERS:
         _WRITERS[chosen](transitions, Path(name), force)
     else:
         write_table(transitions, Path(name), chosen, force)
-    return Written(name, chosen)
+    return chosen
 
 
 def target_format(target: str, asked: str | None) -> str:
@@ -222,8 +187,8 @@ def convert_to_shards(
     target: Location,
     shard_rows: int,
     force: bool = False,
-    action_space: SpaceRequest | None = None,
-    mapping: MappingRequest | None = None,
+    action_space: _Space = None,
+    mapping: _Mapping = None,
 ) -> LazyTransitions:
     """Write ``source`` as a folder of shards and open it: block by block where it can be read so.
 
@@ -233,8 +198,6 @@ def convert_to_shards(
     from koffline.data.table.reading import TableStream
 
     check_apart([os.fspath(source)], os.fspath(target))
-    if not remote.is_url(os.fspath(target)):
-        check_target(Path(target), force)
     with ShardWriter(target, shard_rows, force) as writer:
         if mapping is not None or is_table_source(os.fspath(source)):
             # whatever the order of the table; what was done to the rows is known at the end
@@ -256,4 +219,4 @@ def _append(writer: ShardWriter, source: Location, action_space: SpaceRequest | 
     writer.metadata = log.metadata
     for shard in range(len(log.shards)):
         for block in in_whole_units(log.shard_blocks(shard)):
-            writer.append_block(block, log.action_space)
+            writer.append(block)

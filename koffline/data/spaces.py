@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import operator
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,11 +48,8 @@ class Continuous:
                 raise DataError(f"action bound {i} has low {lower:g} above high {upper:g}; swap them")
 
     def __str__(self) -> str:
-        if len(set(self.low)) == len(set(self.high)) == 1:
-            bounds = f"{self.low[0]:g} … {self.high[0]:g}"
-        else:
-            bounds = ", ".join(f"{a:g} … {b:g}" for a, b in zip(self.low, self.high, strict=True))
-        return f"Continuous({self.k}, {bounds})"
+        bounds = [f"{low:g} … {high:g}" for low, high in zip(self.low, self.high, strict=True)]
+        return f"Continuous({self.k}, {', '.join(bounds if len(set(bounds)) > 1 else bounds[:1])})"
 
 
 @dataclass(frozen=True)
@@ -70,24 +66,18 @@ SpaceRequest = Discrete | Continuous | Bounds
 
 
 def _positive_int(name: str, value: object) -> int:
-    try:
-        number = operator.index(value)  # type: ignore[arg-type]
-    except TypeError:
-        number = 0
-    if isinstance(value, bool) or number < 1:
-        raise DataError(f"{name} is {value!r}; give an integer of at least 1")
-    if number > LARGEST_SPACE:
-        raise DataError(
-            f"{name} is {number:.3g}, more than {LARGEST_SPACE}; number the actions 0, 1, 2, … without gaps"
-        )
-    return number
+    is_integer = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+    if not is_integer or not 1 <= value <= LARGEST_SPACE:  # type: ignore[operator]
+        shown = f"{value!r}"[:40]
+        raise DataError(f"{name} is {shown}; give an integer from 1 to {LARGEST_SPACE}, actions without gaps")
+    return int(value)  # type: ignore[call-overload]
 
 
 def _bounds(name: str, value: object, k: int) -> tuple[float, ...]:
     try:
         given = np.asarray(value, dtype=np.float64)
     except (TypeError, ValueError):
-        raise DataError(f"Continuous({name}=…) is {value!r}; give a number or {k} numbers") from None
+        given = np.array(np.nan)
     if given.shape not in ((), (1,), (k,)) or np.isnan(given).any():
         raise DataError(f"Continuous({name}=…) is {value!r}; give a number or {k} numbers, none of them NaN")
-    return tuple(float(bound) for bound in np.broadcast_to(given, (k,)))
+    return tuple(np.broadcast_to(given, (k,)).tolist())

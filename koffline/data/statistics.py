@@ -9,36 +9,12 @@ import numpy as np
 
 from koffline.data import columns as checks
 from koffline.data.disk.samples import Part
-from koffline.data.row_block import RowBlock
 from koffline.data.transitions import Transitions
 from koffline.errors import DataError
 
 if TYPE_CHECKING:
     from koffline.data.disk.log import LazyTransitions
     from koffline.jobs import PassSettings
-
-
-# float64 is a whole number of 53 bits times 2^(e − 53), with e at least −1073; all are whole at this scale.
-_MANTISSA_BITS, _HALF_BITS, SCALE_BITS = 53, 27, 1126
-# So many halves of a mantissa add up exactly in float64, which bincount counts in.
-_MOST_ROWS = 2**25
-
-
-def exact_sum(column: np.ndarray) -> int:
-    """Σ x · 2^1126 of finite numbers as a whole number: mantissas are added up by exponent, in two halves."""
-    total = 0
-    for start in range(0, len(column), _MOST_ROWS):
-        part = np.asarray(column[start : start + _MOST_ROWS], dtype=np.float64)
-        fractions, exponents = np.frexp(part)
-        mantissas = np.ldexp(fractions, _MANTISSA_BITS).astype(np.int64)
-        lowest = int(exponents.min(initial=0))
-        halves = (mantissas >> _HALF_BITS, _HALF_BITS), (mantissas & (2**_HALF_BITS - 1), 0)
-        for half, shift in halves:
-            sums = np.bincount(exponents - lowest, weights=half)
-            for place in np.flatnonzero(sums):
-                power = lowest + int(place) - _MANTISSA_BITS + SCALE_BITS + shift
-                total += int(sums[place]) << power
-    return total
 
 
 class Tally:
@@ -49,7 +25,7 @@ class Tally:
         for name, value in vars(other).items():
             if isinstance(value, Tally):
                 getattr(self, name).merge(value)
-            elif value is not None:
+            elif isinstance(value, (int, np.ndarray)):
                 setattr(self, name, getattr(self, name) + value)
 
 
@@ -62,44 +38,75 @@ class Spread:
     max: float
 
 
-class Spreads(Tally):
-    """Least, mean and greatest of k columns of numbers; the means are rounded once, at the end."""
+class ColumnStatistics(Tally):
+    """Mean, standard deviation (of the population), least and greatest of the rows (B, ...) of a column.
 
-    def __init__(self, columns: int) -> None:
+    Means and deviations are of the numbers as ``dtype``; float32 is what d3rlpy sees.
+    (Chan, Golub and LeVeque 1979, the pairwise update)
+    """
+
+    def __init__(self, shape: tuple[int, ...], dtype: type[np.floating] = np.float32) -> None:
+        self._dtype = dtype
         self.count = 0
-        self.low, self.high = np.full(columns, np.inf), np.full(columns, -np.inf)
-        self._sums = [0] * columns
+        self.mean, self._squares = np.zeros(shape), np.zeros(shape)
+        self.minimum, self.maximum = np.full(shape, np.inf), np.full(shape, -np.inf)
+
+    @classmethod
+    def of(cls, column: np.ndarray) -> ColumnStatistics:
+        """Of a column in memory."""
+        found = cls(column.shape[1:])
+        for rows in checks.blocks(len(column)):
+            found.add(column[rows])
+        return found
+
+    @property
+    def deviation(self) -> np.ndarray:
+        """Of all rows so far, of which there are some."""
+        return np.asarray(np.sqrt(self._squares / self.count))
+
+    def spreads(self) -> tuple[Spread, ...]:
+        """Of each number of a row."""
+        return tuple(
+            map(Spread, *(each.ravel().tolist() for each in (self.minimum, self.mean, self.maximum)))
+        )
 
     def add(self, values: np.ndarray) -> None:
-        """Rows (B, k)."""
+        """Rows (B, ...)."""
         if len(values):
-            block = Spreads(0)
-            block.count, block.low, block.high = len(values), values.min(axis=0), values.max(axis=0)
-            block._sums = [exact_sum(column) for column in values.T]
+            seen = np.asarray(values, dtype=self._dtype)
+            block = ColumnStatistics(values.shape[1:])
+            block.count = len(values)
+            block.mean = seen.mean(axis=0, dtype=np.float64)
+            with np.errstate(over="ignore"):
+                block._squares = np.square(seen - block.mean).sum(axis=0, dtype=np.float64)
+            block.minimum, block.maximum = values.min(axis=0), values.max(axis=0)
             self.merge(block)
 
     def merge(self, other: Any) -> None:
         """Add other rows."""
-        self.count += other.count
-        self.low, self.high = np.minimum(self.low, other.low), np.maximum(self.high, other.high)
-        self._sums = [a + b for a, b in zip(self._sums, other._sums, strict=True)]
-
-    def spreads(self) -> tuple[Spread, ...]:
-        """(k). Raises OverflowError for a sum above the largest float."""
-        means = [total / (1 << SCALE_BITS) / self.count for total in self._sums]
-        return tuple(map(Spread, self.low.tolist(), means, self.high.tolist()))
+        count = self.count + other.count
+        if not other.count:
+            return
+        apart = other.mean - self.mean
+        self.mean = self.mean + apart * (other.count / count)
+        with np.errstate(over="ignore"):
+            more = apart**2 * (self.count * other.count / count)
+        self._squares = self._squares + other._squares + more
+        self.minimum = np.minimum(self.minimum, other.minimum)
+        self.maximum = np.maximum(self.maximum, other.maximum)
+        self.count = count
 
 
 class EpisodeTally(Tally):
     """Episodes of one shard after another: returns, lengths, and how they end."""
 
     def __init__(self) -> None:
-        self.returns, self.lengths, self.cuts = Spreads(1), Spreads(1), Spreads(1)
+        self.returns, self.lengths, self.cuts = (ColumnStatistics((), np.float64) for _ in range(3))
         self.unfinished = 0
         # of the episode that goes on in the next block: return and length so far, flags of its last row
         self._open: tuple[float, int, bool, bool] | None = None
 
-    def add(self, block: RowBlock) -> None:
+    def add(self, block: Transitions) -> None:
         """The next rows of a shard."""
         assert block.steps is not None, "called for logs with episodes"
         begins = block.steps == 0
@@ -127,65 +134,16 @@ class EpisodeTally(Tally):
     @property
     def time_limit(self) -> int | None:
         """The length that all cut episodes share and none exceeds."""
-        shared = self.cuts.low[0] == self.cuts.high[0] == self.lengths.high[0]
-        return int(self.cuts.high[0]) if shared else None
+        shared = self.cuts.minimum == self.cuts.maximum == self.lengths.maximum
+        return int(self.cuts.maximum) if shared else None
 
     def _take(
         self, returns: np.ndarray, lengths: np.ndarray, terminated: np.ndarray, truncated: np.ndarray
     ) -> None:
-        self.returns.add(returns[:, None])
-        self.lengths.add(lengths[:, None])
-        self.cuts.add(lengths[truncated & ~terminated, None])
+        self.returns.add(returns)
+        self.lengths.add(lengths)
+        self.cuts.add(lengths[truncated & ~terminated])
         self.unfinished += int(np.sum(~(terminated | truncated)))
-
-
-class ColumnStatistics(Tally):
-    """Mean, standard deviation (of the population), least and greatest of the rows (B, ...) of a column.
-
-    Means and deviations are of the numbers as float32, which is what d3rlpy sees.
-    (Chan, Golub and LeVeque 1979, the pairwise update)
-    """
-
-    def __init__(self, shape: tuple[int, ...]) -> None:
-        self.count = 0
-        self.mean, self._squares = np.zeros(shape), np.zeros(shape)
-        self.minimum, self.maximum = np.full(shape, np.inf), np.full(shape, -np.inf)
-
-    @classmethod
-    def of(cls, column: np.ndarray) -> ColumnStatistics:
-        """Of a column in memory."""
-        found = cls(column.shape[1:])
-        for rows in checks.blocks(len(column)):
-            found.add(column[rows])
-        return found
-
-    @property
-    def deviation(self) -> np.ndarray:
-        """Of all rows so far, of which there are some."""
-        return np.asarray(np.sqrt(self._squares / self.count))
-
-    def add(self, values: np.ndarray) -> None:
-        """Rows (B, ...)."""
-        if len(values):
-            seen = np.asarray(values, dtype=np.float32)
-            block = ColumnStatistics(values.shape[1:])
-            block.count = len(values)
-            block.mean = seen.mean(axis=0, dtype=np.float64)
-            block._squares = np.square(seen - block.mean).sum(axis=0, dtype=np.float64)
-            block.minimum, block.maximum = values.min(axis=0), values.max(axis=0)
-            self.merge(block)
-
-    def merge(self, other: Any) -> None:
-        """Add other rows."""
-        count = self.count + other.count
-        if not other.count:
-            return
-        apart = other.mean - self.mean
-        self.mean = self.mean + apart * (other.count / count)
-        self._squares = self._squares + other._squares + apart**2 * (self.count * other.count / count)
-        self.minimum = np.minimum(self.minimum, other.minimum)
-        self.maximum = np.maximum(self.maximum, other.maximum)
-        self.count = count
 
 
 class LogStatistics(Tally):
@@ -206,9 +164,9 @@ class LogStatistics(Tally):
     def returns(self) -> tuple[float, float] | None:
         """The least and the greatest of the episodes; None without episodes."""
         returns = self.episodes.returns
-        return (float(returns.low[0]), float(returns.high[0])) if returns.count else None
+        return (float(returns.minimum), float(returns.maximum)) if returns.count else None
 
-    def add(self, block: RowBlock) -> None:
+    def add(self, block: Transitions) -> None:
         """The next rows of a shard, whole units each."""
         for name in ("observations", "actions", "rewards"):
             getattr(self, name).add(getattr(block, name))
@@ -250,15 +208,10 @@ def _of_shard(shared: tuple[LazyTransitions, Part | None], shard: int) -> LogSta
     return found
 
 
-def blocks_of(log: Transitions | LazyTransitions, shard: int = 0) -> Iterator[RowBlock]:
+def blocks_of(log: Transitions | LazyTransitions, shard: int = 0) -> Iterator[Transitions]:
     """The blocks of a shard; a log in memory is one shard, of which nothing is copied."""
     if not isinstance(log, Transitions):
         yield from log.shard_blocks(shard)
         return
     for rows in checks.blocks(len(log)):
-        columns: dict[str, Any] = {name: column[rows] for name, column in log.columns.items()}
-        columns.pop("episode_ids", None)
-        units = np.arange(rows.start, rows.stop)
-        if log.has_episodes:
-            units = np.searchsorted(log.episode_starts, units, side="right") - 1
-        yield RowBlock(0, rows.start, units=units, **{"steps": None, **columns})
+        yield log.part(rows)

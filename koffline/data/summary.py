@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from koffline.data.raw import space_to_json
-from koffline.data.row_block import RowBlock
 from koffline.data.spaces import ActionSpace, Continuous, Discrete
-from koffline.data.statistics import EpisodeTally, Spread, Spreads, Tally, blocks_of, shard_names
+from koffline.data.statistics import ColumnStatistics, EpisodeTally, Spread, Tally, blocks_of, shard_names
 from koffline.data.transitions import Transitions
 from koffline.errors import DataError, printable
 
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
     from koffline.jobs import PassSettings
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class LogSummary:
     """Rows, episodes, spaces, returns, ends, coverage of the actions, and where it all comes from.
 
@@ -33,17 +32,17 @@ class LogSummary:
     source: str | None
     sha256: str | None
     rows: int
-    episodes: int
+    episodes: int = 0
     observation_shape: tuple[int, ...]
     observation_dtype: str
     action_space: ActionSpace
     rewards: Spread
-    returns: Spread | None
-    lengths: Spread | None
+    returns: Spread | None = None
+    lengths: Spread | None = None
     terminated: int
     truncated: int
-    unfinished: int
-    time_limit: int | None
+    unfinished: int = 0
+    time_limit: int | None = None
     action_counts: tuple[int, ...] | None
     action_ranges: tuple[Spread, ...] | None
     has_log_probabilities: bool
@@ -57,11 +56,8 @@ class LogSummary:
     def to_json(self) -> dict[str, Any]:
         """Plain values for JSON."""
         said = {"action_space": space_to_json(self.action_space), "extra": dict(self.extra)}
-        values = {**asdict(self), **said}
-        if self.shards == 1 and not self.left_out:
-            del values["shards"]
-        del values["left_out"]
-        return values
+        hidden = {"left_out"} if self.shards > 1 or self.left_out else {"left_out", "shards"}
+        return {name: value for name, value in {**asdict(self), **said}.items() if name not in hidden}
 
 
 class LogTally(Tally):
@@ -69,23 +65,30 @@ class LogTally(Tally):
 
     def __init__(self, space: ActionSpace, has_episodes: bool) -> None:
         self.rows = self.terminated = self.truncated = 0
-        self.rewards = Spreads(1)
+        self.rewards = ColumnStatistics((), np.float64)
         self.episodes = EpisodeTally() if has_episodes else None
         self.action_counts = np.zeros(space.n, dtype=np.int64) if isinstance(space, Discrete) else None
-        self.actions = Spreads(space.k) if isinstance(space, Continuous) else None
+        self.actions: ColumnStatistics | None = None
+        if isinstance(space, Continuous):
+            self.actions = ColumnStatistics((space.k,), np.float64)
 
-    def add(self, block: RowBlock) -> None:
+    def add(self, block: Transitions) -> None:
         """The next rows of a shard."""
         self.rows += len(block)
         self.terminated += int(block.terminated.sum())
         self.truncated += int(np.sum(block.truncated & ~block.terminated))
-        self.rewards.add(block.rewards[:, None])
+        self.rewards.add(block.rewards)
         if self.action_counts is not None:
             self.action_counts += np.bincount(block.actions, minlength=len(self.action_counts))
         if self.actions is not None:
             self.actions.add(block.actions)
         if self.episodes is not None:
             self.episodes.add(block)
+
+    def end_shard(self) -> None:
+        """The last episode of a shard is over."""
+        if self.episodes is not None:
+            self.episodes.end_shard()
 
 
 def summarise(
@@ -107,22 +110,22 @@ def summarise(
             left_out.append(mapped.failure.reason)
     if not tally.rows:
         raise DataError(f"no shard can be read; the first: {left_out[0]}")
-    episodes, counts = tally.episodes, tally.action_counts
+    counts = tally.action_counts
+    whole: dict[str, Any] = {}
+    if tally.episodes is not None:
+        returns, lengths = tally.episodes.returns.spreads()[0], tally.episodes.lengths.spreads()[0]
+        whole = {"returns": returns, "lengths": lengths, "episodes": tally.episodes.lengths.count}
+        whole |= {name: getattr(tally.episodes, name) for name in ("unfinished", "time_limit")}
     return LogSummary(
         source=log.metadata.source,
         sha256=None if left_out else log.sha256,
         rows=tally.rows,
-        episodes=0 if episodes is None else episodes.lengths.count,
         observation_shape=log.observation_shape,
         observation_dtype=str(log.columns["observations"].dtype),
         action_space=log.action_space,
         rewards=tally.rewards.spreads()[0],
-        returns=None if episodes is None else episodes.returns.spreads()[0],
-        lengths=None if episodes is None else episodes.lengths.spreads()[0],
         terminated=tally.terminated,
         truncated=tally.truncated,
-        unfinished=0 if episodes is None else episodes.unfinished,
-        time_limit=None if episodes is None else episodes.time_limit,
         action_counts=None if counts is None else tuple(counts.tolist()),
         action_ranges=None if tally.actions is None else tally.actions.spreads(),
         has_log_probabilities="behavior_log_probabilities" in log.columns,
@@ -132,6 +135,7 @@ def summarise(
         notes=log.metadata.notes,
         shards=len(names) - len(left_out),
         left_out=tuple(left_out),
+        **whole,
     )
 
 
@@ -140,8 +144,7 @@ def _tally_shard(log: Transitions | LazyTransitions, shard: int) -> LogTally:
     tally = LogTally(log.action_space, log.has_episodes)
     for block in blocks_of(log, shard):
         tally.add(block)
-    if tally.episodes is not None:
-        tally.episodes.end_shard()
+    tally.end_shard()
     return tally
 
 
@@ -192,14 +195,10 @@ def _lines(summary: LogSummary) -> Iterator[tuple[str, str]]:
 def _coverage(summary: LogSummary) -> Iterator[tuple[str, str]]:
     names = summary.extra.get("action_names")  # the values that a table had
     names = [f" ({printable(str(name))})" for name in names] if isinstance(names, list) else []
-    if summary.action_counts is not None:
-        lines = [
-            (f"action {i}{names[i] if i < len(names) else ''}", f"{count} rows ({count / summary.rows:.1%})")
-            for i, count in enumerate(summary.action_counts)
-        ]
-    else:
-        ranges = summary.action_ranges or ()
-        lines = [(f"action[{i}]", _text(spread)) for i, spread in enumerate(ranges)]
+    lines = [(f"action[{i}]", _text(spread)) for i, spread in enumerate(summary.action_ranges or ())]
+    for i, count in enumerate(summary.action_counts or ()):
+        name = names[i] if i < len(names) else ""
+        lines.append((f"action {i}{name}", f"{count} rows ({count / summary.rows:.1%})"))
     yield from lines[:_MOST_LINES]
     if len(lines) > _MOST_LINES:
         yield "…", f"{len(lines) - _MOST_LINES} more"

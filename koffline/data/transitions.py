@@ -100,6 +100,11 @@ class Transitions:
         """The columns this log has, by name."""
         return {name: getattr(self, name) for name in COLUMNS if getattr(self, name) is not None}
 
+    @cached_property
+    def units(self) -> np.ndarray:
+        """(N,) number of each row's independent unit: its episode, or the row itself where there are none."""
+        return np.arange(len(self)) if self.steps is None else np.cumsum(self.steps == 0) - 1
+
     @property
     def observation_shape(self) -> tuple[int, ...]:
         """Shape of one observation."""
@@ -215,11 +220,23 @@ class Transitions:
         )
 
     @classmethod
-    def of_checked(cls, checked: Mapping[str, Any], space: ActionSpace) -> Transitions:
-        """Whole episodes (or rows that stand alone) from columns that were checked when they were read."""
-        steps = checked.get("steps")
-        ids = None if steps is None else np.cumsum(steps == 0) - 1
-        return cls._of({**checked, "episode_ids": ids}, space, Metadata())
+    def of_checked(
+        cls, checked: Mapping[str, Any], space: ActionSpace, units: np.ndarray | None = None
+    ) -> Transitions:
+        """Rows from columns that were checked when they were read; their episodes are numbered by ``units``.
+
+        Without ``units`` they are whole episodes, or rows that stand alone. With ``units`` (N,) they may be a
+        part of a log that begins and ends inside episodes: ``units`` and ``steps`` go on from part to part.
+        """
+        made = cls._of(checked, space, Metadata(), units)
+        if made.steps is not None:
+            vars(made)["episode_ids"] = columns.read_only(made.units)
+        return made
+
+    def part(self, rows: slice | np.ndarray) -> Transitions:
+        """Some rows as they are, also from the middle of episodes: a slice gives views, a mask copies."""
+        picked = {name: column[rows] for name, column in self.columns.items()}
+        return self._of(picked, self.action_space, self.metadata, self.units[rows])
 
     def _trusted(self, picked: Mapping[str, np.ndarray | None]) -> Transitions:
         """Rows of a valid log are valid, but may be left without any weight."""
@@ -229,9 +246,13 @@ class Transitions:
         return selected
 
     @classmethod
-    def _of(cls, checked: Mapping[str, Any], space: ActionSpace, metadata: Metadata) -> Transitions:
+    def _of(
+        cls, checked: Mapping[str, Any], space: Any, metadata: Metadata, units: np.ndarray | None = None
+    ) -> Transitions:
         made = object.__new__(cls)
         vars(made).update(action_space=space, metadata=metadata)
+        if units is not None:
+            vars(made)["units"] = units
         made._set(checked)
         return made
 
@@ -255,26 +276,21 @@ def digest_columns(hashed: Iterable[tuple[str, tuple[int, ...], Any, Iterable[np
 def _checked_columns(given: Mapping[str, Any], space: Any) -> dict[str, np.ndarray]:
     """The given columns, each in its dtype, fitting together. Raises DataError."""
     if not isinstance(space, (Discrete, Continuous)):
-        raise DataError(
-            f"action_space is {space!r}; declare koffline.Discrete(n) or koffline.Continuous(k, low, high)"
-        )
+        remedy = "declare koffline.Discrete(n) or koffline.Continuous(k, low, high)"
+        raise DataError(f"action_space is {space!r}; {remedy}")
     sizes = {name: columns.as_array(name, values).shape for name, values in given.items()}
+    rows = sizes["observations"][:1]
     for name, shape in sizes.items():
-        if not shape:
-            raise DataError(f"{name} is a single value, {given[name]}; give one row per transition")
-        if shape[0] != sizes["observations"][0]:
-            raise DataError(
-                f"{name} has {shape[0]} rows, observations {sizes['observations'][0]}; re-export the log "
-                "with equal lengths"
-            )
-    if not sizes["observations"][0]:
+        if shape[:1] != rows or not shape:
+            said = f"{name} has {shape[0] if shape else 'no'} rows, observations {(*rows, 0)[0]}"
+            raise DataError(f"{said}; re-export the log with equal lengths")
+    if not rows[0]:
         raise DataError("the log has no rows; give at least one transition")
     checked = columns.row_columns(given, space)
-    if sizes["observations"] != sizes["next_observations"]:
-        raise DataError(
-            f"next_observations has shape {sizes['next_observations']}, observations "
-            f"{sizes['observations']}; re-export the log with equal shapes"
-        )
+    shape, following = sizes["observations"], sizes["next_observations"]
+    if shape != following:
+        said = f"next_observations has shape {following}, observations {shape}"
+        raise DataError(f"{said}; re-export the log with equal shapes")
     if "weights" in checked:
         columns.check_some_weight(checked["weights"])
     if "episode_ids" in given or "steps" in given:

@@ -20,7 +20,7 @@ from gymnasium import spaces
 from koffline.data.transitions import ActionSpace, Continuous, Discrete
 from koffline.envs.boxes import WORLDS
 from koffline.errors import ConfigError, KofflineError
-from koffline.untrusted.code import check_environment_allowed
+from koffline.untrusted.limits import check_environment_allowed
 
 _log = logging.getLogger(__name__)
 _EXACT_IN_FLOAT32 = 2**24  # whole numbers up to this size

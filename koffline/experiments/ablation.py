@@ -22,12 +22,17 @@ from koffline.envs.boxes import make_world
 from koffline.experiments import style
 from koffline.experiments.cells import Cell, Run, Scale
 from koffline.experiments.evaluation import rows_of
-from koffline.experiments.results import Curves, Results, Row, grouped
+from koffline.experiments.results import Curves, Results, Row, grouped, interval_text, section
 from koffline.kernel_loss import mixture_diag_weight
-from koffline.kernels import Gaussian, InverseMultiquadric, Laplacian
+from koffline.kernels import Gaussian, InverseMultiquadric, Kernel, Laplacian
 
 WORLDS = ("puddle_world", "cart_pole", "mountain_car")
 BASE_BANDWIDTH = 0.25
+_KERNELS: dict[str, Kernel] = {
+    "gaussian": Gaussian(BASE_BANDWIDTH),
+    "laplacian": Laplacian(BASE_BANDWIDTH),
+    "inverse_multiquadric": InverseMultiquadric(BASE_BANDWIDTH),
+}
 MEDIAN_DISTANCE = 0.512  # of two points uniform in the unit square
 NOISE_FACTORS = (0.0, 0.5, 1.0, 2.0, 4.0)
 _RATES, _SEEDS = (0.003, 0.001), 3
@@ -37,14 +42,8 @@ _TITLES = {
     "gtd2_rate": "second learning rate of GTD2",
     "noise": "transition noise",
     "reward": "reward of the pole",
-    "solver": "exact solver, chosen by",
 }
-_NAMES = {
-    "residual gradient": "1 (residual gradient)",
-    "scaled_by_10_more": "scaled by 10 more",
-    "inverse_multiquadric": "inverse multiquadric",
-}
-_WIDEST = 10.0  # shares of the variance; what is worse stands at the edge
+_NARROWEST, _WIDEST = 0.02, 10.0  # shares of the variance; what is worse stands at the edge
 
 
 @dataclass(frozen=True)
@@ -60,11 +59,11 @@ def collect_ablation(run: Run) -> tuple[dict[str, Any], Curves]:
     """Rows of all variants; there are no curves."""
     variants = ablation_variants(run.scale)
     finished = run.train([variant.cell for variant in variants])
-    rows = [
+    rows = (
         row
         for variant, (cell, result) in zip(variants, finished, strict=True)
         for row in rows_of(cell, result, variant.group, variant.name)
-    ]
+    )
     return {"rows": tuple(rows)}, {}
 
 
@@ -87,12 +86,8 @@ def _variants_of(world: str, scale: Scale) -> Iterator[tuple[str, str, Cell]]:
     for bandwidth in (0.05, 0.1, 0.25, 0.5, 1.0):
         yield "bandwidth", str(bandwidth), cell(objectives.KernelLoss(Gaussian(bandwidth)))
     yield "bandwidth", "median", cell(objectives.KernelLoss(Gaussian(MEDIAN_DISTANCE)))
-    for name, family in (
-        ("gaussian", Gaussian),
-        ("laplacian", Laplacian),
-        ("inverse_multiquadric", InverseMultiquadric),
-    ):
-        yield "kernel", name, cell(objectives.KernelLoss(family(BASE_BANDWIDTH)))
+    for name, kernel in _KERNELS.items():
+        yield "kernel", name, cell(objectives.KernelLoss(kernel))
     weights = {  # of the paper's statistics and of some between V and the residual gradient
         "U": 0.0,
         "mixture 0.5": mixture_diag_weight(0.5, problem.rows),
@@ -114,9 +109,9 @@ def _variants_of(world: str, scale: Scale) -> Iterator[tuple[str, str, Cell]]:
     # The best parts together, and the default that comes out of it.
     square = torch.rand(problem.rows, 2, generator=torch.Generator().manual_seed(0))  # where the states are
     yield "combined", "default", cell(objectives.default_kernel_loss(square))
-    yield "combined", "laplacian", cell(objectives.KernelLoss(Laplacian(BASE_BANDWIDTH)))
-    for name, kernel in (("laplacian", Laplacian(BASE_BANDWIDTH)), ("gaussian", Gaussian(BASE_BANDWIDTH))):
-        yield "combined", f"{name}, weight 0.05", cell(objectives.KernelLoss(kernel, 0.05))
+    yield "combined", "laplacian", cell(objectives.KernelLoss(_KERNELS["laplacian"]))
+    for name in ("laplacian", "gaussian"):
+        yield "combined", f"{name}, weight 0.05", cell(objectives.KernelLoss(_KERNELS[name], 0.05))
     for factor in (0.1, 1.0, 10.0):
         yield "gtd2_rate", f"{factor:g}x", cell(GradientTD2(factor), "gtd2")
     for factor in NOISE_FACTORS:
@@ -134,10 +129,8 @@ def _variants_of(world: str, scale: Scale) -> Iterator[tuple[str, str, Cell]]:
 def draw_ablation(results: Results, curves: Curves) -> Figure:
     """Small multiples: groups down, worlds across; against Monte Carlo at the best learning rate."""
     rows = results.select(truth="monte_carlo", best_by_truth=True)
-    by_panel, by_world, by_group = (
-        grouped(rows, *names) for names in (("group", "world"), ("world",), ("group",))
-    )
-    worlds = [world for world in style.WORLD_NAMES if world in by_world]
+    by_panel, by_group = grouped(rows, "group", "world"), grouped(rows, "group")
+    worlds = [world for world in style.WORLD_NAMES if world in grouped(rows, "world")]
     # Lines of text that each group needs, its title included.
     lines = [
         1.2 + len(grouped(part, "variant_name")) * (1.0 + 0.35 * (len(grouped(part, "method")) - 1))
@@ -153,24 +146,18 @@ def draw_ablation(results: Results, curves: Curves) -> Figure:
             for axes, world in zip(line, worlds, strict=True):
                 _draw_group(axes, by_panel.get((group, world), []), names)
             line[0].set_title(_TITLES.get(group, group.replace("_", " ")), fontsize=9)
-            line[0].set_yticks(range(len(names)), [_NAMES.get(name, name) for name in names], fontsize=8)
+            line[0].set_yticks(range(len(names)), names, fontsize=8)
             line[0].set_ylim(len(names) - 0.4, -0.6)
         for column, world in zip(panels.T, worlds, strict=True):
             column[0].set_title(style.WORLD_NAMES[world], loc="center", fontweight="bold")
-            shares = [
-                share for row in by_world[world] if (share := row.shares[0]) is not None and share > 0.0
-            ]
-            column[-1].set_xscale("log")
-            column[-1].set_xlim(0.5 * min(shares, default=0.1), _WIDEST)
-            style.tidy_log_ticks(column[-1].xaxis)
-            column[-1].set_xlabel("MSE / Var V")
+            column[-1].set(xscale="log", xlim=(_NARROWEST, _WIDEST), xlabel="MSE / Var V")
         level = {"best constant": {"color": style.INK, **style.DOTTED}}
         style.method_legend(figure, list(grouped(rows, "method")), level)
         return figure
 
 
 def _draw_group(axes: Axes, rows: Sequence[Row], names: Sequence[str]) -> None:
-    """Errors with intervals, one line per variant; a panel without rows stays empty."""
+    """Errors with intervals, one line per variant; open ones at the edge diverged or lie beyond it."""
     if not rows:
         axes.grid(visible=False)
         axes.tick_params(which="both", left=False, bottom=False)
@@ -179,24 +166,45 @@ def _draw_group(axes: Axes, rows: Sequence[Row], names: Sequence[str]) -> None:
     methods = [method for method in style.METHODS if method in grouped(rows, "method")]
     axes.axvline(1.0, color=style.INK, **style.DOTTED, zorder=1)
     for row in rows:
+        look = style.line_look(row.method)
         # Methods at the same variant stand one below the other.
-        shift = 0.24 * (methods.index(row.method) - (len(methods) - 1) / 2)
-        _draw_point(axes, row, names.index(row.variant_name) + shift)
+        y = names.index(row.variant_name) + 0.24 * (methods.index(row.method) - (len(methods) - 1) / 2)
+        mean, low, high = (_WIDEST if end is None else min(max(end, 1e-6), _WIDEST) for end in row.shares)
+        axes.plot([low, high], [y, y], color=look["color"], lw=1.6, alpha=0.45, solid_capstyle="butt")
+        inside = "white" if mean == _WIDEST else look["color"]
+        axes.plot(mean, y, **look, mfc=inside, ms=4.5, ls="", clip_on=False)
 
 
-def _draw_point(axes: Axes, row: Row, y: float) -> None:
-    """A point with its interval; an open one at the right edge for what diverged or lies beyond the axis."""
-    look, (share, low, high) = style.line_look(row.method), row.shares
-    if share is None or share > _WIDEST:
-        text = f"{row.diverged}/{row.seeds} diverged" if share is None else f"{share:.0f}"
-        place = axes.get_yaxis_transform()
-        axes.plot(0.97, y, **look, mfc="white", ms=5, ls="", transform=place)
-        axes.annotate(
-            text, (0.97, y), xycoords=place, xytext=(-6, 0), textcoords="offset points",
-            ha="right", va="center", fontsize=7, color=look["color"],
-        )  # fmt: skip
-        return
-    # Intervals may reach below zero, and a single seed has none.
-    mean, *ends = (max(share if end is None else end, 1e-6) for end in (share, low, high))
-    axes.plot(ends, [y, y], color=look["color"], lw=1.6, alpha=0.45, solid_capstyle="butt")
-    axes.plot(mean, y, **look, ms=4.5, ls="")
+def ablation_tables(results: Results) -> Iterator[str]:
+    """Variants down, worlds across: error as a share of the variance of V, best learning rate of each."""
+    yield (
+        "Half the epochs of the figures, two learning rates, three seeds: compare within a table. "
+        "The default that comes out is `koffline.objectives.default_kernel_loss` (group combined); "
+        "the figures keep the paper's kernel."
+    )
+    for group, rows in grouped(results.rows, "group").items():
+        best = [row for row in rows if row.truth == "monte_carlo" and row.best_by_truth]
+        worlds, several = list(grouped(rows, "world")), len(grouped(rows, "method")) > 1
+        found, lines = grouped(best, "variant_name", "method", "world"), []
+        for name, method in grouped(best, "variant_name", "method"):
+            line = [f"{name}, {style.LABELS[method]}" if several else name]
+            for world in worlds:
+                # Methods are compared at the same variant, variants of one method with each other.
+                rivals = [r for r in best if r.world == world and (not several or r.variant_name == name)]
+                line.append(_share_cell(found.get((name, method, world)), rivals))
+            lines.append(line)
+        title, bold = group.replace("_", " "), "of the methods in bold" if several else "in bold"
+        note = f"MSE / Var V against Monte Carlo at the best learning rate of each; the smallest {bold}."
+        header = " | ".join((title, *(style.LONG_NAMES[world] for world in worlds)))
+        yield section(f"## {title.capitalize()}", note, header, lines)
+
+
+def _share_cell(found: Sequence[Row] | None, rivals: Sequence[Row]) -> str:
+    if not found:
+        return "–"
+    row, (share, low, high) = found[0], found[0].shares
+    if share is None:
+        return f"diverged ({row.diverged}/{row.seeds})"
+    text = interval_text(share, low, high)
+    others = [other for rival in rivals if (other := rival.shares[0]) is not None]
+    return f"**{text}**" if share == min(others) else text

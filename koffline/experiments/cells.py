@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -29,12 +29,11 @@ from koffline.experiments.problem import (
     build_problem,
     held_out_kernel_loss,
 )
-from koffline.experiments.results import is_archive, reading_result
+from koffline.experiments.results import is_archive, reading_result, write_arrays
 from koffline.fitting import Checkpointing, FitSettings, Progress, fit
 from koffline.jobs import Job, run_jobs
 from koffline.objectives import Objective
 from koffline.replicas import StackedMLP, StackedModule
-from koffline.store.files import atomic_file
 from koffline.untrusted.arrays import read_arrays
 
 FORMAT = 2  # of the files; part of the digest
@@ -88,6 +87,11 @@ class Cell:
     training: TrainingSettings = field(default_factory=TrainingSettings)
 
     @property
+    def label(self) -> str:
+        """For people."""
+        return f"{self.method} on {self.problem.world}"
+
+    @property
     def name(self) -> str:
         """Short and unique: world, method and a digest of all settings."""
         return f"{self.problem.world}-{self.method}-{_digest(self)}"
@@ -109,7 +113,6 @@ class CellResult:
     paper_noise: float  # mean squared difference of the two truths
     value_variance: float
     largest_return: float  # largest |V| that the log's rewards allow: max |r| / (1 − γ)
-    seconds: float
 
     def final(self, curve: str) -> Float[np.ndarray, "rate seed"]:
         """Mean of the last records of a curve, per learning rate and seed; NaN after a divergence."""
@@ -168,9 +171,12 @@ class Run:
 
     def train(self, cells: Sequence[Cell]) -> Finished:
         """Problems first, then the cells; both from their files where they are there."""
-        for jobs in cell_jobs(cells, self.cells_folder):
-            self.work_off(jobs)
-        return [(cell, read_cell(cell_path(cell, self.cells_folder))) for cell in cells]
+        folder = self.cells_folder
+        problems: Any = (write_problem, problem_path, [cell.problem for cell in cells])
+        for write, path_of, parts in (problems, (write_cell, cell_path, cells)):
+            jobs = {part: path_of(part, folder) for part in parts}
+            self.work_off([Job(part.label, write, (part,), path, is_archive) for part, path in jobs.items()])
+        return [(cell, read_cell(cell_path(cell, folder))) for cell in cells]
 
 
 def _digest(settings: Cell | ProblemSettings) -> str:
@@ -187,26 +193,9 @@ def cell_path(cell: Cell, folder: Path) -> Path:
     return folder / f"{cell.name}.npz"
 
 
-def cell_jobs(cells: Sequence[Cell], folder: Path) -> tuple[list[Job], list[Job]]:
-    """Jobs that build the problems of the cells, and those that train the cells."""
-    problems = [
-        Job(f"truth of {s.world}", write_problem, (s,), problem_path(s, folder), is_archive)
-        for s in dict.fromkeys(cell.problem for cell in cells)
-    ]
-    training = [
-        Job(
-            f"{cell.method} on {cell.problem.world}", write_cell, (cell,), cell_path(cell, folder), is_archive
-        )
-        for cell in dict.fromkeys(cells)
-    ]
-    return problems, training
-
-
 def write_problem(path: Path, settings: ProblemSettings) -> None:
     """Build a problem and write it."""
-    problem = build_problem(settings)
-    with atomic_file(path, force=True) as temporary:
-        problem.save(temporary)
+    build_problem(settings).save(path)
 
 
 def write_cell(path: Path, cell: Cell, progress: Progress | None = None) -> None:
@@ -214,12 +203,9 @@ def write_cell(path: Path, cell: Cell, progress: Progress | None = None) -> None
     store, checkpoint = problem_path(cell.problem, path.parent), path.with_suffix(".partial")
     if not is_archive(store):
         write_problem(store, cell.problem)
-    with reading_result(store):
-        problem = Problem.load(store, cell.problem)
-    result = vars(_train(cell, problem, checkpoint, progress))
-    arrays = {f"curve.{name}": curve for name, curve in result.pop("curves").items()}
-    with atomic_file(path, force=True) as temporary, temporary.open("wb") as file:
-        np.savez(file, **arrays, **result, name=np.asarray(cell.name))
+    result = vars(_train(cell, Problem.load(store, cell.problem), checkpoint, progress))
+    curves = {f"curve.{name}": curve for name, curve in result.pop("curves").items()}
+    write_arrays(path, {"name": cell.name, **curves, **result})
     checkpoint.unlink(missing_ok=True)
 
 
@@ -227,9 +213,9 @@ def read_cell(path: Path) -> CellResult:
     """The result of a cell. Raises ConfigError for a file that is damaged."""
     with reading_result(path):
         arrays = read_arrays(path)
-        arrays.pop("name", None)
-        curves = {name[6:]: arrays.pop(name) for name in list(arrays) if name.startswith("curve.")}
-        parts: Any = {name: array if array.ndim else float(array) for name, array in arrays.items()}
+        curves = {name[6:]: array for name, array in arrays.items() if name.startswith("curve.")}
+        names = [part.name for part in fields(CellResult) if part.name != "curves"]
+        parts: Any = {n: arrays[n] if arrays[n].ndim else float(arrays[n]) for n in names}
         return CellResult(curves=curves, **parts)
 
 
@@ -267,7 +253,6 @@ def _train(cell: Cell, problem: Problem, checkpoint: Path, progress: Progress | 
         paper_noise=float(np.mean((problem.paper.values - problem.monte_carlo.values) ** 2)),
         value_variance=problem.monte_carlo.variance,
         largest_return=float(np.abs(problem.log.rewards).max()) / (1.0 - GAMMA),
-        seconds=record.seconds,
     )
 
 

@@ -2,23 +2,21 @@
 
 A comparison is a ratio of mean squared errors against Monte Carlo at each method's best learning rate, with
 an interval over seeds: it holds or does not where the interval lies on one side of 1, else undecided. The
-figure is a forest plot with a line per sentence.
+figure is a forest plot of these ratios; the table has every sentence.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from textwrap import shorten
 from typing import Any
 
 import numpy as np
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from koffline.experiments import ablation, evaluation
 from koffline.experiments.cells import CellResult, Run
-from koffline.experiments.figure_toy import collect_toy
+from koffline.experiments.figure_toy import collect_toy, toy_tables
 from koffline.experiments.results import (
     FAILS,
     HOLDS,
@@ -28,10 +26,13 @@ from koffline.experiments.results import (
     Curves,
     Results,
     Row,
+    grouped,
+    interval_text,
     read_results,
+    section,
 )
 from koffline.experiments.statistics import Interval, ratio_of_means
-from koffline.experiments.style import INK, LABELS, SOFT, WORLD_NAMES, house_style
+from koffline.experiments.style import INK, LABELS, LONG_NAMES, WORLD_NAMES, house_style
 
 GOOD_PROXY = 0.7  # rank correlation from which a loss is called a good proxy
 UNSTABLE = 2.0  # a late error this many times the smallest one of the run is called oscillation
@@ -64,13 +65,6 @@ def collect_claims(run: Run) -> tuple[dict[str, Any], Curves]:
     return {**parts, "rows": (*toy["rows"], *parts["rows"]), "claims": found, "extra": extra}, {}
 
 
-def judged(
-    sentence: str, where: str, world: str, measured: str, found: Interval, verdict: str, reason: str = ""
-) -> Claim:
-    """A claim about a number with an interval."""
-    return Claim(sentence, where, world, measured, found.value, found.low, found.high, verdict, reason)
-
-
 def evaluation_claims(cells: Cells, correlations: Sequence[Correlation]) -> Iterator[Claim]:
     """Claims of Section 5.2 on the three worlds."""
     demo, puddle = "Section 5.2, fig:pol_demo", "puddle_world"
@@ -99,9 +93,9 @@ def toy_claims(toy: Sequence[Row], extra: Mapping[str, Any]) -> Iterator[Claim]:
         for row in (rows["kloss"], rows["rg"])
     )
     reached = kloss.high is not None and kloss.high <= 3 * noise
-    yield judged(
+    yield Claim(
         "our method converges to the true weight w*", f"Section 5.1, {where} (c)", "chain",
-        f"‖w − w*‖ at the end; LSTD on the same tuples: {noise:.3g}", kloss, HOLDS if reached else FAILS,
+        f"‖w − w*‖ at the end; LSTD on the same tuples: {noise:.3g}", *kloss, HOLDS if reached else FAILS,
         "the rest is sampling error: LSTD ends at the same weights",
     )  # fmt: skip
     for method in ("fvi", "td0"):
@@ -111,10 +105,9 @@ def toy_claims(toy: Sequence[Row], extra: Mapping[str, Any]) -> Iterator[Claim]:
             "share of seeds whose weights pass 1e7", share, None, None, HOLDS if share == 1.0 else FAILS,
         )  # fmt: skip
     wrong = rg.low is not None and rg.low > 3 * noise
-    yield judged(
-        "RG converges to a wrong solution", f"Section 5.1, {where} (c)", "chain", "‖w − w*‖ at the end", rg,
-        HOLDS if wrong else FAILS,
-    )  # fmt: skip
+    verdict = HOLDS if wrong else FAILS
+    where = f"Section 5.1, {where} (c)"
+    yield Claim("RG converges to a wrong solution", where, "chain", "‖w − w*‖ at the end", *rg, verdict)
 
 
 def statistic_claims(errors: Mapping[tuple[str, str], np.ndarray]) -> Iterator[Claim]:
@@ -128,9 +121,8 @@ def statistic_claims(errors: Mapping[tuple[str, str], np.ndarray]) -> Iterator[C
             ("a mixture of V and U achieves better performance", "L_KV", "mixture 0.5", "Appendix B.1"),
         ):
             ratio = ratio_of_means(errors[world, first], errors[world, second])
-            yield judged(
-                sentence, where, world, f"MSE of {first} / MSE of {second}", ratio, ratio.verdict(1.0)
-            )
+            measured = f"MSE of {first} / MSE of {second}"
+            yield Claim(sentence, where, world, measured, *ratio, ratio.verdict(1.0))
 
 
 def stored_mujoco_claims(run: Run) -> Sequence[Claim]:
@@ -151,7 +143,7 @@ def _against(cells: Cells, world: str, others: Sequence[str], sentence: str, whe
         ratio = ratio_of_means(cells[world, other].best_errors(), ours.best_errors())
         verdict, measured = ratio.verdict(1.0), f"MSE of {LABELS[other]} / MSE of K-loss"
         reason = _reason(ours, cells[world, other], other, verdict)
-        yield judged(sentence, where, world, measured, ratio, verdict, reason)
+        yield Claim(sentence, where, world, measured, *ratio, verdict, reason)
 
 
 def _reason(ours: CellResult, theirs: CellResult, other: str, verdict: str) -> str:
@@ -196,7 +188,7 @@ def _proxies(correlations: Sequence[Correlation]) -> Iterator[Claim]:
     for found in correlations:
         if found.networks != "own":
             continue
-        rank = Interval(found.spearman, found.low, found.high)
+        rank = (found.spearman, found.low, found.high)
         error = "MSE" if found.error == "mse" else "the Bellman error"
         good = found.low >= GOOD_PROXY
         verdict = HOLDS if good else FAILS if found.high < GOOD_PROXY else UNDECIDED
@@ -205,23 +197,30 @@ def _proxies(correlations: Sequence[Correlation]) -> Iterator[Claim]:
             sentence = f"the L2 loss does not correlate well with {error}"
             verdict = {HOLDS: FAILS, FAILS: HOLDS}.get(verdict, UNDECIDED)
         measured = f"Spearman's rank correlation over {found.points} networks (good: ≥ {GOOD_PROXY})"
-        yield judged(sentence, "Section 5.2, fig:pol_demo (c, d)", found.world, measured, rank, verdict)
+        yield Claim(sentence, "Section 5.2, fig:pol_demo (c, d)", found.world, measured, *rank, verdict)
 
 
 def draw_claims(results: Results, curves: Curves) -> Figure:
     """Ratios of errors on a logarithmic axis: right of 1 the K-loss (or V) has the smaller error."""
     ratios = [claim for claim in results.claims if claim.measured.count("MSE of") == 2]
-    others = [claim for claim in results.claims if claim not in ratios]
     with house_style():
-        figure = Figure(figsize=(12.5, 0.27 * len(results.claims) + 1.6), layout="constrained")
-        panels = figure.subplots(2, 1, height_ratios=(len(ratios) + 1.0, len(others) + 1.0))
-        _draw_ratios(panels[0], ratios)
-        _draw_others(panels[1], others)
-        for axes, claims, name in ((panels[0], ratios, "measured"), (panels[1], others, "sentence")):
-            texts = [f"{WORLD_NAMES.get(c.world, c.world)}: {getattr(c, name)}" for c in claims]
-            labels = [shorten(text, 62, placeholder=" …") for text in texts]
-            axes.set_yticks(range(len(claims)), labels, fontsize=8)
-            axes.set_ylim(len(claims) - 0.4, -0.6)
+        figure = Figure(figsize=(11.0, 0.27 * len(ratios) + 1.3), layout="constrained")
+        axes = figure.subplots()
+        for line, claim in enumerate(ratios):
+            colour, marker = _VERDICTS[claim.verdict]
+            low, value, high = (
+                float(np.clip(_WIDEST if end is None else end, _NARROWEST, _WIDEST))
+                for end in (claim.low, claim.value, claim.high)
+            )
+            axes.plot([low, high], [line, line], color=colour, lw=2.0, alpha=0.5)
+            axes.plot(value, line, marker, color=colour, ms=6)
+        axes.set_xscale("log")
+        axes.set_xlim(_NARROWEST / 1.2, _WIDEST * 1.2)
+        axes.axvline(1.0, color=INK, lw=0.9)
+        axes.set_xlabel("ratio of mean squared errors, 95 % interval; right of 1: as the paper says")
+        labels = [f"{WORLD_NAMES.get(c.world, c.world)}: {c.measured.replace('MSE of ', '')}" for c in ratios]
+        axes.set_yticks(range(len(ratios)), labels, fontsize=8)
+        axes.set_ylim(len(ratios) - 0.4, -0.6)
         handles = [
             Line2D([], [], color=colour, marker=marker, ls="", ms=6, label=verdict)
             for verdict, (colour, marker) in _VERDICTS.items()
@@ -230,35 +229,23 @@ def draw_claims(results: Results, curves: Curves) -> Figure:
         return figure
 
 
-def _draw_ratios(axes: Axes, claims: Sequence[Claim]) -> None:
-    for line, claim in enumerate(claims):
-        colour, marker = _VERDICTS[claim.verdict]
-        low, value, high = (
-            float(np.clip(_WIDEST if end is None else end, _NARROWEST, _WIDEST))
-            for end in (claim.low, claim.value, claim.high)
-        )
-        axes.plot([low, high], [line, line], color=colour, lw=2.0, alpha=0.5)
-        axes.plot(value, line, marker, color=colour, ms=6)
-    axes.set_xscale("log")
-    axes.set_xlim(_NARROWEST / 1.2, _WIDEST * 1.2)
-    axes.axvline(1.0, color=INK, lw=0.9)
-    axes.set_xlabel("ratio of mean squared errors, 95 % interval over seeds; right of 1 as the paper says")
+def claims_tables(results: Results) -> Iterator[str]:
+    """Every sentence, and the numbers that they are judged by."""
+    yield claims_table(results)
+    yield from toy_tables(results)
+    yield from evaluation.evaluation_tables(results)
 
 
-def _draw_others(axes: Axes, claims: Sequence[Claim]) -> None:
-    for line, claim in enumerate(claims):
-        colour, marker = _VERDICTS[claim.verdict]
-        axes.plot(0.0, line, marker, color=colour, ms=6)
-        axes.text(0.03, line, _in_numbers(claim), va="center", color=INK, fontsize=8)
-    axes.set_xlim(-0.02, 1.0)
-    axes.set_xticks([])
-    axes.grid(visible=False)
-    axes.spines[["left", "bottom"]].set_color(SOFT)
-
-
-def _in_numbers(claim: Claim) -> str:
-    """The measurement in words: 0.93 [0.9, 0.95], what was measured."""
-    if claim.value is None:
-        return claim.measured
-    interval = "" if claim.low is None or claim.high is None else f" [{claim.low:.3g}, {claim.high:.3g}]"
-    return f"{claim.value:.3g}{interval}   {shorten(claim.measured, 90, placeholder=' …')}"
+def claims_table(results: Results) -> str:
+    """A line for each sentence of the paper."""
+    cells = []
+    for claim in results.claims:
+        is_measured = claim.value is not None or claim.low is not None
+        value = interval_text(claim.value, claim.low, claim.high) if is_measured else "–"
+        world = LONG_NAMES.get(claim.world, claim.world)
+        said = (f"“{claim.sentence}”", claim.where, world, claim.measured)
+        cells.append([*said, value, f"**{claim.verdict}**", claim.reason])
+    by_verdict = grouped(results.claims, "verdict")
+    summary = ", ".join(f"{len(by_verdict.get(kind, ()))} {kind}" for kind in _VERDICTS)
+    header = "claim | where | world | measured | value | verdict | reason"
+    return section("## Claims", f"{len(results.claims)} sentences: {summary}.", header, cells)

@@ -18,7 +18,17 @@ from koffline import objectives
 from koffline.dual_objectives import DualObjective, GradientTD2, SaddlePoint
 from koffline.experiments import style
 from koffline.experiments.cells import TRUTHS, Cell, CellResult, Finished, Run, Scale
-from koffline.experiments.results import Correlation, Curves, Results, Row
+from koffline.experiments.results import (
+    Correlation,
+    Curves,
+    Results,
+    Row,
+    grouped,
+    interval_text,
+    named_text,
+    number_text,
+    section,
+)
 from koffline.experiments.statistics import mean_over_seeds, spearman_over_seeds
 from koffline.kernels import Gaussian
 
@@ -34,11 +44,16 @@ WORLDS = {"figure-puddle": ("puddle_world",), "figure-bench": ("cart_pole", "mou
 MINIMISERS = {"kloss": "kloss", "l2": "rg"}  # of each loss: the method that minimises it
 LOSS_CURVES = {"kloss": "kernel_loss", "l2": "l2_loss"}
 ERRORS = {"mse": "mse_monte_carlo", "bellman_error": "bellman_error"}
+ERROR_NAMES = {"mse": "MSE", "bellman_error": "Bellman error"}
 _SLOW_FIRST = ("sbeed", "gtd2", "kloss", "rg", "td0", "fvi")
 # Errors of an unstable run may be a billion: the axes end at this many times the variance of V.
 _WIDEST = 30.0
 _MOST_POINTS = 1500
 _PAPER = (0, (4, 2))
+_HEADER = (
+    "method | best rate | MSE, Monte Carlo | rate without truth | its MSE | best rate, paper's grid | "
+    "MSE, paper's grid | Bellman error | diverged at best rate | diverged at any rate"
+)
 
 
 def collect_evaluation(run: Run) -> tuple[dict[str, Any], Curves]:
@@ -57,7 +72,7 @@ def evaluation_cells(worlds: Sequence[str], scale: Scale) -> list[Cell]:
 
 
 def parts_of(finished: Finished) -> dict[str, Any]:
-    """Rows, correlations; how far the paper's truth is from Monte Carlo, how long the cells trained."""
+    """Rows, correlations, and how far the paper's truth is from Monte Carlo."""
     truths = {
         cell.problem.world: {
             "value_variance": result.value_variance,
@@ -68,7 +83,7 @@ def parts_of(finished: Finished) -> dict[str, Any]:
     return {
         "rows": tuple(row for cell, result in finished for row in rows_of(cell, result)),
         "correlations": tuple(correlations_of(finished)),
-        "extra": {"training_seconds": sum(result.seconds for _, result in finished), "truths": truths},
+        "extra": {"truths": truths},
     }
 
 
@@ -131,21 +146,22 @@ def correlations_of(finished: Finished) -> Iterator[Correlation]:
                 for error, error_curve in ERRORS.items():
                     x, y = points(methods, LOSS_CURVES[loss]), points(methods, error_curve)
                     rank, count = spearman_over_seeds(x, y), int(np.isfinite(x * y).sum())
-                    yield Correlation(world, loss, error, networks, rank.value, rank.low, rank.high, count)
+                    yield Correlation(world, loss, error, networks, *rank, count)
 
 
 def draw_puddle(results: Results, curves: Curves) -> Figure:
     """Panels a–d of the paper's figure on Puddle World."""
     with style.house_style():
-        figure, panels = _four_panels()
-        _draw_mse(panels[0], results, curves, "puddle_world")
-        _draw_bellman(panels[1], results, curves, "puddle_world")
-        _draw_scatter(panels[2], results, curves, "puddle_world", "mse")
-        _draw_scatter(panels[3], results, curves, "puddle_world", "bellman_error")
-        panels[0].set_title("(a) MSE")
-        panels[1].set_title("(b) Bellman error")
-        panels[2].set_title("(c) L2 / K-loss vs MSE")
-        panels[3].set_title("(d) L2 / K-loss vs Bellman error")
+        figure = Figure(figsize=(15.0, 3.9), layout="constrained")
+        mse, bellman, left, right = figure.subplots(1, 4)
+        _draw_mse(mse, results, curves, "puddle_world", "(a)")
+        _draw_bellman(bellman, results, curves, "puddle_world", "(b)")
+        for axes, error, title in (
+            (left, "mse", "(c) L2 / K-loss vs MSE"),
+            (right, "bellman_error", "(d) L2 / K-loss vs Bellman error"),
+        ):
+            _draw_scatter(axes, results, curves, "puddle_world", error)
+            axes.set_title(title)
         _legend(figure, curves)
         return figure
 
@@ -153,21 +169,14 @@ def draw_puddle(results: Results, curves: Curves) -> Figure:
 def draw_bench(results: Results, curves: Curves) -> Figure:
     """Panels a–d of the paper's figure on CartPole and Mountain Car."""
     with style.house_style():
-        figure, panels = _four_panels()
-        for world, (mse, bellman), letters in zip(
-            WORLDS["figure-bench"], panels.reshape(2, 2), ("ab", "cd"), strict=True
-        ):
-            _draw_mse(mse, results, curves, world)
-            _draw_bellman(bellman, results, curves, world)
-            mse.set_title(f"({letters[0]}) {style.WORLD_NAMES[world]} MSE")
-            bellman.set_title(f"({letters[1]}) {style.WORLD_NAMES[world]} Bellman error")
+        figure = Figure(figsize=(15.0, 3.9), layout="constrained")
+        panels = figure.subplots(1, 4).reshape(2, 2)
+        for world, pair, letters in zip(WORLDS["figure-bench"], panels, ("ab", "cd"), strict=True):
+            name = style.WORLD_NAMES[world]
+            _draw_mse(pair[0], results, curves, world, f"({letters[0]}) {name}")
+            _draw_bellman(pair[1], results, curves, world, f"({letters[1]}) {name}")
         _legend(figure, curves)
         return figure
-
-
-def _four_panels() -> tuple[Figure, np.ndarray]:
-    figure = Figure(figsize=(15.0, 3.9), layout="constrained")
-    return figure, figure.subplots(1, 4)
 
 
 def _at_best(
@@ -183,36 +192,34 @@ def _at_best(
     return found
 
 
-def _draw_mse(axes: Axes, results: Results, curves: Curves, world: str) -> None:
+def _draw_mse(axes: Axes, results: Results, curves: Curves, world: str, title: str) -> None:
     """Errors against both truths; the dotted level is the error of the best constant."""
-    variances = [row.value_variance for row in results.select(world=world) if row.value_variance]
-    most = _WIDEST * variances[0] if variances else np.inf
-    _draw_errors(axes, _at_best(results, curves, world, "mse_monte_carlo"), most)
+    variance = results.extra["truths"][world]["value_variance"]
+    _draw_errors(axes, _at_best(results, curves, world, "mse_monte_carlo"), _WIDEST * variance)
     for method, (epochs, values) in _at_best(results, curves, world, "mse_paper", "paper").items():
-        mean = style.band_over_seeds(values).mean
-        shown = np.where(np.isfinite(values).all(axis=1) & (mean > 0.0), mean, np.nan)
+        mean = style.band_over_seeds(values).value
+        shown = np.where(mean > 0.0, mean, np.nan)
         axes.plot(epochs, shown, color=style.COLOURS[method], ls=_PAPER, lw=0.8, zorder=2)
         if np.isfinite(shown).any():
             low, high = axes.get_ylim()
             axes.set_ylim(min(low, 0.9 * float(np.nanmin(shown))), high)
             style.tidy_log_ticks(axes.yaxis)
-    if variances:
-        axes.axhline(variances[0], color=style.INK, **style.DOTTED, zorder=1)
-    axes.set_ylabel("$\\|V - V^\\pi\\|^2$ per state")
+    axes.axhline(variance, color=style.INK, **style.DOTTED, zorder=1)
+    axes.set(title=f"{title} MSE", ylabel="$\\|V - V^\\pi\\|^2$ per state")
 
 
-def _draw_bellman(axes: Axes, results: Results, curves: Curves, world: str) -> None:
+def _draw_bellman(axes: Axes, results: Results, curves: Curves, world: str, title: str) -> None:
     shown = _at_best(results, curves, world, "bellman_error")
-    starts = [style.band_over_seeds(values[:1]).mean for _, values in shown.values()]
+    starts = [style.band_over_seeds(values[:1]).value for _, values in shown.values()]
     _draw_errors(axes, shown, _WIDEST * float(np.nanmedian(starts)) if starts else np.inf)
-    axes.set_ylabel("$\\|\\mathcal{B}V - V\\|^2$ per state")
+    axes.set(title=f"{title} Bellman error", ylabel="$\\|\\mathcal{B}V - V\\|^2$ per state")
 
 
 def _draw_errors(axes: Axes, shown: dict[str, tuple[np.ndarray, np.ndarray]], most: float) -> None:
     """One curve per method at its best rate, the axis around them, crosses where seeds diverged."""
     for method, (epochs, values) in shown.items():
         style.draw_curve(axes, method, epochs, values, most)
-    style.log_limits(axes, [style.band_over_seeds(values).mean for _, values in shown.values()], most)
+    style.log_limits(axes, [style.band_over_seeds(values).value for _, values in shown.values()], most)
     for method, (epochs, values) in shown.items():
         style.mark_divergences(axes, method, epochs, values)
     axes.set_xlim(left=0)
@@ -235,10 +242,7 @@ def _draw_scatter(axes: Axes, results: Results, curves: Curves, world: str, erro
             x[good][::step], y[good][::step], ".", color=style.COLOURS[method], ms=3.5, alpha=0.45, mew=0,
             label=style.LOSSES[loss] + rank, rasterized=True,
         )  # fmt: skip
-    axes.set_xscale("log")
-    axes.set_yscale("log")
-    axes.set_xlabel("MSE" if error == "mse" else "Bellman error")
-    axes.set_ylabel("loss on all tuples")
+    axes.set(xscale="log", yscale="log", xlabel=ERROR_NAMES[error], ylabel="loss on all tuples")
     look: Any = {"frameon": True, "framealpha": 0.85, "edgecolor": "none", "fontsize": 8, "markerscale": 3}
     for handle in axes.legend(loc="upper left", **look).legend_handles:
         if handle is not None:
@@ -258,3 +262,46 @@ def _legend(figure: Figure, curves: Curves) -> None:
         "seeds diverged": {"color": style.SOFT, "marker": "X", "ls": "", "ms": 7},
     }
     style.method_legend(figure, methods, others)
+
+
+def evaluation_tables(results: Results) -> Iterator[str]:
+    """Methods against both truths, at the learning rates that the two rules choose; correlations."""
+    for world, rows in grouped(results.rows, "world").items():
+        if world == "chain":  # of figure-toy, among the claims
+            continue
+        truth = results.extra["truths"][world]
+        variance, gap = map(number_text, (truth["value_variance"], truth["paper_against_monte_carlo_mse"]))
+        note = (
+            "Mean squares over the training states in native reward units, mean and 95 % interval over "
+            f"seeds. The best constant has MSE {variance} (the variance of V). "
+            f"The paper's grid itself is off by MSE {gap} against Monte Carlo."
+        )
+        by_method = grouped(rows, "method")
+        lines = [_method_cells(m, by_method[m]) for m in style.METHODS if m in by_method]
+        yield section(f"## {style.LONG_NAMES[world]}", note, _HEADER, lines)
+    networks = {"own": "the method trained by it", "both": "K-loss and RG"}
+    lines = [
+        [
+            style.LONG_NAMES[found.world],
+            style.LOSSES[found.loss],
+            ERROR_NAMES[found.error],
+            networks[found.networks],
+            interval_text(found.spearman, found.low, found.high),
+            str(found.points),
+        ]
+        for found in results.correlations
+    ]
+    header = "world | loss | with | networks of | Spearman | points"
+    yield section("## What the losses tell about the errors", "", header, lines)
+
+
+def _method_cells(method: str, rows: Sequence[Row]) -> list[str]:
+    by_truth = grouped(rows, "truth")
+    mine = by_truth["monte_carlo"]
+    best = next(row for row in mine if row.best_by_truth)
+    blind = next(row for row in mine if row.best_without_truth)
+    by_grid = next(row for row in by_truth["paper"] if row.best_by_truth)
+    chosen = [t for row in (best, blind, by_grid) for t in (f"{row.learning_rate:g}", named_text(row, "mse"))]
+    at_best = (named_text(best, "bellman_error"), f"{best.diverged}/{best.seeds}")
+    anywhere = f"{sum(row.diverged for row in mine)}/{sum(row.seeds for row in mine)}"
+    return [style.LABELS[method], *chosen, *at_best, anywhere]

@@ -1,12 +1,15 @@
-"""figure-mujoco: run what is missing of it, and draw Trust-PCL with four critics in six environments.
+"""figure-mujoco: run what is missing of it, and show Trust-PCL with four critics in six environments.
 
 First page: the mean action's returns against environment steps; second: the sampled policy's; third: the
-paper's own grid and learner. (Feng et al. 2019, fig:mujoco_bench, fig:more_bench)
+paper's own grid and learner. Claims are judged by 95 % intervals. (Feng et al. 2019, fig:mujoco_bench,
+fig:more_bench)
 """
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -15,25 +18,202 @@ from matplotlib.figure import Figure
 from koffline.experiments import mujoco_plan as plan
 from koffline.experiments import style
 from koffline.experiments.cells import Run
-from koffline.experiments.mujoco_cells import mujoco_jobs
-from koffline.experiments.mujoco_results import Group, choose_settings, finished_parts, whole_parts
-from koffline.experiments.results import Curves, Results
-from koffline.experiments.statistics import band
+from koffline.experiments.claims import claims_table
+from koffline.experiments.mujoco_cells import Learned, MujocoResult, joined
+from koffline.experiments.results import (
+    FAILS,
+    HOLDS,
+    UNDECIDED,
+    Claim,
+    Curves,
+    Results,
+    ReturnRow,
+    grouped,
+    section,
+)
+from koffline.experiments.statistics import band, difference
+from koffline.spread import spread_of
 
-_COLUMNS = 4
+_COLUMNS = 4  # of panels
 _TITLES = {"InvertedDoublePendulum": "Inv. Double Pendulum", "InvertedPendulum": "Inverted Pendulum"}
+_WHERE = "Section 5.3, fig:mujoco_bench"
+_DOUBLE_SAMPLING = "Sections 2 and 3 (double sampling), inside Trust-PCL"
+_SENTENCES = {
+    "final": "K-loss learns a better policy than",
+    "area": "K-loss learns with fewer data than",
+}
+_GRIDS = {"final": "equal settings or grid for all", "paper": "the paper's grid and learner"}
+_RIVALS = tuple(critic for critic in plan.CRITICS if critic != "kloss")
+_PARTS = {
+    "final": "Each critic at its best setting of the same grid",
+    "paper": "The paper's learner, each critic at its best setting of the paper's grid",
+    "noise": "Noise on the transitions",
+}
+_NOTE = (
+    "IQM over all seeds and its 95 % bootstrap interval; “best but one”: mean without the worst seed, as the "
+    "paper reports. Final: mean of the last tenth of the evaluations; area: mean height of the learning "
+    "curve; sampled: the return of the sampled policy instead of the mean action's."
+)
+_HEADER = (
+    "critic | setting | final return, IQM | best but one | sampled policy, IQM | area | "
+    "median steps to threshold | diverged"
+)
+
+
+class Group(NamedTuple):
+    """What one curve of the figure shows."""
+
+    part: str
+    environment: str
+    noise: float
+    critic: str
+
+    @property
+    def panel(self) -> str:
+        """Swimmer final, Swimmer paper, Swimmer noise 0.02: the first half of its name in the curves."""
+        return f"{self.environment} {self.part}" + (f" {self.noise:g}" if self.part == "noise" else "")
+
+
+Runs = Mapping[Group, Learned]
 
 
 def collect_mujoco(run: Run) -> tuple[dict[str, Any], Curves]:
-    """Searches first, then what uses their choices; then what is finished, whatever was asked for."""
+    """Searches first, then what uses their choices; shown is what is finished, whatever was asked for."""
     request, folder = run.request or plan.MujocoRequest(quick=run.scale.quick), run.cells_folder
     for searches in (True, False):
-        choices, _ = choose_settings(whole_parts(request, folder, plan.SEARCHED, {})[0])
+        choices, _ = plan.choose_settings(plan.whole_parts(request, folder, plan.SEARCHED, {})[0])
         parts = [part for part in request.parts if (part in plan.SEARCHED) == searches]
         asked = [(part, name) for part in parts for name in request.environments]
         cells = [cell for part, name in asked for cell in plan.part_cells(request, part, name, choices)]
-        run.work_off(mujoco_jobs(cells, folder))
+        run.work_off([cell.job(folder) for cell in {cell.name: cell for cell in cells}.values()])
     return finished_parts(request, folder)
+
+
+def finished_parts(request: plan.MujocoRequest, folder: Any) -> tuple[dict[str, Any], Curves]:
+    """Rows, claims and curves of everything that is finished, and the names of what is not."""
+    searched, missing = plan.whole_parts(request, folder, plan.SEARCHED, {})
+    choices, searches = plan.choose_settings(searched)
+    finished, also_missing = plan.whole_parts(request, folder, plan.SEARCHES, choices)
+    found: dict[Group, list[tuple[MujocoResult, int]]] = {}
+    for cell, result in finished:
+        for place, critic in enumerate(result.critics):
+            group = Group(cell.part, cell.environment, cell.noise, critic)
+            found.setdefault(group, []).append((result, place))
+    learned = {group: joined(runs) for group, runs in found.items()}
+    results = [result for _, result in (*finished, *searched)]
+    extra = {
+        "environment_steps": sum(int(result.steps[-1]) * len(result.seeds) for result in results),
+        "runs": sum(len(result.seeds) for result in results),
+        "not_run": [*missing, *also_missing],
+    }
+    parts = {
+        "rows": (),
+        "returns": tuple(_row(group, learned[group]) for group in sorted(learned, key=_place)),
+        "searches": tuple(searches),
+        "claims": tuple(mujoco_claims(learned)),
+        "extra": extra,
+    }
+    curves = {
+        f"{group.panel}/{group.critic}": {
+            "steps": part.steps,
+            "return": part.returns.astype(np.float32),
+            "sampled_return": part.sampled.astype(np.float32),
+            "length": part.lengths.astype(np.float32),
+        }
+        for group, part in learned.items()
+    }
+    return parts, curves
+
+
+def _place(group: Group) -> tuple[str, int, float, int]:
+    """The order of the paper's panels."""
+    panel = list(plan.BUDGETS).index(group.environment)
+    return group.part, panel, group.noise, plan.CRITICS.index(group.critic)
+
+
+def _row(group: Group, part: Learned) -> ReturnRow:
+    greedy = part.scores("returns", plan.BUDGETS[group.environment].threshold)
+    sampled = part.scores("sampled")
+    reached = float(np.sort(greedy.reached)[len(greedy.reached) // 2])  # ∞ where half never did
+    return ReturnRow(
+        **group._asdict(),
+        setting=part.setting,
+        seeds=len(part.returns),
+        steps=int(part.steps[-1]),
+        **_spread("final", greedy.final),
+        final_best=_without_the_worst(greedy.final),
+        **_spread("sampled", sampled.final),
+        **_spread("area", greedy.area),
+        reached=reached if math.isfinite(reached) else None,
+        reached_seeds=int(np.isfinite(greedy.reached).sum()),
+        diverged=part.diverged,
+    )
+
+
+def _spread(name: str, values: np.ndarray) -> dict[str, Any]:
+    """The interquartile mean over runs and its interval; None for an end that a single run does not have."""
+    found = spread_of([values])
+    ends = {name: found.iqm, f"{name}_low": found.low, f"{name}_high": found.high}
+    return {key: plan.six_digits(end) if math.isfinite(end) else None for key, end in ends.items()}
+
+
+def _without_the_worst(values: np.ndarray) -> float:
+    """Mean of all runs but the worst: the paper's best 5 of 6. (Feng et al. 2019, Training Details)"""
+    return plan.six_digits(np.sort(values)[min(1, len(values) - 1) :].mean())
+
+
+def mujoco_claims(learned: Runs) -> Iterator[Claim]:
+    """Everything that the finished runs can say, rival by rival."""
+    ours = [group for group in sorted(learned, key=_place) if group.critic == "kloss"]
+    for part in _GRIDS:
+        found = [
+            claim
+            for group in ours
+            if group.part == part
+            for rival in _RIVALS
+            for score in _SENTENCES
+            for claim in _compared(learned, group, rival, score)
+        ]
+        if found:
+            yield _consistently(found, _GRIDS[part])
+            yield from found
+    # Double sampling biases the residual gradient where transitions are random, and not the K-loss.
+    for group in ours:
+        if group.part == "noise":
+            for rival in _RIVALS:
+                yield from _compared(learned, group, rival, "final")
+
+
+def _compared(learned: Runs, group: Group, rival: str, score: str) -> Iterator[Claim]:
+    """K-loss beside a rival by one score; nothing where the rival has not been run."""
+    ours, theirs = learned[group], learned.get(group._replace(critic=rival))
+    if theirs is None:
+        return
+    greedy, sampled = (
+        difference(*(getattr(part.scores(curve), score) for part in (ours, theirs)))
+        for curve in ("returns", "sampled")
+    )
+    sentence, where = f"{_SENTENCES[score]} {style.LABELS[rival]}", _WHERE
+    world, grid = group.environment, f" ({_GRIDS.get(group.part)})"
+    if group.part == "noise":
+        sentence, where = f"{sentence} where transitions are random", _DOUBLE_SAMPLING
+        world, grid = f"{world}, noise {group.noise:g}", ""
+    words = "final return" if score == "final" else "area under the curve"
+    measured = f"{words}, K-loss − {style.LABELS[rival]}, IQM of {len(ours.returns)} seeds{grid}"
+    reason = f"by the sampled policy: {sampled} ({sampled.verdict(0.0)})"
+    yield Claim(sentence, where, world, measured, *greedy, greedy.verdict(0.0), reason)
+
+
+def _consistently(found: Sequence[Claim], grid: str) -> Claim:
+    """One that goes the other way refutes it, one that is undecided leaves it open."""
+    holds, fails = (sum(claim.verdict == verdict for claim in found) for verdict in (HOLDS, FAILS))
+    environments = len({claim.world for claim in found})
+    return Claim(
+        "K-loss consistently outperforms all the other methods, learning better policy with fewer data",
+        _WHERE, "MuJoCo", f"comparisons of {len(found)} that hold ({environments} environments, {grid})",
+        float(holds), None, None, FAILS if fails else HOLDS if holds == len(found) else UNDECIDED,
+        f"{fails} go the other way",
+    )  # fmt: skip
 
 
 def draw_mujoco(
@@ -50,9 +230,7 @@ def draw_mujoco(
     label += ", the paper's setting" if part == "paper" else ""
     groups = [Group(part, name, 0.0, "") for name in plan.BUDGETS]
     if part == "final":
-        groups += [
-            Group("noise", name, level, "") for name, levels in plan.NOISE_LEVELS.items() for level in levels
-        ]
+        groups += [Group("noise", name, x, "") for name, levels in plan.NOISE_LEVELS.items() for x in levels]
     lines = -(-len(groups) // _COLUMNS)
     with style.house_style():
         figure = Figure(figsize=(3.1 * _COLUMNS, 2.6 * lines + 0.5), layout="constrained")
@@ -60,10 +238,10 @@ def draw_mujoco(
         shown: set[str] = set()
         for place, (axes, group) in enumerate(zip(panels, groups, strict=False)):  # the last stay empty
             noise = f", noise {group.noise:g}" if group.noise else ""
-            title = _TITLES.get(group.environment, group.environment)
-            axes.set_title(f"({chr(ord('a') + place)}) {title}{noise}")
-            threshold = plan.BUDGETS[group.environment].threshold
-            shown |= _draw_panel(axes, curves, group.panel, curve, threshold)
+            axes.set_title(
+                f"({'abcdefgh'[place]}) {_TITLES.get(group.environment, group.environment)}{noise}"
+            )
+            shown |= _draw_panel(axes, curves, group, curve)
             if place % _COLUMNS == 0:
                 axes.set_ylabel(label, fontsize=8)
         for axes in panels[len(groups) :]:
@@ -72,26 +250,67 @@ def draw_mujoco(
         return figure
 
 
-def _draw_panel(axes: Axes, curves: Curves, panel: str, curve: str, threshold: float | None) -> set[str]:
+def _draw_panel(axes: Axes, curves: Curves, group: Group, curve: str) -> set[str]:
     """Interquartile means with bootstrap intervals; the critics that were there."""
-    groups = {critic: curves[f"{panel}/{critic}"] for critic in plan.CRITICS if f"{panel}/{critic}" in curves}
+    names = {critic: f"{group.panel}/{critic}" for critic in plan.CRITICS}
+    found = {critic: curves[name] for critic, name in names.items() if name in curves}
     axes.set_xlabel("thousand environment steps", fontsize=8)
-    if not groups:
+    if not found:
         axes.text(0.5, 0.5, "not run", ha="center", va="center", color=style.SOFT, transform=axes.transAxes)
         axes.set_xticks([])
         axes.set_yticks([])
         return set()
     highest = -np.inf
-    for critic, group in groups.items():
-        x, look = group["steps"] / 1000.0, style.line_look(critic)
+    for critic, part in found.items():
+        x, look = part["steps"] / 1000.0, style.line_look(critic)
         width, order = (1.8, 4) if critic == "kloss" else (1.1, 3)
-        found = band(np.asarray(group[curve], dtype=np.float64))
-        highest = max(highest, float(found.value.max()))
-        axes.fill_between(x, found.low, found.high, color=look["color"], alpha=0.15, lw=0)
-        every = max(1, len(x) // 6)
-        axes.plot(x, found.value, **look, ms=3, markevery=every, lw=width, zorder=order)
+        mean, low, high = band(np.asarray(part[curve], dtype=np.float64))
+        highest = max(highest, float(mean.max()))
+        axes.fill_between(x, low, high, color=look["color"], alpha=0.15, lw=0)
+        axes.plot(x, mean, **look, ms=3, markevery=max(1, len(x) // 6), lw=width, zorder=order)
+    threshold = plan.BUDGETS[group.environment].threshold
     if threshold is not None and highest > 0.5 * threshold:  # far away it would flatten the curves
         axes.axhline(threshold, color=style.SOFT, **style.DOTTED, zorder=1)
     axes.set_xlim(left=0)
     axes.tick_params(labelsize=8, colors=style.INK)
-    return set(groups)
+    return set(found)
+
+
+def mujoco_tables(results: Results) -> Iterator[str]:
+    """Claims, what was run, and returns part by part."""
+    yield claims_table(results)
+    extra = results.extra
+    missing = ", ".join(extra["not_run"]) or "nothing"
+    steps = f"{extra['environment_steps'] / 1e6:.3g} million environment steps"
+    yield f"## Returns\n\n{_NOTE}\n\nNot run: {missing}.\n\n{extra['runs']} runs, {steps}."
+    by_part = grouped(results.returns, "part")
+    for part, title in _PARTS.items():
+        for found in grouped(by_part.get(part, ()), "environment", "noise").values():
+            yield _returns_table(title, found)
+
+
+def _returns_table(title: str, rows: Sequence[ReturnRow]) -> str:
+    first = rows[0]
+    noise = f", noise {first.noise:g} per step on every velocity" if first.noise else ""
+    about = f"{title}; {first.steps:,} environment steps, {first.seeds} seeds."
+    cells = [
+        [
+            style.LABELS[row.critic],
+            row.setting,
+            _text(row.final, row.final_low, row.final_high),
+            _text(row.final_best),
+            _text(row.sampled, row.sampled_low, row.sampled_high),
+            _text(row.area, row.area_low, row.area_high),
+            f"{'–' if row.reached is None else f'{row.reached:,.0f}'} ({row.reached_seeds}/{row.seeds})",
+            f"{row.diverged}/{row.seeds}",
+        ]
+        for row in rows
+    ]
+    return section(f"### {first.environment}{noise} ({first.part})", about, _HEADER, cells)
+
+
+def _text(value: float, low: float | None = None, high: float | None = None) -> str:
+    """Returns go from fractions to ten thousands: three digits at least, no exponents."""
+    ends = (end for end in (value, low, high) if end is not None)
+    texts = [f"{end:.0f}" if abs(end) >= 100.0 else f"{end:.3g}" for end in ends]
+    return f"{texts[0]} [{texts[1]}, {texts[2]}]" if len(texts) == 3 else texts[0]

@@ -2,13 +2,13 @@
 
 2000 tuples, plain gradient descent from w = (1, 1, 1) with the gradient of all tuples, in float64; seeds are
 draws of the tuples. TD(0) and FVI diverge, RG settles where the noise of transitions biases it, the K-loss
-with the linear kernel reaches the LSTD solution, as do GTD2 and SBEED with linear second functions. Drawn are
-the chain and the errors of the six methods against iterations. (Feng et al. 2019, fig:toy_diverge)
+with the linear kernel reaches the LSTD solution, as do GTD2 and SBEED with linear second functions.
+(Feng et al. 2019, fig:toy_diverge)
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,7 +17,6 @@ import torch
 from jaxtyping import Float, Shaped
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.patches import Circle, Rectangle
 from torch import Tensor
 
 from koffline import objectives
@@ -26,23 +25,14 @@ from koffline.dual_objectives import GradientTD2, SaddlePoint
 from koffline.envs import finite as worlds
 from koffline.experiments import style
 from koffline.experiments.cells import Run
-from koffline.experiments.results import Curves, Results, Row
+from koffline.experiments.results import Curves, Results, Row, interval_text, named_text, number_text, section
 from koffline.experiments.statistics import mean_over_seeds
 from koffline.kernel_loss import feature_v_statistic
 
 DIVERGED = 1e7  # descent stops where ‖w‖ passes it; the largest true value is 1
 _RECORDS = 240  # per curve, evenly spaced in the logarithm of the iteration
-_RADIUS = 0.3
 _WIDEST = 1e3  # the axes end here; what diverges leaves them
 _LSTD: dict[str, Any] = {"color": style.INK, "ls": (0, (4, 3)), "lw": 0.9}
-# Where the states are drawn and what their values are called.
-_STATES = {
-    "s1": ((0.0, 1.0), "$w_1$"),
-    "s2": ((1.6, 1.75), "$w_2$"),
-    "s3": ((1.6, 0.25), "$w_3$"),
-    "s4": ((3.2, 0.25), "$2w_3$"),
-    "end": ((3.2, 1.75), "0"),
-}
 Weights = Float[Tensor, "seed 3"]
 Columns = Float[Tensor, "seed row"]
 
@@ -116,10 +106,7 @@ def collect_toy(run: Run) -> tuple[dict[str, Any], Curves]:
     descents = {method: descend(method, log, settings) for method in style.METHODS}
     lstd = log.least_squares().numpy()
     errors, squares = weight_errors(lstd), value_errors(lstd)
-    gaps = {
-        method: float(np.linalg.norm(found["weights"] - lstd, axis=1).max())
-        for method, found in descents.items()
-    }
+    gaps = {m: float(np.linalg.norm(found["weights"] - lstd, axis=1).max()) for m, found in descents.items()}
     extra = {
         "exact_weights": list(worlds.TSITSIKLIS_WEIGHTS),
         **mean_over_seeds(errors).named("lstd_weight_error"),
@@ -208,13 +195,8 @@ def descend(method: str, log: ToyLog, settings: ToySettings) -> dict[str, np.nda
         if iteration in iterations:
             recorded.append(weights.numpy())
     path = np.stack(recorded)
-    return {
-        "iterations": iterations,
-        "mse": value_errors(path),
-        "weight_error": weight_errors(path),
-        "diverged_at": diverged_at,
-        "weights": path[-1],
-    }
+    curves = {"mse": value_errors(path), "weight_error": weight_errors(path)}
+    return {"iterations": iterations, **curves, "diverged_at": diverged_at, "weights": path[-1]}
 
 
 def weight_errors(weights: Shaped[np.ndarray, "*time seed 3"]) -> Float[np.ndarray, "*time seed"]:
@@ -229,15 +211,16 @@ def value_errors(weights: Shaped[np.ndarray, "*time seed 3"]) -> Float[np.ndarra
 
 
 def draw_toy(results: Results, curves: Curves) -> Figure:
-    """Panels a–c."""
+    """The paper's panels b and c: errors of the six methods against iterations."""
     with style.house_style():
-        figure = Figure(figsize=(11.5, 3.6), layout="constrained")
-        chain, mse, weights = figure.subplots(1, 3, width_ratios=(0.95, 1.0, 1.0))
-        _draw_chain(chain)
-        chain.set_title("(a) The chain")
-        for axes, title, name, label, level in (
-            (mse, "(b) MSE", "mse", "mean of $(V - V^*)^2$ over states", "lstd_mse"),
-            (weights, "(c) Weight error", "weight_error", "$\\|w - w^*\\|$", "lstd_weight_error"),
+        figure = Figure(figsize=(8.5, 3.6), layout="constrained")
+        for axes, title, name, label, level in zip(
+            figure.subplots(1, 2),
+            ("(b) MSE", "(c) Weight error"),
+            ("mse", "weight_error"),
+            ("mean of $(V - V^*)^2$ over states", "$\\|w - w^*\\|$"),
+            ("lstd_mse", "lstd_weight_error"),
+            strict=True,
         ):
             _draw_errors(axes, curves, name, label)
             axes.set_title(title)
@@ -245,9 +228,7 @@ def draw_toy(results: Results, curves: Curves) -> Figure:
                 axes.axhline(results.extra[level], **_LSTD, zorder=1)
         passed = {"color": style.SOFT, "marker": "X", "ls": "", "ms": 7}
         others = {"LSTD (sampling error)": _LSTD, "$\\|w\\|$ passed $10^7$": passed}
-        style.method_legend(
-            figure, [method for method in style.METHODS if f"chain/{method}" in curves], others
-        )
+        style.method_legend(figure, [group.removeprefix("chain/") for group in curves], others)
         return figure
 
 
@@ -256,7 +237,7 @@ def _draw_errors(axes: Axes, curves: Curves, name: str, label: str) -> None:
     groups = {m: curves[f"chain/{m}"] for m in style.METHODS if f"chain/{m}" in curves}
     for method, group in groups.items():
         style.draw_curve(axes, method, group["iterations"][1:], group[name][1:], _WIDEST)
-    style.log_limits(axes, [style.band_over_seeds(group[name][1:]).mean for group in groups.values()])
+    style.log_limits(axes, [style.band_over_seeds(group[name][1:]).value for group in groups.values()])
     axes.set_xscale("log")
     axes.set_ylim(top=_WIDEST)
     for method, group in groups.items():
@@ -265,36 +246,21 @@ def _draw_errors(axes: Axes, curves: Curves, name: str, label: str) -> None:
     axes.set_ylabel(label)
 
 
-def _draw_chain(axes: Axes) -> None:
-    """States as circles with their values, the terminal one as a square, arrows with probabilities."""
-    for name, ((x, y), value) in _STATES.items():
-        corner, side = (x - _RADIUS, y - _RADIUS), 2 * _RADIUS
-        shape: Any = Rectangle(corner, side, side) if name == "end" else Circle((x, y), _RADIUS)
-        shape.set(facecolor="#f5f7fa", edgecolor=style.INK, lw=1.2, zorder=3)
-        axes.add_patch(shape)
-        axes.text(x, y, value, ha="center", va="center", fontsize=11, color=style.INK, zorder=4)
-    _arrow(axes, "s1", "s2", "0.8", (-0.12, 0.16))
-    _arrow(axes, "s1", "s3", "0.2", (-0.12, -0.16))
-    _arrow(axes, "s2", "end", "reward 1", (0.0, 0.14))
-    _arrow(axes, "s3", "s4", "", (0.0, 0.0))
-    _arrow(axes, "s4", "end", "0.05", (0.24, 0.0))
-    # The loop below s4: most of a circle, from its lower left to its lower right.
-    angle = np.radians([*range(150, 351, 4), 390])
-    x, y = _STATES["s4"][0]
-    style.draw_arrow(axes, x + 0.2 * np.cos(angle), y - 0.4 + 0.2 * np.sin(angle))
-    axes.text(3.48, -0.3, "0.95", ha="left", va="center", color=style.INK)
-    axes.text(3.2, 2.22, "terminal", ha="center", va="center", color="#52606d", fontsize=8)
-    axes.set(xlim=(-0.5, 4.1), ylim=(-0.75, 2.6))
-    axes.set_aspect("equal", anchor="NW")
-    axes.axis("off")
-
-
-def _arrow(axes: Axes, start: str, end: str, text: str, shift: tuple[float, float]) -> None:
-    """A straight arrow from one state's edge to the other's, with a text beside its middle."""
-    (x0, y0), (x1, y1) = _STATES[start][0], _STATES[end][0]
-    share = (_RADIUS + 0.04) / float(np.hypot(x1 - x0, y1 - y0))
-    along = np.array([share, 1.0 - share])
-    style.draw_arrow(axes, x0 + along * (x1 - x0), y0 + along * (y1 - y0))
-    axes.text(
-        (x0 + x1) / 2 + shift[0], (y0 + y1) / 2 + shift[1], text, ha="center", va="center", color=style.INK
+def toy_tables(results: Results) -> Iterator[str]:
+    """The methods at their last iteration."""
+    rows: Sequence[Row] = results.select(world="chain")
+    extra, first = results.extra, rows[0]
+    error = interval_text(*(extra.get(f"lstd_weight_error{end}") for end in ("", "_low", "_high")))
+    note = (
+        f"Plain gradient descent, {first.epochs} iterations at learning rate {first.learning_rate:g}, "
+        f"{first.seeds} draws of the tuples. The LSTD solution of the same tuples is {error} away from w*: "
+        "that much is sampling error."
     )
+    gaps, cells = extra["largest_distance_from_lstd"], []
+    for row in rows:
+        steps = [step for step in row.diverged_at if step is not None]
+        when = f" (iterations {min(steps)}–{max(steps)})" if steps else ""
+        errors = [named_text(row, "weight_error"), named_text(row, "mse"), number_text(gaps.get(row.method))]
+        cells.append([style.LABELS[row.method], *errors, f"{row.diverged}/{row.seeds}{when}"])
+    header = "method | ‖w − w*‖ | MSE | largest distance from LSTD | diverged"
+    yield section(f"## {style.LONG_NAMES['chain']}", note, header, cells)

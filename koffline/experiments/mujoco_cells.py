@@ -12,7 +12,7 @@ import json
 import shutil
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -21,19 +21,21 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from koffline.checkpoints import Saved, newest, save
-from koffline.experiments.cells import reading_result
+from koffline.experiments.results import reading_result, write_arrays
+from koffline.experiments.statistics import Scores, scores_of
 from koffline.fitting import threads
 from koffline.jobs import Job
 from koffline.online.config import OnlineConfig, OnlineRun
-from koffline.store.files import atomic_file
 from koffline.untrusted.arrays import read_arrays
 
 FORMAT = 1  # of the files; part of the digest
 _CHECKPOINT_SECONDS = 240.0
 _RETURNS = {"returns": "mean_return", "lengths": "length", "sampled": "sampled_return"}
-_TEXTS = ("critics", "configs", "shares")
+_TEXTS = ("critics", "configs")
 # They change how a run is written down, not what it learns.
 _NOT_LEARNING = ("checkpoint_interval", "keep_checkpoints")
+_SHORT = {"window_length": "d", "learning_rate": "lr", "max_divergence": "ε"}
+_NOT_SETTINGS = ("environment", "environment_options", "critic", "steps", "reward_scale")
 
 
 @dataclass(frozen=True)
@@ -66,28 +68,32 @@ class MujocoCell:
         window = self.runs[0].config.window_length
         return f"{self.part} {self.environment}{noise}, d = {window}, {len(self.runs)} runs"
 
+    def path(self, folder: Path) -> Path:
+        """Where its result is kept."""
+        return folder / f"{self.name}.npz"
+
+    def job(self, folder: Path) -> Job:
+        """What learns it."""
+        return Job(self.label, write_mujoco, (self,), self.path(folder), partial(is_result, self))
+
 
 @dataclass(frozen=True, eq=False)
 class MujocoResult:
     """Curves (R, T) of R runs at ``steps`` (T,).
 
     returns, lengths: of the mean action. sampled: returns of the training episodes since the evaluation
-    before, NaN until one has ended. metrics: what the learner measured of itself in that time, (R, T).
-    diverged_at: the evaluation (in steps) that found the run standing still, −1 for none. shares: seconds of
-    environment, acting, learning and evaluation, all runs together.
+    before, NaN until one has ended. diverged_at: the evaluation (in steps) that found the run standing still,
+    −1 for none.
     """
 
     steps: Int[np.ndarray, " time"]
     returns: Float[np.ndarray, "run time"]
     lengths: Float[np.ndarray, "run time"]
     sampled: Float[np.ndarray, "run time"]
-    metrics: Mapping[str, Float[np.ndarray, "run time"]]
     critics: Sequence[str]
     seeds: Int[np.ndarray, " run"]
     diverged_at: Int[np.ndarray, " run"]
     configs: Sequence[Mapping[str, Any]]
-    seconds: float
-    shares: Mapping[str, float]
 
 
 def _learned_by(config: OnlineConfig) -> dict[str, Any]:
@@ -99,28 +105,10 @@ def _default() -> dict[str, Any]:
     return _learned_by(OnlineConfig(environment="default"))  # the environment itself is always stated
 
 
-def mujoco_path(cell: MujocoCell, folder: Path) -> Path:
-    """Where the result of a cell is kept."""
-    return folder / f"{cell.name}.npz"
-
-
-def mujoco_jobs(cells: Sequence[MujocoCell], folder: Path) -> list[Job]:
-    """A job per cell."""
-    return [
-        Job(cell.label, write_mujoco, (cell,), mujoco_path(cell, folder), partial(_is_of, cell))
-        for cell in {cell.name: cell for cell in cells}.values()
-    ]
-
-
-def is_mujoco(cell: MujocoCell, folder: Path) -> bool:
-    """Whether the cell is finished, with settings that all mean what they mean today."""
-    return _is_of(cell, mujoco_path(cell, folder))
-
-
-def _is_of(cell: MujocoCell, path: Path) -> bool:
+def is_result(cell: MujocoCell, path: Path) -> bool:
     """Whether a whole result of the cell lies there; one of other defaults, or another's, is computed again.
 
-    Settings that the learner did not have yet when the file was written count as their defaults.
+    Settings that the learner did not have yet when the file was written, or has no more, do not count.
     """
     try:
         arrays = read_arrays(path, ("name", "configs"))
@@ -136,22 +124,16 @@ def _is_of(cell: MujocoCell, path: Path) -> bool:
 
 def save_mujoco(path: Path, name: str, result: MujocoResult) -> None:
     """Write a result under the name of its cell."""
-    arrays = {f"metric.{key}": values.astype(np.float32) for key, values in result.metrics.items()}
-    for key, part in vars(result).items():
-        if key != "metrics":
-            arrays[key] = np.asarray(json.dumps(part, sort_keys=True) if key in _TEXTS else part)
-    with atomic_file(path, force=True) as temporary, temporary.open("wb") as file:
-        np.savez_compressed(file, name=np.asarray(name), **arrays)  # type: ignore[arg-type]
+    texts = {key: json.dumps(getattr(result, key), sort_keys=True) for key in _TEXTS}
+    write_arrays(path, {"name": name, **vars(result), **texts})
 
 
 def read_mujoco(path: Path) -> MujocoResult:
     """The result of a cell. Raises ConfigError for a file that is damaged."""
     with reading_result(path):
-        arrays: dict[str, Any] = dict(read_arrays(path))
-        del arrays["name"]
-        metrics = {key[7:]: arrays.pop(key) for key in list(arrays) if key.startswith("metric.")}
+        arrays: Any = read_arrays(path)
         arrays |= {key: json.loads(str(arrays[key])) for key in _TEXTS}
-        return MujocoResult(**{**arrays, "metrics": metrics, "seconds": float(arrays["seconds"])})
+        return MujocoResult(**{part.name: arrays[part.name] for part in fields(MujocoResult)})
 
 
 def write_mujoco(path: Path, cell: MujocoCell) -> None:
@@ -172,24 +154,15 @@ def _learn(cell: MujocoCell, stack: Any, path: Path) -> MujocoResult:
     before, steps, rows, diverged = 0.0, [], [], {}
     if found := newest(folder, cell.name):
         stack.load_state_dict(dict(found.state["stack"]))
-        steps, rows, diverged, before = (
-            found.state["steps"],
-            found.state["rows"],
-            dict(found.diverged),
-            found.seconds,
-        )
+        steps, rows = found.state["steps"], found.state["rows"]
+        before, diverged = found.seconds, dict(found.diverged)
     started = saved = time.perf_counter()
     while True:
         is_over = stack.steps >= config.steps
         seconds = before + time.perf_counter() - started
         if stack.steps >= len(steps) * config.evaluation_interval or (is_over and steps[-1] < stack.steps):
-            evaluations, metrics = stack.evaluate(), stack.take_metrics()
-            row = {
-                key: [float(getattr(part, name)) for part in evaluations] for key, name in _RETURNS.items()
-            }
-            row |= {
-                f"metric.{name}": [float(part.get(name, np.nan)) for part in metrics] for name in metrics[0]
-            }
+            evaluations = stack.evaluate()
+            row = {key: [float(getattr(e, name)) for e in evaluations] for key, name in _RETURNS.items()}
             for run in np.flatnonzero(stack.diverged):
                 diverged.setdefault(int(run), stack.steps)
             steps.append(stack.steps)
@@ -203,36 +176,60 @@ def _learn(cell: MujocoCell, stack: Any, path: Path) -> MujocoResult:
             save(folder, cell.name, Saved(stack.steps, seconds, {}, diverged, state), 1)
             saved = time.perf_counter()
         stack.iterate()
-    missing = [np.nan] * len(cell.runs)
-    curves = {
-        key: np.asarray([row.get(key, missing) for row in rows], dtype=np.float64).T
-        for key in sorted({key for row in rows for key in row})
-    }
     return MujocoResult(
         steps=np.asarray(steps),
-        **{key: curves[key] for key in _RETURNS},
-        metrics={key[7:]: part for key, part in curves.items() if key.startswith("metric.")},
+        **{key: np.asarray([row[key] for row in rows], dtype=np.float64).T for key in _RETURNS},
         critics=[run.config.critic for run in cell.runs],
         seeds=np.asarray([run.seed for run in cell.runs]),
         diverged_at=np.asarray([diverged.get(place, -1) for place in range(len(cell.runs))]),
         configs=[_learned_by(run.config) for run in cell.runs],
-        seconds=before + time.perf_counter() - started,
-        shares={name: float(part) for name, part in stack.seconds.items()},
     )
 
 
 def _progress(cell: MujocoCell, steps: int, seconds: float, row: Mapping[str, Sequence[float]]) -> str:
-    """A line of the log; NaN while none of a run's training episodes has ended."""
-    critics = np.array([run.config.critic for run in cell.runs])
-    medians = " ".join(
-        f"{critic} "
-        + "/".join(
-            f"{np.median(np.array(row[key])[critics == critic]):.4g}" for key in ("returns", "sampled")
-        )
-        for critic in dict.fromkeys(critics.tolist())
-    )
+    """A line of the log: how far, how fast, and each critic's median return."""
+    critics, returns = np.array([run.config.critic for run in cell.runs]), np.array(row["returns"])
+    medians = [f"{c} {np.median(returns[critics == c]):.4g}" for c in dict.fromkeys(critics.tolist())]
     speed = len(critics) * steps / max(seconds, 1e-9)
-    return (
-        f"{cell.label}: step {steps} of {cell.runs[0].config.steps}, {seconds:.0f} s, {speed:.0f} steps/s; "
-        f"median return greedy/sampled: {medians}\n"
+    told = f"step {steps} of {cell.runs[0].config.steps}, {seconds:.0f} s, {speed:.0f} steps/s"
+    return f"{cell.label}: {told}; median return: {' '.join(medians)}\n"
+
+
+@dataclass(frozen=True, eq=False)
+class Learned:
+    """All seeds of a critic at one setting: curves (R, T) at ``steps`` (T,); diverged: how many runs."""
+
+    setting: str
+    steps: Int[np.ndarray, " time"]
+    returns: Float[np.ndarray, "run time"]
+    sampled: Float[np.ndarray, "run time"]
+    lengths: Float[np.ndarray, "run time"]
+    diverged: int
+
+    def scores(self, curve: str, threshold: float | None = None) -> Scores:
+        """Of a curve."""
+        return scores_of(self.steps, getattr(self, curve), threshold)
+
+
+def joined(runs: Sequence[tuple[MujocoResult, int]]) -> Learned:
+    """Runs, as rows of results, together."""
+    first, place = runs[0]
+    returns, sampled, lengths = (
+        np.stack([getattr(result, name)[row] for result, row in runs])
+        for name in ("returns", "sampled", "lengths")
     )
+    for curve in sampled:  # NaN where no training episode had ended yet becomes the run's first number
+        good = np.flatnonzero(np.isfinite(curve))
+        curve[~np.isfinite(curve)] = curve[good[0]] if len(good) else 0.0
+    diverged = sum(int(result.diverged_at[row] >= 0) for result, row in runs)
+    return Learned(setting_words(first.configs[place]), first.steps, returns, sampled, lengths, diverged)
+
+
+def setting_words(config: Mapping[str, Any]) -> str:
+    """d 10, lr 0.003, ε 0.001, and whatever else is not the default."""
+    usual, words = _default(), [f"{short} {config[name]:g}" for name, short in _SHORT.items()]
+    for name, value in config.items():
+        is_said = name in _SHORT or name in _NOT_SETTINGS or name.startswith("evaluation")
+        if not is_said and value != usual.get(name, value):
+            words.append(f"{name} {value:.3g}" if isinstance(value, float) else f"{name} {value}")
+    return ", ".join(words)

@@ -11,14 +11,17 @@ import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from koffline.config import parse_assignments
 from koffline.envs.gymnasium_worlds import NOISY_MUJOCO
 from koffline.errors import ConfigError
 from koffline.experiments import ENVIRONMENTS, PARTS
-from koffline.experiments.mujoco_cells import MujocoCell
+from koffline.experiments.mujoco_cells import MujocoCell, MujocoResult, is_result, joined, read_mujoco
+from koffline.experiments.results import SearchRow
 from koffline.online.config import OnlineConfig, OnlineRun, load_config
+from koffline.spread import interquartile_mean
 
 CRITICS = ("td0", "fvi", "rg", "kloss")
 SEARCHES = {"final": "search", "noise": "search", "paper": "paper-search"}
@@ -28,6 +31,7 @@ SEARCHED = ("search", "paper-search")
 Setting = tuple[tuple[str, Any], ...]
 """Differences from the defaults of OnlineConfig, sorted by name."""
 Choices = Mapping[tuple[str, str, str], Setting]  # (environment, search, critic)
+Finished = list[tuple[MujocoCell, MujocoResult]]
 
 
 @dataclass(frozen=True)
@@ -161,51 +165,43 @@ def chosen_setting(choices: Choices, environment: str, search: str, critic: str)
 
 def part_cells(request: MujocoRequest, part: str, environment: str, choices: Choices) -> list[MujocoCell]:
     """The cells of a part on an environment; none where it does not belong to the plan."""
-    interval = BUDGETS[environment].evaluation_interval
-    if part in SEARCHED:
-        steps = request.search_steps(environment)
-        if not steps or (part == "paper-search" and environment not in PAPER_SEARCHED):
-            return []
-        seeds = SEARCH_SEEDS if part == "search" else PAPER_SEARCH_SEEDS
-        base = {"steps": steps, "evaluation_interval": min(interval, max(1, steps // 2))}
-        runs = [
-            OnlineRun(_config(request, part, environment, critic, setting, base), seed)
-            for seed in range(_FIRST_SEARCH_SEED, _FIRST_SEARCH_SEED + seeds)
-            for critic in CRITICS
-            for setting in search_settings(part, critic, request.quick)
-        ]
-        return list(_stacks(part, environment, 0.0, runs, _MOST_SEARCH_RUNS))
-    steps = request.steps_of(environment)
-    interval = min(_QUICK_INTERVAL if request.quick else interval, steps)
+    interval, searched = BUDGETS[environment].evaluation_interval, part in SEARCHED
+    steps = request.search_steps(environment) if searched else request.steps_of(environment)
+    if searched and (not steps or (part == "paper-search" and environment not in PAPER_SEARCHED)):
+        return []
     found: list[MujocoCell] = []
     for noise in NOISE_LEVELS.get(environment, ()) if part == "noise" else (0.0,):
+        if searched:
+            count = SEARCH_SEEDS if part == "search" else PAPER_SEARCH_SEEDS
+            seeds, most = range(_FIRST_SEARCH_SEED, _FIRST_SEARCH_SEED + count), _MOST_SEARCH_RUNS
+            interval = min(interval, max(1, steps // 2))
+            settings = [(c, s) for c in CRITICS for s in search_settings(part, c, request.quick)]
+        else:
+            seeds, most = range(request.seeds(environment)), _MOST_RUNS
+            interval = min(_QUICK_INTERVAL if request.quick else interval, steps)
+            settings = [(c, chosen_setting(choices, environment, SEARCHES[part], c)) for c in CRITICS]
         base = {"steps": min(steps, NOISE_STEPS) if noise else steps, "evaluation_interval": interval}
-        chosen = {c: chosen_setting(choices, environment, SEARCHES[part], c) for c in CRITICS}
-        configs = [_config(request, part, environment, c, chosen[c], base, noise) for c in CRITICS]
-        runs = [OnlineRun(config, s) for s in range(request.seeds(environment)) for config in configs]
-        found += _stacks(part, environment, noise, runs, _MOST_RUNS)
+        configs = [
+            _config(request, part, environment, noise, {"critic": critic, **base, **dict(setting)})
+            for critic, setting in settings
+        ]
+        runs = [OnlineRun(config, seed) for seed in seeds for config in configs]
+        found += _stacks(part, environment, noise, runs, most)
     return found
 
 
 def _config(
-    request: MujocoRequest,
-    part: str,
-    environment: str,
-    critic: str,
-    setting: Setting,
-    base: Mapping[str, Any],
-    noise: float = 0.0,
+    request: MujocoRequest, part: str, environment: str, noise: float, settings: Mapping[str, Any]
 ) -> OnlineConfig:
     identifier = f"{environment}-v5"
-    settings: dict[str, Any] = {"critic": critic, **base, "environment": identifier, "evaluation_episodes": 2}
-    settings |= {**BUDGETS[environment].base, **(PAPER_BASE if part.startswith("paper") else {})}
-    settings |= dict(setting)
-    if environment in request.environments:
-        settings |= dict(request.changes)
+    learner = PAPER_BASE if part.startswith("paper") else {}
+    changes = dict(request.changes) if environment in request.environments else {}
+    where: dict[str, Any] = {"environment": identifier}
     if noise:
         options = {"environment": identifier, "transition_noise": noise}
-        settings |= {"environment": NOISY_MUJOCO, "environment_options": options}
-    return OnlineConfig(**settings)
+        where = {"environment": NOISY_MUJOCO, "environment_options": options}
+    base = {"evaluation_episodes": 2, **BUDGETS[environment].base}
+    return OnlineConfig(**{**base, **learner, **settings, **changes, **where})
 
 
 def _stacks(
@@ -220,3 +216,48 @@ def _stacks(
         size = math.ceil(len(group) / math.ceil(len(group) / most))
         for start in range(0, len(group), size):
             yield MujocoCell(part, environment, noise, tuple(group[start : start + size]))
+
+
+def whole_parts(
+    request: MujocoRequest, folder: Path, parts: Iterable[str], choices: Choices
+) -> tuple[Finished, list[str]]:
+    """The cells of the parts that are finished as a whole, also without any, and the names of the others."""
+    finished: Finished = []
+    missing = []
+    for part, environment in itertools.product(parts, BUDGETS):
+        cells = part_cells(request, part, environment, choices)
+        if all(is_result(cell, cell.path(folder)) for cell in cells):
+            finished += [(cell, read_mujoco(cell.path(folder))) for cell in cells]
+        else:
+            missing.append(f"{part} of {environment}")
+    return finished, missing
+
+
+def choose_settings(finished: Finished) -> tuple[dict[tuple[str, str, str], Setting], list[SearchRow]]:
+    """The best setting of each critic by the area under the greedy curve, and all of them ranked."""
+    runs: dict[tuple[str, str, str], dict[Setting, list[tuple[MujocoResult, int]]]] = {}
+    for cell, result in finished:
+        for place, run in enumerate(cell.runs):
+            critic = run.config.critic
+            # What a run has of the names that its grid varies.
+            names = {name for setting in search_settings(cell.part, critic) for name, _ in setting}
+            setting = as_setting({name: getattr(run.config, name) for name in names})
+            by_setting = runs.setdefault((cell.environment, cell.part, critic), {})
+            by_setting.setdefault(setting, []).append((result, place))
+    choices, rows = {}, []
+    for key, by_setting in runs.items():
+        learned = {setting: joined(part) for setting, part in by_setting.items()}
+        # Of equals the first.
+        ranking = sorted(learned, key=lambda s: -float(interquartile_mean(learned[s].scores("returns").area)))
+        choices[key] = ranking[0]
+        for rank, part in enumerate(learned[setting] for setting in ranking):
+            greedy, sampled = part.scores("returns"), part.scores("sampled")
+            area, final, drawn = (six_digits(s.mean()) for s in (greedy.area, greedy.final, sampled.final))
+            runs_of = (part.setting, len(part.returns), int(part.steps[-1]))
+            rows.append(SearchRow(*key, *runs_of, area, final, drawn, rank))
+    return choices, rows
+
+
+def six_digits(value: float) -> float:
+    """Files stay small and the same everywhere."""
+    return float(f"{value:.6g}")

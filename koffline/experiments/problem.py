@@ -19,6 +19,7 @@ from koffline.bellman import state_value_residual
 from koffline.builders.uniform import discounted_returns, draw_uniform_tuples, learn_grid_policy
 from koffline.envs.boxes import BoxWorld, make_world, to_unit_square
 from koffline.envs.finite import discretise
+from koffline.experiments.results import reading_result, write_arrays
 from koffline.kernel_loss import u_statistic
 from koffline.kernels import Gaussian
 from koffline.replicas import StackedNetwork
@@ -51,6 +52,11 @@ class ProblemSettings:
     held_out_rows: int = 2000
     truth_repeats: int = 200
     seed: int = 0
+
+    @property
+    def label(self) -> str:
+        """For people."""
+        return f"truth of {self.world}"
 
     def build_world(self) -> BoxWorld:
         """The world with its noise."""
@@ -126,23 +132,19 @@ class Problem:
         return self.settings.build_world()
 
     def save(self, path: Path) -> None:
-        """Write the arrays to an .npz (the caller makes it atomic)."""
-        parts = {name: vars(getattr(self, name)) for name in _PARTS}
-        arrays = {f"{name}.{key}": column for name, part in parts.items() for key, column in part.items()}
-        with path.open("wb") as file:
-            np.savez(file, **arrays)
+        """Write the arrays to an .npz."""
+        parts = ((name, vars(getattr(self, name))) for name in _PARTS)
+        write_arrays(path, {f"{name}.{key}": column for name, part in parts for key, column in part.items()})
 
     @classmethod
     def load(cls, path: Path, settings: ProblemSettings) -> Problem:
-        """Read what `save` wrote for these settings."""
-        arrays = read_arrays(path)
-        columns = {
-            part: {
-                name.partition(".")[2]: array for name, array in arrays.items() if name.startswith(f"{part}.")
-            }
-            for part in _PARTS
-        }
-        return cls(settings, **{part: kind(**columns[part]) for part, kind in _PARTS.items()})
+        """Read what `save` wrote for these settings. Raises ConfigError for a file that is damaged."""
+        parts: dict[str, dict[str, Any]] = {name: {} for name in _PARTS}
+        with reading_result(path):
+            for name, column in read_arrays(path).items():
+                part, _, key = name.partition(".")
+                parts[part][key] = column
+            return cls(settings, **{name: kind(**parts[name]) for name, kind in _PARTS.items()})
 
 
 _PARTS: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""What an experiment leaves behind: final numbers as JSON, curves as HDF5; both whole or not at all.
+"""What an experiment leaves behind: final numbers as JSON and as tables, curves as HDF5; whole or not at all.
 
 ``NAME.json`` holds the records below, ``NAME.curves.h5`` one group per world and method.
 """
@@ -8,23 +8,26 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import numpy as np
+from pydantic import BeforeValidator, TypeAdapter
 
 from koffline.data.hdf5 import new_hdf5
 from koffline.errors import ConfigError
 from koffline.store.files import atomic_file
+from koffline.store.run_folders import finite_json, write_text
 from koffline.store.run_record import FILE, StartedRun
 from koffline.untrusted.arrays import read_arrays
 
 VERSION = 1
 HOLDS, FAILS, UNDECIDED = "holds", "does not hold", "undecided"
 Record = TypeVar("Record")
+Number = Annotated[float, BeforeValidator(lambda value: math.nan if value is None else value)]
 
 
 @dataclass(frozen=True)
@@ -68,12 +71,11 @@ class Row:
     @property
     def shares(self) -> list[float | None]:
         """The error and the ends of its interval over the variance of V; None where they are not finite."""
-        return [
-            end / self.value_variance
-            if end is not None and math.isfinite(end) and self.value_variance
-            else None
-            for end in (self.mse, self.mse_low, self.mse_high)
-        ]
+        variance = self.value_variance or math.nan
+        shares = (
+            math.nan if end is None else end / variance for end in (self.mse, self.mse_low, self.mse_high)
+        )
+        return [share if math.isfinite(share) else None for share in shares]
 
 
 @dataclass(frozen=True)
@@ -87,9 +89,9 @@ class Correlation:
     loss: str  # "kloss" or "l2"
     error: str  # "mse" or "bellman_error"
     networks: str
-    spearman: float
-    low: float
-    high: float
+    spearman: Number
+    low: Number
+    high: Number
     points: int
 
 
@@ -119,24 +121,21 @@ class ReturnRow:
 
     environment: str
     part: str
-    noise: float
+    noise: Number
     critic: str
     setting: str
     seeds: int
     steps: int
-    final: float
+    final: Number
     final_low: float | None
     final_high: float | None
-    final_best: float
-    sampled: float
+    final_best: Number
+    sampled: Number
     sampled_low: float | None
     sampled_high: float | None
-    sampled_best: float
-    area: float
+    area: Number
     area_low: float | None
     area_high: float | None
-    sampled_area: float
-    length: float
     reached: float | None = None
     reached_seeds: int = 0
     diverged: int = 0
@@ -152,9 +151,9 @@ class SearchRow:
     setting: str
     seeds: int
     steps: int
-    area: float
-    final: float
-    sampled: float
+    area: Number
+    final: Number
+    sampled: Number
     rank: int  # 0 is the best of its critic
 
 
@@ -163,7 +162,6 @@ class Results:
     """Everything `NAME.json` holds."""
 
     name: str
-    seconds: float
     command: str
     versions: Mapping[str, str]
     settings: Mapping[str, Any]
@@ -173,16 +171,13 @@ class Results:
     returns: tuple[ReturnRow, ...] = ()
     searches: tuple[SearchRow, ...] = ()
     extra: Mapping[str, Any] = field(default_factory=dict)
+    seconds: float = math.nan  # in NAME.run.json
 
     def select(self, **wanted: Any) -> list[Row]:
         """Rows whose fields equal the given ones."""
         return [row for row in self.rows if all(getattr(row, key) == part for key, part in wanted.items())]
 
 
-_RECORDS: dict[str, type] = {
-    "rows": Row, "correlations": Correlation, "claims": Claim, "returns": ReturnRow, "searches": SearchRow
-}  # fmt: skip
-_CLOCK = ("training_seconds", "steps_per_second", "shares")  # of `extra`; no two runs share them
 Curves = Mapping[str, Mapping[str, np.ndarray]]  # group ("puddle_world/kloss") -> dataset -> array
 
 
@@ -194,56 +189,27 @@ def grouped(records: Iterable[Record], *names: str) -> dict[Any, list[Record]]:
     return found
 
 
-def write_results(results: Results, path: Path) -> None:
-    """Write the JSON file; numbers that are not finite become null, seconds are for `write_clock`."""
+def write_results(results: Results, run: StartedRun, path: Path) -> None:
+    """Write NAME.json, numbers that are not finite as null, and NAME.run.json: how to run this again."""
     content = {"name": results.name, "version": VERSION, **asdict(results)}
-    del content["seconds"]
-    content["extra"] = {key: part for key, part in content["extra"].items() if key not in _CLOCK}
-    _write_json(content, path, indent=1)
-
-
-def write_clock(results: Results, run: StartedRun, folder: Path) -> None:
-    """NAME.run.json: how to run this again, and what differs from one day to the next."""
-    clock = {key: results.extra[key] for key in _CLOCK if key in results.extra}
-    _write_json(run.finish(seconds=results.seconds, **clock), folder / f"{results.name}.{FILE}", indent=2)
-
-
-def _write_json(content: Any, path: Path, indent: int) -> None:
-    with atomic_file(path, force=True) as temporary:
-        temporary.write_text(json.dumps(_plain(content), indent=indent) + "\n", encoding="utf-8")
-
-
-def _plain(value: Any) -> Any:
-    """Plain JSON values; NaN and infinities are null."""
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    if isinstance(value, np.generic):
-        value = value.item()
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    seconds = content.pop("seconds")
+    plain = json.loads(json.dumps(content), parse_constant=lambda infinite_or_nan: None)
+    write_text(path, json.dumps(plain, indent=1) + "\n")
+    write_text(path.with_suffix(f".{FILE}"), finite_json(run.finish(seconds=seconds)))
 
 
 def read_results(path: Path) -> Results:
     """Read what `write_results` wrote. Raises ConfigError for another version or a damaged file."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-        version = content.pop("version", None)
-        if version == VERSION:
-            content.setdefault("seconds", math.nan)
-            for name, kind in _RECORDS.items():
-                content[name] = tuple(_record(kind, item) for item in content.get(name, ()))
-            return Results(**content)
-    except (OSError, ValueError, AttributeError, TypeError, KeyError) as error:
+        if content["version"] == VERSION:
+            return TypeAdapter(Results).validate_python(content)
+    except (OSError, ValueError, TypeError, KeyError) as error:
         reason = " ".join(str(error).split())
         raise ConfigError(f"{path} is no results file ({reason}); delete it and run again") from None
     raise ConfigError(
-        f"{path} is of version {version}, this koffline reads {VERSION}; delete it and run again"
+        f"{path} is of version {content['version']}, this koffline reads {VERSION}; delete it and run again"
     )
-
-
-def _record(kind: type, item: dict[str, Any]) -> Any:
-    return kind(**{name: tuple(part) if isinstance(part, list) else part for name, part in item.items()})
 
 
 @contextlib.contextmanager
@@ -266,6 +232,12 @@ def is_archive(path: Path) -> bool:
     return "name" not in arrays or str(arrays["name"]) == path.stem
 
 
+def write_arrays(path: Path, arrays: Mapping[str, Any]) -> None:
+    """Write an .npz, whole or not at all."""
+    with atomic_file(path, force=True) as temporary, temporary.open("wb") as file:
+        np.savez_compressed(file, **arrays)
+
+
 def write_curves(curves: Curves, path: Path) -> None:
     """Write every group's arrays, compressed."""
     with atomic_file(path, force=True) as temporary, new_hdf5(temporary) as file:
@@ -276,3 +248,36 @@ def write_curves(curves: Curves, path: Path) -> None:
             for key, array in datasets.items():
                 options = {"compression": "gzip", "shuffle": True} if np.ndim(array) else {}
                 group.create_dataset(key, data=array, **options)
+
+
+def section(title: str, note: str, header: str, rows: Iterable[Sequence[str]]) -> str:
+    """A part of ``NAME.md``: a Markdown table under a title and a note; header: the names between bars."""
+    names = header.split(" | ")
+    lines = (names, ["---"] * len(names), *rows)
+    table = "\n".join(
+        # A bar inside a cell would end it.
+        "| " + " | ".join(" ".join(cell.split()).replace("|", "\\|") for cell in line) + " |"
+        for line in lines
+    )
+    return "\n\n".join(part for part in (title, note, table) if part)
+
+
+def interval_text(value: float | None, low: float | None, high: float | None) -> str:
+    """0.12 [0.1, 0.14]; without the ends where there is a single seed, 'not finite' after a divergence."""
+    if value is None or math.isnan(value):
+        return "not finite"
+    if low is None or high is None or not (math.isfinite(low) and math.isfinite(high)):
+        return number_text(value)
+    return f"{number_text(value)} [{number_text(low)}, {number_text(high)}]"
+
+
+def named_text(record: Any, name: str) -> str:
+    """The number of that name in a record with its interval."""
+    return interval_text(*(getattr(record, f"{name}{end}") for end in ("", "_low", "_high")))
+
+
+def number_text(value: float | None) -> str:
+    """Three digits; a dash where there is none."""
+    if value is None or math.isnan(value):
+        return "–"
+    return "∞" if math.isinf(value) else f"{value:.3g}"

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Int, Shaped
@@ -27,8 +27,7 @@ _FEWEST = 5  # a bootstrap of less stays inside too few numbers to reach 95 %
 PerSeed = Shaped[np.ndarray, " seed"]
 
 
-@dataclass(frozen=True)
-class Interval:
+class Interval(NamedTuple):
     """An estimate and its 95 % interval over seeds: numbers, or arrays (T,) of a curve."""
 
     value: Any

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
 import numpy as np
-from jaxtyping import Float, Shaped
+from jaxtyping import Shaped
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
@@ -19,6 +17,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 from scipy import stats
 
+from koffline.experiments.statistics import Interval
 from koffline.figures import INK, STYLE
 from koffline.spread import LEVEL
 from koffline.store.files import atomic_file
@@ -30,9 +29,13 @@ METHODS = tuple(LABELS)  # the order in which they stand
 _PALETTE = ("#56B4E9", "#0072B2", "#009E73", "#7F7F7F", "#CC79A7", "#D55E00")
 COLOURS = dict(zip(METHODS, _PALETTE, strict=True))
 MARKERS = dict(zip(METHODS, "v^sDPo", strict=True))
-WORLD_NAMES = {
-    "chain": "Chain", "puddle_world": "Puddle World", "cart_pole": "CartPole", "mountain_car": "Mountain Car"
-}  # fmt: skip
+WORLD_NAMES = {"puddle_world": "Puddle World", "cart_pole": "CartPole", "mountain_car": "Mountain Car"}
+LONG_NAMES = {
+    "chain": "Chain of Tsitsiklis and Van Roy",
+    "puddle_world": "Puddle World",
+    "cart_pole": "CartPole (noisy pole)",
+    "mountain_car": "Mountain Car (noisy)",
+}
 SOFT = "#9aa5b1"
 DOTTED: dict[str, Any] = {"ls": (0, (1, 2)), "lw": 1.0}  # levels: the best constant, "solved"
 _FEW_DECADES = 40.0  # ratio of the ends of an axis
@@ -69,56 +72,31 @@ def save_figure(figure: Figure, path: Path) -> None:
                 figure.savefig(temporary, format=kind, metadata=fixed, dpi=dpi)
 
 
-@dataclass(frozen=True, eq=False)
-class Band:
-    """Mean over the seeds that are finite, and its 95 % t-interval (NaN for fewer than two)."""
-
-    mean: Float[np.ndarray, " time"]
-    low: Float[np.ndarray, " time"]
-    high: Float[np.ndarray, " time"]
-    alive: Shaped[np.ndarray, " time"]  # finite seeds
-
-
-def band_over_seeds(values: Shaped[np.ndarray, "time seed"]) -> Band:
-    """From one curve per seed."""
-    kept = np.where(np.isfinite(values), values, np.nan).astype(np.float64)
-    alive = np.isfinite(kept).sum(axis=1)
-    with warnings.catch_warnings(), np.errstate(divide="ignore"):
-        warnings.simplefilter("ignore", RuntimeWarning)  # of records without a finite seed
-        mean, deviation = np.nanmean(kept, axis=1), np.nanstd(kept, axis=1, ddof=1)
-        half = stats.t.ppf(0.5 + LEVEL / 2.0, np.maximum(alive - 1, 1)) * deviation / np.sqrt(alive)
-    return Band(mean, mean - half, mean + half, alive)
+def band_over_seeds(values: Shaped[np.ndarray, "time seed"]) -> Interval:
+    """The mean of one curve per seed and its 95 % t-interval, (T,); NaN from where a seed diverged."""
+    seeds = values.shape[1]
+    kept = np.where(np.isfinite(values).all(axis=1, keepdims=True), values, np.nan).astype(np.float64)
+    mean, half = kept.mean(axis=1), np.full(len(kept), np.nan)
+    if seeds > 1:
+        half = stats.t.ppf(0.5 + LEVEL / 2.0, seeds - 1) * kept.std(axis=1, ddof=1) / np.sqrt(seeds)
+    return Interval(mean, mean - half, mean + half)
 
 
 def draw_curve(
-    axes: Axes,
-    method: str,
-    x: Shaped[np.ndarray, " time"],
-    values: Shaped[np.ndarray, "time seed"],
-    most: float = np.inf,
+    axes: Axes, method: str, x: np.ndarray, values: Shaped[np.ndarray, "time seed"], most: float = np.inf
 ) -> None:
-    """A method's mean and band on a logarithmic axis that ends at ``most``.
-
-    Solid while all seeds are alive, dotted for the mean of those left.
-    """
-    band, look = band_over_seeds(values), line_look(method)
-    whole = band.alive == values.shape[1]
-    mean = np.where(band.mean > 0.0, band.mean, np.nan)
+    """A method's mean and band, while all seeds are alive, on a logarithmic axis that ends at ``most``."""
+    (mean, low, high), look = band_over_seeds(values), line_look(method)
+    mean = np.where(mean > 0.0, mean, np.nan)
     floor = 0.1 * np.nanmin(mean, initial=np.inf)  # stands for zero and below
-    with np.errstate(invalid="ignore"):
-        low, high = np.maximum(band.low, floor), np.maximum(band.high, floor)
-    shown = whole & np.isfinite(low) & (mean < most)
+    shown = np.isfinite(low) & (mean < most)
+    low, high = np.maximum(low, floor), np.maximum(high, floor)
     axes.fill_between(x, low, high, where=shown, color=look["color"], alpha=0.18, lw=0)
     # Some eight markers, at places of the method's own.
     step = max(1, len(x) // 8)
     first = (METHODS.index(method) * step // len(METHODS)) % max(len(x), 1)
-    axes.plot(
-        x, np.where(whole, mean, np.nan), **look, ms=4, markevery=(first, step),
-        lw=2.0 if method == "kloss" else 1.2, zorder=4 if method == "kloss" else 3,
-    )  # fmt: skip
-    # The dotted part starts at the last whole record, so that the line does not break.
-    left = ~whole | np.append(~whole[1:], False)
-    axes.plot(x, np.where(left, mean, np.nan), color=look["color"], ls=":", lw=1.0, zorder=2)
+    width, order = (2.0, 4) if method == "kloss" else (1.2, 3)
+    axes.plot(x, mean, **look, ms=4, markevery=(first, step), lw=width, zorder=order)
 
 
 def line_look(method: str) -> dict[str, Any]:
@@ -180,14 +158,3 @@ def method_legend(figure: Figure, methods: Sequence[str], extra: Mapping[str, Ma
         handles=handles, loc="outside lower center", ncols=columns, frameon=False, handlelength=2.0,
         columnspacing=1.6,
     )  # fmt: skip
-
-
-def draw_arrow(axes: Axes, x: np.ndarray, y: np.ndarray) -> None:
-    """A line with a head at its end. matplotlib's own arrows differ by some pixels from run to run."""
-    tip, before = np.array([x[-1], y[-1]]), np.array([x[-2], y[-2]])
-    ahead = (tip - before) / np.hypot(*(tip - before))
-    aside = np.array([-ahead[1], ahead[0]])
-    back = tip - 0.14 * ahead
-    axes.plot(np.append(x[:-1], back[0]), np.append(y[:-1], back[1]), color=INK, lw=1.1)
-    corners = np.stack([tip, back + 0.06 * aside, back - 0.06 * aside])
-    axes.fill(corners[:, 0], corners[:, 1], color=INK, lw=0)

@@ -22,7 +22,7 @@ import numpy as np
 
 from koffline import errors
 from koffline.errors import ConfigError, KofflineError
-from koffline.untrusted.code import check_code_allowed
+from koffline.untrusted.limits import check_code_allowed
 
 
 @dataclass(frozen=True)

@@ -9,11 +9,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from koffline.data.paths import PathReplay
 from koffline.data.transitions import ActionSpace, Continuous, Discrete, Metadata, Transitions, order_rows
 from koffline.errors import DataError
 from koffline.online.config import OnlineConfig
 from koffline.online.networks import AgentArrays, Layers
+from koffline.online.paths import PathReplay
 from koffline.store.files import atomic_file
 
 _WIDEST = 1e6  # a box beyond this is no range to scale by, but stands for "unbounded"

@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from koffline.data.paths import Paths
 from koffline.data.transitions import ActionSpace, Continuous
 from koffline.envs.make import Copies
 from koffline.online.config import OnlineConfig
 from koffline.online.networks import Shape
+from koffline.online.paths import Paths
 
 # (observations (K, E, d), noise (K, E, k) or (K, E)) -> actions as drawn
 Act = Callable[[np.ndarray, np.ndarray], np.ndarray]

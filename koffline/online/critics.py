@@ -12,9 +12,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from koffline.data.paths import Paths
 from koffline.online.config import OnlineConfig
 from koffline.online.networks import AgentStack, InputMoments
+from koffline.online.paths import Paths
 
 Rows = slice | Tensor
 _SMALLEST_BANDWIDTH = 1e-6

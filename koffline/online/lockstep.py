@@ -23,12 +23,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from koffline.data.paths import PathReplay
 from koffline.envs.make import Copies
 from koffline.online.collector import Collector, TrustRegion, clip_actions, vectors
 from koffline.online.config import OnlineRun, check_equal
 from koffline.online.learner import Learner
 from koffline.online.networks import Actor, AgentArrays, AgentStack, InputMoments, Shape, streams_of
+from koffline.online.paths import PathReplay
 
 _DECAY_ITERATIONS = 2500  # of the entropy coefficient (Feng et al. 2019, sec:exp_detail)
 _LOG = logging.getLogger(__name__)

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from koffline.data.copies import without_copies
 from koffline.data.transitions import Discrete, Transitions
+from koffline.data.units import without_copies
 from koffline.ope.bellman_test.front import BellmanTest, bellman_test
 from koffline.ope.bellman_test.witness import Profile, Region, WitnessMap, make_profile
 from koffline.ope.coverage import LOW_COVERAGE, Coverage, measure_coverage

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from koffline.batches import ReplicaPlan, Table
 from koffline.config import EvaluationSettings
-from koffline.data.unit_hash import unit_hash
+from koffline.data.units import unit_hash
 from koffline.fitting import FitRecord, FitSettings, Progress, fit
 from koffline.objectives import fitted_q
 from koffline.ope.problem import EvaluationProblem

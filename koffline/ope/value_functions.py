@@ -195,7 +195,7 @@ def _read(q: Any, space: ActionSpace, shape: tuple[int, ...], name: str | None) 
         raise DataError(f"{what} is no value function; give {_ACCEPTED}")
     if not _is_a("torch.nn", "Module", q):
         return _of_function(q, space, shape, name, _positions(q))
-    from koffline.policies.python_policy import ModuleFunction
+    from koffline.policy_specs import ModuleFunction
 
     is_script = _is_a("torch.jit", "ScriptModule", q)
     positions = len(q.forward.schema.arguments) - 1 if is_script else _positions(q.forward)
@@ -223,7 +223,7 @@ def _read_named(spec: str | Path, space: ActionSpace, shape: tuple[int, ...], na
             return _read(read_torchscript(path), space, shape, name)
         raise DataError(f"{name}: a {found} file holds a policy, no value function; give {_ACCEPTED}")
     if isinstance(spec, str) and ":" in spec and not spec.endswith(":"):
-        from koffline.policies.python_policy import import_object
+        from koffline.policy_specs import import_object
 
         return _read(import_object(spec), space, shape, name)
     what = "this is a folder" if path.is_dir() and str(spec) else "there is no such file"

@@ -23,11 +23,10 @@ import numpy as np
 import torch
 from jaxtyping import Int
 
-from koffline.data.copies import DistinctLog, without_copies
-from koffline.data.disk.log import LazyTransitions
+from koffline.data.disk.log import LazyTransitions, in_whole_units
 from koffline.data.disk.samples import UnitSample, sample_units
-from koffline.data.row_block import ROW_COLUMNS, in_whole_units
 from koffline.data.transitions import Transitions
+from koffline.data.units import DistinctLog, without_copies
 from koffline.errors import ConfigError, DataError, KofflineError
 from koffline.fitting import Progress, threads
 from koffline.jobs import JobStatus
@@ -252,8 +251,7 @@ def _parts_on_disk(log: LazyTransitions, shards: tuple[int, ...], rows: int) -> 
     for shard in shards:
         first = sum(before[:shard])
         for block in in_whole_units(log.shard_blocks(shard, rows)):
-            columns = {name: getattr(block, name) for name in (*ROW_COLUMNS, "steps")}
-            part = Transitions.of_checked(columns, log.action_space)
+            part = Transitions.of_checked(block.columns, log.action_space)
             yield LogPart(part, first + np.unique(block.units))
 
 

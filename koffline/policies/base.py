@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -143,11 +143,12 @@ def check_spaces(
 ) -> None:
     """Raise PolicyError unless a policy's action size and observation shape are those of the log."""
     own, log = describe_actions(own_space), describe_actions(action_space)
-    if own != log:
-        raise PolicyError(f"{name}: the policy has {own}, the log {log}; give a policy trained for this log")
-    if own_shape is not None and tuple(own_shape) != tuple(observation_shape):
-        shapes = f"observations of shape {tuple(own_shape)}, the log has {tuple(observation_shape)}"
-        raise PolicyError(f"{name}: the policy takes {shapes}; give a policy trained for this log")
+    shape, logged = None if own_shape is None else tuple(own_shape), tuple(observation_shape)
+    wrong = {
+        f"the policy has {own}, the log {log}": own != log,
+        f"the policy takes observations of shape {shape}, the log has {logged}": shape not in (None, logged),
+    }
+    refuse({f"{what}; give a policy trained for this log": is_so for what, is_so in wrong.items()}, name)
 
 
 def check_output_shape(policy: Policy, observation_shape: Sequence[int]) -> Policy:
@@ -158,7 +159,8 @@ def check_output_shape(policy: Policy, observation_shape: Sequence[int]) -> Poli
     is_discrete = isinstance(policy, DiscretePolicy)
     function = policy.function if isinstance(policy, DiscretePolicy) else policy.mean_function
     raw = _call(function, policy.name, np.zeros((2, *observation_shape), np.float32))
-    _output(raw, 2, policy.n if isinstance(policy, DiscretePolicy) else policy.k, policy.name, is_discrete)
+    size = policy.n if isinstance(policy, DiscretePolicy) else policy.k
+    _output(raw, 2, size, policy.name, is_discrete)
     return policy
 
 
@@ -177,6 +179,13 @@ def one_line(error: BaseException) -> str:
         text = text.removeprefix("builtins.").removeprefix("RuntimeError: ")
     message = " ".join(text.split())
     return f"{kind}: {message[:240]}" if message else kind
+
+
+def refuse(wrong: Mapping[str, Any], name: str = "", kind: type[KofflineError] = PolicyError) -> None:
+    """Raise an error with the first sentence that holds; name: of what it is said."""
+    for sentence, holds in wrong.items():
+        if holds:
+            raise kind(f"{name}: {sentence}" if name else sentence)
 
 
 def _in_chunks(
@@ -213,9 +222,8 @@ def _numbers(raw: Any, name: str) -> np.ndarray:
     try:
         return np.asarray(raw, dtype=np.float64)
     except (TypeError, ValueError) as error:
-        raise PolicyError(
-            f"{name}: the output is no array of numbers ({one_line(error)}); return a row per observation"
-        ) from error
+        what = f"the output is no array of numbers ({one_line(error)})"
+        raise PolicyError(f"{name}: {what}; return a row per observation") from error
 
 
 def _output(raw: Any, rows: int, size: int, name: str, is_discrete: bool) -> np.ndarray:
@@ -239,21 +247,18 @@ def _probabilities(raw: Any, rows: int, n: int, name: str) -> Actions:
     if array.ndim == 1:
         wrong = (array != np.floor(array)) | (array < 0) | (array >= n)
         if wrong.any():
-            row = _first(wrong)
-            raise PolicyError(
-                f"{name}: row {row} of the output is {array[row]:g}, not an action index in 0..{n - 1}; "
-                f"return whole numbers in that range or probabilities of shape ({rows}, {n})"
-            )
+            row = int(wrong.argmax())
+            what = f"row {row} of the output is {array[row]:g}, not an action index in 0..{n - 1}"
+            raise PolicyError(f"{name}: {what}; return whole numbers in that range, or probabilities")
         return np.eye(n)[array.astype(np.int64)]
-    sums = array.sum(axis=1)
+    sums, least = array.sum(axis=1), array.min(axis=1, initial=np.inf)
     is_off = np.abs(sums - 1.0) > SUM_TOLERANCE
-    if is_off.any() or array.min() < -NEGATIVE_TOLERANCE:
-        row = _first(is_off | (array < -NEGATIVE_TOLERANCE).any(axis=1))
-        what = f"sums to {sums[row]:.6g}" if is_off[row] else f"contains {array[row].min():.6g}"
-        raise PolicyError(
-            f"{name}: row {row} of the probabilities {what}; each row must be >= 0 and sum to 1: "
-            "for logits return softmax(logits), for action values return their argmax"
-        )
+    wrong = is_off | (least < -NEGATIVE_TOLERANCE)
+    if wrong.any():
+        row = int(wrong.argmax())
+        what = f"sums to {sums[row]:.6g}" if is_off[row] else f"contains {least[row]:.6g}"
+        remedy = "for logits return softmax(logits), for action values return their argmax"
+        raise PolicyError(f"{name}: row {row} of the probabilities {what}; {remedy}")
     array = np.clip(array, 0.0, None)
     return array / array.sum(axis=1, keepdims=True)
 
@@ -274,13 +279,9 @@ def _log_densities(raw: Any, rows: int, name: str) -> Float[np.ndarray, " row"]:
 
 
 def _finite(array: np.ndarray, what: str, name: str) -> np.ndarray:
-    is_finite = np.isfinite(array)
-    if not is_finite.all():
-        row = _first(~is_finite.reshape(len(array), -1).all(axis=1))
+    is_wrong = ~np.isfinite(array).reshape(len(array), -1).all(axis=1)
+    if is_wrong.any():
+        row = int(is_wrong.argmax())
         what = f"row {row} of the {what} is not finite ({array[row]})"
         raise PolicyError(f"{name}: {what}; check the policy's weights and the range of the observations")
     return array
-
-
-def _first(wrong: np.ndarray) -> int:
-    return int(wrong.argmax())

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 
 import numpy as np
 from jaxtyping import Float
-from scipy.special import log_ndtr
 
 from koffline.data.transitions import ActionSpace, Continuous, Discrete
 from koffline.errors import PolicyError
@@ -126,6 +125,8 @@ def gaussian_log_density(
     scaled = (actions - mean) / deviation
     logs = -0.5 * np.square(scaled) - np.log(deviation) - _HALF_LOG_TAU
     if low is not None and high is not None:
+        from scipy.special import log_ndtr  # takes as long as all of koffline to import
+
         below, above = at_bounds(actions, np.asarray(low), np.asarray(high))
         logs = np.where(below, log_ndtr((low - mean) / deviation), logs)
         logs = np.where(above, log_ndtr((mean - high) / deviation), logs)

@@ -1,4 +1,9 @@
-"""Policy files told apart by content, and those of other tools: TorchScript and ONNX.
+"""Policy files told apart by content, and those of other tools read: d3rlpy's .d3, TorchScript and ONNX.
+
+A .d3 file is a pickle of {torch: bytes, config: str, version: str}. It is read by an unpickler that refuses
+every global, so that a pickle can build nothing but numbers, text and containers; the weights inside are
+read by torch.load(weights_only=True), and only from its zip layout, because the older layout was once
+exploitable. `koffline.algos.d3_policy` rebuilds the network, the only part that needs d3rlpy.
 
 torch.jit.load runs no Python from a file (d3rlpy's save_policy("policy.pt") writes such files). The file is
 still a program in torch's own instruction set, which can for instance write files: load only files you
@@ -9,28 +14,46 @@ from __future__ import annotations
 
 import copyreg
 import io
+import logging
+import multiprocessing
+import re
 import warnings
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from pydantic import BaseModel, PositiveInt, ValidationError
 
 from koffline.errors import PolicyError
-from koffline.policies.base import one_line
-from koffline.policies.python_policy import say_it_runs_code
-from koffline.untrusted.limits import Refused, check_regular
-from koffline.untrusted.models import check_onnx
+from koffline.policies.base import one_line, refuse
+from koffline.untrusted.limits import Refused, check_code_allowed, check_memory, check_regular
+from koffline.untrusted.models import WantsImport, check_onnx, load_plain, load_tensors
 
 ACCEPTED = (
     "a d3rlpy .d3, a TorchScript, ONNX or koffline .npz file, 'package.module:name', 'uniform', "
     "or 'epsilon:0.1:<policy>'"
 )
+# Algorithms of d3rlpy that are no function of one observation.
+HISTORIES = ("decision_transformer", "discrete_decision_transformer", "tacr")
+RANDOM = ("random_policy", "discrete_random_policy")
 _ZIP, _HDF5 = b"PK\x03\x04", b"\x89HDF\r\n\x1a\n"
 _ONNX = b"\x08"  # the version of the format, its first field
 _DTYPES = {"tensor(float)": np.float32, "tensor(double)": np.float64, "tensor(uint8)": np.uint8}
+_SAVE_AGAIN = "save the model again with d3rlpy's algo.save(path)"
+_PARTS = {"torch": bytes, "config": str, "version": str}
+_FUNCTION = "not on one observation; give a policy that is a function of the observation"
+_NO_POLICY = {
+    "fqe": "this is a saved FQE evaluator, without its policy; save the algorithm it evaluates and give that",
+    **dict.fromkeys(HISTORIES, f"this acts on a history and a target return, {_FUNCTION}"),
+    **dict.fromkeys(RANDOM, "this has nothing to load; give --policy uniform"),
+}
+Shape = tuple[PositiveInt, ...]
+_LOG = logging.getLogger(__name__)
+_SAID: set[str] = set()
 
 
 def detect(path: Path) -> str:
@@ -42,9 +65,8 @@ def detect(path: Path) -> str:
     except Refused as error:
         raise PolicyError(f"{path}: {error}") from None
     except OSError as error:
-        raise PolicyError(
-            f"{path}: cannot be read ({one_line(error)}); check the path and its permissions"
-        ) from error
+        what = f"cannot be read ({one_line(error)})"
+        raise PolicyError(f"{path}: {what}; check the path and its permissions") from error
     if head.startswith(_ZIP):
         return _kind_of_zip(path)
     if head[:1] == b"\x80" and head[1:2] in (b"\x02", b"\x03", b"\x04", b"\x05"):
@@ -53,9 +75,8 @@ def detect(path: Path) -> str:
         return "onnx"
     if path.suffix == ".py" and head:
         raise PolicyError(f"{path}: Python code is given as '{path.stem}:name', the name of a function in it")
-    found = "the file is empty" if not head else f"the content is not a policy (it begins with {head!r})"
-    if head == _HDF5:
-        found = "this is an HDF5 file, a log and not a policy"
+    found = f"the content is not a policy (it begins with {head!r})" if head else "the file is empty"
+    found = "this is an HDF5 file, a log and not a policy" if head == _HDF5 else found
     raise PolicyError(f"{path}: {found}; a policy is {ACCEPTED}")
 
 
@@ -64,21 +85,111 @@ def _kind_of_zip(path: Path) -> str:
         with zipfile.ZipFile(path) as archive:
             names = archive.namelist()
     except Exception as error:  # a damaged table of contents fails in any way
-        raise PolicyError(
-            f"{path}: the archive is truncated or corrupt ({one_line(error)}); copy it again"
-        ) from error
+        what = f"the archive is truncated or corrupt ({one_line(error)})"
+        raise PolicyError(f"{path}: {what}; copy it again") from error
     if any(name.endswith("/constants.pkl") for name in names):
         return "torchscript"
     if any(name.endswith("/data.pkl") for name in names):
-        raise PolicyError(
-            f"{path}: this is a torch.save checkpoint, weights without the network or a pickle "
-            "that could run code; for d3rlpy use algo.save(path), else torch.jit.script(module).save(path)"
-        )
+        what = "this is a torch.save checkpoint, weights without the network"
+        remedy = "for d3rlpy use algo.save(path), else torch.jit.script(module).save(path)"
+        raise PolicyError(f"{path}: {what}; {remedy}")
     if names and all(name.endswith(".npy") for name in names):
         return "npz"
-    raise PolicyError(
-        f"{path}: the archive is not a policy (it holds {', '.join(names[:3])}); a policy is {ACCEPTED}"
-    )
+    what = f"the archive is not a policy (it holds {', '.join(names[:3])})"
+    raise PolicyError(f"{path}: {what}; a policy is {ACCEPTED}")
+
+
+@dataclass(frozen=True)
+class D3File:
+    """What a .d3 file holds.
+
+    observation_shape: a tuple of sides, or one such tuple per part; states: weights and the states of the
+    optimisers by name.
+    """
+
+    name: str
+    algorithm: str
+    observation_shape: Shape | tuple[Shape, ...]
+    action_size: int
+    config: str = field(repr=False)
+    version: str
+    states: dict[str, Any] = field(repr=False)
+
+
+class _Type(BaseModel):
+    type: str
+
+
+class _Config(BaseModel):
+    observation_shape: Shape | tuple[Shape, ...]
+    action_size: PositiveInt
+    config: _Type
+
+
+def read_d3(path: Path) -> D3File:
+    """Read a file with a policy as data; what an algorithm's policy is, is said in koffline.algos.d3_policy.
+
+    Raises PolicyError for a file with code in it, a corrupt one, and a model without a policy.
+    """
+    file = read_d3_model(path)
+    shape, reason = file.observation_shape, _NO_POLICY.get(file.algorithm)
+    parts = f"observations of shape {list(shape)}; policies take one observation array: join the parts"
+    refuse({f"{reason} ({file.algorithm})": reason, parts: not isinstance(shape[0], int)}, file.name)
+    return file
+
+
+def read_d3_model(path: Path) -> D3File:
+    """Read any model's file as data: algorithms, evaluators, sequence models. Raises PolicyError."""
+    name = str(path)
+    content = _loaded(lambda: _read_plain(path), f"{name}: its pickle")
+    if not (isinstance(content, dict) and all(isinstance(content.get(k), t) for k, t in _PARTS.items())):
+        what = f"the pickle does not hold a d3rlpy model ({', '.join(_PARTS)}) but a {type(content).__name__}"
+        raise PolicyError(f"{name}: {what}; {_SAVE_AGAIN}")
+    try:
+        config = _Config.model_validate_json(content["config"])
+    except ValidationError as error:
+        what = f"the configuration makes no sense ({one_line(error)})"
+        raise PolicyError(f"{name}: {what}; {_SAVE_AGAIN}") from error
+    if not content["torch"].startswith(_ZIP):
+        raise PolicyError(f"{name}: the weights are not in torch's zip layout; {_SAVE_AGAIN}")
+    states = _loaded(lambda: load_tensors(content["torch"]), f"{name}: the archive of its weights")
+    if not (isinstance(states, dict) and all(isinstance(key, str) for key in states)):
+        raise PolicyError(f"{name}: the weights are not named modules; {_SAVE_AGAIN}")
+    kind, shape, size = config.config.type, config.observation_shape, config.action_size
+    return D3File(name, kind, shape, size, content["config"], content["version"], states)
+
+
+def _read_plain(path: Path) -> Any:
+    check_regular(path)
+    check_memory(path.stat().st_size)
+    return load_plain(path.read_bytes())
+
+
+def _loaded(load: Callable[[], Any], what: str) -> Any:
+    try:
+        return load()
+    except (Refused, OSError) as error:
+        raise PolicyError(f"{what} is not read: {error}; {_SAVE_AGAIN}") from None
+    except Exception as error:  # a hostile or truncated pickle may fail in any way
+        asked = re.search(r"(?:GLOBAL|global:?) +([\w.]+)", str(error))
+        wanted = str(error) if isinstance(error, WantsImport) else asked and asked.group(1)
+        if wanted:
+            refusal = "so loading it could run code; it was refused and nothing ran"
+            raise PolicyError(f"{what} asks to import {wanted}, {refusal}: {_SAVE_AGAIN}") from None
+        raise PolicyError(f"{what} is truncated or corrupt ({one_line(error)}); {_SAVE_AGAIN}") from error
+
+
+def say_it_runs_code(name: str, how: str) -> None:
+    """A warning in the log, which Python writes to stderr unless the program decides otherwise.
+
+    Once per name and process; worker processes stay silent, their parent has said it.
+    Raises ConfigError in a repetition that may not run code.
+    """
+    check_code_allowed(name, how)
+    if name in _SAID or multiprocessing.parent_process() is not None:
+        return
+    _SAID.add(name)
+    _LOG.warning("%s %s; load it only if you trust its author", name, how)
 
 
 def read_torchscript(path: Path) -> Any:
@@ -87,9 +198,8 @@ def read_torchscript(path: Path) -> Any:
     try:
         return _unpack(path.read_bytes())
     except Exception as error:
-        raise PolicyError(
-            f"{path}: the TorchScript file cannot be read ({one_line(error)}); export it again"
-        ) from error
+        what = f"the TorchScript file cannot be read ({one_line(error)})"
+        raise PolicyError(f"{path}: {what}; export it again") from error
 
 
 def _unpack(content: bytes) -> Any:
@@ -119,10 +229,7 @@ def _no_deprecation() -> Iterator[None]:
 
 
 class OnnxFunction:
-    """Observations to the only output of a model; it travels to other processes as the file's content.
-
-    A model exported with a batch of exactly one row (as d3rlpy does) is called row by row.
-    """
+    """Observations to the only output of a model; it travels to other processes as the file's content."""
 
     def __init__(self, content: bytes) -> None:
         import onnxruntime
@@ -135,12 +242,9 @@ class OnnxFunction:
 
     def __call__(self, observations: np.ndarray) -> np.ndarray:
         """The output for rows (N, …)."""
-        (given,), run = self.session.get_inputs(), self.session.run
+        (given,) = self.session.get_inputs()
         values = np.ascontiguousarray(observations, dtype=_DTYPES[given.type])
-        if not isinstance(given.shape[0], int):
-            return np.asarray(run(None, {given.name: values})[0])
-        rows = [run(None, {given.name: values[i : i + 1]})[0] for i in range(len(values))]
-        return np.concatenate([np.reshape(row, (1, -1)) for row in rows])
+        return np.asarray(self.session.run(None, {given.name: values})[0])
 
     def __reduce__(self) -> tuple[Any, ...]:
         return OnnxFunction, (self._content,)
@@ -149,43 +253,33 @@ class OnnxFunction:
 def load_onnx(path: Path, observation_shape: Sequence[int]) -> OnnxFunction:
     """The function in a file.
 
-    Raises PolicyError for a missing onnxruntime, a corrupt file, several inputs or outputs, and observations
-    that do not fit.
+    Raises PolicyError for a missing onnxruntime, a corrupt file, several inputs or outputs, a batch size that
+    is fixed, and observations that do not fit.
     """
     try:
         content = path.read_bytes()
         check_onnx(content)
         function = OnnxFunction(content)
     except ImportError as error:
-        raise PolicyError(
-            f"{path}: reading ONNX needs onnxruntime ({one_line(error)}); pip install 'koffline[onnx]'"
-        ) from error
+        what = f"reading ONNX needs onnxruntime ({one_line(error)})"
+        raise PolicyError(f"{path}: {what}; pip install 'koffline[onnx]'") from error
     except Refused as error:
         raise PolicyError(f"{path}: it is not read: {error}") from None
     except Exception as error:
-        raise PolicyError(
-            f"{path}: the ONNX file cannot be read ({one_line(error)}); export it again"
-        ) from error
+        what = f"the ONNX file cannot be read ({one_line(error)})"
+        raise PolicyError(f"{path}: {what}; export it again") from error
     inputs, outputs = function.session.get_inputs(), function.session.get_outputs()
     if len(inputs) != 1 or len(outputs) != 1:
         names = f"inputs {[item.name for item in inputs]}, outputs {[item.name for item in outputs]}"
-        raise PolicyError(
-            f"{path}: the model has {names}; export it with the observations as its only input and "
-            "probabilities or actions as its only output"
-        )
+        raise PolicyError(f"{path}: the model has {names}; export it with one of each")
     batch, *own = inputs[0].shape
-    expected = tuple(observation_shape)
-    free = tuple(side if isinstance(side, int) else there for side, there in zip(own, expected, strict=False))
+    shape, kind = tuple(observation_shape), inputs[0].type
+    free = tuple(side if isinstance(side, int) else there for side, there in zip(own, shape, strict=False))
+    other = f"observations of shape {tuple(own)}, the log has {shape}"
     wrong = {
-        f"an input of type {inputs[0].type}; export it with a float32 input": inputs[0].type not in _DTYPES,
-        f"observations of shape {tuple(own)}, the log has {expected}; give a policy trained for this log": (
-            len(own) != len(expected) or free != expected
-        ),
-        f"exactly {batch} rows at a time; export it with a free batch size": (
-            isinstance(batch, int) and batch != 1
-        ),
+        f"an input of type {kind}; export it with a float32 input": kind not in _DTYPES,
+        f"{other}; give a policy trained for this log": len(own) != len(shape) or free != shape,
+        f"exactly {batch} rows at a time; export it with a free batch size": isinstance(batch, int),
     }
-    for reason, is_wrong in wrong.items():
-        if is_wrong:
-            raise PolicyError(f"{path}: the model takes {reason}")
+    refuse({f"the model takes {what}": is_so for what, is_so in wrong.items()}, str(path))
     return function

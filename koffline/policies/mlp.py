@@ -18,11 +18,15 @@ from koffline.policies.base import (
     Policy,
     check_spaces,
     chunk_rows_for,
+    refuse,
 )  # fmt: skip
 from koffline.policies.distributions import gaussian_log_density
 
-DISCRETE_OUTPUTS = ("softmax", "argmax")
-_CHOICES = {"output": (*DISCRETE_OUTPUTS, "tanh", "identity", "gaussian"), "activation": ("relu", "tanh")}
+CHOICES = {
+    "output": ("softmax", "argmax", "tanh", "identity", "gaussian"),
+    "activation": ("relu", "tanh"),
+}
+VECTORS = ("observation_mean", "observation_std", "std", "action_low", "action_high")
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,53 +54,41 @@ class Mlp:
     action_high: np.ndarray | None = None
 
     def __post_init__(self) -> None:
-        for what, choices in _CHOICES.items():
-            if getattr(self, what) not in choices:
-                raise PolicyError(f"{what} is {getattr(self, what)!r}; give one of {', '.join(choices)}")
-        self._check_layers()
-        if not (math.isfinite(self.temperature) and self.temperature > 0):
-            raise PolicyError(f"temperature is {self.temperature}; give a positive number")
-        if (self.std is not None) != (self.output == "gaussian"):
-            raise PolicyError(
-                f'std with output "{self.output}"; give it with output "gaussian", and only there'
-            )
-        for what in ("observation_mean", "observation_std", "std", "action_low", "action_high"):
-            self._check_vector(what, self.inputs if what.startswith("observation") else self.outputs)
-        low, high = self.action_low, self.action_high
-        if low is None and high is None:
-            return
-        if low is None or high is None or self.output not in ("tanh", "gaussian"):
-            raise PolicyError(
-                f'action_low and action_high with output "{self.output}"; '
-                'give both, with output "tanh" or "gaussian", or neither'
-            )
-        if not (low < high).all():
-            raise PolicyError(
-                f"action_low is {low}, action_high {high}; give lower bounds below upper bounds"
-            )
-
-    def _check_layers(self) -> None:
+        for what, choices in CHOICES.items():
+            given = getattr(self, what)
+            refuse({f"{what} is {given!r}; give one of {', '.join(choices)}": given not in choices})
         width = len(self.weights[0]) if self.weights[0].ndim else 0
         for layer, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
-            fits = weight.ndim == 2 and weight.size > 0 and weight.shape[0] == width
-            if not fits or bias.shape != (weight.shape[1],):
-                what = (
-                    f"layer {layer} has W{layer} of shape {weight.shape} and b{layer} of shape {bias.shape}"
-                )
-                raise PolicyError(f"{what}; give (in, out) and (out,), `in` the layer before's `out`")
-            if not (np.isfinite(weight).all() and np.isfinite(bias).all()):
-                raise PolicyError(f"layer {layer} holds a value that is not finite; give finite weights")
+            fits = weight.ndim == 2 and weight.size > 0 and bias.shape == weight.shape[1:]
+            shapes = f"W{layer} has shape {weight.shape}, b{layer} {bias.shape}; give (in, out) and (out,)"
+            finite = np.isfinite(weight).all() and np.isfinite(bias).all()
+            wrong = {
+                f"{shapes}, `in` the layer before's `out`": not fits or len(weight) != width,
+                "give finite weights": not finite,
+            }
+            refuse(wrong, f"layer {layer}")
             width = weight.shape[1]
-
-    def _check_vector(self, what: str, size: int) -> None:
-        value = getattr(self, what)
-        if value is None:
-            return
-        if value.shape not in ((), (size,)):
-            raise PolicyError(f"{what} has shape {value.shape}; give a scalar or shape ({size},)")
-        if not np.isfinite(value).all() or (what.endswith("std") and not (value > 0).all()):
-            kind = "positive, finite" if what.endswith("std") else "finite"
-            raise PolicyError(f"{what} is {value}; give {kind} numbers")
+        low, high, std, heat = self.action_low, self.action_high, self.std, self.temperature
+        is_gaussian = self.output == "gaussian"
+        refuse(
+            {
+                f"temperature is {heat}; give a positive number": not 0 < heat < math.inf,
+                'std; give it with output "gaussian", and only there': (std is None) == is_gaussian,
+                "action_low and action_high; give both or neither": (low is None) != (high is None),
+                'action_low and action_high are for output "tanh" or "gaussian"; leave them out': (
+                    low is not None and not is_gaussian and self.output != "tanh"
+                ),
+            }
+        )
+        for what in VECTORS:
+            value, size = getattr(self, what), self.inputs if what.startswith("observ") else self.outputs
+            if value is not None:
+                least = 0.0 if what.endswith("std") else -math.inf
+                is_off = value.shape not in ((), (size,)) or not ((value > least) & (value < math.inf)).all()
+                kind = f"{'positive' if least == 0.0 else 'finite'} numbers, one or {size}"
+                refuse({f"{what} is {value}; give {kind}": is_off})
+        if low is not None and not np.all(low < high):
+            raise PolicyError(f"action_low is {low}, action_high {high}; give lower bounds below upper ones")
 
     @property
     def inputs(self) -> int:
@@ -124,11 +116,7 @@ class Mlp:
     def discrete(self, observations: np.ndarray) -> np.ndarray:
         """Probabilities (N, n) for "softmax", first best actions (N,) for "argmax"."""
         values = self.last_layer(observations)
-        if self.output == "argmax":
-            return values.argmax(axis=1)
-        values = (values - values.max(axis=1, keepdims=True)) / self.temperature
-        weights = np.exp(values)
-        return weights / weights.sum(axis=1, keepdims=True)
+        return values.argmax(axis=1) if self.output == "argmax" else softmax(values, self.temperature)
 
     def mean(self, observations: np.ndarray) -> np.ndarray:
         """Mean actions (N, k)."""
@@ -149,9 +137,8 @@ class Mlp:
     def log_density(self, observations: np.ndarray, actions: np.ndarray) -> np.ndarray:
         """Log density (N,) of the "gaussian" output; with an action box its bounds hold what was cut off."""
         assert self.std is not None, "checked with the output when constructed"
-        return gaussian_log_density(
-            actions, self.last_layer(observations), self.std, self.action_low, self.action_high
-        )
+        mean = self.last_layer(observations)
+        return gaussian_log_density(actions, mean, self.std, self.action_low, self.action_high)
 
     def _clipped(self, actions: np.ndarray) -> np.ndarray:
         return actions if self.action_low is None else np.clip(actions, self.action_low, self.action_high)
@@ -160,11 +147,10 @@ class Mlp:
 def mlp_policy(mlp: Mlp, name: str, action_space: ActionSpace, observation_shape: Sequence[int]) -> Policy:
     """The network as a policy on a log's spaces; PolicyError when its sizes or its output do not fit."""
     shape, rows, size = tuple(observation_shape), chunk_rows_for(observation_shape), mlp.outputs
-    is_discrete = mlp.output in DISCRETE_OUTPUTS
+    is_discrete = mlp.output in ("softmax", "argmax")
     check_spaces(name, Discrete(size) if is_discrete else Continuous(size), None, action_space, shape)
-    if math.prod(shape) != mlp.inputs:
-        what = f"the policy takes {mlp.inputs} numbers per observation, the log has shape {shape}"
-        raise PolicyError(f"{name}: {what}; give a policy made for this log")
+    what = f"the policy takes {mlp.inputs} numbers per observation, the log has shape {shape}"
+    refuse({f"{what}; give a policy made for this log": math.prod(shape) != mlp.inputs}, name)
     if is_discrete:
         return DiscretePolicy(size, mlp.discrete, name, shape, rows)
     if mlp.output != "gaussian":
@@ -173,3 +159,9 @@ def mlp_policy(mlp: Mlp, name: str, action_space: ActionSpace, observation_shape
     if mlp.action_low is not None and mlp.action_high is not None:
         box = np.broadcast_to(mlp.action_low, size), np.broadcast_to(mlp.action_high, size)
     return ContinuousPolicy(size, mlp.mean, mlp.sample, name, shape, rows, mlp.log_density, box)
+
+
+def softmax(values: np.ndarray, temperature: float = 1.0) -> np.ndarray:
+    """(N, n), stable for large values."""
+    raised = np.exp((values - values.max(axis=1, keepdims=True)) / temperature)
+    return raised / raised.sum(axis=1, keepdims=True)

@@ -9,6 +9,7 @@ A network's arrays: `format` = "koffline-policy", `version` = 1, W0 (in, out), b
 from __future__ import annotations
 
 import io
+import math
 import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,20 +23,16 @@ from numpy.typing import ArrayLike
 from koffline.data.transitions import ActionSpace, Discrete
 from koffline.envs.finite import bilinear_weights, places
 from koffline.errors import DataError, PolicyError, nearest_name
-from koffline.policies.base import DiscretePolicy, Policy, check_spaces, one_line
-from koffline.policies.mlp import Mlp, mlp_policy
+from koffline.policies.base import DiscretePolicy, Policy, check_spaces, one_line, refuse
+from koffline.policies.mlp import CHOICES, VECTORS, Mlp, mlp_policy, softmax
 from koffline.store.files import atomic_file
 from koffline.untrusted import arrays as untrusted
 
 FORMAT, GRID_FORMAT = "koffline-policy", "koffline-grid-policy"
 VERSION = 1
-_REMEDY = "write it with koffline.policies.save_mlp_policy"
+_KEYS = (*CHOICES, "temperature", *VECTORS, "log_std")
 _GRID_KEYS = ("low", "high", "action_values", "temperature")
-_TEXT_KEYS = ("output", "activation")
-_KEYS = (
-    *_TEXT_KEYS, "temperature", "observation_mean", "observation_std", "std", "log_std",
-    "action_low", "action_high",
-)  # fmt: skip
+_REMEDY = "write it with koffline.policies.save_mlp_policy"
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,7 +55,7 @@ class GridPolicy:
         fit = low.shape == high.shape == (2,) and np.isfinite([low, high]).all() and (low < high).all()
         if not fit:
             raise PolicyError(f"low is {self.low}, high {self.high}; give two corners, low below high")
-        if np.shape(self.temperature) or not 0.0 < self.temperature < float("inf"):
+        if np.shape(self.temperature) or not 0.0 < self.temperature < math.inf:
             raise PolicyError(f"temperature is {self.temperature}; give a positive number")
         object.__setattr__(self, "action_values", values)
 
@@ -72,9 +69,7 @@ class GridPolicy:
         shape = self.action_values.shape[0], self.action_values.shape[1]
         cells, weights = bilinear_weights(places(observations, self.low, self.high, shape), shape)
         corners = self.action_values.reshape(-1, self.n)[cells]  # (N, 4, A)
-        scaled = np.einsum("nc,nca->na", weights, corners) / self.temperature
-        raised = np.exp(scaled - scaled.max(axis=1, keepdims=True))
-        return raised / raised.sum(axis=1, keepdims=True)
+        return softmax(np.einsum("nc,nca->na", weights, corners) / self.temperature)
 
 
 def save_grid_policy(path: str | Path, policy: GridPolicy) -> None:
@@ -110,13 +105,14 @@ def load_policy_file(path: Path, action_space: ActionSpace, observation_shape: S
         arrays = untrusted.read_arrays(path)
     except Exception as error:  # a hostile or truncated archive may fail in any way
         raise PolicyError(f"{path}: the .npz cannot be read ({one_line(error)}); {_REMEDY}") from error
-    kind = str(arrays.pop("format", None))
-    if kind not in (FORMAT, GRID_FORMAT):
-        found = f"the .npz is not a koffline policy (arrays: {', '.join(sorted(arrays)[:8])})"
-        raise PolicyError(f"{path}: {found}; {_REMEDY}")
-    version = arrays.pop("version", None)
-    if version is None or version.shape != () or version != VERSION:
-        raise PolicyError(f"{path}: policy file version {version}; this koffline reads version {VERSION}")
+    kind, version = str(arrays.pop("format", None)), arrays.pop("version", None)
+    known = f"the .npz is not a koffline policy (arrays: {', '.join(sorted(arrays)[:8])})"
+    is_old = version is None or version.shape != () or version != VERSION
+    wrong = {
+        f"{known}; {_REMEDY}": kind not in (FORMAT, GRID_FORMAT),
+        f"policy file version {version}; this koffline reads version {VERSION}": is_old,
+    }
+    refuse(wrong, str(path))
     try:
         made = mlp_from_arrays(arrays) if kind == FORMAT else _grid_from_arrays(arrays)
     except PolicyError as error:
@@ -150,26 +146,24 @@ def write_arrays(path: Path, kind: str, version: int, arrays: Mapping[str, Any])
 def mlp_from_arrays(arrays: Mapping[str, np.ndarray]) -> Mlp:
     """The network in a policy file's arrays. Raises PolicyError for missing, unknown or wrong ones."""
     depth = max(1, sum(key.startswith("W") for key in arrays))
-    layers = {kind: [f"{kind}{layer}" for layer in range(depth)] for kind in "Wb"}
-    for key in (*layers["W"], *layers["b"], "output"):
-        if key not in arrays:
-            raise PolicyError(f"{key} is missing; give W0, b0, W1, b1, ... and output")
-    for key in arrays:
-        if key not in (*_KEYS, *layers["W"], *layers["b"]):
-            remedy = nearest_name(key, ["W0", "b0", *_KEYS])
-            raise PolicyError(f"{key} is not a setting of a policy file; {remedy}")
-    if "std" in arrays and "log_std" in arrays:
-        raise PolicyError("std and log_std are both given; give one of them")
-    values: dict[str, Any] = {key: _numbers(key, arrays[key]) for key in arrays if key not in _TEXT_KEYS}
-    values |= {key: str(arrays[key]) for key in _TEXT_KEYS if key in arrays}
-    weights, biases = (tuple(values.pop(key) for key in names) for names in layers.values())
+    weights, biases = ([f"{kind}{layer}" for layer in range(depth)] for kind in "Wb")
+    missing = [key for key in (*weights, *biases, "output") if key not in arrays]
+    unknown = [key for key in arrays if key not in (*_KEYS, *weights, *biases)]
+    remedy = nearest_name(unknown[0], ["W0", "b0", *_KEYS]) if unknown else ""
+    wrong = {
+        f"{', '.join(missing)} missing; give W0, b0, W1, b1, ... and output": missing,
+        f"{', '.join(unknown)}: no setting of a policy file; {remedy}": unknown,
+        "std and log_std are both given; give one of them": "std" in arrays and "log_std" in arrays,
+        "temperature is not one number; give one": np.shape(arrays.get("temperature", 1.0)),
+    }
+    refuse(wrong)
+    values: dict[str, Any] = {k: str(a) if k in CHOICES else _numbers(k, a) for k, a in arrays.items()}
+    layers = [tuple(values.pop(key) for key in names) for names in (weights, biases)]
     if "log_std" in values:
         values["std"] = np.exp(values.pop("log_std"))
     if "temperature" in values:
-        if values["temperature"].shape != ():
-            raise PolicyError(f"temperature has shape {values['temperature'].shape}; give one number")
         values["temperature"] = float(values["temperature"])
-    return Mlp(weights, biases, **values)
+    return Mlp(layers[0], layers[1], **values)
 
 
 def _grid_from_arrays(arrays: Mapping[str, np.ndarray]) -> GridPolicy:

@@ -34,7 +34,7 @@ PACKAGES = (
     "koffline", "torch", "numpy", "scipy", "h5py", "pyarrow", "d3rlpy", "gymnasium", "mujoco", "matplotlib",
 )  # fmt: skip
 FORMAT = 1
-_WHERE = ("--out", "--resume", "--force", "--manifest")  # of a result, not of what it is
+_WHERE = ("--out", "--resume", "--force")  # of a result, not of what it is
 _WITHOUT_VALUE = ("--force",)
 _BLOCK = 1 << 20
 _MOST_FILES = 1_000_000
@@ -64,7 +64,7 @@ def shown_command() -> str:
 
 
 def without_place(arguments: Sequence[str]) -> list[str]:
-    """The words without --out, --resume, --manifest and --force, and their values."""
+    """The words without --out, --resume and --force, and their values."""
     kept: list[str] = []
     words = iter(range(len(arguments)))
     for place in words:

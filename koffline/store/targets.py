@@ -56,10 +56,8 @@ def check_apart(reads: Iterable[str | Path | None], target: str | Path, option: 
     for name in dict.fromkeys(str(name) for name in reads if name is not None):
         same_url = "://" in place and name == place
         if same_url or any(_overlap(path, Path(place)) for path in _places(name)):
-            raise ConfigError(
-                f"{option} {target} would replace {name} or a part of it, which this command reads, also "
-                "with --force; choose another name"
-            )
+            said = f"{option} {target} would replace {name} or a part of it, which this command reads"
+            raise ConfigError(f"{said}, also with --force; choose another name")
 
 
 @contextlib.contextmanager
@@ -73,11 +71,15 @@ def locked(target: Path, wait: bool = False) -> Iterator[None]:
     if real in _claims.get():  # by the command that this is a part of
         yield
         return
-    made: list[Path] = []
+    path, made, handle = real.with_name(f".{real.name}{LOCK}"), list[Path](), None
     try:
-        with _lock_file(real, target, made, wait):
-            yield
+        handle = _acquired(path, target, made, wait)
+        yield
     finally:
+        if handle is not None:
+            with contextlib.suppress(OSError):
+                path.unlink()
+            os.close(handle)
         for folder in reversed(made):
             with contextlib.suppress(OSError):
                 folder.rmdir()
@@ -98,18 +100,19 @@ def _real(target: Path) -> Path:
     return target.parent.resolve() / target.name if target.name else target.resolve()
 
 
-@contextlib.contextmanager
-def _lock_file(real: Path, target: Path, made: list[Path], wait: bool) -> Iterator[None]:
+def _acquired(path: Path, target: Path, made: list[Path], wait: bool) -> int | None:
+    """The open and locked file; ``made`` gets the folders that were missing, the outermost first."""
     try:
         import fcntl
     except ImportError:  # Windows: two commands with one target are the user's own affair
-        yield
-        return
-    path, handle, tries = real.with_name(f".{real.name}{LOCK}"), None, 0
-    while handle is None:
+        return None
+    tries = 0
+    while True:
         tries += 1
         try:
-            made += _make_folders(path.parent)
+            for folder in [part for part in (path.parent, *path.parents) if not part.exists()][::-1]:
+                folder.mkdir(exist_ok=True)
+                made.append(folder)
             handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
         except OSError as error:
             if isinstance(error, (FileNotFoundError, FileExistsError)) and tries < _MOST_TRIES:
@@ -120,35 +123,14 @@ def _lock_file(real: Path, target: Path, made: list[Path], wait: bool) -> Iterat
             fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         except BlockingIOError:
             os.close(handle)
-            raise ConfigError(
-                f"another process is writing to {target}; wait for it or choose another --out"
-            ) from None
+            said = f"another process is writing to {target}"
+            raise ConfigError(f"{said}; wait for it or choose another --out") from None
         except OSError:  # a file system without locks
-            break
-        if not _is_named(handle, path):  # the one before has removed it meanwhile
-            os.close(handle)
-            handle = None
-    try:
-        yield
-    finally:
-        with contextlib.suppress(OSError):
-            path.unlink()
-        os.close(handle)
-
-
-def _is_named(handle: int, path: Path) -> bool:
-    try:
-        return os.path.samestat(os.fstat(handle), path.lstat())
-    except FileNotFoundError:
-        return False
-
-
-def _make_folders(folder: Path) -> list[Path]:
-    """Make a folder and those above it; those that were missing, the outermost first."""
-    missing = [part for part in (folder, *folder.parents) if not part.exists()][::-1]
-    for part in missing:
-        part.mkdir(exist_ok=True)
-    return missing
+            return handle
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(handle), path.lstat()):
+                return handle
+        os.close(handle)  # the one before has removed it meanwhile
 
 
 def _places(name: str) -> list[Path]:

@@ -15,8 +15,9 @@ import torch
 
 from koffline.checkpoints import cut_back, file_sizes, read_checkpoint, write_checkpoint
 from koffline.errors import ConfigError
+from koffline.train.prepare import Parts
 
-NAME = "checkpoint.pt"
+CHECKPOINT = "checkpoint.pt"
 
 
 @dataclass(frozen=True)
@@ -29,67 +30,65 @@ class Progress:
     metrics: dict[str, float] | None = None
 
 
-def save_state(folder: Path, fingerprint: str, progress: Progress, algo: Any, draws: Any) -> None:
-    """Write the checkpoint; the one before stays until the new one is whole.
-
-    draws: what mini-batches depend on, a generator or a buffer with a state of plain values.
-    """
-    model = io.BytesIO()
+def save_state(folder: Path, fingerprint: str, parts: Parts, progress: Progress) -> None:
+    """Write the checkpoint; the one before stays until the new one is whole."""
+    algo, model = parts.algo, io.BytesIO()
     algo.impl.save_model(model)
     state = {
         "fingerprint": fingerprint,
         "progress": json.dumps(astuple(progress)),
         "model": torch.frombuffer(bytearray(model.getvalue()), dtype=torch.uint8),
         "grad_step": int(algo.grad_step),
-        "with_gradient": [name for name, parameter in _parameters(algo) if parameter.grad is not None],
-        "random": _random_state(draws),
+        "with_gradient": [name for name, parameter in parameters_of(algo) if parameter.grad is not None],
+        "random": _random_state(parts.draws),
         "sizes": file_sizes(folder, folder.glob("*.csv")),
     }
-    write_checkpoint(folder / NAME, state)
+    write_checkpoint(folder / CHECKPOINT, state)
 
 
-def restore_state(folder: Path, fingerprint: str, algo: Any, draws: Any, first_epoch: int) -> Progress:
-    """Put the checkpoint's state into `algo` (with networks), draws and generators, and cut files back to it.
+def restore_state(folder: Path, fingerprint: str, parts: Parts, first_epoch: int) -> Progress:
+    """Put the checkpoint's state into algorithm, draws and generators, and cut files back to it.
 
     Without a checkpoint nothing but files of an unfinished first epoch, of `first_epoch` steps, is removed.
     Raises ConfigError, with everything left as it is, for a checkpoint that is damaged, of another run, or
     gone while later models are there.
     """
+    algo, path = parts.algo, folder / CHECKPOINT
     try:
-        state = read_checkpoint(folder / NAME, fingerprint)
+        state = read_checkpoint(path, fingerprint)
     except ConfigError as error:
         raise ConfigError(
             f"{str(error).partition(';')[0]}: the run in {folder} cannot go on; its models and metrics stay "
             "as they are, train again into another --out"
         ) from None
-    models = {path: _steps_of(path) for path in folder.glob("model_*.d3")}
-    later = [path.name for path, steps in models.items() if state is None and steps > first_epoch]
+    models = {model: _steps_of(model) for model in folder.glob("model_*.d3")}
+    later = [model.name for model, steps in models.items() if state is None and steps > first_epoch]
     if later:
         raise ConfigError(
-            f"{folder / NAME} is gone, and with it the way to go on from {later[-1]}; nothing was "
+            f"{path} is gone, and with it the way to go on from {later[-1]}; nothing was "
             "changed: train again into another --out"
         )
     progress = Progress() if state is None else Progress(*json.loads(state["progress"]))
     cut_back(folder, list(folder.glob("*.csv")), {} if state is None else state["sizes"])
     half_written = (path for pattern in ("*.part", ".*.tmp") for path in folder.glob(pattern))
-    for path in (*half_written, *(path for path, steps in models.items() if steps > progress.steps)):
-        path.unlink()
+    for left in (*half_written, *(model for model, steps in models.items() if steps > progress.steps)):
+        left.unlink()
     if state is None:
         return progress
     try:
         algo.impl.load_model(io.BytesIO(state["model"].numpy().tobytes()))
     except (KeyError, RuntimeError, ValueError) as error:
         raise ConfigError(
-            f"{folder / NAME} does not fit the algorithm ({type(error).__name__}); it was written by another "
+            f"{path} does not fit the algorithm ({type(error).__name__}); it was written by another "
             "version: start again in another folder"
         ) from None
     _share_names(algo)
     algo.set_grad_step(state["grad_step"])
     with_gradient = set(state["with_gradient"])
-    for name, parameter in _parameters(algo):
+    for name, parameter in parameters_of(algo):
         # optimisers step parameters with a gradient of zero, and skip those without one
         parameter.grad = torch.zeros_like(parameter) if name in with_gradient else None
-    _set_random_state(state["random"], draws)
+    _set_random_state(state["random"], parts.draws)
     return progress
 
 
@@ -115,7 +114,8 @@ def _steps_of(model: Path) -> int:
     return int(number) if number.isdigit() else 0
 
 
-def _parameters(algo: Any) -> list[tuple[str, torch.nn.Parameter]]:
+def parameters_of(algo: Any) -> list[tuple[str, torch.nn.Parameter]]:
+    """All of an algorithm's weights and their names."""
     modules = algo.impl.modules.get_torch_modules()
     return [
         (f"{key}.{name}", parameter)

@@ -3,35 +3,26 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import logging
 import math
 import re
 import time
-import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import numpy as np
-
-from koffline.data.disk.log import LazyTransitions
-from koffline.data.transitions import Transitions
+from koffline.algos.loggers import make_logger
 from koffline.errors import ConfigError, KofflineError
-from koffline.fitting import threads
 from koffline.progress import progress_bar
 from koffline.store.files import atomic_file
 from koffline.store.run_folders import open_run, read_record, warn_of_versions, write_record
-from koffline.store.run_record import describe_call, now, versions
-from koffline.train.checkpoint import Progress, restore_state, save_state
-from koffline.train.config import EnvironmentSettings, TrainConfig
+from koffline.store.run_record import now
+from koffline.train.checkpoint import Progress, parameters_of, restore_state, save_state
+from koffline.train.config import TrainConfig
+from koffline.train.prepare import Parts, identity_of, prepared
 
-if TYPE_CHECKING:
-    from koffline.train.data import TrainData
-
-_PACKAGES = ("python", "koffline", "d3rlpy", "torch", "numpy", "gymnasium")
 _HUGE = 1e12  # of a weight; what it multiplies soon overflows
 _LOG = logging.getLogger(__name__)
 
@@ -49,17 +40,6 @@ class TrainResult:
     metrics: dict[str, float]
     model: Path
     seconds: float
-
-
-@dataclass(frozen=True, eq=False)
-class Parts:
-    """Everything a run is made of, checked against each other; record: run.json as the run begins."""
-
-    algo: Any
-    buffer: Any
-    draws: Any
-    evaluators: dict[str, Any]
-    record: dict[str, Any]
 
 
 def train(
@@ -82,107 +62,7 @@ def train(
         return _run(config, folder, parts, show_progress)
 
 
-@contextlib.contextmanager
-def prepared(config: TrainConfig, device: str, data: TrainData | None = None) -> Iterator[Parts]:
-    """Everything a run is made of, with threads and random generators as the config says; writes nothing.
-
-    data: the log of the config, where it has been opened already. Raises KofflineError for what does not fit.
-    """
-    from koffline.algos.evaluators import own_randomness
-    from koffline.algos.loggers import quiet
-    from koffline.train.data import open_data
-
-    with quiet(), threads(config.train.threads), own_randomness(config.train.seed), _d3rlpy_warnings():
-        parts = _prepare(config, device, open_data(config.data) if data is None else data)
-        try:
-            yield parts
-        finally:
-            for part in (parts.buffer, *parts.evaluators.values()):
-                getattr(part, "close", lambda: None)()
-
-
-def _prepare(config: TrainConfig, device: str, data: TrainData) -> Parts:
-    from koffline.algos import from_config
-    from koffline.algos.loggers import make_logger
-    from koffline.train.data import make_buffer
-
-    rows = data.rows
-    kind = config.algo.type
-    algo = from_config.make_algorithm(kind, config.algo.params, device, config.algo.policy)
-    from_config.check_actions(algo, rows, kind)
-    buffer, draws = make_buffer(algo, data, config.data, config.train.seed, kind)
-    from_config.build_networks(algo, buffer, kind)
-    if from_config.actions_out_of_reach(algo, buffer):
-        _LOG.warning(
-            "logged actions leave [-1, 1], where the policy acts; set algo.params.action_scaler to min_max"
-        )
-    evaluators = _make_evaluators(config, rows, data.held_out)
-    for evaluator in evaluators.values():
-        evaluator.try_out(algo)
-    make_logger(Path(), **config.logger.model_dump())  # raises ConfigError where its package is missing
-    return Parts(algo, buffer, draws, evaluators, _record(config, data, device))
-
-
-def _make_evaluators(config: TrainConfig, rows: Transitions, held_out: Transitions | None) -> dict[str, Any]:
-    from koffline.algos.evaluators import EnvironmentEvaluator, make_log_evaluator
-
-    made: dict[str, Any] = {}
-    for name, settings in config.evaluators.items():
-        if isinstance(settings, EnvironmentSettings):
-            made[name] = EnvironmentEvaluator(
-                settings.env, rows, settings.episodes, settings.seed, settings.epsilon
-            )
-            continue
-        part = rows if settings.part == "train" or held_out is None else held_out
-        options = settings.model_dump(exclude={"type", "part"})
-        made[name] = make_log_evaluator(settings.type, part, name, **options)
-    return made
-
-
-def _record(config: TrainConfig, data: TrainData, device: str) -> dict[str, Any]:
-    digests = {"data": data.log.sha256}  # of the rows, whatever their format
-    if config.algo.policy is not None:
-        digests["policy"] = hashlib.sha256(Path(config.algo.policy).read_bytes()).hexdigest()
-    return {
-        "format": 1,
-        "config": config.resolved(),
-        "data": {
-            "source": config.data.source,
-            "rows": len(data.log),
-            "train_rows": data.train_rows,
-            "held_out_rows": data.held_out_rows,
-            "lazy": isinstance(data.log, LazyTransitions),
-        },
-        "digests": digests,
-        "seed": config.train.seed,
-        "device": device,
-        "versions": {name: version for name, version in versions().items() if name in _PACKAGES},
-        "call": describe_call("train", config.files()),
-        "started": now(),
-        "finished": None,
-    }
-
-
-def identity_of(record: Mapping[str, Any]) -> dict[str, Any]:
-    """What makes a run the same one, flat: all settings but where files lie and who is told, and digests."""
-    config = record["config"]
-    kept = {name: section for name, section in config.items() if name != "logger"}
-    kept["data"] = {name: value for name, value in config["data"].items() if name != "source"}
-    kept["algo"] = {name: value for name, value in config["algo"].items() if name != "policy"}
-    digests = {f"the digest of the {name}": digest for name, digest in record.get("digests", {}).items()}
-    return {**_flat(kept, ""), **digests}
-
-
-def _flat(value: Any, path: str) -> dict[str, Any]:
-    if not isinstance(value, Mapping) or not value:
-        return {path: value}
-    parts = (_flat(part, f"{path}.{name}".lstrip(".")) for name, part in value.items())
-    return {name: part for flat in parts for name, part in flat.items()}
-
-
 def _run(config: TrainConfig, folder: Path, parts: Parts, show_progress: bool) -> TrainResult:
-    from koffline.algos.loggers import make_logger
-
     fingerprint = json.dumps(identity_of(parts.record), sort_keys=True)
     algo, total = parts.algo, config.train.n_steps
     record = read_record(folder) or {}
@@ -190,7 +70,7 @@ def _run(config: TrainConfig, folder: Path, parts: Parts, show_progress: bool) -
         raise DivergedError(record["diverged"])
     warn_of_versions(folder, parts.record)
     first_epoch = 0 if record.get("finished") else min(config.train.n_steps_per_epoch, total)
-    progress = restore_state(folder, fingerprint, algo, parts.draws, first_epoch)
+    progress = restore_state(folder, fingerprint, parts, first_epoch)
     logger = make_logger(folder, **config.logger.model_dump())
     with progress_bar(f"training {config.algo.type}", total, show_progress) as show:
         while progress.steps < total:
@@ -201,7 +81,7 @@ def _run(config: TrainConfig, folder: Path, parts: Parts, show_progress: bool) -
                 raise
             if progress.epochs % config.train.save_interval == 0 or progress.steps == total:
                 _save_model(algo, folder / f"model_{progress.steps}.d3")
-            save_state(folder, fingerprint, progress, algo, parts.draws)
+            save_state(folder, fingerprint, parts, progress)
     logger.finish()
     metrics, model = progress.metrics or {}, folder / f"model_{progress.steps}.d3"
     if not model.exists():  # removed by hand after the run
@@ -247,14 +127,10 @@ def _train_epoch(
     bad = [name for name in numbers if not math.isfinite(numbers[name]) and name not in parts.evaluators]
     if bad:
         _LOG.warning("%s is not finite after step %d", ", ".join(bad), progress.steps + steps)
-        if not all(bool(p.isfinite().all()) for p in _parameters(parts.algo)):
+        if not all(bool(p.isfinite().all()) for _, p in parameters_of(parts.algo)):
             raise _diverged(progress.steps + steps)
     seconds = progress.seconds + time.perf_counter() - started
     return Progress(progress.epochs + 1, progress.steps + steps, seconds, numbers)
-
-
-def _parameters(algo: Any) -> list[Any]:
-    return [p for module in algo.impl.modules.get_torch_modules().values() for p in module.parameters()]
 
 
 @contextlib.contextmanager
@@ -265,7 +141,7 @@ def _divergence(algo: Any, steps: int) -> Iterator[None]:
     except KofflineError:
         raise
     except (ValueError, RuntimeError) as error:
-        bounded = all((p.abs() < _HUGE).all() for p in _parameters(algo))
+        bounded = all((p.abs() < _HUGE).all() for _, p in parameters_of(algo))
         if bounded and not re.search(r"\b(nan|inf)\b", str(error)):
             raise
         raise _diverged(steps) from error
@@ -281,14 +157,3 @@ def _diverged(steps: int) -> DivergedError:
 def _save_model(algo: Any, path: Path) -> None:
     with atomic_file(path, force=True) as temporary:
         algo.save(str(temporary))
-
-
-@contextlib.contextmanager
-def _d3rlpy_warnings() -> Iterator[None]:
-    """Remarks of d3rlpy's and Gymnasium's own dependencies are not the user's; numbers that overflow show."""
-    with warnings.catch_warnings(), np.errstate(over="ignore", invalid="ignore"):
-        warnings.filterwarnings("ignore", category=DeprecationWarning)
-        warnings.filterwarnings(
-            "ignore", category=UserWarning, module=r"(dataclasses_json|gymnasium|torch)\b"
-        )
-        yield

@@ -1,76 +1,153 @@
-"""Running a sweep: each setting with each seed is a training run, and its folder the record that it is done.
+"""Sweeps: a config under every combination of a grid's values, each with every seed, ranked by a metric.
 
-A run is known by the digest of all that decides its numbers: settings, seed, content of log and policy. It
-ends the folder's name, and a finished folder is never trained again, whichever grid asks for it.
+Each setting with each seed is a training run, and its folder the record that it is done. A run is known by
+the digest of all that decides its numbers: settings, seed, content of log and policy. It ends the folder's
+name, and a finished folder is never trained again, whichever grid asks for it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import json
 import logging
+import math
 import re
 import shutil
 import sys
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from logging.handlers import BufferingHandler
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from koffline.config import parse_assignments
 from koffline.errors import ConfigError, nearest_name
-from koffline.jobs import Job, JobError, Report, run_jobs
+from koffline.jobs import Job, JobError, run_jobs
 from koffline.store.run_folders import RECORD, read_record, write_record
 from koffline.store.run_record import is_free, start_run
 from koffline.store.targets import locked
-from koffline.train.config import TrainConfig
-from koffline.train.data import open_data
-from koffline.train.run import DivergedError, Parts, identity_of, prepared, train
-from koffline.train.sweep_plan import Setting, SweepPlan
-from koffline.train.sweep_summary import SweepSummary, summarise, write_summary
+from koffline.train.config import TrainConfig, load_config
+from koffline.train.prepare import Parts, identity_of, open_data, prepared
+from koffline.train.run import DivergedError, train
+from koffline.train.sweep_summary import Setting, SweepPlan, SweepSummary, summarise, write_summary
 from koffline.untrusted.limits import read_json
 
+_MOST_RUNS = 100_000
+_FALLS = ("td_error", "continuous_action_diff", "compare_continuous_action_diff")
 _ERRORS = "errors.txt"
 _OURS = ("runs", _ERRORS, "summary.md", "summary.json", "summary.png", "best.yaml", RECORD)
 
 
-@dataclass(frozen=True)
-class SweepSettings:
-    """Where and how a sweep runs. ray: local, auto or an address; force: delete its earlier runs first."""
+def make_plan(
+    path: str | Path | Mapping[str, Any],
+    grid: Sequence[str] = (),
+    seeds: int = 1,
+    assignments: Sequence[str] = (),
+    data: str | Path | None = None,
+    metric: str | None = None,
+    maximize: bool | None = None,
+) -> SweepPlan:
+    """Every combination of the values of ``grid`` (``key=1e-3,3e-4`` each) with ``seeds`` seeds.
 
-    out: Path
-    workers: int = 1
-    ray: str | None = None
-    device: str = "cpu"
-    force: bool = False
-    progress: bool | Report = True
-    command: str = ""
+    Seeds count up from the config's ``train.seed``. metric: an evaluator's name or type, or a loss; without
+    one the return in an environment, else the only evaluator. Errors, losses and distances are better when
+    small, unless ``maximize`` says otherwise. All configs are checked here, so that nothing starts where one
+    of them is wrong. Raises ConfigError in one line.
+    """
+    axes = _parse_grid(grid)
+    if seeds < 1:
+        raise ConfigError(f"seeds is {seeds}; give a positive number")
+    runs = seeds * math.prod(len(values) for values in axes.values())
+    if runs > _MOST_RUNS:
+        raise ConfigError(f"the grid has {runs:,} runs; give fewer values or seeds, at most {_MOST_RUNS:,}")
+    lasts = [key.rpartition(".")[2] for key in axes]
+    named = {
+        key: last if lasts.count(last) == 1 else key.removeprefix("algo.params.")
+        for key, last in zip(axes, lasts, strict=True)
+    }
+    settings = []
+    for point in itertools.product(*axes.values()):
+        values = dict(zip(axes, point, strict=True))
+        laid = [f"{key}={_as_json(value)}" for key, value in values.items()]
+        config = load_config(path, (*assignments, *laid), None if "data.source" in axes else data)
+        words = (
+            (named[key], value if isinstance(value, str) else _as_json(value))
+            for key, value in values.items()
+        )
+        settings.append(Setting(tuple(words), config))
+    config = settings[0].config
+    name, falls = _choose_metric(config, metric)
+    chosen = tuple(range(config.train.seed, config.train.seed + seeds))
+    return SweepPlan(tuple(settings), chosen, name, not falls if maximize is None else maximize)
 
 
-def run_sweep(plan: SweepPlan, settings: SweepSettings) -> SweepSummary:
-    """Train what is not finished yet and write the summary.
+def _parse_grid(grid: Sequence[str]) -> dict[str, list[Any]]:
+    """``key=a,b,c`` as the items of a YAML list: commas in brackets or quotes do not separate them."""
+    axes: dict[str, list[Any]] = {}
+    for text in grid:
+        key, _, values = text.partition("=")
+        try:
+            ((key, axis),) = parse_assignments([f"{key}=[{values}]"]).items()
+        except ConfigError:
+            axis = []
+        if not axis:
+            raise ConfigError(f"--grid received '{text}'; write it as key=value,value")
+        if key in axes:
+            raise ConfigError(f"--grid names {key} twice; give all of its values at once")
+        if key == "train.seed":
+            raise ConfigError(f"--grid sweeps {key}; say how many with --seeds, the first is the config's")
+        axes[key] = axis
+    return axes
 
-    ``out`` gets runs/NAME (a run directory each), errors.txt where runs failed, summary.json, .md, .png, and
+
+def _choose_metric(config: TrainConfig, name: str | None) -> tuple[str, bool]:
+    """The metric's name, and whether less of it is better."""
+    types = {key: settings.type for key, settings in config.evaluators.items()}
+    candidates = [key for key, kind in types.items() if kind == (name or "environment")]
+    if name is None:
+        candidates = candidates or list(types)
+        if len(candidates) != 1:
+            known = f"one of {', '.join(candidates)}" if candidates else "a loss, as in --metric loss"
+            raise ConfigError(f"the config does not say which metric counts; name it with --metric: {known}")
+    if name is None or (name not in types and len(candidates) == 1):
+        name = candidates[0]
+    return name, types.get(name, name) in _FALLS or name.endswith("loss") or name.startswith("time_")
+
+
+def _as_json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, default=str)
+
+
+def run_sweep(
+    plan: SweepPlan,
+    out: Path,
+    workers: int = 1,
+    ray: str | None = None,
+    device: str = "cpu",
+    force: bool = False,
+    command: str = "",
+) -> SweepSummary:
+    """Train what is not finished yet and write the summary; force: delete earlier runs first.
+
+    ``out`` gets runs/NAME (a run directory each), errors.txt where runs failed, summary.json, .md and
     best.yaml. A killed sweep goes on, runs in the middle too; values and seeds may be added or taken away. A
     run that fails is reported and the others go on. Raises KofflineError, before anything is written, for
     what any run would refuse, and for a folder that is no sweep's.
     """
     started = start_run("sweep", inputs_of(plan))
-    names = _name_runs(plan, settings.device)
-    out = settings.out
+    names = _name_runs(plan, device)
     with locked(out / RECORD):
         is_new = is_free(out, RECORD)
-        _take_folder(out, settings.force)
+        _take_folder(out, force)
         write_record(out, {**started.finish(), "finished": None})
+        runs = [_find_folders(out / "runs", named) for named in names]
+        jobs = [
+            Job(folder.name, train_run, (config, device), folder / RECORD, _is_finished)
+            for found in runs
+            for folder, config in found.items()
+        ]
         try:
-            runs = [_find_folders(out / "runs", named) for named in names]
-            jobs = [
-                Job(folder.name, train_run, (config, settings.device), folder / RECORD, _is_finished)
-                for found in runs
-                for folder, config in found.items()
-            ]
-            done = run_jobs(jobs, settings.workers, settings.ray, settings.progress, keep_going=True)
+            done = run_jobs(jobs, workers, ray, keep_going=True)
         except ConfigError:  # before any job: no workers, no such cluster
             if is_new:
                 shutil.rmtree(out)
@@ -84,7 +161,7 @@ def run_sweep(plan: SweepPlan, settings: SweepSettings) -> SweepSummary:
             first = done.failures[0]
             raise JobError(f"every run failed, {first.name} first: {first.reason}", first.trace)
         summary = summarise(plan, records, done.failures)
-        write_summary(summary, out, settings.command)
+        write_summary(summary, out, command)
         write_record(out, started.finish(ran=done.ran, found=done.found, seconds=round(done.seconds, 3)))
         return summary
 
@@ -96,11 +173,8 @@ def inputs_of(plan: SweepPlan) -> list[str]:
 
 def train_run(record: Path, config: TrainConfig, device: str) -> None:
     """Train in the folder of the record, going on where it was; divergence is a result too."""
-    with contextlib.redirect_stdout(sys.stderr), _kept_warnings() as kept, contextlib.suppress(DivergedError):
+    with contextlib.redirect_stdout(sys.stderr), _silent(), contextlib.suppress(DivergedError):
         train(config, record.parent, device=device, resume=True)
-    if kept:
-        warnings = dict.fromkeys(" ".join(warning.getMessage().split()) for warning in kept)
-        write_record(record.parent, {**(read_record(record.parent) or {}), "warnings": list(warnings)})
 
 
 def _name_runs(plan: SweepPlan, device: str) -> list[dict[str, TrainConfig]]:
@@ -108,21 +182,22 @@ def _name_runs(plan: SweepPlan, device: str) -> list[dict[str, TrainConfig]]:
     names: list[dict[str, TrainConfig]] = []
     labels: dict[str, str] = {}
     opened = None
-    with _kept_warnings():  # the runs will say them
-        for setting in plan.settings:
+    for setting in plan.settings:
+        # Fifty settings would say the same fifty times.
+        with _silent() if names else contextlib.nullcontext():
             if opened is None or opened[0] != setting.config.data:
                 opened = setting.config.data, open_data(setting.config.data)
             with prepared(setting.config, device, opened[1]) as parts:
                 if not names:
                     _check_metric(plan.metric, parts)
-                names.append(dict(_name_run(setting, seed, parts.record["digests"]) for seed in plan.seeds))
-            label = ", ".join(f"{name}={value}" for name, value in setting.values)
-            digest = next(iter(names[-1])).rpartition("-")[2]
-            if digest in labels:
-                raise ConfigError(
-                    f"--grid gives the same run twice ({labels[digest]} and {label}); leave one out"
-                )
-            labels[digest] = label
+                digests = parts.record["digests"]
+        names.append(dict(_name_run(setting, seed, digests) for seed in plan.seeds))
+        label, digest = setting.label, next(iter(names[-1])).rpartition("-")[2]
+        if digest in labels:
+            raise ConfigError(
+                f"--grid gives the same run twice ({labels[digest]} and {label}); leave one out"
+            )
+        labels[digest] = label
     return names
 
 
@@ -183,15 +258,12 @@ def _is_finished(record: Path) -> bool:
 
 
 @contextlib.contextmanager
-def _kept_warnings() -> Iterator[list[logging.LogRecord]]:
-    """Warnings of the library go into a list: fifty runs would repeat them fifty times."""
-    logger, keeper = logging.getLogger("koffline"), BufferingHandler(capacity=sys.maxsize)
-    keeper.setLevel(logging.WARNING)
-    before = logger.propagate
-    logger.addHandler(keeper)
-    logger.propagate = False
+def _silent() -> Iterator[None]:
+    """Without the library's warnings."""
+    logger = logging.getLogger("koffline")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
     try:
-        yield keeper.buffer
+        yield
     finally:
-        logger.removeHandler(keeper)
-        logger.propagate = before
+        logger.setLevel(before)

@@ -9,7 +9,7 @@ import zipfile
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Literal
+from typing import IO
 
 import numpy as np
 
@@ -26,8 +26,6 @@ class Header:
 
     shape: tuple[int, ...]
     dtype: np.dtype
-    order: Literal["C", "F"]
-    size: int  # of the header itself, in bytes
 
 
 def array_names(path: Path) -> list[str]:
@@ -53,35 +51,7 @@ def read_arrays(
         members = _members(archive, wanted)
         needed = {name: kept_bytes(h.shape, h.dtype) for name, h in _headers(archive, members).items()}
         check_memory(sum(needed.values()) + sum(needed[name] for name in twice))
-        found = {}
-        for name, entry in members.items():
-            with archive.open(entry) as file:
-                found[name] = _read(file)
-        return found
-
-
-def map_arrays(path: Path, wanted: Collection[str]) -> dict[str, np.ndarray]:
-    """Memory maps of those arrays of an .npz that it has. Raises Refused, also for compressed ones."""
-    with _opened(path) as archive, path.open("rb") as file:
-        found: dict[str, np.ndarray] = {}
-        for name, entry in _members(archive, wanted).items():
-            if entry.compress_type != zipfile.ZIP_STORED:
-                raise Refused(f"{name} is compressed and can only be read whole; write it with numpy.savez")
-            file.seek(entry.header_offset)
-            local = file.read(30)
-            file.seek(int.from_bytes(local[26:28], "little") + int.from_bytes(local[28:30], "little"), 1)
-            start = file.tell()
-            header = _header(file, name, entry.file_size)
-            if header.dtype.kind not in "biuf":
-                raise Refused(f"{name} has dtype {str(header.dtype)[:80]}; give numbers, one row each")
-            if start + entry.file_size > path.stat().st_size:
-                raise Refused(f"{name} reaches beyond the end of the file; copy it again")
-            if 0 in header.shape:
-                found[name] = np.empty(header.shape, header.dtype)
-            else:
-                place = start + header.size
-                found[name] = np.memmap(path, header.dtype, "r", place, header.shape, header.order)
-        return found
+        return {name: _read(archive.open(entry)) for name, entry in members.items()}
 
 
 def read_array(path: Path) -> np.ndarray:
@@ -133,7 +103,7 @@ def _header(file: IO[bytes], name: str, size: int) -> Header:
             warnings.simplefilter("ignore")  # numpy remarks on headers written by Python 2
             short, long = numpy.read_array_header_1_0, numpy.read_array_header_2_0
             read = {(1, 0): short, (2, 0): long, (3, 0): long}[numpy.read_magic(head)]
-            shape, is_fortran, dtype = read(head, max_header_size=_LONGEST_HEADER)
+            shape, _, dtype = read(head, max_header_size=_LONGEST_HEADER)
     except Exception as error:  # the header is a Python literal: a hostile one fails in any way
         reason = " ".join(str(error).split())[:120] or type(error).__name__
         raise Refused(f"{name} has no readable header ({reason}); write it again") from None
@@ -144,12 +114,12 @@ def _header(file: IO[bytes], name: str, size: int) -> Header:
     declared, held = math.prod(shape) * dtype.itemsize, size - head.tell()
     if declared != held:
         raise Refused(f"{name} declares {declared} bytes and holds {held}; write it again")
-    return Header(shape, dtype, "F" if is_fortran else "C", head.tell())
+    return Header(shape, dtype)
 
 
 def _read(file: IO[bytes]) -> np.ndarray:
     """The array of an .npy whose header was looked at."""
-    with warnings.catch_warnings():
+    with file, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         read = np.lib.format.read_array
         array: np.ndarray = read(file, allow_pickle=False, max_header_size=_LONGEST_HEADER)

@@ -51,23 +51,22 @@ class CheckedFile:
 
     def dataset(self, name: str) -> Any:
         """The h5py.Dataset, for its shape and dtype: numbers that are in this file. Raises Refused."""
-        found = self.raw[name]
-        check_dataset(found, name)
-        return found
+        check_dataset(self.raw[name], name)
+        return self.raw[name]
 
     def slices(self, names: Sequence[str]) -> dict[str, Any]:
         """Datasets to be read by slices: any slice takes little memory, all rows are in the file.
 
         Raises Refused. What memory could hold may be compressed without end; of more, the file must tell.
         """
-        found = {name: self.raw[name] for name in names}
+        found, allowed = {name: self.raw[name] for name in names}, limits.memory_allowance()
         for name, array in found.items():
             _, piece = check_dataset(array, name)
-            if piece > min(LARGEST_PIECE, limits.memory_allowance()):
+            if piece > min(LARGEST_PIECE, allowed):
                 remedy = f"write it again with chunks of at most {shown_bytes(LARGEST_PIECE)} (h5repack -l)"
                 raise Refused(f"{name} can only be read {shown_bytes(piece)} at a time; {remedy}")
         size, declared = self._path.stat().st_size, sum(array.nbytes for array in found.values())
-        if declared > max(limits.memory_allowance(), size * limits.EXPANSION):
+        if declared > max(allowed, size * limits.EXPANSION):
             remedy = "it is damaged or made to be read without end: export it again"
             raise Refused(f"it declares {shown_bytes(declared)} and has {shown_bytes(size)}; {remedy}")
         return found
@@ -86,12 +85,11 @@ class CheckedFile:
         import h5py
 
         found = self.raw[name]
-        needed = max(_sizes(found, name))
-        count = math.prod(found.shape or ())
-        if h5py.check_string_dtype(found.dtype) is None or found.shape is None or count > most:
+        self._tally.add(max(_sizes(found, name)))
+        is_text = h5py.check_string_dtype(found.dtype) is not None and found.shape is not None
+        if not is_text or math.prod(found.shape) > most:
             raise Refused(f"{name} holds {found.dtype} of shape {found.shape}, not words; write it again")
         self._check_heaps(found.dtype)
-        self._tally.add(needed)
         return [_word(value) for value in np.asarray(found[()], dtype=object).reshape(-1)]
 
     def text(self, attribute: str) -> str | None:
@@ -119,10 +117,9 @@ class CheckedFile:
             self._tally.add(max(_sizes(found, name)) * (2 if "/observations" in name else 1))
             if found.shape is None or found.dtype.kind != "O":
                 continue
-            if not (h5py.check_string_dtype(found.dtype) or h5py.check_vlen_dtype(found.dtype)):
-                raise Refused(f"{name} holds {found.dtype}; export numbers")
-            if math.prod(found.shape[1:]) != 1:
-                raise Refused(f"{name} holds texts in shape {found.shape}; export numbers")
+            is_plain = h5py.check_string_dtype(found.dtype) or h5py.check_vlen_dtype(found.dtype)
+            if not is_plain or math.prod(found.shape[1:]) != 1:
+                raise Refused(f"{name} holds {found.dtype} in shape {found.shape}; export numbers")
             self._check_heaps(found.dtype)
             for start in range(0, found.size, _PIECES_AT_ONCE):
                 some = found[start : start + _PIECES_AT_ONCE].reshape(-1) if found.shape else [found[()]]
@@ -163,8 +160,7 @@ def check_dataset(found: Any, name: str) -> tuple[int, int]:
         raise Refused(f"{name} is no array; export it again")
     sizes = _sizes(found, name)
     if found.shape is None or found.dtype.kind not in "biuf" or found.dtype.subdtype is not None:
-        held = "texts" if h5py.check_string_dtype(found.dtype) else f"values of type {found.dtype}"
-        held = held if found.shape is not None else "nothing (a null dataspace)"
+        held = "nothing" if found.shape is None else f"values of type {found.dtype}"
         raise Refused(f"{name} holds {held}; give numbers, one row per transition")
     return sizes
 
@@ -210,8 +206,7 @@ def _sizes(found: Any, name: str) -> tuple[int, int]:
     try:
         dtype: np.dtype = found.dtype
     except (TypeError, ValueError, NotImplementedError):
-        size, remedy = found.id.get_type().get_size(), "give numbers, one row per transition"
-        raise Refused(f"{name} holds values of {size} bytes that NumPy has no type for; {remedy}") from None
+        raise Refused(f"{name} holds values that NumPy has no type for; give numbers") from None
     plan = found.id.get_create_plist()
     layout = plan.get_layout()
     if layout == h5d.VIRTUAL:
@@ -223,9 +218,8 @@ def _sizes(found: Any, name: str) -> tuple[int, int]:
     filters = [plan.get_filter(i) for i in range(plan.get_nfilters())] if layout == h5d.CHUNKED else []
     for code, _, _, said in filters:
         if not h5z.filter_avail(code):
-            known = printable(said.decode("utf-8", "replace"))[:40] or "of no name"
-            said = f"{name} uses HDF5 filter {code} ({known}), which this HDF5 library lacks"
-            raise Refused(f"{said}; rewrite it with gzip (h5repack -f GZIP=4)")
+            said = f"{name} uses HDF5 filter {code} ({printable(said.decode('utf-8', 'replace'))[:40]})"
+            raise Refused(f"{said}, which this library lacks; rewrite it with gzip (h5repack -f GZIP=4)")
         if code == h5z.FILTER_FLETCHER32:  # HDF5 itself would crash on a chunk shorter than its checksum
             short: list[int] = []
             found.id.chunk_iter(lambda chunk, at=short: at.append(chunk.size) if chunk.size < 4 else None)

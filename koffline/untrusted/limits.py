@@ -1,4 +1,4 @@
-"""Stated bounds: the memory that a file may take, the sizes of descriptions, and what a file may be.
+"""Stated bounds: the memory that a file may take, the sizes of descriptions, what a file may be and may run.
 
 `Refused` carries the sentence without the file's name; each reader turns it into its own kind of error.
 """
@@ -47,11 +47,9 @@ def check_memory(declared: int, allowed: int | None = None) -> None:
     """Raise Refused where ``declared`` bytes are more than ``allowed``, by default the stated figure."""
     allowed = memory_allowance() if allowed is None else allowed
     if declared > allowed:
-        raise Refused(
-            f"it takes {shown_bytes(declared)} in memory, {shown_bytes(allowed)} are allowed; read a log "
-            "from disk (--lazy) or make shards of it (`koffline data convert … --shard-rows N`), or set "
-            f"{MAX_BYTES} to more bytes"
-        )
+        said = f"it takes {shown_bytes(declared)} in memory, {shown_bytes(allowed)} are allowed"
+        remedy = "read a log from disk (--lazy), make shards of it (`koffline data convert … --shard-rows N`)"
+        raise Refused(f"{said}; {remedy}, or set {MAX_BYTES} to more bytes")
 
 
 def kept_bytes(shape: Sequence[int], dtype: Any) -> int:
@@ -100,11 +98,6 @@ def check_regular(path: Path) -> None:
     made_up = any(os.path.isdir(root) and os.stat(root).st_dev == found.st_dev for root in ("/proc", "/sys"))
     if made_up or not stat.S_ISREG(found.st_mode):
         raise Refused("it is no regular file (a pipe, device or folder); copy its content into a file")
-
-
-def read_text(path: Path, most: int) -> str:
-    """The text of a file of at most ``most`` bytes. Raises Refused, OSError and UnicodeDecodeError."""
-    return read_bytes(path, most).decode("utf-8")
 
 
 def read_bytes(path: Path, most: int) -> bytes:
@@ -163,3 +156,36 @@ def check_inside(folder: Path, path: Path) -> None:
     if not path.resolve().is_relative_to(folder.resolve()):
         raise Refused(f"{path.name} leads out of the folder; copy the file into it")
     check_regular(path)
+
+
+# In the environment, as workers are processes of their own and inherit it.
+WITHOUT_CODE = "KOFFLINE_WITHOUT_CODE"
+
+
+def check_code_allowed(name: str, how: str) -> None:
+    """To be called before code runs that ``name`` stands for. Raises ConfigError where that is forbidden.
+
+    how: what it is, to follow the name: "runs the Python module mine".
+    """
+    if os.environ.get(WITHOUT_CODE):
+        raise ConfigError(
+            f"{name} {how}, which a repetition does only when asked; look at it, then add --allow-code"
+        )
+
+
+def check_environment_allowed(identifier: str, options: Any = None) -> None:
+    """The same for an environment: `module:Name-v0` imports the module, also as an option of another."""
+    for text in (identifier, *texts_in(options)):
+        if ":" in text:
+            check_code_allowed(f"the environment {text}", f"imports the Python module {text.split(':')[0]}")
+
+
+def texts_in(value: Any) -> list[str]:
+    """Every text within plain values, keys too."""
+    if isinstance(value, str):
+        return [value]
+    if isinstance(value, dict):
+        return [text for item in value.items() for part in item for text in texts_in(part)]
+    if isinstance(value, list | tuple):
+        return [text for part in value for text in texts_in(part)]
+    return []

@@ -8,8 +8,7 @@ torch.load(weights_only=True) imports nothing but what rebuilds tensors. Before 
 archive is written anew in memory, so that both read the same entries: stored without compression, each once,
 with a checksum that is right, and a description of bounded size.
 
-An ONNX tensor may say that its numbers lie in another file, by a path of the model's choice. The fields of
-such a file (protocol buffers) are walked along the few messages that can hold tensors.
+An ONNX tensor may say that its numbers lie in another file, by a path of the model's choice.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ import pickle
 import pickletools
 import warnings
 import zipfile
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -37,6 +36,7 @@ _PLAIN = frozenset(
 # What rebuilding tensors takes on top; which names may be imported is decided by torch's own list.
 _TORCH = _PLAIN | set("GLOBAL STACK_GLOBAL REDUCE BUILD BINPERSID EMPTY_SET ADDITEMS NEWOBJ".split())  # noqa: SIM905
 _MOST_OPCODES = 5_000_000
+_MOST_PARTS = 5_000_000  # of an ONNX model
 _ENCRYPTED = 0x1
 
 
@@ -123,10 +123,10 @@ def load_tensors(source: Path | bytes) -> Any:
             raise Refused("two entries of the archive have the same name; save it again")
         check_memory(sum(entry.file_size for entry in entries))
         for entry in entries:
-            if entry.compress_type != zipfile.ZIP_STORED or entry.flag_bits & _ENCRYPTED:
-                raise Refused(f"{entry.filename[:40]} is compressed or encrypted, as torch never writes it")
-            if entry.file_size > size:
-                raise Refused(f"{entry.filename[:40]} declares more bytes than the file has; copy it again")
+            is_packed = entry.compress_type != zipfile.ZIP_STORED or entry.flag_bits & _ENCRYPTED
+            if is_packed or entry.file_size > size:
+                said = f"{entry.filename[:40]} is compressed, encrypted or longer than the file"
+                raise Refused(f"{said}, as torch never writes it; copy or save it again")
             content = archive.read(entry)  # wrong checksums are errors here; torch does not look at them
             if entry.filename.endswith("data.pkl"):
                 scan(content, _MOST_OPCODES, _TORCH)
@@ -137,61 +137,25 @@ def load_tensors(source: Path | bytes) -> Any:
         return torch.load(written, map_location="cpu", weights_only=True)
 
 
-_DEEPEST = 64
-_MOST_FIELDS = 5_000_000
-# Where messages that can hold a tensor are (onnx.proto): message -> field number -> message in it.
-_HOLDERS: Mapping[str, Mapping[int, str]] = {
-    "model": {7: "graph", 20: "training", 25: "function"},
-    "training": {1: "graph", 2: "graph"},
-    "function": {7: "node", 11: "attribute"},
-    "graph": {1: "node", 5: "tensor", 15: "sparse"},
-    "node": {5: "attribute"},
-    "attribute": {5: "tensor", 6: "graph", 10: "tensor", 11: "graph", 22: "sparse", 23: "sparse"},
-    "sparse": {1: "tensor", 2: "tensor"},
-    "tensor": {},
-}
-_EXTERNAL_DATA, _DATA_LOCATION = 13, 14  # of a tensor
-_SIZES = {1: 8, 5: 4}  # of the wire types that state none
-_NO_MODEL = "it is no ONNX model, truncated or damaged; export it again"
-
-
 def check_onnx(content: bytes) -> None:
     """Raise Refused where a model keeps numbers in other files, or is no model at all."""
-    waiting = [("model", memoryview(content), 0)]
+    import onnx
+    from google.protobuf.message import DecodeError
+
+    try:
+        waiting: list[Any] = [onnx.ModelProto.FromString(content)]
+    except DecodeError:
+        raise Refused("it is no ONNX model, truncated or damaged; export it again") from None
     count = 0
     while waiting:
-        message, part, depth = waiting.pop()
-        for number, value in _fields(part):
-            count += 1
-            if count > _MOST_FIELDS or depth > _DEEPEST:
-                raise Refused("it is nested or cut up beyond any model; export it again")
-            external = number == _EXTERNAL_DATA or (number == _DATA_LOCATION and value not in (0, b""))
-            if message == "tensor" and external:
-                remedy = "export one file (onnx.save with save_as_external_data=False)"
-                raise Refused(f"it keeps numbers in another file, which koffline never follows; {remedy}")
-            if isinstance(value, memoryview) and number in _HOLDERS[message]:
-                waiting.append((_HOLDERS[message][number], value, depth + 1))
-
-
-def _fields(part: memoryview) -> Iterator[tuple[int, int | memoryview]]:
-    """Number and value of each field of a message. Raises Refused where it is no message."""
-    place = 0
-    while place < len(part):
-        tag, place = _varint(part, place)
-        kind = tag & 7
-        if kind not in (0, 1, 2, 5):
-            raise Refused(_NO_MODEL)
-        size, place = (_SIZES[kind], place) if kind in _SIZES else _varint(part, place)
-        if kind and size > len(part) - place:
-            raise Refused(_NO_MODEL)
-        yield tag >> 3, part[place : place + size] if kind else size
-        place += size if kind else 0
-
-
-def _varint(part: memoryview, place: int) -> tuple[int, int]:
-    value = 0
-    for i, byte in enumerate(part[place : place + 10]):
-        value |= (byte & 0x7F) << 7 * i
-        if byte < 0x80:
-            return value, place + i + 1
-    raise Refused(_NO_MODEL)
+        message = waiting.pop()
+        if isinstance(message, onnx.TensorProto) and (message.external_data or message.data_location):
+            remedy = "export one file (onnx.save with save_as_external_data=False)"
+            raise Refused(f"it keeps numbers in another file, which koffline never follows; {remedy}")
+        for field, value in message.ListFields():
+            parts = value if isinstance(value, Sequence) else [value]
+            if field.type == field.TYPE_MESSAGE:
+                count += len(parts)
+                if count > _MOST_PARTS:
+                    raise Refused("it is cut up beyond any model; export it again")
+                waiting += parts

@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 
 from koffline.errors import KofflineError
-from koffline.untrusted.limits import Refused, read_text
+from koffline.untrusted.limits import Refused, read_bytes
 
 LARGEST_TEXT = 2**20
 _DEEPEST = 50
@@ -25,7 +25,7 @@ def read_yaml_file(path: Path, name: str, kind: type[KofflineError]) -> dict[Any
     """The mapping at the top of a file, which errors (of this kind) call ``name``."""
     remedy = "write lines of 'key: value'"
     try:
-        found = parse_yaml(read_text(path, LARGEST_TEXT).removeprefix("\ufeff"))
+        found = parse_yaml(read_bytes(path, LARGEST_TEXT).decode("utf-8").removeprefix("\ufeff"))
     except OSError as error:
         raise kind(f"{name} cannot be read: {error.strerror}; check the path") from None
     except UnicodeDecodeError:

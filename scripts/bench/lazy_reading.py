@@ -60,10 +60,7 @@ def write_formats(log: Transitions, folder: Path) -> dict[str, LazyTransitions]:
         for key, array in flat_arrays(log).items():
             file[key] = array
     write_hdf5(log, folder / "gzip.hdf5")
-    arrays: dict[str, Any] = flat_arrays(log)
-    np.savez(folder / "stored.npz", **arrays)
-    names = {"shards": "shards", "contiguous HDF5": "contiguous.hdf5", "NPZ, stored": "stored.npz"}
-    names["HDF5, gzip"] = "gzip.hdf5"
+    names = {"shards": "shards", "contiguous HDF5": "contiguous.hdf5", "HDF5, gzip": "gzip.hdf5"}
     return {name: open_transitions(folder / file, lazy=True) for name, file in names.items()}
 
 

@@ -118,7 +118,6 @@ def readers() -> dict[str, Reader]:
         "hdf5-lazy": Reader(_lazy, seeds.hdf5_seeds),
         "dump": Reader(_log, seeds.dump_seeds),
         "npz": Reader(_log, seeds.npz_seeds),
-        "npz-lazy": Reader(_lazy, seeds.npz_seeds),
         "starts": Reader(_starts, lambda: seeds.npy_seeds() + seeds.npz_seeds()),
         "minari-metadata": Reader(
             _minari, seeds.minari_metadata_seeds, "log/data/metadata.json",

@@ -50,7 +50,6 @@ def hdf5_seeds() -> list[bytes]:
 
     return [
         _written(lambda path: write_hdf5(log(), path)),
-        _written(lambda path: write_hdf5(log(True), path, compress=False)),
         _written(plain),
     ]
 

@@ -20,7 +20,6 @@ EVALUATORS = ("KLossFQE", "DiscreteKLossFQE")
 DISCRETE = ("KLossDQN", "KLossDiscreteSAC", "KLossDiscreteCQL", "DiscreteTrustPCL", "DiscreteKLossFQE")
 CONTINUOUS = ("KLossSAC", "KLossTD3PlusBC", "KLossIQL", "KLossCQL", "TrustPCL", "KLossFQE")
 ALL = DISCRETE + CONTINUOUS
-WITH_ACTOR = tuple(name for name in ALL if name not in (*EVALUATORS, "KLossDQN", "KLossDiscreteCQL"))
 
 
 def is_discrete(name: str) -> bool:

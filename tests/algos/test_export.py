@@ -15,7 +15,7 @@ from koffline.algos.model_files import export_policy
 from koffline.errors import ConfigError, DataError, PolicyError
 from tests.algos.makers import ALL, d3rlpy, fit, is_discrete, make, make_buffer, parameters, same, scalers
 from tests.algos.makers import observations as small_observations
-from tests.d3_models import BOX, SHAPE, action_scaler, build, minmax_scaler, raw_observations, standard_scaler
+from tests.d3_models import BOX, action_scaler, build, minmax_scaler, raw_observations, standard_scaler
 
 DISCRETE = ("DQN", "DoubleDQN", "NFQ", "DiscreteCQL", "DiscreteSAC", "DiscreteBC", "DiscreteBCQ")
 CONTINUOUS = (
@@ -79,29 +79,6 @@ def test_policies_that_draw_draw_in_the_file_too(name: str, suffix: str, tmp_pat
     assert len(np.unique(actions, axis=0)) > 1
     assert (actions >= np.array(BOX.low) - 1e-5).all()
     assert (actions <= np.array(BOX.high) + 1e-5).all()
-
-
-@pytest.mark.parametrize("suffix", FORMATS)
-def test_networks_that_behave_otherwise_in_training(suffix: str, tmp_path: Path) -> None:
-    """Batch norm and dropout are those of predict, and the training mode is left as it was."""
-    encoder = d3rlpy.models.VectorEncoderFactory([8], use_batch_norm=True, dropout_rate=0.5)
-    algo = d3rlpy.algos.DQNConfig(encoder_factory=encoder).create()
-    algo.create_impl(SHAPE, 3)
-    algo.impl.modules.set_train()
-    export_policy(algo, tmp_path / f"policy{suffix}")
-    assert algo.impl.modules.q_funcs.training
-    assert_acts_as_predict(tmp_path / f"policy{suffix}", algo, raw_observations())
-
-
-@pytest.mark.parametrize("suffix", FORMATS)
-def test_images_with_their_scaler(suffix: str, tmp_path: Path) -> None:
-    encoder = d3rlpy.models.PixelEncoderFactory(filters=[[4, 8, 4]], feature_size=8)
-    scaler = d3rlpy.preprocessing.PixelObservationScaler()
-    algo = d3rlpy.algos.DQNConfig(encoder_factory=encoder, observation_scaler=scaler).create()
-    algo.create_impl((1, 44, 44), 3)
-    export_policy(algo, tmp_path / f"policy{suffix}")
-    images = np.random.default_rng(0).integers(0, 256, (7, 1, 44, 44)).astype(np.uint8)
-    assert_acts_as_predict(tmp_path / f"policy{suffix}", algo, images)
 
 
 @pytest.mark.parametrize("suffix", FORMATS)

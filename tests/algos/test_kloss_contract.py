@@ -19,7 +19,6 @@ from tests.algos.makers import (
     ALL,
     CONTINUOUS,
     EVALUATORS,
-    WITH_ACTOR,
     d3rlpy,
     fit,
     is_discrete,
@@ -87,17 +86,6 @@ def test_a_saved_model_is_the_model_and_goes_on_as_if_it_had_never_stopped(
     assert same(parameters(loaded), parameters(whole))
 
 
-def test_update_changes_what_it_trains(name: str) -> None:
-    algo = make(name, build=True, seed=1)
-    before = parameters(algo)
-    metrics = algo.update(make_buffer(name).sample_transition_batch(16))
-    assert all(np.isfinite(value) for value in metrics.values())
-    after = parameters(algo)
-    kinds = {key.split(".")[0] for key in before if not torch.equal(before[key], after[key])}
-    assert ({"q_funcs", "policy"} if name in WITH_ACTOR else {"q_funcs"}) <= kinds
-    assert "target" not in kinds, "the evaluated policy moved"
-
-
 @pytest.mark.parametrize("name", ACTING, scope="module")
 def test_online_training_and_collection(name: str) -> None:
     algo, env = make(name), gymnasium.make("CartPole-v1" if is_discrete(name) else "Pendulum-v1")
@@ -108,15 +96,6 @@ def test_online_training_and_collection(name: str) -> None:
     assert algo.impl.modules.kernel.is_fixed()
     assert algo.collect(env, n_steps=10, show_progress=False).transition_count >= 8
     assert np.isfinite(d3rlpy.metrics.EnvironmentEvaluator(env, n_trials=1)(algo, buffer))
-
-
-def test_d3rlpys_evaluators_understand_it(name: str, run: tuple[Any, Path]) -> None:
-    metrics, buffer = d3rlpy.metrics, make_buffer(name)
-    action = (
-        metrics.DiscreteActionMatchEvaluator if is_discrete(name) else metrics.ContinuousActionDiffEvaluator
-    )
-    for kind in (metrics.TDErrorEvaluator, metrics.AverageValueEstimationEvaluator, action):
-        assert np.isfinite(kind()(run[0], buffer))
 
 
 def test_stock_buffers_ensembles_and_shared_encoders(name: str) -> None:
@@ -162,3 +141,23 @@ def test_an_interrupted_save_leaves_the_old_file(tmp_path: Path, monkeypatch: py
         algo.save(str(path))
     assert path.read_bytes() == before
     assert [found.name for found in tmp_path.iterdir()] == ["model.d3"]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+@pytest.mark.parametrize("name", [name for name in ALL if "TrustPCL" not in name and "FQE" not in name])
+def test_a_cuda_graph_trains_as_the_plain_loop(name: str) -> None:
+    d3rlpy.seed(0)
+    made = [make(name, compile_graph=compiled).config.create("cuda:0") for compiled in (False, True)]
+    for algo in made:
+        algo.create_impl((4,), 3)
+    made[1].impl.modules.q_funcs.load_state_dict(made[0].impl.modules.q_funcs.state_dict())
+    batch = make_buffer(name).sample_transition_batch(16)
+    for algo in made:
+        for _ in range(8):  # three warm up, the fourth is recorded, the rest replay
+            metrics = algo.update(batch)
+        assert all(torch.isfinite(torch.tensor(value)) for value in metrics.values())
+    if name == "KLossDQN":  # no draws: the same numbers
+        left, right = (parameters(algo) for algo in made)
+        for key in left:
+            if key.startswith("q_funcs"):
+                torch.testing.assert_close(left[key], right[key], rtol=1e-3, atol=1e-5)

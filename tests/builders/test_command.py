@@ -92,7 +92,7 @@ BAD = {
     "no policy": (*UNIFORM[:5], "--out", "x.hdf5"),
     "missing folder": (*UNIFORM, "--out", "nowhere/x.hdf5"),
     "existing": (*UNIFORM, "--out", "there.hdf5"),
-    "broken manifest": (*UNIFORM, "--out", "x.hdf5", "--manifest", "broken.json"),
+    "broken manifest": (*UNIFORM, "--out", "broken/x.hdf5"),
     "no episodes": (*ROLLOUTS[:6], "0", "--out", "x.hdf5"),
     "unknown environment": ("rollouts", "--env", "Cart", *ROLLOUTS[3:], "--out", "x.hdf5"),
     "one weight of two": (*ROLLOUTS, "--policy", "uniform", "--weight", "1", "--out", "x.hdf5"),
@@ -130,14 +130,15 @@ def test_bad_input_is_one_line_and_leaves_nothing(run, tmp_path, monkeypatch, ar
     (tmp_path / "unfit.py").write_text(UNFIT)
     monkeypatch.delitem(sys.modules, "unfit", raising=False)
     (tmp_path / "there.hdf5").write_bytes(b"mine")
-    (tmp_path / "broken.json").write_text("[]")
-    before = sorted(tmp_path.iterdir())
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "manifest.json").write_text("[]")
+    before = sorted(tmp_path.rglob("*"))
     done = run(*arguments)
     assert done.exit_code == 2, done.output
     assert done.stdout == ""
     assert done.stderr.startswith("error: ")
     assert done.stderr.count("\n") == 1
-    assert sorted(tmp_path.iterdir()) == before
+    assert sorted(tmp_path.rglob("*")) == before
     assert (tmp_path / "there.hdf5").read_bytes() == b"mine"
 
 

@@ -152,30 +152,23 @@ def write_arrays(path: Path, arrays: dict[str, np.ndarray], **more: np.ndarray) 
 class Drawn:
     """What hypothesis drew; the log itself is made in the test, where it may be checked by any means."""
 
-    ends: list[str]
     lengths: list[int]
-    discrete: bool
-    shape: tuple[int, ...]
-    dtype: type
-    seed: int
-    log_probabilities: bool
-    weights: bool
-    metadata: bool
+    rollout: dict
+    changes: set[str]
     episodes: bool
 
     def log(self) -> Transitions:
-        rollout = roll_out(self.ends, self.lengths, self.discrete, self.shape, self.dtype, self.seed)
-        generator, count = np.random.default_rng(1), len(rollout.rows)
-        changes = {}
-        if self.log_probabilities:
-            changes["behavior_log_probabilities"] = -generator.random(count)
-        if self.weights:
-            changes["weights"] = generator.random(count).astype(np.float32) + 0.5
-        if self.metadata:
-            changes["metadata"] = Metadata(gamma=0.9, extra={"environment": "walk"}, notes=("made up",))
-        if not self.episodes:
-            changes["episode_ids"] = changes["steps"] = None
-        return rollout.transitions(**changes)
+        rollout, generator = roll_out(lengths=self.lengths, **self.rollout), np.random.default_rng(1)
+        count = len(rollout.rows)
+        made = {
+            "behavior_log_probabilities": -generator.random(count),
+            "weights": generator.random(count).astype(np.float32) + 0.5,
+            "metadata": Metadata(gamma=0.9, extra={"environment": "walk"}, notes=("made up",)),
+        }
+        changes = {name: made[name] for name in self.changes}
+        return rollout.transitions(
+            **changes, **({} if self.episodes else {"episode_ids": None, "steps": None})
+        )
 
 
 @st.composite
@@ -183,15 +176,12 @@ def drawn_logs(draw, episodes: bool | None = None) -> Drawn:
     """Any log: discrete or not, any mix of ends, with or without episodes, extras and metadata."""
     lengths = draw(st.lists(st.integers(1, 6), min_size=1, max_size=6))
     end = st.sampled_from(["terminated", "truncated", "both", "neither"])
-    return Drawn(
-        ends=draw(st.lists(end, min_size=len(lengths), max_size=len(lengths))),
-        lengths=lengths,
-        discrete=draw(st.booleans()),
-        shape=draw(st.sampled_from([(1,), (3,), (2, 2)])),
-        dtype=draw(st.sampled_from([np.float32, np.float64, np.uint8])),
-        seed=draw(st.integers(0, 2**16)),
-        log_probabilities=draw(st.booleans()),
-        weights=draw(st.booleans()),
-        metadata=draw(st.booleans()),
-        episodes=draw(st.booleans()) if episodes is None else episodes,
-    )
+    rollout = {
+        "ends": draw(st.lists(end, min_size=len(lengths), max_size=len(lengths))),
+        "discrete": draw(st.booleans()),
+        "shape": draw(st.sampled_from([(1,), (3,), (2, 2)])),
+        "dtype": draw(st.sampled_from([np.float32, np.float64, np.uint8])),
+        "seed": draw(st.integers(0, 2**16)),
+    }
+    changes = draw(st.sets(st.sampled_from(["behavior_log_probabilities", "weights", "metadata"])))
+    return Drawn(lengths, rollout, changes, draw(st.booleans()) if episodes is None else episodes)

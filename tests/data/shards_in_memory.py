@@ -8,8 +8,7 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from koffline.data.row_block import ROW_COLUMNS, RowBlock
-from koffline.data.transitions import Metadata, Transitions
+from koffline.data.transitions import ROW_COLUMNS, Metadata, Transitions
 from tests.data.logs import roll_out
 
 BLOCK_ROWS = 64
@@ -38,13 +37,8 @@ class MemoryShards:
     def __getattr__(self, name):
         if name in ("action_space", "observation_shape", "has_episodes"):
             return getattr(self.logs[0], name)
-        if name == "observation_dtype":
-            return self.logs[0].observations.dtype
         if name == "n_episodes":
             return sum(log.n_episodes for log in self.logs)
-        if name in ("has_weights", "has_log_probabilities"):
-            column = {"has_weights": "weights", "has_log_probabilities": "behavior_log_probabilities"}[name]
-            return getattr(self.logs[0], column) is not None
         raise AttributeError(name)
 
     @property
@@ -67,23 +61,18 @@ class MemoryShards:
         for shard in range(len(self.logs)):
             yield from self.shard_blocks(shard, block_rows)
 
-    def read_rows(self, shard: int, start: int, stop: int) -> RowBlock:
+    def read_rows(self, shard: int, start: int, stop: int) -> Transitions:
         log = self.logs[shard]
         assert 0 <= start < stop <= len(log)
         self.rows_read += stop - start
-        columns = {name: column[start:stop] for name, column in columns_of(log).items()}
-        units = np.arange(start, stop)
-        if log.has_episodes:
-            units = np.searchsorted(log.episode_starts, units, side="right") - 1
-        steps = None if log.steps is None else log.steps[start:stop]
-        return RowBlock(shard, start, steps=steps, units=units, **columns)
+        return log.part(slice(start, stop))
 
     @contextlib.contextmanager
     def open_shard(self, shard: int):
         self.opened += 1
         yield shard
 
-    def block_of(self, opened: int, shard: int, start: int, stop: int) -> RowBlock:
+    def block_of(self, opened: int, shard: int, start: int, stop: int) -> Transitions:
         assert opened == shard
         return self.read_rows(shard, start, stop)
 
@@ -115,3 +104,11 @@ def numbered_shards(
         logs.append(rollout.transitions(rewards=rewards, **made))
         first += len(rollout.rows)
     return MemoryShards(logs)
+
+
+def leaves(value, name=""):
+    """The values of a JSON object by their path, to be compared with ``pytest.approx``."""
+    if not isinstance(value, (dict, list, tuple)):
+        return {name: value}
+    items = value.items() if isinstance(value, dict) else enumerate(value)
+    return {path: leaf for key, part in items for path, leaf in leaves(part, f"{name}/{key}").items()}

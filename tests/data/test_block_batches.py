@@ -7,7 +7,7 @@ import pytest
 
 from koffline.data.disk.batches import BlockOrder, BlockSampler
 from koffline.data.disk.samples import Part
-from koffline.errors import ConfigError, DataError
+from koffline.errors import ConfigError
 from tests.data.shards_in_memory import MemoryShards, numbered_shards
 
 SIZES = {"pool_rows": 64, "block_rows": 8}
@@ -108,15 +108,3 @@ class TestResuming:
         np.testing.assert_array_equal(drawn(second, 500), expected)
         with pytest.raises(ConfigError, match="another log or pool"):
             other.load_state_dict(state)
-
-
-class TestReading:
-    def test_a_damaged_shard_is_named(self, shards):
-        class Damaged(MemoryShards):
-            def block_of(self, opened, shard, start, stop):
-                if shard == 1:
-                    raise DataError("row 3 is damaged; copy it again")
-                return super().block_of(opened, shard, start, stop)
-
-        with pytest.raises(DataError, match="shard-00001: row 3 is damaged"):
-            BlockSampler(Damaged(shards.logs), 0, **SIZES).draw(500)

@@ -1,4 +1,4 @@
-"""Whole or not at all: nothing ever stands under the final name but a finished file."""
+"""Whole or not at all: nothing ever stands under the final name but a finished file; litter goes."""
 
 import errno
 import os
@@ -12,7 +12,7 @@ import pytest
 from koffline.data.sources import open_transitions, write_transitions
 from koffline.errors import DataError
 from koffline.store import files
-from koffline.store.files import atomic_file, atomic_folder
+from koffline.store.files import atomic_file, atomic_folder, remove_abandoned, temporary_beside
 from tests.data.logs import roll_out
 
 
@@ -90,3 +90,48 @@ def test_the_old_folder_returns_if_the_new_one_cannot_take_its_place(tmp_path, m
         (temporary / "new").touch()
     assert [path.name for path in tmp_path.iterdir()] == ["set"]
     assert (target / "old").exists()
+
+
+def names(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_only_what_is_ours_and_abandoned_goes(tmp_path):
+    target = tmp_path / "a"
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    dead.wait()
+    mine = temporary_beside(target)
+    gone = tmp_path / mine.name.replace(f"-{os.getpid()}-", f"-{dead.pid}-")
+    elsewhere = tmp_path / gone.name.replace(files._this_place(), "00000000")
+    of_another = tmp_path / gone.name.replace(".a.", ".a.b.")
+    for path in (mine, gone, elsewhere, of_another, tmp_path / ".a.user.tmp", tmp_path / "a.tmp"):
+        path.touch()
+    remove_abandoned(target)
+    assert gone.name not in names(tmp_path)
+    assert len(names(tmp_path)) == 5
+
+
+def test_a_folder_that_was_set_aside_gets_its_name_back(tmp_path):
+    target = tmp_path / "results"
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    dead.wait()
+    aside = temporary_beside(target, files._RETIRED)
+    aside = aside.with_name(aside.name.replace(f"-{os.getpid()}-", f"-{dead.pid}-"))
+    aside.mkdir()
+    (aside / "estimate.json").write_text("{}")
+    remove_abandoned(target)
+    assert names(tmp_path) == ["results"]
+    assert (target / "estimate.json").read_text() == "{}"
+
+
+def test_nothing_is_missing_between_the_old_folder_and_the_new(tmp_path, monkeypatch):
+    """Killed right after the swap: the new one is there, the old one is litter."""
+    target = tmp_path / "set"
+    target.mkdir()
+    (target / "old").touch()
+    monkeypatch.setattr(files, "_discard", lambda path: 1 / 0)
+    monkeypatch.setattr("koffline.store.files.shutil.rmtree", lambda *args, **kwargs: None)
+    with pytest.raises(ZeroDivisionError), atomic_folder(target, True, lambda path: True) as temporary:
+        (temporary / "new").touch()
+    if sys.platform == "linux":
+        assert names(target) == ["new"]

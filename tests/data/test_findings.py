@@ -1,4 +1,6 @@
-"""What is wrong with a log on disk: the sentences are those of the whole log at once."""
+"""What `data info` and `data validate` know about a log, in memory and on disk."""
+
+import re
 
 import h5py
 import numpy as np
@@ -6,14 +8,141 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from koffline.data.copies import RepeatedRows
 from koffline.data.disk.writer import ShardWriter
 from koffline.data.findings import inspect_log
 from koffline.data.raw import RawLog
 from koffline.data.sources import open_transitions
+from koffline.data.spaces import Discrete
 from koffline.data.statistics import blocks_of
-from tests.data.logs import drawn_logs
-from tests.data.shards_in_memory import MemoryShards, columns_of, numbered_shards
+from koffline.data.summary import summarise
+from koffline.data.transitions import Metadata
+from koffline.data.units import RepeatedRows
+from koffline.jobs import PassSettings
+from tests.data.logs import drawn_logs, roll_out
+from tests.data.shards_in_memory import MemoryShards, columns_of, leaves, numbered_shards
+
+ENDS = ("truncated", "terminated") * 6
+LENGTHS = (5, 3) * 6
+
+
+def raw_of(log, **changes) -> RawLog:
+    names = ("observations", "actions", "rewards", "next_observations", "terminated", "truncated")
+    columns = {name: getattr(log, name) for name in (*names, "episode_ids", "steps")}
+    space, metadata = changes.pop("action_space", log.action_space), changes.pop("metadata", log.metadata)
+    return RawLog({**columns, **changes}, space, metadata)
+
+
+def said(raw: RawLog, severity: str) -> list[str]:
+    found = inspect_log(raw)
+    return [finding.message for finding in found if finding.severity == severity]
+
+
+@pytest.fixture
+def log():
+    return roll_out(ENDS, LENGTHS).transitions()
+
+
+class TestSummary:
+    def test_numbers_by_hand(self):
+        rollout = roll_out(("truncated", "terminated", "truncated", "neither"), (4, 2, 4, 1))
+        log = rollout.transitions(metadata=Metadata(source="walk", gamma=0.9, notes=("made up",)))
+        summary = summarise(log)
+        returns = [sum(row.reward for row in rollout.episode(i)) for i in range(4)]
+        rewards = [row.reward for row in rollout.rows]
+        assert (summary.rows, summary.episodes) == (11, 4)
+        assert summary.returns is not None
+        assert summary.returns.min == pytest.approx(min(returns))
+        assert summary.returns.mean == pytest.approx(np.mean(returns))
+        assert summary.returns.max == pytest.approx(max(returns))
+        assert summary.rewards.mean == pytest.approx(np.mean(rewards))
+        assert vars(summary.lengths) == pytest.approx({"min": 1.0, "mean": 2.75, "max": 4.0})
+        assert (summary.terminated, summary.truncated, summary.unfinished) == (1, 2, 1)
+        assert summary.time_limit == 4
+        assert sum(summary.action_counts) == 11
+        assert summary.action_counts[2] == sum(row.action == 2 for row in rollout.rows)
+        assert summary.action_ranges is None
+        assert summary.notes == ("made up",)
+
+    def test_a_time_limit_is_one_only_if_all_cuts_share_it(self):
+        assert summarise(roll_out(("truncated", "terminated"), (4, 5)).transitions()).time_limit is None
+        assert summarise(roll_out(("truncated", "truncated"), (4, 3)).transitions()).time_limit is None
+        assert summarise(roll_out(("terminated", "terminated"), (4, 3)).transitions()).time_limit is None
+
+
+class TestErrorsInMemory:
+    def test_all_of_them_at_once(self, log):
+        rewards, observations = log.rewards.copy(), log.observations.copy()
+        rewards[[3, 9]] = np.nan, np.inf
+        observations[7, 1] = np.nan
+        raw = raw_of(
+            log,
+            rewards=rewards,
+            observations=observations,
+            actions=np.where(np.arange(48) == 5, 9, log.actions),
+            terminated=np.where(np.arange(48) == 2, 2, log.terminated),
+            weights=-np.ones(48),
+        )
+        assert said(raw, "error") == [
+            "observations: NaN or infinite in row 7; drop or mend them",
+            "rewards: NaN or infinite in 2 rows (first: row 3); drop or mend them",
+            "actions: outside Discrete(3) in row 5; declare the space anew or mend them",
+            "terminated: neither true nor false in row 2; give 0 or 1",
+            "weights: negative in 48 rows (first: row 0); give weights of at least 0",
+        ]
+        assert said(raw, "warning") == []
+
+
+class TestWarningsInMemory:
+    def test_a_sound_log_has_none(self, log):
+        assert inspect_log(raw_of(log)) == []
+
+    @pytest.mark.parametrize(
+        ("change", "words"),
+        [
+            (lambda log: {"action_space": Discrete(5)}, "actions 3, 4 never appear"),
+            (lambda log: {"rewards": np.ones(48)}, "rewards are all 1"),
+            (
+                lambda log: {
+                    name: np.where([True, False, False], np.float32(2), getattr(log, name))
+                    for name in ("observations", "next_observations")
+                },
+                r"observations: 1 of 3 columns are constant \(0\)",
+            ),
+            (
+                lambda log: {"truncated": np.zeros(48, dtype=bool)},
+                "6 episodes end without a flag; taken as cut",
+            ),
+            (
+                lambda log: {"next_observations": log.next_observations + 1},
+                r"not the observation of the row below in 36 rows \(first: row 0\) inside episodes",
+            ),
+            (
+                lambda log: {"next_observations": np.roll(log.observations, -1, axis=0)},
+                r"first one of the following episode in 6 rows \(first: row 4\); is it one stream cut",
+            ),
+            (lambda log: {"metadata": Metadata(sha256="0" * 64)}, "it was edited"),
+            (
+                lambda log: (
+                    {"episode_ids": np.arange(48) // 24, "steps": np.arange(48) % 24}
+                    | dict.fromkeys(("terminated", "truncated"), np.zeros(48, dtype=bool))
+                ),
+                "only 2 episodes",
+            ),
+        ],
+    )
+    def test_each(self, log, change, words):
+        raw = raw_of(log, **change(log))
+        assert said(raw, "error") == []
+        assert any(re.search(words, message) for message in said(raw, "warning"))
+
+    def test_rows_written_twice(self, log):
+        names = ("observations", "actions", "rewards", "next_observations", "terminated", "truncated")
+        twice = {name: np.concatenate([getattr(log, name)] * 2) for name in names}
+        ids = np.concatenate([log.episode_ids, log.episode_ids + 12])
+        raw = raw_of(log, **twice, episode_ids=ids, steps=np.concatenate([log.steps] * 2))
+        assert said(raw, "warning") == [
+            "48 of 96 rows repeat an earlier row exactly; were episodes written twice?"
+        ]
 
 
 class Cut(MemoryShards):
@@ -79,14 +208,6 @@ class TestErrors:
             f"{files[2]}: observations: NaN or infinite in row 11; drop or mend them",
         ]
 
-    def test_what_only_the_rows_in_order_show(self, folder):
-        first = min(folder.glob("*.hdf5"))
-        with h5py.File(first, "a") as file:
-            file["steps"][1] = 5
-        (message,) = messages(inspect_log(open_transitions(folder, lazy=True)))
-        assert message.startswith(f"{first}: ")
-        assert "step 5" in message
-
     def test_a_damaged_shard_is_named(self, folder):
         first, *_ = files = sorted(folder.glob("*.hdf5"))
         log = open_transitions(folder, lazy=True)
@@ -116,3 +237,21 @@ class TestRepeatedRows:
         assert len(total._hashes) <= 2000
         # a binomial number of 20,000 repeated rows with probability 2^−5: 5 standard errors are 20 %
         assert total.count() == pytest.approx(20_000, rel=0.2)
+
+
+class TestShards:
+    @given(drawn_logs())
+    def test_sizes_of_blocks_do_not_matter(self, drawn):
+        log = drawn.log()
+
+        shards = Cut([log], metadata=log.metadata, sha256=log.sha256)
+        assert leaves(summarise(shards).to_json()) == pytest.approx(leaves(summarise(log).to_json()))
+
+    def test_shards_are_one_log(self):
+        shards = numbered_shards(discrete=False)
+        whole = shards.load()
+        shards.sha256 = whole.sha256
+        found = summarise(shards)
+        assert leaves(found.to_json()) == pytest.approx(leaves(summarise(whole).to_json() | {"shards": 3}))
+        assert (found.shards, found.left_out) == (3, ())
+        assert summarise(shards, PassSettings(workers=2)) == found

@@ -94,13 +94,6 @@ class TestEpisodes:
         np.testing.assert_array_equal(read.truncated, log.truncated)
 
 
-def test_gymnasiums_names_in_an_npz(tmp_path):
-    log = roll_out(ENDS, LENGTHS).transitions()
-    named = {name: getattr(log, name) for name in ("observations", "actions", "rewards", "next_observations")}
-    np.savez(tmp_path / "log.npz", **named, terminations=log.terminated, truncations=log.truncated)
-    assert_same_rows(open_transitions(tmp_path / "log.npz", Discrete(3)), log)
-
-
 LOG = roll_out(ENDS, LENGTHS).transitions()
 WHOLE = np.arange(3 * ROWS).reshape(ROWS, 3)
 VARIANTS = {
@@ -123,14 +116,11 @@ VARIANTS = {
 }
 
 
-@pytest.mark.parametrize("storage", ["contiguous", "chunked", "npz"])
+@pytest.mark.parametrize("storage", ["contiguous", "chunked"])
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_lazily_it_is_the_same_log(tmp_path, monkeypatch, variant, storage):
     path, arrays = tmp_path / "log", VARIANTS[variant]
-    if storage == "npz":
-        np.savez(path, **arrays)
-        path = path.with_suffix(".npz")
-    elif storage == "chunked":
+    if storage == "chunked":
         with h5py.File(path, "w") as file:
             for key, array in arrays.items():
                 file.create_dataset(key, data=array, chunks=(4, *array.shape[1:]), compression="gzip")

@@ -6,6 +6,7 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
+from minari.serialization import serialize_space
 
 from koffline.data.sources import open_transitions
 from koffline.data.transitions import Continuous, Discrete
@@ -115,20 +116,19 @@ class TestReading:
         with pytest.raises(DataError, match=r"part kind is Discrete\(2\).*FlattenObservation"):
             open_transitions(folder)
 
-    def test_spaces_that_are_not_stored_are_read_off_the_arrays(self, tmp_path):
-        rollout = roll_out(ENDS, LENGTHS)
-        folder = record(tmp_path / "walk", rollout)
-        edit_metadata(folder, observation_space=None, action_space=None)
-        log = open_transitions(folder)
-        assert_same_rows(log, rollout.transitions())
-        assert any("assumed Discrete(3)" in note for note in log.metadata.notes)
-        assert_same_rows(open_transitions(folder, Discrete(4)), rollout.transitions(action_space=Discrete(4)))
+    def test_pictures_in_jpeg_are_refused(self, tmp_path):
+        space = spaces.Dict({"camera": spaces.Box(0, 255, (32, 32, 3), np.uint8), "x": BOX})
+        folder = record(tmp_path / "walk", roll_out(ENDS, LENGTHS))
+        edit_metadata(folder, observation_space=serialize_space(space))
+        with pytest.raises(DataError, match="pictures in JPEG; record it again with jpeg_encoding=False"):
+            open_transitions(folder)
 
     @pytest.mark.parametrize(
         ("changes", "words"),
         [
             ({"data_format": None}, "no Minari dataset"),
             ({"data_format": "floppy"}, "Minari format 'floppy', unknown here"),
+            ({"action_space": None}, "stores no action_space"),
             ({"observation_space": "{"}, "unreadable observation_space"),
             ({"action_space": '{"type": "Graph"}'}, "unreadable action_space"),
             ({"total_episodes": 9}, "truncated or corrupt Minari"),
@@ -153,5 +153,5 @@ class TestReading:
             kept = file["episode_2/observations"][:3]
             del file["episode_2/observations"]
             file["episode_2/observations"] = kept
-        with pytest.raises(DataError, match="episode 2 has 3 observations for 5 steps, expected 6"):
+        with pytest.raises(DataError, match="episode 2 has 3 observations of 5 rewards"):
             open_transitions(folder)

@@ -8,9 +8,7 @@ from click.testing import CliRunner
 
 from koffline.cli import cli
 from koffline.data.sources import write_transitions
-from koffline.errors import ConfigError
 from koffline.store.run_record import digest_of
-from koffline.store.targets import check_apart
 from tests.train.small_runs import make_log
 
 
@@ -40,10 +38,7 @@ def convert(*words, code=0):
     ("source", "target", "more"),
     [
         ("log.parquet", "log.parquet", ()),
-        ("log.parquet", "./soft.parquet", ()),
-        ("soft.parquet", "log.parquet", ()),
         ("log.parquet", "hard.parquet", ()),
-        ("*.parquet", "log.parquet", ()),
         ("file://{place}/log.parquet", "log.parquet", ()),
         ("tables", "tables/part.parquet", ()),
         ("shards", "shards", ("--shard-rows", "10")),

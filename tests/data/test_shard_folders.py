@@ -14,22 +14,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from koffline.data.disk import writer as shard_writer
-from koffline.data.disk.shards import MOST_SHARDS
 from koffline.data.disk.writer import ShardWriter
 from koffline.data.sources import convert_to_shards, open_transitions, write_transitions
-from koffline.data.spaces import Bounds
-from koffline.data.transitions import Continuous, Discrete, Metadata
+from koffline.data.transitions import Discrete, Metadata
 from koffline.errors import DataError
-from koffline.untrusted.limits import TEXT_BYTES
 from tests.data.logs import assert_same_rows, drawn_logs, roll_out
 
 METADATA = Metadata(gamma=0.9, extra={"task": "walk"}, notes=("made up",))
 LOG = roll_out(["truncated", "terminated"] * 10, [4, 3] * 10).transitions(metadata=METADATA)
 
 
-def write_shards(target, log=LOG, shard_rows=15):
-    with ShardWriter(target, shard_rows) as writer:
-        writer.append(log)
+def write_shards(target, *logs, shard_rows=15, force=False):
+    with ShardWriter(target, shard_rows, force) as writer:
+        for log in logs or (LOG,):
+            writer.append(log)
     return target
 
 
@@ -65,7 +63,7 @@ def test_any_log_comes_back_however_it_is_cut(tmp_path_factory, drawn, shard_row
     assert lazy.sha256 == lazy.compute_sha256() == log.sha256
     assert (len(lazy), lazy.n_episodes) == (len(log), log.n_episodes)
     assert all(shard.rows <= max(shard_rows, max(drawn.lengths)) for shard in lazy.shards)
-    once = write_shards(folder.with_name("once"), log, shard_rows)
+    once = write_shards(folder.with_name("once"), log, shard_rows=shard_rows)
     for path in once.glob("*.hdf5"):  # the same rows are the same bytes
         assert path.read_bytes() == (folder / path.name).read_bytes()
     blocks = list(lazy.blocks(block_rows))
@@ -82,17 +80,6 @@ def test_it_is_small_and_found_from_any_folder(folder, tmp_path, monkeypatch):
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir("elsewhere")
     assert_same_rows(pickle.loads(sent).load(), LOG)
-
-
-def test_actions_can_be_declared_anew(tmp_path, written):
-    lazy = open_transitions(written, Discrete(5), lazy=True)
-    assert lazy.action_space == Discrete(5)
-    assert lazy.metadata.notes[-1] == "action space Discrete(5) as asked, the log declares Discrete(3)"
-    box = write_shards(tmp_path / "box", roll_out(discrete=False).transitions())
-    assert open_transitions(box, Bounds(-2, 2), lazy=True).action_space == Continuous(2, -2, 2)
-    narrow = open_transitions(box, Bounds(-0.1, 0.1), lazy=True)
-    with pytest.raises(DataError, match=r"shard-00000.hdf5: action .* in row \d+, dimension \d, is outside"):
-        narrow.load()
 
 
 def spoil(name, row, value):
@@ -121,8 +108,8 @@ DAMAGES = {
     "action": (spoil("actions", 10, 7), r"action 7 in row 10 is outside 0 … 2"),
     "flag inside": (spoil("terminals", 8, True), "row 8 is terminated but its episode goes on in row 9"),
     "flag at a border": (spoil("timeouts", 1, True), "row 1 is truncated but its episode goes on in row 2"),
-    "step": (spoil("steps", 9, 7), "row 9 has step 7 after step 1"),
-    "episode": (spoil("episode_ids", slice(7, None), 9), "row 7 has step 0 after step 2"),
+    "step": (spoil("steps", 9, 7), "row 9 has step 7, expected 2"),
+    "episode": (spoil("episode_ids", slice(7, None), 9), "row 7 has step 0, expected -1"),
     "no column": (lambda file: file.pop("rewards"), "rewards is missing; copy or write the file again"),
     "elsewhere": (link_away, "link to another file"),
     "missing": (os.unlink, "does not exist|No such file|cannot be read"),
@@ -154,27 +141,18 @@ def shard(**changes):
     return lambda manifest: manifest["shards"][0].update(changes)
 
 
-OUTSIDE = [
-    "../shard.hdf5",
-    "/etc/passwd",
-    "..",
-    "file:///etc/passwd",
-    "s3://bucket/x",
-    "a/../../x.hdf5",
-    "",
-    "x\0y",
-]
+OUTSIDE = ["../shard.hdf5", "/etc/passwd", "..", "file:///etc/passwd", "a/../../x.hdf5", "", "x\0y"]
 LIES = {
-    **{name: (shard(file=name), "is no file of its folder") for name in OUTSIDE},
-    "newer": (lambda m: m.update(version=2), "has version 2, known is 1; update koffline"),
-    "no shards": (lambda m: m.update(shards=[]), "lists no shards"),
+    **{name: (shard(file=name), "is damaged or newer .*file") for name in OUTSIDE},
+    "newer": (lambda m: m.update(version=2), "is damaged or newer than this koffline .*version"),
+    "no shards": (lambda m: m.update(shards=[]), "is damaged"),
     "rows": (shard(rows=-1), "is damaged"),
     "episodes": (shard(episodes=2), "shard-00000.hdf5: there are 4 episodes, 2 were promised"),
     "huge": (lambda m: (shard(rows=2**60)(m), m.update(rows=2**60 + 56)), "takes more than 1000 PB"),
-    "other rows": (lambda m: m.update(rows=71), "json promises 71 rows, its shards have 70; write the"),
+    "other rows": (lambda m: m.update(rows=71), "promises 71 rows and has 70; write the"),
     "twice": (
         lambda m: (m["shards"].append(m["shards"][0]), m.update(rows=84)),
-        r"json lists \S+shard-00000.hdf5 more than once",
+        "lists a shard twice",
     ),
     "much": (lambda m: m.update(extra={"x": "x" * 2**24}), r"json is larger than 16\.8 MB, the most that a"),
     "shape": (lambda m: m["columns"]["observations"].update(shape=[4]), "expected"),
@@ -204,15 +182,8 @@ def test_a_manifest_that_lies_is_refused(folder, lie):
 def test_links_are_not_followed(folder, name, scheme):
     (folder / name).rename(folder.with_name("secret"))
     (folder / name).symlink_to("../secret")
-    with pytest.raises(DataError, match=f"'{name}', which is no file of|{name} is a link, which is not"):
+    with pytest.raises(DataError, match=f"{name} is a link, which is not"):
         open_transitions(f"{scheme}{folder}", lazy=True)
-
-
-def write_and_fail(writer, *logs):
-    with writer:
-        for log in logs:
-            writer.append(log)
-        raise RuntimeError("elsewhere")
 
 
 class TestWriting:
@@ -220,27 +191,19 @@ class TestWriting:
         with pytest.raises(DataError, match="exists already"):
             write_shards(folder)
         before = {path.name: path.read_bytes() for path in folder.iterdir()}
-        with pytest.raises(RuntimeError, match="elsewhere"):
-            write_and_fail(ShardWriter(folder, 7, force=True), LOG)
-        assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+        for other, words in (
+            (LOG.replace(action_space=Discrete(4)), r"action space Discrete\(4\), the first one"),
+            (LOG.replace(episode_ids=None, steps=None), "episode_ids none"),
+        ):
+            with pytest.raises(DataError, match=words):
+                write_shards(folder, LOG, other, force=True)
+            assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
         with ShardWriter(folder, 70, force=True) as writer:
             writer.append(LOG)
             writer.metadata = Metadata(gamma=0.5)  # may be set late
         assert sorted(path.name for path in folder.iterdir()) == ["manifest.json", "shard-00000.hdf5"]
         assert open_transitions(folder, lazy=True).metadata.gamma == 0.5
         assert list(tmp_path.iterdir()) == [folder]
-
-    @pytest.mark.parametrize(
-        ("other", "message"),
-        [
-            (LOG.replace(action_space=Discrete(4)), r"action space Discrete\(4\), the first one"),
-            (LOG.replace(episode_ids=None, steps=None), "episode_ids none"),
-        ],
-    )
-    def test_rows_of_another_kind_are_refused(self, tmp_path, other, message):
-        with pytest.raises(DataError, match=message):
-            write_and_fail(ShardWriter(tmp_path / "s", 10), LOG, other)
-        assert list(tmp_path.iterdir()) == []
 
     def test_bad_requests_are_one_line(self, tmp_path, monkeypatch):
         (tmp_path / "mine").mkdir()
@@ -254,11 +217,6 @@ class TestWriting:
         with pytest.raises(DataError, match="s would have more than 4 shards; put more rows into each"):
             write_shards(tmp_path / "s")
         assert [path.name for path in tmp_path.rglob("*")] == ["mine", "thesis.tex"]
-
-    def test_the_longest_manifest_can_be_read(self):
-        entry = {"file": "shard-00000.hdf5", "rows": 10**9, "episodes": 10**9, "bytes": 10**12}
-        longest = len(json.dumps([entry | {"sha256": "0" * 64}], indent=1)) + 10
-        assert MOST_SHARDS * longest < TEXT_BYTES
 
 
 class TestConverting:

@@ -88,7 +88,7 @@ class TestOptions:
             }
         )
         assert (found.observations, found.reward, found.behavior_probability) == (("x",), "q", None)
-        assert dict(found.impute) == {None: "mean", "x": "zero", "q": 0.5}
+        assert dict(found.impute) == {"": "mean", "x": "zero", "q": 0.5}
         assert found.action_names == ("left", "right")
 
     def test_names_of_numbers_and_of_yes_and_no(self, tmp_path):

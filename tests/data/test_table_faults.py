@@ -6,6 +6,7 @@ import gzip
 import re
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import fsspec
@@ -61,7 +62,7 @@ FILES = [
     ("b.csv", "id,t,x_1,a,r,done\n", "no rows"),
     ("a.parquet", b"a,b\n1,2\n", "corrupt Parquet"),
     ("a.csv", b"\x80\x04\x95pickle", "UTF-8"),
-    ("old.feather", b"FEA1" + bytes(100), "version 1"),
+    ("old.feather", b"FEA1" + bytes(100), "corrupt Arrow"),
     ("log.hdf5", b"\x89HDF\r\n\x1a\n" + bytes(100), "a mapping is for tables"),
     ("a.csv", BODY.encode("utf-16"), "UTF-16"),
     ("a.csv", LATIN, "not UTF-8"),
@@ -175,11 +176,12 @@ class TestStreams:
 
     def test_parts_are_few_and_removed_and_may_come_from_elsewhere(self, tmp_path, monkeypatch):
         monkeypatch.setattr(pieces, "_MOST_PARTS", 3)
+        monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
         path = write(shuffled(walk([3] * 20, [True] * 20)), tmp_path / "log.parquet")
         whole = open_transitions(path, mapping=MAPPING)
         fsspec.filesystem("memory").pipe("/streams/log.parquet", path.read_bytes())
         for source in (path, "memory://streams/log.parquet"):
-            stream = TableStream(source, MAPPING, piece_rows=1, scratch=tmp_path)
+            stream = TableStream(source, MAPPING, piece_rows=1)
             found = list(stream)
             assert not stream.contiguous
             assert len(found) == 3
@@ -188,7 +190,8 @@ class TestStreams:
         next(left)
         left.close()
         assert [each.name for each in tmp_path.iterdir()] == ["log.parquet"]
+        monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))
         with pytest.raises(DataError, match="TMPDIR"):
-            list(TableStream(path, MAPPING, piece_rows=1, scratch=tmp_path / "none"))
+            list(TableStream(path, MAPPING, piece_rows=1))
         with pytest.raises(DataError, match="at least 1"):
             TableStream(path, MAPPING, piece_rows=0)

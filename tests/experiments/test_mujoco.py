@@ -11,14 +11,8 @@ import pytest
 
 from koffline.errors import ConfigError
 from koffline.experiments import mujoco_cells
-from koffline.experiments.mujoco_cells import (
-    MujocoCell,
-    is_mujoco,
-    mujoco_jobs,
-    mujoco_path,
-    read_mujoco,
-    write_mujoco,
-)
+from koffline.experiments.figure_mujoco import finished_parts
+from koffline.experiments.mujoco_cells import MujocoCell, is_result, read_mujoco, setting_words, write_mujoco
 from koffline.experiments.mujoco_plan import (
     BUDGETS,
     CRITICS,
@@ -28,10 +22,10 @@ from koffline.experiments.mujoco_plan import (
     SEEDS,
     MujocoRequest,
     as_setting,
+    choose_settings,
     part_cells,
     search_settings,
 )
-from koffline.experiments.mujoco_results import choose_settings, finished_parts, setting_words
 from koffline.jobs import run_jobs
 from koffline.online.config import OnlineConfig, OnlineRun
 from tests.experiments.fake_mujoco import FakeLockStep, by_critic, fake_return, make_result, write_cells
@@ -89,7 +83,7 @@ def make_cell(steps: int = 5_000, seeds: int = 2, interval: int = 1_000, **chang
 
 def test_a_result_comes_back_as_it_was_learned(fake_stack: type[FakeLockStep], tmp_path: Path) -> None:
     cell = make_cell(steps=4_500)  # the last stretch is a short one
-    path = mujoco_path(cell, tmp_path)
+    path = cell.path(tmp_path)
     write_mujoco(path, cell)
     result = read_mujoco(path)
     np.testing.assert_array_equal(result.steps, [0, 1000, 2000, 3000, 4000, 4500])
@@ -101,21 +95,15 @@ def test_a_result_comes_back_as_it_was_learned(fake_stack: type[FakeLockStep], t
     np.testing.assert_allclose(result.sampled[:, 1:], expected[:, 1:] / 2.0)
     assert np.isnan(result.sampled[:, 0]).all()
     assert list(result.diverged_at) == [-1, -1, -1, 2000]
-    np.testing.assert_array_equal(result.metrics["loss"][2], result.steps)
-    np.testing.assert_array_equal(np.isnan(result.metrics["kl_coef"][0]), result.steps == 0)
     assert result.configs[1]["critic"] == "rg"
-    assert result.shares["learning"] == 0.25
-    lines = path.with_suffix(".log").read_text().splitlines()
-    assert len(lines) == 6
-    assert "step 4500 of 4500" in lines[-1]
-    assert "kloss" in lines[-1]
+    assert "step 4500 of 4500" in path.with_suffix(".log").read_text().splitlines()[-1]
 
 
 def test_a_killed_cell_goes_on_from_its_checkpoint(
     fake_stack: type[FakeLockStep], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cell = make_cell(steps=500, interval=100)
-    whole, path = (mujoco_path(cell, tmp_path / name) for name in ("whole", "cut"))
+    whole, path = (cell.path(tmp_path / name) for name in ("whole", "cut"))
     for folder in (whole.parent, path.parent):
         folder.mkdir()
     write_mujoco(whole, cell)
@@ -146,8 +134,9 @@ def test_a_changed_default_makes_a_cell_old_and_keeps_its_file(
     fake_stack: type[FakeLockStep], tmp_path: Path
 ) -> None:
     cell = make_cell(steps=1_000)
-    path = mujoco_path(cell, tmp_path)
-    run_jobs(mujoco_jobs([cell, make_cell(steps=1_000)], tmp_path))
+    path = cell.path(tmp_path)
+    run_jobs([cell.job(tmp_path)])
+    run_jobs([make_cell(steps=1_000).job(tmp_path)])
     assert fake_stack.made == 1
     with np.load(path) as archive:
         arrays = {name: archive[name] for name in archive.files}
@@ -155,16 +144,16 @@ def test_a_changed_default_makes_a_cell_old_and_keeps_its_file(
     for config in configs:
         del config["clip_adv"]  # a setting that came later
     np.savez(path, **{**arrays, "configs": np.asarray(json.dumps(configs))})
-    assert is_mujoco(cell, tmp_path)
+    assert is_result(cell, path)
     for config in configs:
         config["target_decay"] = 0.5  # what the default was
     np.savez(path, **{**arrays, "configs": np.asarray(json.dumps(configs))})
-    assert not is_mujoco(cell, tmp_path)
-    run_jobs(mujoco_jobs([cell], tmp_path))
-    assert is_mujoco(cell, tmp_path)
+    assert not is_result(cell, path)
+    run_jobs([cell.job(tmp_path)])
+    assert is_result(cell, path)
     assert path.with_suffix(".replaced.npz").exists()
     path.write_bytes(b"PK\x03\x04 half")
-    assert not is_mujoco(cell, tmp_path)
+    assert not is_result(cell, path)
     with pytest.raises(ConfigError, match="is damaged or of another version"):
         read_mujoco(path)
 

@@ -39,15 +39,6 @@ def test_a_full_disk_while_converting_leaves_what_was_there(log, target, force):
     assert content(log.parent) == before
 
 
-def test_a_full_disk_while_writing_shards_leaves_the_old_folder(log):
-    assert koffline("data", "convert", "log.hdf5", "shards", "--shard-rows", "100").exit_code == 0
-    before = content(log.parent)
-    with full_after(8192):
-        done = koffline("data", "convert", "log.hdf5", "shards", "--shard-rows", "300", "--force")
-    assert (done.exit_code, done.stderr.count("\n")) == (2, 1), done.output
-    assert content(log.parent) == before
-
-
 def test_a_full_disk_while_training_keeps_the_epochs_that_had_ended(log):
     """And the run goes on from there, to the same bytes, once there is room again."""
     Path("c.yaml").write_text(

@@ -190,7 +190,7 @@ HDF5: dict[Callable[[Path], None], str] = {
     one_huge_chunk: "takes 2.15 GB in memory, 20 MB are allowed",
     rows_of_gigabytes: "takes 4.29 GB in memory, 20 MB are allowed",
     same_data_many_times: "in memory, 20 MB are allowed",
-    nothing_in_a_dataset: "rewards holds nothing (a null dataspace); give numbers",
+    nothing_in_a_dataset: "rewards holds nothing; give numbers",
     a_description_without_end: "description is damaged",
     a_heap_without_progress: "a heap of texts in it is damaged",
 }

@@ -132,7 +132,7 @@ def test_onnx_models_cannot_name_other_files(tmp_path: Path, nested):
 
 
 def test_what_runs_code_says_so_once(tmp_path: Path, caplog, monkeypatch):
-    monkeypatch.setattr("koffline.policies.python_policy._SAID", set())
+    monkeypatch.setattr("koffline.policies.files._SAID", set())
     monkeypatch.chdir(tmp_path)
     (tmp_path / "my_policy_that_runs.py").write_text("def act(x):\n    return x[:, 0] * 0\n")
     scripted(torch.nn.Linear(2, 2), tmp_path / "policy.pt")

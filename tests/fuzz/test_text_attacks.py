@@ -6,7 +6,6 @@ import json
 import os
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from koffline.config import read_yaml
@@ -14,7 +13,6 @@ from koffline.data.sources import open_transitions
 from koffline.errors import ConfigError, DataError, KofflineError
 from koffline.ope.problem import read_initial_states
 from koffline.policy_specs import load_policy
-from koffline.untrusted.limits import Tally
 from koffline.untrusted.yaml_files import parse_yaml
 from scripts.fuzz import seeds
 
@@ -107,39 +105,3 @@ def test_pipes_are_refused_and_never_waited_for(tmp_path: Path):
     for read in reads:
         with pytest.raises(KofflineError):
             read()
-
-
-def test_pictures_of_other_formats_are_never_decoded(tmp_path: Path):
-    """The imaging library would hand an EPS picture to an interpreter of its language."""
-    from koffline.data.minari_spaces import decoded
-
-    spaces = pytest.importorskip("gymnasium").spaces
-    space = spaces.Dict({"camera": spaces.Box(0, 255, (32, 32, 3), np.uint8)})
-    program = np.frombuffer(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 32 32\n", np.uint8)
-    with pytest.raises(ValueError, match="picture 0 of an episode is no JPEG"):
-        decoded({"camera": [program]}, space, Tally())
-
-
-def test_pictures_have_the_size_of_their_space(monkeypatch):
-    """And those of all episodes count together."""
-    import io
-
-    from PIL import Image
-
-    from koffline.data.minari_spaces import decoded
-
-    spaces = pytest.importorskip("gymnasium").spaces
-    space = spaces.Tuple([spaces.Box(0, 255, (32, 32, 3), np.uint8)])
-    monkeypatch.setenv("KOFFLINE_MAX_BYTES", "10000")
-    for side, accepted in ((32, True), (4000, False)):
-        written = io.BytesIO()
-        Image.new("RGB", (side, side), (9, 9, 9)).save(written, "JPEG")
-        if accepted:
-            assert decoded([[written.getvalue()]], space, Tally())[0].shape == (1, 32, 32, 3)
-            tally = Tally()
-            decoded([[written.getvalue()]], space, tally)
-            with pytest.raises(ValueError, match=r"it takes 12\.3 kB in memory, 10 kB are allowed"):
-                decoded([[written.getvalue()]], space, tally)
-        else:
-            with pytest.raises(ValueError, match="4000 × 4000 points of 3 colours, its space declares"):
-                decoded([[written.getvalue()]], space, Tally())

@@ -3,11 +3,11 @@
 import numpy as np
 import torch
 
-from koffline.data.paths import Paths
 from koffline.data.transitions import Continuous, Discrete
 from koffline.online.config import OnlineConfig
 from koffline.online.learner import Learner
 from koffline.online.networks import AgentStack, InputMoments, Shape
+from koffline.online.paths import Paths
 from tests.online import reference_trust_pcl as reference
 
 STATE, ACTIONS, HIDDEN, LONGEST = 3, 2, (7, 5), 10

@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from koffline.data.paths import PathReplay, Paths, draw_ages
 from koffline.errors import DataError
+from koffline.online.paths import PathReplay, Paths, draw_ages
 from tests.online.reference_trust_pcl import successive_inclusion
 
 LENGTH, STATE, ACTION = 3, 2, 1

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from koffline import Continuous, Discrete, Transitions
-from koffline.data.paths import PathReplay, Paths
 from koffline.errors import DataError
 from koffline.online.artifacts import replay_transitions
+from koffline.online.paths import PathReplay, Paths
 
 BOX = Continuous(2, (-0.5, -1.0), (0.5, 1.0))
 COLUMNS = ("observations", "actions", "rewards", "next_observations", "terminated", "truncated", "steps")

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 import koffline
-from koffline.data.copies import without_copies
 from koffline.data.transitions import Discrete, Transitions
+from koffline.data.units import without_copies
 from koffline.ope.evaluation import estimate_all
 from koffline.ope.limits import Limits, value_bounds
 from koffline.ope.results import Interval
@@ -110,16 +110,6 @@ class TestCopies:
             found = koffline.evaluate(log, problem.policy, 0.95, estimator=name, sample_rows=2000, **QUICK)
             assert found.interval is None
             assert re.search(r"No interval: \d+% of the rows are copies", " ".join(found.warnings))
-
-    def test_noise_in_the_observations_hides_no_copies(self):
-        log = copied(cut_after_twenty(10).transitions, 15)
-        rewards = np.random.default_rng(0).normal(size=200)[np.tile(np.arange(200), 15)]
-        noisy = np.random.default_rng(1).normal(scale=1e-6, size=log.observations.shape)
-        (note,) = without_copies(log.replace(observations=log.observations + noisy, rewards=rewards)).notes
-        assert note.startswith(
-            "100% of the episodes have the actions and rewards of another one, step by step"
-        )
-        assert without_copies(cut_after_twenty(100).transitions).notes == []
 
 
 class TestTooLittle:

@@ -13,9 +13,9 @@ from koffline.cli import repeat as repeating
 from koffline.envs.make import make_env
 from koffline.errors import ConfigError
 from koffline.jobs.workers import connect
-from koffline.policies.python_policy import import_object
+from koffline.policy_specs import import_object
 from koffline.store.run_record import command_line, digests_of, path_of, start_run
-from koffline.untrusted.code import WITHOUT_CODE
+from koffline.untrusted.limits import WITHOUT_CODE
 from tests.repeat.test_repeat import koffline, place, run  # noqa: F401 (place is a fixture)
 
 EVIL = "from pathlib import Path\nPath({target!r}).touch()\ndef act(s):\n    return s[:, :2] * 0 + 0.5\n"

@@ -10,7 +10,7 @@ import koffline.train.run
 from koffline import ColumnarReplayBuffer
 from koffline.algos.from_config import fit_scalers, make_algorithm, resolve_params
 from koffline.data.disk.batches import BlockSampler
-from koffline.data.disk.samples import Part, sample_units
+from koffline.data.disk.samples import sample_units
 from koffline.data.disk.writer import ShardWriter
 from koffline.data.replay import LazyReplayBuffer
 from koffline.data.sources import open_transitions
@@ -101,17 +101,6 @@ class TestStatistics:
                     np.asarray(value, float), np.asarray(expected[key], float), rtol=1e-6
                 )
 
-    def test_of_a_part(self, shards):
-        parts = [Part(0.4, 3, held_out) for held_out in (False, True)]
-        log, whole = open_transitions(shards, lazy=True), open_transitions(shards)
-        found = [statistics_of(log, part) for part in parts]
-        assert sum(one.rows for one in found) == len(whole)
-        for one, part in zip(found, parts, strict=True):
-            rows = sample_units(log, 10**6, 0, part).transitions
-            np.testing.assert_allclose(one.observations.mean, rows.observations.mean(axis=0), rtol=1e-5)
-            np.testing.assert_allclose(one.rewards.maximum, rows.rewards.max())
-            assert one.returns == pytest.approx((rows.returns().min(), rows.returns().max()))
-
 
 def test_scalers_that_cannot_be_fitted():
     log = make_log(discrete=False)
@@ -120,12 +109,6 @@ def test_scalers_that_cannot_be_fitted():
         ConfigError, match="observation_scaler 'min_max' gives observations that are not finite"
     ):
         fit_scalers(made("observation_scaler", "min_max"), still)
-    rows = ColumnarReplayBuffer(log.replace(episode_ids=None, steps=None), 0)
-    with pytest.raises(ConfigError, match="'return' needs episodes"):
-        fit_scalers(made("reward_scaler", "return"), rows)
-    even = ColumnarReplayBuffer(log.replace(rewards=np.zeros(len(log))), 0)
-    with pytest.raises(ConfigError, match="reward_scaler 'return' gives rewards"):
-        fit_scalers(made("reward_scaler", "return"), even)
 
 
 class TestRuns:
@@ -160,20 +143,19 @@ class TestRuns:
         assert read_record(result.out)["data"]["lazy"] is False
 
 
-class TestRefusals:
-    def check(self, config, folder, match):
-        with pytest.raises(ConfigError, match=match):
-            train(config, folder / "run")
-        assert not (folder / "run").exists()
-
-    def test_paths(self, tmp_path):
-        shards = write_shards(tmp_path, discrete=False)
-        self.check(lazy_config(shards, "trust_pcl"), tmp_path, "trust_pcl learns from paths of several steps")
-        self.check(lazy_config(shards, "cal_ql"), tmp_path, "returns to the end of an episode")
-
-    def test_weights(self, tmp_path):
-        shards = write_shards(tmp_path, weights=np.arange(1.0, 161.0))
-        self.check(lazy_config(shards), tmp_path, "the log has weights")
+@pytest.mark.parametrize(
+    ("kind", "changes", "message"),
+    [
+        ("trust_pcl", {}, "trust_pcl learns from paths of several steps"),
+        ("cal_ql", {}, "returns to the end of an episode"),
+        ("iql", {"weights": np.arange(1.0, 161.0)}, "the log has weights"),
+    ],
+)
+def test_what_needs_the_rows_in_memory_is_refused(kind, changes, message, tmp_path):
+    config = lazy_config(write_shards(tmp_path, discrete=False, **changes), kind)
+    with pytest.raises(ConfigError, match=message):
+        train(config, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.slow

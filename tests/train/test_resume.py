@@ -5,11 +5,9 @@ import shutil
 import pytest
 
 import koffline.algos.loggers
-import koffline.train.checkpoint
 import koffline.train.run
 from koffline.algos.from_config import algorithm_types
 from koffline.errors import ConfigError
-from koffline.store.run_folders import open_run
 from koffline.train.config import load_config
 from koffline.train.run import train
 from tests.interrupts import Hit, hit_at
@@ -81,10 +79,10 @@ def check_killed_run(config, tmp_path, monkeypatch):
     whole = train(config, tmp_path / "whole").out
     save = koffline.train.run.save_state
 
-    def save_once(folder, fingerprint, progress, *rest):
+    def save_once(folder, fingerprint, parts, progress):
         if progress.epochs == 2:
             raise Hit
-        save(folder, fingerprint, progress, *rest)
+        save(folder, fingerprint, parts, progress)
 
     with monkeypatch.context() as patch:
         patch.setattr(koffline.train.run, "save_state", save_once)
@@ -170,16 +168,6 @@ def test_damaged_files_end_in_one_line_and_nothing_is_lost(name, damaged, messag
         train(config, out, resume=True)
     assert "delete it" not in str(caught.value)
     assert content_of(out) == before
-
-
-def test_one_process_at_a_time(tmp_path):
-    record = {"config": {"gamma": 1}}
-    with (
-        open_run(tmp_path / "run", record, dict, resume=False),
-        pytest.raises(ConfigError, match="another process is writing to"),
-        open_run(tmp_path / "run", record, dict, resume=True),
-    ):
-        pass
 
 
 def test_a_diverged_run_is_a_failure_that_its_record_keeps(tmp_path, monkeypatch):

@@ -1,7 +1,14 @@
 """``koffline sweep``: what it leaves, goes on with, refuses, and how it takes failures."""
 
+import contextlib
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -12,10 +19,22 @@ from koffline.cli import cli
 from koffline.data.sources import write_transitions
 from koffline.errors import DataError
 from koffline.store.run_folders import write_record
-from tests.train.small_runs import make_log, write_log
-from tests.train.sweep_helpers import GRID, RATE, run_folders, write_config
+from tests.train.small_runs import make_config, make_log, metric_files, read_model, same, write_log
 
+RATE = "algo.params.learning_rate"
+GRID = f"{RATE}=0.001,0.01"
 GAMMA = ("--set", "algo.params.gamma=0.5")
+
+
+def write_config(folder: Path, **train: Any) -> str:
+    """A config file of a tiny algorithm over a log beside it."""
+    path = folder / "small.yaml"
+    path.write_text(yaml.safe_dump(make_config(write_log(folder), **train)))
+    return str(path)
+
+
+def run_folders(out: Path) -> list[Path]:
+    return sorted(path for path in (out / "runs").iterdir() if path.is_dir())
 
 
 @pytest.fixture
@@ -61,7 +80,7 @@ def test_real_runs_leave_folders_and_a_summary(config, tmp_path):
     done = sweep(config, out)
     assert (done.exit_code, done.stderr) == (0, ""), done.output
     assert "td_error (less is better), 2 seeds" in done.stdout
-    names = ["best.yaml", "run.json", "runs", "summary.json", "summary.md", "summary.png"]
+    names = ["best.yaml", "run.json", "runs", "summary.json", "summary.md"]
     assert sorted(path.name for path in out.iterdir()) == names
     summary = json.loads((out / "summary.json").read_text())
     last = []
@@ -180,3 +199,67 @@ def test_folders_of_others_are_left_alone(config, tmp_path, trained):
     assert sorted(path.name for path in out.rglob("*")) == ["precious", "run.json", "runs"]
     assert "is a file" in sweep(config, out / "run.json").stderr
     assert trained.calls == []
+
+
+@pytest.mark.slow  # a killed run is proved in test_resume, what is left of a sweep above
+@pytest.mark.skipif(os.name == "nt", reason="signals of POSIX")
+def test_a_killed_sweep_goes_on_and_is_the_same_to_the_bit(tmp_path: Path) -> None:
+    config = write_config(tmp_path, n_steps=300, n_steps_per_epoch=20)
+    out, whole = tmp_path / "killed", tmp_path / "whole"
+    words = ("sweep", config, "--grid", GRID, "--seeds", "2", "--metric", "td_error", "--out", str(out))
+    command = [sys.executable, "-m", "koffline", *words, "--workers", "2"]
+    driver = subprocess.Popen(command, cwd=Path(__file__).parents[2], stderr=subprocess.PIPE)
+    try:
+        wait_for(lambda: finished(out) and len(list(out.glob("runs/*/checkpoint.pt"))) > len(finished(out)))
+    finally:
+        driver.send_signal(signal.SIGKILL)
+        driver.communicate()
+    wait_for(lambda: not any(locked(folder / ".run.json.lock") for folder in run_folders(out)))
+    before = finished(out)
+    assert 0 < len(before) < 4
+    assert sweep(config, out).exit_code == sweep(config, whole).exit_code == 0
+    assert before.items() <= finished(out).items()
+    check_same_runs(out, whole)
+    settings = [json.loads((folder / "summary.json").read_text())["settings"] for folder in (out, whole)]
+    assert settings[0] == settings[1]
+
+
+@pytest.mark.slow  # Ray itself is proved in tests/jobs
+def test_on_ray_the_runs_are_the_same(config, tmp_path: Path) -> None:
+    pytest.importorskip("ray")
+    assert sweep(config, tmp_path / "ray", "--ray", "local", "--workers", "2").exit_code == 0
+    assert sweep(config, tmp_path / "one").exit_code == 0
+    check_same_runs(tmp_path / "ray", tmp_path / "one")
+
+
+def check_same_runs(left: Path, right: Path) -> None:
+    for one, other in zip(run_folders(left), run_folders(right), strict=True):
+        assert one.name == other.name
+        assert metric_files(one) == metric_files(other)
+        for model in one.glob("model_*.d3"):
+            assert same(read_model(model), read_model(other / model.name))
+
+
+def finished(out: Path) -> dict[Path, int]:
+    """Records of the runs that have ended, and when."""
+    records = (out / "runs").glob("*/run.json")
+    return {path: path.stat().st_mtime_ns for path in records if json.loads(path.read_text())["finished"]}
+
+
+def locked(path: Path) -> bool:
+    """Whether a worker of the killed driver still trains there."""
+    import fcntl
+
+    with contextlib.suppress(FileNotFoundError), path.open("r+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return True
+    return False
+
+
+def wait_for(look, seconds: float = 120.0):
+    end = time.monotonic() + seconds
+    while not look():
+        assert time.monotonic() < end, "it did not happen in time"
+        time.sleep(0.02)

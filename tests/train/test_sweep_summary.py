@@ -10,12 +10,12 @@ from scipy import stats
 
 from koffline.jobs import JobFailure
 from koffline.spread import interquartile_mean, spread_of
-from koffline.train.sweep_plan import make_plan
+from koffline.train.sweep import make_plan
 from koffline.train.sweep_summary import as_markdown, summarise, write_summary
 from tests.train.small_runs import make_config
 
 FAILED = JobFailure("run", "it broke", "a trace")
-RATE, GAMMA = "algo.params.learning_rate", "algo.params.gamma"
+RATE = "algo.params.learning_rate"
 
 
 def record_of(value):
@@ -34,7 +34,7 @@ def summary_of(scores, seeds, metric="environment", maximize=None, failures=()):
 
 
 def order_of(summary):
-    return [row.values[0][1] for row in summary.rows]
+    return [row.setting.values[0][1] for row in summary.rows]
 
 
 @pytest.mark.parametrize("count", range(1, 14))
@@ -93,20 +93,3 @@ def test_what_lacks_seeds_is_never_the_best():
     assert "| 0.1 | 9 | – | 9 | 1 of 2 |\n" in text.replace("– … –", "–")
     assert "- failed: run: it broke\n" in text
     assert summary_of({"0.1": [9.0], "0.2": [1.0]}, 2).best is None
-
-
-def test_axes_pool_the_scores_of_all_their_settings():
-    plan = make_plan(
-        make_config("/nowhere"), [f"{RATE}=0.1,0.2", f"{GAMMA}=0.5,0.6"], 2, metric="environment"
-    )
-    summary = summarise(plan, [[record_of(value)] * 2 for value in (1.0, 3.0, 5.0, 7.0)])
-    found = {row.values[0]: row.spread for axis in summary.axes for row in axis}
-    assert {key: spread.iqm for key, spread in found.items()} == {
-        ("learning_rate", "0.1"): 2.0,
-        ("learning_rate", "0.2"): 6.0,
-        ("gamma", "0.5"): 3.0,
-        ("gamma", "0.6"): 5.0,
-    }
-    assert all(spread.low == spread.iqm == spread.high for spread in found.values())  # constant strata
-    assert "| 0.6 | 5 | 5 … 5 | 5 | 4 |" in as_markdown(summary)
-    assert summary_of({"0.1": [1.0], "0.2": [2.0]}, 1).axes == ()

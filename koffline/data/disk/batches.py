@@ -20,7 +20,7 @@ import numpy as np
 
 from koffline.data.disk.files import OpenShard, naming
 from koffline.data.disk.samples import Part
-from koffline.data.row_block import ROW_COLUMNS, RowBlock
+from koffline.data.transitions import ROW_COLUMNS, Transitions
 from koffline.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 _MOST_BLOCK_ROWS, _LEAST_BLOCK_ROWS = 4096, 1024
 _WANTED_SLOTS, _LEAST_SLOTS = 256, 64
 _DEFAULT_POOL = 2**29
+_MOST_OPEN = 32  # shards
 _AHEAD = 2  # blocks that are read ahead of the draws
 _ORDER, _ROWS = 1, 2  # streams of random numbers of one seed
 
@@ -95,11 +96,10 @@ class BlockOrder:
         if epoch == 0:
             cuts = np.arange(1, self.slots) / self.slots
             bounds[: self.slots - 1, 1] = cuts
-            rest = np.concatenate([blocks[self.slots :], blocks[: self.slots - 1]])
-            rest_bounds = np.concatenate([bounds[self.slots :], np.stack([cuts, np.ones_like(cuts)], axis=1)])
-            later = generator.permutation(len(rest))
-            blocks = np.concatenate([blocks[: self.slots], rest[later]])
-            bounds = np.concatenate([bounds[: self.slots], rest_bounds[later]])
+            blocks = np.append(blocks, blocks[: self.slots - 1])
+            bounds = np.append(bounds, np.stack([cuts, np.ones_like(cuts)], axis=1), axis=0)
+            later = self.slots + generator.permutation(len(blocks) - self.slots)
+            blocks[self.slots :], bounds[self.slots :] = blocks[later], bounds[later]
         return blocks, bounds
 
 
@@ -108,7 +108,7 @@ class BlockSampler:
 
     memory: bytes of the pool, or pool_rows: its rows; block_rows: rows read at once. part: draws from that
     side of a split by units alone. The same seed on the same shards gives the same batches. Raises
-    ConfigError for a pool without room, DataError for a shard that cannot be read.
+    DataError for a shard that cannot be read.
     """
 
     def __init__(
@@ -123,11 +123,11 @@ class BlockSampler:
         next_actions: bool = False,
     ) -> None:
         self._log, self._part, self._next_actions = log, part, next_actions
-        rows = pool_rows if pool_rows is not None else log.block_rows_for(memory or _DEFAULT_POOL)
-        if rows < 1 or (block_rows is not None and block_rows < 1):
-            raise ConfigError(f"a pool of {rows} rows in blocks of {block_rows}; give positive numbers")
+        rows = pool_rows or log.block_rows_for(memory or _DEFAULT_POOL)
         sizes = [shard.rows for shard in log.shards]
-        block = min(block_rows or _block_rows(rows), max(sizes), rows)
+        # a size that gives a pool enough blocks to mix, and blocks enough rows to be read fast
+        wanted = min(_MOST_BLOCK_ROWS, max(_LEAST_BLOCK_ROWS, rows // _WANTED_SLOTS))
+        block = min(block_rows or max(1, min(wanted, rows // _LEAST_SLOTS)), max(sizes), rows)
         self._order = BlockOrder(sizes, block, max(1, rows // block), seed)
         self.block_rows, self._slots = block, self._order.slots
         self.pool_rows = self._slots * block
@@ -139,7 +139,7 @@ class BlockSampler:
         self._cursors = np.zeros(self._slots, dtype=np.int64)
         self._turns, self._turn = self._generator.permutation(self._slots), 0
         self._ahead: deque[tuple[int, int, Future[dict[str, np.ndarray]]]] = deque()
-        self._reader = ShardReader(log)  # for the one thread below alone
+        self._reader = _ShardReader(log)  # for the one thread below alone
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="blocks")
         self._next = (0, 0)  # what is read next: epoch and position
         self._filled = False
@@ -206,9 +206,7 @@ class BlockSampler:
         self._reader.close()
 
     def _fill(self) -> None:
-        if self._filled:
-            return
-        for slot in range(self._slots):
+        for slot in range(self._slots if not self._filled else 0):
             self._refill(slot)
         self._filled = True
 
@@ -245,7 +243,7 @@ class BlockSampler:
         below = int(self._next_actions and fragment.stop < self._log.shards[fragment.shard].rows)
         block = self._reader.read_rows(fragment.shard, fragment.start, fragment.stop + below)
         mask = None if self._part is None else self._part.holds(fragment.shard, block.units[:count])
-        rows, held = fragment.rows(mask), block.arrays()
+        rows, held = fragment.rows(mask), block.columns
         columns = {name: held[name].take(rows, axis=0) for name in ROW_COLUMNS if name in held}
         if self._next_actions:
             goes_on = np.zeros(len(block), dtype=np.bool_)  # whether the row below is the next step
@@ -265,36 +263,25 @@ class BlockSampler:
         self._held[slot], self._lengths[slot], self._cursors[slot] = (epoch, position), count, 0
 
 
-def _block_rows(pool_rows: int) -> int:
-    """A size that gives a pool enough blocks to mix, and blocks enough rows to be read fast."""
-    wanted = min(_MOST_BLOCK_ROWS, max(_LEAST_BLOCK_ROWS, pool_rows // _WANTED_SLOTS))
-    return max(1, min(wanted, pool_rows // _LEAST_SLOTS))
+class _ShardReader:
+    """Rows of a log, from files of which the last ones stay open; for one thread at a time."""
 
-
-class ShardReader:
-    """``read_rows`` of a log, from at most ``most_open`` files that stay open; for one thread at a time."""
-
-    def __init__(self, log: LazyTransitions, most_open: int = 32) -> None:
-        self._log, self._most_open = log, most_open
+    def __init__(self, log: LazyTransitions) -> None:
+        self._log = log
         self._open: OrderedDict[int, tuple[OpenShard, contextlib.ExitStack]] = OrderedDict()
 
-    def read_rows(self, shard: int, start: int, stop: int) -> RowBlock:
+    def read_rows(self, shard: int, start: int, stop: int) -> Transitions:
         """Rows start … stop − 1 of one shard. Raises DataError naming the shard."""
         if shard not in self._open:
-            if len(self._open) >= self._most_open:
-                self._close_one()
-            with contextlib.ExitStack() as stack:
-                opened = stack.enter_context(self._log.open_shard(shard))
-                self._open[shard] = opened, stack.pop_all()
+            self.close(keep=_MOST_OPEN - 1)
+            stack = contextlib.ExitStack()
+            self._open[shard] = stack.enter_context(self._log.open_shard(shard)), stack
         self._open.move_to_end(shard)
         with naming(self._log.shards[shard].name):
             return self._log.block_of(self._open[shard][0], shard, start, stop)
 
-    def close(self) -> None:
-        """Close the files."""
-        while self._open:
-            self._close_one()
-
-    def _close_one(self) -> None:
-        _, (_, stack) = self._open.popitem(last=False)
-        stack.close()
+    def close(self, keep: int = 0) -> None:
+        """Close files, but for the last ``keep``."""
+        while len(self._open) > keep:
+            _, (_, stack) = self._open.popitem(last=False)
+            stack.close()

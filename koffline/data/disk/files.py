@@ -1,9 +1,4 @@
-"""One flat file as a shard: what it holds, and its rows by slices, as ``read_flat`` would give them.
-
-Arrays that can be sliced are HDF5 datasets and stored members of NPZ archives. A file that marks episodes
-only by flags or ids is looked through once, when the log is opened: what stays in memory is the first row of
-each episode.
-"""
+"""A flat HDF5 file as a shard of a log: what it holds, and its rows by slices, as ``read_flat`` has them."""
 
 from __future__ import annotations
 
@@ -11,21 +6,19 @@ import contextlib
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from koffline.data import columns as checks
 from koffline.data import remote
-from koffline.data.columns import integer_column
-from koffline.data.flat import LAZY_REMEDY, SlicedFile, file_kind, sliced_npz
-from koffline.data.hdf5 import sliced_hdf5
+from koffline.data.hdf5 import open_sliced
 from koffline.errors import DataError
 from koffline.store.files import reading
-from koffline.untrusted.hdf5 import open_hdf5
 
 # A block of this size is read at the speed of the disk and fits a processor's cache.
 BLOCK_BYTES = 2**23
+COUNTED = ("episode_ids", "steps")  # not read with the rows
 
 
 @dataclass(frozen=True)
@@ -35,6 +28,10 @@ class Column:
     key: str
     dtype: str
     shape: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if np.dtype(self.dtype).kind not in "biuf" or not all(size > 0 for size in self.shape):
+            raise ValueError(f"column of dtype {self.dtype} and shape {self.shape}")
 
     def __str__(self) -> str:
         return f"{self.dtype} {self.shape}"
@@ -72,16 +69,29 @@ class ShardInfo:
     def open(self) -> Iterator[OpenShard]:
         """Open the file for slices. Raises DataError naming it, also for errors inside the block."""
         with naming(self.name), remote.local_file(self.name) as path, open_sliced(path, self.name) as file:
-            for column in self.columns.values():
-                _check_column(file.arrays.get(column.key), column, self.rows)
-            yield OpenShard(self, file)
+            with reading(self.name, "HDF5"):
+                arrays = file.slices([c.key for c in self.columns.values() if c.key in file])
+            yield OpenShard(self, arrays)
 
 
 class OpenShard:
-    """An open flat file."""
+    """An open shard. Raises DataError unless its arrays still have the shapes and kinds they had."""
 
-    def __init__(self, shard: ShardInfo, file: SlicedFile) -> None:
-        self._shard, self._file = shard, file
+    def __init__(self, shard: ShardInfo, arrays: Mapping[str, Any]) -> None:
+        self._shard, self._arrays = shard, arrays
+        for column in shard.columns.values():
+            array, expected = arrays.get(column.key), (shard.rows, *column.shape)
+            if array is None:
+                raise DataError(f"{column.key} is missing; copy or write the file again")
+            if (
+                array.dtype.kind not in "biuf"
+                or array.size != math.prod(expected)
+                or len(array) != shard.rows
+            ):
+                raise DataError(
+                    f"{column.key} has shape {array.shape} and dtype {array.dtype}, expected {expected} "
+                    f"{column.dtype}; copy or write the file again"
+                )
 
     def column(self, name: str, start: int, stop: int) -> np.ndarray:
         """(B, ...) values of a column, in its dtype and shape but otherwise unchecked."""
@@ -89,15 +99,15 @@ class OpenShard:
         if column is None:
             assert name == "truncated", "only that column may be missing"
             return np.zeros(stop - start, dtype=np.bool_)
-        with reading(self._file.name, "data"):
-            values = np.asarray(self._file.arrays[column.key][start:stop])
+        with reading(self._shard.name, "data"):
+            values = np.asarray(self._arrays[column.key][start:stop])
         if np.dtype(column.dtype).kind == "f":  # whole numbers and flags are checked before they are cast
             values = values.astype(column.dtype, copy=False)
         return values.reshape(len(values), *column.shape)
 
     def columns(self, start: int, stop: int) -> dict[str, np.ndarray]:
         """All columns of some rows, by name."""
-        names = [name for name in self._shard.columns if name not in ("episode_ids", "steps", "truncated")]
+        names = [name for name in self._shard.columns if name not in (*COUNTED, "truncated")]
         found = {name: self.column(name, start, stop) for name in names}
         return found | {"truncated": self.truncated(start, stop)}
 
@@ -120,37 +130,8 @@ class OpenShard:
             return rows - starts[units], units
         if "steps" not in self._shard.columns:
             return None, rows
-        return self._whole("steps", start, stop), self._whole("episode_ids", start, stop)
-
-    def _whole(self, name: str, start: int, stop: int) -> np.ndarray:
-        return integer_column(name, self.column(name, start, stop), start)
-
-
-def _check_column(array: Any, column: Column, rows: int) -> None:
-    """Raise DataError unless the array still has the shape and kind it had."""
-    if array is None:
-        raise DataError(f"{column.key} is missing; copy or write the file again")
-    expected = (rows, *column.shape)
-    if array.dtype.kind not in "biuf" or array.size != math.prod(expected) or len(array) != rows:
-        raise DataError(
-            f"{column.key} has shape {array.shape} and dtype {array.dtype}, expected {expected} "
-            f"{column.dtype}; copy or write the file again"
-        )
-
-
-@contextlib.contextmanager
-def open_sliced(path: Path, name: str) -> Iterator[SlicedFile]:
-    """Open a flat file without reading its rows; ``name`` is what errors call it. Raises DataError."""
-    kind = file_kind(path, name)
-    if kind is None:
-        raise DataError(f"{name} is no HDF5 file and no NPZ archive, which lazy reading needs; {LAZY_REMEDY}")
-    with contextlib.ExitStack() as opened:
-        with reading(name, kind):
-            if kind == "HDF5":
-                found = sliced_hdf5(opened.enter_context(open_hdf5(path)), name)
-            else:
-                found = sliced_npz(path, name)
-        yield found
+        units, steps = (checks.integer_column(n, self.column(n, start, stop), start) for n in COUNTED)
+        return steps, units
 
 
 @contextlib.contextmanager

@@ -1,10 +1,10 @@
-"""A log on disk: paths and metadata, read by blocks of rows. ``open_transitions(…, lazy=True)`` gives it."""
+"""A log on disk: names, metadata, where episodes begin; its rows by blocks, checked like ``Transitions``."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -12,18 +12,16 @@ from typing import Any
 
 import numpy as np
 
+from koffline.data import columns as checks
 from koffline.data import remote
-from koffline.data.disk.files import BLOCK_BYTES, Column, OpenShard, ShardInfo
+from koffline.data.disk.files import BLOCK_BYTES, COUNTED, Column, OpenShard, ShardInfo
+from koffline.data.episodes import check_flags_end_episodes, check_steps
 from koffline.data.raw import bounded
-from koffline.data.row_block import RowBlock, check_joined, checked_block
 from koffline.data.spaces import ActionSpace, SpaceRequest
 from koffline.data.transitions import Metadata, Transitions, digest_columns
-from koffline.data.unit_hash import unit_hash
 from koffline.errors import DataError
 from koffline.store.files import reading
 from koffline.untrusted.limits import check_memory
-
-__all__ = ["LazyTransitions", "RowBlock", "ShardInfo", "unit_hash"]
 
 # What a log has whether or not its files have it.
 _DERIVED = {"steps": Column("steps", "int64"), "truncated": Column("truncated", "bool")}
@@ -33,8 +31,8 @@ _DERIVED = {"steps": Column("steps", "int64"), "truncated": Column("truncated", 
 class LazyTransitions:
     """A log that stays on disk: N rows in shards, each checked like ``Transitions`` when it is read.
 
-    Holds names, metadata and where episodes begin, so it is small, can be pickled and sent to other processes
-    and machines that see the same files. An episode never crosses shards.
+    ``open_transitions(…, lazy=True)`` gives it. It is small, can be pickled and sent to other processes and
+    machines that see the same files. An episode never crosses shards.
     """
 
     shards: tuple[ShardInfo, ...]
@@ -53,10 +51,10 @@ class LazyTransitions:
 
     def __repr__(self) -> str:
         episodes = f"{self.n_episodes} episodes" if self.has_episodes else "no episodes"
-        count = len(self.shards)
         return (
-            f"LazyTransitions({len(self)} rows in {count} shard{'s' if count > 1 else ''}, {episodes}, "
-            f"observations {self.observation_shape} {self.observation_dtype}, {self.action_space})"
+            f"LazyTransitions({len(self)} rows in {checks.counted(len(self.shards), 'shard')}, {episodes}, "
+            f"observations {self.observation_shape} {self.columns['observations'].dtype}, "
+            f"{self.action_space})"
         )
 
     @property
@@ -70,42 +68,26 @@ class LazyTransitions:
         return self.columns["observations"].shape
 
     @property
-    def observation_dtype(self) -> np.dtype:
-        """Dtype of observations: float32, float64 or uint8."""
-        return np.dtype(self.columns["observations"].dtype)
-
-    @property
     def n_episodes(self) -> int:
         """Number of episodes; 0 when there are none."""
         return sum(shard.episodes for shard in self.shards) if self.has_episodes else 0
 
     @property
-    def has_weights(self) -> bool:
-        """Whether rows have weights."""
-        return "weights" in self.columns
-
-    @property
-    def has_log_probabilities(self) -> bool:
-        """Whether rows have the behaviour's log-probabilities."""
-        return "behavior_log_probabilities" in self.columns
-
-    @property
     def row_bytes(self) -> int:
         """Bytes of one row in memory, its step and unit included."""
-        derived = {"episode_ids", "steps"}
-        kept = sum(column.row_bytes for name, column in self.columns.items() if name not in derived)
+        kept = sum(column.row_bytes for name, column in self.columns.items() if name not in COUNTED)
         return kept + (8 if self.has_episodes else 0) + 8
 
     def block_rows_for(self, memory_bytes: int) -> int:
         """How many rows fit so much memory, at least one."""
         return max(1, int(memory_bytes) // self.row_bytes)
 
-    def blocks(self, block_rows: int | None = None) -> Iterator[RowBlock]:
-        """All rows in order, by blocks that do not cross shards."""
+    def blocks(self, block_rows: int | None = None) -> Iterator[Transitions]:
+        """All rows in order, by blocks that do not cross shards but may begin inside an episode."""
         for shard in range(len(self.shards)):
             yield from self.shard_blocks(shard, block_rows)
 
-    def shard_blocks(self, shard: int, block_rows: int | None = None) -> Iterator[RowBlock]:
+    def shard_blocks(self, shard: int, block_rows: int | None = None) -> Iterator[Transitions]:
         """The rows of one shard in order. Raises DataError naming the shard and the row that is wrong."""
         size = self.block_rows_for(BLOCK_BYTES) if block_rows is None else block_rows
         if size < 1:
@@ -115,11 +97,11 @@ class LazyTransitions:
             for start in range(0, rows, size):
                 block = self.block_of(opened, shard, start, min(start + size, rows))
                 if last is not None:
-                    check_joined(last, block)
+                    _check_episodes(_joined([last, block.part(slice(1))]), start - 1)
                 yield block
-                last = block
+                last = block.part(slice(len(block) - 1, None))
 
-    def read_rows(self, shard: int, start: int, stop: int) -> RowBlock:
+    def read_rows(self, shard: int, start: int, stop: int) -> Transitions:
         """Rows start … stop − 1 of one shard. Raises DataError."""
         rows = self.shards[shard].rows
         if not 0 <= start < stop <= rows:
@@ -131,23 +113,25 @@ class LazyTransitions:
         """One shard open for several reads. Raises DataError naming it, also for errors inside the block."""
         return self.shards[shard].open()
 
-    def block_of(self, opened: OpenShard, shard: int, start: int, stop: int) -> RowBlock:
-        """Checked rows start … stop − 1 of an open shard. Raises DataError."""
+    def block_of(self, opened: OpenShard, shard: int, start: int, stop: int) -> Transitions:
+        """Checked rows start … stop − 1 of an open shard; ``units`` count within it. Raises DataError."""
         steps, units = opened.places(start, stop)
-        block = checked_block(opened.columns(start, stop), steps, units, self.action_space, shard, start)
-        info = self.shards[shard]
-        if steps is not None and start == 0 and (steps[0] != 0 or units[0] != 0):
+        checked = checks.row_columns(opened.columns(start, stop), self.action_space, start)
+        block = Transitions.of_checked({**checked, "steps": steps}, self.action_space, units)
+        if steps is None:
+            return block
+        _check_episodes(block, start)
+        if start == 0 and (steps[0] != 0 or units[0] != 0):
             raise DataError("row 0 is no first step of an episode; write the shard again")
-        if steps is not None and stop == info.rows and units[-1] != info.episodes - 1:
-            raise DataError(
-                f"there are {units[-1] + 1} episodes, {info.episodes} were promised; write the shard again"
-            )
+        promised = self.shards[shard].episodes
+        if stop == self.shards[shard].rows and units[-1] != promised - 1:
+            said = f"there are {units[-1] + 1} episodes, {promised} were promised"
+            raise DataError(f"{said}; write the shard again")
         return block
 
     def load(self) -> Transitions:
         """The whole log in memory; episodes are numbered 0, 1, 2, … . Raises DataError."""
-        kept = {**self.columns, **self._derived()}
-        kept.pop("episode_ids", None)
+        kept = self._kept()
         with reading(self.metadata.source or self.shards[0].name, "data"):
             check_memory(len(self) * (sum(column.row_bytes for column in kept.values()) + 16))
         held = {name: np.empty((len(self), *column.shape), column.dtype) for name, column in kept.items()}
@@ -168,11 +152,9 @@ class LazyTransitions:
 
     def compute_sha256(self) -> str:
         """The digest from the rows themselves, whatever the manifest says."""
-        hashed = {**self.columns, **self._derived()}
-        hashed.pop("episode_ids", None)
         return digest_columns(
             (name, (len(self), *column.shape), np.dtype(column.dtype), self._parts(name, column))
-            for name, column in sorted(hashed.items())
+            for name, column in sorted(self._kept().items())
         )
 
     def declared_anew(self, asked: SpaceRequest | None) -> LazyTransitions:
@@ -183,8 +165,10 @@ class LazyTransitions:
         note = f"action space {space} as asked, the log declares {self.action_space}"
         return dataclasses.replace(self, action_space=space, metadata=self.metadata.with_notes(note))
 
-    def _derived(self) -> dict[str, Column]:
-        return {name: column for name, column in _DERIVED.items() if name != "steps" or self.has_episodes}
+    def _kept(self) -> dict[str, Column]:
+        """What the log would hold in memory, but for the numbers of episodes."""
+        derived = {name: column for name, column in _DERIVED.items() if name != "steps" or self.has_episodes}
+        return {name: c for name, c in {**self.columns, **derived}.items() if name != "episode_ids"}
 
     def _parts(self, name: str, column: Column) -> Iterator[np.ndarray]:
         for shard, info in enumerate(self.shards):
@@ -197,3 +181,41 @@ class LazyTransitions:
                         yield opened.truncated(start, stop)
                     else:
                         yield opened.column(name, start, stop)
+
+
+def in_whole_units(blocks: Iterable[Transitions]) -> Iterator[Transitions]:
+    """The rows of successive blocks of one shard, cut where units begin: no episode lies in two blocks."""
+    waiting: list[Transitions] = []
+    for block in blocks:
+        if block.steps is None:
+            yield block
+            continue
+        starts = block.episode_starts
+        if not len(starts):  # rows of one long episode
+            waiting.append(block)
+            continue
+        cut = int(starts[-1])
+        before = [*waiting, block.part(slice(cut))] if cut else waiting
+        if before:
+            yield _joined(before)
+        waiting = [block.part(slice(cut, None))]
+    if waiting:
+        yield _joined(waiting)
+
+
+def _joined(parts: Sequence[Transitions]) -> Transitions:
+    """Consecutive parts of one shard as one."""
+    if len(parts) == 1:
+        return parts[0]
+    columns = {name: np.concatenate([part.columns[name] for part in parts]) for name in parts[0].columns}
+    units = np.concatenate([part.units for part in parts])
+    return Transitions.of_checked(columns, parts[0].action_space, units)
+
+
+def _check_episodes(block: Transitions, start: int) -> None:
+    """Steps count 0, 1, 2, …, units count episodes, and only an episode's last row ends it."""
+    if block.steps is not None:
+        begun = np.diff(block.units)
+        counted = np.select([begun == 0, begun == 1], [block.steps[:-1] + 1, 0], -1)
+        check_steps(block.steps[1:], counted, start + 1)
+        check_flags_end_episodes(block.columns, start)

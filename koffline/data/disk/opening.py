@@ -1,46 +1,66 @@
-"""Opening a log lazily: a shard folder, one flat file, or several of one kind, at paths or URLs.
+"""Opening a log lazily: a folder of shards, one flat HDF5 file, or several of one kind, at paths or URLs.
 
-A flat file is looked into without reading its rows. The decisions on columns, action space and episodes are
-those of ``koffline.data.flat``, taken on slices, so that a log is the same log whether it is opened lazily or
-read into memory.
+A folder of shards: ``manifest.json`` says what the log is, each shard is a flat koffline HDF5 file. Episodes
+never cross shards; within a shard ``episode_ids`` count its episodes 0, 1, 2, … .
+
+Any other flat file is looked into without reading its rows. The decisions on columns, action space and
+episodes are those of ``koffline.data.flat``, taken on slices, so that a log is the same log whether it is
+opened lazily or read into memory.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import reduce
-from typing import Any
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
 import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt
 
 from koffline.data import columns as checks
 from koffline.data import remote
-from koffline.data.disk.files import Column, OpenShard, ShardInfo, check_alike, naming, open_sliced
+from koffline.data.disk.files import Column, OpenShard, ShardInfo, check_alike, naming
 from koffline.data.disk.log import LazyTransitions
-from koffline.data.disk.shards import MANIFEST, SHARD_NAME, is_shard_folder, read_manifest
+from koffline.data.episodes import check_steps
 from koffline.data.flat import (
-    D4RL_LOG_PROBABILITIES,
+    DESCRIPTION,
     KEYS,
+    KNOWN_KEYS,
     LAZY_REMEDY,
-    SlicedFile,
-    check_required,
-    equal_rows,
-    note_on_extra,
-    rows_are_linked,
-    rule_of_flags,
-    used_keys,
+    FoundEpisodes,
+    check_layout,
+    check_room,
+    episodes_by_flags,
+    settled_keys,
 )
-from koffline.data.raw import FileDescription, SettledActions, merge_different, settle_actions
+from koffline.data.hdf5 import is_episodic, open_sliced
+from koffline.data.raw import (
+    FileDescription,
+    metadata_from_json,
+    metadata_to_json,
+    read_description,
+    settle_space,
+    space_from_json,
+    space_to_json,
+)
 from koffline.data.spaces import ActionSpace, Continuous, SpaceRequest
+from koffline.data.transitions import REQUIRED_COLUMNS
 from koffline.errors import DataError
 from koffline.store.files import reading
-from koffline.untrusted.limits import check_memory
+from koffline.untrusted.hdf5 import CheckedFile
+from koffline.untrusted.limits import TEXT_BYTES, shown_bytes
 
-_SUFFIXES = (".hdf5", ".h5", ".npz")
+_SUFFIXES = (".hdf5", ".h5")
+MANIFEST = "manifest.json"
+FORMAT = "koffline-shards"
+# So many shards, at about 190 bytes each, make the longest manifest that is read.
+MOST_SHARDS = 80_000
+_SAID = ("rows", "episodes", "bytes", "sha256")  # of a shard, beside its name
+_SHARD_NAME = re.compile(r"shard-\d{5,}\.hdf5")
 
 
 def open_lazy(
@@ -58,15 +78,15 @@ def open_lazy(
     if not remote.is_folder(name):
         return _open_files([name], name, action_space)
     if is_shard_folder(name):
-        return read_manifest(name).declared_anew(action_space)
+        return _read_manifest(name).declared_anew(action_space)
     found = [file for file in remote.listed(remote.joined(name, "*")) if file.lower().endswith(_SUFFIXES)]
-    if any(SHARD_NAME.fullmatch(re.split(r"[\\/]", file)[-1]) for file in found):
+    if any(_SHARD_NAME.fullmatch(re.split(r"[\\/]", file)[-1]) for file in found):
         raise DataError(
             f"{name} holds shards but no {MANIFEST} that can be read; copy it again, or open the files "
             f"by a pattern: {remote.joined(name, '*.hdf5')}"
         )
     if not found:
-        raise DataError(f"{name} holds no .hdf5, .h5 or .npz files; {LAZY_REMEDY}")
+        raise DataError(f"{name} holds no .hdf5 or .h5 files; {LAZY_REMEDY}")
     return _open_files(found, name, action_space)
 
 
@@ -86,11 +106,9 @@ def _open_files(names: Sequence[str], source: str, asked: SpaceRequest | None) -
 
 def _kind(log: LazyTransitions) -> dict[str, Any]:
     """What files of one log have in common; by which of their keys is their own affair."""
-    held = {name: str(column) for name, column in log.columns.items()}
-    for name in ("steps", "episode_ids", "truncated"):
-        held.pop(name, None)
-    episodes = "some" if log.has_episodes else None
-    return {"action space": log.action_space, "episodes": episodes, **held}
+    apart = ("steps", "episode_ids", "truncated")
+    held = {name: str(column) for name, column in log.columns.items() if name not in apart}
+    return {"action space": log.action_space, "episodes": "some" if log.has_episodes else None, **held}
 
 
 def _open_file(name: str, asked: SpaceRequest | None) -> LazyTransitions:
@@ -99,153 +117,166 @@ def _open_file(name: str, asked: SpaceRequest | None) -> LazyTransitions:
         naming(name),
         remote.local_file(name) as path,
         open_sliced(path, name) as file,
-        reading(name, "data"),
+        reading(name, "HDF5"),
     ):
-        check_required(file.arrays, name)
-        if "next_observations" not in file.arrays:
-            raise DataError(f"{name} has no next_observations, which lazy reading needs; {LAZY_REMEDY}")
-        if file.marks_episode_ends and not set(KEYS["truncated"]) & set(file.arrays):
-            raise DataError(f"{name} marks episodes by episode_terminals; {LAZY_REMEDY}")
-        rows = equal_rows(file.arrays, name)
-        described = file.description or FileDescription()
-        settled = _settled_space(file.arrays["actions"], asked, described.action_space, name)
-        columns, extra = _columns(file.arrays, settled.space)
-        shard = ShardInfo(name, rows, 0, columns=columns)
-        found = _find_episodes(file, shard)
+        arrays = _sliced(file, name)
+        described = read_description(file.text(DESCRIPTION))
+        said = described or FileDescription()
+        space, notes = settle_space(arrays["actions"], asked, said.action_space, name)
+        keys, extra = settled_keys(arrays)
+        columns = {column: _column(column, key, arrays[key], space) for column, key in keys.items()}
+        size = path.stat().st_size
+        shard = ShardInfo(name, len(arrays["rewards"]), 0, bytes=size, columns=columns)
+        found = _find_episodes(shard, arrays, described is not None)
+        has_episodes = found.starts is not None
         shard = dataclasses.replace(
             shard,
             episodes=0 if found.starts is None else len(found.starts),
-            bytes=path.stat().st_size,
             starts=found.starts,
             cut_unflagged=found.cut_unflagged,
         )
-        metadata = described.metadata.with_notes(*settled.notes, *extra, *found.notes)
-        return LazyTransitions((shard,), settled.space, found.starts is not None, metadata)
+        metadata = said.metadata.with_notes(*notes, *extra, *found.notes)
+        return LazyTransitions((shard,), space, has_episodes, metadata)
 
 
-def _pieces(array: Any) -> Iterator[np.ndarray]:
-    return (np.asarray(array[block]) for block in checks.blocks(len(array)))
+def _sliced(file: CheckedFile, name: str) -> dict[str, Any]:
+    """The arrays of an open flat file that holds all that lazy reading needs. Raises DataError."""
+    if is_episodic(file.raw):
+        raise DataError(f"{name} is kept episode by episode, which cannot be read lazily; {LAZY_REMEDY}")
+    arrays = file.slices([key for key in KNOWN_KEYS if key in file])
+    check_layout(file.datasets, arrays, name)
+    if "next_observations" not in arrays:
+        raise DataError(f"{name} has no next_observations, which lazy reading needs; {LAZY_REMEDY}")
+    if "episode_terminals" in file and not set(KEYS["truncated"]) & set(arrays):
+        raise DataError(f"{name} marks episodes by episode_terminals; {LAZY_REMEDY}")
+    return arrays
 
 
-def _settled_space(
-    actions: Any, asked: SpaceRequest | None, declared: ActionSpace | None, name: str
-) -> SettledActions:
-    """The space that ``settle_actions`` gives for all rows, from the extremes of the column."""
-    seen, different = np.asarray(actions[:1]), None
-    if asked is None and declared is None and actions.dtype.kind in "iu":
-        different = len(reduce(merge_different, _pieces(actions), np.zeros(0, actions.dtype)))
-        seen = np.stack([np.full(seen.shape[1:], each) for each in _extremes(actions)]).astype(actions.dtype)
-    return settle_actions(seen, asked, declared, name, different)
-
-
-def _extremes(array: Any) -> np.ndarray:
-    """(2,) the least and the greatest number."""
-    found = np.array([(piece.min(), piece.max()) for piece in _pieces(array)])
-    return np.array([found[:, 0].min(), found[:, 1].max()])
-
-
-def _columns(arrays: Mapping[str, Any], space: ActionSpace) -> tuple[dict[str, Column], tuple[str, ...]]:
-    columns: dict[str, Column] = {}
-    notes: tuple[str, ...] = ()
-    for name, key in used_keys(arrays).items():
-        array = arrays[key]
-        if array.dtype.kind not in "biuf":
-            raise DataError(f"{key} has dtype {array.dtype}; give numbers, one row per transition")
-        if key == D4RL_LOG_PROBABILITIES:
-            usable = array.ndim == 1 and all(np.isfinite(piece).all() for piece in _pieces(array))
-            notes = (note_on_extra(usable),)
-            if not usable:
-                continue
-        columns[name] = Column(key, _dtype(name, array, space), _row_shape(name, array, space))
-    return columns, notes
-
-
-def _row_shape(name: str, array: Any, space: ActionSpace) -> tuple[int, ...]:
-    """The shape of a row as ``Transitions`` has it. Raises DataError."""
-    shape = tuple(array.shape[1:])
-    if name in ("observations", "next_observations"):
-        return shape or (1,)
+def _column(name: str, key: str, array: Any, space: ActionSpace) -> Column:
+    """Dtype and shape of the rows as ``Transitions`` would keep the whole column. Raises DataError."""
+    shape, dtype, is_state = tuple(array.shape[1:]), array.dtype, name.endswith("observations")
     wanted = (space.k,) if name == "actions" and isinstance(space, Continuous) else ()
+    wanted = (shape or (1,)) if is_state else wanted
     if shape != wanted and {shape, wanted} != {(), (1,)}:
         raise DataError(f"{name} has shape {array.shape}, expected rows of shape {wanted}; export them again")
-    return wanted
-
-
-def _dtype(name: str, array: Any, space: ActionSpace) -> str:
-    """The dtype in which ``Transitions`` would keep the whole column."""
     if name in ("terminated", "truncated"):
-        return "bool"
+        return Column(key, "bool")
     if name in ("episode_ids", "steps") or (name == "actions" and not isinstance(space, Continuous)):
-        return "int64"
-    if name in ("observations", "next_observations") and array.dtype == np.uint8:
-        return "uint8"
-    wide = array.dtype.kind in "iu" and array.dtype.itemsize > 2
-    return checks.as_float(_extremes(array) if wide else np.zeros(0, array.dtype)).dtype.name
+        return Column(key, "int64")
+    if is_state and dtype == np.uint8:
+        return Column(key, "uint8", wanted)
+    is_wide = dtype.kind in "iu" and dtype.itemsize > 2
+    kept = checks.as_float(checks.extremes(array) if is_wide else np.zeros(0, dtype)).dtype
+    return Column(key, kept.name, wanted)
 
 
-@dataclass(frozen=True, eq=False)
-class _Episodes:
-    """starts (E,): first rows; None where rows stand alone."""
-
-    starts: np.ndarray | None
-    cut_unflagged: bool = False
-    notes: tuple[str, ...] = ()
-
-
-def _find_episodes(file: SlicedFile, shard: ShardInfo) -> _Episodes:
+def _find_episodes(shard: ShardInfo, arrays: Mapping[str, Any], is_ours: bool) -> FoundEpisodes:
     """Where episodes begin, told as ``read_flat`` tells it. Raises DataError for rows out of order."""
-    opened, key = OpenShard(shard, file), "episode_ids" if "episode_ids" in shard.columns else "steps"
+    opened, key = OpenShard(shard, arrays), "episode_ids" if "episode_ids" in shard.columns else "steps"
     if key not in shard.columns:
-        return _Episodes(None) if file.description is not None else _episodes_of_flags(opened, shard)
+        if is_ours:
+            return FoundEpisodes(None)
+        size = shard.columns["observations"].block_rows
+        return episodes_by_flags(opened.column, shard.rows, size, linkable=True)
     starts, ids = [np.zeros(1, dtype=np.int64)], [opened.column(key, 0, 1)]
     for rows in checks.blocks(shard.rows):
         read = opened.column(key, max(rows.start - 1, 0), rows.stop)
         begins = np.diff(read) != 0 if key == "episode_ids" else read[1:] == 0
         starts.append(max(rows.start, 1) + np.flatnonzero(begins))
         ids.append(read[1:][begins])
-        _check_room(starts)
+        check_room(starts)
     found = np.concatenate(starts)
     if key == "episode_ids" and len(np.unique(np.concatenate(ids))) != len(found):
         raise DataError(f"rows of several episodes are interleaved; {LAZY_REMEDY}")
-    if "steps" in shard.columns:
-        counting = OpenShard(dataclasses.replace(shard, starts=found), file)
-        for rows in checks.blocks(shard.rows):
-            _check_steps(opened.column("steps", rows.start, rows.stop), counting, rows)
-    return _Episodes(found)
+    counting = OpenShard(dataclasses.replace(shard, starts=found), arrays)
+    for rows in checks.blocks(shard.rows) if "steps" in shard.columns else ():
+        counted, _ = counting.places(rows.start, rows.stop)
+        check_steps(opened.column("steps", rows.start, rows.stop), np.asarray(counted), rows.start)
+    return FoundEpisodes(found)
 
 
-def _check_room(starts: Sequence[np.ndarray]) -> None:
-    """Raise Refused where so many episodes do not fit: they are kept while the log is open, and sorted."""
-    check_memory(4 * 8 * sum(map(len, starts)))
+class _Shard(BaseModel):
+    """One file, which lies in the folder itself."""
+
+    file: Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]*$")]
+    rows: PositiveInt
+    episodes: NonNegativeInt
+    bytes: NonNegativeInt | None = None
+    sha256: str | None = None
 
 
-def _check_steps(given: np.ndarray, counting: OpenShard, rows: slice) -> None:
-    counted = np.asarray(counting.places(rows.start, rows.stop)[0])
-    if not np.array_equal(given, counted):
-        row = int(np.argmax(given != counted))
-        raise DataError(
-            f"row {rows.start + row} has step {given[row]}, expected {counted[row]}; count the rows of an "
-            "episode 0, 1, 2, … in time order"
-        )
+class _Manifest(BaseModel):
+    """The content of ``manifest.json``, and the metadata by the names of its fields."""
+
+    model_config = ConfigDict(extra="allow")
+
+    format: Literal["koffline-shards"]
+    version: Literal[1]
+    rows: PositiveInt
+    action_space: dict[str, Any]
+    columns: dict[str, Column]
+    episodes: bool
+    shards: Annotated[list[_Shard], Field(min_length=1)]
 
 
-def _episodes_of_flags(opened: OpenShard, shard: ShardInfo) -> _Episodes:
-    truncated, ended, broken = 0, [], []
-    for start in range(0, shard.rows, size := shard.columns["observations"].block_rows):
-        stop, below = min(start + size, shard.rows), min(start + size + 1, shard.rows)
-        cut = opened.column("truncated", start, stop) == 1
-        ends = cut | (opened.column("terminated", start, stop) == 1)
-        shown = (opened.column(name, start, below) for name in ("observations", "next_observations"))
-        linked = np.append(rows_are_linked(*shown), True)[: stop - start]  # below the last row there is none
-        truncated += int(cut.sum())
-        ended.append(start + np.flatnonzero(ends))
-        broken.append(start + np.flatnonzero(~ends & ~linked))
-        _check_room([*ended, *broken])
-    last, apart = np.concatenate(ended), np.concatenate(broken)
-    inside = shard.rows - 1 - int(np.sum(last < shard.rows - 1))
-    rule, notes = rule_of_flags(truncated, inside, len(apart))
-    if rule == "none":
-        return _Episodes(None, notes=notes)
-    if rule == "links":
-        last = np.union1d(last, apart)
-    return _Episodes(np.append(0, last[last < shard.rows - 1] + 1), rule == "links", notes)
+def is_shard_folder(folder: str) -> bool:
+    """Whether a folder, or the folder at a URL, holds a manifest of ours."""
+    try:
+        head = remote.read_bytes(remote.joined(folder, MANIFEST), 4096)
+    except DataError:
+        return False
+    return FORMAT.encode() in head
+
+
+def write_manifest(folder: Path, log: LazyTransitions) -> None:
+    """Write ``manifest.json`` into a folder that nobody reads yet; its shards are named by their paths."""
+    described = {
+        "format": FORMAT,
+        "version": 1,
+        "rows": len(log),
+        "action_space": space_to_json(log.action_space),
+        "columns": {name: dataclasses.asdict(column) for name, column in log.columns.items()},
+        "episodes": log.has_episodes,
+        **metadata_to_json(log.metadata),
+        "shards": [
+            {"file": Path(shard.name).name, **{name: getattr(shard, name) for name in _SAID}}
+            for shard in log.shards
+        ],
+    }
+    text = json.dumps(described, indent=1, default=str) + "\n"
+    (folder / MANIFEST).write_text(text, encoding="utf-8")
+
+
+def _read_manifest(folder: str) -> LazyTransitions:
+    """The log in a folder, told by its manifest alone. Raises DataError."""
+    name = remote.joined(folder, MANIFEST)
+    _refuse_link(name)
+    if remote.size(name) > TEXT_BYTES:
+        most = f"{shown_bytes(TEXT_BYTES)}, the most that a manifest may have"
+        raise DataError(f"{name} is larger than {most}; write fewer and larger shards")
+    text = remote.read_bytes(name, TEXT_BYTES)
+    try:
+        found = _Manifest.model_validate_json(text)
+        metadata = dataclasses.replace(metadata_from_json(found.model_extra or {}), source=folder)
+    except (ValueError, TypeError, AttributeError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise DataError(f"{name} is damaged or newer than this koffline ({reason}); write it again") from None
+    required = {*REQUIRED_COLUMNS, *(("steps", "episode_ids") if found.episodes else ())}
+    files, rows = {shard.file for shard in found.shards}, sum(shard.rows for shard in found.shards)
+    if required - found.columns.keys() or len(files) < len(found.shards) or rows != found.rows:
+        said = f"{name} lacks columns, lists a shard twice, or promises {found.rows} rows and has {rows}"
+        raise DataError(f"{said}; write the folder again")
+    shards = []
+    for shard in found.shards:
+        path = remote.joined(folder, shard.file)
+        _refuse_link(path)
+        info = ShardInfo(path, shard.rows, shard.episodes, shard.bytes, shard.sha256, found.columns)
+        shards.append(info)
+    return LazyTransitions(tuple(shards), space_from_json(found.action_space), found.episodes, metadata)
+
+
+def _refuse_link(name: str) -> None:
+    """Wherever it leads: one within the folder would be a shard that counts twice."""
+    path = remote.local_path(name)
+    if path is not None and path.is_symlink():
+        raise DataError(f"{name} is a link, which is not followed; copy the folder with the files themselves")

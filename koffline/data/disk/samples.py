@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Int
 
 from koffline.data.transitions import Transitions
-from koffline.data.unit_hash import unit_hash
+from koffline.data.units import unit_hash
 from koffline.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -75,48 +75,32 @@ def sample_units(
     if isinstance(log, Transitions):
         if wanted >= total:
             return UnitSample(log, np.arange(total), is_all=True)
-        units = np.sort(_smallest(np.array([total]), wanted, seed))
+        units = _smallest([total], wanted, seed)
         chosen = log.select_episodes(units) if log.has_episodes else log.select(units)
         return UnitSample(chosen, units, is_all=False)
-    sizes = np.array([shard.episodes if log.has_episodes else shard.rows for shard in log.shards])
-    units = np.sort(_smallest(sizes, wanted, seed, part))
+    sizes = [shard.episodes if log.has_episodes else shard.rows for shard in log.shards]
+    units = _smallest(sizes, wanted, seed, part)
     if not units.size:
         raise DataError("no episode is left in that part of the log; hold out another share of it")
-    return _read(log, units, sizes, settings)
+    return _read(log, units, np.array(sizes), settings)
 
 
-def _smallest(
-    sizes: Int[np.ndarray, " shard"], count: int, seed: int, part: Part | None = None
-) -> Int[np.ndarray, " unit"]:
-    """Numbers of the ``count`` units with the smallest hashes, within a part if given; sizes: of shards."""
-    total = int(sizes.sum())
-    share = min(1.0, (count + 6 * count**0.5 + 16) / max(1, total))
-    while True:
-        numbers, hashes = _below(sizes, share, seed, part)
-        if len(numbers) >= count or share == 1.0:
-            break
-        share = min(1.0, 2.0 * share)  # bad luck, or a part that is small
-    return numbers[np.argsort(hashes, kind="stable")[:count]]
-
-
-def _below(
-    sizes: Int[np.ndarray, " shard"], share: float, seed: int, part: Part | None
-) -> tuple[np.ndarray, np.ndarray]:
-    """Numbers and hashes of the units whose hash is among the ``share`` smallest."""
-    limit = np.uint64(min(int(share * 2.0**64), 2**64 - 1))
-    numbers, hashes = [np.zeros(0, dtype=np.int64)], [np.zeros(0, dtype=np.uint64)]
+def _smallest(sizes: list[int], count: int, seed: int, part: Part | None = None) -> Int[np.ndarray, " unit"]:
+    """Numbers of the ``count`` units with the smallest hashes, in order; sizes: units of each shard."""
+    numbers, hashes = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.uint64)
     first = 0
-    for shard, size in enumerate(sizes.tolist()):
+    for shard, size in enumerate(sizes):
         for start in range(0, size, _HASHED_AT_ONCE):
             within = np.arange(start, min(start + _HASHED_AT_ONCE, size))
-            found = unit_hash(seed ^ _UNITS, 0, within + first)
-            kept = found <= limit
             if part is not None:
-                kept &= part.holds(shard, within)
-            numbers.append(within[kept] + first)
-            hashes.append(found[kept])
+                within = within[part.holds(shard, within)]
+            numbers = np.append(numbers, within + first)
+            hashes = np.append(hashes, unit_hash(seed ^ _UNITS, 0, within + first))
+            if len(hashes) > count:
+                kept = np.argpartition(hashes, count - 1)[:count]
+                numbers, hashes = numbers[kept], hashes[kept]
         first += size
-    return np.concatenate(numbers), np.concatenate(hashes)
+    return np.sort(numbers)
 
 
 def _read(
@@ -152,8 +136,9 @@ def _units_of_shard(log: LazyTransitions, item: tuple[int, np.ndarray]) -> dict[
     pieces = []
     for block in log.shard_blocks(shard):
         places = np.minimum(np.searchsorted(units, block.units), len(units) - 1)
-        pieces.append(block.part(units[places] == block.units).arrays())
-    return {name: np.concatenate([piece[name] for piece in pieces]) for name in pieces[0] if name != "units"}
+        pieces.append(block.part(units[places] == block.units).columns)
+    kept = [name for name in pieces[0] if name != "episode_ids"]
+    return {name: np.concatenate([piece[name] for piece in pieces]) for name in kept}
 
 
 def split_log(log: Transitions, held_out: float, seed: int) -> tuple[Transitions, Transitions | None]:

@@ -7,7 +7,6 @@ declared there), decodes a row group at a time, and tells no sizes before it rea
 from __future__ import annotations
 
 import contextlib
-import re
 import struct
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ import polars as pl
 
 from koffline.data.flat import flat_arrays
 from koffline.data.raw import describe_log
-from koffline.data.table.files import PARQUET, STREAM, TableFile, faults, open_bytes
+from koffline.data.table.files import PARQUET, STREAM, faults, open_bytes, width_of
 from koffline.data.transitions import Transitions
 from koffline.errors import DataError
 from koffline.store.files import atomic_file
@@ -32,13 +31,13 @@ _HEADER, _DICTIONARY, _BUFFERS, _COMPRESSION = 2, 1, 2, 3
 
 
 @contextlib.contextmanager
-def arrow_reader(file: TableFile) -> Iterator[ParquetReader | ArrowReader]:
+def arrow_reader(name: str, kind: str) -> Iterator[ParquetReader | ArrowReader]:
     """The schema and rows of a Parquet file, Arrow file or Arrow stream."""
     import pyarrow as pa
     import pyarrow.parquet
 
-    with faults(file.name, file.kind), open_bytes(file.name) as source:
-        if file.kind == PARQUET:
+    with faults(name, kind), open_bytes(name) as source:
+        if kind == PARQUET:
             opened = pyarrow.parquet.ParquetFile(source, pre_buffer=False)
             schema = opened.schema_arrow  # made anew whenever asked for
             texts = [each.name for each in schema if polars_type(each.type) in (pl.String, pl.Binary)]
@@ -60,16 +59,14 @@ def arrow_reader(file: TableFile) -> Iterator[ParquetReader | ArrowReader]:
 
 @cache
 def polars_type(kind: Any) -> Any:
-    """The type that polars has for one of Arrow's, below dictionaries and extensions; Unknown for none."""
+    """The type that polars has for one of Arrow's, below dictionaries; Unknown for none."""
     import pyarrow as pa
 
-    if isinstance(kind, pa.BaseExtensionType):
-        return polars_type(kind.storage_type)
     if pa.types.is_dictionary(kind):
         value = polars_type(kind.value_type)
         return pl.Unknown() if value.is_nested() else value  # one list in every row: a small file, long rows
-    if pa.types.is_decimal(kind):
-        return pl.Decimal(min(kind.precision, 38), kind.scale)
+    if pa.types.is_decimal256(kind):
+        return pl.Unknown()
     try:
         return pl.DataFrame(pa.table({"": pa.nulls(0, kind)})).dtypes[0]
     except (ValueError, pl.exceptions.PolarsError, pl.exceptions.PanicException):
@@ -81,20 +78,7 @@ def frame_of(batch: Any) -> pl.DataFrame:
     import pyarrow as pa
 
     batch.validate(full=True)  # offsets of a stranger's file may point anywhere, texts may be none
-    arrays = []
-    for column in batch.columns:
-        while isinstance(column, pa.ExtensionArray):
-            column = column.storage
-        wide = pa.types.is_decimal(column.type) and not pa.types.is_decimal128(column.type)
-        arrays.append(column.cast(pa.decimal128(38, column.type.scale)) if wide else column)
-    found = pl.DataFrame(pa.table(arrays, names=batch.schema.names))
-    return found.with_columns(pl.col(pl.Categorical).cast(pl.String))
-
-
-def width_of(kind: Any) -> int:
-    """Bytes of a value of fixed size; of any other those of its reference."""
-    found = re.search(r"\d+", str(kind)) if kind.is_numeric() else None
-    return int(found.group()) // 8 if found and not kind.is_decimal() else 1 if kind == pl.Boolean else 8
+    return pl.DataFrame(pa.Table.from_batches([batch])).with_columns(pl.col(pl.Categorical).cast(pl.String))
 
 
 @dataclass(frozen=True)

@@ -1,16 +1,15 @@
-"""The files of a table: which there are, of which kind, and what goes wrong while they are read; CSV text."""
+"""The files of a table: which there are, of which kind, what goes wrong, what they may take; CSV text."""
 
 from __future__ import annotations
 
-import bz2
 import contextlib
 import csv
 import os
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote
 
 import polars as pl
 
@@ -18,13 +17,13 @@ from koffline.data import remote
 from koffline.data.table.mapping import natural_key
 from koffline.errors import DataError
 from koffline.store.files import MINARI, reading
-from koffline.untrusted.limits import EXPANSION, Refused, memory_allowance, shown_bytes
+from koffline.untrusted.limits import Refused, memory_allowance, shown_bytes
 
 PARQUET, ARROW, CSV = "Parquet", "Arrow", "CSV"
 _SUFFIXES = {
     **dict.fromkeys((".parquet", ".pq"), PARQUET),
     **dict.fromkeys((".arrow", ".feather", ".arrows", ".ipc"), ARROW),
-    **{f"{name}{packed}": CSV for name in (".csv", ".tsv") for packed in ("", ".gz", ".bz2", ".zst")},
+    **{f"{name}{packed}": CSV for name in (".csv", ".tsv") for packed in ("", ".gz", ".zst")},
 }
 # Arrow's streams begin with the mark of a message; its files, and Feather version 2, with their own name.
 STREAM = b"\xff\xff\xff\xff"
@@ -32,21 +31,12 @@ _CONTENTS = {b"PAR1": PARQUET, b"ARROW1": ARROW, STREAM: ARROW}
 _OTHERS = (b"\x89HDF", b"PK", b"\x80")  # HDF5, NPZ and pickles, whatever their name says
 
 
-@dataclass(frozen=True)
-class TableFile:
-    """One file; ``constants`` are the columns that its folders' names give (``key=value``)."""
-
-    name: str
-    kind: str
-    constants: dict[str, str] = field(default_factory=dict)
-
-
 def is_table_source(name: str) -> bool:
     """Whether a path, URL or pattern is a table: told by content for Parquet and Arrow, by name for CSV.
 
     A folder is one where it holds such files and is neither a folder of shards nor a Minari dataset.
     """
-    from koffline.data.disk.shards import is_shard_folder
+    from koffline.data.disk.opening import is_shard_folder
     from koffline.data.minari import data_folder
 
     if name.startswith(MINARI):
@@ -55,14 +45,14 @@ def is_table_source(name: str) -> bool:
         return _is_pattern(name) and any(map(is_table_source, remote.listed(name)[:1]))
     if not remote.is_folder(name):
         head = remote.read_bytes(name, 16)
-        return not head.startswith(_OTHERS) and bool(_kind_of(head, name) or _kind_said(name))
+        return not head.startswith(_OTHERS) and bool(_kind_in(head) or _kind_said(name))
     if is_shard_folder(name) or (not remote.is_url(name) and data_folder(Path(name)) is not None):
         return False
     return bool(_files_below(name))
 
 
-def find_tables(name: str, is_table: bool) -> tuple[TableFile, ...]:
-    """The table at a path or URL: a file, a folder of files (its folders may say ``key=value``) or a pattern.
+def find_tables(name: str, is_table: bool) -> tuple[str, tuple[str, ...]]:
+    """Kind and names of the files at a path or URL: a file, a folder of files, or a pattern.
 
     With ``is_table`` a text file is CSV whatever its name. Raises DataError where there is none, for one that
     is damaged, or for files of different kinds.
@@ -72,49 +62,36 @@ def find_tables(name: str, is_table: bool) -> tuple[TableFile, ...]:
         names = remote.listed(name)
     else:
         names = _files_below(name) if is_folder else [name]
-    found = [file for each in names if (file := _table_file(each, name, is_folder))]
-    if not found:
-        return (_as_csv(name, is_table),)
-    for what, facts in (
-        ("kinds", {file.kind for file in found}),
-        ("keys", {(*file.constants,) for file in found}),
-    ):
-        if len(facts) > 1:
-            shown = " and ".join(sorted(map(str, facts)))
-            raise DataError(f"{name} holds files of different {what} ({shown}); keep one in a folder")
-    return tuple(found)
+    kinds = {each: kind for each in names if (kind := _kind_of(each))}
+    if len(set(kinds.values())) > 1:
+        shown = " and ".join(sorted(set(kinds.values())))
+        raise DataError(f"{name} holds files of different kinds ({shown}); keep one in a folder")
+    if kinds:
+        return next(iter(kinds.values())), tuple(kinds)
+    if not is_table:
+        raise DataError(f"{name} is no table that koffline knows; give Parquet, Arrow or CSV")
+    if not remote.exists(name):
+        raise DataError(f"{name} does not exist; check the path")
+    if is_folder or (remote.read_bytes(name, 16) or _OTHERS[0]).startswith(_OTHERS):
+        raise DataError(f"{name} is no table that koffline knows, and a mapping is for tables; leave it out")
+    return CSV, (name,)
 
 
 def _is_pattern(name: str) -> bool:
     return "*" in name or "?" in name
 
 
-def _as_csv(name: str, is_table: bool) -> TableFile:
-    if not is_table:
-        raise DataError(f"{name} is no table that koffline knows; give Parquet, Arrow or CSV")
-    if not remote.exists(name):
-        raise DataError(f"{name} does not exist; check the path")
-    if remote.is_folder(name) or (remote.read_bytes(name, 16) or _OTHERS[0]).startswith(_OTHERS):
-        raise DataError(f"{name} is no table that koffline knows, and a mapping is for tables; leave it out")
-    return TableFile(name, CSV)
-
-
-def _table_file(name: str, root: str, is_inside: bool) -> TableFile | None:
-    """A file by its first bytes and its name; None for what is no table. Raises DataError for damage."""
+def _kind_of(name: str) -> str | None:
+    """By the first bytes of a file and its name; None for what is no table. Raises DataError for damage."""
     head, said = remote.read_bytes(name, 16), _kind_said(name)
-    kind = _kind_of(head, name) or (CSV if said == CSV else None)
+    kind = _kind_in(head) or (CSV if said == CSV else None)
     if kind is None and said is not None:
         state = f"a truncated or corrupt {said} table (damaged header)" if head else "empty (0 bytes)"
         raise DataError(f"{name} is {state}; copy or export it again")
-    folders = name[len(root) :].split("/")[:-1] if is_inside else []
-    pairs = [part.partition("=") for part in folders if "=" in part]
-    constants = {unquote(key): unquote(value) for key, _, value in pairs}
-    return None if kind is None else TableFile(name, kind, constants)
+    return kind
 
 
-def _kind_of(head: bytes, name: str) -> str | None:
-    if head.startswith(b"FEA1"):
-        raise DataError(f"{name} is a Feather file of version 1; write it as version 2 or Parquet")
+def _kind_in(head: bytes) -> str | None:
     return next((kind for mark, kind in _CONTENTS.items() if head.startswith(mark)), None)
 
 
@@ -176,9 +153,65 @@ def open_bytes(name: str) -> Iterator[Any]:
         yield file
 
 
+# Bytes that reading takes for each byte of the columns: as stored, in order, as rows that follow, checked.
+COPIES = 6
+
+
+@dataclass
+class Room:
+    """What rows that stay in memory together take, against ``memory_allowance``.
+
+    A number counts ``itemsize`` bytes at least, which it takes in the log. Without ``remedy`` frames are let
+    go one by one.
+    """
+
+    itemsize: int
+    remedy: str | None = None
+    taken: int = 0
+    allowed: int = field(default_factory=memory_allowance)
+
+    def check(self, total: int, at_once: int = 0) -> None:
+        """Raise Refused where so many bytes of columns, or of parts decoded in one go, do not fit."""
+        if at_once > self.allowed:
+            what = f"parts of it take {shown_bytes(at_once)} at once"
+            remedy = "write it in smaller row groups"
+        elif total * COPIES > self.allowed:
+            what = f"its rows need {shown_bytes(total * COPIES)} of memory to be read"
+            remedy = self.remedy or "write shorter rows"
+        else:
+            return
+        allowed = f"allowed are {shown_bytes(self.allowed)}"
+        raise Refused(f"{what}, {allowed}; {remedy}, or allow more bytes (KOFFLINE_MAX_BYTES)")
+
+    def take(self, frame: pl.DataFrame) -> None:
+        """Count the rows of a frame. Raises Refused where they do not fit."""
+        self.taken = frame_bytes(frame, self.itemsize) + (self.taken if self.remedy else 0)
+        self.check(self.taken)
+
+
+def frame_bytes(frame: pl.DataFrame, itemsize: int = 1) -> int:
+    """Bytes of a frame where a number takes ``itemsize`` at least, and a text counts wherever it stands."""
+    total = 0
+    for column in frame:
+        kind: Any = column.dtype
+        items = len(column)
+        if kind.is_nested():
+            items = int(column.list.len().sum()) if kind == pl.List else items * getattr(kind, "size", 1)
+        total += items * max(itemsize, width_of(getattr(kind, "inner", kind)))
+        if kind in (pl.String, pl.Binary):
+            total += int((column.str.len_bytes() if kind == pl.String else column.bin.size()).sum())
+    return total
+
+
+def width_of(kind: Any) -> int:
+    """Bytes of a value of fixed size; of any other those of its reference."""
+    found = re.search(r"\d+", str(kind)) if kind.is_numeric() else None
+    return int(found.group()) // 8 if found and not kind.is_decimal() else 1 if kind == pl.Boolean else 8
+
+
 _DELIMITERS = ",;\t|"
 _MOST_HEADER = 2**22
-_CODECS = {b"\x1f\x8b": "gzip", b"BZh": "bz2", b"\x28\xb5\x2f\xfd": "zstd"}
+_CODECS = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}
 _MISSING = ["", "#N/A", "#N/A N/A", "#NA", "-NaN", "-nan", "N/A", "NA", "NULL", "NaN", "n/a", "nan", "null"]
 
 
@@ -189,7 +222,7 @@ def csv_frames(name: str, columns: dict[str, Any], rows: int) -> Iterator[pl.Dat
     """
     names, delimiter, end = csv_header(name)
     done = 0
-    with _local_text(name) as path:
+    with remote.local_file(name) as path:
         for types in (columns, {}):
             scan = pl.scan_csv(
                 path, glob=False, separator=delimiter, eol_char=end, infer_schema=False,
@@ -232,21 +265,3 @@ def csv_header(name: str) -> tuple[list[str], str, str]:
     delimiter = max(_DELIMITERS, key=text.count)
     end = "\r" if b"\r" in head and b"\n" not in head else "\n"
     return next(csv.reader([text], delimiter=delimiter), []), delimiter, end
-
-
-@contextlib.contextmanager
-def _local_text(name: str) -> Iterator[Path]:
-    """A path that polars reads: a copy of what lies elsewhere, or is compressed in a way it does not know."""
-    with remote.local_file(name) as path:
-        if remote.read_bytes(str(path), 3) != b"BZh":
-            yield path
-            return
-        most = max(memory_allowance(), path.stat().st_size * EXPANSION)
-        with remote.temporary_folder() as folder, bz2.open(path) as source:
-            copy = folder / "text"
-            with copy.open("wb") as target:
-                while target.tell() <= most and (part := source.read(_MOST_HEADER)):
-                    target.write(part)
-                if target.tell() > most:
-                    raise Refused(f"its text takes more than {shown_bytes(most)}; export it again")
-            yield copy

@@ -19,29 +19,13 @@ _MOST_LISTED = 20
 # Of the columns that koffline writes.
 _OWN_ROLES = """observations action reward next_observations terminal truncated episode time
     behavior_log_probability weight""".split()  # noqa: SIM905
-# Names by which an example command is filled in; the first match in the table's order counts.
-_GUESSES = {
-    "action": r"(action|act|a|treatment|arm|dose)$",
-    "reward": r"(reward|rew|r|cost|score)$",
-    "episode": r"(episode|episode_?id|ep|trajectory|traj|id|user|user_?id|patient|patient_?id|session)$",
-    "time": r"(t|time|step|timestep|timestamp|date|index|n)$",
-    "terminal": r"(terminal|terminated|done|end)$",
-}
+_EXAMPLE = "--observations 'x_*' --action a --reward r --episode id --time t"
 
 
 def _different(names: tuple[Any, ...]) -> tuple[Any, ...]:
     if len(set(map(str, names))) != len(names):
         raise ValueError("a value twice")
     return names
-
-
-def _by_column(given: Any) -> Any:
-    """Pairs of a column, or None for all observations, and a method."""
-    if isinstance(given, (str, int, float)):
-        return ((None, given),)
-    if isinstance(given, Mapping):
-        return tuple((str(column) if column else None, method) for column, method in given.items())
-    return given
 
 
 def _no_flag(value: Any) -> Any:
@@ -55,7 +39,11 @@ _Names = Annotated[
     tuple[_Name, ...], pydantic.BeforeValidator(lambda it: (it,) if isinstance(it, str) else it)
 ]
 _Number = Annotated[float, pydantic.Field(allow_inf_nan=False), pydantic.BeforeValidator(_no_flag)]
-_Imputed = tuple[str | None, Literal["zero", "mean", "forward"] | _Number]
+# A method by column, or one for all observations, whose column is "".
+_Imputed = Annotated[
+    dict[str, Literal["zero", "mean", "forward"] | _Number],
+    pydantic.BeforeValidator(lambda given: {"": given} if isinstance(given, (str, int, float)) else given),
+]
 _MANY: Any = pydantic.Field((), description="a column name or a list of them")
 _ONE: Any = pydantic.Field(None, description="one column name")
 
@@ -88,8 +76,8 @@ class TableMapping(pydantic.BaseModel):
         tuple[pydantic.StrictStr | pydantic.StrictBool | pydantic.StrictInt, ...],
         pydantic.AfterValidator(_different),
     ] = pydantic.Field((), description="a list of the column's values, each once")
-    impute: Annotated[tuple[_Imputed, ...], pydantic.BeforeValidator(_by_column)] = pydantic.Field(
-        (), description="zero, mean, forward or a number, for all observations or by column"
+    impute: _Imputed = pydantic.Field(
+        {}, description="zero, mean, forward or a number, for all observations or by column"
     )
     gamma: float | None = pydantic.Field(None, gt=0.0, lt=1.0, description="a discount between 0 and 1")
 
@@ -98,16 +86,15 @@ class TableMapping(pydantic.BaseModel):
         try:
             super().__init__(**given)
         except pydantic.ValidationError as error:
-            name = str(error.errors()[0]["loc"][0])
-            known = type(self).model_fields
+            name, known = str(error.errors()[0]["loc"][0]), type(self).model_fields
             if name not in known:
-                raise DataError(f"unknown key '{name}'; {nearest_name(name, known)}") from None
-            wanted = f"give {known[name].description}"
-            raise DataError(f"the mapping's {name} is {given[name]!r}; {wanted}") from None
+                said = f"the mapping has the unknown key '{name}'; {nearest_name(name, known)}"
+            else:
+                said = f"the mapping's {name} is {given[name]!r}; give {known[name].description}"
+            raise DataError(said) from None
         missing = [name for name in ("observations", "action", "reward") if not getattr(self, name)]
         if missing:
-            example = "--observations 'x_*' --action a --reward r --episode id --time t"
-            raise DataError(f"the mapping lacks {', '.join(missing)}; name columns, as in {example}")
+            raise DataError(f"the mapping lacks {', '.join(missing)}; name columns, as in {_EXAMPLE}")
         if self.behavior_probability and self.behavior_log_probability:
             raise DataError("the mapping names behavior_probability and its logarithm; keep one of them")
 
@@ -123,9 +110,14 @@ class TableMapping(pydantic.BaseModel):
         return tuple(dict.fromkeys(filter(None, named)))
 
     @property
+    def measured(self) -> tuple[str, ...]:
+        """Columns of numbers, and of actions."""
+        return tuple(dict.fromkeys((*self.numbers, *self.action)))
+
+    @property
     def columns(self) -> tuple[str, ...]:
         """Every column that is read, each once."""
-        named = (*self.numbers, *self.action, self.episode, self.time, self.terminal, self.truncated)
+        named = (*self.measured, self.episode, self.time, self.terminal, self.truncated)
         return tuple(dict.fromkeys(filter(None, named)))
 
     @property
@@ -142,18 +134,9 @@ def as_mapping(given: MappingRequest) -> TableMapping:
     """The record itself, a dict with its keys, or the path of a YAML file with them. Raises DataError."""
     if isinstance(given, TableMapping):
         return given
-    if isinstance(given, Mapping):
-        return mapping_from_dict(given, "the mapping")
-    return mapping_from_dict(read_mapping_file(Path(given)), f"mapping file {os.fspath(given)}")
-
-
-def mapping_from_dict(given: Mapping[Any, Any], source: str) -> TableMapping:
-    """The record from plain values. Raises DataError, for an unknown key with the nearest known one."""
-    known = TableMapping.model_fields
-    for key in given:
-        if key not in known:
-            raise DataError(f"{source} has the unknown key '{key}'; {nearest_name(str(key), known)}")
-    return TableMapping(**{name: value for name, value in given.items() if value is not None})
+    if not isinstance(given, Mapping):
+        given = read_mapping_file(Path(given))
+    return TableMapping(**{str(name): value for name, value in given.items() if value is not None})
 
 
 def read_mapping_file(path: Path) -> dict[Any, Any]:
@@ -181,16 +164,15 @@ def resolved(mapping: TableMapping, names: Sequence[str], source: str) -> TableM
     if following and len(following) != len(observations):
         both = f"{len(following)} columns are next_observations, {len(observations)} observations"
         raise DataError(f"{source}: {both}; name the same columns in the same order")
-    allowed, methods = {*observations, *following, mapping.reward, mapping.weight}, {}
-    for pattern, method in sorted(mapping.impute, key=lambda pair: pair[0] is not None):
-        chosen = (*observations, *following)
-        if pattern is not None:
-            chosen = _fitting(names, [pattern], "impute", set(), source)
+    states, methods = (*observations, *following), {}
+    allowed = {*states, mapping.reward, mapping.weight}
+    for pattern, method in sorted(mapping.impute.items(), key=lambda pair: pair[0] != ""):
+        chosen = _fitting(names, [pattern], "impute", set(), source) if pattern else states
         if pattern in present and pattern not in allowed:
             able = "only observations, reward and weight can be imputed"
             raise DataError(f"{source}: impute names {pattern}, but {able}; drop the rows without it")
         methods.update({name: method for name in chosen if name in allowed})
-    return mapping.model_copy(update={**found, "impute": tuple(methods.items())})
+    return mapping.model_copy(update={**found, "impute": methods})
 
 
 def _fitting(
@@ -226,17 +208,9 @@ def own_mapping(names: Iterable[str]) -> TableMapping | None:
 
 
 def unmapped(names: Sequence[str], source: str, kind: str) -> DataError:
-    """The error for a table without a mapping: its columns, and a command with the likely ones filled in."""
-    found = {role: next((n for n in names if re.match(p, n, re.I)), None) for role, p in _GUESSES.items()}
-    free = [name for name in names if name not in found.values()]
-    stems = Counter(match.group(1) for name in free if (match := re.match(r"(.*?[_.\[]?)\d+\]?$", name)))
-    stem = max(stems, key=stems.__getitem__, default="") or "x_"
-    example = f"--observations '{stem}*'"
-    for role, name in found.items():
-        if name or role != "terminal":
-            example += f" --{role} {name or role.upper()}"
+    """The error for a table without a mapping: its columns, and options of an example."""
     return DataError(
-        f"{source} is a {kind} table with columns {_listed(names)}; say what they are, e.g. {example} "
+        f"{source} is a {kind} table with columns {_listed(names)}; say what they are, as in {_EXAMPLE} "
         "(or --mapping FILE.yaml; in Python mapping=)"
     )
 

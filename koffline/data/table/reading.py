@@ -14,11 +14,10 @@ import numpy as np
 import polars as pl
 
 from koffline.data.raw import RawLog
-from koffline.data.spaces import ActionSpace, SpaceRequest
+from koffline.data.spaces import SpaceRequest
 from koffline.data.table.episodes import TableCounts, assemble, read_flags
-from koffline.data.table.files import faults
+from koffline.data.table.files import Room, faults
 from koffline.data.table.mapping import MappingRequest
-from koffline.data.table.rows import Room
 from koffline.data.table.survey import Table, hashed, prepare_table
 from koffline.data.transitions import Metadata, Transitions
 from koffline.errors import DataError
@@ -26,6 +25,7 @@ from koffline.errors import DataError
 _NO_ROWS = "{}: no row has a next observation; name --next-observations or --terminal"
 # Files that are open at once; a table of more parts has larger ones.
 _MOST_PARTS = 256
+_PART = "number of koffline's temporary file"  # no other column is called so
 _SPLIT = "give its longest episodes several ids"
 
 
@@ -42,7 +42,7 @@ def read_table(
     """
     table, counts = prepare_table(source, mapping, action_space, in_memory=True), TableCounts()
     assert table.rows.held is not None, "asked for"
-    with faults(table.source, table.kind):
+    with faults(table.source, table.rows.kind):
         found = assemble(table.rows.held, table, counts)
     if found is None:
         raise DataError(_NO_ROWS.format(table.source))
@@ -55,8 +55,7 @@ class TableStream:
     Two passes: one that counts (missing values, actions, episodes), one that gives the rows. Episodes whose
     rows lie together need memory for ``piece_rows`` (by default 65,536, or 64 MB of wide rows) and the
     longest episode; where rows of several episodes are mixed they are first sorted into temporary files of
-    about ``piece_rows`` each (in ``scratch``, by default the system's folder for such files).
-    ``metadata.notes`` are complete after the last piece.
+    about ``piece_rows`` each. ``metadata.notes`` are complete after the last piece.
     """
 
     def __init__(
@@ -66,22 +65,12 @@ class TableStream:
         action_space: SpaceRequest | None = None,
         *,
         piece_rows: int | None = None,
-        scratch: str | Path | None = None,
     ) -> None:
         if piece_rows is not None and piece_rows < 1:
             raise DataError(f"pieces of {piece_rows} rows were asked for; give at least 1")
         self._table = prepare_table(source, mapping, action_space, in_memory=False)
-        self._piece_rows, self._scratch = piece_rows or self._table.rows.batch_rows, scratch
+        self._piece_rows = piece_rows or self._table.rows.batch_rows
         self._counts = TableCounts()
-
-    def __len__(self) -> int:
-        """Rows of the table; the last rows of open episodes among them give no transition."""
-        return self._table.n_rows
-
-    @property
-    def action_space(self) -> ActionSpace:
-        """Asked for, declared, or found in the first pass."""
-        return self._table.action_space
 
     @property
     def contiguous(self) -> bool:
@@ -101,9 +90,9 @@ class TableStream:
         if self.contiguous:
             frames = _contiguous_pieces(table, self._piece_rows)
         else:
-            frames = _gathered_pieces(table, self._piece_rows, self._scratch)
+            frames = _gathered_pieces(table, self._piece_rows)
         any_row = False
-        with faults(table.source, table.kind):
+        with faults(table.source, table.rows.kind):
             for frame in frames:
                 found = assemble(frame, table, self._counts)
                 if found is not None:
@@ -151,11 +140,11 @@ def _starts(frame: pl.DataFrame, table: Table) -> np.ndarray:
     return np.flatnonzero((ends[0] | ends[1]).to_numpy()[:-1]) + 1
 
 
-def _gathered_pieces(table: Table, piece_rows: int, scratch: str | Path | None) -> Iterator[pl.DataFrame]:
+def _gathered_pieces(table: Table, piece_rows: int) -> Iterator[pl.DataFrame]:
     """Rows gathered by episode, in order of first appearance, through files that are removed afterwards.
 
-    A part holds as many whole episodes as fit into ``piece_rows`` (at least one). Raises DataError where the
-    scratch folder cannot be written.
+    A part holds as many whole episodes as fit into ``piece_rows`` (at least one). Raises DataError where they
+    cannot be written.
     """
     import pyarrow as pa
 
@@ -165,7 +154,7 @@ def _gathered_pieces(table: Table, piece_rows: int, scratch: str | Path | None) 
     part = ((pl.col("rows").cum_sum() - 1) // limit).rle_id()
     parts = table.runs.group_by("id", maintain_order=True).agg(pl.col("rows").sum()).select("id", part=part)
     try:
-        with tempfile.TemporaryDirectory(prefix="koffline-", dir=scratch) as folder:
+        with tempfile.TemporaryDirectory(prefix="koffline-") as folder:
             paths = [Path(folder) / f"{i}.arrows" for i in range(int(parts["part"][-1]) + 1)]
             _distribute(table, parts, paths)
             for path in paths:
@@ -190,9 +179,7 @@ def _distribute(table: Table, parts: pl.DataFrame, paths: list[Path]) -> None:
         writers = [stack.enter_context(pa.ipc.new_stream(str(path), schema)) for path in paths]
         for frame in table.rows.frames(again=True):
             ids = frame.select(hashed(table.roles.episode or ""))
-            part = ids.join(parts, on="id", how="left", maintain_order="left")["part"]
-            order = part.to_frame().select(pl.arg_sort_by("part", maintain_order=True)).to_series()
-            gathered, start = to_arrow(frame[order]).combine_chunks(), 0
-            for count, number in part.sort().rle().struct.unnest().iter_rows():
-                writers[number].write_table(gathered.slice(start, count))
-                start += count
+            part = ids.join(parts, on="id", how="left", maintain_order="left")["part"].alias(_PART)
+            by_part = frame.with_columns(part).partition_by(_PART, include_key=False, as_dict=True)
+            for (number,), rows in by_part.items():
+                writers[number].write_table(to_arrow(rows))

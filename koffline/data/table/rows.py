@@ -3,111 +3,142 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import numpy as np
 import polars as pl
 
 from koffline.data import remote
-from koffline.data.table.arrow_files import arrow_reader, frame_of, polars_type, width_of
-from koffline.data.table.files import CSV, TableFile, csv_frames, csv_header, faults
+from koffline.data.table.arrow_files import arrow_reader, frame_of, polars_type
+from koffline.data.table.files import COPIES, CSV, Room, csv_frames, csv_header, faults, frame_bytes
 from koffline.data.table.mapping import TableMapping, check_unique, column_fault
-from koffline.data.table.times import TextKind
 from koffline.errors import DataError
 from koffline.untrusted.limits import EXPANSION, Refused, memory_allowance, shown_bytes
 
-# Bytes that reading takes for each byte of the columns: as stored, in order, as rows that follow, checked.
-COPIES = 6
 # Every column costs its own reading, some tenths of a millisecond: more than this are rows by mistake.
 _MOST_COLUMNS = 2**17
 # Rows looked at in one go, fewer where they are wide; means are sums over such frames, however read.
 BATCH_ROWS = 65_536
 _BATCH_BYTES = 2**26
 _PROBED_ROWS = 256
-_NARROW = (pl.Boolean, pl.Float16, pl.Float32, pl.Int8, pl.UInt8, pl.Int16, pl.UInt16)
 
 
-def stored_columns(file: TableFile) -> tuple[dict[str, Any], frozenset[str], dict[bytes, bytes]]:
+def stored_columns(name: str, kind: str) -> tuple[dict[str, Any], frozenset[str], dict[bytes, bytes]]:
     """Types of a file's columns, those that are dictionaries, and what is written beside them.
 
     In CSV all are texts. Raises DataError.
     """
     categories: frozenset[str] = frozenset()
     described: dict[bytes, bytes] = {}
-    if file.kind == CSV:
-        with faults(file.name, CSV):
-            fields = [(name, pl.String()) for name in csv_header(file.name)[0]]
+    if kind == CSV:
+        with faults(name, CSV):
+            fields = [(each, pl.String()) for each in csv_header(name)[0]]
     else:
         import pyarrow as pa
 
-        with arrow_reader(file) as opened:
+        with arrow_reader(name, kind) as opened:
             fields = [(each.name, polars_type(each.type)) for each in opened.schema]
             categories = frozenset(f.name for f in opened.schema if pa.types.is_dictionary(f.type))
             described = opened.schema.metadata or {}
     if len(fields) > _MOST_COLUMNS:
-        found = f"{file.name} has {len(fields)} columns, more than {_MOST_COLUMNS}"
+        found = f"{name} has {len(fields)} columns, more than {_MOST_COLUMNS}"
         raise DataError(f"{found}; store observations as one column of lists, or export fewer columns")
-    check_unique([name for name, _ in fields], file.name)
+    check_unique([each for each, _ in fields], name)
     return dict(fields), categories, described
 
 
+def column_types(stored: Mapping[str, Any], kind: str, roles: TableMapping) -> dict[str, Any]:
+    """Types of the columns that are named: decimals and what is to be numbers in CSV are read as float64."""
+    numbers = set(roles.numbers)
+    types = {}
+    for name in roles.columns:
+        as_float = name in numbers if kind == CSV else stored[name].is_decimal() and name in roles.measured
+        types[name] = pl.Float64() if as_float else stored[name]
+    return types
+
+
+# 2024-01-31, with 12:00 or 12:00:00.5 behind it: nanoseconds since 1970 in 64 bits reach from 1677 to 2262.
+_CLOCK = r"(?:[T ](?<clock>\d{2}:\d{2})(?<second>:\d{2}(?:\.\d{1,9})?)?)?"
+_TIME = r"^(?<date>(?:1[7-9]|2[01])\d{2}-\d{2}-\d{2})" + _CLOCK
+_OFFSET = r"(?<zone>Z|[+-]\d{2}(?::?\d{2})?)$"
+
+
+def _times(texts: pl.Series, ending: str) -> pl.Series:
+    """Instants to the nanosecond, null where a text is none; no offset is UTC."""
+    parts = texts.str.extract_groups(_TIME + ending).struct.unnest()
+    clock, second = pl.col("clock").fill_null("00:00"), pl.col("second").fill_null(":00")
+    zone = pl.col("zone") if "zone" in parts.columns else pl.lit("Z")
+    told = pl.concat_str("date", pl.lit("T"), clock, second, zone)
+    form = "%Y-%m-%dT%H:%M:%S%.f%#z"
+    instants = told.str.to_datetime(form, time_unit="ns", strict=False)
+    return parts.select(instants.alias(texts.name)).to_series()
+
+
+# Ways to read texts, the narrowest first; the last two are for times.
+_LOCAL = "times without a UTC offset"
+_WAYS: dict[str, Callable[[pl.Series], pl.Series]] = {
+    "whole numbers": lambda texts: texts.cast(pl.Int64, strict=False),
+    "numbers": lambda texts: texts.cast(pl.Float64, strict=False),
+    "times with a UTC offset": lambda texts: _times(texts, _OFFSET),
+    _LOCAL: lambda texts: _times(texts, "$"),
+}
+_MOST_SHOWN = 60
+
+
 @dataclass
-class Room:
-    """What rows that stay in memory together take, against ``memory_allowance``.
+class TextKind:
+    """What all texts of a column can be read as: ``ways`` that are left, if any, and the rows looked at."""
 
-    A number counts ``itemsize`` bytes at least, which it takes in the log. Without ``remedy`` frames are let
-    go one by one.
-    """
+    name: str
+    is_time: bool
+    ways: list[str]
+    rows: int = 0
+    has_clock: bool = False
 
-    itemsize: int
-    remedy: str | None = None
-    taken: int = 0
-    allowed: int = field(default_factory=memory_allowance)
+    def look(self, column: pl.Series, source: str) -> None:
+        """Take the next rows into account. Raises DataError for a text that is no time like those above."""
+        unread = {way: _WAYS[way](column).is_null() & column.is_not_null() for way in self.ways}
+        self.ways = [way for way, rows in unread.items() if not rows.any()]
+        if self.is_time and not self.ways:
+            place = max(int(rows.arg_max() or 0) for rows in unread.values())
+            text = column[place] if len(column[place]) <= _MOST_SHOWN else f"{column[place][:_MOST_SHOWN]}…"
+            remedy = "write all in one way, as in 2024-01-31T12:00:00+01:00"
+            said = (
+                f"holds {text!r} in row {self.rows + place + 1}, no number or time like those above; {remedy}"
+            )
+            raise column_fault(source, self.name, said)
+        self.has_clock = self.has_clock or bool((column.str.len_bytes() > len("2024-01-31")).any())
+        self.rows += len(column)
 
-    def check(self, total: int, at_once: int = 0) -> None:
-        """Raise Refused where so many bytes of columns, or of parts decoded in one go, do not fit."""
-        if at_once > self.allowed:
-            what = f"parts of it take {shown_bytes(at_once)} at once"
-            remedy = "write it in smaller row groups"
-        elif total * COPIES > self.allowed:
-            what = f"its rows need {shown_bytes(total * COPIES)} of memory to be read"
-            remedy = self.remedy or "write shorter rows"
-        else:
-            return
-        allowed = f"allowed are {shown_bytes(self.allowed)}"
-        raise Refused(f"{what}, {allowed}; {remedy}, or allow more bytes (KOFFLINE_MAX_BYTES)")
+    @property
+    def is_naive(self) -> bool:
+        """Whether the texts are times of a clock whose zone is not told."""
+        return self.ways == [_LOCAL] and self.has_clock
 
-    def take(self, frame: pl.DataFrame) -> None:
-        """Count the rows of a frame. Raises Refused where they do not fit."""
-        self.taken = frame_bytes(frame, self.itemsize) + (self.taken if self.remedy else 0)
-        self.check(self.taken)
+    @property
+    def dtype(self) -> Any:
+        """Whole numbers and numbers where all are; instants; else texts."""
+        if not self.ways:
+            return pl.String()
+        kinds = {"whole numbers": pl.Int64(), "numbers": pl.Float64()}
+        return kinds.get(self.ways[0], pl.Datetime("ns", "UTC"))
 
-
-def frame_bytes(frame: pl.DataFrame, itemsize: int = 1) -> int:
-    """Bytes of a frame where a number takes ``itemsize`` at least, and a text counts wherever it stands."""
-    total = 0
-    for column in frame:
-        kind: Any = column.dtype
-        items = len(column)
-        if kind.is_nested():
-            items = int(column.list.len().sum()) if kind == pl.List else items * getattr(kind, "size", 1)
-        total += items * max(itemsize, width_of(getattr(kind, "inner", kind)))
-        if kind in (pl.String, pl.Binary):
-            total += int((column.str.len_bytes() if kind == pl.String else column.bin.size()).sum())
-    return total
+    def read(self, column: pl.Series) -> pl.Series:
+        """The column as ``dtype``."""
+        return _WAYS[self.ways[0]](column).alias(self.name) if self.ways else column
 
 
 @dataclass(frozen=True)
 class TableRows:
-    """The columns ``types`` of some files; ``texts`` says as what those of text are meant.
+    """The columns ``types`` of files of one kind; ``texts`` says as what those of text are meant.
 
     ``itemsize`` is that of an observation's number, ``held`` has them all in memory. Each frame has at most
     ``batch_rows`` rows.
     """
 
-    files: tuple[TableFile, ...]
+    kind: str
+    files: tuple[str, ...]
     types: Mapping[str, Any]
     itemsize: int
     texts: Mapping[str, TextKind] = field(default_factory=dict)
@@ -125,7 +156,7 @@ class TableRows:
         if self.held is not None:
             yield from self.held.select(chosen).iter_slices(self.batch_rows)
             return
-        size = sum(remote.size(file.name) for file in self.files)
+        size = sum(map(remote.size, self.files))
         total, room = 0, Room(self.itemsize)
         for frame in self.stored(chosen, None if again else room):
             room.take(frame)
@@ -138,19 +169,59 @@ class TableRows:
     def stored(self, columns: Sequence[str], room: Room | None) -> Iterator[pl.DataFrame]:
         """The columns as the files have them, texts unread, in the first file's types.
 
-        Without ``room`` a file's size in memory is known.
+        Without ``room`` a file's size in memory is known. Raises DataError.
         """
         wanted = {name: self.types[name] for name in columns}
         for file in self.files:
-            read, above = {name: kind for name, kind in wanted.items() if name not in file.constants}, 0
-            for frame in _frames(file, read, self.batch_rows, room):
+            above = 0
+            for frame in self._frames(file, wanted, room):
                 if frame.height:
-                    yield _fitted(frame, file, wanted, above)
+                    yield frame if dict(frame.schema) == wanted else self._fitted(frame, file, wanted, above)
                 above += frame.height
+
+    def _frames(self, file: str, columns: dict[str, Any], room: Room | None) -> Iterator[pl.DataFrame]:
+        """The columns of a file: texts of CSV as these types where that is possible."""
+        with faults(file, self.kind), contextlib.ExitStack() as stack:
+            opened = None if self.kind == CSV else stack.enter_context(arrow_reader(file, self.kind))
+            present = set(opened.schema.names if opened else csv_header(file)[0])
+            missing = next((name for name in columns if name not in present), None)
+            if missing is not None:
+                raise DataError(f"{file} lacks column {missing}, which the first file has; mend it")
+            if opened is None:
+                yield from csv_frames(file, columns, self.batch_rows)
+                return
+            if room is not None:
+                total, at_once = opened.declared(columns, room.itemsize)
+                room.check(room.taken + total if room.remedy else 0, at_once)
+            yield from map(frame_of, opened.batches(list(columns), self.batch_rows))
+
+    def _fitted(self, frame: pl.DataFrame, file: str, types: Mapping[str, Any], above: int) -> pl.DataFrame:
+        """The frame in the first file's types."""
+        columns = []
+        for name, wanted in types.items():
+            column = frame[name]
+            if self.kind == CSV and column.dtype != wanted:
+                found = column.str.strip_chars().cast(wanted, strict=False)
+                wrong = found.is_null() & column.is_not_null()
+                if wrong.any():
+                    row = wrong.arg_max() or 0
+                    where = f"in row {above + row + 1} is not all numbers ({column[row][:60]!r})"
+                    raise column_fault(file, name, f"{where}; mend it or leave it out")
+                column = found
+            with contextlib.suppress(pl.exceptions.PolarsError):  # a type that holds all values of both
+                empty = [pl.DataFrame(schema={name: kind}) for kind in (column.dtype, wanted)]
+                if pl.concat(empty, how="vertical_relaxed").dtypes[0] == wanted:
+                    column = column.cast(wanted)
+            if column.dtype != wanted:
+                both = f"is {column.dtype}, in the first file {wanted}"
+                raise column_fault(file, name, f"{both}; write all files with one type")
+            columns.append(column)
+        return pl.DataFrame(columns)
 
     def with_texts(self, names: Sequence[str], time: str | None, source: str) -> TableRows:
         """Columns of text as the narrowest that all their texts can be. Raises DataError naming the row."""
-        texts = {name: TextKind(name, name == time) for name in names}
+        ways = list(_WAYS)
+        texts = {name: TextKind(name, name == time, ways if name == time else ways[:2]) for name in names}
         for frame in self.frames(names) if names else ():
             for name, text in texts.items():
                 text.look(frame[name], source)
@@ -161,90 +232,22 @@ class TableRows:
         return frame.with_columns(self.texts[n].read(frame[n]) for n in frame.columns if n in self.texts)
 
 
-def open_rows(files: tuple[TableFile, ...], types: Mapping[str, Any], itemsize: int, hold: bool) -> TableRows:
-    """The rows of some files, in frames of about 64 MB, or as is allowed, going by the first rows.
+def open_rows(rows: TableRows, hold: bool) -> TableRows:
+    """The rows in frames of about 64 MB, or as is allowed, going by the first ones.
 
     hold: all of them in memory. Raises Refused where they do not fit.
     """
-    rows = TableRows(files, types, itemsize)
-    probe = next(rows.stored(list(types), Room(itemsize)), None)
+    columns, itemsize = list(rows.types), rows.itemsize
+    probe = next(rows.stored(columns, Room(itemsize)), None)
     row_bytes = 1 if probe is None else max(1, frame_bytes(probe) // probe.height)
     # a piece of whole episodes is more than one frame
     most = min(_BATCH_BYTES, memory_allowance() // (4 * COPIES))
     rows = replace(rows, batch_rows=max(1, min(BATCH_ROWS, most // row_bytes)))
     if not hold:
         return rows
-    room, frames = Room(itemsize, IN_PIECES), [pl.DataFrame(schema=dict(types))]
-    for frame in rows.stored(list(types), room):
+    in_pieces = "convert it in pieces (`koffline data convert … --shard-rows N`)"
+    room, frames = Room(itemsize, in_pieces), [pl.DataFrame(schema=dict(rows.types))]
+    for frame in rows.stored(columns, room):
         room.take(frame)
         frames.append(frame)
     return replace(rows, held=pl.concat(frames, rechunk=False))
-
-
-IN_PIECES = "convert it in pieces (`koffline data convert … --shard-rows N`)"
-
-
-def _frames(file: TableFile, columns: dict[str, Any], rows: int, room: Room | None) -> Iterator[pl.DataFrame]:
-    """The columns of a file: texts of CSV as these types where that is possible. Raises DataError."""
-    with faults(file.name, file.kind), contextlib.ExitStack() as stack:
-        opened = None if file.kind == CSV else stack.enter_context(arrow_reader(file))
-        present = set(opened.schema.names if opened else csv_header(file.name)[0])
-        missing = next((name for name in columns if name not in present), None)
-        if missing is not None:
-            raise DataError(f"{file.name} lacks column {missing}, which the first file has; mend it")
-        if opened is None:
-            yield from csv_frames(file.name, columns, rows)
-            return
-        if room is not None:
-            total, at_once = opened.declared(columns, room.itemsize)
-            room.check(room.taken + total if room.remedy else 0, at_once)
-        yield from map(frame_of, opened.batches(list(columns), rows))
-
-
-def _fitted(frame: pl.DataFrame, file: TableFile, types: Mapping[str, Any], above: int) -> pl.DataFrame:
-    """The frame with all columns in order and in the first file's types. Raises DataError."""
-    if dict(frame.schema) == types:
-        return frame
-    frame = frame.with_columns(pl.lit(text).alias(name) for name, text in file.constants.items())
-    return pl.DataFrame([_converted(frame[name], wanted, file, above) for name, wanted in types.items()])
-
-
-def _converted(column: pl.Series, wanted: Any, file: TableFile, above: int) -> pl.Series:
-    name, untyped = column.name, file.kind == CSV or column.name in file.constants
-    if column.dtype == pl.String and wanted == pl.Float64 and untyped:
-        found = column.str.strip_chars().cast(wanted, strict=False)
-        wrong = found.is_null() & column.is_not_null()
-        if not wrong.any():
-            return found
-        row = wrong.arg_max() or 0
-        where = f"in row {above + row + 1} is not all numbers ({column[row][:60]!r})"
-        raise column_fault(file.name, name, f"{where}; mend it or leave it out")
-    with contextlib.suppress(pl.exceptions.PolarsError):  # a type that holds all values of both
-        empty = [pl.DataFrame(schema={name: kind}) for kind in (column.dtype, wanted)]
-        if pl.concat(empty, how="vertical_relaxed").dtypes[0] == wanted:
-            return column.cast(wanted)
-    both = f"is {column.dtype}, in the first file {wanted}"
-    raise column_fault(file.name, name, f"{both}; write all files with one type")
-
-
-def column_types(
-    files: Sequence[TableFile], stored: Mapping[str, Any], roles: TableMapping
-) -> dict[str, Any]:
-    """Types of the columns that are named; what comes as text is numbers where these are asked for."""
-    numbers, untyped = set(roles.numbers), set(files[0].constants)
-    untyped |= set(stored if files[0].kind == CSV else ())
-    return {
-        name: stored.get(name) if name not in untyped else pl.Float64() if name in numbers else pl.String()
-        for name in roles.columns
-    }
-
-
-def number_dtype(kinds: Sequence[Any], bytes_stay: bool = False) -> np.dtype:
-    """The dtype in which columns of these types stand side by side; by type alone, never by value.
-
-    uint8 may stay where all are; float16, float32 and integers of at most 16 bits are float32; else float64.
-    """
-    bases = [getattr(kind, "inner", kind) for kind in kinds]
-    if bytes_stay and all(base == pl.UInt8 for base in bases):
-        return np.dtype(np.uint8)
-    return np.dtype(np.float32 if all(base in _NARROW for base in bases) else np.float64)

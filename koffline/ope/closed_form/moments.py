@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from koffline.data.unit_hash import unit_hash
+from koffline.data.units import unit_hash
 from koffline.errors import DataError
 from koffline.ope.features import FeatureSystem
 from koffline.solvers import make_folds

@@ -7,7 +7,7 @@ All arrays have a leading run axis; a run's paths and draws do not depend on the
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -45,7 +45,7 @@ class Paths:
 
     def columns(self) -> dict[str, np.ndarray]:
         """Arrays by name."""
-        return {part.name: getattr(self, part.name) for part in fields(self)}
+        return dict(vars(self))
 
 
 class PathReplay:
@@ -71,10 +71,9 @@ class PathReplay:
             "observations": ((steps + 1, observation_dim), dtype),
             "actions": ((steps, *row_shape), np.int64 if action_dim is None else dtype),
             "rewards": ((steps,), dtype),
-            "terminated": ((), bool),
-            "truncated": ((), bool),
+            **dict.fromkeys(("terminated", "truncated"), ((), bool)),
+            **dict.fromkeys(("lengths", "environments", "episodes", "first_steps"), ((), np.int64)),
         }
-        shapes |= dict.fromkeys(("lengths", "environments", "episodes", "first_steps"), ((), np.int64))
         empty = {name: np.zeros((runs, size, *row), kind) for name, (row, kind) in shapes.items()}
         self._paths = Paths(**empty)
 

@@ -1,0 +1,226 @@
+"""What a training run is made of: log, algorithm, buffer and evaluators, checked against each other."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from koffline.algos import from_config
+from koffline.algos.evaluators import EnvironmentEvaluator, LogEvaluator, own_randomness
+from koffline.algos.loggers import make_logger, quiet
+from koffline.data import remote
+from koffline.data.disk.batches import BlockSampler
+from koffline.data.disk.log import LazyTransitions
+from koffline.data.disk.opening import is_shard_folder
+from koffline.data.disk.samples import Part, sample_units, split_log
+from koffline.data.sources import open_transitions
+from koffline.data.spaces import Bounds, Discrete, SpaceRequest
+from koffline.data.statistics import LogStatistics, statistics_of
+from koffline.data.transitions import Transitions
+from koffline.errors import ConfigError
+from koffline.fitting import threads
+from koffline.ope.stream_settings import DEFAULT_MEMORY, parse_memory
+from koffline.store.run_record import describe_call, now, versions
+from koffline.train.config import DataSettings, EnvironmentSettings, TrainConfig
+
+# Shares of the memory limit: the libraries take some hundred megabytes beside them.
+_POOL_SHARE, _SAMPLE_SHARE = 0.5, 0.05
+_SAMPLE_ROWS = 20_000
+_PACKAGES = ("python", "koffline", "d3rlpy", "torch", "numpy", "gymnasium")
+_LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, eq=False)
+class TrainData:
+    """What a run is trained and evaluated on.
+
+    rows, held_out: the two parts of a log in memory; of a log on disk, whole episodes of either part.
+    train_rows: how many of the log's rows are trained on. statistics: of a log on disk, what is trained on.
+    """
+
+    log: Transitions | LazyTransitions
+    rows: Transitions
+    held_out: Transitions | None
+    train_rows: int
+    statistics: LogStatistics | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Parts:
+    """Everything a run is made of. draws: what mini-batches depend on; record: run.json as the run begins."""
+
+    algo: Any
+    buffer: Any
+    draws: Any
+    evaluators: dict[str, Any]
+    record: dict[str, Any]
+
+
+def open_data(settings: DataSettings) -> TrainData:
+    """The log of a config. Raises DataError and ConfigError."""
+    asked = Bounds(*settings.continuous) if settings.continuous is not None else None
+    space = Discrete(settings.discrete) if settings.discrete else asked
+    if _stays_on_disk(settings, space):
+        return _lazy_data(open_transitions(settings.source, space, lazy=True), settings)
+    whole = open_transitions(settings.source, space)
+    rows, held_out = split_log(whole, settings.split.held_out, settings.split.seed)
+    return TrainData(whole, rows, held_out, len(rows))
+
+
+def _stays_on_disk(settings: DataSettings, space: SpaceRequest | None) -> bool:
+    """As asked; unasked, a folder of shards that would not fit the memory."""
+    if settings.lazy is not None:
+        return settings.lazy
+    if settings.source.startswith("minari:") or not is_shard_folder(settings.source):
+        return False
+    log = open_transitions(settings.source, space, lazy=True)
+    is_large = len(log) * log.row_bytes > parse_memory(settings.memory or DEFAULT_MEMORY)
+    if is_large:
+        _LOG.warning("the log would take more memory than data.memory: its rows stay on disk")
+    return is_large
+
+
+def _parts(settings: DataSettings) -> tuple[Part | None, Part | None]:
+    """What is trained on, and what is held out."""
+    share, seed = settings.split.held_out, settings.split.seed
+    return (Part(share, seed, False), Part(share, seed, True)) if share else (None, None)
+
+
+def _lazy_data(log: LazyTransitions, settings: DataSettings) -> TrainData:
+    if "weights" in log.columns:
+        raise ConfigError(
+            "data.lazy: rows on disk are drawn equally often, but the log has weights; "
+            "load it (data.lazy: false)"
+        )
+    far = next((shard.name for shard in log.shards if remote.is_url(shard.name)), None)
+    if far is not None:
+        raise ConfigError(
+            f"data.lazy: mini-batches visit the shards in random order, and {far} is not on this machine; "
+            "copy the folder to its disk"
+        )
+    memory = parse_memory(settings.memory or DEFAULT_MEMORY)
+    count = min(_SAMPLE_ROWS, max(1, int(_SAMPLE_SHARE * memory) // log.row_bytes))
+    kept, out = _parts(settings)
+    rows = sample_units(log, count, settings.split.seed, kept).transitions
+    held_out = None if out is None else sample_units(log, count, settings.split.seed, out).transitions
+    statistics = statistics_of(log, kept)
+    return TrainData(log, rows, held_out, statistics.rows, statistics)
+
+
+@contextlib.contextmanager
+def prepared(config: TrainConfig, device: str, data: TrainData | None = None) -> Iterator[Parts]:
+    """Everything a run is made of, with threads and random generators as the config says; writes nothing.
+
+    data: the log of the config, where it has been opened already. Raises KofflineError for what does not fit.
+    """
+    with quiet(), threads(config.train.threads), own_randomness(config.train.seed), _d3rlpy_warnings():
+        parts = _prepare(config, device, open_data(config.data) if data is None else data)
+        try:
+            yield parts
+        finally:
+            for part in (parts.buffer, *parts.evaluators.values()):
+                getattr(part, "close", lambda: None)()
+
+
+def _prepare(config: TrainConfig, device: str, data: TrainData) -> Parts:
+    kind = config.algo.type
+    algo = from_config.make_algorithm(kind, config.algo.params, device, config.algo.policy)
+    from_config.check_actions(algo, data.rows, kind)
+    buffer, draws = _make_buffer(algo, config, data)
+    from_config.build_networks(algo, buffer, kind)
+    if from_config.actions_out_of_reach(algo, buffer):
+        _LOG.warning(
+            "logged actions leave [-1, 1], where the policy acts; set algo.params.action_scaler to min_max"
+        )
+    evaluators = _make_evaluators(config, data)
+    for evaluator in evaluators.values():
+        evaluator.try_out(algo)
+    make_logger(Path(), **config.logger.model_dump())  # raises ConfigError where its package is missing
+    return Parts(algo, buffer, draws, evaluators, _record(config, data, device))
+
+
+def _make_buffer(algo: Any, config: TrainConfig, data: TrainData) -> tuple[Any, Any]:
+    """The replay buffer, and what its draws depend on."""
+    if isinstance(data.log, Transitions):
+        generator = np.random.default_rng([config.train.seed, 1])
+        return from_config.make_buffer(algo, data.rows, generator), generator
+    assert data.statistics is not None
+    from_config.check_single_rows(algo, config.algo.type)
+    pool = int(_POOL_SHARE * parse_memory(config.data.memory or DEFAULT_MEMORY))
+    part = _parts(config.data)[0]
+    sampler = BlockSampler(data.log, config.train.seed, memory=pool, part=part, next_actions=True)
+    buffer = from_config.LazyReplayBuffer(sampler, data.rows, data.statistics)
+    return buffer, buffer
+
+
+def _make_evaluators(config: TrainConfig, data: TrainData) -> dict[str, Any]:
+    made: dict[str, Any] = {}
+    for name, settings in config.evaluators.items():
+        if isinstance(settings, EnvironmentSettings):
+            options = (settings.episodes, settings.seed, settings.epsilon)
+            made[name] = EnvironmentEvaluator(settings.env, data.rows, *options)
+        else:
+            part = data.rows if settings.part == "train" or data.held_out is None else data.held_out
+            more = settings.model_dump(exclude={"type", "part"})
+            made[name] = LogEvaluator(settings.type, part, name, **more)
+    return made
+
+
+def _record(config: TrainConfig, data: TrainData, device: str) -> dict[str, Any]:
+    digests = {"data": data.log.sha256}  # of the rows, whatever their format
+    if config.algo.policy is not None:
+        digests["policy"] = hashlib.sha256(Path(config.algo.policy).read_bytes()).hexdigest()
+    return {
+        "format": 1,
+        "config": config.resolved(),
+        "data": {
+            "source": config.data.source,
+            "rows": len(data.log),
+            "train_rows": data.train_rows,
+            "held_out_rows": 0 if data.held_out is None else len(data.log) - data.train_rows,
+            "lazy": isinstance(data.log, LazyTransitions),
+        },
+        "digests": digests,
+        "seed": config.train.seed,
+        "device": device,
+        "versions": {name: version for name, version in versions().items() if name in _PACKAGES},
+        "call": describe_call("train", config.files()),
+        "started": now(),
+        "finished": None,
+    }
+
+
+def identity_of(record: Mapping[str, Any]) -> dict[str, Any]:
+    """What makes a run the same one, flat: all settings but where files lie and who is told, and digests."""
+    config = record["config"]
+    kept = {name: section for name, section in config.items() if name != "logger"}
+    kept["data"] = {name: value for name, value in config["data"].items() if name != "source"}
+    kept["algo"] = {name: value for name, value in config["algo"].items() if name != "policy"}
+    digests = {f"the digest of the {name}": digest for name, digest in record.get("digests", {}).items()}
+    return {**_flat(kept, ""), **digests}
+
+
+def _flat(value: Any, path: str) -> dict[str, Any]:
+    if not isinstance(value, Mapping) or not value:
+        return {path: value}
+    parts = (_flat(part, f"{path}.{name}".lstrip(".")) for name, part in value.items())
+    return {name: part for flat in parts for name, part in flat.items()}
+
+
+@contextlib.contextmanager
+def _d3rlpy_warnings() -> Iterator[None]:
+    """Remarks of d3rlpy's and Gymnasium's own dependencies are not the user's; numbers that overflow show."""
+    with warnings.catch_warnings(), np.errstate(over="ignore", invalid="ignore"):
+        warnings.filterwarnings("ignore", category=DeprecationWarning)
+        warnings.filterwarnings(
+            "ignore", category=UserWarning, module=r"(dataclasses_json|gymnasium|torch)\b"
+        )
+        yield
