@@ -8,7 +8,6 @@ observations to probabilities (N, n); else an object with ``sample(observations,
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -238,8 +237,6 @@ def world_name(name: str) -> str:
 
 def uniform_states(world: BoxWorld, n: int, generator: np.random.Generator) -> Float[np.ndarray, "copy d"]:
     """n states uniform over the part of the box where episodes go on."""
-    if n < 1:
-        raise ConfigError(f"n is {n}; give a positive number of states")
     found = np.empty((0, len(world.low)))
     while len(found) < n:
         count = max(2 * (n - len(found)), 16)
@@ -252,18 +249,6 @@ def to_unit_square(world: BoxWorld, states: Shaped[np.ndarray, "row d"]) -> Floa
     """States in native units as points of [0, 1]^d."""
     low, high = np.asarray(world.low), np.asarray(world.high)
     return (np.asarray(states, dtype=np.float64) - low) / (high - low)
-
-
-@dataclass(frozen=True, eq=False)
-class Step:
-    """One step of every copy still running; ``index`` (n,) says which copies these are."""
-
-    index: Int[np.ndarray, " copy"]
-    observation: Observations
-    action: Actions
-    reward: Rewards
-    next_observation: Observations
-    terminated: Flags
 
 
 def draw_categories(
@@ -280,36 +265,3 @@ def draw_actions(policy: Any, observations: Observations, generator: np.random.G
     if hasattr(policy, "sample"):
         return policy.sample(observations, generator)
     return draw_categories(policy(observations), generator)
-
-
-def play(
-    world: Any, policy: Any, state: States, limit: int, generator: np.random.Generator
-) -> Iterator[Step]:
-    """Yield step after step of every copy that still runs, for at most ``limit`` steps."""
-    index = np.arange(len(state))
-    observation = world.observe(state)
-    for _ in range(limit):
-        action = draw_actions(policy, observation, generator)
-        state, reward, terminated = world.step(state, action, generator)
-        next_observation = world.observe(state)
-        yield Step(index, observation, action, reward, next_observation, terminated)
-        running = ~terminated
-        if not running.any():
-            return
-        index, state, observation = index[running], state[running], next_observation[running]
-
-
-def discounted_returns(
-    world: Any,
-    policy: Any,
-    start: States,
-    gamma: float,
-    generator: np.random.Generator,
-    repeats: int,
-    horizon: int,
-) -> Float[np.ndarray, "repeat start"]:
-    """Returns of ``repeats`` rollouts from each start state (n, d), cut after ``horizon`` steps."""
-    returns = np.zeros(repeats * len(start))
-    for t, step in enumerate(play(world, policy, np.tile(start, (repeats, 1)), horizon, generator)):
-        returns[step.index] += gamma**t * step.reward
-    return returns.reshape(repeats, len(start))

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Int, Shaped
 
+from koffline.builders.uniform import discounted_returns, play
 from koffline.data.transitions import Continuous, Discrete, Metadata, Transitions
-from koffline.envs.boxes import States, discounted_returns, play
+from koffline.envs.boxes import States
 
 
 @dataclass(frozen=True, eq=False)

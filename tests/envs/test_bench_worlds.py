@@ -78,14 +78,6 @@ def test_the_graph_against_its_formula(length, slip, first):
     )
 
 
-def test_a_policy_that_looks_at_the_side_of_the_graph():
-    # Start and upper nodes: action 0; lower nodes: action 1. Step 1: +0.5; after an upper node +0.5, after a
-    # lower one −0.5: step 2 pays 0.75 · 0.5 − 0.25 · 0.5 = 0.25.
-    mdp = graph(2)
-    table = np.array([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0], [0.5, 0.5], [0.5, 0.5]])
-    assert mdp.policy_value(table, 0.5) == pytest.approx(0.5 + 0.5 * 0.25)
-
-
 def test_steps_of_a_drawn_grid_by_hand():
     mdp = gridworld(("s.", "hg"), slip=0.0)
     assert np.array_equal(mdp.transition[0, :, :].argmax(axis=1), [0, 1, 2, 0])  # up, right, down, left
@@ -169,14 +161,6 @@ def test_time_limit_truncates_and_does_not_terminate():
     full = log.truncated[:-1]
     assert np.all(log.steps[:-1][full] == 2)
     assert np.all(log.next_observations[:-1][full][:, 1] > 0)
-
-
-def test_log_is_a_function_of_the_seed():
-    one, same, other = (
-        log_episodes(CartPole(), sometimes, 200, 50, np.random.default_rng(s)) for s in (3, 3, 4)
-    )
-    np.testing.assert_array_equal(one.observations, same.observations)
-    assert not np.array_equal(one.observations, other.observations)
 
 
 def test_value_of_a_deterministic_countdown_is_exact():

@@ -18,7 +18,6 @@ from koffline.envs.boxes import (
     puddle_depth,
     uniform_states,
 )
-from koffline.errors import ConfigError
 from tests.envs.reference_worlds import inverted_pendulum, mountain_car, puddle_world
 
 MOVES = ("up", "right", "down", "left")
@@ -137,5 +136,3 @@ def test_uniform_states_go_on_and_fill_what_is_left_of_the_box(name, generator):
     whole = ~world.is_terminal(corners - 1e-9).reshape(10, 10)
     assert whole.sum() >= 85
     assert stats.chisquare(counts[whole]).pvalue > 1e-3
-    with pytest.raises(ConfigError, match="n is 0; give a positive number"):
-        uniform_states(world, 0, generator)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from koffline.envs.boxes import WORLDS, PuddleWorld, discounted_returns, make_world, uniform_states
+from koffline.builders.uniform import discounted_returns
+from koffline.envs.boxes import WORLDS, PuddleWorld, make_world, uniform_states
 from koffline.envs.finite import bilinear_weights, discretise, places
 
 MODES = pytest.mark.parametrize("mode", [{}, {"aggregate": True}, {"interpolate": True}], ids=str)

@@ -1,7 +1,5 @@
 """Runs in lock-step: alone or stacked, stopped and resumed, evaluated; changing coefficients."""
 
-import copy
-import io
 import math
 
 import gymnasium
@@ -35,36 +33,6 @@ def test_a_run_in_a_stack_is_the_run_alone(environment):
         with playing([run], dtype=torch.float64) as alone:
             [single] = everything(iterate(alone, 30))
         check_same(together[place], single, rtol=1e-6, atol=1e-8)
-
-
-@pytest.mark.parametrize(("environment", "capacity"), [("Pendulum-v1", 12), ("CartPole-v1", None)])
-def test_resuming_changes_nothing(environment, capacity):
-    """In the middle of an episode, through a file, bit for bit, and again after a second stop."""
-    runs = make_runs(environment, capacity=capacity, n_environments=2)
-    with playing(runs) as stack:
-        iterate(stack, 17)
-        first = written(stack.state_dict())
-        iterate(stack, 6)
-        second = written(stack.state_dict())
-        iterate(stack, 9)
-        expected, counters = everything(stack), (stack.steps, stack.iterations)
-    for state, rest in ((first, 15), (second, 9)):
-        with playing(runs) as stack:
-            iterate(stack, 3)  # all of it must be overwritten
-            stack.evaluate()
-            assert stack.load_state_dict(state)
-            iterate(stack, rest)
-            assert (stack.steps, stack.iterations) == counters
-            for left, right in zip(expected, everything(stack), strict=True):
-                check_same(left, right)
-
-
-def written(state):
-    """The state as it comes back from a file."""
-    file = io.BytesIO()
-    torch.save(copy.deepcopy(state), file)
-    file.seek(0)
-    return torch.load(file, weights_only=False)
 
 
 def test_evaluating_and_looking_change_nothing():
