@@ -17,7 +17,6 @@ from koffline.ope.value_functions import RowValues
 from koffline.ope.working_log import Columns, LogPart, WorkingLog
 from koffline.policies import ContinuousPolicy, DiscretePolicy
 
-_CURVE_POINTS = 50
 _ROW_BYTES = 150  # of a row's columns, ratios and weights
 _NAMES = ("actions", "rewards", "terminated", "truncated", "steps", "behavior_log_probabilities", "weights")
 _NEVER = -np.inf
@@ -150,25 +149,18 @@ class EpisodeProblem:
     """Rewards (N,), discounts (N,) (γ, and 0 where the world ended) and weights of the episodes that count.
 
     ``counted`` (N0,) marks their rows among those of the log as given: episodes of weight zero are not here.
+    ``is_cut`` (E,): recording stopped before the world ended.
     """
 
-    transitions: Transitions
+    rewards: Float[np.ndarray, " row"]
+    discounts: Float[np.ndarray, " row"]
+    is_cut: Bool[np.ndarray, " episode"]
     weights: EpisodeWeights
     ratios: Ratios
     gamma: float
     clip: float | None
-    counted: Bool[np.ndarray, " row"]
-    counted_episodes: Bool[np.ndarray, " episode"]
-
-    @property
-    def rewards(self) -> Float[np.ndarray, " row"]:
-        """(N,)"""
-        return np.asarray(self.transitions.rewards, dtype=np.float64)
-
-    @property
-    def discounts(self) -> Float[np.ndarray, " row"]:
-        """(N,) γ, zero where the world ended: a time limit does not cut the future."""
-        return self.gamma * (1.0 - np.asarray(self.transitions.terminated, dtype=np.float64))
+    counted: Bool[np.ndarray, " logged_row"]
+    counted_episodes: Bool[np.ndarray, " logged_episode"]
 
     @property
     def cut_share(self) -> float:
@@ -176,8 +168,7 @@ class EpisodeProblem:
 
         Under the policy: episodes count by their weights, where these leave any.
         """
-        cut = ~np.asarray(self.transitions.terminated)[self.transitions.episode_ends]
-        missing = np.where(cut, self.gamma**self.weights.lengths, 0.0)
+        missing = np.where(self.is_cut, self.gamma**self.weights.lengths, 0.0)
         logs = self.weights.last + self.weights.log_shares
         if logs.max() == _NEVER:
             return float(self.weights.shares @ missing)
@@ -204,18 +195,14 @@ class EpisodeProblem:
         return RowValues(model.now[rows], model.later[rows], starts, model.unseen, model.notes)
 
     def diagnostics(self) -> dict[str, Any]:
-        """Plain numbers about the weights; the curve of effective sizes at up to 50 steps."""
-        weights = self.weights
-        picks = np.unique(np.linspace(0, weights.horizon - 1, _CURVE_POINTS).astype(int))
-        total, largest = weights.log_totals[-1], float(np.max(weights.last + weights.log_shares))
-        sizes = weights.effective_sizes[picks].tolist()
+        """Plain numbers about the weights."""
+        total = self.weights.log_totals[-1]
+        largest = float(np.max(self.weights.last + self.weights.log_shares))
         return {
-            "episodes": weights.n_episodes,
-            "longest_episode": weights.horizon,
-            "mean_weight": float(np.exp(total)) if total < 700.0 else None,
+            "episodes": self.weights.n_episodes,
+            "longest_episode": self.weights.horizon,
             "largest_share": math.exp(largest - total) if largest > _NEVER else None,
             "cut_share": self.cut_share,
-            "effective_size_by_step": {"step": picks.tolist(), "size": sizes},
             **self.ratios.diagnostics,
         }
 
@@ -274,5 +261,15 @@ def prepare_episodes(
     counted = np.repeat(present, transitions.episode_lengths)
     log = transitions if present.all() else transitions.select_episodes(present)
     ratios = importance_ratios(log, policy, behavior, seed, None if target is None else target[counted])
-    weights = make_weights(log, ratios.logs, clip)
-    return EpisodeProblem(log, weights, ratios, gamma, clip, counted, present)
+    ended = np.asarray(log.terminated)
+    return EpisodeProblem(
+        rewards=np.asarray(log.rewards, dtype=np.float64),
+        discounts=gamma * (1.0 - ended.astype(np.float64)),
+        is_cut=~ended[log.episode_ends],
+        weights=make_weights(log, ratios.logs, clip),
+        ratios=ratios,
+        gamma=gamma,
+        clip=clip,
+        counted=counted,
+        counted_episodes=present,
+    )

@@ -11,7 +11,7 @@ import numpy as np
 from koffline.data.transitions import Discrete, Transitions
 from koffline.envs.finite import FiniteMDP
 from koffline.errors import DataError, PolicyError
-from koffline.ope.importance.episode_estimates import estimate_one
+from koffline.ope.importance import estimate_one
 from koffline.ope.importance.problem import EpisodeWeights, make_weights, prepare_episodes
 from koffline.ope.importance.statistics import EpisodeStatistic, make_statistic
 from koffline.ope.names import OVER_EPISODES
