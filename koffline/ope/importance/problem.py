@@ -64,6 +64,12 @@ class EpisodeWeights:
         return np.log(self.shares)
 
     @cached_property
+    def final(self) -> Float[np.ndarray, " episode"]:
+        """(E,) share · weight of each whole episode, the largest 1; zeros where no weight is left."""
+        logs = self.last + self.log_shares
+        return np.exp(logs - logs.max()) if logs.max() > _NEVER else np.zeros(len(logs))
+
+    @cached_property
     def log_totals(self) -> Float[np.ndarray, " step"]:
         """(T,) log Σ_i share_i · w_t of episode i; −inf from the step on where no weight is left."""
         return self._log_sums(1)
@@ -135,15 +141,6 @@ def make_weights(
     return EpisodeWeights(log_weights, np.asarray(transitions.steps), starts, lengths, own / own.sum())
 
 
-def effective_size(log_weights: Float[np.ndarray, " unit"]) -> float:
-    """(Σw)² / Σw² of weights given as logarithms; 0 when all are zero."""
-    largest = float(np.max(log_weights, initial=_NEVER))
-    if largest == _NEVER:
-        return 0.0
-    weights = np.exp(log_weights - largest)
-    return float(weights.sum() ** 2 / np.square(weights).sum())
-
-
 @dataclass(frozen=True, eq=False)
 class EpisodeProblem:
     """Rewards (N,), discounts (N,) (γ, and 0 where the world ended) and weights of the episodes that count.
@@ -169,10 +166,7 @@ class EpisodeProblem:
         Under the policy: episodes count by their weights, where these leave any.
         """
         missing = np.where(self.is_cut, self.gamma**self.weights.lengths, 0.0)
-        logs = self.weights.last + self.weights.log_shares
-        if logs.max() == _NEVER:
-            return float(self.weights.shares @ missing)
-        counts = np.exp(logs - logs.max())
+        counts = self.weights.final if self.weights.final.any() else self.weights.shares
         return float(counts @ missing / counts.sum())
 
     @property
@@ -183,8 +177,9 @@ class EpisodeProblem:
 
     def effective_size(self, stepwise: bool) -> float:
         """(Σw)²/Σw² over episodes: of whole weights, or averaged over steps with weights γ^t."""
+        final = self.weights.final
         if not stepwise:
-            return effective_size(self.weights.last + self.weights.log_shares)
+            return float(final.sum() ** 2 / np.square(final).sum()) if final.any() else 0.0
         powers = self.gamma ** np.arange(self.weights.horizon)
         return float(powers @ self.weights.effective_sizes / powers.sum())
 
@@ -196,12 +191,11 @@ class EpisodeProblem:
 
     def diagnostics(self) -> dict[str, Any]:
         """Plain numbers about the weights."""
-        total = self.weights.log_totals[-1]
-        largest = float(np.max(self.weights.last + self.weights.log_shares))
+        final = self.weights.final
         return {
             "episodes": self.weights.n_episodes,
             "longest_episode": self.weights.horizon,
-            "largest_share": math.exp(largest - total) if largest > _NEVER else None,
+            "largest_share": 1.0 / float(final.sum()) if final.any() else None,
             "cut_share": self.cut_share,
             **self.ratios.diagnostics,
         }
@@ -256,8 +250,6 @@ def prepare_episodes(
     present = np.ones(transitions.n_episodes, dtype=bool)
     if transitions.weights is not None:
         present = np.add.reduceat(np.asarray(transitions.weights), transitions.episode_starts) > 0.0
-        if not present.any():
-            raise DataError("weights are all zero; give at least one episode a positive weight")
     counted = np.repeat(present, transitions.episode_lengths)
     log = transitions if present.all() else transitions.select_episodes(present)
     ratios = importance_ratios(log, policy, behavior, seed, None if target is None else target[counted])

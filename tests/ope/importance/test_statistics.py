@@ -12,7 +12,7 @@ from scipy.optimize import minimize
 
 from koffline.data.transitions import Discrete, Transitions
 from koffline.errors import DataError
-from koffline.ope.importance.problem import EpisodeWeights, effective_size, make_weights
+from koffline.ope.importance.problem import EpisodeWeights, make_weights
 from koffline.ope.importance.statistics import (
     cut_steps,
     least_error_mix,
@@ -120,8 +120,6 @@ def test_sums_and_effective_sizes_equal_loops(case: Case) -> None:
     np.testing.assert_allclose(np.exp(case.weights.log_totals), totals, rtol=1e-12)
     expected = reference.effective_sizes(case.episodes, case.shares)
     np.testing.assert_allclose(case.weights.effective_sizes, expected, rtol=1e-12)
-    assert effective_size(np.log([3.0, 1.0])) == pytest.approx(16.0 / 10.0)
-    assert effective_size(np.full(4, -np.inf)) == 0.0
 
 
 def test_mix_is_that_of_a_general_solver() -> None:
