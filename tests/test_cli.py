@@ -64,7 +64,7 @@ def test_evaluate_prints_one_json_object_on_stdout(log: Path) -> None:
     assert (interval["kind"], interval["level"]) == ("bootstrap", 0.95)
     assert interval["low"] < estimate["value"] < interval["high"]
     assert (estimate["n_transitions"], estimate["n_episodes"], estimate["gamma"]) == (120, 6, 0.9)
-    shown = {"held_out_kernel_loss", "effective_bandwidth", "mean_off_diagonal_kernel", "coverage"}
+    shown = {"held_out_kernel_loss", "effective_bandwidth", "coverage"}
     assert shown <= set(estimate["diagnostics"])
     assert estimate["data_sha256"] == koffline.open_transitions(log).sha256
 

@@ -22,7 +22,7 @@ import numpy as np
 from koffline.builders.copies import BLOCK, environment_seed, make_copies
 from koffline.data.transitions import Discrete, Metadata, Transitions
 from koffline.errors import ConfigError
-from koffline.jobs.mapping import PassSettings
+from koffline.jobs import PassSettings
 from koffline.policies.base import DiscretePolicy, Policy, pick_actions
 from koffline.policy_specs import as_policy
 from koffline.store.run_record import within_epsilon

@@ -11,7 +11,7 @@ from koffline.cli.build_target import FORCE, BuildTarget, progress_bar, resumabl
 from koffline.cli.options import SEED, gamma_option, whole, worker_options
 from koffline.cli.targets import claim
 from koffline.errors import ConfigError
-from koffline.jobs.mapping import PassSettings
+from koffline.jobs import PassSettings
 from koffline.store.files import atomic_file, check_target
 
 _RESUME = click.option("--resume", is_flag=True, help="Continue a build that was cut.")

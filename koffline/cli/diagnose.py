@@ -144,7 +144,7 @@ def _fitted(transitions: Any, policy: Any, settings: dict[str, Any], folds: int)
     """koffline's own value functions, cross-fitted; a bar on stderr where that is a terminal."""
     from koffline.config import make_settings
     from koffline.ope.cross_fit import cross_fit
-    from koffline.ope.direct import fit_value_function
+    from koffline.ope.fitted import fit_value_function
     from koffline.progress import progress_bar
 
     chosen = make_settings({"gamma": transitions.metadata.gamma}, settings)

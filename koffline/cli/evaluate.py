@@ -143,7 +143,7 @@ def _evaluate(
     from koffline.config import make_settings
     from koffline.ope.evaluation import estimate_all
     from koffline.ope.evaluation import evaluate as evaluate_policy
-    from koffline.ope.initial_states import read_initial_states
+    from koffline.ope.problem import read_initial_states
     from koffline.policy_specs import load_policy
     from koffline.progress import training_bar
 

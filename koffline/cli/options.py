@@ -15,7 +15,7 @@ import click
 from koffline.cli.targets import claim
 from koffline.data.spaces import Bounds, Discrete, SpaceRequest
 from koffline.errors import ConfigError, DataError
-from koffline.jobs.mapping import PassSettings
+from koffline.jobs import PassSettings
 from koffline.ope.stream_settings import DEFAULT_MEMORY, StreamSettings, remove_saved
 from koffline.store.run_record import shown_command, start_run
 
@@ -138,7 +138,7 @@ class Log:
     @property
     def passes(self) -> PassSettings:
         """Where passes over it run."""
-        return self.stream.passes
+        return self.stream
 
     @property
     def stays_on_disk(self) -> bool:

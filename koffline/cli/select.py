@@ -97,7 +97,7 @@ def select(
     from koffline.report.ranking import MARKER, print_ranking, write_ranking
 
     def find() -> Any:
-        from koffline.ope.initial_states import read_initial_states
+        from koffline.ope.problem import read_initial_states
         from koffline.ope.ranking import select_policies
         from koffline.progress import training_bar
 

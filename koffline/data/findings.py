@@ -20,7 +20,7 @@ from koffline.store.run_record import digest_of
 
 if TYPE_CHECKING:
     from koffline.data.disk.log import LazyTransitions
-    from koffline.jobs.mapping import PassSettings
+    from koffline.jobs import PassSettings
 
 _MOST_HASHES = 2**20  # of different rows of a log on disk
 
@@ -42,7 +42,7 @@ def inspect_log(
     with the log: where more than a million rows differ, the number of repeated rows is an estimate. Rows in
     warnings are numbered through all shards. settings: where the pass runs.
     """
-    from koffline.jobs.mapping import PassSettings
+    from koffline.jobs import PassSettings
 
     names = ["the log"] if isinstance(log, RawLog) else [shard.name for shard in log.shards]
     passes = settings or PassSettings()

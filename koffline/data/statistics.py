@@ -15,7 +15,7 @@ from koffline.errors import DataError
 
 if TYPE_CHECKING:
     from koffline.data.disk.log import LazyTransitions
-    from koffline.jobs.mapping import PassSettings
+    from koffline.jobs import PassSettings
 
 
 # float64 is a whole number of 53 bits times 2^(e − 53), with e at least −1073; all are whole at this scale.
@@ -223,7 +223,7 @@ def statistics_of(
 
     Raises DataError where a shard cannot be read or the part is empty.
     """
-    from koffline.jobs.mapping import PassSettings
+    from koffline.jobs import PassSettings
 
     names, total = shard_names(log), LogStatistics(log)
     passes = settings or PassSettings()

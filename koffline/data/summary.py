@@ -17,7 +17,7 @@ from koffline.errors import DataError, printable
 
 if TYPE_CHECKING:
     from koffline.data.disk.log import LazyTransitions
-    from koffline.jobs.mapping import PassSettings
+    from koffline.jobs import PassSettings
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ def summarise(
     settings: where the pass over the shards of a log on disk runs, and whether those that cannot be read are
     left out; then there is no digest of the rows. Raises DataError, also where no shard can be read.
     """
-    from koffline.jobs.mapping import PassSettings
+    from koffline.jobs import PassSettings
 
     names, tally, left_out = shard_names(log), LogTally(log.action_space, log.has_episodes), []
     passes = settings or PassSettings()

@@ -1,22 +1,306 @@
 """Independent pieces of work, run here, in several processes, or on a Ray cluster.
 
-`run_jobs`: jobs whose results are files. `PassSettings.map`: values in the order of their items, such as sums
-over the shards of a log.
+`PassSettings.map`: values in the order of their items, such as sums over the shards of a log, which are then
+the same float64 numbers everywhere. `run_jobs`: jobs whose results are files; one whose file is there is not
+run again, so that a killed run continues where it was.
 """
 
-from koffline.jobs.mapping import JobError, JobStatus, Mapped, PassSettings, Report
-from koffline.jobs.running import Job, JobsRun, LocalFile, run_jobs
-from koffline.jobs.workers import JobFailure
+from __future__ import annotations
 
-__all__ = [
-    "Job",
-    "JobError",
-    "JobFailure",
-    "JobStatus",
-    "JobsRun",
-    "LocalFile",
-    "Mapped",
-    "PassSettings",
-    "Report",
-    "run_jobs",
-]
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from itertools import islice, starmap, takewhile
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from time import perf_counter
+from typing import Any
+
+from koffline import errors
+from koffline.errors import ConfigError, KofflineError
+from koffline.jobs.workers import JobFailure, failure_of, opened, pack, value_of
+
+
+@dataclass(frozen=True)
+class JobStatus:
+    """``done`` of ``total`` jobs, ``found`` of them finished by an earlier run; the names of what runs."""
+
+    done: int
+    found: int
+    total: int
+    running: tuple[str, ...]
+
+
+class JobError(KofflineError):
+    """A job that failed. ``trace`` is the traceback of where it ran, for a fault that is not the user's."""
+
+    def __init__(self, message: str, trace: str = "") -> None:
+        super().__init__(message)
+        self.trace = trace
+
+
+@dataclass(frozen=True, eq=False)
+class Mapped:
+    """The value of one item, or why it has none (only where failures are skipped)."""
+
+    item: Any
+    value: Any
+    failure: JobFailure | None = None
+
+
+Report = Callable[[JobStatus], None]
+Call = Callable[[Any, Any], Any]
+Name = Callable[[Any], str]
+
+
+@dataclass(frozen=True)
+class PassSettings:
+    """Where the passes over a log's shards run, and whether they leave out what cannot be read.
+
+    workers: 1 computes in this process, when a value is asked for; more in as many processes of one thread.
+    ray: "local", "auto" or the address of a Ray cluster: one core and one thread for each item.
+    skip_bad_shards: an item that raises a KofflineError, or whose workers all die, gives its failure in place
+        of a value; otherwise the pass ends with the error, which names the item. Other errors end it always.
+    retries: how often an item is given to another worker after one has died over it.
+    ordered: False gives values as they are computed.
+
+    Raises ConfigError for numbers that make no sense.
+    """
+
+    workers: int = 1
+    ray: str | None = None
+    skip_bad_shards: bool = False
+    retries: int = 2
+    ordered: bool = True
+
+    def __post_init__(self) -> None:
+        if self.workers < 1:
+            raise ConfigError(f"workers is {self.workers}; give a positive number")
+
+    def map(
+        self,
+        call: Call,
+        items: Iterable[Any],
+        shared: Any = None,
+        name: Name | None = None,
+        progress: bool | Report | None = None,
+    ) -> Iterator[Mapped]:
+        """Give ``call(shared, item)`` for every item, in the order of the items, wherever it was computed.
+
+        call: must not change ``shared``, which a worker receives once and keeps for its next items.
+        name: what an item is called in errors and the bar; default "item 3".
+        progress: True draws a bar on a terminal; or a callable that hears every change.
+
+        At most twice as many values as there are workers wait for their turn.
+        Raises the item's DataError, PolicyError or ConfigError, JobError for anything else, and ConfigError
+        for what cannot be sent to workers and for a cluster that does not answer.
+        """
+        name = name or (lambda item: f"item {item}")
+
+        def mapped(item: Any, value: Any) -> Mapped:
+            if not isinstance(value, JobFailure):
+                return Mapped(item, value)
+            failure = replace(value, name=name(item))
+            if not (self.skip_bad_shards and (failure.kind or failure.lost)):
+                raise self._error_of(failure) from None
+            return Mapped(item, None, failure)
+
+        with closing(self.results(call, items, shared, name, progress)) as results:
+            yield from starmap(mapped, results)  # no name here keeps a large value alive
+
+    def results(
+        self, call: Call, items: Iterable[Any], shared: Any, name: Name, progress: bool | Report | None
+    ) -> Any:
+        """As of `map`: an iterator over each item with its value or its JobFailure."""
+        total = len(items) if isinstance(items, Sized) else None
+        if total == 0:
+            return
+        with ExitStack() as stack:
+            hear = stack.enter_context(_heard_by(progress))
+
+            def report(done: int, running: list[Any]) -> None:
+                names = tuple(map(name, running))
+                hear(JobStatus(done, 0, total if total is not None else done + len(running), names))
+
+            if self._is_here:
+                done = 0
+                for item in items:
+                    report(done, [item])
+                    done += 1
+                    try:
+                        yield item, call(shared, item)  # errors that are not the user's pass through
+                    except KofflineError as error:
+                        yield item, failure_of(error)
+                report(done, [])
+                return
+            work = pack((call, shared))
+            folder = stack.enter_context(TemporaryDirectory(prefix="koffline-", ignore_cleanup_errors=True))
+            workers = stack.enter_context(opened(self.workers, self.ray))
+            place = workers.place(work, Path(folder))
+            del work
+            yield from self._away(workers, place, iter(items), report)
+
+    def kept(self) -> AbstractContextManager[Any]:
+        """Several passes inside it share their workers, whose start takes seconds. Raises ConfigError."""
+        return nullcontext() if self._is_here else opened(self.workers, self.ray, keep=True)
+
+    @property
+    def _is_here(self) -> bool:
+        return self.workers == 1 and self.ray is None
+
+    def _away(self, workers: Any, place: Any, items: Iterator[Any], report: Any) -> Iterator[tuple[Any, Any]]:
+        """Keep the workers busy, but not further ahead of the slowest item than twice what they can take.
+
+        What need not be in order is handed to Ray at once, which grows the cluster if it can.
+        """
+        waiting: dict[Future[Any], Any] = {}
+        done = 0
+        try:
+            while True:
+                most = 2 * workers.capacity if self.ordered else sys.maxsize if self.ray else workers.capacity
+                for item in islice(items, max(0, most - len(waiting))):
+                    waiting[workers.submit(place, pack(item), self.retries)] = item
+                running = [item for future, item in waiting.items() if not future.done()]
+                report(done, running[: workers.capacity])
+                if not waiting:
+                    return
+                future = next(iter(waiting if self.ordered else wait(waiting, None, FIRST_COMPLETED).done))
+                item, futures = waiting.pop(future), [future]
+                del future  # and what it holds
+                done += 1
+                yield item, value_of(futures.pop())
+        finally:
+            for future in waiting:
+                workers.cancel(future)
+
+    def _error_of(self, failure: JobFailure) -> KofflineError:
+        """The error of an item, which names it once."""
+        reason = failure.reason if failure.name in failure.reason else f"{failure.name}: {failure.reason}"
+        if failure.kind:
+            error: KofflineError = getattr(errors, failure.kind)(reason)
+            return error
+        if failure.lost:
+            reason += f", {1 + self.retries} times; give the workers more memory, or leave this part out"
+        return JobError(reason, failure.trace)
+
+
+@contextmanager
+def _heard_by(progress: bool | Report | None) -> Iterator[Report]:
+    """What hears the progress: for True a bar on a terminal's stderr, a callable itself, else nobody."""
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    console = Console(stderr=True, emoji=False)
+    if progress is not True or not console.is_terminal:
+        yield progress if callable(progress) else lambda status: None
+        return
+    columns = (MofNCompleteColumn(), BarColumn(24), TimeElapsedColumn(), TextColumn("{task.description}"))
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("", total=None)
+
+        def report(status: JobStatus) -> None:
+            names = ", ".join(status.running[:3]) + (", …" if len(status.running) > 3 else "")
+            earlier = f" ({status.found} found finished)" if status.found else ""
+            text = escape(names + earlier)  # rich's markup has no hold on names
+            bar.update(task, completed=status.done, total=status.total, description=text)
+
+        yield report
+
+
+@dataclass(frozen=True)
+class Job:
+    """One piece of work: ``call(path, *arguments)`` writes its result at ``path``, whole or not at all.
+
+    call: may keep files of its own beside ``path``.
+    is_valid: whether the file at ``path`` is a result of this job; an invalid one is computed again.
+    """
+
+    name: str
+    call: Callable[..., Any]
+    arguments: tuple[Any, ...]
+    path: Path
+    is_valid: Callable[[Path], bool] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The check of a result stays in this process, and need not travel."""
+        return {**self.__dict__, "is_valid": None}
+
+    @property
+    def done(self) -> bool:
+        """Whether a result is there."""
+        return self.path.is_file() and (self.is_valid is None or self.is_valid(self.path))
+
+
+@dataclass(frozen=True)
+class JobsRun:
+    """What `run_jobs` did: jobs that ended well now, jobs found finished, seconds, and what failed."""
+
+    ran: int
+    found: int
+    seconds: float
+    failures: tuple[JobFailure, ...] = ()
+
+
+def run_jobs(
+    jobs: Sequence[Job],
+    workers: int = 1,
+    ray: str | None = None,
+    progress: bool | Report = True,
+    keep_going: bool = False,
+) -> JobsRun:
+    """Run the jobs that have no result yet; when it returns, every job's file is there.
+
+    workers: 1 runs in this process, more in as many processes with one thread each.
+    ray: "local", "auto" or the address of a Ray cluster, whose machines see the jobs' folders under the same
+        names.
+    progress: True draws a bar on a terminal; or a callable that hears every change.
+    keep_going: run all other jobs after a failure and return the failures, whose files are missing.
+
+    Otherwise no further job starts after a failure, those that run may end, and JobError names the job. An
+    interrupt stops the workers at once. Finished files stay in all cases.
+    """
+    started = perf_counter()
+    path, count = Counter(job.path for job in jobs).most_common(1)[0] if jobs else (None, 0)
+    if count > 1:
+        raise ConfigError(f"several jobs write {path}; give each its own file")
+    missing = [replace(job, path=job.path.absolute()) for job in jobs if not job.done]
+    found, total = len(jobs) - len(missing), len(jobs)
+    failures: list[JobFailure] = []
+    for job in missing:
+        job.path.parent.mkdir(parents=True, exist_ok=True)
+    where = PassSettings(workers, ray, retries=0, ordered=False)
+    with _heard_by(progress) as report:
+
+        def hear(status: JobStatus) -> None:
+            report(JobStatus(found + status.done - len(failures), found, total, status.running))
+
+        if not missing:
+            hear(JobStatus(0, 0, 0, ()))
+        waiting = takewhile(lambda _: keep_going or not failures, missing) if missing else ()
+        for job, failure in where.results(_perform, waiting, None, lambda job: job.name, hear):
+            if failure is None and not job.done:
+                failure = JobFailure(job.name, f"it ended without a valid result at {job.path}")
+            if failure is not None:
+                failures.append(replace(failure, name=job.name))
+    if failures and not keep_going:
+        first, others = failures[0], ", ".join(other.name for other in failures[1:])
+        raise JobError(
+            f"job {first.name} failed{f' (so did {others})' if others else ''}: {first.reason}; "
+            f"{sum(job.done for job in jobs)} of {total} results are kept, mend the cause and run the same "
+            "command again",
+            first.trace,
+        )
+    return JobsRun(len(missing) - len(failures), found, perf_counter() - started, tuple(failures))
+
+
+def _perform(shared: None, job: Job) -> JobFailure | None:
+    """Run one job where this process is; any error becomes a JobFailure."""
+    try:
+        job.call(job.path, *job.arguments)
+    except Exception as error:
+        return failure_of(error)
+    return None

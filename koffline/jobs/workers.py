@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import os
 import pickle
-import queue
 import signal
 import socket
 import sys
 import threading
 import time
 import traceback
-import uuid
 import warnings
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,36 +45,28 @@ class Processes:
 
     def __init__(self, workers: int) -> None:
         self.capacity = workers
-        self._closed, self._lock = False, threading.Lock()
+        self._threads = ThreadPoolExecutor(workers)  # each has an executor of its own
+        self._own = threading.local()
         self._all: list[Any] = []
-        self._idle: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        for _ in range(workers):
-            self._idle.put(self._start())
+        self._lock = threading.Lock()
+        self._closed = False
 
     def place(self, work: bytes, folder: Path) -> Path:
         """Put a packed function with its plan where every worker finds them; return that place."""
         (folder / "work").write_bytes(work)
         return folder / "work"
 
-    def call(self, place: Path, item: bytes) -> Any:
-        """Return what `unpack` makes a value of, or a JobFailure; each thread of this process may ask."""
-        from joblib.externals.loky.process_executor import BrokenProcessPool
+    def submit(self, place: Path, item: bytes, retries: int) -> Future[Any]:
+        """Hand an item to a worker, and to ``retries`` others where they die; see `value_of`."""
+        return self._threads.submit(self._call, place, item, retries)
 
-        executor = self._idle.get()
-        try:
-            with self._lock:  # a process starts before the end or not at all
-                if self._closed:
-                    raise RuntimeError("the workers have ended")
-                future = executor.submit(_perform, place, item)
-            return future.result()
-        except BrokenProcessPool:
-            executor = self._start()
-            return JobFailure("", "a worker process died (killed, or out of memory?)", lost=True)
-        finally:
-            self._idle.put(executor)
+    def cancel(self, future: Future[Any]) -> None:
+        """Nobody will ask for it."""
+        future.cancel()
 
     def close(self, at_once: bool) -> None:
         """Let go of the workers; with ``at_once`` stop what they do."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
         with self._lock:
             self._closed = True
         for executor in self._all:
@@ -85,15 +76,31 @@ class Processes:
         for executor in self._all:
             executor.shutdown()
 
-    def _start(self) -> Any:
+    def _call(self, place: Path, item: bytes, retries: int) -> Any:
+        from joblib.externals.loky.process_executor import BrokenProcessPool
+
+        for _ in range(1 + retries):
+            with self._lock:  # a process starts before the end or not at all
+                if self._closed:
+                    raise RuntimeError("the workers have ended")
+                future = self._executor().submit(_perform, place, item)
+            try:
+                return future.result()
+            except BrokenProcessPool:
+                del self._own.executor
+        return JobFailure("", "a worker process died (killed, or out of memory?)", lost=True)
+
+    def _executor(self) -> Any:
         from joblib.externals.loky import ProcessPoolExecutor
 
-        # A process that has grown by 300 MB gives way to a fresh one between two items, which is no news.
-        warnings.filterwarnings("ignore", "A worker stopped while some jobs were given", UserWarning)
-        one_thread = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
-        executor = ProcessPoolExecutor(1, initializer=_attend, initargs=(os.getpid(),), env=one_thread)
-        self._all.append(executor)
-        return executor
+        if not hasattr(self._own, "executor"):
+            # A process that has grown by 300 MB gives way to a fresh one between two items: no news.
+            warnings.filterwarnings("ignore", "A worker stopped while some jobs were given", UserWarning)
+            one_thread = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+            new = ProcessPoolExecutor(1, initializer=_attend, initargs=(os.getpid(),), env=one_thread)
+            self._own.executor = new
+            self._all.append(new)
+        return self._own.executor
 
 
 class RayCluster:
@@ -105,9 +112,7 @@ class RayCluster:
 
     def __init__(self, address: str, workers: int) -> None:
         self._ray, self._is_own = connect(address, workers)
-        self._perform = self._ray.remote(num_cpus=1, max_retries=0)(_perform)
-        self._closed = False
-        self._running: set[Any] = set()
+        self._perform = self._ray.remote(num_cpus=1)(_perform)
 
     @property
     def capacity(self) -> int:
@@ -118,27 +123,19 @@ class RayCluster:
         """As of `Processes`; what a reference stands for goes to every call, but not from within a list."""
         return [self._ray.put(np.frombuffer(work, dtype=np.uint8))]
 
-    def call(self, place: list[Any], item: bytes) -> Any:
+    def submit(self, place: list[Any], item: bytes, retries: int) -> Future[Any]:
         """As of `Processes`."""
-        if self._closed:
-            raise RuntimeError("the cluster was left")
-        reference = self._perform.remote(place, item)
-        self._running.add(reference)
-        try:
-            return self._ray.get(reference)
-        except self._ray.exceptions.RayError as error:
-            reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
-            reason = f"its Ray worker was lost or lacks koffline ({reason})"
-            lost = not isinstance(error, self._ray.exceptions.RayTaskError)
-            return JobFailure("", reason, str(error), lost=lost)
-        finally:
-            self._running.discard(reference)
+        reference = self._perform.options(max_retries=retries).remote(place, item)
+        future: Future[Any] = reference.future()
+        future.reference = reference  # type: ignore[attr-defined]
+        return future
+
+    def cancel(self, future: Future[Any]) -> None:
+        """As of `Processes`."""
+        self._ray.cancel(future.reference, force=True)  # type: ignore[attr-defined]
 
     def close(self, at_once: bool) -> None:
         """As of `Processes`."""
-        self._closed = True
-        for reference in tuple(self._running):
-            self._ray.cancel(reference, force=True)
         if self._is_own:
             self._ray.shutdown()
 
@@ -167,86 +164,6 @@ def opened(workers: int, ray: str | None, keep: bool = False) -> Iterator[Worker
         if keep:
             del _kept[workers, ray]
         new.close(at_once=not ended_well)
-
-
-def pack(value: Any) -> bytes:
-    """Return what `unpack` and workers unpack, functions of scripts and notebooks too. Raises ConfigError."""
-    import cloudpickle
-
-    try:
-        packed: bytes = cloudpickle.dumps(value, protocol=5)
-    except Exception as error:  # whatever the objects' own pickling raises
-        reason = " ".join(str(error).split())
-        raise ConfigError(f"the work cannot be sent to workers and back ({reason}); use workers=1") from None
-    return packed
-
-
-def unpack(result: Path | np.ndarray) -> Any:
-    """Return the value of what a worker gave back; asked for once. Arrays may be written to."""
-    if isinstance(result, np.ndarray):
-        return pickle.loads(result.data)
-    with result.open("rb") as file:
-        value = pickle.load(file)
-    result.unlink()
-    return value
-
-
-def failure_of(error: Exception) -> JobFailure:
-    """Return the message of an error of ours; of others also their kind and the line they come from."""
-    reason = " ".join(str(error).split())
-    if not isinstance(error, KofflineError):
-        frame = traceback.extract_tb(error.__traceback__)[-1]
-        place = f"{type(error).__name__} at {Path(frame.filename).name}:{frame.lineno}"
-        reason = f"{place}: {reason}" if reason else place
-    kinds = [one.__name__ for one in type(error).__mro__ if issubclass(one, KofflineError)]
-    known = next((kind for kind in kinds if hasattr(errors, kind)), "")
-    return JobFailure("", reason, "".join(traceback.format_exception(error)), known)
-
-
-_received: dict[Any, tuple[Callable[[Any, Any], Any], Any]] = {}  # at a worker: what it has unpacked
-
-
-def _perform(place: Path | list[Any], item: bytes) -> Path | np.ndarray | JobFailure:
-    """At a worker: the packed value of one item, or why there is none. The work is unpacked once.
-
-    The value is a file beside the work or, on Ray, an array of bytes, which Ray does not copy.
-    """
-    try:
-        key = place if isinstance(place, Path) else place[0].hex()
-        if key not in _received:
-            _received.clear()
-            _received[key] = pickle.loads(_read(place))
-        if "torch" in sys.modules:
-            sys.modules["torch"].set_num_threads(1)
-        call, shared = _received[key]
-        packed = pack(call(shared, pickle.loads(item)))
-        if not isinstance(place, Path):
-            return np.frombuffer(packed, dtype=np.uint8)
-        path = place.with_name(uuid.uuid4().hex)
-        path.write_bytes(packed)
-        return path
-    except Exception as error:
-        return failure_of(error)
-
-
-def _read(place: Path | list[Any]) -> Any:
-    if isinstance(place, Path):
-        return place.read_bytes()
-    import ray
-
-    return memoryview(ray.get(place[0]))
-
-
-def _attend(parent: int) -> None:
-    """Leave interrupts to the parent, which stops its workers; but do not outlive it."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-
-    def end_with_parent() -> None:
-        while os.getppid() == parent:
-            time.sleep(1.0)
-        os._exit(1)
-
-    threading.Thread(target=end_with_parent, daemon=True).start()
 
 
 def connect(address: str, workers: int) -> tuple[Any, bool]:
@@ -281,3 +198,71 @@ def connect(address: str, workers: int) -> tuple[Any, bool]:
             "or use local"
         ) from None
     return ray, own
+
+
+def pack(value: Any) -> bytes:
+    """A pickle of anything, functions of scripts and notebooks too. Raises ConfigError."""
+    import cloudpickle
+
+    try:
+        packed: bytes = cloudpickle.dumps(value, protocol=5)
+    except Exception as error:  # whatever the objects' own pickling raises
+        reason = " ".join(str(error).split())
+        raise ConfigError(f"the work cannot be sent to workers and back ({reason}); use workers=1") from None
+    return packed
+
+
+def value_of(future: Future[Any]) -> Any:
+    """The value of an item, or a JobFailure. Arrays may be written to."""
+    try:
+        result = future.result()
+        return result if isinstance(result, JobFailure) else pickle.loads(result)
+    except Exception as error:
+        if not type(error).__module__.startswith("ray."):
+            raise
+        first = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        reason = f"its Ray worker was lost or lacks koffline ({first})"
+        return JobFailure("", reason, str(error), lost="RayTaskError" not in type(error).__name__)
+
+
+def failure_of(error: Exception) -> JobFailure:
+    """The message of an error of ours; of others also their kind and the line they come from."""
+    reason = " ".join(str(error).split())
+    if not isinstance(error, KofflineError):
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        place = f"{type(error).__name__} at {Path(frame.filename).name}:{frame.lineno}"
+        reason = f"{place}: {reason}" if reason else place
+    kinds = [one.__name__ for one in type(error).__mro__ if issubclass(one, KofflineError)]
+    known = next((kind for kind in kinds if hasattr(errors, kind)), "")
+    return JobFailure("", reason, "".join(traceback.format_exception(error)), known)
+
+
+_received: dict[str, tuple[Callable[[Any, Any], Any], Any]] = {}  # at a worker: what it has unpacked
+
+
+def _perform(place: Path | list[Any], item: bytes) -> Any:
+    """At a worker: the packed value of one item, as bytes that Ray does not copy, or why there is none."""
+    try:
+        key = str(place)
+        if key not in _received:  # the work is unpacked once
+            _received.clear()
+            work = place.read_bytes() if isinstance(place, Path) else sys.modules["ray"].get(place[0])
+            _received[key] = pickle.loads(work)
+        if "torch" in sys.modules:
+            sys.modules["torch"].set_num_threads(1)
+        call, shared = _received[key]
+        return np.frombuffer(pack(call(shared, pickle.loads(item))), dtype=np.uint8)
+    except Exception as error:
+        return failure_of(error)
+
+
+def _attend(parent: int) -> None:
+    """Leave interrupts to the parent, which stops its workers; but do not outlive it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+    def end_with_parent() -> None:
+        while os.getppid() == parent:
+            time.sleep(1.0)
+        os._exit(1)
+
+    threading.Thread(target=end_with_parent, daemon=True).start()

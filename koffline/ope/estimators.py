@@ -3,26 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
-from functools import partial
+import math
+from collections.abc import Iterator
+from typing import Any
 
 import torch
 
 from koffline.config import EvaluationSettings
 from koffline.errors import KofflineError
 from koffline.ope.closed_form import closed_form, drl
-from koffline.ope.direct import estimate_by_networks, replica_interval
 from koffline.ope.estimate import BoundRow
 from koffline.ope.importance import estimate_one
 from koffline.ope.intervals import IntervalResult, make_interval
 from koffline.ope.intervals.resampling import last_layer_bootstrap
-from koffline.ope.limits import contradiction
+from koffline.ope.limits import NOTABLE, contradiction
 from koffline.ope.names import (
     BOOTSTRAP_PIVOT,
     CERTIFIED_EPISODE_KINDS,
     CERTIFIED_KINDS,
     CERTIFIED_SYSTEM_KINDS,
-    DEFAULT,
     EPISODE_KINDS,
     EPISODES_T,
     FITTED,
@@ -32,12 +31,55 @@ from koffline.ope.names import (
     check_interval,
 )
 from koffline.ope.residuals import OutOfBag
-from koffline.ope.results import Interval, PointEstimate, Unavailable
+from koffline.ope.results import Interval, PointEstimate, Unavailable, plain
 from koffline.ope.workspace import Workspace
 
+_LARGE_RESIDUAL = 3.0  # times the rms return; a value function that is zero everywhere stays below one
 _OTHER_STARTS = (
     "it estimates the return of the logged episodes, and other start states were given; leave them out"
 )
+
+
+def estimate_by_networks(workspace: Workspace, head: str) -> PointEstimate:
+    """Mean over the replicas of the whole log; interval from the spread of the resampled ones."""
+    fitted, residuals = workspace.fitted, workspace.residuals
+    interval, heads = fitted.interval(head), fitted.estimate_by_head()
+    full, resampled = fitted.kept_values(head)
+    diagnostics = {
+        "held_out_kernel_loss": residuals.held_out_kernel_loss,
+        "held_out_kernel_ratio": residuals.held_out_ratio,
+        "effective_bandwidth": fitted.bandwidth,
+        "estimates_by_head": heads,
+        "head_disagreement": max(heads.values()) - min(heads.values()),
+        "replica_standard_deviation": float(fitted.kept_values(fitted.head)[1].std(ddof=1)),
+        "residual_rms": residuals.rms,
+        "residual_mean": residuals.mean,
+        "training_steps": fitted.record.steps,
+    }
+    diagnostics = {name: plain(value) for name, value in diagnostics.items()}
+    return PointEstimate(
+        name=head,
+        value=float(full.mean()),
+        standard_error=float(resampled.std(ddof=1)),
+        interval=interval,
+        warnings=tuple(_doubts(workspace, diagnostics, interval)),
+        diagnostics=diagnostics,
+    )
+
+
+def _doubts(workspace: Workspace, diagnostics: dict[str, Any], interval: Interval) -> Iterator[str]:
+    """Reasons to distrust the trained networks."""
+    fitted, scale, rms = workspace.fitted, workspace.problem.reward_scale, diagnostics["residual_rms"]
+    if diagnostics["head_disagreement"] > max(0.5 * interval.width, NOTABLE * scale):
+        heads = ", ".join(f"{name} {value:.4g}" for name, value in diagnostics["estimates_by_head"].items())
+        yield f"Estimators that should agree do not ({heads}); train longer or collect more data."
+    if not fitted.alive.all():
+        yield f"{fitted.describe_diverged()}, and were left out; lower learning_rate."
+    if rms is None or rms > _LARGE_RESIDUAL * scale:
+        yield (
+            f"Bellman residuals (rms {math.inf if rms is None else rms:.3g}) are larger than the logged "
+            f"returns themselves (rms {scale:.3g}): nothing was learnt; lower learning_rate."
+        )
 
 
 def estimate_by_importance(workspace: Workspace, name: str) -> PointEstimate | Unavailable:
@@ -56,41 +98,24 @@ def estimate_by_importance(workspace: Workspace, name: str) -> PointEstimate | U
 
 
 def estimate_in_features(workspace: Workspace, name: str) -> PointEstimate:
-    """One of the closed forms in the features of the settings."""
-    settings = workspace.settings
-    return closed_form(name, workspace.system, settings.level, settings.seed)
-
-
-def estimate_doubly_robust_marginal(workspace: Workspace) -> PointEstimate:
-    """Marginalised weights in features beside the kernel-loss networks, the networks out of bag."""
-    settings = workspace.settings
+    """One of the closed forms in the features of the settings; ``drl`` beside networks, out of bag."""
+    system, level, seed = workspace.system, workspace.settings.level, workspace.settings.seed
+    if name != "drl":
+        return closed_form(name, system, level, seed)
     values = workspace.row_values if workspace.log.is_whole else OutOfBag.of(workspace.fitted).in_features
-    return drl(workspace.system, values, settings.level, settings.seed)
-
-
-RUN: dict[str, Callable[[Workspace], PointEstimate | Unavailable]] = {
-    **{name: partial(estimate_by_networks, head=name) for name in FITTED},
-    **{name: partial(estimate_in_features, name=name) for name in ("mql", "lstdq", "mwl", "dualdice")},
-    **{name: partial(estimate_by_importance, name=name) for name in OVER_EPISODES},
-    "drl": estimate_doubly_robust_marginal,
-}
+    return drl(system, values, level, seed)
 
 
 def run_estimator(workspace: Workspace, name: str) -> PointEstimate | Unavailable:
     """The estimate with the interval that the settings ask for, as far as the log allows one."""
     check_interval(name, workspace.settings.interval)
-    found = RUN[name](workspace)
+    run = estimate_by_networks if name in FITTED else estimate_in_features
+    found = estimate_by_importance(workspace, name) if name in OVER_EPISODES else run(workspace, name)
     if isinstance(found, Unavailable):
         return found
-    return _settle(workspace, _with_interval(workspace, name, found))
-
-
-def _settle(workspace: Workspace, found: PointEstimate) -> PointEstimate:
-    """Leave an interval out that would be made up, and cut one to the values that are possible."""
-    limits = workspace.limits
-    if found.name in OVER_EPISODES:
-        limits = limits.of_logged_returns()
-    return limits.settle(found, _reasons(workspace, found))
+    found = _with_interval(workspace, name, found)
+    limits = workspace.limits.of_logged_returns() if name in OVER_EPISODES else workspace.limits
+    return limits.settle(found, _reasons(workspace, found))  # no interval that would be made up or impossible
 
 
 def _reasons(workspace: Workspace, found: PointEstimate) -> list[str] | None:
@@ -103,7 +128,7 @@ def _reasons(workspace: Workspace, found: PointEstimate) -> list[str] | None:
     reasons = workspace.limits.reasons_for_no_interval(by_rows)
     if found.name in (*FITTED, *WITH_MODEL, "drl"):
         fitted = workspace.fitted
-        heads = {head: replica_interval(fitted, head) for head in fitted.estimate_by_head()}
+        heads = {head: fitted.interval(head) for head in fitted.estimate_by_head()}
         clash = contradiction(heads, fitted.problem.reward_scale)
         reasons += [clash] if clash else []
     return reasons
@@ -111,16 +136,13 @@ def _reasons(workspace: Workspace, found: PointEstimate) -> list[str] | None:
 
 def _with_interval(workspace: Workspace, name: str, found: PointEstimate) -> PointEstimate:
     """The estimate with the kind of interval that the settings ask for."""
-    kind = workspace.settings.interval
-    if kind == DEFAULT:
-        return found
-    if kind in EPISODE_KINDS:
-        guesses = _guesses(workspace.settings, with_norm=False) if kind in CERTIFIED_KINDS else ()
-        return dataclasses.replace(found, warnings=(*found.warnings, *guesses))
-    if found.interval is not None and found.interval.kind == kind:
+    settings, kind = workspace.settings, workspace.settings.interval
+    if kind in CERTIFIED_EPISODE_KINDS:
+        warnings = (*found.warnings, *_guesses(settings, with_norm=False))
+        return dataclasses.replace(found, warnings=warnings)
+    if kind not in SYSTEM_KINDS or (found.interval is not None and found.interval.kind == kind):
         return found
     if kind == BOOTSTRAP_PIVOT and name in FITTED:
-        settings = workspace.settings
         interval = last_layer_bootstrap(workspace.fitted, name, settings.level, settings.seed)
         return dataclasses.replace(found, interval=interval)
     return _with_result(found, system_interval(workspace, kind))
@@ -128,17 +150,16 @@ def _with_interval(workspace: Workspace, name: str, found: PointEstimate) -> Poi
 
 def system_interval(workspace: Workspace, kind: str) -> IntervalResult:
     """An interval for the value from the problem in fixed features, whatever the estimator."""
-    settings = workspace.settings
-    system = workspace.fixed_system if kind in CERTIFIED_SYSTEM_KINDS else workspace.held_system
+    settings, is_certified = workspace.settings, kind in CERTIFIED_SYSTEM_KINDS
     result = make_interval(
         kind,
-        system,
+        workspace.fixed_system if is_certified else workspace.held_system,
         level=settings.level,
         norm_bound=settings.norm_bound,
         reward_bounds=settings.reward_bounds,
         seed=settings.seed,
     )
-    guesses = _guesses(settings, with_norm=True) if kind in CERTIFIED_SYSTEM_KINDS else ()
+    guesses = _guesses(settings, with_norm=True) if is_certified else ()
     return dataclasses.replace(result, warnings=(*result.warnings, *guesses))
 
 
@@ -162,12 +183,9 @@ def bounds_of(workspace: Workspace, estimates: dict[str, PointEstimate]) -> tupl
     kinds = [kind for kind in SYSTEM_KINDS if kind != BOOTSTRAP_PIVOT]
     rows = [_bound(workspace, kind) for kind in kinds if not set(estimates) <= set(OVER_EPISODES)]
     for kind in CERTIFIED_EPISODE_KINDS:
-        made = [
-            (name, estimates[name].diagnostics["intervals"][kind])
-            for name in ("is", "pdis")
-            if name in estimates and kind in estimates[name].diagnostics["intervals"]
-        ]
-        rows += [BoundRow(f"{kind} ({name})", Interval(**interval), None) for name, interval in made]
+        for name in ("is", "pdis"):
+            made = estimates[name].diagnostics["intervals"] if name in estimates else {}
+            rows += [BoundRow(f"{kind} ({name})", Interval(**made[kind]), None)] if kind in made else []
     return tuple(rows)
 
 
@@ -190,18 +208,10 @@ def _with_result(found: PointEstimate, result: IntervalResult) -> PointEstimate:
     """The estimate with that interval, what it rests on, and a word where the two do not agree."""
     warnings = [*found.warnings, *result.warnings]
     if result.interval is not None and not result.interval.holds(found.value):
-        warnings.append(
-            f"The {result.kind} interval does not hold the estimate {found.value:.4g}: it comes from fixed "
-            f"features, whose own fit says {result.value:.4g}."
-            if result.value is not None
-            else f"The {result.kind} interval does not hold the estimate {found.value:.4g}."
-        )
-    details = result.as_dict()
-    details.pop("interval")
-    details.pop("warnings")
+        own = "" if result.value is None else f": fixed features say {result.value:.4g}"
+        warnings.append(f"The {result.kind} interval does not hold the estimate {found.value:.4g}{own}.")
+    details = {key: part for key, part in result.as_dict().items() if key not in ("interval", "warnings")}
+    diagnostics = {**found.diagnostics, "interval": details}
     return dataclasses.replace(
-        found,
-        interval=result.interval,
-        warnings=tuple(warnings),
-        diagnostics={**found.diagnostics, "interval": details},
+        found, interval=result.interval, warnings=tuple(warnings), diagnostics=diagnostics
     )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
+import operator
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -17,19 +19,12 @@ from koffline.data.transitions import Transitions
 from koffline.errors import ConfigError, DataError, KofflineError
 from koffline.fitting import Progress, threads
 from koffline.ope.diagnostics import common_diagnostics, common_warnings
-from koffline.ope.direct import fitted_value_function, make_evidence
-from koffline.ope.estimate import Estimate, EstimateRow, EstimateTable
+from koffline.ope.estimate import Estimate, EstimateRow, EstimateTable, Evidence
 from koffline.ope.estimators import bounds_of, run_estimator
+from koffline.ope.learning import start_values
 from koffline.ope.limits import NOTABLE
-from koffline.ope.names import (
-    DEFAULT,
-    ESTIMATORS,
-    FITTED,
-    check_estimator,
-    check_interval,
-    kinds_for,
-)
-from koffline.ope.results import Interval, PointEstimate, Unavailable
+from koffline.ope.names import DEFAULT, ESTIMATORS, FITTED, check_estimator, check_interval, kinds_for
+from koffline.ope.results import PointEstimate, Unavailable
 from koffline.ope.stream_settings import StreamSettings
 from koffline.ope.working_log import hold
 from koffline.ope.workspace import Workspace
@@ -44,9 +39,6 @@ def evaluate(
     policy: Any,
     gamma: float | None = None,
     *,
-    estimator: str | None = None,
-    level: float | None = None,
-    seed: int | None = None,
     initial_observations: np.ndarray | None = None,
     settings: EvaluationSettings | None = None,
     stream: StreamSettings | None = None,
@@ -58,8 +50,8 @@ def evaluate(
     policy: anything ``koffline.load_policy`` reads, a policy object, or a callable from observations (N, …)
     to probabilities (N, n) or actions (N, k). gamma: the discount, inside (0, 1); the log's own hint when
     None. initial_observations (E, …): start states that replace the first steps of the log's episodes (all
-    rows, where there are no episodes). estimator, level, seed and further ``options`` are fields of
-    ``koffline.config.EvaluationSettings``. Where the log lies (``open_transitions(path, lazy=True)``)
+    rows, where there are no episodes). options: fields of ``koffline.config.EvaluationSettings``, such as
+    estimator, level and seed. Where the log lies (``open_transitions(path, lazy=True)``)
     changes nothing. Of one with more than ``sample_rows`` rows, networks are trained on whole episodes of
     about so many, and their last layers, start states and importance weights come from passes over all of
     it; ``stream`` says how it is read.
@@ -67,8 +59,7 @@ def evaluate(
     the same machine; other processors may round differently.
     (Feng et al. 2019, equ:vstat)
     """
-    given = {"gamma": gamma, "estimator": estimator, "level": level, "seed": seed, **options}
-    settings = merge_settings(transitions, settings, given)
+    settings = merge_settings(transitions, settings, {"gamma": gamma, **options})
     check_interval(settings.estimator, settings.interval)
     with open_workspace(transitions, policy, settings, initial_observations, stream, progress) as workspace:
         found = run_estimator(workspace, settings.estimator)
@@ -77,7 +68,7 @@ def evaluate(
         diagnostics = {**common_diagnostics(workspace), **found.diagnostics}
         warnings = [*common_warnings(workspace, diagnostics), *found.warnings]
         is_fitted = settings.estimator in FITTED
-        evidence = make_evidence(workspace) if is_fitted else None
+        evidence = _evidence(workspace) if is_fitted else None
     return Estimate(
         value=found.value,
         interval=found.interval,
@@ -86,8 +77,31 @@ def evaluate(
         settings=settings.model_dump(exclude={"gamma", "estimator", "seed"}),
         warnings=tuple(warnings),
         evidence=evidence,
-        value_function=fitted_value_function(workspace.fitted, workspace.transitions) if is_fitted else None,
+        value_function=workspace.fitted.value_function(workspace.transitions) if is_fitted else None,
         **workspace.describe(),
+    )
+
+
+def _evidence(workspace: Workspace) -> Evidence:
+    """Arrays for the plots."""
+    fitted, coverage = workspace.fitted, workspace.coverage
+    record, full = fitted.record, fitted.ensemble.full
+    steps = np.array(record.probe_steps)
+    losses = record.losses.T.numpy()
+    at = np.minimum(np.searchsorted(np.array(record.loss_steps), steps), losses.shape[1] - 1)
+    starts = start_values(fitted.chosen, fitted.problem)[:full].cpu().numpy()[fitted.alive[:full]]
+    starts, relevant = starts[:, fitted.problem.start_weights > 0.0], coverage.weights > 0.0
+    return Evidence(
+        steps=steps,
+        objective=losses[:, at],
+        values=torch.stack(record.probes).T.numpy(),
+        residuals=workspace.residuals.sample,
+        initial_values=starts.mean(axis=0),
+        action_support=coverage.ratios[relevant],
+        support_weights=coverage.weights[relevant],
+        support_label="distance to the nearest logged row / the log's own spacing",
+        replica_values=fitted.replica_values[fitted.head],
+        replica_roles=fitted.ensemble.roles,
     )
 
 
@@ -106,7 +120,7 @@ def open_workspace(
     """
     policy = as_policy(policy, transitions.action_space, transitions.observation_shape)
     stream = stream or StreamSettings()
-    with torch.no_grad(), threads(settings.threads), stream.passes.kept():
+    with torch.no_grad(), threads(settings.threads), stream.kept():
         log = hold(transitions, settings.sample_rows, settings.seed, stream, progress)
         _check_rows(log.sample.transitions)
         if initial_observations is not None:
@@ -139,12 +153,11 @@ def merge_settings(
 
 def _check_rows(transitions: Transitions) -> None:
     """DataError for a single row, or a single one that counts."""
-    if len(transitions) < 2:
-        raise DataError("the log has 1 row; an estimate needs at least 2, an honest one hundreds")
-    if transitions.weights is not None and np.count_nonzero(transitions.weights) < 2:
-        raise DataError(
-            "weights leave fewer than 2 rows; an estimate needs at least 2, an honest one hundreds"
-        )
+    weights = transitions.weights
+    rows = len(transitions) if weights is None else np.count_nonzero(weights)
+    if rows < 2:
+        found = "the log has 1 row" if weights is None else "weights leave fewer than 2 rows"
+        raise DataError(f"{found}; an estimate needs at least 2, an honest one hundreds")
 
 
 def _checked_starts(transitions: Transitions, given: Any) -> np.ndarray:
@@ -173,8 +186,6 @@ def estimate_all(
     *,
     names: str | Sequence[str] | None = None,
     bounds: bool = True,
-    level: float | None = None,
-    seed: int | None = None,
     initial_observations: np.ndarray | None = None,
     settings: EvaluationSettings | None = None,
     stream: StreamSettings | None = None,
@@ -188,12 +199,8 @@ def estimate_all(
     little more than ``kloss`` alone. One that does not apply to this log (no episodes, no probabilities …)
     is a row with its reason. Raises KofflineError for what concerns them all.
     """
-    settings = merge_settings(
-        transitions, settings, {"gamma": gamma, "level": level, "seed": seed, **options}
-    )
-    if isinstance(names, str):
-        names = (names,)
-    wanted = list(names or ESTIMATORS)
+    settings = merge_settings(transitions, settings, {"gamma": gamma, **options})
+    wanted = [names] if isinstance(names, str) else list(names or ESTIMATORS)
     for name in wanted:
         check_estimator(name)
     if settings.interval != DEFAULT:
@@ -224,31 +231,23 @@ def _row(name: str, family: str, workspace: Workspace) -> EstimateRow:
         found: PointEstimate | Unavailable = run_estimator(workspace, name)
     except (KofflineError, torch.linalg.LinAlgError) as error:
         found = Unavailable(name, str(error))
-    seconds = time.perf_counter() - started
-    if isinstance(found, Unavailable):
-        return EstimateRow(name, family, None, found.reason, seconds)
-    return EstimateRow(name, family, found, None, seconds)
+    estimate, reason = (None, found.reason) if isinstance(found, Unavailable) else (found, None)
+    return EstimateRow(name, family, estimate, reason, time.perf_counter() - started)
 
 
 def _disagreement(rows: Sequence[EstimateRow], workspace: Workspace) -> list[str]:
     """A sentence on the two families whose intervals lie farthest apart, where they do not meet."""
-    least = NOTABLE * workspace.problem.reward_scale
-    worst, found = least, []
-    for one in rows:
-        for other in rows:
-            low, high = (row.estimate.interval if row.estimate else None for row in (one, other))
-            if one.family == other.family or low is None or high is None:
-                continue
-            gap = high.low - low.high
-            if gap > worst:
-                worst = gap
-                found = [
-                    f"Families disagree: {one.name} ({one.family}) says {_span(low)}, {other.name} "
-                    f"({other.family}) {_span(high)}; their assumptions cannot all hold on this log: look at "
-                    "coverage, effective sample sizes and `koffline diagnose` before trusting either."
-                ]
-    return found
-
-
-def _span(interval: Interval) -> str:
-    return f"[{interval.low:.4g}, {interval.high:.4g}]"
+    known = [(row, row.estimate.interval) for row in rows if row.estimate and row.estimate.interval]
+    apart = [
+        (high.low - low.high, one, low, other, high)
+        for (one, low), (other, high) in itertools.permutations(known, 2)
+        if one.family != other.family and high.low - low.high > NOTABLE * workspace.problem.reward_scale
+    ]
+    if not apart:
+        return []
+    _, one, low, other, high = max(apart, key=operator.itemgetter(0))
+    return [
+        f"Families disagree: {one.name} ({one.family}) says [{low.low:.4g}, {low.high:.4g}], {other.name} "
+        f"({other.family}) [{high.low:.4g}, {high.high:.4g}]; their assumptions cannot all hold on this log: "
+        "look at coverage, effective sample sizes and `koffline diagnose` before trusting either."
+    ]

@@ -10,7 +10,7 @@ import dataclasses
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from koffline.kernels import FourierFeatures, Gaussian, median_bandwidth, random_fourier_features
 from koffline.ope.problem import EvaluationProblem
-from koffline.ope.working_log import S
+from koffline.ope.working_log import S, Sums
 from koffline.solvers.features import FeatureMap, RandomFourierFeatures
 from koffline.solvers.linear import combine_features, free_parameters
 
@@ -67,7 +67,10 @@ class FeatureSystem:
 
     def fold(self, summarise: Callable[[FeatureSystem], S]) -> S:
         """The sum over all rows of the log of what a function makes of a part, in these features."""
-        return summarise(self) if self.log is None else self.log.fold(summarise)
+        if self.log is None:
+            return summarise(self)
+        found: S = self.log.fold(partial(_summarise, self.log.make, summarise))
+        return found
 
     @property
     def log_rows(self) -> int:
@@ -90,9 +93,7 @@ class FeatureSystem:
     @cached_property
     def start_mean(self) -> Float[Tensor, " parameter"]:
         """c = E φ(s0, a), (p,): the value of θ is cᵀθ."""
-        if self.log is not None and not self.fixed_starts:
-            return self.fold(start_features).mean
-        return start_features(self).mean
+        return start_features(self).mean if self.fixed_starts else self.fold(start_features).mean
 
     @cached_property
     def projected(self) -> Float[Tensor, "instrument column"]:
@@ -119,14 +120,29 @@ class FeatureSystem:
 
 
 @dataclass(frozen=True, eq=False)
-class StartFeatures:
+class SystemsOfLog:
+    """All rows of a log in one set of features: how parts are reached, how each is seen, and their number."""
+
+    fold: Callable[[Callable[[EvaluationProblem, np.ndarray], Any]], Any]
+    make: Callable[[EvaluationProblem, np.ndarray], FeatureSystem]
+    rows: int
+
+
+def _summarise(
+    make: Callable[[EvaluationProblem, np.ndarray], FeatureSystem],
+    summarise: Callable[[FeatureSystem], S],
+    problem: EvaluationProblem,
+    units: np.ndarray,
+) -> S:
+    return summarise(make(problem, units))
+
+
+@dataclass(frozen=True, eq=False)
+class StartFeatures(Sums):
     """Σ w φ(s0) (p,) and Σ w over start states."""
 
     total: Float[Tensor, " parameter"]
     weight: float
-
-    def __add__(self, other: StartFeatures) -> StartFeatures:
-        return StartFeatures(self.total + other.total, self.weight + other.weight)
 
     @property
     def mean(self) -> Float[Tensor, " parameter"]:
@@ -139,73 +155,44 @@ def start_features(system: FeatureSystem) -> StartFeatures:
     return StartFeatures(system.start_weights @ system.starts, float(system.start_weights.sum()))
 
 
-@dataclass(frozen=True, eq=False)
-class SystemOfPart:
-    """How rows become columns: features, instruments and constants chosen once for a whole log."""
+def system_of_part(
+    problem: EvaluationProblem,
+    units: np.ndarray | None = None,
+    *,
+    features: FeatureMap,
+    instruments: FourierFeatures,
+    bandwidth: float,
+    gamma: float,
+    constant: bool = True,
+    log_units: int = 0,
+) -> FeatureSystem:
+    """The columns of a problem by what was chosen once for a whole log: features, instruments, constants.
 
-    features: FeatureMap
-    instruments: FourierFeatures
-    bandwidth: float
-    gamma: float
-    constant: bool
-    log_units: int = 0
-
-    @classmethod
-    def of(cls, system: FeatureSystem, features: FeatureMap, log_units: int) -> SystemOfPart:
-        """As another system was made, in these features, for parts of a log of so many units."""
-        constant = system.constants > 0
-        return cls(features, system.instruments, system.bandwidth, system.gamma, constant, log_units)
-
-    def __call__(self, problem: EvaluationProblem, units: np.ndarray | None = None) -> FeatureSystem:
-        """The columns of a problem. units: their numbers in the log, where that has others too."""
-        mapping, constant, scale = self.features, self.constant, problem.reward_scale
-        return FeatureSystem(
-            now=_columns(mapping, problem.inputs[:, None], problem.readout, constant),
-            later=_columns(mapping, problem.next_inputs, problem.next_probabilities, constant),
-            starts=_columns(mapping, problem.start_inputs, problem.start_probabilities, constant),
-            rewards=torch.as_tensor(problem.rewards) * scale,
-            discounts=torch.as_tensor(problem.discounts),
-            row_weights=torch.as_tensor(problem.row_weights),
-            start_weights=torch.as_tensor(problem.start_weights),
-            kernel_inputs=torch.as_tensor(problem.kernel_inputs, dtype=torch.float64),
-            instruments=self.instruments,
-            bandwidth=self.bandwidth,
-            unit_starts=problem.episode_starts,
-            fixed_starts=problem.fixed_starts,
-            start_draws=problem.start_inputs.shape[1],
-            value_bounds=(problem.value_bounds[0] * scale, problem.value_bounds[1] * scale),
-            reward_scale=scale,
-            gamma=self.gamma,
-            constants=(problem.n_actions or 1) if constant else 0,
-            units=units,
-            log_units=self.log_units,
-            problem=problem,
-        )
-
-
-@dataclass(frozen=True, eq=False)
-class SystemsOfLog:
-    """All rows of a log in one set of features, part by part."""
-
-    fold_problems: Callable[[Callable[[EvaluationProblem, np.ndarray], Any]], Any]
-    make: SystemOfPart
-    rows: int
-
-    def fold(self, summarise: Callable[[FeatureSystem], S]) -> S:
-        """The sum over parts of what a function makes of each."""
-        found: S = self.fold_problems(_InFeatures(self.make, summarise))
-        return found
-
-
-@dataclass(frozen=True, eq=False)
-class _InFeatures:
-    """What a function of columns makes of a problem."""
-
-    make: SystemOfPart
-    summarise: Callable[[FeatureSystem], Any]
-
-    def __call__(self, problem: EvaluationProblem, units: np.ndarray) -> Any:
-        return self.summarise(self.make(problem, units))
+    units: their numbers in the log, where that has others too, ``log_units`` in all.
+    """
+    columns, scale = partial(_columns, features, constant), problem.reward_scale
+    return FeatureSystem(
+        now=columns(problem.inputs[:, None], problem.readout),
+        later=columns(problem.next_inputs, problem.next_probabilities),
+        starts=columns(problem.start_inputs, problem.start_probabilities),
+        rewards=torch.as_tensor(problem.rewards) * scale,
+        discounts=torch.as_tensor(problem.discounts),
+        row_weights=torch.as_tensor(problem.row_weights),
+        start_weights=torch.as_tensor(problem.start_weights),
+        kernel_inputs=torch.as_tensor(problem.kernel_inputs, dtype=torch.float64),
+        instruments=instruments,
+        bandwidth=bandwidth,
+        unit_starts=problem.episode_starts,
+        fixed_starts=problem.fixed_starts,
+        start_draws=problem.start_inputs.shape[1],
+        value_bounds=(problem.value_bounds[0] * scale, problem.value_bounds[1] * scale),
+        reward_scale=scale,
+        gamma=gamma,
+        constants=(problem.n_actions or 1) if constant else 0,
+        units=units,
+        log_units=log_units,
+        problem=problem,
+    )
 
 
 def default_features(
@@ -236,26 +223,18 @@ def make_feature_system(
     multiple of the median distance between rows. Raises DataError.
     """
     mapping = default_features(problem, seed=seed) if features is None else features
-    chosen, width = make_instruments(problem, bandwidth, instruments, seed)
-    system = SystemOfPart(mapping, chosen, width, gamma, constant)(problem)
-    return dataclasses.replace(system, start_noise=_start_noise(mapping, problem, constant))
-
-
-def make_instruments(
-    problem: EvaluationProblem, bandwidth: float, count: int, seed: int
-) -> tuple[FourierFeatures, float]:
-    """ψ of a Gaussian kernel on the problem's kernel inputs, and the kernel's bandwidth in their units.
-
-    bandwidth: a multiple of the median distance between rows.
-    """
     kernel_inputs = torch.as_tensor(problem.kernel_inputs, dtype=torch.float64)
     width = bandwidth * median_bandwidth(kernel_inputs[torch.as_tensor(problem.row_weights > 0.0)])
     generator = torch.Generator().manual_seed(seed)
-    return random_fourier_features(Gaussian(width), kernel_inputs.shape[1], count, generator), width
+    psi = random_fourier_features(Gaussian(width), kernel_inputs.shape[1], instruments, generator)
+    system = system_of_part(
+        problem, features=mapping, instruments=psi, bandwidth=width, gamma=gamma, constant=constant
+    )
+    return dataclasses.replace(system, start_noise=_start_noise(mapping, problem, constant))
 
 
 def _columns(
-    features: FeatureMap, inputs: np.ndarray, readout: np.ndarray | None, constant: bool
+    features: FeatureMap, constant: bool, inputs: np.ndarray, readout: np.ndarray | None
 ) -> Float[Tensor, "row parameter"]:
     """φ (N, p) of inputs (N, m, d), averaged over the m draws, in blocks."""
     parts = []
@@ -279,7 +258,7 @@ def _start_noise(
     shares = problem.start_weights / problem.start_weights.sum()
     form: Tensor | None = None
     for share, inputs in zip(shares, problem.start_inputs, strict=True):
-        drawn = _columns(features, inputs[:, None], None, constant)  # (m, p)
+        drawn = _columns(features, constant, inputs[:, None], None)  # (m, p)
         drawn = (drawn - drawn.mean(dim=0)) * (share / math.sqrt(draws * (draws - 1)))
         form = drawn.mT @ drawn if form is None else form.addmm_(drawn.mT, drawn)
     assert form is not None  # a problem has start states

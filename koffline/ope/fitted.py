@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Protocol, runtime_checkable
+from functools import cached_property, partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,18 +16,24 @@ from torch import Tensor
 
 from koffline.batches import Table
 from koffline.config import EvaluationSettings
-from koffline.fitting import FitRecord, Progress
+from koffline.data.transitions import Transitions
+from koffline.errors import KofflineError
+from koffline.fitting import FitRecord, Progress, threads
 from koffline.kernels import FourierFeatures, Gaussian, median_bandwidth, random_fourier_features
-from koffline.ope.ensemble import Ensemble, Resampling
 from koffline.ope.last_layer import (
     LinearSystems,
     accumulate_systems,
     minimise_kernel_loss,
     solve_temporal_difference,
 )
-from koffline.ope.learning import fit_features, make_table, start_values
-from koffline.ope.problem import EvaluationProblem
-from koffline.ope.working_log import S
+from koffline.ope.learning import Ensemble, Resampling, draw_ensemble, fit_features, make_table, start_values
+from koffline.ope.names import BOOTSTRAP
+from koffline.ope.problem import EvaluationProblem, prepare_problem
+from koffline.ope.provenance import Provenance
+from koffline.ope.results import Interval
+from koffline.ope.value_functions import ACTION, ValueFunction
+from koffline.ope.working_log import S, Sums
+from koffline.policies import Policy
 from koffline.replicas import StackedMLP
 
 _PROBE_STARTS = 1000
@@ -36,64 +43,47 @@ ROUNDS = (2000, 6000, 8000)  # coverage was tested at the first: never fewer
 _LEAST = 0.01  # of the rms return: less is no difference
 
 
-@runtime_checkable
-class Fold(Protocol):
-    """The sum over parts of a log of what a function makes of each: of a part's problem and its units."""
+Summarise = Callable[[EvaluationProblem, np.ndarray], S]  # what is left of a part of a log, of its units
+Fold = Callable[[Summarise[Any]], Any]  # the sum over parts of a log of what a function makes of each
+_ASSUMPTIONS = (
+    "Standard deviation over networks retrained on resampled {units}, Student t: it covers the choice of "
+    "{units}, start states and training noise, not what the log or the network cannot express."
+)
 
-    def __call__(self, summarise: Callable[[EvaluationProblem, np.ndarray], S], /) -> S:
-        """Over the whole log."""
-        ...
 
-
-@dataclass(frozen=True, eq=False)
-class SystemsOfPart:
+def systems_of_part(
+    network: StackedMLP,
+    instruments: FourierFeatures,
+    resampling: Resampling,
+    problem: EvaluationProblem,
+    units: np.ndarray,
+) -> LinearSystems:
     """The linear systems of all replicas' last layers, from a part of the log."""
-
-    network: StackedMLP
-    instruments: FourierFeatures
-    resampling: Resampling
-
-    def __call__(self, problem: EvaluationProblem, units: np.ndarray) -> LinearSystems:
-        """Sums over its rows."""
-        device = str(self.network.flat.device)
-        weights = self.resampling.row_counts(problem, units) * problem.row_weights
-        table = make_table(problem, device)
-        return accumulate_systems(
-            self.network, table, self.instruments, torch.as_tensor(weights, device=device)
-        )
+    device = str(network.flat.device)
+    weights = torch.as_tensor(resampling.row_counts(problem, units) * problem.row_weights, device=device)
+    return accumulate_systems(network, make_table(problem, device), instruments, weights)
 
 
 @dataclass(frozen=True, eq=False)
-class StartSums:
-    """Σ w and, by head, Σ w v of start states' values v, for every replica (R,)."""
+class StartSums(Sums):
+    """Σ w and, by head, Σ w v of start states' values v, for every replica: (R,) and (H, R)."""
 
     weights: Tensor
-    values: dict[str, Tensor]
-
-    def __add__(self, other: StartSums) -> StartSums:
-        values = {name: value + other.values[name] for name, value in self.values.items()}
-        return StartSums(self.weights + other.weights, values)
+    values: Tensor
 
     @classmethod
     def of(cls, heads: dict[str, StackedMLP], problem: EvaluationProblem, weights: Tensor) -> StartSums:
         """Of weights (R, E)."""
-        values = {}
-        for name, network in heads.items():
-            values[name] = (start_values(network, problem).cpu() * weights).sum(dim=1)
-        return cls(weights.sum(dim=1), values)
+        values = [(start_values(network, problem).cpu() * weights).sum(dim=1) for network in heads.values()]
+        return cls(weights.sum(dim=1), torch.stack(values))
 
 
-@dataclass(frozen=True, eq=False)
-class StartsOfPart:
+def starts_of_part(
+    heads: dict[str, StackedMLP], resampling: Resampling, problem: EvaluationProblem, units: np.ndarray
+) -> StartSums:
     """The values of a part's start states by every head."""
-
-    heads: dict[str, StackedMLP]
-    resampling: Resampling
-
-    def __call__(self, problem: EvaluationProblem, units: np.ndarray) -> StartSums:
-        """Sums over its start states."""
-        weights = self.resampling.start_counts(problem, units) * problem.start_weights
-        return StartSums.of(self.heads, problem, torch.as_tensor(weights))
+    weights = resampling.start_counts(problem, units) * problem.start_weights
+    return StartSums.of(heads, problem, torch.as_tensor(weights))
 
 
 @dataclass(frozen=True, eq=False)
@@ -137,8 +127,30 @@ class FittedValues:
         if self.problem.fixed_starts:
             sums = StartSums.of(self.heads, self.problem, self.ensemble.start_weights)
         else:
-            sums = self.fold(StartsOfPart(self.heads, self.ensemble.resampling))
-        return {name: (values / sums.weights).numpy() for name, values in sums.values.items()}
+            sums = self.fold(partial(starts_of_part, self.heads, self.ensemble.resampling))
+        return dict(zip(self.heads, (sums.values / sums.weights).numpy(), strict=True))
+
+    def kept_values(self, head: str) -> tuple[np.ndarray, np.ndarray]:
+        """J by a head per replica that counts, of the whole log and resampled: (F',) and (R',)."""
+        values, full = self.replica_values[head], self.ensemble.full
+        kept = self.alive & np.isfinite(values)
+        return values[:full][kept[:full]], values[full:][kept[full:]]
+
+    def interval(self, head: str) -> Interval:
+        """Student-t interval around the mean of the full replicas, with the spread of the resampled ones.
+
+        Resampling U units shows (U − 1)/U of the variance of a mean, with at most U − 1 degrees of freedom.
+        """
+        from scipy import stats
+
+        full, resampled = self.kept_values(head)
+        value, spread = float(full.mean()), float(resampled.std(ddof=1))
+        level, parts = self.settings.level, max(2.0, self.units)
+        quantile = float(stats.t.ppf(0.5 + level / 2.0, df=min(len(resampled), parts) - 1))
+        half_width = quantile * spread * math.sqrt((1.0 + 1.0 / len(full)) * parts / (parts - 1.0))
+        units = "episodes" if len(self.problem.episode_starts) < self.problem.n_rows else "rows"
+        assumptions = _ASSUMPTIONS.format(units=units)
+        return Interval(value - half_width, value + half_width, level, BOOTSTRAP, assumptions)
 
     def estimate_by_head(self) -> dict[str, float]:
         """Mean of J over the replicas of the whole log that did not diverge; no head that is no number."""
@@ -152,6 +164,33 @@ class FittedValues:
         steps = [step for step in self.record.diverged_at if step is not None]
         since = f", the first at step {min(steps)}" if steps else ""
         return f"{np.count_nonzero(~self.alive)} of {len(self.alive)} networks diverged{since}"
+
+    def value_function(self, transitions: Transitions, head: str | None = None) -> ValueFunction:
+        """The mean network of a head (the chosen one when None), fitted to ``transitions``."""
+        name = head or self.head
+        kept = np.flatnonzero(self.alive[: self.ensemble.full]).tolist()
+        if not kept:
+            raise KofflineError(f"{self.describe_diverged()}; lower learning_rate or look for outliers")
+        return ValueFunction(
+            name=name,
+            kind=ACTION,
+            function=partial(_mean_values, self.heads[name].select(kept), self.problem.without_rows()),
+            action_space=transitions.action_space,
+            observation_shape=transitions.observation_shape,
+            trained_on=Provenance.of(transitions),
+        )
+
+
+@torch.no_grad()
+def _mean_values(
+    network: StackedMLP, problem: EvaluationProblem, observations: np.ndarray, actions: np.ndarray
+) -> np.ndarray:
+    """Mean of Q(s, a) (M,) over networks, within the bounds of any discounted return; in its units."""
+    inputs = torch.as_tensor(problem.standardise(observations, actions)).to(network.flat)
+    outputs = network.forward(inputs).mean(dim=0).cpu().double().numpy()  # (M, n)
+    taken = np.zeros(len(outputs), dtype=np.int64) if problem.n_actions is None else np.asarray(actions)
+    values = np.take_along_axis(outputs, taken[:, None], axis=1)[:, 0]
+    return np.clip(values, *problem.value_bounds) * problem.reward_scale
 
 
 def fit_value_functions(
@@ -169,7 +208,7 @@ def fit_value_functions(
     valued, on the whole log. effective_units: of that log.
     """
 
-    def in_memory(summarise: Callable[[EvaluationProblem, np.ndarray], S]) -> S:
+    def in_memory(summarise: Summarise[S]) -> S:
         return summarise(problem, ensemble.units)
 
     table = make_table(problem, settings.device)
@@ -179,20 +218,28 @@ def fit_value_functions(
     instruments = random_fourier_features(
         Gaussian(bandwidth), kernel_inputs.shape[1], settings.instruments, generator
     )
+
+    def solved(network: StackedMLP, fold: Fold) -> dict[str, StackedMLP]:
+        systems = fold(partial(systems_of_part, network, instruments, ensemble.resampling))
+        return {
+            "kloss": minimise_kernel_loss(network, systems, settings.ridge),
+            "lstd": solve_temporal_difference(network, systems, LSTD_RIDGE),
+            "fqe": network.with_flat(network.flat.double()),
+        }
+
     probe, record = start_value_probe(problem), None
     rounds = ROUNDS if settings.steps is None else (settings.steps,)
     for number, steps in enumerate(rounds, start=1):
         record = fit_features(table, problem, ensemble, settings, steps, probe, progress, record)
-        of_part = SystemsOfPart(record.network, instruments, ensemble.resampling)
         is_last = number == len(rounds)
         if is_last and fold is not None:
             break
-        heads = _heads(record.network, in_memory(of_part), settings.ridge)
+        heads = solved(record.network, in_memory)
         if is_last or _agree(heads, problem, ensemble, settings.agreement):
             break
     assert record is not None
     if fold is not None:
-        heads = _heads(record.network, fold(of_part), settings.ridge)
+        heads = solved(record.network, fold)
     parts = problem.effective_units if effective_units is None else effective_units
     reach = in_memory if fold is None else fold
     return FittedValues(
@@ -200,12 +247,15 @@ def fit_value_functions(
     )
 
 
-def _heads(network: StackedMLP, systems: LinearSystems, ridge: float) -> dict[str, StackedMLP]:
-    return {
-        "kloss": minimise_kernel_loss(network, systems, ridge),
-        "lstd": solve_temporal_difference(network, systems, LSTD_RIDGE),
-        "fqe": network.with_flat(network.flat.double()),
-    }
+def fit_value_function(
+    transitions: Transitions, policy: Policy, settings: EvaluationSettings, progress: Progress | None = None
+) -> ValueFunction:
+    """Q^π by the estimator of the settings, kloss or fqe, from the whole log; no replicas are resampled."""
+    with torch.no_grad(), threads(settings.threads):
+        generator = np.random.default_rng(settings.seed)
+        problem = prepare_problem(transitions, policy, settings.gamma, settings.action_draws, generator)
+        ensemble = draw_ensemble(problem, settings.full_replicas, 0, settings.seed)
+        return fit_value_functions(problem, ensemble, settings, progress).value_function(transitions)
 
 
 def _agree(
@@ -216,7 +266,7 @@ def _agree(
     Replicas that diverged have no say; a hundredth of the rms return counts as nothing.
     """
     sums = StartSums.of(heads, problem, ensemble.start_weights)
-    values = torch.stack([value / sums.weights for value in sums.values.values()]).numpy()  # (3, R)
+    values = (sums.values / sums.weights).numpy()  # (3, R)
     kept = np.isfinite(values).all(axis=0)
     gaps = np.ptp(values, axis=0)[kept]
     resampled = values[0, ensemble.full :][kept[ensemble.full :]]

@@ -7,6 +7,7 @@ problem in θ. Only the sums ψᵀZ and ψᵀr over rows are needed: one pass in
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,24 +18,13 @@ from torch import Tensor
 
 from koffline.batches import Table
 from koffline.ope.learning import row_blocks
+from koffline.ope.working_log import Sums
 from koffline.replicas import StackedMLP
-from koffline.solvers.linear import last_layer, last_layer_features, with_last_layer
-
-__all__ = [
-    "LinearSystems",
-    "accumulate_systems",
-    "kernel_loss_layer",
-    "last_layer",
-    "last_layer_features",
-    "minimise_kernel_loss",
-    "solve_temporal_difference",
-    "temporal_layer",
-    "with_last_layer",
-]
+from koffline.solvers.linear import kernel_inputs, last_layer, last_layer_features, with_last_layer
 
 
 @dataclass(frozen=True, eq=False)
-class LinearSystems:
+class LinearSystems(Sums):
     """What one pass over the rows leaves of a stack of R networks with p last-layer parameters.
 
     ``kernel_matrix (R, m, p)`` is ψᵀWZ and ``kernel_vector (R, m)`` ψᵀWr for m instruments ψ and row weights
@@ -47,16 +37,9 @@ class LinearSystems:
     temporal_matrix: Float[Tensor, "replica parameter parameter"]
     temporal_vector: Float[Tensor, "replica parameter"]
 
-    def __add__(self, other: LinearSystems) -> LinearSystems:
-        return LinearSystems(*(one + two for one, two in zip(self._parts, other._parts, strict=True)))
-
     def mean(self, rows: int) -> LinearSystems:
         """Divided by a number of rows."""
-        return LinearSystems(*(part / rows for part in self._parts))
-
-    @property
-    def _parts(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        return self.kernel_matrix, self.kernel_vector, self.temporal_matrix, self.temporal_vector
+        return LinearSystems(*(getattr(self, field.name) / rows for field in dataclasses.fields(self)))
 
 
 def accumulate_systems(
@@ -69,15 +52,16 @@ def accumulate_systems(
 
     All in float64: in single precision what a layer gives for a row depends on the rows beside it.
     """
-    network = network.with_flat(network.flat.double())
-    kernel_inputs = table.inputs if table.kernel_inputs is None else table.kernel_inputs
+    network, compared = network.with_flat(network.flat.double()), kernel_inputs(table)
+
+    def features(inputs: Tensor, readout: Tensor | None, rows: slice) -> Tensor:
+        return last_layer_features(network, inputs[rows].double(), None if readout is None else readout[rows])
+
     sums: list[Tensor] | None = None
     for rows in row_blocks(network, len(table), table.draws):
-        psi = instruments(kernel_inputs[rows].double())  # (B, m)
-        now = last_layer_features(network, table.inputs[rows].double(), _part(table.readout, rows))
-        later = last_layer_features(
-            network, table.next_inputs[rows].double(), _part(table.next_readout, rows)
-        )
+        psi = instruments(compared[rows].double())  # (B, m)
+        now = features(table.inputs, table.readout, rows)
+        later = features(table.next_inputs, table.next_readout, rows)
         discounts, rewards = table.discounts[rows].double(), table.rewards[rows].double()
         difference = now - discounts[:, None] * later  # Z, (R, B, p)
         weights = row_weights[:, rows].double()
@@ -97,38 +81,21 @@ def accumulate_systems(
 def minimise_kernel_loss(network: StackedMLP, systems: LinearSystems, ridge: float) -> StackedMLP:
     """The networks with the last layer that minimises the full-batch kernel loss, ridged toward the old.
 
-    (Feng et al. 2019, cor:same_as_td)
-    """
-    return with_last_layer(network, kernel_loss_layer(last_layer(network), systems, ridge))
-
-
-def kernel_loss_layer(
-    theta: Float[Tensor, "replica parameter"], systems: LinearSystems, ridge: float
-) -> Float[Tensor, "replica parameter"]:
-    """The last layer that minimises the kernel loss, ridged toward ``theta``.
-
     ``ridge`` is relative to the mean curvature. A ridge toward zero would pull the values themselves to zero.
     With the linear kernel (ψ = φ) this is the LSTD solution.
     (Feng et al. 2019, cor:same_as_td)
     """
-    matrix, vector = systems.kernel_matrix, systems.kernel_vector
-    curvature = matrix.mT @ matrix  # (R, p, p)
-    gap = vector - (matrix @ theta.unsqueeze(-1)).squeeze(-1)  # ψᵀδ/n at the old layer, (R, m)
+    theta, matrix = last_layer(network), systems.kernel_matrix
+    gap = systems.kernel_vector - (matrix @ theta.unsqueeze(-1)).squeeze(-1)  # ψᵀδ/n at the old layer, (R, m)
     pull = (matrix.mT @ gap.unsqueeze(-1)).squeeze(-1)
-    return theta + _ridge_solve(curvature, pull, ridge)
+    return with_last_layer(network, theta + _ridge_solve(matrix.mT @ matrix, pull, ridge))
 
 
 def solve_temporal_difference(network: StackedMLP, systems: LinearSystems, ridge: float) -> StackedMLP:
-    """The networks with the last layer replaced by the LSTD-Q solution on the same features."""
-    return with_last_layer(network, temporal_layer(last_layer(network), systems, ridge))
-
-
-def temporal_layer(
-    theta: Float[Tensor, "replica parameter"], systems: LinearSystems, ridge: float
-) -> Float[Tensor, "replica parameter"]:
-    """The LSTD-Q solution for the last layer, ridged toward ``theta``."""
-    gap = systems.temporal_vector - (systems.temporal_matrix @ theta.unsqueeze(-1)).squeeze(-1)
-    return theta + _ridge_solve(systems.temporal_matrix, gap, ridge)
+    """The networks with the last layer that is the LSTD-Q solution on the same features, ridged likewise."""
+    theta, matrix = last_layer(network), systems.temporal_matrix
+    gap = systems.temporal_vector - (matrix @ theta.unsqueeze(-1)).squeeze(-1)
+    return with_last_layer(network, theta + _ridge_solve(matrix, gap, ridge))
 
 
 def _shared_product(psi: Tensor, weighted: Tensor) -> Tensor:
@@ -147,7 +114,3 @@ def _ridge_solve(matrix: Tensor, vector: Tensor, ridge: float) -> Tensor:
     eye = torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)
     solution, info = torch.linalg.solve_ex(matrix + (ridge * scale)[:, None, None] * eye, vector)
     return torch.where(info[:, None] == 0, solution, math.nan)
-
-
-def _part(column: Tensor | None, rows: slice) -> Tensor | None:
-    return None if column is None else column[rows]

@@ -1,4 +1,4 @@
-"""Fitted Q evaluation of all replicas at once: the features, and the `fqe` estimate itself."""
+"""The networks of all replicas: which rows each is trained on, and their training by fitted Q evaluation."""
 
 from __future__ import annotations
 
@@ -6,23 +6,138 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from koffline.batches import ReplicaPlan, Table
 from koffline.config import EvaluationSettings
+from koffline.data.unit_hash import unit_hash
 from koffline.fitting import FitRecord, FitSettings, Progress, fit
 from koffline.objectives import fitted_q
-from koffline.ope.ensemble import Ensemble
 from koffline.ope.problem import EvaluationProblem
 from koffline.replicas import StackedMLP
 from koffline.solvers.features import FeatureMap
 
 _MOST_ROWS = 4096
 _MOST_NUMBERS = 1 << 23  # in one array of a block: 64 MB in float64
+_PROBES = 40
+_FINENESS = 16  # how many rows of a mini-batch sample stand for one row of mean weight
+_MOST_COPIES = 2_000_000  # rows in such a sample
+_NETWORKS = 0x6E6574  # streams of random numbers of their own
+_STARTS = 1 << 32
+_MOST = 20  # a Poisson number of mean one is larger once in 10^20 draws
+_CUMULATIVE = np.cumsum([math.exp(-1.0) / math.factorial(count) for count in range(_MOST)])
+
+
+def poisson_counts(seed: int, stream: int, units: Int[np.ndarray, " unit"]) -> Int[np.ndarray, " unit"]:
+    """Independent Poisson numbers of mean one (U,), a function of seed, stream and a unit's number alone."""
+    uniform = unit_hash(seed, stream, units) * 2.0**-64
+    return np.searchsorted(_CUMULATIVE, uniform, side="right").astype(np.int64)
+
+
+@dataclass(frozen=True)
+class Resampling:
+    """How often each of R replicas counts a unit: ``full`` of them once, others by ``streams`` (R',).
+
+    A Poisson bootstrap: how often replica r counts unit u (an episode; a row, where there are none) is a
+    Poisson number of mean one, made from a hash of seed, r and the unit's number in the log. Nobody needs to
+    see the other units, so a log in memory, in shards or on many machines is resampled alike.
+    (Hanley & MacGibbon 2006; Chamandy, Muralidharan, Najmi & Naidu 2012)
+    """
+
+    seed: int
+    full: int
+    streams: tuple[int, ...]
+
+    def counts(self, units: Int[np.ndarray, " unit"]) -> Int[np.ndarray, "replica unit"]:
+        """(R, U) of units by their numbers in the log."""
+        whole = [np.ones(len(units), dtype=np.int64)] * self.full
+        return np.stack([*whole, *(poisson_counts(self.seed, stream, units) for stream in self.streams)])
+
+    def row_counts(
+        self, problem: EvaluationProblem, units: Int[np.ndarray, " unit"]
+    ) -> Int[np.ndarray, "replica row"]:
+        """(R, N) of the rows of a problem, whose units these are."""
+        lengths = np.diff(np.append(problem.episode_starts, problem.n_rows))
+        return np.repeat(self.counts(units), lengths, axis=1)
+
+    def start_counts(
+        self, problem: EvaluationProblem, units: Int[np.ndarray, " unit"]
+    ) -> Int[np.ndarray, "replica start"]:
+        """(R, E) of its start states: their units', or counts of their own for given ones."""
+        if not problem.fixed_starts:
+            return self.counts(units)
+        own = tuple(stream + _STARTS for stream in self.streams)
+        return Resampling(self.seed, self.full, own).counts(np.arange(len(problem.start_inputs)))
+
+
+@dataclass(frozen=True, eq=False)
+class Ensemble:
+    """R replicas: the first F trained on the whole log, the others each on resampled units.
+
+    ``row_counts (R, N)`` say how often a replica's sample holds a row, ones for the first F. ``row_weights
+    (R, N)`` and ``start_weights (R, E)`` are such counts of rows and start states times the log's own
+    weights. ``seeds (R,)`` decide initial parameters and mini-batches. ``units``: numbers of the units.
+    """
+
+    resampling: Resampling
+    units: Int[np.ndarray, " unit"]
+    row_counts: Tensor
+    row_weights: Tensor
+    start_weights: Tensor
+    seeds: tuple[int, ...]
+
+    @property
+    def full(self) -> int:
+        """F."""
+        return self.resampling.full
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        """ "full" or "resampled" per replica."""
+        return ("full",) * self.full + ("resampled",) * (len(self.seeds) - self.full)
+
+
+def draw_ensemble(
+    problem: EvaluationProblem,
+    full: int,
+    resampled: int,
+    seed: int,
+    units: Int[np.ndarray, " unit"] | None = None,
+    stream: int = _NETWORKS,
+) -> Ensemble:
+    """Weights of rows and start states for every replica.
+
+    units: numbers of the problem's units in the log, by default 0, 1, 2, … stream: of the networks' seeds.
+    """
+    units = np.arange(len(problem.episode_starts)) if units is None else units
+    streams = tuple(_stream(problem, units, seed, replica) for replica in range(resampled))
+    resampling = Resampling(seed, full, streams)
+    rows, starts = resampling.row_counts(problem, units), resampling.start_counts(problem, units)
+    seeds = np.random.default_rng([seed, stream]).integers(2**31, size=full + resampled)
+    return Ensemble(
+        resampling=resampling,
+        units=units,
+        row_counts=torch.as_tensor(rows),
+        row_weights=torch.as_tensor(rows * problem.row_weights),
+        start_weights=torch.as_tensor(starts * problem.start_weights),
+        seeds=tuple(int(seed) for seed in seeds),
+    )
+
+
+def _stream(problem: EvaluationProblem, units: np.ndarray, seed: int, replica: int) -> int:
+    """The first stream of a replica that leaves rows and start states with weight."""
+    stream = replica
+    while True:
+        one = Resampling(seed, 0, (stream,))
+        rows, starts = one.row_counts(problem, units), one.start_counts(problem, units)
+        if np.any(rows * problem.row_weights > 0.0) and np.any(starts * problem.start_weights > 0.0):
+            return stream
+        stream += 1 << 16
 
 
 def row_blocks(network: StackedMLP, rows: int, draws: int = 1) -> Iterator[slice]:
@@ -35,11 +150,6 @@ def row_blocks(network: StackedMLP, rows: int, draws: int = 1) -> Iterator[slice
     size = max(1, min(_MOST_ROWS, _MOST_NUMBERS // per_row))
     for start in range(0, rows, size):
         yield slice(start, min(start + size, rows))
-
-
-_PROBES = 40
-_FINENESS = 16  # how many rows of a mini-batch sample stand for one row of mean weight
-_MOST_COPIES = 2_000_000  # rows in such a sample
 
 
 def make_table(problem: EvaluationProblem, device: str) -> Table:
@@ -73,12 +183,17 @@ def fit_features(
 
     The output starts at the best constant value; ``before``: an earlier round, from which this one goes on.
     """
-    network = _untrained(table, problem, ensemble, settings)
-    if before is not None:
+    outputs = 1 if problem.readout is None else problem.readout.shape[1]
+    sizes = (table.inputs.shape[1], *settings.hidden_units, outputs)
+    network = StackedMLP.initialise(sizes, ensemble.seeds, device=table.inputs.device)
+    if before is None:
+        network.layers(network.flat)[-1][1].add_(_best_constant(problem))  # a view of the flat parameters
+    else:
         network = network.with_flat(before.network.flat)
     done = 0 if before is None else before.steps
     generator = torch.Generator().manual_seed(ensemble.seeds[0])
-    row_sets = tuple(_rows_by_weight(weights, generator) for weights in _distinct(ensemble))
+    distinct = torch.cat([ensemble.row_weights[:1], ensemble.row_weights[ensemble.full :]])  # (1 + R − F, N)
+    row_sets = tuple(_rows_by_weight(weights, generator) for weights in distinct)
     plan = ReplicaPlan(
         learning_rates=(settings.learning_rate,) * len(ensemble.seeds),
         batch_seeds=tuple(seed + done for seed in ensemble.seeds),
@@ -104,17 +219,6 @@ def fit_features(
     return record if before is None else _joined(before, record)
 
 
-def _untrained(
-    table: Table, problem: EvaluationProblem, ensemble: Ensemble, settings: EvaluationSettings
-) -> StackedMLP:
-    outputs = 1 if problem.readout is None else problem.readout.shape[1]
-    sizes = (table.inputs.shape[1], *settings.hidden_units, outputs)
-    network = StackedMLP.initialise(sizes, ensemble.seeds, device=table.inputs.device)
-    output_bias = network.layers(network.flat)[-1][1]  # a view of the flat parameters
-    output_bias += _best_constant(problem)
-    return network
-
-
 def _joined(first: FitRecord, second: FitRecord) -> FitRecord:
     """The history of two rounds."""
     steps = first.steps
@@ -133,36 +237,25 @@ def _joined(first: FitRecord, second: FitRecord) -> FitRecord:
     )
 
 
-def start_values(
-    network: StackedMLP, problem: EvaluationProblem, dtype: torch.dtype | None = None
-) -> Float[Tensor, "replica start"]:
+def start_values(network: StackedMLP, problem: EvaluationProblem) -> Float[Tensor, "replica start"]:
     """E_{a~π} Q(s0, a) per start state, within the bounds of any discounted return; reward units."""
-    dtype = dtype or network.flat.dtype
-    device = network.flat.device
-    inputs = torch.as_tensor(problem.start_inputs, dtype=dtype, device=device)
-    probabilities = (
-        None
-        if problem.start_probabilities is None
-        else torch.as_tensor(problem.start_probabilities, dtype=dtype, device=device)
+    inputs, probabilities = (
+        torch.as_tensor(problem.start_inputs).to(network.flat),
+        problem.start_probabilities,
     )
     parts = []
     for rows in row_blocks(network, len(inputs), inputs.shape[1]):
         block = inputs[rows]
         outputs = network.forward(block.flatten(0, 1)).unflatten(1, (len(block), -1))  # (R, B, m, n)
         if probabilities is None:
-            values = outputs.squeeze(-1).mean(dim=-1)
+            parts.append(outputs.squeeze(-1).mean(dim=-1))
         else:
-            values = (outputs.squeeze(2) * probabilities[rows]).sum(dim=-1)
-        parts.append(values)
+            chosen = torch.as_tensor(probabilities[rows]).to(inputs)
+            parts.append((outputs.squeeze(2) * chosen).sum(dim=-1))
     values = torch.cat(parts, dim=1)
     low, high = problem.value_bounds
     within = values.clamp(low, high) * problem.reward_scale
     return torch.where(values.isfinite(), within, math.nan)  # an infinite value is no value at the bound
-
-
-def _distinct(ensemble: Ensemble) -> Tensor:
-    """Row weights of the whole log and of each resampled replica, (1 + R − F, N)."""
-    return torch.cat([ensemble.row_weights[:1], ensemble.row_weights[ensemble.full :]])
 
 
 def _rows_by_weight(weights: Float[Tensor, " row"], generator: torch.Generator) -> Tensor:
@@ -187,18 +280,11 @@ def _best_constant(problem: EvaluationProblem) -> float:
     return min(max(constant, low), high)
 
 
-@dataclass(frozen=True, eq=False)
-class NetworkFeatures:
-    """What the last layer of one network reads, (N, H); in float64, where sums do not depend on blocks."""
-
-    network: StackedMLP
-
-    def __call__(self, inputs: Tensor) -> Tensor:
-        """Features (N, H)."""
-        return self.network.features(inputs.to(self.network.flat))[0]
-
-
 def network_features(network: StackedMLP) -> FeatureMap:
-    """What the last layer of the first replica reads."""
+    """What the last layer of the first replica reads; in float64, where sums do not depend on blocks."""
     one = network.select([0])
-    return NetworkFeatures(one.with_flat(one.flat.double()))
+    return partial(_read_by_last_layer, one.with_flat(one.flat.double()))
+
+
+def _read_by_last_layer(network: StackedMLP, inputs: Tensor) -> Float[Tensor, "row feature"]:
+    return network.features(inputs.to(network.flat))[0]

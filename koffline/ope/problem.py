@@ -5,23 +5,28 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from koffline.data.sources import open_transitions
 from koffline.data.transitions import Discrete, Transitions
 from koffline.errors import DataError
 from koffline.ope.limits import reward_range, value_bounds
-from koffline.policies import ContinuousPolicy, DiscretePolicy
+from koffline.policies import DiscretePolicy, Policy
+from koffline.store.files import reading
+from koffline.untrusted.arrays import array_names, read_array, read_arrays
 
 # Standardised next states and policy actions are cut here, so that one far outlier cannot blow a network up.
 _FAR = 10.0
 _MOST_INPUTS = 4096
 _START_DRAWS = 16_384  # of a continuous policy's actions, over all start states
+_START_NAMES = ("initial_observations", "observations")
 _LARGEST = 1e100  # squares and discounted sums of anything below stay finite
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class EvaluationProblem:
     """Evaluate a policy from N rows: arrays that the estimators, the kernel and the diagnostics share.
 
@@ -36,10 +41,6 @@ class EvaluationProblem:
     next_inputs: np.ndarray
     start_inputs: np.ndarray
     actions: np.ndarray
-    n_actions: int | None
-    readout: np.ndarray | None
-    next_probabilities: np.ndarray | None
-    start_probabilities: np.ndarray | None
     rewards: np.ndarray
     discounts: np.ndarray
     reward_scale: float
@@ -52,6 +53,10 @@ class EvaluationProblem:
     input_location: np.ndarray  # (d,) or (d + k,): what `inputs` subtracted from states and actions,
     input_scale: np.ndarray  # and divided by
     weight_scale: float  # and row weights
+    n_actions: int | None = None
+    readout: np.ndarray | None = None
+    next_probabilities: np.ndarray | None = None
+    start_probabilities: np.ndarray | None = None
 
     def standardise(self, observations: np.ndarray, actions: np.ndarray | None = None) -> np.ndarray:
         """Any observations (M, ...), with continuous actions (M, k) beside them, as ``inputs`` are."""
@@ -84,7 +89,7 @@ class EvaluationProblem:
 
 def prepare_problem(
     transitions: Transitions,
-    policy: DiscretePolicy | ContinuousPolicy,
+    policy: Policy,
     gamma: float,
     action_draws: int,
     generator: np.random.Generator,
@@ -99,12 +104,8 @@ def prepare_problem(
     of the part mean nothing.
     """
     log = transitions
-    _check_magnitude(
-        observations=log.observations,
-        actions=log.actions,
-        rewards=log.rewards,
-        next_observations=log.next_observations,
-    )
+    for name in ("observations", "actions", "rewards", "next_observations"):
+        _check_magnitude(name, getattr(log, name))
     starts = log.initial_observations() if initial_observations is None else initial_observations
     units = log.episode_starts if log.has_episodes else np.arange(len(log))
     weights, weight_scale = _weights(log, like)
@@ -114,22 +115,49 @@ def prepare_problem(
             "weights are zero in the first row of every episode; give start states (initial_observations) "
             "or a first row a positive weight"
         )
-    units_of_inputs = _input_units(log, weights) if like is None else (like.input_location, like.input_scale)
-    if isinstance(policy, DiscretePolicy):
-        columns = _discrete_columns(log, starts, units_of_inputs, policy)
-    else:
-        drawn_starts = _START_DRAWS if like is None else 0  # a part is one of many: its starts need fewer
-        columns = _continuous_columns(
-            log, starts, units_of_inputs, policy, action_draws, drawn_starts, generator
-        )
+    location, scale = _input_units(log, weights) if like is None else (like.input_location, like.input_scale)
+
+    def columns(observations: np.ndarray, *actions: np.ndarray) -> np.ndarray:
+        """(M, d), with continuous actions (M, d + k)."""
+        return _standardise(np.concatenate([_flat(observations), *actions], axis=1), location, scale)
+
+    if isinstance(policy, DiscretePolicy):  # the action reads out one of n outputs
+        inputs, readout = columns(log.observations), np.eye(policy.n)[np.asarray(log.actions)]
+        asked: dict[str, Any] = {
+            "inputs": inputs,
+            "next_inputs": columns(log.next_observations)[:, None],
+            "start_inputs": columns(starts)[:, None],
+            "n_actions": policy.n,
+            "readout": readout,
+            "next_probabilities": policy.probabilities(log.next_observations),
+            "start_probabilities": policy.probabilities(starts),
+            "kernel_inputs": np.concatenate([inputs, readout], axis=1),
+        }
+    else:  # the action is among the inputs; a deterministic policy is asked once, any other for several draws
+
+        def drawn(observations: np.ndarray) -> np.ndarray:
+            return columns(observations, policy.sample(observations, generator))
+
+        draws = 1 if policy.deterministic else action_draws
+        inputs = columns(log.observations, np.asarray(log.actions, dtype=np.float64))
+        following = np.stack([drawn(log.next_observations) for _ in range(draws)], axis=1)
+        # few start states have more draws each; a part of a log is one of many, and needs fewer
+        several = 1 if policy.deterministic or like is not None else math.ceil(_START_DRAWS / len(starts))
+        if several > draws:
+            first = drawn(np.repeat(starts, several, axis=0)).reshape(len(starts), several, -1)
+        else:
+            first = np.stack([drawn(starts) for _ in range(draws)], axis=1)
+        asked = {"inputs": inputs, "next_inputs": following, "start_inputs": first, "kernel_inputs": inputs}
     rewards, discounts = np.asarray(log.rewards, dtype=np.float64), gamma * (1.0 - log.terminated)
     if like is None:
-        reward_scale = _reward_scale(log, gamma, discounts, weights)
-        bounds = _value_bounds(rewards / reward_scale, log.terminated, weights > 0.0, gamma)
+        reward_scale, counted = _reward_scale(log, gamma, discounts, weights), weights > 0.0
+        going_on, final = counted & ~log.terminated, counted & log.terminated
+        scaled = rewards / reward_scale
+        bounds = value_bounds(reward_range(scaled[going_on]), reward_range(scaled[final]), gamma)
     else:
         reward_scale, bounds = like.reward_scale, like.value_bounds
     return EvaluationProblem(
-        **columns,
+        **asked,
         actions=np.asarray(log.actions),
         rewards=rewards / reward_scale,
         discounts=discounts,
@@ -139,120 +167,44 @@ def prepare_problem(
         row_weights=weights,
         start_weights=start_weights,
         fixed_starts=initial_observations is not None or (like is not None and like.fixed_starts),
-        input_location=units_of_inputs[0],
-        input_scale=units_of_inputs[1],
+        input_location=location,
+        input_scale=scale,
         weight_scale=weight_scale,
     )
 
 
-def _input_units(log: Transitions, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Location and scale of observations, with those of continuous actions beside them."""
-    units = [_location_and_scale(_flat(log.observations), weights)]
-    if not isinstance(log.action_space, Discrete):
-        units.append(_location_and_scale(np.asarray(log.actions, dtype=np.float64), weights))
-    return np.concatenate([mean for mean, _ in units]), np.concatenate([spread for _, spread in units])
-
-
-def _discrete_columns(
-    log: Transitions, starts: np.ndarray, units: tuple[np.ndarray, np.ndarray], policy: DiscretePolicy
-) -> dict[str, Any]:
-    """The action reads out one of n outputs."""
-    mean, spread = units
-    inputs, following, first = (
-        _standardise(_flat(part), mean, spread) for part in (log.observations, log.next_observations, starts)
-    )
-    readout = np.eye(policy.n)[np.asarray(log.actions)]
-    return {
-        "inputs": inputs,
-        "next_inputs": following[:, None],
-        "start_inputs": first[:, None],
-        "n_actions": policy.n,
-        "readout": readout,
-        "next_probabilities": policy.probabilities(log.next_observations),
-        "start_probabilities": policy.probabilities(starts),
-        "kernel_inputs": np.concatenate([inputs, readout], axis=1),
-    }
-
-
-def _continuous_columns(
-    log: Transitions,
-    starts: np.ndarray,
-    units: tuple[np.ndarray, np.ndarray],
-    policy: ContinuousPolicy,
-    action_draws: int,
-    drawn_starts: int,
-    generator: np.random.Generator,
-) -> dict[str, Any]:
-    """The action is among the inputs; a deterministic policy is asked once, any other for several draws."""
-    logged = np.asarray(log.actions, dtype=np.float64)
-
-    def beside(observations: np.ndarray, actions: np.ndarray) -> np.ndarray:
-        """(M, d + k)"""
-        return _standardise(np.concatenate([_flat(observations), actions], axis=1), *units)
-
-    def with_draws(observations: np.ndarray) -> np.ndarray:
-        """(M, draws, d + k): the same states beside independent draws of the policy's actions."""
-        count = 1 if policy.deterministic else action_draws
-        return np.stack(
-            [beside(observations, policy.sample(observations, generator)) for _ in range(count)], axis=1
-        )
-
-    def starts_with_draws() -> np.ndarray:
-        """The same of start states, each with so many draws that few states have enough."""
-        count = math.ceil(drawn_starts / len(starts))
-        if policy.deterministic or count <= action_draws:
-            return with_draws(starts)
-        repeated = np.repeat(starts, count, axis=0)
-        drawn = beside(repeated, policy.sample(repeated, generator))
-        return drawn.reshape(len(starts), count, -1)
-
-    inputs = beside(log.observations, logged)
-    return {
-        "inputs": inputs,
-        "next_inputs": with_draws(log.next_observations),
-        "start_inputs": starts_with_draws(),
-        "n_actions": None,
-        "readout": None,
-        "next_probabilities": None,
-        "start_probabilities": None,
-        "kernel_inputs": inputs,
-    }
-
-
-def _check_magnitude(**columns: np.ndarray) -> None:
+def _check_magnitude(name: str, column: np.ndarray) -> None:
     """DataError for numbers whose squares would overflow."""
-    for name, column in columns.items():
-        if column.dtype == np.float64 and max(abs(float(column.min())), abs(float(column.max()))) > _LARGEST:
-            row = int(np.argmax(np.abs(column).reshape(len(column), -1).max(axis=1)))
-            raise DataError(
-                f"{name} reaches {np.abs(column[row]).max():.3g} in row {row}; rescale it below 1e100"
-            )
+    if column.dtype == np.float64 and max(abs(float(column.min())), abs(float(column.max()))) > _LARGEST:
+        row = int(np.argmax(np.abs(column).reshape(len(column), -1).max(axis=1)))
+        raise DataError(
+            f"{name} reaches {np.abs(column[row]).max():.3g} in row {row}; rescale it below 1e100"
+        )
 
 
 def _flat(observations: np.ndarray) -> np.ndarray:
     """(N, ...) as float64 (N, d); DataError where a kernel over raw inputs has no meaning."""
-    check_observation_shape(observations.shape[1:])
+    shape = observations.shape[1:]
+    if math.prod(shape) > _MOST_INPUTS:
+        raise DataError(
+            f"observations have {math.prod(shape)} numbers each (shape {shape}), more than "
+            f"{_MOST_INPUTS}; embed images first and store the embedding as the observation"
+        )
     return np.asarray(observations, dtype=np.float64).reshape(len(observations), -1)
 
 
-def check_observation_shape(shape: tuple[int, ...]) -> None:
-    """DataError for observations with too many numbers, such as images."""
-    numbers = math.prod(shape)
-    if numbers > _MOST_INPUTS:
-        raise DataError(
-            f"observations have {numbers} numbers each (shape {shape}), more than "
-            f"{_MOST_INPUTS}; embed images first and store the embedding as the observation"
-        )
+def _input_units(log: Transitions, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and standard deviation of observations, with those of continuous actions beside them.
 
-
-def _location_and_scale(columns: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and standard deviation per column; a constant column keeps the scale 1.
-
-    Constant means: no spread beyond rounding, relative to the numbers themselves, whatever their unit.
+    A constant column (no spread beyond rounding, relative to the numbers themselves) keeps the scale 1.
     """
     share = weights / weights.sum()
-    mean = share @ columns  # (N,) @ (N, d) = (d,)
-    spread = np.sqrt(share @ np.square(columns - mean))
+    parts = [_flat(log.observations)]
+    if not isinstance(log.action_space, Discrete):
+        parts.append(np.asarray(log.actions, dtype=np.float64))
+    means = [share @ part for part in parts]  # (N,) @ (N, d) = (d,)
+    spreads = [np.sqrt(share @ np.square(part - mean)) for part, mean in zip(parts, means, strict=True)]
+    mean, spread = np.concatenate(means), np.concatenate(spreads)
     return mean, np.where(spread <= 1e-8 * np.abs(mean), 1.0, spread)
 
 
@@ -282,9 +234,25 @@ def _weights(log: Transitions, like: EvaluationProblem | None) -> tuple[np.ndarr
     return weights / scale, scale
 
 
-def _value_bounds(
-    rewards: np.ndarray, terminated: np.ndarray, counted: np.ndarray, gamma: float
-) -> tuple[float, float]:
-    return value_bounds(
-        reward_range(rewards[counted & ~terminated]), reward_range(rewards[counted & terminated]), gamma
-    )
+def read_initial_states(source: str) -> np.ndarray:
+    """Start states (E, …): a .npy array, an .npz with ``initial_observations`` or ``observations``, or a log.
+
+    A log (with ``rewards``) gives the first observations of its episodes. Raises DataError.
+    """
+    path, magic = Path(source), b""
+    if not source.startswith("minari:") and not path.exists():
+        raise DataError(f"initial states {source} do not exist; check the path")
+    with reading(f"initial states {path}", "NumPy"):
+        if path.is_file():
+            with path.open("rb") as file:
+                magic = file.read(8)
+        if magic.startswith(b"\x93NUMPY"):
+            return read_array(path)
+        names = array_names(path) if magic.startswith(b"PK") else ["rewards"]
+        if "rewards" not in names:
+            name = next((name for name in _START_NAMES if name in names), None)
+            if name is None:
+                shown = ", ".join(names[:12])
+                raise DataError(f"initial states {path} hold {shown}; name the array {_START_NAMES[0]}")
+            return read_arrays(path, [name])[name]
+    return open_transitions(source).initial_observations()

@@ -24,7 +24,6 @@ from koffline.data.transitions import Transitions
 from koffline.errors import ConfigError, KofflineError
 from koffline.untrusted.limits import read_json
 
-_CONTEXT = 16  # rows before one's own that count for the fingerprint of a place in an episode
 _DEVIATIONS = 4.0
 _REPEATS = 0.5  # share of rows with a twin from which on equal rows tell nothing
 _FIRST, _SECOND = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
@@ -35,14 +34,9 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True, eq=False)
 class Provenance:
-    """The M rows that a value function was fitted to.
-
-    ``rows (M,)``: fingerprints; ``places (M,)``: of rows with what came before them in their episode, None
-    where the log had no episodes.
-    """
+    """The M rows that a value function was fitted to: ``rows (M,)`` are their fingerprints."""
 
     rows: UInt64[np.ndarray, " row"] = field(repr=False)
-    places: UInt64[np.ndarray, " row"] | None = field(default=None, repr=False)
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -50,37 +44,8 @@ class Provenance:
     @classmethod
     def of(cls, transitions: Transitions) -> Provenance:
         """The provenance of something fitted to this log; rows of weight zero taught it nothing."""
-        counted = slice(None) if transitions.weights is None else transitions.weights > 0.0
         rows = row_fingerprints(transitions)
-        if transitions.steps is None:
-            return cls(rows[counted])
-        steps = np.asarray(transitions.steps)
-        places = _scramble(rows ^ steps.astype(np.uint64))
-        for back in range(1, _CONTEXT + 1):
-            earlier = np.where(steps >= back, np.roll(rows, back), np.uint64(0))
-            places = _scramble(places * _FIRST + earlier + _STEP)
-        return cls(rows[counted], places[counted])
-
-
-@dataclass(frozen=True)
-class Overlap:
-    """``seen``: share of the tested rows that are among the training rows; ``by_chance``: share expected
-    if they were fresh; ``margin``: how much more than that chance may bring.
-    """
-
-    seen: float
-    by_chance: float
-    margin: float
-
-    @property
-    def is_certain(self) -> bool:
-        """More rows were seen in training than fresh ones would be."""
-        return self.seen > self.by_chance + self.margin
-
-    @property
-    def tells_nothing(self) -> bool:
-        """Rows repeat so much that seen and fresh ones cannot be told apart."""
-        return self.by_chance > _REPEATS and not self.is_certain
+        return cls(rows if transitions.weights is None else rows[transitions.weights > 0.0])
 
 
 def row_fingerprints(transitions: Transitions) -> UInt64[np.ndarray, " row"]:
@@ -93,17 +58,6 @@ def row_fingerprints(transitions: Transitions) -> UInt64[np.ndarray, " row"]:
         for index in range(len(bits)):
             result = _scramble(result + _STEP + bits[index].astype(np.uint64))
     return result
-
-
-def measure_overlap(trained_on: Provenance, transitions: Transitions) -> Overlap:
-    """How many of the tested rows were seen in training; by places in episodes where both logs know them."""
-    tested = Provenance.of(transitions)
-    if len(tested) == 0 or len(trained_on) == 0:
-        return Overlap(0.0, 0.0, 0.0)
-    found = _compare(trained_on.rows, tested.rows)
-    if trained_on.places is None or tested.places is None or found.by_chance == 0.0 or found.is_certain:
-        return found
-    return _compare(trained_on.places, tested.places)
 
 
 def measure_freshness(
@@ -122,10 +76,18 @@ def measure_freshness(
     if known is None:
         unknown = f"It is not known which rows {name} was fitted to"
         return None, (f"{unknown}; if these are among them, the test says nothing.",)
-    provenance = Provenance.of(known) if isinstance(known, Transitions) else known
-    overlap = measure_overlap(provenance, transitions)
-    if overlap.is_certain:
-        share = f"{overlap.seen:.0%}" if overlap.seen >= 0.01 else f"{overlap.seen:.1g} (share)"
+    trained = (Provenance.of(known) if isinstance(known, Transitions) else known).rows
+    tested = Provenance.of(transitions).rows
+    if not (len(trained) and len(tested)):
+        return True, ()
+    values, counts = np.unique(trained, return_counts=True)
+    seen = float(np.isin(tested, values).mean())
+    twins = float(counts[counts > 1].sum() / len(trained))  # what fresh rows of the same world would show
+    fewer = 1.0 / min(len(trained), len(tested))  # where no twin was found there may still be a few
+    chance = min(max(twins, fewer), 1.0 - fewer) if fewer < 0.5 else 0.5
+    margin = _DEVIATIONS * math.sqrt(chance * (1.0 - chance) * (1.0 / len(tested) + 2.0 / len(trained)))
+    if seen > twins + margin:
+        share = f"{seen:.0%}" if seen >= 0.01 else f"{seen:.1g} (share)"
         if not allow:
             raise ConfigError(
                 f"{name} was fitted to {share} of these rows, on which a test says nothing; test other "
@@ -133,31 +95,15 @@ def measure_freshness(
                 "allow it with allow_training_rows=True (--allow-training-rows)"
             )
         return False, (f"{share} of the rows were used to fit {name}: non-rejection on them says nothing.",)
-    if overlap.tells_nothing:
+    if twins > _REPEATS:
         return None, (
-            f"Rows repeat themselves ({overlap.by_chance:.0%} have a twin): whether {name} was fitted to the "
+            f"Rows repeat themselves ({twins:.0%} have a twin): whether {name} was fitted to the "
             "tested ones cannot be seen; make sure that they are fresh.",
         )
-    if overlap.seen > 0.0 and overlap.by_chance == 0.0:
-        count = round(overlap.seen * len(transitions))
+    if seen > 0.0 and twins == 0.0:
+        count = round(seen * len(transitions))
         return True, (f"{count} of the rows equal rows that {name} was fitted to.",)
     return True, ()
-
-
-def check_held_out(value_function: Any, transitions: Transitions, allow: bool = False) -> tuple[str, ...]:
-    """The sentences of `measure_freshness`; none where the rows are fresh."""
-    return measure_freshness(value_function, transitions, allow=allow)[1]
-
-
-def _compare(trained: np.ndarray, tested: np.ndarray) -> Overlap:
-    """Shares of tested fingerprints in training, and of training ones with a twin in training."""
-    values, counts = np.unique(trained, return_counts=True)
-    seen = float(np.isin(tested, values).mean())
-    by_chance = float(counts[counts > 1].sum() / len(trained))
-    fewer = 1.0 / min(len(trained), len(tested))  # where no twin was found there may still be a few
-    share = min(max(by_chance, fewer), 1.0 - fewer) if fewer < 0.5 else 0.5
-    margin = _DEVIATIONS * math.sqrt(share * (1.0 - share) * (1.0 / len(tested) + 2.0 / len(trained)))
-    return Overlap(seen, by_chance, margin)
 
 
 def _scramble(state: np.ndarray) -> np.ndarray:

@@ -12,10 +12,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from koffline.batches import Table
-from koffline.ope.ensemble import Ensemble, Resampling
 from koffline.ope.features import FeatureSystem
 from koffline.ope.fitted import FittedValues
-from koffline.ope.learning import make_table, row_blocks, start_values
+from koffline.ope.learning import Ensemble, Resampling, make_table, row_blocks, start_values
 from koffline.ope.problem import EvaluationProblem
 from koffline.ope.value_functions import RowValues
 from koffline.ope.working_log import Columns

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import hashlib
 import operator
 import os
 import time
@@ -16,7 +17,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -29,11 +30,10 @@ from koffline.data.row_block import ROW_COLUMNS, in_whole_units
 from koffline.data.transitions import Transitions
 from koffline.errors import ConfigError, DataError, KofflineError
 from koffline.fitting import Progress, threads
-from koffline.jobs.mapping import JobStatus
-from koffline.ope.partial_sums import SavedPass
+from koffline.jobs import JobStatus
 from koffline.ope.problem import EvaluationProblem, prepare_problem
-from koffline.ope.stream_settings import StreamSettings
-from koffline.policies import ContinuousPolicy, DiscretePolicy
+from koffline.ope.stream_settings import SAVED, StreamSettings, pickled, read_sums, write_sums
+from koffline.policies import Policy
 
 _LIBRARIES = 600_000_000  # bytes of a process before it holds rows
 _SHARE = 0.25  # of the other memory for the rows of a part; what is made of them has the rest
@@ -52,26 +52,22 @@ class LogPart:
     units: Int[np.ndarray, " unit"]
 
 
-@runtime_checkable
-class Sums(Protocol):
-    """What is left of the rows of a part; two of them add up to that of both their rows."""
+class Sums:
+    """A dataclass of what is left of some rows: two add up, field by field, to that of both their rows."""
 
     def __add__(self, other: Any) -> Any:
-        """Sums over the rows of both."""
-        ...
+        names = [field.name for field in dataclasses.fields(self)]  # type: ignore[arg-type]
+        return type(self)(*(getattr(self, name) + getattr(other, name) for name in names))
 
 
-S = TypeVar("S", bound=Sums)
+S = TypeVar("S")
 
 
 @dataclass(frozen=True, eq=False)
-class Columns:
+class Columns(Sums):
     """Arrays by name with a number for each row or unit, in the order of the log; sums are longer ones."""
 
     parts: tuple[dict[str, np.ndarray], ...]
-
-    def __add__(self, other: Columns) -> Columns:
-        return Columns(self.parts + other.parts)
 
     def joined(self) -> dict[str, np.ndarray]:
         """Each name's array over all parts."""
@@ -134,9 +130,9 @@ class WorkingLog:
         names = [shard.name for shard in log.shards]
         items = _items(log, one_by_one=self.stream.skip_bad_shards)
         saved = self._saved(log, plan, items)
-        before, total, skipped = (0, None, ()) if saved is None else saved.read()
+        before, total, skipped = (0, None, ()) if saved is None else read_sums(saved)
         self.skipped.update(dict.fromkeys(skipped))
-        mapped = self.stream.passes.map(
+        mapped = self.stream.map(
             _sum_of_shards,
             items[before:],
             plan,
@@ -152,19 +148,20 @@ class WorkingLog:
             elif one.value is not None:
                 total = one.value if total is None else total + one.value
             if saved is not None and time.monotonic() - last >= SECONDS_BETWEEN_SAVES:
-                saved.write(done, total, self.skipped)
+                write_sums(saved, (done, total, tuple(self.skipped)))
                 last = time.monotonic()
         return _there_are_rows(total)
 
-    def _saved(self, log: LazyTransitions, plan: _Pass, items: list[Any]) -> SavedPass | None:
-        """Where this pass is saved: under everything that decides its sums."""
+    def _saved(self, log: LazyTransitions, plan: _Pass, items: list[Any]) -> Path | None:
+        """The file of this pass: its name is a digest of everything that decides the sums."""
         if self.stream.partial is None:
             return None
         files = [(shard.name, *_size_and_time(shard.name)) for shard in log.shards]
         if log.metadata.sha256 is None and any(len(file) == 1 for file in files):
             return None
         rows = (log.metadata.sha256, files, items, plan.rows)
-        return SavedPass.of(Path(self.stream.partial), rows, self.answers, plan.summarise)
+        digest = hashlib.sha256(pickled((rows, self.answers, plan.summarise))).hexdigest()
+        return Path(self.stream.partial) / f"{digest[:32]}{SAVED}"
 
     def part_rows(self, row_bytes: int) -> int:
         """Rows of a part: what fits a share of the memory. Raises ConfigError where that is too little."""
@@ -185,24 +182,19 @@ class WorkingLog:
             show(status.done, status.total)
 
 
-@dataclass(frozen=True, eq=False)
-class ProblemOfPart:
-    """What a function makes of a part of a log, as a problem in the units of ``like``."""
-
-    summarise: Callable[[EvaluationProblem, np.ndarray], Any]
-    like: EvaluationProblem
-    policy: DiscretePolicy | ContinuousPolicy
-    gamma: float
-    action_draws: int
-    seed: int
-
-    def __call__(self, part: LogPart) -> Any:
-        """Sums over its rows; actions are drawn anew in each part."""
-        generator = np.random.default_rng([self.seed, _DRAWS, int(part.units[0])])
-        problem = prepare_problem(
-            part.transitions, self.policy, self.gamma, self.action_draws, generator, like=self.like
-        )
-        return self.summarise(problem, part.units)
+def in_problem(
+    summarise: Callable[[EvaluationProblem, np.ndarray], S],
+    like: EvaluationProblem,
+    policy: Policy,
+    gamma: float,
+    action_draws: int,
+    seed: int,
+    part: LogPart,
+) -> S:
+    """What a function makes of a part as a problem in the units of ``like``; actions are drawn anew."""
+    generator = np.random.default_rng([seed, _DRAWS, int(part.units[0])])
+    problem = prepare_problem(part.transitions, policy, gamma, action_draws, generator, like=like)
+    return summarise(problem, part.units)
 
 
 def hold(
@@ -214,7 +206,7 @@ def hold(
 ) -> WorkingLog:
     """Read the log, or units of about ``sample_rows`` rows. Raises DataError."""
     stream = stream or StreamSettings()
-    found = sample_units(log, sample_rows, seed, settings=stream.passes)
+    found = sample_units(log, sample_rows, seed, settings=stream)
     return WorkingLog(log, found, stream, progress, dict.fromkeys(found.skipped))
 
 

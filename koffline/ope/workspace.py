@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable
 from functools import cached_property, partial
 from typing import Any
 
@@ -14,25 +13,24 @@ from koffline.config import EvaluationSettings
 from koffline.errors import DataError, KofflineError, PolicyError
 from koffline.fitting import Progress
 from koffline.ope.coverage import Coverage, measure_coverage
-from koffline.ope.ensemble import Ensemble, draw_ensemble
 from koffline.ope.features import (
     FeatureSystem,
-    SystemOfPart,
     SystemsOfLog,
     default_features,
     make_feature_system,
+    system_of_part,
 )
-from koffline.ope.fitted import FittedValues, fit_value_functions
+from koffline.ope.fitted import FittedValues, Summarise, fit_value_functions
 from koffline.ope.importance.problem import EpisodeProblem, episodes_of_log, prepare_episodes
 from koffline.ope.importance.ratios import ESTIMATED
-from koffline.ope.learning import fit_features, make_table, network_features
+from koffline.ope.learning import Ensemble, draw_ensemble, fit_features, make_table, network_features
 from koffline.ope.limits import Limits, value_bounds
 from koffline.ope.log_facts import LogFacts, log_facts
 from koffline.ope.problem import EvaluationProblem, prepare_problem
 from koffline.ope.residuals import ResidualSummary, out_of_bag_values, summarise_residuals
 from koffline.ope.value_functions import RowValues
-from koffline.ope.working_log import ProblemOfPart, S, WorkingLog
-from koffline.policies import ContinuousPolicy, DiscretePolicy
+from koffline.ope.working_log import S, WorkingLog, in_problem
+from koffline.policies import Policy
 from koffline.solvers.features import FeatureMap
 from koffline.store.run_record import versions
 
@@ -49,7 +47,7 @@ class Workspace:
     def __init__(
         self,
         log: WorkingLog,
-        policy: DiscretePolicy | ContinuousPolicy,
+        policy: Policy,
         settings: EvaluationSettings,
         initial_observations: np.ndarray | None = None,
         progress: Progress | None = None,
@@ -62,35 +60,22 @@ class Workspace:
     @cached_property
     def problem(self) -> EvaluationProblem:
         """Standardised rows in memory with the policy's actions."""
-        settings, facts = self.settings, self.facts
-        problem = prepare_problem(
-            self.transitions,
-            self.policy,
-            settings.gamma,
-            settings.action_draws,
-            np.random.default_rng(settings.seed),
-            self.initial_observations,
-        )
+        settings, facts, generator = self.settings, self.facts, np.random.default_rng(self.settings.seed)
+        asked = (self.policy, settings.gamma, settings.action_draws, generator)
+        problem = prepare_problem(self.transitions, *asked, self.initial_observations)
         low, high = value_bounds(facts.going_on, facts.final, settings.gamma)  # rewards of all rows
         scale = problem.reward_scale
         return dataclasses.replace(problem, value_bounds=(low / scale, high / scale))
 
-    def fold(self, summarise: Callable[[EvaluationProblem, np.ndarray], S]) -> S:
+    def fold(self, summarise: Summarise[S]) -> S:
         """The sum over all parts of the log of what a function makes of each, its problem and its units."""
         if self.log.is_whole:
             return summarise(self.problem, self.log.held.units)
         settings, problem = self.settings, self.problem
-        draws = problem.next_inputs.shape[1]
-        of_part = ProblemOfPart(
-            summarise,
-            problem.without_rows(),
-            self.policy,
-            settings.gamma,
-            settings.action_draws,
-            settings.seed,
-        )
+        asked = (self.policy, settings.gamma, settings.action_draws, settings.seed)
         replicas = settings.full_replicas + settings.resampled_replicas
-        numbers = problem.inputs.shape[1] * (3 + draws) + 4 * (problem.n_actions or 0)
+        numbers = problem.inputs.shape[1] * (3 + problem.next_inputs.shape[1]) + 4 * (problem.n_actions or 0)
+        of_part = partial(in_problem, summarise, problem.without_rows(), *asked)
         return self.log.fold(of_part, 12 * numbers + 24 * replicas)
 
     @cached_property
@@ -120,28 +105,16 @@ class Workspace:
     @cached_property
     def ensemble(self) -> Ensemble:
         """Which rows every network is trained on."""
-        settings = self.settings
-        return draw_ensemble(
-            self.problem,
-            settings.full_replicas,
-            settings.resampled_replicas,
-            settings.seed,
-            self.log.held.units,
-        )
+        full, resampled = self.settings.full_replicas, self.settings.resampled_replicas
+        return draw_ensemble(self.problem, full, resampled, self.settings.seed, self.log.held.units)
 
     @cached_property
     def fitted(self) -> FittedValues:
         """The trained networks by head: the long part. Raises KofflineError when too few are left."""
-        fitted = fit_value_functions(
-            self.problem,
-            self.ensemble,
-            self.settings,
-            self._progress,
-            None if self.log.is_whole else self.fold,
-            self.facts.weights.effective_count,
-        )
-        full = fitted.alive[: self.ensemble.full]
-        if not full.any() or np.count_nonzero(fitted.alive[self.ensemble.full :]) < 2:
+        fold, units = None if self.log.is_whole else self.fold, self.facts.weights.effective_count
+        fitted = fit_value_functions(self.problem, self.ensemble, self.settings, self._progress, fold, units)
+        full = self.ensemble.full
+        if not fitted.alive[:full].any() or np.count_nonzero(fitted.alive[full:]) < 2:
             raise KofflineError(
                 f"{fitted.describe_diverged()}; "
                 "lower learning_rate or look for outliers with 'koffline data validate'"
@@ -178,7 +151,8 @@ class Workspace:
         if log.is_whole:
             return held
         units = log.log.n_episodes if log.log.has_episodes else len(log.log)
-        make = SystemOfPart.of(held, self._features, units)
+        chosen = {name: getattr(held, name) for name in ("instruments", "bandwidth", "gamma")}
+        make = partial(system_of_part, features=self._features, log_units=units, **chosen)
         whole = SystemsOfLog(self.fold, make, self.facts.rows)
         return dataclasses.replace(held, units=log.held.units, log_units=units, log=whole)
 

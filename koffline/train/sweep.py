@@ -13,19 +13,15 @@ import logging
 import re
 import shutil
 import sys
-import tempfile
-import zipfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from logging.handlers import BufferingHandler
 from pathlib import Path
 from typing import Any
 
-from koffline.data.remote import is_url
 from koffline.errors import ConfigError, nearest_name
-from koffline.jobs import Job, JobError, LocalFile, Report, run_jobs
-from koffline.store.files import atomic_file
-from koffline.store.run_folders import CONFIG, RECORD, read_record, write_config, write_record
+from koffline.jobs import Job, JobError, Report, run_jobs
+from koffline.store.run_folders import RECORD, read_record, write_record
 from koffline.store.run_record import is_free, start_run
 from koffline.store.targets import locked
 from koffline.train.config import TrainConfig
@@ -68,15 +64,17 @@ def run_sweep(plan: SweepPlan, settings: SweepSettings) -> SweepSummary:
         _take_folder(out, settings.force)
         write_record(out, {**started.finish(), "finished": None})
         try:
-            _unpack_runs(out / "runs")
             runs = [_find_folders(out / "runs", named) for named in names]
-            jobs = [_make_job(folder, config, settings) for found in runs for folder, config in found.items()]
+            jobs = [
+                Job(folder.name, train_run, (config, settings.device), folder / RECORD, _is_finished)
+                for found in runs
+                for folder, config in found.items()
+            ]
             done = run_jobs(jobs, settings.workers, settings.ray, settings.progress, keep_going=True)
         except ConfigError:  # before any job: no workers, no such cluster
             if is_new:
                 shutil.rmtree(out)
             raise
-        _unpack_runs(out / "runs")
         (out / _ERRORS).unlink(missing_ok=True)
         if done.failures:
             parts = [f"{failure.name}: {failure.reason}\n\n{failure.trace}" for failure in done.failures]
@@ -103,21 +101,6 @@ def train_run(record: Path, config: TrainConfig, device: str) -> None:
     if kept:
         warnings = dict.fromkeys(" ".join(warning.getMessage().split()) for warning in kept)
         write_record(record.parent, {**(read_record(record.parent) or {}), "warnings": list(warnings)})
-
-
-def train_packed(path: Path, config: TrainConfig, device: str, *copies: LocalFile) -> None:
-    """`train_run` on a machine that shares no disk: from copies of the files, to one archive at ``path``."""
-    here = {name: str(copy.path) for name, copy in zip(_local_files(config), copies, strict=True)}
-    there = {copy: name for name, copy in here.items()}
-    with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
-        record = Path(scratch) / RECORD
-        train_run(record, TrainConfig(**_renamed(config.resolved(), here)), device)
-        write_record(record.parent, _renamed(read_record(record.parent), there))
-        write_config(record.with_name(CONFIG), config.resolved())
-        with atomic_file(path, force=True) as temporary, zipfile.ZipFile(temporary, "w") as archive:
-            # The record comes last out of the archive: a run that is unpacked in part is not finished.
-            for file in sorted(record.parent.rglob("[!.]*"), key=lambda file: (file == record, file)):
-                archive.write(file, file.relative_to(record.parent))
 
 
 def _name_runs(plan: SweepPlan, device: str) -> list[dict[str, TrainConfig]]:
@@ -185,17 +168,6 @@ def _find_folders(folder: Path, named: Mapping[str, TrainConfig]) -> dict[Path, 
     return {there.get(name.rpartition("-")[2], folder / name): config for name, config in named.items()}
 
 
-def _make_job(folder: Path, config: TrainConfig, settings: SweepSettings) -> Job:
-    """Its result is the record of the run; on Ray an archive with the whole folder comes back."""
-    if settings.ray is None or _is_finished(folder / RECORD):
-        return Job(folder.name, train_run, (config, settings.device), folder / RECORD, _is_finished)
-    copies = [LocalFile(Path(name)) for name in _local_files(config)]
-    if folders := [copy.path for copy in copies if copy.path.is_dir()]:
-        raise ConfigError(f"{folders[0]} is a folder, which does not travel to Ray; make one file of the log")
-    archive = folder.with_name(f"{folder.name}.zip")
-    return Job(folder.name, train_packed, (config, settings.device, *copies), archive)
-
-
 def _read_finished(folder: Path) -> dict[str, Any] | None:
     """The record of a run that has ended with a model or has diverged, else None."""
     try:
@@ -208,29 +180,6 @@ def _read_finished(folder: Path) -> dict[str, Any] | None:
 
 def _is_finished(record: Path) -> bool:
     return _read_finished(record.parent) is not None
-
-
-def _local_files(config: TrainConfig) -> list[str]:
-    names = dict.fromkeys(config.files())
-    return [name for name in names if not name.startswith("minari:") and not is_url(name)]
-
-
-def _renamed(value: Any, names: Mapping[str, str]) -> Any:
-    """Nested plain values with other names of files."""
-    if isinstance(value, Mapping):
-        return {key: _renamed(part, names) for key, part in value.items()}
-    if isinstance(value, list):
-        return [_renamed(part, names) for part in value]
-    return names.get(value, value) if isinstance(value, str) else value
-
-
-def _unpack_runs(folder: Path) -> None:
-    """Put the runs that came back from Ray where they would lie if they had been trained here."""
-    for path in folder.glob("*.zip"):
-        shutil.rmtree(path.with_suffix(""), ignore_errors=True)
-        with zipfile.ZipFile(path) as archive:
-            archive.extractall(path.with_suffix(""))
-        path.unlink()
 
 
 @contextlib.contextmanager

@@ -54,7 +54,7 @@ def _minari(file: Path) -> None:
 
 
 def _starts(path: Path) -> None:
-    from koffline.ope.initial_states import read_initial_states
+    from koffline.ope.problem import read_initial_states
 
     read_initial_states(str(path))
 

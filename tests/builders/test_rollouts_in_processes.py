@@ -16,7 +16,7 @@ from koffline.builders.rollouts import (
 )
 from koffline.builders.uniform import learn_grid_policy
 from koffline.errors import PolicyError
-from koffline.jobs.mapping import PassSettings
+from koffline.jobs import PassSettings
 from koffline.policies import save_grid_policy
 
 SETTINGS = RolloutSettings("CartPole-v1", 10, (1.0, 2.0), time_limit=12, num_envs=3, seed=4)

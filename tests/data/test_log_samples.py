@@ -6,7 +6,7 @@ from scipy import stats
 
 from koffline.data.disk.samples import Part, sample_units
 from koffline.errors import DataError
-from koffline.jobs.mapping import PassSettings
+from koffline.jobs import PassSettings
 from tests.data.shards_in_memory import MemoryShards, columns_of, numbered_shards
 
 ALONE = {"episode_ids": None, "steps": None}

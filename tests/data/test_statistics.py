@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from koffline.data.statistics import SCALE_BITS, exact_sum
 from koffline.data.summary import summarise
-from koffline.jobs.mapping import PassSettings
+from koffline.jobs import PassSettings
 from tests.data.logs import drawn_logs
 from tests.data.shards_in_memory import MemoryShards, numbered_shards
 

@@ -14,7 +14,7 @@ import pytest
 from koffline.data.sources import open_transitions
 from koffline.data.transitions import Discrete
 from koffline.errors import DataError, PolicyError
-from koffline.ope.initial_states import read_initial_states
+from koffline.ope.problem import read_initial_states
 from koffline.policy_specs import load_policy
 from tests.fuzz.hostile import archive, bomb, flat_members, npy
 

@@ -12,7 +12,7 @@ import pytest
 from koffline.config import read_yaml
 from koffline.data.sources import open_transitions
 from koffline.errors import ConfigError, DataError, KofflineError
-from koffline.ope.initial_states import read_initial_states
+from koffline.ope.problem import read_initial_states
 from koffline.policy_specs import load_policy
 from koffline.untrusted.limits import Tally
 from koffline.untrusted.yaml_files import parse_yaml

@@ -7,7 +7,6 @@ import time
 from pathlib import Path
 
 from koffline.errors import DataError
-from koffline.jobs import LocalFile
 
 
 def write(path: Path, text: str) -> None:
@@ -15,14 +14,10 @@ def write(path: Path, text: str) -> None:
 
 
 def write_surroundings(path: Path, number: int) -> None:
-    """The process, its threads, and the folder."""
+    """The process and its threads."""
     import torch
 
-    path.write_text(f"{number} {os.getpid()} {torch.get_num_threads()} {path.parent}")
-
-
-def copy(path: Path, source: LocalFile, suffix: str) -> None:
-    path.write_text(f"{source.path.name} {source.path} {source.path.read_text()}{suffix}")
+    path.write_text(f"{number} {os.getpid()} {torch.get_num_threads()}")
 
 
 def refuse(path: Path) -> None:

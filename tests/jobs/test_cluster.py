@@ -16,7 +16,7 @@ from koffline.data.disk.writer import ShardWriter
 from koffline.data.findings import inspect_log
 from koffline.data.summary import summarise
 from koffline.errors import DataError
-from koffline.jobs.mapping import PassSettings
+from koffline.jobs import PassSettings
 from koffline.ope.stream_settings import StreamSettings
 from tests.data.logs import roll_out
 from tests.jobs import pass_functions as functions

@@ -5,11 +5,7 @@ import pytest
 import torch
 
 from koffline.kernels import Gaussian, random_fourier_features
-from koffline.ope.last_layer import (
-    accumulate_systems,
-    last_layer,
-    minimise_kernel_loss,
-)
+from koffline.ope.last_layer import accumulate_systems, last_layer, minimise_kernel_loss
 from tests.ope.problems import prepared, stack
 
 KINDS = ("discrete", "continuous")

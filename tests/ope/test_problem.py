@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 
 from koffline.errors import DataError
-from koffline.ope.ensemble import draw_ensemble, poisson_counts
+from koffline.ope.learning import draw_ensemble, poisson_counts
 from koffline.ope.problem import prepare_problem
 from tests.ope.problems import SOFT, discrete_log, prepared
 
@@ -16,19 +16,6 @@ def test_time_limits_do_not_cut_the_future() -> None:
     log, problem = discrete_log(), prepared("discrete", gamma=0.9)
     assert log.truncated.any()
     np.testing.assert_allclose(problem.discounts, np.where(log.terminated, 0.0, 0.9))
-
-
-def test_bounds_hold_the_last_reward_where_episodes_end() -> None:
-    positive = discrete_log(rewards=np.linspace(1.0, 2.0, 60))
-    ends = prepare_problem(positive, SOFT, 0.9, 1, np.random.default_rng(0))
-    goes_on = prepare_problem(
-        positive.replace(terminated=np.zeros(60, bool)), SOFT, 0.9, 1, np.random.default_rng(0)
-    )
-    scale = ends.reward_scale
-    assert np.multiply(ends.value_bounds, scale) == pytest.approx(
-        (positive.rewards[positive.terminated].min(), 20.0)
-    )
-    assert np.multiply(goes_on.value_bounds, goes_on.reward_scale) == pytest.approx((10.0, 20.0))
 
 
 def test_resampling_counts_whole_episodes_and_their_starts() -> None:

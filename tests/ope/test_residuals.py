@@ -5,8 +5,7 @@ import pytest
 import torch
 
 from koffline.kernels import Gaussian, random_fourier_features
-from koffline.ope.ensemble import draw_ensemble
-from koffline.ope.learning import start_values
+from koffline.ope.learning import draw_ensemble, start_values
 from koffline.ope.residuals import compute_residuals, summarise_residuals
 from tests.ope.problems import plain_q, prepared, stack
 

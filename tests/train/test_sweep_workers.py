@@ -3,7 +3,6 @@
 import contextlib
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -15,9 +14,6 @@ import yaml
 from click.testing import CliRunner
 
 from koffline.cli import cli
-from koffline.jobs import LocalFile
-from koffline.train.config import load_config
-from koffline.train.sweep import train_packed
 from tests.train.sweep_helpers import GRID, run_folders, same_runs, write_config
 
 LONG = {"n_steps": 300, "n_steps_per_epoch": 20}
@@ -69,29 +65,6 @@ def test_on_ray_the_runs_come_back_whole(tmp_path: Path) -> None:
     # What came back is a sweep like any other.
     in_this_process(config, tmp_path / "ray", 2)
     assert len(run_folders(tmp_path / "ray")) == 4
-
-
-def test_archives_that_were_not_unpacked_are_found(tmp_path: Path) -> None:
-    """As they lie when the driver is killed between a result's arrival and its unpacking."""
-    config = write_config(tmp_path)
-    in_this_process(config, tmp_path / "one", 1)
-    in_this_process(config, tmp_path / "two", 1)
-    runs, elsewhere = tmp_path / "two" / "runs", tmp_path / "disk of a worker"
-    elsewhere.mkdir()
-    shutil.copy(tmp_path / "log_discrete.hdf5", elsewhere)
-    for folder in run_folders(tmp_path / "two"):
-        copies = [LocalFile(elsewhere / "log_discrete.hdf5")]
-        train_packed(runs / f"{folder.name}.zip", load_config(folder / "config.yaml"), "cpu", *copies)
-        for name in ("run.json", "td_error.csv"):
-            (folder / name).unlink()
-        (folder / "old.csv").write_text("of a run that did not end")
-    in_this_process(config, tmp_path / "two", 1)
-    assert json.loads((tmp_path / "two" / "run.json").read_text())["found"] == 2
-    assert same_runs(tmp_path / "one", tmp_path / "two")
-    assert not [*runs.glob("*.zip"), *runs.glob("*/old.csv")]
-    for folder in run_folders(tmp_path / "two"):  # the log is named as in the config
-        source = json.loads((folder / "run.json").read_text())["data"]["source"]
-        assert source == yaml.safe_load((folder / "config.yaml").read_text())["data"]["source"]
 
 
 def settings_of(out: Path) -> object:

@@ -18,7 +18,7 @@ from koffline.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from koffline.data.disk.log import LazyTransitions
-    from koffline.jobs.mapping import PassSettings
+    from koffline.jobs import PassSettings
 
 # Units are drawn by numbers of their own, independent of those that divide or resample them elsewhere.
 _UNITS, _HELD_OUT = 0x65706973, 0x68656C64
@@ -126,7 +126,7 @@ def _read(
     settings: PassSettings | None,
 ) -> UnitSample:
     """The rows of the chosen units, shard by shard."""
-    from koffline.jobs.mapping import PassSettings
+    from koffline.jobs import PassSettings
 
     ends = np.cumsum(sizes)
     shard_of = np.searchsorted(ends, units, side="right")

@@ -9,7 +9,6 @@ import torch
 import koffline.ope.intervals.resampling as resampling
 from koffline.config import make_settings
 from koffline.errors import ConfigError
-from koffline.ope.ensemble import draw_ensemble
 from koffline.ope.fitted import FittedValues, fit_value_functions
 from koffline.ope.intervals import make_interval
 from koffline.ope.intervals.calibrated import make_profile
@@ -22,6 +21,7 @@ from koffline.ope.intervals.resampling import (
 )
 from koffline.ope.intervals.settings import KernelIntervalSettings
 from koffline.ope.intervals.value_range import best_constant
+from koffline.ope.learning import draw_ensemble
 from koffline.ope.names import CERTIFIED_SYSTEM_KINDS, SYSTEM_KINDS
 from koffline.solvers.linear import last_layer
 from tests.exact_problems import EXACT_PROBLEMS
