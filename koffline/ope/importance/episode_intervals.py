@@ -34,18 +34,16 @@ _BEYOND, _MOST_DRAWS = 5, 100_000  # draws beyond each end, and in all
 _FEWEST_DRAWS = 0.9  # share of draws that must give a number
 
 
-def student_interval(
-    statistic: EpisodeStatistic, level: float, effective_size: float | None = None
-) -> Interval | None:
+def student_interval(statistic: EpisodeStatistic, level: float, effective_size: float) -> Interval | None:
     """value ± t quantile · jackknife standard error, two-sided; None where there is no standard error.
 
-    Degrees of freedom: the effective number of episodes (default: all) minus one, at least one.
+    Degrees of freedom: the effective number of episodes minus one, at least one.
     """
     error = standard_error(statistic)
     if error is None:
         return None
     n = len(statistic.deviations)
-    freedom = max((n if effective_size is None else min(effective_size, n)) - 1.0, 1.0)
+    freedom = max(min(effective_size, n) - 1.0, 1.0)
     half = float(stats.t.ppf(0.5 + level / 2.0, df=freedom)) * error
     text = _T_ASSUMPTIONS.format(n=n, freedom=freedom)
     return Interval(statistic.value - half, statistic.value + half, level, EPISODES_T, text)

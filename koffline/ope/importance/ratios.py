@@ -266,12 +266,9 @@ def _model(
 ) -> _Model:
     space = transitions.action_space
     if isinstance(space, Discrete):
-        actions, unit = (
-            torch.from_numpy(np.array(transitions.actions, dtype=np.int64)),
-            np.zeros(len(features)),
-        )
+        actions, unit = np.array(transitions.actions, dtype=np.int64), np.zeros(len(features))
         name, likelihood = "multinomial logistic", _categorical_log_likelihood
-        return _Model(name, space.n, likelihood, actions, unit, features, generator)
+        return _Model(name, space.n, likelihood, torch.from_numpy(actions), unit, features, generator)
     raw = np.asarray(transitions.actions, dtype=np.float64)
     spread = np.maximum(raw.std(axis=0), 1e-8 * np.maximum(np.abs(raw).max(axis=0), 1.0))
     centre, place = raw.mean(axis=0), np.zeros(raw.shape)

@@ -88,6 +88,24 @@ def episode_estimates(
     return {name: estimate_one(name, problem, model, **options) for name in names}
 
 
+def log_of_steps(
+    rewards: np.ndarray, length: int, actions: np.ndarray | None = None, n_actions: int = 2, **columns: Any
+) -> Transitions:
+    """Episodes of one length that the world ends, in states that say nothing."""
+    n = len(rewards)
+    given = {
+        "observations": np.zeros((n, 1)),
+        "actions": np.zeros(n, dtype=int) if actions is None else actions,
+        "rewards": rewards,
+        "next_observations": np.zeros((n, 1)),
+        "terminated": np.arange(n) % length == length - 1,
+        "truncated": np.zeros(n, dtype=bool),
+        "action_space": Discrete(n_actions),
+        "episode_ids": np.arange(n) // length,
+    }
+    return Transitions(**{**given, **columns})
+
+
 def random_case(seed: int = 0, n_episodes: int = 9, longest: int = 6, zeros: bool = False) -> Case:
     """Episodes of 1 … longest steps, some ended by the world, with unequal weights of episodes."""
     generator = np.random.default_rng(seed)

@@ -10,23 +10,14 @@ from koffline.errors import DataError
 from koffline.ope.importance.ratios import estimate_behavior, importance_ratios
 from koffline.policies import DiscretePolicy
 from koffline.policies.distributions import gaussian_log_density
+from tests.ope.importance.cases import log_of_steps
 
 ROWS, LENGTH = 1200, 6
 
 
 def log_of(observations: np.ndarray, actions: np.ndarray, space: ActionSpace) -> Transitions:
-    n = len(observations)
-    last = np.arange(n) % LENGTH == LENGTH - 1
-    return Transitions(
-        observations=observations,
-        actions=actions,
-        rewards=np.zeros(n),
-        next_observations=observations,
-        terminated=last,
-        truncated=np.zeros(n, dtype=bool),
-        action_space=space,
-        episode_ids=np.arange(n) // LENGTH,
-    )
+    columns = {"observations": observations, "next_observations": observations, "action_space": space}
+    return log_of_steps(np.zeros(len(actions)), LENGTH, actions, **columns)
 
 
 def discrete_case(seed: int = 0) -> tuple[Transitions, np.ndarray]:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from scipy.optimize import minimize
 
-from koffline.data.transitions import Discrete, Transitions
+from koffline.data.transitions import Discrete
 from koffline.errors import DataError
 from koffline.ope.importance.problem import EpisodeWeights, make_weights
 from koffline.ope.importance.statistics import (
@@ -24,7 +24,7 @@ from koffline.ope.importance.statistics import (
 from koffline.ope.value_functions import RowValues
 from koffline.ope.value_sources import as_value_function
 from tests import reference_importance as reference
-from tests.ope.importance.cases import Case, enumerated, episode_estimates, random_case
+from tests.ope.importance.cases import Case, enumerated, episode_estimates, log_of_steps, random_case
 
 LOOPS = {
     "is": "trajectory_is",
@@ -185,22 +185,6 @@ def test_clips_and_uneven_weights() -> None:
         make_weights(case.transitions.replace(weights=weights), case.log_ratios)
 
 
-def log_of_rewards(*rewards: list[float]) -> Transitions:
-    lengths = [len(part) for part in rewards]
-    rows, ends = sum(lengths), np.cumsum(lengths) - 1
-    last = np.isin(np.arange(rows), ends)
-    return Transitions(
-        observations=np.zeros((rows, 1)),
-        actions=np.zeros(rows, dtype=int),
-        rewards=np.concatenate(rewards),
-        next_observations=np.zeros((rows, 1)),
-        terminated=np.arange(rows) == ends[-1],
-        truncated=last & (np.arange(rows) < ends[-1]),
-        action_space=Discrete(2),
-        episode_ids=np.repeat(np.arange(len(rewards)), lengths),
-    )
-
-
 @pytest.fixture(scope="module")
 def scope_rl():
     """scope-rl's estimators of discrete actions, without gym's notice."""
@@ -225,7 +209,7 @@ def test_agrees_with_scope_rl(scope_rl, name: str) -> None:
     steps, gamma, rows = 4, 0.9, 24
     behavior, target = (generator.dirichlet(np.ones(3), size=rows) for _ in range(2))
     actions, rewards = generator.integers(3, size=rows), generator.standard_normal(rows)
-    log = log_of_rewards(*rewards.reshape(-1, steps).tolist())
+    log = log_of_steps(rewards, steps, n_actions=3)
     values, chance = generator.standard_normal((rows, 3)), behavior[np.arange(rows), actions]
     theirs = getattr(scope_rl, SCOPE_NAMES[name])().estimate_policy_value(
         step_per_trajectory=steps,
