@@ -11,7 +11,7 @@ from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as _version
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # what type checkers see; `_NAMES_IN` says the same when koffline runs
     from koffline import errors, kernel_loss, kernels
     from koffline.algos.model_files import load
     from koffline.data.disk.log import LazyTransitions
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from koffline.ope.bellman_test.front import BellmanTest, bellman_test, witness_function
     from koffline.ope.cross_fit import cross_fit
     from koffline.ope.diagnosis import diagnose
-    from koffline.ope.estimate import Estimate, EstimateTable, Interval
     from koffline.ope.evaluation import estimate_all, evaluate
     from koffline.ope.ranking import PolicyRanking, select_policies
+    from koffline.ope.results import Estimate, EstimateTable, Interval
     from koffline.ope.stream_settings import StreamSettings
     from koffline.policy_specs import load_policy
 
@@ -34,72 +34,28 @@ try:
 except PackageNotFoundError:  # used from a source tree that was never installed
     __version__ = "0.0.0+source"
 
-_HOME_OF = {
-    "BellmanTest": "koffline.ope.bellman_test.front",
-    "ColumnarReplayBuffer": "koffline.data.replay",
-    "Continuous": "koffline.data.transitions",
-    "Discrete": "koffline.data.transitions",
-    "Estimate": "koffline.ope.estimate",
-    "EstimateTable": "koffline.ope.estimate",
-    "Interval": "koffline.ope.estimate",
-    "LazyTransitions": "koffline.data.disk.log",
-    "PolicyRanking": "koffline.ope.ranking",
-    "ShardWriter": "koffline.data.disk.writer",
-    "StreamSettings": "koffline.ope.stream_settings",
-    "TableMapping": "koffline.data.table.mapping",
-    "Transitions": "koffline.data.transitions",
-    "bellman_test": "koffline.ope.bellman_test.front",
-    "cross_fit": "koffline.ope.cross_fit",
-    "diagnose": "koffline.ope.diagnosis",
-    "estimate_all": "koffline.ope.evaluation",
-    "evaluate": "koffline.ope.evaluation",
-    "load": "koffline.algos.model_files",
-    "load_policy": "koffline.policy_specs",
-    "open_transitions": "koffline.data.sources",
-    "select_policies": "koffline.ope.ranking",
-    "witness_function": "koffline.ope.bellman_test.front",
+_NAMES_IN = {
+    "koffline.algos.model_files": ["load"],
+    "koffline.data.disk.log": ["LazyTransitions"],
+    "koffline.data.disk.writer": ["ShardWriter"],
+    "koffline.data.replay": ["ColumnarReplayBuffer"],
+    "koffline.data.sources": ["open_transitions"],
+    "koffline.data.table.mapping": ["TableMapping"],
+    "koffline.data.transitions": ["Continuous", "Discrete", "Transitions"],
+    "koffline.ope.bellman_test.front": ["BellmanTest", "bellman_test", "witness_function"],
+    "koffline.ope.cross_fit": ["cross_fit"],
+    "koffline.ope.diagnosis": ["diagnose"],
+    "koffline.ope.results": ["Estimate", "EstimateTable", "Interval"],
+    "koffline.ope.evaluation": ["estimate_all", "evaluate"],
+    "koffline.ope.ranking": ["PolicyRanking", "select_policies"],
+    "koffline.ope.stream_settings": ["StreamSettings"],
+    "koffline.policy_specs": ["load_policy"],
 }
-_MODULES = {
-    "bellman",
-    "errors",
-    "fitting",
-    "kernel_loss",
-    "kernels",
-    "objectives",
-    "online",
-    "policies",
-    "replicas",
-    "solvers",
-}
+_HOME_OF = {name: home for home, names in _NAMES_IN.items() for name in names}
+_MODULES = {"bellman", "errors", "fitting", "kernel_loss", "kernels", "objectives", "online", "policies"}
+_MODULES |= {"replicas", "solvers"}
 
-__all__ = [
-    "BellmanTest",
-    "ColumnarReplayBuffer",
-    "Continuous",
-    "Discrete",
-    "Estimate",
-    "EstimateTable",
-    "Interval",
-    "LazyTransitions",
-    "PolicyRanking",
-    "ShardWriter",
-    "StreamSettings",
-    "TableMapping",
-    "Transitions",
-    "bellman_test",
-    "cross_fit",
-    "diagnose",
-    "errors",
-    "estimate_all",
-    "evaluate",
-    "kernel_loss",
-    "kernels",
-    "load",
-    "load_policy",
-    "open_transitions",
-    "select_policies",
-    "witness_function",
-]
+__all__ = ["errors", "kernel_loss", "kernels", *_HOME_OF]
 
 
 if "gymnasium" in sys.modules:  # whoever has it may ask it for our worlds by name

@@ -26,7 +26,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from koffline.cli.repeat import is_result, results_of
+from koffline.cli.repeat import NO_RESULTS, results_of
 from koffline.store.run_record import digest_of
 from scripts.fault_cases import ROOT, Case, all_cases
 from scripts.fault_checks import litter_in, unreadable_in
@@ -220,7 +220,11 @@ def _results(case: Case, folder: Path) -> dict[str, str]:
 
 
 def _results_among(case: Case, files: Mapping[str, str]) -> dict[str, str]:
-    return {name: digest for name, digest in files.items() if re.match(case.names, name) and is_result(name)}
+    return {
+        name: digest
+        for name, digest in files.items()
+        if re.match(case.names, name) and not NO_RESULTS.search(name)
+    }
 
 
 def _differences(wanted: Mapping[str, str], found: Mapping[str, str]) -> list[str]:

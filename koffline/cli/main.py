@@ -24,7 +24,7 @@ class KofflineGroup(click.Group):
     lazy: ClassVar = {
         "build": ("build", "Build datasets and target policies."),
         "data": ("data", "Look into logs, check them, convert them."),
-        "diagnose": ("diagnose", "Is MODEL the value function of POLICY, as far as DATA can tell?"),
+        "diagnose": ("judge", "Is MODEL the value function of POLICY, as far as DATA can tell?"),
         "evaluate": ("evaluate", "What is POLICY worth from the initial states of DATA?"),
         "export": ("runs", "Export a model's greedy policy as TorchScript or ONNX."),
         "online": ("online", "Train Trust-PCL in a Gymnasium environment, several seeds at once."),
@@ -34,7 +34,7 @@ class KofflineGroup(click.Group):
         "record": ("runs", "Record episodes of a saved model as videos."),
         "repeat": ("repeat", "Run again what made a folder of results, and compare every byte."),
         "reproduce": ("reproduce", "Reproduce a figure of the paper, or the table of its claims."),
-        "select": ("select", "Which of several POLICIES is worth most?"),
+        "select": ("judge", "Which of several POLICIES is worth most?"),
         "stats": ("runs", "Statistics of a metric of a run."),
         "sweep": ("train", "Train CONFIG with every combination of --grid values and seeds."),
         "train": ("train", "Train the algorithm of CONFIG over a log."),

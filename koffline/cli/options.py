@@ -16,7 +16,7 @@ from koffline.cli.targets import claim
 from koffline.data.spaces import Bounds, Discrete, SpaceRequest
 from koffline.errors import ConfigError, DataError
 from koffline.jobs import PassSettings
-from koffline.ope.stream_settings import DEFAULT_MEMORY, StreamSettings, remove_saved
+from koffline.ope.stream_settings import DEFAULT_MEMORY, StreamSettings
 from koffline.store.run_record import shown_command, start_run
 
 Command = Callable[..., Any]
@@ -168,15 +168,9 @@ def log_options(argument: str, *reading: Option) -> Option:
             given = {name: value for name, value in given.items() if value is not None}
             usual = {"workers": 1, "skip_bad_shards": False}
             is_lazy = options.pop("lazy", False) or bool(given.items() - usual.items())
-            result = options.get("result")
-            out = Path(result.out if isinstance(result, Result) and result.out else "")
-            partial = out.absolute().with_name(f".{out.name}.partial") if out.name else None
-            stream = StreamSettings(**given, partial=partial)
             source, mapping = options.pop(argument), requested_mapping(table)
-            found = command(*args, log=Log(source, space, mapping, is_lazy, stream), **options)
-            if partial is not None and partial.is_dir():
-                remove_saved(partial)
-            return found
+            log = Log(source, space, mapping, is_lazy, StreamSettings(**given))
+            return command(*args, log=log, **options)
 
         return click.argument(argument)(added([*_LOG, *reading])(run))
 
@@ -237,7 +231,7 @@ class Result:
         """Claim the folder (a ``marker`` makes it ours), find, write the report with its record, print."""
         run = page = None
         if self.out is not None:
-            from koffline.report.folder import check_output_directory
+            from koffline.report.page import check_output_directory
 
             claim(self.out, check=lambda path: check_output_directory(path, self.force, marker))
             run = start_run(kind)
@@ -245,7 +239,7 @@ class Result:
         with contextlib.redirect_stdout(sys.stderr):
             found = find()
         if run is not None:
-            from koffline.ope.estimate import plain
+            from koffline.ope.results import plain
 
             seconds = round(found.seconds, 3)
             record = run.finish(seed=found.seed, settings=plain(found.settings), seconds=seconds)

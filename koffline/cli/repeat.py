@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import filecmp
-import json
 import os
 import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import click
+from pydantic import BaseModel, Field, ValidationError
 
 from koffline.errors import ConfigError, printable
 from koffline.store.run_record import FILE, FORMAT, THREADS, digests_of, versions, without_place
@@ -22,7 +21,7 @@ from koffline.untrusted.code import WITHOUT_CODE
 from koffline.untrusted.limits import read_json
 
 # What differs from one day to the next (seconds, dates, the machine), and the state to go on from.
-_NO_RESULTS = re.compile(
+NO_RESULTS = re.compile(
     r"(^|/)(run\.json|[^/]*\.run\.json|\.[^/]*|timing_[^/]*\.csv|time_[^/]*\.csv|timing\.json|checkpoint\.pt"
     r"|errors\.txt|(checkpoints|cells|tensorboard|packed|errors)/.*)$"
 )
@@ -41,10 +40,18 @@ Exit code 0 where all results are the same; else 1.
 \b
 Examples:
   koffline repeat runs/a
-  koffline repeat runs/a --out runs/a-again --json
+  koffline repeat runs/a --out runs/a-again
   koffline repeat logs/cartpole.hdf5
   koffline repeat out/reproduce/figure-toy.json
 """
+
+
+class _Call(BaseModel):
+    arguments: list[str] = Field(min_length=1)
+    directory: str
+    inputs: dict[str, str]
+    threads: dict[str, Any] = {}
+    versions: dict[str, str] = {}
 
 
 class _Made(NamedTuple):
@@ -53,15 +60,14 @@ class _Made(NamedTuple):
     folder: Path
     names: str
     target: str
-    call: Mapping[str, Any]
+    call: _Call
 
 
 @click.command(help=_HELP, no_args_is_help=True)
 @click.argument("run")
 @click.option("--out", metavar="DIR", help="A new folder for the repetition; default RUN.repeat.")
 @click.option("--allow-code", is_flag=True, help="Code that the command line names may run.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
-def repeat(run: str, out: str | None, allow_code: bool, as_json: bool) -> None:
+def repeat(run: str, out: str | None, allow_code: bool) -> None:
     """Repeat, compare, say it."""
     path = Path(run)
     folder = check_name(path.with_name(f"{path.resolve().name}.repeat") if out is None else out)
@@ -73,14 +79,11 @@ def repeat(run: str, out: str | None, allow_code: bool, as_json: bool) -> None:
     with locked(folder.with_name(f"{folder.name}.repeated")):  # the command locks its target itself
         _run(made, (folder / made.target).absolute(), allow_code)
     lines = compare_folders(made.folder, folder, made.names)
-    there, here = made.call["versions"], versions()
+    there, here = made.call.versions, versions()
     for name in there:
         if there[name] != here.get(name):
             click.echo(f"note: {name} was {there[name]}, is {here.get(name, 'absent')}", err=True)
-    if as_json:
-        click.echo(json.dumps({"equal": not lines, "differences": lines, "out": str(folder)}, indent=2))
-    else:
-        click.echo("\n".join([*lines, f"{'not ' if lines else ''}the same: {made.folder} and {folder}"]))
+    click.echo("\n".join([*lines, f"{'not ' if lines else ''}the same: {made.folder} and {folder}"]))
     if lines:
         raise SystemExit(1)
 
@@ -99,46 +102,35 @@ def compare_folders(first: Path, second: Path, names: str = "") -> list[str]:
 def results_of(folder: Path, names: str = "") -> list[str]:
     """Names of the result files in a folder, in order: all but records, clocks and states to go on from."""
     found = (path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
-    return sorted(name for name in found if re.match(names, name) and is_result(name))
-
-
-def is_result(name: str) -> bool:
-    """Whether a file of that name, seen from the folder of a run, is a result."""
-    return _NO_RESULTS.search(name) is None
+    return sorted(name for name in found if re.match(names, name) and not NO_RESULTS.search(name))
 
 
 def _read(run: Path) -> _Made:
     """What the record of a folder, of an experiment or of a dataset says. Raises ConfigError."""
-    beside = run.with_name(f"{run.stem}.run.json")
+    beside, manifest = run.with_name(f"{run.stem}.run.json"), run.parent / "manifest.json"
+    record: Any
     if (run / FILE).is_file():
-        made = _Made(run, "", "", _load(run / FILE))
+        folder, names, target, record = run, "", "", _load(run / FILE)
     elif beside.is_file():
-        made = _Made(run.parent, re.escape(run.stem) + r"\.", "", _load(beside))
+        folder, names, target, record = run.parent, re.escape(run.stem) + r"\.", "", _load(beside)
+    elif manifest.is_file() and isinstance(record := _load(manifest).get(run.name), dict):
+        folder, names, target = run.parent, re.escape(run.name) + "(/|$)", run.name
     else:
-        manifest = run.parent / "manifest.json"
-        entry = _load(manifest).get(run.name) if manifest.is_file() else None
-        if not isinstance(entry, dict):
-            raise ConfigError(
-                f"{run} has no {FILE} and no entry in a manifest.json beside it; name the folder of a run, "
-                "NAME.json of an experiment, or a dataset that koffline build wrote"
-            )
-        made = _Made(run.parent, re.escape(run.name) + "(/|$)", run.name, entry)
-    if made.call.get("format", FORMAT) != FORMAT:
-        raise ConfigError(f"{run} has records of format {made.call['format']}, this koffline knows {FORMAT}")
-    call = made.call.get("call")
-    parts = {"arguments": list, "directory": str, "inputs": dict}
-    if not isinstance(call, dict) or any(
-        not isinstance(call.get(name), kind) for name, kind in parts.items()
-    ):
-        call = {"arguments": []}
-    words = call["arguments"]
-    if not words or words[0] not in _KINDS or not all(isinstance(word, str) for word in words):
+        raise ConfigError(
+            f"{run} has no {FILE} and no entry in a manifest.json beside it; name the folder of a run, "
+            "NAME.json of an experiment, or a dataset that koffline build wrote"
+        )
+    if record.get("format", FORMAT) != FORMAT:
+        raise ConfigError(f"{run} has records of format {record['format']}, this koffline knows {FORMAT}")
+    try:
+        call = _Call.model_validate(record.get("call"))
+    except ValidationError:
+        call = None
+    if call is None or call.arguments[0] not in _KINDS:
         raise ConfigError(f"{run} does not say by which command line it was made; run the command itself")
-    tables = {
-        name: value if isinstance(value := call.get(name), dict) else {} for name in ("threads", "versions")
-    }
-    place = run.parent / call["directory"] if made.target else Path(call["directory"])
-    return made._replace(call={**call, **tables, "directory": place})
+    if target:
+        call.directory = str(run.parent / call.directory)
+    return _Made(folder, names, target, call)
 
 
 def _load(path: Path) -> dict[str, Any]:
@@ -153,16 +145,20 @@ def _load(path: Path) -> dict[str, Any]:
 
 def _run(made: _Made, target: Path, allow_code: bool) -> None:
     """The command in its directory, with other results. Raises ConfigError where it cannot be the same."""
-    call, place = made.call, made.call["directory"]
-    found = _digests(call["inputs"], place)
-    for name, digest in call["inputs"].items():
+    call, place, here = made.call, Path(made.call.directory), Path.cwd()
+    os.chdir(place)  # where the names of the inputs count from
+    try:
+        found = digests_of(call.inputs)
+    finally:
+        os.chdir(here)
+    for name, digest in call.inputs.items():
         if name not in found:
             raise ConfigError(f"the input {name} is gone from {place}; put it back to repeat the run")
         if found[name] != digest:
             raise ConfigError(f"the input {name} is not what the run read; put the old one back to repeat it")
-    words = [*without_place(call["arguments"]), "--out", str(target)]
+    words = [*without_place(call.arguments), "--out", str(target)]
     click.echo(printable(f"running in {place}: {shlex.join(['koffline', *words])}"), err=True)
-    threads = {name: str(call["threads"][name]) for name in THREADS if call["threads"].get(name)}
+    threads = {name: str(call.threads[name]) for name in THREADS if call.threads.get(name)}
     kept = {name: value for name, value in os.environ.items() if name not in (*THREADS, WITHOUT_CODE)}
     target.parent.mkdir(parents=True, exist_ok=True)
     done = subprocess.run(
@@ -178,16 +174,6 @@ def _run(made: _Made, target: Path, allow_code: bool) -> None:
     if done.returncode != 0 and not target.exists():
         failure = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
         raise ConfigError(f"the command failed this time: {failure.removeprefix('error: ')}")
-
-
-def _digests(inputs: Mapping[str, str], place: Path) -> dict[str, str]:
-    """Digests of the inputs as they are now; their names count from ``place``."""
-    here = Path.cwd()
-    os.chdir(place)
-    try:
-        return digests_of(inputs)
-    finally:
-        os.chdir(here)
 
 
 def _python(place: Path, allow_code: bool) -> list[str]:

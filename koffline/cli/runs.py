@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import statistics
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,16 +21,7 @@ from koffline.untrusted.limits import read_json
 _ONE_OR_MORE = click.IntRange(1)
 
 
-def _check_limits(
-    context: click.Context, parameter: click.Parameter, limits: tuple[float, float] | None
-) -> tuple[float, float] | None:
-    if limits and not -math.inf < limits[0] < limits[1] < math.inf:
-        raise ConfigError(f"--{parameter.name} is {limits[0]:g} {limits[1]:g}; give the lower end first")
-    return limits
-
-
 _SHOW_DEFAULTS = {"show_default": True}
-_LIMITS: dict[str, Any] = {"nargs": 2, "type": float, "metavar": "LOW HIGH", "callback": _check_limits}
 
 
 @click.command()
@@ -44,7 +34,7 @@ def stats(path: str) -> None:
       koffline stats runs/a/critic_loss.csv
       koffline stats runs/a/environment.csv
     """
-    from koffline.runs.figures import describe, read_metric
+    from koffline.figures import describe, read_metric
 
     click.echo("\n".join(describe(read_metric(path))))
 
@@ -53,12 +43,8 @@ def stats(path: str) -> None:
 @click.argument("paths", metavar="PATH...", nargs=-1, required=True)
 @click.option("--window", type=_ONE_OR_MORE, default=1, help="Moving average over this many values.")
 @click.option("--show-steps", is_flag=True, help="Steps on the x-axis instead of epochs.")
-@click.option("--show-max", is_flag=True, help="A line at the largest value.")
 @click.option("--label", "labels", multiple=True, help="Label in the legend, one for each PATH.")
-@click.option("--xlim", **_LIMITS, help="Limits of the x-axis.")
-@click.option("--ylim", **_LIMITS, help="Limits of the y-axis.")
 @click.option("--title", help="Title of the plot.")
-@click.option("--ylabel", help="Label of the y-axis; default: the metric's name.")
 @click.option("--save", metavar="FILE", help="Save the plot (.png, .svg, .pdf …) instead of showing it.")
 def plot(paths: tuple[str, ...], save: str | None, **options: Any) -> None:
     """Draw metrics of runs in one plot and print their statistics. PATH: CSV files.
@@ -69,15 +55,14 @@ def plot(paths: tuple[str, ...], save: str | None, **options: Any) -> None:
       koffline plot runs/a/critic_loss.csv runs/b/critic_loss.csv --label kloss --label td
       koffline plot runs/a/critic_loss.csv --window 10 --show-steps --save loss.svg
     """
-    from koffline.cli.figures import check_where, save_or_show
-    from koffline.runs.figures import describe, draw_metrics, read_metric
+    from koffline.figures import describe, draw_metrics, read_metric, save_or_show
 
     labels = options["labels"]
     if labels and len(labels) != len(paths):
         raise ConfigError(
             f"there are {len(labels)} --label and {len(paths)} files; give one for each, or none"
         )
-    check_where(save, paths)
+    _check_where(save, paths)
     metrics = [read_metric(path) for path in paths]
     for metric in metrics:
         click.echo("\n".join(describe(metric)) + "\n")
@@ -96,11 +81,10 @@ def plot_all(path: str, title: str | None, save: str | None) -> None:
       koffline plot-all runs/a --save a.png
       koffline plot-all d3rlpy_logs/DQN_20240101000000 --title "DQN on CartPole"
     """
-    from koffline.cli.figures import check_where, save_or_show
-    from koffline.runs.figures import draw_grid, grid_size, metric_files, read_metric
+    from koffline.figures import draw_grid, grid_size, metric_files, read_metric, save_or_show
 
     files, metrics = metric_files(path), []
-    check_where(save, [*files, Path(path) / "params.json"])
+    _check_where(save, [*files, Path(path) / "params.json"])
     for file in files:
         try:
             metrics.append(read_metric(file))
@@ -142,8 +126,7 @@ def _episode_options(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--use-gymnasium", is_flag=True, hidden=True, help="As always; for d3rlpy's scripts."),
         click.option("--target-return", type=float, help="The return a Decision Transformer aims at."),
         click.option("--n-episodes", type=_ONE_OR_MORE, default=3, help="Episodes."),
-        click.option("--env-header", help="A line of Python that is run and makes the environment `env`."),
-        click.option("--env-id", help="A Gymnasium id, or package:id to import its package first."),
+        click.option("--env-id", required=True, help="A Gymnasium id, or package:id to import it first."),
     ):
         command = option(command)
     return command
@@ -153,26 +136,19 @@ def _episode_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.argument("model_path")
 @_episode_options
 @click.option("--out", default="videos", metavar="DIR", help="Folder of the videos.")
-@click.option(
-    "--format", "format_", type=click.Choice(["gif", "mp4", "png"]), default="gif",
-    help="mp4 needs imageio-ffmpeg; png is a folder of frames.",
-)  # fmt: skip
 @click.option("--force", is_flag=True, help="Replace older videos of the same names.")
-def record(model_path: str, out: str, format_: str, force: bool, **options: Any) -> None:
-    """Record episodes of a saved model as videos.
+def record(model_path: str, out: str, force: bool, **options: Any) -> None:
+    """Record episodes of a saved model as GIFs.
 
     \b
     Examples:
       koffline record runs/a/model_1000.d3 --env-id CartPole-v1
-      koffline record model.d3 --env-id Hopper-v5 --n-episodes 1 --out videos/hopper --format mp4
-      koffline record model.d3 --env-header "env = gymnasium.make('CartPole-v1', render_mode='rgb_array')"
+      koffline record model.d3 --env-id Hopper-v5 --n-episodes 1 --out videos/hopper
     """
-    from koffline.runs.playing import mp4_writer, video, video_target
+    from koffline.playing import film
 
-    if format_ == "mp4":
-        mp4_writer()  # raises ConfigError where its package is missing
-    folder = check_name(out, is_whole=False)
-    targets = [video_target(folder, i, format_) for i in range(options["n_episodes"])]
+    folder = check_name(out, is_whole=False)  # files are named as Gymnasium's RecordVideo names them
+    targets = [folder / f"rl-video-episode-{index}.gif" for index in range(options["n_episodes"])]
     for target in targets:
         claim(target)
         check_target(target, force)
@@ -180,7 +156,7 @@ def record(model_path: str, out: str, format_: str, force: bool, **options: Any)
         fps = float(env.metadata.get("render_fps") or 30.0)
 
         def play(index: int, seed: int) -> tuple[Any, str]:
-            with video(targets[index], format_, fps, force) as add:
+            with film(targets[index], fps, force) as add:
                 return player.play(seed, options["max_steps"], add), str(targets[index])
 
         _play_all(play, options)
@@ -198,7 +174,7 @@ def play(model_path: str, no_render: bool, **options: Any) -> None:
       koffline play runs/a/model_1000.d3 --env-id CartPole-v1
       koffline play runs/a/model_1000.d3 --env-id Pendulum-v1 --no-render --n-episodes 20
     """
-    if not no_render and options["env_id"] is not None and not _has_display():
+    if not no_render and not _has_display():
         raise ConfigError(
             "there is no display; give --no-render for the score alone, or use koffline record for videos"
         )
@@ -209,19 +185,15 @@ def play(model_path: str, no_render: bool, **options: Any) -> None:
 @contextlib.contextmanager
 def _player(model_path: str, render_mode: str | None, options: dict[str, Any]) -> Iterator[tuple[Any, Any]]:
     """The model in the environment of the options; stdout belongs to the results alone."""
+    import koffline.envs  # noqa: F401  (registers our worlds)
     from koffline.algos.model_files import load
-    from koffline.runs.playing import Player, open_environment
+    from koffline.envs.make import make_env
+    from koffline.playing import Player
 
     with contextlib.redirect_stdout(sys.stderr):
-        env = open_environment(options["env_id"], options["env_header"], render_mode)
+        env = make_env(options["env_id"], render_mode=render_mode)
     try:
-        mode = getattr(env, "render_mode", None)
-        if render_mode == "rgb_array" and mode != "rgb_array":
-            raise ConfigError(
-                f"the environment's render_mode is {mode!r}; make it with render_mode='rgb_array'"
-            )
-        name = options["env_id"] or "the environment"
-        yield Player(load(model_path), env, name, options["target_return"]), env
+        yield Player(load(model_path), env, options["env_id"], options["target_return"]), env
     finally:
         with contextlib.suppress(Exception):  # nothing is left to lose
             env.close()
@@ -254,6 +226,16 @@ def _print_parameters(path: Path) -> None:
         return
     for key, value in parameters.items() if isinstance(parameters, dict) else ():
         click.echo(f"{key}={value}")
+
+
+def _check_where(save: str | None, reads: Iterable[str | Path]) -> None:
+    """Raise ConfigError or DataError before any work where the figure could be neither saved nor shown."""
+    from koffline.figures import check_picture, open_screen
+
+    if save is None:
+        open_screen()
+    else:
+        claim(save, "--save", check=check_picture, reads=reads)
 
 
 def _say(path: Path | None) -> None:

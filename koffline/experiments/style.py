@@ -19,7 +19,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 from scipy import stats
 
-from koffline.runs.figures import INK, STYLE
+from koffline.figures import INK, STYLE
 from koffline.spread import LEVEL
 from koffline.store.files import atomic_file
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import importlib.util
 import json
 import logging
 import shutil
@@ -202,7 +201,7 @@ def _forgotten_if_empty(folder: Path) -> Iterator[None]:
 
 def _check_pictures(config: OnlineConfig) -> None:
     """Raise ConfigError, before any training, where the environment draws no pictures."""
-    from koffline.runs.playing import as_picture
+    from koffline.playing import as_picture
 
     try:
         with warnings.catch_warnings(), contextlib.closing(_open(config)) as env:
@@ -218,21 +217,17 @@ def _check_pictures(config: OnlineConfig) -> None:
 
 
 def _film(config: OnlineConfig, models: Sequence[Path | None], steps: int) -> None:
-    """Write videos/step_<steps>.mp4 (GIF without imageio-ffmpeg) beside each model.
-
-    Raises ConfigError where the environment draws no pictures.
-    """
+    """Write videos/step_<steps>.gif beside each model."""
     from koffline.algos.model_files import load
-    from koffline.runs.playing import Player, video
+    from koffline.playing import Player, film
 
-    format_ = "gif" if importlib.util.find_spec("imageio_ffmpeg") is None else "mp4"
     for model in filter(None, models):
-        target = model.parent / "videos" / f"step_{steps:09d}.{format_}"
+        target = model.parent / "videos" / f"step_{steps:09d}.gif"
         target.parent.mkdir(exist_ok=True)
         with contextlib.closing(_open(config)) as env:
             player = Player(load(model), env, config.environment)
             rate = float(env.metadata.get("render_fps") or _SLOWEST)
-            with video(target, format_, rate, force=True) as add:
+            with film(target, rate, force=True) as add:
                 player.play(config.evaluation_seed, on_frame=add)
 
 

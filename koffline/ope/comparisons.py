@@ -13,7 +13,6 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from typing import Any
 
 import numpy as np
 from jaxtyping import Float
@@ -22,6 +21,7 @@ from koffline.errors import DataError
 from koffline.ope.results import Interval, Record
 
 Values = Float[np.ndarray, " policy"]
+_MOST_REGRETS = 5
 
 
 @dataclass(frozen=True)
@@ -122,70 +122,36 @@ def holm(p_values: Float[np.ndarray, " test"]) -> Float[np.ndarray, " test"]:
 
 
 @dataclass(frozen=True)
-class TypeErrors(Record):
-    """Accepting a policy when its interval lies above ``threshold``: how often that decision is wrong.
-
-    ``false_accepts`` (type I): share of the policies that are truly not above, yet accepted.
-    ``false_rejects`` (type II): share of those truly above, yet not accepted. None without such policies.
-    """
-
-    threshold: float
-    false_accepts: float | None
-    false_rejects: float | None
-
-
-@dataclass(frozen=True)
 class SelectionMetrics(Record):
     """One ranking judged by the truth; None where a number is not defined (all estimates equal, say).
 
-    ``regret_at_k`` begins at k = 1, in units of the return; ``relative_regret_at_1`` is its share of the
-    range of true values: 0 best, 1 worst choice. ``coverage``: share of intervals that hold the truth.
+    ``regret_at_k``: k = 1 … 5, in units of the return; ``relative_regret_at_1`` is its share of the range of
+    true values: 0 best, 1 worst choice. ``coverage``: share of intervals that hold the truth.
     """
 
     regret_at_k: tuple[float, ...]
     relative_regret_at_1: float | None
     spearman: float | None
-    kendall: float | None
     mean_absolute_error: float
     mean_relative_error: float | None
     coverage: float | None
-    type_errors: TypeErrors | None
 
 
 def score_selection(
-    estimates: Sequence[float] | Values,
-    truths: Sequence[float] | Values,
-    intervals: Sequence[tuple[float, float]] | None = None,
-    threshold: float | None = None,
-    most: int = 5,
+    values: Values, truths: Values, intervals: Sequence[Interval] | None = None
 ) -> SelectionMetrics:
-    """All metrics of one ranking; larger values are better. most: the largest k of regret@k.
-
-    Raises DataError unless there is one finite estimate and one finite truth per policy.
-    """
-    values, true = np.asarray(estimates, dtype=np.float64), np.asarray(truths, dtype=np.float64)
-    if values.ndim != 1 or values.shape != true.shape or len(values) == 0:
-        raise DataError(
-            f"estimates have shape {values.shape}, truths {true.shape}; give one of each per policy"
-        )
-    if not np.isfinite([values, true]).all():
-        raise DataError("estimates or truths hold NaN or infinite numbers; leave those policies out")
-    held = errors = None
+    """All metrics of one ranking; larger values are better. intervals: None where a policy has none."""
+    errors, held = np.abs(values - truths), None
     if intervals is not None:
-        low, high = np.asarray(intervals, dtype=np.float64).reshape(len(values), 2).T
-        held = float(np.mean((low <= true) & (true <= high)))
-        if threshold is not None:
-            accepted, above = low > threshold, true > threshold
-            errors = TypeErrors(threshold, _share(accepted[~above]), _share(~accepted[above]))
+        pairs = zip(intervals, truths.tolist(), strict=True)
+        held = float(np.mean([interval.holds(truth) for interval, truth in pairs]))
     return SelectionMetrics(
-        regret_at_k=tuple(regret_at_k(values, true, k + 1) for k in range(min(most, len(values)))),
-        relative_regret_at_1=relative_regret_at_k(values, true, 1),
-        spearman=spearman(values, true),
-        kendall=kendall(values, true),
-        mean_absolute_error=float(np.mean(np.abs(values - true))),
-        mean_relative_error=None if not true.all() else float(np.mean(np.abs(values - true) / np.abs(true))),
+        regret_at_k=tuple(regret_at_k(values, truths, k + 1) for k in range(min(_MOST_REGRETS, len(values)))),
+        relative_regret_at_1=relative_regret_at_k(values, truths, 1),
+        spearman=spearman(values, truths),
+        mean_absolute_error=float(np.mean(errors)),
+        mean_relative_error=float(np.mean(errors / np.abs(truths))) if truths.all() else None,
         coverage=held,
-        type_errors=errors,
     )
 
 
@@ -208,19 +174,6 @@ def spearman(estimates: Values, truths: Values) -> float | None:
     """Correlation of the ranks (mean ranks for ties); None when one column is constant or K < 2."""
     from scipy import stats
 
-    return _correlation(stats.spearmanr, estimates, truths)
-
-
-def kendall(estimates: Values, truths: Values) -> float | None:
-    """Kendall's τ_b: (concordant − discordant pairs) over pairs without ties; None as in `spearman`."""
-    from scipy import stats
-
-    return _correlation(stats.kendalltau, estimates, truths)
-
-
-def _correlation(measure: Callable[..., Any], estimates: Values, truths: Values) -> float | None:
-    return float(measure(estimates, truths)[0]) if np.ptp(estimates) > 0.0 and np.ptp(truths) > 0.0 else None
-
-
-def _share(flags: np.ndarray) -> float | None:
-    return float(flags.mean()) if len(flags) else None
+    if not (np.ptp(estimates) > 0.0 and np.ptp(truths) > 0.0):
+        return None
+    return float(stats.spearmanr(estimates, truths)[0])

@@ -12,8 +12,7 @@ from jaxtyping import Float, Int
 from koffline.data.transitions import ActionSpace, Transitions
 from koffline.errors import ConfigError, DataError
 from koffline.ope.provenance import Provenance, row_fingerprints
-from koffline.ope.value_functions import ValueFunction
-from koffline.ope.value_sources import as_value_function
+from koffline.ope.value_functions import ValueFunction, as_value_function
 from koffline.policies import Policy
 
 
@@ -61,7 +60,6 @@ def cross_fit(
     folds: int = 2,
     seed: int = 0,
     *,
-    kind: str | None = None,
     name: str | None = None,
 ) -> CrossFitted:
     """Fit one value function per fold, each to the rows of all other folds.
@@ -75,7 +73,7 @@ def cross_fit(
     for number in range(folds):
         training = transitions.select(np.flatnonzero(assigned != number))
         seen = Provenance.of(training)
-        parts.append(as_value_function(fit(training), *spaces, kind=kind, name=name, trained_on=seen))
+        parts.append(as_value_function(fit(training), *spaces, name=name, trained_on=seen))
     if len({part.kind for part in parts}) > 1:
         raise ConfigError("fit gave Q(s, a) for one fold and V(s) for another; let it give the same kind")
     return CrossFitted(tuple(parts), assigned, row_fingerprints(transitions))

@@ -1,4 +1,4 @@
-"""``diagnose``: test a value function on rows it has not seen, and look where it fails. Top to bottom."""
+"""``diagnose``: test a value function on rows it has not seen, look where it fails, and say so."""
 
 from __future__ import annotations
 
@@ -11,27 +11,24 @@ import numpy as np
 
 from koffline.data.copies import without_copies
 from koffline.data.transitions import Discrete, Transitions
-from koffline.errors import ConfigError
 from koffline.ope.bellman_test.front import BellmanTest, bellman_test
-from koffline.ope.bellman_test.witness import Region, Witness, WitnessMap
-from koffline.ope.coverage import Coverage, measure_coverage
+from koffline.ope.bellman_test.witness import Profile, Region, WitnessMap, make_profile
+from koffline.ope.coverage import LOW_COVERAGE, Coverage, measure_coverage
 from koffline.ope.cross_fit import CrossFitted, read_value_function, row_parts
-from koffline.ope.estimate import plain
-from koffline.ope.findings import Profile, collect_findings, collect_warnings, make_profile
 from koffline.ope.problem import prepare_problem
 from koffline.ope.provenance import Provenance
-from koffline.ope.results import Record
+from koffline.ope.results import Record, plain
 from koffline.ope.value_functions import ACTION
 from koffline.policy_specs import as_policy
 from koffline.store.run_record import versions
 
 _MOST_MAPS = 6  # one per discrete action
-_RESOLUTION = {1: 200, 2: 50}  # of a map, by how many numbers a state has
 _BEHIND = ("shown_test", "by_value", "by_step", "maps")
 _SHOWN = (
     "Places, maps and profiles are of the model of the first fold, on the {:,} rows it has not seen: each "
     "model has errors of its own, which cancel where folds are pooled."
 )
+_LOW_POWER = 0.5
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,7 +36,7 @@ class Diagnosis(Record):
     """Is this value function Q^π where the log has rows, and where is it not?
 
     ``value``: E_{s0, a~π} Q, what the value function says the policy is worth. ``regions``: where residuals
-    of one sign gather, the strongest first. ``maps``: the same over one- or two-dimensional states.
+    of one sign gather, the strongest first. ``maps``: the same over two-dimensional states.
     ``by_step``: None where the log has no episodes. ``shown_test``: of the rows that regions, maps and
     profiles are of: all, or those that ``shown`` names. ``findings`` say in sentences what was seen,
     ``warnings`` what to keep in mind. User's units.
@@ -108,8 +105,6 @@ def diagnose(
     Raises KofflineError in one line.
     """
     started = time.perf_counter()
-    if regions < 1:
-        raise ConfigError(f"regions is {regions}; give a number of places of at least 1")
     space, shape = transitions.action_space, transitions.observation_shape
     policy = as_policy(policy, space, shape)
     function = read_value_function(q, space, shape)
@@ -119,23 +114,21 @@ def diagnose(
     test = bellman_test(function, log, policy, gamma, seed=seed, **freshness, **options)
     seen, seen_log, shown = test, log, None
     if isinstance(function, CrossFitted):  # the first model on its own rows, which are fresh
-        rows, model = next(function.over(log))
-        seen_log, shown = log.select(rows), _SHOWN.format(len(rows))
+        own, model = next(function.over(log))
+        seen_log, shown = log.select(own), _SHOWN.format(len(own))
         freshness = {"allow_training_rows": True}
         seen = bellman_test(model, seen_log, policy, test.gamma, seed=seed, **freshness, **options)
     draws, generator = int(options.get("action_draws", 8)), np.random.default_rng([seed, 1])
     problem = prepare_problem(log, policy, test.gamma, draws, generator)
     coverage = measure_coverage(problem, generator)
     starts, values = problem.episode_starts, np.empty(len(problem.episode_starts))
-    for rows, part in row_parts(function, log):
-        own = np.isin(starts, rows)
+    for of_part, part in row_parts(function, log):
+        own = np.isin(starts, of_part)
         values[own] = part.expected(log.observations[starts[own]], policy, draws, generator)
-    tested, steps = seen.rows, seen_log.steps
-    by_value = make_profile("value", tested.values, tested.residuals, tested.weights)
-    by_step = None
+    rows, steps, places = seen.rows, seen_log.steps, tuple(seen.witness.top_regions(regions))
+    by_value, by_step = make_profile("value", rows.values, rows.residuals, rows.weights), None
     if steps is not None:
-        by_step = make_profile("time step", 1.0 * np.asarray(steps), tested.residuals, tested.weights)
-    places = tuple(seen.witness.top_regions(regions))
+        by_step = make_profile("time step", 1.0 * np.asarray(steps), rows.residuals, rows.weights)
     return Diagnosis(
         test=test,
         shown_test=seen,
@@ -145,10 +138,10 @@ def diagnose(
         by_value=by_value,
         by_step=by_step,
         regions=places,
-        maps=_maps(seen.witness, seen_log, test.kind),
+        maps=_maps(seen),
         shown=shown,
-        findings=collect_findings(test, coverage, places, by_value, by_step),
-        warnings=(*collect_warnings(test, coverage, function.notes), *merged.notes),
+        findings=_findings(test, coverage, places, by_value, by_step),
+        warnings=(*_warnings(test, coverage), *merged.notes),
         n_transitions=len(transitions),
         n_episodes=transitions.n_episodes,
         source=transitions.metadata.source,
@@ -175,14 +168,99 @@ def _behavior_return(log: Transitions, gamma: float) -> float | None:
     return float(np.average(log.returns(gamma), weights=weights)) if weights.any() else None
 
 
-def _maps(witness: Witness, log: Transitions, kind: str) -> tuple[WitnessMap, ...]:
-    """One map per discrete action, where they are few; else one over all. None unless states are one number
-    or two.
-    """
-    numbers, space = math.prod(log.observation_shape), log.action_space
-    if numbers not in _RESOLUTION:
+def _maps(test: BellmanTest) -> tuple[WitnessMap, ...]:
+    """One map per discrete action, where they are few; else one over all. Only of states of two numbers."""
+    log = test.rows.transitions
+    if math.prod(log.observation_shape) != 2:
         return ()
-    by_action = kind == ACTION and isinstance(space, Discrete) and space.n <= _MOST_MAPS
+    space = log.action_space
+    by_action = test.kind == ACTION and isinstance(space, Discrete) and space.n <= _MOST_MAPS
     actions = [int(action) for action in np.unique(log.actions)] if by_action else [None]
-    columns = tuple(range(numbers))
-    return tuple(witness.map(_RESOLUTION[numbers], action, columns) for action in actions)
+    return tuple(test.witness.map(action=action) for action in actions)
+
+
+def _findings(
+    test: BellmanTest,
+    coverage: Coverage,
+    regions: tuple[Region, ...],
+    by_value: Profile,
+    by_step: Profile | None,
+) -> tuple[str, ...]:
+    """The conclusion, the kernel loss in words, and where the error is, where there is evidence of one."""
+    found = [f"Bellman test: {test.conclusion}."]
+    if math.isfinite(test.kernel_ratio):
+        found.append(
+            f"The kernel loss on these rows is {test.kernel_ratio:.3g} times what noise alone would leave "
+            "(1: nothing left to explain)."
+        )
+    significant = [region for region in regions if region.is_significant]
+    if significant:
+        found.append(_describe_region(significant[0], len(significant), test.window))
+    if test.rejects:
+        said = [_describe_profile(profile, test.level) for profile in (by_value, by_step)]
+        found += [sentence for sentence in said if sentence]
+    found.append(f"{coverage.fraction:.0%} of the policy's actions lie near logged ones (95 % on-policy).")
+    return tuple(found)
+
+
+def _warnings(test: BellmanTest, coverage: Coverage) -> tuple[str, ...]:
+    """Each sentence once: what the values are, how fresh the rows, how much the test can see."""
+    found = [*test.warnings]
+    if coverage.fraction < LOW_COVERAGE:
+        found.append(
+            f"Only {coverage.fraction:.0%} of the policy's actions lie near logged ones: errors elsewhere "
+            "cannot be seen in this log, whatever the test says."
+        )
+    if not test.rejects and test.power < _LOW_POWER:
+        found.append(
+            f"The test could hardly have found {test.alternative_name} (power {test.power:.2f}); collect "
+            "more rows before trusting that it was not rejected."
+        )
+    return tuple(dict.fromkeys(found))
+
+
+def describe_place(center: np.ndarray, most: int = 6) -> str:
+    """A state in few characters."""
+    parts = [f"{number:.3g}" for number in center[:most]]
+    return f"({', '.join(parts)}{', …' if len(center) > most else ''})"
+
+
+def describe_action(action: object) -> str:
+    """An action in few characters; nothing for V(s)."""
+    if action is None:
+        return ""
+    return f"action {describe_place(action) if isinstance(action, np.ndarray) else action}"
+
+
+def _describe_profile(profile: Profile | None, level: float) -> str | None:
+    """The bin with the largest mean among those that are clear after counting all bins."""
+    if profile is None or len(profile.mean) < 2:
+        return None
+    from scipy import stats
+
+    is_clear = np.abs(profile.z_scores) > float(stats.norm.isf(level / (2.0 * len(profile.mean))))
+    if not is_clear.any():
+        return None
+    worst = int(np.argmax(np.where(is_clear, np.abs(profile.mean), -1.0)))
+    error = profile.standard_error[worst]
+    spread = f" ± {error:.2g}" if error > 0.0 else " in every row"
+    return (
+        f"By {profile.label}, of the bins beyond chance the mean residual of one step is largest around "
+        f"{profile.label} {profile.center[worst]:.3g}: {profile.mean[worst]:+.3g}{spread}."
+    )
+
+
+def _describe_region(region: Region, count: int, window: int) -> str:
+    where = ", ".join(
+        filter(None, (f"state {describe_place(region.center)}", describe_action(region.action)))
+    )
+    side = "above" if region.mean_residual < 0.0 else "below"
+    target = "reward plus discounted next value"
+    if window > 1:
+        target = f"the discounted rewards over {window} steps plus the value after them"
+    others = f" ({count} such places are listed)" if count > 1 else ""
+    return (
+        f"The error is clearest near {where}: there the value is {side} {target} by "
+        f"{abs(region.mean_residual):.3g} ± {region.standard_error:.2g} on average over {region.size} "
+        f"rows{others}."
+    )

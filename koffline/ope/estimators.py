@@ -12,7 +12,6 @@ import torch
 from koffline.config import EvaluationSettings
 from koffline.errors import KofflineError
 from koffline.ope.closed_form import closed_form, drl
-from koffline.ope.estimate import BoundRow
 from koffline.ope.importance import estimate_one
 from koffline.ope.intervals import IntervalResult, make_interval
 from koffline.ope.intervals.resampling import last_layer_bootstrap
@@ -31,7 +30,7 @@ from koffline.ope.names import (
     check_interval,
 )
 from koffline.ope.residuals import OutOfBag
-from koffline.ope.results import Interval, PointEstimate, Unavailable, plain
+from koffline.ope.results import BoundRow, Interval, PointEstimate, Unavailable, plain
 from koffline.ope.workspace import Workspace
 
 _LARGE_RESIDUAL = 3.0  # times the rms return; a value function that is zero everywhere stays below one

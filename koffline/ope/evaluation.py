@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import itertools
 import operator
 import time
@@ -18,20 +17,16 @@ from koffline.data.disk.log import LazyTransitions
 from koffline.data.transitions import Transitions
 from koffline.errors import ConfigError, DataError, KofflineError
 from koffline.fitting import Progress, threads
-from koffline.ope.diagnostics import common_diagnostics, common_warnings
-from koffline.ope.estimate import Estimate, EstimateRow, EstimateTable, Evidence
+from koffline.ope.coverage import common_diagnostics, common_warnings
 from koffline.ope.estimators import bounds_of, run_estimator
 from koffline.ope.learning import start_values
 from koffline.ope.limits import NOTABLE
 from koffline.ope.names import DEFAULT, ESTIMATORS, FITTED, check_estimator, check_interval, kinds_for
-from koffline.ope.results import PointEstimate, Unavailable
+from koffline.ope.results import Estimate, EstimateRow, EstimateTable, Evidence, PointEstimate, Unavailable
 from koffline.ope.stream_settings import StreamSettings
 from koffline.ope.working_log import hold
 from koffline.ope.workspace import Workspace
-from koffline.policies import DiscretePolicy, Policy
 from koffline.policy_specs import as_policy
-
-_TOLD_APART_BY = 1000  # states
 
 
 def evaluate(
@@ -125,17 +120,7 @@ def open_workspace(
         _check_rows(log.sample.transitions)
         if initial_observations is not None:
             initial_observations = _checked_starts(log.sample.transitions, initial_observations)
-        if stream.partial is not None and not log.is_whole:
-            log = dataclasses.replace(log, answers=_answers(policy, log.sample.transitions.observations))
         yield Workspace(log, policy, settings, initial_observations, progress)
-
-
-def _answers(policy: Policy, observations: np.ndarray) -> bytes:
-    """Actions of a policy in some logged states, drawn with a seed, and their probabilities."""
-    some = observations[:_TOLD_APART_BY]
-    if isinstance(policy, DiscretePolicy):
-        return policy.name.encode() + policy.probabilities(some).tobytes()
-    return policy.name.encode() + policy.sample(some, np.random.default_rng(0)).tobytes()
 
 
 def merge_settings(

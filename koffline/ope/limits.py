@@ -1,10 +1,15 @@
-"""What a log can say about a value at all: no interval without evidence, none beyond what is possible."""
+"""What all rows of a log say without any model, and so what a log can say about a value at all.
+
+No interval without evidence, none beyond what is possible.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -14,6 +19,7 @@ NOTABLE = 0.02  # of the rms return: smaller gaps between estimates are not wort
 _FEWEST_UNITS = 1.9  # two, of which one may weigh somewhat less
 _MOST_UNSEEN = 0.5  # share of the discounted horizon after the longest episode
 _WHERE = "where rewards like the log's put every value"
+_ADDED = ("rows", "episodes", "terminated", "truncated", "starts", "returns", "weights")
 _NEAR = (1e-2, 1e-3)  # of a bound, of the largest value: a number beyond it by less is one at the bound
 
 
@@ -133,6 +139,20 @@ class Limits:
         return part, f"The interval {text} was cut to {within}."
 
 
+def contradiction(intervals: Mapping[str, Interval | None], scale: float) -> str | None:
+    """A sentence where two heads of the same networks exclude each other's values; None where none do.
+
+    scale: the rms return.
+    """
+    found = {head: interval for head, interval in intervals.items() if interval is not None}
+    low = min(found, key=lambda head: found[head].high, default=None)
+    high = max(found, key=lambda head: found[head].low, default=None)
+    if low is None or high is None or not found[high].low - found[low].high > NOTABLE * scale:
+        return None
+    texts = [f"{head} says [{found[head].low:.4g}, {found[head].high:.4g}]" for head in (low, high)]
+    return f"heads of the same networks contradict each other ({', '.join(texts)})"
+
+
 def value_bounds(
     going_on: tuple[float, float] | None, final: tuple[float, float] | None, gamma: float
 ) -> tuple[float, float]:
@@ -152,15 +172,96 @@ def reward_range(rewards: np.ndarray) -> tuple[float, float] | None:
     return (float(rewards.min()), float(rewards.max())) if len(rewards) else None
 
 
-def contradiction(intervals: Mapping[str, Interval | None], scale: float) -> str | None:
-    """A sentence where two heads of the same networks exclude each other's values; None where none do.
+@dataclass(frozen=True)
+class MeanAndSpread:
+    """Count, mean and sum of squared deviations; two of them add up to that of both samples."""
 
-    scale: the rms return.
+    count: float = 0.0
+    mean: float = 0.0
+    squares: float = 0.0
+
+    @classmethod
+    def of(cls, values: np.ndarray) -> MeanAndSpread:
+        """Of some numbers."""
+        if not len(values):
+            return cls()
+        mean = float(values.mean())
+        return cls(float(len(values)), mean, float(np.square(values - mean).sum()))
+
+    def __add__(self, other: MeanAndSpread) -> MeanAndSpread:
+        """(Chan, Golub and LeVeque 1983)"""
+        count = self.count + other.count
+        if count == 0.0:
+            return self
+        gap = other.mean - self.mean
+        squares = self.squares + other.squares + gap * gap * self.count * other.count / count
+        return MeanAndSpread(count, self.mean + gap * other.count / count, squares)
+
+    @property
+    def effective_count(self) -> float:
+        """(Σ)² / Σ² of the numbers, their count where all are equal; 0 of none."""
+        total = self.squares + self.count * self.mean**2
+        return (self.count * self.mean) ** 2 / total if total > 0.0 else 0.0
+
+    @property
+    def standard_error(self) -> float | None:
+        """Of the mean; None for fewer than two numbers."""
+        if self.count < 2.0:
+            return None
+        return math.sqrt(self.squares / (self.count - 1.0) / self.count)
+
+
+@dataclass(frozen=True)
+class LogFacts:
+    """``returns``: of episodes, discounted, as they were cut. ``weights``: of units, the mean of their rows.
+
+    ``starts``: start states with weight. ``going_on`` and ``final``: range of the rewards of rows with
+    weight, of those after which an episode goes on and of those that end one; None where there are none.
     """
-    found = {head: interval for head, interval in intervals.items() if interval is not None}
-    low = min(found, key=lambda head: found[head].high, default=None)
-    high = max(found, key=lambda head: found[head].low, default=None)
-    if low is None or high is None or not found[high].low - found[low].high > NOTABLE * scale:
-        return None
-    texts = [f"{head} says [{found[head].low:.4g}, {found[head].high:.4g}]" for head in (low, high)]
-    return f"heads of the same networks contradict each other ({', '.join(texts)})"
+
+    rows: int
+    episodes: int
+    terminated: int
+    truncated: int
+    starts: int
+    longest: int
+    going_on: tuple[float, float] | None
+    final: tuple[float, float] | None
+    returns: MeanAndSpread
+    weights: MeanAndSpread
+
+    def __add__(self, other: LogFacts) -> LogFacts:
+        return LogFacts(
+            **{name: getattr(self, name) + getattr(other, name) for name in _ADDED},
+            longest=max(self.longest, other.longest),
+            going_on=_joined(self.going_on, other.going_on),
+            final=_joined(self.final, other.final),
+        )
+
+
+def log_facts(part: Any, gamma: float) -> LogFacts:
+    """Facts of whole units. part: a `koffline.ope.working_log.LogPart`."""
+    log = part.transitions
+    weights = np.ones(len(log)) if log.weights is None else np.asarray(log.weights, dtype=np.float64)
+    firsts = log.episode_starts if log.has_episodes else np.arange(len(log))
+    lengths = np.diff(np.append(firsts, len(log)))
+    rewards, terminated = np.asarray(log.rewards, dtype=np.float64), np.asarray(log.terminated)
+    counted = weights > 0.0
+    return LogFacts(
+        rows=len(log),
+        episodes=log.n_episodes,
+        terminated=int(terminated.sum()),
+        truncated=int((log.truncated & ~terminated).sum()),
+        starts=int(np.count_nonzero(weights[firsts])),
+        longest=int(lengths.max()) if log.has_episodes else 0,
+        going_on=reward_range(rewards[counted & ~terminated]),
+        final=reward_range(rewards[counted & terminated]),
+        returns=MeanAndSpread.of(log.returns(gamma) if log.has_episodes else np.zeros(0)),
+        weights=MeanAndSpread.of(np.add.reduceat(weights, firsts) / lengths),
+    )
+
+
+def _joined(one: tuple[float, float] | None, other: tuple[float, float] | None) -> tuple[float, float] | None:
+    if one is None or other is None:
+        return one or other
+    return min(one[0], other[0]), max(one[1], other[1])

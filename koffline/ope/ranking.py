@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,9 +21,8 @@ from koffline.ope.comparisons import (
     compare_replicas,
     score_selection,
 )
-from koffline.ope.estimate import Estimate
 from koffline.ope.evaluation import evaluate
-from koffline.ope.results import Interval, Record
+from koffline.ope.results import Estimate, Interval, Record
 from koffline.policies import ContinuousPolicy
 from koffline.policies.base import Policy
 from koffline.policy_specs import as_policy
@@ -44,17 +42,15 @@ _CHOSEN = (
     "policy was chosen for its estimate, which therefore leans high: confirm it on rows that took no part in "
     "the choice."
 )
+_OF_ALL = (
+    "estimator", "gamma", "n_transitions", "n_episodes", "source", "seed", "versions", "data_sha256"
+)  # fmt: skip
 Truths = Sequence[float] | np.ndarray | Mapping[str, float]
 
 
 @dataclass(frozen=True, eq=False)
 class RankedPolicy(Record):
-    """One policy's place. ``maybe_best``: no other policy is significantly better. ``interval`` is None where
-    the estimator has none.
-
-    ``above_threshold``: whether the interval lies above (True) or below (False) the threshold that was
-    given; None when it holds it or none was given.
-    """
+    """One policy's place. ``maybe_best``: no other policy is significantly better."""
 
     rank: int
     name: str
@@ -62,7 +58,6 @@ class RankedPolicy(Record):
     interval: Interval | None
     truth: float | None = None
     maybe_best: bool = True
-    above_threshold: bool | None = None
     warnings: tuple[str, ...] = ()
 
 
@@ -77,7 +72,6 @@ class PolicyRanking(Record):
     policies: tuple[RankedPolicy, ...]
     comparisons: tuple[Comparison, ...]
     metrics: SelectionMetrics | None = None
-    threshold: float | None = None
     unranked: tuple[tuple[str, str], ...] = ()
     estimator: str
     gamma: float
@@ -125,8 +119,6 @@ def select_policies(
     gamma: float | None = None,
     *,
     truths: Truths | None = None,
-    threshold: float | None = None,
-    top_k: int = 5,
     seed: int = 0,
     progress: Callable[[str], Progress | None] | None = None,
     **options: Any,
@@ -134,19 +126,14 @@ def select_policies(
     """Rank policies by what they are worth, with intervals, and say which differ significantly.
 
     policies: as ``koffline.evaluate`` takes them, two or more; a mapping gives them names. truths: true
-    values in the same order (or by name), for regret@k (k ≤ top_k), rank correlations and errors.
-    threshold: a value that a policy should exceed. progress: a policy's name to the object that hears of its
-    gradient steps. Further options are those of ``koffline.evaluate``.
+    values in the same order (or by name), for regret@k, rank correlation and errors. progress: a policy's
+    name to the object that hears of its gradient steps. Further options are those of ``koffline.evaluate``.
     Raises KofflineError (DataError, PolicyError, ConfigError) in one line; a policy that cannot be
     evaluated (diverged networks, an estimator that does not apply) is left out and named, if two remain.
     """
     started = time.perf_counter()
     named = _named_policies(policies, transitions)
     true = None if truths is None else _truths_by_name(truths, list(named))
-    if top_k < 1:
-        raise ConfigError(f"top_k is {top_k}; give a whole number from 1 on")
-    if threshold is not None and not math.isfinite(threshold):
-        raise ConfigError(f"threshold is {threshold}; give a finite number")
     estimates: dict[str, Estimate] = {}
     failed: dict[str, str] = {}
     for name, policy in named.items():
@@ -164,62 +151,45 @@ def select_policies(
         reasons = "; ".join(f"{name}: {reason}" for name, reason in failed.items())
         raise KofflineError(f"fewer than two policies could be evaluated ({reasons})")
     names = sorted(estimates, key=lambda name: -estimates[name].value)
-    first = estimates[names[0]]
-    level = first.settings["level"]
-    comparisons, assumptions = _compare(names, estimates, level)
+    found = [estimates[name] for name in names]
+    first, level = found[0], found[0].settings["level"]
+    comparisons, assumptions = _compare(names, found, level)
     beaten = {comparison.worse for comparison in comparisons if comparison.significant}
-    ranked = tuple(
-        RankedPolicy(
-            rank=rank,
-            name=name,
-            value=found.value,
-            interval=found.interval,
-            truth=None if true is None else true[name],
-            maybe_best=name not in beaten,
-            above_threshold=_lies_above(found.interval, threshold),
-            warnings=found.warnings,
-        )
-        for rank, (name, found) in enumerate(((name, estimates[name]) for name in names), start=1)
-    )
     metrics = None
     if true is not None:
-        bounds = [(policy.interval.low, policy.interval.high) for policy in ranked if policy.interval]
-        values, truths = [policy.value for policy in ranked], [true[name] for name in names]
-        intervals = bounds if len(bounds) == len(ranked) else None
-        metrics = score_selection(values, truths, intervals, threshold, top_k)
+        intervals = [estimate.interval for estimate in found if estimate.interval is not None]
+        metrics = score_selection(
+            np.array([estimate.value for estimate in found]),
+            np.array([true[name] for name in names]),
+            intervals if len(intervals) == len(found) else None,
+        )
     return PolicyRanking(
-        policies=ranked,
+        policies=tuple(
+            RankedPolicy(
+                rank=rank,
+                name=name,
+                value=estimates[name].value,
+                interval=estimates[name].interval,
+                truth=None if true is None else true[name],
+                maybe_best=name not in beaten,
+                warnings=estimates[name].warnings,
+            )
+            for rank, name in enumerate(names, start=1)
+        ),
         comparisons=comparisons,
         metrics=metrics,
-        threshold=threshold,
         unranked=tuple(failed.items()),
-        estimator=first.estimator,
-        gamma=first.gamma,
         level=level,
         assumptions=assumptions + _CHOSEN,
-        n_transitions=first.n_transitions,
-        n_episodes=first.n_episodes,
-        source=first.source,
-        warnings=_warnings(ranked, failed),
+        warnings=_warnings(names, found, failed),
         settings=first.as_dict()["settings"],
-        seed=first.seed,
-        versions=first.versions,
-        data_sha256=first.data_sha256,
         seconds=round(time.perf_counter() - started, 3),
+        **{name: getattr(first, name) for name in _OF_ALL},
     )
 
 
-def _lies_above(interval: Interval | None, threshold: float | None) -> bool | None:
-    if threshold is None or interval is None or interval.holds(threshold):
-        return None
-    return interval.low > threshold
-
-
-def _compare(
-    names: list[str], estimates: dict[str, Estimate], level: float
-) -> tuple[tuple[Comparison, ...], str]:
+def _compare(names: list[str], found: list[Estimate], level: float) -> tuple[tuple[Comparison, ...], str]:
     """By paired replicas, else by intervals, else not at all; and the sentence that says which."""
-    found = [estimates[name] for name in names]
     intervals = [estimate.interval for estimate in found if estimate.interval is not None]
     evidence = [estimate.evidence for estimate in found if estimate.evidence is not None]
     if len(intervals) < len(found):
@@ -231,10 +201,11 @@ def _compare(
     return compare_replicas(names, values, full, level), _PAIRED.format(units=units)
 
 
-def _warnings(ranked: tuple[RankedPolicy, ...], failed: dict[str, str]) -> tuple[str, ...]:
+def _warnings(names: list[str], found: list[Estimate], failed: dict[str, str]) -> tuple[str, ...]:
     """What all policies share is said once; the rest with the policy's name."""
-    shared = [text for text in ranked[0].warnings if all(text in policy.warnings for policy in ranked[1:])]
-    own = [f"{p.name}: {text}" for p in ranked for text in p.warnings if text not in shared]
+    shared = [text for text in found[0].warnings if all(text in other.warnings for other in found)]
+    pairs = zip(names, found, strict=True)
+    own = [f"{name}: {text}" for name, one in pairs for text in one.warnings if text not in shared]
     return (*(f"{name} is not ranked: {reason}" for name, reason in failed.items()), *shared, *own)
 
 
@@ -257,18 +228,10 @@ def _named_policies(
 
 def _truths_by_name(truths: Truths, names: list[str]) -> dict[str, float]:
     """Finite numbers, one for each policy; ConfigError otherwise."""
-    if not isinstance(truths, Mapping):
-        if len(truths) != len(names):
-            raise ConfigError(
-                f"{len(truths)} truths for {len(names)} policies; give one for each, in the same order"
-            )
+    if not isinstance(truths, Mapping) and len(truths) == len(names):
         truths = dict(zip(names, truths, strict=True))
-    unknown = sorted(set(map(str, truths)) ^ set(names))
-    if unknown:
-        raise ConfigError(
-            f"truths and policies differ in {', '.join(unknown)}; give one truth for each of "
-            f"{', '.join(names)}"
-        )
+    if not isinstance(truths, Mapping) or set(truths) != set(names):
+        raise ConfigError(f"truths are {truths}; give one number for each of {', '.join(names)}")
     found = {name: float(truths[name]) for name in names}
     if not np.isfinite(list(found.values())).all():
         raise ConfigError("truths hold NaN or infinite numbers; give finite ones")

@@ -1,38 +1,16 @@
-"""How a log that is not held in memory is read: memory, where passes run, and what a killed pass has summed.
-
-What it has summed so far is one file per pass, from which the same evaluation goes on: a pickle of records of
-sums, read by an unpickler that knows those records, arrays and tensors, and nothing else: it can run no code.
-"""
+"""How a log that is not held in memory is read: memory, and where passes run."""
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
-import io
-import pickle
 import re
 from dataclasses import dataclass
-from importlib import import_module
-from pathlib import Path
-from typing import Any
 
 from koffline.errors import ConfigError
 from koffline.jobs import PassSettings
-from koffline.store.files import atomic_file
-from koffline.untrusted.limits import check_regular
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 _SIZE = re.compile(r"([0-9]*\.?[0-9]+)\s*([kmgt]?)(i?)b?", re.IGNORECASE)
 DEFAULT_MEMORY = "2GB"
-SAVED = ".sums"  # what files of saved passes end in
-_ARRAYS = {
-    (__name__, "torch_tensor"),
-    ("numpy._core.multiarray", "_reconstruct"),
-    ("numpy._core.multiarray", "scalar"),
-    ("numpy._core.numeric", "_frombuffer"),
-    ("numpy", "ndarray"),
-    ("numpy", "dtype"),
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,12 +18,10 @@ class StreamSettings(PassSettings):
     """Settings of passes over a log; they decide time and memory, not the estimate.
 
     memory: what a process may hold at most, in bytes or as in "2GB": blocks of rows are made to fit.
-    partial: a folder where passes over shards save their sums now and then; the same evaluation goes on from
-    there after it was killed. workers, ray, skip_bad_shards: as in `PassSettings`.
+    workers, ray, skip_bad_shards: as in `PassSettings`.
     """
 
     memory: int | str = DEFAULT_MEMORY
-    partial: str | Path | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -67,66 +43,3 @@ def parse_memory(size: int | str) -> int:
     if binary and unit:
         base = 1024 ** ("kmgt".index(unit.lower()) + 1)
     return int(float(number) * base)
-
-
-def pickled(value: Any) -> bytes:
-    """The same bytes in every process; tensors as arrays, whose own pickles hold addresses in memory."""
-    import cloudpickle
-    import torch
-
-    class Pickler(cloudpickle.Pickler):
-        def reducer_override(self, obj: Any) -> Any:
-            if isinstance(obj, torch.Tensor):
-                return torch_tensor, (obj.detach().cpu().numpy(),)
-            return super().reducer_override(obj)
-
-    content = io.BytesIO()
-    Pickler(content).dump(value)
-    return content.getvalue()
-
-
-def torch_tensor(array: Any) -> Any:
-    """The tensor that was pickled as an array."""
-    import torch
-
-    return torch.tensor(array)
-
-
-class _SumsUnpickler(pickle.Unpickler):
-    def find_class(self, module: str, name: str) -> Any:
-        """Arrays and tensors, and the records of sums of this package."""
-        if (module, name) in _ARRAYS:
-            return super().find_class(module, name)
-        if module.startswith("koffline.ope."):
-            found = getattr(import_module(module), name, None)
-            if isinstance(found, type) and dataclasses.is_dataclass(found) and hasattr(found, "__add__"):
-                return found
-        raise pickle.UnpicklingError(f"{module}.{name} is no record of sums")
-
-
-def read_sums(path: Path) -> tuple[int, Any, tuple[str, ...]]:
-    """How many items are summed, their sum, and why some were left out; bytes that are not ours: none."""
-    try:
-        check_regular(path)
-        with path.open("rb") as file:
-            done, total, skipped = _SumsUnpickler(file).load()
-    except Exception:  # bytes that are no pickle of ours fail in any way
-        return 0, None, ()
-    return done, total, skipped
-
-
-def write_sums(path: Path, sums: tuple[int, Any, tuple[str, ...]]) -> None:
-    """Save; a disk that takes nothing more costs the next run its head start alone."""
-    content = pickled(sums)
-    with contextlib.suppress(OSError):
-        path.parent.mkdir(mode=0o700, exist_ok=True)
-        with atomic_file(path, force=True) as temporary:
-            temporary.write_bytes(content)
-
-
-def remove_saved(folder: Path) -> None:
-    """Remove the sums that passes have saved in a folder, and the folder where it holds nothing else."""
-    with contextlib.suppress(OSError):
-        for path in folder.glob(f"*{SAVED}"):
-            path.unlink()
-        folder.rmdir()

@@ -1,21 +1,32 @@
-"""Value functions to be examined: one record for Q(s, a) or V(s), whoever fitted it."""
+"""Value functions to be examined: one record for Q(s, a) or V(s), whoever fitted it or holds it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import dataclasses
+import inspect
+import os
+import sys
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Shaped
 
-from koffline.data.transitions import ActionSpace, Discrete
-from koffline.errors import ConfigError, DataError, KofflineError
-from koffline.ope.provenance import Provenance
+from koffline.data.transitions import ActionSpace, Continuous, Discrete
+from koffline.errors import DataError, KofflineError
+from koffline.ope.provenance import Provenance, rows_of_run
 from koffline.policies import DiscretePolicy, Policy
 from koffline.policies.base import chunk_rows_for, describe_actions, one_line
 
 ACTION, STATE = "action", "state"
+_ACCEPTED = (
+    "a d3rlpy model or its .d3 file, a TorchScript file, 'package.module:name', a function "
+    "(observations, actions) -> (N,), or one of observations alone"
+)
+_ENTROPY = ("SAC", "DiscreteSAC", "KLossSAC", "KLossDiscreteSAC", "TrustPCL", "DiscreteTrustPCL")
+_CAUTIOUS = ("CQL", "CalQL", "DiscreteCQL", "KLossCQL", "KLossDiscreteCQL")
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,23 +90,17 @@ class ValueFunction:
                     total[rows] += probabilities[rows, action] * values
             return total
         count = 1 if policy.deterministic else draws
-        if count < 1:
-            raise ConfigError(f"draws is {draws}; give at least 1 draw of the policy's action per row")
         generator = np.random.default_rng(0) if generator is None else generator
         for _ in range(count):
             total += self.values(observations, policy.sample(observations, generator))
         return total / count
 
     def _checked_actions(self, actions: np.ndarray | None, rows: int) -> np.ndarray:
-        space, dtype = self.action_space, np.int64 if isinstance(self.action_space, Discrete) else np.float64
+        space = self.action_space
         expected = (rows,) if isinstance(space, Discrete) else (rows, space.k)
-        found = None if actions is None else np.shape(actions)
-        if found != expected:
-            raise DataError(
-                f"{self.name}: actions have shape {found}, {expected} is needed for {rows} observations and "
-                f"{describe_actions(space)}; pass one action per observation"
-            )
-        return np.asarray(actions, dtype=dtype)
+        if actions is None or np.shape(actions) != expected:
+            raise DataError(f"{self.name}: give one action per observation, {expected} of {space}")
+        return np.asarray(actions, dtype=np.int64 if isinstance(space, Discrete) else np.float64)
 
     def _checked_values(self, columns: list[np.ndarray], first: int) -> np.ndarray:
         """(N,) float64 from an array, tensor or list, (N, 1) allowed; DataError with shape or row."""
@@ -107,11 +112,7 @@ class ValueFunction:
         except KofflineError:
             raise
         except (Exception, SystemExit) as error:
-            shapes = " and actions ".join(str(column.shape) for column in columns)
-            raise DataError(
-                f"{self.name}: the value function failed on observations {shapes} with {one_line(error)}; "
-                "check that it accepts such a batch and returns numbers (N,)"
-            ) from error
+            raise _failed(self.name, columns, error) from error
         if array.shape not in ((rows,), (rows, 1)):
             raise DataError(
                 f"{self.name}: the values have shape {array.shape} for {rows} rows; "
@@ -133,8 +134,7 @@ class RowValues:
 
     ``now (N,)``: Q(s, a). ``later (N,)``: E_{a'~π} Q(s', a'), not discounted, whatever ``terminated`` says.
     ``starts (E,)``: E_{a~π} Q(s0, a). ``unseen``: share of rows whose values come from models that were not
-    trained on their episode. ``notes`` say what else a reader must know of the model. Raises DataError for
-    numbers that are not finite.
+    trained on their episode. ``notes``: what else to know of the model. DataError for what is not finite.
     """
 
     now: np.ndarray
@@ -147,17 +147,178 @@ class RowValues:
         for name in ("now", "later", "starts"):
             array = np.asarray(getattr(self, name), dtype=np.float64)
             if array.ndim != 1 or not np.isfinite(array).all():
-                raise DataError(
-                    f"the model's values ({name}) have shape {array.shape} or are not finite; "
-                    "give one number per row or episode"
-                )
+                raise DataError(f"the model's values ({name}) are no finite numbers, one per row or episode")
             object.__setattr__(self, name, array)
 
-    def check_sizes(self, n_rows: int, n_starts: int) -> None:
-        """DataError unless there is one value per row and per start state of the log."""
-        found = len(self.now), len(self.later), len(self.starts)
-        if found != (n_rows, n_rows, n_starts):
+
+def as_value_function(
+    q: Any,
+    action_space: ActionSpace,
+    observation_shape: Sequence[int],
+    *,
+    name: str | None = None,
+    trained_on: Provenance | None = None,
+) -> ValueFunction:
+    """A value function from whatever holds one.
+
+    q: a `ValueFunction`; a d3rlpy model with networks, d3rlpy's own or ours; the path of a .d3 or TorchScript
+    file; ``package.module:name``; the result of `koffline.evaluate`; a torch module or a function of
+    (observations, actions), or of observations alone: then it is V(s) where it gives (N,), and Q(s, ·) where
+    it gives (N, n) for n discrete actions.
+    trained_on: wins over what q itself knows. Raises DataError and PolicyError (files) in one line.
+    """
+    shape = tuple(int(side) for side in observation_shape)
+    made = _read(q, action_space, shape, name)
+    for own, log in (
+        (describe_actions(made.action_space), describe_actions(action_space)),
+        (f"observations of shape {made.observation_shape}", f"observations of shape {shape}"),
+    ):
+        if own != log:
             raise DataError(
-                f"the model's values have lengths {found}, the log {n_rows} rows and {n_starts} starts; "
-                "ask the model at the log's own rows and first states"
+                f"{made.name}: the model is for {own}, the log has {log}; give a model of logs like this one"
             )
+    return made if trained_on is None else dataclasses.replace(made, trained_on=trained_on)
+
+
+def _read(q: Any, space: ActionSpace, shape: tuple[int, ...], name: str | None) -> ValueFunction:
+    """The value function that q is, holds or names, for a log of these spaces. Raises KofflineError."""
+    if isinstance(q, (str, Path)):
+        return _read_named(q, space, shape, str(name or q))
+    inner = getattr(q, "value_function", q)
+    if isinstance(inner, ValueFunction):
+        return inner
+    name = str(name or getattr(q, "__name__", type(q).__name__))
+    if _is_a("d3rlpy.base", "LearnableBase", q):
+        return _of_model(q, space, name)
+    if isinstance(q, type) or not callable(q):
+        what = f"the class {name}" if isinstance(q, type) else f"a {type(q).__name__}"
+        raise DataError(f"{what} is no value function; give {_ACCEPTED}")
+    if not _is_a("torch.nn", "Module", q):
+        return _of_function(q, space, shape, name, _positions(q))
+    from koffline.policies.python_policy import ModuleFunction
+
+    is_script = _is_a("torch.jit", "ScriptModule", q)
+    positions = len(q.forward.schema.arguments) - 1 if is_script else _positions(q.forward)
+    return _of_function(ModuleFunction(q), space, shape, name, positions)
+
+
+def _is_a(module: str, attribute: str, value: Any) -> bool:
+    """isinstance against a class of a heavy module, without importing it: no import, no instance."""
+    loaded = sys.modules.get(module)
+    return loaded is not None and isinstance(value, getattr(loaded, attribute))
+
+
+def _read_named(spec: str | Path, space: ActionSpace, shape: tuple[int, ...], name: str) -> ValueFunction:
+    """A file, told by its content, or ``package.module:name``."""
+    path = Path(os.path.expanduser(spec))
+    if path.is_file():
+        from koffline.policies.files import detect, read_torchscript
+
+        found = detect(path)
+        if found == "d3":
+            from koffline.algos.model_files import load
+
+            return _of_model(load(path), space, name, rows_of_run(path))
+        if found == "torchscript":
+            return _read(read_torchscript(path), space, shape, name)
+        raise DataError(f"{name}: a {found} file holds a policy, no value function; give {_ACCEPTED}")
+    if isinstance(spec, str) and ":" in spec and not spec.endswith(":"):
+        from koffline.policies.python_policy import import_object
+
+        return _read(import_object(spec), space, shape, name)
+    what = "this is a folder" if path.is_dir() and str(spec) else "there is no such file"
+    raise DataError(f"{str(spec)!r}: {what}; a value function is {_ACCEPTED}")
+
+
+def _of_model(
+    algo: Any, space: ActionSpace, name: str, trained_on: Provenance | None = None
+) -> ValueFunction:
+    """A d3rlpy model: its scalers are applied, and rewards that it scaled are scaled back.
+
+    `predict_value` of d3rlpy stays in the units of scaled rewards.
+    """
+    algorithm, size = type(algo).__name__, int(algo.action_size)
+    if not hasattr(algo, "predict_value"):
+        raise DataError(f"{name}: {algorithm} has no action values; give a Q-learning algorithm or FQE")
+    if algo.impl is None:
+        raise DataError(f"{name}: the {algorithm} has no networks yet; fit it or load its weights")
+    discrete = algo.get_action_type().name == "DISCRETE"
+    own: ActionSpace = Discrete(size) if discrete else Continuous(size)
+    if describe_actions(own) == describe_actions(space):
+        own = space  # with its bounds
+    slope, shift, notes = _reward_units(algo)
+
+    def function(observations: np.ndarray, actions: np.ndarray) -> np.ndarray:
+        return slope * np.asarray(algo.predict_value(observations, actions), dtype=np.float64) + shift
+
+    if algorithm in _ENTROPY:
+        notes += (f"{name} is a {algorithm}: its values hold a bonus for entropy beside the rewards.",)
+    if algorithm in _CAUTIOUS:
+        where = "where the log has no actions"
+        notes += (f"{name} is a {algorithm}: its values are pushed down on purpose {where}.",)
+    shape = tuple(int(side) for side in np.atleast_1d(algo.observation_shape))
+    return ValueFunction(name, ACTION, function, own, shape, trained_on, notes)
+
+
+def _of_function(
+    function: Callable[..., Any], space: ActionSpace, shape: tuple[int, ...], name: str, positions: int | None
+) -> ValueFunction:
+    """A function of (observations, actions), or of observations: V(s), or a table Q(s, ·) (N, n)."""
+    if positions != 1:
+        return ValueFunction(name, ACTION, function, space, shape)
+    probe = np.zeros((2, *shape), np.float32)
+    try:
+        found = np.shape(function(probe))
+    except (Exception, SystemExit) as error:
+        raise _failed(name, [probe], error) from error
+    if len(found) < 2 or found[1] == 1:
+        return ValueFunction(name, STATE, function, space, shape)
+    if not isinstance(space, Discrete) or found != (2, space.n):
+        raise DataError(
+            f"{name}: the values of 2 observations have shape {tuple(found)}, the log has {space}"
+        )
+
+    def taken(observations: np.ndarray, actions: np.ndarray) -> np.ndarray:
+        table = function(observations)
+        table = np.asarray(table.detach().cpu() if hasattr(table, "detach") else table, dtype=np.float64)
+        return np.take_along_axis(table, actions[:, None], axis=1)[:, 0]
+
+    return ValueFunction(name, ACTION, taken, space, shape)
+
+
+def _failed(name: str, columns: Sequence[np.ndarray], error: BaseException) -> DataError:
+    shapes = " and actions ".join(str(column.shape) for column in columns)
+    return DataError(
+        f"{name}: the value function failed on observations {shapes} with {one_line(error)}; check that it "
+        "accepts such a batch and returns numbers (N,)"
+    )
+
+
+def _reward_units(algo: Any) -> tuple[float, float, tuple[str, ...]]:
+    """Slope and shift that bring values of scaled rewards back to the log's units, and a caution."""
+    scaler = algo.config.reward_scaler
+    if scaler is None:
+        return 1.0, 0.0, ()
+    kind = type(scaler).__name__
+    zero, one = scaler.reverse_transform_numpy(np.array([0.0, 1.0]))
+    notes: tuple[str, ...] = ()
+    if kind == "ClipRewardScaler":
+        notes = ("The model was fitted to clipped rewards: its values are those of them.",)
+    elif zero != 0.0:
+        notes = (
+            f"The model subtracted {float(zero):.4g} from every reward ({kind}): its values are right only "
+            "where episodes go on for ever.",
+        )
+    return float(one - zero), float(zero) / (1.0 - float(algo.config.gamma)), notes
+
+
+def _positions(function: Callable[..., Any]) -> int | None:
+    """How many arguments must be given by position, None where that cannot be seen."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):  # some callables in C have no signature
+        return None
+    if any(p.kind is p.VAR_POSITIONAL for p in parameters):
+        return None
+    by_position = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    return sum(p.default is p.empty for p in by_position) or len(by_position)

@@ -9,14 +9,10 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import hashlib
 import operator
-import os
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -32,12 +28,11 @@ from koffline.errors import ConfigError, DataError, KofflineError
 from koffline.fitting import Progress, threads
 from koffline.jobs import JobStatus
 from koffline.ope.problem import EvaluationProblem, prepare_problem
-from koffline.ope.stream_settings import SAVED, StreamSettings, pickled, read_sums, write_sums
+from koffline.ope.stream_settings import StreamSettings
 from koffline.policies import Policy
 
 _LIBRARIES = 600_000_000  # bytes of a process before it holds rows
 _SHARE = 0.25  # of the other memory for the rows of a part; what is made of them has the rest
-SECONDS_BETWEEN_SAVES = 20.0  # of a pass over shards
 _DRAWS = 31  # of actions, a stream of their own
 _LEAST_ROWS, _MOST_ROWS = 1024, 1 << 16
 # Records of sums that travel in a pass with workers: each may have 200 MB.
@@ -78,8 +73,7 @@ class Columns(Sums):
 class WorkingLog:
     """A log of which some rows are in memory: all of them (``is_whole``), or units drawn by hashes.
 
-    ``skipped``: why shards were left out, as keys; it grows while the log is read. ``answers``: what tells
-    the policy from others, for passes that go on where a killed run was.
+    ``skipped``: why shards were left out, as keys; it grows while the log is read.
     """
 
     log: Transitions | LazyTransitions
@@ -87,7 +81,6 @@ class WorkingLog:
     stream: StreamSettings
     progress: Progress | None = None
     skipped: dict[str, None] = dataclasses.field(default_factory=dict)
-    answers: bytes = b""
 
     @property
     def is_whole(self) -> bool:
@@ -126,42 +119,22 @@ class WorkingLog:
         return self._fold_shards(self.log, _Pass(self.log, summarise, rows, torch.get_num_threads()))
 
     def _fold_shards(self, log: LazyTransitions, plan: _Pass) -> Any:
-        """Go on from what an earlier run has saved of the same pass, and save what this one adds up."""
         names = [shard.name for shard in log.shards]
-        items = _items(log, one_by_one=self.stream.skip_bad_shards)
-        saved = self._saved(log, plan, items)
-        before, total, skipped = (0, None, ()) if saved is None else read_sums(saved)
-        self.skipped.update(dict.fromkeys(skipped))
-        mapped = self.stream.map(
+        total = None
+        for one in self.stream.map(
             _sum_of_shards,
-            items[before:],
+            _items(log, one_by_one=self.stream.skip_bad_shards),
             plan,
             name=lambda item: " … ".join(dict.fromkeys((names[item[0]], names[item[-1]]))),
             progress=None if self.progress is None else self._report,
-        )
-        last = time.monotonic()
-        for done, one in enumerate(mapped, start=before + 1):
+        ):
             if one.failure is not None:
                 self.skipped[one.failure.reason] = None
             elif isinstance(one.value, KofflineError):  # of the policy, say: no fault of the shard
                 raise one.value
             elif one.value is not None:
                 total = one.value if total is None else total + one.value
-            if saved is not None and time.monotonic() - last >= SECONDS_BETWEEN_SAVES:
-                write_sums(saved, (done, total, tuple(self.skipped)))
-                last = time.monotonic()
         return _there_are_rows(total)
-
-    def _saved(self, log: LazyTransitions, plan: _Pass, items: list[Any]) -> Path | None:
-        """The file of this pass: its name is a digest of everything that decides the sums."""
-        if self.stream.partial is None:
-            return None
-        files = [(shard.name, *_size_and_time(shard.name)) for shard in log.shards]
-        if log.metadata.sha256 is None and any(len(file) == 1 for file in files):
-            return None
-        rows = (log.metadata.sha256, files, items, plan.rows)
-        digest = hashlib.sha256(pickled((rows, self.answers, plan.summarise))).hexdigest()
-        return Path(self.stream.partial) / f"{digest[:32]}{SAVED}"
 
     def part_rows(self, row_bytes: int) -> int:
         """Rows of a part: what fits a share of the memory. Raises ConfigError where that is too little."""
@@ -264,15 +237,6 @@ def _parts_in_memory(log: Transitions, rows: int) -> Iterator[LogPart]:
         first = 0 if units[0] == 0 else int(ends[units[0] - 1])
         columns = {name: column[first : ends[units[-1]]] for name, column in log.columns.items()}
         yield LogPart(Transitions.of_checked(columns, log.action_space), units)
-
-
-def _size_and_time(name: str) -> tuple[int, int] | tuple[()]:
-    """What tells a file from an edited one without reading it: the digest of a bad shard cannot be taken."""
-    try:
-        found = os.stat(name)
-    except OSError:  # storage elsewhere
-        return ()
-    return found.st_size, found.st_mtime_ns
 
 
 def _there_are_rows(total: Any) -> Any:

@@ -24,8 +24,7 @@ from koffline.ope.fitted import FittedValues, Summarise, fit_value_functions
 from koffline.ope.importance.problem import EpisodeProblem, episodes_of_log, prepare_episodes
 from koffline.ope.importance.ratios import ESTIMATED
 from koffline.ope.learning import Ensemble, draw_ensemble, fit_features, make_table, network_features
-from koffline.ope.limits import Limits, value_bounds
-from koffline.ope.log_facts import LogFacts, log_facts
+from koffline.ope.limits import Limits, LogFacts, log_facts, value_bounds
 from koffline.ope.problem import EvaluationProblem, prepare_problem
 from koffline.ope.residuals import ResidualSummary, out_of_bag_values, summarise_residuals
 from koffline.ope.value_functions import RowValues

@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from koffline.ope.bellman_test.witness import Region, WitnessMap
-from koffline.ope.diagnosis import Diagnosis
-from koffline.ope.findings import Z_NOTE, Profile, describe_action, describe_place
+from koffline.ope.bellman_test.witness import Profile, Region, WitnessMap
+from koffline.ope.diagnosis import Diagnosis, describe_action, describe_place
 from koffline.report import plots, table
 from koffline.report.page import write_page
-from koffline.report.plots import ACCENT, INK, SOFT, WARM
+from koffline.report.plots import ACCENT, INK, SOFT
 from koffline.report.table import number
 
 if TYPE_CHECKING:
@@ -20,10 +19,14 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MARKER = "diagnosis.json"
+_Z_NOTE = (
+    "z is not mean residual / ±: it belongs to the kernel-weighted mean at the place, in which near rows "
+    "count more; the mean residual is the average over the rows within one bandwidth (of that action, where "
+    "actions are discrete)."
+)
 _FEWEST = 5.0  # effective rows behind a local mean that is worth a colour
 _COLUMNS = 3
 _NO_ROWS = "#c4c8cc"
-_COLORS = (ACCENT, WARM, "#2f855a", "#6b46c1", "#b7791f", "#627d98")
 _SPACING = "distance to the nearest logged row / the log's own spacing"
 
 
@@ -32,7 +35,7 @@ def write_diagnosis(
 ) -> Path:
     """The folder of a diagnosis, see `write_page`."""
     places = [(region, _describe(region)) for region in diagnosis.regions]
-    context = {"command": command, "z_note": Z_NOTE, "places": places}
+    context = {"command": command, "z_note": _Z_NOTE, "places": places}
     return write_page(MARKER, diagnosis, lambda: draw_diagnosis(diagnosis), out, force, run, **context)
 
 
@@ -41,7 +44,7 @@ def print_diagnosis(diagnosis: Diagnosis, page: Path | None = None) -> None:
     console, test = table.make_console(), diagnosis.test
     verdict = "rejected" if test.rejects else "not rejected"
     rows = [
-        ("test", f"{verdict}   (p = {number(test.p_value)}, {test.method}, level {test.level:g})"),
+        ("test", f"{verdict}   (p = {number(test.p_value)}, level {test.level:g})"),
         ("power", f"{number(test.power)} against {test.alternative_name}"),
         ("found with 80 %", f"an error of {number(test.detectable)} everywhere"),
         ("kernel loss", f"{number(test.kernel_loss)}   ({number(test.kernel_ratio)} × noise alone)"),
@@ -61,7 +64,7 @@ def print_diagnosis(diagnosis: Diagnosis, page: Path | None = None) -> None:
             clear = "yes" if region.is_significant else "no"
             places.add_row(*_describe(region), f"{region.size:,}", mean, f"{region.z_score:+.1f}", clear)
         console.print(places)
-        console.print(Z_NOTE, soft_wrap=True, style="dim")
+        console.print(_Z_NOTE, soft_wrap=True, style="dim")
     for sentence in diagnosis.findings:
         console.print(sentence, soft_wrap=True)
     if diagnosis.shown:
@@ -78,10 +81,7 @@ def draw_diagnosis(diagnosis: Diagnosis) -> dict[str, Figure]:
     """All figures that this diagnosis has, by name."""
     figures, value = {}, "V" if diagnosis.test.kind == "state" else "Q"
     if diagnosis.maps:
-        flat = len(diagnosis.maps[0].axes) == 1
-        figures["line" if flat else "map"] = plot_lines(diagnosis) if flat else plot_maps(diagnosis)
-    if diagnosis.regions:
-        figures["regions"] = plot_regions(diagnosis)
+        figures["map"] = plot_maps(diagnosis)
     figures["by_value"] = plot_profile(diagnosis.by_value, f"value {value} of the row")
     if diagnosis.by_step is not None:
         figures["by_step"] = plot_profile(diagnosis.by_step, "time step in the episode")
@@ -116,7 +116,9 @@ def plot_maps(diagnosis: Diagnosis) -> Figure:
         for panel, one, some in zip(panels, maps, seen, strict=False):
             mesh = _draw_map(panel, one, some, limit, threshold)
         bar = figure.colorbar(mesh, ax=list(panels[: len(maps)]), shrink=0.9)
-        bar.set_label(f"{_residual(diagnosis)} (reward units)")
+        window = diagnosis.test.window
+        steps = f" over {window} steps" if window > 1 else ""
+        bar.set_label(f"mean Bellman residual{steps} (reward units)")
     return figure
 
 
@@ -138,42 +140,6 @@ def _draw_map(axes: Any, one: WitnessMap, seen: np.ndarray, limit: float, thresh
     return mesh
 
 
-def plot_lines(diagnosis: Diagnosis) -> Figure:
-    """The same over one-dimensional states, with twice its standard error."""
-
-    def draw(axes: Axes) -> None:
-        axes.axhline(0.0, color=INK, lw=0.8)
-        for one, color in zip(diagnosis.maps, _COLORS, strict=False):
-            (x,), seen = one.axes, one.values.effective_rows >= _FEWEST
-            mean, error = (np.where(seen, part, np.nan) for part in one.values[1:3])
-            axes.plot(x, mean, color=color, lw=1.6, label=describe_action(one.action) or "all rows")
-            axes.fill_between(x, mean - 2 * error, mean + 2 * error, color=color, alpha=0.15, lw=0)
-
-    return plots.make_figure(draw, 7.0, xlabel="state", ylabel=_residual(diagnosis))
-
-
-def plot_regions(diagnosis: Diagnosis) -> Figure:
-    """Mean residual ± 2 standard errors of the named places, the strongest on top; pale: may be chance."""
-    regions = diagnosis.regions
-    actions = [describe_action(region.action) for region in regions]
-    labels = [
-        f"{describe_place(region.center, most=4)}\n{action}{', ' if action else ''}{region.size:,} rows"
-        for region, action in zip(regions, actions, strict=True)
-    ]
-
-    def draw(axes: Axes) -> None:
-        axes.axvline(0.0, color=INK, lw=0.8)
-        for place, region in enumerate(regions):
-            color = WARM if region.is_significant else SOFT
-            mean, error = region.mean_residual, 2.0 * region.standard_error
-            axes.barh(place, mean, height=0.6, color=color, alpha=0.75)
-            axes.hlines(place, mean - error, mean + error, color=INK, lw=1.2)
-        plots.list_rows(axes, labels, fontsize=8.5)
-
-    label = f"{_residual(diagnosis)} (reward units)"
-    return plots.make_figure(draw, 7.6, 1.2 + 0.55 * len(regions), xlabel=label)
-
-
 def plot_profile(profile: Profile, label: str) -> Figure:
     """Mean residual ± 2 standard errors in bins; the band holds 80 % of the residuals."""
 
@@ -187,9 +153,3 @@ def plot_profile(profile: Profile, label: str) -> Figure:
         axes.errorbar(center, profile.mean, yerr=error, **line, label="mean ± 2 standard errors")
 
     return plots.make_figure(draw, xlabel=label, ylabel="Bellman residual")
-
-
-def _residual(diagnosis: Diagnosis) -> str:
-    """What places show: residuals over the test's window."""
-    window = diagnosis.test.window
-    return "mean Bellman residual" + (f" over {window} steps" if window > 1 else "")

@@ -5,11 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from koffline.ope.estimate import Estimate, EstimateTable
-from koffline.ope.results import percent
+from koffline.ope.results import Estimate, EstimateTable, percent
 from koffline.report import plots, table
-from koffline.report.interval_plots import plot_estimate, plot_forest
 from koffline.report.page import write_page
+from koffline.report.plots import plot_estimate, plot_forest
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -1,4 +1,4 @@
-"""Figures of results: the house style, and what several of them show. Each function returns a figure."""
+"""Figures of results: what several of them show, and intervals. Each function returns a figure."""
 
 from __future__ import annotations
 
@@ -7,26 +7,23 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from koffline.figures import INK
+from koffline.figures import STYLE as PLAIN
+from koffline.ope.results import CALIBRATED, CERTIFIED, Estimate, EstimateTable, Evidence, Interval
+from koffline.report.table import promise
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from koffline.ope.estimate import Evidence
-
 RETURN = "expected discounted return (γ = {:.10g})"
-INK, ACCENT, SOFT, WARM = "#1f2933", "#1769aa", "#9fb3c8", "#c2410c"
-STYLE: dict[Any, Any] = {
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.edgecolor": "#7b8794",
-    "axes.labelcolor": INK,
-    "axes.grid": True,
-    "grid.color": "#e4e7eb",
-    "axes.axisbelow": True,
-    "font.size": 10,
-    "figure.dpi": 120,
-    "svg.hashsalt": "koffline",
-    "svg.fonttype": "path",
+ACCENT, SOFT, WARM = "#1769aa", "#9fb3c8", "#c2410c"
+STYLE: dict[Any, Any] = {**PLAIN, "font.size": 10, "svg.fonttype": "path"}
+DEFAULT_ESTIMATOR = "kloss"
+# Colour, dashes and opacity of an interval by what it promises.
+_LINES: dict[str, tuple[str, str | tuple[float, tuple[float, float]], float]] = {
+    CALIBRATED: (ACCENT, "-", 0.4),
+    CERTIFIED: (WARM, (0.0, (3.0, 1.2)), 0.75),
 }
 
 
@@ -42,7 +39,7 @@ def make_figure(
         axes = figure.add_subplot(xlabel=xlabel, ylabel=ylabel)
         draw(axes)
         if axes.get_legend() is None and axes.get_legend_handles_labels()[1]:
-            axes.legend(frameon=False)
+            axes.legend()
         return figure
 
 
@@ -112,3 +109,91 @@ def plot_curves(
             axes.set_yscale("log")
 
     return make_figure(draw, xlabel="gradient steps", ylabel=ylabel)
+
+
+def plot_estimate(estimate: Estimate, truth: float | None = None) -> Figure:
+    """The estimate with its interval beside the log's own return, the replicas, and the truth when known."""
+    behaviour, evidence = estimate.diagnostics.get("behavior_return"), estimate.evidence
+
+    def draw(axes: Axes) -> None:
+        if estimate.interval is not None:
+            _draw_interval(axes, 1.0, estimate.interval, (-np.inf, np.inf), 5)
+        axes.plot(estimate.value, 1.0, "o", color=ACCENT, ms=9)
+        if evidence is not None:
+            resampled = evidence.replica_values[np.array(evidence.replica_roles) == "resampled"]
+            axes.plot(resampled, np.full(len(resampled), 0.78), "|", color=ACCENT, ms=9)
+        names = [f"policy\n({estimate.estimator})"]
+        if behaviour is not None:
+            spread = 1.96 * (estimate.diagnostics.get("behavior_return_se") or 0.0)
+            axes.hlines(0.0, behaviour - spread, behaviour + spread, color=SOFT, lw=5, alpha=0.6)
+            axes.plot(behaviour, 0.0, "s", color="#627d98", ms=8)
+            names.append("the log's own\nreturn")
+        if truth is not None:
+            axes.axvline(truth, color=WARM, lw=1.6, ls="--")
+            axes.annotate(f" truth {truth:.4g}", (truth, 1.32), color=WARM, va="center")
+        axes.set_yticks([1.0, 0.0][: len(names)], names)
+        axes.set_ylim(-0.5, 1.5)
+        axes.grid(visible=False, axis="y")
+
+    return make_figure(draw, 7.0, 2.4, xlabel=RETURN.format(estimate.gamma))
+
+
+def plot_forest(table: EstimateTable, truth: float | None = None) -> Figure:
+    """One line per estimator with its interval, one per bound; the log's own return and the truth.
+
+    The axis holds all estimates, the default estimator's interval and what fits of the others: an arrow says
+    that one goes on. Certified intervals are dashed and of another colour than calibrated ones.
+    """
+    points = [(row.name, row.estimate.value, row.estimate.interval) for row in table.rows if row.estimate]
+    bounds = [(bound.kind, None, bound.interval) for bound in table.bounds if bound.interval]
+    behaviour = table.diagnostics.get("behavior_return")
+    window = _window(points, [number for number in (truth, behaviour) if number is not None])
+
+    def draw(axes: Axes) -> None:
+        for place, (_, value, interval) in enumerate([*points, *bounds]):
+            if interval is not None:
+                _draw_interval(axes, place, interval, window, 2.5 if value is None else 5)
+            if value is not None:
+                axes.plot(value, place, "o", color=ACCENT, ms=7)
+        if behaviour is not None:
+            axes.axvline(behaviour, color=SOFT, lw=1.2, ls=":", label=f"the log's own return {behaviour:.4g}")
+        if truth is not None:
+            axes.axvline(truth, color=INK, lw=1.6, ls="--", label=f"truth {truth:.4g}")
+        list_rows(axes, [name for name, *_ in [*points, *bounds]])
+        axes.set_xlim(window)
+        if bounds and points:
+            axes.axhline(len(points) - 0.5, color="#cbd2d9", lw=0.8)
+        made = {promise(interval.kind) for *_, interval in [*points, *bounds] if interval}
+        for name, (color, dashes, alpha) in _LINES.items():
+            if name in made:
+                axes.plot([], [], color=color, lw=3.5, ls=dashes, alpha=alpha, label=f"{name} interval")
+        if axes.get_legend_handles_labels()[1]:
+            axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2)
+
+    height = 1.5 + 0.3 * (len(points) + len(bounds))
+    return make_figure(draw, 7.6, height, xlabel=RETURN.format(table.gamma))
+
+
+def _draw_interval(
+    axes: Axes, place: float, interval: Interval, window: tuple[float, float], width: float
+) -> None:
+    color, dashes, alpha = _LINES[promise(interval.kind)]
+    left, right = max(interval.low, window[0]), min(interval.high, window[1])
+    if left < right:
+        axes.hlines(place, left, right, color=color, lw=width, ls=dashes, alpha=alpha)
+    if interval.low < window[0]:
+        axes.plot(window[0], place, "<", color=INK, ms=5, clip_on=False)
+    if interval.high > window[1]:
+        axes.plot(window[1], place, ">", color=INK, ms=5, clip_on=False)
+
+
+def _window(points: list[tuple[str, float, Interval | None]], others: list[float]) -> tuple[float, float]:
+    """Limits that show every estimate, the truth, the default's interval and the narrower two thirds."""
+    intervals = sorted((interval for *_, interval in points if interval), key=lambda interval: interval.width)
+    always = [interval for name, _, interval in points if name == DEFAULT_ESTIMATOR and interval]
+    shown = [value for _, value, _ in points] + others
+    for interval in [*intervals[: (2 * len(intervals) + 2) // 3], *always]:
+        shown += [interval.low, interval.high]
+    low, high = min(shown), max(shown)
+    margin = 0.06 * (high - low) or 0.5 * abs(high) or 1.0
+    return low - margin, high + margin

@@ -33,8 +33,6 @@ def write_ranking(
         figures = {"ranking": plot_ranking(ranking)}
         if ranking.comparisons:
             figures["differences"] = plot_differences(ranking)
-        if ranking.metrics is not None:
-            figures["truths"] = plot_truths(ranking)
         return figures
 
     context = {
@@ -87,13 +85,9 @@ def describe_metrics(metrics: SelectionMetrics) -> str:
         "regret": ", ".join(regrets),
         "relative regret@1": number(metrics.relative_regret_at_1),
         "Spearman": number(metrics.spearman),
-        "Kendall": number(metrics.kendall),
         "mean relative error": number(metrics.mean_relative_error),
         "intervals that hold the truth": number(metrics.coverage),
     }
-    if (errors := metrics.type_errors) is not None:
-        rejects = f"{number(errors.false_rejects)} at {number(errors.threshold)}"
-        parts["false accepts"] = f"{number(errors.false_accepts)}, false rejects {rejects}"
     return "Against the truth: " + "; ".join(f"{name} {value}" for name, value in parts.items()) + "."
 
 
@@ -101,7 +95,6 @@ def _columns(ranking: PolicyRanking) -> list[str]:
     best, level = ranking.best.interval, percent(ranking.level)
     columns = ["", "policy", "value", "interval" if best is None else f"{level} {best.kind} interval"]
     columns += [] if ranking.metrics is None else ["truth"]
-    columns += [] if ranking.threshold is None else [f"above {number(ranking.threshold)}"]
     return [*columns, "may be best"]
 
 
@@ -110,27 +103,24 @@ def _row(policy: RankedPolicy, ranking: PolicyRanking) -> list[str]:
     ends = "–" if interval is None else f"{number(interval.low)} … {number(interval.high)}"
     cells = [str(policy.rank), policy.name, number(policy.value), ends]
     cells += [] if ranking.metrics is None else [number(policy.truth)]
-    above = {True: "yes", False: "no", None: "unclear"}[policy.above_threshold]
-    cells += [] if ranking.threshold is None else [above]
     return [*cells, "yes" if policy.maybe_best else "no"]
 
 
 def plot_ranking(ranking: PolicyRanking) -> Figure:
     """One line per policy, the best on top; those significantly worse than another are pale."""
-    policies, threshold = ranking.policies, ranking.threshold
+    policies = ranking.policies
 
     def draw(axes: Axes) -> None:
         for place, policy in enumerate(policies):
             color = ACCENT if policy.maybe_best else SOFT
-            axes.hlines(place, *_ends(policy), color=color, lw=5, alpha=0.4)
+            if policy.interval is not None:
+                axes.hlines(place, policy.interval.low, policy.interval.high, color=color, lw=5, alpha=0.4)
             axes.plot(policy.value, place, "o", color=color, ms=8)
         truths = [np.nan if policy.truth is None else policy.truth for policy in policies]
         if np.isfinite(truths).any():
             axes.plot(truths, range(len(truths)), "D", color=WARM, ms=5, label="truth", zorder=3)
-        if threshold is not None:
-            axes.axvline(threshold, color=INK, lw=1.0, ls=":", label="threshold")
         if axes.get_legend_handles_labels()[1]:
-            axes.legend(frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+            axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
         list_rows(axes, [_label(policy) for policy in policies])
 
     return make_figure(draw, 7.6, 1.4 + 0.42 * len(policies), xlabel=RETURN.format(ranking.gamma))
@@ -162,21 +152,6 @@ def plot_differences(ranking: PolicyRanking) -> Figure:
     return make_figure(draw, *size, xlabel="worth less", ylabel="worth more")
 
 
-def plot_truths(ranking: PolicyRanking) -> Figure:
-    """Estimates with intervals against the true values; on the line they are equal."""
-    known = [policy for policy in ranking.policies if policy.truth is not None]
-
-    def draw(axes: Axes) -> None:
-        truths = np.array([policy.truth for policy in known], dtype=np.float64)
-        ends = np.array([_ends(policy) for policy in known])
-        axes.vlines(truths, ends[:, 0], ends[:, 1], color=ACCENT, lw=4, alpha=0.35)
-        axes.plot(truths, [policy.value for policy in known], "o", color=ACCENT, ms=7)
-        reach = [min(truths.min(), ends.min()), max(truths.max(), ends.max())]
-        axes.plot(reach, reach, color=WARM, lw=1.2, ls="--", label="estimate = truth")
-
-    return make_figure(draw, xlabel="true value", ylabel="estimate")
-
-
 def short_name(name: str) -> str:
     """Without folders, and without the middle of what is still long."""
     bare = re.sub(r"[^:]*/", "", name) or name
@@ -184,12 +159,6 @@ def short_name(name: str) -> str:
         return bare
     half = _LONGEST_NAME // 2
     return f"{bare[: half - 1]}…{bare[-half:]}"
-
-
-def _ends(policy: RankedPolicy) -> tuple[float, float]:
-    """The interval; the value alone where there is none."""
-    interval = policy.interval
-    return (policy.value, policy.value) if interval is None else (interval.low, interval.high)
 
 
 def _label(policy: RankedPolicy) -> str:

@@ -30,13 +30,12 @@ import numpy as np
 import torch
 
 import koffline
-from koffline.ope.bellman_test.case import make_case, make_space
-from koffline.ope.bellman_test.forms import Moments, SignDraws, random_signs
+from koffline.ope.bellman_test.case import make_case, make_settings
+from koffline.ope.bellman_test.forms import Moments, NullLaw, SignDraws, random_signs
 from koffline.ope.bellman_test.front import make_form
-from koffline.ope.bellman_test.laws import NullLaw, make_law, weighted_chi_square_tail
-from koffline.ope.bellman_test.settings import GAMMA, METHODS, SPECTRAL, WILD, make_settings
+from koffline.ope.bellman_test.rows import make_space
 from koffline.ope.problem import prepare_problem
-from koffline.ope.value_sources import as_value_function
+from koffline.ope.value_functions import as_value_function
 from koffline.policies import DiscretePolicy
 from scripts.bench.coverage import clopper_pearson
 from scripts.bench.embedded import EmbeddedMDP
@@ -58,9 +57,7 @@ class Cell:
     n: int
     repetitions: int
     window: int = 1
-    multipliers: str = "step"
     state_function: bool = False
-    methods: tuple[str, ...] = METHODS
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -153,7 +150,7 @@ def tested_table(cell: Cell, draw: Draw, seed: int) -> np.ndarray:
 
 
 def repeat(cell: Cell, seed: int) -> dict[str, float]:
-    """p-values of the cell's methods, and the power that the test states for a constant error."""
+    """The p-value, and the power that the test states for a constant error."""
     draw = draw_problem(cell, seed)
     table = tested_table(cell, draw, seed)
     log = draw.transitions
@@ -162,34 +159,25 @@ def repeat(cell: Cell, seed: int) -> dict[str, float]:
     if cell.state_function:
         values = (draw.table * table).sum(axis=1)
         q: Any = as_value_function(
-            lambda s: values[draw.states_of(s)], log.action_space, log.observation_shape, kind="state"
+            lambda s: values[draw.states_of(s)], log.action_space, log.observation_shape
         )
     else:
         q = as_value_function(
-            lambda s, a: table[draw.states_of(s), a], log.action_space, log.observation_shape, kind="action"
+            lambda s, a: table[draw.states_of(s), a], log.action_space, log.observation_shape
         )
     settings = make_settings(
         gamma=DISCOUNT,
         seed=seed,
         draws=DRAWS,
         window=cell.window,
-        multipliers=cell.multipliers,
         on_policy=True if cell.window > 1 or cell.state_function else None,
         features=None if cell.n <= 3000 else FEATURES_FOR_MANY,
     )
     case = make_case(q, log, draw.policy, settings)
     form, _ = make_form(case)
-    found: dict[str, float] = {}
-    for method in cell.methods:
-        if method == SPECTRAL:  # without the critical value, which costs more than the p-value
-            eigenvalues, constant = form.eigenvalues()
-            found[method] = weighted_chi_square_tail(eigenvalues, form.statistic - constant)
-            continue
-        law = make_law(form, settings.model_copy(update={"method": method}), np.random.default_rng(seed))
-        found[method] = law.p_value(form.statistic)
-        hopeless = method == WILD and 2.0 ** (1 - case.signs) > LEVEL
-        found[f"power {method}"] = 0.0 if hopeless else law.power(0.3 * draw.scale)
-    return found
+    law = NullLaw(form.draw(DRAWS, np.random.default_rng(seed)), LEVEL)
+    power = 0.0 if case.is_hopeless else law.power(0.3 * draw.scale)
+    return {"p_value": law.p_value(form.statistic), "power": power}
 
 
 def study(cell: Cell) -> dict[str, Any]:
@@ -197,41 +185,37 @@ def study(cell: Cell) -> dict[str, Any]:
     started = time.perf_counter()
     first = 1000 * zlib.crc32(repr(cell).encode())  # every line has logs of its own
     found = [repeat(cell, first + number) for number in range(cell.repetitions)]
-    row: dict[str, Any] = {**dataclasses.asdict(cell), "methods": {}}
-    for method in cell.methods:
-        row["methods"][method] = rate_of([one[method] for one in found])
-        if f"power {method}" in found[0]:
-            stated = float(np.mean([one[f"power {method}"] for one in found]))
-            row["methods"][method]["stated_power_constant"] = round(stated, 4)
-    row["seconds"] = round(time.perf_counter() - started, 1)
-    return row
+    stated = float(np.mean([one["power"] for one in found]))
+    return {
+        **dataclasses.asdict(cell),
+        **rate_of([one["p_value"] for one in found]),
+        "stated_power_constant": round(stated, 4),
+        "seconds": round(time.perf_counter() - started, 1),
+    }
 
 
 def cells(repetitions: int, sizes: Sequence[int]) -> Iterator[Cell]:
     """The study, cheap cells first; `study_by_pairs` has the level of one step at larger n."""
-    fast = (WILD, GAMMA)
     for n in sizes:
-        yield Cell("trajectory", "none", n, repetitions, window=5, methods=fast)
-        yield Cell("iid", "constant", n, repetitions, methods=fast)
-        yield Cell("trajectory", "noise", n, repetitions, methods=fast)
+        yield Cell("trajectory", "none", n, repetitions, window=5)
+        yield Cell("iid", "constant", n, repetitions)
+        yield Cell("trajectory", "noise", n, repetitions)
         if n > 300:
             continue
         yield Cell("iid", "none", n, repetitions)
         yield Cell("trajectory", "none", n, repetitions)
-        yield Cell("trajectory", "none", n, repetitions, window=5, multipliers="block", methods=fast)
-        yield Cell("off-policy trajectory", "none", n, repetitions, methods=fast)
-        yield Cell("iid", "noise", n, repetitions, methods=fast)
-        yield Cell("trajectory", "constant", n, repetitions, methods=fast)
-        yield Cell("trajectory", "constant", n, repetitions, window=5, methods=fast)
+        yield Cell("off-policy trajectory", "none", n, repetitions)
+        yield Cell("iid", "noise", n, repetitions)
+        yield Cell("trajectory", "constant", n, repetitions)
+        yield Cell("trajectory", "constant", n, repetitions, window=5)
         if n == 300:
-            yield Cell("trajectory", "none", n, repetitions, state_function=True, methods=fast)
-            yield Cell("trajectory", "constant", n, repetitions, window=5, multipliers="block", methods=fast)
-            yield Cell("iid", "fitted here", n, repetitions, methods=fast)
-            yield Cell("iid", "fitted elsewhere", 2 * n, repetitions, methods=fast)
+            yield Cell("trajectory", "none", n, repetitions, state_function=True)
+            yield Cell("iid", "fitted here", n, repetitions)
+            yield Cell("iid", "fitted elsewhere", 2 * n, repetitions)
 
 
-def repeat_by_pairs(data: str, n: int, seed: int, window: int = 1) -> dict[str, float]:
-    """p-values of the true Q from sums over state-action pairs; the kernel is that of `bellman_test`.
+def repeat_by_pairs(data: str, n: int, seed: int, window: int = 1) -> float:
+    """p-value of the true Q from sums over state-action pairs; the kernel is that of `bellman_test`.
 
     Step s multiplies δ_s with its trace Σ_{j<window} γ^j e(pair of step s − j).
     """
@@ -242,22 +226,18 @@ def repeat_by_pairs(data: str, n: int, seed: int, window: int = 1) -> dict[str, 
     residuals = log.rewards + DISCOUNT * later - draw.q[states, log.actions]
     pairs, first, numbers = np.unique(states * ACTIONS + log.actions, return_index=True, return_inverse=True)
     problem = prepare_problem(log, draw.policy, DISCOUNT, 1, np.random.default_rng(seed))
-    space, _ = make_space(problem, 2, True, make_settings(gamma=DISCOUNT))
+    space, _ = make_space(problem, 2, True, None, make_settings(gamma=DISCOUNT).bandwidth)
     gram = space.kernel.gram(space.place(log.observations[first], log.actions[first])).numpy()
     visits = np.eye(len(pairs))[numbers]
     traces = visits.copy()
     for back in range(1, window):
         traces[back:] += DISCOUNT**back * visits[:-back]
     scores = residuals[:, None] * traces  # (n, pairs)
-    total, second = scores.sum(axis=0), scores.T @ scores
-    own = np.einsum("sp,pq,sq->s", scores, gram, scores, optimize=True)
-    statistic, product = float(total @ gram @ total) / n, gram @ second
-    variance = 2.0 * (float((product * product.T).sum()) - float(own @ own)) / n**2
-    moments = Moments(float(own.sum()) / n, variance, 0.0, 0.0)
+    total = scores.sum(axis=0)
     drawn = random_signs((DRAWS, n), np.random.default_rng(seed)) @ scores  # (B, pairs)
     statistics = np.einsum("bp,pq,bq->b", drawn, gram, drawn, optimize=True) / n
-    wild = NullLaw(0.0, moments, SignDraws(statistics, np.zeros(DRAWS), moments))
-    return {WILD: wild.p_value(statistic), GAMMA: NullLaw(0.0, moments).p_value(statistic)}
+    law = NullLaw(SignDraws(statistics, np.zeros(DRAWS), Moments(0.0, 0.0, 0.0)), LEVEL)
+    return law.p_value(float(total @ gram @ total) / n)
 
 
 def study_by_pairs(
@@ -269,10 +249,9 @@ def study_by_pairs(
             started = time.perf_counter()
             first = 10**7 * window
             found = [repeat_by_pairs(data, n, first + number, window) for number in range(repetitions)]
-            methods = {method: rate_of([one[method] for one in found]) for method in (WILD, GAMMA)}
             spent = round(time.perf_counter() - started, 1)
             row = {"data": data, "n": n, "window": window, "repetitions": repetitions}
-            yield {**row, "methods": methods, "seconds": spent}
+            yield {**row, **rate_of(found), "seconds": spent}
 
 
 def rate_of(p_values: Sequence[float]) -> dict[str, Any]:
@@ -305,27 +284,22 @@ def kept_rows(path: Path | None, made: Sequence[Cell]) -> list[dict[str, Any]]:
 
 def identity(row: dict[str, Any]) -> list[Any]:
     """What tells one line from another."""
-    return [row[name] for name in ("data", "error", "n", "window", "multipliers", "state_function")]
+    return [row[name] for name in ("data", "error", "n", "window", "state_function")]
 
 
 def measure_time(n: int) -> None:
     """Seconds of whole tests at n rows."""
     draw = draw_problem(Cell("iid", "none", n, 1), 0)
-    for method in METHODS:
-        result = koffline.bellman_test(
-            lambda s, a: draw.q[draw.states_of(s), a], draw.transitions, draw.policy, DISCOUNT, method=method
-        )
-        print(
-            f"{method:<9} n = {n}: {result.seconds:.1f} s, {result.features} features, "
-            f"p = {result.p_value:.3f}"
-        )
+    result = koffline.bellman_test(
+        lambda s, a: draw.q[draw.states_of(s), a], draw.transitions, draw.policy, DISCOUNT
+    )
+    print(f"n = {n}: {result.seconds:.1f} s, {result.features} features, p = {result.p_value:.3f}")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repetitions", type=int, default=500, help="of every line")
     parser.add_argument("--sizes", type=int, nargs="+", help="only these n; other rows of the file stay")
-    parser.add_argument("--multipliers", help="only these: step or block")
     parser.add_argument("--window", type=int, help="with --pairs: only windows of these steps, 1 or 5")
     parser.add_argument("--pairs", action="store_true", help="the level alone, from sums over pairs")
     parser.add_argument("--time", type=int, metavar="N", help="only measure the time of one test of N rows")
@@ -343,18 +317,13 @@ def main() -> None:
             print(row, flush=True)
             write_out(arguments.out, size_by_pairs=by_pairs)
         return
-    chosen = [
-        cell
-        for cell in cells(arguments.repetitions, arguments.sizes or SIZES)
-        if arguments.multipliers in (cell.multipliers, None)
-    ]
+    chosen = list(cells(arguments.repetitions, arguments.sizes or SIZES))
     rows = kept_rows(arguments.out, chosen)
     for cell in chosen:
         rows.append(study(cell))
-        shown = "  ".join(f"{m} {r['rate']:.3f}" for m, r in rows[-1]["methods"].items())
         print(
-            f"{cell.data:<22}{cell.error:<17}n={cell.n:<6}d={cell.window} {cell.multipliers:<6}"
-            f"{'V ' if cell.state_function else '  '}{shown}  {rows[-1]['seconds']} s",
+            f"{cell.data:<22}{cell.error:<17}n={cell.n:<6}d={cell.window} "
+            f"{'V ' if cell.state_function else '  '}{rows[-1]['rate']:.3f}  {rows[-1]['seconds']} s",
             flush=True,
         )
         write_out(arguments.out, rows=sorted(rows, key=lambda row: row["n"]))

@@ -2,6 +2,7 @@
 
     python -m scripts.bench.leaderboard --out docs/results/leaderboard.json --page docs/leaderboard.md
     python -m scripts.bench.leaderboard --quick     # a minute: one small problem
+    python -m scripts.bench.leaderboard --half development --out out/users.json
 
 Every problem gives one log a seed and several policies to evaluate and rank. Rows are kept in ``--out`` as
 they come, so that a run that was broken off goes on where it stopped. One thread.
@@ -25,7 +26,9 @@ import koffline
 from koffline.config import parse_assignments
 from koffline.errors import KofflineError
 from scripts.bench.leaderboard_methods import Answer, answer_all
-from scripts.bench.leaderboard_problems import BOARD, BoardProblem
+from scripts.bench.leaderboard_problems import BOARD
+from scripts.bench.user_logs import HALVES
+from scripts.bench.user_logs import problems as user_problems
 
 # Shorter than the defaults (8000 steps, 3 + 12 networks), so that many evaluations stay affordable.
 SHORT = {"steps": 1500, "full_replicas": 2, "resampled_replicas": 8, "action_draws": 4}
@@ -33,7 +36,7 @@ QUICK = {"steps": 40, "full_replicas": 1, "resampled_replicas": 2}
 
 
 def run_cell(
-    problem: BoardProblem, name: str, seed: int, n_rows: int | None, options: dict[str, Any], fqe_steps: int
+    problem: Any, name: str, seed: int, n_rows: int | None, options: dict[str, Any], fqe_steps: int
 ) -> dict[str, Any]:
     """All answers about one policy from one log."""
     log, policy = problem.log(seed, n_rows), problem.policy(name)
@@ -57,9 +60,8 @@ def run_cell(
     }
 
 
-def cells(names: list[str], seeds: int) -> Iterator[tuple[BoardProblem, str, int]]:
+def cells(problems: list[Any], seeds: int) -> Iterator[tuple[Any, str, int]]:
     """Seed by seed, so that a run that is broken off has seen every problem."""
-    problems = [BOARD[name]() for name in names]
     for seed in range(seeds):
         for problem in problems:
             for name in problem.targets:
@@ -67,7 +69,7 @@ def cells(names: list[str], seeds: int) -> Iterator[tuple[BoardProblem, str, int
 
 
 def run(
-    names: list[str],
+    problems: list[Any],
     seeds: int,
     options: dict[str, Any],
     fqe_steps: int,
@@ -80,7 +82,7 @@ def run(
     if out is not None and out.exists():
         done = json.loads(out.read_text())["cells"]
     seen = {(cell["problem"], cell["policy"], cell["seed"]) for cell in done}
-    for problem, name, seed in cells(names, seeds):
+    for problem, name, seed in cells(problems, seeds):
         if (problem.name, name, seed) in seen:
             continue
         cell = run_cell(problem, name, seed, n_rows, options, fqe_steps)
@@ -105,7 +107,8 @@ def main() -> None:
     from scripts.bench.leaderboard_report import print_table, write_page
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("problems", nargs="*", help=f"of {', '.join(BOARD)} (default: all)")
+    parser.add_argument("problems", nargs="*", help=f"of {', '.join(BOARD)}, or of --half (default: all)")
+    parser.add_argument("--half", choices=list(HALVES), help="instead: logs of the kinds that users bring")
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--n-rows", type=int, help="rows of every log (default: the problem's own)")
     parser.add_argument("--fqe-steps", type=int, default=6000, help="gradient steps of d3rlpy's FQE")
@@ -117,11 +120,13 @@ def main() -> None:
     parser.add_argument("--page", type=Path, help="Markdown page with the tables; a figure beside it")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    names = options.problems or (["graph short"] if options.quick else list(BOARD))
+    known = user_problems(options.half) if options.half else {name: make() for name, make in BOARD.items()}
+    names = options.problems or (["graph short"] if options.quick else list(known))
     settings = {**(QUICK if options.quick else SHORT), **parse_assignments(options.option)}
     steps = 40 if options.quick else options.fqe_steps
     rows = 256 if options.quick and options.n_rows is None else options.n_rows
-    content = run(names, 1 if options.quick else options.seeds, settings, steps, rows, options.out)
+    problems = [known[name] for name in names]
+    content = run(problems, 1 if options.quick else options.seeds, settings, steps, rows, options.out)
     print_table(content)
     if options.page:
         write_page(content, options.page)

@@ -93,7 +93,7 @@ class Spec:
 
     def value_from(self, starts: np.ndarray, repeats: int) -> MonteCarloValue:
         """The target policy's value from these states (n, d), cached on disk."""
-        path = _cache_directory() / f"{self.name}-{self._fingerprint(starts, repeats)}.json"
+        path = cache_directory() / f"{self.name}-{self._fingerprint(starts, repeats)}.json"
         if path.exists():
             return MonteCarloValue(**json.loads(path.read_text()))
         generator = np.random.default_rng(20190911)
@@ -145,5 +145,5 @@ def _classes(*records: Any) -> set[type]:
     return found
 
 
-def _cache_directory() -> Path:
+def cache_directory() -> Path:
     return Path(os.environ.get("KOFFLINE_BENCH_CACHE") or Path(tempfile.gettempdir()) / "koffline-bench")

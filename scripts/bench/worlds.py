@@ -60,3 +60,41 @@ class Chain:
 
     def observe(self, state: States) -> Observations:
         return (state / self.length).astype(np.float32)
+
+
+@dataclass(frozen=True)
+class Clicks:
+    """One step each: eight features of a visitor, five offers, a click (1) with a logistic chance."""
+
+    key: int = 0
+    n_actions: int = 5
+    bounds: None = None
+
+    def reset(self, n: int, generator: np.random.Generator) -> States:
+        return generator.standard_normal((n, 8))
+
+    def step(self, state: States, action: Actions, generator: np.random.Generator) -> Outcome:
+        clicked = generator.random(len(state)) < self.chances(state)[np.arange(len(state)), action]
+        return Outcome(state, clicked.astype(np.float64), np.ones(len(state), dtype=bool))
+
+    def observe(self, state: States) -> Observations:
+        return state.astype(np.float32)
+
+    def chances(self, observations: Array) -> Array:
+        """Of a click, (N, 5)."""
+        generator = np.random.default_rng([417, self.key])
+        slopes, bends = generator.standard_normal((2, 8, self.n_actions)) / 8**0.5
+        logits = observations @ slopes + np.square(observations) @ (0.3 * bends) - 1.5
+        return 1.0 / (1.0 + np.exp(-logits))
+
+
+@dataclass(frozen=True)
+class BestOffer:
+    """The offer that is clicked most often by such a visitor, always."""
+
+    world: Clicks
+
+    def __call__(self, observations: Array) -> Array:
+        return np.eye(self.world.n_actions)[
+            self.world.chances(observations.astype(np.float64)).argmax(axis=1)
+        ]

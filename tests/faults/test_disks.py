@@ -8,7 +8,7 @@ from click.testing import CliRunner
 from koffline.cli import cli
 from koffline.data.sources import write_transitions
 from koffline.errors import ConfigError
-from koffline.report.folder import write_folder
+from koffline.report.page import check_output_directory
 from tests.faults.places import content, full_after
 from tests.train.small_runs import make_log
 
@@ -91,5 +91,5 @@ def test_what_is_no_folder_of_ours_is_never_replaced(log):
     Path("precious").mkdir()
     Path("precious/thesis.txt").write_text("years")
     with pytest.raises(ConfigError, match="will not replace it"):
-        write_folder(Path("precious"), lambda folder: None, "estimate.json", force=True)
+        check_output_directory(Path("precious"), True, "estimate.json")
     assert Path("precious/thesis.txt").read_text() == "years"

@@ -5,8 +5,8 @@ import json
 import numpy as np
 import pytest
 
+from koffline.ope.bellman_test.witness import make_profile
 from koffline.ope.diagnosis import diagnose
-from koffline.ope.findings import make_profile
 from koffline.report.diagnosis import draw_diagnosis
 from tests.exact_problems import _CASES, FiniteCase
 
@@ -14,7 +14,7 @@ CASE = next(case for case in _CASES if case.name == "grid_off_limited")
 assert isinstance(CASE, FiniteCase)
 POINTS = np.stack([np.arange(16) % 4, np.arange(16) // 4], axis=1) / 3.0
 VALUES = CASE.world.mdp.action_values(CASE.target, CASE.gamma)
-FIGURES = {"map", "regions", "by_value", "by_step", "residuals", "coverage"}
+FIGURES = {"map", "by_value", "by_step", "residuals", "coverage"}
 
 
 def cell(states):

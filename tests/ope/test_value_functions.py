@@ -6,8 +6,7 @@ import torch
 
 import koffline
 from koffline.errors import DataError
-from koffline.ope.value_functions import ACTION, STATE
-from koffline.ope.value_sources import as_value_function
+from koffline.ope.value_functions import ACTION, STATE, as_value_function
 from tests.ope.problems import NOISY, SOFT, discrete_log
 
 THREE = koffline.Discrete(3)
@@ -111,18 +110,6 @@ def test_what_is_no_value_function_is_one_line(given, message) -> None:
     with pytest.raises(DataError, match=message) as caught:
         as_value_function(given, THREE, (2,)).values(STATES, ACTIONS)
     assert "\n" not in str(caught.value)
-
-
-def test_linear_values_of_the_solvers() -> None:
-    from koffline.kernels import Gaussian
-    from koffline.solvers import LinearValue, UnitBox
-
-    weights, box = torch.arange(3, dtype=torch.float64), UnitBox((0.0, 0.0), (1.0, 1.0))
-    made = as_value_function(
-        LinearValue(lambda x: x, weights, box, Gaussian(1.0), 0.0, 0.0, 1.0, 1.0), THREE, (2,)
-    )
-    assert made.kind == STATE
-    np.testing.assert_allclose(made.values(STATES), STATES[:, 1] + 2.0, rtol=1e-12)
 
 
 def test_an_evaluation_gives_its_value_function() -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import pathlib
-import pickle
 from functools import partial
 
 import numpy as np
@@ -17,12 +15,11 @@ from koffline.data.disk.writer import ShardWriter
 from koffline.data.transitions import Transitions
 from koffline.errors import ConfigError, DataError, KofflineError
 from koffline.kernels import FourierFeatures
-from koffline.ope import working_log
 from koffline.ope.evaluation import estimate_all, open_workspace
 from koffline.ope.fitted import systems_of_part
 from koffline.ope.learning import Resampling
 from koffline.ope.problem import prepare_problem
-from koffline.ope.stream_settings import StreamSettings, remove_saved
+from koffline.ope.stream_settings import StreamSettings
 from koffline.ope.working_log import hold, in_problem
 from koffline.policies import ContinuousPolicy, DiscretePolicy
 from tests.ope.problems import NOISY, stack
@@ -162,7 +159,7 @@ def test_shards_that_cannot_be_read(stored, tmp_path) -> None:
     for rows in (200_000, 150):
         with pytest.raises(DataError, match=r"shard-00001\.hdf5"):
             koffline.evaluate(log, TILTED, 0.9, sample_rows=rows, **QUICK)
-        stream = StreamSettings(skip_bad_shards=True, partial=tmp_path / "sums")
+        stream = StreamSettings(skip_bad_shards=True)
         found = koffline.evaluate(log, TILTED, 0.9, sample_rows=rows, stream=stream, **QUICK)
         assert any(w.startswith("Left out: ") and "shard-00001" in w for w in found.warnings)
         assert found.n_transitions == len(memory) - log.shards[1].rows
@@ -253,72 +250,6 @@ def test_a_policy_that_fails_is_no_bad_shard(stored) -> None:
     stream = StreamSettings(skip_bad_shards=True)
     with pytest.raises(KofflineError, match=r"probabilities sums to 2\.7"):
         koffline.evaluate(shards, odd, 0.9, sample_rows=150, stream=stream, **QUICK)
-
-
-class TestAKilledPass:
-    """An evaluation that is killed goes on from the sums of its passes, to the bit."""
-
-    @staticmethod
-    def run(shards, folder, monkeypatch, kill_after=None, policy=TILTED) -> tuple[str, int]:
-        """The estimate as JSON and the shards read; the read after ``kill_after`` ends it as Ctrl-C does."""
-        read = 0
-        sum_of = working_log._sum_of_shards
-
-        def counting(plan, item):
-            nonlocal read
-            if read == kill_after:
-                raise KeyboardInterrupt
-            read += 1
-            return sum_of(plan, item)
-
-        with monkeypatch.context() as patched:
-            patched.setattr(working_log, "_sum_of_shards", counting)
-            patched.setattr(working_log, "SECONDS_BETWEEN_SAVES", 0.0)
-            patched.setattr(working_log, "_ROWS_TOGETHER", 90)
-            stream = StreamSettings(partial=folder)
-            found = koffline.evaluate(
-                shards, policy, 0.9, estimator="dr", seed=4, sample_rows=150, stream=stream, **QUICK
-            )
-        return found.to_json(timing=False), read
-
-    def test_goes_on(self, stored, tmp_path, monkeypatch) -> None:
-        _, shards = stored["discrete"]
-        expected, whole = self.run(shards, None, monkeypatch)
-        with pytest.raises(KeyboardInterrupt):
-            self.run(shards, tmp_path / "sums", monkeypatch, kill_after=whole - 2)
-        found, rest = self.run(shards, tmp_path / "sums", monkeypatch)
-        assert found == expected
-        assert rest == 2
-
-    def test_another_policy_or_log_starts_anew(self, stored, tmp_path, monkeypatch) -> None:
-        """The policy's code may have changed, its name not: what it answers counts."""
-        _, shards = stored["discrete"]
-        other = DiscretePolicy(3, lambda s: np.tile([0.5, 0.3, 0.2], (len(s), 1)), name="tilted")
-        metadata = dataclasses.replace(shards.metadata, sha256="0" * 64)
-        cases = ((shards, TILTED), (shards, other), (dataclasses.replace(shards, metadata=metadata), other))
-        reads = [self.run(log, tmp_path / "sums", monkeypatch, policy=policy)[1] for log, policy in cases]
-        assert reads[0] > 0
-        assert reads == reads[:1] * 3
-
-    def test_a_file_of_sums_can_run_nothing(self, stored, tmp_path, monkeypatch) -> None:
-        """Whatever lies there is a pass from the beginning."""
-        _, shards = stored["discrete"]
-        expected, whole = self.run(shards, tmp_path / "sums", monkeypatch)
-        for path in (tmp_path / "sums").iterdir():
-            path.write_bytes(pickle.dumps((1, _Evil(tmp_path / "proof"), ())))
-        assert self.run(shards, tmp_path / "sums", monkeypatch) == (expected, whole)
-        assert not (tmp_path / "proof").exists()
-        (tmp_path / "sums" / "mine").touch()
-        remove_saved(tmp_path / "sums")
-        assert [path.name for path in (tmp_path / "sums").iterdir()] == ["mine"]
-
-
-class _Evil:
-    def __init__(self, path) -> None:
-        self.path = path
-
-    def __reduce__(self):
-        return pathlib.Path.touch, (self.path,)
 
 
 def test_values_may_be_as_large_as_rewards_outside_the_sample_allow(stored) -> None:

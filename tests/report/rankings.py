@@ -25,11 +25,10 @@ def ranking(with_truths: bool = True) -> PolicyRanking:
             interval=Interval(value - 1.0, value + 1.0, 0.95, "bootstrap", "A spread of [networks]."),
             truth=truth,
             maybe_best=all(not (c.significant and c.worse == name) for c in comparisons),
-            above_threshold=True if value > 4.0 else None,
         )
         for rank, (name, value, truth) in enumerate(zip(NAMES, (5.0, 4.9, 2.0), truths, strict=True), start=1)
     )
-    metrics = score_selection([5.0, 4.9, 2.0], [4.5, 5.1, 2.2], [(4.0, 6.0), (3.9, 5.9), (1.0, 3.0)], 2.5)
+    metrics = score_selection(np.array([5.0, 4.9, 2.0]), np.array([4.5, 5.1, 2.2]))
     return PolicyRanking(
         policies=policies,
         comparisons=comparisons,
@@ -44,6 +43,5 @@ def ranking(with_truths: bool = True) -> PolicyRanking:
         seconds=1.0,
         assumptions="Compared on [the same] episodes.",
         metrics=metrics if with_truths else None,
-        threshold=2.5,
         warnings=("Only <few> episodes.",),
     )

@@ -39,9 +39,9 @@ def test_table_and_report(log) -> None:
         "plots", "diagnosis.json", "report.html", "run.json"
     }  # fmt: skip
     assert {path.stem for path in Path("why/plots").iterdir()} == {
-        "map", "regions", "by_value", "by_step", "residuals", "coverage"
+        "map", "by_value", "by_step", "residuals", "coverage"
     }  # fmt: skip
-    assert Path("why/report.html").read_text(encoding="utf-8").count("<svg") == 6
+    assert Path("why/report.html").read_text(encoding="utf-8").count("<svg") == 5
     assert_refused(run(log, *BASE, "--out", "why"), "--force")
 
 

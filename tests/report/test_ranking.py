@@ -1,15 +1,12 @@
 """A ranking from the command line, with its page."""
 
 import json
-from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
 
 from koffline.cli import cli
-from koffline.cli.select import read_truths
 from koffline.data.sources import write_transitions
-from koffline.errors import ConfigError
 from tests.ope.problems import discrete_log
 from tests.refusals import assert_refused
 
@@ -29,7 +26,7 @@ def run(*arguments: str) -> Result:
 
 
 def test_json_is_one_object_with_every_policy_and_pair(log) -> None:
-    done = run(log, *TWO, "--truths", "-1.5", "2", "--threshold", "0", "--json", *QUICK)
+    done = run(log, *TWO, "--truths", "-1.5", "2", "--json", *QUICK)
     assert done.exit_code == 0, done.output
     found = json.loads(done.stdout)
     assert {policy["name"] for policy in found["policies"]} == {"uniform", "epsilon:0.5:uniform"}
@@ -54,9 +51,9 @@ def test_table_and_report(log, tmp_path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--policies", "uniform"], "--policies names 1 policy"),
-        (["--policies", "uniform", "uniform"], "names 'uniform' twice"),
-        ([*TWO, "--truths", "1", "x"], "no finite number"),
+        (["--policies", "uniform"], "--policies names uniform; give two or more"),
+        (["--policies", "uniform", "uniform"], "each once"),
+        ([*TWO, "--truths", "1", "x"], "'x' is not a valid float"),
         ([*TWO, "--set", "step=3"], "did you mean 'steps'"),
         (["--policies", "uniform", "nothing.d3"], "there is no such file"),
         (["--policies", "--json"], "Missing option '--policies'"),
@@ -64,18 +61,3 @@ def test_table_and_report(log, tmp_path) -> None:
 )
 def test_bad_input_is_one_line_and_exit_code_2(log, arguments, message) -> None:
     assert_refused(run(log, "--gamma", "0.9", *arguments), message)
-
-
-def test_truths_from_files(tmp_path: Path) -> None:
-    def written(content: object) -> str:
-        path = tmp_path / f"{len(list(tmp_path.iterdir()))}.json"
-        path.write_text(content if isinstance(content, str) else json.dumps(content))
-        return str(path)
-
-    table = written({"b": 2.0, "a": {"value": 1.0}, "other": 3.0})
-    assert read_truths((table,), ("a", "b")) == {"a": 1.0, "b": 2.0}
-    assert read_truths((written([1, 2]),), ("a", "b")) == {"a": 1.0, "b": 2.0}
-    assert read_truths((written({"value": 5.0}), "7"), ("a", "b")) == {"a": 5.0, "b": 7.0}
-    for path, message in ((table, "no value for 'c'"), (written("[1, "), "not valid JSON")):
-        with pytest.raises(ConfigError, match=message):
-            read_truths((path,), ("a", "c"))

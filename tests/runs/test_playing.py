@@ -11,8 +11,8 @@ import torch
 from PIL import Image
 
 import koffline
-from koffline.errors import ConfigError, DataError
-from koffline.runs.playing import Player, video
+from koffline.errors import ConfigError
+from koffline.playing import Player, film
 from tests.algos.makers import d3rlpy, make, with_small_networks
 from tests.builders import environments
 from tests.runs.models import WORLD, command, puddle_model, refusal
@@ -90,7 +90,6 @@ def test_models_and_environments_that_do_not_fit(model: Path, tmp_path: Path) ->
     shapes = "4 discrete actions for observations of shape (2,), the environment 2 discrete actions and (4,)"
     assert shapes in refusal(*play, "CartPole-v1")
     assert "did you mean" in refusal(*play, "koffline/PudleWorld-v0")
-    assert "both of --env-id and --env-header" in refusal(*play, WORLD, "--env-header", "env = 1")
     assert "no such file" in refusal("play", str(tmp_path / "no.d3"), "--no-render", "--env-id", WORLD)
 
 
@@ -158,18 +157,9 @@ def test_models_and_environments_that_fail_are_one_line() -> None:
         Player(algo, environments.Odd(fault="step"), "odd").play(seed=0)
 
 
-@pytest.mark.parametrize(("format_", "name"), [("gif", "a.gif"), ("png", "a")])
-def test_an_episode_that_fails_leaves_no_video(tmp_path: Path, format_: str, name: str) -> None:
-    with pytest.raises(ConfigError, match="uint8"), video(tmp_path / name, format_, 20.0, False) as add:
+def test_an_episode_that_fails_leaves_no_film(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="uint8"), film(tmp_path / "a.gif", 20.0, False) as add:
         [add(frame) for frame in (*colours(2), np.zeros(3))]
-    with pytest.raises(ConfigError, match="has no frame"), video(tmp_path / "b.gif", "gif", 20.0, False):
+    with pytest.raises(ConfigError, match="has no frame"), film(tmp_path / "b.gif", 20.0, False):
         pass
     assert not list(tmp_path.iterdir())
-
-
-def test_a_folder_of_other_files_is_not_replaced(tmp_path: Path) -> None:
-    (tmp_path / "a").mkdir()
-    (tmp_path / "a" / "thesis.tex").touch()
-    with pytest.raises(DataError), video(tmp_path / "a", "png", 20.0, force=True) as add:
-        add(colours(1)[0])
-    assert (tmp_path / "a" / "thesis.tex").exists()

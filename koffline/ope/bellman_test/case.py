@@ -1,81 +1,79 @@
-"""All that a test is about, put together once: residuals, units of random signs, the kernel's place."""
+"""What is tested and how: the settings, and residuals, scores and the kernel's places, put together once."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
-import torch
 from jaxtyping import Float, Int
+from pydantic import Field
 from scipy import sparse
 from torch import Tensor
 
+from koffline.config import Section, read_section
 from koffline.data.transitions import Transitions
-from koffline.errors import DataError
-from koffline.kernels import Gaussian, Kernel, median_bandwidth
-from koffline.ope.bellman_test.settings import WILD, BellmanSettings
-from koffline.ope.bellman_test.windows import action_ratios, block_numbers, score_matrix, window_matrix
-from koffline.ope.cross_fit import CrossFitted, next_row_values, row_values
+from koffline.errors import ConfigError, DataError
+from koffline.ope.bellman_test.rows import (
+    KernelSpace,
+    action_ratios,
+    block_numbers,
+    evenly_spaced,
+    make_space,
+    window_matrix,
+)
+from koffline.ope.cross_fit import CrossFitted, next_row_values, row_parts, row_values
 from koffline.ope.problem import EvaluationProblem, prepare_problem
 from koffline.ope.value_functions import STATE, ValueFunction
-from koffline.ope.value_sources import as_value_function
 from koffline.policies import Policy
 
-_FAR = 10.0  # as in `koffline.ope.problem`: one outlier must not hide all else
-_MEDIAN_ROWS = 1500  # evenly spaced; the median of as many is right to a percent
 _KERNEL_SAMPLE = 500
-_FEW_UNITS = 30
+_FEW_SIGNS = 30
 _LARGEST = 1e50  # fourth powers of anything below stay finite
 _ULPS = 4.0  # a residual within as many roundings of its terms is zero
 
 
-@dataclass(frozen=True, eq=False)
-class KernelSpace:
-    """Coordinates and kernel of the test; the same coordinates as `EvaluationProblem.kernel_inputs`.
+class BellmanSettings(Section):
+    """Options of `koffline.bellman_test`.
 
-    ``location``, ``scale (k,)``: of states and, for Q(s, a), continuous actions. ``n_actions``: discrete
-    actions stand beside the state as one-hot columns; None otherwise. ``with_actions``: False for V(s).
+    level: the test rejects where p ≤ level. draws: of random signs.
+    window: steps d over which residuals are summed, within episodes; each step has one random sign for all
+    windows it is in, as one-step residuals are martingale differences.
+    on_policy: the log's actions are the policy's own, so that no importance ratios are needed (for windows
+    and for state functions); None: use the log's behaviour probabilities.
+    alternative: the departure whose power is reported: values off everywhere by this multiple of the root
+    mean square return.
+    kernel: over ``kernel_inputs``; None: Gaussian. bandwidth: a multiple of the median distance between rows.
+    features: random Fourier features in place of the Gram matrix; 0: the exact one; None: exact up to 3,000
+    rows, 1,000 features above. action_draws: actions drawn per next state from a continuous policy.
     """
 
-    kernel: Kernel
-    location: np.ndarray
-    scale: np.ndarray
-    n_actions: int | None
-    with_actions: bool
-
-    @property
-    def bandwidth(self) -> float | None:
-        """The kernel's bandwidth in standardised coordinates, None where it has none."""
-        return getattr(self.kernel, "bandwidth", None)
-
-    def place(self, observations: np.ndarray, actions: np.ndarray | None = None) -> Float[Tensor, "row k"]:
-        """Kernel inputs (N, k) float64 of observations (N, …) and actions (N,) or (N, a)."""
-        columns = np.asarray(observations, dtype=np.float64).reshape(len(observations), -1)
-        if self.with_actions and self.n_actions is None:
-            columns = np.concatenate([columns, np.asarray(actions, dtype=np.float64)], axis=1)
-        placed = np.clip((columns - self.location) / self.scale, -_FAR, _FAR)
-        if self.with_actions and self.n_actions is not None:
-            placed = np.concatenate([placed, np.eye(self.n_actions)[np.asarray(actions)]], axis=1)
-        return torch.as_tensor(placed)
+    gamma: float = Field(gt=0.0, lt=1.0)
+    seed: int = Field(0, ge=0)
+    level: float = Field(0.05, gt=0.0, lt=1.0)
+    draws: int = Field(999, ge=1)
+    window: int = Field(1, ge=1)
+    on_policy: bool | None = None
+    alternative: float = Field(0.1, gt=0.0)
+    kernel: Any = None
+    bandwidth: float = Field(0.6, gt=0.0)
+    features: int | None = Field(None, ge=0, multiple_of=2)
+    action_draws: int = Field(8, ge=1)
 
 
-def make_space(
-    problem: EvaluationProblem, n_states: int, with_actions: bool, settings: BellmanSettings
-) -> tuple[KernelSpace, Float[Tensor, "row k"]]:
-    """The kernel's space and the rows in it; the bandwidth is from rows of positive weight.
-
-    n_states: how many numbers a state has.
-    """
-    width = len(problem.input_location) if with_actions else n_states
-    inputs = torch.as_tensor(problem.kernel_inputs if with_actions else problem.inputs[:, :n_states])
-    kernel = settings.kernel
-    if kernel is None:
-        some = _evenly_spaced(np.flatnonzero(problem.row_weights), _MEDIAN_ROWS)
-        kernel = Gaussian(settings.bandwidth * median_bandwidth(inputs[some]))
-    location, scale = problem.input_location[:width], problem.input_scale[:width]
-    return KernelSpace(kernel, location, scale, problem.n_actions, with_actions), inputs
+def make_settings(**options: Any) -> BellmanSettings:
+    """Options that are None say nothing. Raises ConfigError in one line."""
+    given = {name: value for name, value in options.items() if value is not None}
+    made = read_section(BellmanSettings, given)
+    least = math.ceil(1.0 / made.level - 1e-9) - 1  # B draws give no p-value below 1/(B + 1)
+    if made.draws < least:
+        raise ConfigError(
+            f"draws is {made.draws}, too few for level {made.level}: the smallest p-value is "
+            f"{1.0 / (made.draws + 1):.3g}; give draws={least} or more, or a higher level (--level)"
+        )
+    return made
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,11 +81,12 @@ class BellmanCase:
     """A value function, a log and a policy, ready for the statistic; (N,) arrays in the user's units.
 
     ``residuals``: of one step, ``window_residuals`` of d; ``values``: Q(s, a) or V(s); ``weights``: the log's
-    own, of mean one over the rows where they are positive. ``scores (G, N)``: see `score_matrix`;
-    ``shift_scores``: what one unit of the alternative adds to them. ``units (N,)``: number of the random sign
-    of a row's block, as if rows of weight zero were not there. ``inputs (N, k)``: rows in the kernel's
-    ``space``. ``folds``: rows of each of several value functions, whose residuals must not be multiplied with
-    each other's. ``warnings``: sentences for a person.
+    own, of mean one over the rows where they are positive. ``scores (N, N)``: row s, δ_s times its trace
+    Σ_j w_{s−j} c_{s−j, j} ψ(x_{s−j}), gets the s-th random sign: the trace is known before δ_s is drawn, so
+    scores are martingale differences whatever the overlap. ``shift_scores``: what one unit of the alternative
+    adds to them. ``units (N,)``: number of a row's block, as if rows of weight zero were not there.
+    ``inputs (N, k)``: rows in the kernel's ``space``. ``folds``: rows of each of several value functions,
+    whose residuals must not be multiplied with each other's. ``warnings``: sentences for a person.
     """
 
     transitions: Transitions
@@ -130,7 +129,7 @@ class BellmanCase:
     @property
     def is_hopeless(self) -> bool:
         """Even signs that are all equal, or all opposite, give no p-value as small as the level."""
-        return self.settings.method == WILD and 2.0 ** (1 - self.signs) > self.settings.level
+        return 2.0 ** (1 - self.signs) > self.settings.level
 
 
 def make_case(
@@ -144,34 +143,22 @@ def make_case(
     Raises KofflineError in one line.
     """
     generator, of_state = np.random.default_rng(settings.seed), q.kind == STATE
-    space, shape = transitions.action_space, transitions.observation_shape
     problem = prepare_problem(transitions, policy, settings.gamma, 1, np.random.default_rng(settings.seed))
     counted = problem.row_weights > 0.0
     if counted.sum() < 2:
         raise DataError("fewer than 2 rows count; a test needs at least 2, a useful one hundreds")
     weights = problem.row_weights / problem.row_weights[counted].mean()  # their sum is n, as T = n·V̂ has it
-
-    def now_and_later(function: ValueFunction | CrossFitted) -> tuple[np.ndarray, np.ndarray]:
-        """Q(s, a) and discount · E Q(s', a') (N,) each."""
-        later = next_row_values(function, transitions, policy, settings.action_draws, generator)
-        return row_values(function, transitions), problem.discounts * later
-
-    values, later = now_and_later(q)
+    later = next_row_values(q, transitions, policy, settings.action_draws, generator)
+    values, later = row_values(q, transitions), problem.discounts * later
     residuals = _residuals(transitions, problem, values, later, weights)
-    shift = problem.discounts - 1.0  # what an error of one everywhere adds
-    if callable(settings.alternative):
-        kind, name = (STATE if of_state else None), "the alternative"
-        error = as_value_function(settings.alternative, space, shape, kind=kind, name=name)
-        now, then = now_and_later(error)
-        shift = then - now
-    ratios, about_ratios = action_ratios(transitions, policy, settings, of_state)
-    windows = window_matrix(transitions, problem.discounts, ratios, settings.window, of_state)
-    blocks = block_numbers(transitions, settings.window)
-    shared = None if settings.signs_per_step else blocks
+    window = settings.window
+    ratios, about_ratios = action_ratios(transitions, policy, window, settings.on_policy, of_state)
+    windows = window_matrix(transitions, problem.discounts, ratios, window, of_state)
+    traces, shift = windows @ sparse.diags(weights), problem.discounts - 1.0  # of an error of one everywhere
     units = np.zeros(len(weights), dtype=np.int64)
-    units[counted] = np.unique(blocks[counted], return_inverse=True)[1]
-    places, inputs = make_space(problem, math.prod(shape), not of_state, settings)
-    folds = q.over(transitions) if isinstance(q, CrossFitted) else [(np.arange(len(weights)), q)]
+    units[counted] = np.unique(block_numbers(transitions, window)[counted], return_inverse=True)[1]
+    n_states = math.prod(transitions.observation_shape)
+    space, inputs = make_space(problem, n_states, not of_state, settings.kernel, settings.bandwidth)
     case = BellmanCase(
         transitions=transitions,
         settings=settings,
@@ -180,12 +167,12 @@ def make_case(
         residuals=residuals,
         values=values,
         window_residuals=np.asarray(windows.T @ residuals),
-        scores=score_matrix(windows, residuals, weights, shared),
-        shift_scores=score_matrix(windows, shift, weights, shared),
+        scores=sparse.csr_matrix(sparse.diags(residuals) @ traces),
+        shift_scores=sparse.csr_matrix(sparse.diags(shift) @ traces),
         units=units,
-        space=places,
+        space=space,
         inputs=inputs,
-        folds=tuple(rows for rows, _ in folds),
+        folds=tuple(rows for rows, _ in row_parts(q, transitions)),
     )
     return dataclasses.replace(case, warnings=(*about_ratios, *_doubts(case)))
 
@@ -222,35 +209,24 @@ def _residuals(
 
 def _doubts(case: BellmanCase) -> list[str]:
     """Why the result may say little."""
-    found = []
-    signs, settings = case.signs, case.settings
-    what = "rows" if settings.signs_per_step else "blocks of windows"
+    found, signs, window = [], case.signs, case.settings.window
     if signs == 0:
         found.append("Every residual is zero up to rounding: there is nothing to test.")
     elif case.is_hopeless:
         found.append(
-            f"{signs} {what} with a residual are too few for level {settings.level:g}: random signs cannot "
-            f"give a p-value below {2.0 ** (1 - signs):.2g}, so that nothing can be rejected; use more rows."
+            f"{signs} rows with a residual are too few for level {case.settings.level:g}: random signs "
+            f"give no p-value below {2.0 ** (1 - signs):.2g}, so that nothing can be rejected; use more rows."
         )
-    elif signs < _FEW_UNITS:
-        found.append(f"Only {signs} {what} have a residual: the level is only roughly kept.")
-    if settings.window > 1 and settings.window > (longest := int(case.transitions.episode_lengths.max())):
-        found.append(f"The longest episode has {longest} steps: no window is as long as {settings.window}.")
-    near = _mean_kernel(case)
+    elif signs < _FEW_SIGNS:
+        found.append(f"Only {signs} rows have a residual: the level is only roughly kept.")
+    if window > 1 and window > (longest := int(case.transitions.episode_lengths.max())):
+        found.append(f"The longest episode has {longest} steps: no window is as long as {window}.")
+    rows = evenly_spaced(np.flatnonzero(case.weights), _KERNEL_SAMPLE)
+    gram = case.space.kernel.gram(case.inputs[rows]).abs()
+    near = float((gram.sum() - gram.diagonal().sum()) / (len(rows) * (len(rows) - 1)))
     if near < 1.0 / case.n:
         found.append(
             f"The kernel sees every row almost alone (mean value between rows {near:.1e}): errors that rows "
             "share go unseen; give a larger bandwidth."
         )
     return found
-
-
-def _mean_kernel(case: BellmanCase) -> float:
-    """Mean of |k| over pairs of different rows, from at most 500 of them."""
-    rows = _evenly_spaced(np.flatnonzero(case.weights), _KERNEL_SAMPLE)
-    gram = case.space.kernel.gram(case.inputs[rows]).abs()
-    return float((gram.sum() - gram.diagonal().sum()) / (len(rows) * (len(rows) - 1)))
-
-
-def _evenly_spaced(rows: np.ndarray, most: int) -> Tensor:
-    return torch.as_tensor(rows[np.linspace(0, len(rows) - 1, min(len(rows), most)).astype(np.int64)])

@@ -1,4 +1,4 @@
-"""T = ‖Σ_g f_g‖²: the statistic as a quadratic form of G scores, in products of scores or in features.
+"""T = ‖Σ_g f_g‖²: the statistic as a quadratic form of G scores, its law under H0, its power.
 
 f_g is score g in the kernel's space, divided by √n. Random signs ε turn T into T* = ‖Σ_g ε_g f_g‖². An
 alternative of c units adds c·s_g to score g, and whoever then tests makes the null anew from shifted
@@ -8,6 +8,7 @@ only what an alternative adds to products of different scores counts for the pow
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -23,28 +24,28 @@ from torch import Tensor
 from koffline.kernels import FourierFeatures, Kernel
 
 _BLOCK = 8192
+_ROUNDING = 1.0 - 1e-12
+_LARGEST_SHIFT = 2.0**40
+_NO_SPREAD = 1e-16  # of the squared mean: T* varies by rounding alone
+_DETECTABLE_POWER = 0.8
 
 
 class Moments(NamedTuple):
     """Of T* under random signs: mean Σ m_gg and variance 2 Σ_{g≠h} m_gh², with m_gh = f_gᵀf_h.
 
-    With an alternative c: T exceeds the mean of the null made anew by c²·``quadratic`` on average, with a
-    variance of 4c²·``linear`` more; the variance of that null is ``variance`` + c²·growth_2 + c⁴·growth_4.
+    With an alternative c: T exceeds the mean of the null made anew by c²·``quadratic`` on average; the
+    variance of that null is ``variance`` + c²·growth_2 + c⁴·growth_4.
     """
 
     mean: float
     variance: float
-    linear: float
     quadratic: float
     growth_2: float = 0.0
     growth_4: float = 0.0
 
 
 class SignDraws(NamedTuple):
-    """B draws: T* (B,), and what an alternative c adds to T − mean: 2c·linear (B,) + c²·quadratic.
-
-    ``moments``: as far as the form knows them without more work.
-    """
+    """B draws: T* (B,), and what an alternative c adds to T − mean: 2c·linear (B,) + c²·quadratic."""
 
     statistics: np.ndarray
     linear: np.ndarray
@@ -65,41 +66,28 @@ class GramForm:
         return max(float(self.products.sum()), 0.0)
 
     def draw(self, draws: int, generator: np.random.Generator) -> SignDraws:
-        """T* = εᵀMε for B draws."""
+        """T* = εᵀMε for B draws; the moments are exact."""
         signs = random_signs((draws, len(self.products)), generator)
-        statistics = np.einsum("bg,bg->b", signs @ self.products, signs)
-        return SignDraws(statistics, signs @ self._linear, self.moments())
+        linear = self.crossed.sum(axis=0) - np.diagonal(self.crossed)  # Σ_{h≠g} s_hᵀf_g, (G,)
+        return SignDraws(np.einsum("bg,bg->b", signs @ self.products, signs), signs @ linear, self.moments())
 
     def moments(self) -> Moments:
         """Exact for random signs."""
         return Moments(
             mean=float(np.trace(self.products)),
             variance=2.0 * _off_diagonal_squares(self.products),
-            linear=float(self._linear @ self._linear),
             quadratic=float(self.shifted.sum() - np.trace(self.shifted)),
             growth_2=4.0 * _off_diagonal_squares(self.crossed),
             growth_4=2.0 * _off_diagonal_squares(self.shifted),
         )
-
-    def eigenvalues(self) -> tuple[np.ndarray, float]:
-        """λ of M without its diagonal: with the constant Σ m_gg the first three moments are those of T*."""
-        centred = self.products.copy()
-        np.fill_diagonal(centred, 0.0)
-        return np.linalg.eigvalsh(centred), float(np.trace(self.products))
-
-    @property
-    def _linear(self) -> np.ndarray:
-        """Σ_{h≠g} s_hᵀf_g, (G,)."""
-        return self.crossed.sum(axis=0) - np.diagonal(self.crossed)
 
 
 @dataclass(frozen=True, eq=False)
 class FeatureForm:
     """Scores in m features, computed block by block: O(G m) memory is never needed.
 
-    ``scores``, ``shift_scores (G, N)`` sparse of one pattern, ``inputs (N, k)``; ``rows``: n. That the spread
-    of the null grows with an alternative is left out: with thousands of scores those of interest are small
-    against the noise.
+    ``scores``, ``shift_scores (G, N)`` sparse of one pattern, ``inputs (N, k)``; ``rows``: n. The growth of
+    the null's spread is left out: among thousands of scores alternatives of interest are small.
     """
 
     scores: sparse.csr_matrix
@@ -126,19 +114,8 @@ class FeatureForm:
             shift_own += float(shifts.square().sum())
         found, shift = projected.numpy(), self._totals[1]
         statistics, linear = np.square(found).sum(axis=1), found @ shift - own.numpy()
-        variance, noise = float(statistics.var()), float(np.square(linear).mean())
-        return SignDraws(statistics, linear, Moments(mean, variance, noise, float(shift @ shift) - shift_own))
-
-    def moments(self) -> Moments:
-        """Exact for random signs and the kernel of the features, but for the growth of the spread."""
-        covariance, fourth, linear, shift_own = self._sums
-        shift = self._totals[1]
-        variance = 2.0 * max(float(np.square(covariance).sum()) - fourth, 0.0)
-        return Moments(float(np.trace(covariance)), variance, linear, float(shift @ shift) - shift_own)
-
-    def eigenvalues(self) -> tuple[np.ndarray, float]:
-        """Of Σ_g f_g f_gᵀ: the law of normal multipliers, which has 2 Σ m_gg² more variance."""
-        return np.linalg.eigvalsh(self._sums[0]), 0.0
+        quadratic = float(shift @ shift) - shift_own
+        return SignDraws(statistics, linear, Moments(mean, float(statistics.var()), quadratic))
 
     def condensed(self) -> GramForm:
         """The same form as products of few scores: O(G² m), and nothing is left out."""
@@ -154,19 +131,6 @@ class FeatureForm:
             part = slice(start, start + _BLOCK)
             total += coefficients[:, part] @ self.features(self.inputs[part])
         return total.numpy() / np.sqrt(self.rows)
-
-    @cached_property
-    def _sums(self) -> tuple[np.ndarray, float, float, float]:
-        """Σ f_g f_gᵀ (m, m), Σ ‖f_g‖⁴, Σ (f_gᵀ Σ_{h≠g} s_h)² and Σ ‖s_g‖²."""
-        size = self._totals.shape[1]
-        total, shift = torch.zeros(size, size, dtype=torch.float64), torch.as_tensor(self._totals[1])
-        fourth = linear = shift_own = 0.0
-        for block, shifts in self._blocks():
-            total.addmm_(block.mT, block)
-            fourth += float(block.square().sum(dim=1).square().sum())
-            linear += float((block @ shift - (block * shifts).sum(dim=1)).square().sum())
-            shift_own += float(shifts.square().sum())
-        return total.numpy(), fourth, linear, shift_own
 
     def _blocks(self) -> Iterator[tuple[Float[Tensor, "score feature"], Float[Tensor, "score feature"]]]:
         """Pairs of f_g and s_g in order, some thousand at a time."""
@@ -201,16 +165,8 @@ class SumForm:
     def draw(self, draws: int, generator: np.random.Generator) -> SignDraws:
         """Independent signs for every part."""
         statistics, linear, moments = zip(*(part.draw(draws, generator) for part in self.parts), strict=True)
-        return SignDraws(np.sum(statistics, axis=0), np.sum(linear, axis=0), _sum_of(moments))
-
-    def moments(self) -> Moments:
-        """All of them add up."""
-        return _sum_of(part.moments() for part in self.parts)
-
-    def eigenvalues(self) -> tuple[np.ndarray, float]:
-        """Of all parts together."""
-        values, constants = zip(*(part.eigenvalues() for part in self.parts), strict=True)
-        return np.concatenate(values), float(sum(constants))
+        together = Moments(*map(sum, zip(*moments, strict=True)))
+        return SignDraws(np.sum(statistics, axis=0), np.sum(linear, axis=0), together)
 
 
 QuadraticForm = GramForm | FeatureForm | SumForm
@@ -242,6 +198,49 @@ def _off_diagonal_squares(matrix: np.ndarray) -> float:
     return max(float(np.square(matrix).sum() - np.square(np.diagonal(matrix)).sum()), 0.0)
 
 
-def _sum_of(found) -> Moments:  # type: ignore[no-untyped-def]
-    """Moments of a sum of independent parts."""
-    return Moments(*map(sum, zip(*found, strict=True)))
+@dataclass(frozen=True, eq=False)
+class NullLaw:
+    """What T looks like under H0 by random signs for the residuals, and with an alternative of c units added.
+
+    Rejection: p ≤ ``level``.
+    """
+
+    draws: SignDraws
+    level: float
+
+    def p_value(self, statistic: float) -> float:
+        """How often a T at least as large occurs under H0: (1 + #{T* ≥ T})/(B + 1), never zero."""
+        as_large = self.draws.statistics >= statistic * _ROUNDING
+        return (1.0 + float(as_large.sum())) / (len(as_large) + 1.0)
+
+    @cached_property
+    def critical(self) -> float:
+        """Beyond it T is rejected."""
+        drawn = self.draws.statistics
+        allowed = math.floor(self.level * (len(drawn) + 1) + 1e-9)  # fewer draws are as large
+        return float(np.sort(drawn)[-allowed])
+
+    def power(self, shift: float) -> float:
+        """How often H0 is rejected with c = shift, tested against the null made anew.
+
+        The share of draws that the alternative lifts above their critical value.
+        """
+        mean, variance, quadratic, growth_2, growth_4 = self.draws.moments
+        if not (mean > 0.0 and variance > _NO_SPREAD * mean**2):
+            return 0.0
+        spread = math.sqrt(1.0 + (shift**2 * growth_2 + shift**4 * growth_4) / variance)
+        renewed = mean + (self.critical - mean) * spread  # less what the alternative adds to the null's mean
+        lifted = self.draws.statistics + 2.0 * shift * self.draws.linear + shift**2 * quadratic
+        return float(np.mean(lifted > renewed))
+
+    def detectable_shift(self, start: float) -> float | None:
+        """The smallest c found with power of 80 %, from ``start`` on; None where none is."""
+        low, high = 0.0, start
+        while self.power(high) < _DETECTABLE_POWER:
+            low, high = high, 2.0 * high
+            if high > _LARGEST_SHIFT * start:
+                return None
+        for _ in range(30):
+            middle = 0.5 * (low + high)
+            low, high = (middle, high) if self.power(middle) < _DETECTABLE_POWER else (low, middle)
+        return high

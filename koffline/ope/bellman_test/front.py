@@ -13,43 +13,39 @@ import torch
 from koffline.data.transitions import Transitions
 from koffline.errors import ConfigError
 from koffline.kernels import StationaryKernel, random_fourier_features
-from koffline.ope.bellman_test.case import BellmanCase, make_case
-from koffline.ope.bellman_test.forms import FeatureForm, GramForm, QuadraticForm, SumForm, gram_form
-from koffline.ope.bellman_test.laws import detectable_shift, make_law
-from koffline.ope.bellman_test.settings import STEP, BellmanSettings, make_settings
+from koffline.ope.bellman_test.case import BellmanCase, BellmanSettings, make_case, make_settings
+from koffline.ope.bellman_test.forms import FeatureForm, GramForm, NullLaw, QuadraticForm, SumForm, gram_form
 from koffline.ope.bellman_test.witness import Witness
 from koffline.ope.cross_fit import CrossFitted, read_value_function
-from koffline.ope.estimate import plain
 from koffline.ope.provenance import Provenance, measure_freshness
+from koffline.ope.results import Record
 from koffline.ope.value_functions import ValueFunction
 from koffline.policies import Policy
 from koffline.policy_specs import as_policy
 
 _FEATURES = 1000
-_SHOWN = {"method", "level", "gamma", "window", "draws", "seed"}
+_SHOWN = {"level", "gamma", "window", "draws", "seed"}
 _EXACT_ROWS = 3000  # the Gram matrix of as many rows takes 72 MB and a second
 _MOST_EXACT_ROWS = 20_000
 
 
 @dataclass(frozen=True, eq=False)
-class BellmanTest:
+class BellmanTest(Record):
     """Test of H0: E[residual | state, action] = 0, that is of Q = Q^π where the log has rows.
 
     ``statistic`` is T = n·V̂ in squared units of the reward, ``p_value`` how often T is as large under H0.
-    ``power`` is the chance of a rejection if values were off by ``alternative`` (everywhere, in units of the
-    return; or once the function given); ``detectable`` the smallest such error found with 80 % power. ``n``
-    rows count, ``units`` got a random sign of their own. ``kernel_loss`` is the U-statistic: free of bias for
+    ``power`` is the chance of a rejection if values were off everywhere by ``alternative``, in units of the
+    return; ``detectable`` the smallest such error found with 80 % power. ``n`` rows count, ``units`` got a
+    random sign that changes T. ``kernel_loss`` is the U-statistic: free of bias for
     independent rows, may be negative. ``held_out``: no row was trained on; None: unknown. ``features``: 0 for
     the exact kernel. ``seconds``: wall clock. ``rows``: residuals, values and weights row by row.
     """
 
     statistic: float
     p_value: float
-    method: str
     level: float
     power: float
     alternative: float
-    alternative_name: str
     detectable: float | None
     n: int
     units: int
@@ -59,7 +55,6 @@ class BellmanTest:
     policy: str
     gamma: float
     window: int
-    multipliers: str
     kernel_loss: float
     rms_residual: float
     mean_residual: float
@@ -71,6 +66,11 @@ class BellmanTest:
     seconds: float
     warnings: tuple[str, ...]
     witness: Witness = field(repr=False)
+
+    @property
+    def alternative_name(self) -> str:
+        """What the power is against."""
+        return f"an error of {self.alternative:.3g} everywhere"
 
     @property
     def rows(self) -> BellmanCase:
@@ -110,8 +110,7 @@ class BellmanTest:
 
     def as_dict(self) -> dict[str, Any]:
         """Plain JSON types, without arrays; numbers that are not finite become None."""
-        found = {name: plain(value) for name, value in vars(self).items() if name != "witness"}
-        return {**found, "rejects": self.rejects, "conclusion": self.conclusion}
+        return {**super().as_dict(), "rejects": self.rejects, "conclusion": self.conclusion}
 
 
 def bellman_test(
@@ -127,14 +126,14 @@ def bellman_test(
 ) -> BellmanTest:
     """Test H0: E[r + discount · E_{a'~π} Q(s', a') − Q(s, a) | s, a] = 0 with T = n·V̂, the kernel loss.
 
-    q: whatever `koffline.ope.value_sources.as_value_function` reads (a d3rlpy model or .d3 file, a function
+    q: whatever `koffline.ope.value_functions.as_value_function` reads (a d3rlpy model or .d3 file, a function
     (observations, actions) -> (N,), one of observations alone for V(s) …), or what
     `koffline.ope.cross_fit.cross_fit` made of these rows (every model is tested on its own rows, T is the sum
     over models).
     policy, gamma: as in `koffline.evaluate`.
     trained_on: the rows q was fitted to, where q does not know them; on those a test says nothing and is
     refused unless ``allow_training_rows``. options: fields of
-    `koffline.ope.bellman_test.settings.BellmanSettings`.
+    `koffline.ope.bellman_test.case.BellmanSettings`.
     Along trajectories one-step residuals are martingale differences, so rows need not be independent.
     ``power`` and ``detectable`` take what the alternative adds to a residual as given by (s, a); they are
     approximate where it depends on the transition, as with termination at random.
@@ -149,27 +148,22 @@ def bellman_test(
         held_out, said = measure_freshness(function, transitions, trained_on, allow_training_rows)
     case = make_case(function, transitions, policy, settings)
     form, features = make_form(case)
-    law = make_law(form, settings, np.random.default_rng(seed + 1))
-    given, weights, statistic = settings.alternative, case.weights, form.statistic
-    shift = 1.0 if callable(given) else float(given) * case.reward_scale
-    named = "the error given as alternative" if callable(given) else f"an error of {shift:.3g} everywhere"
-    share = weights / weights.sum()
+    law = NullLaw(form.draw(settings.draws, np.random.default_rng(seed + 1)), settings.level)
+    shift, share = settings.alternative * case.reward_scale, case.weights / case.weights.sum()
     return BellmanTest(
         **settings.model_dump(include=_SHOWN),
-        statistic=statistic,
-        p_value=law.p_value(statistic),
+        statistic=form.statistic,
+        p_value=law.p_value(form.statistic),
         power=0.0 if case.is_hopeless else law.power(shift),
         alternative=shift,
-        alternative_name=named,
-        detectable=None if case.is_hopeless else detectable_shift(law, shift),
+        detectable=None if case.is_hopeless else law.detectable_shift(shift),
         n=case.n,
         units=case.signs,
         held_out=held_out,
         value_function=function.name,
         kind=function.kind,
         policy=policy.name,
-        multipliers=STEP if settings.signs_per_step else settings.multipliers,
-        kernel_loss=(statistic * case.n - case.own_products) / case.pairs if case.pairs > 0.0 else 0.0,
+        kernel_loss=(form.statistic * case.n - case.own_products) / case.pairs if case.pairs > 0.0 else 0.0,
         rms_residual=float(np.sqrt(share @ case.residuals**2)),
         mean_residual=float(share @ case.residuals),
         return_scale=case.reward_scale,
@@ -186,7 +180,7 @@ def witness_function(
 ) -> Witness:
     """The witness of the kernel loss alone, as `BellmanTest.witness`; training rows are not refused.
 
-    options: fields of `koffline.ope.bellman_test.settings.BellmanSettings`, the seed among them.
+    options: fields of `koffline.ope.bellman_test.case.BellmanSettings`, the seed among them.
 
     (Feng et al. 2019, thm:rkhs)
     """

@@ -1,4 +1,4 @@
-"""Where is the error? The witness function of the kernel loss, over states and actions.
+"""Where is the error? The witness function of the kernel loss, and mean residuals along one number.
 
 The kernel loss is the squared norm of f*(x) = E[δ k(X, x)]: f* points to where residuals of one sign gather.
 """
@@ -6,21 +6,27 @@ The kernel loss is the squared norm of f*(x) = E[δ k(X, x)]: f* points to where
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from jaxtyping import Float
 
 from koffline.errors import ConfigError, DataError
 from koffline.ope.bellman_test.case import BellmanCase
 from koffline.ope.bellman_test.forms import random_signs
 
 _BLOCK_NUMBERS = 1 << 22  # of kernel values at a time
-_FEWEST = 5.0  # effective rows behind a local mean that is worth a look
+_FEWEST_EFFECTIVE = 5.0  # rows behind a local mean that is worth a look
 _CANDIDATES = 400
 _SIGN_DRAWS = 500
+_BINS = 12
+_FEWEST = 8  # rows in a bin, where there are enough
+_ROUNDING = 1e-12
 
 
 class WitnessValues(NamedTuple):
@@ -45,16 +51,16 @@ class WitnessValues(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class WitnessMap:
-    """Over a grid of one or two observation coordinates: ``axes``: (x (W,),) or (x (W,), y (H,)).
+    """Over a grid of two coordinates of the flat observation, ``columns``: ``axes`` are x (W,) and y (H,).
 
-    ``values``: of (W,) or (H, W) arrays. ``action``: the action of the map; None: rows' actions are ignored
-    (V) or averaged (see `Witness.map`). ``columns``: which coordinates of the flat observation the axes are.
+    ``values``: of (H, W) arrays. ``action``: the action of the map; None: rows' actions are ignored (V) or
+    averaged (see `Witness.map`).
     """
 
-    axes: tuple[np.ndarray, ...]
+    axes: tuple[np.ndarray, np.ndarray]
     values: WitnessValues
     action: object
-    columns: tuple[int, ...]
+    columns: tuple[int, int]
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,13 +96,9 @@ class Witness:
     def __call__(self, observations: np.ndarray, actions: np.ndarray | None = None) -> WitnessValues:
         """At observations (Q, …) and, for Q(s, a), actions (Q,) or (Q, a). Raises DataError."""
         observations, shape = np.asarray(observations), self.case.transitions.observation_shape
-        if observations.shape[1:] != shape:
-            raise DataError(
-                f"observations have shape {observations.shape}, the log's rows {shape}; give (Q, …) of the "
-                "same shape"
-            )
-        if not np.isfinite(observations).all():
-            raise DataError("observations hold NaN or infinite numbers; give places that exist")
+        if observations.shape[1:] != shape or not np.isfinite(observations).all():
+            received = f"observations have shape {observations.shape}, the log's rows {shape}"
+            raise DataError(f"{received}; give finite numbers (Q, …) of the same shape")
         if self.case.space.with_actions:
             actions = self._checked_actions(actions, len(observations))
         places = self.case.space.place(observations, actions).numpy()
@@ -108,33 +110,31 @@ class Witness:
         return WitnessValues(witness, total[:, 0] / mass, np.sqrt(spread[:, 0]) / mass, effective)
 
     def map(
-        self, resolution: int = 50, action: object = None, columns: tuple[int, ...] = (0, 1)
+        self, resolution: int = 50, action: object = None, columns: tuple[int, int] = (0, 1)
     ) -> WitnessMap:
-        """Over a grid of one or two coordinates, the others at their mean.
+        """Over a grid of two coordinates, the others at their mean.
 
         ``action``: the one the map is for; None: for Q(s, a) the kernel ignores actions, so that residuals
         of all actions are averaged as the log holds them.
         """
         shape = self.case.transitions.observation_shape
         flat = self._flat(slice(None))
-        if len(columns) > flat.shape[1] or max(columns) >= flat.shape[1] or len(set(columns)) < len(columns):
+        if max(columns) >= flat.shape[1]:
             raise ConfigError(
                 f"a map over columns {columns} needs them among the {flat.shape[1]} of an observation; "
                 "use top_regions"
             )
-        counted = flat[self.case.weights > 0.0]
-        axes = tuple(np.linspace(counted[:, c].min(), counted[:, c].max(), resolution) for c in columns)
-        grid = np.meshgrid(*axes)
+        counted = flat[self.case.weights > 0.0][:, columns]
+        x, y = (np.linspace(numbers.min(), numbers.max(), resolution) for numbers in counted.T)
+        grid = np.meshgrid(x, y)
         places = np.tile(np.average(flat, axis=0, weights=self.case.weights), (grid[0].size, 1))
-        for column, numbers in zip(columns, grid, strict=True):
-            places[:, column] = numbers.ravel()
+        places[:, columns] = np.stack([numbers.ravel() for numbers in grid], axis=1)
         if action is None:
             found = self._states_only()(places.reshape(-1, *shape))
         else:
             found = self(places.reshape(-1, *shape), np.stack([np.asarray(action)] * len(places)))
-        return WitnessMap(
-            axes, WitnessValues(*(part.reshape(grid[0].shape) for part in found)), action, columns
-        )
+        shaped = WitnessValues(*(part.reshape(grid[0].shape) for part in found))
+        return WitnessMap((x, y), shaped, action, columns)
 
     def top_regions(self, k: int = 5) -> list[Region]:
         """At most k separate regions, the largest |z| first; the thresholds hold for all places at once.
@@ -149,7 +149,7 @@ class Witness:
         rows = np.sort(generator.choice(rows, min(len(rows), _CANDIDATES), replace=False))
         signs = random_signs((int(self.case.units.max()) + 1, _SIGN_DRAWS), generator)
         total, spread, drawn = self._sums(self.case.inputs[rows].numpy(), signs)
-        usable = (spread[:, 0] > 0.0) & (total[:, 1] ** 2 > _FEWEST * spread[:, 1])
+        usable = (spread[:, 0] > 0.0) & (total[:, 1] ** 2 > _FEWEST_EFFECTIVE * spread[:, 1])
         scale = np.where(usable, np.sqrt(np.where(usable, spread[:, 0], 1.0)), np.inf)
         scores = total[:, 0] / scale
         largest = np.abs(drawn / scale[:, None]).max(axis=0)
@@ -229,3 +229,62 @@ class Witness:
         for start in range(0, len(self.case.inputs), size):
             rows = slice(start, start + size)
             yield rows, self.case.space.kernel.gram(at, self.case.inputs[rows])
+
+
+@dataclass(frozen=True, eq=False)
+class Profile:
+    """Rows in bins of nearly equal weight, in the order of ``label``.
+
+    (B,) each: ``center``: weighted mean of the number; ``mean`` ± ``standard_error`` of the residual;
+    ``low``, ``high``: its 10 % and 90 % quantiles; ``rows``: how many.
+    """
+
+    label: str
+    center: np.ndarray
+    mean: np.ndarray
+    standard_error: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
+    rows: np.ndarray
+
+    @property
+    def z_scores(self) -> np.ndarray:
+        """(B,) mean in standard errors; without spread infinite for enough rows of a mean, else 0."""
+        certain = (self.mean != 0.0) & (self.rows >= _FEWEST)
+        otherwise = np.where(certain, np.copysign(np.inf, self.mean), 0.0)
+        return np.divide(self.mean, self.standard_error, out=otherwise, where=self.standard_error > 0.0)
+
+
+def make_profile(
+    label: str,
+    numbers: Float[np.ndarray, " row"],
+    residuals: Float[np.ndarray, " row"],
+    weights: Float[np.ndarray, " row"],
+    bins: int = _BINS,
+) -> Profile:
+    """Bins by quantiles of ``numbers``; equal numbers share a bin. Rows of weight zero are no evidence."""
+    kept = np.flatnonzero(weights > 0.0)
+    order = kept[np.argsort(numbers[kept], kind="stable")]
+    numbers, residuals, weights = numbers[order], residuals[order], weights[order]
+    bins = max(1, min(bins, len(order) // _FEWEST))
+    reached = np.cumsum(weights) / weights.sum()
+    cuts = np.searchsorted(reached, np.arange(1, bins) / bins + 1e-9, side="right")
+    firsts = np.searchsorted(numbers, numbers[np.minimum(cuts, len(order) - 1)], side="left")
+    edges = np.unique(np.concatenate([[0], firsts, [len(order)]]))
+    parts = [slice(int(start), int(stop)) for start, stop in pairwise(edges)]
+    columns = zip(*(_summary(numbers[part], residuals[part], weights[part]) for part in parts), strict=True)
+    center, mean, error, low, high = map(np.array, columns)
+    return Profile(label, center, mean, error, low, high, np.diff(edges))
+
+
+def _summary(numbers: np.ndarray, residuals: np.ndarray, weights: np.ndarray) -> tuple[float, ...]:
+    """Of one bin: centre, mean, standard error and two quantiles."""
+    share, count = weights / weights.sum(), len(numbers)
+    mean = float(share @ residuals)
+    error = math.sqrt(float(np.square(share) @ np.square(residuals - mean)))
+    if np.ptp(residuals) <= _ROUNDING * abs(mean):  # equal residuals have no spread
+        error = 0.0
+    if count > 1:
+        error *= math.sqrt(count / (count - 1))
+    low, high = np.quantile(residuals, [0.1, 0.9])
+    return float(share @ numbers), mean, error, float(low), float(high)

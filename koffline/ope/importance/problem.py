@@ -184,8 +184,7 @@ class EpisodeProblem:
         return float(powers @ self.weights.effective_sizes / powers.sum())
 
     def select(self, model: RowValues) -> RowValues:
-        """The model's values of the rows and episodes that count. Raises DataError for wrong lengths."""
-        model.check_sizes(len(self.counted), len(self.counted_episodes))
+        """The model's values of the rows and episodes that count."""
         rows, starts = self.counted, model.starts[self.counted_episodes]
         return RowValues(model.now[rows], model.later[rows], starts, model.unseen, model.notes)
 

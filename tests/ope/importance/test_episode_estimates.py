@@ -14,7 +14,7 @@ from koffline.ope.names import (
     WITHOUT_MODEL,
 )
 from koffline.ope.results import PointEstimate, Unavailable
-from koffline.ope.value_sources import as_value_function
+from koffline.ope.value_functions import as_value_function
 from koffline.policies import DiscretePolicy
 from tests.exact_problems import EXACT_PROBLEMS
 from tests.ope.importance.cases import enumerated, episode_estimates, log_of_steps, values_of

@@ -21,8 +21,7 @@ from koffline.ope.importance.statistics import (
     plain_mean,
     standard_error,
 )
-from koffline.ope.value_functions import RowValues
-from koffline.ope.value_sources import as_value_function
+from koffline.ope.value_functions import RowValues, as_value_function
 from tests import reference_importance as reference
 from tests.ope.importance.cases import Case, enumerated, episode_estimates, log_of_steps, random_case
 

@@ -1,10 +1,10 @@
-"""Metrics of a run as d3rlpy writes them, one CSV each: read, described in words, and drawn."""
+"""Metrics of a run as d3rlpy writes them, one CSV each: read, described in words, drawn, saved or shown."""
 
 from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jaxtyping import Float
 
-from koffline.errors import DataError
+from koffline.errors import ConfigError, DataError
+from koffline.store.files import atomic_file, check_target
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -22,6 +23,8 @@ INK = "#1f2933"
 # Okabe and Ito's palette, safe for colour-blind readers; further lines repeat it in other strokes.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#4d4d4d")
 _STROKES = ("-", "--", ":", "-.")
+_NO_SCREEN = {"agg", "cairo", "pdf", "pgf", "ps", "svg", "template"}
+_DPI = 150
 STYLE: dict[Any, Any] = {
     "axes.spines.top": False,
     "axes.spines.right": False,
@@ -131,12 +134,8 @@ def draw_metrics(
     metrics: Sequence[Metric],
     window: int = 1,
     show_steps: bool = False,
-    show_max: bool = False,
     labels: Sequence[str] = (),
-    xlim: tuple[float, float] | None = None,
-    ylim: tuple[float, float] | None = None,
     title: str | None = None,
-    ylabel: str | None = None,
 ) -> None:
     """One line per metric, with d3rlpy's options of plot. labels: one per metric, or none."""
     axes = figure.add_subplot()
@@ -146,15 +145,11 @@ def draw_metrics(
         label = labels[index] if labels else "/".join(metric.path.parts[-2:])
         x = metric.columns["step" if show_steps else "epoch"]
         axes.plot(x, moving_average(metric.values, window), marker=".", ms=4, lw=1.6, label=label, **look)
-    finite = np.concatenate([metric.finite for metric in metrics])
-    if show_max and len(finite):
-        axes.axhline(finite.max(), color=INK, ls="--", lw=1.0)
     names = {metric.path.stem for metric in metrics}
     axes.set_xlabel("steps" if show_steps else "epochs")
-    axes.set_ylabel(ylabel or (names.pop() if len(names) == 1 else "value"))
+    axes.set_ylabel(names.pop() if len(names) == 1 else "value")
     axes.set_title(title or "", loc="left")
     _count_whole(axes)
-    axes.set(**{name: limits for name, limits in (("xlim", xlim), ("ylim", ylim)) if limits})
     axes.legend()
 
 
@@ -185,3 +180,57 @@ def _count_whole(axes: Axes) -> None:
     from matplotlib.ticker import MaxNLocator
 
     axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True, min_n_ticks=1))
+
+
+def check_picture(path: Path) -> None:
+    """Raise ConfigError for an ending that is no picture's, DataError where no file can be written."""
+    _file_format(path)
+    check_target(path, force=True)
+
+
+def save_or_show(draw: Callable[[Figure], None], size: tuple[float, float], save: str | None) -> Path | None:
+    """Draw a figure of `size` inches; the path of the file, None when it was shown on the screen.
+
+    An older picture is replaced. Raises ConfigError for an unknown ending and where there is no display,
+    DataError for a file that cannot be written.
+    """
+    import matplotlib as mpl
+    from matplotlib.figure import Figure
+
+    with mpl.rc_context(STYLE):
+        if save is None:
+            pyplot = open_screen()
+            draw(pyplot.figure(figsize=size, layout="constrained"))
+            pyplot.show()
+            return None
+        figure, path = Figure(figsize=size, layout="constrained"), Path(save)
+        draw(figure)
+        format_ = _file_format(path)
+        metadata = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(format_)
+        with atomic_file(path, force=True) as temporary:
+            figure.savefig(temporary, format=format_, dpi=_DPI, metadata=metadata)
+    return path
+
+
+def _file_format(path: Path) -> str:
+    from matplotlib.backend_bases import FigureCanvasBase
+
+    ending, known = path.suffix[1:].lower(), FigureCanvasBase.get_supported_filetypes()
+    if ending not in known:
+        endings = ", ".join(f".{format_}" for format_ in sorted(known))
+        raise ConfigError(f"--save {path}: the ending says the format; give one of {endings}")
+    return ending
+
+
+def open_screen() -> Any:
+    """matplotlib.pyplot where it can show something. Raises ConfigError."""
+    try:
+        import matplotlib.pyplot as pyplot
+
+        backend = pyplot.get_backend().lower()
+    except Exception as error:
+        reason = " ".join(str(error).split())
+        raise ConfigError(f"the plot cannot be shown ({reason}); give --save plot.png") from error
+    if backend in _NO_SCREEN:
+        raise ConfigError("there is no display to show the plot on; give --save plot.png")
+    return pyplot

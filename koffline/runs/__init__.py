@@ -1,1 +1,0 @@
-"""Looking at finished runs: d3rlpy's commands stats, plot, plot-all, export, record and play."""

@@ -1,0 +1,298 @@
+"""Logs of the kinds that users bring, each with several policies to rank and what they are really worth.
+
+    python -m scripts.bench.user_logs --half development         # builds what is missing, prints the table
+    python -m scripts.bench.leaderboard --half development --out out/users.json
+
+Everything is built from source into $KOFFLINE_BENCH_CACHE: locomotion policies by ``koffline online``, logs
+and truths by rollouts. The ``test`` half is for one run per release, never for changing an estimator.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # also found when run as a plain script
+
+from koffline.builders.rollouts import RolloutSettings, build_rollouts
+from koffline.data.sources import open_transitions, write_transitions
+from koffline.data.transitions import Transitions
+from koffline.policies import Policy
+from koffline.policy_specs import load_policy
+from scripts.bench import controllers as c
+from scripts.bench.classic import CartPole, Pendulum
+from scripts.bench.finite_worlds import grid_world
+from scripts.bench.held_out_worlds import Inventory, Navigation, Queues, Treatment
+from scripts.bench.leaderboard_problems import BoardProblem, Still, Truncated
+from scripts.bench.specs import cache_directory
+from scripts.bench.worlds import BestOffer, Clicks
+
+_CONFIG = Path(__file__).resolve().parents[2] / "configs" / "online" / "walker2d.yaml"
+_SEEDS = 3  # of each training
+_TRUTH_EPISODES = 200
+
+
+@dataclass(frozen=True)
+class Skill:
+    """What `koffline online` knows after so many steps with a seed, uniform actions mixed in by ``epsilon``.
+
+    greedy: its mean action, always.
+    """
+
+    steps: int
+    seed: int
+    epsilon: float = 0.0
+    greedy: bool = False
+
+    def spec(self, environment: str) -> str:
+        """The policy as koffline names it; trained when it is first asked for."""
+        path = trained(environment, self.steps) / f"seed_{self.seed}" / "model.d3"
+        if self.greedy:
+            return str(_exported(path))
+        return f"epsilon:{self.epsilon}:{path}" if self.epsilon else str(path)
+
+
+def trained(environment: str, steps: int) -> Path:
+    """The folder of a run of Trust-PCL with TD(0), resumed where it was broken off."""
+    out = cache_directory() / "policies" / f"{environment}-{steps}"
+    if not (out / "summary.json").exists():
+        settings = {"environment": f"{environment}-v5", "critic": "td0", "steps": steps}
+        words = [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
+        start = [str(_CONFIG), *words, "--seed-count", str(_SEEDS), "--out", str(out)]
+        going = ["--resume", str(out)] if out.exists() else start
+        subprocess.run([sys.executable, "-m", "koffline", "online", *going], check=True)
+    return out
+
+
+def _exported(model: Path) -> Path:
+    """The mean action of a model as TorchScript."""
+    path = model.with_name("greedy.pt")
+    if not path.exists():
+        subprocess.run([sys.executable, "-m", "koffline", "export", str(model), str(path)], check=True)
+    return path
+
+
+@dataclass(frozen=True)
+class LocomotionProblem:
+    """Episodes of MuJoCo of at most 1000 steps, each played by one of several policies; γ = 0.99."""
+
+    name: str
+    environment: str
+    behavior: tuple[tuple[Skill, float], ...]
+    targets: dict[str, Skill]
+    episodes: int
+    gamma: float = 0.99
+
+    @property
+    def greedy(self) -> tuple[str, ...]:
+        """Targets that d3rlpy's FQE can evaluate."""
+        return tuple(name for name, skill in self.targets.items() if skill.greedy)
+
+    def log(self, seed: int, n_rows: int | None = None) -> Transitions:
+        """Whole episodes; a function of the seed and the trained policies."""
+        path = cache_directory() / "logs" / f"{self.name}-{seed}.hdf5".replace(" ", "-")
+        if not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            weights = tuple(weight for _, weight in self.behavior)
+            settings = RolloutSettings(
+                f"{self.environment}-v5", self.episodes, weights, seed=seed, gamma=0.99
+            )
+            policies = [skill.spec(self.environment) for skill, _ in self.behavior]
+            write_transitions(build_rollouts(settings, policies), path)
+        log = open_transitions(str(path))
+        return log if n_rows is None else log.select(np.arange(min(n_rows, len(log))))
+
+    def policy(self, name: str) -> Policy:
+        """One of the targets as koffline's policy."""
+        log = self.log(0)
+        spec = self.targets[name].spec(self.environment)
+        return load_policy(spec, log.action_space, log.observation_shape)
+
+    def truth(self, name: str) -> tuple[float, float]:
+        """Mean discounted return and its standard error; after 1000 steps γ has left 4e-5 of a return."""
+        path = cache_directory() / "truths" / f"{self.name}-{name}.json".replace(" ", "-")
+        if not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            settings = RolloutSettings(f"{self.environment}-v5", _TRUTH_EPISODES, seed=10_000, gamma=0.99)
+            returns = build_rollouts(settings, [self.targets[name].spec(self.environment)]).returns(
+                self.gamma
+            )
+            path.write_text(json.dumps([float(returns.mean()), float(returns.std() / len(returns) ** 0.5)]))
+        value, error = json.loads(path.read_text())
+        return value, error
+
+
+def _locomotion(environment: str, steps: int, episodes: int) -> Callable[[], LocomotionProblem]:
+    """Two policies wrote the log, noisily; asked are one of them, its mean action, and one that did not."""
+    writer, other, stranger = (Skill(steps, seed) for seed in range(_SEEDS))
+    return lambda: LocomotionProblem(
+        f"{environment} {steps}",
+        environment,
+        ((Skill(steps, 0, 0.2), 1.0), (Skill(steps, 1, 0.1), 1.0)),
+        {
+            "writer": writer,
+            "writer greedy": Skill(steps, 0, greedy=True),
+            "other": other,
+            "stranger": stranger,
+        },
+        episodes,
+    )
+
+
+def _treatment(rows: int) -> Callable[[], BoardProblem]:
+    """A ward: few patients, four doses."""
+    dose = c.Scores((
+        (-1, 2, 0, 0, 0, 0, 0), (0, 1, 0, 0, 0, 0, 0), (2, -1, 0, 0, 0, 0, 0), (4, -2, 0, 0, 0, 0, -1),
+    ))  # fmt: skip
+    usual = c.Mixed(0.5, c.Mixed(0.3, dose))
+    targets = {"careful": dose, "half": c.Mixed(0.5, dose), "never": c.Fixed((0.85, 0.05, 0.05, 0.05))}
+    return lambda: BoardProblem(f"treatment {rows}", Treatment(), usual, targets, 0.97, 100, rows, ())
+
+
+def _queues(rows: int) -> Callable[[], BoardProblem]:
+    serve = c.Scores(((3, 0, 0.0), (0, 6, 0.0), (2, 4, -2.0)))
+    targets = {"longest": serve, "half": c.Mixed(0.5, serve), "overtime": c.Fixed((0.1, 0.1, 0.8))}
+    behavior = c.Fixed((0.4, 0.35, 0.25))
+    return lambda: BoardProblem(f"queues {rows}", Queues(), behavior, targets, 0.98, 200, rows, ())
+
+
+def _shift(amount: float) -> Callable[[], BoardProblem]:
+    """CartPole: the writer steers ever more against the target; at 1 it shows nothing of what is asked."""
+    balance = c.LinearSoftmax((0.5, 1.0, 15.0, 4.0))
+    writer = c.LinearSoftmax(tuple((1.0 - 2.0 * amount) * weight for weight in balance.weights))
+    targets = {"balance": balance, "balance 0.2": c.Mixed(0.2, balance), "balance 0.5": c.Mixed(0.5, balance)}
+    return lambda: BoardProblem(f"shift {amount:g}", CartPole(), writer, targets, 0.98, 200, 10_000, ())
+
+
+def _sparse(rows: int) -> Callable[[], BoardProblem]:
+    world = grid_world()
+    targets = {
+        "go": c.Fixed((0.1, 0.4, 0.4, 0.1)),
+        "drift": c.Fixed((0.2, 0.4, 0.3, 0.1)),
+        "idle": c.Fixed((0.25,) * 4),
+    }
+    behavior = c.Fixed((0.2, 0.3, 0.3, 0.2))
+    return lambda: BoardProblem(f"sparse goal {rows}", world, behavior, targets, 0.98, 100, rows, ())
+
+
+def _clicks(rows: int, key: int) -> Callable[[], BoardProblem]:
+    world = Clicks(key)
+    best = BestOffer(world)
+    targets = {
+        "best 0.1": c.Mixed(0.1, best),
+        "best 0.5": c.Mixed(0.5, best),
+        "first": c.Fixed((0.92, *(0.02,) * 4)),
+    }
+    behavior = c.Mixed(0.4, c.Fixed((0.4, 0.3, 0.1, 0.1, 0.1)))
+    return lambda: BoardProblem(f"clicks {rows}", world, behavior, targets, 0.9, 1, rows, ())
+
+
+def _inventory() -> BoardProblem:
+    targets = {
+        "to 20": c.OrderUpTo(20, 8, 0.1),
+        "to 15": c.OrderUpTo(15, 4, 0.1),
+        "to 30": c.OrderUpTo(30, 10, 0.1),
+    }
+    behavior = c.Mixed(0.5, c.OrderUpTo(15, 0, 0.02))
+    return BoardProblem(
+        "inventory continuing", Inventory(), behavior, targets, 0.995, 104, 20_000, (), n_starts=4000
+    )
+
+
+def _navigation() -> BoardProblem:
+    plane = {"low": (-1.0, -1.0), "high": (1.0, 1.0)}
+
+    def drive(gain: float, noise: float) -> Any:
+        push, brake = -gain, -0.6 * gain
+        return c.Gaussian(c.Linear(((push, 0, brake, 0), (0, push, 0, brake))), noise, **plane)
+
+    targets = {"firm": drive(0.8, 0.3), "soft": drive(0.4, 0.3), "loose": drive(0.2, 0.5)}
+    behavior = c.PushSometimes(0.3, drive(0.3, 0.5))
+    return BoardProblem(
+        "navigation continuing", Navigation(), behavior, targets, 0.99, 100, 10_000, (), n_starts=4000
+    )
+
+
+def _pendulum() -> BoardProblem:
+    targets = {
+        "swing": Still(c.SwingUp()),
+        "swing 0.3": Truncated(c.SwingUp(), 0.3),
+        "weak": Still(c.SwingUp(0.4)),
+    }
+    behavior = Truncated(c.SwingUp(0.7), 0.8, uniform=0.3)
+    return BoardProblem(
+        "pendulum continuing",
+        Pendulum(),
+        behavior,
+        targets,
+        0.99,
+        200,
+        20_000,
+        ("swing", "weak"),
+        n_starts=4000,
+    )
+
+
+Maker = Callable[[], "LocomotionProblem | BoardProblem"]
+HALVES: dict[str, tuple[Maker, ...]] = {
+    "development": (
+        _locomotion("Hopper", 40_000, 120),
+        _locomotion("Walker2d", 40_000, 120),
+        _locomotion("HalfCheetah", 40_000, 40),
+        _treatment(300),
+        _treatment(3000),
+        _clicks(3000, 0),
+        _sparse(8000),
+        _inventory,
+        _shift(0.25),
+        _shift(0.5),
+        _shift(1.0),
+    ),
+    "test": (
+        _locomotion("Hopper", 400_000, 60),
+        _locomotion("Walker2d", 400_000, 60),
+        _locomotion("HalfCheetah", 400_000, 60),
+        _locomotion("Swimmer", 40_000, 50),
+        _treatment(1000),
+        _queues(300),
+        _queues(1000),
+        _clicks(10_000, 1),
+        _sparse(3000),
+        _navigation,
+        _pendulum,
+        _shift(0.1),
+        _shift(0.75),
+    ),
+}
+
+
+def problems(half: str) -> dict[str, LocomotionProblem | BoardProblem]:
+    """Problems of a half by name."""
+    made = [make() for make in HALVES[half]]
+    return {problem.name: problem for problem in made}
+
+
+def main() -> None:
+    """Build what is missing; print rows, episodes, the log's own return and the truths."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--half", choices=list(HALVES), default="development")
+    for name, problem in problems(parser.parse_args().half).items():
+        log = problem.log(0)
+        returns = log.returns(problem.gamma)
+        print(f"{name}: {len(log)} rows, {log.n_episodes} episodes, γ = {problem.gamma}", end="")
+        print(f", the log's own return {returns.mean():.4g} ± {returns.std() / len(returns) ** 0.5:.2g}")
+        for target in problem.targets:
+            value, error = problem.truth(target)
+            print(f"    {target:<18}{value:>9.4g} ± {error:.2g}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
