@@ -60,19 +60,6 @@ def dice_metric(critics, system, critic_ridge):
     return np.linalg.inv(second + critic_ridge * np.trace(second) / len(second) * np.eye(len(second)))
 
 
-def double_sample_dice(system):
-    """The biased form: (ν(x) − discount ν(x'))² squared row by row, ν over all parameters, no ridge."""
-    p = len(system["now"][0])
-    square = np.zeros((p, p))
-    residual = []
-    for i, w in enumerate(system["weights"]):
-        z = system["now"][i] - system["discounts"][i] * system["later"][i]
-        square += w * np.outer(z, z)
-        residual.append(z)
-    u = np.linalg.solve(square / system["weights"].sum(), start_mean(system))
-    return np.array([z @ u for z in residual])
-
-
 def weighted_reward(omega, system):
     return sum(w * o * r for w, o, r in zip(system["weights"], omega, system["rewards"], strict=True)) / sum(
         system["weights"]

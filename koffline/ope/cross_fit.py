@@ -68,18 +68,12 @@ def cross_fit(
     none), drawn with ``seed``, of equal numbers of them; rows of weight zero teach nothing and are spoken for
     all the same. Raises ConfigError for fewer episodes than folds.
     """
-    assigned = assign_folds(transitions, folds, seed)
-    parts = []
+    assigned, parts = assign_folds(transitions, folds, seed), []
+    spaces = transitions.action_space, transitions.observation_shape
     for number in range(folds):
         training = transitions.select(np.flatnonzero(assigned != number))
-        part = as_value_function(
-            fit(training),
-            transitions.action_space,
-            transitions.observation_shape,
-            name=name,
-            trained_on=Provenance.of(training),
-        )
-        parts.append(part)
+        seen = Provenance.of(training)
+        parts.append(as_value_function(fit(training), *spaces, name=name, trained_on=seen))
     if len({part.kind for part in parts}) > 1:
         raise ConfigError("fit gave Q(s, a) for one fold and V(s) for another; let it give the same kind")
     return CrossFitted(tuple(parts), assigned, row_fingerprints(transitions))
@@ -89,18 +83,14 @@ def assign_folds(transitions: Transitions, folds: int, seed: int) -> Int[np.ndar
     """Fold of every row (N,), 0 … folds − 1; an episode lies in one fold. Raises ConfigError."""
     units = transitions.n_episodes if transitions.has_episodes else len(transitions)
     what = "episodes" if transitions.has_episodes else "rows"
-    if folds < 2:
+    if not 2 <= folds <= units:
         raise ConfigError(
-            f"folds is {folds}; give at least 2, so that every row has a model that left it out"
+            f"folds is {folds} for a log of {units} {what}; give at least 2 and at most so many"
         )
-    if units < folds:
-        raise ConfigError(f"the log has {units} {what}, fewer than {folds} folds; give fewer folds")
     order = np.random.default_rng(seed).permutation(units)
     fold_of_unit = np.empty(units, dtype=np.int64)
     fold_of_unit[order] = np.arange(units) % folds
-    if not transitions.has_episodes:
-        return fold_of_unit
-    return np.repeat(fold_of_unit, transitions.episode_lengths)
+    return np.repeat(fold_of_unit, transitions.episode_lengths if transitions.has_episodes else 1)
 
 
 def row_parts(

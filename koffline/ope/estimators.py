@@ -12,7 +12,7 @@ import torch
 from koffline.config import EvaluationSettings
 from koffline.errors import KofflineError
 from koffline.ope.closed_form import closed_form, drl
-from koffline.ope.importance.episode_estimates import estimate_one
+from koffline.ope.importance import estimate_one
 from koffline.ope.intervals import IntervalResult, make_interval
 from koffline.ope.intervals.resampling import last_layer_bootstrap
 from koffline.ope.limits import NOTABLE, contradiction

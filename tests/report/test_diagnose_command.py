@@ -62,7 +62,7 @@ def test_own_estimators_are_cross_fitted(log) -> None:
         (("--set", "steps=5"), "--set is for the models kloss and fqe"),
         (("--model", "values_here:nothing"), "has no 'nothing'"),
         (("--model", "kloss", "--set", "stepps=5"), "unknown option 'stepps'"),
-        (("--model", "kloss", "--cross-fit", "50"), "fewer than 50 folds"),
+        (("--model", "kloss", "--cross-fit", "50"), "folds is 50 for a log"),
         (("--trained-on", "log.npz"), "was fitted to 100% of these rows"),
     ],
 )

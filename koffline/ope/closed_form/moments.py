@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass
 from functools import partial, reduce
 from weakref import WeakKeyDictionary
@@ -14,6 +15,7 @@ from torch import Tensor
 from koffline.data.units import unit_hash
 from koffline.errors import DataError
 from koffline.ope.features import FeatureSystem
+from koffline.ope.working_log import Sums
 from koffline.solvers import make_folds
 
 BLOCK = 8192
@@ -25,7 +27,7 @@ _KEPT: WeakKeyDictionary[FeatureSystem, dict[tuple[int, int], Moments]] = WeakKe
 
 
 @dataclass(frozen=True, eq=False)
-class Moments:
+class Moments(Sums):
     """Sums, not means, over some rows with weights W, or over those of each fold (one more axis in front).
 
     ψ are m instruments, Z = φ − discount · φ'. ``projected (m, p + 1)``: ψᵀW[Z, r]. ``temporal (p, p + 1)``:
@@ -40,9 +42,6 @@ class Moments:
     weight: Float[Tensor, "*fold"]
     weight_squares: Float[Tensor, "*fold"]
 
-    def __add__(self, other: Moments) -> Moments:
-        return Moments(*(getattr(self, name) + column for name, column in vars(other).items()))
-
     def __sub__(self, other: Moments) -> Moments:
         return Moments(*(getattr(self, name) - column for name, column in vars(other).items()))
 
@@ -54,7 +53,7 @@ class Moments:
     @property
     def total(self) -> Moments:
         """Over all folds."""
-        return reduce(Moments.__add__, self.parts)
+        return reduce(operator.add, self.parts)
 
     def folds(self) -> list[tuple[Moments, Moments]]:
         """Of the rows of each fold, and of all rows but those."""

@@ -28,15 +28,14 @@ class RowSums:
     """What rows with weights ω and terms t (such as ω δ) leave of a log; two of them add up.
 
     ``units``: by unit Σ w as ``weight``, Σ w t as ``term``, Σ w ω as ``used``; where start states are the
-    log's own, their weight and value as ``start_weight`` and ``start``. ``largest``: max|u| of u = w ω.
-    ``gap``: Σ u Z, (p,). ``totals``: numbers by name. ``start_value``, ``start_weight``: Σ w q(x0) and Σ w
-    over start states. ``rows``, ``counted``: rows, and those with weight. ``unseen``: rows that a model
-    valued which had not seen their episode. ``rewarded``: Σ u r. ``squares``, ``size``, ``negative``: Σu²,
-    Σ|u|, Σ|u| where negative. ``mass``: Σ u (1 − discount).
+    log's own, their weight and value as ``start_weight`` and ``start``. ``gap``: Σ u Z with u = w ω, (p,).
+    ``totals``: numbers by name. ``start_value``, ``start_weight``: Σ w q(x0) and Σ w over start states.
+    ``rows``, ``counted``: rows, and those with weight. ``unseen``: rows that a model valued which had not
+    seen their episode. ``rewarded``: Σ u r. ``size``, ``negative``: Σ|u|, and where u is negative. ``mass``:
+    Σ u (1 − discount).
     """
 
     units: Columns
-    largest: float
     gap: Float[np.ndarray, " parameter"]
     totals: dict[str, float]
 
@@ -63,18 +62,16 @@ class RowSums:
             "counted": np.count_nonzero(own),
             "unseen": unseen * len(own),
             "rewarded": used @ system.rewards.numpy(),
-            "squares": np.square(used).sum(),
             "size": np.abs(used).sum(),
             "negative": np.abs(used[used < 0.0]).sum(),
             "mass": used @ (1.0 - system.discounts.numpy()),
         }
         plain = {name: float(total) for name, total in totals.items()}
-        return cls(Columns((units,)), float(np.abs(used).max()), system.difference.numpy().T @ used, plain)
+        return cls(Columns((units,)), system.difference.numpy().T @ used, plain)
 
     def __add__(self, other: RowSums) -> RowSums:
         totals = {name: total + other.totals[name] for name, total in self.totals.items()}
-        largest = max(self.largest, other.largest)
-        return RowSums(self.units + other.units, largest, self.gap + other.gap, totals)
+        return RowSums(self.units + other.units, self.gap + other.gap, totals)
 
     def __getitem__(self, name: str) -> float:
         return self.totals[name]
@@ -132,10 +129,9 @@ class RowSums:
     def diagnostics(self, start_mean: Float[np.ndarray, " parameter"]) -> dict[str, float]:
         """ω against what the density ratio d^π/μ would be, d^π = Σ_t γ^t P(x_t = ·).
 
-        ``effective_rows`` and ``effective_units``: (Σu)²/Σu² of u = w ω, by row and summed over units.
-        ``mass``: mean of w ω (1 − discount), 1 for the true ratio, terminal rows included. ``imbalance``:
-        length of n⁻¹ Σ w ω Z − c relative to c, 0 for the true ratio but for sampling. ``negative_share`` and
-        ``largest_share``: of Σ|w ω|; a true ratio is nowhere negative.
+        ``effective_units``: (Σu)²/Σu² of u = w ω summed over units. ``mass``: mean of w ω (1 − discount), 1
+        for the true ratio, terminal rows included. ``imbalance``: length of n⁻¹ Σ w ω Z − c relative to c, 0
+        for the true ratio but for sampling. ``negative_share``: of Σ|w ω|; a true ratio is nowhere negative.
         Raises DataError when ω is zero everywhere or not finite.
         """
         if not 0.0 < self["size"] < math.inf:
@@ -145,12 +141,10 @@ class RowSums:
             )
         used, gap = self.by_unit["used"], self.gap / self.weight - start_mean
         return {
-            "effective_rows": float(used.sum()) ** 2 / self["squares"],
             "effective_units": float(used.sum()) ** 2 / max(float(np.square(used).sum()), 1e-300),
             "mass": self["mass"] / self.weight,
             "imbalance": float(np.linalg.norm(gap) / max(np.linalg.norm(start_mean), np.finfo(float).tiny)),
             "negative_share": self["negative"] / self["size"],
-            "largest_share": self.largest / self["size"],
         }
 
 

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 
 import numpy as np
 from jaxtyping import Float
 from scipy import special, stats
 
-from koffline.errors import ConfigError
 from koffline.ope.importance.problem import EpisodeWeights
-from koffline.ope.importance.statistics import Counts, EpisodeStatistic, standard_error
+from koffline.ope.importance.statistics import EpisodeStatistic, standard_error
+from koffline.ope.intervals.settings import check_reward_bounds
 from koffline.ope.names import EPISODES_BOOTSTRAP, EPISODES_T, HOEFFDING
 from koffline.ope.results import Interval
 
@@ -35,18 +34,16 @@ _BEYOND, _MOST_DRAWS = 5, 100_000  # draws beyond each end, and in all
 _FEWEST_DRAWS = 0.9  # share of draws that must give a number
 
 
-def student_interval(
-    statistic: EpisodeStatistic, level: float, effective_size: float | None = None
-) -> Interval | None:
+def student_interval(statistic: EpisodeStatistic, level: float, effective_size: float) -> Interval | None:
     """value ± t quantile · jackknife standard error, two-sided; None where there is no standard error.
 
-    Degrees of freedom: the effective number of episodes (default: all) minus one, at least one.
+    Degrees of freedom: the effective number of episodes minus one, at least one.
     """
     error = standard_error(statistic)
     if error is None:
         return None
     n = len(statistic.deviations)
-    freedom = max((n if effective_size is None else min(effective_size, n)) - 1.0, 1.0)
+    freedom = max(min(effective_size, n) - 1.0, 1.0)
     half = float(stats.t.ppf(0.5 + level / 2.0, df=freedom)) * error
     text = _T_ASSUMPTIONS.format(n=n, freedom=freedom)
     return Interval(statistic.value - half, statistic.value + half, level, EPISODES_T, text)
@@ -77,17 +74,12 @@ def bootstrap_interval(
 def resample(
     statistic: EpisodeStatistic, n: int, draws: int, generator: np.random.Generator
 ) -> Float[np.ndarray, " draw"]:
-    """The statistic of resampled episodes."""
-    batches = resampled_counts(n, draws, generator, statistic.width)
-    return np.concatenate([statistic.resampled(counts) for counts in batches])
-
-
-def resampled_counts(n: int, draws: int, generator: np.random.Generator, width: int) -> Iterator[Counts]:
-    """Batches (b, n) of how often each episode is drawn; ``width``: numbers that one draw takes."""
-    batch = max(1, min(draws, _MOST_NUMBERS // width))
+    """The statistic of resampled episodes, in batches."""
+    batch, found = max(1, min(draws, _MOST_NUMBERS // statistic.width)), []
     for start in range(0, draws, batch):
-        size = min(batch, draws - start)
-        yield generator.multinomial(n, np.full(n, 1.0 / n), size=size).astype(np.float64)
+        counts = generator.multinomial(n, np.full(n, 1.0 / n), size=min(batch, draws - start))
+        found.append(statistic.resampled(counts.astype(np.float64)))
+    return np.concatenate(found)
 
 
 def bca_levels(
@@ -135,25 +127,28 @@ def certified_interval(
     """
     if not np.allclose(weights.shares, weights.shares[0]):
         return None
-    seen = float(rewards.min()), float(rewards.max())
-    low, high = reward_range or seen
-    if not (low <= seen[0] and seen[1] <= high):
-        raise ConfigError(
-            f"reward_bounds is {[low, high]}, but the log has rewards from {seen[0]:.4g} to {seen[1]:.4g}; "
-            "give bounds that hold every reward"
-        )
+    low, high = check_reward_bounds(reward_range, (float(rewards.min()), float(rewards.max())))
     horizon, (bottom, top) = weights.horizon, (low, high)
-    total, lengths = float((gamma ** np.arange(horizon)).sum()), f" all of {horizon} steps"
+    powers = gamma ** np.arange(horizon)
+    total, lengths = float(powers.sum()), f" all of {horizon} steps"
     if np.any(weights.lengths < horizon):
         bottom, top, lengths = min(low, 0.0), max(high, 0.0), f" at most of {horizon} steps"
         if gamma < 1.0:
             total, lengths = 1.0 / (1.0 - gamma), " of any length"
 
+    later = (total - np.cumsum(powers))[weights.lengths - 1]  # Σ γ^t after each episode's end
+
     def lower_end(rewards: np.ndarray, bottom: float, top: float) -> tuple[float, float]:
-        """The best lower bound over the caps, and its cap."""
+        """The best lower bound over the caps, and its cap; ended episodes go on with a reward of zero."""
         alpha, bounds = (1.0 - level) / 2.0 / len(_CAPS), [(bottom * total, _CAPS[0])]
+        rows, tails = powers[weights.steps] * (rewards - bottom), -bottom * later
         for cap in _CAPS:
-            sums = _capped_sums(weights, rewards - bottom, -bottom, gamma, total, cap, stepwise)
+            last = np.exp(np.minimum(weights.last, math.log(cap)))
+            if stepwise:
+                capped = rows * np.exp(np.minimum(weights.log_weights, math.log(cap)))
+                sums = weights.episode_sums(capped) + last * tails
+            else:
+                sums = last * (weights.episode_sums(rows) + tails)
             bound = mean_lower_bound(sums, cap * (top - bottom) * total, alpha, kind)
             bounds.append((bottom * total + bound, cap))
         return max(bounds, key=lambda pair: pair[0])
@@ -170,26 +165,6 @@ def certified_interval(
         count=len(_CAPS),
     )
     return Interval(lower, -upper, level, kind, text)
-
-
-def _capped_sums(
-    weights: EpisodeWeights,
-    excess: Float[np.ndarray, " row"],
-    after_end: float,
-    gamma: float,
-    total: float,
-    cap: float,
-    stepwise: bool,
-) -> Float[np.ndarray, " episode"]:
-    """(E,) Σ_t γ^t min(w_t, c) (r_t − m), ended episodes going on with a reward of zero."""
-    powers = gamma ** np.arange(weights.horizon)
-    tails = after_end * (total - np.cumsum(powers))[weights.lengths - 1]
-    last = np.exp(np.minimum(weights.last, math.log(cap)))
-    rows = powers[weights.steps] * excess
-    if stepwise:
-        rows = rows * np.exp(np.minimum(weights.log_weights, math.log(cap)))
-        return weights.episode_sums(rows) + last * tails
-    return last * (weights.episode_sums(rows) + tails)
 
 
 def mean_lower_bound(

@@ -17,7 +17,6 @@ from koffline.ope.value_functions import RowValues
 from koffline.ope.working_log import Columns, LogPart, WorkingLog
 from koffline.policies import ContinuousPolicy, DiscretePolicy
 
-_CURVE_POINTS = 50
 _ROW_BYTES = 150  # of a row's columns, ratios and weights
 _NAMES = ("actions", "rewards", "terminated", "truncated", "steps", "behavior_log_probabilities", "weights")
 _NEVER = -np.inf
@@ -63,6 +62,12 @@ class EpisodeWeights:
     def log_shares(self) -> Float[np.ndarray, " episode"]:
         """(E,)"""
         return np.log(self.shares)
+
+    @cached_property
+    def final(self) -> Float[np.ndarray, " episode"]:
+        """(E,) share · weight of each whole episode, the largest 1; zeros where no weight is left."""
+        logs = self.last + self.log_shares
+        return np.exp(logs - logs.max()) if logs.max() > _NEVER else np.zeros(len(logs))
 
     @cached_property
     def log_totals(self) -> Float[np.ndarray, " step"]:
@@ -136,39 +141,23 @@ def make_weights(
     return EpisodeWeights(log_weights, np.asarray(transitions.steps), starts, lengths, own / own.sum())
 
 
-def effective_size(log_weights: Float[np.ndarray, " unit"]) -> float:
-    """(Σw)² / Σw² of weights given as logarithms; 0 when all are zero."""
-    largest = float(np.max(log_weights, initial=_NEVER))
-    if largest == _NEVER:
-        return 0.0
-    weights = np.exp(log_weights - largest)
-    return float(weights.sum() ** 2 / np.square(weights).sum())
-
-
 @dataclass(frozen=True, eq=False)
 class EpisodeProblem:
     """Rewards (N,), discounts (N,) (γ, and 0 where the world ended) and weights of the episodes that count.
 
     ``counted`` (N0,) marks their rows among those of the log as given: episodes of weight zero are not here.
+    ``is_cut`` (E,): recording stopped before the world ended.
     """
 
-    transitions: Transitions
+    rewards: Float[np.ndarray, " row"]
+    discounts: Float[np.ndarray, " row"]
+    is_cut: Bool[np.ndarray, " episode"]
     weights: EpisodeWeights
     ratios: Ratios
     gamma: float
     clip: float | None
-    counted: Bool[np.ndarray, " row"]
-    counted_episodes: Bool[np.ndarray, " episode"]
-
-    @property
-    def rewards(self) -> Float[np.ndarray, " row"]:
-        """(N,)"""
-        return np.asarray(self.transitions.rewards, dtype=np.float64)
-
-    @property
-    def discounts(self) -> Float[np.ndarray, " row"]:
-        """(N,) γ, zero where the world ended: a time limit does not cut the future."""
-        return self.gamma * (1.0 - np.asarray(self.transitions.terminated, dtype=np.float64))
+    counted: Bool[np.ndarray, " logged_row"]
+    counted_episodes: Bool[np.ndarray, " logged_episode"]
 
     @property
     def cut_share(self) -> float:
@@ -176,12 +165,8 @@ class EpisodeProblem:
 
         Under the policy: episodes count by their weights, where these leave any.
         """
-        cut = ~np.asarray(self.transitions.terminated)[self.transitions.episode_ends]
-        missing = np.where(cut, self.gamma**self.weights.lengths, 0.0)
-        logs = self.weights.last + self.weights.log_shares
-        if logs.max() == _NEVER:
-            return float(self.weights.shares @ missing)
-        counts = np.exp(logs - logs.max())
+        missing = np.where(self.is_cut, self.gamma**self.weights.lengths, 0.0)
+        counts = self.weights.final if self.weights.final.any() else self.weights.shares
         return float(counts @ missing / counts.sum())
 
     @property
@@ -192,8 +177,9 @@ class EpisodeProblem:
 
     def effective_size(self, stepwise: bool) -> float:
         """(Σw)²/Σw² over episodes: of whole weights, or averaged over steps with weights γ^t."""
+        final = self.weights.final
         if not stepwise:
-            return effective_size(self.weights.last + self.weights.log_shares)
+            return float(final.sum() ** 2 / np.square(final).sum()) if final.any() else 0.0
         powers = self.gamma ** np.arange(self.weights.horizon)
         return float(powers @ self.weights.effective_sizes / powers.sum())
 
@@ -203,18 +189,13 @@ class EpisodeProblem:
         return RowValues(model.now[rows], model.later[rows], starts, model.unseen, model.notes)
 
     def diagnostics(self) -> dict[str, Any]:
-        """Plain numbers about the weights; the curve of effective sizes at up to 50 steps."""
-        weights = self.weights
-        picks = np.unique(np.linspace(0, weights.horizon - 1, _CURVE_POINTS).astype(int))
-        total, largest = weights.log_totals[-1], float(np.max(weights.last + weights.log_shares))
-        sizes = weights.effective_sizes[picks].tolist()
+        """Plain numbers about the weights."""
+        final = self.weights.final
         return {
-            "episodes": weights.n_episodes,
-            "longest_episode": weights.horizon,
-            "mean_weight": float(np.exp(total)) if total < 700.0 else None,
-            "largest_share": math.exp(largest - total) if largest > _NEVER else None,
+            "episodes": self.weights.n_episodes,
+            "longest_episode": self.weights.horizon,
+            "largest_share": 1.0 / float(final.sum()) if final.any() else None,
             "cut_share": self.cut_share,
-            "effective_size_by_step": {"step": picks.tolist(), "size": sizes},
             **self.ratios.diagnostics,
         }
 
@@ -268,10 +249,18 @@ def prepare_episodes(
     present = np.ones(transitions.n_episodes, dtype=bool)
     if transitions.weights is not None:
         present = np.add.reduceat(np.asarray(transitions.weights), transitions.episode_starts) > 0.0
-        if not present.any():
-            raise DataError("weights are all zero; give at least one episode a positive weight")
     counted = np.repeat(present, transitions.episode_lengths)
     log = transitions if present.all() else transitions.select_episodes(present)
     ratios = importance_ratios(log, policy, behavior, seed, None if target is None else target[counted])
-    weights = make_weights(log, ratios.logs, clip)
-    return EpisodeProblem(log, weights, ratios, gamma, clip, counted, present)
+    ended = np.asarray(log.terminated)
+    return EpisodeProblem(
+        rewards=np.asarray(log.rewards, dtype=np.float64),
+        discounts=gamma * (1.0 - ended.astype(np.float64)),
+        is_cut=~ended[log.episode_ends],
+        weights=make_weights(log, ratios.logs, clip),
+        ratios=ratios,
+        gamma=gamma,
+        clip=clip,
+        counted=counted,
+        counted_episodes=present,
+    )

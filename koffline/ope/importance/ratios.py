@@ -1,37 +1,60 @@
-"""Ratios π(a|s) / β(a|s) of every logged action, in logarithms."""
+"""Ratios π(a|s) / β(a|s) of every logged action, in logarithms; β estimated for logs that do not store it.
+
+Discrete actions: multinomial logistic regression; continuous: a Gaussian whose mean and log deviation are
+linear. Both on standardised observations and random Fourier features of them, with the penalty of the
+highest held-out likelihood, and cross-fitted: no episode's probabilities come from a model that saw it.
+"""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Float
+import torch
+from jaxtyping import Float, Int
+from scipy.optimize import minimize
+from torch import Tensor
 
-from koffline.data.transitions import Continuous, Transitions
+from koffline.data.transitions import Continuous, Discrete, Transitions
 from koffline.errors import DataError, PolicyError
-from koffline.ope.importance.behavior import estimate_behavior, share_at_bounds
 from koffline.policies import ContinuousPolicy, DiscretePolicy
+from koffline.policies.distributions import at_bounds
 
 FROM_LOG, ESTIMATED, AUTO = "log", "estimate", "auto"
-_STANDS_FOR_ZERO = -18.0  # a taken action with probability below 1.5e-8: more likely a stand-in for zero
 _DEVIATIONS = 5.0
 _AT_BOUNDS = 0.01  # share of actions on the bounds from which densities need masses there
+_FREQUENCIES = 40
+_PENALTIES = (math.inf, 1.0, 1e-1, 1e-2, 1e-3, 1e-4)  # infinite: the observation is ignored
+_DEFAULT_PENALTY = 1e-1  # where nothing can be held out
+_PATIENCE = 2  # penalties in a row that do not help
+_FIT_ROWS = 10_000  # rows of one fit
+_STEPS = {"maxiter": 60, "ftol": 1e-6}  # a warm start for the next penalty needs no more
+_MOST_INPUTS = 4096
+_FAR = 5.0  # standardised observations are cut here
+_LOG_DEVIATIONS = (-6.0, 3.0)  # of standardised actions: a log with repeated actions has no density
+_WARNING = (
+    "Behavior probabilities were estimated from the log ({model}, {folds}; held-out log-likelihood "
+    "{held_out:.3g} a row against {constant:.3g} without the observation): intervals leave that error out."
+)
+
+Box = tuple[np.ndarray, np.ndarray]
 
 
 @dataclass(frozen=True, eq=False)
 class Ratios:
-    """``logs`` (N,): log π(a|s) − log β(a|s), −inf where the policy never takes the logged action."""
+    """``logs`` (N,): log π(a|s) − log β(a|s), −inf where the policy never takes the logged action.
+
+    ``is_estimated``: β was estimated from the log; bounds that need exact probabilities do not hold.
+    """
 
     logs: Float[np.ndarray, " row"]
-    behavior: str
+    is_estimated: bool
     warnings: tuple[str, ...] = ()
     diagnostics: dict[str, Any] = field(default_factory=dict)
-
-    @property
-    def is_estimated(self) -> bool:
-        """Whether β was estimated from the log: bounds that need exact probabilities do not hold."""
-        return self.behavior == ESTIMATED
 
 
 def importance_ratios(
@@ -57,12 +80,11 @@ def importance_ratios(
     at_bounds = _warnings_at_bounds(transitions, policy)
     if logged is not None and behavior != ESTIMATED:
         logs = target - np.asarray(logged, dtype=np.float64)
-        warnings = (*_warnings_of_logged(transitions, logs), *at_bounds)
-        return Ratios(logs, FROM_LOG, warnings, {"behavior": FROM_LOG})
+        return Ratios(logs, False, (*_warnings_of_logged(logs), *at_bounds), {"behavior": FROM_LOG})
     cut_to = policy.cut_to if isinstance(policy, ContinuousPolicy) else None
     found = estimate_behavior(transitions, seed=seed, cut_to=cut_to)
     diagnostics = {"behavior": ESTIMATED, **found.diagnostics}
-    return Ratios(target - found.log_probabilities, ESTIMATED, (*found.warnings, *at_bounds), diagnostics)
+    return Ratios(target - found.log_probabilities, True, (found.warning, *at_bounds), diagnostics)
 
 
 def action_log_probabilities(
@@ -82,27 +104,17 @@ def action_log_probabilities(
     return policy.log_density(transitions.observations, np.asarray(transitions.actions))
 
 
-def _warnings_of_logged(transitions: Transitions, logs: Float[np.ndarray, " row"]) -> tuple[str, ...]:
-    """What is odd about the log's own probabilities."""
-    logged = np.asarray(transitions.behavior_log_probabilities, dtype=np.float64)
-    found = []
-    if not isinstance(transitions.action_space, Continuous):
-        tiny = np.flatnonzero(logged < _STANDS_FOR_ZERO)
-        if len(tiny):
-            found.append(
-                f"{len(tiny)} logged actions have a behavior probability below "
-                f"{np.exp(_STANDS_FOR_ZERO):.1g} (row {int(tiny[0])}: {np.exp(logged[tiny[0]]):.1g}): "
-                "impossible actions, or zeros stored as small numbers; their weights are meaningless."
-            )
+def _warnings_of_logged(logs: Float[np.ndarray, " row"]) -> tuple[str, ...]:
+    """Whether the log's own probabilities give ratios of mean one."""
     ratios = np.exp(np.minimum(logs, 300.0))  # squares stay finite
     error = float(ratios.std(ddof=1) / np.sqrt(len(ratios))) if len(ratios) > 1 else np.inf
-    if abs(float(ratios.mean()) - 1.0) > _DEVIATIONS * error + 1e-3:
-        found.append(
-            f"Ratios of policy to behavior average {ratios.mean():.4g} over rows (standard error "
-            f"{error:.2g}) where 1 is expected: the logged probabilities are not those of the logged "
-            "actions, or the policy takes actions that the behavior never takes."
-        )
-    return tuple(found)
+    if abs(float(ratios.mean()) - 1.0) <= _DEVIATIONS * error + 1e-3:
+        return ()
+    return (
+        f"Ratios of policy to behavior average {ratios.mean():.4g} over rows (standard error "
+        f"{error:.2g}) where 1 is expected: the logged probabilities are not those of the logged "
+        "actions, or the policy takes actions that the behavior never takes.",
+    )
 
 
 def _warnings_at_bounds(
@@ -112,14 +124,182 @@ def _warnings_at_bounds(
     space = transitions.action_space
     if not isinstance(space, Continuous) or not isinstance(policy, ContinuousPolicy):
         return ()
-    share = share_at_bounds(transitions, (np.asarray(space.low), np.asarray(space.high)))
-    if share <= _AT_BOUNDS:
-        return ()
+    actions = np.asarray(transitions.actions, np.float64)
+    below, above = at_bounds(actions, np.asarray(space.low), np.asarray(space.high))
+    share = float((below | above).any(axis=1).mean())
     there = f"{share:.1%} of the actions lie on the bounds"
-    if policy.cut_to is None:
+    if share > _AT_BOUNDS and policy.cut_to is None:
         return (f"{there}, where the policy's draws do not collect: their weights are not to be trusted.",)
-    if transitions.behavior_log_probabilities is None:
-        return ()
-    return (
-        f"{there}: logged densities must count the probability of being cut off there, as the policy's do.",
-    )
+    if share > _AT_BOUNDS and transitions.behavior_log_probabilities is not None:
+        alike = "logged densities must count the probability of being cut off there, as the policy's do"
+        return (f"{there}: {alike}.",)
+    return ()
+
+
+class Behavior(NamedTuple):
+    """Estimated log probabilities (N,) of the logged actions, with what a reader must know."""
+
+    log_probabilities: np.ndarray
+    warning: str
+    diagnostics: dict[str, Any]
+
+
+def estimate_behavior(transitions: Transitions, seed: int = 0, cut_to: Box | None = None) -> Behavior:
+    """Cross-fitted log probabilities of the logged actions, densities of continuous ones.
+
+    ``cut_to``: bounds at which actions count as cut off (see `koffline.policies.distributions`), as those of
+    the policy they are to be compared with. Raises DataError for logs without episodes and for images.
+    """
+    if not transitions.has_episodes:
+        raise DataError("estimating behavior probabilities needs episodes to hold out; add episode_ids")
+    generator, episodes = np.random.default_rng([seed, 11]), transitions.n_episodes
+    model = _model(transitions, cut_to, _features(transitions, generator), generator)
+    if episodes < 2:
+        folds, penalty = "on its only episode", _DEFAULT_PENALTY
+        logs = constant = model.evaluate(model.fit(np.arange(len(transitions)), penalty))
+    else:
+        folds = "2-fold cross-fitted by episode"
+        halves = generator.permutation(episodes) % 2
+        logs, constant, penalty = _cross_fitted(model, np.repeat(halves, transitions.episode_lengths))
+    held_out, without = float(logs.mean()), float(constant.mean())
+    found = {
+        "behavior_model": model.name,
+        "behavior_penalty": penalty if math.isfinite(penalty) else None,
+        "behavior_log_likelihood": held_out,
+        "behavior_log_likelihood_constant": without,
+    }
+    warning = _WARNING.format(model=model.name, folds=folds, held_out=held_out, constant=without)
+    return Behavior(logs, warning, found)
+
+
+@dataclass(frozen=True, eq=False)
+class _Model:
+    """``log_likelihood(parameters (p, q), features (n, p), actions)`` -> (n,); ``features``: of all rows."""
+
+    name: str
+    outputs: int
+    log_likelihood: Callable[[Tensor, Tensor, Tensor], Tensor]
+    actions: Tensor
+    log_unit: Float[np.ndarray, " row"]  # turns densities of standardised actions into those of the log's
+    features: Float[np.ndarray, "row feature"]
+    generator: np.random.Generator
+
+    def evaluate(self, parameters: np.ndarray) -> Float[np.ndarray, " row"]:
+        """Log likelihoods of all rows."""
+        features = torch.from_numpy(self.features)
+        with torch.no_grad():
+            logs = self.log_likelihood(torch.from_numpy(parameters), features, self.actions)
+        return logs.numpy() + self.log_unit
+
+    def fit(
+        self, rows: Int[np.ndarray, " chosen"], penalty: float, start: np.ndarray | None = None
+    ) -> np.ndarray:
+        """Parameters (p, q) of the highest mean log likelihood minus penalty·Σw²; the constant is free."""
+        used = 1 if math.isinf(penalty) else self.features.shape[1]
+        if len(rows) > _FIT_ROWS:
+            rows = self.generator.choice(rows, _FIT_ROWS, replace=False)
+        inputs, actions = torch.from_numpy(self.features[rows, :used]), self.actions[torch.from_numpy(rows)]
+        parameters = np.zeros((self.features.shape[1], self.outputs)) if start is None else start.copy()
+
+        def objective(flat: np.ndarray) -> tuple[float, np.ndarray]:
+            moving = torch.from_numpy(flat.reshape(used, self.outputs)).requires_grad_(True)
+            with torch.enable_grad():
+                loss = -self.log_likelihood(moving, inputs, actions).mean()
+                if used > 1:
+                    loss = loss + penalty * moving[1:].square().sum()
+                (gradient,) = torch.autograd.grad(loss, moving)
+            return float(loss.detach()), gradient.numpy().ravel()
+
+        found = minimize(objective, parameters[:used].ravel(), jac=True, method="L-BFGS-B", options=_STEPS)
+        parameters[:used] = found.x.reshape(used, self.outputs)
+        return parameters
+
+
+def _cross_fitted(model: _Model, fold: Int[np.ndarray, " row"]) -> tuple[np.ndarray, np.ndarray, float]:
+    """(N,) held-out log likelihoods of the best penalty, (N,) those of the constant model, the best penalty.
+
+    From the strongest penalty down, each fit starting from the one before; it stops once two in a row get
+    worse.
+    """
+    best = constant = np.full(len(fold), -np.inf)
+    best_penalty, failures = math.inf, 0
+    parameters: dict[int, np.ndarray] = {}
+    for penalty in _PENALTIES:
+        logs = np.empty(len(fold))
+        for held_out in np.unique(fold).tolist():
+            rows = fold == held_out
+            parameters[held_out] = model.fit(np.flatnonzero(~rows), penalty, parameters.get(held_out))
+            logs[rows] = model.evaluate(parameters[held_out])[rows]
+        if math.isinf(penalty):
+            constant = logs
+        failures += 1
+        if logs.mean() > best.mean():
+            best, best_penalty, failures = logs, penalty, 0
+        if failures == _PATIENCE:
+            break
+    return best, constant, best_penalty
+
+
+def _features(transitions: Transitions, generator: np.random.Generator) -> Float[np.ndarray, "row feature"]:
+    """(N, 1 + d + 2m): one, standardised observations, cosines and sines at the scale of median distances."""
+    raw = np.asarray(transitions.observations, dtype=np.float64).reshape(len(transitions), -1)
+    if raw.shape[1] > _MOST_INPUTS:
+        raise DataError(
+            f"observations have {raw.shape[1]} numbers each, more than {_MOST_INPUTS}: behavior "
+            "probabilities cannot be estimated from them; store behavior_log_probabilities in the log"
+        )
+    spread = raw.std(axis=0)
+    standard = (raw - raw.mean(axis=0)) / np.where(spread > 1e-8 * np.abs(raw).max(axis=0), spread, 1.0)
+    standard = np.clip(standard, -_FAR, _FAR)
+    pairs = generator.integers(len(raw), size=(2, 2000))
+    distances = np.linalg.norm(standard[pairs[0]] - standard[pairs[1]], axis=1)
+    scale = float(np.median(distances[distances > 0.0])) if (distances > 0.0).any() else 1.0
+    # Half of the frequencies at the median distance, half at a third of it: smooth and sharp changes.
+    widths = np.where(np.arange(_FREQUENCIES) % 2 == 0, scale, scale / 3.0)
+    waves = generator.standard_normal((raw.shape[1], _FREQUENCIES)) / widths
+    angles = standard @ waves  # (N, d) @ (d, m) = (N, m)
+    return np.concatenate([np.ones((len(raw), 1)), standard, np.cos(angles), np.sin(angles)], axis=1)
+
+
+def _model(
+    transitions: Transitions, cut_to: Box | None, features: np.ndarray, generator: np.random.Generator
+) -> _Model:
+    space = transitions.action_space
+    if isinstance(space, Discrete):
+        actions, unit = np.array(transitions.actions, dtype=np.int64), np.zeros(len(features))
+        name, likelihood = "multinomial logistic", _categorical_log_likelihood
+        return _Model(name, space.n, likelihood, torch.from_numpy(actions), unit, features, generator)
+    raw = np.asarray(transitions.actions, dtype=np.float64)
+    spread = np.maximum(raw.std(axis=0), 1e-8 * np.maximum(np.abs(raw).max(axis=0), 1.0))
+    centre, place = raw.mean(axis=0), np.zeros(raw.shape)
+    name, bounds = "conditional Gaussian", (np.full(space.k, -np.inf), np.full(space.k, np.inf))
+    if cut_to is not None:
+        below, above = at_bounds(raw, *cut_to)
+        place = above.astype(np.float64) - below
+        name, bounds = "conditional Gaussian cut off at the bounds", cut_to
+    low, high = (torch.from_numpy((side - centre) / spread) for side in bounds)
+    columns = torch.from_numpy(np.stack([(raw - centre) / spread, place], axis=2))
+    unit = -np.where(place == 0.0, np.log(spread), 0.0).sum(axis=1)
+    gaussian = partial(_gaussian_log_likelihood, low=low, high=high)
+    return _Model(name, 2 * space.k, gaussian, columns, unit, features, generator)
+
+
+def _categorical_log_likelihood(parameters: Tensor, features: Tensor, actions: Tensor) -> Tensor:
+    logits = features @ parameters  # (n, p) @ (p, a) = (n, a)
+    return torch.log_softmax(logits, dim=1).gather(1, actions[:, None]).squeeze(1)
+
+
+def _gaussian_log_likelihood(
+    parameters: Tensor, features: Tensor, actions: Tensor, low: Tensor, high: Tensor
+) -> Tensor:
+    """(n,) of actions (n, k, 2): the number, and −1, 0 or 1 for below, between or above the bounds."""
+    mean, log_deviation = (features @ parameters).chunk(2, dim=1)
+    log_deviation = log_deviation.clamp(*_LOG_DEVIATIONS)
+    deviation = log_deviation.exp()
+    numbers, place = actions.unbind(dim=2)
+    scaled = (numbers - mean) / deviation
+    inside = -0.5 * scaled.square() - log_deviation - 0.5 * math.log(2.0 * math.pi)
+    if not place.any():
+        return inside.sum(dim=1)
+    beyond = torch.where(place < 0.0, low - mean, mean - high) / deviation
+    return torch.where(place == 0.0, inside, torch.special.log_ndtr(beyond)).sum(dim=1)

@@ -224,25 +224,13 @@ def standard_error(statistic: EpisodeStatistic) -> float | None:
     return float(np.sqrt((count - 1) / count * np.square(deviations).sum()))
 
 
-@dataclass(frozen=True, eq=False)
-class Blend:
-    """Σ_j x_j g_j, g_j the estimate that follows weighted residuals up to step j and the model from there.
+def magic(
+    whole: StepwiseMean, draws: Float[np.ndarray, " draw"]
+) -> tuple[tuple[int | None, ...], Float[np.ndarray, " cut"]]:
+    """Cuts and shares x of a blend Σ_j x_j g_j of the partial estimates of a weighted doubly robust one.
 
-    ``cuts``: last step of each, −1 is the model alone and None the whole log; ``mix`` (J,) sums to one.
-    """
-
-    whole: StepwiseMean
-    cuts: tuple[int | None, ...]
-    mix: Float[np.ndarray, " cut"]
-
-    @property
-    def value(self) -> float:
-        """The blend."""
-        return float(self.mix @ self.whole.partial_values(self.cuts))
-
-
-def magic(whole: StepwiseMean, draws: Float[np.ndarray, " draw"]) -> Blend:
-    """Blend the partial estimates of a weighted doubly robust one.
+    g_j follows weighted residuals up to step j and the model from there: −1 is the model alone, None the
+    whole log. Shares sum to one.
 
     Error of a mix x: xᵀ(Ω + b bᵀ)x with Ω the jackknife covariance of the g_j (the weights' noise included)
     and b_j how far g_j lies outside the bootstrap interval of the whole estimate at level 0.5.
@@ -257,7 +245,7 @@ def magic(whole: StepwiseMean, draws: Float[np.ndarray, " draw"]) -> Blend:
     bias = np.maximum(values - high, 0.0) - np.maximum(low - values, 0.0)
     count = len(deviations)
     covariance = (count - 1) / count * deviations.T @ deviations  # (J, E) @ (E, J) = (J, J)
-    return Blend(whole, cuts, least_error_mix(covariance + np.outer(bias, bias)))
+    return cuts, least_error_mix(covariance + np.outer(bias, bias))
 
 
 def cut_steps(horizon: int) -> tuple[int | None, ...]:

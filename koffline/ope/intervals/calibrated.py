@@ -171,47 +171,43 @@ def calibrated_interval(
     are scaled for leverage (HC2). check_class: warn when even the best θ leaves a kernel loss that the wild
     bootstrap does not (an alarm that the class does not hold Q^π).
     """
-    profile = make_profile(system)
+    profile, level = make_profile(system), settings.level
     quantile, counted = studentised_quantile(profile.influences, settings)
     below, above = invert_test(profile.influences, profile.slopes, quantile)
     bounds = settings.values_within(system)
     text = _ASSUMPTIONS.format(starts=describe_starts(system.fixed_starts, "start states"))
-    low, high = profile.value + below, profile.value + above
-    interval = Interval(low, high, settings.level, KERNEL_CALIBRATED, text).within(bounds)
-    warnings = []
-    if counted < _FEW:
-        warnings.append(
-            f"the interval rests on {counted:.0f} rows or start states that count; with so few the level "
-            f"{settings.level:g} is not to be relied on"
-        )
-    few = int((system.start_weights > 0.0).sum())
-    if not system.fixed_starts and few < _FEW_STARTS:
-        warnings.append(
-            f"{few} start states are too few to tell how start states vary; give initial_observations"
-        )
-    if (interval.low, interval.high) == bounds:
-        warnings.append("the log says too little: the interval is all that rewards and γ allow")
-    threshold = None
+    interval = Interval(profile.value + below, profile.value + above, level, KERNEL_CALIBRATED, text)
+    interval, threshold = interval.within(bounds), math.inf
     if check_class:
-        draws = enough_draws(settings.level, min(settings.draws, _ALARM_DRAWS))
-        threshold = wild_threshold(system, profile, draws, settings.seed, settings.level)
-    misspecified = threshold is not None and profile.loss > threshold
-    if threshold is not None and misspecified:
-        warnings.append(describe_misspecified(profile.loss, threshold))
+        draws = enough_draws(level, min(settings.draws, _ALARM_DRAWS))
+        threshold = wild_threshold(system, profile, draws, settings.seed, level)
+    starts = int((system.start_weights > 0.0).sum())
+    sentences = {
+        f"the interval rests on {counted:.0f} rows or start states that count; with so few the level "
+        f"{level:g} is not to be relied on": counted < _FEW,
+        f"{starts} start states are too few to tell how start states vary; give initial_observations": (
+            not system.fixed_starts and starts < _FEW_STARTS
+        ),
+        "the log says too little: the interval is all that rewards and γ allow": (
+            (interval.low, interval.high) == bounds
+        ),
+        describe_misspecified(profile.loss, threshold): profile.loss > threshold,
+    }
+    details = {
+        "standard_error": profile.standard_error,
+        "quantile": quantile,
+        "rows_that_count": counted,
+        "largest_leverage": float(profile.leverage.max()),
+    }
     return IntervalResult(
-        kind=KERNEL_CALIBRATED,
-        interval=interval,
+        KERNEL_CALIBRATED,
+        interval,
         value=profile.value,
         threshold=threshold,
         least_loss=profile.loss,
-        misspecified=misspecified,
-        warnings=tuple(warnings),
-        details={
-            "standard_error": profile.standard_error,
-            "quantile": quantile,
-            "rows_that_count": counted,
-            "largest_leverage": float(profile.leverage.max()),
-        },
+        misspecified=profile.loss > threshold,
+        warnings=tuple(sentence for sentence, applies in sentences.items() if applies),
+        details=details,
     )
 
 

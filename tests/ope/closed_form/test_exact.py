@@ -51,20 +51,6 @@ def test_the_doubly_robust_value_is_exact_with_the_true_q_and_any_weights_but_fo
     )
 
 
-def test_the_form_that_squares_single_samples_is_biased_and_ours_is_not():
-    """DualDICE with (ν(x) − discount ν(x'))² of each row misses the value where next states are random."""
-    problem = one_hot_problem(rows=4000)
-    system = problem.system
-    truth = (problem.target * problem.q).sum(axis=1)[problem.start_states].mean()
-    columns = plain(system)
-    seen = np.abs(columns["now"]).sum(axis=0) > 0.0  # columns of the terminal state are empty
-    logged = {name: columns[name][:, seen] for name in ("now", "later", "starts")}
-    biased = reference.double_sample_dice({**columns, **logged})
-    wrong = reference.weighted_reward(biased, columns)
-    ours = system.value(fit("dualdice", system).theta)
-    assert abs(ours - truth) < 0.1 * abs(wrong - truth)
-
-
 def test_weights_are_scaled_to_the_right_mass_where_no_constant_sees_to_it():
     system = one_hot_problem().system
     weights = fit("mwl", system, 0.1).weights(system).numpy()

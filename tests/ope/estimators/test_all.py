@@ -6,7 +6,7 @@ import pytest
 import koffline
 from koffline.errors import ConfigError
 from koffline.ope.evaluation import estimate_all
-from koffline.ope.importance.behavior import estimate_behavior
+from koffline.ope.importance.ratios import estimate_behavior
 from koffline.ope.names import CERTIFIED_KINDS, ESTIMATORS
 from koffline.ope.results import EstimateTable
 from tests.exact_problems import EXACT_PROBLEMS

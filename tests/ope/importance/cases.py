@@ -11,7 +11,7 @@ import numpy as np
 from koffline.data.transitions import Discrete, Transitions
 from koffline.envs.finite import FiniteMDP
 from koffline.errors import DataError, PolicyError
-from koffline.ope.importance.episode_estimates import estimate_one
+from koffline.ope.importance import estimate_one
 from koffline.ope.importance.problem import EpisodeWeights, make_weights, prepare_episodes
 from koffline.ope.importance.statistics import EpisodeStatistic, make_statistic
 from koffline.ope.names import OVER_EPISODES
@@ -86,6 +86,24 @@ def episode_estimates(
         return {name: Unavailable(name, str(error)) for name in names}
     model = q if q is None or isinstance(q, RowValues) else values_of(q, log, policy)
     return {name: estimate_one(name, problem, model, **options) for name in names}
+
+
+def log_of_steps(
+    rewards: np.ndarray, length: int, actions: np.ndarray | None = None, n_actions: int = 2, **columns: Any
+) -> Transitions:
+    """Episodes of one length that the world ends, in states that say nothing."""
+    n = len(rewards)
+    given = {
+        "observations": np.zeros((n, 1)),
+        "actions": np.zeros(n, dtype=int) if actions is None else actions,
+        "rewards": rewards,
+        "next_observations": np.zeros((n, 1)),
+        "terminated": np.arange(n) % length == length - 1,
+        "truncated": np.zeros(n, dtype=bool),
+        "action_space": Discrete(n_actions),
+        "episode_ids": np.arange(n) // length,
+    }
+    return Transitions(**{**given, **columns})
 
 
 def random_case(seed: int = 0, n_episodes: int = 9, longest: int = 6, zeros: bool = False) -> Case:

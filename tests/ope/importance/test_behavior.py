@@ -7,27 +7,17 @@ import pytest
 
 from koffline.data.transitions import ActionSpace, Continuous, Discrete, Transitions
 from koffline.errors import DataError
-from koffline.ope.importance.behavior import estimate_behavior
-from koffline.ope.importance.ratios import importance_ratios
+from koffline.ope.importance.ratios import estimate_behavior, importance_ratios
 from koffline.policies import DiscretePolicy
 from koffline.policies.distributions import gaussian_log_density
+from tests.ope.importance.cases import log_of_steps
 
 ROWS, LENGTH = 1200, 6
 
 
 def log_of(observations: np.ndarray, actions: np.ndarray, space: ActionSpace) -> Transitions:
-    n = len(observations)
-    last = np.arange(n) % LENGTH == LENGTH - 1
-    return Transitions(
-        observations=observations,
-        actions=actions,
-        rewards=np.zeros(n),
-        next_observations=observations,
-        terminated=last,
-        truncated=np.zeros(n, dtype=bool),
-        action_space=space,
-        episode_ids=np.arange(n) // LENGTH,
-    )
+    columns = {"observations": observations, "next_observations": observations, "action_space": space}
+    return log_of_steps(np.zeros(len(actions)), LENGTH, actions, **columns)
 
 
 def discrete_case(seed: int = 0) -> tuple[Transitions, np.ndarray]:
@@ -60,7 +50,7 @@ def test_discrete_probabilities_are_near_the_truth() -> None:
     constant = found.diagnostics["behavior_log_likelihood_constant"]
     assert truth.mean() - found.log_probabilities.mean() < (truth.mean() - constant) / 8.0
     assert (found.log_probabilities < 0.0).all()
-    assert "estimated from the log (multinomial logistic, 2-fold cross-fitted" in found.warnings[0]
+    assert "estimated from the log (multinomial logistic, 2-fold cross-fitted" in found.warning
 
 
 @pytest.mark.parametrize("bound", [np.inf, 120.0], ids=["free", "cut off"])
@@ -70,7 +60,7 @@ def test_densities_are_near_the_truth(bound: float) -> None:
     found = estimate_behavior(log, cut_to=box)
     constant = found.diagnostics["behavior_log_likelihood_constant"]
     assert truth.mean() - found.log_probabilities.mean() < (truth.mean() - constant) / 6.0
-    assert "conditional Gaussian" in found.warnings[0]
+    assert "conditional Gaussian" in found.warning
 
 
 def test_no_episode_sees_itself() -> None:

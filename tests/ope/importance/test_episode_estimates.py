@@ -7,7 +7,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from koffline.data.transitions import Discrete, Transitions
 from koffline.ope.names import (
     HOEFFDING,
     OVER_EPISODES,
@@ -18,7 +17,7 @@ from koffline.ope.results import PointEstimate, Unavailable
 from koffline.ope.value_functions import as_value_function
 from koffline.policies import DiscretePolicy
 from tests.exact_problems import EXACT_PROBLEMS
-from tests.ope.importance.cases import enumerated, episode_estimates, values_of
+from tests.ope.importance.cases import enumerated, episode_estimates, log_of_steps, values_of
 
 FEW = 30  # bootstrap draws
 
@@ -104,18 +103,8 @@ def test_a_policy_that_takes_no_logged_action_has_no_estimate() -> None:
 
 def test_weights_beyond_numbers_are_refused_or_normalised() -> None:
     """Ratios of e^40 in episodes of 30 steps: e^1200."""
-    n = 120
-    log = Transitions(
-        observations=np.zeros((n, 1)),
-        actions=np.zeros(n, dtype=int),
-        rewards=np.ones(n),
-        next_observations=np.zeros((n, 1)),
-        terminated=np.arange(n) % 30 == 29,
-        truncated=np.zeros(n, dtype=bool),
-        action_space=Discrete(3),
-        episode_ids=np.arange(n) // 30,
-        behavior_log_probabilities=np.full(n, -40.0),
-    )
+    probabilities = np.full(120, -40.0)
+    log = log_of_steps(np.ones(120), 30, n_actions=3, behavior_log_probabilities=probabilities)
     policy = DiscretePolicy(3, lambda o: np.tile([1.0, 0.0, 0.0], (len(o), 1)), "always")
     found = episode_estimates(log, policy, 0.9, names=WITHOUT_MODEL, draws=FEW)
     for name in ("is", "pdis"):

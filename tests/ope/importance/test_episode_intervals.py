@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from koffline.data.transitions import Discrete, Transitions
 from koffline.ope.importance.episode_intervals import (
     bootstrap_interval,
     certified_interval,
@@ -18,12 +17,12 @@ from koffline.ope.importance.episode_intervals import (
 from koffline.ope.importance.problem import make_weights
 from koffline.ope.importance.statistics import plain_mean
 from koffline.ope.names import CERTIFIED_EPISODE_KINDS, EPISODES_BOOTSTRAP, EPISODES_T, HOEFFDING
-from tests.ope.importance.cases import random_case
+from tests.ope.importance.cases import log_of_steps, random_case
 
 
 def test_student_interval_is_the_two_sided_textbook_one() -> None:
     values = np.random.default_rng(0).exponential(size=12)
-    found = student_interval(plain_mean(values, np.full(12, 1 / 12)), 0.9)
+    found = student_interval(plain_mean(values, np.full(12, 1 / 12)), 0.9, 12.0)
     assert found is not None
     low, high = stats.t.interval(0.9, 11, loc=values.mean(), scale=stats.sem(values))
     assert (found.low, found.high) == (pytest.approx(low), pytest.approx(high))
@@ -46,7 +45,7 @@ def test_bootstrap_is_scipys_bca() -> None:
 
 def test_one_episode_or_too_few_with_weight_have_none() -> None:
     single = plain_mean(np.ones(1), np.ones(1))
-    assert student_interval(single, 0.95) is None
+    assert student_interval(single, 0.95, 1.0) is None
     assert bootstrap_interval(single, 0.95, 10, np.random.default_rng(0)) is None
     case = random_case(1)
     log = case.transitions
@@ -86,26 +85,10 @@ def test_lower_bound_fails_no_more_often_than_allowed(kind: str, chance: float) 
     assert failing <= alpha
 
 
-def one_step_log(rewards: np.ndarray) -> Transitions:
-    """Episodes of one step."""
-    n = len(rewards)
-    return Transitions(
-        observations=np.zeros((n, 1)),
-        actions=np.zeros(n, dtype=int),
-        rewards=rewards,
-        next_observations=np.zeros((n, 1)),
-        terminated=np.ones(n, dtype=bool),
-        truncated=np.zeros(n, dtype=bool),
-        action_space=Discrete(2),
-        episode_ids=np.arange(n),
-    )
-
-
 @pytest.mark.parametrize("kind", CERTIFIED_EPISODE_KINDS)
 def test_on_policy_bound_is_the_plain_one_at_a_seventh_of_the_level(kind: str) -> None:
     rewards = np.random.default_rng(5).uniform(1.0, 3.0, size=500)
-    log = one_step_log(rewards)
-    weights = make_weights(log, np.zeros(500))
+    weights = make_weights(log_of_steps(rewards, 1), np.zeros(500))
     found = certified_interval(weights, rewards, 0.9, 0.95, kind, (1.0, 3.0))
     assert found is not None
     width = widths(kind, rewards, 2.0, 0.025 / 7)
@@ -126,16 +109,7 @@ def test_certified_interval_holds_off_policy(kind: str, stepwise: bool) -> None:
         generator = np.random.default_rng(seed)
         n = 300
         actions = generator.integers(2, size=(n, 2)).ravel()
-        log = Transitions(
-            observations=np.zeros((2 * n, 1)),
-            actions=actions,
-            rewards=actions.astype(float),
-            next_observations=np.zeros((2 * n, 1)),
-            terminated=np.tile([False, True], n),
-            truncated=np.zeros(2 * n, dtype=bool),
-            action_space=Discrete(2),
-            episode_ids=np.repeat(np.arange(n), 2),
-        )
+        log = log_of_steps(actions.astype(float), 2, actions)
         weights = make_weights(log, np.log(np.where(actions == 1, 0.9, 0.1)) - math.log(0.5))
         found = certified_interval(weights, np.asarray(log.rewards), 0.9, 0.8, kind, (0.0, 1.0), stepwise)
         assert found is not None
