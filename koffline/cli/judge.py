@@ -37,8 +37,6 @@ _SEVERAL = ("--policies", "--truths")
 @click.option("--model", required=True, help="The value function: a file, module:name, kloss or fqe.")
 @gamma_option()
 @click.option("--level", type=float, help="Chance of a false alarm; default 0.05.")
-@click.option("--window", type=int, metavar="D", help="Residuals over D steps within an episode; default 1.")
-@click.option("--on-policy", is_flag=True, help="POLICY wrote the log: V(s) and windows need no ratios.")
 @click.option("--alternative", type=float, metavar="X", help=_ALTERNATIVE)
 @whole("--regions", default=5, help="How many places of the largest error; default 5.")
 @click.option("--trained-on", metavar="LOG", help="The rows MODEL was fitted to, if it cannot say so.")
@@ -61,9 +59,9 @@ def diagnose(
     """Is MODEL the value function of POLICY, as far as DATA can tell, and where is it wrong?
 
     MODEL is a d3rlpy .d3 file (FQE of ours, SAC, CQL, DQN, …), a TorchScript file, package.module:name of a
-    function (observations, actions) -> values or of observations alone, or 'kloss' or 'fqe': then koffline
-    fits one itself, each row judged by a model that has not seen its episode. DATA must hold rows that MODEL
-    was not trained on. POLICY and DATA are as in 'koffline evaluate'.
+    function (observations, actions) -> values, or 'kloss' or 'fqe': then koffline fits one itself, each row
+    judged by a model that has not seen its episode. DATA must hold rows that MODEL was not trained on. POLICY
+    and DATA are as in 'koffline evaluate'.
 
     \b
     Examples:
@@ -104,7 +102,6 @@ def _diagnose(
     folds: int,
     policy: str,
     trained_on: str | None,
-    on_policy: bool,
     **options: Any,
 ) -> Any:
     """Read, load, fit where that is asked for, and look."""
@@ -122,8 +119,6 @@ def _diagnose(
     if trained_on is not None:
         mapping = log.mapping if is_table_source(trained_on) else None
         given["trained_on"] = open_transitions(trained_on, log.space, mapping=mapping)
-    if on_policy:
-        given["on_policy"] = True
     function = _fitted(transitions, loaded, settings, folds) if model in _OWN else model
     found = diagnose_value_function(function, transitions, loaded, **given)
     if sample.is_all:

@@ -22,7 +22,7 @@ from koffline.ope.limits import NOTABLE
 from koffline.ope.problem import EvaluationProblem, prepare_problem
 from koffline.ope.provenance import Provenance
 from koffline.ope.results import Interval, PointEstimate
-from koffline.ope.value_functions import ACTION, ValueFunction
+from koffline.ope.value_functions import ValueFunction
 from koffline.ope.workspace import Workspace
 from koffline.policies import Policy
 from koffline.replicas import StackedMLP
@@ -185,7 +185,6 @@ def fitted_value_function(
     network = fitted.heads[name].select(kept)
     return ValueFunction(
         name=name,
-        kind=ACTION,
         function=NetworkValues(network, fitted.problem.without_rows()),
         action_space=transitions.action_space,
         observation_shape=transitions.observation_shape,

@@ -74,15 +74,15 @@ def print_diagnosis(diagnosis: Diagnosis, page: Path | None = None) -> None:
 
 def _describe(region: Region) -> tuple[str, str]:
     """State and action of a place."""
-    return describe_place(region.center), describe_action(region.action).removeprefix("action ") or "–"
+    return describe_place(region.center), describe_action(region.action)
 
 
 def draw_diagnosis(diagnosis: Diagnosis) -> dict[str, Figure]:
     """All figures that this diagnosis has, by name."""
-    figures, value = {}, "V" if diagnosis.test.kind == "state" else "Q"
+    figures: dict[str, Figure] = {}
     if diagnosis.maps:
         figures["map"] = plot_maps(diagnosis)
-    figures["by_value"] = plot_profile(diagnosis.by_value, f"value {value} of the row")
+    figures["by_value"] = plot_profile(diagnosis.by_value, "value Q of the row")
     if diagnosis.by_step is not None:
         figures["by_step"] = plot_profile(diagnosis.by_step, "time step in the episode")
     rows, coverage = diagnosis.shown_test.rows, diagnosis.coverage
@@ -116,9 +116,7 @@ def plot_maps(diagnosis: Diagnosis) -> Figure:
         for panel, one, some in zip(panels, maps, seen, strict=False):
             mesh = _draw_map(panel, one, some, limit, threshold)
         bar = figure.colorbar(mesh, ax=list(panels[: len(maps)]), shrink=0.9)
-        window = diagnosis.test.window
-        steps = f" over {window} steps" if window > 1 else ""
-        bar.set_label(f"mean Bellman residual{steps} (reward units)")
+        bar.set_label("mean Bellman residual (reward units)")
     return figure
 
 
@@ -133,7 +131,8 @@ def _draw_map(axes: Any, one: WitnessMap, seen: np.ndarray, limit: float, thresh
         axes.contourf(*one.axes, scores, levels=ends, colors="none", hatches=["..."], zorder=3)
         axes.contour(*one.axes, scores, levels=[threshold], colors=INK, linewidths=1.2)
     axes.set_facecolor(_NO_ROWS)
-    axes.set_title(describe_action(one.action) or "all actions", fontsize=10)
+    title = "all actions" if one.action is None else f"action {describe_action(one.action)}"
+    axes.set_title(title, fontsize=10)
     axes.set_xlabel(f"state {one.columns[0]}")
     axes.set_ylabel(f"state {one.columns[1]}")
     axes.grid(visible=False)
