@@ -9,18 +9,7 @@ from typing import Any
 
 import click
 
-from koffline.cli.options import (
-    THREADS,
-    Log,
-    Result,
-    gamma_option,
-    log_options,
-    reading_options,
-    result_options,
-    set_option,
-    settings_options,
-    whole,
-)
+from koffline.cli import options as shared
 from koffline.errors import ConfigError
 
 _OWN = ("kloss", "fqe")
@@ -35,22 +24,22 @@ _SEVERAL = ("--policies", "--truths")
 @click.command(no_args_is_help=True)
 @click.option("--policy", required=True, help="The policy whose values MODEL should give.")
 @click.option("--model", required=True, help="The value function: a file, module:name, kloss or fqe.")
-@gamma_option()
+@shared.gamma_option()
 @click.option("--level", type=float, help="Chance of a false alarm; default 0.05.")
 @click.option("--alternative", type=float, metavar="X", help=_ALTERNATIVE)
-@whole("--regions", default=5, help="How many places of the largest error; default 5.")
+@shared.whole("--regions", default=5, help="How many places of the largest error; default 5.")
 @click.option("--trained-on", metavar="LOG", help="The rows MODEL was fitted to, if it cannot say so.")
 @click.option("--allow-training-rows", is_flag=True, help="Test rows MODEL was fitted to all the same.")
-@whole("--cross-fit", 2, metavar="K", help="Folds for kloss and fqe; default 2.")
-@whole("--seed", 0, default=0, help="Seed of everything random; default 0.")
-@set_option("One setting of kloss or fqe: steps=2000.")
-@THREADS
-@result_options("diagnosis.json")
-@log_options("data", reading_options)
+@shared.whole("--cross-fit", 2, metavar="K", help="Folds for kloss and fqe; default 2.")
+@shared.whole("--seed", 0, default=0, help="Seed of everything random; default 0.")
+@shared.set_option("One setting of kloss or fqe: steps=2000.")
+@shared.THREADS
+@shared.result_options("diagnosis.json")
+@shared.log_options("data", shared.reading_options)
 def diagnose(
-    log: Log,
+    log: shared.Log,
     model: str,
-    result: Result,
+    result: shared.Result,
     assignments: tuple[str, ...],
     cross_fit: int | None,
     threads: int | None,
@@ -96,7 +85,7 @@ def diagnose(
 
 
 def _diagnose(
-    log: Log,
+    log: shared.Log,
     model: str,
     settings: dict[str, Any],
     folds: int,
@@ -167,22 +156,22 @@ class _Several(click.Command):
 
 @click.command(cls=_Several, no_args_is_help=True)
 @click.option("--policies", "specs", multiple=True, required=True, metavar="A B …", help="Two or more.")
-@gamma_option()
+@shared.gamma_option()
 @click.option("--estimator", help="kloss (default), fqe, or another of evaluate's.")
 @click.option("--level", type=float, help="Level of intervals and comparisons; default 0.95.")
-@whole("--seed", 0, default=0, help="Seed of everything random; default 0.")
+@shared.whole("--seed", 0, default=0, help="Seed of everything random; default 0.")
 @click.option("--truths", multiple=True, type=float, metavar="NUMBERS", help="True values: adds regret.")
-@settings_options
-@result_options("ranking.json")
-@log_options("data", reading_options)
+@shared.settings_options
+@shared.result_options("ranking.json")
+@shared.log_options("data", shared.reading_options)
 def select(
-    log: Log,
+    log: shared.Log,
     specs: tuple[str, ...],
     truths: tuple[float, ...],
     config: str | None,
     assignments: tuple[str, ...],
     initial_states: str | None,
-    result: Result,
+    result: shared.Result,
     **options: Any,
 ) -> None:
     """Which of several POLICIES is worth most from the initial states of DATA?

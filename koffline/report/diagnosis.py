@@ -9,10 +9,10 @@ import numpy as np
 
 from koffline.ope.bellman_test.witness import Profile, Region, WitnessMap
 from koffline.ope.diagnosis import Diagnosis, describe_action, describe_place
-from koffline.report import plots, table
-from koffline.report.page import write_page
+from koffline.report import page as pages
+from koffline.report import plots
+from koffline.report.page import number, write_page
 from koffline.report.plots import ACCENT, INK, SOFT
-from koffline.report.table import number
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -41,7 +41,7 @@ def write_diagnosis(
 
 def print_diagnosis(diagnosis: Diagnosis, page: Path | None = None) -> None:
     """Test, kernel loss, coverage, places of the largest error; findings, warnings and the report's path."""
-    console, test = table.make_console(), diagnosis.test
+    console, test = pages.make_console(), diagnosis.test
     verdict = "rejected" if test.rejects else "not rejected"
     rows = [
         ("test", f"{verdict}   (p = {number(test.p_value)}, level {test.level:g})"),
@@ -52,13 +52,13 @@ def print_diagnosis(diagnosis: Diagnosis, page: Path | None = None) -> None:
         ("value", f"{number(diagnosis.value)} by this model   (γ = {test.gamma:.10g})"),
         ("log's own return", number(diagnosis.behavior_return)),
         ("rows held out", {True: "yes", False: "no", None: "unknown"}[test.held_out]),
-        ("log", table.describe_log(diagnosis)),
+        ("log", pages.describe_log(diagnosis)),
         ("seed, time", f"{diagnosis.seed}, {diagnosis.seconds:.1f} s"),
     ]
-    table.print_record(console, f"Is {test.value_function} the value function of {test.policy}?", rows)
+    pages.print_record(console, f"Is {test.value_function} the value function of {test.policy}?", rows)
     if diagnosis.regions:
         columns = ("state", "action", "rows", "mean residual", "z", "beyond chance")
-        places = table.make_table("Where residuals of one sign gather", *columns)
+        places = pages.make_table("Where residuals of one sign gather", *columns)
         for region in diagnosis.regions:
             mean = f"{region.mean_residual:+.3g} ± {region.standard_error:.2g}"
             clear = "yes" if region.is_significant else "no"
@@ -69,7 +69,7 @@ def print_diagnosis(diagnosis: Diagnosis, page: Path | None = None) -> None:
         console.print(sentence, soft_wrap=True)
     if diagnosis.shown:
         console.print(diagnosis.shown, soft_wrap=True, style="dim")
-    table.print_end(console, diagnosis.warnings, page)
+    pages.print_end(console, diagnosis.warnings, page)
 
 
 def _describe(region: Region) -> tuple[str, str]:

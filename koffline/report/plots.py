@@ -12,7 +12,7 @@ from koffline.figures import STYLE as PLAIN
 from koffline.ope.estimate import Estimate, EstimateTable, Evidence
 from koffline.ope.intervals.sensitivity import NormSensitivity
 from koffline.ope.results import CALIBRATED, CERTIFIED, Interval, percent
-from koffline.report.table import promise
+from koffline.report.page import promise
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
