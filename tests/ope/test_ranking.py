@@ -43,12 +43,6 @@ def test_the_better_policy_comes_first_and_differs(walk) -> None:
     assert len(record["comparisons"]) == 3
 
 
-def test_equal_policies_share_episodes_and_seeds() -> None:
-    found = select_policies(discrete_log(), {"one": SOFT, "two": SOFT}, 0.9, **QUICK)
-    assert (found.comparisons[0].difference, found.comparisons[0].p_value) == (0.0, 1.0)
-    assert len(found.candidates) == 2
-
-
 def test_a_policy_that_cannot_be_evaluated_is_named(monkeypatch) -> None:
     def evaluate(log, policy, gamma, **options):
         if policy.name == "wild":
