@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-import sys
+from functools import partial
 from typing import Any
 
 import click
@@ -121,17 +121,11 @@ def _fitted(transitions: Any, policy: Any, settings: dict[str, Any], folds: int)
     from koffline.config import make_settings
     from koffline.ope.cross_fit import cross_fit
     from koffline.ope.direct import fit_value_function
-    from koffline.progress import progress_bar
+    from koffline.progress import training_bar
 
     chosen = make_settings({"gamma": transitions.metadata.gamma}, settings)
-    with progress_bar(f"fitting {chosen.estimator}", folds, sys.stderr.isatty()) as show:
-        done = iter(range(1, folds + 1))
-
-        def fit(part: Any) -> Any:
-            function = fit_value_function(part, policy, chosen)
-            show(next(done))
-            return function
-
+    with training_bar(f"fitting {chosen.estimator}") as bar:
+        fit = partial(fit_value_function, policy=policy, settings=chosen, progress=bar)
         return cross_fit(transitions, fit, folds, chosen.seed)
 
 

@@ -30,12 +30,10 @@ _NO_ROWS = "#c4c8cc"
 _SPACING = "distance to the nearest logged row / the log's own spacing"
 
 
-def write_diagnosis(
-    diagnosis: Diagnosis, out: Path, command: str, force: bool = False, run: Any = None
-) -> Path:
+def write_diagnosis(diagnosis: Diagnosis, out: Path, force: bool, run: Any) -> Path:
     """The folder of a diagnosis, see `write_page`."""
     places = [(region, _describe(region)) for region in diagnosis.regions]
-    context = {"command": command, "z_note": _Z_NOTE, "places": places}
+    context = {"z_note": _Z_NOTE, "places": places}
     return write_page(MARKER, diagnosis, lambda: draw_diagnosis(diagnosis), out, force, run, **context)
 
 

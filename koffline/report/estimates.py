@@ -18,9 +18,7 @@ if TYPE_CHECKING:
 ESTIMATE, ESTIMATES = "estimate.json", "estimates.json"
 
 
-def write_estimate(
-    found: Estimate, out: Path, truth: float | None, command: str, force: bool = False, run: Any = None
-) -> Path:
+def write_estimate(found: Estimate, out: Path, truth: float | None, force: bool, run: Any) -> Path:
     """The folder of one estimate, see `write_page`."""
 
     def draw() -> dict[str, Figure]:
@@ -44,7 +42,7 @@ def write_estimate(
         )
         return figures
 
-    return write_page(ESTIMATE, found, draw, out, force, run, truth=truth, command=command)
+    return write_page(ESTIMATE, found, draw, out, force, run, truth=truth)
 
 
 def print_estimate(estimate: Estimate, truth: float | None = None, page: Path | None = None) -> None:
@@ -74,9 +72,7 @@ def print_estimate(estimate: Estimate, truth: float | None = None, page: Path | 
     pages.print_end(console, estimate.warnings, page)
 
 
-def write_estimates(
-    found: EstimateTable, out: Path, truth: float | None, command: str, force: bool = False, run: Any = None
-) -> Path:
+def write_estimates(found: EstimateTable, out: Path, truth: float | None, force: bool, run: Any) -> Path:
     """The folder of every estimator's answer, see `write_page`."""
 
     def draw() -> dict[str, Figure]:
@@ -86,7 +82,7 @@ def write_estimates(
         return figures
 
     warnings = [f"{', '.join(names)}: {text}" for text, names in collected_warnings(found).items()]
-    context = {"truth": truth, "command": command, "reasons": collected_reasons(found).items()}
+    context = {"truth": truth, "reasons": collected_reasons(found).items()}
     return write_page(ESTIMATES, found, draw, out, force, run, warnings=warnings, **context)
 
 

@@ -12,7 +12,7 @@ from koffline.errors import ConfigError
 from koffline.ope.names import CERTIFIED_KINDS
 from koffline.ope.results import CALIBRATED, CERTIFIED, Interval, percent
 from koffline.store.files import atomic_folder, remove_abandoned, temporary_beside
-from koffline.store.run_record import FILE
+from koffline.store.run_record import FILE, shown_command
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -99,7 +99,8 @@ def render_page(template: str, figures: Mapping[str, str], found: Any, context: 
     )
     words = {"count_of": count_of, "log_words": describe_log, "lines": describe_lines}
     environment.filters.update(number=number, percent=percent, promise=promise, **words)
-    return environment.get_template(template).render(found=found, figures=figures, **context)
+    page = environment.get_template(template)
+    return page.render(found=found, figures=figures, command=shown_command(), **context)
 
 
 def _svg(figure: Figure) -> str:

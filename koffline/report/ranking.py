@@ -22,13 +22,10 @@ MARKER = "ranking.json"
 _LONGEST_NAME = 36
 
 
-def write_ranking(
-    ranking: PolicyRanking, out: Path, command: str, force: bool = False, run: Any = None
-) -> Path:
+def write_ranking(ranking: PolicyRanking, out: Path, force: bool, run: Any) -> Path:
     """The folder of a ranking, see `write_page`."""
 
     context = {
-        "command": command,
         "columns": _columns(ranking),
         "rows": [_row(policy, ranking) for policy in ranking.policies],
         "sentences": describe_differences(ranking),

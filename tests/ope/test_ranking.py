@@ -56,7 +56,7 @@ def test_a_policy_that_cannot_be_evaluated_is_named(monkeypatch) -> None:
     }
     found = select_policies(discrete_log(), named, 0.9, truths={"a": 1.0, "b": 0.0, "wild": 9.0})
     assert {policy.name for policy in found.policies} == {"a", "b"}
-    assert found.unranked == (("wild", "3 of 3 networks diverged"),)
+    assert found.unranked == ({"name": "wild", "reason": "3 of 3 networks diverged"},)
     assert "wild is not ranked: 3 of 3 networks diverged" in found.warnings
     with pytest.raises(KofflineError, match=r"fewer than two policies could be evaluated \(wild: 3 of 3"):
         select_policies(discrete_log(), {"a": named["a"], "wild": named["wild"]}, 0.9)
